@@ -1,7 +1,8 @@
-//! A device that counts what is done with it: for `pool iostat`, and for the columns of errors in `pool status`.
+//! A device that counts what is done with it: for `pool iostat`, and for the columns of errors in
+//! `pool status`.
 //!
-//! Whoever asks for something does it itself: nothing waits in a queue of ours, so the time of a request is the device's, and how many are under way is
-//! how many threads are in one.
+//! Whoever asks for something does it itself: nothing waits in a queue of ours, so the time of a
+//! request is the device's, and how many are under way is how many threads are in one.
 
 use std::io;
 use std::path::PathBuf;
@@ -88,7 +89,11 @@ struct Kept {
 
 impl Default for Kept {
     fn default() -> Self {
-        Self { times: [const { AtomicU64::new(0) }; TIMES], sizes: [const { AtomicU64::new(0) }; SIZES], active: AtomicU64::new(0) }
+        Self {
+            times: [const { AtomicU64::new(0) }; TIMES],
+            sizes: [const { AtomicU64::new(0) }; SIZES],
+            active: AtomicU64::new(0),
+        }
     }
 }
 
@@ -179,7 +184,8 @@ impl Counted {
         }
     }
 
-    /// Does something with the device, and notes its time and its size; answers the time, nanoseconds.
+    /// Does something with the device, and notes its time and its size; answers the time,
+    /// nanoseconds.
     fn timed<R>(&self, request: Request, length: u64, work: impl FnOnce() -> R) -> (R, u64) {
         let [read, write, sync, trim] = &self.counters.spread;
         let kept = match request {
@@ -201,8 +207,9 @@ impl Counted {
     }
 
     fn writing(&self, length: u64, work: impl Fn() -> io::Result<()>) -> io::Result<()> {
-        let (written, time) = self
-            .timed(Request::Write, length, || self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, work())));
+        let (written, time) = self.timed(Request::Write, length, || {
+            self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, work()))
+        });
         add(&self.counters.writes, 1);
         add(&self.counters.written_bytes, length);
         add(&self.counters.write_time, time);
@@ -269,7 +276,8 @@ impl Device for Counted {
                 "the file was deleted: what is in the pool is lost when it is let go (pool status)"
             );
         }
-        self.failing(&self.counters.write_errors, synced).inspect_err(|error| self.failing.failed(self.device.name(), error))
+        self.failing(&self.counters.write_errors, synced)
+            .inspect_err(|error| self.failing.failed(self.device.name(), error))
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {

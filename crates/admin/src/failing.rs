@@ -1,7 +1,9 @@
 //! What becomes of a write that a device refuses: the pool's property `failmode`.
 //!
-//! Used by the devices of an imported pool ([`crate::counted`]). Invariants: a write is tried again only as a whole, with the same bytes at the same place, and
-//! nothing later is written before by whoever waits; what could not be made durable (a failed sync) is never tried again, because the system may have forgotten it.
+//! Used by the devices of an imported pool ([`crate::counted`]). Invariants: a write is tried again
+//! only as a whole, with the same bytes at the same place, and nothing later is written before by
+//! whoever waits; what could not be made durable (a failed sync) is never tried again, because the
+//! system may have forgotten it.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};

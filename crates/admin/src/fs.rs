@@ -1,7 +1,8 @@
 //! Verbs on datasets: what `nacre fs` (called as `zfs`: `zfs`) means.
 //!
-//! Called by the process that owns the pool, one request after the other or at once: each verb looks at the whole pool first, refuses what cannot be,
-//! and only then changes something. Where and how it looks is in the command. The words are ZFS'.
+//! Called by the process that owns the pool, one request after the other or at once: each verb
+//! looks at the whole pool first, refuses what cannot be, and only then changes something. Where
+//! and how it looks is in the command. The words are ZFS'.
 //!
 //! ```text
 //!  objects      what there is: names, stored and inherited values, mount points
@@ -95,7 +96,8 @@ pub enum Request {
         /// And of the same names below.
         recursive: bool,
     },
-    /// What has changed from a snapshot to another, or to now. Each [`Difference`] comes as a note, in JSON.
+    /// What has changed from a snapshot to another, or to now. Each [`Difference`] comes as a note,
+    /// in JSON.
     Diff {
         /// The snapshot.
         from: String,
@@ -154,7 +156,12 @@ impl Request {
 ///
 /// # Errors
 /// Why it was not done.
-pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mut dyn Progress) -> Result<Answer, Refusal> {
+pub fn run(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    request: Request,
+    progress: &mut dyn Progress,
+) -> Result<Answer, Refusal> {
     if pool.read_only && request.changes() {
         let refusal = Refusal::new(Kind::Permission, format!("cannot change '{}': pool is read-only", pool.name()));
         return Err(refusal.next("export it and import it without '-o readonly=on'"));

@@ -1,6 +1,8 @@
-//! The machine that imports a pool: a number and a name, which go to the labels so that another machine asks before it takes the pool.
+//! The machine that imports a pool: a number and a name, which go to the labels so that another
+//! machine asks before it takes the pool.
 
-/// This machine: its number (of its identity in `/etc/machine-id`, or else of its name) and its name.
+/// This machine: its number (of its identity in `/etc/machine-id`, or else of its name) and its
+/// name.
 #[must_use]
 pub fn this() -> (u64, String) {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();

@@ -1,7 +1,9 @@
-//! An imported pool: the engine, the store and the devices below it, and what belongs to this import alone.
+//! An imported pool: the engine, the store and the devices below it, and what belongs to this
+//! import alone.
 //!
-//! Made by the process that owns the pool, and by tests over simulated devices. Invariants: while it lives, nobody else writes to the devices; its
-//! engine runs by itself (commits, cleaning) from the import to the export, unless the pool is read-only.
+//! Made by the process that owns the pool, and by tests over simulated devices. Invariants: while
+//! it lives, nobody else writes to the devices; its engine runs by itself (commits, cleaning) from
+//! the import to the export, unless the pool is read-only.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +39,8 @@ pub struct Opening {
     pub altroot: Option<PathBuf>,
     /// The pool's name as long as this import lasts; on its labels it keeps the one it has.
     pub alias: Option<String>,
-    /// The directory in which the pool's own file system is mounted under its name when its property does not say: `/`, or a user's home.
+    /// The directory in which the pool's own file system is mounted under its name when its
+    /// property does not say: `/`, or a user's home.
     pub home: PathBuf,
 }
 
@@ -96,8 +99,8 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The clock that the kernel takes times from, where it keeps those of files itself: one that moves once a tick. With another one files would be born after they
-/// were first written to.
+/// The clock that the kernel takes times from, where it keeps those of files itself: one that moves
+/// once a tick. With another one files would be born after they were first written to.
 fn clock() -> Clock {
     Arc::new(|| {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
@@ -106,7 +109,8 @@ fn clock() -> Clock {
     })
 }
 
-/// Root directories of new file systems belong to whoever owns the pool: an ordinary user must be able to write to them.
+/// Root directories of new file systems belong to whoever owns the pool: an ordinary user must be
+/// able to write to them.
 fn owner() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
@@ -131,18 +135,30 @@ fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
 }
 
 impl Imported {
-    /// Makes a pool; what was on the devices is lost. Of the properties of its own file system those take effect that are for good (which names are the
-    /// same); [`Self::set_up`] sets the others.
+    /// Makes a pool; what was on the devices is lost. Of the properties of its own file system
+    /// those take effect that are for good (which names are the same); [`Self::set_up`] sets the
+    /// others.
     ///
     /// # Errors
     /// Those of the engine: devices that are too short, that fail.
-    pub fn create(devices: Vec<Arc<dyn Device>>, name: &str, root: &[(String, String)], opening: Opening) -> Result<Self, Refusal> {
+    pub fn create(
+        devices: Vec<Arc<dyn Device>>,
+        name: &str,
+        root: &[(String, String)],
+        opening: Opening,
+    ) -> Result<Self, Refusal> {
         let doing = || format!("cannot create '{name}'");
         let for_good: Vec<(String, String)> = root.iter().filter(|(name, _)| spelling::is_one(name)).cloned().collect();
         spelling::check(&for_good).map_err(|error| Refusal::new(Kind::Invalid, format!("{}: {error}", doing())))?;
         let failing = Arc::new(Failing::default());
         let devices = counted(devices, &failing);
-        let new = NewPool { name: name.to_owned(), guid: (opening.entropy)(), host: opening.host.clone(), time: now(), twice: true };
+        let new = NewPool {
+            name: name.to_owned(),
+            guid: (opening.entropy)(),
+            host: opening.host.clone(),
+            time: now(),
+            twice: true,
+        };
         let (store, _) = Store::create(plain(&devices), &new).map_err(|error| Refusal::pool(doing(), &error))?;
         let store = Arc::new(store);
         let pool = Pool::create_owned(ground(&store, &opening, true), name, owner(), &for_good);
@@ -156,7 +172,12 @@ impl Imported {
     ///
     /// # Errors
     /// Those of the engine: devices that are missing, damaged, of a newer format.
-    pub fn open(devices: Vec<Arc<dyn Device>>, access: Access, name: Option<&str>, opening: Opening) -> Result<Self, Refusal> {
+    pub fn open(
+        devices: Vec<Arc<dyn Device>>,
+        access: Access,
+        name: Option<&str>,
+        opening: Opening,
+    ) -> Result<Self, Refusal> {
         let failing = Arc::new(Failing::default());
         let devices = counted(devices, &failing);
         let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
@@ -248,7 +269,8 @@ impl Imported {
         }
     }
 
-    /// Takes the room that devices have got since they became part of the pool: answers their paths.
+    /// Takes the room that devices have got since they became part of the pool: answers their
+    /// paths.
     ///
     /// # Errors
     /// Those of the store.
@@ -270,16 +292,19 @@ impl Imported {
     fn expand_by_itself(&self) -> Result<(), Refusal> {
         let wanted = self.pool.pool_properties()?.iter().any(|(name, value)| name == "autoexpand" && value == "on");
         if wanted && !self.read_only {
-            let grown = self
-                .expand()
-                .map_err(|error| Refusal::pool(format!("cannot take the new room of devices of '{}'", self.name()), &error))?;
-            grown.iter().for_each(|path| tracing::info!(%path, "the pool uses all of this device now, which has become longer"));
+            let grown = self.expand().map_err(|error| {
+                Refusal::pool(format!("cannot take the new room of devices of '{}'", self.name()), &error)
+            })?;
+            grown.iter().for_each(
+                |path| tracing::info!(%path, "the pool uses all of this device now, which has become longer"),
+            );
         }
         Ok(())
     }
 
-    /// Sets properties of the pool's own file system and of the pool, as it was made or imported with. Those of the pool are canonical; those of the file
-    /// system that are for good it has already.
+    /// Sets properties of the pool's own file system and of the pool, as it was made or imported
+    /// with. Those of the pool are canonical; those of the file system that are for good it has
+    /// already.
     ///
     /// # Errors
     /// What is not accepted.
@@ -287,20 +312,25 @@ impl Imported {
         let doing = || format!("cannot set properties of '{}'", self.name());
         if !root.is_empty() {
             let dataset = self.pool.root()?;
-            let edit = |(name, value): &(String, String)| Edit { dataset, name: name.clone(), to: Setting::Local(value.clone()) };
+            let edit = |(name, value): &(String, String)| Edit {
+                dataset,
+                name: name.clone(),
+                to: Setting::Local(value.clone()),
+            };
             let edits: Vec<Edit> = root.iter().filter(|(name, _)| !spelling::is_one(name)).map(edit).collect();
             self.pool.set_properties(&edits).map_err(|error| Refusal::pool(doing(), &error))?;
         }
         if !pool.is_empty() {
-            let changes: Vec<(&str, Option<&str>)> = pool.iter().map(|(name, value)| (name.as_str(), Some(value.as_str()))).collect();
+            let changes: Vec<(&str, Option<&str>)> =
+                pool.iter().map(|(name, value)| (name.as_str(), Some(value.as_str()))).collect();
             self.pool.set_pool_properties(&changes).map_err(|error| Refusal::pool(doing(), &error))?;
             pool.iter().for_each(|(name, value)| self.apply_property(name, value));
         }
         Ok(())
     }
 
-    /// The label, or this import, has the pool's name; its root dataset follows, also where an import with a new name was cut short or the last one had
-    /// a name of its own.
+    /// The label, or this import, has the pool's name; its root dataset follows, also where an
+    /// import with a new name was cut short or the last one had a name of its own.
     fn take_name(&self) -> Result<(), Refusal> {
         let name = self.name();
         if self.pool.find(&name)?.is_some() {
@@ -312,7 +342,8 @@ impl Imported {
         Ok(self.pool.rename_dataset(self.pool.root()?, &NewDataset::named(0, &name))?)
     }
 
-    /// Why nothing is accepted any more, if so: a device failed, or the engine did; or what writes wait for.
+    /// Why nothing is accepted any more, if so: a device failed, or the engine did; or what writes
+    /// wait for.
     #[must_use]
     pub fn suspended(&self) -> Option<String> {
         if let Some(why) = self.failing.waiting() {
@@ -333,7 +364,13 @@ impl Imported {
     /// Those of a commit.
     pub(crate) fn keep_damage(&self) -> Result<(), PoolError> {
         let known = self.watch.kept(DAMAGE_MOST);
-        let kept = self.pool.pool_properties()?.into_iter().find(|(name, _)| name == DAMAGE).map(|(_, value)| value).unwrap_or_default();
+        let kept = self
+            .pool
+            .pool_properties()?
+            .into_iter()
+            .find(|(name, _)| name == DAMAGE)
+            .map(|(_, value)| value)
+            .unwrap_or_default();
         if self.read_only || known == kept {
             return Ok(());
         }
@@ -354,7 +391,8 @@ impl Imported {
         }
     }
 
-    /// Makes what was done before the call durable, where something was. Nothing, once the pool is being left.
+    /// Makes what was done before the call durable, where something was. Nothing, once the pool is
+    /// being left.
     ///
     /// # Errors
     /// Those of the engine: the pool is suspended.
@@ -364,7 +402,8 @@ impl Imported {
         if committer.is_some() { self.pool.commit_changes() } else { Ok(()) }
     }
 
-    /// Leaves the pool in order: everything is durable, and anybody may import it. Nothing is accepted afterwards.
+    /// Leaves the pool in order: everything is durable, and anybody may import it. Nothing is
+    /// accepted afterwards.
     ///
     /// # Errors
     /// Those of the engine; the pool is then as it was at its last commit.
@@ -405,7 +444,8 @@ impl Imported {
 
 fn durable(root: &Root) -> Result<Durable, Refusal> {
     let never_finished = || {
-        Refusal::new(Kind::Invalid, "the making of this pool was never finished: there is nothing in it").next("create it again, with -f")
+        Refusal::new(Kind::Invalid, "the making of this pool was never finished: there is nothing in it")
+            .next("create it again, with -f")
     };
     let catalog = root.catalog.filter(|_| root.txg > Txg(0)).ok_or_else(never_finished)?;
     Ok(Durable { txg: root.txg, catalog, log: root.log_start.into() })

@@ -1,7 +1,9 @@
-//! What the verbs of `nacre pool` and `nacre fs` mean on an imported pool, apart from any command line and any mount.
+//! What the verbs of `nacre pool` and `nacre fs` mean on an imported pool, apart from any command
+//! line and any mount.
 //!
-//! Called by the process that owns the pool (one JSON value per line over its socket: [`Order`] in, [`Told`] out) and by the tests. Knows the engine
-//! (`nacre-pool`) and nothing of FUSE: what it needs of mounting is the trait [`Mounts`].
+//! Called by the process that owns the pool (one JSON value per line over its socket: [`Order`] in,
+//! [`Told`] out) and by the tests. Knows the engine (`nacre-pool`) and nothing of FUSE: what it
+//! needs of mounting is the trait [`Mounts`].
 //!
 //! ```text
 //!  imported   an imported pool: engine, store, devices, what it counts

@@ -1,4 +1,5 @@
-//! What the verbs need of mounting. Implemented by the process that owns the pool (over FUSE) and by tests.
+//! What the verbs need of mounting. Implemented by the process that owns the pool (over FUSE) and
+//! by tests.
 
 use std::path::{Path, PathBuf};
 
@@ -64,7 +65,8 @@ pub trait Mounts: Send + Sync {
     /// Why not.
     fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal>;
 
-    /// Makes the directory of a mount that is about to be made, where it is missing: what was made goes with [`Mounts::not_mounted`], or with the mount.
+    /// Makes the directory of a mount that is about to be made, where it is missing: what was made
+    /// goes with [`Mounts::not_mounted`], or with the mount.
     ///
     /// # Errors
     /// Why not: in the words of the mount.
@@ -81,7 +83,8 @@ pub trait Mounts: Send + Sync {
     /// [`Kind::Busy`] while somebody uses it.
     fn unmount(&self, what: What, force: bool) -> Result<(), Refusal>;
 
-    /// Whether it could be unmounted now, as far as that can be told without doing it: of one on which nothing else is mounted. Nothing changes.
+    /// Whether it could be unmounted now, as far as that can be told without doing it: of one on
+    /// which nothing else is mounted. Nothing changes.
     ///
     /// # Errors
     /// [`Kind::Busy`] while somebody uses it.
@@ -89,7 +92,8 @@ pub trait Mounts: Send + Sync {
         Ok(())
     }
 
-    /// The datasets whose mounts are there, but not to be seen: something was mounted over a directory above them later.
+    /// The datasets whose mounts are there, but not to be seen: something was mounted over a
+    /// directory above them later.
     fn hidden(&self) -> Vec<u64> {
         Vec::new()
     }
@@ -106,14 +110,16 @@ pub trait Mounts: Send + Sync {
     /// All mounts, in the order in which they were made.
     fn mounted(&self) -> Vec<Mounted>;
 
-    /// Has the kernel write back what it holds for these datasets: what was written before the call is in the engine when it returns.
+    /// Has the kernel write back what it holds for these datasets: what was written before the call
+    /// is in the engine when it returns.
     ///
     /// # Errors
     /// A write that failed.
     fn settle(&self, datasets: &[u64]) -> Result<(), Refusal>;
 
-    /// Does what is to see these datasets at one moment: what was written before the call is in the engine then, and of what is written meanwhile nothing without
-    /// what its writer had written before. `act` calls what it is given as soon as the moment is over.
+    /// Does what is to see these datasets at one moment: what was written before the call is in the
+    /// engine then, and of what is written meanwhile nothing without what its writer had written
+    /// before. `act` calls what it is given as soon as the moment is over.
     ///
     /// # Errors
     /// As [`Self::settle`]; those of `act`.
@@ -122,11 +128,13 @@ pub trait Mounts: Send + Sync {
         act(&mut || {})
     }
 
-    /// Makes the files of a dataset others, by `replace`, where it is mounted: nothing that was open before reaches the new ones, and what the kernel and the
-    /// mount know of the old ones is forgotten.
+    /// Makes the files of a dataset others, by `replace`, where it is mounted: nothing that was
+    /// open before reaches the new ones, and what the kernel and the mount know of the old ones is
+    /// forgotten.
     ///
     /// # Errors
-    /// [`Kind::Busy`] where others have mounted something below it, and those of `replace`: nothing has changed then.
+    /// [`Kind::Busy`] where others have mounted something below it, and those of `replace`: nothing
+    /// has changed then.
     fn replace(&self, dataset: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal>;
 
     /// Names have come to or gone from the root directory of a dataset, by a property.
@@ -139,7 +147,10 @@ pub struct NoMounts;
 
 impl Mounts for NoMounts {
     fn mount(&self, _: What, at: &Path, _: &MountOptions) -> Result<(), Refusal> {
-        Err(Refusal::new(Kind::Invalid, format!("cannot mount at {}: this pool is imported without mounts", at.display())))
+        Err(Refusal::new(
+            Kind::Invalid,
+            format!("cannot mount at {}: this pool is imported without mounts", at.display()),
+        ))
     }
 
     fn unmount(&self, _: What, _: bool) -> Result<(), Refusal> {

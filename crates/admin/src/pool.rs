@@ -1,4 +1,5 @@
-//! Verbs on an imported pool. What makes one imported (create, import) is done by the process that owns it.
+//! Verbs on an imported pool. What makes one imported (create, import) is done by the process that
+//! owns it.
 //!
 //! ```text
 //!  figures     sizes, devices, counters          scrub    verification in the background
@@ -84,7 +85,8 @@ pub enum Request {
     },
     /// What was done to it.
     History,
-    /// What has happened since the import; with `follow` also what will, as notes, until the caller goes.
+    /// What has happened since the import; with `follow` also what will, as notes, until the caller
+    /// goes.
     Events {
         /// Go on.
         follow: bool,
@@ -168,7 +170,8 @@ pub struct Line {
 }
 
 impl Request {
-    /// Whether it changes something: such verbs are carried out one at a time, and go to the history.
+    /// Whether it changes something: such verbs are carried out one at a time, and go to the
+    /// history.
     #[must_use]
     pub fn changes(&self) -> bool {
         matches!(
@@ -196,7 +199,12 @@ impl Request {
 ///
 /// # Errors
 /// Why it was not done.
-pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mut dyn Progress) -> Result<Answer, Refusal> {
+pub fn run(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    request: Request,
+    progress: &mut dyn Progress,
+) -> Result<Answer, Refusal> {
     let name = pool.name();
     match request {
         Request::List => return Ok(Answer::Listed(Box::new(Figures::of(pool)?))),
@@ -207,8 +215,10 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
         Request::Expand { devices } => expand(pool, &devices)?,
         Request::Upgrade => {
             let lacking = [(figures::TWICE, pool.store.is_twice()), (figures::NEAR, pool.store.is_near())];
-            let upgraded =
-                pool.store.upgrade(crate::imported::now()).map_err(|error| Refusal::pool(format!("cannot upgrade '{name}'"), &error))?;
+            let upgraded = pool
+                .store
+                .upgrade(crate::imported::now())
+                .map_err(|error| Refusal::pool(format!("cannot upgrade '{name}'"), &error))?;
             if upgraded {
                 progress.note(&format!("Enabled the following features on '{name}':"));
                 lacking.iter().filter(|(_, there)| !there).for_each(|(feature, _)| {
@@ -226,7 +236,8 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
         Request::Scrub(order) => pool.scrub.clone().order(pool, order)?,
         Request::AwaitScrub => {
             while pool.scrub.wait(LOOK_UP) && progress.note("") {}
-            pool.keep_damage().map_err(|error| Refusal::pool(format!("cannot keep what was found in '{name}'"), &error))?;
+            pool.keep_damage()
+                .map_err(|error| Refusal::pool(format!("cannot keep what was found in '{name}'"), &error))?;
         }
         Request::Trim { devices, order } => pool.trim.order(pool, &devices, order)?,
         Request::AwaitTrim => {
@@ -242,8 +253,10 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
             let meant = |path: &str| device.as_ref().is_none_or(|named| named.as_os_str() == path);
             let devices = pool.devices.read();
             if let Some(device) = device.as_ref().filter(|_| !devices.iter().any(|known| meant(known.name()))) {
-                let refusal =
-                    Refusal::new(Kind::NotFound, format!("cannot clear errors for '{}': no such device in pool", device.display()));
+                let refusal = Refusal::new(
+                    Kind::NotFound,
+                    format!("cannot clear errors for '{}': no such device in pool", device.display()),
+                );
                 return Err(refusal.next(format!("nacre pool status {name} lists them")));
             }
             if device.is_none() {
@@ -274,9 +287,12 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
 pub fn stays(pool: &Imported) -> Result<(), Refusal> {
     let name = pool.name();
     let devices = pool.devices.read();
-    let Some((device, open)) = devices.iter().find_map(|device| Some((device.name(), device.deleted()?))) else { return Ok(()) };
-    let what =
-        format!("cannot export '{name}': '{device}' was deleted: it is there as long as the pool is imported, and lost with the export");
+    let Some((device, open)) = devices.iter().find_map(|device| Some((device.name(), device.deleted()?))) else {
+        return Ok(());
+    };
+    let what = format!(
+        "cannot export '{name}': '{device}' was deleted: it is there as long as the pool is imported, and lost with the export"
+    );
     Err(Refusal::new(Kind::Busy, what).next(rescue(&name, &open.display().to_string())))
 }
 
@@ -294,7 +310,8 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
         return Err(Refusal::new(Kind::Permission, format!("cannot destroy '{name}': pool is read only")));
     }
     if let Some(why) = pool.suspended().filter(|_| !force) {
-        let refusal = Refusal::new(Kind::Io, format!("cannot {doing} '{name}': pool I/O is currently suspended: {why}"));
+        let refusal =
+            Refusal::new(Kind::Io, format!("cannot {doing} '{name}': pool I/O is currently suspended: {why}"));
         return Err(refusal.next("-f lets it go as it was at its last commit"));
     }
     if doing == "export" && !force {
@@ -311,7 +328,8 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
     let left = if doing == "destroy" { pool.destroy() } else { pool.export() };
     match left {
         Ok(()) => Ok(()),
-        // Nothing can be saved any more than what is durable already: the last root, and what the log has.
+        // Nothing can be saved any more than what is durable already: the last root, and what the
+        // log has.
         Err(error) if force && pool.suspended().is_some() => {
             tracing::error!(%error, "a suspended pool is let go");
             Ok(())
@@ -363,7 +381,10 @@ fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Re
     fresh.keep(pool.devices.read().len() - before + begun);
     let added = added.map_err(|error| Refusal::pool(&doing, &error));
     added.inspect(|()| {
-        pool.watch.note("sysevent.fs.zfs.vdev_add", paths.iter().map(|path| ("vdev_path".to_owned(), path.display().to_string())).collect())
+        pool.watch.note(
+            "sysevent.fs.zfs.vdev_add",
+            paths.iter().map(|path| ("vdev_path".to_owned(), path.display().to_string())).collect(),
+        )
     })
 }
 
@@ -377,7 +398,8 @@ fn expand(pool: &Imported, paths: &[PathBuf]) -> Result<(), Refusal> {
         let refusal = Refusal::new(Kind::NotFound, format!("{doing}: no such device in pool: {}", other.display()));
         return Err(refusal.next(format!("nacre pool status {} lists them", pool.name())));
     }
-    // All that have become longer: of a pool without redundancy, no device is to stay behind the others.
+    // All that have become longer: of a pool without redundancy, no device is to stay behind the
+    // others.
     pool.expand().map(drop).map_err(|error| Refusal::pool(doing, &error))
 }
 
@@ -397,8 +419,8 @@ fn follow(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
         }
         for event in events {
             last = event.number;
-            let line =
-                serde_json::to_string(&event).map_err(|error| Refusal::new(Kind::Io, format!("cannot write down an event: {error}")))?;
+            let line = serde_json::to_string(&event)
+                .map_err(|error| Refusal::new(Kind::Io, format!("cannot write down an event: {error}")))?;
             if !progress.note(&line) {
                 return Ok(());
             }

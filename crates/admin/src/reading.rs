@@ -1,7 +1,9 @@
-//! What commands read for long (`diff`): its snapshots and file systems are not destroyed meanwhile, which would take the frames away under the reader.
+//! What commands read for long (`diff`): its snapshots and file systems are not destroyed
+//! meanwhile, which would take the frames away under the reader.
 //!
-//! Called by the verbs. Invariant: nothing is both read and destroyed: whoever destroys is refused where something of it is read, and whoever wants to read
-//! waits for those who are destroying, and looks for it then.
+//! Called by the verbs. Invariant: nothing is both read and destroyed: whoever destroys is refused
+//! where something of it is read, and whoever wants to read waits for those who are destroying, and
+//! looks for it then.
 
 use nacre_pool::Txg;
 use parking_lot::{Condvar, Mutex};

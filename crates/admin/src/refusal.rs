@@ -1,4 +1,5 @@
-//! Why something was not done: a sentence in ZFS' words, what to do next, and a kind from which a command makes its exit code.
+//! Why something was not done: a sentence in ZFS' words, what to do next, and a kind from which a
+//! command makes its exit code.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! What happens to an imported pool, for `pool events` and `pool status`: a bounded list of events, and the damage that was found.
+//! What happens to an imported pool, for `pool events` and `pool status`: a bounded list of events,
+//! and the damage that was found.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -20,7 +21,8 @@ pub struct Event {
     pub number: u64,
     /// When, seconds since 1970.
     pub at: u64,
-    /// What kind of event, as `zpool events` has it: `sysevent.fs.zfs.pool_import`, `ereport.fs.zfs.checksum`.
+    /// What kind of event, as `zpool events` has it: `sysevent.fs.zfs.pool_import`,
+    /// `ereport.fs.zfs.checksum`.
     pub class: String,
     /// More about it: names and values.
     pub details: Vec<(String, String)>,
@@ -135,7 +137,8 @@ impl Watch {
         self.state.lock().events.iter().filter(|event| event.number > after).cloned().collect()
     }
 
-    /// The events after the one of this number, waited for if there is none yet; none after the time given.
+    /// The events after the one of this number, waited for if there is none yet; none after the
+    /// time given.
     #[must_use]
     pub fn wait(&self, after: u64, most: Duration) -> Vec<Event> {
         let mut state = self.state.lock();
@@ -231,16 +234,16 @@ impl Watch {
         state.before.resolve(owners);
     }
 
-    /// What is known of damage, as a text of at most so many bytes that [`Self::take_up`] reads after the next import.
+    /// What is known of damage, as a text of at most so many bytes that [`Self::take_up`] reads
+    /// after the next import.
     #[must_use]
     pub fn kept(&self, most: usize) -> String {
         let state = self.state.lock();
         let mut words: Vec<String> = Vec::new();
         for frames in [&state.damage, &state.before] {
-            let owned = frames
-                .owned
-                .iter()
-                .flat_map(|(spot, names)| names.iter().map(move |name| (*name, format!("{}:{}", spot.dataset, spot.object))));
+            let owned = frames.owned.iter().flat_map(|(spot, names)| {
+                names.iter().map(move |name| (*name, format!("{}:{}", spot.dataset, spot.object)))
+            });
             let lost = frames.lost.iter().map(|name| (*name, String::new()));
             words.extend(owned.chain(lost).map(|((segment, index), owner)| format!("{segment}:{index}:{owner}")));
         }
@@ -254,7 +257,8 @@ impl Watch {
         words.join(" ")
     }
 
-    /// Takes up what was known before. What cannot be read (another version has written it) is found again by a scrub.
+    /// Takes up what was known before. What cannot be read (another version has written it) is
+    /// found again by a scrub.
     pub fn take_up(&self, kept: &str) {
         let mut state = self.state.lock();
         for word in kept.split(' ') {

@@ -1,4 +1,5 @@
-//! The bench alone, as a program: `cargo run --release -p nacre-bench --example nacre-bench -- mirror --list`.
+//! The bench alone, as a program: `cargo run --release -p nacre-bench --example nacre-bench --
+//! mirror --list`.
 
 use std::process::ExitCode;
 

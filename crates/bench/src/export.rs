@@ -1,5 +1,5 @@
-//! Exporters: each turns the same [`Report`] into text. Pure, so that a saved result can be exported again; only
-//! [`Exports::write`] touches files.
+//! Exporters: each turns the same [`Report`] into text. Pure, so that a saved result can be
+//! exported again; only [`Exports::write`] touches files.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -46,12 +46,14 @@ pub struct Exports {
 }
 
 impl Exports {
-    /// Whether every file asked for can be written, before anything is measured. Nothing is made or changed.
+    /// Whether every file asked for can be written, before anything is measured. Nothing is made or
+    /// changed.
     pub fn check(&self, table: &str) -> Result<(), Failure> {
         for path in [&self.json, &self.csv, &self.html, &self.markdown].into_iter().flatten() {
             match fs::OpenOptions::new().append(true).open(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                    let directory =
+                        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
                     rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).doing("writing", path)?;
                 }
                 opened => drop(opened.doing("writing", path)?),
@@ -67,7 +69,8 @@ impl Exports {
     /// Writes every file asked for.
     pub fn write(&self, report: &Report) -> Result<(), Failure> {
         if let Some(path) = &self.json {
-            let text = serde_json::to_string_pretty(report).map_err(|error| Failure::new(format!("writing JSON: {error}")))?;
+            let text =
+                serde_json::to_string_pretty(report).map_err(|error| Failure::new(format!("writing JSON: {error}")))?;
             fs::write(path, text + "\n").doing("writing", path)?;
         }
         if let Some(path) = &self.csv {
@@ -152,24 +155,37 @@ pub fn provenance(report: &Report) -> Vec<String> {
         (false, false) => String::new(),
     };
     // Older results have numbers only.
-    let amounts = if settings.amounts.is_empty() { format!("{} small files", settings.files) } else { settings.amounts.clone() };
+    let amounts =
+        if settings.amounts.is_empty() { format!("{} small files", settings.files) } else { settings.amounts.clone() };
     let programs: Vec<String> = machine.programs.iter().map(|(name, version)| format!("{name}: {version}")).collect();
     let mut lines = vec![
-        format!("Linux {}, {} x {}, {:.1} GiB", machine.kernel, machine.cores, machine.cpu, machine.memory as f64 / f64::from(1 << 30)),
+        format!(
+            "Linux {}, {} x {}, {:.1} GiB",
+            machine.kernel,
+            machine.cores,
+            machine.cpu,
+            machine.memory as f64 / f64::from(1 << 30)
+        ),
         format!("Source on {}; FUSE over io_uring {uring}; measured by {who}", machine.filesystem),
         format!("{} UTC, {:.0} s, median of {}{first}", report.started, report.seconds, settings.rounds),
         amounts,
         programs.join("; "),
     ];
     if crate::machine::busy(machine) {
-        lines.push(format!("The machine was not idle at the start (load {:.2}): small differences mean nothing", machine.load));
+        lines.push(format!(
+            "The machine was not idle at the start (load {:.2}): small differences mean nothing",
+            machine.load
+        ));
     }
     lines
 }
 
 /// What was left out and why, and remarks of the run.
 pub fn remarks(report: &Report) -> Vec<String> {
-    let skipped = report.targets.iter().filter_map(|target| target.skipped.as_ref().map(|why| format!("{} skipped: {why}", target.title)));
+    let skipped = report
+        .targets
+        .iter()
+        .filter_map(|target| target.skipped.as_ref().map(|why| format!("{} skipped: {why}", target.title)));
     skipped.chain(report.notes.iter().cloned()).collect()
 }
 

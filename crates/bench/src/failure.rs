@@ -1,4 +1,5 @@
-//! The one error type of the bench: a sentence for the person at the terminal, and whether the command line is to blame.
+//! The one error type of the bench: a sentence for the person at the terminal, and whether the
+//! command line is to blame.
 //!
 //! Every module here returns it; `lib.rs` prints it and chooses the exit code.
 

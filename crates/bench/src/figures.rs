@@ -1,4 +1,5 @@
-//! The figures that nacre promises, as data (`figures` beside `Cargo.toml`), and how a run compares with them.
+//! The figures that nacre promises, as data (`figures` beside `Cargo.toml`), and how a run compares
+//! with them.
 //!
 //! Timing on a busy machine proves nothing, so this is information unless `--check` is given.
 
@@ -41,8 +42,8 @@ pub struct Verdict {
     pub kept: Option<bool>,
 }
 
-/// Parses the file: `TARGET BASE TEST[/TEST] LIMIT [or-rate NUMBER]`, or `TARGET count TEST LIMIT`; `#` starts a
-/// comment.
+/// Parses the file: `TARGET BASE TEST[/TEST] LIMIT [or-rate NUMBER]`, or `TARGET count TEST LIMIT`;
+/// `#` starts a comment.
 pub fn parse(text: &str) -> Result<Vec<Figure>, Failure> {
     let mut figures = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -78,7 +79,10 @@ fn parse_words(words: &[&str]) -> Option<Figure> {
 
 /// The figures that are about this table.
 fn of_table(figures: Vec<Figure>, table: &Table) -> Vec<Figure> {
-    figures.into_iter().filter(|figure| table.test(&figure.test).is_some() && table.target(&figure.target).is_some()).collect()
+    figures
+        .into_iter()
+        .filter(|figure| table.test(&figure.test).is_some() && table.target(&figure.target).is_some())
+        .collect()
 }
 
 /// Compares a run with the promises.
@@ -87,15 +91,16 @@ fn judge(report: &Report, figures: Vec<Figure>) -> Vec<Verdict> {
         .into_iter()
         .map(|figure| {
             let reached = reached(report, &figure);
-            let fast_enough = figure.or_rate.and_then(|enough| rate(report, &figure.test, &figure.target).map(|rate| rate >= enough));
+            let fast_enough =
+                figure.or_rate.and_then(|enough| rate(report, &figure.test, &figure.target).map(|rate| rate >= enough));
             let kept = reached.map(|ratio| ratio <= figure.limit || fast_enough == Some(true));
             Verdict { figure, reached, kept }
         })
         .collect()
 }
 
-/// Compares a run with the promises about its table. None of them is about runs made by an ordinary user: what such a
-/// user's mount promises is measured by root's run, in a target of its own.
+/// Compares a run with the promises about its table. None of them is about runs made by an ordinary
+/// user: what such a user's mount promises is measured by root's run, in a target of its own.
 pub fn judge_table(report: &Report) -> Result<Vec<Verdict>, Failure> {
     let Some(table) = table::find(&report.table).filter(|_| report.settings.root) else { return Ok(Vec::new()) };
     Ok(judge(report, of_table(parse(PROMISED)?, table)))
@@ -119,7 +124,8 @@ fn reached(report: &Report, figure: &Figure) -> Option<f64> {
 
 /// The verdicts as aligned text, one per line, in the file's own order.
 pub fn text(verdicts: &[Verdict]) -> String {
-    let mut out = String::from("kept  target           over             test                              limit    reached\n");
+    let mut out =
+        String::from("kept  target           over             test                              limit    reached\n");
     for Verdict { figure, reached, kept } in verdicts {
         let test = figure.per.as_ref().map_or_else(|| figure.test.clone(), |per| format!("{}/{per}", figure.test));
         let mark = match kept {
@@ -135,7 +141,10 @@ pub fn text(verdicts: &[Verdict]) -> String {
             rate if rate >= 1e6 => format!("  or {:.0} MB/s", rate / 1e6),
             rate => format!("  or {rate:.0} /s"),
         });
-        out.push_str(&format!("{mark:5} {:16} {:16} {test:32} {limit:>6} {reached:>10}{rate}\n", figure.target, figure.base));
+        out.push_str(&format!(
+            "{mark:5} {:16} {:16} {test:32} {limit:>6} {reached:>10}{rate}\n",
+            figure.target, figure.base
+        ));
     }
     out
 }
@@ -154,7 +163,11 @@ mod tests {
         assert_eq!(of_tables.iter().sum::<usize>(), figures.len(), "one of them is about nothing, or about two tables");
         for table in TABLES {
             for figure in of_table(figures.clone(), table) {
-                assert!([COUNT, OWN].contains(&figure.base.as_str()) || table.target(&figure.base).is_some(), "{}", figure.base);
+                assert!(
+                    [COUNT, OWN].contains(&figure.base.as_str()) || table.target(&figure.base).is_some(),
+                    "{}",
+                    figure.base
+                );
                 assert!(figure.per.is_none_or(|per| table.test(&per).is_some()), "{}", figure.test);
                 let counts = table.test(&figure.test).unwrap().unit == Unit::Count;
                 assert!(counts || figure.base != COUNT, "{}", figure.test);
@@ -186,6 +199,9 @@ mod tests {
              bindfs own stat-again/stat-again 1\nbindfs own stat-again 1",
         );
         let kept: Vec<Option<bool>> = judge(&report(), figures.unwrap()).iter().map(|verdict| verdict.kept).collect();
-        assert_eq!(kept, [Some(true), Some(false), None, Some(true), Some(false), Some(false), Some(true), None, Some(true), None]);
+        assert_eq!(
+            kept,
+            [Some(true), Some(false), None, Some(true), Some(false), Some(false), Some(true), None, Some(true), None]
+        );
     }
 }

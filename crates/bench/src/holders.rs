@@ -1,6 +1,8 @@
-//! The processes that have an image open: whoever serves the pool in it, whatever it is called. Read from `/proc`, never remembered.
+//! The processes that have an image open: whoever serves the pool in it, whatever it is called.
+//! Read from `/proc`, never remembered.
 //!
-//! Called by `pools`, `undo` and `mounted`. Invariant: only processes that hold a file of the bench are ever ended.
+//! Called by `pools`, `undo` and `mounted`. Invariant: only processes that hold a file of the bench
+//! are ever ended.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -26,10 +28,13 @@ pub fn of(image: &Path) -> Result<Vec<Pid>, Failure> {
     for entry in fs::read_dir(processes).doing("listing", processes)? {
         let process = entry.doing("listing", processes)?;
         let number = process.file_name();
-        let number = std::str::from_utf8(number.as_bytes()).ok().and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
-        // A process may end at any moment, and those of others may not be looked into: neither serves a pool of ours.
+        let number =
+            std::str::from_utf8(number.as_bytes()).ok().and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
+        // A process may end at any moment, and those of others may not be looked into: neither
+        // serves a pool of ours.
         let (Some(number), Ok(files)) = (number, fs::read_dir(process.path().join("fd"))) else { continue };
-        // The text of the link only: following it would ask every file system, and one that hangs would stop us.
+        // The text of the link only: following it would ask every file system, and one that hangs
+        // would stop us.
         let holds = files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|path| path == wanted));
         if holds && number != rustix::process::getpid() {
             holders.push(number);
@@ -43,7 +48,8 @@ fn is_gone(process: Pid) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/{process}/status")) else { return true };
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     // Nobody may have waited for it yet.
-    field("State:").is_some_and(|state| state.starts_with(['Z', 'X'])) && field("Threads:").is_none_or(|count| count == "1")
+    field("State:").is_some_and(|state| state.starts_with(['Z', 'X']))
+        && field("Threads:").is_none_or(|count| count == "1")
 }
 
 /// Asks whoever has `image` open to end, and kills who does not in time.
@@ -87,7 +93,8 @@ pub fn kill(image: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The most memory that those who have `image` open have ever used, bytes; `None` if nobody has it open.
+/// The most memory that those who have `image` open have ever used, bytes; `None` if nobody has it
+/// open.
 pub fn memory(image: &Path) -> Result<Option<u64>, Failure> {
     let mut most = None;
     for holder in of(image)? {
@@ -118,7 +125,13 @@ mod tests {
         fs::write(&image, "x").unwrap();
         assert!(of(&image).unwrap().is_empty() && of(&directory.path().join("none")).unwrap().is_empty());
         let script = "exec 3< \"$0\"; echo open; read line";
-        let mut child = Command::new("sh").args(["-c", script]).arg(&image).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .arg(&image)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut said = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
         assert_eq!(of(&image).unwrap(), [Pid::from_child(&child)]);

@@ -1,4 +1,5 @@
-//! New file systems in image files, under loop devices. Called by `scratch` and `mounted`; needs root.
+//! New file systems in image files, under loop devices. Called by `scratch` and `mounted`; needs
+//! root.
 //!
 //! Invariant: every device and mount is entered in the [`Undo`] list before anything else can fail.
 
@@ -19,15 +20,17 @@ pub fn sparse(image: &Path, bytes: u64) -> Result<(), Failure> {
     file.set_len(bytes).doing("sizing", image)
 }
 
-/// Makes a sparse file of `bytes` bytes and a file system of type `kind` in it. `names` is how many it must be able to hold, for those
-/// that set their inodes aside.
+/// Makes a sparse file of `bytes` bytes and a file system of type `kind` in it. `names` is how many
+/// it must be able to hold, for those that set their inodes aside.
 pub fn make(image: &Path, kind: &str, bytes: u64, names: u64, log: &Path) -> Result<(), Failure> {
     sparse(image, bytes)?;
     let maker = format!("mkfs.{kind}");
     let program = programs::find(&maker).ok_or_else(|| Failure::new(format!("{maker} is not installed")))?;
     let inodes = (2 * names).to_string();
     let arguments: &[&str] = match kind {
-        "ext4" if names > bytes / EXT4_BYTES_PER_INODE / 2 => &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", "-N", &inodes],
+        "ext4" if names > bytes / EXT4_BYTES_PER_INODE / 2 => {
+            &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", "-N", &inodes]
+        }
         // Lazy initialisation would write in the background during the measurements.
         "ext4" => &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
         _ => &["-q", "-f"],
@@ -40,7 +43,8 @@ pub fn attach(image: &Path, direct_io: bool, undo: &Undo, log: &Path) -> Result<
     let mut command = Command::new("losetup");
     command.args(["-f", "--show"]).arg(if direct_io { "--direct-io=on" } else { "--direct-io=off" }).arg(image);
     let device = PathBuf::from(programs::run(&mut command, log)?);
-    // Entered after the fact, because its name is the program's answer; `undo::remove_tree` finds it too.
+    // Entered after the fact, because its name is the program's answer; `undo::remove_tree` finds
+    // it too.
     undo.enter(Effect::Loop(device.clone())).inspect_err(|_| drop(undo::release_loop(&device)))?;
     Ok(device)
 }

@@ -1,5 +1,6 @@
-//! `nacre bench`: tables of file-system operations, measured on this machine over the directory itself, mounts of
-//! nacre and of its rivals. Called by the program `nacre`; drives every program, nacre included, from outside.
+//! `nacre bench`: tables of file-system operations, measured on this machine over the directory
+//! itself, mounts of nacre and of its rivals. Called by the program `nacre`; drives every program,
+//! nacre included, from outside.
 //!
 //! ```text
 //! options   arguments -> Plan                     (pure)
@@ -55,7 +56,8 @@ pub fn command() -> clap::Command {
     options::command()
 }
 
-/// Runs what the arguments ask for. Exit codes: 0 done, 1 failed (or a figure missed, with `--check`), 2 a wrong command line.
+/// Runs what the arguments ask for. Exit codes: 0 done, 1 failed (or a figure missed, with
+/// `--check`), 2 a wrong command line.
 pub fn run(matches: &ArgMatches) -> ExitCode {
     match dispatch(matches) {
         Ok(code) => code,
@@ -88,9 +90,15 @@ fn bench(table: &'static Table, matches: &ArgMatches) -> Result<ExitCode, Failur
 fn show(matches: &ArgMatches) -> Result<ExitCode, Failure> {
     let path = matches.get_one::<PathBuf>("result").ok_or_else(|| Failure::new("which result?"))?;
     let text = fs::read(path).doing("reading", path)?;
-    let report: Report = serde_json::from_slice(&text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    let report: Report =
+        serde_json::from_slice(&text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
     if report.format != report::FORMAT {
-        return Err(Failure::new(format!("{} has format {}, this program reads {}", path.display(), report.format, report::FORMAT)));
+        return Err(Failure::new(format!(
+            "{} has format {}, this program reads {}",
+            path.display(),
+            report.format,
+            report::FORMAT
+        )));
     }
     let exports = options::exports(matches);
     exports.check(&report.table)?;
@@ -117,7 +125,8 @@ fn publish(report: &Report, exports: &Exports, check: bool) -> Result<ExitCode, 
     exports.write(report)?;
     print(&export::terminal::text(report, exports.show))?;
     let verdicts = figures::judge_table(report)?;
-    let shown: Vec<figures::Verdict> = verdicts.iter().filter(|verdict| check || verdict.reached.is_some()).cloned().collect();
+    let shown: Vec<figures::Verdict> =
+        verdicts.iter().filter(|verdict| check || verdict.reached.is_some()).cloned().collect();
     if !shown.is_empty() {
         print(&format!("\n{}", figures::text(&shown)))?;
     }

@@ -1,4 +1,5 @@
-//! What the numbers belong to: kernel, processor, memory, file system, versions. Read from /proc and the programs.
+//! What the numbers belong to: kernel, processor, memory, file system, versions. Read from /proc
+//! and the programs.
 
 use std::fs;
 use std::path::Path;
@@ -49,7 +50,8 @@ fn storage(line: &mounts::MountLine) -> String {
 fn versions(plan: &Plan) -> Vec<(String, String)> {
     let mut versions = vec![("nacre".to_owned(), nacre_version(plan))];
     for (name, flag) in plan.table.programs {
-        let version = programs::find(name).map_or_else(|| "not installed".to_owned(), |path| programs::version(&path, flag));
+        let version =
+            programs::find(name).map_or_else(|| "not installed".to_owned(), |path| programs::version(&path, flag));
         versions.push(((*name).to_owned(), version));
     }
     versions
@@ -67,7 +69,9 @@ fn processor(cpuinfo: &str) -> String {
 
 fn memory(meminfo: &str) -> u64 {
     let line = meminfo.lines().find(|line| line.starts_with("MemTotal:"));
-    line.and_then(|line| line.split_whitespace().nth(1)).and_then(|word| word.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
+    line.and_then(|line| line.split_whitespace().nth(1))
+        .and_then(|word| word.parse::<u64>().ok())
+        .map_or(0, |kib| kib * 1024)
 }
 
 /// The present moment in UTC as `YYYY-MM-DD HH:MM`.
@@ -76,7 +80,8 @@ pub fn now() -> String {
     calendar(seconds)
 }
 
-/// Proleptic Gregorian date of a number of seconds since 1970, counted in 400-year eras that start in March.
+/// Proleptic Gregorian date of a number of seconds since 1970, counted in 400-year eras that start
+/// in March.
 fn calendar(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -109,7 +114,8 @@ mod tests {
 
     #[test]
     fn memory_is_told_from_disks() {
-        let line = |kind: &str| mounts::MountLine { point: "/x".into(), kind: kind.to_owned(), device: "/dev/vda".to_owned() };
+        let line =
+            |kind: &str| mounts::MountLine { point: "/x".into(), kind: kind.to_owned(), device: "/dev/vda".to_owned() };
         assert_eq!(storage(&line("ext4")), "ext4 on /dev/vda");
         assert!(storage(&line("tmpfs")).contains("memory"));
     }

@@ -1,8 +1,9 @@
-//! The run itself: units times rounds times targets, targets taking turns so that a slow minute of the machine hits all.
+//! The run itself: units times rounds times targets, targets taking turns so that a slow minute of
+//! the machine hits all.
 //!
-//! The calling thread owns the mounts; each visit's workload runs on a thread of its own and talks to it over channels.
-//! A target that cannot be mounted, or fails a workload, is left out from there on and the reason is recorded; it never
-//! stops the others.
+//! The calling thread owns the mounts; each visit's workload runs on a thread of its own and talks
+//! to it over channels. A target that cannot be mounted, or fails a workload, is left out from
+//! there on and the reason is recorded; it never stops the others.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -28,7 +29,8 @@ use crate::workload::{self, Answer, Ask, Bounds, Buffer, Event, Link, Unit, Visi
 /// Records are at most this big.
 const LARGEST_RECORD: u64 = 16 * 1024 * 1024;
 
-/// Makes the run that `plan` describes. Everything that was put in place is taken away before it returns.
+/// Makes the run that `plan` describes. Everything that was put in place is taken away before it
+/// returns.
 pub fn run(plan: &Plan) -> Result<Report, Failure> {
     // Files that we make are looked at by the ordinary user's programs too.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
@@ -61,7 +63,9 @@ fn progress(plan: &Plan) -> ProgressBar {
     let steps = units(plan).len() as u64 * u64::from(plan.scale.rounds) * plan.targets.len() as u64;
     // Hidden by itself when standard error is not a terminal.
     let bar = ProgressBar::new(steps);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed_precise} (about {eta} left)  {wide_msg}") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed_precise} (about {eta} left)  {wide_msg}")
+    {
         bar.set_style(style);
     }
     bar
@@ -105,8 +109,9 @@ fn empty_report(plan: &Plan, scratch: &Scratch) -> Result<Report, Failure> {
     })
 }
 
-/// Order of visits in a round. Each round starts elsewhere and every other one goes backwards: what a heavy target
-/// leaves behind (writeback, a hot processor) must not always fall on the same neighbour.
+/// Order of visits in a round. Each round starts elsewhere and every other one goes backwards: what
+/// a heavy target leaves behind (writeback, a hot processor) must not always fall on the same
+/// neighbour.
 fn order(count: usize, round: usize) -> Vec<usize> {
     let forward = (0..count).map(|place| (place + round) % count.max(1));
     if round.is_multiple_of(2) { forward.collect() } else { forward.rev().collect() }
@@ -122,11 +127,13 @@ struct Run<'a> {
 impl Run<'_> {
     fn all(&mut self, report: &mut Report) -> Result<(), Failure> {
         for group in groups(self.plan) {
-            let missing: Vec<&str> = group.needs().iter().copied().filter(|name| programs::find(name).is_none()).collect();
+            let missing: Vec<&str> =
+                group.needs().iter().copied().filter(|name| programs::find(name).is_none()).collect();
             let units = Unit::of(group, &self.plan.scale);
             if !missing.is_empty() {
                 report.notes.push(format!("{} left out: {} is not installed", group.title(), missing.join(", ")));
-                self.progress.inc(units.len() as u64 * u64::from(self.plan.scale.rounds) * self.plan.targets.len() as u64);
+                self.progress
+                    .inc(units.len() as u64 * u64::from(self.plan.scale.rounds) * self.plan.targets.len() as u64);
                 continue;
             }
             for unit in units {
@@ -161,7 +168,8 @@ impl Run<'_> {
         self.plan.tests.iter().any(|test| test.group == unit.group() && test.suits(target))
     }
 
-    /// One visit; false if the target failed, which is then in the report. Errors are the bench's own.
+    /// One visit; false if the target failed, which is then in the report. Errors are the bench's
+    /// own.
     fn visit(&mut self, unit: Unit, target: &'static Target, report: &mut Report) -> Result<bool, Failure> {
         let mut skip = |failure: Failure| {
             let entry = report.targets.iter_mut().find(|entry| entry.id == target.id);
@@ -189,7 +197,8 @@ impl Run<'_> {
         };
         let result = self.measure(unit, target, &mut mounted, Bounds { host: own.clone(), limit }, report);
         let gone = mounted.dismount();
-        let failures: Vec<String> = [result, gone].into_iter().filter_map(Result::err).map(|failure| failure.to_string()).collect();
+        let failures: Vec<String> =
+            [result, gone].into_iter().filter_map(Result::err).map(|failure| failure.to_string()).collect();
         // Directly on the ground, with nothing mounted over it any more.
         fs::remove_dir_all(&own).doing("removing", &own)?;
         if failures.is_empty() {
@@ -268,11 +277,14 @@ impl Run<'_> {
             let worker = scope.spawn(move || {
                 user.map_or(Ok(()), workload::become_user)?;
                 workload::run(unit, &mut visit)
-                // The visit goes with this thread, which closes the channel and ends the loop below.
+                // The visit goes with this thread, which closes the channel and ends the loop
+                // below.
             });
             for event in events {
                 match event {
-                    Event::Sample(sample) if self.plan.tests.iter().any(|test| test.id == sample.test && test.suits(target)) => {
+                    Event::Sample(sample)
+                        if self.plan.tests.iter().any(|test| test.id == sample.test && test.suits(target)) =>
+                    {
                         report.add(sample, target.id)
                     }
                     Event::Sample(_) => {}

@@ -1,4 +1,5 @@
-//! The memory of the daemon that serves a mount, as the kernel counts it. Daemons are known by their command lines, which name the mount point.
+//! The memory of the daemon that serves a mount, as the kernel counts it. Daemons are known by
+//! their command lines, which name the mount point.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -6,8 +7,9 @@ use std::path::Path;
 
 use crate::failure::{Doing, Failure};
 
-/// Anonymous memory of the processes whose command lines name `point`, bytes: what they hold of their own, without the program itself.
-/// `None` where there is none, as for a file system of the kernel's.
+/// Anonymous memory of the processes whose command lines name `point`, bytes: what they hold of
+/// their own, without the program itself. `None` where there is none, as for a file system of the
+/// kernel's.
 pub fn of_daemon(point: &Path) -> Result<Option<u64>, Failure> {
     let mut held = None;
     let processes = Path::new("/proc");
@@ -16,7 +18,8 @@ pub fn of_daemon(point: &Path) -> Result<Option<u64>, Failure> {
         if !process.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
             continue;
         }
-        // A process may end at any moment, and those of others may not be looked into: neither is a daemon of ours.
+        // A process may end at any moment, and those of others may not be looked into: neither is a
+        // daemon of ours.
         let Ok(words) = fs::read(process.path().join("cmdline")) else { continue };
         if !names(&words, point) {
             continue;
@@ -65,7 +68,8 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // Spawning returns before the kernel has laid out the new command line (fs/exec.c): what it says itself shows that it runs.
+        // Spawning returns before the kernel has laid out the new command line (fs/exec.c): what it
+        // says itself shows that it runs.
         let mut said = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
         assert_eq!(said, "runs\n");

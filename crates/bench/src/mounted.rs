@@ -97,7 +97,9 @@ pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     for step in target.steps {
         for name in step.programs() {
             match *name {
-                "nacre" if !programs::is_executable(&plan.nacre) => return Some(format!("{} is not a program", plan.nacre.display())),
+                "nacre" if !programs::is_executable(&plan.nacre) => {
+                    return Some(format!("{} is not a program", plan.nacre.display()));
+                }
                 "nacre" => {}
                 name if programs::find(name).is_none() => return Some(format!("{name} is not installed")),
                 _ => {}
@@ -114,8 +116,8 @@ pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     (through_fusermount && programs::find("fusermount3").is_none()).then(|| "fusermount3 is not installed".to_owned())
 }
 
-/// Lists directories and looks at their entries through a mount, as a user of it would, so that it knows (and watches)
-/// what is below.
+/// Lists directories and looks at their entries through a mount, as a user of it would, so that it
+/// knows (and watches) what is below.
 fn look_around(directory: &Path, depth: u32) -> Result<(), Failure> {
     for entry in fs::read_dir(directory).doing("listing", directory)? {
         let path = entry.doing("listing", directory)?.path();
@@ -201,7 +203,9 @@ impl<'a> Mounted<'a> {
         fs::create_dir_all(point).doing("creating", point)?;
         self.give_to_user(point)?;
         if step == Step::Nodatacow {
-            return programs::run(Command::new("chattr").arg("+C").arg(point), &self.scratch.log()).map(drop).map(nothing);
+            return programs::run(Command::new("chattr").arg("+C").arg(point), &self.scratch.log())
+                .map(drop)
+                .map(nothing);
         }
         if let Step::Loop { kind, direct_io, options } = step {
             let device = self.make_loop(kind, direct_io, options, point)?;
@@ -214,7 +218,9 @@ impl<'a> Mounted<'a> {
             self.scratch.undo().enter(Effect::Mount(point.to_owned()))?;
         }
         let mut command = match step {
-            Step::Bind => return rustix::mount::mount_bind(&self.root, point).doing("bind mounting", point).map(nothing),
+            Step::Bind => {
+                return rustix::mount::mount_bind(&self.root, point).doing("bind mounting", point).map(nothing);
+            }
             Step::Bindfs => Command::new("bindfs"),
             Step::Union(by) => {
                 let mut command = self.union(by);
@@ -224,7 +230,9 @@ impl<'a> Mounted<'a> {
         };
         match step {
             Step::Nacre(arguments) => drop(command.arg("mirror").args(arguments)),
-            Step::Cage(_, arguments) => drop(command.arg("cage").arg("--size").arg(self.start.limit.to_string()).args(arguments)),
+            Step::Cage(_, arguments) => {
+                command.arg("cage").arg("--size").arg(self.start.limit.to_string()).args(arguments);
+            }
             _ => {}
         }
         match step {
@@ -260,7 +268,8 @@ impl<'a> Mounted<'a> {
         programs::run(Command::new("btrfs").args(["quota", "enable"]).arg(point), &log).map(drop)
     }
 
-    /// A file system of its own in an image in the path so far, made there unless it lies there already.
+    /// A file system of its own in an image in the path so far, made there unless it lies there
+    /// already.
     fn make_loop(&self, kind: &'static str, direct_io: bool, options: &str, point: &Path) -> Result<PathBuf, Failure> {
         let (image, log, undo) = (self.root.join(IMAGE), self.scratch.log(), self.scratch.undo());
         if !image.exists() {
@@ -269,13 +278,17 @@ impl<'a> Mounted<'a> {
             images::make(&image, kind, self.start.limit, names, &log)?;
         }
         let device = images::attach(&image, direct_io, undo, &log)?;
-        let mounted = undo.enter(Effect::Mount(point.to_owned())).and_then(|()| images::mount(&device, kind, options, point, &log));
+        let mounted = undo
+            .enter(Effect::Mount(point.to_owned()))
+            .and_then(|()| images::mount(&device, kind, options, point, &log));
         match mounted {
             Ok(()) => Ok(device),
             // Nothing will take it away, because nothing was made.
             Err(failure) => {
                 undo.strike(&Effect::Loop(device.clone()));
-                Err(undo::release_loop(&device).err().map_or(failure.clone(), |second| Failure::new(format!("{failure}; then {second}"))))
+                Err(undo::release_loop(&device)
+                    .err()
+                    .map_or(failure.clone(), |second| Failure::new(format!("{failure}; then {second}"))))
             }
         }
     }
@@ -285,7 +298,9 @@ impl<'a> Mounted<'a> {
         let (image, undo) = (self.root.join(IMAGE), self.scratch.undo());
         undo.enter(Effect::Holders(image.clone()))?;
         undo.enter(Effect::Mount(point.to_owned()))?;
-        let daemon = self.pool(pool, point, &image, |place| place.put_in_place(self.start.limit, |image| self.give_to_user(image)))?;
+        let daemon = self.pool(pool, point, &image, |place| {
+            place.put_in_place(self.start.limit, |image| self.give_to_user(image))
+        })?;
         if mounts::is_mounted(point)? {
             return Ok(daemon);
         }
@@ -309,7 +324,8 @@ impl<'a> Mounted<'a> {
         work(&pools::Place { pool, image: image.to_owned(), point, log: self.scratch.log(), nacre: &nacre })
     }
 
-    /// The image that the last step keeps everything in: below the path to which that step was added.
+    /// The image that the last step keeps everything in: below the path to which that step was
+    /// added.
     fn image(&self) -> PathBuf {
         self.start.ground.join(IMAGE)
     }
@@ -342,13 +358,18 @@ impl<'a> Mounted<'a> {
         let mut command = Command::new("btrfs");
         let command = match version {
             Version::Snapshot(name) => command.args(["subvolume", "snapshot", "-r"]).arg(point).arg(point.join(name)),
-            Version::Clone { of, name } => command.args(["subvolume", "snapshot"]).arg(point.join(of)).arg(point.join(name)),
-            Version::DestroyClone(name) | Version::DestroySnapshot(name) => command.args(["subvolume", "delete"]).arg(point.join(name)),
+            Version::Clone { of, name } => {
+                command.args(["subvolume", "snapshot"]).arg(point.join(of)).arg(point.join(name))
+            }
+            Version::DestroyClone(name) | Version::DestroySnapshot(name) => {
+                command.args(["subvolume", "delete"]).arg(point.join(name))
+            }
         };
         programs::run(command, &self.scratch.log()).map(drop)
     }
 
-    /// What somebody without snapshots does: a copy of the tree, which shares its blocks where the file system can.
+    /// What somebody without snapshots does: a copy of the tree, which shares its blocks where the
+    /// file system can.
     fn copied(&self, version: &Version) -> Result<(), Failure> {
         let copy = |from: &str, to: &str| {
             let mut command = Command::new("cp");
@@ -365,7 +386,8 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// Ends the file system under test as a crash would and puts it in place again; returns how long the latter took.
+    /// Ends the file system under test as a crash would and puts it in place again; returns how
+    /// long the latter took.
     pub fn crash(&mut self) -> Result<Duration, Failure> {
         let Some(mut made) = self.made.pop() else { return Err(Failure::new("there is nothing that could crash")) };
         let elapsed = self.crash_of(&mut made);
@@ -380,7 +402,8 @@ impl<'a> Mounted<'a> {
                 let daemon = made.daemon.take();
                 self.pool(pool, &point, &image, |place| place.kill(daemon))?;
                 let start = Instant::now();
-                made.daemon = self.pool(pool, &point, &image, |place| place.put_in_place(self.start.limit, |_| Ok(())))?;
+                made.daemon =
+                    self.pool(pool, &point, &image, |place| place.put_in_place(self.start.limit, |_| Ok(())))?;
                 Ok(start.elapsed())
             }
             (Step::Loop { kind, options, .. }, Some(device)) => {
@@ -399,7 +422,8 @@ impl<'a> Mounted<'a> {
         holders::memory(&self.image())
     }
 
-    /// Ordinary users may let others in only where root has allowed it, so they mount for themselves.
+    /// Ordinary users may let others in only where root has allowed it, so they mount for
+    /// themselves.
     fn for_mounter_only(&self) -> &'static [&'static str] {
         let root = rustix::process::geteuid().is_root() && self.user().is_none();
         if root { &[] } else { &["--no-allow-other"] }
@@ -488,8 +512,9 @@ impl<'a> Mounted<'a> {
 
     fn ask_to_unmount(&self, point: &Path) -> Result<(), Failure> {
         // Refusal (a user of the mount that is still leaving) is answered by patient unmounting.
-        self.end(point)
-            .or_else(|failure| mounts::unmount(point, PATIENCE).map_err(|second| Failure::new(format!("{failure}; then {second}"))))
+        self.end(point).or_else(|failure| {
+            mounts::unmount(point, PATIENCE).map_err(|second| Failure::new(format!("{failure}; then {second}")))
+        })
     }
 
     fn end(&self, point: &Path) -> Result<(), Failure> {

@@ -1,6 +1,7 @@
 //! What is mounted where, and taking it away: the kernel's table is read, never remembered.
 //!
-//! Called by `scratch`, `mounted` and `undo`. Invariant: only paths below a directory that the caller names are touched.
+//! Called by `scratch`, `mounted` and `undo`. Invariant: only paths below a directory that the
+//! caller names are touched.
 
 use std::ffi::OsString;
 use std::fs;
@@ -64,7 +65,8 @@ fn unescape(word: &[u8]) -> PathBuf {
 
 /// Mount points at or below `directory`, newest first, as they must be unmounted.
 pub fn below(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let mut points: Vec<PathBuf> = table()?.into_iter().map(|line| line.point).filter(|point| point.starts_with(directory)).collect();
+    let mut points: Vec<PathBuf> =
+        table()?.into_iter().map(|line| line.point).filter(|point| point.starts_with(directory)).collect();
     points.reverse();
     Ok(points)
 }
@@ -87,7 +89,8 @@ pub fn of(path: &Path) -> Result<Option<MountLine>, Failure> {
     Ok(best)
 }
 
-/// Unmounts `path`, waiting up to `patience` for users of it to go away and detaching it lazily after that.
+/// Unmounts `path`, waiting up to `patience` for users of it to go away and detaching it lazily
+/// after that.
 pub fn unmount(path: &Path, patience: Duration) -> Result<(), Failure> {
     let start = Instant::now();
     while is_mounted(path)? {

@@ -78,9 +78,13 @@ pub fn command() -> Command {
     for table in TABLES {
         bench = bench.subcommand(table_command(table));
     }
-    let show = Command::new("show")
-        .about("Print or export a result saved with --json again")
-        .arg(Arg::new("result").value_name("FILE").help("Result to read").required(true).value_parser(value_parser!(PathBuf)));
+    let show = Command::new("show").about("Print or export a result saved with --json again").arg(
+        Arg::new("result")
+            .value_name("FILE")
+            .help("Result to read")
+            .required(true)
+            .value_parser(value_parser!(PathBuf)),
+    );
     bench.subcommand(with_exports(show))
 }
 
@@ -280,7 +284,8 @@ fn tests(table: &'static Table, wanted: &[String]) -> Result<Vec<&'static Test>,
             return Err(Failure::usage(format!("no test {word}; groups: {}; see --list for tests", groups.join(", "))));
         }
     }
-    let chosen = |test: &Test| wanted.is_empty() || wanted.iter().any(|word| word == test.id || word == test.group.id());
+    let chosen =
+        |test: &Test| wanted.is_empty() || wanted.iter().any(|word| word == test.id || word == test.group.id());
     Ok(table.tests.iter().filter(|test| chosen(test)).collect())
 }
 

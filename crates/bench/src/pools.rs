@@ -1,7 +1,9 @@
-//! Pools in image files, of nacre and of zfs-fuse: made, left, found again, killed, and snapshots of them. Both have the same verbs.
+//! Pools in image files, of nacre and of zfs-fuse: made, left, found again, killed, and snapshots
+//! of them. Both have the same verbs.
 //!
-//! Called by `mounted`. zfs-fuse serves all pools of a machine by one daemon with one socket, so it is started for a visit and ended with
-//! it, and where another one runs already the target is left out.
+//! Called by `mounted`. zfs-fuse serves all pools of a machine by one daemon with one socket, so it
+//! is started for a visit and ended with it, and where another one runs already the target is left
+//! out.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -58,8 +60,13 @@ impl Place<'_> {
         programs::run(self.command(verbs)?.args(words), &self.log).map(drop)
     }
 
-    /// Makes the pool in a new sparse file, or finds it again if there is one. Returns its daemon, if it is a child of ours.
-    pub fn put_in_place(&self, bytes: u64, own: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<Option<Child>, Failure> {
+    /// Makes the pool in a new sparse file, or finds it again if there is one. Returns its daemon,
+    /// if it is a child of ours.
+    pub fn put_in_place(
+        &self,
+        bytes: u64,
+        own: impl FnOnce(&Path) -> Result<(), Failure>,
+    ) -> Result<Option<Child>, Failure> {
         let there = self.image.exists();
         if !there {
             images::sparse(&self.image, bytes)?;
@@ -76,7 +83,10 @@ impl Place<'_> {
         if there {
             command.arg("import").args(keep_no_list).arg("-d").arg(directory).arg(name());
         } else {
-            command.args(["create", "-f"]).args(keep_no_list).args(["-O", &format!("compression={}", self.pool.compression)]);
+            command
+                .args(["create", "-f"])
+                .args(keep_no_list)
+                .args(["-O", &format!("compression={}", self.pool.compression)]);
             command.args(self.pool.also.iter().flat_map(|property| ["-O", property]));
             command.arg("-m").arg(self.point).arg(name()).arg(&self.image);
         }
@@ -91,7 +101,15 @@ impl Place<'_> {
 
     fn start_zfs_fuse(&self) -> Result<Child, Failure> {
         let failed = |error: std::io::Error| Failure::new(format!("starting zfs-fuse: {error}"));
-        if self.command("zpool")?.arg("list").stdout(Stdio::null()).stderr(Stdio::null()).status().map_err(failed)?.success() {
+        if self
+            .command("zpool")?
+            .arg("list")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .map_err(failed)?
+            .success()
+        {
             return Err(Failure::new("another zfs-fuse is running, and there can only be one"));
         }
         let log = self.log.with_extension("zfs-fuse");
@@ -99,18 +117,31 @@ impl Place<'_> {
         let errors = output.try_clone().doing("sharing", &log)?;
         let mut command = Command::new("setpriv");
         // Must not outlive the bench, however that ends.
-        command.args(["--pdeathsig", "KILL"]).arg(zfs_fuse()?).args(["--no-daemon", "--no-kstat-mount"]).current_dir("/");
+        command
+            .args(["--pdeathsig", "KILL"])
+            .arg(zfs_fuse()?)
+            .args(["--no-daemon", "--no-kstat-mount"])
+            .current_dir("/");
         let mut daemon = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn().map_err(failed)?;
         let start = Instant::now();
         loop {
-            let answer = self.command("zpool")?.arg("list").stdout(Stdio::null()).stderr(Stdio::null()).status().map_err(failed)?;
+            let answer = self
+                .command("zpool")?
+                .arg("list")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .map_err(failed)?;
             if answer.success() {
                 return Ok(daemon);
             }
             if daemon.try_wait().map_err(failed)?.is_some() || start.elapsed() > PATIENCE {
                 self.end_daemon(daemon)?;
                 let said = std::fs::read_to_string(&log).doing("reading", &log)?;
-                return Err(Failure::new(format!("zfs-fuse does not start: {}", said.lines().last().unwrap_or("it says nothing"))));
+                return Err(Failure::new(format!(
+                    "zfs-fuse does not start: {}",
+                    said.lines().last().unwrap_or("it says nothing")
+                )));
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -118,7 +149,8 @@ impl Place<'_> {
 
     fn end_daemon(&self, mut daemon: Child) -> Result<(), Failure> {
         let failed = |error: std::io::Error| Failure::new(format!("ending zfs-fuse: {error}"));
-        let term = rustix::process::kill_process(rustix::process::Pid::from_child(&daemon), rustix::process::Signal::TERM);
+        let term =
+            rustix::process::kill_process(rustix::process::Pid::from_child(&daemon), rustix::process::Signal::TERM);
         term.or_else(|error| if error == rustix::io::Errno::SRCH { Ok(()) } else { Err(failed(error.into())) })?;
         let start = Instant::now();
         while daemon.try_wait().map_err(failed)?.is_none() {
@@ -156,7 +188,8 @@ impl Place<'_> {
         points.iter().try_for_each(|point| mounts::detach(point))
     }
 
-    /// Writes out what the daemon holds back: a snapshot waits for that, and is in the words of both.
+    /// Writes out what the daemon holds back: a snapshot waits for that, and is in the words of
+    /// both.
     pub fn settle(&self) -> Result<(), Failure> {
         self.snapshot(SETTLED)?;
         self.destroy_snapshot(SETTLED)

@@ -25,8 +25,8 @@ pub fn is_executable(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
 
-/// Runs `command` to its end with its output in `log`, which is read back for the message if it fails. A file, not a
-/// pipe: a daemon that the program leaves behind keeps its output open.
+/// Runs `command` to its end with its output in `log`, which is read back for the message if it
+/// fails. A file, not a pipe: a daemon that the program leaves behind keeps its output open.
 pub fn run(command: &mut Command, log: &Path) -> Result<String, Failure> {
     // Reports are published: where the program lies on this machine is nobody's business.
     let program = Path::new(command.get_program());

@@ -1,7 +1,8 @@
-//! The result of a run as plain data: the one input of every exporter, of `summary` and of `figures`.
+//! The result of a run as plain data: the one input of every exporter, of `summary` and of
+//! `figures`.
 //!
-//! Serialised as the JSON export and read back by `nacre bench show`. Fields are only ever added; `format` changes
-//! when the meaning of one changes.
+//! Serialised as the JSON export and read back by `nacre bench show`. Fields are only ever added;
+//! `format` changes when the meaning of one changes.
 
 use serde::{Deserialize, Serialize};
 
@@ -100,7 +101,8 @@ pub struct TestEntry {
     pub title: String,
     /// Heading of its group.
     pub group: String,
-    /// `bytes` or `operations`: what amounts count; `count`: nothing is timed, samples are bytes that should be none, or few.
+    /// `bytes` or `operations`: what amounts count; `count`: nothing is timed, samples are bytes
+    /// that should be none, or few.
     pub unit: String,
 }
 
@@ -141,7 +143,10 @@ impl Report {
 
     /// Adds one sample, making the cell if it is the first.
     pub fn add(&mut self, sample: Sample, target: &str) {
-        let found = self.cells.iter_mut().find(|cell| cell.test == sample.test && cell.target == target && cell.point == sample.point);
+        let found = self
+            .cells
+            .iter_mut()
+            .find(|cell| cell.test == sample.test && cell.target == target && cell.point == sample.point);
         match found {
             Some(cell) => cell.samples.push(sample.seconds),
             None => self.cells.push(Cell {

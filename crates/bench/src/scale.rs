@@ -1,6 +1,8 @@
-//! How much work each test does: the usual amounts, those of `--quick` and `--full`, and the options that change them.
+//! How much work each test does: the usual amounts, those of `--quick` and `--full`, and the
+//! options that change them.
 //!
-//! `options` calls [`arguments`] for the grammar and [`scale`] for the meaning; a table names the options it knows.
+//! `options` calls [`arguments`] for the grammar and [`scale`] for the meaning; a table names the
+//! options it knows.
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 
@@ -11,17 +13,19 @@ use crate::table::Table;
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 const GIB: u64 = 1024 * MIB;
-/// iozone leaves out records below this for files above [`SMALL_RECORD_FILES`]: they would dominate the run.
+/// iozone leaves out records below this for files above [`SMALL_RECORD_FILES`]: they would dominate
+/// the run.
 const SMALL_RECORDS: u64 = 64 * KIB;
 const SMALL_RECORD_FILES: u64 = 32 * MIB;
-/// Cages are this large where there is [`PLENTY`] of room, and [`TIGHT_CAGE`] elsewhere: enough for writes to be
-/// collected freely, and an image that is set aside whole leaves room for the rest.
+/// Cages are this large where there is [`PLENTY`] of room, and [`TIGHT_CAGE`] elsewhere: enough for
+/// writes to be collected freely, and an image that is set aside whole leaves room for the rest.
 const CAGE: u64 = 10 * GIB;
 const PLENTY: u64 = 30 * GIB;
 const TIGHT_CAGE: u64 = 4 * GIB;
 /// `ls -U /mnt/rotating-rust | wc -l` in the founding document of the union.
 const DOCUMENTED_NAMES: u64 = 1_382_438;
-/// What lay in one directory in the founding document of such directories, and what gave its author trouble next.
+/// What lay in one directory in the founding document of such directories, and what gave its author
+/// trouble next.
 const DOCUMENTED_FILES: u64 = 1_644_553;
 const DOCUMENTED_DIRECTORIES: u64 = 1_100_000;
 /// The smallest image that every file system can be made in.
@@ -131,7 +135,10 @@ fn sizes(id: &'static str, help: &'static str) -> Arg {
 
 /// The options about amounts that `table` knows.
 pub fn arguments(table: &Table) -> Vec<Arg> {
-    let quick = Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("A minute or a few: small amounts, three rounds");
+    let quick = Arg::new("quick")
+        .long("quick")
+        .action(ArgAction::SetTrue)
+        .help("A minute or a few: small amounts, three rounds");
     let full = Arg::new("full").long("full").action(ArgAction::SetTrue).conflicts_with("quick");
     let known = [
         full.help(if table.amounts.contains(&"names") {
@@ -172,7 +179,9 @@ pub fn arguments(table: &Table) -> Vec<Arg> {
 pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
     // A table does not have the options that are not about it.
     let flag = |id: &str| matches.try_get_one::<bool>(id).ok().flatten().copied().unwrap_or(false);
-    let list = |id: &str| -> Vec<u64> { matches.try_get_many::<u64>(id).ok().flatten().into_iter().flatten().copied().collect() };
+    let list = |id: &str| -> Vec<u64> {
+        matches.try_get_many::<u64>(id).ok().flatten().into_iter().flatten().copied().collect()
+    };
     let number = |id: &str| matches.try_get_one::<u64>(id).ok().flatten().copied();
     let mut scale = if flag("quick") { quick_scale() } else { usual_scale() };
     if table.amounts.contains(&"directories") {
@@ -245,10 +254,14 @@ fn check(scale: &Scale) -> Result<(), Failure> {
     }
     for (id, bytes) in [("cage", scale.cage), ("fill", scale.fill)] {
         if bytes < SMALLEST_CAGE || !bytes.is_multiple_of(MIB) {
-            return Err(Failure::usage(format!("--{id} must be a multiple of 1M and at least {}M", SMALLEST_CAGE / MIB)));
+            return Err(Failure::usage(format!(
+                "--{id} must be a multiple of 1M and at least {}M",
+                SMALLEST_CAGE / MIB
+            )));
         }
     }
-    // The longest lines, an eighth for what the file systems need themselves, and what is warm beside them.
+    // The longest lines, an eighth for what the file systems need themselves, and what is warm
+    // beside them.
     let needed = (scale.dd * MIB).max(scale.appends.saturating_mul(4 * KIB)).max(scale.cache.saturating_mul(2));
     if scale.cage / 8 * 7 < needed {
         return Err(Failure::usage(format!("--cage must be larger: the tests write up to {} MiB", needed / MIB)));
@@ -308,7 +321,8 @@ fn doubling(from: u64, to: u64) -> Vec<u64> {
     std::iter::successors(Some(from), |size| size.checked_mul(2)).take_while(|size| *size <= to).collect()
 }
 
-/// Every pair of a file size and a record size that divides it; `as_iozone` leaves out small records in big files.
+/// Every pair of a file size and a record size that divides it; `as_iozone` leaves out small
+/// records in big files.
 fn points(sizes: &[u64], records: &[u64], as_iozone: bool) -> Vec<Point> {
     let mut points = Vec::new();
     for file in sizes {
@@ -331,7 +345,9 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => (Some(text), 1),
     };
     let number = digits.and_then(|digits| digits.parse::<u64>().ok()).filter(|number| *number > 0);
-    number.and_then(|number| number.checked_mul(factor)).ok_or_else(|| format!("{text} is not a size such as 64K or 16M"))
+    number
+        .and_then(|number| number.checked_mul(factor))
+        .ok_or_else(|| format!("{text} is not a size such as 64K or 16M"))
 }
 
 #[cfg(test)]
@@ -354,27 +370,39 @@ mod tests {
         let points = points(&doubling(64 * KIB, 512 * MIB), &doubling(4 * KIB, 16 * MIB), true);
         assert_eq!(points.first(), Some(&Point { file: 64 * KIB, record: 4 * KIB }));
         assert_eq!(points.last(), Some(&Point { file: 512 * MIB, record: 16 * MIB }));
-        // Ten file sizes up to 32 MiB with 5 to 13 records, then four with the nine records from 64 KiB.
+        // Ten file sizes up to 32 MiB with 5 to 13 records, then four with the nine records from 64
+        // KiB.
         assert_eq!(points.len(), (5 + 6 + 7 + 8 + 9 + 10 + 11 + 12 + 13 + 13) + 4 * 9);
     }
 
     #[test]
     fn tables_have_their_own_amounts() {
         let of = |words: &[&str]| {
-            let matches =
-                crate::options::command().try_get_matches_from([&["bench"], words].concat()).map_err(|error| error.to_string())?;
+            let matches = crate::options::command()
+                .try_get_matches_from([&["bench"], words].concat())
+                .map_err(|error| error.to_string())?;
             let (name, matches) = matches.subcommand().unwrap();
             scale(crate::table::find(name).unwrap(), matches, PLENTY).map_err(|failure| failure.to_string())
         };
-        assert_eq!(of(&["logs", "--dd", "3", "--appends", "15"]).map(|scale| (scale.dd, scale.shell_short())), Ok((3, 2)));
+        assert_eq!(
+            of(&["logs", "--dd", "3", "--appends", "15"]).map(|scale| (scale.dd, scale.shell_short())),
+            Ok((3, 2))
+        );
         assert_eq!(of(&["mirror", "--quick"]), Ok(quick_scale()));
         let matches = crate::options::command().try_get_matches_from(["bench", "logs"]).unwrap();
         assert_eq!(scale(&LOGS, matches.subcommand().unwrap().1, PLENTY - 1).map(|scale| scale.cage), Ok(TIGHT_CAGE));
         assert!(of(&["mirror", "--dd", "3"]).is_err() && of(&["logs", "--listing", "3"]).is_err());
         assert_eq!(of(&["union", "--full"]).map(|scale| scale.names), Ok(1_382_438));
-        assert_eq!(of(&["listing", "--full"]).map(|scale| (scale.files, scale.directories)), Ok((1_644_553, 1_100_000)));
+        assert_eq!(
+            of(&["listing", "--full"]).map(|scale| (scale.files, scale.directories)),
+            Ok((1_644_553, 1_100_000))
+        );
         assert_eq!(of(&["listing", "--full", "--files", "7"]).map(|scale| scale.files), Ok(7));
-        assert!(of(&["pool", "--size", "1M"]).is_err() && of(&["pool", "--image", "1M"]).is_err() && of(&["pool", "--full"]).is_err());
+        assert!(
+            of(&["pool", "--size", "1M"]).is_err()
+                && of(&["pool", "--image", "1M"]).is_err()
+                && of(&["pool", "--full"]).is_err()
+        );
         assert!(of(&["union", "--copy", "1000"]).is_err() && of(&["union", "--names", "60000000"]).is_err());
         assert!(of(&["logs", "--cage", "1G", "--dd", "1000"]).unwrap_err().contains("larger"));
         assert!(of(&["logs", "--fill", "1M"]).unwrap_err().contains("at least"));
@@ -387,6 +415,10 @@ mod tests {
             scale.describe(&MIRROR),
             "page-cache file of 32 MiB, 2000 small files, 5000 files in the big directory, 400 in the tree"
         );
-        assert!(scale.describe(&LOGS).starts_with("cages of 10240 MiB, dd of 200 MiB, 20000 lines (short ones by the shell: 2000)"));
+        assert!(
+            scale
+                .describe(&LOGS)
+                .starts_with("cages of 10240 MiB, dd of 200 MiB, 20000 lines (short ones by the shell: 2000)")
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The bench's own directory: marker, image, source and mount points. Nothing outside it is ever changed, except one
-//! fresh subdirectory of the directory given with `--source`.
+//! The bench's own directory: marker, image, source and mount points. Nothing outside it is ever
+//! changed, except one fresh subdirectory of the directory given with `--source`.
 //!
 //! ```text
 //! SCRATCH/.nacre-bench   marker with our process number and the source's path: the directory is ours to empty
@@ -36,7 +36,8 @@ pub enum Cold {
     Remount,
     /// `echo 2 > /proc/sys/vm/drop_caches`: names and inodes of the whole machine go.
     DropCaches,
-    /// `echo 3 > /proc/sys/vm/drop_caches`: everything that the whole machine holds goes, images of file systems too.
+    /// `echo 3 > /proc/sys/vm/drop_caches`: everything that the whole machine holds goes, images of
+    /// file systems too.
     DropEverything,
     /// Only the mount under test is new; the source stays warm.
     FreshMountOnly,
@@ -178,7 +179,8 @@ impl Scratch {
         &self.undo
     }
 
-    /// Writes out what the visit before left in the source, so that the next one does not pay for it.
+    /// Writes out what the visit before left in the source, so that the next one does not pay for
+    /// it.
     pub fn settle(&self) -> Result<(), Failure> {
         let btrfs = self.btrfs.get().and_then(|place| place.as_ref().ok());
         // What lies above first: its data go to what lies below.
@@ -214,7 +216,10 @@ fn claim(path: &Path, undo: &Undo) -> Result<PathBuf, Failure> {
             if marker.exists() {
                 reclaim(path, &marker)?;
             } else if entries.next().is_some() {
-                return Err(Failure::new(format!("{} is not empty and not a scratch directory of nacre bench", path.display())));
+                return Err(Failure::new(format!(
+                    "{} is not empty and not a scratch directory of nacre bench",
+                    path.display()
+                )));
             }
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -233,7 +238,8 @@ fn mark(root: &Path, source: &Path) -> Result<(), Failure> {
     fs::write(&marker, format!("{}\n{}\n", std::process::id(), source.display())).doing("writing", &marker)
 }
 
-/// Name of the subdirectory that the bench with this process number makes in the directory given with `--source`.
+/// Name of the subdirectory that the bench with this process number makes in the directory given
+/// with `--source`.
 fn source_name(process: &str) -> String {
     format!("nacre-bench-{process}")
 }

@@ -22,7 +22,8 @@ pub fn maximum(samples: &[f64]) -> Option<f64> {
     samples.iter().copied().max_by(f64::total_cmp)
 }
 
-/// Geometric mean, the only mean under which ratios may be averaged; `None` if empty or any value is not positive.
+/// Geometric mean, the only mean under which ratios may be averaged; `None` if empty or any value
+/// is not positive.
 pub fn geometric_mean(values: &[f64]) -> Option<f64> {
     if values.is_empty() || values.iter().any(|value| value.is_nan() || *value <= 0.0) {
         return None;

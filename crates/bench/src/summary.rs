@@ -1,4 +1,5 @@
-//! From samples to the rows that people read: pure functions of a [`Report`], shared by every exporter and by `figures`.
+//! From samples to the rows that people read: pure functions of a [`Report`], shared by every
+//! exporter and by `figures`.
 
 use crate::report::{Cell, Report, TestEntry};
 use crate::stats::{geometric_mean, maximum, median, minimum};
@@ -39,7 +40,8 @@ pub struct Section {
     pub mean: Vec<Option<f64>>,
 }
 
-/// A row of counts, which are bytes that should be none, or few; cells in the order of [`Report::targets`].
+/// A row of counts, which are bytes that should be none, or few; cells in the order of
+/// [`Report::targets`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct CountRow {
     /// Heading, with that of its group.
@@ -71,7 +73,8 @@ pub fn cell_ratio(report: &Report, cell: &Cell, base: &str) -> Option<f64> {
     (base > 0.0).then(|| own / base)
 }
 
-/// Ratio of times of `target` to `base` in `test`: over several points, the geometric mean of the points both have.
+/// Ratio of times of `target` to `base` in `test`: over several points, the geometric mean of the
+/// points both have.
 pub fn ratio(report: &Report, test: &str, target: &str, base: &str) -> Option<f64> {
     let ratios: Vec<f64> = report.cells_of(test, target).filter_map(|cell| cell_ratio(report, cell, base)).collect();
     geometric_mean(&ratios)
@@ -90,12 +93,17 @@ fn row(report: &Report, test: &TestEntry) -> Row {
         let mut cells = report.cells_of(&test.id, &target.id);
         let first = cells.next()?;
         let seconds = if first.point.is_none() { median(&first.samples) } else { None };
-        Some(Entry { ratio: ratio(report, &test.id, &target.id, &target.baseline)?, rate: rate(report, &test.id, &target.id)?, seconds })
+        Some(Entry {
+            ratio: ratio(report, &test.id, &target.id, &target.baseline)?,
+            rate: rate(report, &test.id, &target.id)?,
+            seconds,
+        })
     });
     Row { id: test.id.clone(), title: test.title.clone(), unit: test.unit.clone(), entries: entries.collect() }
 }
 
-/// The geometric mean of each column over the rows that it has; none for baselines, where it says nothing.
+/// The geometric mean of each column over the rows that it has; none for baselines, where it says
+/// nothing.
 fn means<'a>(report: &Report, rows: impl Iterator<Item = &'a Row> + Clone) -> Vec<Option<f64>> {
     let is_baseline = |column: usize| report.targets.get(column).is_some_and(|target| target.id == target.baseline);
     (0..report.targets.len())
@@ -103,8 +111,11 @@ fn means<'a>(report: &Report, rows: impl Iterator<Item = &'a Row> + Clone) -> Ve
             if is_baseline(column) {
                 return None;
             }
-            let ratios: Vec<f64> =
-                rows.clone().filter_map(|row| row.entries.get(column).copied().flatten()).map(|entry| entry.ratio).collect();
+            let ratios: Vec<f64> = rows
+                .clone()
+                .filter_map(|row| row.entries.get(column).copied().flatten())
+                .map(|entry| entry.ratio)
+                .collect();
             geometric_mean(&ratios)
         })
         .collect()
@@ -183,6 +194,9 @@ mod tests {
     #[test]
     fn the_worst_round_counts() {
         let counts = counts(&report());
-        assert_eq!(counts, [CountRow { title: "full: over the limit".to_owned(), values: vec![None, Some(4096.0), None] }]);
+        assert_eq!(
+            counts,
+            [CountRow { title: "full: over the limit".to_owned(), values: vec![None, Some(4096.0), None] }]
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! Tables as data: which tests a table has, over which targets, and which of them are shown by default.
+//! Tables as data: which tests a table has, over which targets, and which of them are shown by
+//! default.
 //!
-//! Read by `options` (names on the command line), `measure` (what to run) and `summary` (order of rows). A new table
-//! is one more file here plus the workloads that its groups name in `workload`.
+//! Read by `options` (names on the command line), `measure` (what to run) and `summary` (order of
+//! rows). A new table is one more file here plus the workloads that its groups name in `workload`.
 
 use crate::target::Target;
 
@@ -244,7 +245,8 @@ pub struct Table {
 }
 
 impl Test {
-    /// Whether it is about what nobody has looked at yet: meaningless where the mount itself has looked.
+    /// Whether it is about what nobody has looked at yet: meaningless where the mount itself has
+    /// looked.
     pub fn starts_cold(&self) -> bool {
         self.id.ends_with("-first")
     }

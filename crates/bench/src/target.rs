@@ -1,4 +1,5 @@
-//! The columns of a table as data: each is a chain of steps from a ground to the path that is measured.
+//! The columns of a table as data: each is a chain of steps from a ground to the path that is
+//! measured.
 //!
 //! `mounted` turns the chain into mounts; nothing here touches the machine.
 
@@ -103,7 +104,8 @@ pub enum Cage {
 }
 
 impl Step {
-    /// The programs that the step runs, as found on the search path; `nacre` stands for the program under test.
+    /// The programs that the step runs, as found on the search path; `nacre` stands for the program
+    /// under test.
     pub fn programs(self) -> &'static [&'static str] {
         match self {
             Self::Symlink | Self::Bind => &[],
@@ -138,7 +140,12 @@ impl Step {
             Self::Cage(Cage::Image | Cage::Within, _) => Some("cages of the kernel"),
             Self::Union(Union::Overlayfs) => Some("mounts of overlayfs"),
             Self::Pool(Pool { by: PoolOf::ZfsFuse, .. }) => Some("pools of zfs-fuse"),
-            Self::Symlink | Self::Bindfs | Self::Nacre(_) | Self::Nodatacow | Self::Cage(Cage::Shown, _) | Self::Union(_) => None,
+            Self::Symlink
+            | Self::Bindfs
+            | Self::Nacre(_)
+            | Self::Nodatacow
+            | Self::Cage(Cage::Shown, _)
+            | Self::Union(_) => None,
             Self::Pool(Pool { by: PoolOf::Nacre, .. }) => None,
         }
     }
@@ -174,8 +181,8 @@ pub struct Target {
     pub as_user: bool,
     /// Whether tests that change files are left out.
     pub reads_only: bool,
-    /// Whether the source itself is measured while the steps are mounted over it and have seen its directories: what
-    /// the mount costs those who do not use it.
+    /// Whether the source itself is measured while the steps are mounted over it and have seen its
+    /// directories: what the mount costs those who do not use it.
     pub from_outside: bool,
 }
 

@@ -1,4 +1,5 @@
-//! A tiny real run over the directory itself and a symbolic link: everything but mounts, on real files.
+//! A tiny real run over the directory itself and a symbolic link: everything but mounts, on real
+//! files.
 
 use std::fs;
 use std::path::Path;
@@ -15,14 +16,40 @@ fn arguments(words: &[&str]) -> ArgMatches {
 #[test]
 fn a_small_run_measures_every_test_and_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let (source, scratch, json) = (directory.path().join("source"), directory.path().join("scratch"), directory.path().join("result.json"));
+    let (source, scratch, json) =
+        (directory.path().join("source"), directory.path().join("scratch"), directory.path().join("result.json"));
     fs::create_dir(&source).unwrap();
     fs::write(source.join("precious"), "x").unwrap();
-    let (source_word, scratch_word, json_word) = (source.to_str().unwrap(), scratch.to_str().unwrap(), json.to_str().unwrap());
+    let (source_word, scratch_word, json_word) =
+        (source.to_str().unwrap(), scratch.to_str().unwrap(), json.to_str().unwrap());
     let groups = "iozone,cache,files,listing,tree,clients";
-    let words = ["mirror", "--source", source_word, "--scratch", scratch_word, "--targets", "direct,symlink", "--tests", groups];
-    let small =
-        ["--rounds", "2", "--sizes", "64K", "--records", "4K,64K", "--cache", "1M", "--files", "20", "--listing", "20", "--tree", "5"];
+    let words = [
+        "mirror",
+        "--source",
+        source_word,
+        "--scratch",
+        scratch_word,
+        "--targets",
+        "direct,symlink",
+        "--tests",
+        groups,
+    ];
+    let small = [
+        "--rounds",
+        "2",
+        "--sizes",
+        "64K",
+        "--records",
+        "4K,64K",
+        "--cache",
+        "1M",
+        "--files",
+        "20",
+        "--listing",
+        "20",
+        "--tree",
+        "5",
+    ];
     let code = run(&arguments(&[&words[..], &small[..], &["--json", json_word]].concat()));
     assert_eq!(code, ExitCode::SUCCESS);
     let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
@@ -33,7 +60,11 @@ fn a_small_run_measures_every_test_and_leaves_nothing() {
             assert_eq!(cells.len(), if test.id.starts_with("iozone") { 2 } else { 1 }, "{} on {target}", test.id);
             for cell in cells {
                 assert_eq!(cell.samples.len(), 2, "{} on {target}", test.id);
-                assert!(cell.amount > 0.0 && cell.samples.iter().all(|seconds| *seconds > 0.0), "{} on {target}", test.id);
+                assert!(
+                    cell.amount > 0.0 && cell.samples.iter().all(|seconds| *seconds > 0.0),
+                    "{} on {target}",
+                    test.id
+                );
             }
         }
     }
@@ -46,21 +77,40 @@ fn a_small_run_measures_every_test_and_leaves_nothing() {
 }
 
 /// Amounts of the table of logs that take no time.
-const FEW: [&str; 14] =
-    ["--rounds", "2", "--dd", "2", "--appends", "30", "--cache", "1M", "--files", "20", "--cage", "320M", "--fill", "320M"];
+const FEW: [&str; 14] = [
+    "--rounds",
+    "2",
+    "--dd",
+    "2",
+    "--appends",
+    "30",
+    "--cache",
+    "1M",
+    "--files",
+    "20",
+    "--cage",
+    "320M",
+    "--fill",
+    "320M",
+];
 
 #[test]
 fn logs_are_measured_in_the_scratch_directory_itself() {
     let directory = tempfile::tempdir().unwrap();
     let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
-    let words = ["logs", "--scratch", scratch.to_str().unwrap(), "--targets", "direct", "--json", json.to_str().unwrap()];
+    let words =
+        ["logs", "--scratch", scratch.to_str().unwrap(), "--targets", "direct", "--json", json.to_str().unwrap()];
     assert_eq!(run(&arguments(&[&words[..], &FEW[..]].concat())), ExitCode::SUCCESS);
     let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     assert_eq!(report.notes, Vec::<String>::new());
     for test in report.tests.iter().filter(|test| !["overshoot", "lost"].contains(&test.id.as_str())) {
         let cells: Vec<_> = report.cells_of(&test.id, "direct").collect();
         assert_eq!(cells.len(), 1, "{}", test.id);
-        assert!(cells.iter().all(|cell| cell.samples.len() == 2 && (test.unit == table::COUNT || cell.amount > 0.0)), "{}", test.id);
+        assert!(
+            cells.iter().all(|cell| cell.samples.len() == 2 && (test.unit == table::COUNT || cell.amount > 0.0)),
+            "{}",
+            test.id
+        );
     }
     assert_eq!(report.cells_of("overshoot", "direct").count(), 0, "nothing bounds it, so nothing may fill it");
     assert!(!scratch.exists());
@@ -71,7 +121,10 @@ fn logs_are_measured_in_the_scratch_directory_itself() {
 fn images_are_filled_measured_and_taken_away() {
     let root = rustix::process::geteuid().is_root();
     let programs = ["losetup", "mkfs.ext4", "mkfs.btrfs", "chattr"];
-    if !root || programs.iter().any(|name| programs::find(name).is_none()) || !std::path::Path::new("/dev/loop-control").exists() {
+    if !root
+        || programs.iter().any(|name| programs::find(name).is_none())
+        || !std::path::Path::new("/dev/loop-control").exists()
+    {
         eprintln!("skipped: needs root, loop devices, {}", programs.join(", "));
         return;
     }
@@ -89,7 +142,11 @@ fn images_are_filled_measured_and_taken_away() {
             assert_eq!(report.cells_of(&test.id, &target.id).count(), 1, "{} on {}", test.id, target.id);
         }
         if bounded {
-            assert_eq!(summary::worst(&report, "overshoot", &target.id), Some(0.0), "an image is never more than its size");
+            assert_eq!(
+                summary::worst(&report, "overshoot", &target.id),
+                Some(0.0),
+                "an image is never more than its size"
+            );
             assert_eq!(summary::worst(&report, "lost", &target.id), Some(0.0));
         }
     }
@@ -97,14 +154,15 @@ fn images_are_filled_measured_and_taken_away() {
     assert!(!scratch.exists());
 }
 
-/// Makes a program of a text. By a process of its own: a descriptor for writing in this one could be inherited by a child of another test,
-/// and a program that is open for writing cannot be run.
+/// Makes a program of a text. By a process of its own: a descriptor for writing in this one could
+/// be inherited by a child of another test, and a program that is open for writing cannot be run.
 pub(crate) fn script(path: &Path, text: &str) {
     let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
     assert!(Command::new("sh").args(["-c", write]).arg(path).arg(text).status().unwrap().success());
 }
 
-/// A stand-in for nacre whose cage is a bind mount, which bounds nothing: the table must find that out.
+/// A stand-in for nacre whose cage is a bind mount, which bounds nothing: the table must find that
+/// out.
 const BOUNDLESS: &str = "#!/bin/sh
 echo \"$NACRE_STATE_DIR $*\" >> \"${0%/*}/calls\"
 case $1 in
@@ -122,9 +180,18 @@ fn a_cage_that_does_not_hold_is_found_out() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let (scratch, json, nacre) = (directory.path().join("scratch"), directory.path().join("result.json"), directory.path().join("nacre"));
+    let (scratch, json, nacre) =
+        (directory.path().join("scratch"), directory.path().join("result.json"), directory.path().join("nacre"));
     script(&nacre, BOUNDLESS);
-    let words = ["logs", "--scratch", scratch.to_str().unwrap(), "--nacre", nacre.to_str().unwrap(), "--targets", "nacre-collected"];
+    let words = [
+        "logs",
+        "--scratch",
+        scratch.to_str().unwrap(),
+        "--nacre",
+        nacre.to_str().unwrap(),
+        "--targets",
+        "nacre-collected",
+    ];
     let rest = ["--tests", "held-short,overshoot,lost", "--check", "--json", json.to_str().unwrap()];
     assert_eq!(run(&arguments(&[&words[..], &rest[..], &FEW[..]].concat())), ExitCode::FAILURE, "a figure is missed");
     let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
@@ -137,7 +204,11 @@ fn a_cage_that_does_not_hold_is_found_out() {
     let shown = scratch.join("mnt/nacre-collected");
     let (own, shown) = (scratch.join("source/own/nacre-collected"), shown.display());
     assert_eq!(cage, format!("cage --size 335544320 --engine=fuse --writes=collected {} {shown}", own.display()));
-    assert_eq!(calls.lines().filter(|line| line.ends_with(&format!(" umount {shown}"))).count(), 4, "two groups, two rounds");
+    assert_eq!(
+        calls.lines().filter(|line| line.ends_with(&format!(" umount {shown}"))).count(),
+        4,
+        "two groups, two rounds"
+    );
     assert!(!scratch.exists());
 }
 
@@ -161,19 +232,29 @@ fn a_scratch_directory_of_somebody_else_fails_the_run() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("precious"), "x").unwrap();
     let path = directory.path().to_str().unwrap();
-    assert_eq!(run(&arguments(&["mirror", "--source", path, "--scratch", path, "--targets", "direct"])), ExitCode::FAILURE);
+    assert_eq!(
+        run(&arguments(&["mirror", "--source", path, "--scratch", path, "--targets", "direct"])),
+        ExitCode::FAILURE
+    );
     let left: Vec<_> = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["precious"]);
 }
 
 #[test]
 fn bad_arguments_are_errors() {
-    for bad in [&["mirror", "--fs", "fat"][..], &["mirror", "--rounds", "0"], &["mirror", "--quick", "--full"], &["nothing"], &[]] {
+    for bad in [
+        &["mirror", "--fs", "fat"][..],
+        &["mirror", "--rounds", "0"],
+        &["mirror", "--quick", "--full"],
+        &["nothing"],
+        &[],
+    ] {
         assert!(command().try_get_matches_from([&["bench"], bad].concat()).is_err(), "{bad:?}");
     }
     assert_eq!(run(&arguments(&["mirror", "--targets", "nonsense"])), ExitCode::from(2));
     assert_eq!(run(&arguments(&["mirror", "--cache", "1000"])), ExitCode::from(2));
-    // What cannot be done is another matter: nothing is measured for a result that could not be written.
+    // What cannot be done is another matter: nothing is measured for a result that could not be
+    // written.
     let directory = tempfile::tempdir().unwrap();
     let (scratch, page) = (directory.path().join("scratch"), directory.path().join("missing/page.html"));
     let words = ["mirror", "--scratch", scratch.to_str().unwrap(), "--html", page.to_str().unwrap()];
@@ -181,7 +262,8 @@ fn bad_arguments_are_errors() {
     assert!(!scratch.exists());
 }
 
-/// Needs root, bindfs and the fuse device, like every test that mounts; says so and passes elsewhere.
+/// Needs root, bindfs and the fuse device, like every test that mounts; says so and passes
+/// elsewhere.
 #[test]
 fn real_mounts_are_measured_and_taken_away() {
     let root = rustix::process::geteuid().is_root();
@@ -192,9 +274,20 @@ fn real_mounts_are_measured_and_taken_away() {
     let directory = tempfile::tempdir().unwrap();
     let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
     let source_word = directory.path().to_str().unwrap();
-    let words = ["mirror", "--source", source_word, "--scratch", scratch.to_str().unwrap(), "--targets", "bind,bindfs,bind-bindfs"];
+    let words = [
+        "mirror",
+        "--source",
+        source_word,
+        "--scratch",
+        scratch.to_str().unwrap(),
+        "--targets",
+        "bind,bindfs,bind-bindfs",
+    ];
     let small = ["--tests", "cache,tree,rename", "--rounds", "1", "--cache", "1M", "--files", "20", "--tree", "5"];
-    assert_eq!(run(&arguments(&[&words[..], &small[..], &["--json", json.to_str().unwrap()]].concat())), ExitCode::SUCCESS);
+    assert_eq!(
+        run(&arguments(&[&words[..], &small[..], &["--json", json.to_str().unwrap()]].concat())),
+        ExitCode::SUCCESS
+    );
     let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     assert_eq!(report.notes, Vec::<String>::new());
     for target in &report.targets {
@@ -213,8 +306,22 @@ fn a_nacre_that_does_not_mount_is_skipped_by_name() {
     let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
     let liar = programs::find("true").unwrap();
     let words = ["mirror", "--source", directory.path().to_str().unwrap(), "--scratch", scratch.to_str().unwrap()];
-    let liar = ["--nacre", liar.to_str().unwrap(), "--targets", "nacre", "--tests", "mmap,cache", "--rounds", "1", "--cache", "1M"];
-    assert_eq!(run(&arguments(&[&words[..], &liar[..], &["--json", json.to_str().unwrap()]].concat())), ExitCode::SUCCESS);
+    let liar = [
+        "--nacre",
+        liar.to_str().unwrap(),
+        "--targets",
+        "nacre",
+        "--tests",
+        "mmap,cache",
+        "--rounds",
+        "1",
+        "--cache",
+        "1M",
+    ];
+    assert_eq!(
+        run(&arguments(&[&words[..], &liar[..], &["--json", json.to_str().unwrap()]].concat())),
+        ExitCode::SUCCESS
+    );
     let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     let reason = report.targets.iter().find(|target| target.id == "nacre").unwrap().skipped.clone();
     assert!(reason.as_deref().is_some_and(|reason| reason.contains("nothing is mounted")), "{reason:?}");
@@ -222,7 +329,8 @@ fn a_nacre_that_does_not_mount_is_skipped_by_name() {
     assert_eq!(report.cells_of("cache-read-4k", "nacre").count(), 0);
 }
 
-/// Needs root, to mount, and overlayfs; says so and passes elsewhere. Rivals that are not installed are left out.
+/// Needs root, to mount, and overlayfs; says so and passes elsewhere. Rivals that are not installed
+/// are left out.
 #[test]
 fn unions_are_measured_and_taken_away() {
     let knows = fs::read_to_string("/proc/filesystems").is_ok_and(|text| text.contains("\toverlay\n"));
@@ -232,21 +340,43 @@ fn unions_are_measured_and_taken_away() {
     }
     let directory = tempfile::tempdir().unwrap();
     let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
-    let rivals: Vec<&str> = [("mergerfs", "mergerfs"), ("unionfs", "unionfs-fuse"), ("fuse-overlayfs", "fuse-overlayfs")]
-        .into_iter()
-        .filter_map(|(program, target)| programs::find(program).map(|_| target))
-        .collect();
+    let rivals: Vec<&str> =
+        [("mergerfs", "mergerfs"), ("unionfs", "unionfs-fuse"), ("fuse-overlayfs", "fuse-overlayfs")]
+            .into_iter()
+            .filter_map(|(program, target)| programs::find(program).map(|_| target))
+            .collect();
     let targets = format!("overlayfs,{}", rivals.join(","));
-    let words = ["union", "--source", directory.path().to_str().unwrap(), "--scratch", scratch.to_str().unwrap(), "--targets", &targets];
-    let small = ["--rounds", "1", "--names", "60", "--files", "20", "--copy", "1M", "--cache", "1M", "--json", json.to_str().unwrap()];
+    let words = [
+        "union",
+        "--source",
+        directory.path().to_str().unwrap(),
+        "--scratch",
+        scratch.to_str().unwrap(),
+        "--targets",
+        &targets,
+    ];
+    let small = [
+        "--rounds",
+        "1",
+        "--names",
+        "60",
+        "--files",
+        "20",
+        "--copy",
+        "1M",
+        "--cache",
+        "1M",
+        "--json",
+        json.to_str().unwrap(),
+    ];
     assert_eq!(run(&arguments(&[&words[..], &small[..]].concat())), ExitCode::SUCCESS);
     let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     assert_eq!(report.notes, Vec::<String>::new());
     for target in &report.targets {
         assert_eq!(target.skipped, None, "{}", target.id);
         for test in &report.tests {
-            let nobodys =
-                ["direct", "overlayfs"].contains(&target.id.as_str()) && test.unit == table::COUNT || test.id == "memory-per-name";
+            let nobodys = ["direct", "overlayfs"].contains(&target.id.as_str()) && test.unit == table::COUNT
+                || test.id == "memory-per-name";
             let copies_up = target.id == "mergerfs" && test.id.starts_with("copy-up");
             let expected = usize::from(!nobodys && !copies_up);
             assert_eq!(report.cells_of(&test.id, &target.id).count(), expected, "{} on {}", test.id, target.id);

@@ -1,7 +1,8 @@
 //! What must be undone when the bench ends, however it ends: by return, panic or signal.
 //!
-//! Every effect on the machine is entered here *before* it is made, so there is no moment at which it could be left
-//! behind. Undoing something that was never done is harmless. After [`Undo::all`] nothing more may be entered.
+//! Every effect on the machine is entered here *before* it is made, so there is no moment at which
+//! it could be left behind. Undoing something that was never done is harmless. After [`Undo::all`]
+//! nothing more may be entered.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -92,23 +93,29 @@ pub fn release_loop(device: &Path) -> Result<(), Failure> {
 /// Devices of `losetup -n -O NAME,BACK-FILE` whose files lie below `directory`.
 fn loops_below(text: &str, directory: &Path) -> Vec<PathBuf> {
     let lines = text.lines().filter_map(|line| line.trim_start().split_once(char::is_whitespace));
-    lines.filter(|(_, file)| Path::new(file.trim()).starts_with(directory)).map(|(device, _)| PathBuf::from(device)).collect()
+    lines
+        .filter(|(_, file)| Path::new(file.trim()).starts_with(directory))
+        .map(|(device, _)| PathBuf::from(device))
+        .collect()
 }
 
-/// Frees the loop devices of images below `directory` that nobody entered, such as those made by a program that was
-/// stopped half-way.
+/// Frees the loop devices of images below `directory` that nobody entered, such as those made by a
+/// program that was stopped half-way.
 fn release_loops_below(directory: &Path) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() || programs::find("losetup").is_none() {
         return Ok(());
     }
-    let output = Command::new("losetup").args(["-n", "-O", "NAME,BACK-FILE"]).output().doing("asking losetup for", directory)?;
+    let output =
+        Command::new("losetup").args(["-n", "-O", "NAME,BACK-FILE"]).output().doing("asking losetup for", directory)?;
     loops_below(&String::from_utf8_lossy(&output.stdout), directory).iter().try_for_each(|device| release_loop(device))
 }
 
-/// Removes a directory of the bench. Whatever is still mounted below is detached first: removal must never go through
-/// a mount into files that belong to somebody else, so it is refused if that fails.
+/// Removes a directory of the bench. Whatever is still mounted below is detached first: removal
+/// must never go through a mount into files that belong to somebody else, so it is refused if that
+/// fails.
 pub fn remove_tree(path: &Path) -> Result<(), Failure> {
-    // A mount being made by a program that was running when we were stopped may still appear: look more than once.
+    // A mount being made by a program that was running when we were stopped may still appear: look
+    // more than once.
     for _ in 0..3 {
         for point in mounts::below(path)? {
             mounts::detach(&point)?;
@@ -134,9 +141,11 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Starts to wait for SIGINT, SIGTERM and SIGHUP. The process then exits with 128 plus the signal's number.
+    /// Starts to wait for SIGINT, SIGTERM and SIGHUP. The process then exits with 128 plus the
+    /// signal's number.
     pub fn start(undo: Undo) -> Result<Self, Failure> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| Failure::new(format!("waiting for signals: {error}")))?;
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+            .map_err(|error| Failure::new(format!("waiting for signals: {error}")))?;
         let handle = signals.handle();
         let of_waiter = undo.clone();
         let waiter = thread::spawn(move || {

@@ -1,8 +1,9 @@
 //! Workloads: what is done to a target while the clock runs. Called by `measure` only.
 //!
-//! A workload runs on a thread of its own, as the user of its target. It sees nothing but paths and a [`Link`] to the
-//! thread that owns the mounts; what only root can do (a cold start) it asks for there. Inside a timed region there is
-//! no allocation and no formatting: names and offsets are made before the clock starts.
+//! A workload runs on a thread of its own, as the user of its target. It sees nothing but paths and
+//! a [`Link`] to the thread that owns the mounts; what only root can do (a cold start) it asks for
+//! there. Inside a timed region there is no allocation and no formatting: names and offsets are
+//! made before the clock starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -155,13 +156,14 @@ impl Visit<'_> {
         self.link.answers.recv().map_err(gone)?
     }
 
-    /// Makes the target cold: fresh mount, nothing known of names. No descriptor below the root may be open.
+    /// Makes the target cold: fresh mount, nothing known of names. No descriptor below the root may
+    /// be open.
     pub fn cold(&self) -> Result<(), Failure> {
         self.ask(Ask::Cold).map(drop)
     }
 
-    /// Ends the file system as a crash would and puts it in place again; returns how long the latter took. No descriptor below the root
-    /// may be open.
+    /// Ends the file system as a crash would and puts it in place again; returns how long the
+    /// latter took. No descriptor below the root may be open.
     pub fn crash(&self) -> Result<Duration, Failure> {
         self.ask(Ask::Crash).and_then(time)
     }
@@ -185,7 +187,13 @@ impl Visit<'_> {
     }
 
     /// Hands in a measurement at a point.
-    pub fn sample_at(&self, test: &'static str, point: Option<Point>, elapsed: Duration, amount: u64) -> Result<(), Failure> {
+    pub fn sample_at(
+        &self,
+        test: &'static str,
+        point: Option<Point>,
+        elapsed: Duration,
+        amount: u64,
+    ) -> Result<(), Failure> {
         let sample = Sample { test, point, seconds: elapsed.as_secs_f64(), amount: amount as f64 };
         self.link.events.send(Event::Sample(sample)).map_err(|_| Failure::new("the bench is stopping"))
     }
@@ -196,7 +204,8 @@ impl Visit<'_> {
         self.link.events.send(Event::Sample(sample)).map_err(|_| Failure::new("the bench is stopping"))
     }
 
-    /// Removes what the test before made and writes out what it left, so that the next one does not pay for it.
+    /// Removes what the test before made and writes out what it left, so that the next one does not
+    /// pay for it.
     pub fn tidy(&self, files: &[PathBuf]) -> Result<(), Failure> {
         for file in files {
             fs::remove_file(file).doing("removing", file)?;
@@ -220,7 +229,8 @@ fn time(answer: Answer) -> Result<Duration, Failure> {
     }
 }
 
-/// Makes what the visits of a unit share, once, directly in the source. It is left there for later rounds.
+/// Makes what the visits of a unit share, once, directly in the source. It is left there for later
+/// rounds.
 pub fn prepare(unit: Unit, source: &Path, scale: &Scale, buffer: &mut Buffer) -> Result<(), Failure> {
     match unit {
         Unit::Iozone(_) => Ok(()),
@@ -238,7 +248,9 @@ pub fn prepare(unit: Unit, source: &Path, scale: &Scale, buffer: &mut Buffer) ->
         Unit::Whole(Group::BranchData) => union::prepare_large(source, "data", scale.cache, buffer),
         // Their targets share nothing.
         Unit::Whole(Group::Dd | Group::Shell | Group::Appends | Group::Writers | Group::Warm | Group::Fill) => Ok(()),
-        Unit::Whole(Group::Bonnie | Group::BonnieText | Group::BonnieFiles | Group::SmallWrites | Group::SmallFiles) => Ok(()),
+        Unit::Whole(
+            Group::Bonnie | Group::BonnieText | Group::BonnieFiles | Group::SmallWrites | Group::SmallFiles,
+        ) => Ok(()),
         Unit::Whole(Group::Versions | Group::Recovery | Group::ManyFiles | Group::ManyDirectories) => Ok(()),
     }
 }
@@ -279,8 +291,8 @@ pub fn run(unit: Unit, visit: &mut Visit<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Turns the calling thread into an ordinary user's for good. Only this thread: the system call works on threads, and
-/// the threads and programs that it starts inherit from it.
+/// Turns the calling thread into an ordinary user's for good. Only this thread: the system call
+/// works on threads, and the threads and programs that it starts inherit from it.
 pub fn become_user(user: User) -> Result<(), Failure> {
     let failed = |error: rustix::io::Errno| Failure::new(format!("becoming user {}: {error}", user.uid));
     let (uid, gid) = (rustix::process::Uid::from_raw(user.uid), rustix::process::Gid::from_raw(user.gid));
@@ -299,8 +311,8 @@ fn timed<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<(Duration, T), 
 /// Shorter samples than this are at the mercy of one interrupt.
 const LONG_ENOUGH: Duration = Duration::from_millis(30);
 
-/// Runs `work`, which leaves everything as it found it, again and again until the clock has something to measure;
-/// returns the time of one pass.
+/// Runs `work`, which leaves everything as it found it, again and again until the clock has
+/// something to measure; returns the time of one pass.
 fn repeated(mut work: impl FnMut() -> Result<(), Failure>) -> Result<Duration, Failure> {
     let start = Instant::now();
     let mut passes = 0_u32;
@@ -314,13 +326,16 @@ fn repeated(mut work: impl FnMut() -> Result<(), Failure>) -> Result<Duration, F
     }
 }
 
-/// Whether `prepare` has finished `directory` in an earlier round; makes it anew otherwise. [`finished`] says when.
+/// Whether `prepare` has finished `directory` in an earlier round; makes it anew otherwise.
+/// [`finished`] says when.
 fn needs_making(directory: &Path) -> Result<bool, Failure> {
     if directory.with_extension("ready").exists() {
         return Ok(false);
     }
     match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Failure::io("clearing", directory, error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Failure::io("clearing", directory, error));
+        }
         _ => {}
     }
     fs::create_dir(directory).map_err(|error| Failure::io("creating", directory, error))?;

@@ -1,8 +1,9 @@
 //! Cages: directories that cannot hold more than their limit.
 //!
-//! `nacre cage` makes them, with one of three engines: this program through FUSE (a stack of the layers `host` and `cage`, served like any
-//! other mount), or one of the kernel's ([`engine`]). Pure parts: [`command`], [`plan`], [`settings`], [`report`]; effects: [`run`],
-//! [`resize`], [`find`].
+//! `nacre cage` makes them, with one of three engines: this program through FUSE (a stack of the
+//! layers `host` and `cage`, served like any other mount), or one of the kernel's ([`engine`]).
+//! Pure parts: [`command`], [`plan`], [`settings`], [`report`]; effects: [`run`], [`resize`],
+//! [`find`].
 
 pub mod command;
 pub mod engine;

@@ -58,7 +58,11 @@ pub fn count(number: u64) -> String {
         None => number.to_string(),
         Some((suffix, unit)) => {
             let tenths = number / (unit / 10);
-            if tenths >= 1000 { format!("{}{suffix}", tenths / 10) } else { format!("{}.{}{suffix}", tenths / 10, tenths % 10) }
+            if tenths >= 1000 {
+                format!("{}{suffix}", tenths / 10)
+            } else {
+                format!("{}.{}{suffix}", tenths / 10, tenths % 10)
+            }
         }
     }
 }
@@ -90,7 +94,10 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let rows = vec![vec!["/a".to_owned(), "5".to_owned(), "x".to_owned()], vec!["/long".to_owned(), "1234".to_owned(), String::new()]];
+        let rows = vec![
+            vec!["/a".to_owned(), "5".to_owned(), "x".to_owned()],
+            vec!["/long".to_owned(), "1234".to_owned(), String::new()],
+        ];
         let headings = [("MOUNT", Align::Left), ("N", Align::Right), ("W", Align::Left)];
         assert_eq!(aligned(&headings, &rows, false), "MOUNT     N  W\n/a        5  x\n/long  1234\n");
         assert_eq!(scripted(&rows), "/a\t5\tx\n/long\t1234\t\n");
@@ -98,12 +105,19 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        for (number, text) in
-            [(0, "0"), (9_999, "9999"), (10_000, "10.0k"), (123_456, "123k"), (99_999_999, "99.9M"), (u64::MAX, "18446744T")]
-        {
+        for (number, text) in [
+            (0, "0"),
+            (9_999, "9999"),
+            (10_000, "10.0k"),
+            (123_456, "123k"),
+            (99_999_999, "99.9M"),
+            (u64::MAX, "18446744T"),
+        ] {
             assert_eq!(count(number), text);
         }
-        for (number, text) in [(9_999, "9999 ns"), (10_000, "10 us"), (12_345_678, "12 ms"), (u64::MAX, "18446744073 s")] {
+        for (number, text) in
+            [(9_999, "9999 ns"), (10_000, "10 us"), (12_345_678, "12 ms"), (u64::MAX, "18446744073 s")]
+        {
             assert_eq!(nanoseconds(number), text);
         }
         for (number, text) in [(119, "119 s"), (120, "2 min"), (7200, "2 h"), (172_800, "2 d")] {

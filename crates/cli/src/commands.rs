@@ -1,6 +1,8 @@
-//! The one table of commands: what `nacre` understands, from which help, shell completions and man pages are made.
+//! The one table of commands: what `nacre` understands, from which help, shell completions and man
+//! pages are made.
 //!
-//! The options of mounts come from the table in [`crate::options`]. Pure: arguments in, an [`Order`] out.
+//! The options of mounts come from the table in [`crate::options`]. Pure: arguments in, an
+//! [`Order`] out.
 
 use crate::{
     cage::command::{self as cage, CageOrder},
@@ -166,7 +168,13 @@ fn umount() -> Command {
     Command::new("umount")
         .about("Unmount, as root or as whoever mounted")
         .after_help("Examples:\n  nacre umount /mnt/data\n  nacre umount --lazy /mnt/data")
-        .arg(Arg::new("lazy").short('l').long("lazy").action(ArgAction::SetTrue).help("Detach at once, end when nobody uses it any more"))
+        .arg(
+            Arg::new("lazy")
+                .short('l')
+                .long("lazy")
+                .action(ArgAction::SetTrue)
+                .help("Detach at once, end when nobody uses it any more"),
+        )
         .arg(path("MOUNTPOINT", "What to unmount").num_args(1..).action(ArgAction::Append))
 }
 
@@ -183,7 +191,13 @@ pub fn view_arguments(command: Command) -> Command {
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Everything, as JSON"))
         .arg(Arg::new("scripted").short('H').action(ArgAction::SetTrue).help("No headings, one tab between columns"))
         .arg(Arg::new("exact").short('p').action(ArgAction::SetTrue).help("Exact numbers"))
-        .arg(Arg::new("columns").short('o').value_name("COLUMN,...").value_delimiter(',').help("Which columns ('all' shows every one)"))
+        .arg(
+            Arg::new("columns")
+                .short('o')
+                .value_name("COLUMN,...")
+                .value_delimiter(',')
+                .help("Which columns ('all' shows every one)"),
+        )
         .arg(all_users())
 }
 
@@ -198,9 +212,19 @@ fn top() -> Command {
         .about("Watch mounts: requests per second, times, passthrough")
         .after_help("Examples:\n  nacre top\n  nacre top --once\n  nacre top -n 5 -i 2 /mnt/data")
         .arg(
-            Arg::new("rounds").short('n').value_name("ROUNDS").value_parser(value_parser!(u64).range(1..)).help("End after so many tables"),
+            Arg::new("rounds")
+                .short('n')
+                .value_name("ROUNDS")
+                .value_parser(value_parser!(u64).range(1..))
+                .help("End after so many tables"),
         )
-        .arg(Arg::new("once").long("once").action(ArgAction::SetTrue).conflicts_with("rounds").help("Print one table and end"))
+        .arg(
+            Arg::new("once")
+                .long("once")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("rounds")
+                .help("Print one table and end"),
+        )
         .arg(
             Arg::new("interval")
                 .short('i')
@@ -251,7 +275,11 @@ pub fn path(name: &'static str, help: &'static str) -> Arg {
 }
 
 fn mounts() -> Arg {
-    Arg::new("MOUNTPOINT").value_parser(value_parser!(OsString)).num_args(0..).action(ArgAction::Append).help("Which mounts [default: all]")
+    Arg::new("MOUNTPOINT")
+        .value_parser(value_parser!(OsString))
+        .num_args(0..)
+        .action(ArgAction::Append)
+        .help("Which mounts [default: all]")
 }
 
 /// The options of the table that pass, as `clap` knows them.
@@ -272,7 +300,10 @@ fn option(row: &'static Row) -> Arg {
         None => arg.action(ArgAction::SetTrue).overrides_with(key(row)),
         Some(value) => {
             let negative = matches!(row.id, Opt::UidOffset | Opt::GidOffset);
-            arg.action(ArgAction::Append).value_name(value).value_parser(value_parser!(OsString)).allow_negative_numbers(negative)
+            arg.action(ArgAction::Append)
+                .value_name(value)
+                .value_parser(value_parser!(OsString))
+                .allow_negative_numbers(negative)
         }
     }
 }
@@ -299,7 +330,8 @@ pub fn raw(matches: &ArgMatches) -> Vec<Given> {
             continue;
         }
         for index in matches.indices_of(key(row)).into_iter().flatten() {
-            let value = if row.value.is_some() { values.next().unwrap_or_default().to_owned() } else { OsString::new() };
+            let value =
+                if row.value.is_some() { values.next().unwrap_or_default().to_owned() } else { OsString::new() };
             found.push((index, Given::new(row.id, value)));
         }
     }
@@ -340,9 +372,11 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         "union" => union::order(matches)?,
         "pool" => pool::order::order(matches)?,
         "fs" => fs::order(matches)?,
-        "mount" => {
-            Order::Mount(plan::stack("nacre", Settings::fold(&given(matches)?)?, vec![one(matches, "STACK"), one(matches, "MOUNTPOINT")])?)
-        }
+        "mount" => Order::Mount(plan::stack(
+            "nacre",
+            Settings::fold(&given(matches)?)?,
+            vec![one(matches, "STACK"), one(matches, "MOUNTPOINT")],
+        )?),
         "umount" => Order::Umount { lazy: matches.get_flag("lazy"), mountpoints: many(matches) },
         "status" => Order::Status { view: view(matches), mountpoints: many(matches) },
         "top" => top_order(matches)?,
@@ -383,7 +417,9 @@ fn reload_order(matches: &ArgMatches) -> Result<Order, Failure> {
     let given = given(matches)?;
     if let Some(other) = given.iter().find(|given| !settings::is_rule(given.option)) {
         let name = TABLE.iter().find(|row| row.id == other.option).map_or("", |row| row.name);
-        return Err(Failure::usage(format!("option {name} cannot be changed while mounted")).next("unmount and mount again"));
+        return Err(
+            Failure::usage(format!("option {name} cannot be changed while mounted")).next("unmount and mount again")
+        );
     }
     let rules = if given.is_empty() { None } else { Some(Box::new(Settings::fold(&given)?.remap)) };
     Ok(Order::Reload { mountpoint: PathBuf::from(one(matches, "MOUNTPOINT")), rules })

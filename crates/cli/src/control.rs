@@ -1,7 +1,9 @@
-//! How commands talk to the process that serves a mount: one Unix socket per mount, one JSON value per line in each direction.
+//! How commands talk to the process that serves a mount: one Unix socket per mount, one JSON value
+//! per line in each direction.
 //!
-//! [`Server`] is used by [`crate::serving`], the rest by the commands. Only root and the mount's owner are answered (`SO_PEERCRED`). The
-//! other side is not trusted: lines are limited, waiting is limited, and what is shown on a terminal is made printable first.
+//! [`Server`] is used by [`crate::serving`], the rest by the commands. Only root and the mount's
+//! owner are answered (`SO_PEERCRED`). The other side is not trusted: lines are limited, waiting is
+//! limited, and what is shown on a terminal is made printable first.
 
 mod asking;
 mod server;
@@ -156,7 +158,8 @@ impl Peer {
         match converse(&self.socket, request).map_err(failed)? {
             Answer::Failed { what, next, busy, exit } => {
                 let exit = if busy { Exit::Busy } else { Exit::of(exit) };
-                let (what, next) = (crate::report::printable(what.as_bytes()), crate::report::printable(next.as_bytes()));
+                let (what, next) =
+                    (crate::report::printable(what.as_bytes()), crate::report::printable(next.as_bytes()));
                 Err(Failure::new(what).next(next).exit(exit))
             }
             answer => Ok(answer),
@@ -188,7 +191,8 @@ impl Found {
     }
 }
 
-/// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the other side, whatever it says itself.
+/// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the
+/// other side, whatever it says itself.
 pub fn find(whose: &Whose) -> Found {
     let uid = rustix::process::geteuid().as_raw();
     let mut found = Found::default();
@@ -202,7 +206,8 @@ pub fn find(whose: &Whose) -> Found {
                     found.peers.push(Peer { socket, report: *report });
                     continue;
                 }
-                // Nobody listens: the process died without cleaning up. Others' directories are theirs to clean.
+                // Nobody listens: the process died without cleaning up. Others' directories are
+                // theirs to clean.
                 Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused && socket.foreign().is_none() => {
                     let _ = fs::remove_file(&socket.path);
                     continue;
@@ -212,7 +217,8 @@ pub fn find(whose: &Whose) -> Found {
                 None => true,
             };
             if late {
-                let pid = socket.path.file_stem().and_then(|name| name.as_encoded_bytes().split(|byte| *byte == b'-').next());
+                let pid =
+                    socket.path.file_stem().and_then(|name| name.as_encoded_bytes().split(|byte| *byte == b'-').next());
                 match socket.foreign() {
                     Some(uid) => drop(found.unheard.insert(uid)),
                     None => found.silent.extend(pid.map(crate::report::printable)),
@@ -220,15 +226,18 @@ pub fn find(whose: &Whose) -> Found {
             }
         }
     }
-    // Of several at one place our own come first, since others may claim any place; of these the topmost, which is the youngest: within
-    // one second, the higher process number.
-    let order = |peer: &Peer| (peer.report.mountpoint.clone(), peer.report.uid != uid, peer.report.uptime, Reverse(peer.report.pid));
+    // Of several at one place our own come first, since others may claim any place; of these the
+    // topmost, which is the youngest: within one second, the higher process number.
+    let order = |peer: &Peer| {
+        (peer.report.mountpoint.clone(), peer.report.uid != uid, peer.report.uptime, Reverse(peer.report.pid))
+    };
     found.peers.sort_by_cached_key(order);
     found.silent.dedup();
     found
 }
 
-/// Whom to ask about these paths: us, and other users who have mounted what is there, as the kernel says. Who names a place wants to hear of it.
+/// Whom to ask about these paths: us, and other users who have mounted what is there, as the kernel
+/// says. Who names a place wants to hear of it.
 pub fn whose(paths: &[PathBuf]) -> Whose {
     let uid = rustix::process::geteuid().as_raw();
     // Without a table of mounts there are ours, or none.
@@ -246,8 +255,8 @@ pub fn whose(paths: &[PathBuf]) -> Whose {
     if users.is_empty() { Whose::Ours } else { Whose::These(users) }
 }
 
-/// Asks something that may take its time. After an unmount that was not lazy, also waits for the end of whatever served it, so that what lies below
-/// is free when the command returns.
+/// Asks something that may take its time. After an unmount that was not lazy, also waits for the
+/// end of whatever served it, so that what lies below is free when the command returns.
 fn converse(socket: &Socket, request: &Request) -> io::Result<Answer> {
     let stream = socket.connect(PATIENCE)?;
     let until = socket.foreign().map(|_| Instant::now() + PATIENCE);
@@ -305,7 +314,8 @@ pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
     Ok(chosen)
 }
 
-/// An absolute path without `.`, `..` and symbolic links. What is mounted there is not asked: it may hang.
+/// An absolute path without `.`, `..` and symbolic links. What is mounted there is not asked: it
+/// may hang.
 ///
 /// # Errors
 /// A parent that does not exist, links that lead in a circle.
@@ -315,7 +325,8 @@ pub fn lexical(path: &Path) -> Result<PathBuf, Failure> {
     }
     let mut place = without_links_above(path)?;
     for _ in 0..LINKS_MOST {
-        // The root of a mount is a directory, and the kernel answers that it is no link without asking whoever serves it.
+        // The root of a mount is a directory, and the kernel answers that it is no link without
+        // asking whoever serves it.
         let Ok(target) = fs::read_link(&place) else { return Ok(place) };
         place = without_links_above(&place.parent().unwrap_or(Path::new("/")).join(target))?;
     }
@@ -397,9 +408,12 @@ mod tests {
         let listener = dribble.join().unwrap();
         // Nobody accepts any more: at some number of callers the queue is full.
         rustix::net::listen(&listener, 0).unwrap();
-        let waiting: Vec<UnixStream> = (0..3).map_while(|_| runtime::connect(&path, Duration::from_millis(50)).ok()).collect();
+        let waiting: Vec<UnixStream> =
+            (0..3).map_while(|_| runtime::connect(&path, Duration::from_millis(50)).ok()).collect();
         assert!(waiting.len() < 3);
-        assert!(matches!(runtime::connect(&path, Duration::from_millis(50)), Err(error) if error.kind() == io::ErrorKind::WouldBlock));
+        assert!(
+            matches!(runtime::connect(&path, Duration::from_millis(50)), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        );
     }
 
     #[test]

@@ -118,7 +118,8 @@ pub fn order(matches: &ArgMatches) -> Order {
 pub fn run(order: &CopyOrder) -> Result<ExitCode, Failure> {
     // Modes are given as SOURCE has them.
     rustix::process::umask(rustix::fs::Mode::empty());
-    // Open directories are the only thing of which a deep tree needs many; where the limit cannot be raised, running into it is told.
+    // Open directories are the only thing of which a deep tree needs many; where the limit cannot
+    // be raised, running into it is told.
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let stop = Arc::new(AtomicBool::new(false));
@@ -177,7 +178,11 @@ struct Voice {
 impl Voice {
     fn new(order: &CopyOrder) -> Voice {
         // Hidden by itself when standard error is not a terminal.
-        let bar = if order.json || order.quiet || !order.options.estimate { ProgressBar::hidden() } else { ProgressBar::new(1000) };
+        let bar = if order.json || order.quiet || !order.options.estimate {
+            ProgressBar::hidden()
+        } else {
+            ProgressBar::new(1000)
+        };
         if let Ok(style) = ProgressStyle::with_template("{bar:20} {msg}") {
             bar.set_style(style);
         }
@@ -295,9 +300,11 @@ fn last_words(order: &CopyOrder, outcome: &Outcome, now: &Snapshot, elapsed: f64
         Outcome { fatal: Some(reason), .. } => Err(Failure::new(reason.clone()).next(after(reason, again))),
         Outcome { interrupted: true, .. } => Err(Failure::new("interrupted").next(again)),
         _ => {
-            let what = if only { "differ or could not be compared" } else { "could not be copied, or are not the same" };
+            let what =
+                if only { "differ or could not be compared" } else { "could not be copied, or are not the same" };
             let source = path_text(&order.options.source);
-            Err(Failure::new(format!("{} entries of {source} {what}; each is named above", grouped(outcome.failures))).next(again))
+            Err(Failure::new(format!("{} entries of {source} {what}; each is named above", grouped(outcome.failures)))
+                .next(again))
         }
     }
 }
@@ -355,7 +362,11 @@ fn summary(now: &Snapshot, elapsed: f64, resumed: bool) -> String {
         text.push_str(&format!("{} are shared with SOURCE\n", size(now.shared_bytes)));
     }
     if now.verified > 0 {
-        text.push_str(&format!("compared {} entries, {}: ", grouped(now.verified + now.failures), size(now.verified_bytes)));
+        text.push_str(&format!(
+            "compared {} entries, {}: ",
+            grouped(now.verified + now.failures),
+            size(now.verified_bytes)
+        ));
         text.push_str(if now.failures == 0 { "all the same\n" } else { "not all the same\n" });
     }
     text
@@ -432,20 +443,32 @@ mod tests {
     #[test]
     fn figures_are_written_for_people() {
         assert_eq!([0, 999, 1000, 1_644_553].map(grouped), ["0", "999", "1,000", "1,644,553"]);
-        assert_eq!([0, 1023, 1536, 3 << 30, 5 << 40].map(size), ["0 bytes", "1023 bytes", "1.5 KiB", "3.0 GiB", "5.0 TiB"]);
+        assert_eq!(
+            [0, 1023, 1536, 3 << 30, 5 << 40].map(size),
+            ["0 bytes", "1023 bytes", "1.5 KiB", "3.0 GiB", "5.0 TiB"]
+        );
         assert_eq!([0.25, 59.0, 61.0, 3723.0].map(clock), ["0.2 s", "59.0 s", "1:01", "1:02:03"]);
     }
 
     #[test]
     fn progress_says_what_is_known() {
-        let mut now =
-            Snapshot { entries: 10, directories: 2, expected_entries: 20, bytes: 2048, expected_bytes: 4096, ..Snapshot::default() };
+        let mut now = Snapshot {
+            entries: 10,
+            directories: 2,
+            expected_entries: 20,
+            bytes: 2048,
+            expected_bytes: 4096,
+            ..Snapshot::default()
+        };
         assert_eq!(
             progress_text(&now, None, 2.0),
             "12 of at least 20 entries copied, 2.0 KiB of at least 4.0 KiB, 5 files/s, still counting"
         );
         now.counted = true;
-        assert_eq!(progress_text(&now, Some(90.0), 2.0), "12 of 20 entries copied, 2.0 KiB of 4.0 KiB, 5 files/s, about 1:30 left");
+        assert_eq!(
+            progress_text(&now, Some(90.0), 2.0),
+            "12 of 20 entries copied, 2.0 KiB of 4.0 KiB, 5 files/s, about 1:30 left"
+        );
     }
 
     #[test]

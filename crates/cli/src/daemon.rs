@@ -1,9 +1,10 @@
-//! Into the background and back: a mount that is not in the foreground is served by a second process of the same program, and the first one
-//! returns when the mount answers.
+//! Into the background and back: a mount that is not in the foreground is served by a second
+//! process of the same program, and the first one returns when the mount answers.
 //!
-//! The second process is started anew rather than forked, so it has no threads or locks of the first. It is told apart by an
-//! environment variable that holds its parent's number, reports over its standard output, and says what goes wrong on the standard
-//! error that it shares with the first until then. Its exit code is the first one's.
+//! The second process is started anew rather than forked, so it has no threads or locks of the
+//! first. It is told apart by an environment variable that holds its parent's number, reports over
+//! its standard output, and says what goes wrong on the standard error that it shares with the
+//! first until then. Its exit code is the first one's.
 
 use crate::failure::Failure;
 use rustix::{
@@ -59,11 +60,16 @@ pub fn start(reason: &str) -> Result<Start, Failure> {
     spawn(&name, arguments, &[(REASON, reason)])
 }
 
-/// Starts a process that will serve mounts, and waits until it says that it is ready. `settings` go into its environment.
+/// Starts a process that will serve mounts, and waits until it says that it is ready. `settings` go
+/// into its environment.
 ///
 /// # Errors
 /// The process cannot be started.
-pub fn spawn(name: &OsStr, arguments: impl Iterator<Item = OsString>, settings: &[(&str, &str)]) -> Result<Start, Failure> {
+pub fn spawn(
+    name: &OsStr,
+    arguments: impl Iterator<Item = OsString>,
+    settings: &[(&str, &str)],
+) -> Result<Start, Failure> {
     // A script's open files and locks are its own, not those of a process that outlives it.
     if let Err(error) = nacre_sys::descriptors::close_on_exec_from(3) {
         tracing::debug!(%error, "descriptors of the caller stay open");
@@ -90,10 +96,12 @@ pub fn spawn(name: &OsStr, arguments: impl Iterator<Item = OsString>, settings: 
     }
     let status = child.wait().map_err(failed)?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
-    code.map(Start::Failed).ok_or_else(|| Failure::new(format!("the process that serves the mount ended before it answered: {status}")))
+    code.map(Start::Failed)
+        .ok_or_else(|| Failure::new(format!("the process that serves the mount ended before it answered: {status}")))
 }
 
-/// Our own executable, by its path where that still leads to it, so that process lists show its name.
+/// Our own executable, by its path where that still leads to it, so that process lists show its
+/// name.
 fn program() -> PathBuf {
     let link = PathBuf::from("/proc/self/exe");
     fs::read_link(&link).ok().filter(|path| path.exists()).unwrap_or(link)
@@ -107,13 +115,15 @@ pub fn leave_session() -> Result<(), Failure> {
     setsid().map(drop).map_err(|error| Failure::io("cannot leave", "the session of the terminal", &error.into()))
 }
 
-/// Says that the mount answers, and lets go of everything that belongs to the first process: its descriptors and its directory.
+/// Says that the mount answers, and lets go of everything that belongs to the first process: its
+/// descriptors and its directory.
 ///
 /// # Errors
 /// Nobody listens any more: whoever called for the mount does not want it.
 pub fn report_ready() -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::io("cannot report to", "the process that asked for the mount", &error);
-    let null = openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|error| failed(error.into()))?;
+    let null = openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| failed(error.into()))?;
     let mut out = io::stdout().lock();
     out.write_all(READY).and_then(|()| out.flush()).map_err(failed)?;
     let done = dup2_stdin(&null).and_then(|()| dup2_stdout(&null)).and_then(|()| dup2_stderr(&null));
@@ -135,13 +145,18 @@ pub fn settle() {
     nacre_sys::memory::keep_large_blocks_apart();
 }
 
-/// Raises the limit of open descriptors as far as allowed; root raises the hard limit, too. A limit that stays low is not fatal.
+/// Raises the limit of open descriptors as far as allowed; root raises the hard limit, too. A limit
+/// that stays low is not fatal.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let hard = limit.maximum.unwrap_or(u64::MAX);
-    let most = fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DESCRIPTORS);
+    let most = fs::read_to_string("/proc/sys/fs/nr_open")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(DESCRIPTORS);
     let wanted = hard.max(most.min(DESCRIPTORS));
-    let raised = Rlimit { current: Some(wanted.min(DESCRIPTORS).max(limit.current.unwrap_or(0))), maximum: Some(wanted) };
+    let raised =
+        Rlimit { current: Some(wanted.min(DESCRIPTORS).max(limit.current.unwrap_or(0))), maximum: Some(wanted) };
     let unprivileged = Rlimit { current: Some(hard), maximum: limit.maximum };
     if setrlimit(Resource::Nofile, raised).is_err()
         && let Err(error) = setrlimit(Resource::Nofile, unprivileged)

@@ -17,8 +17,10 @@ pub fn subtype(plan: &MountPlan) -> String {
 /// File systems that are themselves stacked on others.
 const STACKED: &[u64] = &[OVERLAY, FUSE];
 
-/// File systems that may report a failed write as late as at close(2): NFS, SMB1, SMB2, CIFS, 9P, Ceph, AFS, and what FUSE may hide.
-const REPORTING_AT_CLOSE: &[u64] = &[0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x00c3_6400, 0x6b41_4653, FUSE];
+/// File systems that may report a failed write as late as at close(2): NFS, SMB1, SMB2, CIFS, 9P,
+/// Ceph, AFS, and what FUSE may hide.
+const REPORTING_AT_CLOSE: &[u64] =
+    &[0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x00c3_6400, 0x6b41_4653, FUSE];
 
 // Magic numbers of statfs(2).
 const OVERLAY: u64 = 0x794c_7630;
@@ -33,14 +35,19 @@ fn lies_on(spec: &StackSpec, kinds: &[u64]) -> bool {
         .any(|figures| kinds.contains(&u64::from(figures.f_type.cast_unsigned() as u32)))
 }
 
-/// Whether the storage itself judges every access: of an ordinary user who mounts for himself alone, whose rights this process has, a
-/// directory as it is. The kernel would check the same once more by what it sees, at the price of requests (for ACLs, at each step).
+/// Whether the storage itself judges every access: of an ordinary user who mounts for himself
+/// alone, whose rights this process has, a directory as it is. The kernel would check the same once
+/// more by what it sees, at the price of requests (for ACLs, at each step).
 fn is_judged_below(door: &Door, spec: &StackSpec) -> bool {
     let as_it_is = |layer: &LayerSpec| match layer {
         LayerSpec::Host(host) => host.symlinks == Symlinks::Keep,
         LayerSpec::Throttle(_) | LayerSpec::Trace(_) | LayerSpec::Cage(_) => true,
         LayerSpec::Remap(remap) => **remap == RemapSpec::default(),
-        LayerSpec::Mem(_) | LayerSpec::Union(_) | LayerSpec::Readonly(_) | LayerSpec::Shift(_) | LayerSpec::OverrideStat(_) => false,
+        LayerSpec::Mem(_)
+        | LayerSpec::Union(_)
+        | LayerSpec::Readonly(_)
+        | LayerSpec::Shift(_)
+        | LayerSpec::OverrideStat(_) => false,
     };
     !door.allow_other && !door.immutable && spec.layers.iter().all(as_it_is) && is_ordinary()
 }

@@ -1,7 +1,7 @@
 //! What went wrong, for people and for scripts: a sentence, what to do next, and an exit code.
 //!
-//! Made everywhere in this crate, printed in one place ([`Failure::report`]). The codes are documented in `docs/exit-codes.md` and
-//! never change their meaning.
+//! Made everywhere in this crate, printed in one place ([`Failure::report`]). The codes are
+//! documented in `docs/exit-codes.md` and never change their meaning.
 
 use nacre_vfs::Errno;
 use std::{
@@ -15,7 +15,8 @@ use std::{
 pub enum Exit {
     /// Asked for something that could not be done.
     Failure = 1,
-    /// The command line itself is wrong (called as bindfs or fuse-overlayfs, the program says 1 here, as these do).
+    /// The command line itself is wrong (called as bindfs or fuse-overlayfs, the program says 1
+    /// here, as these do).
     Usage = 2,
     /// What was named is not there: no such source, mount point or mount.
     NotFound = 3,
@@ -113,7 +114,8 @@ impl Failure {
             ("bindfs" | "fuse-overlayfs", _) => 1,
             // 1 for whatever failed, 2 for a wrong call.
             ("zfs" | "zpool", exit) if exit != Exit::Usage => 1,
-            // mount(8) expects its own codes from its programs: 1 for a wrong call, 32 for a mount that failed.
+            // mount(8) expects its own codes from its programs: 1 for a wrong call, 32 for a mount
+            // that failed.
             (program, Exit::Usage) if program.starts_with("mount.") => 1,
             (program, _) if program.starts_with("mount.") => 32,
             (_, exit) => exit as u8,

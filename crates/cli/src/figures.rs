@@ -36,7 +36,10 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
         immutable: about.immutable,
         transport: status.transport.name().to_owned(),
         transport_reason,
-        passthrough: PassthroughReport { on: status.passthrough.refusal.is_none(), why_not: status.passthrough.refusal },
+        passthrough: PassthroughReport {
+            on: status.passthrough.refusal.is_none(),
+            why_not: status.passthrough.refusal,
+        },
         coherence: coherence(status.coherence).to_owned(),
         full_invalidations: status.invalidated_all,
         invalidations: status.invalidations,

@@ -1,5 +1,5 @@
-//! `nacre fs`, and `zfs`: the command lines of file systems in pools, and how answers look. What the verbs mean is in `nacre_admin::fs`; here is
-//! neither a pool nor a mount.
+//! `nacre fs`, and `zfs`: the command lines of file systems in pools, and how answers look. What
+//! the verbs mean is in `nacre_admin::fs`; here is neither a pool nor a mount.
 //!
 //! ```text
 //!  command  the command line                         run    asks the processes that own the pools, prints

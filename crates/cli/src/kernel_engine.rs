@@ -1,10 +1,13 @@
-//! Mounts that the kernel serves alone: a bind mount, read-only and with mapped owners if asked for.
+//! Mounts that the kernel serves alone: a bind mount, read-only and with mapped owners if asked
+//! for.
 //!
-//! [`reduce`] decides (pure): either the whole plan is one such mount, or the reason why it is not. [`mount`] makes it, [`records`]
-//! remembers it for `nacre status`, because no process of ours stays behind.
+//! [`reduce`] decides (pure): either the whole plan is one such mount, or the reason why it is not.
+//! [`mount`] makes it, [`records`] remembers it for `nacre status`, because no process of ours
+//! stays behind.
 //!
-//! An id map of the kernel is one-to-one, and an id outside of it is shown as the overflow id (65534). A plan whose map covers all ids
-//! is exactly the same either way; otherwise the difference is told, and `--engine=auto` takes FUSE.
+//! An id map of the kernel is one-to-one, and an id outside of it is shown as the overflow id
+//! (65534). A plan whose map covers all ids is exactly the same either way; otherwise the
+//! difference is told, and `--engine=auto` takes FUSE.
 
 use crate::{
     failure::{Exit, Failure},
@@ -137,7 +140,8 @@ fn maps(remap: &RemapSpec, accounts: &dyn Accounts, differences: &mut Vec<String
             None => (rule.to_owned(), false),
         };
         let resolve = |name: &str| if of_groups { group_id(accounts, name) } else { user_id(accounts, name) };
-        parse_rule(&text, &resolve, if of_groups { &mut groups } else { &mut users }).map_err(|error| error.to_string())?;
+        parse_rule(&text, &resolve, if of_groups { &mut groups } else { &mut users })
+            .map_err(|error| error.to_string())?;
     }
     let users = ranges("users", &users, remap.uid_offset, differences)?;
     let groups = ranges("groups", &groups, remap.gid_offset, differences)?;
@@ -150,7 +154,12 @@ fn maps(remap: &RemapSpec, accounts: &dyn Accounts, differences: &mut Vec<String
     })
 }
 
-fn ranges(kind: &str, rules: &[MapRule], offset: Option<i64>, differences: &mut Vec<String>) -> Result<Vec<IdRange>, String> {
+fn ranges(
+    kind: &str,
+    rules: &[MapRule],
+    offset: Option<i64>,
+    differences: &mut Vec<String>,
+) -> Result<Vec<IdRange>, String> {
     match (rules, offset.filter(|offset| *offset != 0)) {
         ([], None) => Ok(Vec::new()),
         ([], Some(offset)) => Ok(shifted(offset)),
@@ -179,15 +188,22 @@ fn complete(kind: &str, rules: &[MapRule], differences: &mut Vec<String>) -> Res
             MapRule::Shifted(ids, shown) => {
                 ranges.push(IdRange { inside: *ids.start(), outside: *shown, count: ids.end() - ids.start() + 1 });
             }
-            MapRule::Many(..) | MapRule::Rest(_) => return Err("a map of many ids to one works only through FUSE".to_owned()),
+            MapRule::Many(..) | MapRule::Rest(_) => {
+                return Err("a map of many ids to one works only through FUSE".to_owned());
+            }
         }
     }
-    let stored: Vec<RangeInclusive<u32>> = ranges.iter().map(|range| range.inside..=range.inside + (range.count - 1)).collect();
-    let shown: Vec<RangeInclusive<u32>> = ranges.iter().map(|range| range.outside..=range.outside + (range.count - 1)).collect();
+    let stored: Vec<RangeInclusive<u32>> =
+        ranges.iter().map(|range| range.inside..=range.inside + (range.count - 1)).collect();
+    let shown: Vec<RangeInclusive<u32>> =
+        ranges.iter().map(|range| range.outside..=range.outside + (range.count - 1)).collect();
     let lost = without(&shown, &stored);
     if !lost.is_empty() {
         let list: Vec<String> = lost.iter().map(span).collect();
-        differences.push(format!("{kind} {} of the source appear as 65534, because others are shown by these numbers", list.join(", ")));
+        differences.push(format!(
+            "{kind} {} of the source appear as 65534, because others are shown by these numbers",
+            list.join(", ")
+        ));
     }
     let named: Vec<RangeInclusive<u32>> = stored.into_iter().chain(shown).collect();
     for ids in without(&[0..=ID_MAX], &named) {
@@ -252,8 +268,10 @@ pub fn mount(mount: &KernelMount, mountpoint: &Path) -> Result<(), Failure> {
     let cleared = MountAttributes::empty();
     let set = mounts::set_attributes(clone.as_fd(), mount.attributes, cleared, map, false);
     set.map_err(failed("set the attributes of a mount of"))?;
-    mounts::attach(clone.as_fd(), mountpoint).map_err(failed(&format!("attach, at {}, a mount of", path_text(mountpoint))))?;
-    // Otherwise what is mounted below either place later would appear below the other one, without these attributes.
+    mounts::attach(clone.as_fd(), mountpoint)
+        .map_err(failed(&format!("attach, at {}, a mount of", path_text(mountpoint))))?;
+    // Otherwise what is mounted below either place later would appear below the other one, without
+    // these attributes.
     mounts::make_private(clone.as_fd()).map_err(failed("make private the mount of"))
 }
 
@@ -319,9 +337,16 @@ pub fn records() -> Result<Vec<Report>, Failure> {
     let table = mountinfo::read()?;
     let directory = runtime::ours();
     let mut reports = Vec::new();
-    for path in runtime::children(&directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == "kernel")) {
-        let Some(mut record) = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok()) else { continue };
-        let there = table.iter().any(|entry| entry.id == record.mount && path_text(&entry.mountpoint) == record.report.mountpoint);
+    for path in
+        runtime::children(&directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == "kernel"))
+    {
+        let Some(mut record) = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok())
+        else {
+            continue;
+        };
+        let there = table
+            .iter()
+            .any(|entry| entry.id == record.mount && path_text(&entry.mountpoint) == record.report.mountpoint);
         if there {
             record.report.uptime = uptime().saturating_sub(record.made);
             reports.push(record.report);

@@ -1,7 +1,9 @@
-//! Where the log goes: one for a process that serves one mount, one for each mount of a process that serves several.
+//! Where the log goes: one for a process that serves one mount, one for each mount of a process
+//! that serves several.
 //!
-//! Called by [`crate::serve`] and [`crate::shared`]. In a shared process, a thread that works for one mount alone writes to the log of that mount
-//! ([`Log::enter`]); what other threads say (those that watch directories, for example) is written to the logs of all.
+//! Called by [`crate::serve`] and [`crate::shared`]. In a shared process, a thread that works for
+//! one mount alone writes to the log of that mount ([`Log::enter`]); what other threads say (those
+//! that watch directories, for example) is written to the logs of all.
 
 use crate::{failure::Failure, plan::MountPlan, report::path_text, settings::Verbosity};
 use parking_lot::{Mutex, RwLock};
@@ -35,7 +37,8 @@ fn open(path: &Path) -> Result<File, Failure> {
     file.map_err(|error| Failure::io("cannot open the log", path_text(path), &error))
 }
 
-/// Starts the log of a process that serves one mount: to a file, or to standard error, which leads nowhere once a background mount answers.
+/// Starts the log of a process that serves one mount: to a file, or to standard error, which leads
+/// nowhere once a background mount answers.
 ///
 /// # Errors
 /// A file that cannot be opened.
@@ -57,7 +60,8 @@ pub fn start(plan: &MountPlan) -> Result<(), Failure> {
 /// # Errors
 /// There is a log already.
 pub fn start_shared() -> Result<(), Failure> {
-    dispatcher::set_global_default(Dispatch::new(All)).map_err(|error| Failure::new(format!("cannot start the log: {error}")))
+    dispatcher::set_global_default(Dispatch::new(All))
+        .map_err(|error| Failure::new(format!("cannot start the log: {error}")))
 }
 
 /// The log of one mount among several.
@@ -117,7 +121,8 @@ impl Log {
         dispatcher::with_default(&self.dispatch, call)
     }
 
-    /// What was said so far, for whoever asked for the mount. From then on nobody reads what goes to no file.
+    /// What was said so far, for whoever asked for the mount. From then on nobody reads what goes
+    /// to no file.
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&self.said.lock().take().unwrap_or_default()).into_owned()
     }
@@ -171,7 +176,11 @@ impl Subscriber for All {
     fn event(&self, event: &Event<'_>) {
         let logs: Vec<Dispatch> = {
             let logs = LOGS.read();
-            logs.1.iter().filter(|(_, level, _)| event.metadata().level() <= level).map(|(_, _, dispatch)| dispatch.clone()).collect()
+            logs.1
+                .iter()
+                .filter(|(_, level, _)| event.metadata().level() <= level)
+                .map(|(_, _, dispatch)| dispatch.clone())
+                .collect()
         };
         logs.iter().for_each(|log| log.event(event));
     }

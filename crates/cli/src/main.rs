@@ -1,6 +1,7 @@
 //! The program `nacre`: arguments become a plan (pure data), the plan becomes effects.
 //!
-//! The same program is `bindfs`, `fuse-overlayfs` and `mount.fuse.nacre` when it is called by these names.
+//! The same program is `bindfs`, `fuse-overlayfs` and `mount.fuse.nacre` when it is called by these
+//! names.
 #![forbid(unsafe_code)]
 
 mod cage;

@@ -12,10 +12,18 @@ const FAMILIES: &[Family] = &[
     ("nacre_in_flight", "gauge", "Requests being answered.", |report| report.in_flight),
     ("nacre_inodes", "gauge", "Files that the kernel knows.", |report| report.inodes),
     ("nacre_open_files", "gauge", "Open files.", |report| report.open_files),
-    ("nacre_passthrough_opens_total", "counter", "Opens that the kernel serves itself.", |report| report.passthrough_opens),
-    ("nacre_cache_hits_total", "counter", "Opens answered without looking anything up again.", |report| report.cache_hits),
-    ("nacre_invalidations_total", "counter", "Changes of the source that the kernel was told of.", |report| report.invalidations),
-    ("nacre_full_invalidations_total", "counter", "Times that everything was invalidated.", |report| report.full_invalidations),
+    ("nacre_passthrough_opens_total", "counter", "Opens that the kernel serves itself.", |report| {
+        report.passthrough_opens
+    }),
+    ("nacre_cache_hits_total", "counter", "Opens answered without looking anything up again.", |report| {
+        report.cache_hits
+    }),
+    ("nacre_invalidations_total", "counter", "Changes of the source that the kernel was told of.", |report| {
+        report.invalidations
+    }),
+    ("nacre_full_invalidations_total", "counter", "Times that everything was invalidated.", |report| {
+        report.full_invalidations
+    }),
 ];
 
 /// The text for these mounts.
@@ -28,7 +36,9 @@ pub fn text(reports: &[Report]) -> String {
         }
     }
     operations(&mut text, reports, "nacre_requests_total", "Requests answered.", |operation| operation.requests);
-    operations(&mut text, reports, "nacre_request_errors_total", "Requests answered with an error.", |operation| operation.errors);
+    operations(&mut text, reports, "nacre_request_errors_total", "Requests answered with an error.", |operation| {
+        operation.errors
+    });
     durations(&mut text, reports);
     text
 }
@@ -83,10 +93,20 @@ fn durations(text: &mut String, reports: &[Report]) {
             for (bound, requests) in &operation.latency {
                 seen += requests;
                 if let Some(bound) = bound {
-                    sample(text, &format!("{NAME}_bucket"), &format!("{labels},le=\"{}\"", seconds(*bound)), &seen.to_string());
+                    sample(
+                        text,
+                        &format!("{NAME}_bucket"),
+                        &format!("{labels},le=\"{}\"", seconds(*bound)),
+                        &seen.to_string(),
+                    );
                 }
             }
-            sample(text, &format!("{NAME}_bucket"), &format!("{labels},le=\"+Inf\""), &operation.requests.max(seen).to_string());
+            sample(
+                text,
+                &format!("{NAME}_bucket"),
+                &format!("{labels},le=\"+Inf\""),
+                &operation.requests.max(seen).to_string(),
+            );
             sample(text, &format!("{NAME}_sum"), &labels, &seconds(operation.total_ns));
             sample(text, &format!("{NAME}_count"), &labels, &operation.requests.max(seen).to_string());
         }

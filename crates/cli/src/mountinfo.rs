@@ -1,7 +1,7 @@
 //! The table of mounts, as `/proc/self/mountinfo` shows it (proc(5)).
 //!
-//! Parsing is pure; only [`read`] looks at the system. Used to tell whether a path is a mount point without touching it: asking a mount
-//! whose daemon hangs would hang, too.
+//! Parsing is pure; only [`read`] looks at the system. Used to tell whether a path is a mount point
+//! without touching it: asking a mount whose daemon hangs would hang, too.
 
 use crate::failure::Failure;
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
@@ -50,7 +50,9 @@ impl MountEntry {
 pub fn read() -> Result<Vec<MountEntry>, Failure> {
     const TABLE: &str = "/proc/self/mountinfo";
     let table = std::fs::read(TABLE);
-    table.map(|table| parse(&table)).map_err(|error| Failure::io("cannot read", TABLE, &error).next("mount the proc file system at /proc"))
+    table
+        .map(|table| parse(&table))
+        .map_err(|error| Failure::io("cannot read", TABLE, &error).next("mount the proc file system at /proc"))
 }
 
 /// Parses the table; lines that are not understood are left out.
@@ -64,7 +66,8 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     let _parent = fields.next()?;
     let device = fields.next()?;
     let colon = device.iter().position(|&byte| byte == b':')?;
-    let device = (u32::try_from(number(device.get(..colon)?)?).ok()?, u32::try_from(number(device.get(colon + 1..)?)?).ok()?);
+    let device =
+        (u32::try_from(number(device.get(..colon)?)?).ok()?, u32::try_from(number(device.get(colon + 1..)?)?).ok()?);
     let _root = fields.next()?;
     let mountpoint = path(fields.next()?);
     let options = String::from_utf8_lossy(fields.next()?).split(',').map(str::to_owned).collect();
@@ -104,7 +107,8 @@ mod tests {
 
     #[test]
     fn lines_of_the_kernel_are_understood() {
-        let table = b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 propagate_from:2 - ext3 /dev/root rw,errors=continue\n\
+        let table =
+            b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 propagate_from:2 - ext3 /dev/root rw,errors=continue\n\
             99 35 0:43 / /a\\040b\\134 ro - fuse.nacre /srv/x\\011y rw,user_id=0\nnonsense\n\n5 6 7\n";
         let entries = parse(table);
         assert_eq!(entries.len(), 2);

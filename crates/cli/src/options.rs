@@ -1,7 +1,8 @@
 //! The one table of mount options: every option of bindfs, ours, and the words of `-o`.
 //!
-//! Everything that knows an option is made from it: both parsers ([`crate::words`] for bindfs' grammar, [`crate::commands`] for
-//! ours), help, man pages, completions. What an option *does* is one exhaustive match in [`crate::settings`].
+//! Everything that knows an option is made from it: both parsers ([`crate::words`] for bindfs'
+//! grammar, [`crate::commands`] for ours), help, man pages, completions. What an option *does* is
+//! one exhaustive match in [`crate::settings`].
 
 use Form::{Bindfs, Cage, Letter, Ours, Word};
 
@@ -315,7 +316,8 @@ pub enum Found {
 
 /// Finds the word `name` of `-o name` or `-o name=value`.
 pub fn word(name: &str, has_value: bool) -> Option<Found> {
-    // `-o user`, `-o group`, `-o owner` are fstab's; bindfs' deprecated spellings have a value (and libfuse swallows `user=`).
+    // `-o user`, `-o group`, `-o owner` are fstab's; bindfs' deprecated spellings have a value (and
+    // libfuse swallows `user=`).
     let fstab = match name {
         "user" => true,
         "owner" | "group" => !has_value,
@@ -324,7 +326,9 @@ pub fn word(name: &str, has_value: bool) -> Option<Found> {
     if fstab || name.starts_with("x-") || name.starts_with("X-") {
         return Some(Found::Ignored);
     }
-    let row = TABLE.iter().find(|row| !row.name.is_empty() && row.name == name && (row.form != Letter || row.id == Opt::Debug));
+    let row = TABLE
+        .iter()
+        .find(|row| !row.name.is_empty() && row.name == name && (row.form != Letter || row.id == Opt::Debug));
     if let Some(row) = row {
         return (row.value.is_some() == has_value).then_some(Found::Row(row));
     }

@@ -1,8 +1,10 @@
-//! The command line of fuse-overlayfs, for container engines that run it to mount their layers (podman's `mount_program`).
+//! The command line of fuse-overlayfs, for container engines that run it to mount their layers
+//! (podman's `mount_program`).
 //!
-//! Called when the program is named `fuse-overlayfs`, and for `nacre fuse-overlayfs`. Pure: words in, a [`Plan`] for a union out. Words that
-//! fuse-overlayfs does not know are told and ignored, as it does: engines hand on what was meant for the kernel's overlay file system. Words that
-//! would change what is stored, and that are not obeyed here, are refused.
+//! Called when the program is named `fuse-overlayfs`, and for `nacre fuse-overlayfs`. Pure: words
+//! in, a [`Plan`] for a union out. Words that fuse-overlayfs does not know are told and ignored, as
+//! it does: engines hand on what was meant for the kernel's overlay file system. Words that would
+//! change what is stored, and that are not obeyed here, are refused.
 
 use crate::{
     failure::Failure,
@@ -13,8 +15,8 @@ use crate::{
 use nacre_layers::{
     shift::Ranges,
     spec::{
-        BranchSource, BranchSpec, Branches, HostCoherence, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec, ShiftSpec, StackSpec,
-        TraceLevel, TraceSpec, UnionSpec,
+        BranchSource, BranchSpec, Branches, HostCoherence, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec,
+        ShiftSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec,
     },
 };
 use nacre_union::{BranchMode, parse_overlay};
@@ -81,11 +83,16 @@ struct Told {
     shared: bool,
 }
 
-/// Reads the command line. `root`: whether the mounter may let others in; `whiteout_files`: whether [`WHITEOUT_FILES`] is set.
+/// Reads the command line. `root`: whether the mounter may let others in; `whiteout_files`: whether
+/// [`WHITEOUT_FILES`] is set.
 ///
 /// # Errors
 /// A wrong command line.
-pub fn overlay(arguments: impl IntoIterator<Item = OsString>, root: bool, whiteout_files: bool) -> Result<Plan, Failure> {
+pub fn overlay(
+    arguments: impl IntoIterator<Item = OsString>,
+    root: bool,
+    whiteout_files: bool,
+) -> Result<Plan, Failure> {
     let mut told = Told { settings: defaults(), ..Told::default() };
     let mut positionals = Vec::new();
     let mut rest = arguments.into_iter();
@@ -103,11 +110,14 @@ pub fn overlay(arguments: impl IntoIterator<Item = OsString>, root: bool, whiteo
             }
             [b'-', b'o', attached @ ..] => told.obey_all(OsStr::from_bytes(attached))?,
             // Of our own options, those that the mount alone is concerned with.
-            [b'-', b'-', word @ ..] if [&b"transport="[..], b"passthrough=", b"daemon="].iter().any(|own| word.starts_with(own)) => {
+            [b'-', b'-', word @ ..]
+                if [&b"transport="[..], b"passthrough=", b"daemon="].iter().any(|own| word.starts_with(own)) =>
+            {
                 told.obey(OsStr::from_bytes(word))?;
             }
             [b'-', _, ..] => {
-                return Err(Failure::usage(format!("unknown option {}", argument.as_bytes().escape_ascii())).next("--help shows how"));
+                return Err(Failure::usage(format!("unknown option {}", argument.as_bytes().escape_ascii()))
+                    .next("--help shows how"));
             }
             _ => positionals.push(argument),
         }
@@ -138,7 +148,8 @@ fn mountpoint(positionals: Vec<OsString>) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Splits at commas. `\,` is a comma, `\NNN` the byte of that octal number; all other backslashes stay with what follows them.
+/// Splits at commas. `\,` is a comma, `\NNN` the byte of that octal number; all other backslashes
+/// stay with what follows them.
 fn split(text: &[u8]) -> Vec<Vec<u8>> {
     let mut words = vec![Vec::new()];
     let mut rest = text;
@@ -249,7 +260,8 @@ impl Told {
             "fsync" => self.not_durable = !switch(name, value)?,
             "timeout" => {
                 let seconds: f64 = number(name, value, "a number of seconds")?;
-                let held = Duration::try_from_secs_f64(seconds.min(MORE_THAN_EVER)).map_err(|_| wrong(name, "a number of seconds"))?;
+                let held = Duration::try_from_secs_f64(seconds.min(MORE_THAN_EVER))
+                    .map_err(|_| wrong(name, "a number of seconds"))?;
                 let door = &mut self.settings.door;
                 (door.entry_timeout, door.attr_timeout, door.negative_timeout) = (Some(held), Some(held), Some(held));
             }
@@ -285,7 +297,9 @@ impl Told {
                 return Err(Failure::usage("plugins of fuse-overlayfs cannot be loaded").next("leave plugins= out"));
             }
             "redirect_dir" if !matches!(value.as_bytes(), b"off" | b"nofollow") => {
-                return Err(Failure::usage("redirect_dir: only off is possible; directories are copied when they are renamed"));
+                return Err(Failure::usage(
+                    "redirect_dir: only off is possible; directories are copied when they are renamed",
+                ));
             }
             _ => return Ok(false),
         }
@@ -319,7 +333,8 @@ impl Told {
 
     fn plan(self, mountpoint: PathBuf, whiteout_files: bool) -> Result<MountPlan, Failure> {
         self.settings.check_process()?;
-        let lower = self.lower.as_ref().ok_or_else(|| Failure::usage("lowerdir= is needed").next("--help shows how"))?;
+        let lower =
+            self.lower.as_ref().ok_or_else(|| Failure::usage("lowerdir= is needed").next("--help shows how"))?;
         let lower = parse_overlay(None, lower).map_err(|error| Failure::usage(error.to_string()))?;
         let mut branches = Vec::new();
         match (&self.upper, &self.work) {
@@ -337,7 +352,8 @@ impl Told {
         if self.not_durable {
             option.push("volatile".to_owned());
         }
-        let union = UnionSpec { branch: Branches(branches), option, coherence: HostCoherence::Exclusive, noatime: false };
+        let union =
+            UnionSpec { branch: Branches(branches), option, coherence: HostCoherence::Exclusive, noatime: false };
         let mut layers = vec![LayerSpec::Union(Box::new(union))];
         if self.shift != ShiftSpec::default() {
             layers.push(LayerSpec::Shift(self.shift));

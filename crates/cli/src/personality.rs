@@ -1,5 +1,5 @@
-//! Which program we are, by the name that we were called with, and the two command lines that are not our own: bindfs' and that of
-//! mount(8)'s helpers.
+//! Which program we are, by the name that we were called with, and the two command lines that are
+//! not our own: bindfs' and that of mount(8)'s helpers.
 //!
 //! Pure: names and arguments in, a [`Plan`] out.
 
@@ -26,9 +26,11 @@ use std::{
 pub enum Personality {
     /// `nacre VERB ...`.
     Nacre,
-    /// `bindfs [options] SOURCE MOUNTPOINT`; also what mount(8) runs for the type `fuse.nacre` where there is no helper of ours.
+    /// `bindfs [options] SOURCE MOUNTPOINT`; also what mount(8) runs for the type `fuse.nacre`
+    /// where there is no helper of ours.
     Bindfs,
-    /// `fuse-overlayfs -o lowerdir=...,upperdir=...,workdir=... MOUNTPOINT`, as container engines call it.
+    /// `fuse-overlayfs -o lowerdir=...,upperdir=...,workdir=... MOUNTPOINT`, as container engines
+    /// call it.
     Overlay,
     /// `zfs VERB ...`: `nacre fs` with ZFS' manners.
     Fs,
@@ -51,7 +53,8 @@ pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
         fs::run::ZFS => Personality::Fs,
         pool::run::ZPOOL => Personality::Pool,
         name if name.starts_with("mount.") => Personality::MountProgram,
-        // No verb has a slash: this is how mount(8) runs the program that the type `fuse.nacre` names.
+        // No verb has a slash: this is how mount(8) runs the program that the type `fuse.nacre`
+        // names.
         _ if first.is_some_and(|first| first.as_bytes().contains(&b'/')) => Personality::Bindfs,
         _ => Personality::Nacre,
     }
@@ -65,7 +68,8 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     // Words of unions are not in bindfs' table: their line is read as mount(8) writes it.
     let others = |argument: &OsString| {
-        union::place::prefixed(argument).is_some() || fs::words::dataset(program, std::slice::from_ref(argument)).is_some()
+        union::place::prefixed(argument).is_some()
+            || fs::words::dataset(program, std::slice::from_ref(argument)).is_some()
     };
     if program != "bindfs" && arguments.iter().any(others) {
         return mount_program(program, arguments);
@@ -142,7 +146,9 @@ fn mount_call(arguments: impl IntoIterator<Item = OsString>) -> Result<MountCall
             continue;
         };
         match letters {
-            b"o" => texts.push(rest.next().ok_or_else(|| Failure::usage("option -o needs a value: -o WORD[,WORD]..."))?),
+            b"o" => {
+                texts.push(rest.next().ok_or_else(|| Failure::usage("option -o needs a value: -o WORD[,WORD]..."))?)
+            }
             [b'o', attached @ ..] => texts.push(OsStr::from_bytes(attached).to_owned()),
             // The name space is entered by mount(8) itself; the type is known.
             b"t" | b"N" => {

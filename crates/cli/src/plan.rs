@@ -1,7 +1,9 @@
-//! What a command line asks for, as plain data: the end of everything pure, the start of every effect.
+//! What a command line asks for, as plain data: the end of everything pure, the start of every
+//! effect.
 //!
-//! Made by [`crate::personality`] and [`crate::commands`]; carried out by [`crate::run`]. Nothing here looks at the system: whether the
-//! source exists or a user is known is found out when the plan is carried out, before anything is mounted.
+//! Made by [`crate::personality`] and [`crate::commands`]; carried out by [`crate::run`]. Nothing
+//! here looks at the system: whether the source exists or a user is known is found out when the
+//! plan is carried out, before anything is mounted.
 
 use crate::{
     cage::plan::CagePlan,
@@ -130,7 +132,8 @@ pub fn stack(program: &str, settings: Settings, positionals: Vec<OsString>) -> R
     Ok(Plan::Mount(Box::new(mount(program, source, mountpoint, settings))))
 }
 
-/// Whether this is a stack in one line and not the path of a file: `mem`, or a layer's name followed by a colon or a bar.
+/// Whether this is a stack in one line and not the path of a file: `mem`, or a layer's name
+/// followed by a colon or a bar.
 fn is_line(text: &[u8]) -> bool {
     let name: &[u8] = text.split(|byte| matches!(byte, b':' | b'|' | b' ')).next().unwrap_or_default();
     nacre_layers::spec::LayerSpec::NAMES.iter().any(|known| known.as_bytes() == name)

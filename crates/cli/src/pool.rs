@@ -1,5 +1,6 @@
-//! `nacre pool`: pools of devices. The command line ([`command`], [`order`]), the process that owns an imported pool ([`process`], started by [`start`]), how commands
-//! reach it ([`client`]), and what they print.
+//! `nacre pool`: pools of devices. The command line ([`command`], [`order`]), the process that owns
+//! an imported pool ([`process`], started by [`start`]), how commands reach it ([`client`]), and
+//! what they print.
 //!
 //! What the verbs mean is in the crate `nacre-admin`.
 

@@ -1,7 +1,8 @@
 //! `mount -o remount,...`: other flags for a mount of ours, never a second daemon.
 //!
-//! [`flags`] is pure. A mount served through FUSE is changed as a whole (mount and superblock); one that the kernel serves alone shares
-//! its superblock with the source, so only the mount itself is changed.
+//! [`flags`] is pure. A mount served through FUSE is changed as a whole (mount and superblock); one
+//! that the kernel serves alone shares its superblock with the source, so only the mount itself is
+//! changed.
 
 use crate::{
     control,
@@ -44,7 +45,8 @@ pub fn run(remount: &Remount) -> Result<(), Failure> {
         return Err(Failure::new(format!("what is mounted at {text} is no mount of nacre")).exit(Exit::NotFound));
     }
     if peer.is_some_and(|peer| peer.report.immutable) && remount.flags.contains(&"rw") {
-        return Err(Failure::new(format!("{text} is mounted with --immutable and cannot become writable")).next("unmount and mount again"));
+        return Err(Failure::new(format!("{text} is mounted with --immutable and cannot become writable"))
+            .next("unmount and mount again"));
     }
     let mut flags = flags(&entry.options, &remount.flags);
     if of_the_kernel {
@@ -67,7 +69,9 @@ pub fn narrow(mountpoint: &Path, words: &[&'static str]) -> Result<(), Failure> 
     let entry = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
     let options = entry.map(|entry| entry.options).unwrap_or_default();
     let changed = mount_remount(mountpoint, flags(&options, words) | MountFlags::BIND, c"");
-    changed.map_err(|error| Failure::io(&format!("cannot set {} on", words.join(",")), path_text(mountpoint), &error.into()))
+    changed.map_err(|error| {
+        Failure::io(&format!("cannot set {} on", words.join(",")), path_text(mountpoint), &error.into())
+    })
 }
 
 /// The flags that a mount has, changed by words in the order given.

@@ -1,7 +1,9 @@
-//! What a mount tells about itself: the data of `status`, `top` and `metrics`, as it goes over the control socket.
+//! What a mount tells about itself: the data of `status`, `top` and `metrics`, as it goes over the
+//! control socket.
 //!
-//! Filled in by the process that serves the mount ([`crate::serve`]), shown by [`crate::status`], [`crate::top`] and
-//! [`crate::metrics`]. The JSON form is an interface for scripts: fields are added, never renamed.
+//! Filled in by the process that serves the mount ([`crate::serve`]), shown by [`crate::status`],
+//! [`crate::top`] and [`crate::metrics`]. The JSON form is an interface for scripts: fields are
+//! added, never renamed.
 
 use crate::{cage::report::CageReport, union::report::BranchReport};
 use nacre_vfs::Description;
@@ -20,7 +22,8 @@ pub struct LayerReport {
     pub below: Vec<LayerReport>,
 }
 
-/// How many layers below each other are told one by one: readers of JSON bound its depth (serde_json at 128, two for each layer).
+/// How many layers below each other are told one by one: readers of JSON bound its depth
+/// (serde_json at 128, two for each layer).
 const LAYERS_MAX: usize = 48;
 
 impl From<Description> for LayerReport {
@@ -49,7 +52,8 @@ pub struct OperationReport {
     pub errors: u64,
     /// Time spent answering, nanoseconds.
     pub total_ns: u64,
-    /// Requests by time: upper bound in nanoseconds (the last one has none) and how many took no longer, not cumulated.
+    /// Requests by time: upper bound in nanoseconds (the last one has none) and how many took no
+    /// longer, not cumulated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latency: Vec<(Option<u64>, u64)>,
 }
@@ -86,7 +90,8 @@ pub struct Report {
     /// The stack as the layers see themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<LayerReport>,
-    /// It is not to be seen at its place any more, and lives on for whoever has it open, or in other mount namespaces.
+    /// It is not to be seen at its place any more, and lives on for whoever has it open, or in
+    /// other mount namespaces.
     #[serde(default)]
     pub detached: bool,
     /// Nothing below changes while it is mounted.
@@ -101,7 +106,8 @@ pub struct Report {
     pub passthrough: PassthroughReport,
     /// Who else may change what lies below.
     pub coherence: String,
-    /// How often all caches were dropped: watching what lies below lost count, or rules were reloaded.
+    /// How often all caches were dropped: watching what lies below lost count, or rules were
+    /// reloaded.
     pub full_invalidations: u64,
     /// Changes of what the kernel knew of the source, that it was told of.
     pub invalidations: u64,
@@ -136,7 +142,8 @@ impl Report {
     }
 }
 
-/// A path as text that is the same everywhere and harmless on a terminal: bytes that are no printable UTF-8 are written `\xNN`.
+/// A path as text that is the same everywhere and harmless on a terminal: bytes that are no
+/// printable UTF-8 are written `\xNN`.
 pub fn path_text(path: &Path) -> String {
     printable(path.as_os_str().as_bytes())
 }
@@ -150,7 +157,10 @@ pub fn printable(bytes: &[u8]) -> String {
                 '\\' => text.push_str("\\\\"),
                 character if character.is_control() => {
                     let mut buffer = [0; 4];
-                    character.encode_utf8(&mut buffer).bytes().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+                    character
+                        .encode_utf8(&mut buffer)
+                        .bytes()
+                        .for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
                 }
                 character => text.push(character),
             }
@@ -188,7 +198,9 @@ mod tests {
         let report = Report { layers: Some(LayerReport::from(stack)), ..Report::default() };
         // As deep as it is sent: within an answer.
         let text = serde_json::to_vec(&[Some([&report])]).unwrap();
-        let [Some([read])] = serde_json::from_slice::<[Option<[Report; 1]>; 1]>(&text).unwrap() else { panic!("one report") };
+        let [Some([read])] = serde_json::from_slice::<[Option<[Report; 1]>; 1]>(&text).unwrap() else {
+            panic!("one report")
+        };
         assert_eq!(read, report);
         let mut layer = read.layers.unwrap();
         for _ in 0..LAYERS_MAX {

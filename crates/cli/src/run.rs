@@ -43,7 +43,9 @@ pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = arguments.collect();
     let program = personality::program(&argv0);
     match personality::of(&program, arguments.first().map(OsString::as_os_str)) {
-        Personality::Bindfs => finish(&program, personality::bindfs(&program, arguments).and_then(|plan| carry_out(&program, plan))),
+        Personality::Bindfs => {
+            finish(&program, personality::bindfs(&program, arguments).and_then(|plan| carry_out(&program, plan)))
+        }
         Personality::MountProgram => {
             finish(&program, personality::mount_program(&program, arguments).and_then(|plan| carry_out(&program, plan)))
         }
@@ -76,7 +78,8 @@ fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
             if let Some(failure) = pool::manners::wrong(&error, &table, &arguments) {
                 return failure.report("nacre");
             }
-            // Help and the version come here, too; nobody is left to tell when the output is closed.
+            // Help and the version come here, too; nobody is left to tell when the output is
+            // closed.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }

@@ -1,18 +1,22 @@
 //! Where the control sockets are: one directory per user, which nobody else may enter.
 //!
-//! `/run/nacre` for root, `$XDG_RUNTIME_DIR/nacre` or `/tmp/nacre-UID` for others. Root of a user namespace (a rootless container engine) is
-//! the user who made that namespace, so that this user finds its mounts. One socket per mount, named by the process that
-//! serves it, so that stale ones can be told.
+//! `/run/nacre` for root, `$XDG_RUNTIME_DIR/nacre` or `/tmp/nacre-UID` for others. Root of a user
+//! namespace (a rootless container engine) is the user who made that namespace, so that this user
+//! finds its mounts. One socket per mount, named by the process that serves it, so that stale ones
+//! can be told.
 //!
-//! Invariant: what another user keeps in his directory is looked at only where root was told to ([`Whose`]), and never followed, opened or asked as a file:
-//! links, pipes and mounts in place of a socket are passed over.
+//! Invariant: what another user keeps in his directory is looked at only where root was told to
+//! ([`Whose`]), and never followed, opened or asked as a file: links, pipes and mounts in place of
+//! a socket are passed over.
 
 use crate::{
     failure::{Exit, Failure},
     mountinfo::{self, MountEntry},
 };
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, openat, openat2, statat},
+    fs::{
+        AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, openat, openat2, statat,
+    },
     net::sockopt::socket_peercred,
     process::geteuid,
 };
@@ -73,7 +77,11 @@ pub fn own() -> Result<PathBuf, Failure> {
     match rustix::fs::mkdir(&directory, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => {
-            return Err(Failure::io("cannot make the directory of control sockets", directory.display(), &error.into()));
+            return Err(Failure::io(
+                "cannot make the directory of control sockets",
+                directory.display(),
+                &error.into(),
+            ));
         }
     }
     check(&directory, uid)?;
@@ -89,22 +97,26 @@ pub const STARTING: &str = ".shared.lock";
 /// How long a process that is looked for may take to take a connection.
 const LISTENING: Duration = Duration::from_secs(1);
 
-/// Takes a file that whoever has it keeps locked, where nobody does; `None` where somebody has it, or it is not there.
+/// Takes a file that whoever has it keeps locked, where nobody does; `None` where somebody has it,
+/// or it is not there.
 pub fn take_abandoned(path: &Path) -> Option<OwnedFd> {
-    let file = openat(CWD, path, OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let file =
+        openat(CWD, path, OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
     is_at(file.as_fd(), path).then_some(file)
 }
 
-/// Whether an open file is what a path names still: somebody may have removed it before it was locked, and another one have made it anew.
+/// Whether an open file is what a path names still: somebody may have removed it before it was
+/// locked, and another one have made it anew.
 pub fn is_at(file: BorrowedFd<'_>, path: &Path) -> bool {
     let (held, there) = (fstat(file), statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW));
     held.is_ok_and(|held| there.is_ok_and(|there| (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)))
 }
 
-/// Removes what processes that were killed have left in our own directory and nobody can use: sockets without a name yet or without a listener, what was to
-/// be put in place, locks that nobody holds. Sockets of mounts go when they are asked, and what is left of a pool that was not exported stays until
-/// it is imported or given up. Called by whoever looks into the directory.
+/// Removes what processes that were killed have left in our own directory and nobody can use:
+/// sockets without a name yet or without a listener, what was to be put in place, locks that nobody
+/// holds. Sockets of mounts go when they are asked, and what is left of a pool that was not
+/// exported stays until it is imported or given up. Called by whoever looks into the directory.
 pub fn sweep(directory: &Path) {
     for path in children(directory) {
         let Ok(there) = fs::symlink_metadata(&path) else { continue };
@@ -137,7 +149,8 @@ pub fn sweep(directory: &Path) {
     }
 }
 
-/// Removes a socket at which requests for several mounts were taken. Who starts a process that is to listen there holds the lock.
+/// Removes a socket at which requests for several mounts were taken. Who starts a process that is
+/// to listen there holds the lock.
 fn sweep_shared(directory: &Path, socket: &Path) {
     let Some(_lock) = take_abandoned(&directory.join(STARTING)) else { return };
     if connect(socket, LISTENING).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
@@ -162,7 +175,8 @@ fn sweep_lock(lock: &Path, pool: &Path) {
 fn check(directory: &Path, uid: u32) -> Result<(), Failure> {
     let stat = statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW);
     let stat = stat.map_err(|error| Failure::io("cannot look at", directory.display(), &error.into()))?;
-    let sound = FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_uid == uid && stat.st_mode & 0o077 == 0;
+    let sound =
+        FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_uid == uid && stat.st_mode & 0o077 == 0;
     if sound {
         return Ok(());
     }
@@ -209,18 +223,20 @@ impl Socket {
         self.foreign.as_ref().map(|(uid, _)| *uid)
     }
 
-    /// Connects without waiting longer than `patience` for somebody who does not accept, and limits each write as well. At another user's socket, nobody
-    /// but this user is talked to.
+    /// Connects without waiting longer than `patience` for somebody who does not accept, and limits
+    /// each write as well. At another user's socket, nobody but this user is talked to.
     ///
     /// # Errors
     /// As `connect(2)`.
     pub fn connect(&self, patience: Duration) -> io::Result<UnixStream> {
         let Some((uid, directory)) = &self.foreign else { return connect(&self.path, patience) };
         let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
-        // The name may stand for a link, a pipe or the root of a mount by now: none of these is followed, opened or asked.
+        // The name may stand for a link, a pipe or the root of a mount by now: none of these is
+        // followed, opened or asked.
         let name = self.path.file_name().ok_or_else(denied)?;
         let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let socket = openat2(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+        let socket =
+            openat2(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)?;
         let stat = fstat(&socket)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || stat.st_uid != *uid {
             return Err(denied());
@@ -233,7 +249,8 @@ impl Socket {
     }
 }
 
-/// Connects without waiting longer than `patience` for somebody who does not accept, and limits each write as well.
+/// Connects without waiting longer than `patience` for somebody who does not accept, and limits
+/// each write as well.
 ///
 /// # Errors
 /// As `connect(2)`.
@@ -241,7 +258,8 @@ pub fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let address = SocketAddrUnix::new(socket)?;
     let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
-    // It holds for connect(2) as well (unix(7)): a queue that nobody empties is waited for no longer.
+    // It holds for connect(2) as well (unix(7)): a queue that nobody empties is waited for no
+    // longer.
     stream.set_write_timeout(Some(patience.max(Duration::from_millis(1))))?;
     connect(&stream, &address)?;
     Ok(stream)
@@ -254,8 +272,11 @@ pub fn sockets(whose: &Whose, end: &str) -> Vec<Socket> {
         SWEPT.call_once(|| sweep(&ours()));
     }
     let fits = |path: &Path| path.extension().is_some_and(|last| last == end);
-    let mut found: Vec<Socket> =
-        if is_sound() { children(&ours()).into_iter().filter(|path| fits(path)).map(Socket::ours).collect() } else { Vec::new() };
+    let mut found: Vec<Socket> = if is_sound() {
+        children(&ours()).into_iter().filter(|path| fits(path)).map(Socket::ours).collect()
+    } else {
+        Vec::new()
+    };
     for Foreign { uid, path, directory } in others(whose) {
         // As many as are looked at of each.
         let names = listed(&directory).into_iter().map(|name| path.join(name)).filter(|path| fits(path));
@@ -267,7 +288,9 @@ pub fn sockets(whose: &Whose, end: &str) -> Vec<Socket> {
 /// The sockets of one name in other users' directories, whether they are there or not.
 pub fn named(whose: &Whose, name: &str) -> Vec<Socket> {
     let others = others(whose).into_iter();
-    others.map(|Foreign { uid, path, directory }| Socket { path: path.join(name), foreign: Some((uid, directory)) }).collect()
+    others
+        .map(|Foreign { uid, path, directory }| Socket { path: path.join(name), foreign: Some((uid, directory)) })
+        .collect()
 }
 
 /// A directory for another user's sockets.
@@ -280,7 +303,8 @@ struct Foreign {
 /// So many names of another user's directory are looked at.
 const FOREIGN_NAMES: usize = 1024;
 
-/// The directories of other users. Each has two at most, by his number, so that nobody can make more work than one user can.
+/// The directories of other users. Each has two at most, by his number, so that nobody can make
+/// more work than one user can.
 fn others(whose: &Whose) -> Vec<Foreign> {
     if user() != 0 || *whose == Whose::Ours {
         return Vec::new();
@@ -321,10 +345,13 @@ fn others(whose: &Whose) -> Vec<Foreign> {
     found.collect()
 }
 
-/// Opens a directory that no user's process answers for: one below or at a mount through FUSE could make us wait for ever, and we could not even be killed.
-/// Nothing of it is asked before that is known.
+/// Opens a directory that no user's process answers for: one below or at a mount through FUSE could
+/// make us wait for ever, and we could not even be killed. Nothing of it is asked before that is
+/// known.
 fn quiet(parent: BorrowedFd<'_>, name: &Path, table: &[MountEntry]) -> Option<OwnedFd> {
-    let directory = openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let directory =
+        openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .ok()?;
     let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", directory.as_raw_fd())).ok()?;
     let mount = about.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse::<u64>().ok())?;
     // One that is younger than the table is not known.
@@ -335,7 +362,8 @@ fn quiet(parent: BorrowedFd<'_>, name: &Path, table: &[MountEntry]) -> Option<Ow
 fn listed(directory: &OwnedFd) -> Vec<OsString> {
     let readable = openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let Ok(entries) = readable.and_then(Dir::new) else { return Vec::new() };
-    let names = entries.take(FOREIGN_NAMES).flatten().map(|entry| OsString::from_vec(entry.file_name().to_bytes().to_vec()));
+    let names =
+        entries.take(FOREIGN_NAMES).flatten().map(|entry| OsString::from_vec(entry.file_name().to_bytes().to_vec()));
     let mut names: Vec<OsString> = names.collect();
     names.sort();
     names
@@ -344,15 +372,18 @@ fn listed(directory: &OwnedFd) -> Vec<OsString> {
 /// Whether our own directory is ours alone.
 fn is_sound() -> bool {
     let (uid, ours) = (geteuid().as_raw(), ours());
-    // In a directory that everybody writes to, another user may have taken the name, and answer for it himself.
+    // In a directory that everybody writes to, another user may have taken the name, and answer for
+    // it himself.
     let table = mountinfo::read().unwrap_or_default();
     let free = !ours.starts_with("/tmp") || table.is_empty() || quiet(CWD, &ours, &table).is_some();
     free && check(&ours, uid).is_ok()
 }
 
-/// Everything in a directory; nothing where it cannot be read (it is not ours, or not there: then no mount is, either).
+/// Everything in a directory; nothing where it cannot be read (it is not ours, or not there: then
+/// no mount is, either).
 pub fn children(directory: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     paths.sort();
     paths
 }
@@ -398,8 +429,10 @@ mod tests {
             rustix::fs::utimensat(CWD, path(name), &times, AtFlags::empty()).unwrap();
         }
         sweep(scratch.path());
-        let left: Vec<String> =
-            children(scratch.path()).iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        let left: Vec<String> = children(scratch.path())
+            .iter()
+            .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+            .collect();
         assert_eq!(left, ["file.new", "old.sock", "young.new"]);
     }
 
@@ -420,8 +453,10 @@ mod tests {
             drop(listen(name));
         }
         sweep(scratch.path());
-        let left: Vec<String> =
-            children(scratch.path()).iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        let left: Vec<String> = children(scratch.path())
+            .iter()
+            .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+            .collect();
         assert_eq!(left, [STARTING, "2.guid", "held.lock", "live-1.shared", "lost.imported", "lost.lock"]);
         // Somebody starts a process just now.
         let starting = take_abandoned(&path(STARTING)).unwrap();

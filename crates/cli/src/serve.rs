@@ -1,7 +1,8 @@
 //! Serving a mount: from a plan to the end of the mount, in this process.
 //!
-//! [`choose`] decides which engine serves a plan; [`without_daemon`] makes those mounts that need no process of ours; [`run`] serves the
-//! others, by [`crate::serving`]. Order: signals are blocked before any thread is made.
+//! [`choose`] decides which engine serves a plan; [`without_daemon`] makes those mounts that need
+//! no process of ours; [`run`] serves the others, by [`crate::serving`]. Order: signals are blocked
+//! before any thread is made.
 
 use crate::{
     cage, control, daemon, door,
@@ -61,21 +62,24 @@ pub fn choose(plan: &MountPlan, context: &Context) -> Result<Choice, Failure> {
         other => other,
     };
     match (reduced, plan.engine) {
-        (Err(why), Engine::Kernel) => {
-            Err(Failure::new(format!("--engine=kernel is not possible: {why}"))
-                .next("--engine=auto takes FUSE where the kernel cannot do it"))
-        }
+        (Err(why), Engine::Kernel) => Err(Failure::new(format!("--engine=kernel is not possible: {why}"))
+            .next("--engine=auto takes FUSE where the kernel cannot do it")),
         (Err(why), _) => Ok(Choice::Fuse(why)),
-        (Ok(_), Engine::Auto) if !context.mounter.is_root() => Ok(Choice::Fuse("only root makes kernel mounts".to_owned())),
+        (Ok(_), Engine::Auto) if !context.mounter.is_root() => {
+            Ok(Choice::Fuse("only root makes kernel mounts".to_owned()))
+        }
         (Ok(mount), Engine::Auto) if !mount.differences.is_empty() => {
             Ok(Choice::Fuse(format!("in a kernel mount, {}", mount.differences.join(", and "))))
         }
-        (Ok(mount), Engine::Auto) => Ok(Choice::Kernel(Box::new(mount), "a bind mount does all that was asked for".to_owned())),
+        (Ok(mount), Engine::Auto) => {
+            Ok(Choice::Kernel(Box::new(mount), "a bind mount does all that was asked for".to_owned()))
+        }
         (Ok(mount), _) => Ok(Choice::Kernel(Box::new(mount), "asked for".to_owned())),
     }
 }
 
-/// Adds what only the table of mounts tells. Where it cannot be read, or there is no such source, mounting will say so.
+/// Adds what only the table of mounts tells. Where it cannot be read, or there is no such source,
+/// mounting will say so.
 fn with_hidden(mut mount: KernelMount) -> KernelMount {
     if let (Ok(source), Ok(table)) = (fs::canonicalize(&mount.source), mountinfo::read()) {
         mount.differences.extend(kernel_engine::hidden(&source, &table));
@@ -100,12 +104,15 @@ pub fn without_daemon(plan: &MountPlan) -> Result<Served, Failure> {
             kernel_engine::remember(&mountpoint, reason, spec(plan)?.to_line(), &mount)?;
             Ok(Served::Done)
         }
-        Err(failure) if plan.engine == Engine::Auto => Ok(Served::ByDaemon(format!("the kernel does not: {}", failure.what))),
+        Err(failure) if plan.engine == Engine::Auto => {
+            Ok(Served::ByDaemon(format!("the kernel does not: {}", failure.what)))
+        }
         Err(failure) => Err(failure),
     }
 }
 
-/// Serves a plan through FUSE until the mount ends. With `background`, this is the second process of [`daemon`].
+/// Serves a plan through FUSE until the mount ends. With `background`, this is the second process
+/// of [`daemon`].
 ///
 /// # Errors
 /// Why nothing was mounted.
@@ -128,7 +135,8 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     Ok(())
 }
 
-/// A plan that does not depend on the surroundings of this process any more: for one that another process carries out.
+/// A plan that does not depend on the surroundings of this process any more: for one that another
+/// process carries out.
 #[derive(Debug)]
 pub struct Resolved {
     /// The layers, with absolute sources.
@@ -152,7 +160,8 @@ pub fn resolve(plan: &MountPlan) -> Result<Resolved, Failure> {
     Ok(Resolved { spec, mountpoint, log_file })
 }
 
-/// What `--explain` prints. Opens the stack, so that everything that would be an error is one, and mounts nothing.
+/// What `--explain` prints. Opens the stack, so that everything that would be an error is one, and
+/// mounts nothing.
 ///
 /// # Errors
 /// As the mount itself would.
@@ -162,7 +171,8 @@ pub fn explain(plan: &MountPlan) -> Result<String, Failure> {
             let spec = spec(plan)?;
             let mountpoint = target(&plan.mountpoint)?;
             check_sources(&spec, &mountpoint)?;
-            let notes: String = mount.differences.iter().map(|difference| format!("note        {difference}\n")).collect();
+            let notes: String =
+                mount.differences.iter().map(|difference| format!("note        {difference}\n")).collect();
             let head = format!("mountpoint  {}\n", path_text(&mountpoint));
             Ok(format!("{head}engine      kernel ({reason})\n{notes}stack       {}\n", spec.to_line()))
         }
@@ -201,7 +211,8 @@ pub fn explain_as(plan: &MountPlan, reason: &str) -> Result<String, Failure> {
 /// Groups that cannot be read.
 pub fn surroundings() -> Result<Context, Failure> {
     let mut context = Context::system().map_err(|error| Failure::io("cannot read", "our own groups", &error))?;
-    // Rate limits and directory services may wait long: another thread serves the queue meanwhile, and a killed caller ends the wait.
+    // Rate limits and directory services may wait long: another thread serves the queue meanwhile,
+    // and a killed caller ends the wait.
     context.waiting = Arc::new(|call| match fusewire::blocking(&mut *call) {
         Ok(()) => Ok(()),
         Err(error) if error.0 == Errno::EAGAIN.raw() => {
@@ -226,8 +237,9 @@ pub fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
                 Failure::io("cannot read the stack", path_text(path), &error)
                     .next("STACK is a TOML file, or one line such as 'host:/srv/data | readonly'")
             })?;
-            StackSpec::from_toml(&text)
-                .map_err(|error| Failure::usage(format!("the stack in {} is not understood: {error}", path_text(path))))?
+            StackSpec::from_toml(&text).map_err(|error| {
+                Failure::usage(format!("the stack in {} is not understood: {error}", path_text(path)))
+            })?
         }
     };
     stack::check_settings(&spec).map_err(|error| Failure::usage(error.to_string()))?;
@@ -242,14 +254,17 @@ pub fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
         }
         // A lock on a file of a lower branch would stay there when the file is copied up.
         if matches!(layer, LayerSpec::Union(_)) && plan.door.lock_forwarding {
-            return Err(Failure::usage("locks cannot be forwarded over a union: they would not follow a file that is copied up")
-                .next("leave --enable-lock-forwarding out: locks taken in the mount are seen by all who use the mount"));
+            return Err(Failure::usage(
+                "locks cannot be forwarded over a union: they would not follow a file that is copied up",
+            )
+            .next("leave --enable-lock-forwarding out: locks taken in the mount are seen by all who use the mount"));
         }
     }
     Ok(spec)
 }
 
-/// Makes the files that rules are read from independent of the directory that we are called in: they are read again on a reload.
+/// Makes the files that rules are read from independent of the directory that we are called in:
+/// they are read again on a reload.
 ///
 /// # Errors
 /// Where that directory is gone; a file that cannot be read.
@@ -279,9 +294,9 @@ pub fn target(mountpoint: &Path) -> Result<PathBuf, Failure> {
     fs::canonicalize(mountpoint).map_err(|error| unusable(mountpoint, &error))
 }
 
-/// Whether mount(8) asks for what is there already: the same source at the same place. It looks for that itself before it calls us, but
-/// takes a mount whose root has a name of its own (docs/decisions/root-of-its-own.md) for another one; `mount -a` would mount it again
-/// each time.
+/// Whether mount(8) asks for what is there already: the same source at the same place. It looks for
+/// that itself before it calls us, but takes a mount whose root has a name of its own
+/// (docs/decisions/root-of-its-own.md) for another one; `mount -a` would mount it again each time.
 ///
 /// # Errors
 /// A table of mounts that cannot be read.
@@ -291,7 +306,8 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
     }
     clear(&plan.mountpoint, plan)?;
     // What cannot be used is told when it is to be mounted.
-    let (Ok(mountpoint), Ok(source)) = (target(&plan.mountpoint), spec(plan).and_then(|spec| source_name(&spec, plan))) else {
+    let (Ok(mountpoint), Ok(source)) = (target(&plan.mountpoint), spec(plan).and_then(|spec| source_name(&spec, plan)))
+    else {
         return Ok(false);
     };
     let kind = format!("fuse.{}", door::subtype(plan));
@@ -306,7 +322,9 @@ pub fn notices(plan: &MountPlan) -> Vec<String> {
         return Vec::new();
     }
     // What cannot be used is told when it is to be mounted.
-    let (Ok(mountpoint), Ok(spec), Ok(table)) = (target(&plan.mountpoint), spec(plan), mountinfo::read()) else { return Vec::new() };
+    let (Ok(mountpoint), Ok(spec), Ok(table)) = (target(&plan.mountpoint), spec(plan), mountinfo::read()) else {
+        return Vec::new();
+    };
     let text = path_text(&mountpoint);
     if let Some(entry) = table.into_iter().rfind(|entry| entry.mountpoint == mountpoint) {
         let Ok(source) = source_name(&spec, plan) else { return Vec::new() };
@@ -318,12 +336,21 @@ pub fn notices(plan: &MountPlan) -> Vec<String> {
         }
         return Vec::new();
     }
-    let shown = spec.directories().iter().any(|directory| fs::canonicalize(directory).is_ok_and(|directory| directory == mountpoint));
-    let filled = !shown && !plan.nonempty && fs::read_dir(&mountpoint).is_ok_and(|mut entries| entries.next().is_some());
-    if filled { vec![format!("{text} is not empty: what is in it is hidden until this is unmounted")] } else { Vec::new() }
+    let shown = spec
+        .directories()
+        .iter()
+        .any(|directory| fs::canonicalize(directory).is_ok_and(|directory| directory == mountpoint));
+    let filled =
+        !shown && !plan.nonempty && fs::read_dir(&mountpoint).is_ok_and(|mut entries| entries.next().is_some());
+    if filled {
+        vec![format!("{text} is not empty: what is in it is hidden until this is unmounted")]
+    } else {
+        Vec::new()
+    }
 }
 
-/// Takes away what a killed process of ours left at a mount point: nobody can use it any more, and it would only be in the way.
+/// Takes away what a killed process of ours left at a mount point: nobody can use it any more, and
+/// it would only be in the way.
 ///
 /// # Errors
 /// What the system says to its removal.
@@ -337,9 +364,9 @@ pub fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
 /// As [`clear`].
 pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
     use rustix::io::Errno;
-    // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose process is just ending says ECONNABORTED, or
-    // ECANCELED as long as its rings are being taken down.
-    // By a thread without descriptors: what answers may be a mount of this process.
+    // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose
+    // process is just ending says ECONNABORTED, or ECANCELED as long as its rings are being taken
+    // down. By a thread without descriptors: what answers may be a mount of this process.
     let ask = || fusewire::apart(|| Ok(rustix::fs::statfs(mountpoint).err())).unwrap_or_default();
     let mut lost = ask();
     for _ in 0..500 {
@@ -352,9 +379,11 @@ pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
     if !matches!(lost, Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)) {
         return Ok(());
     }
-    let place = fusewire::apart(|| Ok(control::lexical(mountpoint))).map_err(|error| unusable(mountpoint, &error))??;
+    let place =
+        fusewire::apart(|| Ok(control::lexical(mountpoint))).map_err(|error| unusable(mountpoint, &error))??;
     let entry = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == place);
-    let ours = |kind: &str| kind.strip_prefix("fuse.").is_some_and(|subtype| types.iter().any(|known| known == subtype));
+    let ours =
+        |kind: &str| kind.strip_prefix("fuse.").is_some_and(|subtype| types.iter().any(|known| known == subtype));
     let Some(entry) = entry.filter(|entry| ours(&entry.kind)) else { return Ok(()) };
     let text = path_text(&place);
     tracing::warn!("the mount at {text} had lost its process and is taken away");
@@ -366,7 +395,9 @@ fn unusable(mountpoint: &Path, error: &io::Error) -> Failure {
     let failure = Failure::io("cannot use the mount point", &text, error);
     match error.raw_os_error() {
         Some(2) => failure.next("make it first: an empty directory will do"),
-        Some(107) => failure.next(format!("a mount whose process is gone is in the way; `nacre umount {text}` removes it")),
+        Some(107) => {
+            failure.next(format!("a mount whose process is gone is in the way; `nacre umount {text}` removes it"))
+        }
         _ => failure,
     }
 }
@@ -390,11 +421,16 @@ pub fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure>
 
 /// A directory is shown at a directory, anything else at a file.
 fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failure> {
-    let below = fs::metadata(source).map_err(|error| Failure::io("cannot use the source", path_text(source), &error))?;
+    let below =
+        fs::metadata(source).map_err(|error| Failure::io("cannot use the source", path_text(source), &error))?;
     let above = fs::metadata(mountpoint).map_err(|error| unusable(mountpoint, &error))?;
     match (below.is_dir(), above.is_dir()) {
-        (true, false) => Err(Failure::new(format!("the mount point {} is not a directory, the source is", path_text(mountpoint)))),
-        (false, true) => Err(Failure::new(format!("the source {} is not a directory, the mount point is", path_text(source)))),
+        (true, false) => {
+            Err(Failure::new(format!("the mount point {} is not a directory, the source is", path_text(mountpoint))))
+        }
+        (false, true) => {
+            Err(Failure::new(format!("the source {} is not a directory, the mount point is", path_text(source))))
+        }
         _ => Ok(()),
     }
 }
@@ -417,10 +453,12 @@ pub fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure
     }
     Ok(match spec.layers.first() {
         Some(LayerSpec::Host(host)) => {
-            // A source below /proc names another process' view of the tree: resolving it would lead out of there.
+            // A source below /proc names another process' view of the tree: resolving it would lead
+            // out of there.
             let kept = host.source.as_os_str().as_bytes().starts_with(b"/proc/");
             let resolved = if kept { Ok(host.source.clone()) } else { fs::canonicalize(&host.source) };
-            let resolved = resolved.map_err(|error| Failure::io("cannot use the source", path_text(&host.source), &error))?;
+            let resolved =
+                resolved.map_err(|error| Failure::io("cannot use the source", path_text(&host.source), &error))?;
             format!("{}{}", plan.prefix, path_text(&resolved))
         }
         Some(LayerSpec::Union(union)) => union::place::name(&union.branch.0),

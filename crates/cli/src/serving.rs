@@ -1,8 +1,9 @@
 //! A mount that this process serves: how it is made, what it answers to commands, and its end.
 //!
-//! Called by [`crate::serve`] for a process of one mount, by [`crate::shared`] for one of several. Order: the stack is open before anything is
-//! mounted (so a source may lie below its own mount point), the control socket is there before the mount is reported ready. When
-//! [`Live::wait`] returns, nothing of the mount is left in the process.
+//! Called by [`crate::serve`] for a process of one mount, by [`crate::shared`] for one of several.
+//! Order: the stack is open before anything is mounted (so a source may lie below its own mount
+//! point), the control socket is there before the mount is reported ready. When [`Live::wait`]
+//! returns, nothing of the mount is left in the process.
 
 use crate::{
     cage::{
@@ -44,7 +45,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a mount that nobody here uses any more may take to end. One that lasts longer is held by other mount namespaces.
+/// How long a mount that nobody here uses any more may take to end. One that lasts longer is held
+/// by other mount namespaces.
 const HELD: Duration = Duration::from_secs(1);
 /// How long the kernel may take to drop its caches.
 const TELLING: Duration = Duration::from_secs(10);
@@ -113,7 +115,12 @@ impl Live {
         }
         let mount = Mount::start(Arc::clone(&stack.layer), options).map_err(|error| unmountable(&error))?;
         let serving = Arc::new(Serving {
-            about: figures::About { source, engine_reason: reason, immutable: plan.door.immutable, started: Instant::now() },
+            about: figures::About {
+                source,
+                engine_reason: reason,
+                immutable: plan.door.immutable,
+                started: Instant::now(),
+            },
             spec: Mutex::new(spec),
             mount,
             judged_below,
@@ -128,14 +135,15 @@ impl Live {
             seat.taken(&serving, &mountpoint);
         }
         narrow(&plan.door, &mountpoint)?;
-        let server = match runtime::own().and_then(|directory| Server::start(&desk, &directory, &socket, answers(&serving))) {
-            Ok(server) => Some(server),
-            Err(failure) => {
-                // Files matter more than figures.
-                tracing::warn!("`nacre status` and `nacre reload` will not find this mount: {failure}");
-                None
-            }
-        };
+        let server =
+            match runtime::own().and_then(|directory| Server::start(&desk, &directory, &socket, answers(&serving))) {
+                Ok(server) => Some(server),
+                Err(failure) => {
+                    // Files matter more than figures.
+                    tracing::warn!("`nacre status` and `nacre reload` will not find this mount: {failure}");
+                    None
+                }
+            };
         Ok(Live { serving, server, mountpoint, begun })
     }
 
@@ -235,12 +243,21 @@ impl Serving {
         let (spec, status) = (self.spec.lock().clone(), self.mount.status());
         let cages = cage::serving::reports(&self.stack.cages(), &spec, &status, &self.about);
         let absent = self.absent.lock().clone();
-        let branches = self.stack.union().map(|union| union::serving::branches(&union, &status.mountpoint, &absent)).unwrap_or_default();
+        let branches = self
+            .stack
+            .union()
+            .map(|union| union::serving::branches(&union, &status.mountpoint, &absent))
+            .unwrap_or_default();
         Report { cages, branches, ..figures::report(&self.about, spec.to_line(), status) }
     }
 
     /// Gives a cage other limits; what it is like then.
-    fn resize(&self, which: usize, size: Option<SizeChange>, inodes: Option<InodeChange>) -> Result<CageReport, Failure> {
+    fn resize(
+        &self,
+        which: usize,
+        size: Option<SizeChange>,
+        inodes: Option<InodeChange>,
+    ) -> Result<CageReport, Failure> {
         let gone = || Failure::new("this mount has no such cage");
         let mut spec = self.spec.lock();
         let mut changed = spec.clone();
@@ -316,7 +333,8 @@ impl Serving {
         }
     }
 
-    /// Returns when nobody is answered any more from what the kernel cached before a change: what a command did can be seen when it returns.
+    /// Returns when nobody is answered any more from what the kernel cached before a change: what a
+    /// command did can be seen when it returns.
     fn tell_kernel(&self) {
         if !self.mount.delivered(TELLING) {
             tracing::warn!("the kernel has not dropped all of its caches yet: old answers may be seen for a while");
@@ -328,8 +346,9 @@ impl Serving {
             return if lazy { Ok(()) } else { self.end_detached() };
         }
         let mut ended = self.mount.unmount(lazy);
-        // Whoever settles the collected writes of a cage is a user of the mount himself, for a moment.
-        // Each try takes its time, too: whoever asked must hear of the end of this before he gives up, since what was refused is not done later.
+        // Whoever settles the collected writes of a cage is a user of the mount himself, for a
+        // moment. Each try takes its time, too: whoever asked must hear of the end of this before
+        // he gives up, since what was refused is not done later.
         let until = Instant::now() + HELD;
         while !self.stack.cages().is_empty()
             && Instant::now() < until
@@ -343,8 +362,11 @@ impl Serving {
         if lazy || self.ends_soon(Instant::now() + HELD) {
             return Ok(());
         }
-        let what =
-            format!("{} is unmounted, but other mount namespaces have it, too: process {} goes on serving it", place(), std::process::id());
+        let what = format!(
+            "{} is unmounted, but other mount namespaces have it, too: process {} goes on serving it",
+            place(),
+            std::process::id()
+        );
         Err(Failure::new(what)
             .exit(Exit::Busy)
             .next(format!("`nacre umount {}` once more ends it there, as long as no file is open", place())))
@@ -355,8 +377,13 @@ impl Serving {
         let status = self.mount.status();
         if status.open_files > 0 {
             let (place, pid) = (path_text(&status.mountpoint), std::process::id());
-            let what = format!("{place} is unmounted, but {} files in it are still open: process {pid} serves them", status.open_files);
-            let next = format!("it ends with the last of its users; reload or restart them (or `kill {pid}`: then they get errors)");
+            let what = format!(
+                "{place} is unmounted, but {} files in it are still open: process {pid} serves them",
+                status.open_files
+            );
+            let next = format!(
+                "it ends with the last of its users; reload or restart them (or `kill {pid}`: then they get errors)"
+            );
             return Err(Failure::new(what).exit(Exit::Busy).next(next));
         }
         self.mount.cut_off();
@@ -377,15 +404,18 @@ impl Serving {
         let mut changed = spec.clone();
         if let Some(rules) = rules {
             if self.judged_below && rules != RemapSpec::default() {
-                return Err(Failure::new("this mount was made without rules, for one user: the kernel would not enforce them")
-                    .next("unmount it and mount it again with the rules"));
+                return Err(Failure::new(
+                    "this mount was made without rules, for one user: the kernel would not enforce them",
+                )
+                .next("unmount it and mount it again with the rules"));
             }
             let remap = changed.layers.iter_mut().find_map(|layer| match layer {
                 LayerSpec::Remap(remap) => Some(remap),
                 _ => None,
             });
             **remap.ok_or_else(|| {
-                Failure::new("this mount has no rules that could be changed").next("unmount it and mount it again with the rules")
+                Failure::new("this mount has no rules that could be changed")
+                    .next("unmount it and mount it again with the rules")
             })? = rules;
         }
         let reloaded = self.stack.reload(&changed, &self.context);
@@ -398,7 +428,8 @@ impl Serving {
         Ok(())
     }
 
-    /// The orderly end that a signal asks for: true where the mount is gone from here, and nobody here used it.
+    /// The orderly end that a signal asks for: true where the mount is gone from here, and nobody
+    /// here used it.
     fn end(&self) -> bool {
         if !self.mount.attached() {
             tracing::info!("the mount is detached: whoever still uses it is cut off");
@@ -428,7 +459,8 @@ fn answers(serving: &Arc<Serving>) -> Arc<dyn Fn(Request) -> Answer + Send + Syn
     })
 }
 
-/// Acts on signals, for all mounts of this process, in a thread of its own, which ends with the process.
+/// Acts on signals, for all mounts of this process, in a thread of its own, which ends with the
+/// process.
 ///
 /// # Errors
 /// No thread can be had.
@@ -458,7 +490,8 @@ pub fn obey(signals: Signals, mounts: impl Fn(Signal) -> Vec<Arc<Serving>> + Sen
     thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread for signals", &error))
 }
 
-/// Ends what is left after a moment of mounts that are gone from here, and that nobody here used: other mount namespaces have them, too.
+/// Ends what is left after a moment of mounts that are gone from here, and that nobody here used:
+/// other mount namespaces have them, too.
 fn end_elsewhere(mut gone: Vec<Weak<Serving>>) {
     let until = Instant::now() + HELD;
     loop {

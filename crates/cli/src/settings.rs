@@ -1,7 +1,8 @@
-//! What each option means: the list of options as given is folded into layers and mount settings, the last one winning.
+//! What each option means: the list of options as given is folded into layers and mount settings,
+//! the last one winning.
 //!
-//! Called by [`crate::plan`]. Pure. The match in [`Settings::apply`] is exhaustive, so an option cannot be in the table of
-//! [`crate::options`] without a meaning here.
+//! Called by [`crate::plan`]. Pure. The match in [`Settings::apply`] is exhaustive, so an option
+//! cannot be in the table of [`crate::options`] without a meaning here.
 
 use crate::{
     cage::{engine::FileSystem, settings::CageSettings},
@@ -14,8 +15,8 @@ use nacre_layers::{
     remap::perms::Perms,
     size::{LimitRule, Share, Size},
     spec::{
-        ChangePolicy, CreateAs, HostCoherence, HostSpec, LayerSpec, RemapSpec, SymlinkDeletion, Symlinks, ThrottleSpec, TraceLevel,
-        TraceSpec, WhenFull, Writes, XattrPolicy,
+        ChangePolicy, CreateAs, HostCoherence, HostSpec, LayerSpec, RemapSpec, SymlinkDeletion, Symlinks, ThrottleSpec,
+        TraceLevel, TraceSpec, WhenFull, Writes, XattrPolicy,
     },
     throttle::rate::Rate,
 };
@@ -211,9 +212,11 @@ pub struct Settings {
     pub log_file: Option<PathBuf>,
     /// `--daemon`.
     pub daemon: Option<String>,
-    /// The flags of the mount that were named, as words, in the order given: what a remount changes.
+    /// The flags of the mount that were named, as words, in the order given: what a remount
+    /// changes.
     pub flags: Vec<&'static str>,
-    /// The first option given that belongs to a layer, as it is written: `nacre mount` has no use for it.
+    /// The first option given that belongs to a layer, as it is written: `nacre mount` has no use
+    /// for it.
     pub layer_option: Option<&'static str>,
     /// The first option given that only a cage has.
     pub cage_option: Option<&'static str>,
@@ -307,7 +310,8 @@ impl Settings {
             Opt::CtimeFromMtime => self.remap.ctime_from_mtime = true,
             Opt::ReadRate => self.throttle.read_rate = Some(checked::<Rate>(option, value)?),
             Opt::WriteRate => self.throttle.write_rate = Some(checked::<Rate>(option, value)?),
-            // Threads are always on: new objects are made with the right owner at once, so bindfs' reason for one thread does not exist.
+            // Threads are always on: new objects are made with the right owner at once, so bindfs'
+            // reason for one thread does not exist.
             Opt::Multithreaded | Opt::SingleThread => {}
             Opt::EnableLockForwarding => self.door.lock_forwarding = true,
             Opt::DisableLockForwarding => self.door.lock_forwarding = false,
@@ -392,13 +396,16 @@ impl Settings {
             Opt::AllowOther => self.door.allow_other = true,
             Opt::AllowRoot => {
                 return Err(Failure::usage("-o allow_root is not possible: the kernel has no such rule for FUSE")
-                    .next("allow_other lets everybody in (permissions still hold), --no-allow-other only the mounter"));
+                    .next(
+                        "allow_other lets everybody in (permissions still hold), --no-allow-other only the mounter",
+                    ));
             }
             // Always on: the kernel checks permissions in front of every mount.
             Opt::DefaultPermissions => {}
             Opt::FsName => self.door.fsname = Some(words::text(name(option), value)?),
             Opt::Subtype => self.door.subtype = Some(words::text(name(option), value)?),
-            // Accepted for the sake of old lines in fstab; sizes are negotiated, and the kernel drops a mount whose daemon is gone.
+            // Accepted for the sake of old lines in fstab; sizes are negotiated, and the kernel
+            // drops a mount whose daemon is gone.
             Opt::MaxRead | Opt::AutoUnmount => {}
             Opt::ShownUid => self.shown_uid = Some(number(option, value)?),
             Opt::ShownGid => self.shown_gid = Some(number(option, value)?),
@@ -433,7 +440,8 @@ impl Settings {
     pub fn check_process(&self) -> Result<(), Failure> {
         match &self.daemon {
             Some(_) if self.foreground => {
-                Err(Failure::usage("--daemon=NAME serves in the background, -f and -d in the foreground").next("leave one of them out"))
+                Err(Failure::usage("--daemon=NAME serves in the background, -f and -d in the foreground")
+                    .next("leave one of them out"))
             }
             _ => Ok(()),
         }
@@ -472,8 +480,8 @@ impl Settings {
         Ok(())
     }
 
-    /// The layers from the bottom up. Rules are there even where none was given yet, so that they can be given later (`nacre reload`);
-    /// other layers that would change nothing are left out.
+    /// The layers from the bottom up. Rules are there even where none was given yet, so that they
+    /// can be given later (`nacre reload`); other layers that would change nothing are left out.
     pub fn layers(&self, source: PathBuf) -> Vec<LayerSpec> {
         let host = HostSpec { source, noatime: self.door.atime == Some(Atime::No), ..self.host.clone() };
         let mut layers = vec![LayerSpec::Host(host), LayerSpec::Remap(Box::new(self.remap.clone()))];
@@ -516,7 +524,8 @@ pub fn is_layer(option: Opt) -> bool {
 /// Whether an option is a rule of the remap layer: what can be changed while mounted.
 pub fn is_rule(option: Opt) -> bool {
     const OF_OTHERS: [Opt; 2] = [Opt::ResolveSymlinks, Opt::ResolvedSymlinkDeletion];
-    const RULES: &[&str] = &["Ownership", "Permission bits", "Rules", "Creating", "Changing owners and modes", "Deleting and links"];
+    const RULES: &[&str] =
+        &["Ownership", "Permission bits", "Rules", "Creating", "Changing owners and modes", "Deleting and links"];
     let heading = TABLE.iter().find(|row| row.id == option).map_or("", |row| row.heading);
     let xattr = matches!(option, Opt::XattrRw | Opt::XattrRo | Opt::Xattr);
     (RULES.contains(&heading) && !OF_OTHERS.contains(&option)) || xattr
@@ -530,7 +539,8 @@ fn wrong(option: Opt, value: &OsStr, allowed: &str) -> Failure {
     Failure::usage(format!("{}: \"{}\" is not {allowed}", name(option), value.to_string_lossy()))
 }
 
-/// A user or group: looked up when the stack is built, but never empty (an empty value would be root).
+/// A user or group: looked up when the stack is built, but never empty (an empty value would be
+/// root).
 fn owner(option: Opt, value: &OsStr) -> Result<String, Failure> {
     if value.is_empty() {
         return Err(wrong(option, value, "a user or group: name it, or give its number"));
@@ -538,7 +548,8 @@ fn owner(option: Opt, value: &OsStr) -> Result<String, Failure> {
     words::text(name(option), value)
 }
 
-/// A text that the layers read again when they are built, refused here already where it makes no sense.
+/// A text that the layers read again when they are built, refused here already where it makes no
+/// sense.
 fn checked<T: FromStr<Err: fmt::Display>>(option: Opt, value: &OsStr) -> Result<String, Failure> {
     let text = words::text(name(option), value)?;
     text.parse::<T>().map_err(|error| Failure::usage(format!("{}: {error}", name(option))))?;
@@ -567,7 +578,9 @@ fn mask(value: &OsStr) -> Result<u32, Failure> {
 
 fn seconds(option: Opt, value: &OsStr) -> Result<Duration, Failure> {
     let seconds = value.to_str().and_then(|text| text.parse::<f64>().ok());
-    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).ok_or_else(|| wrong(option, value, "a number of seconds"))
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| wrong(option, value, "a number of seconds"))
 }
 
 /// One of the words that a layer's setting takes.
@@ -596,11 +609,19 @@ fn inodes(option: Opt, value: &OsStr) -> Result<u64, Failure> {
 }
 
 fn glob(option: Opt, value: &OsStr) -> Result<String, Failure> {
-    if value.is_empty() { Err(wrong(option, value, "a pattern of names, such as '*.gz'")) } else { words::text(name(option), value) }
+    if value.is_empty() {
+        Err(wrong(option, value, "a pattern of names, such as '*.gz'"))
+    } else {
+        words::text(name(option), value)
+    }
 }
 
 fn command(option: Opt, value: &OsStr) -> Result<String, Failure> {
-    if value.is_empty() { Err(wrong(option, value, "a command for the shell")) } else { words::text(name(option), value) }
+    if value.is_empty() {
+        Err(wrong(option, value, "a command for the shell"))
+    } else {
+        words::text(name(option), value)
+    }
 }
 
 fn choice<T: Copy>(option: Opt, value: &OsStr, known: &[(&str, T)]) -> Result<T, Failure> {

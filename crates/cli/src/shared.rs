@@ -1,8 +1,10 @@
 //! Several mounts in one process: `--daemon=NAME`.
 //!
-//! The first command with a name starts the process ([`client`], [`process`]), later ones hand it their plans ([`wire`]) and wait for the answer. Only
-//! commands that are alike share a process ([`identity`]): same user, groups, capabilities, umask, namespaces, root directory and program.
-//! Others of the same name get another one. Mounts that would get in each other's way stay apart ([`reach`], [`company`]).
+//! The first command with a name starts the process ([`client`], [`process`]), later ones hand it
+//! their plans ([`wire`]) and wait for the answer. Only commands that are alike share a process
+//! ([`identity`]): same user, groups, capabilities, umask, namespaces, root directory and program.
+//! Others of the same name get another one. Mounts that would get in each other's way stay apart
+//! ([`reach`], [`company`]).
 
 pub mod client;
 pub mod company;

@@ -34,18 +34,34 @@ const COLUMNS: &[Column] = &[
         align: Align::Left,
         cell: |report, _| report.transport_reason.clone().unwrap_or_else(|| "-".to_owned()),
     },
-    Column { name: "passthrough", align: Align::Left, cell: |report, _| if report.passthrough.on { "on" } else { "off" }.to_owned() },
+    Column {
+        name: "passthrough",
+        align: Align::Left,
+        cell: |report, _| if report.passthrough.on { "on" } else { "off" }.to_owned(),
+    },
     Column { name: "coherence", align: Align::Left, cell: |report, _| report.coherence.clone() },
     Column { name: "requests", align: Align::Right, cell: |report, exact| number(report.requests, exact) },
     Column { name: "errors", align: Align::Right, cell: |report, exact| number(report.errors, exact) },
     Column { name: "in-flight", align: Align::Right, cell: |report, exact| number(report.in_flight, exact) },
     Column { name: "inodes", align: Align::Right, cell: |report, exact| number(report.inodes, exact) },
     Column { name: "open-files", align: Align::Right, cell: |report, exact| number(report.open_files, exact) },
-    Column { name: "passthrough-opens", align: Align::Right, cell: |report, exact| number(report.passthrough_opens, exact) },
+    Column {
+        name: "passthrough-opens",
+        align: Align::Right,
+        cell: |report, exact| number(report.passthrough_opens, exact),
+    },
     Column { name: "cache-hits", align: Align::Right, cell: |report, exact| number(report.cache_hits, exact) },
     Column { name: "invalidations", align: Align::Right, cell: |report, exact| number(report.invalidations, exact) },
-    Column { name: "full-invalidations", align: Align::Right, cell: |report, exact| number(report.full_invalidations, exact) },
-    Column { name: "attached", align: Align::Left, cell: |report, _| if report.detached { "no" } else { "yes" }.to_owned() },
+    Column {
+        name: "full-invalidations",
+        align: Align::Right,
+        cell: |report, exact| number(report.full_invalidations, exact),
+    },
+    Column {
+        name: "attached",
+        align: Align::Left,
+        cell: |report, _| if report.detached { "no" } else { "yes" }.to_owned(),
+    },
     Column { name: "pid", align: Align::Right, cell: |report, _| report.pid.to_string() },
     Column { name: "uid", align: Align::Right, cell: |report, _| report.uid.to_string() },
     Column {
@@ -73,7 +89,8 @@ pub fn run(view: &View, mountpoints: &[PathBuf]) -> Result<String, Failure> {
         tell_of_others();
     }
     if view.json {
-        let json = serde_json::to_string_pretty(&reports).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
+        let json = serde_json::to_string_pretty(&reports)
+            .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
         return Ok(json + "\n");
     }
     if let ([report], false, None, false) = (reports.as_slice(), mountpoints.is_empty(), &view.columns, view.scripted) {
@@ -105,7 +122,10 @@ pub fn gather(mountpoints: &[PathBuf], everybody: bool) -> Result<Vec<Report>, F
         }
         tell_detached(found.peers.iter().map(|peer| (&peer.report.mountpoint, peer.report.detached, peer.report.pid)));
         for place in &dead {
-            let _ = writeln!(std::io::stderr(), "nacre: the mount at {place} has lost its process; `nacre umount {place}` removes it");
+            let _ = writeln!(
+                std::io::stderr(),
+                "nacre: the mount at {place} has lost its process; `nacre umount {place}` removes it"
+            );
         }
     }
     let mut reports: Vec<Report> = found.peers.into_iter().map(|peer| sanitised(peer.report)).collect();
@@ -123,21 +143,31 @@ pub fn gather(mountpoints: &[PathBuf], everybody: bool) -> Result<Vec<Report>, F
                 let what = format!("the mount at {text} has lost its process");
                 return Failure::new(what).exit(Exit::NotFound).next(format!("`nacre umount {text}` removes it"));
             }
-            Failure::new(format!("no mount of nacre answers at {text}")).exit(Exit::NotFound).next("`nacre status` lists those that do")
+            Failure::new(format!("no mount of nacre answers at {text}"))
+                .exit(Exit::NotFound)
+                .next("`nacre status` lists those that do")
         })?);
     }
     Ok(chosen)
 }
 
-/// Says that other users have mounts, as far as the kernel tells. Their processes are not asked: they could make root wait.
+/// Says that other users have mounts, as far as the kernel tells. Their processes are not asked:
+/// they could make root wait.
 fn tell_of_others() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
     // Without a table of mounts, there are none to tell of.
-    let foreign = mountinfo::read().unwrap_or_default().iter().filter(|entry| entry.is_served() && entry.user() != Some(0)).count();
+    let foreign = mountinfo::read()
+        .unwrap_or_default()
+        .iter()
+        .filter(|entry| entry.is_served() && entry.user() != Some(0))
+        .count();
     if foreign > 0 {
-        let _ = writeln!(std::io::stderr(), "nacre: {foreign} mounts of other users: --all-users asks the processes that serve them");
+        let _ = writeln!(
+            std::io::stderr(),
+            "nacre: {foreign} mounts of other users: --all-users asks the processes that serve them"
+        );
     }
 }
 
@@ -149,7 +179,10 @@ pub fn tell_detached<'a>(mounts: impl Iterator<Item = (&'a String, bool, u32)>) 
     for (place, _, pid) in mounts.filter(|(_, detached, _)| *detached) {
         let place = printable(place.as_bytes());
         // A warning that nobody can read is not worth failing for.
-        let _ = writeln!(std::io::stderr(), "nacre: the mount at {place} is {DETACHED}; `nacre umount {place}` or `kill {pid}` ends it");
+        let _ = writeln!(
+            std::io::stderr(),
+            "nacre: the mount at {place} is {DETACHED}; `nacre umount {place}` or `kill {pid}` ends it"
+        );
     }
 }
 
@@ -160,9 +193,11 @@ fn dead(served: &[Peer]) -> Vec<String> {
     let ours = |entry: &mountinfo::MountEntry| entry.is_served() && entry.user() == own;
     // Without a table of mounts, there are none to tell of.
     let entries = mountinfo::read().unwrap_or_default().into_iter().filter(ours);
-    let unserved = entries.filter(|entry| !served.iter().any(|peer| peer.report.mountpoint == path_text(&entry.mountpoint)));
+    let unserved =
+        entries.filter(|entry| !served.iter().any(|peer| peer.report.mountpoint == path_text(&entry.mountpoint)));
     // Attributes may be answered from what the kernel has kept; this is always asked.
-    let lost = unserved.filter(|entry| rustix::fs::statfs(&entry.mountpoint).is_err_and(|error| error == Errno::NOTCONN));
+    let lost =
+        unserved.filter(|entry| rustix::fs::statfs(&entry.mountpoint).is_err_and(|error| error == Errno::NOTCONN));
     lost.map(|entry| path_text(&entry.mountpoint)).collect()
 }
 
@@ -218,12 +253,14 @@ fn table(reports: &[Report], chosen: &[&Column], view: &View, bold: bool) -> Str
         place if column.name == "mountpoint" && report.detached && !view.scripted => format!("{place} (detached)"),
         text => text,
     };
-    let rows: Vec<Vec<String>> = reports.iter().map(|report| chosen.iter().map(|column| cell(report, column)).collect()).collect();
+    let rows: Vec<Vec<String>> =
+        reports.iter().map(|report| chosen.iter().map(|column| cell(report, column)).collect()).collect();
     if view.scripted {
         return columns::scripted(&rows);
     }
     let headings: Vec<String> = chosen.iter().map(|column| column.name.to_uppercase()).collect();
-    let headings: Vec<(&str, Align)> = headings.iter().map(String::as_str).zip(chosen.iter().map(|column| column.align)).collect();
+    let headings: Vec<(&str, Align)> =
+        headings.iter().map(String::as_str).zip(chosen.iter().map(|column| column.align)).collect();
     columns::aligned(&headings, &rows, bold)
 }
 
@@ -235,20 +272,40 @@ fn detail(report: &Report, exact: bool) -> String {
     };
     let count = |value| number(value, exact);
     let lines = [
-        ("mountpoint", if report.detached { format!("{} ({DETACHED})", report.mountpoint) } else { report.mountpoint.clone() }),
+        (
+            "mountpoint",
+            if report.detached { format!("{} ({DETACHED})", report.mountpoint) } else { report.mountpoint.clone() },
+        ),
         ("source", report.source.clone()),
         ("engine", format!("{} ({})", report.engine, report.engine_reason)),
         ("stack", report.stack.clone()),
         (
             "transport",
-            report.transport_reason.as_ref().map_or(report.transport.clone(), |why| format!("{} (no io_uring: {why})", report.transport)),
+            report
+                .transport_reason
+                .as_ref()
+                .map_or(report.transport.clone(), |why| format!("{} (no io_uring: {why})", report.transport)),
         ),
         ("passthrough", passthrough),
         ("coherence", report.coherence.clone()),
-        ("invalidations", format!("{} ({} of everything)", count(report.invalidations), count(report.full_invalidations))),
-        ("requests", format!("{} ({} errors, {} in flight)", count(report.requests), count(report.errors), count(report.in_flight))),
+        (
+            "invalidations",
+            format!("{} ({} of everything)", count(report.invalidations), count(report.full_invalidations)),
+        ),
+        (
+            "requests",
+            format!(
+                "{} ({} errors, {} in flight)",
+                count(report.requests),
+                count(report.errors),
+                count(report.in_flight)
+            ),
+        ),
         ("inodes", count(report.inodes)),
-        ("open files", format!("{} ({} opens passed through)", count(report.open_files), count(report.passthrough_opens))),
+        (
+            "open files",
+            format!("{} ({} opens passed through)", count(report.open_files), count(report.passthrough_opens)),
+        ),
         ("cache hits", count(report.cache_hits)),
         ("process", if report.pid == 0 { "none".to_owned() } else { format!("{} of user {}", report.pid, report.uid) }),
         ("uptime", if exact { report.uptime.to_string() } else { columns::uptime(report.uptime) }),
@@ -293,11 +350,22 @@ fn operations(operations: &[OperationReport], exact: bool) -> String {
         .map(|operation| {
             let mean = operation.total_ns.checked_div(operation.requests).unwrap_or(0);
             let p99 = quantile(operation, 99).map_or_else(|| "-".to_owned(), |ns| format!("<= {}", time(ns)));
-            vec![operation.name.clone(), number(operation.requests, exact), number(operation.errors, exact), time(mean), p99]
+            vec![
+                operation.name.clone(),
+                number(operation.requests, exact),
+                number(operation.errors, exact),
+                time(mean),
+                p99,
+            ]
         })
         .collect();
-    let headings =
-        [("REQUEST", Align::Left), ("COUNT", Align::Right), ("ERRORS", Align::Right), ("MEAN", Align::Right), ("99 %", Align::Right)];
+    let headings = [
+        ("REQUEST", Align::Left),
+        ("COUNT", Align::Right),
+        ("ERRORS", Align::Right),
+        ("MEAN", Align::Right),
+        ("99 %", Align::Right),
+    ];
     columns::aligned(&headings, &rows, false)
 }
 
@@ -374,14 +442,22 @@ mod tests {
         let report = Report { transport: "device".to_owned(), transport_reason: Some(why), detached: true, ..report() };
         let view = View::default();
         let text = table(std::slice::from_ref(&report), &choose(&view).unwrap(), &view, false);
-        assert_eq!(text.lines().nth(1).unwrap(), "/mnt/a (detached)  /srv    fuse    device     off              123k    90 s");
-        assert!(detail(&report, false).contains("\ntransport     device (no io_uring: the kernel does not offer it)\n"));
+        assert_eq!(
+            text.lines().nth(1).unwrap(),
+            "/mnt/a (detached)  /srv    fuse    device     off              123k    90 s"
+        );
+        assert!(
+            detail(&report, false).contains("\ntransport     device (no io_uring: the kernel does not offer it)\n")
+        );
         let columns = Some(["mountpoint", "transport", "transport-reason", "attached"].map(str::to_owned).to_vec());
         let view = View { scripted: true, columns, ..View::default() };
         let text = table(std::slice::from_ref(&report), &choose(&view).unwrap(), &view, false);
         assert_eq!(text, "/mnt/a\tdevice\tthe kernel does not offer it\tno\n");
         let json = serde_json::to_value(&report).unwrap();
-        assert_eq!((&json["transport"], &json["transport_reason"]), (&"device".into(), &"the kernel does not offer it".into()));
+        assert_eq!(
+            (&json["transport"], &json["transport_reason"]),
+            (&"device".into(), &"the kernel does not offer it".into())
+        );
     }
 
     #[test]
@@ -394,7 +470,8 @@ mod tests {
 
     #[test]
     fn quantiles_come_from_buckets() {
-        let operation = OperationReport { latency: vec![(Some(1), 98), (Some(3), 1), (None, 1)], ..OperationReport::default() };
+        let operation =
+            OperationReport { latency: vec![(Some(1), 98), (Some(3), 1), (None, 1)], ..OperationReport::default() };
         assert_eq!(quantile(&operation, 50), Some(1));
         assert_eq!(quantile(&operation, 99), Some(3));
         assert_eq!(quantile(&operation, 100), None);
@@ -410,8 +487,16 @@ mod tests {
 
     #[test]
     fn layers_are_indented() {
-        let host = LayerReport { layer: "host".to_owned(), settings: vec![("source".to_owned(), "/s".to_owned())], below: vec![] };
-        let remap = LayerReport { layer: "remap".to_owned(), settings: vec![("delete-deny".to_owned(), String::new())], below: vec![host] };
+        let host = LayerReport {
+            layer: "host".to_owned(),
+            settings: vec![("source".to_owned(), "/s".to_owned())],
+            below: vec![],
+        };
+        let remap = LayerReport {
+            layer: "remap".to_owned(),
+            settings: vec![("delete-deny".to_owned(), String::new())],
+            below: vec![host],
+        };
         assert_eq!(tree(&remap, 1), "  remap delete-deny\n    host source=/s\n");
     }
 }

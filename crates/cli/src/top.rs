@@ -116,7 +116,8 @@ fn most(before: Option<&Report>, now: &Report) -> String {
         .collect();
     kinds.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));
     let all: u64 = kinds.iter().map(|(requests, _)| requests).sum();
-    let kinds = kinds.iter().take(3).map(|(requests, name)| format!("{name} {} %", requests.saturating_mul(100) / all.max(1)));
+    let kinds =
+        kinds.iter().take(3).map(|(requests, name)| format!("{name} {} %", requests.saturating_mul(100) / all.max(1)));
     kinds.collect::<Vec<String>>().join(", ")
 }
 

@@ -1,4 +1,5 @@
-//! `nacre umount`: asks the process that serves a mount to end it, and takes mounts away that nobody serves any more.
+//! `nacre umount`: asks the process that serves a mount to end it, and takes mounts away that
+//! nobody serves any more.
 
 use crate::{
     cage,
@@ -13,10 +14,11 @@ use std::{
     process::ExitCode,
 };
 
-/// Unmounts everything that is named, in order, and goes on after what could not be taken away, as umount(8) does. Each failure is told as it
-/// happens; the answer is the exit code of the first.
+/// Unmounts everything that is named, in order, and goes on after what could not be taken away, as
+/// umount(8) does. Each failure is told as it happens; the answer is the exit code of the first.
 pub fn run(lazy: bool, mountpoints: &[PathBuf]) -> ExitCode {
-    // Our own alone: a mount of another user is ended by the kernel, whatever that user's process does.
+    // Our own alone: a mount of another user is ended by the kernel, whatever that user's process
+    // does.
     let mut peers = control::find(&Whose::Ours).peers;
     let mut first = None;
     for mountpoint in mountpoints {
@@ -31,13 +33,16 @@ pub fn run(lazy: bool, mountpoints: &[PathBuf]) -> ExitCode {
 
 fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failure> {
     let text = path_text(mountpoint);
-    // The topmost of several mounts at one place is the one in the table last; of those that answer, the youngest comes first.
-    let at = |detached| peers.iter().position(|peer| peer.report.mountpoint == text && peer.report.detached == detached);
+    // The topmost of several mounts at one place is the one in the table last; of those that
+    // answer, the youngest comes first.
+    let at =
+        |detached| peers.iter().position(|peer| peer.report.mountpoint == text && peer.report.detached == detached);
     let (seen, detached) = (at(false), at(true));
     if let Some(place) = seen {
         return peers.remove(place).ask(&Request::Unmount { lazy }).map(drop);
     }
-    if let Some(record) = cage::find::record(mountpoint)?.filter(|record| record.mountpoint == mountpoint || record.directory == mountpoint)
+    if let Some(record) = cage::find::record(mountpoint)?
+        .filter(|record| record.mountpoint == mountpoint || record.directory == mountpoint)
     {
         return cage::run::engine_of(&record)?.detach(&record, lazy);
     }
@@ -47,11 +52,14 @@ fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failu
             // What other mount namespaces hold.
             return peers.remove(place).ask(&Request::Unmount { lazy }).map(drop);
         }
-        return Err(Failure::new(format!("nothing is mounted at {text}")).exit(Exit::NotFound).next("`nacre status` lists the mounts"));
+        return Err(Failure::new(format!("nothing is mounted at {text}"))
+            .exit(Exit::NotFound)
+            .next("`nacre status` lists the mounts"));
     };
     let of_the_kernel = kernel_engine::records()?.iter().any(|report| report.mountpoint == text);
     if !of_the_kernel && !entry.kind.starts_with("fuse") {
-        return Err(Failure::new(format!("what is mounted at {text} ({}) is no mount of nacre", entry.kind)).next("umount(8) unmounts it"));
+        return Err(Failure::new(format!("what is mounted at {text} ({}) is no mount of nacre", entry.kind))
+            .next("umount(8) unmounts it"));
     }
     fusewire::unmount(entry.identity(), lazy).map_err(|error| refused(&text, &error))?;
     // Looking drops the record of what is gone.

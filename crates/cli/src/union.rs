@@ -1,7 +1,7 @@
 //! Unions: several directories shown as one tree.
 //!
-//! `nacre union` mounts them ([`command`], [`plan`]: pure) where they can stand ([`place`]); its verbs ask the
-//! process that serves one ([`run`], [`serving`]).
+//! `nacre union` mounts them ([`command`], [`plan`]: pure) where they can stand ([`place`]); its
+//! verbs ask the process that serves one ([`run`], [`serving`]).
 
 pub mod absent;
 pub mod balancing;

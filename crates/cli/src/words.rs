@@ -1,9 +1,11 @@
-//! The grammar of bindfs' command line (which is libfuse's): bytes in, a list of options in the order given out.
+//! The grammar of bindfs' command line (which is libfuse's): bytes in, a list of options in the
+//! order given out.
 //!
-//! Used when the program is called as `bindfs`, as `mount.fuse.nacre` or by `mount(8)`, and for the text after `-o` everywhere. Pure:
-//! touches nothing outside its arguments. Rules: options and the two paths in any order, long options take a value only with `=`,
-//! letters take it attached or as the next argument, letters are not bundled, `--` ends the options, a backslash after `-o` takes the
-//! next character literally (`\054` too).
+//! Used when the program is called as `bindfs`, as `mount.fuse.nacre` or by `mount(8)`, and for the
+//! text after `-o` everywhere. Pure: touches nothing outside its arguments. Rules: options and the
+//! two paths in any order, long options take a value only with `=`, letters take it attached or as
+//! the next argument, letters are not bundled, `--` ends the options, a backslash after `-o` takes
+//! the next character literally (`\054` too).
 
 use crate::{
     failure::Failure,
@@ -100,7 +102,8 @@ fn long_option(text: &[u8]) -> Result<Given, Failure> {
     let (name, value) = key_value(text);
     let shown = || format!("--{}", name.escape_ascii());
     let row = std::str::from_utf8(name).ok().and_then(options::long);
-    let row = row.ok_or_else(|| Failure::usage(format!("unknown option {}", shown())).next("--help lists the options"))?;
+    let row =
+        row.ok_or_else(|| Failure::usage(format!("unknown option {}", shown())).next("--help lists the options"))?;
     match (row.value, value) {
         (Some(placeholder), None) => Err(missing_value(OsStr::new(&shown()), placeholder)),
         (None, Some(_)) => Err(Failure::usage(format!("option {} takes no value", shown()))),
@@ -126,7 +129,8 @@ fn wrong_word(name: &str, has_value: bool) -> Failure {
             Some(value) => Failure::usage(format!("-o {name} needs a value: {name}={value}")),
             None => Failure::usage(format!("-o {name} takes no value")),
         },
-        _ => Failure::usage(format!("unknown option -o {name}")).next("--help lists the options; each long one is also a word of -o"),
+        _ => Failure::usage(format!("unknown option -o {name}"))
+            .next("--help lists the options; each long one is also a word of -o"),
     }
 }
 
@@ -137,16 +141,20 @@ fn unknown_letter(argument: &OsStr) -> Failure {
     match text {
         [_, letter, rest @ ..] if known(letter).is_some() && rest.iter().all(|letter| known(letter).is_some()) => {
             let apart: Vec<String> = text.iter().skip(1).map(|letter| format!("-{}", char::from(*letter))).collect();
-            Failure::usage(format!("unknown option {shown}")).next(format!("letters are not bundled here: write {}", apart.join(" ")))
+            Failure::usage(format!("unknown option {shown}"))
+                .next(format!("letters are not bundled here: write {}", apart.join(" ")))
         }
-        [_, letter, _, ..] if known(letter).is_some() => Failure::usage(format!("option -{} takes no value", char::from(*letter))),
+        [_, letter, _, ..] if known(letter).is_some() => {
+            Failure::usage(format!("option -{} takes no value", char::from(*letter)))
+        }
         _ => Failure::usage(format!("unknown option {shown}")).next("--help lists the options"),
     }
 }
 
 fn missing_value(option: &OsStr, placeholder: &str) -> Failure {
     let option = option.to_string_lossy();
-    let form = if option.starts_with("--") { format!("{option}={placeholder}") } else { format!("{option} {placeholder}") };
+    let form =
+        if option.starts_with("--") { format!("{option}={placeholder}") } else { format!("{option} {placeholder}") };
     Failure::usage(format!("option {option} needs a value: {form}"))
 }
 
@@ -161,7 +169,8 @@ fn key_value(text: &[u8]) -> (&[u8], Option<&[u8]>) {
     }
 }
 
-/// Splits at commas; a backslash takes what follows literally: three octal digits as one byte, anything else as itself.
+/// Splits at commas; a backslash takes what follows literally: three octal digits as one byte,
+/// anything else as itself.
 fn split(text: &[u8]) -> Vec<Vec<u8>> {
     let mut words = Vec::new();
     let mut word = Vec::new();

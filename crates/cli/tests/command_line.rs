@@ -1,4 +1,5 @@
-//! The built program, run from outside: exit codes, messages, and that a wrong command line mounts nothing. Nothing here needs FUSE.
+//! The built program, run from outside: exit codes, messages, and that a wrong command line mounts
+//! nothing. Nothing here needs FUSE.
 
 #![allow(clippy::unwrap_used)] // A failed expectation is what a test reports.
 
@@ -91,7 +92,12 @@ fn a_wrong_command_line_says_why_and_mounts_nothing() {
         ("nacre", &["cage", "--size", "1G", "s", "file"], 1, "is not a directory, the source is"),
         ("nacre", &["cage", "--size", "1G", ".", "m"], 1, "the cage would contain itself"),
         ("nacre", &["cage", "--size", "1G", "s", "."], 1, "the mount would cover it"),
-        ("nacre", &["cage", "--size", "1G", "--state", "s/state", "s"], 1, "the accounting cannot be kept in the cage itself"),
+        (
+            "nacre",
+            &["cage", "--size", "1G", "--state", "s/state", "s"],
+            1,
+            "the accounting cannot be kept in the cage itself",
+        ),
         ("nacre", &["cage", "--size", "1G", "--limit", "user:no-such-user-here=1G", "s"], 1, "no-such-user-here"),
         ("nacre", &["cage", "--size", "1G", "--engine", "kernel", "s"], 2, "not one of fuse, loop, quota, auto"),
         ("nacre", &["cage", "resize", "s", "2G"], 3, "s is no cage"),
@@ -113,8 +119,18 @@ fn a_wrong_command_line_says_why_and_mounts_nothing() {
         ("nacre", &["bench", "mirror", "--json", "m"], 1, "writing m"),
         ("nacre", &["pool", "create", "--size", "10X", "new", "image"], 2, "one of K, M, G, T, P, E"),
         ("nacre", &["pool", "create", "--size", "10", "new", "image"], 2, "at least 64M"),
-        ("nacre", &["pool", "create", "--size", "64M", "-o", "autotirm=on", "new", "image"], 1, "did you mean autotrim?"),
-        ("nacre", &["pool", "create", "--size", "64M", "-O", "compresion=on", "new", "image"], 1, "did you mean compression?"),
+        (
+            "nacre",
+            &["pool", "create", "--size", "64M", "-o", "autotirm=on", "new", "image"],
+            1,
+            "did you mean autotrim?",
+        ),
+        (
+            "nacre",
+            &["pool", "create", "--size", "64M", "-O", "compresion=on", "new", "image"],
+            1,
+            "did you mean compression?",
+        ),
         ("nacre", &["fs", "set", "foo"], 2, "usage: nacre fs set [-u] PROPERTY=VALUE... FILESYSTEM..."),
         ("nacre", &["fs", "set", "foo=1"], 2, "missing dataset name"),
         ("nacre", &["fs", "set", "qouta=1G", "tank"], 1, "did you mean quota"),
@@ -176,9 +192,13 @@ fn explain_mounts_nothing() {
     let arguments = ["mirror", "--explain", "--engine=auto", "--force-user=root", "--delete-deny", "s", "m"];
     let (code, out, error) = outcome(&run("nacre", scratch.path(), &arguments));
     assert_eq!((code, error.as_str()), (0, ""));
-    for line in
-        ["engine      fuse (the rule force-user works only through FUSE)", "stack       host:", "delete-deny", "  remap", "    host"]
-    {
+    for line in [
+        "engine      fuse (the rule force-user works only through FUSE)",
+        "stack       host:",
+        "delete-deny",
+        "  remap",
+        "    host",
+    ] {
         assert!(out.contains(line), "{line} in\n{out}");
     }
     assert_eq!(scratch.mounts(), 0);

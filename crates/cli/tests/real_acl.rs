@@ -1,4 +1,5 @@
-//! POSIX ACLs of the source: enforced by the kernel in the mount, inherited, and translated with the owners.
+//! POSIX ACLs of the source: enforced by the kernel in the mount, inherited, and translated with
+//! the owners.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -10,7 +11,8 @@ use std::fs;
 use std::path::Path;
 
 fn has_tools() -> bool {
-    std::process::Command::new("setfacl").arg("--version").output().is_ok() || mounting::skip("acl", "setfacl is not installed")
+    std::process::Command::new("setfacl").arg("--version").output().is_ok()
+        || mounting::skip("acl", "setfacl is not installed")
 }
 
 fn private(source: &Path) {

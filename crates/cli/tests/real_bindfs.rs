@@ -1,4 +1,5 @@
-//! Each line of docs/bindfs.md on a real mount; where Debian's bindfs knows the option, it has to do the same.
+//! Each line of docs/bindfs.md on a real mount; where Debian's bindfs knows the option, it has to
+//! do the same.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -62,7 +63,9 @@ fn each_option_of_the_program_is_documented() {
         let option = line.trim_start().split([' ', ',', '=', '[']).find(|word| word.starts_with("--"));
         if let Some(option) = option
             && line.starts_with("  ")
-            && !page.iter().any(|documented| documented == option || documented == &format!("-o {}", option.trim_start_matches('-')))
+            && !page.iter().any(|documented| {
+                documented == option || documented == &format!("-o {}", option.trim_start_matches('-'))
+            })
             && !["--read-only", "--foreground", "--debug"].contains(&option)
         {
             missing.push(option.to_owned());
@@ -152,8 +155,10 @@ fn differences(what: &str, program: &[&OsStr], cases: impl Iterator<Item = &'sta
         count += 1;
         let got = observe(program, case);
         if got != case.wanted {
-            wrong
-                .push_str(&format!("{what} {:?}\n  script: {}\n  wanted: {:?}\n  got:    {got:?}\n", case.words, case.script, case.wanted));
+            wrong.push_str(&format!(
+                "{what} {:?}\n  script: {}\n  wanted: {:?}\n  got:    {got:?}\n",
+                case.words, case.script, case.wanted
+            ));
         }
     }
     (count, wrong)
@@ -189,7 +194,10 @@ fn printing_options_mount_nothing() {
         let fixture = Fixture::bare();
         let words: Vec<String> = words
             .iter()
-            .map(|word| word.replace("SOURCE", fixture.source.to_str().unwrap()).replace("MOUNT", fixture.mountpoint.to_str().unwrap()))
+            .map(|word| {
+                word.replace("SOURCE", fixture.source.to_str().unwrap())
+                    .replace("MOUNT", fixture.mountpoint.to_str().unwrap())
+            })
             .collect();
         let output = finish(Command::new(nacre()).arg("bindfs").args(words));
         assert!(output.status.success(), "{option}: {}", text(&output.stderr));
@@ -202,7 +210,8 @@ fn printing_options_mount_nothing() {
 fn refused_options_mount_nothing() {
     for (option, words) in REFUSED {
         let fixture = Fixture::bare();
-        let output = finish(Command::new(nacre()).arg("bindfs").args(*words).arg(&fixture.source).arg(&fixture.mountpoint));
+        let output =
+            finish(Command::new(nacre()).arg("bindfs").args(*words).arg(&fixture.source).arg(&fixture.mountpoint));
         assert!(!output.status.success(), "{option}");
         assert!(!text(&output.stderr).is_empty(), "{option} is refused without a word");
         assert!(!is_mounted(&fixture.mountpoint), "{option}");
@@ -217,7 +226,9 @@ fn the_old_form_of_fstab() {
     let fixture = Fixture::bare();
     sh(&fixture.source, SOURCE);
     let source = format!("bindfs#{}", fixture.source.display());
-    let output = finish(Command::new(nacre()).args(["bindfs", &source]).arg(&fixture.mountpoint).args(["-o", "rw,force-user=4711"]));
+    let output = finish(
+        Command::new(nacre()).args(["bindfs", &source]).arg(&fixture.mountpoint).args(["-o", "rw,force-user=4711"]),
+    );
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(fs::metadata(fixture.at("file")).unwrap().uid(), 4711);
     assert!(run(nacre(), [OsStr::new("umount"), fixture.mountpoint.as_os_str()]).status.success());

@@ -1,5 +1,6 @@
-//! Cages on real mounts: the limit holds for every call and every descriptor, the books are right across every kind of end, and the
-//! commands do what they say. As root; what ordinary users get is in `real_user.rs`.
+//! Cages on real mounts: the limit holds for every call and every descriptor, the books are right
+//! across every kind of end, and the commands do what they say. As root; what ordinary users get is
+//! in `real_user.rs`.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -67,7 +68,8 @@ fn df_shows_the_cage() {
         let (size, used, free, inodes, inodes_free) = statvfs(&fixture.mountpoint);
         assert_eq!((size, used, free, inodes, inodes_free), (8 * MIB, 3 * MIB, 5 * MIB, 100, 99), "{writes}");
         let shown = text(&run("df", ["-B1", "--output=size,used,avail", fixture.mountpoint.to_str().unwrap()]).stdout);
-        let figures: Vec<u64> = shown.lines().nth(1).unwrap().split_whitespace().map(|figure| figure.parse().unwrap()).collect();
+        let figures: Vec<u64> =
+            shown.lines().nth(1).unwrap().split_whitespace().map(|figure| figure.parse().unwrap()).collect();
         assert_eq!(figures, [8 * MIB, 3 * MIB, 5 * MIB]);
         let (kind, source, ..) = mount_entry(&fixture.mountpoint).unwrap();
         assert_eq!((kind.as_str(), source), ("fuse.nacre", format!("cage:{}", fixture.source.display())));
@@ -84,7 +86,11 @@ fn every_call_that_does_not_fit_says_so() {
         let file = File::create(fixture.at("file")).unwrap();
         file.write_all_at(&zeros(3 * MIB), 0).unwrap();
         // fallocate fits as a whole or not at all.
-        assert_eq!(fallocate(&file, FallocateFlags::empty(), 0, 5 * MIB).unwrap_err().raw_os_error(), ENOSPC, "{writes}");
+        assert_eq!(
+            fallocate(&file, FallocateFlags::empty(), 0, 5 * MIB).unwrap_err().raw_os_error(),
+            ENOSPC,
+            "{writes}"
+        );
         assert_eq!(fallocate(&file, FallocateFlags::KEEP_SIZE, 3 * MIB, 2 * MIB).unwrap_err().raw_os_error(), ENOSPC);
         assert_eq!(file.metadata().unwrap().len(), 3 * MIB);
         // Copying in the kernel.
@@ -154,7 +160,8 @@ fn a_logger_with_an_old_descriptor_is_stopped_at_the_edge() {
         for piece in [1, 81, 4096, 100_000] {
             let mut fixture = cage(&["--size=1M", writes]);
             let mut log = OpenOptions::new().append(true).create(true).open(fixture.at("log")).unwrap();
-            // All but a part is taken by others while the descriptor is held: a small one where each byte is a request.
+            // All but a part is taken by others while the descriptor is held: a small one where
+            // each byte is a request.
             let part = if piece == 1 { 16 * 1024 } else { 128 * 1024 };
             fs::write(fixture.at("other"), zeros(MIB - part)).unwrap();
             let (accepted, error) = fill(&mut log, piece);
@@ -252,7 +259,12 @@ fn a_cage_is_resized_while_it_is_written_to() {
                 log.sync_all().unwrap();
             });
             let resize = |size: &str| {
-                let output = fixture.nacre([OsStr::new("cage"), OsStr::new("resize"), fixture.mountpoint.as_os_str(), OsStr::new(size)]);
+                let output = fixture.nacre([
+                    OsStr::new("cage"),
+                    OsStr::new("resize"),
+                    fixture.mountpoint.as_os_str(),
+                    OsStr::new(size),
+                ]);
                 assert!(output.status.success(), "{}", text(&output.stderr));
                 text(&output.stderr)
             };
@@ -337,123 +349,6 @@ fn more_than_the_limit_is_no_error_and_cannot_grow() {
     File::options().write(true).open(fixture.at("file")).unwrap().set_len(MIB / 2).unwrap();
     fs::write(fixture.at("other"), zeros(MIB / 2)).unwrap();
     assert_eq!(errno(fs::write(fixture.at("third"), "x")), ENOSPC);
-}
-
-#[test]
-fn books_survive_an_orderly_end() {
-    if !as_root() {
-        return;
-    }
-    for end in ["nacre umount", "umount", "SIGTERM", "SIGINT"] {
-        let mut fixture = cage(&["--size=4M", "--limit=user:1234=2M", "--limit=dir:part=1M"]);
-        fs::create_dir(fixture.at("part")).unwrap();
-        fs::write(fixture.at("part/file"), zeros(300_000)).unwrap();
-        fs::write(fixture.at("file"), zeros(500_000)).unwrap();
-        std::os::unix::fs::chown(fixture.at("file"), Some(1234), None).unwrap();
-        let before = Cage::of(&fixture, &fixture.mountpoint);
-        match end {
-            "nacre umount" => fixture.unmount(),
-            "umount" => {
-                assert!(run("umount", [&fixture.mountpoint]).status.success());
-                assert_eq!(fixture.ended(), Some(0));
-            }
-            signal => {
-                fixture.signal(if signal == "SIGTERM" { Signal::TERM } else { Signal::INT });
-                assert_eq!(fixture.ended(), Some(0), "{end}");
-            }
-        }
-        assert!(!is_mounted(&fixture.mountpoint));
-        fixture.start_cage(&["--size=4M", "--limit=user:1234=2M", "--limit=dir:part=1M"]);
-        let after = Cage::of(&fixture, &fixture.mountpoint);
-        for field in ["used", "inodes", "free", "users", "directories"] {
-            assert_eq!(after.0[field], before.0[field], "{end}: {field}");
-        }
-        assert_eq!((after.number("used"), after.number("inodes")), cost(&fixture.source), "{end}");
-        fixture.unmount();
-    }
-}
-
-#[test]
-fn what_changed_while_it_was_unmounted_is_found() {
-    if !as_root() {
-        return;
-    }
-    let mut fixture = cage(&["--size=4M"]);
-    fs::write(fixture.at("file"), zeros(MIB)).unwrap();
-    fixture.unmount();
-    fs::write(fixture.below("behind"), zeros(2 * MIB)).unwrap();
-    fs::remove_file(fixture.below("file")).unwrap();
-    fixture.start_cage(&["--size=4M"]);
-    eventually("the books are right", || Cage::of(&fixture, &fixture.mountpoint).number("used") == 2 * MIB);
-}
-
-#[test]
-fn what_changes_behind_the_cage_is_counted() {
-    if !as_root() {
-        return;
-    }
-    let fixture = cage(&["--size=4M"]);
-    fs::write(fixture.at("file"), zeros(MIB)).unwrap();
-    fs::write(fixture.below("behind"), zeros(2 * MIB)).unwrap();
-    let used = || Cage::of(&fixture, &fixture.mountpoint).number("used");
-    eventually("a new file is counted", || used() == 3 * MIB);
-    fs::remove_file(fixture.below("file")).unwrap();
-    eventually("a deleted file is", || used() == 2 * MIB);
-}
-
-/// Changes files of all kinds until told to stop; everything may fail from the kill on.
-fn change_files(place: &Path, stop: &AtomicBool) {
-    let mut number = 0_u64;
-    while !stop.load(Ordering::Relaxed) {
-        number += 1;
-        let name = place.join(format!("d/{}", number * 7 % 300));
-        let _ = match number % 6 {
-            0 => fs::remove_file(&name),
-            1 => fs::rename(&name, place.join(format!("d/{}", number % 300))),
-            2 => File::options().write(true).open(&name).and_then(|file| file.set_len(number % 9000)),
-            3 => File::options().append(true).create(true).open(&name).and_then(|mut file| file.write_all(&zeros(number % 5000))),
-            4 => fs::hard_link(&name, place.join(format!("d/link{}", number % 50))),
-            _ => fs::write(&name, zeros(number % 20_000)),
-        };
-    }
-}
-
-#[test]
-fn after_a_kill_the_use_is_right() {
-    if !as_root() {
-        return;
-    }
-    for (round, options) in [["--size=64M", "--writes=through"], ["--size=64G", "--writes=collected"]].iter().cycle().take(6).enumerate() {
-        let mut fixture = cage(options);
-        fs::create_dir(fixture.at("d")).unwrap();
-        for number in 0..200 {
-            fs::write(fixture.at(format!("d/{number}")), zeros(1000 + number * 50)).unwrap();
-        }
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let writers: Vec<_> = (0..2).map(|_| scope.spawn(|| change_files(&fixture.mountpoint, &stop))).collect();
-            std::thread::sleep(std::time::Duration::from_millis(50 + round as u64 * 30));
-            fixture.signal(Signal::KILL);
-            stop.store(true, Ordering::Relaxed);
-            writers.into_iter().for_each(|writer| writer.join().unwrap());
-        });
-        assert_eq!(fixture.ended(), None);
-        // What the killed process left is taken away by the next one.
-        fixture.start_cage(options);
-        let (cage, there) = (Cage::of(&fixture, &fixture.mountpoint), cost(&fixture.source));
-        // Of each writer, at most one file was being made when the kill came, and the other one may have written to it already: the count in
-        // the background finds it.
-        let making = there.1.saturating_sub(cage.number("inodes"));
-        let right = making <= 2 && cage.number("inodes") <= there.1;
-        assert!(right, "round {round}: {there:?} there, {}", cage.0);
-        let most = cage.number("used") + making * 20_480;
-        assert!((cage.number("used")..=most).contains(&there.0), "round {round}: {there:?} there, {}", cage.0);
-        eventually("everything is counted", || {
-            let cage = Cage::of(&fixture, &fixture.mountpoint);
-            (cage.number("used"), cage.number("inodes")) == there
-        });
-        fixture.unmount();
-    }
 }
 
 #[test]
@@ -542,7 +437,10 @@ fn what_only_other_mount_namespaces_hold_is_detached() {
     eventually("the first cage has ended", || mounting::is_gone(first));
     assert_eq!(fs::read(&seen_there).unwrap_err().raw_os_error(), Some(107));
     let told = Cage::of(&fixture, &place);
-    assert_eq!((&told.0["attached"], told.number("pid"), told.number("limit")), (&true.into(), u64::from(second), 2 * MIB));
+    assert_eq!(
+        (&told.0["attached"], told.number("pid"), told.number("limit")),
+        (&true.into(), u64::from(second), 2 * MIB)
+    );
     // A command says that it goes on elsewhere, and ends it there when asked again.
     let elsewhere = mounting::Namespace::holding(&place);
     let umount = || fixture.nacre([OsStr::new("umount"), place.as_os_str()]);
@@ -586,7 +484,12 @@ fn over_the_directory_itself() {
         assert_eq!(output.status.code(), Some(1));
         assert!(text(&output.stderr).contains("is a cage already"), "{}", text(&output.stderr));
     }
-    let output = fixture.nacre([OsStr::new("cage"), OsStr::new("--size=2M"), fixture.source.as_os_str(), fixture.mountpoint.as_os_str()]);
+    let output = fixture.nacre([
+        OsStr::new("cage"),
+        OsStr::new("--size=2M"),
+        fixture.source.as_os_str(),
+        fixture.mountpoint.as_os_str(),
+    ]);
     assert!(text(&output.stderr).contains("is a cage already"), "{}", text(&output.stderr));
     assert!(!is_mounted(&fixture.mountpoint));
     assert_eq!(Cage::of(&fixture, &link).number("limit"), MIB);
@@ -605,7 +508,8 @@ fn who_writes_past_it_is_named() {
     let output = fixture.nacre(["cage", "--size=1M", fixture.source.to_str().unwrap()]);
     assert!(output.status.success());
     let said = text(&output.stderr);
-    let own = format!("(process {}) holds {} open for writing", std::process::id(), fixture.below("held.log").display());
+    let own =
+        format!("(process {}) holds {} open for writing", std::process::id(), fixture.below("held.log").display());
     assert!(said.contains(&own) && said.contains("reload or restart"), "{said}");
     drop(log);
     assert!(fixture.nacre([OsStr::new("umount"), fixture.source.as_os_str()]).status.success());
@@ -640,7 +544,14 @@ fn status_and_list_tell_the_same() {
     if !as_root() {
         return;
     }
-    let fixture = cage(&["--size=8M", "--inodes=50", "--soft=50%", "--limit=user:1234=3M", "--limit=dir:part=2M", "--writes=through"]);
+    let fixture = cage(&[
+        "--size=8M",
+        "--inodes=50",
+        "--soft=50%",
+        "--limit=user:1234=3M",
+        "--limit=dir:part=2M",
+        "--writes=through",
+    ]);
     fs::create_dir(fixture.at("part")).unwrap();
     fs::write(fixture.at("part/file"), zeros(MIB)).unwrap();
     std::os::unix::fs::chown(fixture.at("part/file"), Some(1234), None).unwrap();
@@ -659,13 +570,23 @@ fn status_and_list_tell_the_same() {
     assert_eq!((cage.number("limit"), cage.number("used"), cage.number("soft")), (8 * MIB, MIB + directory, 4 * MIB));
     let users = cage.0["users"].as_array().unwrap();
     let user = users.iter().find(|user| user["uid"] == 1234).unwrap();
-    assert_eq!((user["used"].as_u64(), user["limit"].as_u64(), user["user"].as_str()), (Some(MIB), Some(3 * MIB), Some("1234")));
+    assert_eq!(
+        (user["used"].as_u64(), user["limit"].as_u64(), user["user"].as_str()),
+        (Some(MIB), Some(3 * MIB), Some("1234"))
+    );
     assert_eq!(cage.0["directories"][0]["path"], "part");
     assert_eq!(cage.0["directories"][0]["limit"], 2 * MIB);
     // The same cage, by its directory and by its mount, in every form.
     for named in [fixture.source.to_str().unwrap(), at] {
-        let output =
-            fixture.nacre(["cage", "status", "-H", "-p", "-o", "name,limit,used,free,use%,inodes,inode-limit,refused,engine", named]);
+        let output = fixture.nacre([
+            "cage",
+            "status",
+            "-H",
+            "-p",
+            "-o",
+            "name,limit,used,free,use%,inodes,inode-limit,refused,engine",
+            named,
+        ]);
         let line = format!(
             "{}\t{}\t{}\t{}\t{}\t2\t50\t0\tfuse\n",
             fixture.source.display(),
@@ -676,14 +597,21 @@ fn status_and_list_tell_the_same() {
         );
         assert_eq!(text(&output.stdout), line);
         let whole = text(&fixture.nacre(["cage", "status", named]).stdout);
-        for part in
-            ["limit         8M", "inodes        2 of 50", "soft limit    4M (not reached)", "when full     deny", "mode          through"]
-        {
+        for part in [
+            "limit         8M",
+            "inodes        2 of 50",
+            "soft limit    4M (not reached)",
+            "when full     deny",
+            "mode          through",
+        ] {
             assert!(whole.lines().any(|line| line == part), "{part} in\n{whole}");
         }
     }
     let listed = text(&fixture.nacre(["cage", "list"]).stdout);
-    assert!(listed.starts_with("NAME") && listed.lines().any(|line| line.starts_with(fixture.source.to_str().unwrap())), "{listed}");
+    assert!(
+        listed.starts_with("NAME") && listed.lines().any(|line| line.starts_with(fixture.source.to_str().unwrap())),
+        "{listed}"
+    );
     let all: serde_json::Value = serde_json::from_slice(&fixture.nacre(["cage", "list", "--json"]).stdout).unwrap();
     assert!(all.as_array().unwrap().iter().any(|cage| cage["mountpoint"] == at));
     // As part of the figures of the mount, and for Prometheus.
@@ -691,8 +619,10 @@ fn status_and_list_tell_the_same() {
     assert_eq!(status[0]["cages"][0]["limit"], 8 * MIB);
     let metrics = text(&fixture.nacre(["metrics", at]).stdout);
     let label = format!("directory=\"{}\",mountpoint=\"{at}\",engine=\"fuse\"", fixture.source.display());
-    for line in [format!("nacre_cage_limit_bytes{{{label}}} {}", 8 * MIB), format!("nacre_cage_refused_total{{{label},limit=\"size\"}} 0")]
-    {
+    for line in [
+        format!("nacre_cage_limit_bytes{{{label}}} {}", 8 * MIB),
+        format!("nacre_cage_refused_total{{{label},limit=\"size\"}} 0"),
+    ] {
         assert!(metrics.lines().any(|found| found == line), "{line}");
     }
 }
@@ -783,10 +713,13 @@ fn limits_of_users_and_directories_hold() {
     if !as_root() {
         return;
     }
-    let fixture = Fixture::cage_of(&["--size=8M", "--limit=user:1234=1M", "--limit=dir:part=2M", "--limit=dir:later=1M"], |source| {
-        fs::create_dir(source.join("part")).unwrap();
-        fs::set_permissions(source, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    });
+    let fixture = Fixture::cage_of(
+        &["--size=8M", "--limit=user:1234=1M", "--limit=dir:part=2M", "--limit=dir:later=1M"],
+        |source| {
+            fs::create_dir(source.join("part")).unwrap();
+            fs::set_permissions(source, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        },
+    );
     let (code, said) = mounting::sh_as(&fixture.mountpoint, 1234, 1234, "", "head -c 2M /dev/zero > mine");
     assert!(code != 0 && said.contains("Disk quota exceeded"), "{said}");
     assert_eq!(fs::metadata(fixture.at("mine")).unwrap().len(), MIB);
@@ -832,8 +765,10 @@ fn the_oldest_goes_first() {
         let mut log = OpenOptions::new().append(true).create(true).open(fixture.at("app.log")).unwrap();
         log.write_all(&zeros(300_000)).unwrap();
         let names = || {
-            let mut names: Vec<String> =
-                fs::read_dir(&fixture.mountpoint).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            let mut names: Vec<String> = fs::read_dir(&fixture.mountpoint)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
             names.sort();
             names
         };
@@ -846,7 +781,11 @@ fn the_oldest_goes_first() {
         assert_eq!(names(), ["app.log", "audit.log.9"], "{writes}");
         assert_eq!(fs::metadata(fixture.at("audit.log.9")).unwrap().len(), 200_000);
         let cage = Cage::of(&fixture, &fixture.mountpoint);
-        assert!(cage.0["dropped"]["files"].as_u64() >= Some(3) && cage.0["dropped"]["bytes"].as_u64() > Some(3_000_000), "{}", cage.0);
+        assert!(
+            cage.0["dropped"]["files"].as_u64() >= Some(3) && cage.0["dropped"]["bytes"].as_u64() > Some(3_000_000),
+            "{}",
+            cage.0
+        );
         // The newest is what is left.
         log.write_all(b"the end").unwrap();
         drop(log);
@@ -929,7 +868,8 @@ fn space_behind_the_end_of_a_file_is_found_again() {
             fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes).map_err(std::io::Error::from)
         };
         ask("asked", 12 * MIB).unwrap();
-        // On XFS, this one has more behind its end than its length, too, and gives it back by itself.
+        // On XFS, this one has more behind its end than its length, too, and gives it back by
+        // itself.
         let mut log = OpenOptions::new().append(true).create(true).open(inner.at("log")).unwrap();
         (0..20).for_each(|_| log.write_all(&zeros(40_000)).unwrap());
         let asked_again = [errno(ask("other", 12 * MIB))];

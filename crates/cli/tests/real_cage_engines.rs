@@ -1,6 +1,8 @@
-//! Cages that the kernel keeps: images (`--engine=loop`) and quotas (`--engine=quota`). As root, on images in a scratch directory.
+//! Cages that the kernel keeps: images (`--engine=loop`) and quotas (`--engine=quota`). As root, on
+//! images in a scratch directory.
 //!
-//! What the kernel lacks is skipped with a word why: many kernels have no project quotas for ext4 or XFS.
+//! What the kernel lacks is skipped with a word why: many kernels have no project quotas for ext4
+//! or XFS.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -94,8 +96,11 @@ impl Place {
     fn file_system(&self, kind: &str, options: &[&str], mount: &str) -> Option<PathBuf> {
         let (image, mountpoint) = (self.at("host.img"), self.directory("host"));
         File::create(&image).unwrap().set_len(400 * MIB).unwrap();
-        let made =
-            Command::new(format!("mkfs.{kind}")).args(["-q", if kind == "ext4" { "-F" } else { "-f" }]).args(options).arg(&image).output();
+        let made = Command::new(format!("mkfs.{kind}"))
+            .args(["-q", if kind == "ext4" { "-F" } else { "-f" }])
+            .args(options)
+            .arg(&image)
+            .output();
         match made {
             Err(error) => {
                 skip("images", &format!("mkfs.{kind}: {error}"));
@@ -221,7 +226,9 @@ fn an_image_shrinks_where_its_file_system_can() {
     if !ready() {
         return;
     }
-    for (kind, size, small, too_small) in [("ext4", 96, 64, "16M"), ("btrfs", 400, 300, "256M"), ("xfs", 320, 304, "300M")] {
+    for (kind, size, small, too_small) in
+        [("ext4", 96, 64, "16M"), ("btrfs", 400, 300, "256M"), ("xfs", 320, 304, "300M")]
+    {
         let place = Place::new();
         let size = format!("--size={size}M");
         let (directory, image) = (place.directory("d"), place.at("d.cage"));
@@ -352,7 +359,10 @@ fn an_image_is_refused_where_it_would_do_harm() {
     place.refused(1, &["cage", "--engine=loop", "--size=64M", &named], &empty, &[]);
     assert_eq!(fs::read(&image).unwrap(), b"mine");
     assert!(!is_mounted(&empty) && !is_mounted(&full));
-    assert_eq!(fs::read_dir(place.root.path()).unwrap().filter(|entry| entry.as_ref().unwrap().file_name() != "state").count(), 3);
+    assert_eq!(
+        fs::read_dir(place.root.path()).unwrap().filter(|entry| entry.as_ref().unwrap().file_name() != "state").count(),
+        3
+    );
     fs::remove_file(&image).unwrap();
 
     place.done(&["cage", "--engine=loop", "--size=64M", "--inodes=100", &named], &empty, &[]);
@@ -382,7 +392,10 @@ struct Expected {
 /// A cage of 10 MiB in a directory with 3 MiB in it.
 fn quota(place: &Place, directory: &Path, expected: &Expected) {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
-    sh(directory, "mkdir sub; head -c 3M /dev/zero > sub/old; ln sub/old sub/link; ln -s old sub/symlink; mkfifo fifo; sync -f .");
+    sh(
+        directory,
+        "mkdir sub; head -c 3M /dev/zero > sub/old; ln sub/old sub/link; ln -s old sub/symlink; mkfifo fifo; sync -f .",
+    );
     let words: &[&str] = if expected.inodes { &["--inodes=20"] } else { &[] };
     place.done(&[&["cage", "--engine=quota", "--size=10M"], words].concat(), directory, &[]);
     let status = place.status(directory);
@@ -396,7 +409,10 @@ fn quota(place: &Place, directory: &Path, expected: &Expected) {
         assert!(accepted <= 7 * MIB, "{accepted}");
         sh(directory, "rm root; sync -f .");
     }
-    let told = sh(directory, "setpriv --reuid=1000 --regid=1000 --clear-groups head -c 20M /dev/zero 2>&1 > user || true; sync -f .");
+    let told = sh(
+        directory,
+        "setpriv --reuid=1000 --regid=1000 --clear-groups head -c 20M /dev/zero 2>&1 > user || true; sync -f .",
+    );
     assert!(told.contains(if expected.errno == ENOSPC { "No space left" } else { "quota exceeded" }), "{told}");
     let used: u64 = sh(directory, "du -sk . | cut -f1").trim().parse().unwrap();
     assert!((9 * 1024..=10 * 1024).contains(&used), "{used}");
@@ -503,5 +519,10 @@ fn where_there_are_no_quotas_it_says_how_to_get_them() {
     sh(&directory, "mount -t tmpfs none .");
     let told = place.refused(1, &["cage", "--engine=quota", "--size=10M"], &directory, &[]);
     assert!(told.contains("tmpfs limits only a whole mount"), "{told}");
-    place.refused(2, &["cage", "--engine=quota", "--size=10M"], &directory, &[place.directory("elsewhere").to_str().unwrap()]);
+    place.refused(
+        2,
+        &["cage", "--engine=quota", "--size=10M"],
+        &directory,
+        &[place.directory("elsewhere").to_str().unwrap()],
+    );
 }

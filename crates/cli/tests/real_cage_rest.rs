@@ -1,4 +1,5 @@
-//! Cages that nobody asks, on a file system where much happens elsewhere: they hear of their own files only, and their limit holds from the first write on.
+//! Cages that nobody asks, on a file system where much happens elsewhere: they hear of their own
+//! files only, and their limit holds from the first write on.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -35,7 +36,8 @@ fn cage() -> Fixture {
     fixture
 }
 
-/// The first thing that somebody asks of a cage after a rest, and whether it says that 12 MiB have come.
+/// The first thing that somebody asks of a cage after a rest, and whether it says that 12 MiB have
+/// come.
 type First = (&'static str, fn(&Fixture) -> bool);
 
 const FIRST: &[First] = &[
@@ -74,7 +76,12 @@ fn a_cage_that_nobody_asks_hears_only_of_its_own_files_and_its_limit_holds_all_t
         fs::write(fixture.at("known"), "1").unwrap();
         rested(&fixture);
         fs::write(fixture.below("deep/deeper/grown"), megabytes(11)).unwrap();
-        File::options().append(true).open(fixture.below("deep/deeper/there")).unwrap().write_all(&megabytes(1)).unwrap();
+        File::options()
+            .append(true)
+            .open(fixture.below("deep/deeper/there"))
+            .unwrap()
+            .write_all(&megabytes(1))
+            .unwrap();
         assert_eq!(marked_file_systems(fixture.pid()), 0, "{what}: nobody has asked");
         assert!(sees(&fixture), "{what}: {} are booked", used(&fixture.mountpoint));
         assert!(used(&fixture.mountpoint) <= 16 * MIB, "{what}");

@@ -1,5 +1,6 @@
-//! Real programs in cages, as users run them: system loggers, log rotation, a database, a writer like journald's, and tools that meet a
-//! full disk. What is not installed is skipped (`NACRE_TEST_REQUIRE=services` forbids that).
+//! Real programs in cages, as users run them: system loggers, log rotation, a database, a writer
+//! like journald's, and tools that meet a full disk. What is not installed is skipped
+//! (`NACRE_TEST_REQUIRE=services` forbids that).
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -24,13 +25,15 @@ const WRITES: [&str; 2] = ["--writes=through", "--writes=collected"];
 fn have(programs: &[&str]) -> bool {
     as_root()
         && programs.iter().all(|program| {
-            let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).stdout(Stdio::null()).status();
+            let found =
+                Command::new("sh").args(["-c", &format!("command -v {program}")]).stdout(Stdio::null()).status();
             found.is_ok_and(|status| status.success()) || skip("services", &format!("{program} is not installed"))
         })
 }
 
 fn resize(fixture: &Fixture, size: &str) {
-    let output = fixture.nacre([OsStr::new("cage"), OsStr::new("resize"), fixture.mountpoint.as_os_str(), OsStr::new(size)]);
+    let output =
+        fixture.nacre([OsStr::new("cage"), OsStr::new("resize"), fixture.mountpoint.as_os_str(), OsStr::new(size)]);
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
@@ -125,7 +128,8 @@ fn logs_are_rotated_in_a_full_cage() {
         let desk = fixture.directory("desk");
         for way in ["create", "copytruncate", "compress\ncreate"] {
             let conf = desk.join("conf");
-            let rules = format!("su root root\n{}/*.log {{\n rotate 1\n missingok\n {way}\n}}\n", fixture.mountpoint.display());
+            let rules =
+                format!("su root root\n{}/*.log {{\n rotate 1\n missingok\n {way}\n}}\n", fixture.mountpoint.display());
             fs::write(&conf, rules).unwrap();
             // A logger that keeps its descriptor, until nothing more fits.
             let mut log = OpenOptions::new().append(true).create(true).open(fixture.at("app.log")).unwrap();
@@ -138,7 +142,9 @@ fn logs_are_rotated_in_a_full_cage() {
                 let mut rest = OpenOptions::new().append(true).create(true).open(fixture.at("rest")).unwrap();
                 while rest.write(&[b'y'; 4096]).is_ok() {}
             }
-            let rotate = || run("logrotate", ["--force", "--state", desk.join("state").to_str().unwrap(), conf.to_str().unwrap()]);
+            let rotate = || {
+                run("logrotate", ["--force", "--state", desk.join("state").to_str().unwrap(), conf.to_str().unwrap()])
+            };
             let output = rotate();
             if way == "create" {
                 assert!(output.status.success(), "{writes} {way}: {}", text(&output.stderr));
@@ -166,7 +172,12 @@ fn a_database_meets_a_full_disk_and_recovers() {
         for journal in ["delete", "wal"] {
             let mut fixture = Fixture::cage(&["--size=2M", writes]);
             let sql = |script: &str| {
-                finish(Command::new("sqlite3").args(["-bail", "base.db", script]).current_dir(&fixture.mountpoint).env("LC_ALL", "C"))
+                finish(
+                    Command::new("sqlite3")
+                        .args(["-bail", "base.db", script])
+                        .current_dir(&fixture.mountpoint)
+                        .env("LC_ALL", "C"),
+                )
             };
             let made = sql(&format!("pragma journal_mode={journal}; create table t(n integer primary key, v blob);"));
             assert!(made.status.success(), "{}", text(&made.stderr));
@@ -184,7 +195,12 @@ fn a_database_meets_a_full_disk_and_recovers() {
             assert!(data(&fixture.source) <= 2 * MIB);
             let check = |rows: u32| {
                 let output = sql("pragma integrity_check; select count(*) from t;");
-                assert_eq!(text(&output.stdout), format!("ok\n{rows}\n"), "{writes} {journal}: {}", text(&output.stderr));
+                assert_eq!(
+                    text(&output.stdout),
+                    format!("ok\n{rows}\n"),
+                    "{writes} {journal}: {}",
+                    text(&output.stderr)
+                );
             };
             resize(&fixture, "8M");
             check(rows);
@@ -195,13 +211,17 @@ fn a_database_meets_a_full_disk_and_recovers() {
             check(rows + 10);
             books_are_right(&fixture);
             fixture.unmount();
-            let output = run("sqlite3", [fixture.below("base.db").to_str().unwrap(), "pragma integrity_check; select count(*) from t;"]);
+            let output = run(
+                "sqlite3",
+                [fixture.below("base.db").to_str().unwrap(), "pragma integrity_check; select count(*) from t;"],
+            );
             assert_eq!(text(&output.stdout), format!("ok\n{}\n", rows + 10), "{}", text(&output.stderr));
         }
     }
 }
 
-/// Writes as systemd-journald does: space by fallocate, content by a mapping; the bytes that were accepted.
+/// Writes as systemd-journald does: space by fallocate, content by a mapping; the bytes that were
+/// accepted.
 fn write_journal(path: &Path, piece: usize) -> Vec<u8> {
     let file = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
     let mut content = Vec::new();
@@ -267,7 +287,11 @@ fn tools_say_that_the_disk_is_full() {
         ] {
             let output = in_mount(&fixture, &tool);
             let said = text(&output.stderr);
-            assert!(!output.status.success() && said.contains("No space left on device"), "{writes} {tool}: {:?} {said}", output.status);
+            assert!(
+                !output.status.success() && said.contains("No space left on device"),
+                "{writes} {tool}: {:?} {said}",
+                output.status
+            );
             assert!(data(&fixture.source) <= MIB, "{writes} {tool}");
             books_are_right(&fixture);
             sh(&fixture.mountpoint, "rm -rf ./*");
@@ -302,7 +326,10 @@ fn the_log_that_never_ends() {
                 fs::rename(fixture.at("app.log"), fixture.at(format!("app.log.{}", rotation % 10))).unwrap();
             }
         }
-        assert!(fs::read(fixture.at("audit.log")).unwrap() == audit && fs::read(fixture.at("audit.log.1")).unwrap() == audit);
+        assert!(
+            fs::read(fixture.at("audit.log")).unwrap() == audit
+                && fs::read(fixture.at("audit.log.1")).unwrap() == audit
+        );
         let cage = cage(&fixture);
         assert!(cage.0["dropped"]["files"].as_u64() > Some(5), "{}", cage.0);
         books_are_right(&fixture);

@@ -1,7 +1,9 @@
-//! Cages under torture: sixteen processes that write in every way there is, a limit that changes all the time, a daemon that is killed.
-//! What the host holds is compared with the limit at every moment, and with what each writer was told was accepted, byte for byte.
+//! Cages under torture: sixteen processes that write in every way there is, a limit that changes
+//! all the time, a daemon that is killed. What the host holds is compared with the limit at every
+//! moment, and with what each writer was told was accepted, byte for byte.
 //!
-//! `NACRE_TEST_TORTURE=SECONDS` lets each of the runs take so long (and kills twenty times); without it, a few seconds.
+//! `NACRE_TEST_TORTURE=SECONDS` lets each of the runs take so long (and kills twenty times);
+//! without it, a few seconds.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -34,7 +36,8 @@ fn asked_for() -> Option<u64> {
 
 fn seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let seed = std::env::var("NACRE_TEST_SEED").map_or(u64::from(now.subsec_nanos()), |seed| seed.parse().expect("NACRE_TEST_SEED"));
+    let seed = std::env::var("NACRE_TEST_SEED")
+        .map_or(u64::from(now.subsec_nanos()), |seed| seed.parse().expect("NACRE_TEST_SEED"));
     println!("campaign: seed {seed} (NACRE_TEST_SEED, NACRE_TEST_TORTURE)");
     seed
 }
@@ -47,7 +50,10 @@ fn frozen<T>(pid: u32, look: impl FnOnce() -> T) -> T {
     let stands = || {
         std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten().all(|task| {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next()).is_none_or(|state| "TtDZX".contains(state))
+            stat.rsplit(')')
+                .next()
+                .and_then(|rest| rest.trim_start().chars().next())
+                .is_none_or(|state| "TtDZX".contains(state))
         })
     };
     while !stands() {
@@ -95,7 +101,12 @@ impl Ceiling {
     fn resize(&mut self, fixture: &Fixture, limit: u64) {
         self.most = self.most.max(limit);
         let size = limit.to_string();
-        let output = fixture.nacre([OsStr::new("cage"), OsStr::new("resize"), fixture.mountpoint.as_os_str(), OsStr::new(&size)]);
+        let output = fixture.nacre([
+            OsStr::new("cage"),
+            OsStr::new("resize"),
+            fixture.mountpoint.as_os_str(),
+            OsStr::new(&size),
+        ]);
         assert!(output.status.success(), "{}", text(&output.stderr));
         self.limit = limit;
         self.look(fixture);
@@ -121,7 +132,8 @@ struct Plan {
     seconds: u64,
 }
 
-/// How long the books may be in doubt: a count waits twenty times as long as the one before it took, and that was among sixteen writers.
+/// How long the books may be in doubt: a count waits twenty times as long as the one before it
+/// took, and that was among sixteen writers.
 const COUNTED: Duration = Duration::from_secs(120);
 
 fn torture(plan: &Plan) {
@@ -132,7 +144,8 @@ fn torture(plan: &Plan) {
     let desk = fixture.directory("desk");
     // Sixteen of them do not fit all at once.
     let most = plan.limits.end / 6;
-    let run = Run { mountpoint: fixture.mountpoint.clone(), below: fixture.source.clone(), desk, killed: false, most, seed };
+    let run =
+        Run { mountpoint: fixture.mountpoint.clone(), below: fixture.source.clone(), desk, killed: false, most, seed };
     let mut writers = run.spawn(&KINDS);
     let mut ceiling = Ceiling { limit: first, most: first };
     let (start, mut resized, mut looks, mut highest) = (Instant::now(), Instant::now(), 0, 0);
@@ -165,13 +178,18 @@ fn torture(plan: &Plan) {
     }
     run.stop();
     all_end(&mut writers);
-    println!("{}: {looks} looks, {} resizes at most, highest use {highest} % of the limit", plan.writes, start.elapsed().as_millis() / 100);
+    println!(
+        "{}: {looks} looks, {} resizes at most, highest use {highest} % of the limit",
+        plan.writes,
+        start.elapsed().as_millis() / 100
+    );
     let mut last = String::new();
     let mut right = || {
         let said = Cage::of(&fixture, &fixture.mountpoint);
         let there = cost(&fixture.source);
         last = format!("{there:?} there, {}", said.0);
-        (said.number("used")..=said.number("used") + late(&fixture)).contains(&there.0) && said.number("inodes") == there.1
+        (said.number("used")..=said.number("used") + late(&fixture)).contains(&there.0)
+            && said.number("inodes") == there.1
     };
     let start = Instant::now();
     while !right() {
@@ -188,7 +206,8 @@ fn torture(plan: &Plan) {
     println!("{}: {} bytes compared", plan.writes, run.compare(false));
 }
 
-/// The host (ext4) may give a file with holes a block for its own table of them long after it was written and closed: as many bytes at most.
+/// The host (ext4) may give a file with holes a block for its own table of them long after it was
+/// written and closed: as many bytes at most.
 fn late(fixture: &Fixture) -> u64 {
     std::fs::read_dir(fixture.below("sparse")).map_or(0, |files| files.count() as u64 * 4096)
 }
@@ -275,13 +294,20 @@ fn killed_at_any_moment() {
         fixture.start_cage(&options);
         let cage = Cage::of(&fixture, &fixture.mountpoint);
         let ((bytes, inodes), late) = (cost(&fixture.source), late(&fixture));
-        // Of each writer, at most one file was being made when the kill came: the count in the background finds it.
+        // Of each writer, at most one file was being made when the kill came: the count in the
+        // background finds it.
         let making = inodes.saturating_sub(cage.number("inodes"));
-        let right = (cage.number("used")..=cage.number("used") + late + making * 4096).contains(&bytes) && cage.number("inodes") <= inodes;
-        assert!(right && making <= KINDS_TO_KILL.len() as u64, "round {round} {writes}: {bytes} and {inodes} there, {}", cage.0);
+        let right = (cage.number("used")..=cage.number("used") + late + making * 4096).contains(&bytes)
+            && cage.number("inodes") <= inodes;
+        assert!(
+            right && making <= KINDS_TO_KILL.len() as u64,
+            "round {round} {writes}: {bytes} and {inodes} there, {}",
+            cage.0
+        );
         assert_eq!(cage.text("start"), "crashed");
         let corrected = cage.0["corrected"].as_i64().unwrap();
-        // The count may have ended before it was asked about: then nothing says any more how many were being made.
+        // The count may have ended before it was asked about: then nothing says any more how many
+        // were being made.
         let most = i64::try_from(late + KINDS_TO_KILL.len() as u64 * 4096).unwrap();
         assert!((0..=most).contains(&corrected), "round {round} {writes}: right without a count: {}", cage.0);
         eventually("everything is counted", || {

@@ -37,13 +37,21 @@ fn warmed(options: &[&str]) -> Fixture {
 type Change = (&'static str, fn(&Fixture), fn(&Fixture) -> bool);
 
 const CHANGES: &[Change] = &[
-    ("content", |f| fs::write(f.below("file"), "new content").unwrap(), |f| fs::read(f.at("file")).is_ok_and(|c| c == b"new content")),
+    (
+        "content",
+        |f| fs::write(f.below("file"), "new content").unwrap(),
+        |f| fs::read(f.at("file")).is_ok_and(|c| c == b"new content"),
+    ),
     (
         "content of the same size",
         |f| fs::write(f.below("file"), "new").unwrap(),
         |f| fs::read(f.at("file")).is_ok_and(|content| content == b"new"),
     ),
-    ("size", |f| fs::write(f.below("file"), "longer than before").unwrap(), |f| fs::metadata(f.at("file")).is_ok_and(|m| m.len() == 18)),
+    (
+        "size",
+        |f| fs::write(f.below("file"), "longer than before").unwrap(),
+        |f| fs::metadata(f.at("file")).is_ok_and(|m| m.len() == 18),
+    ),
     (
         "mode",
         |f| fs::set_permissions(f.below("file"), std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap(),
@@ -55,9 +63,17 @@ const CHANGES: &[Change] = &[
         |f| fs::metadata(f.at("file")).is_ok_and(|m| m.uid() == 1234),
     ),
     ("a missing name", |f| fs::write(f.below("missing"), "").unwrap(), |f| fs::metadata(f.at("missing")).is_ok()),
-    ("a new name in a listing", |f| fs::write(f.below("new"), "").unwrap(), |f| fs::read_dir(&f.mountpoint).unwrap().count() == 4),
+    (
+        "a new name in a listing",
+        |f| fs::write(f.below("new"), "").unwrap(),
+        |f| fs::read_dir(&f.mountpoint).unwrap().count() == 4,
+    ),
     ("removal", |f| fs::remove_file(f.below("file")).unwrap(), |f| fs::metadata(f.at("file")).is_err()),
-    ("removal from a listing", |f| fs::remove_file(f.below("other")).unwrap(), |f| fs::read_dir(&f.mountpoint).unwrap().count() == 2),
+    (
+        "removal from a listing",
+        |f| fs::remove_file(f.below("other")).unwrap(),
+        |f| fs::read_dir(&f.mountpoint).unwrap().count() == 2,
+    ),
     (
         "a rename",
         |f| fs::rename(f.below("file"), f.below("moved")).unwrap(),
@@ -206,7 +222,8 @@ fn a_watched_source_ends_right_after_a_storm() {
     if !as_root() {
         return;
     }
-    // Changes on both sides at once, more than any queue holds; at rest, both sides have to be equal.
+    // Changes on both sides at once, more than any queue holds; at rest, both sides have to be
+    // equal.
     let fixture = warmed(&["--coherence=watch"]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -291,7 +308,10 @@ fn reported(directory: &std::path::Path, act: impl FnOnce(), wanted: &[&str]) ->
                 flags if flags.contains(ReadFlags::MODIFY) => "modify",
                 _ => "attributes",
             };
-            seen.push(format!("{kind} {}", event.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()));
+            seen.push(format!(
+                "{kind} {}",
+                event.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+            ));
         }
         if wanted.iter().all(|wanted| seen.iter().any(|seen| seen == wanted)) {
             return Ok(());
@@ -348,10 +368,13 @@ fn full_invalidations(fixture: &Fixture) -> u64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Makes changes of which no notice arrives: more follow than the kernel keeps for somebody who does not listen.
+/// Makes changes of which no notice arrives: more follow than the kernel keeps for somebody who
+/// does not listen.
 fn unheard(fixture: &Fixture, changes: impl FnOnce()) {
-    let kept =
-        |of: &str| fs::read_to_string(format!("/proc/sys/fs/{of}/max_queued_events")).map_or(16384, |text| text.trim().parse().unwrap());
+    let kept = |of: &str| {
+        fs::read_to_string(format!("/proc/sys/fs/{of}/max_queued_events"))
+            .map_or(16384, |text| text.trim().parse().unwrap())
+    };
     let before = full_invalidations(fixture);
     fixture.signal(Signal::STOP);
     changes();
@@ -397,7 +420,9 @@ fn what_others_have_mounted_inside_stays() {
         fs::write(fixture.below("new"), "").unwrap();
         fs::rename(fixture.below("deep/moved"), fixture.below("deep/to")).unwrap();
     });
-    eventually("what is there now", || !seen("file") && seen("new") && !seen("deep/moved") && seen("deep/to") && seen("elsewhere"));
+    eventually("what is there now", || {
+        !seen("file") && seen("new") && !seen("deep/moved") && seen("deep/to") && seen("elsewhere")
+    });
     mount_inside(&fixture.at("deep/place"));
     let reloaded = fixture.nacre([OsStr::new("reload"), fixture.mountpoint.as_os_str(), OsStr::new("--perms=a-w")]);
     assert!(reloaded.status.success(), "{}", text(&reloaded.stderr));

@@ -1,4 +1,5 @@
-//! `nacre copy` as a program: killed, out of room, as an ordinary user, and with somebody who moves things while it works.
+//! `nacre copy` as a program: killed, out of room, as an ordinary user, and with somebody who moves
+//! things while it works.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -53,8 +54,13 @@ fn a_copy_that_is_killed_again_and_again_becomes_whole() {
     let mut present = 0;
     let mut kills = 0;
     loop {
-        let mut child =
-            Command::new(nacre()).arg("copy").args([&source, &dest]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = Command::new(nacre())
+            .arg("copy")
+            .args([&source, &dest])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let mut whole = Vec::new();
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
@@ -76,7 +82,8 @@ fn a_copy_that_is_killed_again_and_again_becomes_whole() {
         whole.clear();
         files(&dest, &mut whole);
         present = whole.len();
-        for path in whole.iter().filter(|path| !path.file_name().unwrap().to_string_lossy().starts_with(".nacre-copy")) {
+        for path in whole.iter().filter(|path| !path.file_name().unwrap().to_string_lossy().starts_with(".nacre-copy"))
+        {
             let from = source.join(path.strip_prefix(&dest).unwrap());
             assert_eq!(fs::read(path).unwrap(), fs::read(&from).unwrap(), "{}", path.display());
             assert_eq!(fs::metadata(path).unwrap().mtime_nsec(), fs::metadata(&from).unwrap().mtime_nsec());
@@ -116,7 +123,10 @@ fn a_full_destination_ends_the_copy_which_goes_on_when_there_is_room() {
     let output = copy([source.as_ref(), dest.as_ref()]);
     let told = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("No space left on device") && told.contains("make room in DEST; the same command again"), "{told}");
+    assert!(
+        told.contains("No space left on device") && told.contains("make room in DEST; the same command again"),
+        "{told}"
+    );
     assert_eq!(told.lines().count(), 2, "one reason, not one for each file: {told}");
     // As many inodes as files, so that the second limit is met as well.
     sh(place.path(), "mount -o remount,size=64m,nr_inodes=1500 dest");
@@ -146,13 +156,23 @@ fn an_ordinary_user_copies_what_he_may() {
     sh(place.path(), &script);
     let (code, told) = sh_as(place.path(), 1234, 1234, "", "./nacre copy --verify s d");
     assert_eq!(code, 1, "{told}");
-    assert!(told.contains("cannot open s/secret: Permission denied") && told.contains("1 could not be given their owner"), "{told}");
+    assert!(
+        told.contains("cannot open s/secret: Permission denied") && told.contains("1 could not be given their owner"),
+        "{told}"
+    );
     assert!(!told.contains("b:") && !told.contains("program:"), "{told}");
-    let listed = sh(place.path(), "stat -c '%n %U %a' d/program d/closed d/closed/a | sed 's/UNKNOWN/user/'; [ d/b -ef d/closed/a ]");
+    let listed = sh(
+        place.path(),
+        "stat -c '%n %U %a' d/program d/closed d/closed/a | sed 's/UNKNOWN/user/'; [ d/b -ef d/closed/a ]",
+    );
     assert_eq!(listed, "d/program user 755\nd/closed user 555\nd/closed/a user 644\n");
     // Readable now: the copy goes on, through a directory that its owner may not write to.
-    sh(place.path(), "chmod 644 s/secret; chmod 755 s/closed; echo new >s/closed/new; chown 1234:1234 s/closed/new; chmod 555 s/closed");
-    let (code, told) = sh_as(place.path(), 1234, 1234, "", "./nacre copy s d && cat d/secret d/closed/new && stat -c %a d/closed");
+    sh(
+        place.path(),
+        "chmod 644 s/secret; chmod 755 s/closed; echo new >s/closed/new; chown 1234:1234 s/closed/new; chmod 555 s/closed",
+    );
+    let (code, told) =
+        sh_as(place.path(), 1234, 1234, "", "./nacre copy s d && cat d/secret d/closed/new && stat -c %a d/closed");
     assert_eq!(code, 0, "{told}");
     assert!(told.contains("secret\nnew\n555\n"), "{told}");
     let (code, told) = sh_as(place.path(), 1234, 1234, "", "./nacre copy --strict s e");
@@ -194,7 +214,10 @@ fn links_put_in_place_of_directories_lead_nowhere() {
         }
         over.store(true, Ordering::Relaxed);
     });
-    assert_eq!(sh(&at("outside"), "cat * | tr -d e | sort -u; ls | wc -l").trim(), format!("{}\n20", "outsid".repeat(20)));
+    assert_eq!(
+        sh(&at("outside"), "cat * | tr -d e | sort -u; ls | wc -l").trim(),
+        format!("{}\n20", "outsid".repeat(20))
+    );
     let mut found = Vec::new();
     files(&at("dest"), &mut found);
     for path in found.iter().filter(|path| !path.is_symlink()) {
@@ -228,7 +251,13 @@ fn a_signal_ends_the_copy_in_order() {
     let place = scratch();
     let (source, dest) = (place.path().join("source"), place.path().join("dest"));
     plant(&source, 3000);
-    let child = Command::new(nacre()).arg("copy").args([&source, &dest]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let child = Command::new(nacre())
+        .arg("copy")
+        .args([&source, &dest])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     mounting::eventually("some files are there", || {
         let mut found = Vec::new();
         files(&dest, &mut found);

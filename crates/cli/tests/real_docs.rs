@@ -1,8 +1,10 @@
-//! The examples in `README.md` and `docs/commands/*.md` are executed: what a page shows is what the program does.
+//! The examples in `README.md` and `docs/commands/*.md` are executed: what a page shows is what the
+//! program does.
 //!
-//! The form is told in `docs/commands/README.md`: `$` commands (continued by `>`), `? N` the exit code where it is not 0, then the
-//! output on both channels, with `[..]` for anything within a line and `...` for any number of lines. The examples of a page run in one
-//! directory, one after the other. `NACRE_TEST_PAGE=union` runs the pages with this in their names.
+//! The form is told in `docs/commands/README.md`: `$` commands (continued by `>`), `? N` the exit
+//! code where it is not 0, then the output on both channels, with `[..]` for anything within a line
+//! and `...` for any number of lines. The examples of a page run in one directory, one after the
+//! other. `NACRE_TEST_PAGE=union` runs the pages with this in their names.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -74,16 +76,24 @@ fn line_fits(pattern: &str, line: &str) -> bool {
 fn fits(patterns: &[String], lines: &[&str]) -> bool {
     match patterns.split_first() {
         None => lines.is_empty(),
-        Some((pattern, rest)) if pattern.trim() == "..." => (0..=lines.len()).any(|skipped| fits(rest, &lines[skipped..])),
-        Some((pattern, rest)) => lines.split_first().is_some_and(|(line, lines)| line_fits(pattern, line) && fits(rest, lines)),
+        Some((pattern, rest)) if pattern.trim() == "..." => {
+            (0..=lines.len()).any(|skipped| fits(rest, &lines[skipped..]))
+        }
+        Some((pattern, rest)) => {
+            lines.split_first().is_some_and(|(line, lines)| line_fits(pattern, line) && fits(rest, lines))
+        }
     }
 }
 
 #[test]
 fn patterns_are_understood() {
     let page = "text\n```console\n$ one\n> two\n? 3\nout [..] put\n...\nend\n```\n```sh\n$ not this\n```\n";
-    let wanted =
-        Example { line: 3, command: "one\ntwo".to_owned(), code: 3, output: ["out [..] put", "...", "end"].map(str::to_owned).to_vec() };
+    let wanted = Example {
+        line: 3,
+        command: "one\ntwo".to_owned(),
+        code: 3,
+        output: ["out [..] put", "...", "end"].map(str::to_owned).to_vec(),
+    };
     assert_eq!(examples(page), [wanted]);
     for (pattern, line, wanted) in [
         ("a", "a", true),
@@ -128,7 +138,12 @@ fn run_page(path: &Path) -> Vec<String> {
         let lines: Vec<&str> = said.lines().collect();
         if output.status.code() != Some(example.code) || !fits(&example.output, &lines) {
             let place = format!("{}:{}", path.file_name().unwrap().to_string_lossy(), example.line);
-            wrong.push(format!("{place}: $ {}\n  exit code {:?}, wanted {}\n{said}", example.command, output.status.code(), example.code));
+            wrong.push(format!(
+                "{place}: $ {}\n  exit code {:?}, wanted {}\n{said}",
+                example.command,
+                output.status.code(),
+                example.code
+            ));
         }
     }
     mounting::clear(place.path());

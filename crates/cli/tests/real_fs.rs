@@ -1,5 +1,5 @@
-//! `nacre fs` through the real program on real mounts: snapshots of what was only written, mounts that follow names, going back, quotas, and
-//! an ordinary user who needs no root.
+//! `nacre fs` through the real program on real mounts: snapshots of what was only written, mounts
+//! that follow names, going back, quotas, and an ordinary user who needs no root.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -24,7 +24,8 @@ impl Pool {
         line.split(' ').map(|word| word.replace('%', &self.name)).collect()
     }
 
-    /// A command line of `nacre fs`, in which `%` stands for the pool's name; what it prints, with the name back again.
+    /// A command line of `nacre fs`, in which `%` stands for the pool's name; what it prints, with
+    /// the name back again.
     fn fs(&self, line: &str) -> String {
         let output = self.try_fs(line);
         assert!(output.status.success(), "{line}: {}{}", text(&output.stdout), text(&output.stderr));
@@ -134,7 +135,10 @@ fn mounts_follow_names_and_properties() {
     assert_eq!(pool.fs("get -H -o value,source readonly %/z/b"), "on\ttemporary\n");
     assert_eq!(read(pool.at("").join("z/b/f")), "other");
     let listed = pool.fs("mount");
-    assert!(listed.contains(&format!("%/z/b{:27}{}", "", pool.at("").join("z/b").display())) || listed.contains("%/z/b "), "{listed}");
+    assert!(
+        listed.contains(&format!("%/z/b{:27}{}", "", pool.at("").join("z/b").display())) || listed.contains("%/z/b "),
+        "{listed}"
+    );
     assert_eq!(pool.refuses("destroy %/z").0, 5);
     pool.fs("destroy -r %/z");
     assert!(!pool.at("").join("z").exists());
@@ -169,13 +173,15 @@ fn a_file_system_goes_back_while_it_is_used() {
     assert_eq!(pool.fs("list -H -t snapshot -o name -r %"), "%/a@1\n%/a@2\n");
     drop(below);
     mounting::eventually("nobody uses what lies below", || pool.try_fs("rollback -r %/a@1").status.success());
-    // What was open is of no use, and nothing of it reaches the file that is there now; a directory that is still there is.
+    // What was open is of no use, and nothing of it reaches the file that is there now; a directory
+    // that is still there is.
     assert!(kept.write_all(b"late").is_err());
     assert!(kept.set_len(0).is_err() && fs::File::open(format!("/proc/self/fd/{}", kept.as_raw_fd())).is_err());
     assert!(fs::read_dir(format!("/proc/self/fd/{}", goes.as_raw_fd())).is_err());
     assert_eq!(read(format!("/proc/self/fd/{}/kept", stays.as_raw_fd())), "old");
     drop(kept);
-    let mut names: Vec<String> = fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> =
+        fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     assert_eq!(names, ["below", "kept"]);
     assert_eq!(read(at.join("kept")), "old");
@@ -238,10 +244,14 @@ fn called_as_zfs_it_speaks_as_zfs() {
     );
     assert_eq!(
         zfs("destroy -nvr %/a").1,
-        "would destroy %/a@1\nwould destroy %/a\nwould reclaim 160B\n".replace("160B", &reclaimed(&zfs("destroy -nvr %/a").1))
+        "would destroy %/a@1\nwould destroy %/a\nwould reclaim 160B\n"
+            .replace("160B", &reclaimed(&zfs("destroy -nvr %/a").1))
     );
     let (code, said) = zfs("frobnicate");
-    assert!(code == 2 && said.starts_with("unrecognized command 'frobnicate'\nusage: zfs command args ...\n"), "{said}");
+    assert!(
+        code == 2 && said.starts_with("unrecognized command 'frobnicate'\nusage: zfs command args ...\n"),
+        "{said}"
+    );
     let (code, said) = zfs("rename %/a");
     assert!(code == 2 && said.starts_with("missing target dataset argument\nusage:\n\trename [-"), "{said}");
     let (code, said) = zfs("list -o nosuch");
@@ -271,12 +281,20 @@ fn another_mount_namespace_is_told() {
     pool.fs("create -o canmount=noauto %/a");
     let apart = |program: &str, words: &[&str]| {
         let mut command = Command::new("unshare");
-        command.args(["-m", "--propagation", "private", "--"]).arg(nacre()).args(words).env("NACRE_STATE_DIR", pool.path("state"));
+        command
+            .args(["-m", "--propagation", "private", "--"])
+            .arg(nacre())
+            .args(words)
+            .env("NACRE_STATE_DIR", pool.path("state"));
         if program != "nacre" {
             command = Command::new("unshare");
             let link = pool.path(program);
             std::os::unix::fs::symlink(nacre(), &link).unwrap();
-            command.args(["-m", "--propagation", "private", "--"]).arg(link).args(words).env("NACRE_STATE_DIR", pool.path("state"));
+            command
+                .args(["-m", "--propagation", "private", "--"])
+                .arg(link)
+                .args(words)
+                .env("NACRE_STATE_DIR", pool.path("state"));
         }
         let output = finish(&mut command);
         (output.status.code().unwrap(), text(&output.stderr).replace(&pool.name, "%"))
@@ -284,7 +302,12 @@ fn another_mount_namespace_is_told() {
     let [a, b] = ["a", "b"].map(|name| format!("{}/{name}", pool.name));
     let mounted = || pool.fs("list -rHo name,mounted %");
     let (code, said) = apart("nacre", &["fs", "mount", &a]);
-    assert!(code != 0 && said.starts_with("nacre: cannot mount: the pool's process") && said.contains("another mount namespace"), "{said}");
+    assert!(
+        code != 0
+            && said.starts_with("nacre: cannot mount: the pool's process")
+            && said.contains("another mount namespace"),
+        "{said}"
+    );
     assert_eq!(mounted(), "%\tyes\n%/a\tno\n");
     pool.fs("mount %/a");
     let (code, said) = apart("nacre", &["fs", "unmount", &a]);
@@ -328,14 +351,18 @@ fn mount_8_mounts_what_is_left_to_it() {
     fs::create_dir(&at).unwrap();
     let mount = |name: &str, words: &str| {
         let source = format!("fs:{}/{name}", pool.name);
-        let output = finish(pool.command("mount.fuse.nacre").args([source.as_str(), at.to_str().unwrap(), "-o", words]));
+        let output =
+            finish(pool.command("mount.fuse.nacre").args([source.as_str(), at.to_str().unwrap(), "-o", words]));
         (output.status.code().unwrap(), text(&output.stderr))
     };
     let (code, said) = pool.refuses("mount %/old");
     assert!(code == 1 && said.contains("legacy mountpoint\nnacre: use mount(8)"), "{said}");
     let (code, said) = mount("a", "rw");
     assert!(code == 32 && said.contains("mounts those whose mountpoint is 'legacy'"), "{said}");
-    assert_eq!(mount("old", &format!("rw,noexec,nofail,x-systemd.automount,fsname=fs:{}/old", pool.name)), (0, String::new()));
+    assert_eq!(
+        mount("old", &format!("rw,noexec,nofail,x-systemd.automount,fsname=fs:{}/old", pool.name)),
+        (0, String::new())
+    );
     fs::write(at.join("file"), "content").unwrap();
     assert_eq!(pool.fs("get -Ho value,source exec %/old"), "off\ttemporary\n");
     assert_eq!(mount("old", "rw").0, 32);
@@ -364,7 +391,10 @@ fn what_would_be_made_is_told_and_when_snapshots_have_changed() {
         return;
     }
     let pool = Pool::made("dry", "256M", &[]);
-    assert_eq!(pool.fs("create -nv -o compression=zstd -o quota=1M %/a"), "would create %/a\n\tcompression=zstd\n\tquota=1M\n");
+    assert_eq!(
+        pool.fs("create -nv -o compression=zstd -o quota=1M %/a"),
+        "would create %/a\n\tcompression=zstd\n\tquota=1M\n"
+    );
     assert_eq!(pool.fs("create -nP -o atime=off %/a"), "create\t%/a\nproperty\tatime\toff\n");
     assert_eq!(pool.fs("create -n %/a"), "");
     for (line, why) in [
@@ -402,13 +432,23 @@ fn an_ordinary_user_needs_no_root() {
     // Side by side; below one another: real_user.rs.
     let (a, b) = (pool.path("home/a"), pool.path("home/b"));
     pool.fs(&format!("create -o mountpoint={} %/a", a.display()));
-    let (code, said) =
-        mounting::sh_as(pool.place.path(), NOBODY, NOBODY, "", &format!("echo mine > {}/f && sync -f {}/f", a.display(), a.display()));
+    let (code, said) = mounting::sh_as(
+        pool.place.path(),
+        NOBODY,
+        NOBODY,
+        "",
+        &format!("echo mine > {}/f && sync -f {}/f", a.display(), a.display()),
+    );
     assert_eq!(code, 0, "{said}");
     pool.fs("snapshot -r %@1");
     pool.fs(&format!("clone -o mountpoint={} %/a@1 %/b", b.display()));
-    let (code, said) =
-        mounting::sh_as(pool.place.path(), NOBODY, NOBODY, "", &format!("cat {}/f {}/.zfs/snapshot/1/f", b.display(), a.display()));
+    let (code, said) = mounting::sh_as(
+        pool.place.path(),
+        NOBODY,
+        NOBODY,
+        "",
+        &format!("cat {}/f {}/.zfs/snapshot/1/f", b.display(), a.display()),
+    );
     assert_eq!((code, said.as_str()), (0, "mine\nmine\n"));
     pool.fs("destroy %/b");
     pool.fs("rename %/a %/c");

@@ -9,7 +9,7 @@ use mounting::{Fixture, as_root, descriptors, errno, eventually, is_mounted, mem
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::process::Signal;
 use std::fs;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 const ENOTCONN: i32 = 107;
 const ECONNABORTED: i32 = 103;
+
 /// What fsync(2) says of a page whose request was aborted.
 const EIO: i32 = 5;
 /// What the kernel answers for requests that wait in a ring of a daemon that dies.
@@ -59,69 +60,6 @@ fn two_names_of_one_file_are_alike_at_once() {
 }
 
 #[test]
-fn paths_longer_than_path_max() {
-    if !as_root() {
-        return;
-    }
-    let fixture = Fixture::mirror(&[]);
-    // The longest path that one call may name, and directories below it that only steps can reach.
-    let name = "n".repeat(200);
-    let mut path = fixture.mountpoint.clone();
-    while path.as_os_str().len() + 201 < 4095 {
-        path.push(&name);
-        fs::create_dir(&path).unwrap();
-    }
-    path.push("f".repeat(4095 - path.as_os_str().len() - 1));
-    assert_eq!(path.as_os_str().len(), 4095);
-    fs::write(&path, "deep").unwrap();
-    assert_eq!(fs::read(&path).unwrap(), b"deep");
-    fs::remove_file(&path).unwrap();
-    path.pop();
-    let mut at = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-    for _ in 0..30 {
-        rustix::fs::mkdirat(&at, &name, Mode::from_raw_mode(0o755)).unwrap();
-        at = rustix::fs::openat(&at, &name, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-    }
-    let file = rustix::fs::openat(&at, "file", OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o644)).unwrap();
-    rustix::io::write(&file, b"deeper").unwrap();
-    rustix::fs::renameat(&at, "file", &at, "moved").unwrap();
-    assert_eq!(rustix::fs::statat(&at, "moved", AtFlags::empty()).unwrap().st_size, 6);
-    sh(&fixture.mountpoint, "rm -rf nnn*");
-    assert_eq!(fs::read_dir(&fixture.source).unwrap().count(), 0);
-}
-
-#[test]
-fn direct_io_of_any_alignment() {
-    if !as_root() {
-        return;
-    }
-    for options in [&[][..], mounting::without_passthrough(), &["--forward-odirect=4096"], &["--direct-io"]] {
-        let content: Vec<u8> = (0..100_000u32).map(|index| (index / 7) as u8).collect();
-        let fixture = Fixture::mirror_of(options, |source| fs::write(source.join("file"), &content).unwrap());
-        let file = rustix::fs::open(fixture.at("file"), OFlags::RDWR | OFlags::DIRECT, Mode::empty()).unwrap();
-        let native = rustix::fs::open(fixture.below("file"), OFlags::RDWR | OFlags::DIRECT, Mode::empty());
-        for (offset, size) in [(0, 4096), (512, 512), (1, 1), (4095, 3), (10_001, 12_345), (99_999, 100)] {
-            // Whether the storage accepts a read depends on the place of the buffer, too: the same one for both.
-            let mut space = vec![0; size + 4096];
-            let start = space.as_ptr().align_offset(4096);
-            let direct = native.as_ref().map(|native| rustix::io::pread(native, &mut space[start..start + size], offset));
-            space.fill(0);
-            let through = rustix::io::pread(&file, &mut space[start..start + size], offset);
-            let buffer = &space[start..start + size];
-            match through {
-                Ok(read) => {
-                    let start = offset as usize;
-                    assert_eq!(read, size.min(100_000 - start), "{options:?} at {offset}");
-                    assert_eq!(buffer[..read], content[start..start + read], "{options:?} at {offset}");
-                }
-                // Where the kernel does the I/O itself, it asks for the alignment that the source asks for.
-                Err(error) => assert_eq!(Some(Err(error)), direct.ok(), "{options:?} at {offset}"),
-            }
-        }
-    }
-}
-
-#[test]
 fn thousands_of_descriptors() {
     if !as_root() {
         return;
@@ -134,7 +72,10 @@ fn thousands_of_descriptors() {
     let count = usize::try_from(wanted).unwrap() - 500;
     let before = descriptors(fixture.pid());
     let files: Vec<fs::File> = (0..count)
-        .map(|index| fs::File::create(fixture.at(format!("file{index}"))).unwrap_or_else(|e| panic!("file {index} of {count}: {e}")))
+        .map(|index| {
+            fs::File::create(fixture.at(format!("file{index}")))
+                .unwrap_or_else(|e| panic!("file {index} of {count}: {e}"))
+        })
         .collect();
     for (index, mut file) in files.iter().enumerate().step_by(97) {
         file.write_all(format!("{index}").as_bytes()).unwrap();
@@ -156,7 +97,8 @@ fn at_the_limit_of_descriptors_nothing_breaks() {
     }
 }
 
-/// A daemon that may open few files: users get EMFILE or ENFILE for opens beyond, everything else goes on, and nothing is left.
+/// A daemon that may open few files: users get EMFILE or ENFILE for opens beyond, everything else
+/// goes on, and nothing is left.
 fn with_few_descriptors(limit: u32, layer: &str) {
     const DIRECTORIES: usize = 50;
     let mut fixture = Fixture::bare();
@@ -174,7 +116,11 @@ fn with_few_descriptors(limit: u32, layer: &str) {
     };
     // Root would raise the limit where it may.
     let mut daemon = std::process::Command::new("setpriv");
-    daemon.arg("--bounding-set=-sys_resource").arg("prlimit").arg(format!("--nofile={limit}:{limit}")).arg(mounting::nacre());
+    daemon
+        .arg("--bounding-set=-sys_resource")
+        .arg("prlimit")
+        .arg(format!("--nofile={limit}:{limit}"))
+        .arg(mounting::nacre());
     daemon.args([layer, "-f"]).args(mounting::transport_words(&[])).env("NACRE_STATE_DIR", fixture.state());
     daemon.args((layer == "cage").then_some("--size=1G")).arg(place).arg(&fixture.mountpoint);
     let guard = Reaped(daemon.spawn().unwrap());
@@ -187,7 +133,12 @@ fn with_few_descriptors(limit: u32, layer: &str) {
     let mut files = Vec::new();
     let mut refused = 0;
     for index in 0..600 {
-        let path = fixture.at(format!("d{}/{}{}", index % DIRECTORIES, if index % 2 == 0 { "f" } else { "new" }, index / DIRECTORIES + 1));
+        let path = fixture.at(format!(
+            "d{}/{}{}",
+            index % DIRECTORIES,
+            if index % 2 == 0 { "f" } else { "new" },
+            index / DIRECTORIES + 1
+        ));
         match fs::OpenOptions::new().read(true).append(true).create(true).open(path) {
             Ok(file) => files.push(file),
             Err(error) => {
@@ -277,7 +228,8 @@ fn nothing_leaks() {
             assert!(fs::File::open(fixture.at("missing")).is_err());
             std::os::unix::fs::symlink("x", directory.join("link")).unwrap();
             fs::read_dir(&directory).unwrap().count();
-            let nameless = rustix::fs::open(&directory, OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o600)).unwrap();
+            let nameless =
+                rustix::fs::open(&directory, OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o600)).unwrap();
             rustix::io::write(&nameless, b"x").unwrap();
             drop(nameless);
             fs::remove_dir_all(&directory).unwrap();
@@ -305,8 +257,9 @@ fn a_blocked_flock_can_be_interrupted() {
         let holder = fs::File::create(fixture.at("file")).unwrap();
         rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
         // Many waiters, more than there are threads: others must be served meanwhile.
-        let mut waiters: Vec<Reaped> =
-            (0..12).map(|_| Reaped(std::process::Command::new("flock").arg(fixture.at("file")).arg("true").spawn().unwrap())).collect();
+        let mut waiters: Vec<Reaped> = (0..12)
+            .map(|_| Reaped(std::process::Command::new("flock").arg(fixture.at("file")).arg("true").spawn().unwrap()))
+            .collect();
         std::thread::sleep(std::time::Duration::from_millis(300));
         for index in 0..20 {
             fs::write(fixture.at(format!("meanwhile{index}")), "x").unwrap();
@@ -317,11 +270,15 @@ fn a_blocked_flock_can_be_interrupted() {
         for waiter in waiters.iter().take(6) {
             mounting::kill(waiter.0.id(), Signal::TERM);
         }
-        eventually("interrupted waiters end", || waiters[..6].iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some()));
+        eventually("interrupted waiters end", || {
+            waiters[..6].iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some())
+        });
         for waiter in waiters.iter().skip(6).take(3) {
             mounting::kill(waiter.0.id(), Signal::KILL);
         }
-        eventually("killed waiters end", || waiters[..9].iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some()));
+        eventually("killed waiters end", || {
+            waiters[..9].iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some())
+        });
         drop(holder);
         eventually("the others get the lock", || {
             waiters[9..].iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some_and(|status| status.success()))
@@ -342,8 +299,12 @@ fn forwarded_locks_hold_against_the_source() {
     assert!(rustix::fs::flock(&below, FlockOperation::NonBlockingLockExclusive).is_err(), "flock does not hold below");
     rustix::fs::flock(&above, FlockOperation::Unlock).unwrap();
     rustix::fs::flock(&below, FlockOperation::NonBlockingLockExclusive).unwrap();
-    assert!(rustix::fs::flock(&above, FlockOperation::NonBlockingLockExclusive).is_err(), "flock below does not hold above");
-    // Not by closing: a child that another test is just starting has a copy of the descriptor until it is another program.
+    assert!(
+        rustix::fs::flock(&above, FlockOperation::NonBlockingLockExclusive).is_err(),
+        "flock below does not hold above"
+    );
+    // Not by closing: a child that another test is just starting has a copy of the descriptor until
+    // it is another program.
     rustix::fs::flock(&below, FlockOperation::Unlock).unwrap();
     rustix::fs::flock(&above, FlockOperation::NonBlockingLockExclusive).unwrap();
     // Without the option, the two are apart.
@@ -359,8 +320,8 @@ fn swapped_names_never_leave_the_source() {
     if !as_root() {
         return;
     }
-    // One thread swaps a directory and a link to a place outside, others create, chown and chmod below that name through the mount:
-    // nothing outside may ever be touched.
+    // One thread swaps a directory and a link to a place outside, others create, chown and chmod
+    // below that name through the mount: nothing outside may ever be touched.
     let fixture = Fixture::mirror(&["--create-with-perms=0600"]);
     let outside = fixture.directory("outside");
     fs::write(outside.join("victim"), "safe").unwrap();
@@ -383,15 +344,23 @@ fn swapped_names_never_leave_the_source() {
                 if round >= 3_000 && (made.load(Ordering::Relaxed) > 0 || start.elapsed() > Duration::from_secs(20)) {
                     break;
                 }
-                let _ = rustix::fs::renameat_with(CWD, fixture.below("d"), CWD, fixture.below("link"), RenameFlags::EXCHANGE);
+                let _ = rustix::fs::renameat_with(
+                    CWD,
+                    fixture.below("d"),
+                    CWD,
+                    fixture.below("link"),
+                    RenameFlags::EXCHANGE,
+                );
             }
             done.store(true, Ordering::Release);
         });
         for thread in 0..2 {
             let (fixture, done, made) = (&fixture, &done, &made);
             scope.spawn(move || {
-                // The names stay inside of one open directory, where a link is never followed by the kernel in front of us.
-                let root = rustix::fs::open(&fixture.mountpoint, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+                // The names stay inside of one open directory, where a link is never followed by
+                // the kernel in front of us.
+                let root =
+                    rustix::fs::open(&fixture.mountpoint, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
                 let mut round = 0;
                 while !done.load(Ordering::Acquire) {
                     round += 1;
@@ -405,7 +374,12 @@ fn swapped_names_never_leave_the_source() {
                     let (uid, gid) = (rustix::fs::Uid::from_raw(1000), rustix::fs::Gid::from_raw(1000));
                     let _ = rustix::fs::chownat(&directory, "victim", Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
                     let _ = rustix::fs::chmodat(&directory, "victim", Mode::from_raw_mode(0o777), AtFlags::empty());
-                    let _ = rustix::fs::openat(&directory, "victim", OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW, Mode::empty());
+                    let _ = rustix::fs::openat(
+                        &directory,
+                        "victim",
+                        OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW,
+                        Mode::empty(),
+                    );
                     let _ = rustix::fs::unlinkat(&directory, &name, AtFlags::empty());
                 }
             });
@@ -444,7 +418,9 @@ fn creations_and_renames_race() {
                     match fs::write(&path, format!("{thread}-{round}")) {
                         Ok(()) | Err(_) if done.load(Ordering::Acquire) => {}
                         Ok(()) => {}
-                        Err(error) => assert!(matches!(error.raw_os_error(), Some(2 | 116)), "{}: {error}", path.display()),
+                        Err(error) => {
+                            assert!(matches!(error.raw_os_error(), Some(2 | 116)), "{}: {error}", path.display())
+                        }
                     }
                 }
             });
@@ -511,9 +487,13 @@ fn a_killed_daemon_leaves_the_source_whole() {
                             Ok(()) if writer == 0 => synced.store(index + 1, Ordering::Release),
                             Ok(()) => {}
                             Err(error) => {
-                                // What was under way is aborted, what comes later finds no connection.
+                                // What was under way is aborted, what comes later finds no
+                                // connection.
                                 assert!(stop.load(Ordering::Acquire), "before the daemon was killed: {error}");
-                                assert!(matches!(error.raw_os_error(), Some(ENOTCONN | ECONNABORTED | ECANCELED | EIO)), "{error}");
+                                assert!(
+                                    matches!(error.raw_os_error(), Some(ENOTCONN | ECONNABORTED | ECANCELED | EIO)),
+                                    "{error}"
+                                );
                                 return;
                             }
                         }
@@ -552,7 +532,9 @@ fn a_new_mount_over_a_dead_one_works() {
     let mut fixture = Fixture::mirror(&[]);
     fixture.signal(Signal::KILL);
     assert_eq!(fixture.ended(), None);
-    eventually("the mount is dead", || fs::metadata(fixture.at("x")).is_err_and(|error| error.raw_os_error() == Some(ENOTCONN)));
+    eventually("the mount is dead", || {
+        fs::metadata(fixture.at("x")).is_err_and(|error| error.raw_os_error() == Some(ENOTCONN))
+    });
     // What an administrator tries first: the same command again. It works, or says what to do.
     let output = run(mounting::nacre(), [Path::new("mirror"), &fixture.source, &fixture.mountpoint]);
     if output.status.success() {
@@ -615,7 +597,11 @@ fn other_mounts_in_the_source_are_crossed_or_shown_as_empty_but_never_hang() {
         assert!(output.status.success());
         fs::write(source.join("inner/file"), "inside").unwrap();
     });
-    assert_eq!(fs::read(fixture.at("inner/file")).unwrap(), b"inside", "a mount in the source is part of what is shown");
+    assert_eq!(
+        fs::read(fixture.at("inner/file")).unwrap(),
+        b"inside",
+        "a mount in the source is part of what is shown"
+    );
     assert_eq!(errno(fs::rename(fixture.at("inner/file"), fixture.at("file"))), 18);
     assert_eq!(errno(fs::hard_link(fixture.at("inner/file"), fixture.at("file"))), 18);
     sh(&fixture.mountpoint, "cp inner/file copy && ls -lR . >/dev/null");
@@ -660,25 +646,6 @@ fn many_threads_do_everything_at_once() {
 }
 
 #[test]
-fn a_large_sparse_file() {
-    if !as_root() {
-        return;
-    }
-    for options in [&[][..], mounting::without_passthrough()] {
-        let fixture = Fixture::mirror(options);
-        let mut file = fs::File::options().read(true).write(true).create(true).truncate(true).open(fixture.at("file")).unwrap();
-        file.seek(SeekFrom::Start(5 << 32)).unwrap();
-        file.write_all(b"far").unwrap();
-        assert_eq!(fs::metadata(fixture.at("file")).unwrap().len(), (5 << 32) + 3);
-        assert!(fs::metadata(fixture.at("file")).unwrap().blocks() < 1_000);
-        let mut buffer = [1; 3];
-        file.seek(SeekFrom::Start((5 << 32) - 3)).unwrap();
-        file.read_exact(&mut buffer).unwrap();
-        assert_eq!(buffer, [0; 3]);
-    }
-}
-
-#[test]
 fn a_full_file_system_is_told() {
     if !as_root() {
         return;
@@ -708,7 +675,8 @@ fn locks_of_processes_that_die_are_freed() {
     for options in [&[][..], &["--enable-lock-forwarding"]] {
         let fixture = Fixture::mirror(options);
         fs::write(fixture.at("file"), "x").unwrap();
-        let mut holder = Reaped(std::process::Command::new("flock").arg(fixture.at("file")).args(["sleep", "100"]).spawn().unwrap());
+        let mut holder =
+            Reaped(std::process::Command::new("flock").arg(fixture.at("file")).args(["sleep", "100"]).spawn().unwrap());
         let file = fs::File::open(fixture.at("file")).unwrap();
         eventually("the lock is held", || {
             let free = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
@@ -738,10 +706,12 @@ fn a_hundred_thousand_visited_files_cost_little_memory() {
             }
         }
     });
-    // Pages of the program's own file are not counted: the kernel has them once for all, and drops them at will.
+    // Pages of the program's own file are not counted: the kernel has them once for all, and drops
+    // them at will.
     let idle = memory(fixture.pid(), "RssAnon");
     assert!(idle < 10 * 1024, "an idle daemon takes {idle} KiB");
-    // The kernel may forget files at any time, as when somebody has it drop its caches: then they are visited again.
+    // The kernel may forget files at any time, as when somebody has it drop its caches: then they
+    // are visited again.
     let (mut visited, mut inodes) = (0, 0);
     eventually("every file is known", || {
         sh(&fixture.mountpoint, "find . -type f -size +1k | wc -l");
@@ -758,18 +728,24 @@ fn a_hundred_thousand_visited_files_cost_little_memory() {
     let _: &OwnedFd = &mount;
     assert!(mount.as_raw_fd() >= 0);
     sh(Path::new("/"), "sync; echo 2 > /proc/sys/vm/drop_caches");
-    eventually("the daemon forgets", || mounting::status::Status::of(&fixture.mountpoint).number("inodes") < inodes / 2);
+    eventually("the daemon forgets", || {
+        mounting::status::Status::of(&fixture.mountpoint).number("inodes") < inodes / 2
+    });
 }
 
 /// A mount whose daemon is stopped, and users who wait for it.
 fn stuck(options: &[&str]) -> (Fixture, Vec<Reaped>) {
     let fixture = Fixture::mirror(options);
     fixture.signal(Signal::STOP);
-    let stopped = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| stat.contains(") T "));
+    let stopped =
+        |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| stat.contains(") T "));
     let tasks = format!("/proc/{}/task", fixture.pid());
     eventually("every thread is stopped", || fs::read_dir(&tasks).unwrap().all(|task| stopped(task.unwrap())));
     let stat = |index| {
-        std::process::Command::new("stat").arg(fixture.at(format!("never asked {index}"))).stderr(std::process::Stdio::null()).spawn()
+        std::process::Command::new("stat")
+            .arg(fixture.at(format!("never asked {index}")))
+            .stderr(std::process::Stdio::null())
+            .spawn()
     };
     let mut waiters: Vec<Reaped> = (0..3).map(|index| Reaped(stat(index).unwrap())).collect();
     std::thread::sleep(std::time::Duration::from_millis(300));
@@ -796,7 +772,8 @@ fn users_of_a_stuck_daemon_are_freed_by_force() {
     if !as_root() {
         return;
     }
-    // Over io_uring, requests wait for the daemon's own threads to be let go, and only its end (as above) helps.
+    // Over io_uring, requests wait for the daemon's own threads to be let go, and only its end (as
+    // above) helps.
     let (mut fixture, mut waiters) = stuck(&["--transport=device"]);
     let output = run("umount", [Path::new("-f"), Path::new("-l"), &fixture.mountpoint]);
     assert!(output.status.success(), "{}", mounting::text(&output.stderr));
@@ -833,7 +810,10 @@ fn a_blocked_record_lock_can_be_killed() {
         assert!(got(&mut holder), "{options:?}");
         let (mut killed, mut patient) = (python(), python());
         std::thread::sleep(std::time::Duration::from_millis(300));
-        assert!(killed.0.try_wait().unwrap().is_none() && patient.0.try_wait().unwrap().is_none(), "{options:?}: both wait");
+        assert!(
+            killed.0.try_wait().unwrap().is_none() && patient.0.try_wait().unwrap().is_none(),
+            "{options:?}: both wait"
+        );
         fs::write(fixture.at("meanwhile"), "x").unwrap();
         mounting::kill(killed.0.id(), Signal::KILL);
         eventually("a waiter can be killed", || killed.0.try_wait().unwrap().is_some());
@@ -843,79 +823,8 @@ fn a_blocked_record_lock_can_be_killed() {
     }
 }
 
-/// A log that may only be appended to (`chattr +a`) is appended to, and nothing else, through every layer.
-#[test]
-fn an_append_only_file_is_appended_to() {
-    if !as_root() {
-        return;
-    }
-    let script = |view: &Path, below: &Path| {
-        let script = "set +e; echo one >$BELOW; chattr +a $BELOW || exit 9; echo two >>$VIEW; echo \"appended: $?\"
-            exec 3>>$VIEW; echo three >&3; echo four >&3; exec 3>&-
-            (: >$VIEW) 2>/dev/null; echo \"emptied: $?\"; (: 1<>$VIEW) 2>/dev/null; echo \"overwritten: $?\"
-            rm -f $VIEW 2>/dev/null; echo \"removed: $?\"; cat $VIEW; chattr -a $BELOW; cat $BELOW";
-        let script = script.replace("$VIEW", view.to_str().unwrap()).replace("$BELOW", below.to_str().unwrap());
-        sh(Path::new("/"), &script)
-    };
-    let bare = Fixture::bare();
-    let natively = script(&bare.below("log"), &bare.below("log"));
-    assert!(natively.starts_with("appended: 0\nemptied: 2\noverwritten: 2\nremoved: 1\none\ntwo\nthree\nfour\n"), "{natively}");
-    let mirrors = [&[][..], mounting::without_passthrough()].map(Fixture::mirror);
-    let cages = [Fixture::cage(&["--size=1G"]), Fixture::cage(&["--size=1M"])];
-    for fixture in mirrors.iter().chain(&cages) {
-        assert_eq!(script(&fixture.at("log"), &fixture.below("log")), natively);
-    }
-    let (union, upper) = mounting::unions::over(&[], |_| ());
-    assert_eq!(script(&union.at("log"), &upper.join("log")), natively);
-}
-
-/// What becomes of set-id bits when content or owner changes is the same on every layer as on the directory itself, for root and for the owner.
-#[test]
-fn set_id_bits_go_and_stay_as_natively() {
-    if !as_root() {
-        return;
-    }
-    let script = |view: &Path| {
-        // Changes are made side by side, each to a file of its own: a is the first one's.
-        let script = r#"
-            umask 0; set +e; printf %8192s x >source
-            all="a b c d e f g h i j k l m n o p q"
-            for mode in 6777 2644 4755; do for user in 0 1000; do
-                rm -f $all; for file in $all; do [ $file = p ] || [ $file = q ] || cp source $file; done
-                mknod p p; mknod q c 1 3; chown 1000:1000 $all; chmod $mode $all
-                setpriv --reuid $user --regid $user --groups $user,2000 sh -c '
-                    printf x >>a; printf x 1<>b; : >c; truncate -s 3 d; truncate -s 8192 e; fallocate -l 16384 f; fallocate -n -l 16384 g
-                    fallocate -p -l 4096 h; fallocate -z -l 4096 i; xfs_io -c "copy_range -l 100 source" j; xfs_io -d -c "pwrite -q 0 4096" k
-                    chown 1000 l; chown :2000 m; chown "" n; touch o; chown :2000 p; chown "" q'
-                echo "$mode $user: $(stat -c %n%a $all | tr '\n' ' ')"
-            done; done"#;
-        let told = sh(view, script);
-        let nameless = rustix::fs::open(view, OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o6711)).unwrap();
-        rustix::io::write(&nameless, b"x").unwrap();
-        format!("{told}nameless: {:o}", rustix::fs::fstat(&nameless).unwrap().st_mode)
-    };
-    let open = |directory: &Path| fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
-    let bare = Fixture::bare();
-    let natively = script(&bare.source);
-    assert!(natively.contains("2644 1000: a2644 ") && natively.contains("4755 0: a4755 "), "{natively}");
-    let mirrors = [&[][..], mounting::without_passthrough()].map(Fixture::mirror);
-    for fixture in mirrors.iter().chain([&Fixture::cage(&["--size=1G"])]) {
-        open(&fixture.source);
-        assert_eq!(script(&fixture.mountpoint), natively);
-    }
-    let (union, upper) = mounting::unions::over(&[], |_| ());
-    open(&upper);
-    assert_eq!(script(&union.mountpoint), natively);
-    let (pool, image) = (format!("hostile{}", std::process::id()), bare.scratch.path().join("image"));
-    let made = bare.nacre(["pool", "create", "--size", "256M", "-m", bare.mountpoint.to_str().unwrap(), &pool, image.to_str().unwrap()]);
-    assert!(made.status.success(), "{}", mounting::text(&made.stderr));
-    open(&bare.mountpoint);
-    let told = script(&bare.mountpoint);
-    assert!(bare.nacre(["pool", "export", &pool]).status.success());
-    assert_eq!(told, natively);
-}
-
-/// Whoever is in a directory that is removed, or replaced by another one, sees there what he sees natively.
+/// Whoever is in a directory that is removed, or replaced by another one, sees there what he sees
+/// natively.
 #[test]
 fn a_directory_without_a_name_answers() {
     if !as_root() {
@@ -932,7 +841,8 @@ fn a_directory_without_a_name_answers() {
     let bare = Fixture::bare();
     let natively = script(&bare.source);
     assert!(natively.starts_with("0 755 directory\ntotal 0\n700 1\n"), "{natively}");
-    let mirrors = ["watch", "exclusive", "revalidate"].map(|coherence| Fixture::mirror(&[&format!("--coherence={coherence}")]));
+    let mirrors =
+        ["watch", "exclusive", "revalidate"].map(|coherence| Fixture::mirror(&[&format!("--coherence={coherence}")]));
     for fixture in mirrors.iter().chain([&Fixture::cage(&["--size=1G"])]) {
         assert_eq!(script(&fixture.mountpoint), natively);
     }

@@ -1,5 +1,5 @@
-//! Mounting and unmounting in every way there is: by hand, by mount(8), in the background, by signals, by force; and what bad input
-//! leaves behind, which is nothing.
+//! Mounting and unmounting in every way there is: by hand, by mount(8), in the background, by
+//! signals, by force; and what bad input leaves behind, which is nothing.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -7,7 +7,9 @@
 mod mounting;
 
 use mounting::status::Status;
-use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, run, scratch, sh, text, unmount_by};
+use mounting::{
+    Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, run, scratch, sh, text, unmount_by,
+};
 use nacre_sys::mounts::{self, IdRange, MountAttributes};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -47,7 +49,11 @@ fn the_command_returns_when_the_mount_is_up() {
     fs::write(fixture.below("file"), "content").unwrap();
     let output = background(&fixture, &nacre(), &["mirror"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!((text(&output.stdout), text(&output.stderr)), (String::new(), String::new()), "a mount that works says nothing");
+    assert_eq!(
+        (text(&output.stdout), text(&output.stderr)),
+        (String::new(), String::new()),
+        "a mount that works says nothing"
+    );
     assert_eq!(fs::read(fixture.at("file")).unwrap(), b"content");
     let status = Status::of(&fixture.mountpoint);
     assert_eq!(status.text("mountpoint"), fixture.mountpoint.to_str().unwrap());
@@ -71,7 +77,10 @@ fn the_mount_table_says_what_it_is() {
     let (_, source, options, of_file_system) = mount_entry(&fixture.mountpoint).unwrap();
     assert_eq!(source, "papers");
     for word in ["ro", "noatime", "noexec"] {
-        assert!(options.split(',').chain(of_file_system.split(',')).any(|option| option == word), "{word} in {options}");
+        assert!(
+            options.split(',').chain(of_file_system.split(',')).any(|option| option == word),
+            "{word} in {options}"
+        );
     }
 }
 
@@ -106,7 +115,8 @@ fn a_hangup_reads_users_again_and_ends_nothing() {
     if !as_root() {
         return;
     }
-    let mut fixture = Fixture::mirror_of(&["--force-user=1234"], |source| fs::write(source.join("file"), "content").unwrap());
+    let mut fixture =
+        Fixture::mirror_of(&["--force-user=1234"], |source| fs::write(source.join("file"), "content").unwrap());
     fixture.signal(Signal::HUP);
     fixture.signal(Signal::USR1);
     std::thread::sleep(std::time::Duration::from_millis(200));
@@ -171,7 +181,12 @@ fn the_source_is_in_the_table_of_mounts_at_its_place_alone() {
             places
         });
         ready.wait();
-        for words in [&["mirror"][..], &["mirror", "--acl=off"], &["mirror", "-o", "nosymfollow"], &["mirror", "--notify-watchers"]] {
+        for words in [
+            &["mirror"][..],
+            &["mirror", "--acl=off"],
+            &["mirror", "-o", "nosymfollow"],
+            &["mirror", "--notify-watchers"],
+        ] {
             for _ in 0..3 {
                 fixture.start(words, source.as_ref(), &mountpoint);
                 fixture.unmount();
@@ -182,7 +197,8 @@ fn the_source_is_in_the_table_of_mounts_at_its_place_alone() {
     });
 }
 
-/// What the new calls for mounting do not take (a name of more than 255 bytes) is mounted as it always was.
+/// What the new calls for mounting do not take (a name of more than 255 bytes) is mounted as it
+/// always was.
 #[test]
 fn a_source_with_a_long_name_is_mounted() {
     if !as_root() {
@@ -232,7 +248,8 @@ fn what_cannot_be_mounted_is_told_and_nothing_else_is() {
     let inner = fixture.directory("mount/inner");
     let file = fixture.scratch.path().join("file");
     fs::write(&file, "").unwrap();
-    let [source, place, file, inner] = [&fixture.source, &fixture.mountpoint, &file, &inner].map(|path| path.to_str().unwrap().to_owned());
+    let [source, place, file, inner] =
+        [&fixture.source, &fixture.mountpoint, &file, &inner].map(|path| path.to_str().unwrap().to_owned());
     for (words, code, expected) in [
         (vec!["mirror", &file, &file], 1, "is not a directory"),
         (vec!["mirror", &source, &file], 1, "is not a directory"),
@@ -246,7 +263,10 @@ fn what_cannot_be_mounted_is_told_and_nothing_else_is() {
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
         let first = said.lines().next().unwrap_or_default();
-        assert!(first.contains(expected) && said.lines().count() <= 2 && !said.contains("os error"), "{words:?}: {said}");
+        assert!(
+            first.contains(expected) && said.lines().count() <= 2 && !said.contains("os error"),
+            "{words:?}: {said}"
+        );
         assert!(!is_mounted(&fixture.mountpoint), "{words:?}");
     }
 }
@@ -270,14 +290,22 @@ fn what_a_mount_hides_is_told_and_no_reason_to_refuse_it() {
     umount_one(&fixture);
     umount(&fixture);
     // In the place of bindfs, which says nothing; and for those who know.
-    for words in [&["bindfs"][..], &["mirror", "-o", "nonempty"], &["union", "-o", "nonempty"], &["cage", "--size=10M", "-o", "nonempty"]] {
+    for words in [
+        &["bindfs"][..],
+        &["mirror", "-o", "nonempty"],
+        &["union", "-o", "nonempty"],
+        &["cage", "--size=10M", "-o", "nonempty"],
+    ] {
         assert_eq!(said(words), "", "{words:?}");
         umount(&fixture);
     }
     let daemon = format!("--daemon=filled-{}", std::process::id());
     for words in [&["union"][..], &["cage", "--size=10M"], &["mirror", &daemon]] {
         let filled = said(words);
-        assert!(filled.contains("is not empty: what is in it is hidden") && filled.lines().count() == 1, "{words:?}: {filled}");
+        assert!(
+            filled.contains("is not empty: what is in it is hidden") && filled.lines().count() == 1,
+            "{words:?}: {filled}"
+        );
         umount(&fixture);
     }
     let larger = said(&["cage", "--size=10M", "--limit=user:0=20M", "--limit=user:1=10M", "-o", "nonempty"]);
@@ -293,7 +321,8 @@ fn only_changes_of_the_source_are_counted() {
     if !as_root() {
         return;
     }
-    let mut fixture = Fixture::mirror_of(&["--coherence=watch"], |source| fs::write(source.join("file"), "content").unwrap());
+    let mut fixture =
+        Fixture::mirror_of(&["--coherence=watch"], |source| fs::write(source.join("file"), "content").unwrap());
     // The kernel knows it as long as it is open.
     let file = fs::File::open(fixture.at("file")).unwrap();
     let told = || Status::of(&fixture.mountpoint).number("invalidations");
@@ -317,7 +346,10 @@ fn the_transport_is_a_word() {
     }
     for wanted in ["--transport=auto", "--transport=device"] {
         let mut fixture = Fixture::mirror(&[wanted]);
-        let told = run(nacre(), [OsStr::new("status"), "-Ho".as_ref(), "transport,transport-reason".as_ref(), fixture.mountpoint.as_ref()]);
+        let told = run(
+            nacre(),
+            [OsStr::new("status"), "-Ho".as_ref(), "transport,transport-reason".as_ref(), fixture.mountpoint.as_ref()],
+        );
         let told = text(&told.stdout);
         let (transport, why) = told.trim_end().split_once('\t').unwrap();
         assert!(matches!((transport, why), ("uring" | "device", _)), "{told}");
@@ -423,7 +455,11 @@ fn bad_input_mounts_nothing_and_says_why() {
     ] {
         let output = finish(Command::new(nacre()).args(["mount", stack, mountpoint]));
         assert!(!output.status.success(), "{stack}");
-        assert!(!text(&output.stderr).is_empty() && !text(&output.stderr).contains("panicked"), "{stack}: {}", text(&output.stderr));
+        assert!(
+            !text(&output.stderr).is_empty() && !text(&output.stderr).contains("panicked"),
+            "{stack}: {}",
+            text(&output.stderr)
+        );
         assert!(!is_mounted(&fixture.mountpoint), "{stack} mounted something");
     }
     assert!(mounting::mounts_below(fixture.scratch.path()).is_empty());
@@ -490,7 +526,8 @@ fn mount_8_mounts_it_from_a_table() {
     unmount_by("umount", &[mountpoint.as_ref()]);
     // The same from a table, with the words that mount(8) and systemd add.
     let table = fixture.scratch.path().join("fstab");
-    let line = format!("{source} {mountpoint} fuse.nacre ro,nofail,noauto,_netdev,x-systemd.automount,force-group=1234 0 0\n");
+    let line =
+        format!("{source} {mountpoint} fuse.nacre ro,nofail,noauto,_netdev,x-systemd.automount,force-group=1234 0 0\n");
     fs::write(&table, line).unwrap();
     let output = run("mount", ["-T", table.to_str().unwrap(), mountpoint]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -502,7 +539,8 @@ fn mount_8_mounts_it_from_a_table() {
     assert_eq!(mounting::mounts_below(&fixture.mountpoint).len(), 1);
     unmount_by("umount", &[mountpoint.as_ref()]);
     // A cage over the directory itself: `mount -a` makes it once, however often it is called.
-    let line = format!("cage:{source} {source} fuse.nacre size=1M,inodes=10,state={},nofail 0 0\n", fixture.state().display());
+    let line =
+        format!("cage:{source} {source} fuse.nacre size=1M,inodes=10,state={},nofail 0 0\n", fixture.state().display());
     fs::write(&table, line).unwrap();
     for _ in 0..2 {
         let output = run("mount", ["-a", "-T", table.to_str().unwrap()]);
@@ -535,9 +573,13 @@ fn called_as_bindfs_it_is_bindfs() {
     assert_eq!((file.uid(), file.gid(), file.mode() & 0o777), (1234, 99, 0o440));
     assert_eq!(mount_entry(&fixture.mountpoint).unwrap().0, "fuse.bindfs");
     umount(&fixture);
-    for (words, code) in
-        [(&["--force-user", "5"][..], 1), (&["--nonsense"], 1), (&["--mirror=no-such-user"], 1), (&["-V"], 0), (&["-h"], 0)]
-    {
+    for (words, code) in [
+        (&["--force-user", "5"][..], 1),
+        (&["--nonsense"], 1),
+        (&["--mirror=no-such-user"], 1),
+        (&["-V"], 0),
+        (&["-h"], 0),
+    ] {
         let output = background(&fixture, &bindfs, words);
         assert_eq!(output.status.code(), Some(code), "{words:?}: {}", text(&output.stderr));
         assert!(!is_mounted(&fixture.mountpoint), "{words:?}");
@@ -553,7 +595,8 @@ fn rules_are_reloaded_while_mounted() {
     if !as_root() {
         return;
     }
-    let fixture = Fixture::mirror_of(&["--force-user=1111"], |source| fs::write(source.join("file"), "content").unwrap());
+    let fixture =
+        Fixture::mirror_of(&["--force-user=1111"], |source| fs::write(source.join("file"), "content").unwrap());
     assert_eq!(fs::metadata(fixture.at("file")).unwrap().uid(), 1111);
     let file = fs::File::open(fixture.at("file")).unwrap();
     let mountpoint = fixture.mountpoint.to_str().unwrap();
@@ -618,7 +661,11 @@ fn the_kernel_can_serve_what_it_can() {
     umount(&fixture);
     let output = background(&fixture, &nacre(), &["mirror", "--engine=kernel", "--perms=a-w"]);
     assert!(!output.status.success());
-    assert!(text(&output.stderr).contains("perms"), "it says which option the kernel cannot do: {}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("perms"),
+        "it says which option the kernel cannot do: {}",
+        text(&output.stderr)
+    );
     assert!(!is_mounted(&fixture.mountpoint));
     let output = background(&fixture, &nacre(), &["mirror", "--engine=auto", "--perms=a-w"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -642,7 +689,8 @@ fn a_file_can_be_mirrored_by_the_kernel() {
         assert!(run(nacre(), [OsStr::new("umount"), target.as_os_str()]).status.success());
         assert_eq!(fs::read(&target).unwrap(), b"covered");
     }
-    let output = run(nacre(), [OsStr::new("mirror"), OsStr::new("--force-user=1"), source.as_os_str(), target.as_os_str()]);
+    let output =
+        run(nacre(), [OsStr::new("mirror"), OsStr::new("--force-user=1"), source.as_os_str(), target.as_os_str()]);
     assert!(
         !output.status.success() && text(&output.stderr).contains("--engine=kernel can show a single file"),
         "{}",
@@ -690,7 +738,10 @@ fn paths_of_all_kinds() {
     // A relative source and mount point, from another directory than the daemon's.
     fs::create_dir(place.path().join("s")).unwrap();
     fs::create_dir(place.path().join("m")).unwrap();
-    sh(place.path(), &format!("'{0}' mirror s m && touch m/file && '{0}' umount m && test -e s/file", nacre().display()));
+    sh(
+        place.path(),
+        &format!("'{0}' mirror s m && touch m/file && '{0}' umount m && test -e s/file", nacre().display()),
+    );
 }
 
 #[test]
@@ -739,7 +790,8 @@ fn a_daemon_that_ends_takes_its_mount_along_wherever_that_has_been_moved() {
         fs::create_dir(other.join("y")).unwrap();
         rustix::mount::mount("none", other.join("y"), "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
         fixture.start(words, source.as_ref(), &user.join("x/y"));
-        // Whoever may change the directory above the mount moves it away, and puts a link to another mount there.
+        // Whoever may change the directory above the mount moves it away, and puts a link to
+        // another mount there.
         fs::rename(user.join("x"), user.join("z")).unwrap();
         std::os::unix::fs::symlink(&other, user.join("x")).unwrap();
         assert!(is_mounted(&user.join("z/y")), "{words:?}");

@@ -1,4 +1,5 @@
-//! What one user keeps where sockets are looked for delays nobody else: root asks other users' processes only when told to, all at once and for a second.
+//! What one user keeps where sockets are looked for delays nobody else: root asks other users'
+//! processes only when told to, all at once and for a second.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -13,7 +14,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Sockets of each kind. Asked one after the other, with two seconds each, they would take longer than any command here may.
+/// Sockets of each kind. Asked one after the other, with two seconds each, they would take longer
+/// than any command here may.
 const MANY: usize = 150;
 
 /// A user that nobody else is, with a directory for sockets; gone at the end.
@@ -49,8 +51,19 @@ impl User {
     /// A command of this user.
     fn run(&self, program: &Path, place: &Path, words: &[&str]) -> Output {
         let mut command = Command::new("setpriv");
-        command.args([format!("--reuid={}", self.uid), format!("--regid={}", self.uid), "--clear-groups".to_owned(), "--".to_owned()]);
-        command.arg(program).args(words).current_dir(place).env("HOME", place).env_remove("XDG_RUNTIME_DIR").env_remove("NACRE_STATE_DIR");
+        command.args([
+            format!("--reuid={}", self.uid),
+            format!("--regid={}", self.uid),
+            "--clear-groups".to_owned(),
+            "--".to_owned(),
+        ]);
+        command
+            .arg(program)
+            .args(words)
+            .current_dir(place)
+            .env("HOME", place)
+            .env_remove("XDG_RUNTIME_DIR")
+            .env_remove("NACRE_STATE_DIR");
         finish(&mut command)
     }
 }
@@ -90,8 +103,13 @@ fn root(words: &[&str]) -> (bool, String, i32) {
 
 /// How often the process of this number has knocked.
 fn knocked(listeners: &[UnixListener], number: i32) -> usize {
-    let by = |stream: &UnixStream| rustix::net::sockopt::socket_peercred(stream).unwrap().pid.as_raw_nonzero().get() == number;
-    listeners.iter().map(|listener| std::iter::from_fn(|| listener.accept().ok()).filter(|(stream, _)| by(stream)).count()).sum()
+    let by = |stream: &UnixStream| {
+        rustix::net::sockopt::socket_peercred(stream).unwrap().pid.as_raw_nonzero().get() == number
+    };
+    listeners
+        .iter()
+        .map(|listener| std::iter::from_fn(|| listener.accept().ok()).filter(|(stream, _)| by(stream)).count())
+        .sum()
 }
 
 #[test]
@@ -170,7 +188,10 @@ fn a_user_who_never_answers_delays_nobody() {
             (_, said, number) = root(words);
             said.contains(&shown)
         });
-        assert!(words[0] == "union" || said.contains(&format!("user {} keeps sockets", hostile.uid)), "{words:?}: {said}");
+        assert!(
+            words[0] == "union" || said.contains(&format!("user {} keeps sockets", hostile.uid)),
+            "{words:?}: {said}"
+        );
         assert!(knocked(&listeners, number) > 0, "{words:?}");
     }
 
@@ -195,7 +216,8 @@ fn a_user_who_never_answers_delays_nobody() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     // Another mount namespace may hold the mounts still, and their processes with them.
     let left = || -> Vec<String> {
-        let names = fs::read_dir(&honest.directory).unwrap().flatten().map(|file| file.file_name().into_string().unwrap());
+        let names =
+            fs::read_dir(&honest.directory).unwrap().flatten().map(|file| file.file_name().into_string().unwrap());
         names.filter(|name| name.ends_with(".pool")).collect()
     };
     eventually("the end of the honest pool", || left().is_empty());

@@ -1,4 +1,5 @@
-//! The mount program of container engines: next to fuse-overlayfs itself, and under podman. What is not installed is skipped.
+//! The mount program of container engines: next to fuse-overlayfs itself, and under podman. What is
+//! not installed is skipped.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -29,7 +30,10 @@ const CHANGES: &str = "
     echo over > suid; rm lnk; mkdir lnk; rm ff; mv r ff; rmdir g 2>&1 || true; mv missing x 2>&1 || true";
 
 fn installed(program: &str) -> bool {
-    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().is_ok_and(|output| output.status.success());
+    let found = Command::new("sh")
+        .args(["-c", &format!("command -v {program}")])
+        .output()
+        .is_ok_and(|output| output.status.success());
     found || skip(program, &format!("{program} is not installed"))
 }
 
@@ -38,10 +42,14 @@ fn is_mark(line: &str) -> bool {
     line.contains("/.wh.") || line.starts_with("# file") || line.is_empty() || line.starts_with("user.fuseoverlayfs.")
 }
 
-/// The same script over both programs: what it says, what is seen, and what is in the upper directory.
+/// The same script over both programs: what it says, what is seen, and what is in the upper
+/// directory.
 fn beside_fuse_overlayfs(words: &str) -> [(String, Vec<String>, Vec<String>); 2] {
     let theirs = Overlay::bare(LAYERS);
-    let said = run("fuse-overlayfs", ["-o", &format!("{},{words}", theirs.words()), theirs.fixture.mountpoint.to_str().unwrap()]);
+    let said = run(
+        "fuse-overlayfs",
+        ["-o", &format!("{},{words}", theirs.words()), theirs.fixture.mountpoint.to_str().unwrap()],
+    );
     assert!(said.status.success(), "{}", text(&said.stderr));
     let ours = Overlay::mounted(LAYERS, words);
     [theirs, ours].map(|mut overlay| {
@@ -67,7 +75,8 @@ fn trees_come_out_as_with_fuse_overlayfs() {
     if !as_root() || !installed("fuse-overlayfs") {
         return;
     }
-    for words in ["", "volatile,noacl", "squash_to_root", "uidmapping=0:1000:10:1000:0:1,gidmapping=0:1000:10:1000:0:1"] {
+    for words in ["", "volatile,noacl", "squash_to_root", "uidmapping=0:1000:10:1000:0:1,gidmapping=0:1000:10:1000:0:1"]
+    {
         let [theirs, ours] = beside_fuse_overlayfs(words);
         assert_eq!(theirs.0, ours.0, "{words}");
         assert_eq!(theirs.1, ours.1, "{words}");
@@ -82,7 +91,8 @@ fn nothing_of_ours_is_in_the_upper_directory() {
     }
     let mut overlay = Overlay::mounted(LAYERS, "");
     overlay.sh(CHANGES);
-    // A long name that is hidden, a directory in place of one, and a hard link of which one name is copied.
+    // A long name that is hidden, a directory in place of one, and a hard link of which one name is
+    // copied.
     overlay.sh("mkdir -p x/y; mv d2 x/y/d3; rm -r x");
     overlay.fixture.unmount();
     let found = sh(
@@ -103,7 +113,8 @@ fn layers_alone_are_read_only() {
     let overlay = Overlay::bare(LAYERS);
     let (mountpoint, [first, second]) = (overlay.fixture.mountpoint.clone(), overlay.lower.clone());
     let words = format!("lowerdir={}:{}", first.display(), second.display());
-    // In the background, as engines call it: the mount is there when the program returns, and nothing is said.
+    // In the background, as engines call it: the mount is there when the program returns, and
+    // nothing is said.
     let said = run(nacre(), ["fuse-overlayfs", "-o", &words, mountpoint.to_str().unwrap()]);
     assert!(said.status.success() && said.stderr.is_empty(), "{}", text(&said.stderr));
     assert_eq!(fs::read(mountpoint.join("d/b")).unwrap(), b"2\n");
@@ -118,12 +129,19 @@ fn owners_are_shifted_both_ways() {
     if !as_root() {
         return;
     }
-    let overlay = Overlay::mounted(&format!("{LAYERS}; chmod 777 upper"), "uidmapping=0:100000:1000,gidmapping=0:200000:1000");
+    let overlay =
+        Overlay::mounted(&format!("{LAYERS}; chmod 777 upper"), "uidmapping=0:100000:1000,gidmapping=0:200000:1000");
     let owner = |path: &Path| fs::symlink_metadata(path).map(|data| (data.uid(), data.gid())).unwrap();
     let mountpoint = &overlay.fixture.mountpoint;
     assert_eq!(owner(&mountpoint.join("suid")), (100_005, 200_007));
     assert_eq!(owner(&mountpoint.join("r")), (65_534, 65_534), "outside of the ranges");
-    let (code, said) = sh_as(mountpoint, 100_003, 200_004, "", "umask 022; mkdir dir && touch dir/file && chmod 600 dir/file && ls -n dir");
+    let (code, said) = sh_as(
+        mountpoint,
+        100_003,
+        200_004,
+        "",
+        "umask 022; mkdir dir && touch dir/file && chmod 600 dir/file && ls -n dir",
+    );
     assert_eq!(code, 0, "{said}");
     assert_eq!(owner(&overlay.upper.join("dir/file")), (3, 4));
     assert_eq!(owner(&mountpoint.join("dir/file")), (100_003, 200_004));
@@ -197,7 +215,8 @@ fn an_ordinary_user_in_a_namespace_of_his_own() {
         program.display(),
         overlay.words()
     );
-    let (code, said) = sh_as(overlay.fixture.scratch.path(), 65_534, 65_534, "", &format!("XDG_RUNTIME_DIR=$PWD/work {script}"));
+    let (code, said) =
+        sh_as(overlay.fixture.scratch.path(), 65_534, 65_534, "", &format!("XDG_RUNTIME_DIR=$PWD/work {script}"));
     if said.contains("unshare failed") || said.contains("unshare: ") {
         skip("userns", &said);
         return;
@@ -209,7 +228,8 @@ fn an_ordinary_user_in_a_namespace_of_his_own() {
     assert_eq!(sh(&overlay.upper, "getfattr --absolute-names --only-values -n user.overlay.opaque d"), "y");
 }
 
-/// `/` as a layer, and a directory that holds all others: neither the mount point nor the upper directory is to be seen in it, and nothing hangs.
+/// `/` as a layer, and a directory that holds all others: neither the mount point nor the upper
+/// directory is to be seen in it, and nothing hangs.
 #[test]
 fn a_layer_round_its_own_mount_point() {
     if !as_root() || !installed("unshare") {
@@ -223,16 +243,22 @@ fn a_layer_round_its_own_mount_point() {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let there = if lower == "/" { format!("mount{}", place.display()) } else { "mount".to_owned() };
         // An ordinary user's copies of directories that are root's cannot be made, in any program.
-        let change =
-            if rootless && lower == "/" { "true" } else { "echo 2 >> own/file; mkdir mount; echo new > mount/new; cat own/file mount/new" };
+        let change = if rootless && lower == "/" {
+            "true"
+        } else {
+            "echo 2 >> own/file; mkdir mount; echo new > mount/new; cat own/file mount/new"
+        };
         let script = format!(
             "{}/fuse-overlayfs -o lowerdir={lower},upperdir=upper,workdir=work mount
              ls mount > /dev/null; cd {there}; ls; {change}; cd {}; timeout 20 find mount -maxdepth 2 > /dev/null 2>&1 || test $? = 1; umount mount",
             place.display(),
             place.display()
         );
-        let script =
-            if rootless { format!("unshare --user --map-root-user --mount sh -ec '{script}'") } else { format!("sh -ec '{script}'") };
+        let script = if rootless {
+            format!("unshare --user --map-root-user --mount sh -ec '{script}'")
+        } else {
+            format!("sh -ec '{script}'")
+        };
         let id = if rootless { 65_534 } else { 0 };
         let (code, said) = sh_as(place, id, id, "", &format!("XDG_RUNTIME_DIR=$PWD/work timeout 60 {script}"));
         if said.contains("unshare failed") || said.contains("unshare: ") {
@@ -271,8 +297,10 @@ fn a_mount_that_is_just_ending_is_waited_for() {
     }
     let mut overlay = Overlay::mounted(LAYERS, "");
     let second = overlay.fixture.directory("second");
-    let mut waiting =
-        Command::new(nacre()).args(["fuse-overlayfs", "-o", &overlay.words(), second.to_str().unwrap()]).spawn().expect("the program");
+    let mut waiting = Command::new(nacre())
+        .args(["fuse-overlayfs", "-o", &overlay.words(), second.to_str().unwrap()])
+        .spawn()
+        .expect("the program");
     eventually("it is tried", || fs::read_to_string(format!("/proc/{}/stat", waiting.id())).is_ok());
     assert!(!is_mounted(&second));
     overlay.fixture.unmount();
@@ -318,7 +346,8 @@ fn the_kernel_reads_and_writes_in_our_place() {
         skip("passthrough", "this kernel has no passthrough");
         return;
     }
-    // The first write to a file of a layer copies it, and what is read of one may have to follow that; from then on nothing is asked.
+    // The first write to a file of a layer copies it, and what is read of one may have to follow
+    // that; from then on nothing is asked.
     overlay.sh("echo more >> d/b");
     let requests = mounting::status::requests_of(&overlay.fixture.mountpoint, || {
         overlay.sh("head -c 1000000 /dev/zero > new; cat new d/b > /dev/null; echo more >> d/b");
@@ -326,7 +355,8 @@ fn the_kernel_reads_and_writes_in_our_place() {
     assert!(!requests.contains_key("read") && !requests.contains_key("write"), "{requests:?}");
 }
 
-/// The beginning of a script for podman with its storage in the directory at hand, `$1` being the mount program and `$2` a word for it.
+/// The beginning of a script for podman with its storage in the directory at hand, `$1` being the
+/// mount program and `$2` a word for it.
 const PODMAN: &str = r#"
     set -e
     [ -e /sys/fs/cgroup/cgroup.controllers ] || echo "no single tree of control groups" >&2
@@ -370,12 +400,18 @@ fn image(place: &Path) {
     sh(place, script);
 }
 
-/// Runs podman with a mount program, everything in namespaces that end with it; what it printed. As root, or as nobody.
+/// Runs podman with a mount program, everything in namespaces that end with it; what it printed. As
+/// root, or as nobody.
 fn podman(place: &Path, program: &Path, word: &str, rootless: bool) -> Option<String> {
     fs::write(place.join("podman.sh"), PODMAN).unwrap();
     fs::write(place.join("subid"), "nobody:200000:65536\n").unwrap();
-    let user = if rootless { "setpriv --reuid 65534 --regid 65534 --clear-groups env HOME=$PWD XDG_RUNTIME_DIR=$PWD" } else { "" };
-    // A copy of a mount keeps its process from ending: those of other tests go from this namespace at once, some with the one that they lie in.
+    let user = if rootless {
+        "setpriv --reuid 65534 --regid 65534 --clear-groups env HOME=$PWD XDG_RUNTIME_DIR=$PWD"
+    } else {
+        ""
+    };
+    // A copy of a mount keeps its process from ending: those of other tests go from this namespace
+    // at once, some with the one that they lie in.
     let script = format!(
         "awk '$2 ~ /\\/nacre-test\\./ {{ print $2 }}' /proc/mounts | while read -r mount; do umount -l \"$mount\" 2>/dev/null || true; done
          [ -e /sys/fs/cgroup/cgroup.controllers ] || {{ umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; }}
@@ -384,7 +420,18 @@ fn podman(place: &Path, program: &Path, word: &str, rootless: bool) -> Option<St
         program.display()
     );
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", "sh", "-ec", &script]);
+    command.args([
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "--propagation",
+        "private",
+        "sh",
+        "-ec",
+        &script,
+    ]);
     let output = finish(command.current_dir(place).env("LC_ALL", "C").env_remove("XDG_RUNTIME_DIR"));
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     if !output.status.success() {
@@ -408,8 +455,8 @@ fn under_podman(rootless: bool) {
     if rootless {
         std::os::unix::fs::chown(place, Some(65_534), Some(65_534)).unwrap();
     }
-    // What does not work with the program that podman knows cannot be asked of another one: machines without the right to limit processes,
-    // or to make namespaces.
+    // What does not work with the program that podman knows cannot be asked of another one:
+    // machines without the right to limit processes, or to make namespaces.
     let Some(theirs) = podman(place, &PathBuf::from("/usr/bin/fuse-overlayfs"), "theirs", rootless) else {
         skip("podman", "podman does not work here with fuse-overlayfs either");
         return;

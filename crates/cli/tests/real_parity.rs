@@ -51,7 +51,11 @@ fn locks_forwarded() {
 #[test]
 fn rules_that_concern_nobody() {
     if as_root() {
-        compare(&Fixture::mirror(&["--map=70000/70001:@70000/@70001", "--hide=never-used-*", "--for=f:chmod-filter=a+"]));
+        compare(&Fixture::mirror(&[
+            "--map=70000/70001:@70000/@70001",
+            "--hide=never-used-*",
+            "--for=f:chmod-filter=a+",
+        ]));
     }
 }
 
@@ -88,8 +92,16 @@ fn an_attribute_has_a_name_beyond_its_namespace() {
         for name in ["user.", "trusted.", "security."] {
             let invalid = Some(rustix::io::Errno::INVAL);
             let flags = rustix::fs::XattrFlags::empty();
-            assert_eq!(rustix::fs::setxattr(fixture.at("file"), name, b"value", flags).err(), invalid, "{name} of {line}");
-            assert_eq!(rustix::fs::getxattr(fixture.at("file"), name, &mut [0; 9][..]).err(), invalid, "{name} of {line}");
+            assert_eq!(
+                rustix::fs::setxattr(fixture.at("file"), name, b"value", flags).err(),
+                invalid,
+                "{name} of {line}"
+            );
+            assert_eq!(
+                rustix::fs::getxattr(fixture.at("file"), name, &mut [0; 9][..]).err(),
+                invalid,
+                "{name} of {line}"
+            );
             assert_eq!(rustix::fs::removexattr(fixture.at("file"), name).err(), invalid, "{name} of {line}");
         }
         assert_eq!(rustix::fs::setxattr(fixture.at("file"), "user.a", b"", rustix::fs::XattrFlags::empty()), Ok(()));

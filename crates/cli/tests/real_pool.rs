@@ -1,6 +1,8 @@
-//! `nacre pool` through the real program: pools on files, the process that owns them, what survives its death, and what is refused.
+//! `nacre pool` through the real program: pools on files, the process that owns them, what survives
+//! its death, and what is refused.
 //!
-//! Pools are mounted below a scratch directory, have names of their own per test and process, and are destroyed at the end whatever happens.
+//! Pools are mounted below a scratch directory, have names of their own per test and process, and
+//! are destroyed at the end whatever happens.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -18,7 +20,10 @@ fn a_pool_is_made_exported_and_imported_under_another_name() {
     let yard = Yard::new();
     let (name, device, at) = yard.create("io", &["-O", "compression=zstd", "-o", "comment=a test"]);
     fs::write(at.join("file"), b"content").unwrap();
-    assert_eq!(yard.nacre(&["pool", "get", "-H", "-o", "value", "health,comment,readonly", &name]), "ONLINE\na test\noff\n");
+    assert_eq!(
+        yard.nacre(&["pool", "get", "-H", "-o", "value", "health,comment,readonly", &name]),
+        "ONLINE\na test\noff\n"
+    );
     let listed = yard.nacre(&["pool", "list", "-H", "-p", "-o", "name,size", &name]);
     assert!(listed.starts_with(&format!("{name}\t")), "{listed}");
     yard.nacre(&["pool", "export", &name]);
@@ -33,7 +38,9 @@ fn a_pool_is_made_exported_and_imported_under_another_name() {
     assert!(history.contains("pool create --size 64M") && history.contains("pool import -d"), "{history}");
     assert!(yard.nacre(&["pool", "events", "-H", &other]).contains("sysevent.fs.zfs.pool_import"));
     yard.nacre(&["pool", "destroy", &other]);
-    assert!(yard.refused(&["pool", "import", "-d", device.to_str().unwrap(), &other]).1.contains("no such pool available"));
+    assert!(
+        yard.refused(&["pool", "import", "-d", device.to_str().unwrap(), &other]).1.contains("no such pool available")
+    );
     yard.nacre(&["pool", "import", "-D", "-d", device.to_str().unwrap(), &other]);
     assert_eq!(fs::read(at.join("file")).unwrap(), b"content");
 }
@@ -103,7 +110,10 @@ fn damage_is_found_and_named() {
     yard.nacre(&["pool", "export", &name]);
     let file = fs::OpenOptions::new().read(true).write(true).open(&device).unwrap();
     let content = fs::read(&device).unwrap();
-    let place = content.windows(4096).position(|window| window.iter().all(|byte| *byte == b'V')).expect("the content of the victim");
+    let place = content
+        .windows(4096)
+        .position(|window| window.iter().all(|byte| *byte == b'V'))
+        .expect("the content of the victim");
     file.write_all_at(b"v", place as u64 + 2000).unwrap();
     let (code, said) = yard.refused(&["pool", "check", "-d", device.to_str().unwrap()]);
     assert!(code == 1 && said.contains("1 problems"), "{said}");
@@ -114,7 +124,10 @@ fn damage_is_found_and_named() {
     assert_eq!(fs::read(at.join("dir/other")).unwrap(), vec![b'O'; 300_000]);
     yard.nacre(&["pool", "scrub", "-w", &name]);
     let status = yard.nacre(&["pool", "status", "-v", &name]);
-    assert!(status.contains("with 1 errors on") && status.contains(&format!("        {}/dir/victim\n", at.display())), "{status}");
+    assert!(
+        status.contains("with 1 errors on") && status.contains(&format!("        {}/dir/victim\n", at.display())),
+        "{status}"
+    );
     assert!(yard.nacre(&["pool", "events", "-H", &name]).contains("ereport.fs.zfs.checksum"));
     // Written anew, and verified anew: nothing is damaged any more.
     fs::remove_file(at.join("dir/victim")).unwrap();
@@ -140,13 +153,15 @@ fn the_newest_state_that_can_be_read_is_gone_back_to() {
     }
     yard.nacre(&["pool", "export", &name]);
     let shown = device.to_str().unwrap();
-    // The catalog of the last root record: the name of its frame, the place of its segment, its offset there.
+    // The catalog of the last root record: the name of its frame, the place of its segment, its
+    // offset there.
     let labels = yard.nacre(&["pool", "inspect", "-d", shown]);
     let last = labels.lines().rfind(|line| line.contains("  root ")).unwrap();
     let catalog = last.split("catalog ").nth(1).unwrap().split(' ').next().unwrap();
     let segment = catalog.split('.').next().unwrap();
     let frames = yard.nacre(&["pool", "inspect", "-d", shown, "--frames", segment]);
-    let frame = frames.lines().find(|line| line.contains(&format!(": {catalog} "))).unwrap_or_else(|| panic!("{frames}"));
+    let frame =
+        frames.lines().find(|line| line.contains(&format!(": {catalog} "))).unwrap_or_else(|| panic!("{frames}"));
     let offset: u64 = frame.trim().split(':').next().unwrap().parse().unwrap();
     let segments = yard.nacre(&["pool", "inspect", "-d", shown, "--segments"]);
     let place = segments.lines().find(|line| line.starts_with(&format!("segment {segment}:"))).unwrap();
@@ -162,7 +177,11 @@ fn the_newest_state_that_can_be_read_is_gone_back_to() {
     assert!(said.contains(&format!("frame {catalog}: ")) && said.contains("-F goes back"), "{said}");
     assert!(yard.nacre(&["pool", "import", "-nF", &name]).contains("would go back to the newest of these"));
     let output = yard.run(&["pool", "import", "-F", &name]);
-    assert!(output.status.success() && text(&output.stderr).contains("the pool is as it was after"), "{}", text(&output.stderr));
+    assert!(
+        output.status.success() && text(&output.stderr).contains("the pool is as it was after"),
+        "{}",
+        text(&output.stderr)
+    );
     assert_eq!(fs::read(at.join("file0")).unwrap(), b"content");
     assert!(yard.nacre(&["pool", "check", &name]).starts_with("no problems: "));
 }
@@ -175,7 +194,8 @@ fn whoever_only_listens_keeps_no_pool() {
     let yard = Yard::new();
     let (name, _, _) = yard.create("ev", &[]);
     let log = yard.path("events");
-    let listener = yard.command("nacre").args(["pool", "events", "-fH", &name]).stdout(fs::File::create(&log).unwrap()).spawn();
+    let listener =
+        yard.command("nacre").args(["pool", "events", "-fH", &name]).stdout(fs::File::create(&log).unwrap()).spawn();
     let mut listener = listener.unwrap();
     let heard = |what: &str| fs::read_to_string(&log).is_ok_and(|text| text.contains(what));
     eventually("the events until now", || heard("pool_create"));
@@ -220,7 +240,8 @@ fn a_pool_grows_by_another_file() {
     let yard = Yard::new();
     let (name, _, at) = yard.create("gr", &[]);
     let more = yard.path("more.img");
-    let size = |yard: &Yard| yard.nacre(&["pool", "list", "-H", "-p", "-o", "size", &name]).trim().parse::<u64>().unwrap();
+    let size =
+        |yard: &Yard| yard.nacre(&["pool", "list", "-H", "-p", "-o", "size", &name]).trim().parse::<u64>().unwrap();
     let before = size(&yard);
     let foreseen = yard.nacre(&["pool", "add", "-n", "--size", "128M", &name, more.to_str().unwrap()]);
     assert!(foreseen.contains("would update") && !more.exists());
@@ -238,7 +259,9 @@ fn a_pool_grows_by_another_file() {
     fs::rename(&more, yard.path("gone")).unwrap();
     let (_, said) = yard.refused(&["pool", "import", "-d", yard.path("gr.img").to_str().unwrap(), &name]);
     assert!(said.contains("one or more devices is currently unavailable"), "{said}");
-    assert!(yard.nacre(&["pool", "import", "-d", yard.path("gr.img").to_str().unwrap()]).contains("UNAVAIL  cannot open"));
+    assert!(
+        yard.nacre(&["pool", "import", "-d", yard.path("gr.img").to_str().unwrap()]).contains("UNAVAIL  cannot open")
+    );
     yard.nacre(&["pool", "import", "-d", yard.place.path().to_str().unwrap(), &name]);
 }
 
@@ -336,7 +359,11 @@ fn one_gets_along_as_with_zpool() {
     assert!(text(&missing.stderr).starts_with("cannot open 'nosuchpool': no such pool\n"));
     let wrong = zpool(&["list", "--nonsense"]);
     assert_eq!(wrong.status.code(), Some(2));
-    assert!(text(&wrong.stderr).starts_with("invalid option '--nonsense'\nusage:\n\tlist [-"), "{}", text(&wrong.stderr));
+    assert!(
+        text(&wrong.stderr).starts_with("invalid option '--nonsense'\nusage:\n\tlist [-"),
+        "{}",
+        text(&wrong.stderr)
+    );
     // Those that are there are shown all the same.
     let half = zpool(&["list", "-Ho", "name", "nosuchpool", &name]);
     assert_eq!((half.status.code(), text(&half.stdout)), (Some(1), format!("{name}\n")));
@@ -378,7 +405,8 @@ fn room_is_given_back_by_hand_and_requests_are_counted() {
     let yard = Yard::new();
     let (name, device, at) = yard.create("tr", &["-O", "compression=off"]);
     let path = device.to_str().unwrap();
-    let content: Vec<u8> = (0..20u32 << 18).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let content: Vec<u8> =
+        (0..20u32 << 18).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     fs::write(at.join("kept"), &content[..1 << 20]).unwrap();
     fs::write(at.join("large"), &content).unwrap();
     yard.nacre(&["pool", "sync", &name]);

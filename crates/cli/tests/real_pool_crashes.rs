@@ -1,6 +1,8 @@
-//! The process of a pool is killed under load, again and again: what was synced is there, and the pool is in order.
+//! The process of a pool is killed under load, again and again: what was synced is there, and the
+//! pool is in order.
 //!
-//! `NACRE_POOL_ROUNDS` is the number of deaths for each size of pool, `NACRE_POOL_SEED` another beginning. And what sync(2) promises.
+//! `NACRE_POOL_ROUNDS` is the number of deaths for each size of pool, `NACRE_POOL_SEED` another
+//! beginning. And what sync(2) promises.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -45,7 +47,8 @@ fn round(pool: &Pool, loads: Vec<Box<dyn Load>>, random: &mut Random) -> Vec<Box
     dead.set();
     Yard::end_process(process, rustix::process::Signal::KILL);
     eventually("the end of all loads", || working.iter().all(std::thread::JoinHandle::is_finished));
-    let loads = working.into_iter().map(|load| load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect();
+    let loads =
+        working.into_iter().map(|load| load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect();
     pool.leave();
     loads
 }
@@ -106,7 +109,8 @@ fn sync_is_heard() -> bool {
 /// Whether there is a loop device by which this process hears sync(2).
 fn hears(process: u32) -> bool {
     let name = format!("nacre-sync-{process} ");
-    let backing = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+    let backing =
+        |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
     std::fs::read_dir("/sys/block").unwrap().any(|entry| backing(entry.unwrap()).contains(&name))
 }
 

@@ -1,4 +1,5 @@
-//! Pools and the files that they lie on: a disk that has no room, copies of a device, names for one import.
+//! Pools and the files that they lie on: a disk that has no room, copies of a device, names for one
+//! import.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -23,13 +24,29 @@ fn a_disk_without_room_is_waited_for_given_up_or_fatal() {
     let yard = Yard::new();
     let (disk, at) = (yard.path("disk"), yard.path("at"));
     fs::create_dir(&disk).unwrap();
-    assert!(mounting::run("mount", ["-t", "tmpfs", "-o", "size=40m", "tmpfs", disk.to_str().unwrap()]).status.success());
+    assert!(
+        mounting::run("mount", ["-t", "tmpfs", "-o", "size=40m", "tmpfs", disk.to_str().unwrap()]).status.success()
+    );
     let name = yard.name("fm");
-    let create = ["pool", "create", "-o", "failmode=wait", "-O", "compression=off", "--size", "256M", "-m", at.to_str().unwrap()];
+    let create = [
+        "pool",
+        "create",
+        "-o",
+        "failmode=wait",
+        "-O",
+        "compression=off",
+        "--size",
+        "256M",
+        "-m",
+        at.to_str().unwrap(),
+    ];
     yard.nacre(&[&create[..], &[&name, "disk/img"]].concat());
     let fill = |file: &str| {
         let target = format!("of={}", at.join(file).display());
-        Command::new("dd").args(["if=/dev/urandom", &target, "bs=1M", "count=60", "conv=fsync", "status=none"]).spawn().unwrap()
+        Command::new("dd")
+            .args(["if=/dev/urandom", &target, "bs=1M", "count=60", "conv=fsync", "status=none"])
+            .spawn()
+            .unwrap()
     };
     let suspended = || yard.nacre(&["pool", "list", "-H", "-o", "health", &name]) == "SUSPENDED\n";
     // It goes on where it was when there is room.
@@ -88,7 +105,11 @@ fn of_several_copies_of_a_device_the_newest_is_imported() {
     fs::write(at.join("file"), b"new").unwrap();
     yard.nacre(&["pool", "export", &name]);
     let output = yard.run(&["pool", "import", "-d", ".", &name]);
-    assert!(output.status.success() && text(&output.stderr).contains("backup: an older copy of device 0"), "{}", text(&output.stderr));
+    assert!(
+        output.status.success() && text(&output.stderr).contains("backup: an older copy of device 0"),
+        "{}",
+        text(&output.stderr)
+    );
     assert_eq!(fs::read(at.join("file")).unwrap(), b"new");
 }
 
@@ -105,7 +126,10 @@ fn a_name_for_one_import_leaves_the_pool_its_own() {
     assert!(yard.refused(&["pool", "import", "-d", "img", "-t", &name]).1.contains("-t wants a name"));
     yard.nacre(&["pool", "import", "-d", "img", "-t", &name, &other]);
     yard.nacre(&["fs", "create", &format!("{other}/b")]);
-    assert_eq!(yard.nacre(&["fs", "list", "-H", "-o", "name", "-r", &other]), format!("{other}\n{other}/a\n{other}/b\n"));
+    assert_eq!(
+        yard.nacre(&["fs", "list", "-H", "-o", "name", "-r", &other]),
+        format!("{other}\n{other}/a\n{other}/b\n")
+    );
     assert!(yard.nacre(&["pool", "status", &other]).contains(&format!("pool: {other}\n")));
     yard.nacre(&["pool", "export", &other]);
     yard.nacre(&["pool", "import", "-d", "img", "-o", "readonly=on", "-t", &name, &other]);
@@ -125,7 +149,8 @@ fn a_device_that_has_become_longer_is_used_to_its_end() {
     let name = yard.name("ax");
     let create = ["pool", "create", "-O", "compression=off", "--size", "256M", "-m", at.to_str().unwrap()];
     yard.nacre(&[&create[..], &[&name, "img"]].concat());
-    let size = |property: &str| yard.nacre(&["pool", "get", "-H", "-p", "-o", "value", property, &name]).trim().to_owned();
+    let size =
+        |property: &str| yard.nacre(&["pool", "get", "-H", "-p", "-o", "value", property, &name]).trim().to_owned();
     let bytes = |property: &str| size(property).parse::<u64>().unwrap();
     let (before, kept) = (bytes("size"), vec![7; 20 << 20]);
     fs::write(at.join("kept"), &kept).unwrap();
@@ -207,7 +232,11 @@ fn a_block_device_gets_back_what_is_not_used() {
         yard.nacre(&["pool", "trim", "-w", &name]);
         held() + 80 < full
     });
-    assert!(yard.nacre(&["pool", "status", "-t", &name]).contains("trimmed"), "{}", yard.nacre(&["pool", "status", "-t", &name]));
+    assert!(
+        yard.nacre(&["pool", "status", "-t", &name]).contains("trimmed"),
+        "{}",
+        yard.nacre(&["pool", "status", "-t", &name])
+    );
     // By itself.
     yard.nacre(&["pool", "set", "autotrim=on", &name]);
     fs::write(at.join("large"), &content).unwrap();
@@ -236,13 +265,24 @@ fn what_a_diff_reads_is_not_destroyed_meanwhile() {
     let yard = Yard::new();
     let name = yard.name("diff");
     let at = yard.path("at");
-    yard.nacre(&["pool", "create", "--size", "256M", "-m", at.to_str().unwrap(), &name, yard.path("device").to_str().unwrap()]);
+    yard.nacre(&[
+        "pool",
+        "create",
+        "--size",
+        "256M",
+        "-m",
+        at.to_str().unwrap(),
+        &name,
+        yard.path("device").to_str().unwrap(),
+    ]);
     let of = |rest: &str| format!("{name}{rest}");
     yard.nacre(&["fs", "create", &of("/a")]);
     yard.nacre(&["fs", "snapshot", &of("/a@one")]);
     yard.nacre(&["fs", "clone", &of("/a@one"), &of("/b")]);
     // More names than a pipe holds: the one who reads has not read yet.
-    (0..4000).for_each(|at_number| fs::write(at.join(format!("a/a-file-with-a-name-of-some-length-{at_number}")), "").unwrap());
+    (0..4000).for_each(|at_number| {
+        fs::write(at.join(format!("a/a-file-with-a-name-of-some-length-{at_number}")), "").unwrap()
+    });
     yard.nacre(&["fs", "snapshot", &of("/a@two")]);
     let mut diff = Command::new(nacre());
     diff.arg0("nacre").env("NACRE_STATE_DIR", yard.path("state")).args(["fs", "diff", &of("/a@one"), &of("/a@two")]);
@@ -266,7 +306,8 @@ fn what_a_diff_reads_is_not_destroyed_meanwhile() {
     yard.nacre(&["pool", "destroy", &name]);
 }
 
-/// A pool that was to lie in itself would wait for its own answers, and with it everybody, also after kill -9.
+/// A pool that was to lie in itself would wait for its own answers, and with it everybody, also
+/// after kill -9.
 #[test]
 fn a_pool_does_not_lie_in_itself() {
     if !as_root() {
@@ -274,7 +315,16 @@ fn a_pool_does_not_lie_in_itself() {
     }
     let yard = Yard::new();
     let (name, at) = (yard.name("itself"), yard.path("at"));
-    yard.nacre(&["pool", "create", "--size", "128M", "-m", at.to_str().unwrap(), &name, yard.path("img").to_str().unwrap()]);
+    yard.nacre(&[
+        "pool",
+        "create",
+        "--size",
+        "128M",
+        "-m",
+        at.to_str().unwrap(),
+        &name,
+        yard.path("img").to_str().unwrap(),
+    ]);
     fs::File::create(at.join("inside")).unwrap().set_len(100 << 20).unwrap();
     std::os::unix::fs::symlink(at.join("inside"), yard.path("link")).unwrap();
     for device in [at.join("inside"), at.join("new"), yard.path("link")] {

@@ -1,4 +1,5 @@
-//! What labels of pools tell, and whose the files are on which pools lie: damage, copies, files that were cut or deleted, images of other users.
+//! What labels of pools tell, and whose the files are on which pools lie: damage, copies, files
+//! that were cut or deleted, images of other users.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -132,7 +133,10 @@ fn a_copy_is_not_mounted_over_the_pool() {
     assert_eq!(fs::read(at.join("file")).unwrap(), b"newer");
     yard.told(&["pool", "import", "-R", altroot.to_str().unwrap(), "-d", &copy, &name, &other]);
     let there = altroot.join(at.strip_prefix("/").unwrap());
-    assert_eq!((fs::read(there.join("file")).unwrap(), fs::read(at.join("file")).unwrap()), (b"content".to_vec(), b"newer".to_vec()));
+    assert_eq!(
+        (fs::read(there.join("file")).unwrap(), fs::read(at.join("file")).unwrap()),
+        (b"content".to_vec(), b"newer".to_vec())
+    );
     yard.told(&["pool", "export", &other]);
     // Nor is one that comes without mounts at first, and mounts later.
     yard.told(&["pool", "import", "-N", "-d", &copy, &other]);
@@ -156,7 +160,9 @@ fn a_file_that_was_deleted_is_said_and_saved() {
     fs::remove_file(&device).unwrap();
     let log = Path::new("/run/nacre").join(format!("{name}.log"));
     fs::write(at.join("more"), b"content").unwrap();
-    eventually("a word in the log", || fs::read_to_string(&log).is_ok_and(|text| text.contains("the file was deleted")));
+    eventually("a word in the log", || {
+        fs::read_to_string(&log).is_ok_and(|text| text.contains("the file was deleted"))
+    });
     assert_eq!(yard.told(&["pool", "list", "-H", "-o", "health", &name]), "DEGRADED\n");
     let said = yard.told(&["pool", "status", "-x", &name]);
     assert!(said.contains(&format!("The file {device} was deleted.")) && said.contains("REMOVED"), "{said}");
@@ -211,7 +217,10 @@ fn what_others_can_write_is_imported_harmless_and_elsewhere() {
         std::os::unix::fs::chown(&path, Some(owner), None).unwrap();
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
         let said = yard.told(&["pool", "import", "-d", path.to_str().unwrap(), &name]);
-        assert!(said.contains("can be written or replaced by others than root") && said.contains("nosuid, nodev"), "{said}");
+        assert!(
+            said.contains("can be written or replaced by others than root") && said.contains("nosuid, nodev"),
+            "{said}"
+        );
         assert_eq!(options(&at), None);
         for mounted in [place(&at), place(Path::new("/etc/cron.d"))] {
             let options = options(&mounted).unwrap_or_else(|| panic!("{} is not mounted", mounted.display()));
@@ -247,6 +256,9 @@ fn another_pool_at_a_remembered_place_is_passed_over() {
     }
     fs::rename(&exchanged, &device).unwrap();
     let (_, said) = yard.refused(&["pool", "import", &other]);
-    assert!(said.contains("another one lies here now: passed over") && said.contains("no such pool available"), "{said}");
+    assert!(
+        said.contains("another one lies here now: passed over") && said.contains("no such pool available"),
+        "{said}"
+    );
     yard.told(&["pool", "import", "-d", &device, &other]);
 }

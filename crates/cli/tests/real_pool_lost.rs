@@ -1,4 +1,5 @@
-//! A pool whose process is gone counts as ill until it is imported again, and one that is stuck hides no others.
+//! A pool whose process is gone counts as ill until it is imported again, and one that is stuck
+//! hides no others.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -50,7 +51,9 @@ fn a_pool_without_its_process_is_told_until_it_is_imported_again() {
     for said in [format!("  pool: {}\n state: UNAVAIL\n", pool.name), format!("nacre pool import {}", pool.name)] {
         assert!(ill.contains(&said), "{ill}");
     }
-    assert!(pool.shown(&["pool", "list", "-H", "-o", "name,size,health"]).contains(&format!("{}\t-\tUNAVAIL\n", pool.name)));
+    assert!(
+        pool.shown(&["pool", "list", "-H", "-o", "name,size,health"]).contains(&format!("{}\t-\tUNAVAIL\n", pool.name))
+    );
     for words in [&["pool", "status", "--json"][..], &["pool", "list", "--json"], &["pool", "status", "--json", "%"]] {
         let told: serde_json::Value = serde_json::from_str(&pool.shown(words)).unwrap();
         assert_eq!(told["pools"][&pool.name]["state"], "UNAVAIL", "{words:?}: {told}");
@@ -68,7 +71,10 @@ fn a_pool_without_its_process_is_told_until_it_is_imported_again() {
         &["fs", "set", "quota=1G", "%/a"],
     ] {
         let (code, said) = pool.refused(words);
-        assert!(code == 1 && said.contains("pool is unavailable") && said.contains("pool import"), "{words:?}: {code} {said}");
+        assert!(
+            code == 1 && said.contains("pool is unavailable") && said.contains("pool import"),
+            "{words:?}: {code} {said}"
+        );
     }
     // Import by name brings it back, over the mounts that were left.
     pool.nacre(&["pool", "import", "%"]);
@@ -121,13 +127,22 @@ fn a_pool_that_is_stuck_hides_no_others() {
     let process = stuck.process(&stuck.name);
     kill(process, Signal::STOP);
     // Side by side: each waits for as long as an answer may take.
-    let asked = [&["pool", "list"][..], &["pool", "status"], &["pool", "get", "health"], &["fs", "list"], &["fs", "get", "used"]];
+    let asked = [
+        &["pool", "list"][..],
+        &["pool", "status"],
+        &["pool", "get", "health"],
+        &["fs", "list"],
+        &["fs", "get", "used"],
+    ];
     std::thread::scope(|scope| {
         for words in asked {
             let (stuck, other) = (&stuck, &other);
             scope.spawn(move || {
                 let (code, said) = stuck.refused(words);
-                assert!(code == 1 && said.contains(&format!("pool '{}' does not answer", stuck.name)), "{words:?}: {said}");
+                assert!(
+                    code == 1 && said.contains(&format!("pool '{}' does not answer", stuck.name)),
+                    "{words:?}: {said}"
+                );
                 assert!(said.contains(&format!("{} ", other.name)), "{words:?}: {said}");
             });
         }

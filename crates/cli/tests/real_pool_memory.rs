@@ -20,19 +20,28 @@ impl Group {
     /// `None` where there is no hierarchy for memory that can be written to.
     fn new() -> Option<Group> {
         let name = format!("nacre-test-{}", std::process::id());
-        [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")].into_iter().find_map(|(tree, file)| {
-            let group = Group(Path::new(tree).join(&name));
-            fs::create_dir(&group.0).ok()?;
-            group.0.join(file).exists().then(|| fs::write(group.0.join(file), LIMIT.to_string()).ok())??;
-            Some(group)
-        })
+        [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")].into_iter().find_map(
+            |(tree, file)| {
+                let group = Group(Path::new(tree).join(&name));
+                fs::create_dir(&group.0).ok()?;
+                group.0.join(file).exists().then(|| fs::write(group.0.join(file), LIMIT.to_string()).ok())??;
+                Some(group)
+            },
+        )
     }
 
     /// Runs a shell script in the group; what it starts stays there.
     fn run(&self, place: &Path, script: &str) -> Output {
         let inside = format!("echo $$ > {}/cgroup.procs && {script}", self.0.display());
         let state = place.join("state");
-        finish(Command::new("sh").arg("-ec").arg(inside).current_dir(place).env("LC_ALL", "C").env("NACRE_STATE_DIR", state))
+        finish(
+            Command::new("sh")
+                .arg("-ec")
+                .arg(inside)
+                .current_dir(place)
+                .env("LC_ALL", "C")
+                .env("NACRE_STATE_DIR", state),
+        )
     }
 }
 
@@ -96,11 +105,13 @@ fn a_pool_fits_into_its_control_group() {
     }
     run(&format!("{program} pool create --size 1G -m {}/at {name} image", place.path().display()));
     let process = run(&format!("{program} pool status --json {name}"));
-    // What these read and write is not the pool's: in its group, the kernel would count the pages of both trees, and read the programs again and again.
+    // What these read and write is not the pool's: in its group, the kernel would count the pages
+    // of both trees, and read the programs again and again.
     sh(place.path(), "cp -r tree at/");
     run(&format!("{program} fs snapshot {name}@a"));
     sh(place.path(), "diff -r tree at/tree");
-    let number = |told: &str| serde_json::from_str::<serde_json::Value>(told).unwrap()["pools"][name]["process"].clone();
+    let number =
+        |told: &str| serde_json::from_str::<serde_json::Value>(told).unwrap()["pools"][name]["process"].clone();
     assert_eq!(number(&run(&format!("{program} pool status --json {name}"))), number(&process), "it was killed");
     run(&format!("{program} pool check {name}"));
     run(&format!("{program} pool export {name}"));

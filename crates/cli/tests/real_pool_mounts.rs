@@ -1,4 +1,5 @@
-//! The file systems of a pool on real mounts: what the kernel has collected, `.zfs/snapshot`, a full pool, files without names, kill -9.
+//! The file systems of a pool on real mounts: what the kernel has collected, `.zfs/snapshot`, a
+//! full pool, files without names, kill -9.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -77,7 +78,8 @@ fn snapshots_are_one_moment_for_whoever_writes() {
         for turn in 0..5 {
             let seen = |name: &str| {
                 let (below, name) = name.rsplit_once('/').unwrap_or(("", name));
-                let content = fs::read(pool.at(below).join(format!(".zfs/snapshot/s{round}-{turn}")).join(name)).unwrap();
+                let content =
+                    fs::read(pool.at(below).join(format!(".zfs/snapshot/s{round}-{turn}")).join(name)).unwrap();
                 content.try_into().map_or(0, u64::from_le_bytes)
             };
             let (ahead, behind) = (seen(first), seen(second));
@@ -119,7 +121,10 @@ fn snapshots_are_directories_that_cannot_be_changed() {
     let listed = || fs::read_dir(pool.at("")).unwrap().any(|entry| entry.unwrap().file_name() == ".zfs");
     assert!(!listed());
     fs::rename(there("one"), there("two")).unwrap();
-    assert_eq!(pool.told(&["fs", "list", "-H", "-t", "snapshot", "-o", "name", "-r", &pool.name]), format!("{}@two\n", pool.name));
+    assert_eq!(
+        pool.told(&["fs", "list", "-H", "-t", "snapshot", "-o", "name", "-r", &pool.name]),
+        format!("{}@two\n", pool.name)
+    );
     fs::remove_dir(there("two")).unwrap();
     assert_eq!(fs::read_dir(there("")).unwrap().count(), 0);
     pool.told(&["fs", "set", "snapdir=disabled", &pool.name]);
@@ -227,11 +232,15 @@ fn a_file_without_a_name_is_found_while_somebody_holds_it() {
     fs::remove_dir(pool.at("gone")).unwrap();
     fs::remove_file(pool.at("file")).unwrap();
     for held in [&directory, &file] {
-        let asked = rustix::fs::statx(held, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS).unwrap();
+        let asked =
+            rustix::fs::statx(held, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
+                .unwrap();
         assert_eq!(asked.stx_nlink, 0);
     }
     // An open file keeps its content, and one without a name can get one.
-    let unnamed = rustix::fs::open(pool.at(""), OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::from_raw_mode(0o600)).unwrap();
+    let unnamed =
+        rustix::fs::open(pool.at(""), OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))
+            .unwrap();
     let unnamed = fs::File::from(unnamed);
     unnamed.write_all_at(b"named at last", 0).unwrap();
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&unnamed));
@@ -284,7 +293,10 @@ fn a_mount_is_remounted_read_only_and_back() {
     fs::write(pool.at("file"), "x").unwrap();
     pool.told(&["fs", "set", "exec=off", &pool.name]);
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
-    assert!(table.lines().any(|line| line.starts_with(&format!("{} ", pool.name)) && line.contains("noexec")), "{table}");
+    assert!(
+        table.lines().any(|line| line.starts_with(&format!("{} ", pool.name)) && line.contains("noexec")),
+        "{table}"
+    );
 }
 
 #[test]
@@ -312,7 +324,9 @@ fn mounts_of_pools_are_listed_and_ended_like_all_others() {
     drop(inside);
     let ended = || finish(Command::new(nacre()).arg("umount").arg(&at)).status.success();
     eventually("the unmount of what nobody uses", ended);
-    assert!(pool.told(&["fs", "get", "-H", "-o", "value", "mounted", &format!("{}/below", pool.name)]).starts_with("no"));
+    assert!(
+        pool.told(&["fs", "get", "-H", "-o", "value", "mounted", &format!("{}/below", pool.name)]).starts_with("no")
+    );
     let gone = finish(Command::new(nacre()).arg("status").arg(&at));
     assert!(text(&gone.stderr).contains("no mount of nacre answers"), "{}", text(&gone.stderr));
     pool.told(&["fs", "mount", &format!("{}/below", pool.name)]);
@@ -344,7 +358,8 @@ fn watchers_are_told_of_nothing_that_no_user_did() {
     if !as_root() {
         return;
     }
-    // With ACLs users see another inode than the first one as the root, without them that one itself.
+    // With ACLs users see another inode than the first one as the root, without them that one
+    // itself.
     for acls in ["posix", "off"] {
         let pool = Pool::made("pm", ROOMY, &[]);
         pool.told(&["fs", "set", &format!("acltype={acls}"), &pool.name]);
@@ -364,7 +379,8 @@ fn watchers_are_told_of_nothing_that_no_user_did() {
             let told = watched.told();
             assert!(!told.is_empty() && told.iter().all(|event| event == "ReadFlags(MODIFY)"), "{acls}: {told:?}");
         }
-        let (length, then) = (file.metadata().unwrap().len(), fs::metadata(pool.at(".zfs/snapshot/s2/open")).unwrap().len());
+        let (length, then) =
+            (file.metadata().unwrap().len(), fs::metadata(pool.at(".zfs/snapshot/s2/open")).unwrap().len());
         assert_eq!((length, then), (5 + 3 * 9, 5 + 3 * 9));
     }
 }

@@ -1,4 +1,5 @@
-//! The file systems of a pool beside native ones: listings of directories that change meanwhile, and times.
+//! The file systems of a pool beside native ones: listings of directories that change meanwhile,
+//! and times.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -6,7 +7,9 @@
 mod mounting;
 
 use mounting::{as_root, pools::Pool};
-use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RawDir, SeekFrom, StatxFlags, StatxTimestamp, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, RawDir, SeekFrom, StatxFlags, StatxTimestamp, XattrFlags,
+};
 use std::{
     collections::BTreeMap,
     fs,
@@ -32,7 +35,8 @@ fn opened(directory: &Path) -> OwnedFd {
     rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap()
 }
 
-/// The next names of an open directory with the positions behind them, by one getdents(2) with so many bytes of room.
+/// The next names of an open directory with the positions behind them, by one getdents(2) with so
+/// many bytes of room.
 fn some(directory: impl AsFd, room: usize) -> Vec<(String, u64)> {
     let mut buffer = vec![MaybeUninit::uninit(); room];
     let mut names = Vec::new();
@@ -59,7 +63,8 @@ fn rest(directory: impl AsFd, room: usize) -> Vec<String> {
     }
 }
 
-/// What a loop over the names of a directory meets that renames each, copies it or gives it another name.
+/// What a loop over the names of a directory meets that renames each, copies it or gives it another
+/// name.
 fn met(directory: &Path, count: usize, way: &str) -> usize {
     fs::create_dir(directory).unwrap();
     (0..count).for_each(|index| fs::write(directory.join(format!("f{index}")), b"").unwrap());
@@ -111,10 +116,14 @@ fn readers_of_a_changing_directory_meet_each_name_once() {
     fs::write(place.join("other"), b"").unwrap();
     fs::rename(place.join("other"), place.join("name-200")).unwrap();
     fs::write(place.join("new"), b"").unwrap();
-    let kept = |listed: &[String]| names[..399].iter().all(|name| listed.iter().filter(|listed| *listed == name).count() == 1);
+    let kept =
+        |listed: &[String]| names[..399].iter().all(|name| listed.iter().filter(|listed| *listed == name).count() == 1);
     // Who begins now sees what came.
     let late = rest(&second, SMALL);
-    assert!(kept(&late) && late.len() == 403 && ["moved", "new"].iter().all(|name| late.contains(&(*name).to_owned())), "{late:?}");
+    assert!(
+        kept(&late) && late.len() == 403 && ["moved", "new"].iter().all(|name| late.contains(&(*name).to_owned())),
+        "{late:?}"
+    );
     // Who began before goes on, also from a place that he has noted.
     let told = early.last().unwrap().1;
     let going_on = rest(&first, SMALL);
@@ -152,10 +161,16 @@ fn moment(stamp: StatxTimestamp) -> Moment {
 
 /// The times of a file; those that are asked for alone, and the size, have to be the same.
 fn times(path: &Path) -> Times {
-    let (modified, changed) = (moment(asked(path, StatxFlags::MTIME).stx_mtime), moment(asked(path, StatxFlags::CTIME).stx_ctime));
+    let (modified, changed) =
+        (moment(asked(path, StatxFlags::MTIME).stx_mtime), moment(asked(path, StatxFlags::CTIME).stx_ctime));
     let size = asked(path, StatxFlags::SIZE).stx_size;
     let all = asked(path, StatxFlags::BASIC_STATS | StatxFlags::BTIME);
-    assert_eq!((moment(all.stx_mtime), moment(all.stx_ctime), all.stx_size), (modified, changed, size), "{}", path.display());
+    assert_eq!(
+        (moment(all.stx_mtime), moment(all.stx_ctime), all.stx_size),
+        (modified, changed, size),
+        "{}",
+        path.display()
+    );
     Times { modified, changed, born: moment(all.stx_btime) }
 }
 
@@ -263,8 +278,15 @@ fn judge_times(pool: &Pool, place: &Path) {
                 '?'
             }
         };
-        assert_eq!((way(before.modified, after.modified), way(before.changed, after.changed)), (*modified, *changed), "{what}");
-        assert!(after.born == before.born && after.born <= after.modified && after.born <= after.changed, "{what}: {after:?}");
+        assert_eq!(
+            (way(before.modified, after.modified), way(before.changed, after.changed)),
+            (*modified, *changed),
+            "{what}"
+        );
+        assert!(
+            after.born == before.born && after.born <= after.modified && after.born <= after.changed,
+            "{what}: {after:?}"
+        );
         shown.insert(path(what), after);
     }
     // Appended to again and again, by one who stays and by others who come and go.
@@ -276,7 +298,9 @@ fn judge_times(pool: &Pool, place: &Path) {
             apart();
             match file {
                 Some(file) => file.write_all(b"line\n").unwrap(),
-                None => fs::OpenOptions::new().append(true).create(true).open(path).unwrap().write_all(b"line\n").unwrap(),
+                None => {
+                    fs::OpenOptions::new().append(true).create(true).open(path).unwrap().write_all(b"line\n").unwrap()
+                }
             }
             let modified = moment(asked(path, StatxFlags::MTIME).stx_mtime);
             assert!(before.is_none_or(|before| modified > before), "{}: an old time", path.display());

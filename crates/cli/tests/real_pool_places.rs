@@ -1,5 +1,5 @@
-//! Where the file systems of a pool are mounted: what is unmounted is the mount that is meant, in an order that hides nothing, and whoever waits for a mount of
-//! his own process can be killed.
+//! Where the file systems of a pool are mounted: what is unmounted is the mount that is meant, in
+//! an order that hides nothing, and whoever waits for a mount of his own process can be killed.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -137,7 +137,8 @@ fn what_is_hidden_counts_as_not_mounted() {
     assert!(code == Some(5) && said.contains("over a directory above it"), "{said}");
     unmount(pool.at("home"), UnmountFlags::empty()).unwrap();
     assert_eq!((pool.shown_at("home/bob"), seen()), (pool.of("home/bob"), "yes".to_owned()));
-    // A parent that takes the place above it while it is there: what is below steps aside for the moment.
+    // A parent that takes the place above it while it is there: what is below steps aside for the
+    // moment.
     let above = pool.place.path().join("above");
     fs::create_dir_all(above.join("home/bob")).unwrap();
     pool.ok("fs", &["set", &format!("mountpoint={}", above.join("home/bob").display()), &pool.of("home/bob")]);
@@ -148,7 +149,8 @@ fn what_is_hidden_counts_as_not_mounted() {
     assert_eq!(seen(), "yes");
 }
 
-/// A mount that only another mount namespace or an open file still holds is none here: nothing may be written below its place by mistake.
+/// A mount that only another mount namespace or an open file still holds is none here: nothing may
+/// be written below its place by mistake.
 #[test]
 fn what_is_held_elsewhere_counts_as_not_mounted() {
     if !as_root() {
@@ -168,7 +170,8 @@ fn what_is_held_elsewhere_counts_as_not_mounted() {
     assert!(held.metadata().is_err(), "the old mount has ended");
 }
 
-/// A user's directory in which `x` is by turns a directory with a file system of the pool at `y`, and a link to where something else is mounted at `y`.
+/// A user's directory in which `x` is by turns a directory with a file system of the pool at `y`,
+/// and a link to where something else is mounted at `y`.
 struct Treacherous {
     user: PathBuf,
     foreign: PathBuf,
@@ -210,7 +213,8 @@ fn what_is_unmounted_is_what_was_mounted_wherever_its_path_leads() {
     let pool = Pool::made("pp", "256M", &[]);
     let scene = Treacherous::new(&pool);
     let (name, place) = (pool.of("f"), format!("mountpoint={}", scene.user.join("x/y").display()));
-    let orders: [&[&str]; 4] = [&["unmount", &name], &["destroy", &name], &["set", "mountpoint=none", &name], &["unmount", "-f", &name]];
+    let orders: [&[&str]; 4] =
+        [&["unmount", &name], &["destroy", &name], &["set", "mountpoint=none", &name], &["unmount", "-f", &name]];
     for (round, order) in orders.into_iter().cycle().take(12).enumerate() {
         scene.restore();
         pool.ok("fs", &["create", "-o", &place, &name]);
@@ -248,9 +252,14 @@ fn what_is_unmounted_is_what_was_mounted_wherever_its_path_leads() {
 
 /// The threads of a process that have not ended.
 fn threads(process: u32) -> Vec<PathBuf> {
-    let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().filter_map(Result::ok).map(|task| task.path());
+    let tasks = fs::read_dir(format!("/proc/{process}/task"))
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok)
+        .map(|task| task.path());
     let lives = |task: &PathBuf| {
-        fs::read_to_string(task.join("status")).is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
+        fs::read_to_string(task.join("status"))
+            .is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
     };
     tasks.filter(lives).collect()
 }
@@ -258,7 +267,9 @@ fn threads(process: u32) -> Vec<PathBuf> {
 /// Whether a thread of this name waits for the answer of a FUSE mount.
 fn waits(process: u32, names: &[&str]) -> bool {
     let says = |task: &Path, file: &str| fs::read_to_string(task.join(file)).unwrap_or_default().trim().to_owned();
-    threads(process).iter().any(|task| names.contains(&says(task, "comm").as_str()) && says(task, "wchan") == "request_wait_answer")
+    threads(process)
+        .iter()
+        .any(|task| names.contains(&says(task, "comm").as_str()) && says(task, "wchan") == "request_wait_answer")
 }
 
 #[test]
@@ -266,15 +277,17 @@ fn who_waits_for_his_own_mount_can_be_killed() {
     if !as_root() {
         return;
     }
-    // The pool's device answers no more when its daemon is stopped: so do requests to the pool's mounts that have to read.
-    // Over io_uring the kernel counts a request as being answered at once, and nobody who waits for a stopped daemon then can be killed.
+    // The pool's device answers no more when its daemon is stopped: so do requests to the pool's
+    // mounts that have to read. Over io_uring the kernel counts a request as being answered at
+    // once, and nobody who waits for a stopped daemon then can be killed.
     let device = Fixture::mirror(&["--passthrough=off", "--direct-io", "--transport=device"]);
     let pool = Pool::on(Yard::new(), device.at("device"), "pp", "256M", &[]);
     pool.ok("fs", &["create", &pool.of("home")]);
     pool.ok("fs", &["create", "-o", "canmount=noauto", &pool.of("home/bob")]);
     fs::create_dir(pool.at("home/bob")).unwrap();
     // More than is read at once.
-    (0..5000).for_each(|number| drop(fs::File::create(pool.at(&format!("home/a-name-of-some-length-{number}"))).unwrap()));
+    (0..5000)
+        .for_each(|number| drop(fs::File::create(pool.at(&format!("home/a-name-of-some-length-{number}"))).unwrap()));
     let (bob, eve) = (pool.of("home/bob"), pool.of("home/eve"));
     let elsewhere = format!("mountpoint={}", pool.at("home/elsewhere").display());
     // A name is looked for, one is made on the way, and one while another is left.
@@ -289,8 +302,15 @@ fn who_waits_for_his_own_mount_can_be_killed() {
         }
         let process = pool.process(&pool.name);
         device.signal(Signal::STOP);
-        let mut ordered =
-            pool.command("nacre").arg("fs").args(order).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut ordered = pool
+            .command("nacre")
+            .arg("fs")
+            .args(order)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         eventually("a thread that waits for its own process", || waits(process, &["nacre-order", "fuse-apart"]));
         kill(process, Signal::KILL);
         // Whatever waited for it is told, and nothing keeps the device.

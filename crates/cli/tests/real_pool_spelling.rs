@@ -1,4 +1,5 @@
-//! File systems of pools in which names are the same though their bytes differ, by the programs that people use.
+//! File systems of pools in which names are the same though their bytes differ, by the programs
+//! that people use.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -45,7 +46,10 @@ impl Pool {
 
     fn run(&self, family: &str, arguments: &[&str]) -> (Option<i32>, String) {
         let mut command = Command::new(nacre());
-        command.current_dir(self.place.path()).env("NACRE_STATE_DIR", self.place.path().join("state")).env("LC_ALL", "C");
+        command
+            .current_dir(self.place.path())
+            .env("NACRE_STATE_DIR", self.place.path().join("state"))
+            .env("LC_ALL", "C");
         let output = finish(command.arg(family).args(arguments));
         (output.status.code(), text(&output.stdout) + &text(&output.stderr))
     }
@@ -65,7 +69,8 @@ impl Drop for Pool {
 }
 
 fn listed(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -88,7 +93,8 @@ fn names_are_found_by_any_case() {
     let pool = Pool::new(&["-O", "casesensitivity=insensitive"]);
     let at = pool.at("");
     let is = |name: &str| at.join(name).exists();
-    // What the kernel was told of one spelling, it must not believe of another: found and missing, before and after each change.
+    // What the kernel was told of one spelling, it must not believe of another: found and missing,
+    // before and after each change.
     fs::write(at.join("foo"), "1").unwrap();
     assert!(is("FOO") && is("Foo") && is("foo") && !is("bar") && !is("BAR"));
     assert_eq!(errno(fs::create_dir(at.join("FoO"))), Some(17));
@@ -105,7 +111,10 @@ fn names_are_found_by_any_case() {
     let no_replace = renameat_with(CWD, at.join("other"), CWD, at.join("FOO"), RenameFlags::NOREPLACE);
     assert_eq!(no_replace, Err(rustix::io::Errno::EXIST));
     renameat_with(CWD, at.join("OTHER"), CWD, at.join("FOO"), RenameFlags::EXCHANGE).unwrap();
-    assert_eq!((fs::read(at.join("fOo")).unwrap(), listed(&at)), (b"2".to_vec(), vec!["Foo".to_owned(), "other".to_owned()]));
+    assert_eq!(
+        (fs::read(at.join("fOo")).unwrap(), listed(&at)),
+        (b"2".to_vec(), vec!["Foo".to_owned(), "other".to_owned()])
+    );
     // In two steps the case changes.
     fs::rename(at.join("foo"), at.join("x")).unwrap();
     fs::rename(at.join("X"), at.join("FOO")).unwrap();
@@ -141,7 +150,10 @@ fn trees_git_and_snapshots_in_a_file_system_without_case() {
     assert!(pool.at("clone/COPY/fs.MD").exists());
     pool.ok("fs", &["rollback", &format!("{}@Before", pool.of("win"))]);
     assert!(win.join("COPY/fs.MD").exists());
-    let said = pool.ok("fs", &["get", "-H", "-o", "value,source", "casesensitivity", &pool.name, &pool.of("clone"), &pool.of("win/below")]);
+    let said = pool.ok(
+        "fs",
+        &["get", "-H", "-o", "value,source", "casesensitivity", &pool.name, &pool.of("clone"), &pool.of("win/below")],
+    );
     assert_eq!(said, "sensitive\t-\ninsensitive\t-\ninsensitive\t-\n");
     pool.ok("fs", &["unmount", &pool.of("win/below")]);
     pool.ok("fs", &["mount", &pool.of("win/below")]);
@@ -167,7 +179,10 @@ fn names_that_are_composed_differently_and_names_that_are_not_utf_8() {
     assert_eq!(errno(fs::rename(mac.join("caf\u{e9}"), mac.join(not_utf8))), Some(84));
     fs::write(other.join(not_utf8), "").unwrap();
     for (arguments, why) in [
-        (&["create", "-o", "normalization=formC", "-o", "utf8only=off"][..], "'utf8only' must be 'on' where 'normalization' is not 'none'"),
+        (
+            &["create", "-o", "normalization=formC", "-o", "utf8only=off"][..],
+            "'utf8only' must be 'on' where 'normalization' is not 'none'",
+        ),
         (&["create", "-o", "casesensitivity=on"], "'casesensitivity' must be one of 'sensitive | insensitive | mixed'"),
     ] {
         let name = pool.of("refused");

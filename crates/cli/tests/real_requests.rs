@@ -1,4 +1,5 @@
-//! Requests per operation: the primary figure of speed, because it is the same on every machine. Counted by the mount itself.
+//! Requests per operation: the primary figure of speed, because it is the same on every machine.
+//! Counted by the mount itself.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -72,7 +73,8 @@ fn a_second_look_costs_nothing() {
     }
     for coherence in ["exclusive", "watch"] {
         let fixture = Fixture::mirror_of(&[&format!("--coherence={coherence}")], filled);
-        // stat(2) does not ask for the birth time; statx(2) with it costs one request for each file, once.
+        // stat(2) does not ask for the birth time; statx(2) with it costs one request for each
+        // file, once.
         let look = || {
             for index in 0..100 {
                 rustix::fs::stat(fixture.at(format!("file{index:02}"))).unwrap();
@@ -87,7 +89,11 @@ fn a_second_look_costs_nothing() {
             }
         };
         assert_eq!(total(&requests_of(&fixture.mountpoint, with_birth)), 100, "{coherence}: the birth time, once");
-        assert_eq!(least_requests_of(&fixture.mountpoint, with_birth), BTreeMap::new(), "{coherence}: the birth time again");
+        assert_eq!(
+            least_requests_of(&fixture.mountpoint, with_birth),
+            BTreeMap::new(),
+            "{coherence}: the birth time again"
+        );
         let missing = || {
             for index in 0..100 {
                 assert!(rustix::fs::stat(fixture.at(format!("missing{index}"))).is_err());
@@ -95,7 +101,11 @@ fn a_second_look_costs_nothing() {
         };
         let first = requests_of(&fixture.mountpoint, missing);
         assert_eq!(total(&first), 100, "{coherence}, missing names: {first:?}");
-        assert_eq!(least_requests_of(&fixture.mountpoint, missing), BTreeMap::new(), "{coherence}: missing names again");
+        assert_eq!(
+            least_requests_of(&fixture.mountpoint, missing),
+            BTreeMap::new(),
+            "{coherence}: missing names again"
+        );
     }
 }
 
@@ -168,8 +178,9 @@ fn a_new_file_costs_few_requests() {
         }
     });
     assert!(of(&requests, "create") == 50, "{requests:?}");
-    // For each: a look-up, the creation, the kernel's question for file capabilities before the first write, the directory's new
-    // attributes before the next creation, the release. Nothing for the content.
+    // For each: a look-up, the creation, the kernel's question for file capabilities before the
+    // first write, the directory's new attributes before the next creation, the release. Nothing
+    // for the content.
     assert!(requests.values().all(|count| *count <= 50), "{requests:?}");
     assert!(total(&requests) <= 5 * 50, "{requests:?}");
     let requests = requests_of(&fixture.mountpoint, || {
@@ -199,14 +210,16 @@ fn an_idle_mount_does_nothing() {
     if !as_root() {
         return;
     }
-    // A file system of its own: watching a source may mean hearing of everything on its file system.
+    // A file system of its own: watching a source may mean hearing of everything on its file
+    // system.
     let mut fixture = Fixture::bare();
     let (source, mountpoint) = (fixture.source.clone(), fixture.mountpoint.clone());
     assert!(mounting::run("mount", ["-t", "tmpfs", "tmpfs", source.to_str().unwrap()]).status.success());
     filled(&source);
     fixture.start(&["mirror"], source.as_ref(), &mountpoint);
     sh(&fixture.mountpoint, "ls -l > /dev/null");
-    // Other tests' `nacre status` asks every mount of the machine: the threads that answer are left out.
+    // Other tests' `nacre status` asks every mount of the machine: the threads that answer are left
+    // out.
     let answering = |name: &str| name.starts_with("nacre-listen") || name.starts_with("nacre-control");
     let ticks = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", fixture.pid())).unwrap();
@@ -226,7 +239,10 @@ fn an_idle_mount_does_nothing() {
                 let line = status.lines().find(|line| line.starts_with(name)).unwrap_or_default();
                 line.split_once(':').map_or("", |(_, value)| value.trim()).to_owned()
             };
-            (format!("{} {}", field("Name"), field("Pid")), field("voluntary_ctxt_switches").parse::<u64>().unwrap_or(0))
+            (
+                format!("{} {}", field("Name"), field("Pid")),
+                field("voluntary_ctxt_switches").parse::<u64>().unwrap_or(0),
+            )
         };
         tasks.map(|task| of_task(task.unwrap().path())).collect::<BTreeMap<String, u64>>()
     };
@@ -245,8 +261,12 @@ fn an_idle_mount_does_nothing() {
     // A thread that has ended in between takes its ticks along.
     let used = after.0.saturating_sub(before.0);
     assert!(used <= 1, "{used} clock ticks of CPU in two idle seconds");
-    let woken: BTreeMap<&String, u64> =
-        after.1.iter().map(|(task, count)| (task, count - before.1.get(task).unwrap_or(&0))).filter(|(_, count)| *count > 0).collect();
+    let woken: BTreeMap<&String, u64> = after
+        .1
+        .iter()
+        .map(|(task, count)| (task, count - before.1.get(task).unwrap_or(&0)))
+        .filter(|(_, count)| *count > 0)
+        .collect();
     let woken: BTreeMap<&String, u64> = woken.into_iter().filter(|(task, _)| !answering(task)).collect();
     assert!(woken.values().sum::<u64>() <= 10, "wake-ups in two idle seconds: {woken:?}");
     assert_eq!(requests(), asked);

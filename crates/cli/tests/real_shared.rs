@@ -1,4 +1,5 @@
-//! Several mounts in one process (`--daemon=NAME`): each is as it would be alone, and they come and go independently of each other.
+//! Several mounts in one process (`--daemon=NAME`): each is as it would be alone, and they come and
+//! go independently of each other.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -72,7 +73,8 @@ impl Group {
     }
 
     fn umount(&self, name: &str) {
-        // A child that another test just starts holds copies of this process' descriptors for a moment.
+        // A child that another test just starts holds copies of this process' descriptors for a
+        // moment.
         eventually("the mount is not in use", || {
             let output = self.run(&["umount", name]);
             assert!(matches!(output.status.code(), Some(0 | 5)), "{}", text(&output.stderr));
@@ -153,7 +155,8 @@ fn fifty_unions_have_one_process() {
     println!("{UNIONS} unions: {memory} KiB, {threads} threads, {files} descriptors");
     assert!(threads <= 10 + UNIONS * (12 + 4 * cpus), "{threads}");
     assert!(files <= 50 + UNIONS * (40 + 6 * cpus), "{files}");
-    // Each answers for itself; on a busy machine not at once, and then the question goes on to others.
+    // Each answers for itself; on a busy machine not at once, and then the question goes on to
+    // others.
     let prefix = format!("{}/m", group.scratch.path().display());
     let own = |line: &&str| line.starts_with(&prefix) && line.ends_with(&format!("\t{pid}"));
     eventually("all are told of", || {
@@ -254,7 +257,10 @@ fn what_goes_wrong_is_told_as_by_a_process_alone() {
     assert_eq!((output.status.code(), text(&output.stderr).contains("in the background")), (Some(2), true));
     assert_eq!(group.run(&["mirror", "a", "m", "--daemon=a/b"]).status.code(), Some(2));
     let output = group.run(&["mount", "host:a | cage:size=1G", "m", &group.option()]);
-    assert_eq!((output.status.code(), text(&output.stderr).contains("a cage has a process to itself")), (Some(2), true));
+    assert_eq!(
+        (output.status.code(), text(&output.stderr).contains("a cage has a process to itself")),
+        (Some(2), true)
+    );
 }
 
 #[test]
@@ -273,7 +279,8 @@ fn first_commands_at_the_same_time_start_one_process() {
     for name in &names {
         assert_eq!(group.process(name), pid);
     }
-    // The last mounts go while others come: whoever comes is served, by the old process or by a new one.
+    // The last mounts go while others come: whoever comes is served, by the old process or by a new
+    // one.
     for round in 0..10 {
         let next = format!("n{round}");
         std::thread::scope(|scope| {
@@ -308,7 +315,10 @@ fn who_is_not_alike_has_another_process() {
     let (words, place) = (format!("mirror --coherence=exclusive {option} src"), group.scratch.path());
     for (mountpoint, script) in [
         ("masked", format!("umask 027; {program} {words} masked")),
-        ("lesser", format!("setpriv --groups 5,6 --bounding-set=-sys_boot --inh-caps=-sys_boot -- {program} {words} lesser")),
+        (
+            "lesser",
+            format!("setpriv --groups 5,6 --bounding-set=-sys_boot --inh-caps=-sys_boot -- {program} {words} lesser"),
+        ),
         ("apart", format!("unshare -m --propagation private -- {program} {words} apart")),
     ] {
         sh(place, &script);
@@ -415,11 +425,18 @@ fn who_is_killed_takes_all_and_all_can_be_mounted_again() {
     ended(pid);
     // Its other threads and its rings may outlive it by a moment.
     for name in names {
-        eventually("the mount is dead", || rustix::fs::statfs(group.at(name)).is_err_and(|error| error == rustix::io::Errno::NOTCONN));
+        eventually("the mount is dead", || {
+            rustix::fs::statfs(group.at(name)).is_err_and(|error| error == rustix::io::Errno::NOTCONN)
+        });
     }
     let status = group.run(&["status"]);
     let named = group.run(&["status", "b"]);
-    assert_eq!((named.status.code(), text(&named.stderr).contains("has lost its process")), (Some(3), true), "{}", text(&named.stderr));
+    assert_eq!(
+        (named.status.code(), text(&named.stderr).contains("has lost its process")),
+        (Some(3), true),
+        "{}",
+        text(&named.stderr)
+    );
     for name in names {
         assert_eq!(mounting::errno(fs::metadata(group.at(name).join("file"))), 107, "{name}");
         let line = format!("nacre: the mount at {} has lost its process; ", group.at(name).display());
@@ -445,7 +462,8 @@ fn each_mount_has_a_log() {
         let log = format!("--log-file={name}.log");
         group.mount(&["mirror", "--log=info", &log, "of-silent", name, "-r", "--coherence=exclusive", "-o", "nofail"]);
     }
-    // Both show what the silent one may change: they have processes of their own, and are alone there.
+    // Both show what the silent one may change: they have processes of their own, and are alone
+    // there.
     let pid = group.process("silent");
     assert_ne!(group.process("a"), pid);
     for name in ["x", "y"] {
@@ -532,7 +550,9 @@ fn other_command_lines_know_it() {
         let source = group.directory(&format!("of-{mountpoint}"));
         fs::write(source.join("file"), name).unwrap();
         let mut command = Command::new(group.at(name));
-        command.args([source.as_os_str(), OsStr::new(mountpoint), OsStr::new("-o")]).arg(format!("daemon={}", group.name));
+        command
+            .args([source.as_os_str(), OsStr::new(mountpoint), OsStr::new("-o")])
+            .arg(format!("daemon={}", group.name));
         let output = finish(command.current_dir(group.scratch.path()));
         assert!(output.status.success(), "{name}: {}", text(&output.stderr));
         assert_eq!(fs::read_to_string(group.at(mountpoint).join("file")).unwrap(), name);

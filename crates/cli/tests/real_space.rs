@@ -1,5 +1,6 @@
-//! Space on a real mount: a full pool and quotas refuse the writing call, whatever the kernel holds back, and msync(2) what was stored to mappings; what
-//! was accepted is there after an import; deletes make room at once; copies of the kernel share what they can.
+//! Space on a real mount: a full pool and quotas refuse the writing call, whatever the kernel holds
+//! back, and msync(2) what was stored to mappings; what was accepted is there after an import;
+//! deletes make room at once; copies of the kernel share what they can.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -46,7 +47,9 @@ impl Pattern {
     const LENGTH: u64 = 65_521;
 
     fn new(seed: u64) -> Pattern {
-        let word = |at: u64| (seed << 40 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        let word = |at: u64| {
+            (seed << 40 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17).wrapping_mul(0xd6e8_feb8_6659_fd93)
+        };
         let mut block: Vec<u8> = (0..=Pattern::LENGTH / 8).flat_map(|at| word(at).to_le_bytes()).collect();
         block.truncate(Pattern::LENGTH as usize);
         Pattern { block }
@@ -64,7 +67,8 @@ impl Pattern {
     }
 }
 
-/// Makes a file of so many bytes, of holes only, and stores to all of it through a mapping; what msync and then fsync say.
+/// Makes a file of so many bytes, of holes only, and stores to all of it through a mapping; what
+/// msync and then fsync say.
 fn store(path: &Path, seed: u64, length: usize) -> (std::io::Result<()>, std::io::Result<()>) {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
     file.set_len(length as u64).unwrap();
@@ -114,7 +118,10 @@ fn a_full_pool_keeps_all_that_it_accepted() {
             .map(|(path, number, piece)| scope.spawn(move || fill(&path, number, piece)))
             .collect();
         let filled = writers.into_iter().map(|writer| writer.join().unwrap());
-        filled.inspect(|(_, refused)| assert_eq!(*refused, ErrorKind::StorageFull)).map(|(accepted, _)| accepted).collect()
+        filled
+            .inspect(|(_, refused)| assert_eq!(*refused, ErrorKind::StorageFull))
+            .map(|(accepted, _)| accepted)
+            .collect()
     });
     assert!(accepted.iter().sum::<u64>() > 40 << 20, "{accepted:?}");
     accepted.iter().enumerate().for_each(|(number, length)| assert_holds(&file(number as u64), number as u64, *length));
@@ -169,15 +176,21 @@ fn quotas_refuse_the_writing_call() {
     assert!((2 << 20..3 << 20).contains(&other_bytes), "{other_bytes}");
     pool.nacre(&["pool", "sync", &pool.name]);
     let space = pool.nacre(&["fs", "userspace", "-Hnp", "-o", "name,quota", &home]);
-    assert!(space.lines().any(|line| line == "12345\t2097152") && space.lines().any(|line| line == "12346\t3145728"), "{space}");
+    assert!(
+        space.lines().any(|line| line == "12345\t2097152") && space.lines().any(|line| line == "12346\t3145728"),
+        "{space}"
+    );
     assert_eq!(
         pool.nacre(&["fs", "get", "-H", "-o", "value,source", "userquota@12347,defaultuserquota", &home]),
         "3M\tdefault\n3M\tlocal\n"
     );
     pool.nacre(&["fs", "set", "defaultuserquota=none", &home]);
-    for (path, seed, length) in
-        [(inside, 1, accepted), (pool.at("").join("home/g"), 2, beside), (owned, 3, owned_bytes), (other, 4, other_bytes)]
-    {
+    for (path, seed, length) in [
+        (inside, 1, accepted),
+        (pool.at("").join("home/g"), 2, beside),
+        (owned, 3, owned_bytes),
+        (other, 4, other_bytes),
+    ] {
         assert_holds(&path, seed, length);
     }
 }
@@ -255,7 +268,8 @@ fn parts_of_files_are_shared_from_record_to_record() {
     let grown = allocated().saturating_sub(copied);
     assert!(grown < 1 << 20, "{grown} bytes for a part");
     let mut expected = other;
-    expected[(1 << 20) + (100 << 10)..(6 << 20) + (100 << 10)].copy_from_slice(&content[100 << 10..(5 << 20) + (100 << 10)]);
+    expected[(1 << 20) + (100 << 10)..(6 << 20) + (100 << 10)]
+        .copy_from_slice(&content[100 << 10..(5 << 20) + (100 << 10)]);
     assert!(fs::read(&part).unwrap() == expected);
 }
 
@@ -293,7 +307,9 @@ fn stores_to_mappings_end_at_quotas() {
     }
     let pool = sized("store", "512M");
     let full = |outcome: std::io::Result<()>| assert_eq!(outcome.unwrap_err().kind(), ErrorKind::StorageFull);
-    for (short, property, figure) in [("a", "quota", "used"), ("b", "refquota", "referenced"), ("c", "userquota@12345", "userused@12345")] {
+    for (short, property, figure) in
+        [("a", "quota", "used"), ("b", "refquota", "referenced"), ("c", "userquota@12345", "userused@12345")]
+    {
         let name = format!("{}/{short}", pool.name);
         pool.nacre(&["fs", "create", "-o", &format!("{property}=4M"), &name]);
         let path = pool.at("").join(short).join("f");

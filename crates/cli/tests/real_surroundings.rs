@@ -1,5 +1,5 @@
-//! What surrounds a mount: directories bound inside the source, signals that whoever starts us has ignored, mounts that no process serves,
-//! programs that map what they append to.
+//! What surrounds a mount: directories bound inside the source, signals that whoever starts us has
+//! ignored, mounts that no process serves, programs that map what they append to.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -36,17 +36,25 @@ fn a_process_stays_where_it_is_when_its_directory_shows_elsewhere_too() {
         return;
     }
     for coherence in ["--coherence=watch", "--coherence=exclusive", "--coherence=revalidate"] {
-        // Made before anybody watches: news of a directory that arrives when somebody is in it already takes its name from the working
-        // directory, and pwd(1) then searches for it by inode number, which both places have in common.
-        let fixture = Fixture::mirror_of(&[coherence], |source| drop(sh(source, "mkdir -p a/below b; echo content > a/below/file")));
+        // Made before anybody watches: news of a directory that arrives when somebody is in it
+        // already takes its name from the working directory, and pwd(1) then searches for it by
+        // inode number, which both places have in common.
+        let fixture = Fixture::mirror_of(&[coherence], |source| {
+            drop(sh(source, "mkdir -p a/below b; echo content > a/below/file"))
+        });
         let _bind = Bind::new(&fixture.below("a"), fixture.below("b"));
         let place = sh(&fixture.at("a/below"), "ls -l ../../b/below >/dev/null; cat ../../b/below/file; /bin/pwd -P");
         assert_eq!(place, format!("content\n{}\n", fixture.at("a/below").display()), "{coherence}");
         // What is made at one place is there at the other, also where it was missed before.
         assert!(!fixture.at("b/below/new").exists());
         fs::write(fixture.at("a/below/new"), "new").unwrap();
-        mounting::eventually("it shows at the other place", || fs::read(fixture.at("b/below/new")).is_ok_and(|content| content == b"new"));
-        assert_eq!(fs::metadata(fixture.at("a/below/new")).unwrap().ino(), fs::metadata(fixture.at("b/below/new")).unwrap().ino());
+        mounting::eventually("it shows at the other place", || {
+            fs::read(fixture.at("b/below/new")).is_ok_and(|content| content == b"new")
+        });
+        assert_eq!(
+            fs::metadata(fixture.at("a/below/new")).unwrap().ino(),
+            fs::metadata(fixture.at("b/below/new")).unwrap().ino()
+        );
     }
 }
 
@@ -82,7 +90,11 @@ fn whoever_starts_us_may_ignore_the_ends_of_children() {
     // How the second process ended is what the first one says.
     let output = start(&["--force-user=no-such-user-here"]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("no-such-user-here") && !text(&output.stderr).contains("child"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("no-such-user-here") && !text(&output.stderr).contains("child"),
+        "{}",
+        text(&output.stderr)
+    );
     assert!(!is_mounted(&fixture.mountpoint));
 }
 
@@ -124,7 +136,8 @@ fn the_flag_for_appending_is_a_matter_of_the_moment() {
     if !as_root() {
         return;
     }
-    let fixture = Fixture::mirror_of(mounting::without_passthrough(), |source| fs::write(source.join("file"), "start").unwrap());
+    let fixture =
+        Fixture::mirror_of(mounting::without_passthrough(), |source| fs::write(source.join("file"), "start").unwrap());
     let mut file = fs::OpenOptions::new().read(true).append(true).open(fixture.at("file")).unwrap();
     rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::empty()).unwrap();
     file.write_all_at(b"START", 0).unwrap();

@@ -24,7 +24,8 @@ fn accessed(path: &Path) -> SystemTime {
     fs::metadata(path).unwrap().accessed().unwrap()
 }
 
-/// Whether reading at `shown` moves the access times at `source`: of files opened for reading, for writing as well, and run; and of a directory.
+/// Whether reading at `shown` moves the access times at `source`: of files opened for reading, for
+/// writing as well, and run; and of a directory.
 fn moved(source: &Path, shown: &Path) -> Vec<String> {
     fs::create_dir_all(source.join("directory/within")).unwrap();
     for name in ["read", "both", "mapped", "script"] {
@@ -36,10 +37,17 @@ fn moved(source: &Path, shown: &Path) -> Vec<String> {
     }
     fs::read(shown.join("read")).unwrap();
     OpenOptions::new().read(true).write(true).open(shown.join("both")).unwrap().read_exact(&mut [0; 10]).unwrap();
-    sh(shown, "/usr/bin/python3 -c 'import mmap; f = open(\"mapped\"); mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[5]'; ./script");
+    sh(
+        shown,
+        "/usr/bin/python3 -c 'import mmap; f = open(\"mapped\"); mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[5]'; ./script",
+    );
     fs::read_dir(shown.join("directory")).unwrap().for_each(drop);
     let names = ["read", "both", "mapped", "script", "directory"];
-    names.iter().filter(|name| accessed(&source.join(name)) != UNIX_EPOCH + LONG_AGO).map(|name| (*name).to_owned()).collect()
+    names
+        .iter()
+        .filter(|name| accessed(&source.join(name)) != UNIX_EPOCH + LONG_AGO)
+        .map(|name| (*name).to_owned())
+        .collect()
 }
 
 #[test]
@@ -86,8 +94,9 @@ fn noatime_leaves_the_branches_of_a_union_alone() {
     fixture.unmount();
 }
 
-/// Stores to mappings of a file show once they are over, at the first look: of a process that ends, and of one that goes on; with the file's descriptor
-/// closed last, or before the store. The kernel notes none of it, and keeps times that somebody asked for meanwhile.
+/// Stores to mappings of a file show once they are over, at the first look: of a process that ends,
+/// and of one that goes on; with the file's descriptor closed last, or before the store. The kernel
+/// notes none of it, and keeps times that somebody asked for meanwhile.
 fn stores_show(fixture: &Fixture) {
     let (shown, below) = (fixture.at("file"), fixture.below("file"));
     let map = || {
@@ -110,7 +119,8 @@ fn stores_show(fixture: &Fixture) {
         mapping.write(0, b"B").unwrap();
         drop(mapping);
     };
-    let script = "import mmap, os; f = open('file', 'r+b'); m = mmap.mmap(f.fileno(), 0); os.stat('file'); m[0:1] = b'C'";
+    let script =
+        "import mmap, os; f = open('file', 'r+b'); m = mmap.mmap(f.fileno(), 0); os.stat('file'); m[0:1] = b'C'";
     let ended = || drop(sh(&fixture.mountpoint, &format!("/usr/bin/python3 -c \"{script}\"")));
     let ways: [(&str, &dyn Fn()); 3] = [("kept", &kept), ("closed", &closed), ("ended", &ended)];
     for (way, store) in ways.iter().cycle().take(9) {

@@ -1,4 +1,5 @@
-//! Unions on real mounts: copy-up and whiteouts, branches that come and go under load, crashes, the commands, and what is refused.
+//! Unions on real mounts: copy-up and whiteouts, branches that come and go under load, crashes, the
+//! commands, and what is refused.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -34,7 +35,9 @@ fn changes_go_up_and_the_lower_branch_stays() {
     if !as_root() {
         return;
     }
-    for options in [&[][..], &["-o", "whiteout=chardev"], &["-o", "whiteout=xattr"], &["-o", "udba=none"], &["-o", "udba=reval"]] {
+    for options in
+        [&[][..], &["-o", "whiteout=chardev"], &["-o", "whiteout=xattr"], &["-o", "udba=none"], &["-o", "udba=reval"]]
+    {
         let (mut fixture, upper) = over(options, filled);
         let before = (names(&fixture.source), fs::metadata(fixture.below("file")).unwrap().ino());
         // A descriptor from before the copy sees it.
@@ -50,7 +53,10 @@ fn changes_go_up_and_the_lower_branch_stays() {
         fs::create_dir(fixture.at("dir")).unwrap();
         assert_eq!(fs::read_dir(fixture.at("dir")).unwrap().count(), 0, "{options:?}: a new directory is empty");
         let (kind, source, ..) = mount_entry(&fixture.mountpoint).unwrap();
-        assert_eq!((kind.as_str(), source), ("fuse.nacre", format!("union:{}=rw:{}=ro", upper.display(), fixture.source.display())));
+        assert_eq!(
+            (kind.as_str(), source),
+            ("fuse.nacre", format!("union:{}=rw:{}=ro", upper.display(), fixture.source.display()))
+        );
         drop(early);
         fixture.unmount();
         assert_eq!((names(&fixture.source), fs::metadata(fixture.below("file")).unwrap().ino()), before);
@@ -120,7 +126,8 @@ fn a_second_look_costs_nothing() {
         };
         look();
         let again = least_requests_of(&fixture.mountpoint, look);
-        // Reading a directory moves its access time, and ls asks it for its two ACLs: at most three requests for each of the two.
+        // Reading a directory moves its access time, and ls asks it for its two ACLs: at most three
+        // requests for each of the two.
         assert!(again.keys().all(|kind| kind == "getattr" || kind == "getxattr"), "{coherence}: {again:?}");
         assert!(again.values().sum::<u64>() <= 6, "{coherence}: {again:?}");
     }
@@ -206,9 +213,13 @@ fn others_have_the_rights_that_they_have_below() {
         assert_ne!(code, 0, "{script}: {said}");
     }
     assert_eq!(names(&upper), Vec::<String>::new(), "what was refused has copied nothing");
-    for script in
-        ["echo x >> shared", "echo n > open/new", "echo x >> own; chmod 600 own", "mkdir open/d; mv open/new open/d/", "ln own open/own"]
-    {
+    for script in [
+        "echo x >> shared",
+        "echo n > open/new",
+        "echo x >> own; chmod 600 own",
+        "mkdir open/d; mv open/new open/d/",
+        "ln own open/own",
+    ] {
         let (code, said) = user(script);
         assert_eq!(code, 0, "{script}: {said}");
     }
@@ -252,7 +263,9 @@ fn a_pool_is_filled_by_its_policy() {
 
 /// Writes to files of its own and checks what it reads, until told to stop; how many rounds.
 fn busy(place: &Path, stop: &AtomicBool) -> u64 {
-    let open = |name: &str| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(place.join(name)).unwrap();
+    let open = |name: &str| {
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(place.join(name)).unwrap()
+    };
     let kept = open("kept");
     let mut rounds = 0_u64;
     while !stop.load(Ordering::Relaxed) {
@@ -357,7 +370,13 @@ fn a_branch_is_drained_under_load() {
     let load = format!(
         "fio --name=load --directory={mount} --size=2m --nrfiles=4 --rw=randrw --bs=4k --verify=crc32c --verify_fatal=1 --loops=6 --output=/dev/null"
     );
-    let mut load = Command::new("sh").arg("-c").arg(load).current_dir(fixture.scratch.path()).stdin(Stdio::null()).spawn().unwrap();
+    let mut load = Command::new("sh")
+        .arg("-c")
+        .arg(load)
+        .current_dir(fixture.scratch.path())
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
     eventually("the load has begun", || fs::read_dir(&mountpoint).unwrap().count() > 5);
     // What the load has open for writing stays for now.
     let first = union(["drain", mount, one.to_str().unwrap()]);
@@ -368,14 +387,18 @@ fn a_branch_is_drained_under_load() {
     held.read_to_end(&mut read).unwrap();
     assert_eq!(read, vec![2; 100_000]);
     drop(held);
-    // Names of one file move together; where one of them cannot be seen, it stays, and so does the branch.
+    // Names of one file move together; where one of them cannot be seen, it stays, and so does the
+    // branch.
     let links = union(["drain", mount, one.to_str().unwrap()]);
     assert_eq!(links.status.code(), Some(5));
     assert!(text(&links.stderr).contains("stays: 1 of its 3 names cannot be seen"), "{}", text(&links.stderr));
     let kept = union(["del", mount, one.to_str().unwrap()]);
     assert_eq!(kept.status.code(), Some(5));
     let told_why = text(&kept.stderr);
-    assert!(told_why.contains("are shown from") && told_why.contains("alone (dir0") && told_why.contains("--force"), "{told_why}");
+    assert!(
+        told_why.contains("are shown from") && told_why.contains("alone (dir0") && told_why.contains("--force"),
+        "{told_why}"
+    );
     fs::remove_file(fixture.scratch.path().join("outside")).unwrap();
     told(["drain", mount, one.to_str().unwrap()]);
     let [file, again] = ["dir0/file0", "dir0/again"].map(|name| fs::metadata(fixture.at(name)).unwrap());
@@ -479,7 +502,10 @@ fn positions_and_refusals_of_changes() {
     assert!(Status::of(&fixture.mountpoint).text("stack").contains(&format!("branch={}=ro+wh", middle.display())));
     let missed = union(["del", mountpoint, &path(&top)]);
     assert_eq!(missed.status.code(), Some(5));
-    assert!(text(&missed.stderr).contains("1 file or directory is shown from") && text(&missed.stderr).contains("alone (new)"));
+    assert!(
+        text(&missed.stderr).contains("1 file or directory is shown from")
+            && text(&missed.stderr).contains("alone (new)")
+    );
     fs::remove_file(fixture.at("new")).unwrap();
     for branch in [&top, &middle, &upper] {
         told(["del", mountpoint, &path(branch)]);
@@ -525,7 +551,8 @@ fn what_cannot_stand_is_refused_and_nothing_is_mounted() {
         assert!(!is_mounted(&fixture.mountpoint));
     }
     assert_eq!(names(Path::new(a)), ["sub"], "nothing is left on a branch");
-    // Only read-only branches are fine; who asks where new files go is told that there will be none.
+    // Only read-only branches are fine; who asks where new files go is told that there will be
+    // none.
     let said = text(&union([&format!("{a}=ro:{b}=ro"), m, "-o", "create=mfs", "--explain"]).stderr);
     assert!(said.contains("nothing can be created in this union"), "{said}");
     // Whoever asks is told of owners and modes that are hidden.
@@ -549,13 +576,15 @@ fn a_branch_has_one_writer() {
     assert!(!refused.status.success());
     assert!(text(&refused.stderr).contains("is written by another union"), "{}", text(&refused.stderr));
     assert!(!is_mounted(&second));
-    // umount(8) does not wait for the process that served the mount; whoever mounts again at once does.
+    // umount(8) does not wait for the process that served the mount; whoever mounts again at once
+    // does.
     let (list, third) = (branches(&[(&other, "rw"), (&fixture.source, "ro")]), fixture.directory("third"));
     for round in 0..10 {
         assert!(union([list.as_os_str(), third.as_os_str()]).status.success(), "{round}");
         unmount_by("umount", &[third.as_ref()]);
     }
-    // To read what somebody else writes is another matter, and a kill leaves nothing that is in the way.
+    // To read what somebody else writes is another matter, and a kill leaves nothing that is in the
+    // way.
     let read = branches(&[(&other, "rw"), (&upper, "ro+wh")]);
     fixture.start(&["union"], &read, &second);
     fs::write(fixture.at("seen"), "by both").unwrap();
@@ -613,11 +642,16 @@ fn killed_in_the_middle_of_a_copy() {
             }
         }
         assert_eq!(told(["check".as_ref(), list.as_os_str()]), "", "{round}");
-        assert_eq!(names(&upper).iter().filter(|name| !name.starts_with("file")).count(), 0, "{round}: nothing is left");
+        assert_eq!(
+            names(&upper).iter().filter(|name| !name.starts_with("file")).count(),
+            0,
+            "{round}: nothing is left"
+        );
     }
 }
 
-/// Files of three names each go from one branch to the other and back, and the process is killed meanwhile: they are one file each at every moment.
+/// Files of three names each go from one branch to the other and back, and the process is killed
+/// meanwhile: they are one file each at every moment.
 #[test]
 fn killed_in_the_middle_of_moving_hard_links() {
     if !as_root() {
@@ -645,7 +679,10 @@ fn killed_in_the_middle_of_moving_hard_links() {
         fixture.start(&["union"], &list, &mountpoint);
         for number in 0..FILES {
             let seen = names_of(number).map(|name| fs::metadata(fixture.at(name)).unwrap());
-            assert!(seen.iter().all(|one| one.nlink() == 3 && one.ino() == seen[0].ino()), "{round}: {number}: {seen:?}");
+            assert!(
+                seen.iter().all(|one| one.nlink() == 3 && one.ino() == seen[0].ino()),
+                "{round}: {number}: {seen:?}"
+            );
             match numbers.get(number) {
                 Some(known) => assert_eq!(seen[0].ino(), *known, "{round}: {number}"),
                 None => numbers.push(seen[0].ino()),
@@ -701,21 +738,31 @@ fn killed_in_the_middle_of_renames_and_removals() {
     let upper = fixture.directory("upper");
     let (list, mountpoint) = (branches(&[(&upper, "rw"), (&fixture.source, "ro")]), fixture.mountpoint.clone());
     let whole = |place: &Path| {
-        (0..FILES).all(|number| fs::read(place.join(format!("file{number}"))).is_ok_and(|content| content == number.to_string().as_bytes()))
+        (0..FILES).all(|number| {
+            fs::read(place.join(format!("file{number}"))).is_ok_and(|content| content == number.to_string().as_bytes())
+        })
     };
     for round in 0..10_u64 {
         fixture.start(&["union"], &list, &mountpoint);
         let script = "while :; do mv moving moved && mv moved moving; mkdir made; touch made/x; rm -r going made; mkdir going; \
                       ln moving/file0 linked; mv linked linked2; rm linked2; done";
-        let mut load =
-            Command::new("sh").args(["-c", script]).current_dir(&mountpoint).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut load = Command::new("sh")
+            .args(["-c", script])
+            .current_dir(&mountpoint)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20 + 17 * round));
         fixture.signal(Signal::KILL);
         fixture.ended();
         load.kill().unwrap();
         load.wait().unwrap();
         mounting::clear(&mountpoint);
-        assert!(whole(&fixture.below("moving")) && whole(&fixture.below("going")), "{round}: the lower branch is as it was");
+        assert!(
+            whole(&fixture.below("moving")) && whole(&fixture.below("going")),
+            "{round}: the lower branch is as it was"
+        );
         let found = union(["check".as_ref(), "--repair".as_ref(), list.as_os_str()]);
         assert!(found.status.success(), "{round}: {}", text(&found.stderr));
         assert_eq!(told(["check".as_ref(), list.as_os_str()]), "", "{round}");
@@ -747,7 +794,8 @@ fn a_file_of_a_pool_is_replaced_at_once() {
     let (one, two) = (fixture.directory("one"), fixture.directory("two"));
     let (list, mountpoint) = (branches(&[(&one, "rw"), (&two, "rw")]), fixture.mountpoint.clone());
     fixture.start(&["union", "-o", "create=rr"], &list, &mountpoint);
-    // As editors and rsync do it: the new file is on either branch, and was closed a moment ago, or is open still.
+    // As editors and rsync do it: the new file is on either branch, and was closed a moment ago, or
+    // is open still.
     for round in 0..100 {
         let mut file = File::create(fixture.at("new")).unwrap();
         file.write_all(round.to_string().as_bytes()).unwrap();
@@ -779,7 +827,9 @@ fn fstab_and_its_words() {
     let prefixed = format!("union:{}", list.to_str().unwrap());
     let of_aufs = format!("br:{},create=mfs,udba=none,noatime,dirwh=64,nofail", list.to_str().unwrap());
     let of_overlay = format!("lowerdir={},upperdir={}", fixture.source.display(), upper.display());
-    for (source, words) in [(prefixed.as_str(), "create=mfs,rw,noatime,_netdev"), ("none", &of_aufs), ("overlay", &of_overlay)] {
+    for (source, words) in
+        [(prefixed.as_str(), "create=mfs,rw,noatime,_netdev"), ("none", &of_aufs), ("overlay", &of_overlay)]
+    {
         let mount = || run(&helper, [OsStr::new(source), mountpoint.as_os_str(), "-o".as_ref(), words.as_ref()]);
         let output = mount();
         assert!(output.status.success(), "{source}: {}", text(&output.stderr));
@@ -873,7 +923,11 @@ fn a_signal_ends_it_in_order_and_a_kill_is_survived() {
     fs::write(upper.join(".wh.file"), "").unwrap();
     let found = union(["check", mountpoint.to_str().unwrap()]);
     assert_eq!(found.status.code(), Some(1));
-    assert!(text(&found.stdout).contains(".wh.file: a whiteout beside the name that it would hide"), "{}", text(&found.stdout));
+    assert!(
+        text(&found.stdout).contains(".wh.file: a whiteout beside the name that it would hide"),
+        "{}",
+        text(&found.stdout)
+    );
     assert!(told(["check", "--repair", mountpoint.to_str().unwrap()]).contains("(repaired)"));
     assert!(!upper.join(".wh.file").exists());
     fixture.signal(Signal::KILL);
@@ -890,8 +944,10 @@ fn stacks_below_and_above() {
     let mut fixture = Fixture::bare();
     filled(&fixture.source);
     let (upper, mountpoint) = (fixture.directory("upper"), fixture.mountpoint.clone());
-    let forwarded =
-        run(nacre(), ["mount", "--enable-lock-forwarding", &format!("union:{}", upper.display()), mountpoint.to_str().unwrap()]);
+    let forwarded = run(
+        nacre(),
+        ["mount", "--enable-lock-forwarding", &format!("union:{}", upper.display()), mountpoint.to_str().unwrap()],
+    );
     assert_eq!(forwarded.status.code(), Some(2));
     assert!(text(&forwarded.stderr).contains("locks cannot be forwarded over a union"), "{}", text(&forwarded.stderr));
     // A branch that shows other owners, and a cage over the whole.
@@ -925,7 +981,10 @@ fn figures_of_branches() {
     let table = told(["list", "-H", "-p", "-o", "branch,mode,place", mountpoint]);
     assert_eq!(table, format!("{}\trw\t1\n{}\tro\t2\n", upper.display(), fixture.source.display()));
     let metrics = text(&run(nacre(), ["metrics", mountpoint]).stdout);
-    assert!(metrics.contains(&format!("nacre_union_branch_free_bytes{{mountpoint=\"{mountpoint}\",branch=\"{}\"", upper.display())));
+    assert!(metrics.contains(&format!(
+        "nacre_union_branch_free_bytes{{mountpoint=\"{mountpoint}\",branch=\"{}\"",
+        upper.display()
+    )));
     let detail = text(&run(nacre(), ["status", mountpoint]).stdout);
     assert!(detail.contains("BRANCH") && detail.contains("union create=tdp cpup=tdp whiteout=wh"), "{detail}");
     assert!(text(&run(nacre(), ["top", "--once", mountpoint]).stdout).contains(mountpoint));

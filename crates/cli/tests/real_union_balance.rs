@@ -1,5 +1,5 @@
-//! `nacre union balance` on real mounts: full branches are evened out while their files are read and written, and nothing is lost, doubled or out of
-//! sight at any moment.
+//! `nacre union balance` on real mounts: full branches are evened out while their files are read
+//! and written, and nothing is lost, doubled or out of sight at any moment.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -149,7 +149,11 @@ fn a_balance_obeys_its_rules() {
     let (left, right) = (one.join("d"), one.join("keep"));
     fixture.start(&["union"], &branches(&[(&left, "rw"), (&right, "rw")]), &mountpoint);
     let refused = union(["balance", at]);
-    assert!(!refused.status.success() && text(&refused.stderr).contains("less than two file systems"), "{}", text(&refused.stderr));
+    assert!(
+        !refused.status.success() && text(&refused.stderr).contains("less than two file systems"),
+        "{}",
+        text(&refused.stderr)
+    );
 }
 
 #[test]
@@ -166,7 +170,9 @@ fn a_balance_that_is_killed_loses_and_doubles_nothing() {
         let at = mountpoint.to_str().unwrap();
         let there = fs::read_dir(two.join("d")).map_or(0, Iterator::count);
         assert!(union(["balance", "--no-wait", at]).status.success());
-        eventually("some files have gone", || fs::read_dir(two.join("d")).map_or(0, Iterator::count) >= (there + after).min(30));
+        eventually("some files have gone", || {
+            fs::read_dir(two.join("d")).map_or(0, Iterator::count) >= (there + after).min(30)
+        });
         fixture.signal(Signal::KILL);
         assert_eq!(fixture.ended(), None);
         sh(fixture.scratch.path(), &format!("umount -l {at}"));

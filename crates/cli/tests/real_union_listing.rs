@@ -1,4 +1,5 @@
-//! Listings of large directories over two branches, on real mounts: large enough for names to be read ahead by a thread.
+//! Listings of large directories over two branches, on real mounts: large enough for names to be
+//! read ahead by a thread.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -21,7 +22,8 @@ fn create(directory: &Path, names: impl IntoIterator<Item = String>) {
     names.into_iter().for_each(|name| drop(File::create(directory.join(name)).unwrap()));
 }
 
-/// `large` on both branches: names 0 to 12,000 on the lower one, of which the first 500 have whiteouts; 10,000 to 15,000 on the upper one.
+/// `large` on both branches: names 0 to 12,000 on the lower one, of which the first 500 have
+/// whiteouts; 10,000 to 15,000 on the upper one.
 fn large(options: &[&str]) -> (Fixture, BTreeSet<String>) {
     let mut fixture = Fixture::bare();
     let upper = fixture.directory("upper");
@@ -38,7 +40,8 @@ fn large(options: &[&str]) -> (Fixture, BTreeSet<String>) {
 
 /// Every name, none of them twice.
 fn once(directory: &Path) -> BTreeSet<String> {
-    let names: Vec<String> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let names: Vec<String> =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     let unique: BTreeSet<String> = names.iter().cloned().collect();
     assert_eq!(unique.len(), names.len(), "a name comes twice");
     unique
@@ -56,7 +59,12 @@ fn every_name_comes_once() {
         }
         // With attributes: each is the file that a look-up finds.
         for entry in fs::read_dir(fixture.at("large")).unwrap().map(Result::unwrap) {
-            assert_eq!(entry.metadata().unwrap().ino(), std::os::unix::fs::DirEntryExt::ino(&entry), "{:?}", entry.file_name());
+            assert_eq!(
+                entry.metadata().unwrap().ino(),
+                std::os::unix::fs::DirEntryExt::ino(&entry),
+                "{:?}",
+                entry.file_name()
+            );
         }
     }
 }
@@ -70,7 +78,8 @@ fn changes_in_the_middle_of_a_listing() {
         let (fixture, mut expected) = large(options);
         let directory = fixture.at("large");
         let mut listing = fs::read_dir(&directory).unwrap();
-        let mut seen: Vec<String> = listing.by_ref().take(3000).map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut seen: Vec<String> =
+            listing.by_ref().take(3000).map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         // Some that were seen and some that were not, of either branch.
         let removed: Vec<String> = expected.iter().step_by(7).cloned().collect();
         for name in &removed {
@@ -81,7 +90,10 @@ fn changes_in_the_middle_of_a_listing() {
         seen.extend(listing.map(|entry| entry.unwrap().file_name().into_string().unwrap()));
         let unique: BTreeSet<&String> = seen.iter().collect();
         assert_eq!(unique.len(), seen.len(), "{options:?}: a name comes twice");
-        assert!(expected.iter().all(|name| unique.contains(name)), "{options:?}: a name that was there all the time is missing");
+        assert!(
+            expected.iter().all(|name| unique.contains(name)),
+            "{options:?}: a name that was there all the time is missing"
+        );
         expected.insert("new".to_owned());
         assert!(once(&directory) == expected, "{options:?}: whoever begins now sees the present state");
     }
@@ -110,11 +122,15 @@ fn a_branch_is_removed_while_it_is_listed() {
     let extra = fixture.directory("extra");
     fs::create_dir(extra.join("large")).unwrap();
     let own: BTreeSet<String> = (0..5000).map(|number| format!("own{number}")).collect();
-    create(&extra.join("large"), own.iter().cloned().chain((LOWER - 4000..LOWER + 1000).map(|number| format!("{number:05}"))));
+    create(
+        &extra.join("large"),
+        own.iter().cloned().chain((LOWER - 4000..LOWER + 1000).map(|number| format!("{number:05}"))),
+    );
     let (mountpoint, path) = (fixture.mountpoint.to_str().unwrap(), extra.to_str().unwrap());
     told(["add", "--top", mountpoint, path]);
     let mut listing = fs::read_dir(fixture.at("large")).unwrap();
-    let mut seen: Vec<String> = listing.by_ref().take(3000).map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut seen: Vec<String> =
+        listing.by_ref().take(3000).map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     told(["del", "--force", mountpoint, path]);
     seen.extend(listing.map(|entry| entry.unwrap().file_name().into_string().unwrap()));
     let unique: BTreeSet<String> = seen.iter().cloned().collect();

@@ -1,4 +1,5 @@
-//! Unions that nobody asks, on a file system where much happens elsewhere: they hear of their own files only, and never show anything old.
+//! Unions that nobody asks, on a file system where much happens elsewhere: they hear of their own
+//! files only, and never show anything old.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -49,7 +50,8 @@ fn shown(top: &Path) -> BTreeMap<PathBuf, String> {
         let Ok(names) = fs::read_dir(&directory) else { continue };
         for path in names.flatten().map(|entry| entry.path()) {
             let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
-            let content = if metadata.is_file() { fs::read_to_string(&path).unwrap_or_default() } else { String::new() };
+            let content =
+                if metadata.is_file() { fs::read_to_string(&path).unwrap_or_default() } else { String::new() };
             let size = if metadata.is_file() { metadata.len() } else { 0 };
             let name = path.strip_prefix(top).unwrap().to_owned();
             all.insert(name, format!("{:o} {size} {:?} {content}", metadata.mode(), metadata.mtime()));
@@ -73,7 +75,8 @@ fn warm(fixture: &Fixture) -> BTreeMap<PathBuf, String> {
     all
 }
 
-/// Waits until everything that has happened on a branch so far is known, without asking for any name: `mark` lies at the branch's top.
+/// Waits until everything that has happened on a branch so far is known, without asking for any
+/// name: `mark` lies at the branch's top.
 fn heard(fixture: &Fixture, branch: &Path, mark: &str) {
     // What comes in one batch with the first of them is delivered when the second one is.
     for mode in [0o640, 0o600] {
@@ -91,7 +94,8 @@ fn a_union_that_nobody_asks_hears_only_of_its_own_files() {
     }
     // Also where each name of a file is a file to the kernel.
     side_by_side(&["udba=notify", "udba=notify,link-cow=true"], |options| {
-        let fixture = three_with(options, "mkdir lower/a upper/a; echo 1 > lower/a/x; echo 1 > upper/y; echo 1 > second/z");
+        let fixture =
+            three_with(options, "mkdir lower/a upper/a; echo 1 > lower/a/x; echo 1 > upper/y; echo 1 > second/z");
         let told = || Status::of(&fixture.mountpoint).number("invalidations");
         eventually("a rest that nothing of ours ends", || {
             warm(&fixture);
@@ -108,14 +112,20 @@ fn a_union_that_nobody_asks_hears_only_of_its_own_files() {
     });
 }
 
-/// What others do on branches; a place that a process is in meanwhile; and what is to be there, or no longer, the first time that somebody looks.
+/// What others do on branches; a place that a process is in meanwhile; and what is to be there, or
+/// no longer, the first time that somebody looks.
 type Remade = (&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
 
 const REMADE: &[Remade] = &[
     ("mkdir -p upper/a/b; echo 2 > upper/a/b/x", "a/b", &["a/b/x", "a/b/c/y", "a/b/z"], &["a/b/y"]),
     ("mkdir -p second/a/b/c; echo 2 > second/a/b/c/x", "a/b/c", &["a/b/c/x", "a/b/c/y", "a/b/z"], &["a/b/x"]),
     ("mkdir -p made/b; echo 2 > made/b/x; mv made upper/a", "a/b", &["a/b/x", "a/b/c/y", "a/b/z"], &["a/x"]),
-    ("mkdir -p made/b/c; touch made/b/.wh.z made/b/c/.wh.y; mv made second/a", "a/b/c", &["a/b/c"], &["a/b/z", "a/b/c/y"]),
+    (
+        "mkdir -p made/b/c; touch made/b/.wh.z made/b/c/.wh.y; mv made second/a",
+        "a/b/c",
+        &["a/b/c"],
+        &["a/b/z", "a/b/c/y"],
+    ),
     ("mkdir -p made/b; touch made/b/.wh.c; mv made second/a", "a/b", &["a/b/z"], &["a/b/c", "a/b/c/y"]),
     ("touch upper/.wh.a", "a/b", &[], &["a", "a/b", "a/b/z"]),
     ("mv lower/a lower/x", "a/b", &["x/b/z", "x/b/c/y"], &["a", "a/b"]),
@@ -185,7 +195,10 @@ impl Dice {
             4 => format!("rm -rf {at}{subdirectory}"),
             5 => format!("test ! -e {at} || touch {at}.wh.{}", self.of(&NAMES)),
             6 => format!("rm -f {at}.wh.[a-z]"),
-            7 => format!("test ! -e {at}{subdirectory} || mv -T {at}{subdirectory} {branch}/{other}{} || true", self.of(&NAMES[..3])),
+            7 => format!(
+                "test ! -e {at}{subdirectory} || mv -T {at}{subdirectory} {branch}/{other}{} || true",
+                self.of(&NAMES[..3])
+            ),
             8 => format!("test ! -e {at}{file} || mv -T {at}{file} {branch}/{other}{file} || true"),
             9 => format!("test ! -e {at}{file} || chmod {} {at}{file}", self.of(&["600", "640", "644", "755"])),
             10 => format!(
@@ -218,12 +231,15 @@ fn whatever_happens_while_nobody_asks_a_union_shows_what_a_fresh_one_does() {
     let seed = std::env::var("NACRE_REST_SEED").map_or(16196, |seed| seed.parse().unwrap());
     println!("campaign: seed {seed}, {rounds} rounds (NACRE_REST_SEED, NACRE_REST_ROUNDS)");
     let mut dice = Dice(seed);
-    let fixture =
-        three("mkdir -p lower/a/b/c lower/b upper/a; echo 1 > lower/a/b/z; echo 1 > lower/b/x; echo 1 > upper/a/x; echo 1 > second/y");
+    let fixture = three(
+        "mkdir -p lower/a/b/c lower/b upper/a; echo 1 > lower/a/b/z; echo 1 > lower/b/x; echo 1 > upper/a/x; echo 1 > second/y",
+    );
     for round in 0..rounds {
         let before = warm(&fixture);
         let directories: Vec<&PathBuf> = before.keys().filter(|path| fixture.mountpoint.join(path).is_dir()).collect();
-        let held = directories.get(dice.below(directories.len() + 1)).and_then(|path| File::open(fixture.mountpoint.join(path)).ok());
+        let held = directories
+            .get(dice.below(directories.len() + 1))
+            .and_then(|path| File::open(fixture.mountpoint.join(path)).ok());
         rested(&fixture);
         let mut changes = Vec::new();
         for _ in 0..=dice.below(6) {

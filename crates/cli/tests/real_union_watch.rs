@@ -1,5 +1,5 @@
-//! Branches on one file system share a watch: what is written through the union is heard by no branch, and whatever else could make the
-//! union show something old is.
+//! Branches on one file system share a watch: what is written through the union is heard by no
+//! branch, and whatever else could make the union show something old is.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -41,7 +41,10 @@ fn written(path: &Path, length: usize) -> File {
 /// How many threads of the mount's process have that name.
 fn threads(mountpoint: &Path, name: &str) -> usize {
     let tasks = fs::read_dir(format!("/proc/{}/task", Status::of(mountpoint).number("pid"))).unwrap();
-    tasks.flatten().filter(|task| fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)).count()
+    tasks
+        .flatten()
+        .filter(|task| fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name))
+        .count()
 }
 
 #[test]
@@ -93,7 +96,8 @@ fn a_file_with_a_name_on_each_of_two_branches_is_never_shown_old() {
         return;
     }
     let (fixture, [upper, second]) = three();
-    // It goes to the next branch above. A copy carries the number of its origin, while a link of it on another branch has a number of its own: two files to the kernel.
+    // It goes to the next branch above. A copy carries the number of its origin, while a link of it
+    // on another branch has a number of its own: two files to the kernel.
     fs::write(fixture.at("below/original"), "copied").unwrap();
     assert_eq!(fs::read(second.join("below/original")).unwrap(), b"copied");
     fs::hard_link(second.join("below/original"), upper.join("linked")).unwrap();

@@ -1,5 +1,5 @@
-//! mergerfs' words on real mounts: the lines that people have in their fstab, what each word does, and the same beside mergerfs where it is
-//! installed.
+//! mergerfs' words on real mounts: the lines that people have in their fstab, what each word does,
+//! and the same beside mergerfs where it is installed.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -50,7 +50,10 @@ fn the_recommended_lines_mount_as_they_are() {
     for words in &words {
         let output = union(["-o", words, list_of.to_str().unwrap(), mountpoint]);
         assert!(output.status.success() && output.stderr.is_empty(), "{words}: {}", text(&output.stderr));
-        assert_eq!(list(&fixture.mountpoint), [(places[0].clone(), "rw".to_owned()), (places[1].clone(), "rw".to_owned())]);
+        assert_eq!(
+            list(&fixture.mountpoint),
+            [(places[0].clone(), "rw".to_owned()), (places[1].clone(), "rw".to_owned())]
+        );
         fs::write(fixture.at("file"), "content").unwrap();
         assert_eq!(places.iter().filter(|place| place.join("file").exists()).count(), 1, "{words}");
         fs::remove_file(fixture.at("file")).unwrap();
@@ -87,15 +90,16 @@ fn the_recommended_lines_mount_as_they_are() {
     assert!(!is_mounted(&fixture.mountpoint));
 }
 
-/// What a pool looks like to its users after a script of changes to directories that are on two branches.
+/// What a pool looks like to its users after a script of changes to directories that are on two
+/// branches.
 const CHANGES: &str = "chmod 2750 both; chown 5:6 both; touch -d @1000000 both; stat -c '%a %u %g %Y' both; \
     setfattr -n user.note -v x both; getfattr --only-values -n user.note both; echo; df --output=size . | tail -1; ls";
 
 /// The same on the branches.
-const SEEN_BELOW: &str =
-    "for disk in one two; do stat -c '%a %u %g %Y' $disk/both; getfattr --only-values -n user.note $disk/both; echo; ls $disk; done";
+const SEEN_BELOW: &str = "for disk in one two; do stat -c '%a %u %g %Y' $disk/both; getfattr --only-values -n user.note $disk/both; echo; ls $disk; done";
 
-/// Fills two branches alike, mounts a pool of them, and tells what users and branches see of the changes.
+/// Fills two branches alike, mounts a pool of them, and tells what users and branches see of the
+/// changes.
 fn changed(fixture: &mut Fixture, mount: impl FnOnce(&mut Fixture, &OsString)) -> (String, String, OsString) {
     let (places, list_of) = disks(fixture, &[("one", "8m"), ("two", "16m")]);
     for place in &places {
@@ -122,8 +126,10 @@ fn a_pool_changes_its_directories_on_all_branches_as_mergerfs_does() {
     if run("sh", ["-c", "command -v mergerfs"]).status.success() {
         let mut rival = Fixture::bare();
         let theirs = changed(&mut rival, |fixture, list| {
-            let words = "cache.files=off,category.create=pfrd,func.getattr=newest,dropcacheonclose=false,allow_other,use_ino";
-            let mounted = run("mergerfs", ["-o".as_ref(), words.as_ref(), list.as_os_str(), fixture.mountpoint.as_os_str()]);
+            let words =
+                "cache.files=off,category.create=pfrd,func.getattr=newest,dropcacheonclose=false,allow_other,use_ino";
+            let mounted =
+                run("mergerfs", ["-o".as_ref(), words.as_ref(), list.as_os_str(), fixture.mountpoint.as_os_str()]);
             assert!(mounted.status.success(), "{}", text(&mounted.stderr));
             eventually("mergerfs is mounted", || is_mounted(&fixture.mountpoint));
         });
@@ -227,7 +233,9 @@ fn modes_attributes_and_directories_are_as_the_words_say() {
     let below = places[0].join("f");
     let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     rustix::fs::setxattr(&below, "security.capability", &capability, rustix::fs::XattrFlags::empty()).unwrap();
-    let asked = |path: &Path| rustix::fs::getxattr(path, "security.capability", &mut [0_u8; 64]).map_err(|error| error.raw_os_error());
+    let asked = |path: &Path| {
+        rustix::fs::getxattr(path, "security.capability", &mut [0_u8; 64]).map_err(|error| error.raw_os_error())
+    };
     assert_eq!(asked(&below), Ok(20));
     assert_eq!(asked(&fixture.at("f")), Err(61));
     fixture.unmount();
@@ -256,7 +264,8 @@ fn a_branch_that_is_missing_comes_in_when_it_is_there() {
     let fixture = Fixture::bare();
     let (one, two, three) = (fixture.directory("one"), fixture.scratch.path().join("two"), fixture.directory("three"));
     fs::write(three.join("name"), "lowest").unwrap();
-    let (of, mountpoint) = (branches(&[(&one, "rw"), (&two, "rw"), (&three, "ro")]), fixture.mountpoint.to_str().unwrap());
+    let (of, mountpoint) =
+        (branches(&[(&one, "rw"), (&two, "rw"), (&three, "ro")]), fixture.mountpoint.to_str().unwrap());
     let of = of.to_str().unwrap();
     let refused = union([of, mountpoint]);
     assert_eq!(refused.status.code(), Some(3), "{}", text(&refused.stderr));
@@ -300,7 +309,8 @@ fn branches_are_waited_for_until_they_are_mounted() {
     let (of, mountpoint) = (format!("{}:{}", one.display(), two.display()), fixture.mountpoint.to_str().unwrap());
     let disk = |place: &Path| assert!(run("mount", ["-t", "tmpfs", "tmpfs", place.to_str().unwrap()]).status.success());
     disk(&one);
-    let failed = union(["-o", "category.create=ff,branches-mount-timeout=1,branches-mount-timeout-fail=true", &of, mountpoint]);
+    let failed =
+        union(["-o", "category.create=ff,branches-mount-timeout=1,branches-mount-timeout-fail=true", &of, mountpoint]);
     assert_eq!(failed.status.code(), Some(3), "{}", text(&failed.stderr));
     assert!(
         text(&failed.stderr).contains("not mounted within 1 seconds") && text(&failed.stderr).contains("two"),
@@ -310,7 +320,10 @@ fn branches_are_waited_for_until_they_are_mounted() {
     assert!(!is_mounted(&fixture.mountpoint));
     let mounted = union(["-o", "category.create=ff,branches_mount_timeout=1", &of, mountpoint]);
     assert!(mounted.status.success(), "{}", text(&mounted.stderr));
-    assert_eq!(states(&fixture.mountpoint).iter().map(|(_, state)| state.as_str()).collect::<Vec<_>>(), ["active", "missing"]);
+    assert_eq!(
+        states(&fixture.mountpoint).iter().map(|(_, state)| state.as_str()).collect::<Vec<_>>(),
+        ["active", "missing"]
+    );
     disk(&two);
     fs::write(two.join("file"), "of the disk").unwrap();
     eventually("the disk is there", || states(&fixture.mountpoint).iter().all(|(_, state)| state == "active"));
@@ -320,13 +333,19 @@ fn branches_are_waited_for_until_they_are_mounted() {
     assert!(union(["-o", "branches-mount-timeout=600", &of, mountpoint]).status.success());
     assert!(run(nacre(), ["umount", mountpoint]).status.success());
     let plain = fixture.directory("plain");
-    let mounted = union(["-o", "branches-mount-timeout=1", &format!("{}={}:{}=rw", one.display(), "rw", plain.display()), mountpoint]);
+    let mounted = union([
+        "-o",
+        "branches-mount-timeout=1",
+        &format!("{}={}:{}=rw", one.display(), "rw", plain.display()),
+        mountpoint,
+    ]);
     assert!(mounted.status.success(), "{}", text(&mounted.stderr));
     assert!(states(&fixture.mountpoint).iter().all(|(_, state)| state == "active"));
     assert!(run(nacre(), ["umount", mountpoint]).status.success());
 }
 
-/// Mounts a pool of two directories with ours or with mergerfs, and hands on what a script prints there.
+/// Mounts a pool of two directories with ours or with mergerfs, and hands on what a script prints
+/// there.
 fn beside(words: &str, fill: &str, script: &str) -> (String, Option<String>) {
     let places = |fixture: &Fixture| {
         let places = ["one", "two"].map(|name| fixture.directory(name));
@@ -334,7 +353,9 @@ fn beside(words: &str, fill: &str, script: &str) -> (String, Option<String>) {
         places.iter().map(|place| place.to_str().unwrap()).collect::<Vec<_>>().join(":")
     };
     // What a script needs to say where it is.
-    let seen = |fixture: &Fixture| sh(&fixture.mountpoint, script).replace(fixture.scratch.path().to_str().unwrap(), "SCRATCH");
+    let seen = |fixture: &Fixture| {
+        sh(&fixture.mountpoint, script).replace(fixture.scratch.path().to_str().unwrap(), "SCRATCH")
+    };
     let mut fixture = Fixture::bare();
     let (list_of, mountpoint) = (places(&fixture), fixture.mountpoint.clone());
     fixture.start(&["union", "-o", words], list_of.as_ref(), &mountpoint);
@@ -375,7 +396,8 @@ fn a_name_of_a_linked_file_gets_its_own_before_a_write() {
     if let Some(theirs) = theirs {
         assert_eq!(ours, theirs);
     }
-    // One inode number for all names of a file, and another one for what has been taken from it; truncate(2) is a write as well.
+    // One inode number for all names of a file, and another one for what has been taken from it;
+    // truncate(2) is a write as well.
     let mut fixture = Fixture::bare();
     let place = fixture.directory("one");
     sh(&place, "echo old > a; ln a b; ln a c; mkdir d");
@@ -433,7 +455,11 @@ fn names_of_a_linked_file_are_written_at_the_same_time() {
         for name in 0..NAMES {
             let (text, links) = if name < NAMES - 3 { ("old++", 1) } else { ("old", 3) };
             let path = fixture.at(name.to_string());
-            assert_eq!((fs::read_to_string(&path).unwrap().as_str(), fs::metadata(&path).unwrap().nlink()), (text, links), "{words}");
+            assert_eq!(
+                (fs::read_to_string(&path).unwrap().as_str(), fs::metadata(&path).unwrap().nlink()),
+                (text, links),
+                "{words}"
+            );
         }
     }
 }
@@ -453,7 +479,10 @@ fn a_name_of_a_linked_file_on_a_read_only_branch_is_copied_up_alone() {
             sh(&mountpoint, "echo new >> d/e; echo more >> c; mv b moved; echo x >> moved");
         }
         let seen = sh(&mountpoint, "cat a; cat d/e; cat c; cat moved; stat -c '%n %h' a c d/e moved; ls");
-        assert_eq!(seen, "old\nold\nnew\nold\nmore\nold\nx\na 1\nc 1\nd/e 1\nmoved 1\na\nc\nd\nmoved\n", "round {round}");
+        assert_eq!(
+            seen, "old\nold\nnew\nold\nmore\nold\nx\na 1\nc 1\nd/e 1\nmoved 1\na\nc\nd\nmoved\n",
+            "round {round}"
+        );
         fixture.unmount();
     }
     assert_eq!(sh(&lower, "cat a b c d/e"), "old\nold\nold\nold\n");
@@ -495,7 +524,8 @@ fn old_files_that_nobody_may_write_to_are_shown_as_links() {
     let mut content = String::new();
     open.read_to_string(&mut content).unwrap();
     assert_eq!((content.as_str(), open.metadata().unwrap().is_file()), ("content\n", true));
-    // Names of a link are given, changed and taken as those of a file; it is one again when it may be written to.
+    // Names of a link are given, changed and taken as those of a file; it is one again when it may
+    // be written to.
     sh(&mountpoint, "ln file third; mv third fourth; rm other; chmod 644 file");
     eventually("it is a file", || !is_link("file") && !is_link("fourth"));
     assert_eq!(sh(&mountpoint, "echo more >> fourth; cat file; ls"), "content\nmore\nfile\nfourth\n");

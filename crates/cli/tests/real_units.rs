@@ -1,7 +1,9 @@
-//! The units and the lines of fstab that README and docs show, judged by systemd-analyze(1), findmnt(8) and the program itself.
+//! The units and the lines of fstab that README and docs show, judged by systemd-analyze(1),
+//! findmnt(8) and the program itself.
 //!
-//! A unit stands in a block ` ```ini ` that has `[Unit]` in it; its first line may name it (`# .../NAME.service`). Lines of fstab stand in blocks
-//! ` ```fstab `. Nothing is mounted and nothing is started. Where systemd or findmnt is not installed, its part is skipped
+//! A unit stands in a block ` ```ini ` that has `[Unit]` in it; its first line may name it (`#
+//! .../NAME.service`). Lines of fstab stand in blocks ` ```fstab `. Nothing is mounted and nothing
+//! is started. Where systemd or findmnt is not installed, its part is skipped
 //! (`NACRE_TEST_REQUIRE=systemd,findmnt` forbids that).
 
 // A failed expectation in a test is what the test reports.
@@ -19,7 +21,8 @@ use std::process::{Command, Output};
 const PROGRAM: &str = "/usr/local/bin/nacre";
 const GENERATOR: &str = "/lib/systemd/system-generators/systemd-fstab-generator";
 /// What findmnt says of every file system that is not there while it is being asked.
-const EXPECTED: [&str; 3] = ["unreachable source: ", "seems unsupported by the current kernel", "cannot detect on-disk filesystem type"];
+const EXPECTED: [&str; 3] =
+    ["unreachable source: ", "seems unsupported by the current kernel", "cannot detect on-disk filesystem type"];
 
 /// A fenced block of a document: where it begins, and its lines.
 struct Block {
@@ -57,8 +60,10 @@ fn blocks(language: &str) -> Vec<Block> {
                 fenced = !fenced;
                 inside = fenced && fence.trim() == language;
                 if inside {
-                    found
-                        .push(Block { place: format!("{}:{}", path.file_name().unwrap().to_string_lossy(), index + 1), lines: Vec::new() });
+                    found.push(Block {
+                        place: format!("{}:{}", path.file_name().unwrap().to_string_lossy(), index + 1),
+                        lines: Vec::new(),
+                    });
                 }
                 continue;
             }
@@ -75,10 +80,15 @@ fn blocks(language: &str) -> Vec<Block> {
 
 /// The units, each with its name and its text.
 fn units() -> Vec<(String, Block)> {
-    let units: Vec<Block> = blocks("ini").into_iter().filter(|block| block.lines.iter().any(|line| line == "[Unit]")).collect();
+    let units: Vec<Block> =
+        blocks("ini").into_iter().filter(|block| block.lines.iter().any(|line| line == "[Unit]")).collect();
     let name = |(index, block): (usize, Block)| {
-        let named =
-            block.lines.first().and_then(|line| line.strip_prefix("# ")).and_then(|path| path.rsplit('/').next()).map(str::to_owned);
+        let named = block
+            .lines
+            .first()
+            .and_then(|line| line.strip_prefix("# "))
+            .and_then(|path| path.rsplit('/').next())
+            .map(str::to_owned);
         (named.unwrap_or_else(|| format!("example-{index}.service")), block)
     };
     units.into_iter().enumerate().map(name).collect()
@@ -116,7 +126,11 @@ fn write_units(directory: &Path) -> Vec<String> {
             assert!(line.contains(program.to_str().unwrap()), "{}: the program is {PROGRAM}: {line}", block.place);
             // systemd replaces what stands behind a single one, and says nothing.
             let rest = line.replace("$$", "").replace("%%", "");
-            assert!(!rest.contains(['$', '%']), "{}: in a unit, $ is written $$ and % is written %%: {line}", block.place);
+            assert!(
+                !rest.contains(['$', '%']),
+                "{}: in a unit, $ is written $$ and % is written %%: {line}",
+                block.place
+            );
         }
         fs::write(directory.join(&name), unit).unwrap();
         assert!(!names.contains(&name), "{}: {name} is there twice", block.place);
@@ -135,7 +149,9 @@ fn systemd_takes_the_units() {
     assert!(names.len() >= 2, "{names:?}");
     for name in names {
         let mut verify = Command::new("systemd-analyze");
-        let output = finish(verify.args(["verify", "--man=no"]).arg(place.path().join(&name)).env("SYSTEMD_LOG_LEVEL", "warning"));
+        let output = finish(
+            verify.args(["verify", "--man=no"]).arg(place.path().join(&name)).env("SYSTEMD_LOG_LEVEL", "warning"),
+        );
         let said = said(&output);
         let about: Vec<&str> = said.lines().filter(|line| line.contains(&name)).collect();
         assert!(output.status.success() && about.is_empty(), "{name}: {}\n{said}", output.status);
@@ -157,7 +173,13 @@ fn findmnt_and_the_program_take_the_lines_of_fstab() {
         let target = place.path().join(format!("m{index}"));
         fs::create_dir(&target).unwrap();
         let mut helper = Command::new(&mount);
-        let output = finish(helper.arg(source).arg(&target).args(["-f", "-o", words]).env("NACRE_STATE_DIR", place.path().join("state")));
+        let output = finish(
+            helper
+                .arg(source)
+                .arg(&target)
+                .args(["-f", "-o", words])
+                .env("NACRE_STATE_DIR", place.path().join("state")),
+        );
         assert!(output.status.success(), "{at}: {columns:?}: {}", said(&output));
         if !verifies {
             continue;
@@ -168,13 +190,16 @@ fn findmnt_and_the_program_take_the_lines_of_fstab() {
         fs::write(&table, columns.join(" ") + "\n").unwrap();
         let output = finish(Command::new("findmnt").args(["--verify", "--tab-file"]).arg(&table).env("LC_ALL", "C"));
         let said = said(&output);
-        let complains = |line: &&str| line.trim_start().starts_with('[') && !EXPECTED.iter().any(|expected| line.contains(expected));
+        let complains = |line: &&str| {
+            line.trim_start().starts_with('[') && !EXPECTED.iter().any(|expected| line.contains(expected))
+        };
         let wrong: Vec<&str> = said.lines().filter(complains).collect();
         assert!(output.status.success() && wrong.is_empty(), "{at}: {columns:?}: {}\n{said}", output.status);
     }
 }
 
-/// systemd makes units of the lines; they and the documented ones together make an order without a circle.
+/// systemd makes units of the lines; they and the documented ones together make an order without a
+/// circle.
 #[test]
 fn systemd_finds_an_order_for_the_lines_of_fstab() {
     if !is_there("systemd-analyze", "systemd") {
@@ -198,6 +223,9 @@ fn systemd_finds_an_order_for_the_lines_of_fstab() {
         let mut verify = Command::new("systemd-analyze");
         let output = finish(verify.args(["verify", "--man=no"]).arg(&unit).env("SYSTEMD_UNIT_PATH", path));
         let said = said(&output);
-        assert!(output.status.success() && !said.contains("cycle") && !said.contains("nacre"), "{at}: {columns:?}: {said}");
+        assert!(
+            output.status.success() && !said.contains("cycle") && !said.contains("nacre"),
+            "{at}: {columns:?}: {said}"
+        );
     }
 }

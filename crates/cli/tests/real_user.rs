@@ -1,4 +1,5 @@
-//! What an ordinary user gets: mounts through fusermount3, without any privilege. Run by root, each test runs again as nobody.
+//! What an ordinary user gets: mounts through fusermount3, without any privilege. Run by root, each
+//! test runs again as nobody.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -14,8 +15,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
-/// Whether the body of a test shall run in this process. As root, the test is run again in a process of nobody's, with a copy of the
-/// program that nobody can reach, and the answer is no.
+/// Whether the body of a test shall run in this process. As root, the test is run again in a
+/// process of nobody's, with a copy of the program that nobody can reach, and the answer is no.
 fn as_user(test: &str) -> bool {
     if !can_mount() {
         return false;
@@ -29,8 +30,8 @@ fn as_user(test: &str) -> bool {
     let place = mounting::scratch();
     let copy = |from: &std::path::Path, name: &str| {
         let to = place.path().join(name);
-        // By a process of its own: a descriptor for writing in this one could be inherited by a child of another test, and a
-        // program that is open for writing cannot be run.
+        // By a process of its own: a descriptor for writing in this one could be inherited by a
+        // child of another test, and a program that is open for writing cannot be run.
         assert!(run("cp", [from, &to]).status.success());
         fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).unwrap();
         to
@@ -95,7 +96,8 @@ fn the_command_returns_and_umount_ends_it() {
     });
 }
 
-/// The kernel drops an answer about the root that an invalidation overtakes: the first one is what lets anybody in.
+/// The kernel drops an answer about the root that an invalidation overtakes: the first one is what
+/// lets anybody in.
 #[test]
 fn a_fresh_mount_is_entered_while_its_source_changes() {
     if !as_user("a_fresh_mount_is_entered_while_its_source_changes") {
@@ -152,7 +154,8 @@ fn content_goes_through_the_cache() {
     fs::write(fixture.at("file"), &content).unwrap();
     assert!(fs::read(fixture.below("file")).unwrap() == content);
     assert!(fs::read(fixture.at("file")).unwrap() == content);
-    // Without privilege, the watcher cannot tell our own writes from others': the pages that they left may go once more.
+    // Without privilege, the watcher cannot tell our own writes from others': the pages that they
+    // left may go once more.
     eventually("what is in the page cache is not read again", || {
         let again = mounting::status::requests_of(&fixture.mountpoint, || {
             assert!(fs::read(fixture.at("file")).unwrap() == content);
@@ -182,14 +185,30 @@ fn what_only_root_may_ask_for_is_refused() {
         return;
     }
     let fixture = Fixture::bare();
-    for option in ["--create-as-user", "--create-for-user=1", "--create-for-group=1", "--map=1/2", "--uid-offset=1", "--engine=kernel"] {
-        let words =
-            [OsStr::new("mirror"), OsStr::new("-n"), OsStr::new(option), fixture.source.as_os_str(), fixture.mountpoint.as_os_str()];
+    for option in [
+        "--create-as-user",
+        "--create-for-user=1",
+        "--create-for-group=1",
+        "--map=1/2",
+        "--uid-offset=1",
+        "--engine=kernel",
+    ] {
+        let words = [
+            OsStr::new("mirror"),
+            OsStr::new("-n"),
+            OsStr::new(option),
+            fixture.source.as_os_str(),
+            fixture.mountpoint.as_os_str(),
+        ];
         let output = run(nacre(), words);
         // A kernel mount for oneself alone is not there for root, either.
         let code = if option == "--engine=kernel" { 1 } else { 4 };
         assert_eq!(output.status.code(), Some(code), "{option}: {}", text(&output.stderr));
-        assert!(!text(&output.stderr).is_empty() && !text(&output.stderr).contains("panicked"), "{option}: {}", text(&output.stderr));
+        assert!(
+            !text(&output.stderr).is_empty() && !text(&output.stderr).contains("panicked"),
+            "{option}: {}",
+            text(&output.stderr)
+        );
         assert!(!is_mounted(&fixture.mountpoint), "{option}");
     }
     let words = [OsStr::new("mirror"), fixture.source.as_os_str(), fixture.mountpoint.as_os_str()];
@@ -207,7 +226,8 @@ fn what_only_root_may_ask_for_is_refused() {
     assert!(!is_mounted(&fixture.mountpoint));
     // A mount point that is somebody else's, or that he may not write to.
     for place in [Path::new("/usr"), &closed] {
-        let output = run(nacre(), [OsStr::new("mirror"), OsStr::new("-n"), fixture.source.as_os_str(), place.as_os_str()]);
+        let output =
+            run(nacre(), [OsStr::new("mirror"), OsStr::new("-n"), fixture.source.as_os_str(), place.as_os_str()]);
         assert_eq!(output.status.code(), Some(4), "{}: {}", place.display(), text(&output.stderr));
     }
 }
@@ -223,7 +243,8 @@ fn others_are_kept_out() {
     fs::set_permissions(&private, fs::Permissions::from_mode(0o000)).unwrap();
     eventually("the file is seen", || fs::metadata(fixture.at("private")).is_ok());
     assert_eq!(errno(fs::read(fixture.at("private"))), 13);
-    // Not even root may enter, but it may see that there is a mount; it is enough that the mount still works afterwards.
+    // Not even root may enter, but it may see that there is a mount; it is enough that the mount
+    // still works afterwards.
     assert!(fixture.runs());
     fixture.unmount();
 }
@@ -251,7 +272,8 @@ fn the_source_judges_what_its_user_may_do() {
     fs::create_dir(fixture.at("directory")).unwrap();
     fs::write(fixture.at("directory/file"), "content").unwrap();
     assert!(fixture.at("directory/file").exists());
-    // At once for what the kernel has in its caches, whether the change came through the mount or not.
+    // At once for what the kernel has in its caches, whether the change came through the mount or
+    // not.
     forbid(fixture.at("directory"), 0o400);
     assert_eq!(errno(fs::metadata(fixture.at("directory/file"))), 13);
     assert_eq!(fs::read_dir(fixture.at("directory")).unwrap().count(), 1, "to list it, the right to read is enough");
@@ -265,7 +287,11 @@ fn the_source_judges_what_its_user_may_do() {
     // The kernel enforces nothing here, so nothing may depend on rules.
     let words = [OsStr::new("reload"), fixture.mountpoint.as_os_str(), OsStr::new("--perms=a=r")];
     let output = run(nacre(), words);
-    assert!(!output.status.success() && text(&output.stderr).contains("made without rules"), "{}", text(&output.stderr));
+    assert!(
+        !output.status.success() && text(&output.stderr).contains("made without rules"),
+        "{}",
+        text(&output.stderr)
+    );
     fixture.unmount();
 }
 
@@ -290,7 +316,8 @@ fn a_cage_holds_for_its_user() {
         }
     };
     assert_eq!((accepted, error), ((1 << 20) - 102_400, Some(28)));
-    let resize = |size: &str| fixture.nacre([OsStr::new("cage"), OsStr::new("resize"), place.as_os_str(), OsStr::new(size)]);
+    let resize =
+        |size: &str| fixture.nacre([OsStr::new("cage"), OsStr::new("resize"), place.as_os_str(), OsStr::new(size)]);
     assert!(resize("2M").status.success());
     std::io::Write::write_all(&mut log, b"more").unwrap();
     assert_eq!(resize("10X").status.code(), Some(2));
@@ -341,7 +368,10 @@ fn mounts_share_a_process() {
     fs::write(fixture.below("file"), "one").unwrap();
     fs::write(other.join("file"), "two").unwrap();
     let mirror = |source: &std::path::Path, mountpoint: &std::path::Path| {
-        let output = run(nacre(), [OsStr::new("mirror"), "-n".as_ref(), "--daemon=mine".as_ref(), source.as_ref(), mountpoint.as_ref()]);
+        let output = run(
+            nacre(),
+            [OsStr::new("mirror"), "-n".as_ref(), "--daemon=mine".as_ref(), source.as_ref(), mountpoint.as_ref()],
+        );
         assert!(output.status.success(), "{}", text(&output.stderr));
         Status::of(mountpoint).number("pid")
     };
@@ -351,7 +381,9 @@ fn mounts_share_a_process() {
     fs::write(fixture.at("file"), "changed").unwrap();
     assert_eq!(fs::read(fixture.below("file")).unwrap(), b"changed");
     for mountpoint in [&fixture.mountpoint, &second] {
-        eventually("the mount is not in use", || run(nacre(), [OsStr::new("umount"), mountpoint.as_ref()]).status.success());
+        eventually("the mount is not in use", || {
+            run(nacre(), [OsStr::new("umount"), mountpoint.as_ref()]).status.success()
+        });
         assert!(!is_mounted(mountpoint));
     }
     let stat = format!("/proc/{pid}/stat");

@@ -1,12 +1,16 @@
-//! A walk through all verbs: refused, failed or killed, each leaves what was there before it, or what it makes, and nothing in between.
+//! A walk through all verbs: refused, failed or killed, each leaves what was there before it, or
+//! what it makes, and nothing in between.
 //!
-//! The verbs are those of the program's own help, so that one without a row fails. A row is carried out as an ordinary user, while somebody sits in what is
-//! mounted, and to its end. What can be seen is looked at before and after: mounts, processes, pools with their file systems and properties, files, what is
-//! kept beside sockets and for later.
+//! The verbs are those of the program's own help, so that one without a row fails. A row is carried
+//! out as an ordinary user, while somebody sits in what is mounted, and to its end. What can be
+//! seen is looked at before and after: mounts, processes, pools with their file systems and
+//! properties, files, what is kept beside sockets and for later.
 //!
-//! With `NACRE_WALK_ROUNDS` it is a campaign as well: so many times for each row, kill -9 at some moment of the command, and of the processes behind it, and
-//! once without room. `NACRE_WALK_SEED` is another beginning, `NACRE_WALK_VERB` what the verbs begin with that are walked. Known to fail there: a
-//! `pool destroy` whose processes all die at one moment leaves the note of where the pool lay.
+//! With `NACRE_WALK_ROUNDS` it is a campaign as well: so many times for each row, kill -9 at some
+//! moment of the command, and of the processes behind it, and once without room. `NACRE_WALK_SEED`
+//! is another beginning, `NACRE_WALK_VERB` what the verbs begin with that are walked. Known to fail
+//! there: a `pool destroy` whose processes all die at one moment leaves the note of where the pool
+//! lay.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -31,7 +35,8 @@ fn listed(help: &str) -> Vec<String> {
     lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).filter(|verb| verb != "help").collect()
 }
 
-/// All verbs of the program: a command that has commands, and can be called without one (`cage`), is a verb as well.
+/// All verbs of the program: a command that has commands, and can be called without one (`cage`),
+/// is a verb as well.
 fn verbs() -> BTreeSet<String> {
     let help = |words: &[&str]| text(&run(nacre(), words.iter().copied().chain(["--help"])).stdout);
     let mut verbs = BTreeSet::new();
@@ -111,7 +116,10 @@ fn questions() {
     if !as_root() {
         return;
     }
-    let scene = Scene::new("mkdir m u c && nacre mirror source m && nacre union upper:lower u && nacre cage --size 10M source/d c", true);
+    let scene = Scene::new(
+        "mkdir m u c && nacre mirror source m && nacre union upper:lower u && nacre cage --size 10M source/d c",
+        true,
+    );
     let before = scene.look();
     let mut random = Random(7);
     let mut wrong = Vec::new();

@@ -1,7 +1,9 @@
-//! The same commands on the real zfs-fuse and on nacre, called as `zfs`: what the one refuses the other refuses, and after each step everything uses the
-//! same space, but for what a format takes for itself. Where zfs-fuse is not installed there is nothing to compare with.
+//! The same commands on the real zfs-fuse and on nacre, called as `zfs`: what the one refuses the
+//! other refuses, and after each step everything uses the same space, but for what a format takes
+//! for itself. Where zfs-fuse is not installed there is nothing to compare with.
 //!
-//! The steps are in `zfs_compare/steps.txt`, calls whose exit codes are compared in `codes.txt`; `zfs_compare/side.sh SIDE STEPS DIRECTORY` runs one side alone.
+//! The steps are in `zfs_compare/steps.txt`, calls whose exit codes are compared in `codes.txt`;
+//! `zfs_compare/side.sh SIDE STEPS DIRECTORY` runs one side alone.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -15,7 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// What formats may differ by, in bytes and as a share of the larger figure: indirect blocks, leaves, tables, what a pool's root keeps.
+/// What formats may differ by, in bytes and as a share of the larger figure: indirect blocks,
+/// leaves, tables, what a pool's root keeps.
 const BYTES: u64 = 1 << 20;
 const SHARE: f64 = 0.02;
 
@@ -87,7 +90,8 @@ fn differences(theirs: &Step, ours: &Step) -> Vec<String> {
             continue;
         };
         let (a, b) = (*theirs_value, *our_value);
-        // Pools keep back different shares of themselves: where no quota bounds, what counts is the difference to the pool's.
+        // Pools keep back different shares of themselves: where no quota bounds, what counts is the
+        // difference to the pool's.
         let beside = property == "available" && close(a.abs_diff(root(theirs)), b.abs_diff(root(ours)));
         if !close(a, b) && !beside {
             wrong.push(format!("{name} {property}: theirs {a}, ours {b}"));
@@ -120,7 +124,9 @@ fn exit_codes_are_those_of_zfs() {
         .iter()
         .zip(&ours)
         .filter(|(theirs, ours)| theirs.code != ours.code)
-        .map(|(theirs, ours)| format!("{}: theirs {} {}ours {} {}", theirs.line, theirs.code, theirs.said, ours.code, ours.said))
+        .map(|(theirs, ours)| {
+            format!("{}: theirs {} {}ours {} {}", theirs.line, theirs.code, theirs.said, ours.code, ours.said)
+        })
         .collect();
     assert!(theirs.iter().filter(|step| step.code == 2).count() > 50, "the other side takes too much: does it run?");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -132,7 +138,8 @@ fn figures_and_refusals_are_those_of_zfs() {
         return;
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Now and then zfs-fuse is late with a figure, or calls something busy that is not: what differs differs twice.
+    // Now and then zfs-fuse is late with a figure, or calls something busy that is not: what
+    // differs differs twice.
     let differing = compared();
     if differing.is_empty() {
         return;
@@ -171,10 +178,12 @@ fn compared() -> Vec<String> {
     let mut wrong = Vec::new();
     for (theirs, ours) in theirs.iter().zip(&ours) {
         if theirs.done != ours.done {
-            let does = |step: &Step| if step.done { "done".to_owned() } else { format!("refused: {}", step.said.trim()) };
+            let does =
+                |step: &Step| if step.done { "done".to_owned() } else { format!("refused: {}", step.said.trim()) };
             wrong.push(format!("{}\n  theirs {}\n  ours   {}", theirs.line, does(theirs), does(ours)));
         }
-        wrong.extend(differences(theirs, ours).into_iter().map(|difference| format!("{}\n  {difference}", theirs.line)));
+        wrong
+            .extend(differences(theirs, ours).into_iter().map(|difference| format!("{}\n  {difference}", theirs.line)));
     }
     wrong
 }

@@ -1,4 +1,5 @@
-//! ZFS' words: what `zpool` and `zfs` are called with, and the shape in which programs that know only ZFS want their answers.
+//! ZFS' words: what `zpool` and `zfs` are called with, and the shape in which programs that know
+//! only ZFS want their answers.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -83,7 +84,8 @@ fn columns_go_by_their_heads_too() {
         return;
     }
     let pool = Pool::new("col", &[]);
-    let heads = |line: &str| pool.done(line).lines().next().unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let heads =
+        |line: &str| pool.done(line).lines().next().unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let of_pools = "alloc,ckpoint,expandsz,rdonly,frag,cap,dedup,listsnaps,expand";
     assert_eq!(heads(&format!("zpool list -o {of_pools} %")).join(",").to_lowercase(), of_pools);
     let of_zfs = "usedsnap,usedds,usedrefreserv,usedchild,refratio,case,volblock,fscount,sscount,fslimit,avail,refer,lrefer,recsize";
@@ -113,22 +115,36 @@ fn json_has_the_form_of_openzfs() {
     let status = pool.json("zpool status -j %");
     assert_eq!(status["output_version"], json!({ "command": "zpool status", "vers_major": 0, "vers_minor": 1 }));
     let of_pool = &status["pools"]["%"];
-    for (field, value) in [("name", "%"), ("state", "ONLINE"), ("spa_version", "5000"), ("zpl_version", "5"), ("error_count", "0")] {
+    for (field, value) in
+        [("name", "%"), ("state", "ONLINE"), ("spa_version", "5000"), ("zpl_version", "5"), ("error_count", "0")]
+    {
         assert_eq!(of_pool[field], value, "{field}");
     }
     assert!(of_pool["pool_guid"].as_str().unwrap().parse::<u64>().is_ok() && of_pool["txg"].is_string());
     // It was never verified, and nothing is wrong.
-    assert!(of_pool.get("scan_stats").is_none() && of_pool.get("status").is_none() && of_pool.get("action").is_none(), "{of_pool}");
+    assert!(
+        of_pool.get("scan_stats").is_none() && of_pool.get("status").is_none() && of_pool.get("action").is_none(),
+        "{of_pool}"
+    );
     let root = &of_pool["vdevs"]["%"];
     assert_eq!(
         (root["vdev_type"].as_str(), root["class"].as_str(), root["state"].as_str()),
         (Some("root"), Some("normal"), Some("ONLINE"))
     );
-    assert!(root["total_space"].as_str().unwrap().ends_with('M') && root["alloc_space"].is_string() && root["def_space"].is_string());
+    assert!(
+        root["total_space"].as_str().unwrap().ends_with('M')
+            && root["alloc_space"].is_string()
+            && root["def_space"].is_string()
+    );
     let device = &root["vdevs"][image];
-    for (field, value) in
-        [("name", image), ("path", image), ("vdev_type", "file"), ("state", "ONLINE"), ("read_errors", "0"), ("checksum_errors", "0")]
-    {
+    for (field, value) in [
+        ("name", image),
+        ("path", image),
+        ("vdev_type", "file"),
+        ("state", "ONLINE"),
+        ("read_errors", "0"),
+        ("checksum_errors", "0"),
+    ] {
         assert_eq!(device[field], value, "{field}");
     }
     // Numbers as numbers, pools by their numbers, devices beside each other.
@@ -140,20 +156,37 @@ fn json_has_the_form_of_openzfs() {
     assert_eq!((flat["%"]["vdev_type"].as_str(), flat[image]["parent"].as_str()), (Some("root"), Some("%")));
     assert!(flat[image]["total_space"].as_u64().unwrap() > 200 << 20 && flat[image]["write_errors"] == 0);
     let scan = &of_pool["scan_stats"];
-    assert_eq!((scan["function"].as_str(), scan["state"].as_str(), &scan["errors"]), (Some("SCRUB"), Some("FINISHED"), &json!(0)));
-    assert!(scan["start_time"].as_u64().unwrap() > 1_700_000_000 && scan["end_time"].as_u64() >= scan["start_time"].as_u64());
+    assert_eq!(
+        (scan["function"].as_str(), scan["state"].as_str(), &scan["errors"]),
+        (Some("SCRUB"), Some("FINISHED"), &json!(0))
+    );
     assert!(
-        ["to_examine", "examined", "skipped", "processed", "issued", "pass_start", "scrub_pause"].iter().all(|field| scan[field].is_u64()),
+        scan["start_time"].as_u64().unwrap() > 1_700_000_000
+            && scan["end_time"].as_u64() >= scan["start_time"].as_u64()
+    );
+    assert!(
+        ["to_examine", "examined", "skipped", "processed", "issued", "pass_start", "scrub_pause"]
+            .iter()
+            .all(|field| scan[field].is_u64()),
         "{scan}"
     );
-    assert!(pool.json("zpool status -jp %")["pools"]["%"]["scan_stats"]["end_time"].as_str().unwrap().parse::<u64>().is_ok());
+    assert!(
+        pool.json("zpool status -jp %")["pools"]["%"]["scan_stats"]["end_time"]
+            .as_str()
+            .unwrap()
+            .parse::<u64>()
+            .is_ok()
+    );
     // The list, with devices.
     let list = pool.json("zpool list -jv %");
     let of_pool = &list["pools"]["%"];
     assert_eq!((of_pool["type"].as_str(), of_pool["properties"].get("name")), (Some("POOL"), None));
     assert_eq!(of_pool["properties"]["altroot"], json!({ "value": "-", "source": { "type": "DEFAULT", "data": "-" } }));
     let device = &of_pool["vdevs"][image];
-    assert_eq!((device["vdev_type"].as_str(), device["properties"]["health"]["value"].as_str()), (Some("file"), Some("ONLINE")));
+    assert_eq!(
+        (device["vdev_type"].as_str(), device["properties"]["health"]["value"].as_str()),
+        (Some("file"), Some("ONLINE"))
+    );
     assert_eq!(device["properties"]["dedupratio"]["value"], "-");
     let list = pool.json("zpool list -jv --json-int -o size,cap,health %");
     assert!(
@@ -165,7 +198,9 @@ fn json_has_the_form_of_openzfs() {
     let listed = pool.json("zfs list -j --json-int -o used,usedsnap,compressratio,quota %/a");
     let values = &listed["datasets"]["%/a"]["properties"];
     assert!(
-        values["used"]["value"].is_u64() && values["usedbysnapshots"]["value"] == 0 && values["compressratio"]["value"] == "1.00",
+        values["used"]["value"].is_u64()
+            && values["usedbysnapshots"]["value"] == 0
+            && values["compressratio"]["value"] == "1.00",
         "{values}"
     );
     assert!(listed["datasets"]["%/a"]["createtxg"].is_u64());
@@ -175,15 +210,24 @@ fn json_has_the_form_of_openzfs() {
         // Programs take the parts of both lines, and choose by the number how to call.
         let lines = pool.done(&format!("{program} version"));
         let both: Vec<&str> = lines.lines().collect();
-        assert!(both.len() == 2 && both[0].starts_with("zfs-2.") && both[1] == both[0].replacen("zfs-", "zfs-kmod-", 1), "{lines}");
-        assert_eq!((pool.done(&format!("{program} --version")), pool.done(&format!("{program} -V"))), (lines.clone(), lines.clone()));
+        assert!(
+            both.len() == 2 && both[0].starts_with("zfs-2.") && both[1] == both[0].replacen("zfs-", "zfs-kmod-", 1),
+            "{lines}"
+        );
+        assert_eq!(
+            (pool.done(&format!("{program} --version")), pool.done(&format!("{program} -V"))),
+            (lines.clone(), lines.clone())
+        );
         assert_eq!(version["zfs_version"], json!({ "userland": both[0], "kernel": both[1] }));
     }
     assert!(pool.done("nacre fs version").starts_with("nacre 0."));
     // What changes JSON goes with JSON.
-    for line in
-        ["zpool status --json-int %", "zpool list --json-pool-key-guid %", "zfs list --json-int %", "zpool status --json-flat-vdevs"]
-    {
+    for line in [
+        "zpool status --json-int %",
+        "zpool list --json-pool-key-guid %",
+        "zfs list --json-int %",
+        "zpool status --json-flat-vdevs",
+    ] {
         assert_eq!(pool.refused(line).0, 2, "{line}");
     }
 }
@@ -203,7 +247,10 @@ fn of_a_list_of_snapshots_those_that_are_there_are_destroyed() {
     assert_eq!((output.status.code(), left().as_str()), (Some(0), "2 4 "));
     assert!(said.starts_with("could not find snapshot '%/a@missing' to destroy\n"), "{said}");
     let (code, said) = pool.refused("zfs destroy %/a@missing,gone");
-    assert!(code == 1 && said.starts_with("could not find any snapshots to destroy; check snapshot names.\n"), "{said}");
+    assert!(
+        code == 1 && said.starts_with("could not find any snapshots to destroy; check snapshot names.\n"),
+        "{said}"
+    );
     assert_eq!(pool.refused("zfs destroy %/a@missing").0, 1);
     assert_eq!(pool.refused("zfs destroy %/a@b@c").0, 1);
     assert!(pool.done("zfs destroy -nv %/a@missing,2").starts_with("would destroy %/a@2\n"));
@@ -253,7 +300,12 @@ fn pools_know_features_compatibility_and_files_that_say_where_they_lie() {
     assert_eq!(pool.done("zpool get -Ho value cachefile %").trim(), file.to_str().unwrap());
     fs::write(&other, "something else").unwrap();
     let (code, said) = pool.refused(&format!("zpool set cachefile={} %", other.display()));
-    assert!(code == 1 && said.contains("is no cache file of pools of nacre") && fs::read(&other).unwrap() == b"something else", "{said}");
+    assert!(
+        code == 1
+            && said.contains("is no cache file of pools of nacre")
+            && fs::read(&other).unwrap() == b"something else",
+        "{said}"
+    );
     pool.done("zpool export %");
     fs::remove_dir_all(pool.path("state")).unwrap();
     assert_eq!(pool.refused("zpool import %").0, 1);
@@ -288,7 +340,11 @@ fn programs_tell_more_of_devices() {
     let (code, said) = with(&["status", "-c", "two,one"]);
     let image = pool.path("image").display().to_string();
     let line = |first: &str| {
-        said.lines().find(|line| line.trim_start().starts_with(first)).unwrap_or_default().split_whitespace().collect::<Vec<_>>()
+        said.lines()
+            .find(|line| line.trim_start().starts_with(first))
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect::<Vec<_>>()
     };
     assert_eq!(line("NAME")[5..], ["upath", "size", "one"], "{said}");
     assert_eq!((code, &line(&image)[5..]), (0, &[image.as_str(), "7", "a", "value"][..]), "{said}");
@@ -347,7 +403,8 @@ fn programs_that_know_only_zfs_are_answered() {
     }
     let pool = Pool::new("tool", &[]);
     pool.done("zfs snapshot %/a@s");
-    let lines = fs::read_to_string(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/zfs_compare/tools.txt")).unwrap();
+    let lines =
+        fs::read_to_string(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/zfs_compare/tools.txt")).unwrap();
     let mut wrong = Vec::new();
     for line in lines.lines().filter(|line| !line.starts_with('#')) {
         let (answers, line) = line.strip_prefix("= ").map_or((false, line), |line| (true, line));
@@ -392,21 +449,38 @@ fn devices_have_properties() {
     ] {
         assert_eq!(of(device, property), expected, "{device} {property}");
     }
-    assert!(of(image, "write_bytes")[0].parse::<u64>().unwrap() > 0 && of("root-0", "size") == of(image, "size"), "{all}");
-    // A device goes by its path, from here as well, and by its number; properties by the heads of their columns.
+    assert!(
+        of(image, "write_bytes")[0].parse::<u64>().unwrap() > 0 && of("root-0", "size") == of(image, "size"),
+        "{all}"
+    );
+    // A device goes by its path, from here as well, and by its number; properties by the heads of
+    // their columns.
     let guid = of(image, "guid")[0].clone();
     for word in [image, "image", guid.as_str()] {
-        assert_eq!(pool.done(&format!("zpool get -H -o name,value name,STATE,a:b % {word} root")).lines().count(), 6, "{word}");
+        assert_eq!(
+            pool.done(&format!("zpool get -H -o name,value name,STATE,a:b % {word} root")).lines().count(),
+            6,
+            "{word}"
+        );
         assert_eq!(pool.done(&format!("zpool get -H -o value RDERR % {word}")), "0\n", "{word}");
         pool.done(&format!("zpool clear % {word}"));
         pool.done(&format!("zpool online % {word}"));
     }
     let json = pool.json("zpool get -j --json-int size,state % all-vdevs");
     let device = &json["vdevs"][image];
-    assert!(device["properties"]["size"]["value"].is_u64() && device["type"] == "VDEV" && device["vdev_type"] == "file", "{json}");
-    assert_eq!((&json["vdevs"]["root-0"]["vdev_type"], &json["output_version"]["command"]), (&json!("root"), &json!("zpool get")));
+    assert!(
+        device["properties"]["size"]["value"].is_u64() && device["type"] == "VDEV" && device["vdev_type"] == "file",
+        "{json}"
+    );
+    assert_eq!(
+        (&json["vdevs"]["root-0"]["vdev_type"], &json["output_version"]["command"]),
+        (&json!("root"), &json!("zpool get"))
+    );
     let (code, said) = pool.refused("zpool get state % nosuch");
-    assert!(code == 2 && said.starts_with("Expected a list of vdevs in \"%\", but got: nosuch\nusage:\n\tget ["), "{said}");
+    assert!(
+        code == 2 && said.starts_with("Expected a list of vdevs in \"%\", but got: nosuch\nusage:\n\tget ["),
+        "{said}"
+    );
     assert_eq!(pool.refused("zpool get health % all-vdevs").0, 2);
     let (code, said) = pool.refused("zpool set comment=x % image");
     assert_eq!((code, said.as_str()), (1, "cannot set property for 'image' of '%': devices have none to be set\n"));
@@ -426,8 +500,16 @@ fn devices_are_called_as_asked() {
     pool.done(&format!("zpool add % {link}"));
     let guid = pool.done(&format!("zpool get -H -o value guid % {link}")).trim().to_owned();
     let has = |line: &str, name: &str| pool.done(line).split_whitespace().any(|word| word == name);
-    for (letters, name) in [("-p", &link), ("-P", &link), ("-L", &image), ("-LP", &image), ("-g", &guid), ("-gLP", &guid)] {
-        for line in ["zpool status L %", "zpool list -v L %", "zpool list -vH L %", "zpool iostat -v L %", "zpool iostat -vH L %"] {
+    for (letters, name) in
+        [("-p", &link), ("-P", &link), ("-L", &image), ("-LP", &image), ("-g", &guid), ("-gLP", &guid)]
+    {
+        for line in [
+            "zpool status L %",
+            "zpool list -v L %",
+            "zpool list -vH L %",
+            "zpool iostat -v L %",
+            "zpool iostat -vH L %",
+        ] {
             let line = line.replace('L', letters);
             assert!(has(&line, name), "{line}: {name}");
         }
@@ -442,13 +524,20 @@ fn devices_are_called_as_asked() {
     let disk = pool.path("disk");
     fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
     let shown = Command::new("losetup").args(["-f", "--show"]).arg(&disk).output();
-    let Some(device) = shown.ok().filter(|output| output.status.success()).map(|output| text(&output.stdout).trim().to_owned()) else {
+    let Some(device) =
+        shown.ok().filter(|output| output.status.success()).map(|output| text(&output.stdout).trim().to_owned())
+    else {
         mounting::skip("loop", "there are no loop devices");
         return;
     };
     let short = device.strip_prefix("/dev/").unwrap().to_owned();
     pool.done(&format!("zpool add % {device}"));
-    let calls = [("zpool status %", &short), ("zpool status -P %", &device), ("zpool list -vHP %", &device), ("zpool list -vH %", &short)];
+    let calls = [
+        ("zpool status %", &short),
+        ("zpool status -P %", &device),
+        ("zpool list -vHP %", &device),
+        ("zpool list -vH %", &short),
+    ];
     let wrong: Vec<_> = calls.iter().filter(|(line, name)| !has(line, name)).collect();
     let short = pool.call(&format!("zpool clear % {short}"));
     let exported = pool.call("zpool export %");
@@ -475,7 +564,10 @@ fn one_that_fails_keeps_no_other_from_it() {
     for line in ["zpool list -Ho name", "zpool status", "zpool history", "zpool iostat"] {
         let output = pool.call(&with(&format!("{line} zwnosuch % &")));
         let said = text(&output.stdout);
-        assert!(output.status.code() == Some(1) && said.contains(&pool.name) && said.contains(&second.name), "{line}: {said}");
+        assert!(
+            output.status.code() == Some(1) && said.contains(&pool.name) && said.contains(&second.name),
+            "{line}: {said}"
+        );
         assert!(text(&output.stderr).contains(missing), "{line}");
     }
     // One that is missing ends no repetition.
@@ -520,9 +612,14 @@ fn nothing_is_delegated() {
     let pool = Pool::new("allow", &[]);
     assert_eq!(pool.done("zfs allow %/a"), "");
     assert!(pool.refused("zfs allow %/nosuch").1.starts_with("cannot open '%/nosuch': dataset does not exist\n"));
-    for line in ["zfs allow -u root snapshot %/a", "zfs allow everyone mount %/a", "zfs unallow %/a", "zfs unallow -r root %"] {
+    for line in
+        ["zfs allow -u root snapshot %/a", "zfs allow everyone mount %/a", "zfs unallow %/a", "zfs unallow -r root %"]
+    {
         let (code, said) = pool.refused(line);
-        assert!(code == 1 && said.contains("permissions cannot be delegated") && said.lines().count() == 1, "{line}: {said}");
+        assert!(
+            code == 1 && said.contains("permissions cannot be delegated") && said.lines().count() == 1,
+            "{line}: {said}"
+        );
     }
     assert_eq!((pool.refused("zfs allow").0, pool.refused("zfs unallow").0), (2, 2));
 }
@@ -535,7 +632,10 @@ fn wrong_calls_of_ours_say_what_is_missing_and_how_it_is_meant() {
     };
     let two = |what: &str, usage: &str| (2, format!("nacre: {what}\nnacre: usage: nacre {usage}\n"));
     assert_eq!(said("pool set foo"), two("missing pool name argument", "pool set PROPERTY=VALUE POOL"));
-    assert_eq!(said("pool set foo tank"), two("missing value in property=value argument: 'foo'", "pool set PROPERTY=VALUE POOL"));
+    assert_eq!(
+        said("pool set foo tank"),
+        two("missing value in property=value argument: 'foo'", "pool set PROPERTY=VALUE POOL")
+    );
     assert_eq!(said("pool export"), two("missing pool name argument", "pool export [-af] [POOL]..."));
     assert_eq!(said("pool clear tank --force"), two("invalid option '--force'", "pool clear POOL [DEVICE]"));
     assert_eq!(said("fs set a=b"), two("missing dataset name", "fs set [-u] PROPERTY=VALUE... FILESYSTEM..."));
@@ -563,7 +663,10 @@ fn letters_of_openzfs_are_taken() {
     let (code, said) = pool.refused("zpool scrub -a %");
     assert!(code == 2 && said.starts_with("too many arguments\n"), "{said}");
     let heads = |line: &str| pool.done(line).lines().filter(|line| line.starts_with("pool ")).count();
-    assert_eq!((heads("zpool iostat % 0.1 3"), heads("zpool iostat -n % 0.1 3"), heads("zpool iostat -nv % 0.1 2")), (3, 1, 1));
+    assert_eq!(
+        (heads("zpool iostat % 0.1 3"), heads("zpool iostat -n % 0.1 3"), heads("zpool iostat -nv % 0.1 2")),
+        (3, 1, 1)
+    );
     assert_eq!(pool.done("zpool iostat -nH % 0.1 3").lines().count(), 3);
     // What is mounted stays where it is, until it is unmounted.
     pool.done("zfs create %/a/b");
@@ -578,7 +681,9 @@ fn letters_of_openzfs_are_taken() {
     pool.done("zfs create -o canmount=noauto %/a/c");
     for _ in 0..2 {
         pool.done("zfs mount -R %/a");
-        assert!(is_mounted(&after) && is_mounted(&after.join("b")) && !is_mounted(&after.join("c")) && !is_mounted(&before));
+        assert!(
+            is_mounted(&after) && is_mounted(&after.join("b")) && !is_mounted(&after.join("c")) && !is_mounted(&before)
+        );
     }
     assert_eq!(pool.refused("zfs mount -R %/nosuch").0, 1);
     assert_eq!(pool.refused("zfs mount -R").0, 2);

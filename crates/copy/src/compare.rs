@@ -1,4 +1,5 @@
-//! The comparison after the copy: every entry of SOURCE against its counterpart, data byte by byte as the device gives it back.
+//! The comparison after the copy: every entry of SOURCE against its counterpart, data byte by byte
+//! as the device gives it back.
 
 use crate::{
     content::BUFFER,
@@ -23,7 +24,12 @@ impl Worker<'_> {
     pub(crate) fn compare_entry(&mut self, pair: &Arc<Pair>, name: &[u8]) -> Result<(), Trouble> {
         let source = Meta::of_entry(pair.source.as_fd(), name).source("look at")?;
         let copy = Meta::of_entry(pair.dest.as_fd(), name).destination("look at")?;
-        self.compare_metadata(&source, &copy, Place::Entry(pair.source.as_fd(), name), Place::Entry(pair.dest.as_fd(), name))?;
+        self.compare_metadata(
+            &source,
+            &copy,
+            Place::Entry(pair.source.as_fd(), name),
+            Place::Entry(pair.dest.as_fd(), name),
+        )?;
         if source.links > 1 && !self.compare_links(pair, name, &source, &copy)? {
             // Another name of a file that has been compared.
             add(&self.job().figures.verified, 1);
@@ -70,7 +76,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Whether the data of a file with several names is still to be compared; its names have to be one file in DEST, too.
+    /// Whether the data of a file with several names is still to be compared; its names have to be
+    /// one file in DEST, too.
     fn compare_links(&self, pair: &Arc<Pair>, name: &[u8], source: &Meta, copy: &Meta) -> Result<bool, Trouble> {
         if self.job().may_lack_links() {
             return Ok(true);
@@ -97,7 +104,8 @@ impl Worker<'_> {
             opened => opened,
         }
         .destination("open")?;
-        // What memory still holds says nothing about what the device holds. Advice: where it is not taken, memory is what is compared.
+        // What memory still holds says nothing about what the device holds. Advice: where it is not
+        // taken, memory is what is compared.
         let _ = fs::fadvise(&copy, 0, None, Advice::DontNeed);
         let mut at = 0;
         loop {
@@ -110,8 +118,17 @@ impl Worker<'_> {
                 if meta.was_changed_until(&now) {
                     return Err(Trouble::Fact(Side::Source, "was written to after it was copied".to_owned()));
                 }
-                let apart = self.buffer.iter().zip(&self.second).take(length.min(other)).take_while(|(one, other)| one == other).count();
-                return Err(Trouble::Fact(Side::Destination, format!("differs from its source at byte {}", at + apart as u64)));
+                let apart = self
+                    .buffer
+                    .iter()
+                    .zip(&self.second)
+                    .take(length.min(other))
+                    .take_while(|(one, other)| one == other)
+                    .count();
+                return Err(Trouble::Fact(
+                    Side::Destination,
+                    format!("differs from its source at byte {}", at + apart as u64),
+                ));
             }
             at += length as u64;
             add(&self.job().figures.verified_bytes, length as u64);

@@ -1,4 +1,5 @@
-//! The data of a file: blocks shared where that works, else copied inside the kernel, else read and written; holes stay holes.
+//! The data of a file: blocks shared where that works, else copied inside the kernel, else read and
+//! written; holes stay holes.
 
 use crate::{
     Reflink,
@@ -37,7 +38,13 @@ impl Default for Ways {
 
 impl Worker<'_> {
     /// Makes the empty file `copy`, on file system `device`, hold what `source` holds.
-    pub(crate) fn content(&mut self, source: BorrowedFd<'_>, copy: BorrowedFd<'_>, meta: &Meta, device: u64) -> Result<(), Trouble> {
+    pub(crate) fn content(
+        &mut self,
+        source: BorrowedFd<'_>,
+        copy: BorrowedFd<'_>,
+        meta: &Meta,
+        device: u64,
+    ) -> Result<(), Trouble> {
         let between = (meta.device, device);
         let ways = self.ways.get(&between).copied().unwrap_or_default();
         let wanted = self.job().options.reflink;
@@ -49,7 +56,9 @@ impl Worker<'_> {
                     return Ok(());
                 }
                 Err(error) if wanted == Reflink::Always => return Err(error).destination("share blocks with"),
-                Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::XDEV | Errno::NOSYS) => self.ways.entry(between).or_default().clone = false,
+                Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::XDEV | Errno::NOSYS) => {
+                    self.ways.entry(between).or_default().clone = false
+                }
                 // This file alone: without checksums, mapped by a device, in use as swap.
                 Err(Errno::INVAL | Errno::TXTBSY | Errno::PERM | Errno::BADF) => {}
                 Err(error) => return Err(error).destination("share blocks with"),
@@ -63,7 +72,8 @@ impl Worker<'_> {
         }
         let mut offset = 0;
         while offset < meta.size {
-            let (start, end) = if sparse { data_from(source, offset, meta.size).source("find the data of")? } else { (0, meta.size) };
+            let (start, end) =
+                if sparse { data_from(source, offset, meta.size).source("find the data of")? } else { (0, meta.size) };
             if start >= end {
                 break;
             }
@@ -81,7 +91,14 @@ impl Worker<'_> {
     }
 
     /// Copies a range; answers up to where there was data.
-    fn range(&mut self, source: BorrowedFd<'_>, copy: BorrowedFd<'_>, start: u64, end: u64, between: (u64, u64)) -> Result<u64, Trouble> {
+    fn range(
+        &mut self,
+        source: BorrowedFd<'_>,
+        copy: BorrowedFd<'_>,
+        start: u64,
+        end: u64,
+        between: (u64, u64),
+    ) -> Result<u64, Trouble> {
         let mut at = start;
         while at < end && self.ways.entry(between).or_default().kernel {
             self.job().go_on()?;
@@ -95,7 +112,9 @@ impl Worker<'_> {
                     add(&self.job().figures.bytes, copied as u64);
                 }
                 Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(Errno::XDEV | Errno::NOSYS | Errno::OPNOTSUPP) => self.ways.entry(between).or_default().kernel = false,
+                Err(Errno::XDEV | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                    self.ways.entry(between).or_default().kernel = false
+                }
                 // Whichever side it was will say so when it is read or written.
                 Err(_) => return self.read_and_write(source, copy, at, end),
             }
@@ -104,7 +123,13 @@ impl Worker<'_> {
     }
 
     /// Copies a range through this process; answers up to where there was data.
-    fn read_and_write(&mut self, source: BorrowedFd<'_>, copy: BorrowedFd<'_>, start: u64, end: u64) -> Result<u64, Trouble> {
+    fn read_and_write(
+        &mut self,
+        source: BorrowedFd<'_>,
+        copy: BorrowedFd<'_>,
+        start: u64,
+        end: u64,
+    ) -> Result<u64, Trouble> {
         let job = self.job();
         let mut at = start;
         while at < end {

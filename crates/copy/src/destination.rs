@@ -1,4 +1,5 @@
-//! Whether a copy may begin: SOURCE and DEST are opened and looked at, and nothing is changed where it may not.
+//! Whether a copy may begin: SOURCE and DEST are opened and looked at, and nothing is changed where
+//! it may not.
 
 use crate::{
     Options, Refusal, RefusalKind, Verify,
@@ -39,7 +40,10 @@ pub(crate) fn prepare(options: &Options) -> Result<Prepared, Refusal> {
     if holds_state(&source, &options.source)? {
         return Err(refused(
             format!("{} is itself a copy that was not finished", shown(&options.source)),
-            format!("finish it with the command that began it, or remove {} if it shall stay as it is", state_path(&options.source)),
+            format!(
+                "finish it with the command that began it, or remove {} if it shall stay as it is",
+                state_path(&options.source)
+            ),
         ));
     }
     let copies = options.verify != Verify::Only;
@@ -53,11 +57,16 @@ pub(crate) fn prepare(options: &Options) -> Result<Prepared, Refusal> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dest = fs::open(&options.destination, flags, Mode::empty())
         .map_err(|error| failed("cannot open the directory", &options.destination, &error.into()))?;
-    let dest_meta = Meta::of_file(dest.as_fd()).map_err(|error| failed("cannot look at", &options.destination, &error))?;
+    let dest_meta =
+        Meta::of_file(dest.as_fd()).map_err(|error| failed("cannot look at", &options.destination, &error))?;
     if dest_meta.identity() == source_meta.identity() {
-        return Err(refused(format!("{} and {} are one directory", shown(&options.source), shown(&options.destination)), String::new()));
+        return Err(refused(
+            format!("{} and {} are one directory", shown(&options.source), shown(&options.destination)),
+            String::new(),
+        ));
     }
-    let mut prepared = Prepared { source, source_path, source_meta, dest, dest_meta, fresh: false, state: None, resumed: false };
+    let mut prepared =
+        Prepared { source, source_path, source_meta, dest, dest_meta, fresh: false, state: None, resumed: false };
     if copies {
         begin(options, &mut prepared)?;
     }
@@ -131,7 +140,9 @@ fn begin(options: &Options, prepared: &mut Prepared) -> Result<(), Refusal> {
     }
     let found = State::read(dest).map_err(|error| {
         let mut refusal = failed("cannot read", &path.join(state::NAME), &error);
-        refusal.next = "a copy into this directory was not finished; use the program that began it, or remove this file".to_owned();
+        refusal.next =
+            "a copy into this directory was not finished; use the program that began it, or remove this file"
+                .to_owned();
         refusal
     })?;
     prepared.resumed = found.is_some();
@@ -141,7 +152,12 @@ fn begin(options: &Options, prepared: &mut Prepared) -> Result<(), Refusal> {
         Some(state) if state.source != prepared.source_path => {
             return Err(refused(
                 format!("{} holds a copy of {} that was not finished", shown(path), shown(&state.source)),
-                format!("finish it with `nacre copy {} {}`, or remove {}", shown(&state.source), shown(path), state_path(path)),
+                format!(
+                    "finish it with `nacre copy {} {}`, or remove {}",
+                    shown(&state.source),
+                    shown(path),
+                    state_path(path)
+                ),
             ));
         }
         Some(state) => state,

@@ -1,4 +1,5 @@
-//! One entry that is no directory: made under a temporary name, given its data and metadata, and renamed.
+//! One entry that is no directory: made under a temporary name, given its data and metadata, and
+//! renamed.
 
 use crate::{
     figures::add,
@@ -73,7 +74,13 @@ impl Worker<'_> {
     }
 
     /// A file with several names: the first one met is copied, the others become links to the copy.
-    fn copy_linked(&mut self, pair: &Arc<Pair>, name: &[u8], file: Option<OwnedFd>, meta: &Meta) -> Result<(), Trouble> {
+    fn copy_linked(
+        &mut self,
+        pair: &Arc<Pair>,
+        name: &[u8],
+        file: Option<OwnedFd>,
+        meta: &Meta,
+    ) -> Result<(), Trouble> {
         let of = meta.identity();
         match self.walk.links.claim(of, meta.links, pair, name) {
             Claim::Waits => return Ok(()),
@@ -95,8 +102,11 @@ impl Worker<'_> {
                     return Ok(());
                 }
                 Err(trouble) => {
-                    let Some(Further { pair: other, name: next }) = self.walk.links.failed(of) else { return Err(trouble) };
-                    // Each name that failed is told by itself; the last one is told by whoever called.
+                    let Some(Further { pair: other, name: next }) = self.walk.links.failed(of) else {
+                        return Err(trouble);
+                    };
+                    // Each name that failed is told by itself; the last one is told by whoever
+                    // called.
                     self.job().failed(&trouble, &at);
                     at = path_of(&other, &next);
                     first = self.copy_one(&other, &next, None, meta);
@@ -108,7 +118,8 @@ impl Worker<'_> {
 
     /// Gives a copy a further name; where that cannot be, the name gets a copy of its own.
     fn link_or_copy(&mut self, pair: &Arc<Pair>, name: &[u8], meta: &Meta, copied: &Copied) -> Result<(), Trouble> {
-        if !pair.fresh && Meta::of_entry(pair.dest.as_fd(), name).is_ok_and(|there| there.identity() == copied.identity) {
+        if !pair.fresh && Meta::of_entry(pair.dest.as_fd(), name).is_ok_and(|there| there.identity() == copied.identity)
+        {
             add(&self.job().figures.links, 1);
             self.count(meta, true);
             return Ok(());
@@ -120,7 +131,15 @@ impl Worker<'_> {
                 self.count(meta, false);
                 Ok(())
             }
-            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV | Errno::ACCESS | Errno::NAMETOOLONG | Errno::NOENT) => {
+            Err(
+                Errno::PERM
+                | Errno::OPNOTSUPP
+                | Errno::NOSYS
+                | Errno::XDEV
+                | Errno::ACCESS
+                | Errno::NAMETOOLONG
+                | Errno::NOENT,
+            ) => {
                 self.job().lost(&self.job().figures.lost_links, "hard links cannot be made here")?;
                 self.copy_anew(pair, name, meta).map(drop)
             }
@@ -149,8 +168,11 @@ impl Worker<'_> {
 
     fn link(&self, file: BorrowedFd<'_>, pair: &Pair, name: &[u8]) -> Result<(), Errno> {
         let to = |name: &[u8]| match fs::linkat(file, c"", &pair.dest, name, AtFlags::EMPTY_PATH) {
-            // Without the right to do that by descriptor, the way through proc is open to everybody.
-            Err(Errno::NOENT | Errno::PERM) => fs::linkat(fs::CWD, inode::proc_path(file), &pair.dest, name, AtFlags::SYMLINK_FOLLOW),
+            // Without the right to do that by descriptor, the way through proc is open to
+            // everybody.
+            Err(Errno::NOENT | Errno::PERM) => {
+                fs::linkat(fs::CWD, inode::proc_path(file), &pair.dest, name, AtFlags::SYMLINK_FOLLOW)
+            }
             done => done,
         };
         match to(name) {
@@ -159,7 +181,8 @@ impl Worker<'_> {
                 let temporary = self.temporary();
                 let _ = fs::unlinkat(&pair.dest, temporary.as_str(), AtFlags::empty());
                 to(temporary.as_bytes())?;
-                fs::renameat(&pair.dest, temporary.as_str(), &pair.dest, name).inspect_err(|_| self.drop_temporary(pair))?;
+                fs::renameat(&pair.dest, temporary.as_str(), &pair.dest, name)
+                    .inspect_err(|_| self.drop_temporary(pair))?;
                 add(&self.job().figures.replaced, 1);
                 Ok(())
             }
@@ -178,7 +201,10 @@ impl Worker<'_> {
                     return Err(Trouble::Fact(Side::Source, "is in SOURCE and in DEST at once".to_owned()));
                 }
                 Ok(there) if there.kind == FileType::Directory => {
-                    return Err(Trouble::Fact(Side::Destination, "is a directory: it is not replaced by a file".to_owned()));
+                    return Err(Trouble::Fact(
+                        Side::Destination,
+                        "is a directory: it is not replaced by a file".to_owned(),
+                    ));
                 }
                 Ok(there) if self.is_same(pair, name, meta, &there)? => {
                     if self.job().options.update && self.renew_metadata(pair, name, meta, &there)? {
@@ -225,7 +251,8 @@ impl Worker<'_> {
         Ok(changed || meta.flags & !there.flags != 0)
     }
 
-    /// Opens a regular file of SOURCE without changing the time of its last access where that is allowed.
+    /// Opens a regular file of SOURCE without changing the time of its last access where that is
+    /// allowed.
     pub(crate) fn open_source(&self, pair: &Pair, name: &[u8]) -> Result<OwnedFd, Trouble> {
         // Should it have become a pipe, opening it does not wait for a writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -236,7 +263,13 @@ impl Worker<'_> {
         .source("open")
     }
 
-    fn make_regular(&mut self, pair: &Pair, name: &[u8], file: Option<OwnedFd>, replace: bool) -> Result<Identity, Trouble> {
+    fn make_regular(
+        &mut self,
+        pair: &Pair,
+        name: &[u8],
+        file: Option<OwnedFd>,
+        replace: bool,
+    ) -> Result<Identity, Trouble> {
         let source = match file {
             Some(file) => file,
             None => self.open_source(pair, name)?,
@@ -245,7 +278,8 @@ impl Worker<'_> {
         if meta.kind != FileType::RegularFile {
             return Err(Trouble::Fact(Side::Source, "has become something else while it was copied".to_owned()));
         }
-        // Until it belongs to whom it should, nobody else reads it; whoever makes it can always write to it.
+        // Until it belongs to whom it should, nobody else reads it; whoever makes it can always
+        // write to it.
         let own = (meta.uid, meta.gid) == self.job().own;
         let mode = Mode::from_raw_mode(if own { meta.mode & 0o777 | 0o600 } else { 0o600 });
         let copy = self.create(pair, mode)?;
@@ -260,7 +294,9 @@ impl Worker<'_> {
             Ok((identity, true)) => Ok(identity),
             Ok((_, false)) => Err(Trouble::Fact(
                 Side::Source,
-                format!("was written to while it was copied, {ATTEMPTS} times: the copy may hold parts of different states"),
+                format!(
+                    "was written to while it was copied, {ATTEMPTS} times: the copy may hold parts of different states"
+                ),
             )),
             Err(trouble) => {
                 self.drop_temporary(pair);
@@ -269,8 +305,15 @@ impl Worker<'_> {
         }
     }
 
-    /// Data and metadata of a new file; answers which file it is, what was copied last, and whether nobody wrote to it meanwhile.
-    fn fill(&mut self, pair: &Pair, source: BorrowedFd<'_>, copy: OwnedFd, mut meta: Meta) -> Result<(Identity, Meta, bool), Trouble> {
+    /// Data and metadata of a new file; answers which file it is, what was copied last, and whether
+    /// nobody wrote to it meanwhile.
+    fn fill(
+        &mut self,
+        pair: &Pair,
+        source: BorrowedFd<'_>,
+        copy: OwnedFd,
+        mut meta: Meta,
+    ) -> Result<(Identity, Meta, bool), Trouble> {
         let mut settled = false;
         for attempt in 1..=ATTEMPTS {
             self.content(source, copy.as_fd(), &meta, pair.device)?;
@@ -296,7 +339,8 @@ impl Worker<'_> {
         match open() {
             // Left by a copy that was killed.
             Err(Errno::EXIST) => {
-                fs::unlinkat(&pair.dest, temporary.as_str(), AtFlags::empty()).destination("remove what an earlier copy left in")?;
+                fs::unlinkat(&pair.dest, temporary.as_str(), AtFlags::empty())
+                    .destination("remove what an earlier copy left in")?;
                 open()
             }
             opened => opened,
@@ -315,7 +359,8 @@ impl Worker<'_> {
                 fs::symlinkat(target, &pair.dest, temporary.as_str()).destination("create the link")
             }
             FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice => {
-                fs::mknodat(&pair.dest, temporary.as_str(), meta.kind, Mode::from_raw_mode(0o600), meta.special).destination("create")
+                fs::mknodat(&pair.dest, temporary.as_str(), meta.kind, Mode::from_raw_mode(0o600), meta.special)
+                    .destination("create")
             }
             _ => Err(Trouble::Fact(Side::Source, "has become something else while it was copied".to_owned())),
         };
@@ -332,7 +377,8 @@ impl Worker<'_> {
     fn dress(&mut self, pair: &Pair, source: BorrowedFd<'_>, meta: &Meta) -> Result<Identity, Trouble> {
         let handle = fs::openat(&pair.dest, self.temporary().as_str(), HANDLE, Mode::empty()).destination("open")?;
         let made = Meta::of_file(handle.as_fd()).destination("look at")?;
-        // Whoever may write to the directory could have put another file there, with more names, to have it given to himself.
+        // Whoever may write to the directory could have put another file there, with more names, to
+        // have it given to himself.
         if made.kind != meta.kind || made.links > 1 {
             return Err(Trouble::Fact(Side::Destination, "was replaced by somebody else meanwhile".to_owned()));
         }
@@ -361,7 +407,8 @@ impl Worker<'_> {
         let renamed = if replace {
             plain()
         } else {
-            // So a file that somebody else has made meanwhile, or that differs only by case where case does not count, is not lost.
+            // So a file that somebody else has made meanwhile, or that differs only by case where
+            // case does not count, is not lost.
             match fs::renameat_with(&pair.dest, temporary.as_str(), &pair.dest, name, RenameFlags::NOREPLACE) {
                 Err(Errno::INVAL | Errno::NOSYS) => plain(),
                 renamed => renamed,

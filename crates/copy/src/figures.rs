@@ -9,7 +9,8 @@ macro_rules! figures {
         #[derive(Debug, Default)]
         pub struct Figures {
             $($(#[doc = $doc])+ pub $name: AtomicU64,)+
-            /// Whether everything has been counted ahead: `expected_entries` and `expected_bytes` are whole.
+            /// Whether everything has been counted ahead: `expected_entries` and `expected_bytes`
+            /// are whole.
             pub counted: AtomicBool,
             /// Whether what is going on is the comparison after the copy.
             pub verifying: AtomicBool,
@@ -94,7 +95,8 @@ impl Snapshot {
         (self.counted && all > 0).then(|| (done as f64 / all as f64).min(1.0))
     }
 
-    /// Seconds that the rest will take, judged by the `elapsed` seconds of the present part; `None` while nothing can be said.
+    /// Seconds that the rest will take, judged by the `elapsed` seconds of the present part; `None`
+    /// while nothing can be said.
     pub fn seconds_left(&self, elapsed: f64) -> Option<f64> {
         let all = self.expected_entries * ENTRY + self.expected_bytes;
         let present = if self.verifying { 0 } else { self.present * ENTRY + self.present_bytes };

@@ -27,7 +27,8 @@ use std::{
     time::Duration,
 };
 
-/// How often everything is written out and noted, so that a crash of the machine costs at most what was copied since.
+/// How often everything is written out and noted, so that a crash of the machine costs at most what
+/// was copied since.
 const NOTE_EVERY: Duration = Duration::from_secs(30);
 
 /// What all workers of a copy know.
@@ -44,7 +45,8 @@ pub(crate) struct Job<'a> {
     /// The user and group that new files belong to.
     pub(crate) own: (u32, u32),
     id: String,
-    /// Of what was there already on the file system of DEST, what was changed in this time may have been lost in part.
+    /// Of what was there already on the file system of DEST, what was changed in this time may have
+    /// been lost in part.
     doubtful: Option<(state::Time, state::Time)>,
     dest_device: u64,
     complete: AtomicBool,
@@ -89,10 +91,12 @@ impl Job<'_> {
         (self.told)(Told::Notice(what));
     }
 
-    /// Whether DEST has no room left: what an attribute was refused for, where it may be about the attribute alone.
+    /// Whether DEST has no room left: what an attribute was refused for, where it may be about the
+    /// attribute alone.
     pub(crate) fn is_full(&self) -> bool {
-        fs::fstatvfs(&self.dest)
-            .is_ok_and(|room| room.f_bavail.saturating_mul(room.f_frsize) < 1 << 20 || (room.f_files > 0 && room.f_favail == 0))
+        fs::fstatvfs(&self.dest).is_ok_and(|room| {
+            room.f_bavail.saturating_mul(room.f_frsize) < 1 << 20 || (room.f_files > 0 && room.f_favail == 0)
+        })
     }
 
     /// Whether something that was in DEST before is whole, if it looks whole.
@@ -160,14 +164,23 @@ impl Job<'_> {
     }
 }
 
-/// Makes SOURCE's content DEST's. Counts in `figures`, tells what goes wrong with single entries as it happens, ends early when `stop`
-/// becomes true. A copy that did not become complete goes on when the same is asked for again.
+/// Makes SOURCE's content DEST's. Counts in `figures`, tells what goes wrong with single entries as
+/// it happens, ends early when `stop` becomes true. A copy that did not become complete goes on
+/// when the same is asked for again.
 ///
 /// # Errors
 /// The copy could not begin; nothing was changed.
-pub fn run(options: &Options, figures: &Figures, stop: &AtomicBool, told: &(dyn Fn(Told) + Sync)) -> Result<Outcome, Refusal> {
-    let Prepared { source, source_path: _, source_meta, dest, dest_meta, fresh, state, resumed } = destination::prepare(options)?;
-    let open = |directory: BorrowedFd<'_>| duplicate(directory).map_err(|error| failed("cannot open", &options.destination, &error));
+pub fn run(
+    options: &Options,
+    figures: &Figures,
+    stop: &AtomicBool,
+    told: &(dyn Fn(Told) + Sync),
+) -> Result<Outcome, Refusal> {
+    let Prepared { source, source_path: _, source_meta, dest, dest_meta, fresh, state, resumed } =
+        destination::prepare(options)?;
+    let open = |directory: BorrowedFd<'_>| {
+        duplicate(directory).map_err(|error| failed("cannot open", &options.destination, &error))
+    };
     let job = Job {
         options,
         figures,
@@ -264,7 +277,11 @@ impl Job<'_> {
 
     fn sync_or_fail(&self) {
         if let Err(error) = self.sync() {
-            self.fail_wholly(format!("cannot write out {}: {}", shown(&self.options.destination), crate::trouble::reason(&error)));
+            self.fail_wholly(format!(
+                "cannot write out {}: {}",
+                shown(&self.options.destination),
+                crate::trouble::reason(&error)
+            ));
         }
     }
 

@@ -1,14 +1,18 @@
-//! Copying trees of millions of files: in parallel, with everything that belongs to a file, and so that it can be interrupted.
+//! Copying trees of millions of files: in parallel, with everything that belongs to a file, and so
+//! that it can be interrupted.
 //!
-//! Called by `nacre copy`. [`run`] walks SOURCE with several workers ([`walk`]) that share a bounded [`queue`], copies what each entry
-//! is ([`entry`], [`content`], [`metadata`]), keeps hard links ([`links`]), and notes in DEST how far it has come ([`state`]).
+//! Called by `nacre copy`. [`run`] walks SOURCE with several workers ([`walk`]) that share a
+//! bounded [`queue`], copies what each entry is ([`entry`], [`content`], [`metadata`]), keeps hard
+//! links ([`links`]), and notes in DEST how far it has come ([`state`]).
 //!
 //! Invariants:
-//! - a file has its name in DEST only when its data and all its metadata are in place: it is made under a temporary name and renamed;
-//! - every name is looked up in a directory that is open, one component at a time, and never through a symbolic link, so that somebody
-//!   who moves things in SOURCE or DEST meanwhile leads the copy nowhere else;
-//! - memory does not grow with the number of files; it grows with the number of files with several names that have not been met yet,
-//!   by about 150 bytes each.
+//! - a file has its name in DEST only when its data and all its metadata are in place: it is made
+//!   under a temporary name and renamed;
+//! - every name is looked up in a directory that is open, one component at a time, and never
+//!   through a symbolic link, so that somebody who moves things in SOURCE or DEST meanwhile leads
+//!   the copy nowhere else;
+//! - memory does not grow with the number of files; it grows with the number of files with several
+//!   names that have not been met yet, by about 150 bytes each.
 #![forbid(unsafe_code)]
 
 mod compare;
@@ -39,7 +43,8 @@ pub struct Options {
     pub destination: PathBuf,
     /// How many files are copied at a time.
     pub jobs: usize,
-    /// DEST may hold something: what is the same by size and time stays, what differs is replaced, the rest is left alone.
+    /// DEST may hold something: what is the same by size and time stays, what differs is replaced,
+    /// the rest is left alone.
     pub update: bool,
     /// Whether DEST is read back and compared.
     pub verify: Verify,

@@ -1,6 +1,8 @@
-//! Files with several names: which of them is copied, and where the copy is for the other names to be linked to.
+//! Files with several names: which of them is copied, and where the copy is for the other names to
+//! be linked to.
 //!
-//! The first name that is met is copied; names that are met meanwhile wait here, so that no worker waits for another.
+//! The first name that is met is copied; names that are met meanwhile wait here, so that no worker
+//! waits for another.
 
 use crate::walk::Pair;
 use parking_lot::Mutex;

@@ -1,4 +1,5 @@
-//! What belongs to a file beside its data: owner, mode, times, extended attributes with access control lists, file flags.
+//! What belongs to a file beside its data: owner, mode, times, extended attributes with access
+//! control lists, file flags.
 
 use crate::{
     figures::add,
@@ -24,7 +25,8 @@ const SHADOWS: [&[u8]; 2] = [b"trusted.SGI_ACL_FILE", b"trusted.SGI_ACL_DEFAULT"
 const SELINUX: &[u8] = b"security.selinux";
 /// `XATTR_SIZE_MAX` and `XATTR_LIST_MAX`.
 const ATTRIBUTE_MAX: usize = 65_536;
-/// The flags of files that are copied, those of chattr(1): immutable, append-only, no dump (include/uapi/linux/fs.h).
+/// The flags of files that are copied, those of chattr(1): immutable, append-only, no dump
+/// (include/uapi/linux/fs.h).
 const FLAGS: [(StatxAttributes, u32); 3] =
     [(StatxAttributes::IMMUTABLE, 0x10), (StatxAttributes::APPEND, 0x20), (StatxAttributes::NODUMP, 0x40)];
 
@@ -79,7 +81,10 @@ impl Meta {
             accessed: (stat.stx_atime.tv_sec, stat.stx_atime.tv_nsec),
             modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
             changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec),
-            flags: FLAGS.iter().filter(|(attribute, _)| set.contains(*attribute)).fold(0, |flags, (_, flag)| flags | flag),
+            flags: FLAGS
+                .iter()
+                .filter(|(attribute, _)| set.contains(*attribute))
+                .fold(0, |flags, (_, flag)| flags | flag),
         }
     }
 
@@ -97,7 +102,9 @@ impl Meta {
     pub(crate) fn same_time(&self, copy: &Meta) -> bool {
         let (seconds, nanoseconds) = self.modified;
         if copy.modified.0 == seconds {
-            return [1, 100, 1000, 1_000_000, 1_000_000_000].iter().any(|unit| copy.modified.1 == nanoseconds / unit * unit);
+            return [1, 100, 1000, 1_000_000, 1_000_000_000]
+                .iter()
+                .any(|unit| copy.modified.1 == nanoseconds / unit * unit);
         }
         // FAT keeps every other second.
         copy.modified == (seconds & !1, 0)
@@ -161,7 +168,8 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The names of all attributes, each ended by a NUL; none where the file system has no attributes.
+    /// The names of all attributes, each ended by a NUL; none where the file system has no
+    /// attributes.
     fn names(self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         buffer.resize(ATTRIBUTE_MAX, 0);
         let listed = self.list(buffer);
@@ -197,9 +205,15 @@ pub(crate) struct Given<'a> {
     pub(crate) from: Place<'a>,
 }
 
-/// Gives an entry all metadata but its file flags: owner first (the kernel then takes away set-id bits and capabilities), attributes,
-/// mode, and times last. Answers which file it is, and whether anything but times of access was other than it should be.
-pub(crate) fn give(job: &Job<'_>, rooms: &mut Rooms, wanted: &Meta, to: Given<'_>) -> Result<((u64, u64), bool), Trouble> {
+/// Gives an entry all metadata but its file flags: owner first (the kernel then takes away set-id
+/// bits and capabilities), attributes, mode, and times last. Answers which file it is, and whether
+/// anything but times of access was other than it should be.
+pub(crate) fn give(
+    job: &Job<'_>,
+    rooms: &mut Rooms,
+    wanted: &Meta,
+    to: Given<'_>,
+) -> Result<((u64, u64), bool), Trouble> {
     let now = Meta::of_file(to.file).destination("look at")?;
     let owned = give_owner(job, wanted, &now, to.file)?;
     let (attributes, lists) = give_attributes(job, rooms, to)?;
@@ -219,7 +233,11 @@ pub(crate) fn give(job: &Job<'_>, rooms: &mut Rooms, wanted: &Meta, to: Given<'_
         }
     }
     let times = wanted.times();
-    let timed = if to.handle { fs::utimensat(to.file, c"", &times, AtFlags::EMPTY_PATH) } else { fs::futimens(to.file, &times) };
+    let timed = if to.handle {
+        fs::utimensat(to.file, c"", &times, AtFlags::EMPTY_PATH)
+    } else {
+        fs::futimens(to.file, &times)
+    };
     timed.destination("set the times of")?;
     Ok((now.identity(), changed))
 }
@@ -233,7 +251,8 @@ fn give_owner(job: &Job<'_>, wanted: &Meta, now: &Meta, file: BorrowedFd<'_>) ->
     let chown = |uid| fs::chownat(file, c"", uid, Some(gid), AtFlags::EMPTY_PATH);
     match chown(Some(uid)) {
         Ok(()) => return Ok(true),
-        // Only root gives files away; EINVAL: the number means nothing in this user namespace or file system.
+        // Only root gives files away; EINVAL: the number means nothing in this user namespace or
+        // file system.
         Err(Errno::PERM | Errno::INVAL | Errno::OPNOTSUPP) => {}
         Err(error) => return Err(error).destination("set the owner of"),
     }
@@ -243,7 +262,8 @@ fn give_owner(job: &Job<'_>, wanted: &Meta, now: &Meta, file: BorrowedFd<'_>) ->
     Ok(false)
 }
 
-/// Copies all attributes; whether any was other than it should be, and whether an access control list was among these, which changes the mode.
+/// Copies all attributes; whether any was other than it should be, and whether an access control
+/// list was among these, which changes the mode.
 fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<(bool, bool), Trouble> {
     let place = if to.handle { Place::Handle(to.file) } else { Place::Open(to.file) };
     let Rooms { names, value, other } = rooms;
@@ -286,9 +306,13 @@ fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<(b
                 changed = true;
             }
             Some(Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS | Errno::RANGE | Errno::TOOBIG | Errno::INVAL) => {
-                job.lost(&job.figures.lost_attributes, "an attribute cannot be held by the destination or set by this user")?;
+                job.lost(
+                    &job.figures.lost_attributes,
+                    "an attribute cannot be held by the destination or set by this user",
+                )?;
             }
-            // A file system whose room for attributes is full although there is room for data (ext4) says this, too.
+            // A file system whose room for attributes is full although there is room for data
+            // (ext4) says this, too.
             Some(Errno::NOSPC) if !job.is_full() => {
                 job.lost(&job.figures.lost_attributes, "there is no room for an attribute at the destination")?;
             }
@@ -298,7 +322,8 @@ fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<(b
     Ok((changed, lists))
 }
 
-/// Gives an entry chattr(1)'s flags; last of all, because nothing can be done to a file that is immutable.
+/// Gives an entry chattr(1)'s flags; last of all, because nothing can be done to a file that is
+/// immutable.
 pub(crate) fn give_flags(job: &Job<'_>, wanted: &Meta, file: BorrowedFd<'_>) -> Result<(), Trouble> {
     let all = FLAGS.iter().fold(0, |flags, (_, flag)| flags | flag);
     let given = ioctls::flags(file).and_then(|now| ioctls::set_flags(file, now & !all | wanted.flags));
@@ -312,7 +337,11 @@ pub(crate) fn give_flags(job: &Job<'_>, wanted: &Meta, file: BorrowedFd<'_>) -> 
 }
 
 /// The first attribute that differs between an entry and its copy; `None` when they are the same.
-pub(crate) fn attribute_that_differs(rooms: &mut Rooms, source: Place<'_>, copy: Place<'_>) -> Result<Option<String>, Trouble> {
+pub(crate) fn attribute_that_differs(
+    rooms: &mut Rooms,
+    source: Place<'_>,
+    copy: Place<'_>,
+) -> Result<Option<String>, Trouble> {
     let Rooms { names, value, other } = rooms;
     let length = source.names(names).source("list the attributes of")?;
     for name in split(names.get(..length).unwrap_or_default()).filter(|name| *name != SELINUX) {

@@ -1,4 +1,5 @@
-//! What the workers share: directories to be opened and lists of names to be copied. Bounded: who finds it full does the work himself.
+//! What the workers share: directories to be opened and lists of names to be copied. Bounded: who
+//! finds it full does the work himself.
 
 use crate::walk::{Names, Pair};
 use parking_lot::{Condvar, Mutex};
@@ -76,8 +77,8 @@ impl Queue {
         Ok(())
     }
 
-    /// The next thing to do: files before directories, the deepest directories first, so that little waits. `None`: everything is done,
-    /// or `stopped` says so.
+    /// The next thing to do: files before directories, the deepest directories first, so that
+    /// little waits. `None`: everything is done, or `stopped` says so.
     pub(crate) fn take(&self, stopped: impl Fn() -> bool) -> Option<Work> {
         let mut waiting = self.waiting.lock();
         waiting.active = waiting.active.saturating_sub(1);

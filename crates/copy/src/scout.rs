@@ -1,5 +1,6 @@
-//! Counts what there is to copy while the copy is under way, so that the time left can be estimated. Reads ahead of the workers, too:
-//! what it has looked at is in the kernel's memory when they come.
+//! Counts what there is to copy while the copy is under way, so that the time left can be
+//! estimated. Reads ahead of the workers, too: what it has looked at is in the kernel's memory when
+//! they come.
 
 use crate::{
     figures::add,
@@ -79,7 +80,8 @@ fn step(job: &Job<'_>, level: &mut Level, top: bool) -> Step {
             Step::More
         }
         FileType::Directory
-            if !(job.options.one_file_system && meta.device != job.source_device) && meta.identity() != job.dest_identity =>
+            if !(job.options.one_file_system && meta.device != job.source_device)
+                && meta.identity() != job.dest_identity =>
         {
             open_directory(&level.directory, name).map_or(Step::More, Step::Down)
         }

@@ -1,8 +1,10 @@
-//! The note in DEST that says which copy is being made there and up to when everything is known to be on the device.
+//! The note in DEST that says which copy is being made there and up to when everything is known to
+//! be on the device.
 //!
-//! It is there from the first change in DEST until the copy is complete. A file that is there under its own name was complete when it was
-//! renamed; after a crash of the machine that holds only for those that were renamed before the last time everything was written out
-//! (`synced`, a time of the clock of DEST's file system). All others are copied again.
+//! It is there from the first change in DEST until the copy is complete. A file that is there under
+//! its own name was complete when it was renamed; after a crash of the machine that holds only for
+//! those that were renamed before the last time everything was written out (`synced`, a time of the
+//! clock of DEST's file system). All others are copied again.
 
 use rustix::{
     fs::{self, AtFlags, Mode, OFlags, StatxFlags},
@@ -43,7 +45,8 @@ pub(crate) struct State {
     pub(crate) boot: String,
     /// All that was changed in DEST before this time (seconds, nanoseconds) is on the device.
     pub(crate) synced: Option<Time>,
-    /// What was changed in DEST from the first time on up to the second may be there in part only, because the machine stopped.
+    /// What was changed in DEST from the first time on up to the second may be there in part only,
+    /// because the machine stopped.
     pub(crate) doubtful: Option<(Time, Time)>,
 }
 
@@ -60,14 +63,19 @@ impl State {
     /// # Errors
     /// InvalidData: not written by this program, or by a newer one.
     pub(crate) fn read(directory: BorrowedFd<'_>) -> io::Result<Option<State>> {
-        let file = match fs::openat(directory, NAME, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
-        {
+        let file = match fs::openat(
+            directory,
+            NAME,
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC,
+            Mode::empty(),
+        ) {
             Err(Errno::NOENT) => return Ok(None),
             opened => File::from(opened?),
         };
         let mut text = Vec::new();
         file.take(LONGEST).read_to_end(&mut text)?;
-        let state: State = serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+        let state: State = serde_json::from_slice(&text)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
         if state.version != VERSION {
             let told = format!("it has form {}, and this program knows form {VERSION}", state.version);
             return Err(io::Error::new(io::ErrorKind::InvalidData, told));
@@ -82,7 +90,10 @@ impl State {
         remove(directory, NEW)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut file = File::from(fs::openat(directory, NEW, flags, Mode::RUSR | Mode::WUSR)?);
-        let named = file.write_all(&text).and_then(|()| file.sync_all()).and_then(|()| Ok(fs::renameat(directory, NEW, directory, NAME)?));
+        let named = file
+            .write_all(&text)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| Ok(fs::renameat(directory, NEW, directory, NAME)?));
         if named.is_err() {
             // There was no room: what went wrong is told, and nothing is left of it.
             let _ = remove(directory, NEW);
@@ -107,7 +118,8 @@ impl State {
         Ok((stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec))
     }
 
-    /// Takes the note up at the time `now`: if the machine was started anew since, what was not written out by then is doubtful.
+    /// Takes the note up at the time `now`: if the machine was started anew since, what was not
+    /// written out by then is doubtful.
     pub(crate) fn take_up(&mut self, now: Time) {
         let boot = boot();
         if !self.boot.is_empty() && self.boot == boot {
@@ -219,7 +231,8 @@ mod tests {
     fn a_note_that_is_not_understood_is_refused() {
         let place = tempfile::tempdir().unwrap();
         let directory = File::open(place.path()).unwrap();
-        for text in ["", "{}", "[1]", r#"{"version":2,"id":"x","source":"/","boot":"","synced":null,"doubtful":null}"#] {
+        for text in ["", "{}", "[1]", r#"{"version":2,"id":"x","source":"/","boot":"","synced":null,"doubtful":null}"#]
+        {
             std::fs::write(place.path().join(NAME), text).unwrap();
             let error = State::read(directory.as_fd()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{text}");

@@ -27,7 +27,8 @@ impl Trouble {
         let Trouble::Call(_, side, error) = self else { return false };
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOTCONN | Errno::SHUTDOWN) => true,
-            // One bad file is no reason to stop reading others; where writing fails once, it fails again.
+            // One bad file is no reason to stop reading others; where writing fails once, it fails
+            // again.
             Some(Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO) => *side == Side::Destination,
             _ => false,
         }
@@ -93,7 +94,10 @@ mod tests {
     fn sentences_name_the_side_that_failed() {
         let (source, destination) = (Path::new("/a"), Path::new("/b"));
         let full = Err::<(), _>(Errno::NOSPC).destination("write").unwrap_err();
-        assert_eq!(full.sentence(source, destination, Path::new("x\ny")), "cannot write /b/x\\ny: No space left on device");
+        assert_eq!(
+            full.sentence(source, destination, Path::new("x\ny")),
+            "cannot write /b/x\\ny: No space left on device"
+        );
         assert!(full.is_fatal() && !full.is_gone());
         let gone = Err::<(), _>(Errno::NOENT).source("open").unwrap_err();
         assert_eq!(gone.sentence(source, destination, Path::new("")), "cannot open /a: No such file or directory");

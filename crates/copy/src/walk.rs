@@ -1,9 +1,10 @@
-//! The walk: directories of SOURCE and DEST opened in pairs, their names read in pieces and handed out, their metadata set when the last
-//! name in them is done.
+//! The walk: directories of SOURCE and DEST opened in pairs, their names read in pieces and handed
+//! out, their metadata set when the last name in them is done.
 //!
-//! A [`Pair`] lives as long as somebody has work in it; whoever ends the last work finishes it ([`Worker::release`]). A worker that
-//! meets more subdirectories than may wait goes down itself, and comes back to where it was; so the memory is bounded by the depth of
-//! the tree, and so is the number of open directories.
+//! A [`Pair`] lives as long as somebody has work in it; whoever ends the last work finishes it
+//! ([`Worker::release`]). A worker that meets more subdirectories than may wait goes down itself,
+//! and comes back to where it was; so the memory is bounded by the depth of the tree, and so is the
+//! number of open directories.
 
 use crate::{
     content::{BUFFER, Ways},
@@ -27,7 +28,8 @@ use std::{
     sync::Arc,
 };
 
-/// Room for one reading of a directory; its names are then met in the order of their inodes, which is how they lie on most devices.
+/// Room for one reading of a directory; its names are then met in the order of their inodes, which
+/// is how they lie on most devices.
 const READING: usize = 256 << 10;
 /// The same for directories that are open below many others.
 const READING_DEEP: usize = 8 << 10;
@@ -37,7 +39,8 @@ const DEEP: usize = 8;
 const NAMES: usize = 128;
 
 /// How directories are opened.
-pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(crate) const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// A directory of SOURCE with its counterpart in DEST.
 #[derive(Debug)]
@@ -50,7 +53,8 @@ pub(crate) struct Pair {
     pub(crate) meta: Meta,
     /// The file system of the counterpart.
     pub(crate) device: u64,
-    /// The counterpart was made by this copy: nothing can be in it that this copy did not put there.
+    /// The counterpart was made by this copy: nothing can be in it that this copy did not put
+    /// there.
     pub(crate) fresh: bool,
 }
 
@@ -78,7 +82,9 @@ impl Names {
     /// Each name, and whether the directory calls it a regular file.
     fn iter(&self) -> impl Iterator<Item = (&[u8], bool)> {
         let starts = std::iter::once(0).chain(self.ends.iter().map(|(end, _)| *end));
-        starts.zip(&self.ends).map(|(start, (end, regular))| (self.bytes.get(start as usize..*end as usize).unwrap_or_default(), *regular))
+        starts.zip(&self.ends).map(|(start, (end, regular))| {
+            (self.bytes.get(start as usize..*end as usize).unwrap_or_default(), *regular)
+        })
     }
 }
 
@@ -109,7 +115,12 @@ impl Reader {
             while let Some(record) = self.buffer.get(at..filled).and_then(directory::first) {
                 if record.name != b"." && record.name != b".." {
                     let start = u32::try_from(at + NAME_AT).unwrap_or(u32::MAX);
-                    self.unmet.push((record.ino, record.kind, start, u16::try_from(record.name.len()).unwrap_or(u16::MAX)));
+                    self.unmet.push((
+                        record.ino,
+                        record.kind,
+                        start,
+                        u16::try_from(record.name.len()).unwrap_or(u16::MAX),
+                    ));
                 }
                 at += record.length;
             }
@@ -192,7 +203,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Hands out what is in a directory; answers a subdirectory that nobody else can take, or `None` at the end.
+    /// Hands out what is in a directory; answers a subdirectory that nobody else can take, or
+    /// `None` at the end.
     fn advance(&mut self, reader: &mut Reader) -> Option<Subdirectory> {
         loop {
             while let Some((_, kind, start, length)) = reader.unmet.pop() {
@@ -256,7 +268,11 @@ impl<'a> Worker<'a> {
             if self.job().is_stopped() {
                 break;
             }
-            let result = if self.walk.compare { self.compare_entry(&list.pair, name) } else { self.copy_entry(&list.pair, name, regular) };
+            let result = if self.walk.compare {
+                self.compare_entry(&list.pair, name)
+            } else {
+                self.copy_entry(&list.pair, name, regular)
+            };
             self.account(&list.pair, name, result);
         }
         self.release(list.pair);
@@ -358,7 +374,8 @@ impl<'a> Worker<'a> {
             }
         }
         for name in left {
-            fs::unlinkat(&pair.dest, name.as_slice(), AtFlags::empty()).destination("remove what an earlier copy left in")?;
+            fs::unlinkat(&pair.dest, name.as_slice(), AtFlags::empty())
+                .destination("remove what an earlier copy left in")?;
         }
         Ok(())
     }
@@ -401,7 +418,8 @@ pub(crate) fn open_directory(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd, 
     }
 }
 
-/// Opens a directory of DEST that was there; one that its owner may not read becomes readable for him.
+/// Opens a directory of DEST that was there; one that its owner may not read becomes readable for
+/// him.
 fn open_existing(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Trouble> {
     match fs::openat(parent, name, DIRECTORY, Mode::empty()) {
         Ok(opened) => return Ok(opened),

@@ -1,7 +1,8 @@
 //! Whole copies in memory: everything that belongs to a file arrives, whatever was in DEST is safe,
 //! and what was interrupted goes on.
 //!
-//! `NACRE_TEST_DIR` and `NACRE_TEST_DIR2` say where SOURCE and DEST are made, for runs on other file systems.
+//! `NACRE_TEST_DIR` and `NACRE_TEST_DIR2` say where SOURCE and DEST are made, for runs on other
+//! file systems.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -125,7 +126,11 @@ fn look(root: &Path) -> BTreeMap<PathBuf, Seen> {
         } else {
             Vec::new()
         };
-        let same_as = if meta.is_dir() { below.clone() } else { firsts.entry(meta.ino()).or_insert_with(|| below.clone()).clone() };
+        let same_as = if meta.is_dir() {
+            below.clone()
+        } else {
+            firsts.entry(meta.ino()).or_insert_with(|| below.clone()).clone()
+        };
         seen.insert(
             below,
             Seen {
@@ -197,10 +202,13 @@ fn plant(root: &Path) {
     };
     attribute("small", "user.comment", b"a comment");
     attribute("d", "user.of a directory", &pattern(1000));
-    // An access control list for one user, and one that new entries begin with: version 2, then (tag, permissions, id).
+    // An access control list for one user, and one that new entries begin with: version 2, then
+    // (tag, permissions, id).
     let list = |mode: u16| {
         let mut list = 2_u32.to_le_bytes().to_vec();
-        for (tag, bits, id) in [(1_u16, 7_u16, u32::MAX), (2, 6, 1234), (4, 5, u32::MAX), (16, mode, u32::MAX), (32, 0, u32::MAX)] {
+        for (tag, bits, id) in
+            [(1_u16, 7_u16, u32::MAX), (2, 6, 1234), (4, 5, u32::MAX), (16, mode, u32::MAX), (32, 0, u32::MAX)]
+        {
             list.extend(tag.to_le_bytes());
             list.extend(bits.to_le_bytes());
             list.extend(id.to_le_bytes());
@@ -213,7 +221,14 @@ fn plant(root: &Path) {
         fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).unwrap();
     }
     if is_root() {
-        sys::mknodat(sys::CWD, root.join("device"), FileType::CharacterDevice, Mode::from_raw_mode(0o666), sys::makedev(1, 3)).unwrap();
+        sys::mknodat(
+            sys::CWD,
+            root.join("device"),
+            FileType::CharacterDevice,
+            Mode::from_raw_mode(0o666),
+            sys::makedev(1, 3),
+        )
+        .unwrap();
         for (path, uid, gid) in [("small", 12, 34), ("d/link", 5, 6), ("pipe", 7, 8), ("d", 1000, 1001)] {
             std::os::unix::fs::lchown(root.join(path), Some(uid), Some(gid)).unwrap();
         }
@@ -222,7 +237,9 @@ fn plant(root: &Path) {
         attribute("d/deep/small once more", "security.capability", b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
         attribute("d/link", "trusted.of a link", b"yes");
     }
-    for (path, seconds) in [("small", 1_000_000_000), ("d/link", -5), ("pipe", 7), ("d/deep/er", 1), ("d", 2), ("hole", 4_000_000_000)] {
+    for (path, seconds) in
+        [("small", 1_000_000_000), ("d/link", -5), ("pipe", 7), ("d/deep/er", 1), ("d", 2), ("hole", 4_000_000_000)]
+    {
         set_time(&root.join(path), seconds, 123_456_789);
     }
     set_time(root, 1_111_111_111, 1);
@@ -254,7 +271,13 @@ fn everything_arrives() {
     let (_here, _there, source, destination) = planted();
     for reflink in [Reflink::Auto, Reflink::Never] {
         for jobs in [1, 7] {
-            let run = complete(&Options { verify: Verify::After, sync: true, jobs, reflink, ..options(&source, &destination) });
+            let run = complete(&Options {
+                verify: Verify::After,
+                sync: true,
+                jobs,
+                reflink,
+                ..options(&source, &destination)
+            });
             assert_same(&source, &destination);
             let entries = look(&source).len() as u64;
             assert_eq!((run.now.entries + run.now.directories + 1, run.now.verified + 1), (entries, entries));
@@ -282,7 +305,8 @@ fn many_files_arrive_from_wide_and_deep_trees() {
         fs::create_dir_all(source.join(format!("level 0/dir {number}"))).unwrap();
     }
     for number in 0..500 {
-        fs::hard_link(source.join(format!("file {number}")), source.join(format!("level 0/dir {number}/link"))).unwrap();
+        fs::hard_link(source.join(format!("file {number}")), source.join(format!("level 0/dir {number}/link")))
+            .unwrap();
         fs::hard_link(source.join(format!("file {number}")), source.join(format!("link {number}"))).unwrap();
     }
     let run = complete(&Options { verify: Verify::After, ..options(&source, &destination) });
@@ -310,7 +334,12 @@ fn an_interrupted_copy_goes_on_and_copies_nothing_twice() {
         if outcome.complete() {
             break;
         }
-        assert!(outcome.interrupted && outcome.failures == 0 && outcome.fatal.is_none(), "{:?} {:?}", outcome, run.told);
+        assert!(
+            outcome.interrupted && outcome.failures == 0 && outcome.fatal.is_none(),
+            "{:?} {:?}",
+            outcome,
+            run.told
+        );
         assert!(destination.join(".nacre-copy-state").exists());
         for path in look(&destination).keys().filter(|path| !path.as_os_str().is_empty()) {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -386,7 +415,8 @@ fn an_update_copies_what_differs_and_leaves_the_rest_alone() {
     let meta = fs::metadata(source.join("d")).unwrap();
     set_time(&destination.join("d"), meta.mtime(), meta.mtime_nsec());
     assert_same(&source, &destination);
-    // All but `empty` and the file that was written to, which has three names: one copied, and two linked to it.
+    // All but `empty` and the file that was written to, which has three names: one copied, and two
+    // linked to it.
     assert_eq!(run.now.entries - run.now.present, 4);
     assert_eq!(run.now.replaced, 3, "the three names of the file that was written to");
     assert_eq!(run.now.renewed, 1, "`hole` has another mode");
@@ -414,7 +444,11 @@ fn nothing_of_somebody_else_is_replaced() {
     let outcome = run.outcome.unwrap();
     assert!(!outcome.complete() && outcome.failures >= 2 && outcome.fatal.is_none(), "{outcome:?}");
     assert!(destination.join("small").is_dir() && destination.join("d").is_file());
-    assert!(run.told.iter().any(|told| matches!(told, Told::Failed(text) if text.contains("is a directory"))), "{:?}", run.told);
+    assert!(
+        run.told.iter().any(|told| matches!(told, Told::Failed(text) if text.contains("is a directory"))),
+        "{:?}",
+        run.told
+    );
     // Wrong pairs.
     assert!(refused(&options(&source, &source)).what.contains("inside of"));
     assert!(refused(&options(&source, &source.join("d/new"))).what.contains("inside of"));
@@ -466,7 +500,10 @@ fn the_comparison_finds_every_difference() {
                 set_time(&path, meta.mtime(), meta.mtime_nsec());
             }),
         ),
-        ("has another mode", Box::new(|root| fs::set_permissions(root.join("hole"), fs::Permissions::from_mode(0o600)).unwrap())),
+        (
+            "has another mode",
+            Box::new(|root| fs::set_permissions(root.join("hole"), fs::Permissions::from_mode(0o600)).unwrap()),
+        ),
         ("has another time", Box::new(|root| set_time(&root.join("pipe"), 8, 0))),
         ("No such file", Box::new(|root| fs::remove_file(root.join("socket")).unwrap())),
         (
@@ -512,7 +549,10 @@ fn the_comparison_finds_every_difference() {
         damage(&destination);
         let run = copy(&only);
         let sentences: Vec<String> = run.told.iter().map(|told| format!("{told:?}")).collect();
-        assert!(run.outcome.unwrap().failures >= 1 && sentences.iter().any(|told| told.contains(wanted)), "{wanted}: {sentences:?}");
+        assert!(
+            run.outcome.unwrap().failures >= 1 && sentences.iter().any(|told| told.contains(wanted)),
+            "{wanted}: {sentences:?}"
+        );
         fs::remove_dir_all(&destination).unwrap();
     }
 }

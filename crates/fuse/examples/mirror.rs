@@ -1,7 +1,9 @@
-//! The smallest mirror: shows a directory at a second place until it is unmounted, then prints what was asked for.
+//! The smallest mirror: shows a directory at a second place until it is unmounted, then prints what
+//! was asked for.
 //!
-//! `cargo run --release -p nacre-fuse --example mirror -- SOURCE MOUNTPOINT [exclusive|watch|revalidate] [WORD...]`, where a word is
-//! `device`, `uring`, `served` (no passthrough), `immutable`, `noxattr`, `private` (no default_permissions) or `notify`.
+//! `cargo run --release -p nacre-fuse --example mirror -- SOURCE MOUNTPOINT
+//! [exclusive|watch|revalidate] [WORD...]`, where a word is `device`, `uring`, `served` (no
+//! passthrough), `immutable`, `noxattr`, `private` (no default_permissions) or `notify`.
 #![allow(clippy::print_stderr, reason = "a program")]
 
 use nacre_fuse::{FuseOptions, Mount, PassthroughChoice, TransportChoice, XattrChoice};
@@ -18,7 +20,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut host = HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new(source) };
     let mut options = FuseOptions::new(mountpoint);
-    // fusermount3 lets ordinary users open their mounts to others only where /etc/fuse.conf says so.
+    // fusermount3 lets ordinary users open their mounts to others only where /etc/fuse.conf says
+    // so.
     options.allow_other = rustix::process::geteuid().is_root();
     options.worker_setup = Some(Arc::new(|| {
         if let Err(error) = prepare_worker() {
@@ -46,7 +49,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     eprintln!("{:?}, passthrough {:?}", status.transport, status.passthrough);
     for operation in &status.operations {
         let mean = operation.total_ns.checked_div(operation.requests).unwrap_or_default();
-        eprintln!("{:>16} {:>9} requests {:>9} errors {:>7} ns each", operation.name, operation.requests, operation.errors, mean);
+        eprintln!(
+            "{:>16} {:>9} requests {:>9} errors {:>7} ns each",
+            operation.name, operation.requests, operation.errors, mean
+        );
     }
     Ok(())
 }

@@ -1,17 +1,22 @@
-//! Writes that the kernel collects before it passes them on: whether, for which files, and how the layer calls them in.
+//! Writes that the kernel collects before it passes them on: whether, for which files, and how the
+//! layer calls them in.
 //!
-//! Decided by `mount.rs` between mount(2) and INIT; asked by the handlers with every open file and every answer about attributes; called by
-//! the layer as its [`Collector`]. The kernel's side (write-back cache, Linux 6.18):
-//! * a write to a collected file costs no request while the attributes of the inode are valid; once they are not, every write(2) first
-//!   asks for them by the open file (GETATTR), and an error in that answer is what write(2) returns: that is the announcement;
-//! * a notice makes attributes invalid, and answers that were under way then are dropped: the kernel compares versions for LOOKUP,
-//!   READDIRPLUS, GETATTR and STATX. It does not for CREATE, LINK and SETATTR, whose answers therefore never make attributes of a
-//!   regular file valid where writes are collected; but for layers that let in whatever arrives: there the notice is given again when a
-//!   write arrives that should have been announced.
+//! Decided by `mount.rs` between mount(2) and INIT; asked by the handlers with every open file and
+//! every answer about attributes; called by the layer as its [`Collector`]. The kernel's side
+//! (write-back cache, Linux 6.18):
+//! * a write to a collected file costs no request while the attributes of the inode are valid; once
+//!   they are not, every write(2) first asks for them by the open file (GETATTR), and an error in
+//!   that answer is what write(2) returns: that is the announcement;
+//! * a notice makes attributes invalid, and answers that were under way then are dropped: the
+//!   kernel compares versions for LOOKUP, READDIRPLUS, GETATTR and STATX. It does not for CREATE,
+//!   LINK and SETATTR, whose answers therefore never make attributes of a regular file valid where
+//!   writes are collected; but for layers that let in whatever arrives: there the notice is given
+//!   again when a write arrives that should have been announced.
 //!
-//! Invariants: a file is in the table before the layer is asked for the last time whether its writes may go unannounced, and the layer says no
-//! before it recalls; so each file is either found by the recall or opened without collecting. No lock is held while the layer or the
-//! kernel is called.
+//! Invariants: a file is in the table before the layer is asked for the last time whether its
+//! writes may go unannounced, and the layer says no before it recalls; so each file is either found
+//! by the recall or opened without collecting. No lock is held while the layer or the kernel is
+//! called.
 
 mod beat;
 pub(crate) mod bound;
@@ -114,8 +119,8 @@ impl Collecting {
         }
     }
 
-    /// Decides, with the file system mounted at `place` and not yet in use, whether writes are collected; the layer is asked only where they
-    /// can be.
+    /// Decides, with the file system mounted at `place` and not yet in use, whether writes are
+    /// collected; the layer is asked only where they can be.
     pub fn decide(self: &Arc<Self>, place: &Path, options: &FuseOptions, layer: &dyn Layer) {
         let decision = self.possible(place, options, layer).and_then(|()| {
             let door: Arc<dyn Collector> = Arc::clone(self) as Arc<dyn Collector>;
@@ -153,7 +158,8 @@ impl Collecting {
             // Times and sizes that the kernel misses are set by file handle.
             return Err("only for root".to_owned());
         }
-        let device = own_mount::device(place).map_err(|error| format!("the mount cannot be asked for its device: {error}"))?;
+        let device =
+            own_mount::device(place).map_err(|error| format!("the mount cannot be asked for its device: {error}"))?;
         self.device.store(device, Ordering::Release);
         bound::limit(device, bound::WANTED)
     }
@@ -223,7 +229,8 @@ impl Collecting {
         self.lets_in.load(Ordering::Acquire)
     }
 
-    /// What was collected of a file has arrived: where it should have been announced, the kernel is told once more that it has to.
+    /// What was collected of a file has arrived: where it should have been announced, the kernel is
+    /// told once more that it has to.
     pub fn arrived(&self, nodeid: u64) {
         if self.is_patient()
             && self.announces(nodeid)
@@ -234,7 +241,8 @@ impl Collecting {
         }
     }
 
-    /// A file is being opened; whether its writes are collected. If so, it is entered in the table until [`Collecting::leave`].
+    /// A file is being opened; whether its writes are collected. If so, it is entered in the table
+    /// until [`Collecting::leave`].
     pub fn join(&self, nodeid: u64, file: &Opened) -> bool {
         let Some(permission) = file.collected() else { return false };
         if !self.on() || self.notifier.read().is_none() || !permission.begin() {
@@ -253,12 +261,14 @@ impl Collecting {
         true
     }
 
-    /// Others may have changed a file. If writes to it are collected, this is remembered until its last close.
+    /// Others may have changed a file. If writes to it are collected, this is remembered until its
+    /// last close.
     pub fn miss(&self, nodeid: u64) -> bool {
         self.files.lock().get_mut(&nodeid).map(|files| files.missed = true).is_some()
     }
 
-    /// A file whose writes were collected has been closed; whether others may have changed it while it was open, and nothing is collected any more.
+    /// A file whose writes were collected has been closed; whether others may have changed it while
+    /// it was open, and nothing is collected any more.
     pub fn leave(&self, nodeid: u64) -> bool {
         let gone = {
             let mut files = self.files.lock();
@@ -297,7 +307,14 @@ impl Collecting {
         let files = self.files.lock().len();
         let most_held = if refusal.is_none() { self.most_held(files) } else { 0 };
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Figures { refusal, files, announced: get(&self.announced), refused: get(&self.refused), recalls: get(&self.recalls), most_held }
+        Figures {
+            refusal,
+            files,
+            announced: get(&self.announced),
+            refused: get(&self.refused),
+            recalls: get(&self.recalls),
+            most_held,
+        }
     }
 
     fn nodes(&self) -> Vec<u64> {

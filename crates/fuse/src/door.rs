@@ -1,10 +1,11 @@
 //! The door itself: one request in, one call of the [`Layer`] down, one reply out.
 //!
-//! Called by fusewire's threads, many at a time. Each family of operations is a file under `ops/`; here is only what they share, and
-//! which request belongs to which. Invariants:
+//! Called by fusewire's threads, many at a time. Each family of operations is a file under `ops/`;
+//! here is only what they share, and which request belongs to which. Invariants:
 //! * a look-up is counted in the inode table exactly when its reply names a node;
 //! * nobody holds a lock of a table while a layer is called;
-//! * a request that our own threads make on our own mount is refused at once: a source that contains its own mount point must not hang.
+//! * a request that our own threads make on our own mount is refused at once: a source that
+//!   contains its own mount point must not hang.
 
 use crate::{
     collecting::Collecting,
@@ -68,7 +69,8 @@ pub(crate) struct Door {
     pub agreement: OnceLock<Agreement>,
     /// The running session; none before it runs and after its end.
     pub session: RwLock<Option<Observer>>,
-    /// The way to the kernel's caches, as long as the session runs; for what takes no lock there ([`Door::permissions_changed`]).
+    /// The way to the kernel's caches, as long as the session runs; for what takes no lock there
+    /// ([`Door::permissions_changed`]).
     pub notifier: RwLock<Option<Notifier>>,
     /// Files written to in passthrough and closed, for the invalidation thread.
     pub written: Arc<Mutex<Vec<u64>>>,
@@ -80,7 +82,8 @@ pub(crate) struct Door {
     pub device: OnceLock<u64>,
     /// Whether files are kept open after their last close.
     pub keeps: bool,
-    /// Counts set-id bits and capabilities given to files, from 1: a file stripped since the last one has none.
+    /// Counts set-id bits and capabilities given to files, from 1: a file stripped since the last
+    /// one has none.
     pub privileges: AtomicU64,
     /// Whether the kernel has taken attributes of the root; see [`Door::root_is_taken`].
     root_taken: AtomicBool,
@@ -96,7 +99,12 @@ impl Door {
     ///
     /// # Errors
     /// What the layer's root says.
-    pub fn new(layer: Arc<dyn Layer>, options: FuseOptions, changes: Sender<Invalidation>, kept_limit: usize) -> Result<Door, Errno> {
+    pub fn new(
+        layer: Arc<dyn Layer>,
+        options: FuseOptions,
+        changes: Sender<Invalidation>,
+        kept_limit: usize,
+    ) -> Result<Door, Errno> {
         let root = layer.root()?;
         let times = CacheTimes::new(&options);
         let passthrough = Passthrough::new(kept_limit);
@@ -133,7 +141,8 @@ impl Door {
         })
     }
 
-    /// Refuses one more open file where the descriptors that are left are needed by calls that hold one only for their own time.
+    /// Refuses one more open file where the descriptors that are left are needed by calls that hold
+    /// one only for their own time.
     pub fn may_open(&self) -> Outcome {
         let full = || descriptors::held() >= self.room;
         if full() {
@@ -161,8 +170,9 @@ impl Door {
         }
     }
 
-    /// Who may pass a directory has changed. Where the kernel checks that by itself, it knows; where the layer does, it does so when a
-    /// name is looked up, so all names are asked for anew from now on.
+    /// Who may pass a directory has changed. Where the kernel checks that by itself, it knows;
+    /// where the layer does, it does so when a name is looked up, so all names are asked for anew
+    /// from now on.
     pub fn permissions_changed(&self) {
         if self.options.default_permissions {
             return;
@@ -173,14 +183,16 @@ impl Door {
         }
     }
 
-    /// Whether others have mounted something within the mount, as far as that can be seen. The kernel takes it away where a name above it goes, and that is
-    /// what becomes of all names at once.
+    /// Whether others have mounted something within the mount, as far as that can be seen. The
+    /// kernel takes it away where a name above it goes, and that is what becomes of all names at
+    /// once.
     pub fn carries_mounts(&self) -> bool {
         let carries = |device: &u64| fusewire::carries_mounts((rustix::fs::major(*device), rustix::fs::minor(*device)));
         self.device.get().is_some_and(carries)
     }
 
-    /// Whether a name leads somewhere. What may be mounted there stays only if the kernel asks for the name before it gives it up.
+    /// Whether a name leads somewhere. What may be mounted there stays only if the kernel asks for
+    /// the name before it gives it up.
     pub fn leads_somewhere(&self, parent: u64, name: &[u8]) -> bool {
         let (Some(directory), Ok(name)) = (self.inodes.node(parent), Name::new(name)) else { return false };
         self.layer.lookup(&Caller::ROOT, &directory, name).is_ok()
@@ -206,8 +218,9 @@ impl Door {
         self.layer.coherence(Scope::Names(node))
     }
 
-    /// How long names that there are in a directory may be kept, and that there is none. Not at all where another spelling leads to the same file: what
-    /// the kernel does to one of them leaves the others as it has them.
+    /// How long names that there are in a directory may be kept, and that there is none. Not at all
+    /// where another spelling leads to the same file: what the kernel does to one of them leaves
+    /// the others as it has them.
     pub fn name_times(&self, directory: &Node, coherence: Coherence) -> (Duration, Duration) {
         if self.inodes.by_number() && self.layer.numbered().is_some_and(|numbered| numbered.folds(directory)) {
             return (Duration::ZERO, Duration::ZERO);
@@ -215,28 +228,41 @@ impl Door {
         (self.times().names(coherence), self.times().missing(coherence))
     }
 
-    /// How long these attributes may be kept. Set-id bits end with a write that the kernel passes through, which leaves them in its own
-    /// copy; running the file must not meet them there, so they are asked for each time.
+    /// How long these attributes may be kept. Set-id bits end with a write that the kernel passes
+    /// through, which leaves them in its own copy; running the file must not meet them there, so
+    /// they are asked for each time.
     ///
-    /// Where writes are collected, also not those of a file whose writes are to be announced, and while the kernel may have other times.
+    /// Where writes are collected, also not those of a file whose writes are to be announced, and
+    /// while the kernel may have other times.
     pub fn attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
         self.attr_time_where(nodeid, node, attr, (Some(node), Duration::ZERO))
     }
 
-    /// The same in the midst of a listing, where no other call of the layer is made: that a file may be stored to is taken for granted.
+    /// The same in the midst of a listing, where no other call of the layer is made: that a file
+    /// may be stored to is taken for granted.
     pub fn listed_attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
         self.attr_time_where(nodeid, node, attr, (None, Duration::ZERO))
     }
 
-    /// The same where the kernel asks by an open file. Then it wants the length, for lseek(2), which databases call all the time; stores to a mapping leave that
-    /// as it is.
+    /// The same where the kernel asks by an open file. Then it wants the length, for lseek(2),
+    /// which databases call all the time; stores to a mapping leave that as it is.
     pub fn attr_time_by_file(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
         self.attr_time_where(nodeid, node, attr, (Some(node), SOUGHT))
     }
 
-    /// `stored`: how the layer is asked whether the file may be stored to ([`Door::is_stored_to`]), and the time if so.
-    fn attr_time_where(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr, stored: (Option<&Node>, Duration)) -> Duration {
-        if attr.kind == Kind::File && self.collecting.on() && (self.collecting.announces(nodeid) || self.times_move(nodeid)) {
+    /// `stored`: how the layer is asked whether the file may be stored to ([`Door::is_stored_to`]),
+    /// and the time if so.
+    fn attr_time_where(
+        &self,
+        nodeid: u64,
+        node: &Node,
+        attr: &nacre_vfs::Attr,
+        stored: (Option<&Node>, Duration),
+    ) -> Duration {
+        if attr.kind == Kind::File
+            && self.collecting.on()
+            && (self.collecting.announces(nodeid) || self.times_move(nodeid))
+        {
             return Duration::ZERO;
         }
         if attr.mode & 0o6000 != 0 && attr.kind == Kind::File && !self.options.immutable {
@@ -246,27 +272,36 @@ impl Door {
         if time > stored.1 && attr.kind == Kind::File && self.is_stored_to(nodeid, stored.0) { stored.1 } else { time }
     }
 
-    /// Whether an inode's attributes may be kept, and taken back. A mount begins with a root that nobody may enter, until the kernel has asked for
-    /// its attributes; an answer that an invalidation overtakes is dropped, and whoever waited for it would meet that root (EACCES). So the root is
-    /// not invalidated before it has been entered, and until then nothing of it is kept. To be asked before the layer is.
+    /// Whether an inode's attributes may be kept, and taken back. A mount begins with a root that
+    /// nobody may enter, until the kernel has asked for its attributes; an answer that an
+    /// invalidation overtakes is dropped, and whoever waited for it would meet that root (EACCES).
+    /// So the root is not invalidated before it has been entered, and until then nothing of it is
+    /// kept. To be asked before the layer is.
     pub fn root_is_taken(&self, nodeid: u64) -> bool {
         nodeid != ROOT || !self.options.default_permissions || self.root_taken.load(Ordering::Acquire)
     }
 
-    /// Somebody looks into a directory. Into the root: while its attributes are not kept, he asked for them first, and has taken the answer.
+    /// Somebody looks into a directory. Into the root: while its attributes are not kept, he asked
+    /// for them first, and has taken the answer.
     pub fn entered_directory(&self, nodeid: u64) {
         if nodeid == ROOT && !self.root_taken.load(Ordering::Relaxed) {
             self.root_taken.store(true, Ordering::Release);
         }
     }
 
-    /// Counts a look-up of a file found or made in the directory with inode number `parent_ino`, and answers the reply for it.
+    /// Counts a look-up of a file found or made in the directory with inode number `parent_ino`,
+    /// and answers the reply for it.
     pub fn found(&self, entry: &Entry, parent_ino: u64, names: Duration) -> abi::EntryOut {
         let registered = self.inodes.register(&entry.node, &entry.attr, parent_ino);
         if let Some(known) = registered.known {
             self.layer.adopt(&known, &entry.node);
         }
-        let mut out = wire::entry(registered.nodeid, &entry.attr, names, self.attr_time(registered.nodeid, &entry.node, &entry.attr));
+        let mut out = wire::entry(
+            registered.nodeid,
+            &entry.attr,
+            names,
+            self.attr_time(registered.nodeid, &entry.node, &entry.attr),
+        );
         out.generation = self.generation(&entry.attr);
         out
     }
@@ -295,7 +330,8 @@ impl Door {
 
     fn dispatch(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let header = &request.header;
-        // A release undoes what was granted; it must never be refused. All else from our own threads would wait for ourselves.
+        // A release undoes what was granted; it must never be refused. All else from our own
+        // threads would wait for ourselves.
         let releases = matches!(request.op, Op::Release { .. } | Op::Releasedir { .. } | Op::Destroy);
         if header.pid != 0 && self.shadow.is_shadow(header.pid) {
             return self.shadow_request(request, reply);
@@ -313,7 +349,10 @@ impl Door {
                 _ => {}
             }
         }
-        if !releases && header.pid != 0 && self.session.read().as_ref().is_some_and(|session| session.is_own_thread(header.pid)) {
+        if !releases
+            && header.pid != 0
+            && self.session.read().as_ref().is_some_and(|session| session.is_own_thread(header.pid))
+        {
             return Err(Errno::EDEADLK.into());
         }
         self.operate(request, reply)
@@ -334,8 +373,12 @@ impl Door {
             Op::Rmdir { name } => self.rmdir(head, name),
             Op::Rename { name, new_dir, new_name, flags } => self.rename(head, name, (new_dir, new_name), flags),
             Op::Link { nodeid, name } => self.link(head, nodeid, name, reply),
-            Op::Create { name, flags, mode, umask, open_flags } => self.create(head, name, flags, (mode, umask), open_flags, reply),
-            Op::Tmpfile { flags, mode, umask, open_flags, .. } => self.tmpfile(head, flags, (mode, umask), open_flags, reply),
+            Op::Create { name, flags, mode, umask, open_flags } => {
+                self.create(head, name, flags, (mode, umask), open_flags, reply)
+            }
+            Op::Tmpfile { flags, mode, umask, open_flags, .. } => {
+                self.tmpfile(head, flags, (mode, umask), open_flags, reply)
+            }
             Op::Getattr { fh } => self.getattr(head, fh, reply),
             Op::Setattr(change) => self.setattr(head, &change, reply),
             Op::Statx { fh, .. } => self.statx(head, fh, reply),
@@ -343,7 +386,9 @@ impl Door {
             Op::Statfs => self.statfs(head, reply),
             Op::Open { flags, open_flags } => self.open(head, flags, open_flags, reply),
             Op::Read { fh, offset, size, .. } => self.read(head, fh, offset, size, reply),
-            Op::Write { fh, offset, data, flags, write_flags, .. } => self.write(head, (fh, offset), data, (flags, write_flags), reply),
+            Op::Write { fh, offset, data, flags, write_flags, .. } => {
+                self.write(head, (fh, offset), data, (flags, write_flags), reply)
+            }
             Op::Release { fh, lock_owner, .. } => self.release(fh, lock_owner),
             Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner),
             Op::Fsync { fh, datasync } => self.fsync(head, fh, datasync),
@@ -352,7 +397,9 @@ impl Door {
             Op::CopyFileRange { fh_in, off_in, fh_out, off_out, len, flags, wide, .. } => {
                 self.copy_file_range((fh_in, off_in), (fh_out, off_out), (len, flags), wide, reply)
             }
-            Op::Ioctl { fh, flags, cmd, arg, input, out_size } => self.ioctl(head, (fh, flags), (cmd, arg, input), out_size, reply),
+            Op::Ioctl { fh, flags, cmd, arg, input, out_size } => {
+                self.ioctl(head, (fh, flags), (cmd, arg, input), out_size, reply)
+            }
             Op::Access { mask } => self.access(head, mask),
             Op::Opendir { .. } => self.opendir(head, reply),
             Op::Readdir { offset, size, .. } => self.readdir(head, offset, size, reply),
@@ -360,7 +407,9 @@ impl Door {
             Op::Releasedir { .. } => Ok(()),
             Op::Fsyncdir { datasync, .. } => self.fsyncdir(head, datasync),
             Op::Getxattr { name, size } => self.getxattr(head, name, size, reply),
-            Op::Setxattr { name, value, flags, setxattr_flags } => self.setxattr(head, name, value, flags, setxattr_flags),
+            Op::Setxattr { name, value, flags, setxattr_flags } => {
+                self.setxattr(head, name, value, flags, setxattr_flags)
+            }
             Op::Listxattr { size } => self.listxattr(head, size, reply),
             Op::Removexattr { name } => self.removexattr(head, name),
             Op::Getlk { fh, owner, lock, .. } => self.getlk(fh, owner, &lock, reply),
@@ -395,7 +444,8 @@ impl Handler for Door {
         if !agreement.passthrough {
             self.passthrough.refuse("not offered by this kernel");
         }
-        // A second INIT (the session falls back to the device) offers the same; what was agreed first holds.
+        // A second INIT (the session falls back to the device) offers the same; what was agreed
+        // first holds.
         let _ = self.agreement.set(agreement);
         settings
     }
@@ -411,12 +461,27 @@ impl Handler for Door {
     }
 
     fn is_brief(&self, opcode: u32) -> bool {
-        use abi::opcode::{BATCH_FORGET, FLUSH, FORGET, GETATTR, GETXATTR, LISTXATTR, LOOKUP, OPEN, OPENDIR, RELEASE, RELEASEDIR, STATX};
-        // What is found by its number is a pool's: its names and attributes are in memory, or read with no lock held.
+        use abi::opcode::{
+            BATCH_FORGET, FLUSH, FORGET, GETATTR, GETXATTR, LISTXATTR, LOOKUP, OPEN, OPENDIR, RELEASE, RELEASEDIR,
+            STATX,
+        };
+        // What is found by its number is a pool's: its names and attributes are in memory, or read
+        // with no lock held.
         self.inodes.by_number()
             && matches!(
                 opcode,
-                GETATTR | LOOKUP | GETXATTR | LISTXATTR | OPEN | RELEASE | FLUSH | FORGET | BATCH_FORGET | STATX | OPENDIR | RELEASEDIR
+                GETATTR
+                    | LOOKUP
+                    | GETXATTR
+                    | LISTXATTR
+                    | OPEN
+                    | RELEASE
+                    | FLUSH
+                    | FORGET
+                    | BATCH_FORGET
+                    | STATX
+                    | OPENDIR
+                    | RELEASEDIR
             )
     }
 

@@ -1,12 +1,15 @@
 //! Acts on files of our own mount, by threads that hold none of the daemon's descriptors.
 //!
-//! A thread that waits for an answer of its own mount cannot be killed while it waits. If it held the fuse device open, a daemon that is killed
-//! would never let go of it, and every user of the mount would hang; so each such act is done here, and who wants it done waits
-//! for a message, which ends with the process.
+//! A thread that waits for an answer of its own mount cannot be killed while it waits. If it held
+//! the fuse device open, a daemon that is killed would never let go of it, and every user of the
+//! mount would hang; so each such act is done here, and who wants it done waits for a message,
+//! which ends with the process.
 //!
-//! Called by `resync.rs` (sizes and times), `collecting/settle.rs` (passing on what is held back), `mount.rs` (other flags) and the notify thread (dropping pages). The door knows the threads by their ids, and
-//! answers what they pretend without touching the layer ([`Errands::role`]). An act that needs an inode's lock never waits behind another's:
-//! each has a thread of its own, but for the times, which have one in all.
+//! Called by `resync.rs` (sizes and times), `collecting/settle.rs` (passing on what is held back),
+//! `mount.rs` (other flags) and the notify thread (dropping pages). The door knows the threads by
+//! their ids, and answers what they pretend without touching the layer ([`Errands::role`]). An act
+//! that needs an inode's lock never waits behind another's: each has a thread of its own, but for
+//! the times, which have one in all.
 
 use crate::own_mount::{Entered, number};
 use nacre_vfs::Time;
@@ -100,18 +103,22 @@ pub(crate) struct Place {
     pub generation: u32,
 }
 
-/// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2) that is under way; else without the inode's lock.
+/// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2)
+/// that is under way; else without the inode's lock.
 pub(crate) fn pass_on(place: &Place, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
     let file = |flags| mount.by_handle((nodeid, place.generation), flags);
     let passed = match locking {
         true => file(OFlags::PATH).and_then(|file| pass_on_unseen(&file)),
         // Who asks by lseek(2) has the inode's lock.
-        false => file(OFlags::RDONLY).and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number)),
+        false => {
+            file(OFlags::RDONLY).and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number))
+        }
     };
     match passed {
-        // Closed meanwhile, which passes everything on; or what was held back could not be written, which its writer is told as well: it
-        // is not held back any more. Nothing is held back where nothing can be written.
+        // Closed meanwhile, which passes everything on; or what was held back could not be written,
+        // which its writer is told as well: it is not held back any more. Nothing is held back
+        // where nothing can be written.
         Ok(()) | Err(SysErrno::STALE | SysErrno::NOSPC | SysErrno::DQUOT | SysErrno::ROFS) => Ok(()),
         Err(error) => {
             tracing::debug!(%error, nodeid, "a file could not be passed on");
@@ -120,9 +127,11 @@ pub(crate) fn pass_on(place: &Place, nodeid: u64, locking: bool) -> Result<(), S
     }
 }
 
-/// Has all that is held back of a file written, and waits for it. Before it asks for other times of a file, the kernel writes what it has collected of it
-/// (`fuse_do_setattr`), or it would be late for them. The door refuses that change ([`PASSED_ON`]): so no file is opened and none is changed, and
-/// nobody who watches the mount hears of anything. Were the refusal lost, only the access time would be another.
+/// Has all that is held back of a file written, and waits for it. Before it asks for other times of
+/// a file, the kernel writes what it has collected of it (`fuse_do_setattr`), or it would be late
+/// for them. The door refuses that change ([`PASSED_ON`]): so no file is opened and none is
+/// changed, and nobody who watches the mount hears of anything. Were the refusal lost, only the
+/// access time would be another.
 fn pass_on_unseen(file: &OwnedFd) -> Result<(), SysErrno> {
     let stamps = Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
@@ -137,7 +146,8 @@ fn pass_on_unseen(file: &OwnedFd) -> Result<(), SysErrno> {
 /// With this the door refuses the change of times by which a file is passed on.
 pub(crate) const PASSED_ON: SysErrno = SysErrno::CANCELED;
 
-/// The thread that drops pages of files that others changed, where a notification to the kernel would wait for pages that are being written back.
+/// The thread that drops pages of files that others changed, where a notification to the kernel
+/// would wait for pages that are being written back.
 #[derive(Default)]
 pub(crate) struct Dropper {
     queue: Mutex<Option<Sender<(Place, u64)>>>,
@@ -156,7 +166,9 @@ impl Dropper {
                 match drop_pages(&place, nodeid) {
                     // The kernel does not have it in memory: nor any pages.
                     Ok(()) | Err(SysErrno::STALE) => {}
-                    Err(error) => tracing::debug!(%error, nodeid, "pages of a file that others changed could not be dropped"),
+                    Err(error) => {
+                        tracing::debug!(%error, nodeid, "pages of a file that others changed could not be dropped")
+                    }
                 }
             }
             Ok(())
@@ -168,7 +180,8 @@ impl Dropper {
         *self.queue.lock() = None;
     }
 
-    /// Has the clean pages of a file dropped, soon. Pages that are dirty, or being written back, are newer than what is below.
+    /// Has the clean pages of a file dropped, soon. Pages that are dirty, or being written back,
+    /// are newer than what is below.
     pub fn soon(&self, place: Place, nodeid: u64) {
         let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send((place, nodeid)).is_ok());
         if !sent {
@@ -228,8 +241,9 @@ impl Setter {
         waiting.recv().unwrap_or(Err(SysErrno::CANCELED))
     }
 
-    /// Makes the kernel ask for the attributes of a file, whether or not those that it has are valid, and waits for it, at most so long. Takes no lock of the
-    /// file: a thread that does nothing else waits for nobody.
+    /// Makes the kernel ask for the attributes of a file, whether or not those that it has are
+    /// valid, and waits for it, at most so long. Takes no lock of the file: a thread that does
+    /// nothing else waits for nobody.
     ///
     /// # Errors
     /// ESTALE where the kernel does not have the file in memory.
@@ -237,7 +251,12 @@ impl Setter {
         self.send(place, nodeid, None)?.recv_timeout(most).unwrap_or(Err(SysErrno::CANCELED))
     }
 
-    fn send(&self, place: Place, nodeid: u64, values: Option<(u64, Time)>) -> Result<Receiver<Result<(), SysErrno>>, SysErrno> {
+    fn send(
+        &self,
+        place: Place,
+        nodeid: u64,
+        values: Option<(u64, Time)>,
+    ) -> Result<Receiver<Result<(), SysErrno>>, SysErrno> {
         let (done, waiting) = sync_channel(1);
         let setting = Setting { nodeid, place, values, done };
         let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send(setting).is_ok());
@@ -249,7 +268,8 @@ fn set(setting: &Setting) -> Result<(), SysErrno> {
     let file = Entered::new(&setting.place.mountpoint, setting.place.device)?
         .by_handle((setting.nodeid, setting.place.generation), OFlags::PATH)?;
     let Some((size, mtime)) = setting.values else {
-        return rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS).map(drop);
+        return rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
+            .map(drop);
     };
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let kernel = rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE | StatxFlags::MTIME)?;

@@ -1,4 +1,5 @@
-//! Open files for requests that name none: where the kernel opens without asking (immutable mounts), READ comes with a node id only.
+//! Open files for requests that name none: where the kernel opens without asking (immutable
+//! mounts), READ comes with a node id only.
 //!
 //! Called by `ops/data.rs`. A short list, youngest last; what falls out at the old end is closed.
 

@@ -1,16 +1,21 @@
-//! The only inode table: the kernel's node ids, the files they stand for, and how often the kernel was told of each.
+//! The only inode table: the kernel's node ids, the files they stand for, and how often the kernel
+//! was told of each.
 //!
-//! Called by the handlers (every request), by `passthrough.rs` (state of open files) and by `invalidate.rs` (file -> node id).
-//! Invariants:
-//! * a node id is a shard, a place in that shard and a counter of reuse, so it is free of `st_ino` and never means two files in turn;
-//! * one file ([`FileId`]) has one node id as long as the kernel knows it, however many names lead to it;
+//! Called by the handlers (every request), by `passthrough.rs` (state of open files) and by
+//! `invalidate.rs` (file -> node id). Invariants:
+//! * a node id is a shard, a place in that shard and a counter of reuse, so it is free of `st_ino`
+//!   and never means two files in turn;
+//! * one file ([`FileId`]) has one node id as long as the kernel knows it, however many names lead
+//!   to it;
 //! * a record lives while its lookup count is above zero; the root's lives as long as the table;
-//! * nothing of a layer runs under a shard's lock: nodes and files that go are handed out and dropped by the caller.
+//! * nothing of a layer runs under a shard's lock: nodes and files that go are handed out and
+//!   dropped by the caller.
 //!
-//! Of layers whose files are found again by their numbers nothing is kept here but what `numbers.rs` keeps.
+//! Of layers whose files are found again by their numbers nothing is kept here but what
+//! `numbers.rs` keeps.
 //!
-//! Frugal by design: 80 bytes a file with its share of the hash table (`tests::a_million_files_stay_small`). Chunks of slots are
-//! given back as soon as they are empty.
+//! Frugal by design: 80 bytes a file with its share of the hash table
+//! (`tests::a_million_files_stay_small`). Chunks of slots are given back as soon as they are empty.
 
 use crate::{collecting::habit::Habit, numbers::Numbers, open_files::OpenState};
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -39,7 +44,8 @@ pub(crate) struct Slot {
     id: FileId,
     lookups: u64,
     open: Option<Box<OpenState>>,
-    /// Directories: inode number of the parent, for `..` of listings. Files: digest of size and times at the last open in cached mode.
+    /// Directories: inode number of the parent, for `..` of listings. Files: digest of size and
+    /// times at the last open in cached mode.
     extra: u64,
     reuse: u32,
     kind: Kind,
@@ -102,7 +108,8 @@ struct Shard {
     chunks: Vec<Option<Chunk>>,
     /// Chunks (also absent ones) with room, lowest first so that the high ones empty.
     roomy: BTreeSet<u32>,
-    /// File -> place in the shard. Slots whose file was replaced by one of another type are not in it.
+    /// File -> place in the shard. Slots whose file was replaced by one of another type are not in
+    /// it.
     places: HashTable<u32>,
     reuse: u32,
 }
@@ -155,13 +162,14 @@ impl Record<'_> {
         &mut self.slot.habit
     }
 
-    /// A number other than 0 where a mapping of the file may have outlived the open file that it was made with; another one for each such open file. 0 once
-    /// there is known to be none.
+    /// A number other than 0 where a mapping of the file may have outlived the open file that it
+    /// was made with; another one for each such open file. 0 once there is known to be none.
     pub fn outlived(&mut self) -> &mut u8 {
         &mut self.slot.outlived
     }
 
-    /// Replaces the digest of content (files) or the inode number of the parent (directories) and answers the old one.
+    /// Replaces the digest of content (files) or the inode number of the parent (directories) and
+    /// answers the old one.
     pub fn replace_extra(&mut self, extra: u64) -> u64 {
         std::mem::replace(&mut self.slot.extra, extra)
     }
@@ -171,7 +179,8 @@ impl Record<'_> {
 pub(crate) struct Registered {
     /// Its node id.
     pub nodeid: u64,
-    /// The node in use where the file was known already under another one: the layer is to adopt the fresh one.
+    /// The node in use where the file was known already under another one: the layer is to adopt
+    /// the fresh one.
     pub known: Option<Node>,
 }
 
@@ -209,7 +218,8 @@ impl Inodes {
         table
     }
 
-    /// From now on the root is named by an id of its own instead of [`ROOT`] (which goes on meaning it, too); or not any more.
+    /// From now on the root is named by an id of its own instead of [`ROOT`] (which goes on meaning
+    /// it, too); or not any more.
     pub fn promote_root(&self, promoted: bool) {
         self.numbers.iter().for_each(|numbers| numbers.promote_root(promoted));
         self.promoted.store(promoted, Ordering::Relaxed);
@@ -236,7 +246,8 @@ impl Inodes {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Counts one more look-up of a file and answers its node id. `parent_ino` is the inode number of the directory that it was found in.
+    /// Counts one more look-up of a file and answers its node id. `parent_ino` is the inode number
+    /// of the directory that it was found in.
     pub fn register(&self, node: &Node, attr: &Attr, parent_ino: u64) -> Registered {
         if let Some(numbers) = &self.numbers {
             return Registered { nodeid: numbers.register(&attr.id), known: None };
@@ -254,8 +265,9 @@ impl Inodes {
                 let nodeid = self.outer(nodeid(shard_number, place, slot.reuse));
                 return Registered { nodeid, known };
             }
-            // The number now belongs to a file of another type and the layer cannot tell the two apart: the old record ends with
-            // the kernel's last reference to it, and is no longer found.
+            // The number now belongs to a file of another type and the layer cannot tell the two
+            // apart: the old record ends with the kernel's last reference to it, and is no longer
+            // found.
             shard.unlist(hash, place);
         }
         let extra = if attr.kind == Kind::Directory { parent_ino } else { 0 };
@@ -326,7 +338,8 @@ impl Inodes {
         self.locate(nodeid, |slot| f(&mut Record { slot }))
     }
 
-    /// The same where the record says more than that the file exists: nothing is made for a file that nobody has open.
+    /// The same where the record says more than that the file exists: nothing is made for a file
+    /// that nobody has open.
     pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
         match &self.numbers {
             Some(numbers) => numbers.with_any(nodeid, f),
@@ -352,12 +365,14 @@ impl Inodes {
         self.numbers.as_ref().map_or_else(|| self.find(id), |numbers| numbers.find_held(id))
     }
 
-    /// Whether the kernel knows a file with a number from `from` to `to`; of layers whose files are found by their numbers.
+    /// Whether the kernel knows a file with a number from `from` to `to`; of layers whose files are
+    /// found by their numbers.
     pub fn knows_any(&self, from: u64, to: u64) -> bool {
         self.numbers.as_ref().is_some_and(|numbers| numbers.knows_any(from, to))
     }
 
-    /// The inode number behind a node id, of layers whose files are found by their numbers; 0 of others.
+    /// The inode number behind a node id, of layers whose files are found by their numbers; 0 of
+    /// others.
     pub fn number(&self, nodeid: u64) -> u64 {
         self.numbers.as_ref().map_or(0, |numbers| numbers.inner(nodeid))
     }
@@ -396,8 +411,8 @@ impl Inodes {
         removed
     }
 
-    /// Calls `f` with the node ids of all files, a bounded number at a time and outside of the locks. Files that come or go
-    /// meanwhile may be missed.
+    /// Calls `f` with the node ids of all files, a bounded number at a time and outside of the
+    /// locks. Files that come or go meanwhile may be missed.
     pub fn for_each(&self, mut f: impl FnMut(u64)) {
         if let Some(numbers) = &self.numbers {
             return numbers.for_each(f);
@@ -411,7 +426,9 @@ impl Inodes {
                     let Some(chunk) = shard.chunks.get(chunk_number) else { break };
                     let slots = chunk.iter().flat_map(|chunk| chunk.slots.iter().enumerate());
                     let live = slots.filter(|(_, slot)| slot.node.is_some());
-                    batch.extend(live.map(|(i, slot)| self.outer(nodeid(shard_number, place(chunk_number, i), slot.reuse))));
+                    batch.extend(
+                        live.map(|(i, slot)| self.outer(nodeid(shard_number, place(chunk_number, i), slot.reuse))),
+                    );
                 }
                 batch.drain(..).for_each(&mut f);
                 chunk_number += 1;
@@ -489,7 +506,17 @@ impl Shard {
         self.reuse = self.reuse.checked_add(1).unwrap_or(1);
         let reuse = self.reuse;
         let (habit, outlived) = Default::default();
-        let fresh = Slot { node: Some(node), id: attr.id, lookups: 1, open: None, extra, reuse, kind: attr.kind, habit, outlived };
+        let fresh = Slot {
+            node: Some(node),
+            id: attr.id,
+            lookups: 1,
+            open: None,
+            extra,
+            reuse,
+            kind: attr.kind,
+            habit,
+            outlived,
+        };
         let number = self.roomy.first().copied().unwrap_or(self.chunks.len() as u32);
         if number as usize >= self.chunks.len() {
             self.chunks.push(None);
@@ -539,7 +566,8 @@ impl Shard {
     }
 }
 
-/// The hash of the file at a place, for the hash table when it moves its entries; all of them are taken.
+/// The hash of the file at a place, for the hash table when it moves its entries; all of them are
+/// taken.
 fn hash_of_place(chunks: &[Option<Chunk>], place: u32, hasher: &DefaultHashBuilder) -> u64 {
     let chunk = chunks.get(place as usize / CHUNK).and_then(Option::as_ref);
     chunk.and_then(|chunk| chunk.slots.get(place as usize % CHUNK)).map_or(0, |slot| hasher.hash_one(slot.id))

@@ -99,7 +99,8 @@ fn directories_know_their_parent() {
 #[test]
 fn every_file_is_visited_once() {
     let table = table();
-    let mut expected: Vec<u64> = (10..5000).map(|ino| table.register(&node(ino), &attr(ino, Kind::File), 1).nodeid).collect();
+    let mut expected: Vec<u64> =
+        (10..5000).map(|ino| table.register(&node(ino), &attr(ino, Kind::File), 1).nodeid).collect();
     expected.push(ROOT);
     let mut seen = Vec::new();
     table.for_each(|id| seen.push(id));
@@ -137,7 +138,12 @@ fn a_million_files_stay_small() {
         .iter()
         .map(|shard| {
             let shard = shard.lock();
-            let chunks: usize = shard.chunks.iter().flatten().map(|chunk| chunk.slots.capacity() * slot + chunk.free.capacity() * 2).sum();
+            let chunks: usize = shard
+                .chunks
+                .iter()
+                .flatten()
+                .map(|chunk| chunk.slots.capacity() * slot + chunk.free.capacity() * 2)
+                .sum();
             chunks + shard.places.allocation_size() + shard.chunks.capacity() * size_of::<Option<Chunk>>()
         })
         .sum();

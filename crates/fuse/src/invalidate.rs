@@ -1,14 +1,15 @@
-//! Takes the kernel's cached answers back when something changed below: one thread that turns [`Invalidation`]s of the layer into
-//! notifications.
+//! Takes the kernel's cached answers back when something changed below: one thread that turns
+//! [`Invalidation`]s of the layer into notifications.
 //!
 //! Started by `mount.rs`; fed by the layer's watcher and by `Mount::invalidate_everything`. Rules:
-//! * notifications come from this thread alone, never from one that serves requests: the kernel takes the directory's lock for them,
-//!   which the process whose request is being served may hold;
+//! * notifications come from this thread alone, never from one that serves requests: the kernel
+//!   takes the directory's lock for them, which the process whose request is being served may hold;
 //! * "not known" (ENOENT) is a normal answer;
-//! * a name that leads nowhere needs one notification: look-ups and listings hold the directory's lock until their reply has been digested. Attributes,
-//!   content, listings, and names that the kernel is to ask for again before it gives them up, are taken back once more after every request that was
-//!   under way has been answered and its reply has had [`DIGESTION`] to reach the caller: a reply could carry old attributes into an inode that the
-//!   kernel did not have yet.
+//! * a name that leads nowhere needs one notification: look-ups and listings hold the directory's
+//!   lock until their reply has been digested. Attributes, content, listings, and names that the
+//!   kernel is to ask for again before it gives them up, are taken back once more after every
+//!   request that was under way has been answered and its reply has had [`DIGESTION`] to reach the
+//!   caller: a reply could carry old attributes into an inode that the kernel did not have yet.
 
 use crate::{inodes::Inodes, resting::Resting};
 use nacre_vfs::{FileId, Invalidation, Node};
@@ -25,15 +26,16 @@ use std::{
 
 /// How long a reply may take from the daemon's hand into the caller's caches.
 const DIGESTION: Duration = Duration::from_millis(10);
-/// How long files that were written to and closed are collected before their attributes are taken back.
+/// How long files that were written to and closed are collected before their attributes are taken
+/// back.
 const COLLECTED: Duration = Duration::from_millis(50);
 /// Changes taken into one batch.
 const BATCH: usize = 4096;
 /// Files waiting for their second notification above which all of them are notified instead.
 const BACKLOG: usize = 65_536;
 
-/// The way into the kernel's caches; a trait so that tests can look at what is sent. Errors are the implementer's to judge: none of
-/// them may stop the thread.
+/// The way into the kernel's caches; a trait so that tests can look at what is sent. Errors are the
+/// implementer's to judge: none of them may stop the thread.
 pub(crate) trait CacheControl: Send + 'static {
     /// A moment: see [`CacheControl::passed`].
     type Moment;
@@ -41,10 +43,12 @@ pub(crate) trait CacheControl: Send + 'static {
     fn now(&self) -> Self::Moment;
     /// Whether all requests that were under way at that moment have been answered.
     fn passed(&self, moment: &mut Self::Moment) -> bool;
-    /// Attributes and ACLs of an inode are stale, and its pages (of a directory: its cached listing) if `pages`.
+    /// Attributes and ACLs of an inode are stale, and its pages (of a directory: its cached
+    /// listing) if `pages`.
     fn inode(&self, nodeid: u64, pages: bool);
-    /// A name of a directory is stale. Answers whether it has to be told once more: a name that leads somewhere is kept for as long as it leads to the same
-    /// file, because something may be mounted on it, and a reply that is under way could make it count as fresh.
+    /// A name of a directory is stale. Answers whether it has to be told once more: a name that
+    /// leads somewhere is kept for as long as it leads to the same file, because something may be
+    /// mounted on it, and a reply that is under way could make it count as fresh.
     fn entry(&self, parent: u64, name: &[u8]) -> bool;
     /// A name is given up, whatever it leads to.
     fn forget(&self, parent: u64, name: &[u8]);
@@ -58,8 +62,8 @@ pub(crate) trait CacheControl: Send + 'static {
     fn release_kept(&self, nodeid: u64);
     /// Some name went away below, and perhaps a file with it: what is kept open of any file goes.
     fn release_all_kept(&self);
-    /// Watchers inside the mount are to be told of changes of files and names. Answers whether the names were taken over: then they
-    /// are forgotten when they have been told.
+    /// Watchers inside the mount are to be told of changes of files and names. Answers whether the
+    /// names were taken over: then they are forgotten when they have been told.
     fn tell(&self, files: &[(u64, bool)], names: &[(u64, &[u8])]) -> bool;
     /// Unused memory may go back.
     fn trim(&self);
@@ -70,7 +74,8 @@ pub(crate) trait CacheControl: Send + 'static {
 /// Figures of the thread.
 #[derive(Default)]
 pub(crate) struct InvalidationCounts {
-    /// Changes of files and names that the kernel knew, and was told of. (Who watches a whole file system hears of many others.)
+    /// Changes of files and names that the kernel knew, and was told of. (Who watches a whole file
+    /// system hears of many others.)
     pub told: AtomicU64,
     /// Times when anything may have changed: a watch overflowed, or rules were reloaded.
     pub everything: AtomicU64,
@@ -102,7 +107,8 @@ pub(crate) fn wake() -> Invalidation {
 
 const WAKE: FileId = FileId { fs: u64::MAX, ino: 0, generation: u64::MAX };
 
-/// A change that is about no file: the first of those who wait is told when everything sent before it has been delivered.
+/// A change that is about no file: the first of those who wait is told when everything sent before
+/// it has been delivered.
 pub(crate) fn mark() -> Invalidation {
     Invalidation::Attributes { id: MARK }
 }
@@ -259,10 +265,11 @@ fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) -> Vec<(
         control.all_entries();
     }
     let found = batch.names.iter().filter_map(|(parent, names)| Some((shared.inodes.find(parent)?, names)));
-    let names: Vec<(u64, &[u8])> = found.flat_map(|(nodeid, names)| names.iter().map(move |name| (nodeid, &**name))).collect();
+    let names: Vec<(u64, &[u8])> =
+        found.flat_map(|(nodeid, names)| names.iter().map(move |name| (nodeid, &**name))).collect();
     if !names.is_empty() {
-        // One of them may have been the last name of a kept file, which would hold its space. Elsewhere on the file system, whose
-        // every change is reported, names are nothing to us.
+        // One of them may have been the last name of a kept file, which would hold its space.
+        // Elsewhere on the file system, whose every change is reported, names are nothing to us.
         control.release_all_kept();
     }
     let changed = batch.files.iter().filter(|(id, _)| !batch.names.contains_key(id));
@@ -296,7 +303,12 @@ fn all_inodes(control: &impl CacheControl, shared: &Shared) {
     shared.inodes.for_each(|nodeid| control.inode(nodeid, true));
 }
 
-fn enqueue<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, batch: Batch, names: Vec<(u64, Box<[u8]>)>, control: &C) {
+fn enqueue<C: CacheControl>(
+    repeats: &mut VecDeque<Repeat<C::Moment>>,
+    batch: Batch,
+    names: Vec<(u64, Box<[u8]>)>,
+    control: &C,
+) {
     if batch.files.is_empty() && !batch.everything && !batch.all_names {
         return;
     }

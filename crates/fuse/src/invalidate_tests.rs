@@ -139,7 +139,8 @@ fn content_outweighs_attributes_and_unknown_files_are_ignored() {
     let shared = shared();
     let id = attr(1).id;
     let unknown = attr(77).id;
-    let changes = vec![Invalidation::Content { id }, Invalidation::Attributes { id }, Invalidation::Attributes { id: unknown }];
+    let changes =
+        vec![Invalidation::Content { id }, Invalidation::Attributes { id }, Invalidation::Attributes { id: unknown }];
     assert_eq!(sent(&shared, changes), ["inode 1 true", "inode 1 true"]);
 }
 
@@ -195,7 +196,10 @@ fn only_what_the_kernel_knows_is_counted() {
     let shared = shared();
     shared.inodes.register(&Node::new(Arc::new(())), &attr(5), 1);
     let change = |number| Invalidation::Content { id: attr(number).id };
-    sent(&shared, vec![change(5), change(6), change(7), Invalidation::Entry { parent: attr(8).id, name: b"name"[..].into() }]);
+    sent(
+        &shared,
+        vec![change(5), change(6), change(7), Invalidation::Entry { parent: attr(8).id, name: b"name"[..].into() }],
+    );
     assert_eq!(shared.counts.told.load(Ordering::Relaxed), 1);
 }
 

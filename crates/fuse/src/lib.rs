@@ -1,8 +1,10 @@
 //! The FUSE door: a [`nacre_vfs::Layer`] as a Linux mount.
 //!
-//! [`Mount::start`] mounts a layer; from then on the kernel's requests arrive through `fusewire`, become calls of the layer, and the
-//! answers are cached by the kernel for as long as the layer's coherence allows. Content is read and written by the kernel itself
-//! wherever the layer offers a descriptor. `docs/fuse-door.md` says what is cached for how long and how many requests each operation costs.
+//! [`Mount::start`] mounts a layer; from then on the kernel's requests arrive through `fusewire`,
+//! become calls of the layer, and the answers are cached by the kernel for as long as the layer's
+//! coherence allows. Content is read and written by the kernel itself wherever the layer offers a
+//! descriptor. `docs/fuse-door.md` says what is cached for how long and how many requests each
+//! operation costs.
 //!
 //! ```text
 //!  fusewire -- door.rs -- ops/*.rs -- Layer

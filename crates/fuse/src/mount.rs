@@ -1,7 +1,8 @@
 //! One mount: made of a layer and options, asked for its figures, ended.
 //!
-//! Called by the command line and by tests. Invariants: the layer's watch is on before the first request; the invalidation thread is the
-//! only one that sends notifications, and ends with the mount.
+//! Called by the command line and by tests. Invariants: the layer's watch is on before the first
+//! request; the invalidation thread is the only one that sends notifications, and ends with the
+//! mount.
 
 use crate::{
     door::Door,
@@ -96,10 +97,12 @@ impl Mount {
         door.inodes.promote_root(device.is_detached() && is_promoted(&door));
         let place = device.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
         door.collecting.decide(&place, &door.options, &*door.layer);
-        let session = Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
+        let session =
+            Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
         let mut session = session.map_err(MountError::Session)?;
         connect(&door, &session);
-        // While it is at no place, if root made it: the way to its mount point may lead through other mounts of ours. It may be another than before.
+        // While it is at no place, if root made it: the way to its mount point may lead through
+        // other mounts of ours. It may be another than before.
         let place = session.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
         let device = own_mount::device(&place).ok();
         if let Some(device) = device {
@@ -129,10 +132,22 @@ impl Mount {
         let mut mount = Mount { session, door, counts, stop, marks, threads: Vec::new(), device };
         mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &shared))?;
         if mount.door.collecting.on() {
-            let setter = mount.door.resync.setter.start(&mount.door.collecting.errands, "nacre-setter").map_err(MountError::Thread)?;
-            let asker = mount.door.resync.asker.start(&mount.door.collecting.errands, "nacre-asker").map_err(MountError::Thread)?;
-            let dropper = mount.door.collecting.dropper.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
-            let beat = mount.door.collecting.start_beat(mount.door.inodes.root_is_promoted()).map_err(MountError::Thread)?;
+            let setter = mount
+                .door
+                .resync
+                .setter
+                .start(&mount.door.collecting.errands, "nacre-setter")
+                .map_err(MountError::Thread)?;
+            let asker = mount
+                .door
+                .resync
+                .asker
+                .start(&mount.door.collecting.errands, "nacre-asker")
+                .map_err(MountError::Thread)?;
+            let dropper =
+                mount.door.collecting.dropper.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
+            let beat =
+                mount.door.collecting.start_beat(mount.door.inodes.root_is_promoted()).map_err(MountError::Thread)?;
             let (jobs, door) = (mount.door.resync.open(), Arc::clone(&mount.door));
             mount.thread("nacre-resync", move || {
                 resync::run(&jobs, &door);
@@ -162,7 +177,8 @@ impl Mount {
         let notifier = self.session.notifier();
         self.thread("nacre-shadow", move || {
             // An answer of "not known" is as good.
-            let forget = |parent, name: &[u8]| drop(notifier.inval_entry(parent, name, door.leads_somewhere(parent, name)));
+            let forget =
+                |parent, name: &[u8]| drop(notifier.inval_entry(parent, name, door.leads_somewhere(parent, name)));
             shadow::run(&events, &door, device, &forget);
         })
     }
@@ -172,18 +188,21 @@ impl Mount {
         status::read(&self.door, &self.session, &self.counts)
     }
 
-    /// Makes the kernel ask for everything again: after a change of rules, or where something changed unnoticed.
+    /// Makes the kernel ask for everything again: after a change of rules, or where something
+    /// changed unnoticed.
     pub fn invalidate_everything(&self) {
         self.door.change(Invalidation::Everything);
     }
 
-    /// A name in a directory appeared, vanished, or means another file: the kernel asks for it, and for the directory's listing, anew.
+    /// A name in a directory appeared, vanished, or means another file: the kernel asks for it, and
+    /// for the directory's listing, anew.
     pub fn forget_name(&self, directory: FileId, name: &[u8]) {
         self.door.change(Invalidation::Entry { parent: directory, name: name.into() });
     }
 
-    /// Waits until the kernel has been told of every change that the layer or [`Mount::invalidate_everything`] told of before: from then on nobody is
-    /// answered from what was cached. False where that took longer than `patience`.
+    /// Waits until the kernel has been told of every change that the layer or
+    /// [`Mount::invalidate_everything`] told of before: from then on nobody is answered from what
+    /// was cached. False where that took longer than `patience`.
     pub fn delivered(&self, patience: Duration) -> bool {
         let (told, waiting) = mpsc::sync_channel(1);
         {
@@ -213,8 +232,9 @@ impl Mount {
         self.session.unmount(lazy)
     }
 
-    /// Makes the kernel pass on what it has collected: what write(2) had taken before the call has reached the layer when this returns. Nothing is made
-    /// durable by it. Not for threads that serve requests, but inside [`fusewire::blocking`].
+    /// Makes the kernel pass on what it has collected: what write(2) had taken before the call has
+    /// reached the layer when this returns. Nothing is made durable by it. Not for threads that
+    /// serve requests, but inside [`fusewire::blocking`].
     ///
     /// # Errors
     /// Where the kernel could not pass it on.
@@ -225,12 +245,14 @@ impl Mount {
         self.door.collecting.pass_on_all().map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
 
-    /// For who has passed on what the kernel holds, at any time, and must not keep the mount or its layer meanwhile.
+    /// For who has passed on what the kernel holds, at any time, and must not keep the mount or its
+    /// layer meanwhile.
     pub fn held(&self) -> Held {
         Held(Arc::downgrade(&self.door))
     }
 
-    /// Gives it other flags of mount(2): read-only, no set-id bits, no devices, no programs, no access times. All others are off then.
+    /// Gives it other flags of mount(2): read-only, no set-id bits, no devices, no programs, no
+    /// access times. All others are off then.
     ///
     /// # Errors
     /// ESTALE where something else is mounted over it; what mount(2) says (only root may).
@@ -239,15 +261,16 @@ impl Mount {
         let place = self.door.options.mountpoint.clone();
         // The kernel passes on what it holds first, and so waits for this process.
         let remounting = self.door.collecting.errands.start("nacre-remount", Role::PassOn, move || {
-            // What is seen at the place must be this mount. And stays it, whatever becomes of the path.
+            // What is seen at the place must be this mount. And stays it, whatever becomes of the
+            // path.
             let _mount = Entered::new(&place, device)?;
             rustix::mount::mount_remount(c".", flags, c"")
         })?;
         Ok(remounting.join().map_err(|_| io::Error::from(SysErrno::IO))??)
     }
 
-    /// Whether somebody uses it, or something is mounted on it, so that it could not be unmounted now. False where that cannot be asked without
-    /// trying (an ordinary user's mount).
+    /// Whether somebody uses it, or something is mounted on it, so that it could not be unmounted
+    /// now. False where that cannot be asked without trying (an ordinary user's mount).
     ///
     /// # Errors
     /// Where the mount cannot be reached.
@@ -265,7 +288,8 @@ impl Mount {
         self.session.is_mounted()
     }
 
-    /// Ends it although others use it: what the kernel has collected of their writes is passed on, and from then on they get errors.
+    /// Ends it although others use it: what the kernel has collected of their writes is passed on,
+    /// and from then on they get errors.
     pub fn cut_off(&self) {
         self.door.collecting.pass_on_unseen();
         self.session.abort();
@@ -281,13 +305,15 @@ impl Mount {
         &self.door
     }
 
-    /// The device number of the file system, as stat(2) shows it; `None` where it could not be asked for.
+    /// The device number of the file system, as stat(2) shows it; `None` where it could not be
+    /// asked for.
     pub fn device_number(&self) -> Option<u64> {
         self.device
     }
 
-    /// Whether the kernel knows a file with an inode number from `from` to `to`, of a layer whose files are found by their numbers. What it does not use it
-    /// forgets soon after it was told to forget the name.
+    /// Whether the kernel knows a file with an inode number from `from` to `to`, of a layer whose
+    /// files are found by their numbers. What it does not use it forgets soon after it was told to
+    /// forget the name.
     pub fn knows_any(&self, from: u64, to: u64) -> bool {
         self.door.inodes.knows_any(from, to)
     }
@@ -296,7 +322,8 @@ impl Mount {
         self.device.ok_or_else(|| io::Error::from(rustix::io::Errno::STALE))
     }
 
-    /// Where the daemon serves content, larger read-ahead means fewer requests; only root may raise it.
+    /// Where the daemon serves content, larger read-ahead means fewer requests; only root may raise
+    /// it.
     fn raise_read_ahead(&self) {
         if self.door.passthrough.refusal().is_none() {
             return;
@@ -315,14 +342,17 @@ impl Mount {
 pub struct Held(Weak<Door>);
 
 impl Held {
-    /// Makes the kernel pass on what it holds of all files that are open for writing; returns when it has reached the layer. Nothing where the mount
-    /// has ended, before which the kernel did so. Not for threads that serve requests.
+    /// Makes the kernel pass on what it holds of all files that are open for writing; returns when
+    /// it has reached the layer. Nothing where the mount has ended, before which the kernel did so.
+    /// Not for threads that serve requests.
     ///
     /// # Errors
     /// Where the kernel could not pass it on.
     pub fn pass_on(&self) -> io::Result<()> {
         let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| door.files.written_to());
-        let Some(collecting) = self.0.upgrade().map(|door| Arc::clone(&door.collecting)).filter(|collecting| collecting.on()) else {
+        let Some(collecting) =
+            self.0.upgrade().map(|door| Arc::clone(&door.collecting)).filter(|collecting| collecting.on())
+        else {
             return Ok(());
         };
         collecting.pass_on_open(&open).map_err(|error| io::Error::from_raw_os_error(error.raw()))
@@ -363,7 +393,8 @@ impl fmt::Debug for Mount {
     }
 }
 
-/// Gives the door what it can know only when the session runs. Requests that come before are served without it.
+/// Gives the door what it can know only when the session runs. Requests that come before are served
+/// without it.
 fn connect(door: &Door, session: &Session) {
     *door.session.write() = Some(session.observer());
     *door.notifier.write() = Some(session.notifier());
@@ -373,10 +404,12 @@ fn connect(door: &Door, session: &Session) {
     door.epoch.store(session.notifier().inc_epoch().is_ok(), Ordering::Relaxed);
 }
 
-/// The name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as the root in the table of mounts.
+/// The name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as
+/// the root in the table of mounts.
 pub(crate) const PROMOTED: &str = "root";
 
-/// Root's mount is at no place until it answers; anybody else's, and one of an old kernel, is where it belongs at once.
+/// Root's mount is at no place until it answers; anybody else's, and one of an old kernel, is where
+/// it belongs at once.
 fn open(options: &FuseOptions) -> Result<Device, MountError> {
     let wanted = mount_options(options);
     if rustix::process::geteuid().is_root() {
@@ -389,9 +422,11 @@ fn open(options: &FuseOptions) -> Result<Device, MountError> {
     fusewire::mount(&options.mountpoint, &wanted).map_err(MountError::Mount)
 }
 
-/// Whether an inode of its own is to be the root that users see. The kernel would ask for the root's ACL at every step: it makes the first inode of a
-/// connection before it knows that there are ACLs, and for that one it never keeps the answer that there is none. Users other than the root's owner
-/// would pay a request for every path. The mounts of a pool use the first inode for passing on what the kernel holds (`collecting/beat.rs`).
+/// Whether an inode of its own is to be the root that users see. The kernel would ask for the
+/// root's ACL at every step: it makes the first inode of a connection before it knows that there
+/// are ACLs, and for that one it never keeps the answer that there is none. Users other than the
+/// root's owner would pay a request for every path. The mounts of a pool use the first inode for
+/// passing on what the kernel holds (`collecting/beat.rs`).
 fn is_promoted(door: &Door) -> bool {
     // Our thread that raises events reaches directories by handle, from the first inode on.
     (door.options.without_links || negotiate::wants_acls(&door.options, &*door.layer)) && !door.options.notify_watchers
@@ -400,7 +435,8 @@ fn is_promoted(door: &Door) -> bool {
 /// Shows a mount that is at no place where it belongs.
 fn show(door: &Door, session: &mut Session) -> io::Result<()> {
     let Some(mount) = session.detached() else { return Ok(()) };
-    let (options, cannot) = (&door.options, |what| move |error: io::Error| about(&door.options.mountpoint, what, &error));
+    let (options, cannot) =
+        (&door.options, |what| move |error: io::Error| about(&door.options.mountpoint, what, &error));
     let mountpoint = if options.without_links {
         options.mountpoint.clone()
     } else {
@@ -434,7 +470,8 @@ fn mount_options(options: &FuseOptions) -> MountOptions {
         (options.sync, MountFlags::SYNCHRONOUS),
         (options.dirsync, MountFlags::DIRSYNC),
     ];
-    let flags = choices.into_iter().filter(|(wanted, _)| *wanted).fold(MountFlags::empty(), |all, (_, flag)| all | flag);
+    let flags =
+        choices.into_iter().filter(|(wanted, _)| *wanted).fold(MountFlags::empty(), |all, (_, flag)| all | flag);
     MountOptions {
         fsname: (&options.fsname).into(),
         subtype: options.subtype.clone(),
@@ -486,7 +523,8 @@ impl DirSink for Names {
 }
 
 impl KernelCaches {
-    /// Has the kernel ask for every name again that it may have: the last ones of files that it knows, and those that it may believe not to be there.
+    /// Has the kernel ask for every name again that it may have: the last ones of files that it
+    /// knows, and those that it may believe not to be there.
     fn expire_all(&self) {
         let Door { inodes, layer, .. } = &*self.door;
         let (mut directories, mut paths) = (HashMap::new(), Vec::new());
@@ -528,7 +566,10 @@ impl KernelCaches {
         match result {
             Ok(()) => {}
             // Not cached, which is normal; or the mount has just ended.
-            Err(error) if error.raw_os_error().is_some_and(|number| number == Errno::ENOENT.raw() || number == Errno::ENOTCONN.raw()) => {}
+            Err(error)
+                if error
+                    .raw_os_error()
+                    .is_some_and(|number| number == Errno::ENOENT.raw() || number == Errno::ENOTCONN.raw()) => {}
             Err(error) => tracing::debug!(%error, what, "a notification was refused"),
         }
     }
@@ -550,9 +591,11 @@ impl CacheControl for KernelCaches {
             // Nothing of it is kept.
             return;
         }
-        // Regular files alone have pages, and may be opened for that: a fifo would not let go of whoever opens it.
+        // Regular files alone have pages, and may be opened for that: a fifo would not let go of
+        // whoever opens it.
         let collecting = self.door.collecting.on() && self.door.inodes.is_file(nodeid);
-        // For pages that are being written back the notification would wait, with the device open: a daemon that is killed then would hang.
+        // For pages that are being written back the notification would wait, with the device open:
+        // a daemon that is killed then would hang.
         self.sent("inode", self.notifier.inval_inode(nodeid, if pages && !collecting { 0 } else { -1 }, 0));
         if collecting {
             // Pages that hold collected writes go with the last close.

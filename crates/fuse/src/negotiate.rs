@@ -1,6 +1,7 @@
 //! What is agreed with the kernel: the flags of INIT, and how long it may cache what.
 //!
-//! Called by `door.rs` at INIT and for each reply that the kernel may keep. Pure functions of options, offer and coherence.
+//! Called by `door.rs` at INIT and for each reply that the kernel may keep. Pure functions of
+//! options, offer and coherence.
 
 use crate::options::{AclChoice, FuseOptions, PassthroughChoice, XattrChoice};
 use fusewire::{Offer, Settings, abi::init};
@@ -11,7 +12,8 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 /// It never changes.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The most for names that are watched, where the kernel cannot drop all names at once after a lost notice (before 6.16).
+/// The most for names that are watched, where the kernel cannot drop all names at once after a lost
+/// notice (before 6.16).
 const WITHOUT_EPOCH: Duration = Duration::from_secs(1);
 
 /// What a mount promises about its caches, decided once.
@@ -73,7 +75,8 @@ impl CacheTimes {
 pub(crate) struct Agreement {
     /// The kernel enforces ACLs.
     pub acls: bool,
-    /// The kernel leaves the umask to us: with ACLs, what a new file gets may depend on its directory instead.
+    /// The kernel leaves the umask to us: with ACLs, what a new file gets may depend on its
+    /// directory instead.
     pub masks: bool,
     /// Directories are opened without a request and their listings cached.
     pub opens_directories_itself: bool,
@@ -94,24 +97,27 @@ const ALWAYS: u64 = init::ASYNC_READ
     | init::ASYNC_DIO
     | init::PARALLEL_DIROPS
     | init::HAS_IOCTL_DIR
-    // Without it, each write in passthrough asks for `security.capability`. In return the door clears set-id bits.
+    // Without it, each write in passthrough asks for `security.capability`. In return the door
+    // clears set-id bits.
     | init::HANDLE_KILLPRIV_V2
     | init::SETXATTR_EXT
     | init::DIRECT_IO_ALLOW_MMAP
     | init::HAS_EXPIRE_ONLY;
 
-/// Data in one request and read-ahead, bytes. Also where the kernel does the I/O itself: whether it may is known only later, and
-/// buffers cost what is touched of them.
+/// Data in one request and read-ahead, bytes. Also where the kernel does the I/O itself: whether it
+/// may is known only later, and buffers cost what is touched of them.
 const MAX_IO: u32 = 1 << 20;
 
-/// The same in so much memory. Each thread that serves keeps as much, and a mount whose requests wait has tens of them: together, no more than an eighth. Pure.
+/// The same in so much memory. Each thread that serves keeps as much, and a mount whose requests
+/// wait has tens of them: together, no more than an eighth. Pure.
 fn max_io(memory: Option<u64>) -> u32 {
     let share = memory.and_then(|memory| u32::try_from(memory / 256).ok()).unwrap_or(MAX_IO);
     (1 << share.max(1).ilog2()).clamp(MAX_IO / 8, MAX_IO)
 }
 
-/// Requests in the background at once (write-back, read-ahead, AIO) where writes are collected: more than a layer lets wait for what is held
-/// back to arrive, which comes in such requests itself.
+/// Requests in the background at once (write-back, read-ahead, AIO) where writes are collected:
+/// more than a layer lets wait for what is held back to arrive, which comes in such requests
+/// itself.
 const BACKGROUND: u16 = 4096;
 
 /// Answers the kernel's offer.
@@ -128,23 +134,28 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
         acls,
         masks,
         // Where the kernel checks nothing, somebody has to say who may list a directory.
-        opens_directories_itself: options.default_permissions && (options.immutable || !shared) && offer.has(init::NO_OPENDIR_SUPPORT),
+        opens_directories_itself: options.default_permissions
+            && (options.immutable || !shared)
+            && offer.has(init::NO_OPENDIR_SUPPORT),
         opens_files_itself: options.default_permissions && options.immutable && offer.has(init::NO_OPEN_SUPPORT),
         passthrough,
         collects,
     };
     let mut flags = ALWAYS;
     let mut when = |condition: bool, flag: u64| flags |= if condition { flag } else { 0 };
-    // Pages whose file changed unnoticed: the kernel drops them when it learns of new times, for which it asks at each read(2). Where changes
-    // are told of, it still drops them when it learns of another length (no EXPLICIT_INVAL_DATA): the length arrives before the notice,
-    // and the last page would show zeros, which a store to a mapping would even write back, where others have appended.
+    // Pages whose file changed unnoticed: the kernel drops them when it learns of new times, for
+    // which it asks at each read(2). Where changes are told of, it still drops them when it learns
+    // of another length (no EXPLICIT_INVAL_DATA): the length arrives before the notice, and the
+    // last page would show zeros, which a store to a mapping would even write back, where others
+    // have appended.
     when(shared && !options.immutable, init::AUTO_INVAL_DATA);
     when(!shared, init::CACHE_SYMLINKS);
     when(agreement.opens_directories_itself, init::NO_OPENDIR_SUPPORT);
     when(agreement.opens_files_itself, init::NO_OPEN_SUPPORT);
     when(acls, init::POSIX_ACL);
     when(masks, init::DONT_MASK);
-    // In return, the kernel tells who asks only with creations: not enough where it matters who asks.
+    // In return, the kernel tells who asks only with creations: not enough where it matters who
+    // asks.
     when(options.default_permissions && root != Coherence::PerCaller && !layer.judges_callers(), init::ALLOW_IDMAP);
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
@@ -168,7 +179,10 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
 
 /// Whether the kernel is to enforce ACLs, where it can.
 pub(crate) fn wants_acls(options: &FuseOptions, layer: &dyn Layer) -> bool {
-    options.acl == AclChoice::Auto && options.xattr == XattrChoice::Full && options.default_permissions && layer.has_acls()
+    options.acl == AclChoice::Auto
+        && options.xattr == XattrChoice::Full
+        && options.default_permissions
+        && layer.has_acls()
 }
 
 /// Whether passthrough is to be tried at all.
@@ -233,7 +247,10 @@ mod tests {
         let options = FuseOptions::new("/");
         let (settings, agreement) = answer(&all, &options, &layer, true);
         assert!(agreement.collects && !agreement.passthrough);
-        assert_eq!(settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH | init::NO_EXPORT_SUPPORT), init::WRITEBACK_CACHE);
+        assert_eq!(
+            settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH | init::NO_EXPORT_SUPPORT),
+            init::WRITEBACK_CACHE
+        );
         let kept = init::DIRECT_IO_ALLOW_MMAP | init::HANDLE_KILLPRIV_V2;
         assert_eq!(settings.flags & kept, kept);
         for (offer, collect) in [(all, false), (offer(!init::WRITEBACK_CACHE), true)] {

@@ -1,8 +1,11 @@
-//! The inode table of layers whose files are found again by their numbers: node ids are inode numbers, and only files that are open have a record.
+//! The inode table of layers whose files are found again by their numbers: node ids are inode
+//! numbers, and only files that are open have a record.
 //!
-//! Part of [`crate::inodes`], which asks this instead of its own table. What else is kept is one bit for each file that the kernel knows, so that a listing
-//! does not tell it again what it has, and how the last files were used. Invariants:
-//! * a record is there exactly while the state of open files in it is not idle, or somebody is at it;
+//! Part of [`crate::inodes`], which asks this instead of its own table. What else is kept is one
+//! bit for each file that the kernel knows, so that a listing does not tell it again what it has,
+//! and how the last files were used. Invariants:
+//! * a record is there exactly while the state of open files in it is not idle, or somebody is at
+//!   it;
 //! * the layer is never called under a lock.
 
 use crate::{
@@ -113,7 +116,8 @@ impl Numbers {
         self.layer.getattr(&Caller::ROOT, &node, None).is_ok_and(|attr| attr.kind == kind)
     }
 
-    /// Looks at or changes a record where there is one: most files have none, and looking them up costs more than the look.
+    /// Looks at or changes a record where there is one: most files have none, and looking them up
+    /// costs more than the look.
     pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
         let mut records = self.shard(number).lock();
@@ -183,8 +187,9 @@ impl Numbers {
         self.find(id).filter(|_| self.known.has(id.ino))
     }
 
-    /// The kernel does not know a file any more. What is left of its record goes, such as times of direct writes that it was never told of. It may have
-    /// come to know the file anew meanwhile: what is open stays.
+    /// The kernel does not know a file any more. What is left of its record goes, such as times of
+    /// direct writes that it was never told of. It may have come to know the file anew meanwhile:
+    /// what is open stays.
     pub fn forget(&self, nodeid: u64) -> Option<Removed> {
         let number = self.inner(nodeid);
         if number == self.root.ino {
@@ -196,7 +201,8 @@ impl Numbers {
                 self.known.remove(number);
                 records.remove(&number)
             } else {
-                // Another one with its number is open: the kernel has forgotten the one that was replaced.
+                // Another one with its number is open: the kernel has forgotten the one that was
+                // replaced.
                 None
             }
         };

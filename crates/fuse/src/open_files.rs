@@ -1,8 +1,10 @@
-//! Open files: the table of file handles that the kernel was given, and what an inode knows of its own open files.
+//! Open files: the table of file handles that the kernel was given, and what an inode knows of its
+//! own open files.
 //!
-//! Called by the handlers of `ops/data.rs` and `ops/names.rs`. Invariants: a handle is a place and a counter of reuse, never 0 (0 is
-//! what the kernel sends where OPEN is not implemented); closing is dropping the last reference to the [`OpenHandle`], which happens
-//! outside of the table's locks.
+//! Called by the handlers of `ops/data.rs` and `ops/names.rs`. Invariants: a handle is a place and
+//! a counter of reuse, never 0 (0 is what the kernel sends where OPEN is not implemented); closing
+//! is dropping the last reference to the [`OpenHandle`], which happens outside of the table's
+//! locks.
 
 use crate::{collecting::habit::Use, passthrough::InodeIo, resync::Times};
 use nacre_vfs::{OpenFlags, Opened};
@@ -25,15 +27,18 @@ pub(crate) struct OpenHandle {
     pub flags: OpenFlags,
     /// Who opened it.
     pub uid: u32,
-    /// The door's count of privileges given when they were last taken from this file: 0 means never.
+    /// The door's count of privileges given when they were last taken from this file: 0 means
+    /// never.
     pub stripped: AtomicU64,
-    /// Writes through it may be collected by the kernel: it is in the table of [`crate::collecting`].
+    /// Writes through it may be collected by the kernel: it is in the table of
+    /// [`crate::collecting`].
     pub collected: bool,
     /// How it is used, where the layer offers to have writes to it collected.
     pub last_use: Option<Use>,
     /// Writes through it are passed on one by one while the kernel keeps times itself.
     pub times: Option<Arc<Times>>,
-    /// Where the kernel writes itself: what the file's size and times were at open ([`crate::passthrough::signature`]).
+    /// Where the kernel writes itself: what the file's size and times were at open
+    /// ([`crate::passthrough::signature`]).
     pub before: Option<u64>,
 }
 
@@ -108,7 +113,8 @@ impl OpenFiles {
 
     /// Gives an open file its handle.
     pub fn insert(&self, handle: OpenHandle) -> u64 {
-        // Neighbours in the inode table lie in different shards of it; their low bits spread here as well.
+        // Neighbours in the inode table lie in different shards of it; their low bits spread here
+        // as well.
         let number = handle.nodeid as usize % SHARDS;
         let mut shard = self.shard(number);
         let handle = Arc::new(handle);
@@ -145,8 +151,8 @@ impl OpenFiles {
         *current = current.checked_add(1).unwrap_or(1);
         shard.free.push(place);
         if shard.free.len() == shard.slots.len() && shard.slots.len() > 1024 {
-            // Everything is closed after a burst: give the memory back. Handles are not reused before the kernel is told of them,
-            // and it holds none of this shard.
+            // Everything is closed after a burst: give the memory back. Handles are not reused
+            // before the kernel is told of them, and it holds none of this shard.
             *shard = Shard::default();
         }
         self.count.fetch_sub(1, Ordering::Relaxed);
@@ -159,7 +165,10 @@ impl OpenFiles {
         for number in 0..SHARDS {
             let shard = self.shard(number);
             found.extend(
-                shard.slots.iter().filter_map(|(_, slot)| slot.as_ref().filter(|open| open.flags.writes()).map(|open| open.nodeid)),
+                shard
+                    .slots
+                    .iter()
+                    .filter_map(|(_, slot)| slot.as_ref().filter(|open| open.flags.writes()).map(|open| open.nodeid)),
             );
         }
         found
@@ -170,8 +179,14 @@ impl OpenFiles {
         let mut found = Vec::new();
         for number in 0..SHARDS {
             let shard = self.shard(number);
-            let open = shard.slots.iter().enumerate().filter_map(|(place, (reuse, slot))| Some((place, *reuse, slot.as_ref()?.nodeid)));
-            found.extend(open.filter(|(.., nodeid)| of(*nodeid)).map(|(place, reuse, _)| encode(number, place as u32, reuse)));
+            let open = shard
+                .slots
+                .iter()
+                .enumerate()
+                .filter_map(|(place, (reuse, slot))| Some((place, *reuse, slot.as_ref()?.nodeid)));
+            found.extend(
+                open.filter(|(.., nodeid)| of(*nodeid)).map(|(place, reuse, _)| encode(number, place as u32, reuse)),
+            );
         }
         found.into_iter().filter_map(|fh| Some((fh, self.remove(fh)?))).collect()
     }

@@ -1,4 +1,5 @@
-//! The operations, one file per family. Each handler is short: ids to nodes, one call of the layer, the reply.
+//! The operations, one file per family. Each handler is short: ids to nodes, one call of the layer,
+//! the reply.
 
 mod attributes;
 mod data;

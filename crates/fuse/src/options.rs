@@ -1,4 +1,5 @@
-//! What a mount is asked to be: plain data, made by the command line, read by `mount.rs` and `door.rs`.
+//! What a mount is asked to be: plain data, made by the command line, read by `mount.rs` and
+//! `door.rs`.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -40,7 +41,8 @@ pub enum XattrChoice {
 /// Whether POSIX ACLs are enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AclChoice {
-    /// By the kernel, where the layer has ACLs and the kernel checks permissions (`default_permissions`).
+    /// By the kernel, where the layer has ACLs and the kernel checks permissions
+    /// (`default_permissions`).
     #[default]
     Auto,
     /// Neither enforced nor shown.
@@ -53,8 +55,8 @@ pub enum AclChoice {
 pub struct FuseOptions {
     /// Where.
     pub mountpoint: PathBuf,
-    /// No part of `mountpoint` is a symbolic link: where one has come into it since it was found, nothing is mounted. For root, on paths where
-    /// others can put links.
+    /// No part of `mountpoint` is a symbolic link: where one has come into it since it was found,
+    /// nothing is mounted. For root, on paths where others can put links.
     pub without_links: bool,
     /// Shown as the device in the table of mounts.
     pub fsname: String,
@@ -64,9 +66,9 @@ pub struct FuseOptions {
     pub read_only: bool,
     /// Users other than the one who mounts may enter.
     pub allow_other: bool,
-    /// The kernel checks permissions by mode, owner and ACL. Without it, the layer does, in each operation and for
-    /// [`nacre_vfs::Layer::access`]: for a mount that only its owner may use, of a layer that works with the owner's rights and shows
-    /// everything as it is.
+    /// The kernel checks permissions by mode, owner and ACL. Without it, the layer does, in each
+    /// operation and for [`nacre_vfs::Layer::access`]: for a mount that only its owner may use, of
+    /// a layer that works with the owner's rights and shows everything as it is.
     pub default_permissions: bool,
     /// Set-id bits have no effect.
     pub nosuid: bool,
@@ -88,14 +90,18 @@ pub struct FuseOptions {
     pub transport: TransportChoice,
     /// Whether the kernel may do I/O itself.
     pub passthrough: PassthroughChoice,
-    /// The storage below is itself stacked (overlayfs, or a FUSE mount with passthrough): passthrough then has to claim the deepest
-    /// stack that the kernel allows, and nothing stackable can lie over this mount.
+    /// The storage below is itself stacked (overlayfs, or a FUSE mount with passthrough):
+    /// passthrough then has to claim the deepest stack that the kernel allows, and nothing
+    /// stackable can lie over this mount.
     pub stacked: bool,
-    /// The storage below may report a failed write as late as at close(2) (network file systems): each close is passed on.
+    /// The storage below may report a failed write as late as at close(2) (network file systems):
+    /// each close is passed on.
     pub reports_at_close: bool,
-    /// Nobody will ever change what is shown: opens cost nothing, everything is cached for good. Implies `read_only`.
+    /// Nobody will ever change what is shown: opens cost nothing, everything is cached for good.
+    /// Implies `read_only`.
     pub immutable: bool,
-    /// Locks are taken on the files below, so that they hold against processes outside of the mount.
+    /// Locks are taken on the files below, so that they hold against processes outside of the
+    /// mount.
     pub lock_forwarding: bool,
     /// The kernel caches no content (and passes none through).
     pub direct_io: bool,
@@ -115,12 +121,14 @@ pub struct FuseOptions {
     pub notify_watchers: bool,
     /// Called in each serving thread before its first request.
     pub worker_setup: Option<WorkerSetup>,
-    /// Threads to start with: per CPU on io_uring, in all on the device (at least 2); more are made as they are needed. 0 chooses.
+    /// Threads to start with: per CPU on io_uring, in all on the device (at least 2); more are made
+    /// as they are needed. 0 chooses.
     pub threads: u32,
 }
 
 impl FuseOptions {
-    /// The defaults for a mount at `mountpoint`: for everyone, with the kernel checking permissions.
+    /// The defaults for a mount at `mountpoint`: for everyone, with the kernel checking
+    /// permissions.
     pub fn new(mountpoint: impl Into<PathBuf>) -> FuseOptions {
         FuseOptions {
             mountpoint: mountpoint.into(),
@@ -160,6 +168,9 @@ impl FuseOptions {
 
 impl fmt::Debug for FuseOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FuseOptions").field("mountpoint", &self.mountpoint).field("fsname", &self.fsname).finish_non_exhaustive()
+        f.debug_struct("FuseOptions")
+            .field("mountpoint", &self.mountpoint)
+            .field("fsname", &self.fsname)
+            .finish_non_exhaustive()
     }
 }

@@ -1,7 +1,8 @@
 //! Reaching files of our own mount from a thread of the daemon: by node id, without a name.
 //!
-//! Called by threads that serve no requests (`errands.rs`, `shadow.rs`, `replacing.rs`). Needs root. Invariants: the mount is not held for longer than
-//! one act, so that it can be unmounted; nothing of it that a user can watch is opened, but for `O_PATH`, of which nobody is told.
+//! Called by threads that serve no requests (`errands.rs`, `shadow.rs`, `replacing.rs`). Needs
+//! root. Invariants: the mount is not held for longer than one act, so that it can be unmounted;
+//! nothing of it that a user can watch is opened, but for `O_PATH`, of which nobody is told.
 
 use nacre_sys::handles::{self, Handle};
 use rustix::{
@@ -14,10 +15,12 @@ use std::{
     path::Path,
 };
 
-/// How the kernel encodes a FUSE inode in a handle: `FILEID_INO64_GEN`, two words of node id and one of generation.
+/// How the kernel encodes a FUSE inode in a handle: `FILEID_INO64_GEN`, two words of node id and
+/// one of generation.
 const HANDLE_KIND: i32 = 0x81;
 
-/// The device number of what is mounted at a place, without a request: a daemon that is killed while it waits for itself could not end.
+/// The device number of what is mounted at a place, without a request: a daemon that is killed
+/// while it waits for itself could not end.
 pub(crate) fn device(mountpoint: &Path) -> io::Result<u64> {
     let stat = rustix::fs::statx(CWD, mountpoint, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
@@ -29,9 +32,10 @@ pub(crate) fn device_of(mount: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
-/// The mount as the working directory of the calling thread: what opens files by handle takes it for the mount, and no watcher hears of it, as it would
-/// of an open. The thread must have a working directory of its own
-/// ([`nacre_sys::descriptors::leave_all_to_others`]), and leaves the mount with this.
+/// The mount as the working directory of the calling thread: what opens files by handle takes it
+/// for the mount, and no watcher hears of it, as it would of an open. The thread must have a
+/// working directory of its own ([`nacre_sys::descriptors::leave_all_to_others`]), and leaves the
+/// mount with this.
 pub(crate) struct Entered(());
 
 impl Entered {
@@ -48,7 +52,8 @@ impl Entered {
         Ok(Entered(()))
     }
 
-    /// A descriptor for an inode that the kernel has in memory, by its node id and generation; ESTALE where it has not.
+    /// A descriptor for an inode that the kernel has in memory, by its node id and generation;
+    /// ESTALE where it has not.
     ///
     /// # Errors
     /// As `open_by_handle_at(2)`.
@@ -66,7 +71,8 @@ impl Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // Nothing keeps anybody from entering the root; a thread that stayed in the mount would keep it from being unmounted.
+        // Nothing keeps anybody from entering the root; a thread that stayed in the mount would
+        // keep it from being unmounted.
         if let Err(error) = rustix::process::chdir(c"/") {
             tracing::warn!(%error, "a thread stays in the mount");
         }

@@ -1,14 +1,20 @@
-//! The one file that knows backing ids: lets the kernel do the I/O on open files itself, and keeps every inode in one mode.
+//! The one file that knows backing ids: lets the kernel do the I/O on open files itself, and keeps
+//! every inode in one mode.
 //!
-//! Called by `ops/data.rs` and `ops/names.rs` at open, create and release, and by `invalidate.rs`. Rules of the kernel (6.9 and later):
-//! * while an inode is open in passthrough, every further open must be passthrough with the same backing id;
-//! * while it is open in cached mode, it cannot be opened in passthrough: whoever breaks either rule makes the user's open fail (EIO).
-//!   The kernel leaves a mode before it sends RELEASE, so the state here never leaves it too early;
-//! * the ioctl that registers a backing file is the only proof that it is permitted: the INIT flag is granted without privilege, too.
+//! Called by `ops/data.rs` and `ops/names.rs` at open, create and release, and by `invalidate.rs`.
+//! Rules of the kernel (6.9 and later):
+//! * while an inode is open in passthrough, every further open must be passthrough with the same
+//!   backing id;
+//! * while it is open in cached mode, it cannot be opened in passthrough: whoever breaks either
+//!   rule makes the user's open fail (EIO). The kernel leaves a mode before it sends RELEASE, so
+//!   the state here never leaves it too early;
+//! * the ioctl that registers a backing file is the only proof that it is permitted: the INIT flag
+//!   is granted without privilege, too.
 //!
-//! After the last close, the backing id of a file opened for reading may be kept, with the layer's open file, in the hope of the next
-//! open. Kept files are bounded in number (they are descriptors), and go with the last name, with any change from outside, and when
-//! the kernel forgets the inode: a kept file holds its storage.
+//! After the last close, the backing id of a file opened for reading may be kept, with the layer's
+//! open file, in the hope of the next open. Kept files are bounded in number (they are
+//! descriptors), and go with the last name, with any change from outside, and when the kernel
+//! forgets the inode: a kept file holds its storage.
 
 use crate::{
     inodes::{Inodes, Record},
@@ -59,7 +65,8 @@ enum Mode {
     Cached { opens: u32 },
     /// Open with this backing id.
     Passthrough { id: i32, opens: u32 },
-    /// Not open; the id and the file wait for the next open. `stamp` tells entries of the queue apart.
+    /// Not open; the id and the file wait for the next open. `stamp` tells entries of the queue
+    /// apart.
     Kept { id: i32, file: Opened, flags: OpenFlags, uid: u32, stamp: u64 },
 }
 
@@ -112,7 +119,8 @@ pub(crate) struct Passthrough {
 }
 
 impl Passthrough {
-    /// Off until [`Passthrough::start`]. At most `kept_limit` files are kept open after their last close.
+    /// Off until [`Passthrough::start`]. At most `kept_limit` files are kept open after their last
+    /// close.
     pub fn new(kept_limit: usize) -> Passthrough {
         Passthrough {
             backing: OnceLock::new(),
@@ -137,7 +145,8 @@ impl Passthrough {
         self.off.store(true, Ordering::Release);
     }
 
-    /// Tries the ioctl once, on the daemon's own executable, and lets opens pass from now on if it is permitted.
+    /// Tries the ioctl once, on the daemon's own executable, and lets opens pass from now on if it
+    /// is permitted.
     pub fn start(&self, backing: Box<dyn BackingFiles>) {
         if self.refusal.get().is_none() {
             self.try_start(backing);
@@ -164,8 +173,9 @@ impl Passthrough {
         self.settles.notify_all();
     }
 
-    /// Waits until it is known whether files can be passed through. The kernel sends requests before that, and a file opened by one of them
-    /// would be served by the daemon, with pages of its own, for everybody and for as long as anybody has it open.
+    /// Waits until it is known whether files can be passed through. The kernel sends requests
+    /// before that, and a file opened by one of them would be served by the daemon, with pages of
+    /// its own, for everybody and for as long as anybody has it open.
     pub fn wait_for_start(&self) {
         if !self.off.load(Ordering::Acquire) || self.refusal.get().is_some() {
             return;
@@ -178,19 +188,27 @@ impl Passthrough {
 
     /// `None` where the kernel does the I/O, else why it does not.
     pub fn refusal(&self) -> Option<&str> {
-        if self.off.load(Ordering::Acquire) { Some(self.refusal.get().map_or("not started", String::as_str)) } else { None }
+        if self.off.load(Ordering::Acquire) {
+            Some(self.refusal.get().map_or("not started", String::as_str))
+        } else {
+            None
+        }
     }
 
-    /// (Opens in passthrough, opens that a kept file served, opens that had to be served by the daemon after a failure, files kept).
+    /// (Opens in passthrough, opens that a kept file served, opens that had to be served by the
+    /// daemon after a failure, files kept).
     pub fn figures(&self) -> (u64, u64, u64, u64) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (get(&self.opens), get(&self.reuses), get(&self.failures), self.kept_count.load(Ordering::Relaxed) as u64)
     }
 
-    /// The kept file of an inode, if it serves an open with these flags by this user. Nothing changes yet.
+    /// The kept file of an inode, if it serves an open with these flags by this user. Nothing
+    /// changes yet.
     pub fn reusable(&self, record: &mut Record<'_>, flags: OpenFlags, uid: Option<u32>) -> Option<Opened> {
         match &record.open_state_if_any()?.io.0 {
-            Mode::Kept { file, flags: kept, uid: owner, .. } if *kept == flags && uid.is_none_or(|uid| uid == *owner) => {
+            Mode::Kept { file, flags: kept, uid: owner, .. }
+                if *kept == flags && uid.is_none_or(|uid| uid == *owner) =>
+            {
                 self.reuses.fetch_add(1, Ordering::Relaxed);
                 Some(Arc::clone(file))
             }
@@ -198,13 +216,15 @@ impl Passthrough {
         }
     }
 
-    /// Decides how a file just opened is served, and counts it; `file` is what the kernel may use, if it may at all. Under the inode's
-    /// lock.
+    /// Decides how a file just opened is served, and counts it; `file` is what the kernel may use,
+    /// if it may at all. Under the inode's lock.
     pub fn begin(&self, state: &mut OpenState, file: Option<BorrowedFd<'_>>) -> (IoMode, Leftover) {
         let mut left = Leftover::default();
         let (mode, chosen) = match std::mem::take(&mut state.io.0) {
             Mode::Cached { opens } => (Mode::Cached { opens: opens.saturating_add(1) }, IoMode::Daemon),
-            Mode::Passthrough { id, opens } => (Mode::Passthrough { id, opens: opens.saturating_add(1) }, IoMode::Passthrough(id)),
+            Mode::Passthrough { id, opens } => {
+                (Mode::Passthrough { id, opens: opens.saturating_add(1) }, IoMode::Passthrough(id))
+            }
             Mode::Kept { id, file: kept, .. } => {
                 self.kept_count.fetch_sub(1, Ordering::Relaxed);
                 left._file = Some(kept);
@@ -227,7 +247,8 @@ impl Passthrough {
         (chosen, left)
     }
 
-    /// One open file less. With `keep`, the last one is kept for the next open: (file, flags, user). Under the inode's lock.
+    /// One open file less. With `keep`, the last one is kept for the next open: (file, flags,
+    /// user). Under the inode's lock.
     pub fn end(&self, state: &mut OpenState, keep: Option<(Opened, OpenFlags, u32)>) -> Leftover {
         let mut left = Leftover::default();
         state.io.0 = match std::mem::take(&mut state.io.0) {
@@ -274,7 +295,8 @@ impl Passthrough {
         self.finish_close(left);
     }
 
-    /// Does outside of the lock what [`Passthrough::begin`], [`Passthrough::end`] and [`Passthrough::release_kept`] left to do for `nodeid`.
+    /// Does outside of the lock what [`Passthrough::begin`], [`Passthrough::end`] and
+    /// [`Passthrough::release_kept`] left to do for `nodeid`.
     pub fn finish(&self, left: Leftover, nodeid: u64, inodes: &Inodes) {
         if let Some(stamp) = left.kept {
             self.queue(nodeid, stamp, inodes);
@@ -308,11 +330,13 @@ impl Passthrough {
         }
     }
 
-    /// Puts a kept file at the young end of the queue and lets go of the oldest ones above the limit.
+    /// Puts a kept file at the young end of the queue and lets go of the oldest ones above the
+    /// limit.
     fn queue(&self, nodeid: u64, stamp: u64, inodes: &Inodes) {
         let mut queue = self.kept.lock();
         queue.push_back((nodeid, stamp));
-        // Entries of files that were opened again meanwhile stay in the queue until they come to its old end.
+        // Entries of files that were opened again meanwhile stay in the queue until they come to
+        // its old end.
         while self.kept_count.load(Ordering::Relaxed) > self.kept_limit || queue.len() > 4 * self.kept_limit {
             let Some((old, stamp)) = queue.pop_front() else { return };
             drop(queue);
@@ -342,7 +366,8 @@ impl Passthrough {
         match backing.open(file?) {
             Ok(id) => Some(id),
             Err(error) => {
-                // Not a regular file, a stacked file system below, no memory: the daemon serves this inode instead.
+                // Not a regular file, a stacked file system below, no memory: the daemon serves
+                // this inode instead.
                 self.failures.fetch_add(1, Ordering::Relaxed);
                 tracing::debug!(%error, "a file could not be handed to the kernel");
                 None
@@ -359,13 +384,14 @@ impl Passthrough {
     }
 }
 
-/// A digest of what changes with content, and whether the file has set-id bits; of the file that the kernel would write to. `None` where it
-/// cannot be asked.
+/// A digest of what changes with content, and whether the file has set-id bits; of the file that
+/// the kernel would write to. `None` where it cannot be asked.
 pub(crate) fn signature(file: BorrowedFd<'_>) -> Option<(u64, bool)> {
     use std::hash::{Hash, Hasher};
     let stat = rustix::fs::fstat(file).ok()?;
     let mut hasher = std::hash::DefaultHasher::new();
-    (stat.st_size, stat.st_blocks, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec).hash(&mut hasher);
+    (stat.st_size, stat.st_blocks, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec)
+        .hash(&mut hasher);
     Some((hasher.finish(), stat.st_mode & 0o6000 != 0))
 }
 

@@ -214,11 +214,15 @@ fn kept_files_serve_the_same_kind_of_open_and_stay_within_the_limit() {
     }
     assert_eq!(passthrough.figures().3, 2);
     assert_eq!(fake.open.lock().len(), 2);
-    let reusable = |nodeid, flags, uid| inodes.with(nodeid, |record| passthrough.reusable(record, flags, uid)).flatten().is_some();
+    let reusable =
+        |nodeid, flags, uid| inodes.with(nodeid, |record| passthrough.reusable(record, flags, uid)).flatten().is_some();
     assert!(!reusable(ids[0], OpenFlags::READ, None), "the oldest went");
     assert!(reusable(ids[4], OpenFlags::READ, None));
     assert!(reusable(ids[4], OpenFlags::READ, Some(7)));
-    assert!(!reusable(ids[4], OpenFlags::READ, Some(8)), "another user's open is not reused where the layer checks permissions");
+    assert!(
+        !reusable(ids[4], OpenFlags::READ, Some(8)),
+        "another user's open is not reused where the layer checks permissions"
+    );
     assert!(!reusable(ids[4], OpenFlags::READ_WRITE, None));
     passthrough.drop_kept(ids[4], &inodes);
     passthrough.drop_all_kept(&inodes);

@@ -1,10 +1,14 @@
-//! Files that became others under a mount: a file system was rolled back, and the same inode numbers mean what they meant then.
+//! Files that became others under a mount: a file system was rolled back, and the same inode
+//! numbers mean what they meant then.
 //!
-//! Called by `mount.rs` when the layer shows the new ones ([`nacre_vfs::Numbered::generation`]). Directories stay what they are for the kernel, so that a
-//! shell goes on in one that is still there. Of files it has content, a size and perhaps writes that belong to the old ones: each one that it knows is made
-//! bad, as it calls that, by an answer with the new generation, and everything that is asked of it through a descriptor from before is EIO. That answer is one to a
-//! look-up which a thread of ours makes. Invariants: file handles of before are gone first, so nothing that is under way reaches the new files; the names
-//! in the answers are nobody else's to look up.
+//! Called by `mount.rs` when the layer shows the new ones ([`nacre_vfs::Numbered::generation`]).
+//! Directories stay what they are for the kernel, so that a shell goes on in one that is still
+//! there. Of files it has content, a size and perhaps writes that belong to the old ones: each one
+//! that it knows is made bad, as it calls that, by an answer with the new generation, and
+//! everything that is asked of it through a descriptor from before is EIO. That answer is one to a
+//! look-up which a thread of ours makes. Invariants: file handles of before are gone first, so
+//! nothing that is under way reaches the new files; the names in the answers are nobody else's to
+//! look up.
 
 use crate::{door::Door, errands::Role, failure::Outcome, mount::Mount, own_mount::Entered, wire};
 use fusewire::{Header, Reply, abi};
@@ -17,13 +21,15 @@ use std::{io, time::Duration};
 
 /// What the names of such look-ups begin with, before the inode number.
 const NAME: &str = ".nacre-replaced-";
-/// Files without a descriptor, of those that the kernel knows, that are made bad as well: somebody may hold one by its path alone. All others go with their names.
+/// Files without a descriptor, of those that the kernel knows, that are made bad as well: somebody
+/// may hold one by its path alone. All others go with their names.
 const MOST: usize = 65_536;
 /// How long the kernel may take to be told that names are to be asked for anew.
 const TOLD: Duration = Duration::from_secs(10);
 
 impl Mount {
-    /// Files with these inode numbers (from, to) were replaced by others: what the kernel has of them is of no use from now on. Returns when it knows.
+    /// Files with these inode numbers (from, to) were replaced by others: what the kernel has of
+    /// them is of no use from now on. Returns when it knows.
     ///
     /// # Errors
     /// Where it could not be told of all of them.
@@ -55,7 +61,8 @@ impl Mount {
         made_bad
     }
 
-    /// Closes all open files with these inode numbers (from, to), whoever has them; answers their numbers. What is asked of them from now on is ESTALE.
+    /// Closes all open files with these inode numbers (from, to), whoever has them; answers their
+    /// numbers. What is asked of them from now on is ESTALE.
     pub fn close_files(&self, numbers: &[(u64, u64)]) -> Vec<u64> {
         let door = self.door();
         let within = within(numbers);
@@ -75,8 +82,12 @@ impl Mount {
             let _mount = Entered::new(&place, device)?;
             let mut outcome = Ok(());
             for name in names {
-                if let Err(error) = rustix::fs::statx(CWD, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
-                {
+                if let Err(error) = rustix::fs::statx(
+                    CWD,
+                    name,
+                    AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC,
+                    StatxFlags::empty(),
+                ) {
                     outcome = Err(error);
                 }
             }
@@ -98,7 +109,9 @@ impl Door {
     /// Answers a look-up of such a thread.
     pub(crate) fn lookup_replaced(&self, header: &Header, name: &[u8], reply: &mut Reply<'_>) -> Outcome {
         let number = std::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(NAME)?.parse().ok());
-        let Some(number) = number.filter(|_| self.inodes.is_root(header.nodeid)) else { return Err(Errno::ENOENT.into()) };
+        let Some(number) = number.filter(|_| self.inodes.is_root(header.nodeid)) else {
+            return Err(Errno::ENOENT.into());
+        };
         let nodeid = self.inodes.nodeid(number).ok_or(Errno::ESTALE)?;
         let node = self.node(nodeid)?;
         let attr = match self.layer.getattr(&Caller::ROOT, &node, None) {

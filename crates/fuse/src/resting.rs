@@ -1,10 +1,13 @@
-//! When a layer that watches is told to listen to less: changes keep coming while nobody asks the mount for anything.
+//! When a layer that watches is told to listen to less: changes keep coming while nobody asks the
+//! mount for anything.
 //!
-//! Used by the thread of `invalidate.rs` with each batch of changes, so that it costs nothing where nothing is reported. Two steps, see `Layer::rest`:
-//! the layer is told to notice whether somebody asks; when [`ENOUGH`] changes have come, the time [`QUIET`] has passed, and all requests that
-//! are still under way since before the first step have been answered, it is told all that the kernel may know. To tell that takes a mark for each file, so
-//! twice as many more changes have to come in vain as there are files: a mount that is used again and again pays little more than it must. It is told in
-//! pieces, between which changes are delivered.
+//! Used by the thread of `invalidate.rs` with each batch of changes, so that it costs nothing where
+//! nothing is reported. Two steps, see `Layer::rest`: the layer is told to notice whether somebody
+//! asks; when [`ENOUGH`] changes have come, the time [`QUIET`] has passed, and all requests that
+//! are still under way since before the first step have been answered, it is told all that the
+//! kernel may know. To tell that takes a mark for each file, so twice as many more changes have to
+//! come in vain as there are files: a mount that is used again and again pays little more than it
+//! must. It is told in pieces, between which changes are delivered.
 
 use crate::{inodes::Inodes, invalidate::CacheControl};
 use nacre_vfs::Node;
@@ -18,7 +21,8 @@ const QUIET: Duration = Duration::from_millis(100);
 const PIECE: usize = 16;
 /// How long a batch of changes may be held up.
 const PIECES: Duration = Duration::from_millis(2);
-/// Files known above which everything goes on being heard: each mark keeps an inode of the source in memory.
+/// Files known above which everything goes on being heard: each mark keeps an inode of the source
+/// in memory.
 const KNOWN_MAX: usize = 32_768;
 
 /// See the file's head.
@@ -26,7 +30,8 @@ pub(crate) struct Resting<M> {
     heard: u64,
     /// When the layer began to notice whether somebody asks.
     begun: Option<Instant>,
-    /// The requests that must be answered before it may rest. Marked well after it began to notice, so that each request is seen by one of the two.
+    /// The requests that must be answered before it may rest. Marked well after it began to notice,
+    /// so that each request is seen by one of the two.
     before: Option<M>,
     /// The files that the layer is still to be told of.
     known: Option<Vec<Node>>,
@@ -42,7 +47,10 @@ impl<M> Default for Resting<M> {
 
 impl<M> Resting<M> {
     /// So many changes have been reported.
-    #[expect(clippy::disallowed_methods, reason = "for how long reports are in vain, and in how small pieces the rest is prepared")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "for how long reports are in vain, and in how small pieces the rest is prepared"
+    )]
     pub fn heard<C: CacheControl<Moment = M>>(&mut self, changes: u64, control: &C, inodes: &Inodes) {
         self.heard += changes;
         if self.never || changes == 0 {

@@ -1,10 +1,13 @@
-//! Where writes are collected, the kernel keeps sizes and times of regular files itself and believes no answer about them. Two things it
-//! does not know then: that a direct write changed the time of modification (Linux 6.18 notes it only for writes that it collects), and what
-//! others changed behind the mount. A thread of ours tells it by performing the change on the mount itself (truncate, utimensat), by file
-//! handle; the door, which knows the thread by its id, answers with what the file has and changes nothing.
+//! Where writes are collected, the kernel keeps sizes and times of regular files itself and
+//! believes no answer about them. Two things it does not know then: that a direct write changed the
+//! time of modification (Linux 6.18 notes it only for writes that it collects), and what others
+//! changed behind the mount. A thread of ours tells it by performing the change on the mount itself
+//! (truncate, utimensat), by file handle; the door, which knows the thread by its id, answers with
+//! what the file has and changes nothing.
 //!
-//! Fed by `ops/data.rs` (direct writes) and by the invalidation thread, waited for by stat(2) (`ops/attributes.rs`). Invariants: a file
-//! with collected writes is left alone, as what is held back is missing below; nobody who serves requests waits for longer than [`PATIENCE`].
+//! Fed by `ops/data.rs` (direct writes) and by the invalidation thread, waited for by stat(2)
+//! (`ops/attributes.rs`). Invariants: a file with collected writes is left alone, as what is held
+//! back is missing below; nobody who serves requests waits for longer than [`PATIENCE`].
 
 use crate::{door::Door, errands::Setter, failure::Outcome, open_files::OpenState, wire};
 use fusewire::{Header, Reply, abi};
@@ -25,9 +28,11 @@ use std::{
 const GATHER: Duration = Duration::from_millis(10);
 /// The longest that a stat(2) waits.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The longest that an open(2) waits; after that the kernel is told of writes soon after they were made.
+/// The longest that an open(2) waits; after that the kernel is told of writes soon after they were
+/// made.
 const BRIEF: Duration = Duration::from_millis(100);
-/// Times of modification that are closer than this are as good as equal, nanoseconds: native ones have the granularity of a clock tick.
+/// Times of modification that are closer than this are as good as equal, nanoseconds: native ones
+/// have the granularity of a clock tick.
 const CLOSE: i64 = 10_000_000;
 
 /// What the kernel believes of an inode that is written to directly.
@@ -65,7 +70,8 @@ pub(crate) enum Job {
 }
 
 impl Times {
-    /// Entered for an inode that the kernel has with these attributes; `short` where it was told that they are valid for no time.
+    /// Entered for an inode that the kernel has with these attributes; `short` where it was told
+    /// that they are valid for no time.
     fn new(attr: &Attr, short: bool) -> Times {
         Times {
             kernel: AtomicI64::new(nanoseconds(attr.mtime)),
@@ -77,7 +83,8 @@ impl Times {
         }
     }
 
-    /// Whether the kernel's time is as good as this one, or just this one where it has to be `exact`.
+    /// Whether the kernel's time is as good as this one, or just this one where it has to be
+    /// `exact`.
     fn fits(&self, attr: &Attr, exact: bool) -> bool {
         let most = if exact { 0 } else { CLOSE.unsigned_abs() };
         nanoseconds(attr.mtime).abs_diff(self.kernel.load(Ordering::Acquire)) <= most
@@ -117,7 +124,8 @@ impl Times {
         self.heard(writes);
     }
 
-    /// Whether this is the time that the kernel has from before a direct write: it must not go to the file.
+    /// Whether this is the time that the kernel has from before a direct write: it must not go to
+    /// the file.
     pub fn outdated(&self, mtime: Time) -> bool {
         self.is_stale() && self.kernel.load(Ordering::Acquire) == nanoseconds(mtime)
     }
@@ -129,7 +137,8 @@ pub(crate) fn one_more(times: &Arc<Times>) -> Arc<Times> {
     Arc::clone(times)
 }
 
-/// The same where it may be the first, of an inode that the kernel has with these attributes. Under the inode's lock.
+/// The same where it may be the first, of an inode that the kernel has with these attributes. Under
+/// the inode's lock.
 pub(crate) fn begin(state: &mut OpenState, attr: &Attr, created: bool) -> Arc<Times> {
     one_more(state.times.get_or_insert_with(|| Arc::new(Times::new(attr, created))))
 }
@@ -170,7 +179,8 @@ impl Resync {
 }
 
 impl Door {
-    /// Whether answers about a file must not be kept: it is written to directly, or the kernel has not heard of a write yet.
+    /// Whether answers about a file must not be kept: it is written to directly, or the kernel has
+    /// not heard of a write yet.
     pub(crate) fn times_move(&self, nodeid: u64) -> bool {
         let Some(times) = self.write_times(nodeid) else { return false };
         let move_on = times.writers.load(Ordering::Acquire) > 0 || times.is_stale();
@@ -178,7 +188,8 @@ impl Door {
         move_on
     }
 
-    /// Somebody asks for the attributes of a file, which are these: tells the kernel first where it has another time of modification.
+    /// Somebody asks for the attributes of a file, which are these: tells the kernel first where it
+    /// has another time of modification.
     pub(crate) fn true_times(&self, nodeid: u64, attr: &Attr) -> Outcome {
         let Some(times) = self.write_times(nodeid).filter(|times| times.is_stale()) else { return Ok(()) };
         if times.fits(attr, self.is_exact()) {
@@ -195,7 +206,10 @@ impl Door {
         let writes = times.writes.load(Ordering::Acquire);
         if times.is_stale()
             && let Some((node, file)) = self.inodes.node_and_file(nodeid)
-            && self.layer.getattr(&Caller::ROOT, &node, file.as_deref()).is_ok_and(|attr| times.fits(&attr, self.is_exact()))
+            && self
+                .layer
+                .getattr(&Caller::ROOT, &node, file.as_deref())
+                .is_ok_and(|attr| times.fits(&attr, self.is_exact()))
         {
             times.heard(writes);
         }
@@ -207,8 +221,9 @@ impl Door {
         self.collecting.is_patient()
     }
 
-    /// A file is opened for direct writes: where the kernel may take its attributes for valid for long, it is made to ask for them, and told that they are
-    /// not. Otherwise it would answer a question for the time of modification alone from what it has.
+    /// A file is opened for direct writes: where the kernel may take its attributes for valid for
+    /// long, it is made to ask for them, and told that they are not. Otherwise it would answer a
+    /// question for the time of modification alone from what it has.
     pub(crate) fn doubt(&self, nodeid: u64, times: &Times) {
         if !self.is_exact() || times.short.swap(true, Ordering::AcqRel) {
             return;
@@ -220,7 +235,8 @@ impl Door {
         }
     }
 
-    /// A request of the thread: what the file has is answered, and nothing changed but the time of change, which the kernel shows from now on.
+    /// A request of the thread: what the file has is answered, and nothing changed but the time of
+    /// change, which the kernel shows from now on.
     pub(crate) fn resync_setattr(&self, header: &Header, told: &abi::SetattrIn, reply: &mut Reply<'_>) -> Outcome {
         if self.collecting.collects(header.nodeid) {
             return Err(Errno::EBUSY.into());
@@ -232,17 +248,21 @@ impl Door {
             && self.is_exact()
             && nanoseconds(time) > nanoseconds(attr.ctime)
         {
-            attr = self.layer.setattr(&Caller::ROOT, &node, file.as_deref(), &SetAttr { ctime, ..SetAttr::default() })?;
+            attr =
+                self.layer.setattr(&Caller::ROOT, &node, file.as_deref(), &SetAttr { ctime, ..SetAttr::default() })?;
         }
         Ok(reply.attr(&wire::attr_out(&attr, Duration::ZERO))?)
     }
 
     /// The state of an inode that is written to directly.
     pub(crate) fn write_times(&self, nodeid: u64) -> Option<Arc<Times>> {
-        self.inodes.with_any(nodeid, |record| record.open_state_if_any().and_then(|state| state.times.clone())).flatten()
+        self.inodes
+            .with_any(nodeid, |record| record.open_state_if_any().and_then(|state| state.times.clone()))
+            .flatten()
     }
 
-    /// Gives the state back where nothing is written to the file any more and the kernel knows its time.
+    /// Gives the state back where nothing is written to the file any more and the kernel knows its
+    /// time.
     fn forget_times(&self, nodeid: u64) {
         self.inodes.with(nodeid, |record| {
             if let Some(state) = record.open_state_if_any()
@@ -308,7 +328,10 @@ fn tell(door: &Door, nodeid: u64) -> Result<(), SysErrno> {
         return Ok(());
     }
     let Some((node, file)) = door.inodes.node_and_file(nodeid) else { return Ok(()) };
-    let attr = door.layer.getattr(&Caller::ROOT, &node, file.as_deref()).map_err(|error| SysErrno::from_raw_os_error(error.raw()))?;
+    let attr = door
+        .layer
+        .getattr(&Caller::ROOT, &node, file.as_deref())
+        .map_err(|error| SysErrno::from_raw_os_error(error.raw()))?;
     if attr.kind == Kind::File {
         door.resync.setter.set(door.collecting.place(), nodeid, attr.size, attr.mtime)?;
     }

@@ -1,8 +1,9 @@
 //! Which files of the mount are being run, for the one open that the kernel judges too late.
 //!
-//! Nobody may write to a file that runs (ETXTBSY). For an open with `O_TRUNC` that does not write, the kernel looks at this after the open,
-//! and the open is where the file is truncated: the program would lose its code. So `ops/opens.rs` asks here first. No request goes to the
-//! mount meanwhile, whatever is found.
+//! Nobody may write to a file that runs (ETXTBSY). For an open with `O_TRUNC` that does not write,
+//! the kernel looks at this after the open, and the open is where the file is truncated: the
+//! program would lose its code. So `ops/opens.rs` asks here first. No request goes to the mount
+//! meanwhile, whatever is found.
 
 use crate::own_mount;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
@@ -26,7 +27,8 @@ impl Running {
         }
     }
 
-    /// Whether a process that the daemon may look at runs the file with this inode number (proc(5), `/proc/PID/exe`).
+    /// Whether a process that the daemon may look at runs the file with this inode number (proc(5),
+    /// `/proc/PID/exe`).
     pub fn runs(&self, ino: u64) -> bool {
         let device = self.device.load(Ordering::Acquire);
         let processes = match std::fs::read_dir("/proc") {

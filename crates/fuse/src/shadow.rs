@@ -1,11 +1,13 @@
-//! Raises inotify events inside the mount for changes made behind it. The kernel reports only what happens through a mount; so a thread of
-//! ours (the actor) performs the like of each change on the mount itself, and the door, which knows the thread by its id, answers "done" without
-//! touching the layer: the change has been made already.
+//! Raises inotify events inside the mount for changes made behind it. The kernel reports only what
+//! happens through a mount; so a thread of ours (the actor) performs the like of each change on the
+//! mount itself, and the door, which knows the thread by its id, answers "done" without touching
+//! the layer: the change has been made already.
 //!
-//! Fed by `invalidate.rs`, asked by `door.rs`, on only with `FuseOptions::notify_watchers`. What is raised: creation for a name that
-//! appeared, deletion for one that vanished (both for a file moved or replaced), modification, change of attributes. Needs root: directories
-//! are reached by handle. Invariants: events that do not fit in the queue are dropped, the caches are emptied all the same; no descriptor of
-//! the mount is held between events, so that it can be unmounted.
+//! Fed by `invalidate.rs`, asked by `door.rs`, on only with `FuseOptions::notify_watchers`. What is
+//! raised: creation for a name that appeared, deletion for one that vanished (both for a file moved
+//! or replaced), modification, change of attributes. Needs root: directories are reached by handle.
+//! Invariants: events that do not fit in the queue are dropped, the caches are emptied all the
+//! same; no descriptor of the mount is held between events, so that it can be unmounted.
 
 use crate::{
     door::{Door, caller},
@@ -36,7 +38,8 @@ use std::{
 
 /// Events waiting; a burst above that tells watchers no more.
 const QUEUE: usize = 4096;
-/// A node id that stands for files that are gone, for the moment of their deletion; the inode table gives out greater ones.
+/// A node id that stands for files that are gone, for the moment of their deletion; the inode table
+/// gives out greater ones.
 const PHANTOM: u64 = 2;
 
 /// Something that changed behind the mount.
@@ -99,7 +102,8 @@ impl Shadow {
 }
 
 impl Door {
-    /// A request of the thread: what it pretends is answered as done, everything else as for anybody.
+    /// A request of the thread: what it pretends is answered as done, everything else as for
+    /// anybody.
     pub(crate) fn shadow_request(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let act = *self.shadow.act.lock();
         match (act, request.op) {
@@ -110,7 +114,9 @@ impl Door {
             (Some(Act::Vanish), Op::Lookup { .. }) => Ok(reply.entry(&phantom())?),
             (Some(Act::Vanish), Op::Unlink { .. } | Op::Rmdir { .. }) => Ok(()),
             // The kernel would take over the size of a file whose end it still holds back.
-            (Some(Act::Touch), Op::Setattr(_)) if self.collecting.collects(request.header.nodeid) => Err(Errno::EBUSY.into()),
+            (Some(Act::Touch), Op::Setattr(_)) if self.collecting.collects(request.header.nodeid) => {
+                Err(Errno::EBUSY.into())
+            }
             (Some(Act::Touch), Op::Setattr(_)) => self.getattr(&request.header, None, reply),
             _ => self.operate(request, reply),
         }
@@ -158,15 +164,19 @@ enum Task {
 
 type Acted = Result<(), SysErrno>;
 
-/// The body of the thread; `forget_name` empties the kernel's cache of a name when its event has been raised. It asks the layer what became of
-/// a name, and leaves all that waits for the mount to a second thread, the actor, which holds none of our descriptors: a daemon that is
-/// killed while it waits for itself could not end if that thread held the fuse device.
+/// The body of the thread; `forget_name` empties the kernel's cache of a name when its event has
+/// been raised. It asks the layer what became of a name, and leaves all that waits for the mount to
+/// a second thread, the actor, which holds none of our descriptors: a daemon that is killed while
+/// it waits for itself could not end if that thread held the fuse device.
 pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forget_name: &impl Fn(u64, &[u8])) {
     let (tasks, to_do) = sync_channel(0);
     let (tell, told) = sync_channel(0);
     let actor = {
         let door = Arc::clone(door);
-        std::thread::Builder::new().name("nacre-actor".to_owned()).stack_size(256 << 10).spawn(move || act(&to_do, &tell, &door, device))
+        std::thread::Builder::new()
+            .name("nacre-actor".to_owned())
+            .stack_size(256 << 10)
+            .spawn(move || act(&to_do, &tell, &door, device))
     };
     let actor = match actor {
         Ok(actor) => actor,
@@ -214,12 +224,10 @@ fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u6
     door.shadow.tid.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
     for task in tasks {
         let acted = match task {
-            Task::Appeared(parent, name, attr) => {
-                by_handle(door, device, parent).and_then(|directory| appeared(door, directory.as_fd(), OsStr::from_bytes(&name), &attr))
-            }
-            Task::Vanished(parent, name) => {
-                by_handle(door, device, parent).and_then(|directory| vanished(door, directory.as_fd(), OsStr::from_bytes(&name)))
-            }
+            Task::Appeared(parent, name, attr) => by_handle(door, device, parent)
+                .and_then(|directory| appeared(door, directory.as_fd(), OsStr::from_bytes(&name), &attr)),
+            Task::Vanished(parent, name) => by_handle(door, device, parent)
+                .and_then(|directory| vanished(door, directory.as_fd(), OsStr::from_bytes(&name))),
             Task::Touched(nodeid, content) => touched(door, device, nodeid, content),
         };
         if tell.send(acted).is_err() {
@@ -232,7 +240,8 @@ fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u6
 fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
     match make(door, directory, name, attr) {
         Err(SysErrno::EXIST) => {
-            // The kernel knows the name already: made through the mount, looked up since, or another file that was replaced.
+            // The kernel knows the name already: made through the mount, looked up since, or
+            // another file that was replaced.
             let known = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if known.st_ino == attr.id.ino {
                 return Ok(());
@@ -279,7 +288,8 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
             let length = u64::try_from(stat.st_size).unwrap_or_default();
             nacre_sys::length::truncate(Path::new(&path), length).map_err(number)
         } else if kind == FileType::Symlink || content {
-            // Links have no mode to set; a directory's content is its names, which are told one by one.
+            // Links have no mode to set; a directory's content is its names, which are told one by
+            // one.
             Ok(())
         } else {
             rustix::fs::chmodat(CWD, path.as_str(), Mode::from_raw_mode(stat.st_mode & 0o7777), AtFlags::empty())
@@ -287,7 +297,8 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
     })
 }
 
-/// A descriptor for an inode of the mount that the kernel has in memory; ESTALE where it has not, and then nobody watches it either.
+/// A descriptor for an inode of the mount that the kernel has in memory; ESTALE where it has not,
+/// and then nobody watches it either.
 fn by_handle(door: &Door, device: u64, nodeid: u64) -> Result<OwnedFd, SysErrno> {
     Entered::new(&door.options.mountpoint, device)?.by_handle((nodeid, 0), OFlags::PATH)
 }

@@ -1,4 +1,5 @@
-//! The figures of a mount, as plain data: read by the command line for `status`, `top` and Prometheus text.
+//! The figures of a mount, as plain data: read by the command line for `status`, `top` and
+//! Prometheus text.
 
 use crate::{collecting::Figures, door::Door, invalidate::InvalidationCounts};
 use fusewire::Session;
@@ -76,7 +77,8 @@ pub struct CollectingCounts {
 pub struct Status {
     /// Where it is mounted.
     pub mountpoint: PathBuf,
-    /// It is still there, as this process sees it. One that is not is held by whoever has it open, or by other mount namespaces.
+    /// It is still there, as this process sees it. One that is not is held by whoever has it open,
+    /// or by other mount namespaces.
     pub attached: bool,
     /// How requests arrive.
     pub transport: Transport,

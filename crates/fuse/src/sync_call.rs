@@ -1,15 +1,22 @@
 //! Hearing sync(2), whoever calls it.
 //!
-//! The kernel tells an ordinary FUSE mount nothing of it; a mount on a block device it tells, and waits for the answer (SYNCFS, Linux 6.18). So there is one,
-//! at no place, on a small loop device over memory, for nothing else. Used by the process of a pool. syncfs(2) on its ordinary mounts stays unheard.
+//! The kernel tells an ordinary FUSE mount nothing of it; a mount on a block device it tells, and
+//! waits for the answer (SYNCFS, Linux 6.18). So there is one, at no place, on a small loop device
+//! over memory, for nothing else. Used by the process of a pool. syncfs(2) on its ordinary mounts
+//! stays unheard.
 //!
 //! Invariants:
-//! * nobody waits here for good: an answer comes once what was asked for is done, once it can be seen that it cannot be done now ([`Duty::stuck`]), or after
-//!   [`PATIENCE`]; a process that is stopped is given up by the kernel ([`REQUEST_TIMEOUT`]);
-//! * the threads that answer touch no mount of ours, and what is done for them is done by another one;
-//! * the connection ends before its mount does, also where the process is killed: the kernel says goodbye to a connection that lives, and would wait for us.
+//! * nobody waits here for good: an answer comes once what was asked for is done, once it can be
+//!   seen that it cannot be done now ([`Duty::stuck`]), or after [`PATIENCE`]; a process that is
+//!   stopped is given up by the kernel ([`REQUEST_TIMEOUT`]);
+//! * the threads that answer touch no mount of ours, and what is done for them is done by another
+//!   one;
+//! * the connection ends before its mount does, also where the process is killed: the kernel says
+//!   goodbye to a connection that lives, and would wait for us.
 
-use fusewire::{Errno, Handler, Offer, Op, Reply, Request, Session, SessionOptions, Settings, TransportChoice, abi::init};
+use fusewire::{
+    Errno, Handler, Offer, Op, Reply, Request, Session, SessionOptions, Settings, TransportChoice, abi::init,
+};
 use nacre_sys::loop_devices;
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -23,7 +30,8 @@ use std::{
 
 /// How long somebody who calls sync(2) waits at most, while things go on.
 const PATIENCE: Duration = Duration::from_secs(100);
-/// Seconds after which the kernel gives up a process that is stopped; longer than it takes us to answer in any case. It looks every 15 s.
+/// Seconds after which the kernel gives up a process that is stopped; longer than it takes us to
+/// answer in any case. It looks every 15 s.
 const REQUEST_TIMEOUT: u16 = 120;
 /// How often is looked whether nothing goes on any more.
 const LOOK: Duration = Duration::from_millis(100);
@@ -139,7 +147,10 @@ impl Shared {
                 continue;
             }
             if Instant::now() >= until {
-                tracing::warn!("sync(2) is answered before everything is durable: that takes longer than {} s", PATIENCE.as_secs());
+                tracing::warn!(
+                    "sync(2) is answered before everything is durable: that takes longer than {} s",
+                    PATIENCE.as_secs()
+                );
                 return Err(Errno::EIO);
             }
             if (self.duty.stuck)() {

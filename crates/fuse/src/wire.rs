@@ -1,4 +1,5 @@
-//! Values of the contract in the form of the wire and back: attributes, times, figures, locks, errors. Pure functions.
+//! Values of the contract in the form of the wire and back: attributes, times, figures, locks,
+//! errors. Pure functions.
 //!
 //! Called by the handlers under `ops/`. One exhaustive place for each translation.
 
@@ -43,7 +44,8 @@ pub(crate) fn attr(attr: &Attr) -> abi::Attr {
 pub(crate) fn entry(nodeid: u64, found: &Attr, names: Duration, attributes: Duration) -> abi::EntryOut {
     abi::EntryOut {
         nodeid,
-        // Node ids are never reused within a mount; where files are replaced by others with their numbers, the door says so.
+        // Node ids are never reused within a mount; where files are replaced by others with their
+        // numbers, the door says so.
         generation: 0,
         entry_valid: names.as_secs(),
         attr_valid: attributes.as_secs(),
@@ -60,7 +62,12 @@ pub(crate) fn negative(names: Duration) -> abi::EntryOut {
 
 /// Reply to GETATTR and SETATTR.
 pub(crate) fn attr_out(found: &Attr, valid: Duration) -> abi::AttrOut {
-    abi::AttrOut { attr_valid: valid.as_secs(), attr_valid_nsec: valid.subsec_nanos(), attr: attr(found), ..abi::AttrOut::default() }
+    abi::AttrOut {
+        attr_valid: valid.as_secs(),
+        attr_valid_nsec: valid.subsec_nanos(),
+        attr: attr(found),
+        ..abi::AttrOut::default()
+    }
 }
 
 /// Reply to STATX, which is asked for when somebody wants the time of birth.
@@ -83,7 +90,12 @@ pub(crate) fn statx_out(attr: &Attr, valid: Duration) -> abi::StatxOut {
         rdev_minor: attr.rdev_minor,
         ..abi::Statx::default()
     };
-    abi::StatxOut { attr_valid: valid.as_secs(), attr_valid_nsec: valid.subsec_nanos(), stat, ..abi::StatxOut::default() }
+    abi::StatxOut {
+        attr_valid: valid.as_secs(),
+        attr_valid_nsec: valid.subsec_nanos(),
+        stat,
+        ..abi::StatxOut::default()
+    }
 }
 
 fn sx_time(time: Time) -> abi::SxTime {
@@ -120,8 +132,10 @@ pub(crate) fn change(request: &abi::SetattrIn) -> SetAttr {
         atime: time(fattr::ATIME, fattr::ATIME_NOW, request.atime, request.atimensec),
         mtime: time(fattr::MTIME, fattr::MTIME_NOW, request.mtime, request.mtimensec),
         ctime: change_time(request),
-        // A request without any attribute is what is left of the kernel's `file_remove_privs` where the daemon takes away set-id bits (`fuse_setattr` in Linux'
-        // fs/fuse/dir.c): before fallocate(2) and copy_file_range(2) of somebody who may not leave them, and in chown(2) to nobody.
+        // A request without any attribute is what is left of the kernel's `file_remove_privs` where
+        // the daemon takes away set-id bits (`fuse_setattr` in Linux' fs/fuse/dir.c): before
+        // fallocate(2) and copy_file_range(2) of somebody who may not leave them, and in chown(2)
+        // to nobody.
         kill_privileges: asked(fattr::KILL_SUIDGID) || !asked(ATTRIBUTES),
     }
 }
@@ -176,10 +190,18 @@ mod tests {
     #[test]
     fn a_setattr_says_exactly_what_was_asked() {
         use abi::fattr;
-        let all = abi::SetattrIn { mode: 0o104_755, uid: 5, size: 9, mtime: u64::MAX, mtimensec: 7, ..abi::SetattrIn::default() };
+        let all = abi::SetattrIn {
+            mode: 0o104_755,
+            uid: 5,
+            size: 9,
+            mtime: u64::MAX,
+            mtimensec: 7,
+            ..abi::SetattrIn::default()
+        };
         let nothing = change(&all);
         assert!(nothing.kill_privileges && SetAttr { kill_privileges: false, ..nothing }.is_empty(), "privileges go");
-        let asked = change(&abi::SetattrIn { valid: fattr::MODE | fattr::MTIME | fattr::ATIME | fattr::ATIME_NOW, ..all });
+        let asked =
+            change(&abi::SetattrIn { valid: fattr::MODE | fattr::MTIME | fattr::ATIME | fattr::ATIME_NOW, ..all });
         assert_eq!(asked.mode, Some(0o4755));
         assert_eq!(asked.mtime, Some(SetTime::To(Time { sec: -1, nsec: 7 })));
         assert_eq!(asked.atime, Some(SetTime::Now));

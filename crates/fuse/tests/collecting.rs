@@ -1,5 +1,5 @@
-//! Writes that the kernel collects, on a real mount, with programs of their own as users: which writes reach the daemon when, what the announcements
-//! say, and that sizes and times are true.
+//! Writes that the kernel collects, on a real mount, with programs of their own as users: which
+//! writes reach the daemon when, what the announcements say, and that sizes and times are true.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -48,12 +48,18 @@ impl Collecting {
         Collecting::over(transport, coherence, true, change)
     }
 
-    fn over(transport: TransportChoice, coherence: HostCoherence, wants: bool, change: impl FnOnce(&mut FuseOptions)) -> Collecting {
+    fn over(
+        transport: TransportChoice,
+        coherence: HostCoherence,
+        wants: bool,
+        change: impl FnOnce(&mut FuseOptions),
+    ) -> Collecting {
         let source = tempfile::tempdir().unwrap();
         fs::set_permissions(source.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let below = Arc::new(Host::open(HostOptions { coherence, ..HostOptions::new(source.path()) }).unwrap());
         let room = Arc::new(Room::default());
-        let (mount, mountpoint) = mounted(Arc::new(Limited { below, room: Arc::clone(&room), wants }), transport, change);
+        let (mount, mountpoint) =
+            mounted(Arc::new(Limited { below, room: Arc::clone(&room), wants }), transport, change);
         Collecting { mount, room, source, mountpoint }
     }
 
@@ -103,7 +109,8 @@ impl Client {
     fn new(path: &Path, uid: u32) -> Client {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "client", "--nocapture", "--quiet"]).env(CLIENT, path);
-        // The program lies where an ordinary user may not look; it has been started before the user changes.
+        // The program lies where an ordinary user may not look; it has been started before the user
+        // changes.
         command.env("NACRE_TEST_UID", uid.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().unwrap();
         let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
@@ -117,7 +124,12 @@ impl Client {
         let mut line = Vec::new();
         loop {
             let mut byte = [0];
-            assert_eq!(self.answers.read(&mut byte).unwrap(), 1, "the client has ended: {}", String::from_utf8_lossy(&line));
+            assert_eq!(
+                self.answers.read(&mut byte).unwrap(),
+                1,
+                "the client has ended: {}",
+                String::from_utf8_lossy(&line)
+            );
             if byte == *b"\n" {
                 if let Some(number) = line.strip_prefix(b"=") {
                     return std::str::from_utf8(number).unwrap().parse().unwrap();
@@ -175,7 +187,8 @@ fn obey(path: &Path, words: &[&str], files: &mut Vec<File>) -> std::io::Result<u
         "append-sync" => files.push(OpenOptions::new().append(true).create(true).custom_flags(0o4_010_000).open(path)?),
         "read" => files.push(File::open(path)?),
         "close" => {
-            // close(2) reports what fsync(2) would: dup and close it by hand is not needed, the kernel passes on before it returns.
+            // close(2) reports what fsync(2) would: dup and close it by hand is not needed, the
+            // kernel passes on before it returns.
             files.pop();
         }
         // put COUNT LENGTH: so many write(2)s of so many bytes; answers how many were done.
@@ -202,7 +215,11 @@ fn obey(path: &Path, words: &[&str], files: &mut Vec<File>) -> std::io::Result<u
         "fsync" => files.last().unwrap().sync_all()?,
         "size" => return Ok(files.last().unwrap().metadata()?.len()),
         "stat" => return Ok(fs::metadata(path)?.len()),
-        "mtime" => return Ok(fs::metadata(path)?.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64),
+        "mtime" => {
+            return Ok(
+                fs::metadata(path)?.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64
+            );
+        }
         "touch" => files.last().unwrap().set_modified(SystemTime::UNIX_EPOCH + Duration::from_nanos(number(1)))?,
         "length" => files.last().unwrap().set_len(number(1))?,
         "link" => fs::hard_link(path, path.with_extension("link"))?,
@@ -386,7 +403,8 @@ fn a_recall_inside_a_write_catches_every_writer() {
         for round in 1..4_u64 {
             let mount = Collecting::exclusive(transport);
             mount.room.recall_at.store(2_000_000 * round, SeqCst);
-            let mut clients: Vec<Client> = (0..WRITERS).map(|number| mount.client(&format!("log{number}"), 0)).collect();
+            let mut clients: Vec<Client> =
+                (0..WRITERS).map(|number| mount.client(&format!("log{number}"), 0)).collect();
             for client in &mut clients {
                 client.ok("append");
             }
@@ -408,12 +426,14 @@ fn a_recall_inside_a_write_catches_every_writer() {
             let all = EACH * WRITERS as u64;
             let announced = mount.announced().iter().map(|length| length.unwrap()).sum::<u64>();
             println!("round {round}: {accepted} accepted at the recall, {announced} announced");
-            // What was announced and what had been accepted before is everything, but for one write of each that was under way.
+            // What was announced and what had been accepted before is everything, but for one write
+            // of each that was under way.
             assert!(announced + accepted + 1000 * WRITERS as u64 >= all, "{announced} and {accepted} of {all}");
             assert!(announced > 0);
             let held = accepted.saturating_sub(mount.room.at_recall.load(SeqCst));
             assert!(held <= mount.room.door().most_held(WRITERS));
-            let below: u64 = (0..WRITERS).map(|number| fs::metadata(mount.below(&format!("log{number}"))).unwrap().len()).sum();
+            let below: u64 =
+                (0..WRITERS).map(|number| fs::metadata(mount.below(&format!("log{number}"))).unwrap().len()).sum();
             assert_eq!(below, all);
         }
     });
@@ -441,8 +461,9 @@ fn questions(mount: &Collecting, all: u64) {
     }
 }
 
-/// Waits until what is written to a file from now on has another time than the file: the door takes times for equal that are closer than 10 ms,
-/// and the clock that files get their times from ticks late on a busy machine.
+/// Waits until what is written to a file from now on has another time than the file: the door takes
+/// times for equal that are closer than 10 ms, and the clock that files get their times from ticks
+/// late on a busy machine.
 fn later(path: &Path) {
     let (last, end) = (mtime(path), Duration::from_millis(11).as_nanos() as i64);
     let now = || {
@@ -523,8 +544,9 @@ fn changes_by_others_reach_the_kernels_own_sizes() {
         assert_eq!(client.ok("size"), 4);
         assert_eq!(client.ok("count n"), 1);
         // By another process: our own changes are no news to the layer.
-        let outside =
-            |script: &str| assert!(Command::new("sh").args(["-c", script]).env("F", mount.below("file")).status().unwrap().success());
+        let outside = |script: &str| {
+            assert!(Command::new("sh").args(["-c", script]).env("F", mount.below("file")).status().unwrap().success())
+        };
         outside("echo 'and n' >> $F");
         // Also whoever has it open.
         let holder = File::open(mount.path("file")).unwrap();
@@ -574,7 +596,10 @@ fn a_file_that_is_only_opened_appended_to_and_closed_becomes_direct() {
             mount.settled();
             direct
         };
-        assert_eq!([use_once(1), use_once(1), use_once(1), use_once(1), use_once(1)], [false, false, false, true, true]);
+        assert_eq!(
+            [use_once(1), use_once(1), use_once(1), use_once(1), use_once(1)],
+            [false, false, false, true, true]
+        );
         // Until it is written to at length.
         assert_eq!([use_once(10), use_once(10), use_once(10)], [true, false, false]);
         assert_eq!(fs::metadata(mount.below("log")).unwrap().len(), 350);
@@ -666,7 +691,8 @@ fn it_is_refused_where_the_kernels_own_sizes_would_be_wrong() {
             let status = mount.mount.status();
             assert!(status.collecting.refusal.is_some(), "{:?}", status.collecting);
             assert_eq!(mount.room.offered(), !wants);
-            if !matches!(fs::write(mount.path("f"), "x"), Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem) {
+            if !matches!(fs::write(mount.path("f"), "x"), Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+            {
                 let mut client = mount.client("f", 0);
                 client.ok("append");
                 client.ok("put 10 10");

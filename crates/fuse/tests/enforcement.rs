@@ -1,5 +1,11 @@
-//! Rules that the kernel enforces in front of the door, and what is handed through to the files below: ACLs, locks, ioctls, stacking.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a failed expectation is what a test reports")]
+//! Rules that the kernel enforces in front of the door, and what is handed through to the files
+//! below: ACLs, locks, ioctls, stacking.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a failed expectation is what a test reports"
+)]
 
 mod fixture;
 
@@ -45,7 +51,10 @@ fn acls_of_the_source_decide() {
         fs::set_permissions(mirror.path("f"), fs::Permissions::from_mode(0o600)).unwrap();
         let entry = format!("u:{USER}:r");
         if ran("setfacl", &["-m", &entry], &mirror.path("f")).is_none() {
-            println!("skipped: setfacl is missing, or the file system of the test has no ACLs: {:?}", mirror.mount.status().acls);
+            println!(
+                "skipped: setfacl is missing, or the file system of the test has no ACLs: {:?}",
+                mirror.mount.status().acls
+            );
             return;
         }
         assert!(mirror.mount.status().acls);
@@ -63,7 +72,8 @@ fn acls_of_the_source_decide() {
     });
 }
 
-/// The kernel forgets for its first inode of a mount, and only for that one, that there is no ACL; so that one is not the root that is shown.
+/// The kernel forgets for its first inode of a mount, and only for that one, that there is no ACL;
+/// so that one is not the root that is shown.
 #[test]
 fn a_path_costs_users_nothing_either() {
     on_each_transport(|transport| {
@@ -89,7 +99,10 @@ fn a_file_that_others_made_meanwhile_is_not_handed_out_as_a_new_one() {
             assert!(fs::metadata(mirror.path("private")).is_err());
             fs::write(mirror.below("private"), "secret").unwrap();
             fs::set_permissions(mirror.below("private"), fs::Permissions::from_mode(0o600)).unwrap();
-            assert!(!as_user(&format!("echo x 2>/dev/null {command} '{}'", mirror.path("private").display())), "{command}");
+            assert!(
+                !as_user(&format!("echo x 2>/dev/null {command} '{}'", mirror.path("private").display())),
+                "{command}"
+            );
             assert_eq!(fs::read(mirror.below("private")).unwrap(), b"secret", "{command}");
             fs::remove_file(mirror.path("private")).unwrap();
         }
@@ -124,7 +137,8 @@ fn forwarded_locks_hold_against_processes_outside() {
         // One that waits gets it when it is free; meanwhile others are served.
         let outside = File::open(mirror.below("f")).unwrap();
         rustix::fs::flock(&outside, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        let waiters: Vec<_> = (0..6).map(|_| Command::new("flock").arg(mirror.path("f")).arg("true").spawn().unwrap()).collect();
+        let waiters: Vec<_> =
+            (0..6).map(|_| Command::new("flock").arg(mirror.path("f")).arg("true").spawn().unwrap()).collect();
         for round in 0..50 {
             fs::write(mirror.path("other"), format!("{round}")).unwrap();
             assert_eq!(fs::read_to_string(mirror.path("other")).unwrap(), format!("{round}"));
@@ -152,12 +166,15 @@ fn file_flags_are_those_of_the_source() {
         let below = |name: &str| source.path().join(name);
         fs::write(below("f"), "").unwrap();
         fs::create_dir(below("d")).unwrap();
-        let options = HostOptions { coherence: HostCoherence::Exclusive, ioctl: true, ..HostOptions::new(source.path()) };
+        let options =
+            HostOptions { coherence: HostCoherence::Exclusive, ioctl: true, ..HostOptions::new(source.path()) };
         let (mount, place) = mounted(Arc::new(Host::open(options).unwrap()), transport, |_| {});
         // Declared after the place: gone before it.
         let _mount = mount;
         let path = |name: &str| place.path().join(name);
-        let flags = |path: &Path| ran("lsattr", &["-d"], path).map(|text| text.split(' ').next().unwrap_or_default().to_owned());
+        let flags = |path: &Path| {
+            ran("lsattr", &["-d"], path).map(|text| text.split(' ').next().unwrap_or_default().to_owned())
+        };
         for name in ["f", "d"] {
             let Some(native) = flags(&below(name)) else {
                 println!("skipped: lsattr is missing, or the file system of the test has no flags");
@@ -179,7 +196,8 @@ fn file_flags_are_those_of_the_source() {
 fn a_mount_over_a_mount_works() {
     on_each_transport(|transport| {
         let lower = Mirror::exclusive(transport, |source| fs::write(source.join("f"), "deep").unwrap());
-        let host = Host::open(HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new(lower.path("")) }).unwrap();
+        let host = Host::open(HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new(lower.path("")) })
+            .unwrap();
         let (upper, place) = mounted(Arc::new(host), transport, |_| {});
         assert_eq!(fs::read(place.path().join("f")).unwrap(), b"deep");
         let mut file = OpenOptions::new().read(true).append(true).open(place.path().join("f")).unwrap();
@@ -204,7 +222,15 @@ fn killed_callers_leave_nothing_behind() {
         for _ in 0..20 {
             let script = "while :; do cat f* >/dev/null; ls -l >/dev/null; : > new$$; rm -f new$$; done";
             let mut victims: Vec<_> = (0..3)
-                .map(|_| Command::new("sh").arg("-c").arg(script).current_dir(mirror.path("")).stderr(Stdio::null()).spawn().unwrap())
+                .map(|_| {
+                    Command::new("sh")
+                        .arg("-c")
+                        .arg(script)
+                        .current_dir(mirror.path(""))
+                        .stderr(Stdio::null())
+                        .spawn()
+                        .unwrap()
+                })
                 .collect();
             std::thread::sleep(std::time::Duration::from_millis(15));
             for victim in &mut victims {
@@ -223,7 +249,9 @@ fn many_files_can_be_open_at_once() {
     on_each_transport(|transport| {
         let mirror = Mirror::exclusive(transport, |_| {});
         let files: Vec<File> = (0..300)
-            .map(|i| OpenOptions::new().read(true).write(true).create_new(true).open(mirror.path(&format!("f{i}"))).unwrap())
+            .map(|i| {
+                OpenOptions::new().read(true).write(true).create_new(true).open(mirror.path(&format!("f{i}"))).unwrap()
+            })
             .collect();
         for (i, file) in files.iter().enumerate() {
             file.write_all_at(format!("{i}").as_bytes(), 0).unwrap();

@@ -1,5 +1,10 @@
 //! How many requests each operation costs: the primary figure, and the same on every machine.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a failed expectation is what a test reports")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a failed expectation is what a test reports"
+)]
 
 mod fixture;
 
@@ -66,7 +71,10 @@ fn listing_again_does_not_make_the_kernel_forget() {
                 let path = entry.unwrap().path();
                 fs::metadata(&path).unwrap();
                 let mut value = [0_u8; 64];
-                assert_eq!(rustix::fs::getxattr(&path, "system.posix_acl_access", &mut value), Err(rustix::io::Errno::NODATA));
+                assert_eq!(
+                    rustix::fs::getxattr(&path, "system.posix_acl_access", &mut value),
+                    Err(rustix::io::Errno::NODATA)
+                );
             }
         };
         list();
@@ -167,7 +175,8 @@ fn a_file_that_may_be_mapped_is_asked_for_each_time() {
 fn creating_and_removing_costs_four_requests_and_the_parent() {
     on_each_transport(|transport| {
         // With extended attributes the first write asks for capabilities: one more.
-        let mirror = Mirror::new(transport, HostCoherence::Exclusive, some_files, |options| options.xattr = XattrChoice::Off);
+        let mirror =
+            Mirror::new(transport, HostCoherence::Exclusive, some_files, |options| options.xattr = XattrChoice::Off);
         let file = mirror.path("d/new");
         let make = || {
             let mut new = OpenOptions::new().write(true).create_new(true).open(&file).unwrap();
@@ -282,7 +291,8 @@ fn direct_io_reaches_the_daemon_each_time() {
 #[test]
 fn where_the_layer_judges_only_questions_of_permission_are_asked() {
     on_each_transport(|transport| {
-        let mirror = Mirror::new(transport, HostCoherence::Exclusive, some_files, |options| options.default_permissions = false);
+        let mirror =
+            Mirror::new(transport, HostCoherence::Exclusive, some_files, |options| options.default_permissions = false);
         let file = mirror.path("d/f1");
         let look = || assert_eq!(fs::metadata(&file).unwrap().len(), 1024);
         look();
@@ -296,13 +306,18 @@ fn where_the_layer_judges_only_questions_of_permission_are_asked() {
         let list = || assert_eq!(fs::read_dir(mirror.path("d")).unwrap().count(), 50);
         list();
         let again = mirror.cost(list);
-        assert_eq!((again.get("OPENDIR"), again.get("READDIR"), again.get("READDIRPLUS")), (Some(&1), None, None), "{again:?}");
+        assert_eq!(
+            (again.get("OPENDIR"), again.get("READDIR"), again.get("READDIRPLUS")),
+            (Some(&1), None, None),
+            "{again:?}"
+        );
         // Once fewer may pass, names are looked up anew, which is when the layer judges.
         fs::set_permissions(mirror.path("d"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
         assert_eq!(mirror.cost(look).get("LOOKUP"), Some(&2));
         assert_eq!(mirror.cost(look), counts([]));
         fs::set_permissions(mirror.path("d"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        // The kernel by itself asks for a directory whose mode was changed, and for nothing else: everybody may pass.
+        // The kernel by itself asks for a directory whose mode was changed, and for nothing else:
+        // everybody may pass.
         assert_eq!(mirror.cost(look).get("LOOKUP"), Some(&1));
     });
 }

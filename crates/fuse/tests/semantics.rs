@@ -1,5 +1,10 @@
 //! What users see through a mount: the same as natively.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a failed expectation is what a test reports")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a failed expectation is what a test reports"
+)]
 
 mod fixture;
 
@@ -33,7 +38,9 @@ fn in_each_mode(test: impl Fn(TransportChoice, PassthroughChoice)) {
 }
 
 fn exclusive(transport: TransportChoice, passthrough: PassthroughChoice) -> Mirror {
-    Mirror::new(transport, HostCoherence::Exclusive, empty, |options: &mut FuseOptions| options.passthrough = passthrough)
+    Mirror::new(transport, HostCoherence::Exclusive, empty, |options: &mut FuseOptions| {
+        options.passthrough = passthrough
+    })
 }
 
 #[test]
@@ -69,7 +76,19 @@ fn attributes_are_the_sources() {
         File::options().write(true).open(mirror.path("f")).unwrap().set_modified(time).unwrap();
         let all = |path: &Path| {
             let m = fs::metadata(path).unwrap();
-            (m.ino(), m.mode(), m.nlink(), m.uid(), m.gid(), m.size(), m.blocks(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec())
+            (
+                m.ino(),
+                m.mode(),
+                m.nlink(),
+                m.uid(),
+                m.gid(),
+                m.size(),
+                m.blocks(),
+                m.mtime(),
+                m.mtime_nsec(),
+                m.ctime(),
+                m.ctime_nsec(),
+            )
         };
         assert_eq!(all(&mirror.path("f")), all(&mirror.below("f")));
         assert_eq!(all(&mirror.path("f")).7, -2);
@@ -133,8 +152,14 @@ fn renames_move_what_is_open_and_what_lies_below() {
         let rename = |flags| rustix::fs::renameat_with(cwd, mirror.path("x"), cwd, mirror.path("y"), flags);
         assert_eq!(rename(RenameFlags::NOREPLACE), Err(rustix::io::Errno::EXIST));
         rename(RenameFlags::EXCHANGE).unwrap();
-        assert_eq!((fs::metadata(mirror.path("x")).unwrap().len(), fs::metadata(mirror.path("y")).unwrap().len()), (2, 1));
-        assert_eq!((fs::read(mirror.path("x")).unwrap(), fs::read(mirror.path("y")).unwrap()), (b"yy".to_vec(), b"x".to_vec()));
+        assert_eq!(
+            (fs::metadata(mirror.path("x")).unwrap().len(), fs::metadata(mirror.path("y")).unwrap().len()),
+            (2, 1)
+        );
+        assert_eq!(
+            (fs::read(mirror.path("x")).unwrap(), fs::read(mirror.path("y")).unwrap()),
+            (b"yy".to_vec(), b"x".to_vec())
+        );
         rename(RenameFlags::empty()).unwrap();
         assert_eq!(fs::read(mirror.path("y")).unwrap(), b"yy");
         assert_eq!(fs::metadata(mirror.path("x")).unwrap_err().kind(), ErrorKind::NotFound);
@@ -145,7 +170,8 @@ fn renames_move_what_is_open_and_what_lies_below() {
 fn a_file_without_a_name_lives_while_it_is_open() {
     in_each_mode(|transport, passthrough| {
         let mirror = exclusive(transport, passthrough);
-        let mut file = File::options().read(true).write(true).create(true).truncate(true).open(mirror.path("gone")).unwrap();
+        let mut file =
+            File::options().read(true).write(true).create(true).truncate(true).open(mirror.path("gone")).unwrap();
         file.write_all(b"still here").unwrap();
         fs::remove_file(mirror.path("gone")).unwrap();
         assert_eq!(file.metadata().unwrap().nlink(), 0);
@@ -163,11 +189,19 @@ fn a_file_without_a_name_lives_while_it_is_open() {
 fn a_temporary_file_can_be_given_a_name() {
     in_each_mode(|transport, passthrough| {
         let mirror = exclusive(transport, passthrough);
-        let file = rustix::fs::open(mirror.path(""), OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o644)).unwrap();
+        let file =
+            rustix::fs::open(mirror.path(""), OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o644)).unwrap();
         rustix::io::write(&file, b"named later").unwrap();
         assert_eq!(fs::read_dir(mirror.path("")).unwrap().count(), 0);
         let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
-        rustix::fs::linkat(rustix::fs::CWD, link.as_str(), rustix::fs::CWD, mirror.path("name"), AtFlags::SYMLINK_FOLLOW).unwrap();
+        rustix::fs::linkat(
+            rustix::fs::CWD,
+            link.as_str(),
+            rustix::fs::CWD,
+            mirror.path("name"),
+            AtFlags::SYMLINK_FOLLOW,
+        )
+        .unwrap();
         assert_eq!(fs::read(mirror.path("name")).unwrap(), b"named later");
         assert_eq!(fs::read(mirror.below("name")).unwrap(), b"named later");
         assert_eq!(fs::metadata(mirror.path("name")).unwrap().nlink(), 1);
@@ -195,10 +229,13 @@ fn exclusive_creation_fails_for_all_but_one() {
 #[test]
 fn long_listings_are_complete_and_can_be_resumed() {
     on_each_transport(|transport| {
-        let fill =
-            |source: &Path| (0..5000).for_each(|i| drop(File::create(source.join(format!("name-{i:06}-{}", "x".repeat(i % 50)))).unwrap()));
+        let fill = |source: &Path| {
+            (0..5000)
+                .for_each(|i| drop(File::create(source.join(format!("name-{i:06}-{}", "x".repeat(i % 50)))).unwrap()))
+        };
         let mirror = Mirror::new(transport, HostCoherence::Exclusive, fill, |_| {});
-        let names = |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
+        let names =
+            |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
         let expected = names(&mirror.below(""));
         assert_eq!(expected.len(), 5000);
         for _ in 0..2 {
@@ -206,7 +243,9 @@ fn long_listings_are_complete_and_can_be_resumed() {
         }
         let numbers = |path: &Path| {
             let entries = fs::read_dir(path).unwrap().map(Result::unwrap);
-            entries.map(|entry| (std::os::unix::fs::DirEntryExt::ino(&entry), entry.metadata().unwrap().ino())).collect::<BTreeSet<_>>()
+            entries
+                .map(|entry| (std::os::unix::fs::DirEntryExt::ino(&entry), entry.metadata().unwrap().ino()))
+                .collect::<BTreeSet<_>>()
         };
         assert_eq!(numbers(&mirror.path("")), numbers(&mirror.below("")));
         let dots = |path: &Path| {
@@ -231,7 +270,8 @@ fn long_listings_are_complete_and_can_be_resumed() {
 fn holes_allocation_and_copies_reach_the_source() {
     in_each_mode(|transport, passthrough| {
         let mirror = exclusive(transport, passthrough);
-        let native = File::options().read(true).write(true).create(true).truncate(true).open(mirror.below("native")).unwrap();
+        let native =
+            File::options().read(true).write(true).create(true).truncate(true).open(mirror.below("native")).unwrap();
         let file = File::options().read(true).write(true).create(true).truncate(true).open(mirror.path("f")).unwrap();
         for target in [&native, &file] {
             target.write_all_at(&[1; 65536], 0).unwrap();
@@ -245,7 +285,8 @@ fn holes_allocation_and_copies_reach_the_source() {
         let mut block = [9; 4096];
         file.read_exact_at(&mut block, 4096).unwrap();
         assert_eq!(block, [0; 4096]);
-        let copy = File::options().read(true).write(true).create(true).truncate(true).open(mirror.path("copy")).unwrap();
+        let copy =
+            File::options().read(true).write(true).create(true).truncate(true).open(mirror.path("copy")).unwrap();
         let (mut from, mut to) = (1 << 20, 0);
         let copied = rustix::fs::copy_file_range(&file, Some(&mut from), &copy, Some(&mut to), 65536).unwrap();
         assert_eq!(copied, 65536);
@@ -297,7 +338,8 @@ fn names_of_any_byte_and_of_255_bytes_work_and_longer_ones_do_not() {
         fs::write(mirror.path(&longest), "long").unwrap();
         assert_eq!(fs::read(mirror.below(&longest)).unwrap(), b"long");
         let longer = "n".repeat(256);
-        for error in [fs::metadata(mirror.path(&longer)).unwrap_err(), fs::write(mirror.path(&longer), "").unwrap_err()] {
+        for error in [fs::metadata(mirror.path(&longer)).unwrap_err(), fs::write(mirror.path(&longer), "").unwrap_err()]
+        {
             assert_eq!(error.kind(), ErrorKind::InvalidFilename);
         }
     });
@@ -312,8 +354,10 @@ fn as_user(command: &str) -> bool {
 /// An ordinary user writes to an open file, root gives it set-id bits, the user writes again.
 fn written_twice(path: &Path) {
     let beside = |suffix: &str| path.with_extension(suffix);
-    let script =
-        format!("exec 3>>'{0}'; echo 1 >&3; touch '{0}.1'; while ! [ -e '{0}.2' ]; do sleep 0.01; done; echo 2 >&3", path.display());
+    let script = format!(
+        "exec 3>>'{0}'; echo 1 >&3; touch '{0}.1'; while ! [ -e '{0}.2' ]; do sleep 0.01; done; echo 2 >&3",
+        path.display()
+    );
     std::thread::scope(|scope| {
         scope.spawn(|| {
             eventually("the first write is done", || beside("1").exists());
@@ -332,8 +376,8 @@ fn a_program_that_runs_is_not_truncated() {
     in_each_mode(|transport, passthrough| {
         let mirror = exclusive(transport, passthrough);
         let path = mirror.path("program");
-        // By a process of its own: a descriptor for writing in this one could be inherited by a child of another test, and a program that
-        // is open for writing cannot be run.
+        // By a process of its own: a descriptor for writing in this one could be inherited by a
+        // child of another test, and a program that is open for writing cannot be run.
         assert!(Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
         let size = fs::metadata(&path).unwrap().len();
         let mut running = Command::new(&path).arg("60").spawn().unwrap();
@@ -418,7 +462,8 @@ fn a_file_open_through_the_page_cache_and_again_works() {
     in_each_mode(|transport, passthrough| {
         let mirror = exclusive(transport, passthrough);
         fs::write(mirror.path("f"), "0123456789").unwrap();
-        let handles: Vec<File> = (0..50).map(|i| OpenOptions::new().read(true).write(i % 2 == 0).open(mirror.path("f")).unwrap()).collect();
+        let handles: Vec<File> =
+            (0..50).map(|i| OpenOptions::new().read(true).write(i % 2 == 0).open(mirror.path("f")).unwrap()).collect();
         for (i, handle) in handles.iter().enumerate() {
             if i % 2 == 0 {
                 handle.write_all_at(&[b'a' + i as u8 % 26], i as u64 % 10).unwrap();
@@ -438,7 +483,14 @@ fn special_files_are_made_and_used() {
         let mirror = Mirror::exclusive(transport, empty);
         use rustix::fs::{CWD, FileType, mknodat};
         mknodat(CWD, mirror.path("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-        mknodat(CWD, mirror.path("null"), FileType::CharacterDevice, Mode::from_raw_mode(0o666), rustix::fs::makedev(1, 3)).unwrap();
+        mknodat(
+            CWD,
+            mirror.path("null"),
+            FileType::CharacterDevice,
+            Mode::from_raw_mode(0o666),
+            rustix::fs::makedev(1, 3),
+        )
+        .unwrap();
         assert_eq!(fs::metadata(mirror.path("null")).unwrap().rdev(), rustix::fs::makedev(1, 3));
         assert_eq!(fs::metadata(mirror.below("null")).unwrap().rdev(), rustix::fs::makedev(1, 3));
         fs::write(mirror.path("null"), "into the void").unwrap();
@@ -465,9 +517,11 @@ fn changes_below_show_in_a_watching_mount() {
         };
         let mirror = Mirror::new(transport, HostCoherence::Watch, fill, |_| {});
         let count = || fs::read_dir(mirror.path("d")).unwrap().count();
-        // By another process: what the serving process itself does below counts as done through the mount.
-        let elsewhere =
-            |command: &str| assert!(Command::new("sh").arg("-c").arg(command).current_dir(mirror.below("")).status().unwrap().success());
+        // By another process: what the serving process itself does below counts as done through the
+        // mount.
+        let elsewhere = |command: &str| {
+            assert!(Command::new("sh").arg("-c").arg(command).current_dir(mirror.below("")).status().unwrap().success())
+        };
         for round in 0..8_usize {
             assert!(fs::metadata(mirror.path(&format!("d/n{round}"))).is_err());
             fs::metadata(mirror.path("d/f")).unwrap();
@@ -479,7 +533,9 @@ fn changes_below_show_in_a_watching_mount() {
             eventually("a new size is seen", || fs::metadata(mirror.path("d/f")).unwrap().len() == round as u64);
             eventually("new content is seen", || fs::read(mirror.path("d/f")).unwrap() == vec![b' '; round]);
             elsewhere(&format!("chmod 60{round} d/f"));
-            eventually("new permissions are seen", || fs::metadata(mirror.path("d/f")).unwrap().mode() & 0o777 == 0o600 + round as u32);
+            eventually("new permissions are seen", || {
+                fs::metadata(mirror.path("d/f")).unwrap().mode() & 0o777 == 0o600 + round as u32
+            });
         }
         elsewhere("mv d e");
         eventually("a renamed directory is seen", || mirror.path("e/f").exists() && !mirror.path("d").exists());
@@ -488,7 +544,8 @@ fn changes_below_show_in_a_watching_mount() {
     });
 }
 
-/// Never zeros in place of what others appended, and never what they overwrote where each read asks.
+/// Never zeros in place of what others appended, and never what they overwrote where each read
+/// asks.
 #[test]
 fn a_reader_sees_what_others_write_meanwhile() {
     in_each_mode(|transport, passthrough| {
@@ -511,7 +568,9 @@ fn a_reader_sees_what_others_write_meanwhile() {
             assert_eq!(content(), b"hello");
             // By another process, as above.
             let elsewhere = |command: &str| {
-                assert!(Command::new("sh").arg("-c").arg(command).current_dir(mirror.below("")).status().unwrap().success())
+                assert!(
+                    Command::new("sh").arg("-c").arg(command).current_dir(mirror.below("")).status().unwrap().success()
+                )
             };
             elsewhere("printf ' world' >> log");
             let length = reader.metadata().unwrap().len() as usize;
@@ -548,7 +607,8 @@ fn a_source_that_contains_its_mount_point_does_not_hang() {
         let inside = source.path().join("mnt");
         fs::create_dir(&inside).unwrap();
         fs::write(source.path().join("f"), "f").unwrap();
-        let host = Host::open(HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new(source.path()) }).unwrap();
+        let host =
+            Host::open(HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new(source.path()) }).unwrap();
         let (mount, _unused) = mounted(Arc::new(host), transport, |options| options.mountpoint = inside.clone());
         assert_eq!(fs::read(inside.join("f")).unwrap(), b"f");
         let walk = Command::new("timeout").args(["20", "find"]).arg(&inside).arg("-ls").output().unwrap();

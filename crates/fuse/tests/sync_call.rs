@@ -34,7 +34,8 @@ fn hear(make_durable: impl Fn() + Send + Sync + 'static, stuck: bool) -> Option<
 fn devices() -> usize {
     let name = format!("nacre-sync-{} ", std::process::id());
     let entries = std::fs::read_dir("/sys/block").unwrap();
-    let backing = entries.map(|entry| std::fs::read_to_string(entry.unwrap().path().join("loop/backing_file")).unwrap_or_default());
+    let backing = entries
+        .map(|entry| std::fs::read_to_string(entry.unwrap().path().join("loop/backing_file")).unwrap_or_default());
     backing.filter(|backing| backing.contains(&name)).count()
 }
 

@@ -1,5 +1,10 @@
 //! Watchers inside a mount are told of what happens behind it.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a failed expectation is what a test reports")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a failed expectation is what a test reports"
+)]
 
 mod fixture;
 
@@ -75,7 +80,8 @@ fn watchers_inside_are_told_of_changes_behind() {
         }
         assert!(watcher.was_told("create", "moved"));
         // Telling changed nothing, neither below nor in what is seen.
-        let names = |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
+        let names =
+            |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
         let expected: BTreeSet<_> = ["link", "moved", "old"].into_iter().map(Into::into).collect();
         assert_eq!(names(&mirror.below("d")), expected);
         eventually("the mount shows the same", || names(&mirror.path("d")) == expected);

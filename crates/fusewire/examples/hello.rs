@@ -1,12 +1,15 @@
 //! A whole file system: one directory with one file.
 //!
-//! `cargo run -p fusewire --example hello -- MOUNTPOINT [device|uring]`, and `umount MOUNTPOINT` to end it.
+//! `cargo run -p fusewire --example hello -- MOUNTPOINT [device|uring]`, and `umount MOUNTPOINT` to
+//! end it.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use fusewire::abi::{Attr, AttrOut, EntryOut, Kstatfs, OpenOut, ROOT_ID, init};
-use fusewire::{Errno, Handler, MountOptions, Offer, Op, Reply, Request, Session, SessionOptions, Settings, TransportChoice};
+use fusewire::{
+    Errno, Handler, MountOptions, Offer, Op, Reply, Request, Session, SessionOptions, Settings, TransportChoice,
+};
 
 const FILE: u64 = 2;
 const NAME: &[u8] = b"hello.txt";
@@ -37,7 +40,13 @@ impl Handler for Hello {
         match request.op {
             Op::Lookup { name } if node == ROOT_ID && name == NAME => {
                 let attr = attr(FILE)?;
-                reply.entry(&EntryOut { nodeid: FILE, entry_valid: VALID, attr_valid: VALID, attr, ..EntryOut::default() })
+                reply.entry(&EntryOut {
+                    nodeid: FILE,
+                    entry_valid: VALID,
+                    attr_valid: VALID,
+                    attr,
+                    ..EntryOut::default()
+                })
             }
             Op::Lookup { .. } => reply.no_entry(VALID, 0),
             Op::Getattr { .. } => reply.attr(&AttrOut { attr_valid: VALID, attr: attr(node)?, ..AttrOut::default() }),
@@ -50,7 +59,9 @@ impl Handler for Hello {
             Op::Readdir { offset, size, .. } => {
                 let mut list = reply.directory(size);
                 let entries: [(u64, u8, &[u8]); 3] = [(ROOT_ID, 4, b"."), (ROOT_ID, 4, b".."), (FILE, 8, NAME)];
-                for ((ino, kind, name), next) in entries.into_iter().zip(1..).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
+                for ((ino, kind, name), next) in
+                    entries.into_iter().zip(1..).skip(usize::try_from(offset).unwrap_or(usize::MAX))
+                {
                     if !list.add(ino, next, kind, name) {
                         break;
                     }
@@ -76,7 +87,8 @@ fn main() -> std::io::Result<()> {
         Some(word) if word == "uring" => TransportChoice::Uring,
         _ => TransportChoice::Auto,
     };
-    let options = MountOptions { fsname: "hello".into(), subtype: "hello".to_owned(), flags: 1, ..MountOptions::default() };
+    let options =
+        MountOptions { fsname: "hello".into(), subtype: "hello".to_owned(), flags: 1, ..MountOptions::default() };
     let device = fusewire::mount(Path::new(&mountpoint), &options)?;
     let session = Session::start(device, Arc::new(Hello), SessionOptions { transport, ..SessionOptions::default() })?;
     match session.fallback_reason() {
@@ -85,7 +97,13 @@ fn main() -> std::io::Result<()> {
     }
     session.wait();
     for op in session.counters().snapshot() {
-        println!("{:>12} {:>8} requests {:>8} errors {:>10} ns each", op.name, op.requests, op.errors, op.total_ns / op.requests.max(1));
+        println!(
+            "{:>12} {:>8} requests {:>8} errors {:>10} ns each",
+            op.name,
+            op.requests,
+            op.errors,
+            op.total_ns / op.requests.max(1)
+        );
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! The kernel's side of the protocol: numbers, flags and structs of FUSE 7.45.
 //!
-//! Called by everything else here and by handlers, which fill in reply structs. Constants keep the kernel's names, less the prefix that
-//! their module repeats. Nothing in here does I/O. Source: `include/uapi/linux/fuse.h`, which may be used under the BSD licence.
+//! Called by everything else here and by handlers, which fill in reply structs. Constants keep the
+//! kernel's names, less the prefix that their module repeats. Nothing in here does I/O. Source:
+//! `include/uapi/linux/fuse.h`, which may be used under the BSD licence.
 
 mod pod;
 mod structs;
@@ -17,7 +18,8 @@ pub const KERNEL_MINOR_VERSION: u32 = 45;
 pub const OLDEST_MINOR_VERSION: u32 = 31;
 /// Node id of the root.
 pub const ROOT_ID: u64 = 1;
-/// The least buffer that a read of the device may offer, and the least payload area of a ring entry, bytes.
+/// The least buffer that a read of the device may offer, and the least payload area of a ring
+/// entry, bytes.
 pub const MIN_READ_BUFFER: usize = 8192;
 /// Set in `unique` of the reply to an INTERRUPT.
 pub const INT_REQ_BIT: u64 = 1;
@@ -265,7 +267,8 @@ pub mod uring {
     }
 }
 
-/// A device number in the form that `rdev` of [`Attr`] and [`MknodIn`] has (the kernel's 12 bits of major, 20 of minor).
+/// A device number in the form that `rdev` of [`Attr`] and [`MknodIn`] has (the kernel's 12 bits of
+/// major, 20 of minor).
 pub const fn encode_dev(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }

@@ -1,12 +1,16 @@
-//! Acts on paths that may lead through a mount which this very process serves, by a thread that holds none of the process's descriptors.
+//! Acts on paths that may lead through a mount which this very process serves, by a thread that
+//! holds none of the process's descriptors.
 //!
-//! Used for mounting and unmounting, and offered to owners of sessions. A thread that waits for an answer of its own mount cannot be killed while
-//! it waits. If it shared the process's table of descriptors, a process that is killed would never let go of the fuse device (nor of any lock): the
-//! answer would never come, and every user of the mount would hang with it. The thread here has a table of its own, with nothing in it, so the device
-//! is closed when all the others have ended; that ends the connection, and with it the wait.
+//! Used for mounting and unmounting, and offered to owners of sessions. A thread that waits for an
+//! answer of its own mount cannot be killed while it waits. If it shared the process's table of
+//! descriptors, a process that is killed would never let go of the fuse device (nor of any lock):
+//! the answer would never come, and every user of the mount would hang with it. The thread here has
+//! a table of its own, with nothing in it, so the device is closed when all the others have ended;
+//! that ends the connection, and with it the wait.
 //!
-//! Invariant: nothing of the process's descriptors reaches such a thread, and none of its own leaves it. So the act must not use what was opened
-//! elsewhere (a log file counts), nor answer with a descriptor.
+//! Invariant: nothing of the process's descriptors reaches such a thread, and none of its own
+//! leaves it. So the act must not use what was opened elsewhere (a log file counts), nor answer
+//! with a descriptor.
 
 use std::io;
 use std::thread::Builder;

@@ -1,7 +1,8 @@
 //! The descriptor of a connection, shared by everything that writes to it out of turn.
 //!
-//! Used by [`crate::Notifier`], [`crate::Backing`] and the session. Invariant: after [`Connection::close`] nothing in here keeps the kernel's
-//! connection alive, whoever still holds a `Notifier`: the kernel aborts a connection when its last descriptor is closed.
+//! Used by [`crate::Notifier`], [`crate::Backing`] and the session. Invariant: after
+//! [`Connection::close`] nothing in here keeps the kernel's connection alive, whoever still holds a
+//! `Notifier`: the kernel aborts a connection when its last descriptor is closed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +19,8 @@ impl Connection {
         Arc::new(Connection(RwLock::new(Some(Arc::new(device)))))
     }
 
-    /// The descriptor; ENOTCONN after [`Connection::close`]. The lock is not held during the caller's use, which may block.
+    /// The descriptor; ENOTCONN after [`Connection::close`]. The lock is not held during the
+    /// caller's use, which may block.
     pub(crate) fn device(&self) -> io::Result<Arc<OwnedFd>> {
         self.0.read().clone().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))
     }

@@ -1,15 +1,16 @@
 //! Counts and times of requests, per opcode.
 //!
-//! Written by the transports with relaxed atomics (a request costs two or three additions and two readings of the clock), read by
-//! whoever shows them. The numbers of one snapshot may be a request apart.
+//! Written by the transports with relaxed atomics (a request costs two or three additions and two
+//! readings of the clock), read by whoever shows them. The numbers of one snapshot may be a request
+//! apart.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::abi::opcode;
 
-/// Buckets of a time histogram: bucket `i` counts requests that took from 2^i to 2^(i+1) - 1 nanoseconds (bucket 0 also 0, the last also
-/// anything longer).
+/// Buckets of a time histogram: bucket `i` counts requests that took from 2^i to 2^(i+1) - 1
+/// nanoseconds (bucket 0 also 0, the last also anything longer).
 pub const BUCKETS: usize = 36;
 
 /// Counters of one opcode.
@@ -82,10 +83,14 @@ impl Counters {
         self.ops.get(opcode as usize).map_or(0, |op| op.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum())
     }
 
-    /// The number of requests that the kernel waited for: all but FORGET, BATCH_FORGET and INTERRUPT.
+    /// The number of requests that the kernel waited for: all but FORGET, BATCH_FORGET and
+    /// INTERRUPT.
     pub fn total(&self) -> u64 {
         self.snapshot().iter().map(|op| op.requests).sum::<u64>()
-            - [opcode::FORGET, opcode::BATCH_FORGET, opcode::INTERRUPT].iter().map(|opcode| self.requests(*opcode)).sum::<u64>()
+            - [opcode::FORGET, opcode::BATCH_FORGET, opcode::INTERRUPT]
+                .iter()
+                .map(|opcode| self.requests(*opcode))
+                .sum::<u64>()
     }
 
     /// Every opcode that occurred, in the order of opcodes.

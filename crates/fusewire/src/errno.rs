@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A positive Linux error number. The kernel takes 1 to 511 in a reply; anything else is sent as EIO.
+/// A positive Linux error number. The kernel takes 1 to 511 in a reply; anything else is sent as
+/// EIO.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
@@ -26,7 +27,8 @@ impl Errno {
     /// The connection is gone.
     pub const ENOTCONN: Errno = Errno(libc::ENOTCONN);
 
-    /// The value for `fuse_out_header.error`: negative, and EIO for a number that the kernel would refuse.
+    /// The value for `fuse_out_header.error`: negative, and EIO for a number that the kernel would
+    /// refuse.
     pub(crate) fn wire(self) -> i32 {
         if (1..512).contains(&self.0) { -self.0 } else { -libc::EIO }
     }

@@ -1,4 +1,5 @@
-//! Doors for the fuzzer (crates/fuzz) to parsers that nobody else outside needs. No part of what this crate offers.
+//! Doors for the fuzzer (crates/fuzz) to parsers that nobody else outside needs. No part of what
+//! this crate offers.
 
 use crate::abi::{InHeader, Pod};
 use crate::mount::see_all;

@@ -1,8 +1,9 @@
 //! Linux FUSE, the kernel's side: protocol 7.45 over the fuse device and over io_uring.
 //!
-//! This crate speaks with the kernel and knows nothing of files: a [`Handler`] gets parsed requests and builds replies straight in the
-//! transport's buffer. Everything the protocol can do is in reach: passthrough ([`Backing`]), all notifications ([`Notifier`]),
-//! idmapped mounts, extensions, interrupts ([`blocking`]).
+//! This crate speaks with the kernel and knows nothing of files: a [`Handler`] gets parsed requests
+//! and builds replies straight in the transport's buffer. Everything the protocol can do is in
+//! reach: passthrough ([`Backing`]), all notifications ([`Notifier`]), idmapped mounts, extensions,
+//! interrupts ([`blocking`]).
 //!
 //! ```no_run
 //! use std::{path::Path, sync::Arc};
@@ -42,7 +43,8 @@ pub use counters::{BUCKETS, Counters, OpCounts};
 pub use errno::Errno;
 pub use handler::{Handler, Offer, Settings};
 pub use mount::{
-    Device, Identity, Method, MountOptions, carries_mounts, hidden, mount, mount_detached, mount_on_device, unmount, unmount_path,
+    Device, Identity, Method, MountOptions, carries_mounts, hidden, mount, mount_detached, mount_on_device, unmount,
+    unmount_path,
 };
 pub use notify::Notifier;
 pub use reply::{Directory, Reply};

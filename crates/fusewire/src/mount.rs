@@ -1,9 +1,12 @@
 //! Mounting and unmounting.
 //!
-//! Called before a session starts and at its end. As root by `mount(2)`, otherwise by the set-user-id program `fusermount3`. Invariants: an
-//! unmount takes away only the mount that is meant, whatever has become of the path at which it was made (directories above it may be others' to move and to
-//! replace by links); if it is gone already, it succeeds and does nothing. No path is used by a thread that holds the process's descriptors (`apart.rs`), but
-//! the one of mount(2) itself: whoever mounts below a mount of his own makes the mount at no place ([`mount_detached`]) and has it moved there.
+//! Called before a session starts and at its end. As root by `mount(2)`, otherwise by the
+//! set-user-id program `fusermount3`. Invariants: an unmount takes away only the mount that is
+//! meant, whatever has become of the path at which it was made (directories above it may be others'
+//! to move and to replace by links); if it is gone already, it succeeds and does nothing. No path
+//! is used by a thread that holds the process's descriptors (`apart.rs`), but the one of mount(2)
+//! itself: whoever mounts below a mount of his own makes the mount at no place ([`mount_detached`])
+//! and has it moved there.
 
 mod detached;
 mod fusermount;
@@ -52,11 +55,12 @@ pub struct MountOptions {
     pub fsname: OsString,
     /// What is shown as the file system's type, after `fuse.`; empty for plain `fuse`.
     pub subtype: String,
-    /// `MS_*` flags of `mount(2)` (`libc::MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOATIME` and so on). For an unprivileged user
-    /// `fusermount3` adds nosuid and nodev in any case; nodiratime, strictatime and the like are left out there, other flags without a word
-    /// are refused.
+    /// `MS_*` flags of `mount(2)` (`libc::MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOATIME` and so
+    /// on). For an unprivileged user `fusermount3` adds nosuid and nodev in any case; nodiratime,
+    /// strictatime and the like are left out there, other flags without a word are refused.
     pub flags: u64,
-    /// Other users may use the mount (unprivileged: only if `/etc/fuse.conf` says `user_allow_other`).
+    /// Other users may use the mount (unprivileged: only if `/etc/fuse.conf` says
+    /// `user_allow_other`).
     pub allow_other: bool,
     /// The kernel checks permissions by mode, owner and ACL.
     pub default_permissions: bool,
@@ -86,7 +90,8 @@ impl Default for MountOptions {
     }
 }
 
-/// An open fuse device with its mount, ready for [`crate::Session::start`]. Dropped without that, it unmounts.
+/// An open fuse device with its mount, ready for [`crate::Session::start`]. Dropped without that,
+/// it unmounts.
 #[derive(Debug)]
 pub struct Device {
     fd: Option<OwnedFd>,
@@ -99,8 +104,8 @@ impl Device {
         Device { fd: Some(fd), mount: None }
     }
 
-    /// Where it is mounted, absolute; `None` for [`Device::from_fd`]. Of a mount at no place, a path that leads there as long as that lasts, for threads
-    /// with the process's descriptors.
+    /// Where it is mounted, absolute; `None` for [`Device::from_fd`]. Of a mount at no place, a
+    /// path that leads there as long as that lasts, for threads with the process's descriptors.
     pub fn mountpoint(&self) -> Option<&Path> {
         self.mount.as_ref().map(|mount| mount.path.as_path())
     }
@@ -139,10 +144,11 @@ pub(crate) struct Mounted {
     detached: Option<OwnedFd>,
 }
 
-/// Mounts a new FUSE connection on a directory or regular file. The file system answers nothing before [`crate::Session::start`]: until
-/// then every access to it waits.
+/// Mounts a new FUSE connection on a directory or regular file. The file system answers nothing
+/// before [`crate::Session::start`]: until then every access to it waits.
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Device> {
-    let path = apart(|| std::fs::canonicalize(mountpoint)).map_err(|error| about(mountpoint, "cannot use mountpoint", error))?;
+    let path = apart(|| std::fs::canonicalize(mountpoint))
+        .map_err(|error| about(mountpoint, "cannot use mountpoint", error))?;
     let direct = match options.method {
         Method::Direct => true,
         Method::Fusermount => false,
@@ -161,14 +167,19 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Device> {
 
 fn mounted(fd: OwnedFd, path: PathBuf, options: &MountOptions, by_fusermount: bool) -> Device {
     let identity = Table::read().ok().and_then(|table| Some(table.top(&path)?.identity));
-    Device { fd: Some(fd), mount: Some(Mounted { path, options: options.clone(), by_fusermount, identity, detached: None }) }
+    Device {
+        fd: Some(fd),
+        mount: Some(Mounted { path, options: options.clone(), by_fusermount, identity, detached: None }),
+    }
 }
 
-/// Mounts a new FUSE connection, whose root is a directory, at no place: nobody sees it before its owner attaches the mount ([`crate::Session::detached`])
-/// somewhere, and says so ([`crate::Session::relocated`]).
+/// Mounts a new FUSE connection, whose root is a directory, at no place: nobody sees it before its
+/// owner attaches the mount ([`crate::Session::detached`]) somewhere, and says so
+/// ([`crate::Session::relocated`]).
 ///
 /// # Errors
-/// Where [`mount`] may still do: without privilege, before Linux 5.2, and for names of more than 255 bytes.
+/// Where [`mount`] may still do: without privilege, before Linux 5.2, and for names of more than
+/// 255 bytes.
 pub fn mount_detached(options: &MountOptions) -> io::Result<Device> {
     let (fd, mount) = detached::connection(options)?;
     let path = PathBuf::from(format!("/proc/self/fd/{}", mount.as_raw_fd()));
@@ -231,8 +242,8 @@ impl Mounted {
         &self.path
     }
 
-    /// Takes the mount away, wherever its directory is now; fine if it is gone. Not lazy: EBUSY while in use. Lazy: it vanishes from the tree at
-    /// once and ends with its last user.
+    /// Takes the mount away, wherever its directory is now; fine if it is gone. Not lazy: EBUSY
+    /// while in use. Lazy: it vanishes from the tree at once and ends with its last user.
     pub(crate) fn unmount(&self, lazy: bool) -> io::Result<()> {
         if self.detached.is_some() {
             // It goes with this value.
@@ -245,11 +256,13 @@ impl Mounted {
         }
     }
 
-    /// Whether somebody uses the mount, or something is mounted on it, so that it could not be unmounted. Only the kernel's privileged interface can
-    /// say so: false for other mounts. Has no effect.
+    /// Whether somebody uses the mount, or something is mounted on it, so that it could not be
+    /// unmounted. Only the kernel's privileged interface can say so: false for other mounts. Has no
+    /// effect.
     pub(crate) fn in_use(&self) -> io::Result<bool> {
         let (Some(identity), false) = (self.identity, self.by_fusermount) else { return Ok(false) };
-        // The first call marks the mount (umount(2)), unless it is in use; the mark goes with the next look at it.
+        // The first call marks the mount (umount(2)), unless it is in use; the mark goes with the
+        // next look at it.
         match patiently(|| end(identity, How::Direct, UnmountFlags::EXPIRE)) {
             Ok(()) => Ok(false),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(true),
@@ -257,8 +270,9 @@ impl Mounted {
         }
     }
 
-    /// Cuts the connection off even while it is in use: every waiting caller gets an error. Privileged mounts only; EPERM otherwise. EBUSY,
-    /// and nothing is done, where something else is mounted on top: that would be hit instead.
+    /// Cuts the connection off even while it is in use: every waiting caller gets an error.
+    /// Privileged mounts only; EPERM otherwise. EBUSY, and nothing is done, where something else is
+    /// mounted on top: that would be hit instead.
     pub(crate) fn abort(&self) -> io::Result<()> {
         if self.detached.is_some() {
             return Ok(());
@@ -299,15 +313,17 @@ impl Mounted {
     }
 }
 
-/// Those of these mounts to which no path leads: something was mounted over a directory above them, or they are gone from here, and served for those who hold
-/// them in other mount namespaces or by open files.
+/// Those of these mounts to which no path leads: something was mounted over a directory above them,
+/// or they are gone from here, and served for those who hold them in other mount namespaces or by
+/// open files.
 pub fn hidden(mounts: &[Identity]) -> io::Result<Vec<Identity>> {
     let table = Table::read()?;
     let is_hidden = |mount: &Identity| table.find(*mount).is_none_or(|row| matches!(table.seen(row), Seen::Hidden(_)));
     Ok(mounts.iter().copied().filter(is_hidden).collect())
 }
 
-/// Whether anything is mounted on a file of the file system with this device number, in the mount namespace of any process that can be seen.
+/// Whether anything is mounted on a file of the file system with this device number, in the mount
+/// namespace of any process that can be seen.
 #[must_use]
 pub fn carries_mounts(device: (u32, u32)) -> bool {
     let mut seen = HashSet::new();
@@ -316,20 +332,24 @@ pub fn carries_mounts(device: (u32, u32)) -> bool {
     std::iter::once(OsString::from("self")).chain(processes).any(|process| {
         // Of one that has ended, or is another user's, nothing can be read.
         let namespace = std::fs::read_link(Path::new("/proc").join(&process).join("ns/mnt"));
-        namespace.is_ok_and(|namespace| seen.insert(namespace)) && Table::of(&process).is_ok_and(|table| table.carries(device))
+        namespace.is_ok_and(|namespace| seen.insert(namespace))
+            && Table::of(&process).is_ok_and(|table| table.carries(device))
     })
 }
 
-/// Unmounts whatever is mounted topmost at a path without links, for commands that have no session. Tries
-/// `umount2(2)`, then `fusermount3`. Fails with EINVAL if nothing is mounted there.
+/// Unmounts whatever is mounted topmost at a path without links, for commands that have no session.
+/// Tries `umount2(2)`, then `fusermount3`. Fails with EINVAL if nothing is mounted there.
 pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     unmount(topmost(mountpoint)?, lazy)
 }
 
-/// Unmounts this mount, wherever it is now; fine if it is gone. Tries `umount2(2)`, then `fusermount3`.
+/// Unmounts this mount, wherever it is now; fine if it is gone. Tries `umount2(2)`, then
+/// `fusermount3`.
 pub fn unmount(mount: Identity, lazy: bool) -> io::Result<()> {
     patiently(|| match end(mount, How::Direct, detaching(lazy)) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => end(mount, How::Fusermount(None), detaching(lazy)),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            end(mount, How::Fusermount(None), detaching(lazy))
+        }
         other => other,
     })
 }
@@ -348,16 +368,20 @@ fn detaching(lazy: bool) -> UnmountFlags {
 enum How<'a> {
     /// `umount2(2)`.
     Direct,
-    /// This program, or `fusermount3` from the search path. It follows no link, either, and ends nothing but FUSE mounts of its caller.
+    /// This program, or `fusermount3` from the search path. It follows no link, either, and ends
+    /// nothing but FUSE mounts of its caller.
     Fusermount(Option<&'a Path>),
 }
 
-/// How often a mount is looked for whose path leads elsewhere as soon as it has been read: somebody moves directories above it all the time.
+/// How often a mount is looked for whose path leads elsewhere as soon as it has been read: somebody
+/// moves directories above it all the time.
 const LOOKED_FOR: u32 = 2000;
-/// How often one is seen below another before that is believed, for the same reason: the table is not read at one moment.
+/// How often one is seen below another before that is believed, for the same reason: the table is
+/// not read at one moment.
 const BELIEVED: u32 = 10;
 
-/// Ends a mount by what it is: its path is read anew each time, and only what is found there and is this mount is unmounted.
+/// Ends a mount by what it is: its path is read anew each time, and only what is found there and is
+/// this mount is unmounted.
 fn end(mount: Identity, how: How<'_>, flags: UnmountFlags) -> io::Result<()> {
     let (mut hidden, mut last) = (0, None);
     for _ in 0..LOOKED_FOR {
@@ -371,21 +395,27 @@ fn end(mount: Identity, how: How<'_>, flags: UnmountFlags) -> io::Result<()> {
                 hidden += 1;
                 continue;
             }
-            Seen::Hidden(by) => return Err(busy(format!("cannot unmount: it is hidden below what is mounted at {}:", by.display()))),
+            Seen::Hidden(by) => {
+                return Err(busy(format!("cannot unmount: it is hidden below what is mounted at {}:", by.display())));
+            }
         }
         let ended = match how {
             How::Direct => end_at(&row.path, mount.id, flags),
-            How::Fusermount(program) => match fusermount::unmount(&row.path, program, flags.contains(UnmountFlags::DETACH)) {
-                // Somebody else was faster, or it was moved meanwhile.
-                Err(_) if Table::read()?.find(mount).is_none_or(|now| now.path != row.path) => Ok(false),
-                other => other.map(|()| true),
-            },
+            How::Fusermount(program) => {
+                match fusermount::unmount(&row.path, program, flags.contains(UnmountFlags::DETACH)) {
+                    // Somebody else was faster, or it was moved meanwhile.
+                    Err(_) if Table::read()?.find(mount).is_none_or(|now| now.path != row.path) => Ok(false),
+                    other => other.map(|()| true),
+                }
+            }
         };
         match ended {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             // Not there any more, or a link by now.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => last = Some(error),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => {
+                last = Some(error)
+            }
             // Somebody else was faster.
             Err(_) if Table::read()?.find(mount).is_none() => return Ok(()),
             Err(error) => return Err(about(&row.path, "cannot unmount", error)),
@@ -395,17 +425,21 @@ fn end(mount: Identity, how: How<'_>, flags: UnmountFlags) -> io::Result<()> {
     Err(about(Path::new("a mount"), "cannot reach, because directories above it are moved all the time,", why))
 }
 
-/// Unmounts this mount if it is what is seen at the path, in which no link is followed; false, and nothing is done, if something else is.
-/// The path may lead through mounts of this process, and what the kernel passes on last is written to it: so it is done apart.
+/// Unmounts this mount if it is what is seen at the path, in which no link is followed; false, and
+/// nothing is done, if something else is. The path may lead through mounts of this process, and
+/// what the kernel passes on last is written to it: so it is done apart.
 fn end_at(path: &Path, id: u64, flags: UnmountFlags) -> io::Result<bool> {
     apart(|| {
-        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return Err(io::Error::from_raw_os_error(libc::EBUSY)) };
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        };
         let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut here = rustix::fs::open("/", directory, Mode::empty())?;
         for part in above.components().skip(1) {
             here = rustix::fs::openat(&here, part.as_os_str(), directory, Mode::empty())?;
         }
-        // From here on the name means the mount as long as that is there: the kernel lets nobody move or replace the directory of a mount.
+        // From here on the name means the mount as long as that is there: the kernel lets nobody
+        // move or replace the directory of a mount.
         let is_there = || {
             let stat = rustix::fs::statx(
                 &here,
@@ -431,13 +465,16 @@ fn end_at(path: &Path, id: u64, flags: UnmountFlags) -> io::Result<bool> {
 /// The pauses between attempts to unmount what is busy: 310 ms in all.
 const PAUSES: [u64; 5] = [10, 20, 40, 80, 160];
 
-/// Tries again for a moment while the mount is busy. A mount that nobody uses is busy for microseconds whenever somebody walks over it, reads the
-/// table of mounts or copies the mount namespace, as each fusermount3 does that unmounts something else.
+/// Tries again for a moment while the mount is busy. A mount that nobody uses is busy for
+/// microseconds whenever somebody walks over it, reads the table of mounts or copies the mount
+/// namespace, as each fusermount3 does that unmounts something else.
 #[expect(clippy::disallowed_methods, reason = "the kernel tells nobody when a mount is not busy any more")]
 fn patiently(mut unmount: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     for pause in PAUSES {
         match unmount() {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(std::time::Duration::from_millis(pause)),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(std::time::Duration::from_millis(pause))
+            }
             other => return other,
         }
     }
@@ -452,7 +489,8 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what.to_owned())
 }
 
-/// An error with what failed and on what; keeps the error number in the text and the kind, and as source.
+/// An error with what failed and on what; keeps the error number in the text and the kind, and as
+/// source.
 fn about(path: &Path, what: &str, error: io::Error) -> io::Error {
     crate::sys::with_context(format!("{what} {}", path.display()), error)
 }

@@ -1,19 +1,21 @@
 //! Messages to the kernel that no request asked for: invalidations, data for its cache, wake-ups.
 //!
-//! Called by file systems from any thread but one that handles a request on the same directory: the kernel takes the parent's lock for
-//! [`Notifier::inval_entry`] and [`Notifier::delete`], and that request's caller holds it. ENOENT means that the kernel
-//! does not know the node or name, which is normal.
+//! Called by file systems from any thread but one that handles a request on the same directory: the
+//! kernel takes the parent's lock for [`Notifier::inval_entry`] and [`Notifier::delete`], and that
+//! request's caller holds it. ENOENT means that the kernel does not know the node or name, which is
+//! normal.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 use crate::abi::{
-    self, MAX_PRUNE, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut, NotifyPollWakeupOut, NotifyPruneOut, NotifyRetrieveOut,
-    NotifyStoreOut, OutHeader, Pod, notify,
+    self, MAX_PRUNE, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut, NotifyPollWakeupOut, NotifyPruneOut,
+    NotifyRetrieveOut, NotifyStoreOut, OutHeader, Pod, notify,
 };
 use crate::connection::Connection;
 
-/// Sends notifications; cheap to clone. After the end of the session every call fails with ENOTCONN or ENODEV.
+/// Sends notifications; cheap to clone. After the end of the session every call fails with ENOTCONN
+/// or ENODEV.
 #[derive(Clone, Debug)]
 pub struct Notifier {
     connection: Arc<Connection>,
@@ -24,20 +26,22 @@ impl Notifier {
         Notifier { connection }
     }
 
-    /// Forgets the attributes of a node, and its cached pages from `offset` on for `length` bytes: `offset` < 0 keeps all pages,
-    /// `length` <= 0 means to the end. Waits for pages under I/O.
+    /// Forgets the attributes of a node, and its cached pages from `offset` on for `length` bytes:
+    /// `offset` < 0 keeps all pages, `length` <= 0 means to the end. Waits for pages under I/O.
     pub fn inval_inode(&self, nodeid: u64, offset: i64, length: i64) -> io::Result<()> {
         self.send(notify::INVAL_INODE, &NotifyInvalInodeOut { ino: nodeid, off: offset, len: length }, &[])
     }
 
-    /// Forgets a name, positive or negative, and the parent's attributes and listing. With `expire_only` (`HAS_EXPIRE_ONLY`) the name is
-    /// only looked up again at its next use, which spares mounts and open directories below it.
+    /// Forgets a name, positive or negative, and the parent's attributes and listing. With
+    /// `expire_only` (`HAS_EXPIRE_ONLY`) the name is only looked up again at its next use, which
+    /// spares mounts and open directories below it.
     pub fn inval_entry(&self, parent: u64, name: &[u8], expire_only: bool) -> io::Result<()> {
         let flags = if expire_only { abi::flag::EXPIRE_ONLY } else { 0 };
         self.send(notify::INVAL_ENTRY, &NotifyInvalEntryOut { parent, namelen: length(name)?, flags }, &[name, &[0]])
     }
 
-    /// Says that a name was removed: as [`Notifier::inval_entry`], and watchers of the directory are told, if it still means `child`.
+    /// Says that a name was removed: as [`Notifier::inval_entry`], and watchers of the directory
+    /// are told, if it still means `child`.
     pub fn delete(&self, parent: u64, child: u64, name: &[u8]) -> io::Result<()> {
         self.send(notify::DELETE, &NotifyDeleteOut { parent, child, namelen: length(name)?, padding: 0 }, &[name, &[0]])
     }
@@ -47,8 +51,8 @@ impl Notifier {
         self.send(notify::STORE, &NotifyStoreOut { nodeid, offset, size: length(data)?, padding: 0 }, &[data])
     }
 
-    /// Asks for data in the page cache of a node; it comes to [`crate::Handler::retrieved`] with this number, which must be
-    /// even and less than 2^62 (larger ones are the crate's own).
+    /// Asks for data in the page cache of a node; it comes to [`crate::Handler::retrieved`] with
+    /// this number, which must be even and less than 2^62 (larger ones are the crate's own).
     pub fn retrieve(&self, unique: u64, nodeid: u64, offset: u64, size: u32) -> io::Result<()> {
         self.send(notify::RETRIEVE, &NotifyRetrieveOut { notify_unique: unique, nodeid, offset, size, padding: 0 }, &[])
     }
@@ -72,7 +76,8 @@ impl Notifier {
         Ok(())
     }
 
-    /// Asks the kernel to send all unanswered requests again (`HAS_RESEND`), after a restart of the daemon.
+    /// Asks the kernel to send all unanswered requests again (`HAS_RESEND`), after a restart of the
+    /// daemon.
     pub fn resend(&self) -> io::Result<()> {
         self.head(notify::RESEND, &[])
     }

@@ -1,15 +1,17 @@
 //! Replies, built straight in the transport's buffer.
 //!
-//! A handler calls one of the methods per request and returns what it returned. A second call replaces the first. Nothing is allocated
-//! and nothing is sent before the handler returns. Invariant: `len <= body.len()`; the body never includes the reply's header.
+//! A handler calls one of the methods per request and returns what it returned. A second call
+//! replaces the first. Nothing is allocated and nothing is sent before the handler returns.
+//! Invariant: `len <= body.len()`; the body never includes the reply's header.
 
 use crate::abi::{
-    AttrOut, BmapOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, IoctlOut, Kstatfs, LkOut, LseekOut, OpenOut, Pod, PollOut,
-    StatxOut, WriteOut,
+    AttrOut, BmapOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, IoctlOut, Kstatfs, LkOut, LseekOut,
+    OpenOut, Pod, PollOut, StatxOut, WriteOut,
 };
 use crate::errno::Errno;
 
-/// The reply to one request. A handler that returns `Ok` without building anything sends an empty success.
+/// The reply to one request. A handler that returns `Ok` without building anything sends an empty
+/// success.
 #[derive(Debug)]
 pub struct Reply<'a> {
     body: &'a mut [u8],
@@ -22,7 +24,8 @@ impl<'a> Reply<'a> {
         Reply { body, len: 0 }
     }
 
-    /// How much data a reply can carry here, bytes. At least the `size` of any READ, READDIR or GETXATTR.
+    /// How much data a reply can carry here, bytes. At least the `size` of any READ, READDIR or
+    /// GETXATTR.
     pub fn capacity(&self) -> usize {
         self.body.len()
     }
@@ -118,14 +121,15 @@ impl<'a> Reply<'a> {
         self.plain(&BmapOut { block })
     }
 
-    /// Data: reply to READ, READLINK, GETXATTR and LISTXATTR. ERANGE if it exceeds [`Reply::capacity`].
+    /// Data: reply to READ, READLINK, GETXATTR and LISTXATTR. ERANGE if it exceeds
+    /// [`Reply::capacity`].
     pub fn bytes(&mut self, data: &[u8]) -> Result<(), Errno> {
         self.len = 0;
         self.append(data)
     }
 
-    /// Where to put up to `max` bytes of data without a copy (shorter if the buffer is); then call [`Reply::filled`]. What it holds is
-    /// left from earlier requests.
+    /// Where to put up to `max` bytes of data without a copy (shorter if the buffer is); then call
+    /// [`Reply::filled`]. What it holds is left from earlier requests.
     pub fn buffer(&mut self, max: usize) -> &mut [u8] {
         self.len = 0;
         let max = max.min(self.body.len());
@@ -141,7 +145,8 @@ impl<'a> Reply<'a> {
         Ok(())
     }
 
-    /// A listing of at most `size` bytes: reply to READDIR and READDIRPLUS. What is added is in the reply at once.
+    /// A listing of at most `size` bytes: reply to READDIR and READDIRPLUS. What is added is in the
+    /// reply at once.
     pub fn directory(&mut self, size: u32) -> Directory<'_, 'a> {
         self.len = 0;
         let limit = self.body.len().min(size as usize);
@@ -169,20 +174,23 @@ pub struct Directory<'r, 'a> {
 }
 
 impl Directory<'_, '_> {
-    /// Adds an entry for READDIR. `off` is what the next request starts from to continue after this entry; `d_type` a `DT_*`. Returns
-    /// false, and adds nothing, if there is no room: the listing is then to be sent as it is.
+    /// Adds an entry for READDIR. `off` is what the next request starts from to continue after this
+    /// entry; `d_type` a `DT_*`. Returns false, and adds nothing, if there is no room: the listing
+    /// is then to be sent as it is.
     #[must_use]
     pub fn add(&mut self, ino: u64, off: u64, d_type: u8, name: &[u8]) -> bool {
         self.put(None, ino, off, d_type, name)
     }
 
-    /// Adds an entry for READDIRPLUS. `entry.nodeid` 0 means "not looked up": no attributes, no look-up counted.
+    /// Adds an entry for READDIRPLUS. `entry.nodeid` 0 means "not looked up": no attributes, no
+    /// look-up counted.
     #[must_use]
     pub fn add_plus(&mut self, entry: &EntryOut, ino: u64, off: u64, d_type: u8, name: &[u8]) -> bool {
         self.put(Some(entry), ino, off, d_type, name)
     }
 
-    /// Whether an entry with a name of this length would still fit; `plus` for [`Directory::add_plus`].
+    /// Whether an entry with a name of this length would still fit; `plus` for
+    /// [`Directory::add_plus`].
     pub fn fits(&self, name_len: usize, plus: bool) -> bool {
         let head = if plus { size_of::<EntryOut>() } else { 0 } + size_of::<Dirent>();
         self.reply.len + (head + name_len).next_multiple_of(8) <= self.limit
@@ -194,7 +202,8 @@ impl Directory<'_, '_> {
         self.limit.saturating_sub(self.reply.len) / (head + 24)
     }
 
-    /// Bytes used so far; 0 means that nothing was added (the end of the directory, for the kernel).
+    /// Bytes used so far; 0 means that nothing was added (the end of the directory, for the
+    /// kernel).
     pub fn used(&self) -> usize {
         self.reply.len
     }
@@ -237,7 +246,9 @@ mod tests {
         reply.bytes(b"something long enough").unwrap();
         reply.written(7).unwrap();
         assert_eq!(reply.built(), WriteOut { size: 7, padding: 0 }.bytes());
-        reply.created(&EntryOut { nodeid: 9, ..EntryOut::default() }, &OpenOut { fh: 3, ..OpenOut::default() }).unwrap();
+        reply
+            .created(&EntryOut { nodeid: 9, ..EntryOut::default() }, &OpenOut { fh: 3, ..OpenOut::default() })
+            .unwrap();
         assert_eq!(reply.built().len(), 144);
         assert_eq!(OpenOut::read(&reply.built()[128..]).unwrap().fh, 3);
     }

@@ -1,8 +1,10 @@
 //! Requests of the kernel, parsed: pure functions of bytes.
 //!
-//! Called by the transports; handlers match on [`Op`]. Nothing is copied but numbers: names and data borrow the transport's buffer.
-//! Invariant: no input makes this panic; what does not fit its own lengths is an error, which the transport answers with EIO. Names and
-//! extended attribute names come without their NUL, are not empty, and hold no NUL; whether a name holds a `/` is the kernel's promise.
+//! Called by the transports; handlers match on [`Op`]. Nothing is copied but numbers: names and
+//! data borrow the transport's buffer. Invariant: no input makes this panic; what does not fit its
+//! own lengths is an error, which the transport answers with EIO. Names and extended attribute
+//! names come without their NUL, are not empty, and hold no NUL; whether a name holds a `/` is the
+//! kernel's promise.
 
 mod ext;
 mod parse;
@@ -17,7 +19,8 @@ use crate::abi::{FileLock, InHeader, SetattrIn};
 /// Who asks what of which node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Number of the request, unique among those in flight. [`crate::abi::UNIQUE_RESEND`] marks one that was sent before.
+    /// Number of the request, unique among those in flight. [`crate::abi::UNIQUE_RESEND`] marks one
+    /// that was sent before.
     pub unique: u64,
     /// What is asked: [`crate::abi::opcode`].
     pub opcode: u32,
@@ -33,7 +36,14 @@ pub struct Header {
 
 impl From<&InHeader> for Header {
     fn from(header: &InHeader) -> Header {
-        Header { unique: header.unique, opcode: header.opcode, nodeid: header.nodeid, uid: header.uid, gid: header.gid, pid: header.pid }
+        Header {
+            unique: header.unique,
+            opcode: header.opcode,
+            nodeid: header.nodeid,
+            uid: header.uid,
+            gid: header.gid,
+            pid: header.pid,
+        }
     }
 }
 
@@ -44,7 +54,8 @@ pub struct Request<'a> {
     pub header: Header,
     /// What.
     pub op: Op<'a>,
-    /// Supplementary group of a creation (`CREATE_SUPP_GROUP`): at most the parent's group, if the caller is a member. Empty otherwise.
+    /// Supplementary group of a creation (`CREATE_SUPP_GROUP`): at most the parent's group, if the
+    /// caller is a member. Empty otherwise.
     pub groups: Groups<'a>,
     /// Security contexts of a creation (`SECURITY_CTX`). Empty otherwise.
     pub security: SecurityContexts<'a>,
@@ -52,7 +63,10 @@ pub struct Request<'a> {
 
 /// What is asked. Field names are those of the system call; offsets and sizes are bytes.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the fields are the arguments of the system calls of these names; what differs is said at the variant")]
+#[allow(
+    missing_docs,
+    reason = "the fields are the arguments of the system calls of these names; what differs is said at the variant"
+)]
 pub enum Op<'a> {
     /// Look `name` up in the node. Each answer with a node counts as one look-up until FORGET.
     Lookup { name: &'a [u8] },
@@ -64,7 +78,8 @@ pub enum Op<'a> {
     Readlink,
     /// Make a symbolic link.
     Symlink { name: &'a [u8], target: &'a [u8] },
-    /// Make a file of the type in `mode`; `rdev` as in [`crate::abi::decode_dev`]. The umask is applied already unless `DONT_MASK`.
+    /// Make a file of the type in `mode`; `rdev` as in [`crate::abi::decode_dev`]. The umask is
+    /// applied already unless `DONT_MASK`.
     Mknod { name: &'a [u8], mode: u32, rdev: u32, umask: u32 },
     /// Make a directory.
     Mkdir { name: &'a [u8], mode: u32, umask: u32 },
@@ -84,13 +99,15 @@ pub enum Op<'a> {
     Write { fh: u64, offset: u64, data: &'a [u8], flags: u32, write_flags: u32, lock_owner: Option<u64> },
     /// Figures of the file system.
     Statfs,
-    /// The last descriptor of an open file is gone; the reply is not looked at. `lock_owner` is set where its BSD lock must be dropped.
+    /// The last descriptor of an open file is gone; the reply is not looked at. `lock_owner` is set
+    /// where its BSD lock must be dropped.
     Release { fh: u64, flags: u32, release_flags: u32, lock_owner: Option<u64> },
     /// Make durable.
     Fsync { fh: u64, datasync: bool },
     /// Set an extended attribute; `flags` are `XATTR_*`.
     Setxattr { name: &'a [u8], value: &'a [u8], flags: u32, setxattr_flags: u32 },
-    /// Read an extended attribute; `size` 0 asks for its size ([`crate::Reply::xattr_size`]), ERANGE if it is longer.
+    /// Read an extended attribute; `size` 0 asks for its size ([`crate::Reply::xattr_size`]),
+    /// ERANGE if it is longer.
     Getxattr { name: &'a [u8], size: u32 },
     /// List extended attributes, each name with a NUL; `size` as above.
     Listxattr { size: u32 },
@@ -100,7 +117,8 @@ pub enum Op<'a> {
     Flush { fh: u64, lock_owner: u64 },
     /// Open a directory.
     Opendir { flags: u32 },
-    /// List from `offset` on (0, or the `off` of an entry given before), at most `size` bytes ([`crate::Reply::directory`]).
+    /// List from `offset` on (0, or the `off` of an entry given before), at most `size` bytes
+    /// ([`crate::Reply::directory`]).
     Readdir { fh: u64, offset: u64, size: u32 },
     /// List with look-ups: each entry but `.` and `..` that has a node counts as one.
     Readdirplus { fh: u64, offset: u64, size: u32 },
@@ -116,11 +134,13 @@ pub enum Op<'a> {
     Access { mask: u32 },
     /// Make and open.
     Create { name: &'a [u8], flags: u32, mode: u32, umask: u32, open_flags: u32 },
-    /// Make and open a file without a name in this directory. `name` is what the kernel shows for it.
+    /// Make and open a file without a name in this directory. `name` is what the kernel shows for
+    /// it.
     Tmpfile { name: &'a [u8], flags: u32, mode: u32, umask: u32, open_flags: u32 },
     /// Device block of a file's block (fuseblk).
     Bmap { block: u64, blocksize: u32 },
-    /// `ioctl(2)`: `input` is what the command's number says is read, at most `out_size` bytes go back.
+    /// `ioctl(2)`: `input` is what the command's number says is read, at most `out_size` bytes go
+    /// back.
     Ioctl { fh: u64, flags: u32, cmd: u32, arg: u64, input: &'a [u8], out_size: u32 },
     /// `poll(2)`: wake `kh` by notification when ready, if `flags` hold `POLL_SCHEDULE_NOTIFY`.
     Poll { fh: u64, kh: u64, flags: u32, events: u32 },
@@ -129,10 +149,20 @@ pub enum Op<'a> {
     /// `lseek(2)` with `SEEK_DATA` or `SEEK_HOLE`.
     Lseek { fh: u64, offset: u64, whence: u32 },
     /// `copy_file_range(2)`; pass `wide` to [`crate::Reply::copied`].
-    CopyFileRange { fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64, wide: bool },
+    CopyFileRange {
+        fh_in: u64,
+        off_in: u64,
+        nodeid_out: u64,
+        fh_out: u64,
+        off_out: u64,
+        len: u64,
+        flags: u64,
+        wide: bool,
+    },
     /// `syncfs(2)`: sent for fuseblk and virtiofs only.
     Syncfs,
-    /// `statx(2)` for what GETATTR does not carry; the kernel of this writing asks for the birth time only.
+    /// `statx(2)` for what GETATTR does not carry; the kernel of this writing asks for the birth
+    /// time only.
     Statx { fh: Option<u64>, flags: u32, mask: u32 },
     /// The file system goes away (fuseblk only).
     Destroy,

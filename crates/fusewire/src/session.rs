@@ -1,8 +1,9 @@
 //! A running connection: negotiation, worker threads, and its end.
 //!
-//! Made and kept by programs. The parts: `negotiate` (INIT), `device` and `ring` (transports), `dispatch` (one request), `workers` (what each
-//! thread does), `shared` (what they share, and [`blocking`]). Invariant: when [`Session::wait`] or `drop` return, no thread of the session runs,
-//! `destroy` has been called, and the kernel's connection is closed.
+//! Made and kept by programs. The parts: `negotiate` (INIT), `device` and `ring` (transports),
+//! `dispatch` (one request), `workers` (what each thread does), `shared` (what they share, and
+//! [`blocking`]). Invariant: when [`Session::wait`] or `drop` return, no thread of the session
+//! runs, `destroy` has been called, and the kernel's connection is closed.
 
 mod device;
 mod dispatch;
@@ -58,11 +59,11 @@ pub enum Transport {
 pub struct SessionOptions {
     /// Which transport to use.
     pub transport: TransportChoice,
-    /// Threads to start with: in all on the device (at least 2), per CPU on io_uring. 0 chooses: one per CPU and one more; 3 (2 with more
-    /// than 8 CPUs).
+    /// Threads to start with: in all on the device (at least 2), per CPU on io_uring. 0 chooses:
+    /// one per CPU and one more; 3 (2 with more than 8 CPUs).
     pub threads: u32,
-    /// Most threads that are not inside [`blocking`]: in all on the device, per CPU on io_uring. More are made when all are busy. 0
-    /// chooses: 32; 16.
+    /// Most threads that are not inside [`blocking`]: in all on the device, per CPU on io_uring.
+    /// More are made when all are busy. 0 chooses: 32; 16.
     pub max_threads: u32,
     /// Stack of a worker, bytes; only what is touched costs memory.
     pub stack_size: usize,
@@ -98,11 +99,14 @@ impl From<io::Error> for StartError {
 }
 
 impl Session {
-    /// Negotiates and starts the workers; returns when the file system can be used. On error the mount is taken away again.
+    /// Negotiates and starts the workers; returns when the file system can be used. On error the
+    /// mount is taken away again.
     pub fn start(device: Device, handler: Arc<dyn Handler>, options: SessionOptions) -> io::Result<Session> {
         let (fd, mounted) = device.into_parts()?;
         let error = match serve(fd, &handler, &options) {
-            Ok((shared, agreement, transport, fallback)) => return Ok(Session { shared, mounted, agreement, transport, fallback }),
+            Ok((shared, agreement, transport, fallback)) => {
+                return Ok(Session { shared, mounted, agreement, transport, fallback });
+            }
             Err(error) => error,
         };
         match (error, mounted) {
@@ -122,7 +126,12 @@ impl Session {
     }
 
     /// Mounts anew at the same place, or at none again, and uses the device.
-    fn start_again(mounted: &Mounted, handler: &Arc<dyn Handler>, options: SessionOptions, reason: &io::Error) -> io::Result<Session> {
+    fn start_again(
+        mounted: &Mounted,
+        handler: &Arc<dyn Handler>,
+        options: SessionOptions,
+        reason: &io::Error,
+    ) -> io::Result<Session> {
         let device = mounted.again()?;
         let options = SessionOptions { transport: TransportChoice::Device, ..options };
         let mut session = Session::start(device, Arc::clone(handler), options)?;
@@ -176,8 +185,9 @@ impl Session {
         self.shared.threads()
     }
 
-    /// Whether a thread id (`Header::pid`) is one of our workers. A request that one of them causes on its own mount may have to wait for
-    /// a thread that it occupies itself, so a handler should refuse it. Cheap.
+    /// Whether a thread id (`Header::pid`) is one of our workers. A request that one of them causes
+    /// on its own mount may have to wait for a thread that it occupies itself, so a handler should
+    /// refuse it. Cheap.
     pub fn is_own_thread(&self, tid: u32) -> bool {
         self.shared.is_own_thread(tid)
     }
@@ -202,8 +212,8 @@ impl Session {
         self.shared.over()
     }
 
-    /// Whether our mount is (as far as can be seen) still there: false after somebody else unmounted it. True for a device that somebody
-    /// else mounted.
+    /// Whether our mount is (as far as can be seen) still there: false after somebody else
+    /// unmounted it. True for a device that somebody else mounted.
     pub fn is_mounted(&self) -> bool {
         self.mounted.as_ref().is_none_or(Mounted::present)
     }
@@ -218,16 +228,17 @@ impl Session {
         self.mounted.as_ref().and_then(Mounted::detached)
     }
 
-    /// This mount at `mountpoint`, a path without links, is the session's from now on. For owners that have shown a mount there that was at no place,
-    /// or another one of the same connection (a subdirectory, a clone with other attributes); the first one goes.
+    /// This mount at `mountpoint`, a path without links, is the session's from now on. For owners
+    /// that have shown a mount there that was at no place, or another one of the same connection (a
+    /// subdirectory, a clone with other attributes); the first one goes.
     pub fn relocated(&mut self, mountpoint: std::path::PathBuf, identity: Identity) {
         if let Some(mounted) = &mut self.mounted {
             mounted.relocate(mountpoint, identity);
         }
     }
 
-    /// Whether somebody uses our mount, or something is mounted on it, so that it could not be unmounted now. False where that cannot be asked without
-    /// trying (an ordinary user's mount).
+    /// Whether somebody uses our mount, or something is mounted on it, so that it could not be
+    /// unmounted now. False where that cannot be asked without trying (an ordinary user's mount).
     ///
     /// # Errors
     /// Where the mount cannot be reached.
@@ -240,21 +251,23 @@ impl Session {
         self.mounted.as_ref().and_then(Mounted::identity)
     }
 
-    /// Unmounts; fine if that has been done. Not lazy: EBUSY while in use. Lazy: gone from the tree at once, served until its last user
-    /// is gone. Does not wait; see [`Session::wait`].
+    /// Unmounts; fine if that has been done. Not lazy: EBUSY while in use. Lazy: gone from the tree
+    /// at once, served until its last user is gone. Does not wait; see [`Session::wait`].
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
         self.mounted.as_ref().map_or(Ok(()), |mounted| mounted.unmount(lazy))
     }
 
-    /// Ends the connection even while it is in use (a process that uses its own mount needs this before it exits: it could wait for itself):
-    /// callers get errors, threads that wait inside [`blocking`] are interrupted. Does not wait for
-    /// handlers that are running; see [`Session::wait`].
+    /// Ends the connection even while it is in use (a process that uses its own mount needs this
+    /// before it exits: it could wait for itself): callers get errors, threads that wait inside
+    /// [`blocking`] are interrupted. Does not wait for handlers that are running; see
+    /// [`Session::wait`].
     pub fn abort(&self) {
         if let Some(mounted) = &self.mounted
             && mounted.present()
             && let Err(error) = mounted.abort()
         {
-            // Without privilege closing all descriptors, below, has the same effect, but the mount stays in the tree.
+            // Without privilege closing all descriptors, below, has the same effect, but the mount
+            // stays in the tree.
             tracing::debug!(%error, "no forced unmount");
             if let Err(error) = mounted.unmount(true) {
                 tracing::warn!(mountpoint = %mounted.path().display(), %error, "cannot unmount");
@@ -269,7 +282,8 @@ impl Drop for Session {
         if self.shared.over() {
             return;
         }
-        // Nobody serves those who still use it. Left to themselves they would wait for good where one of them has inherited the device.
+        // Nobody serves those who still use it. Left to themselves they would wait for good where
+        // one of them has inherited the device.
         if let Err(error) = self.unmount(false) {
             tracing::debug!(%error, "still in use: it is cut off");
             self.abort();
@@ -304,7 +318,10 @@ fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> R
     };
     if let Some((shared, prepared)) = rings {
         let started = match agreement.answer(&device, true) {
-            Ok(()) => prepared.go().map_err(StartError::Register).and_then(|()| device::spawn(&shared).map_err(StartError::Other)),
+            Ok(()) => prepared
+                .go()
+                .map_err(StartError::Register)
+                .and_then(|()| device::spawn(&shared).map_err(StartError::Other)),
             Err(error) => {
                 prepared.cancel();
                 Err(error.into())
@@ -337,8 +354,7 @@ fn prepare_rings(
     shared: impl FnOnce(Vec<workers::Queue>) -> Arc<Shared>,
 ) -> io::Result<(Arc<Shared>, ring::Prepared)> {
     if !agreement.offer.has(init::OVER_IO_URING) {
-        let hint =
-            "the kernel does not offer io_uring for FUSE (Linux 6.14 and, by root, `echo 1 > /sys/module/fuse/parameters/enable_uring`)";
+        let hint = "the kernel does not offer io_uring for FUSE (Linux 6.14 and, by root, `echo 1 > /sys/module/fuse/parameters/enable_uring`)";
         return Err(io::Error::new(io::ErrorKind::Unsupported, hint));
     }
     let cpus = ring::Cpus::read()?;
@@ -386,12 +402,14 @@ impl Observer {
     }
 }
 
-/// A moment in the life of a session, made by [`Session::quiescent_after`]: reached when all requests that were being handled then have been
-/// answered, that is, when the kernel has their replies.
+/// A moment in the life of a session, made by [`Session::quiescent_after`]: reached when all
+/// requests that were being handled then have been answered, that is, when the kernel has their
+/// replies.
 ///
-/// Closes the race between a reply that was computed before a change and the invalidation for that change: make the change visible, take
-/// a `Moment`, wait for it, then notify. Requests inside [`blocking`] are not waited for; they must not answer with what they
-/// looked at before the call. Do not wait in a worker thread: it would wait for itself.
+/// Closes the race between a reply that was computed before a change and the invalidation for that
+/// change: make the change visible, take a `Moment`, wait for it, then notify. Requests inside
+/// [`blocking`] are not waited for; they must not answer with what they looked at before the call.
+/// Do not wait in a worker thread: it would wait for itself.
 #[derive(Debug)]
 pub struct Moment {
     unanswered: Vec<(Arc<Worker>, u32)>,

@@ -1,5 +1,6 @@
-//! System calls that the standard library and rustix do not have in the form needed: ioctls of the device, signals to threads, memory
-//! for buffers. With `abi/pod.rs` and `session/uring.rs` the only file with `unsafe`.
+//! System calls that the standard library and rustix do not have in the form needed: ioctls of the
+//! device, signals to threads, memory for buffers. With `abi/pod.rs` and `session/uring.rs` the
+//! only file with `unsafe`.
 
 use std::fmt;
 use std::io;
@@ -60,13 +61,17 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     rustix::thread::sched_setaffinity(None, &set).map_err(io::Error::from)
 }
 
-/// Gives the calling thread a table of descriptors and a working directory of its own. Of descriptors only the standard ones are in it, and lead
-/// nowhere; the process keeps all of its. To be called first thing in a thread that opens what it needs itself.
+/// Gives the calling thread a table of descriptors and a working directory of its own. Of
+/// descriptors only the standard ones are in it, and lead nowhere; the process keeps all of its. To
+/// be called first thing in a thread that opens what it needs itself.
 pub(crate) fn leave_descriptors_to_others() -> io::Result<()> {
-    // SAFETY: from here on this thread shares no table with others, so what it closes below stays open for them.
+    // SAFETY: from here on this thread shares no table with others, so what it closes below stays
+    // open for them.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES | rustix::thread::UnshareFlags::FS) }?;
-    // SAFETY: closes the copies in this thread's own table; by contract the thread owns no descriptor yet.
-    let closed = unsafe { libc::syscall(libc::SYS_close_range, 0 as libc::c_uint, libc::c_uint::MAX, 0 as libc::c_uint) };
+    // SAFETY: closes the copies in this thread's own table; by contract the thread owns no
+    // descriptor yet.
+    let closed =
+        unsafe { libc::syscall(libc::SYS_close_range, 0 as libc::c_uint, libc::c_uint::MAX, 0 as libc::c_uint) };
     if closed < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -107,8 +112,9 @@ pub(crate) fn schedule(tid: u32, class: Class) -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(tid.cast_signed(), policy, std::ptr::from_ref(&param)) }).map(drop)
 }
 
-/// The signal that interrupts a system call of a worker: a real-time signal that the program does not use. Its handler does nothing and
-/// is installed without SA_RESTART, so a blocked system call returns EINTR. `None` if all are in use.
+/// The signal that interrupts a system call of a worker: a real-time signal that the program does
+/// not use. Its handler does nothing and is installed without SA_RESTART, so a blocked system call
+/// returns EINTR. `None` if all are in use.
 pub(crate) fn wake_signal() -> Option<i32> {
     extern "C" fn nothing(_: libc::c_int) {}
     static SIGNAL: OnceLock<Option<i32>> = OnceLock::new();
@@ -117,9 +123,11 @@ pub(crate) fn wake_signal() -> Option<i32> {
             let mut old = MaybeUninit::<libc::sigaction>::uninit();
             // SAFETY: asks for the present action only; the kernel fills `old` when it returns 0.
             let free = unsafe {
-                libc::sigaction(*signal, std::ptr::null(), old.as_mut_ptr()) == 0 && old.assume_init().sa_sigaction == libc::SIG_DFL
+                libc::sigaction(*signal, std::ptr::null(), old.as_mut_ptr()) == 0
+                    && old.assume_init().sa_sigaction == libc::SIG_DFL
             };
-            // SAFETY: an all-zero `sigaction` is valid (empty mask, no flags); the handler touches nothing, so it is safe at any point.
+            // SAFETY: an all-zero `sigaction` is valid (empty mask, no flags); the handler touches
+            // nothing, so it is safe at any point.
             free && unsafe {
                 let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
                 action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
@@ -129,10 +137,11 @@ pub(crate) fn wake_signal() -> Option<i32> {
     })
 }
 
-/// Blocks every signal in the calling thread but the wake signal (and those that a fault in the thread itself raises), so that the
-/// program's own signals go to its own threads.
+/// Blocks every signal in the calling thread but the wake signal (and those that a fault in the
+/// thread itself raises), so that the program's own signals go to its own threads.
 pub(crate) fn mask_signals() {
-    // SAFETY: the sets are initialised by sigfillset; pthread_sigmask changes the calling thread only.
+    // SAFETY: the sets are initialised by sigfillset; pthread_sigmask changes the calling thread
+    // only.
     unsafe {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         libc::sigfillset(set.as_mut_ptr());
@@ -169,17 +178,22 @@ impl Pages {
     /// At least `len` bytes, aligned to a page.
     pub(crate) fn new(len: usize) -> io::Result<Pages> {
         let len = len.max(1).next_multiple_of(rustix::param::page_size());
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-        // SAFETY: a new anonymous mapping at a place of the kernel's choice touches no existing memory.
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        // SAFETY: a new anonymous mapping at a place of the kernel's choice touches no existing
+        // memory.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        NonNull::new(start.cast()).map(|start| Pages { start, len }).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+        NonNull::new(start.cast())
+            .map(|start| Pages { start, len })
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `len` bytes long, readable, initialised (zeroed by the kernel), and lives as long as `self`.
+        // SAFETY: the mapping is `len` bytes long, readable, initialised (zeroed by the kernel),
+        // and lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -196,7 +210,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new` with this length and nobody else unmaps it; borrows have ended.
+        // SAFETY: the mapping was made in `new` with this length and nobody else unmaps it; borrows
+        // have ended.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

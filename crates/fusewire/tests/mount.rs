@@ -61,7 +61,8 @@ fn listings_are_whole() {
             for i in 0..1500 {
                 File::create(mount.path(&format!("{i:04}-{}", "x".repeat(i % 200)))).unwrap();
             }
-            let mut names: Vec<_> = std::fs::read_dir(mount.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            let mut names: Vec<_> =
+                std::fs::read_dir(mount.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
             names.sort();
             names.dedup();
             assert_eq!(names.len(), 1500);
@@ -79,7 +80,8 @@ fn handlers_that_wait_do_not_stall_others() {
         }
         File::create(mount.path("free")).unwrap();
         std::thread::scope(|scope| {
-            // All on one CPU, so over io_uring all in one queue; one after the other, each held up before the next comes.
+            // All on one CPU, so over io_uring all in one queue; one after the other, each held up
+            // before the next comes.
             for i in 0..12 {
                 let path = mount.path(&format!("gated{i}"));
                 scope.spawn(move || {
@@ -126,7 +128,8 @@ fn a_burst_of_waiting_requests_finds_threads() {
                     getattr(&path).unwrap();
                 });
             }
-            // They come while threads are still being made, and nobody else asks anything that could help them on.
+            // They come while threads are still being made, and nobody else asks anything that
+            // could help them on.
             mount.fs.await_waiting(12);
             mount.fs.open_gate();
         });
@@ -182,7 +185,8 @@ fn a_crowd_that_starts_to_wait_at_once_is_served() {
                         pin();
                         let file = File::options().write(true).open(path).unwrap();
                         start.wait();
-                        // While another thread is being made for one of them, the next starts to wait: that is no reason to refuse it.
+                        // While another thread is being made for one of them, the next starts to
+                        // wait: that is no reason to refuse it.
                         lock(&file).unwrap();
                     });
                 }
@@ -196,9 +200,10 @@ fn a_crowd_that_starts_to_wait_at_once_is_served() {
     }
 }
 
-/// Held by every test: one at a time. Some start programs, and a child has a copy of all descriptors of this process until it becomes another
-/// program. Meanwhile a mount in which another test has just closed a file is busy, a program that has just been copied cannot be run, and closing
-/// a file asks a session that may have ended, which the copy of its device makes wait.
+/// Held by every test: one at a time. Some start programs, and a child has a copy of all
+/// descriptors of this process until it becomes another program. Meanwhile a mount in which another
+/// test has just closed a file is busy, a program that has just been copied cannot be run, and
+/// closing a file asks a session that may have ended, which the copy of its device makes wait.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -361,7 +366,8 @@ fn a_killed_daemon_leaves_a_mount_that_can_be_removed() {
     for transport in transports() {
         let dir = tempfile::tempdir().unwrap();
         let word = if transport == TransportChoice::Uring { "uring" } else { "device" };
-        let mut child = Command::new(example()).arg(dir.path()).arg(word).stdout(std::process::Stdio::null()).spawn().unwrap();
+        let mut child =
+            Command::new(example()).arg(dir.path()).arg(word).stdout(std::process::Stdio::null()).spawn().unwrap();
         while !dir.path().join("hello.txt").exists() {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -425,7 +431,8 @@ fn passthrough_sends_no_data_requests() {
     let _alone = alone();
     for transport in transports() {
         let flags = settings().flags | init::PASSTHROUGH;
-        let mount = Mount::with(transport, Settings { flags, max_stack_depth: 1, ..settings() }, &MountOptions::default());
+        let mount =
+            Mount::with(transport, Settings { flags, max_stack_depth: 1, ..settings() }, &MountOptions::default());
         let lower = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let file = File::options().read(true).write(true).open(lower.path()).unwrap();
         let backing = mount.session.backing();
@@ -492,7 +499,9 @@ fn replies_are_in_the_kernel_when_a_moment_is_reached() {
         let mount = Mount::new(transport);
         File::create(mount.path("file")).unwrap();
         std::thread::scope(|scope| {
-            let users: Vec<_> = (0..4).map(|_| scope.spawn(|| (0..5000).for_each(|_| assert!(mount.getattr("file").is_ok())))).collect();
+            let users: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| (0..5000).for_each(|_| assert!(mount.getattr("file").is_ok()))))
+                .collect();
             let mut moments = 0;
             while !users.iter().all(|user| user.is_finished()) {
                 mount.session.quiescent_after().wait();
@@ -537,7 +546,8 @@ fn mounts_on_files_and_with_odd_names() {
             };
             let device = mount(&place, &options).unwrap();
             let fs = support::TestFs::new(settings());
-            let session = Session::start(device, fs, SessionOptions { transport, ..SessionOptions::default() }).unwrap();
+            let session =
+                Session::start(device, fs, SessionOptions { transport, ..SessionOptions::default() }).unwrap();
             let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
             let line = table.lines().find(|line| line.contains(dir.path().to_str().unwrap())).unwrap();
             assert!(line.ends_with("user_id=0,group_id=0,allow_other"), "{line}");
@@ -566,7 +576,8 @@ fn what_fusermount_says_is_in_the_error() {
     if transports().is_empty() {
         return;
     }
-    let options = MountOptions { method: Method::Fusermount, extra: vec!["no-such-option".into()], ..MountOptions::default() };
+    let options =
+        MountOptions { method: Method::Fusermount, extra: vec!["no-such-option".into()], ..MountOptions::default() };
     let dir = tempfile::tempdir().unwrap();
     let error = mount(dir.path(), &options).unwrap_err().to_string();
     assert!(error.contains("no-such-option") || error.contains("Invalid argument"), "{error}");
@@ -609,7 +620,8 @@ fn an_ordinary_user_can_mount() {
     use std::os::unix::fs::{PermissionsExt, chown};
     use std::os::unix::process::CommandExt;
     const NOBODY: u32 = 65_534;
-    // Some starters of daemons ignore SIGCHLD, which is inherited: then no exit status is to be had.
+    // Some starters of daemons ignore SIGCHLD, which is inherited: then no exit status is to be
+    // had.
     let starts = ["--default-signal=CHLD", "--ignore-signal=CHLD"];
     for (transport, start) in transports().into_iter().flat_map(|transport| starts.map(|start| (transport, start))) {
         let dir = tempfile::tempdir().unwrap();

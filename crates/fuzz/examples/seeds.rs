@@ -1,5 +1,6 @@
-//! Writes first inputs of the targets that read a pool's bytes: what a small pool in memory consists of. Run it when the format has changed:
-//! `cargo run -p nacre-fuzz --example seeds`. It adds files to `fuzz/corpus` and removes none.
+//! Writes first inputs of the targets that read a pool's bytes: what a small pool in memory
+//! consists of. Run it when the format has changed: `cargo run -p nacre-fuzz --example seeds`. It
+//! adds files to `fuzz/corpus` and removes none.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
@@ -15,7 +16,10 @@ use nacre_pool::files::{NewInode, ParentView};
 use nacre_pool::rows::{Entry, Extent, FileType, Head, Inode, Key, NameTarget, OwnerUse, Patch, Timestamp, Xattr};
 use nacre_pool::store::{LogArea, NewPool};
 use nacre_pool::tree::{Context, Settings, Tree, commit::Form};
-use nacre_pool::{ChecksumKind, Compression, FrameKind, Frames, NewFrame, Packing, Pointer, PoolError, Store, Txg, frame, label, packing};
+use nacre_pool::{
+    ChecksumKind, Compression, FrameKind, Frames, NewFrame, Packing, Pointer, PoolError, Store, Txg, frame, label,
+    packing,
+};
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join("fuzz/corpus").join(target);
@@ -49,8 +53,9 @@ fn device() -> Vec<u8> {
     let id = pool.find("tank").unwrap().unwrap();
     let tank = pool.dataset(id).unwrap();
     let files = tank.files();
-    let new =
-        |parent: &ParentView| Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, parent.now), target: None, attributes: Vec::new() });
+    let new = |parent: &ParentView| {
+        Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, parent.now), target: None, attributes: Vec::new() })
+    };
     for name in ["greeting", "large", "gone"] {
         let (file, _) = files.make(&files.root(), name.as_bytes(), b"", &new).unwrap();
         files.write(&file, Some(0), &vec![7; if name == "large" { 300_000 } else { 5 }]).unwrap();
@@ -97,7 +102,12 @@ fn main() {
                 write(
                     "pool_unpack",
                     &name,
-                    &[&[pointer.compression as u8], &u16::try_from(content.len()).unwrap_or(u16::MAX).to_le_bytes()[..], stored].concat(),
+                    &[
+                        &[pointer.compression as u8],
+                        &u16::try_from(content.len()).unwrap_or(u16::MAX).to_le_bytes()[..],
+                        stored,
+                    ]
+                    .concat(),
                 );
             }
             if pointer.kind == FrameKind::Table {
@@ -118,7 +128,8 @@ fn main() {
         if pointer.kind == FrameKind::Leaf {
             let mut rest = &content[8..];
             while let [a, b, c, d, after @ ..] = rest {
-                let (key, value) = (usize::from(u16::from_le_bytes([*a, *b])), usize::from(u16::from_le_bytes([*c, *d])));
+                let (key, value) =
+                    (usize::from(u16::from_le_bytes([*a, *b])), usize::from(u16::from_le_bytes([*c, *d])));
                 rows.push((after[..key].to_vec(), after[key..key + value].to_vec()));
                 rest = &after[key + value..];
             }
@@ -150,7 +161,8 @@ fn write_rows(rows: &[(Vec<u8>, Vec<u8>)]) {
         |bytes| HistoryRow::decode(bytes).is_ok(),
     ];
     for (kind, is_one) in kinds.iter().enumerate() {
-        let mut found: Vec<&Vec<u8>> = rows.iter().flat_map(|(key, value)| [key, value]).filter(|bytes| is_one(bytes)).collect();
+        let mut found: Vec<&Vec<u8>> =
+            rows.iter().flat_map(|(key, value)| [key, value]).filter(|bytes| is_one(bytes)).collect();
         found.sort_by_key(|bytes| std::cmp::Reverse(bytes.len()));
         found.dedup();
         for (at, bytes) in found.iter().take(3).enumerate() {

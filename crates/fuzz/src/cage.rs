@@ -7,7 +7,8 @@ pub fn cage_checkpoint(data: &[u8]) {
     fuzz::checkpoint(data);
 }
 
-/// A log of touched files: pieces, each after its length in two bytes, become records with right checksums; what is left follows as it is.
+/// A log of touched files: pieces, each after its length in two bytes, become records with right
+/// checksums; what is left follows as it is.
 pub fn cage_log(data: &[u8]) {
     let (mut records, mut rest) = (Vec::new(), data);
     while let Some((length, after)) = rest.split_first_chunk::<2>()

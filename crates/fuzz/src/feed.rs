@@ -1,4 +1,5 @@
-//! Inputs without libFuzzer: kept ones, then mutations of them by a generator with a fixed seed, so that every run of the tests feeds the same.
+//! Inputs without libFuzzer: kept ones, then mutations of them by a generator with a fixed seed, so
+//! that every run of the tests feeds the same.
 
 use super::Target;
 
@@ -6,8 +7,20 @@ use super::Target;
 const LONGEST: usize = 4096;
 
 /// What decoders have their limits at.
-const EDGES: [u64; 12] =
-    [0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 0x7fff_ffff_ffff_ffff, 0x8000_0000_0000_0000, 0xffff_ffff_ffff_ffff];
+const EDGES: [u64; 12] = [
+    0,
+    1,
+    0x7f,
+    0x80,
+    0xff,
+    0x7fff,
+    0xffff,
+    0x7fff_ffff,
+    0xffff_ffff,
+    0x7fff_ffff_ffff_ffff,
+    0x8000_0000_0000_0000,
+    0xffff_ffff_ffff_ffff,
+];
 
 /// Pseudo-random numbers (xorshift).
 #[derive(Clone, Debug)]
@@ -70,7 +83,8 @@ impl Generator {
                 drop(input.splice(at..at, bytes));
             }
             5 => {
-                // A number at a limit, of any length and in either order, in place of what is there.
+                // A number at a limit, of any length and in either order, in place of what is
+                // there.
                 let number = EDGES.get(self.below(EDGES.len())).copied().unwrap_or_default();
                 let width = 1 << self.below(4);
                 let mut bytes: Vec<u8> = number.to_le_bytes().into_iter().take(width).collect();
@@ -92,7 +106,8 @@ impl Generator {
     }
 }
 
-/// Feeds the kept inputs, then so many made of them. `begun` is told each input before the target gets it, so that one which kills the process is known.
+/// Feeds the kept inputs, then so many made of them. `begun` is told each input before the target
+/// gets it, so that one which kills the process is known.
 pub fn feed(target: Target, corpus: &[Vec<u8>], inputs: u64, begun: &mut dyn FnMut(&[u8])) {
     for kept in corpus {
         begun(kept);

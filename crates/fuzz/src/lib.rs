@@ -1,11 +1,14 @@
-//! Fuzz targets: each takes any bytes to one decoder, and panics where that answers nonsense. A decoder that panics by itself is found as well.
+//! Fuzz targets: each takes any bytes to one decoder, and panics where that answers nonsense. A
+//! decoder that panics by itself is found as well.
 //!
-//! Callers: `tests/corpus.rs` (every run of the tests: kept inputs, then inputs made of them), and the programs of `fuzz/`, by which libFuzzer looks for
-//! new ones. The kept inputs of a target are in `fuzz/corpus/NAME/`.
+//! Callers: `tests/corpus.rs` (every run of the tests: kept inputs, then inputs made of them), and
+//! the programs of `fuzz/`, by which libFuzzer looks for new ones. The kept inputs of a target are
+//! in `fuzz/corpus/NAME/`.
 //!
 //! Invariants:
 //! - A target depends on nothing but its input: the same bytes, the same way.
-//! - Checksums are put right before bytes are decoded: what random bytes never get past would hide everything behind it.
+//! - Checksums are put right before bytes are decoded: what random bytes never get past would hide
+//!   everything behind it.
 //! - A target needs no file, no device and no privilege.
 
 #![forbid(unsafe_code)]
@@ -20,8 +23,8 @@ mod words;
 pub use cage::{cage_checkpoint, cage_log};
 pub use feed::{Generator, feed};
 pub use pool::{
-    pool_deadlist, pool_frame, pool_label, pool_log, pool_log_area, pool_names, pool_properties, pool_root, pool_rows, pool_segments,
-    pool_unpack,
+    pool_deadlist, pool_frame, pool_label, pool_log, pool_log_area, pool_names, pool_properties, pool_root, pool_rows,
+    pool_segments, pool_unpack,
 };
 pub use tree::pool_tree;
 pub use union::union_marks;

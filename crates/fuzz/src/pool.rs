@@ -1,5 +1,6 @@
-//! What a pool reads from its devices, from the bottom up: labels, root records, frames, the segment table, the intent log, rows. And the names and values that
-//! people give. Byte tables: `docs/pool-format.md`.
+//! What a pool reads from its devices, from the bottom up: labels, root records, frames, the
+//! segment table, the intent log, rows. And the names and values that people give. Byte tables:
+//! `docs/pool-format.md`.
 
 use std::io;
 use std::sync::Mutex;
@@ -118,14 +119,17 @@ pub fn pool_segments(data: &[u8]) {
         }
         _ => {
             let Some((length, rest)) = bytes.split_first_chunk::<2>() else { return };
-            let Some((full, mut rest)) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length))) else { return };
+            let Some((full, mut rest)) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length))) else {
+                return;
+            };
             let mut table = read_full(full).map_or_else(|_| Table::default(), |(table, _)| table);
             while let Some((length, after)) = rest.split_first_chunk::<2>()
                 && let Some((delta, after)) = after.split_at_checked(usize::from(u16::from_le_bytes(*length)))
             {
                 // A delta that is none leaves a table nobody goes on with.
                 let Ok(young) = replay_delta(delta, &mut table) else { return };
-                // Whether more is alive than there are bytes, a full copy is asked and a delta is not: not everything is read back.
+                // Whether more is alive than there are bytes, a full copy is asked and a delta is
+                // not: not everything is read back.
                 let _ = read_full(&write_full(1, &table, &young));
                 let _ = (table.releasable(u64::MAX), table.live_bytes());
                 rest = after;
@@ -186,7 +190,10 @@ pub fn pool_log(data: &[u8]) {
         let mut to = nacre_pool::codec::Writer::default();
         record.encode(&mut to);
         let bytes = to.finish();
-        assert!(nacre_pool::log::Record::decode(&mut Reader::new(&bytes)).is_ok_and(|read| read == record), "{record:?}");
+        assert!(
+            nacre_pool::log::Record::decode(&mut Reader::new(&bytes)).is_ok_and(|read| read == record),
+            "{record:?}"
+        );
     }
 }
 
@@ -199,7 +206,9 @@ pub fn pool_log_area(data: &[u8]) {
         let payload = block.get(4..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes) as usize;
         let whole = ring::HEADER.saturating_add(payload).min(4096);
         if let Some(place) = block.get_mut(..8) {
-            place.copy_from_slice(&[&b"nLog"[..], &u32::try_from(whole.saturating_sub(ring::HEADER)).unwrap_or(0).to_le_bytes()].concat());
+            place.copy_from_slice(
+                &[&b"nLog"[..], &u32::try_from(whole.saturating_sub(ring::HEADER)).unwrap_or(0).to_le_bytes()].concat(),
+            );
         }
         if let Some(place) = block.get_mut(40..48) {
             place.fill(0);

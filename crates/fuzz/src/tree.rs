@@ -8,7 +8,8 @@ use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree, View};
 use nacre_pool::{ChecksumKind, Compression, FrameKind, Frames, NewFrame, Pointer, PoolError, Txg};
 
-/// So many rows or frames of one tree are looked at: a few frames that name each other make as many as one likes.
+/// So many rows or frames of one tree are looked at: a few frames that name each other make as many
+/// as one likes.
 const MOST: usize = 300;
 
 /// Frames by their numbers; a number that there is not is another's.
@@ -79,7 +80,8 @@ impl Visitor for Counted {
     }
 }
 
-/// Pages of a tree: the first byte says what the root is, the second is a key; then pages, each after its length in two bytes. The last one is the root.
+/// Pages of a tree: the first byte says what the root is, the second is a key; then pages, each
+/// after its length in two bytes. The last one is the root.
 pub fn pool_tree(data: &[u8]) {
     let Some((&[kind, key], data)) = data.split_first_chunk::<2>() else { return };
     let frames = Arc::new(Pages::of(data));
@@ -140,7 +142,12 @@ fn list(frames: Arc<Pages>, cache: Arc<Cache>, root: Pointer, key: u8) -> Result
     let catalog = Catalog::open(Arc::clone(&frames) as Arc<dyn Frames>, Arc::clone(&cache), Some(root), Txg(2));
     let (dataset, txg) = (u64::from(key % 4), Txg(u64::from(key / 4)));
     let _ = (catalog.head(), catalog.datasets(), catalog.all_shared(), catalog.doomed(), catalog.history());
-    let _ = (catalog.children(dataset), catalog.properties(dataset), catalog.snapshots(dataset), catalog.bookmarks(dataset));
+    let _ = (
+        catalog.children(dataset),
+        catalog.properties(dataset),
+        catalog.snapshots(dataset),
+        catalog.bookmarks(dataset),
+    );
     let _ = (catalog.holds(dataset, txg), catalog.clones(dataset, txg), catalog.snapshot_properties(dataset, txg));
     catalog.history_of(dataset)?;
     Ok(())

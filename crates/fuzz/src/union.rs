@@ -1,5 +1,5 @@
-//! What a union believes of its branches: whiteouts, opaque marks, redirects, origins, the index of hard links. A script puts any of them anywhere; then the
-//! union is opened, listed and checked.
+//! What a union believes of its branches: whiteouts, opaque marks, redirects, origins, the index of
+//! hard links. A script puts any of them anywhere; then the union is opened, listed and checked.
 
 use std::sync::Arc;
 
@@ -74,7 +74,8 @@ pub fn union_marks(data: &[u8]) {
     let mode = |word: &str| BranchMode::parse(word).unwrap_or(BranchMode::ro());
     let modes = if flags & 1 == 0 { ["rw", "ro", "ro"] } else { ["rw", "rw", "ro+wh"] };
     let members = branches.into_iter().zip(modes).map(|(branch, word)| (branch, mode(word))).collect();
-    let options = UnionOptions { directory_redirect: flags & 2 != 0, link_cow: flags & 4 != 0, ..UnionOptions::default() };
+    let options =
+        UnionOptions { directory_redirect: flags & 2 != 0, link_cow: flags & 4 != 0, ..UnionOptions::default() };
     let Ok(union) = Union::new(members, options) else { return };
     let union = Arc::new(union);
     look(&*union.layer());
@@ -85,8 +86,16 @@ pub fn union_marks(data: &[u8]) {
     }
 }
 
-fn step(branches: &[Arc<dyn Layer>], known: &mut Vec<(usize, Node)>, (what, place, name): (u8, u8, u8), value: &[u8]) -> Result<()> {
-    let Some((at, node)) = usize::from(place).checked_rem(known.len()).and_then(|place| known.get(place).cloned()) else { return Ok(()) };
+fn step(
+    branches: &[Arc<dyn Layer>],
+    known: &mut Vec<(usize, Node)>,
+    (what, place, name): (u8, u8, u8),
+    value: &[u8],
+) -> Result<()> {
+    let Some((at, node)) = usize::from(place).checked_rem(known.len()).and_then(|place| known.get(place).cloned())
+    else {
+        return Ok(());
+    };
     let Some(branch) = branches.get(at) else { return Ok(()) };
     let bytes = NAMES.get(usize::from(name)).copied().unwrap_or(value);
     let by = &Caller::ROOT;
@@ -106,7 +115,9 @@ fn step(branches: &[Arc<dyn Layer>], known: &mut Vec<(usize, Node)>, (what, plac
         }
         _ => {
             let from = value.first().map_or(0, |from| usize::from(*from));
-            let Some((other, file)) = from.checked_rem(known.len()).and_then(|from| known.get(from)) else { return Ok(()) };
+            let Some((other, file)) = from.checked_rem(known.len()).and_then(|from| known.get(from)) else {
+                return Ok(());
+            };
             if *other != at {
                 return Ok(());
             }
@@ -132,7 +143,10 @@ fn look(layer: &dyn Layer) {
             let Ok(name) = Name::new(&name) else { continue };
             let Ok(found) = layer.lookup(&Caller::ROOT, &directory, name) else { continue };
             let mut value = [0; 64];
-            let _ = (layer.getattr(&Caller::ROOT, &found.node, None), layer.listxattr(&Caller::ROOT, &found.node, &mut value));
+            let _ = (
+                layer.getattr(&Caller::ROOT, &found.node, None),
+                layer.listxattr(&Caller::ROOT, &found.node, &mut value),
+            );
             match found.attr.kind {
                 Kind::Directory => waiting.push(found.node),
                 Kind::File => drop(layer.open(&Caller::ROOT, &found.node, OpenFlags::READ)),

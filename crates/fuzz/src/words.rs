@@ -1,4 +1,5 @@
-//! What users write: sizes, rules of modes and ids, lists of branches, patterns, stacks. Whatever is understood can be written down and read back as the same.
+//! What users write: sizes, rules of modes and ids, lists of branches, patterns, stacks. Whatever
+//! is understood can be written down and read back as the same.
 
 use std::ffi::OsStr;
 use std::fmt::{Debug, Display};
@@ -70,7 +71,12 @@ pub fn map_words(data: &[u8]) {
     if text.split(':').all(|word| id_map::parse_rule(word.trim_start_matches('@'), &resolve, &mut rules).is_ok())
         && let Ok(map) = IdMap::new(&rules)
     {
-        for id in rest.chunks(4).filter_map(|id| id.try_into().ok().map(u32::from_le_bytes)).chain([0, 1, 65_534, u32::MAX - 1]) {
+        for id in rest.chunks(4).filter_map(|id| id.try_into().ok().map(u32::from_le_bytes)).chain([
+            0,
+            1,
+            65_534,
+            u32::MAX - 1,
+        ]) {
             map.shown(id);
             map.stored(id);
         }
@@ -139,11 +145,15 @@ pub fn union_words(data: &[u8]) {
             let mut shown = nacre_union::escape_path(&path);
             shown.push(format!("={mode}"));
             let read = nacre_union::parse_one(&shown, BranchMode::ro());
-            assert!(read.is_ok_and(|read| read == (path.clone(), mode.clone())), "{path:?}={mode} is written as {shown:?}");
+            assert!(
+                read.is_ok_and(|read| read == (path.clone(), mode.clone())),
+                "{path:?}={mode} is written as {shown:?}"
+            );
         }
     }
     let (lower, upper) = halves(data);
-    let _ = nacre_union::parse_overlay((!upper.is_empty()).then_some(OsStr::from_bytes(upper)), OsStr::from_bytes(lower));
+    let _ =
+        nacre_union::parse_overlay((!upper.is_empty()).then_some(OsStr::from_bytes(upper)), OsStr::from_bytes(lower));
     for branch in BranchSpec::parse_list(data, true, false).unwrap_or_default() {
         let shown = branch.text();
         let read = BranchSpec::parse(shown.as_bytes(), BranchMode::ro());

@@ -1,6 +1,8 @@
-//! Every target gets its kept inputs and then inputs made of them: the same in each run. How many is a number, never a time; `NACRE_FUZZ_INPUTS` says another.
+//! Every target gets its kept inputs and then inputs made of them: the same in each run. How many
+//! is a number, never a time; `NACRE_FUZZ_INPUTS` says another.
 //!
-//! Callers: `cargo test`. An input on which a target fails is written to `fuzz/artifacts/NAME` and named; put it into the target's corpus with the mend.
+//! Callers: `cargo test`. An input on which a target fails is written to `fuzz/artifacts/NAME` and
+//! named; put it into the target's corpus with the mend.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -28,11 +30,14 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
 }
 
 fn run(name: &str, target: Target) {
-    let inputs = std::env::var("NACRE_FUZZ_INPUTS").map_or(INPUTS, |text| text.parse().expect("NACRE_FUZZ_INPUTS is a number"));
+    let inputs =
+        std::env::var("NACRE_FUZZ_INPUTS").map_or(INPUTS, |text| text.parse().expect("NACRE_FUZZ_INPUTS is a number"));
     // A label is 32 KiB, of which four copies are summed up: that takes its time in a debug build.
     let inputs = if name == "pool_label" { inputs / 100 } else { inputs };
     let mut last = Vec::new();
-    let outcome = catch_unwind(AssertUnwindSafe(|| feed(target, &corpus(name), inputs, &mut |input| input.clone_into(&mut last))));
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        feed(target, &corpus(name), inputs, &mut |input| input.clone_into(&mut last))
+    }));
     if outcome.is_err() {
         let kept = folder().join("artifacts");
         std::fs::create_dir_all(&kept).unwrap();
@@ -69,7 +74,10 @@ fn every_target_has_a_corpus_and_a_program_and_none_is_left_over() {
     assert_eq!(listed(folder().join("programs")), named);
     let manifest = std::fs::read_to_string(folder().join("Cargo.toml")).unwrap();
     for name in named {
-        assert!(manifest.contains(&format!("name = \"{name}\"\npath = \"programs/{name}.rs\"\n")), "fuzz/Cargo.toml lacks {name}");
+        assert!(
+            manifest.contains(&format!("name = \"{name}\"\npath = \"programs/{name}.rs\"\n")),
+            "fuzz/Cargo.toml lacks {name}"
+        );
     }
 }
 

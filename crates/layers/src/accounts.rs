@@ -1,5 +1,5 @@
-//! What the layers ask the system about users, groups and processes, as traits: the real answers come from `nacre_sys`, tests give
-//! their own.
+//! What the layers ask the system about users, groups and processes, as traits: the real answers
+//! come from `nacre_sys`, tests give their own.
 
 use std::{
     io,
@@ -29,15 +29,16 @@ pub trait Accounts: Send + Sync {
     /// Where the database cannot answer.
     fn group(&self, name: &str) -> io::Result<Option<u32>>;
 
-    /// All groups of the user with this id: primary and supplementary; empty for an id without an account. Asks for this one user only,
-    /// never enumerates.
+    /// All groups of the user with this id: primary and supplementary; empty for an id without an
+    /// account. Asks for this one user only, never enumerates.
     ///
     /// # Errors
     /// Where the database cannot answer.
     fn groups_of(&self, uid: u32) -> io::Result<Vec<u32>>;
 }
 
-/// A machine on which everybody exists, each with a number of their own: for looking at how rules are written before anybody is looked up.
+/// A machine on which everybody exists, each with a number of their own: for looking at how rules
+/// are written before anybody is looked up.
 #[derive(Debug, Default)]
 pub(crate) struct Everybody(AtomicU32);
 
@@ -72,7 +73,8 @@ pub trait Processes: Send + Sync {
     fn supplementary_groups(&self, pid: u32) -> io::Result<Vec<u32>>;
 }
 
-/// A user or group id from its name or number: a numeric text is an id as it stands, whether it exists or not.
+/// A user or group id from its name or number: a numeric text is an id as it stands, whether it
+/// exists or not.
 ///
 /// # Errors
 /// Text for the user, which names `text` and `kind` ("user", "group").
@@ -90,8 +92,12 @@ fn resolve(kind: &str, text: &str, find: impl FnOnce(&str) -> io::Result<Option<
     }
     match find(text) {
         Ok(Some(id)) => Ok(id),
-        Ok(None) => Err(format!("there is no {kind} \"{}\"; check the spelling or give the number", text.escape_debug())),
-        Err(error) => Err(format!("cannot look up {kind} \"{}\": {error}; try again or give the number", text.escape_debug())),
+        Ok(None) => {
+            Err(format!("there is no {kind} \"{}\"; check the spelling or give the number", text.escape_debug()))
+        }
+        Err(error) => {
+            Err(format!("cannot look up {kind} \"{}\": {error}; try again or give the number", text.escape_debug()))
+        }
     }
 }
 

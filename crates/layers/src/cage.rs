@@ -1,16 +1,22 @@
 //! The layer `cage`: what lies below cannot outgrow a limit.
 //!
-//! Made by the stack builder; steered by the program (resize, status, end). The files stay plain files below. How it works:
-//! * the ledger (`cage/ledger.rs`) holds what is used, by whom, and what may be; every operation that can allocate asks it first and fails with
-//!   ENOSPC or EDQUOT where it does not fit (`cage/books.rs`, `cage/layer.rs`, `cage/names.rs`, `cage/file.rs`);
-//! * what a file costs is a rule of its attributes (`cage/charge_rule.rs`), so that the books can be compared with what is there;
-//! * a door may collect appends as long as there is room for all that it can hold back (`cage/collecting.rs`);
-//! * the accounts survive the end of the process, in order or not (`cage/saved.rs`), and are counted anew in the background
-//!   (`cage/recount.rs`, `cage/background.rs`);
-//! * changes that others make below are booked when they are noticed (`cage/outside.rs`), or counted before the books are used (`cage/resting.rs`).
+//! Made by the stack builder; steered by the program (resize, status, end). The files stay plain
+//! files below. How it works:
+//! * the ledger (`cage/ledger.rs`) holds what is used, by whom, and what may be; every operation
+//!   that can allocate asks it first and fails with ENOSPC or EDQUOT where it does not fit
+//!   (`cage/books.rs`, `cage/layer.rs`, `cage/names.rs`, `cage/file.rs`);
+//! * what a file costs is a rule of its attributes (`cage/charge_rule.rs`), so that the books can
+//!   be compared with what is there;
+//! * a door may collect appends as long as there is room for all that it can hold back
+//!   (`cage/collecting.rs`);
+//! * the accounts survive the end of the process, in order or not (`cage/saved.rs`), and are
+//!   counted anew in the background (`cage/recount.rs`, `cage/background.rs`);
+//! * changes that others make below are booked when they are noticed (`cage/outside.rs`), or
+//!   counted before the books are used (`cage/resting.rs`).
 //!
-//! Order of locks: the turn of counting, names, then files by identity, then the collecting gate, then the ledger and the saved accounts. A door is never waited
-//! for under a lock of a file; it is only told (`recall`), which does not wait.
+//! Order of locks: the turn of counting, names, then files by identity, then the collecting gate,
+//! then the ledger and the saved accounts. A door is never waited for under a lock of a file; it is
+//! only told (`recall`), which does not wait.
 
 mod background;
 mod books;
@@ -31,7 +37,9 @@ mod start;
 
 pub use charge_rule::{Rule, Storage};
 pub(crate) use make_room::check_globs;
-pub use options::{CageError, CageOptions, CageReport, DirReport, Dropped, ROTATED, RecountReport, UserReport, WhenFull, Writes};
+pub use options::{
+    CageError, CageOptions, CageReport, DirReport, Dropped, ROTATED, RecountReport, UserReport, WhenFull, Writes,
+};
 
 use crate::context::Context;
 use books::Shared;
@@ -51,7 +59,10 @@ pub struct Cage {
 
 impl fmt::Debug for Cage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cage").field("name", &self.shared.name).field("ledger", &self.shared.ledger).finish_non_exhaustive()
+        f.debug_struct("Cage")
+            .field("name", &self.shared.name)
+            .field("ledger", &self.shared.ledger)
+            .finish_non_exhaustive()
     }
 }
 
@@ -62,13 +73,15 @@ impl Cage {
     /// Puts a cage over a layer. Where nothing is known of what is there, this counts it first.
     ///
     /// # Errors
-    /// Limits that contradict each other, globs that are not understood, a root that cannot be read, a state directory that cannot be used.
+    /// Limits that contradict each other, globs that are not understood, a root that cannot be
+    /// read, a state directory that cannot be used.
     pub fn new(below: Arc<dyn Layer>, options: CageOptions, context: &Context) -> Result<Arc<Cage>, CageError> {
         let (shared, start) = start::start(below, options, context)?;
         Ok(Arc::new(Cage { shared, start, ended: Mutex::new(false) }))
     }
 
-    /// Puts other limits in place, of whatever use: where more is used than allowed, nothing grows until enough is removed. Takes effect at once.
+    /// Puts other limits in place, of whatever use: where more is used than allowed, nothing grows
+    /// until enough is removed. Takes effect at once.
     ///
     /// # Errors
     /// Another number of directories with a limit: those are agreed upon when the cage is made.
@@ -116,7 +129,12 @@ impl Cage {
             .sums
             .users
             .iter()
-            .map(|(&uid, sum)| UserReport { uid, used: sum.bytes, inodes: sum.inodes, limit: limits.users.get(&uid).copied() })
+            .map(|(&uid, sum)| UserReport {
+                uid,
+                used: sum.bytes,
+                inodes: sum.inodes,
+                limit: limits.users.get(&uid).copied(),
+            })
             .collect();
         for (&uid, &limit) in &limits.users {
             if !totals.sums.users.contains_key(&uid) {
@@ -161,8 +179,8 @@ impl Cage {
         }
     }
 
-    /// Ends what the cage does by itself and saves the accounts. To be called when no door serves it any more; operations that come all the
-    /// same are still booked. Once.
+    /// Ends what the cage does by itself and saves the accounts. To be called when no door serves
+    /// it any more; operations that come all the same are still booked. Once.
     pub fn shut_down(&self) {
         let mut ended = self.ended.lock();
         if std::mem::replace(&mut *ended, true) {

@@ -8,7 +8,8 @@ pub trait Clock: Send + Sync {
     /// Time since some fixed moment.
     fn now(&self) -> Duration;
 
-    /// Waits. Called in the thread that serves a read or write; a door that must keep other requests going wraps this.
+    /// Waits. Called in the thread that serves a read or write; a door that must keep other
+    /// requests going wraps this.
     ///
     /// # Errors
     /// EINTR where a signal for this thread came first: the caller gave up.

@@ -1,4 +1,5 @@
-//! What a stack needs of its surroundings to be built: who mounts it, and how to ask the system. Passed in once; tests pass their own.
+//! What a stack needs of its surroundings to be built: who mounts it, and how to ask the system.
+//! Passed in once; tests pass their own.
 
 use crate::{
     accounts::{Accounts, Processes},
@@ -8,8 +9,9 @@ use crate::{
 use nacre_vfs::Result;
 use std::{fmt, sync::Arc};
 
-/// Runs a call that may take long (a throttled read, a question to a directory service) such that other requests go on meanwhile: a door
-/// that has few threads makes sure of another one. Calls once and answers Ok, or does not call and answers why (EINTR: the user gave up).
+/// Runs a call that may take long (a throttled read, a question to a directory service) such that
+/// other requests go on meanwhile: a door that has few threads makes sure of another one. Calls
+/// once and answers Ok, or does not call and answers why (EINTR: the user gave up).
 pub type Waiting = Arc<dyn Fn(&mut dyn FnMut()) -> Result<()> + Send + Sync>;
 
 /// Simply calls: for doors with a thread per request, and for tests.
@@ -51,7 +53,8 @@ impl Mounter {
 
 /// Sizes of block devices.
 pub trait Devices: Send + Sync {
-    /// The size in bytes of the block device with these numbers; `None` where it is unknown or absent.
+    /// The size in bytes of the block device with these numbers; `None` where it is unknown or
+    /// absent.
     fn size(&self, major: u32, minor: u32) -> Option<u64>;
 }
 
@@ -70,7 +73,8 @@ pub struct Context {
     pub clock: Arc<dyn Clock>,
     /// How to wait.
     pub waiting: Waiting,
-    /// Where the same for several stacks of one process, their directories are watched together. What one of them changes no other may show.
+    /// Where the same for several stacks of one process, their directories are watched together.
+    /// What one of them changes no other may show.
     pub company: Option<Arc<Company>>,
 }
 

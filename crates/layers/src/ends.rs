@@ -1,10 +1,14 @@
 //! Where listings end, for layers that number names in the order in which they are made.
 //!
-//! A reader that makes or renames names in the directory that he reads would meet his own names for ever: each lies behind all others. So a listing shows
-//! the names that were numbered before it began, and no later ones. Doors have no handle for a directory (the kernel opens it by itself), so the position
-//! itself says which listing it is of: its lowest bits are a slot of this table. Called by `mem` and by file systems of pools. Invariants:
-//! * an end only moves on: where a slot is taken over by another listing, whoever goes on with the old one sees more names, never fewer;
-//! * a position means the same name in all listings, and stays good where this table is new: the listing then ends where the table began.
+//! A reader that makes or renames names in the directory that he reads would meet his own names for
+//! ever: each lies behind all others. So a listing shows the names that were numbered before it
+//! began, and no later ones. Doors have no handle for a directory (the kernel opens it by itself),
+//! so the position itself says which listing it is of: its lowest bits are a slot of this table.
+//! Called by `mem` and by file systems of pools. Invariants:
+//! * an end only moves on: where a slot is taken over by another listing, whoever goes on with the
+//!   old one sees more names, never fewer;
+//! * a position means the same name in all listings, and stays good where this table is new: the
+//!   listing then ends where the table began.
 
 use parking_lot::Mutex;
 
@@ -59,7 +63,8 @@ impl Ends {
         Ends { first, table: Mutex::default() }
     }
 
-    /// A listing begins (0), and shows the names below `next`, which never falls; or goes on from a position.
+    /// A listing begins (0), and shows the names below `next`, which never falls; or goes on from a
+    /// position.
     pub fn enter(&self, from: u64, next: impl FnOnce() -> u64) -> Span {
         let mut table = self.table.lock();
         if from == 0 {
@@ -86,7 +91,8 @@ impl Table {
         Some(slot)
     }
 
-    /// The slot of a listing that begins now: that of another one with the same end, or else one that nobody goes on with, as far as can be told.
+    /// The slot of a listing that begins now: that of another one with the same end, or else one
+    /// that nobody goes on with, as far as can be told.
     fn begin(&mut self, end: u64) -> usize {
         let same = self.slots.iter().position(|slot| slot.end == end);
         let at = same.or_else(|| if self.slots.len() < SLOTS { None } else { self.idle() }).unwrap_or(self.slots.len());
@@ -100,7 +106,8 @@ impl Table {
         at
     }
 
-    /// Listings that were read to their ends first, of them and of the others those that were not gone on with for the longest time.
+    /// Listings that were read to their ends first, of them and of the others those that were not
+    /// gone on with for the longest time.
     fn idle(&self) -> Option<usize> {
         let slots = self.slots.iter().enumerate();
         slots.min_by_key(|(_, slot)| (slot.open > 0, slot.used)).map(|(at, _)| at)

@@ -1,4 +1,5 @@
-//! Stand-ins for the system in unit tests: accounts, processes, block devices and a clock that only tests move.
+//! Stand-ins for the system in unit tests: accounts, processes, block devices and a clock that only
+//! tests move.
 
 use crate::{
     accounts::{Accounts, Processes, User},

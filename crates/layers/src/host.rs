@@ -1,11 +1,14 @@
 //! A host directory as a layer, served through descriptors.
 //!
 //! Built by the stack builder; callers reach it through [`Layer`] only. How it works:
-//! * a file is known by identity (device, inode number, birth time) and by the directory and name it was last seen under; nothing else is
-//!   kept for it, in particular no descriptor (`host/node.rs`);
-//! * an operation takes the parent's descriptor (`host/directories.rs`) and makes one call relative to it, never following a link;
-//! * what changes or opens a file opens it first, compares identities, and then acts through the descriptor (`host/locate.rs`), so that
-//!   somebody who swaps names meanwhile gains nothing (the answer is ESTALE, upon which the kernel looks the name up again);
+//! * a file is known by identity (device, inode number, birth time) and by the directory and name
+//!   it was last seen under; nothing else is kept for it, in particular no descriptor
+//!   (`host/node.rs`);
+//! * an operation takes the parent's descriptor (`host/directories.rs`) and makes one call relative
+//!   to it, never following a link;
+//! * what changes or opens a file opens it first, compares identities, and then acts through the
+//!   descriptor (`host/locate.rs`), so that somebody who swaps names meanwhile gains nothing (the
+//!   answer is ESTALE, upon which the kernel looks the name up again);
 //! * what is created is created under the caller's ids and umask (`host/create.rs`);
 //! * changes that others make are watched for, where asked (`host/watch.rs`).
 
@@ -33,8 +36,8 @@ use crate::spec::{HostCoherence, HostSpec, SymlinkDeletion, Symlinks};
 use directories::Directories;
 use nacre_sys::xattrat;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags,
-    Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node,
+    OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use node::HostNode;
 use parking_lot::Mutex;
@@ -97,8 +100,9 @@ impl From<&HostSpec> for HostOptions {
     }
 }
 
-/// Prepares the calling thread to work for many users: called once in each worker thread of a daemon, before its first request. Threads
-/// that did not are served correctly, but pay for switching ids at each creation. See [`nacre_sys::credentials`].
+/// Prepares the calling thread to work for many users: called once in each worker thread of a
+/// daemon, before its first request. Threads that did not are served correctly, but pay for
+/// switching ids at each creation. See [`nacre_sys::credentials`].
 ///
 /// # Errors
 /// EPERM where a security policy forbids it.
@@ -136,7 +140,8 @@ impl Host {
         Host::with_budget(options, Directories::default_budget())
     }
 
-    /// The same, keeping at most so many descriptors of directories, where the process may hold so many for long.
+    /// The same, keeping at most so many descriptors of directories, where the process may hold so
+    /// many for long.
     fn with_budget(options: HostOptions, budget: (usize, usize)) -> io::Result<Host> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match rustix::fs::open(&options.source, flags | OFlags::RDONLY, Mode::empty()) {
@@ -170,8 +175,9 @@ impl Host {
         Ok(Host { shared: Arc::new(shared) })
     }
 
-    /// A directory outside the source, for work that ends with a rename into it (the work directory of an overlay). It and what is below it
-    /// are nodes of this layer for as long as the answer is kept; no name of the source leads there.
+    /// A directory outside the source, for work that ends with a rename into it (the work directory
+    /// of an overlay). It and what is below it are nodes of this layer for as long as the answer is
+    /// kept; no name of the source leads there.
     ///
     /// # Errors
     /// EXDEV where nothing can be renamed from there into the source, and as `open(2)` says.
@@ -234,9 +240,13 @@ impl Shared {
     fn open_directory(&self, node: &Arc<HostNode>) -> Result<OwnedFd> {
         let held = self.directories.get(node)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let quiet = self.options.noatime.then(|| rustix::fs::openat(held.fd(), ".", flags | OFlags::NOATIME, Mode::empty()));
+        let quiet =
+            self.options.noatime.then(|| rustix::fs::openat(held.fd(), ".", flags | OFlags::NOATIME, Mode::empty()));
         // That takes its owner or root.
-        match quiet.and_then(Result::ok).map_or_else(|| rustix::fs::openat(held.fd(), ".", flags, Mode::empty()).map_err(errno), Ok) {
+        match quiet
+            .and_then(Result::ok)
+            .map_or_else(|| rustix::fs::openat(held.fd(), ".", flags, Mode::empty()).map_err(errno), Ok)
+        {
             // The name "." takes the right to search, the directory itself only the right to read.
             Err(Errno::EACCES) => open::reopen(held.fd(), flags),
             other => other,
@@ -302,7 +312,14 @@ impl Layer for Host {
         self.shared.readlink(&hosted(node)?)
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         self.shared.create(caller, parent, name, mode, flags)
     }
 
@@ -314,7 +331,15 @@ impl Layer for Host {
         self.shared.mkdir(caller, parent, name, mode)
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         self.shared.mknod(caller, parent, name, kind, mode, device)
     }
 
@@ -322,7 +347,14 @@ impl Layer for Host {
         self.shared.symlink(caller, parent, name, target)
     }
 
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         self.shared.link(caller, &hosted(node)?, handle(file), parent, name)
     }
 
@@ -351,7 +383,14 @@ impl Layer for Host {
         self.shared.open(&hosted(node)?, flags)
     }
 
-    fn readdir(&self, _caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+    fn readdir(
+        &self,
+        _caller: &Caller,
+        node: &Node,
+        from: u64,
+        attributes: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
         self.shared.own_ids()?;
         self.shared.attend();
         self.shared.readdir(&hosted(node)?, from, attributes, sink)
@@ -436,7 +475,8 @@ impl Layer for Host {
     }
 
     fn collect(&self, _: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        // Nothing here has to see each write, so the kernel does better: it writes to the files itself.
+        // Nothing here has to see each write, so the kernel does better: it writes to the files
+        // itself.
         false
     }
 
@@ -449,7 +489,9 @@ impl Layer for Host {
             text = text.with("watch", self.shared.watch.method());
         }
         if self.shared.resolves_links() {
-            text = text.with("symlinks", options.symlinks.word()).with("symlink-deletion", options.symlink_deletion.word());
+            text = text
+                .with("symlinks", options.symlinks.word())
+                .with("symlink-deletion", options.symlink_deletion.word());
         }
         if let Some(align) = options.forward_odirect {
             text = text.with("forward-odirect", align.to_string());

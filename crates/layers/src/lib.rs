@@ -1,5 +1,6 @@
-//! The layers and how they are stacked: leaves (`host`, `mem`), filters (`remap`, `readonly`, `throttle`, `trace`, `cage`), and the builder that
-//! turns a [`spec::StackSpec`] into a running [`nacre_vfs::Layer`].
+//! The layers and how they are stacked: leaves (`host`, `mem`), filters (`remap`, `readonly`,
+//! `throttle`, `trace`, `cage`), and the builder that turns a [`spec::StackSpec`] into a running
+//! [`nacre_vfs::Layer`].
 //!
 //! Callers: the command line and tests. Nothing here knows a wire protocol.
 #![forbid(unsafe_code)]

@@ -1,5 +1,5 @@
-//! Locks of one file, kept in memory: byte ranges (`fcntl`) and whole files (`flock`). For leaves that have no kernel below (`mem`, and file systems of pools).
-//! Waiting is interrupted by nothing.
+//! Locks of one file, kept in memory: byte ranges (`fcntl`) and whole files (`flock`). For leaves
+//! that have no kernel below (`mem`, and file systems of pools). Waiting is interrupted by nothing.
 
 use nacre_vfs::{Errno, FileLock, LockKind, LockOwner, Result};
 use parking_lot::{Condvar, Mutex};
@@ -25,11 +25,15 @@ fn clash(a: LockKind, b: LockKind) -> bool {
 impl Held {
     fn in_the_way(&self, owner: LockOwner, lock: &FileLock) -> Option<FileLock> {
         let overlap = |other: &FileLock| other.start <= lock.end && lock.start <= other.end;
-        let found = self.ranges.iter().find(|(holder, other)| *holder != owner && overlap(other) && clash(other.kind, lock.kind));
+        let found = self
+            .ranges
+            .iter()
+            .find(|(holder, other)| *holder != owner && overlap(other) && clash(other.kind, lock.kind));
         found.map(|(_, other)| *other)
     }
 
-    /// Takes `lock` out of the owner's ranges, cutting those that overlap, and puts it in unless it releases.
+    /// Takes `lock` out of the owner's ranges, cutting those that overlap, and puts it in unless it
+    /// releases.
     fn put(&mut self, owner: LockOwner, lock: FileLock) {
         let mut kept = Vec::with_capacity(self.ranges.len() + 2);
         for (holder, other) in self.ranges.drain(..) {

@@ -1,9 +1,12 @@
-//! The leaf `mem`: a complete POSIX tree in memory. For tests, as the reference of what a layer does, and for trying stacks out.
+//! The leaf `mem`: a complete POSIX tree in memory. For tests, as the reference of what a layer
+//! does, and for trying stacks out.
 //!
-//! Made by the stack builder and by tests. Semantics are those of a local Linux file system, without permission checks (the door's kernel makes
-//! them): hard links, `renameat2` flags, unnamed and unlinked open files, sparse content, extended attributes, POSIX ACLs with inheritance, set-group-id
-//! directories, locks. Invariants:
-//! * operations that change names take the one lock `names` for their whole length; locks of files are taken one at a time under it;
+//! Made by the stack builder and by tests. Semantics are those of a local Linux file system,
+//! without permission checks (the door's kernel makes them): hard links, `renameat2` flags, unnamed
+//! and unlinked open files, sparse content, extended attributes, POSIX ACLs with inheritance,
+//! set-group-id directories, locks. Invariants:
+//! * operations that change names take the one lock `names` for their whole length; locks of files
+//!   are taken one at a time under it;
 //! * nothing else changes the tree, so it is `Exclusive`.
 
 mod content;
@@ -19,8 +22,8 @@ pub use xattrs::check as check_xattr;
 use file::MemFile;
 use inode::{Birth, Directory, Inode, What};
 use nacre_vfs::{
-    Attr, Caller, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile,
-    OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Time, XattrFlags,
+    Attr, Caller, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
+    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Time, XattrFlags,
 };
 use parking_lot::Mutex;
 use std::{
@@ -64,7 +67,8 @@ fn system_time() -> Time {
 }
 
 impl Drop for Mem {
-    /// Takes the tree apart level by level: a deep one dropped from its root would recurse once per level.
+    /// Takes the tree apart level by level: a deep one dropped from its root would recurse once per
+    /// level.
     fn drop(&mut self) {
         let mut waiting = vec![Arc::clone(&self.root)];
         while let Some(inode) = waiting.pop() {
@@ -127,7 +131,8 @@ impl Mem {
         Ok(inode)
     }
 
-    /// A new file as `parent` lets it be: group and set-group-id of the directory, umask or default ACL.
+    /// A new file as `parent` lets it be: group and set-group-id of the directory, umask or default
+    /// ACL.
     fn born(&self, caller: &Caller, parent: &Arc<Inode>, new: New) -> Result<Inode> {
         const SET_GID: u32 = 0o2000;
         let New { kind, mut mode, device, what } = new;
@@ -217,7 +222,14 @@ impl Layer for Mem {
         }
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         loop {
             match self.make(caller, parent, name, New::file(mode)) {
                 Ok(inode) => {
@@ -254,11 +266,24 @@ impl Layer for Mem {
 
     fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
         let weak = Arc::downgrade(&self.inode(parent)?);
-        self.make(caller, parent, name, New { kind: Kind::Directory, mode, device: (0, 0), what: What::Directory(Directory::new(weak)) })
-            .map(Mem::entry)
+        self.make(
+            caller,
+            parent,
+            name,
+            New { kind: Kind::Directory, mode, device: (0, 0), what: What::Directory(Directory::new(weak)) },
+        )
+        .map(Mem::entry)
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         let (device, what) = match kind {
             Kind::File => ((0, 0), What::File(content::Content::default())),
             Kind::Block | Kind::Character => (device, What::Special),
@@ -270,11 +295,23 @@ impl Layer for Mem {
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
-        self.make(caller, parent, name, New { kind: Kind::Symlink, mode: 0o777, device: (0, 0), what: What::Symlink(target.to_vec()) })
-            .map(Mem::entry)
+        self.make(
+            caller,
+            parent,
+            name,
+            New { kind: Kind::Symlink, mode: 0o777, device: (0, 0), what: What::Symlink(target.to_vec()) },
+        )
+        .map(Mem::entry)
     }
 
-    fn link(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        _caller: &Caller,
+        node: &Node,
+        _file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         let (inode, parent) = (self.inode(node)?, self.inode(parent)?);
         let names = self.names.lock();
         names::link(&inode, &parent, name, (self.clock)())?;
@@ -312,7 +349,14 @@ impl Layer for Mem {
         self.open_file(self.inode(node)?, flags)
     }
 
-    fn readdir(&self, _caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+    fn readdir(
+        &self,
+        _caller: &Caller,
+        node: &Node,
+        from: u64,
+        attributes: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
         /// Names taken at once under the lock; they are handed out without it.
         const BATCH: usize = 256;
         let inode = self.inode(node)?;

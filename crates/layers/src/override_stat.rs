@@ -1,23 +1,27 @@
-//! The layer `override-stat`: owners, modes and types of files kept in an extended attribute, for those who may not set the real ones.
+//! The layer `override-stat`: owners, modes and types of files kept in an extended attribute, for
+//! those who may not set the real ones.
 //!
-//! Made by the stack builder for single layers of containers whose files all belong to one user (fuse-overlayfs' `xattr_permissions`, podman's
-//! `force_mask`). The value is `UID:GID:MODE[:TYPE]`, the mode octal, the type one of `file`, `dir`, `symlink`, `pipe`, `socket`,
-//! `block-MAJOR-MINOR`, `char-MAJOR-MINOR`. What is made through the layer belongs to whoever runs it, with mode 600 (directories 700); special
-//! files are empty regular ones. Invariants:
+//! Made by the stack builder for single layers of containers whose files all belong to one user
+//! (fuse-overlayfs' `xattr_permissions`, podman's `force_mask`). The value is
+//! `UID:GID:MODE[:TYPE]`, the mode octal, the type one of `file`, `dir`, `symlink`, `pipe`,
+//! `socket`, `block-MAJOR-MINOR`, `char-MAJOR-MINOR`. What is made through the layer belongs to
+//! whoever runs it, with mode 600 (directories 700); special files are empty regular ones.
+//! Invariants:
 //! * a file has its attribute before anybody can learn its name from an answer of this layer;
 //! * the attribute itself cannot be seen, set or removed through the layer;
 //! * whiteouts (character devices 0/0) pass as they are: they are marks, not files.
 //!
-//! Symbolic links cannot carry `user.*` attributes: with [`Attribute::Containers`], theirs is the owner that they have, and changes of it are
-//! without effect. POSIX ACLs would have to be kept in the same way; there are none.
+//! Symbolic links cannot carry `user.*` attributes: with [`Attribute::Containers`], theirs is the
+//! owner that they have, and changes of it are without effect. POSIX ACLs would have to be kept in
+//! the same way; there are none.
 
 mod record;
 #[cfg(test)]
 mod tests;
 
 use nacre_vfs::{
-    Attr, Caller, Description, DirEntry, DirSink, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, Result, SetAttr,
-    XattrFlags,
+    Attr, Caller, Description, DirEntry, DirSink, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened,
+    Result, SetAttr, XattrFlags,
 };
 use parking_lot::Mutex;
 use record::Record;
@@ -43,7 +47,8 @@ const LIST_MAX: usize = 64 << 10;
 pub enum Attribute {
     /// `security.fuseoverlayfs.override_stat`: takes privilege, and works on files of every type.
     Privileged,
-    /// `user.containers.override_stat`; `user.fuseoverlayfs.override_stat`, an older name, is read where the root directory carries it.
+    /// `user.containers.override_stat`; `user.fuseoverlayfs.override_stat`, an older name, is read
+    /// where the root directory carries it.
     Containers,
 }
 
@@ -59,13 +64,16 @@ fn is_acl(name: &[u8]) -> bool {
     name.starts_with(b"system.posix_acl_")
 }
 
-/// Which attribute the directories of a layer carry, judged by its root; `None` where it is an ordinary tree.
+/// Which attribute the directories of a layer carry, judged by its root; `None` where it is an
+/// ordinary tree.
 ///
 /// # Errors
 /// What the storage says.
 pub fn carried(layer: &dyn Layer) -> Result<Option<Attribute>> {
     let root = layer.root()?.node;
-    for (name, attribute) in [(PRIVILEGED, Attribute::Privileged), (CONTAINERS, Attribute::Containers), (OLD, Attribute::Containers)] {
+    for (name, attribute) in
+        [(PRIVILEGED, Attribute::Privileged), (CONTAINERS, Attribute::Containers), (OLD, Attribute::Containers)]
+    {
         if read(layer, &root, name)?.is_some() {
             return Ok(Some(attribute));
         }
@@ -94,7 +102,8 @@ pub struct OverrideStat {
 }
 
 impl OverrideStat {
-    /// Puts the layer over one that carries such records, or, with `writes`, over one that is to carry them: its root then gets one.
+    /// Puts the layer over one that carries such records, or, with `writes`, over one that is to
+    /// carry them: its root then gets one.
     ///
     /// # Errors
     /// EOPNOTSUPP or EPERM where the storage keeps no such attributes, and what else it says.
@@ -236,11 +245,22 @@ impl Layer for OverrideStat {
 
     fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
         let rest = self.change_record(node, file, change)?;
-        let attr = if rest.is_empty() { self.below.getattr(caller, node, file) } else { self.below.setattr(caller, node, file, &rest) };
+        let attr = if rest.is_empty() {
+            self.below.getattr(caller, node, file)
+        } else {
+            self.below.setattr(caller, node, file, &rest)
+        };
         self.shown(node, attr?)
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         for _ in 0..ATTEMPTS {
             // Only what is surely new gets a record.
             match self.below.create(&OWN, parent, name, FILE_MODE, OpenFlags(flags.0 | OpenFlags::EXCL)) {
@@ -279,7 +299,15 @@ impl Layer for OverrideStat {
         self.label(made, &record, || self.below.rmdir(&OWN, parent, name))
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         if kind == Kind::Character && device == (0, 0) {
             return self.below.mknod(&OWN, parent, name, kind, mode, device);
         }
@@ -297,7 +325,14 @@ impl Layer for OverrideStat {
         self.label(made, &record, || self.below.unlink(&OWN, parent, name))
     }
 
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         self.entry(self.below.link(caller, node, file, parent, name)?)
     }
 

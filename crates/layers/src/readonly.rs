@@ -1,10 +1,13 @@
 //! The filter `readonly`: every change is EROFS, as on a read-only mount.
 //!
-//! Made by the stack builder; the pattern for small filters. What a native read-only mount refuses is refused here: changes of names,
-//! content, attributes (times included), extended attributes and file flags, and opening for writing. Reading leaves no trace: files are opened
-//! with `O_NOATIME` where the mounter is root, who may.
+//! Made by the stack builder; the pattern for small filters. What a native read-only mount refuses
+//! is refused here: changes of names, content, attributes (times included), extended attributes and
+//! file flags, and opening for writing. Reading leaves no trace: files are opened with `O_NOATIME`
+//! where the mounter is root, who may.
 
-use nacre_vfs::{AllocateMode, Attr, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result};
+use nacre_vfs::{
+    AllocateMode, Attr, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result,
+};
 use std::{any::Any, sync::Arc};
 
 /// The filter.
@@ -14,7 +17,8 @@ pub struct Readonly {
     pub keep_atime: bool,
 }
 
-/// `ioctl(2)` commands that only read: file flags, project attributes, version, extents, block size, label, UUID (linux/fs.h, linux/fiemap.h).
+/// `ioctl(2)` commands that only read: file flags, project attributes, version, extents, block
+/// size, label, UUID (linux/fs.h, linux/fiemap.h).
 const READING: [u32; 11] = [
     0x8008_6601,
     0x8004_6601,
@@ -29,12 +33,23 @@ const READING: [u32; 11] = [
     0x8011_1500,
 ];
 
-/// Commands that change a file through any descriptor (`FS_IOC_SETFLAGS` and its kin, `FITRIM`, `FICLONE`, `FICLONERANGE`,
-/// `FIDEDUPERANGE`).
-const CHANGING: [u32; 10] =
-    [0x4008_6602, 0x4004_6602, 0x401c_5820, 0x4008_7602, 0x4004_7602, 0xc018_5879, 0x4004_9409, 0x4020_940d, 0xc018_9436, 0x4100_9432];
+/// Commands that change a file through any descriptor (`FS_IOC_SETFLAGS` and its kin, `FITRIM`,
+/// `FICLONE`, `FICLONERANGE`, `FIDEDUPERANGE`).
+const CHANGING: [u32; 10] = [
+    0x4008_6602,
+    0x4004_6602,
+    0x401c_5820,
+    0x4008_7602,
+    0x4004_7602,
+    0xc018_5879,
+    0x4004_9409,
+    0x4020_940d,
+    0xc018_9436,
+    0x4100_9432,
+];
 
-/// What an `ioctl(2)` gets: unknown commands might change something, and look as if the file system did not have them.
+/// What an `ioctl(2)` gets: unknown commands might change something, and look as if the file system
+/// did not have them.
 fn allow_ioctl(command: u32) -> Result<()> {
     if READING.contains(&command) {
         Ok(())
@@ -78,7 +93,12 @@ impl Filter for Readonly {
         }
     }
 
-    fn open_down(&self, _caller: &Caller, flags: &mut OpenFlags, _before: Option<&mut dyn FnMut() -> Result<Attr>>) -> Result<()> {
+    fn open_down(
+        &self,
+        _caller: &Caller,
+        flags: &mut OpenFlags,
+        _before: Option<&mut dyn FnMut() -> Result<Attr>>,
+    ) -> Result<()> {
         if self.keep_atime {
             flags.0 |= rustix::fs::OFlags::NOATIME.bits();
         }
@@ -90,7 +110,8 @@ impl Filter for Readonly {
     }
 }
 
-/// An open file whose remaining ways of change (file flags by ioctl) are closed. Its bytes are the lower file's.
+/// An open file whose remaining ways of change (file flags by ioctl) are closed. Its bytes are the
+/// lower file's.
 struct ReadOnlyFile {
     below: Opened,
 }

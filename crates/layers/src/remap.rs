@@ -1,10 +1,12 @@
-//! The filter `remap`: other owners, modes and rules over what is below. Everything that bindfs does to attributes, and more.
+//! The filter `remap`: other owners, modes and rules over what is below. Everything that bindfs
+//! does to attributes, and more.
 //!
-//! Made by the stack builder. The rules behind it can be replaced while it serves ([`Remap::replace`]); each operation sees one set of
-//! rules per hook. Invariants:
+//! Made by the stack builder. The rules behind it can be replaced while it serves
+//! ([`Remap::replace`]); each operation sees one set of rules per hook. Invariants:
 //! * nothing but the rules decides: no state about files is kept;
-//! * attributes change in one function ([`Rules`]`::show`), in this order: change time, map, offset, forced owner, block devices, mirror,
-//!   link count, permission rules, realistic permissions.
+//! * attributes change in one function ([`Rules`]`::show`), in this order: change time, map,
+//!   offset, forced owner, block devices, mirror, link count, permission rules, realistic
+//!   permissions.
 
 pub mod acl;
 pub mod hide;
@@ -23,8 +25,8 @@ pub use rules::{Rules, RulesError};
 
 use arc_swap::ArcSwap;
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Coherence, Creation, Description, Errno, Filter, Kind, Name, Op, OpenFile, OpenFlags, Opened, Result,
-    SetAttr,
+    AllocateMode, Attr, Caller, Coherence, Creation, Description, Errno, Filter, Kind, Name, Op, OpenFile, OpenFlags,
+    Opened, Result, SetAttr,
 };
 use owner::{Ids, NOBODY};
 use rules::KindRules;
@@ -46,8 +48,8 @@ impl Remap {
         Remap { rules: ArcSwap::from_pointee(rules) }
     }
 
-    /// Puts other rules in place, at once for all new operations. What callers have cached above has to be dropped by the one who
-    /// calls this.
+    /// Puts other rules in place, at once for all new operations. What callers have cached above
+    /// has to be dropped by the one who calls this.
     pub fn replace(&self, rules: Rules) {
         self.rules.store(Arc::new(rules));
     }
@@ -101,14 +103,20 @@ impl Rules {
         }
     }
 
-    /// Whether the caller is one that `mirror-only` shuts out, and the operation one that needs a permission. The kernel refuses these by
-    /// the mode that such callers are shown, but it keeps one mode per file: a member who asks at the same instant would open the door.
+    /// Whether the caller is one that `mirror-only` shuts out, and the operation one that needs a
+    /// permission. The kernel refuses these by the mode that such callers are shown, but it keeps
+    /// one mode per file: a member who asks at the same instant would open the door.
     fn shuts_out(&self, caller: &Caller, op: &Op<'_>) -> bool {
         let Some(mirror) = self.mirror.as_ref().filter(|mirror| mirror.only && caller.uid != 0) else { return false };
         let guarded = match op {
-            Op::Lookup(_) | Op::Create(..) | Op::Link(_) | Op::Unlink(_) | Op::Rmdir(_) | Op::Rename(..) | Op::Open(_) | Op::Readdir => {
-                true
-            }
+            Op::Lookup(_)
+            | Op::Create(..)
+            | Op::Link(_)
+            | Op::Unlink(_)
+            | Op::Rmdir(_)
+            | Op::Rename(..)
+            | Op::Open(_)
+            | Op::Readdir => true,
             // What an owner may do without any permission, or somebody who holds an open file.
             Op::Getattr
             | Op::Setattr(_)
@@ -124,8 +132,8 @@ impl Rules {
         guarded && !mirror.members.contain(caller)
     }
 
-    /// Whom a new object shall belong to below. What its creator cannot own there is the mounter's, as in bindfs, but without set-id bits: its creator has it
-    /// open for writing.
+    /// Whom a new object shall belong to below. What its creator cannot own there is the mounter's,
+    /// as in bindfs, but without set-id bits: its creator has it open for writing.
     fn owner_of_new(&self, caller: &mut Caller, creation: &mut Creation) {
         let rules = self.kinds.get(creation.kind);
         let (user, group) = if self.callers_own {
@@ -167,7 +175,8 @@ impl Filter for Remap {
         let rules = self.rules.load();
         let perms = &rules.kinds.get(creation.kind).create_with_perms;
         if !perms.is_empty() && creation.kind != Kind::Symlink {
-            // The rules have the last word: they see the mode after the umask, which then has done its work.
+            // The rules have the last word: they see the mode after the umask, which then has done
+            // its work.
             creation.mode = perms.apply(creation.mode & !caller.umask, creation.kind == Kind::Directory);
             caller.umask = 0;
         }
@@ -176,7 +185,12 @@ impl Filter for Remap {
         Ok(())
     }
 
-    fn change_down(&self, _caller: &Caller, change: &mut SetAttr, before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+    fn change_down(
+        &self,
+        _caller: &Caller,
+        change: &mut SetAttr,
+        before: &mut dyn FnMut() -> Result<Attr>,
+    ) -> Result<()> {
         let rules = self.rules.load();
         let filter = rules.filters_modes.then_some(|kind| &rules.kinds.get(kind).chmod_filter);
         rules.policies.change(&rules.owners, filter, change, before)
@@ -220,7 +234,12 @@ impl Filter for Remap {
         Ok(())
     }
 
-    fn open_down(&self, _caller: &Caller, flags: &mut OpenFlags, before: Option<&mut dyn FnMut() -> Result<Attr>>) -> Result<()> {
+    fn open_down(
+        &self,
+        _caller: &Caller,
+        flags: &mut OpenFlags,
+        before: Option<&mut dyn FnMut() -> Result<Attr>>,
+    ) -> Result<()> {
         self.rules.load().policies.open(flags, before)
     }
 
@@ -237,7 +256,8 @@ impl Filter for Remap {
     }
 }
 
-/// An open file of which nothing can be cut (`truncate-deny`). Its bytes are the lower file's, so passthrough stays possible.
+/// An open file of which nothing can be cut (`truncate-deny`). Its bytes are the lower file's, so
+/// passthrough stays possible.
 struct NeverCut {
     below: Opened,
 }

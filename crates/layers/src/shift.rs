@@ -1,8 +1,11 @@
-//! The filter `shift`: owners of a tree as another user namespace sees them, and owners that show as one.
+//! The filter `shift`: owners of a tree as another user namespace sees them, and owners that show
+//! as one.
 //!
-//! Made by the stack builder, for layers of containers that are kept with the ids of their images (`uidmapping`, `gidmapping`) and for those who
-//! cannot change owners at all (`squash`). Unlike `remap`, an id that no range holds is nobody's: it shows as the overflow id, whoever it is
-//! creates as that, and nothing can be given to it. Invariant: what was written through the filter shows as it was written.
+//! Made by the stack builder, for layers of containers that are kept with the ids of their images
+//! (`uidmapping`, `gidmapping`) and for those who cannot change owners at all (`squash`). Unlike
+//! `remap`, an id that no range holds is nobody's: it shows as the overflow id, whoever it is
+//! creates as that, and nothing can be given to it. Invariant: what was written through the filter
+//! shows as it was written.
 
 use crate::remap::acl;
 use nacre_vfs::{Attr, Caller, Description, Errno, Filter, Result, SetAttr};
@@ -22,7 +25,8 @@ struct Range {
     length: u32,
 }
 
-/// Ranges of ids: `STORED:SHOWN:LENGTH`, several of them divided by `:` as well. More colons than needed do no harm: podman begins with one.
+/// Ranges of ids: `STORED:SHOWN:LENGTH`, several of them divided by `:` as well. More colons than
+/// needed do no harm: podman begins with one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<Range>);
 
@@ -48,8 +52,12 @@ impl FromStr for Ranges {
                 text.escape_debug()
             ))
         };
-        let numbers: Vec<u32> =
-            text.split(':').filter(|part| !part.is_empty()).map(str::parse).collect::<std::result::Result<_, _>>().map_err(|_| wrong())?;
+        let numbers: Vec<u32> = text
+            .split(':')
+            .filter(|part| !part.is_empty())
+            .map(str::parse)
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|_| wrong())?;
         let (triples, rest) = numbers.as_chunks::<3>();
         if !rest.is_empty() || triples.is_empty() {
             return Err(wrong());
@@ -58,12 +66,16 @@ impl FromStr for Ranges {
         for &[stored, shown, length] in triples {
             let fits = |first: u32| length > 0 && first.checked_add(length - 1).is_some_and(|last| last <= ID_MAX);
             if !fits(stored) || !fits(shown) {
-                return Err(RangeError(format!("{stored}:{shown}:{length}: ids end at {ID_MAX}, and a range has at least one")));
+                return Err(RangeError(format!(
+                    "{stored}:{shown}:{length}: ids end at {ID_MAX}, and a range has at least one"
+                )));
             }
             let new = Range { stored, shown, length };
             let meets = |a: u32, b: u32, other: &Range| a.abs_diff(b) < if a < b { length } else { other.length };
             if ranges.iter().any(|old| meets(stored, old.stored, old) || meets(shown, old.shown, old)) {
-                return Err(RangeError(format!("{stored}:{shown}:{length}: it overlaps a range before it; no id can have two meanings")));
+                return Err(RangeError(format!(
+                    "{stored}:{shown}:{length}: it overlaps a range before it; no id can have two meanings"
+                )));
             }
             ranges.push(new);
         }
@@ -73,7 +85,8 @@ impl FromStr for Ranges {
 
 impl fmt::Display for Ranges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let texts: Vec<String> = self.0.iter().map(|range| format!("{}:{}:{}", range.stored, range.shown, range.length)).collect();
+        let texts: Vec<String> =
+            self.0.iter().map(|range| format!("{}:{}:{}", range.stored, range.shown, range.length)).collect();
         f.write_str(&texts.join(":"))
     }
 }
@@ -84,7 +97,8 @@ impl Ranges {
         if self.0.is_empty() {
             return Some(id);
         }
-        let range = self.0.iter().find(|range| id.checked_sub(from(range)).is_some_and(|offset| offset < range.length))?;
+        let range =
+            self.0.iter().find(|range| id.checked_sub(from(range)).is_some_and(|offset| offset < range.length))?;
         Some(to(range) + (id - from(range)))
     }
 
@@ -133,11 +147,21 @@ impl Filter for Shift {
     }
 
     fn caller_down(&self, caller: &Caller) -> Caller {
-        // Whoever has no place creates as nobody: mount points and the like that a container's maker leaves there.
-        Caller { uid: self.uids.down(caller.uid).unwrap_or(OVERFLOW), gid: self.gids.down(caller.gid).unwrap_or(OVERFLOW), ..*caller }
+        // Whoever has no place creates as nobody: mount points and the like that a container's
+        // maker leaves there.
+        Caller {
+            uid: self.uids.down(caller.uid).unwrap_or(OVERFLOW),
+            gid: self.gids.down(caller.gid).unwrap_or(OVERFLOW),
+            ..*caller
+        }
     }
 
-    fn change_down(&self, _caller: &Caller, change: &mut SetAttr, _before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+    fn change_down(
+        &self,
+        _caller: &Caller,
+        change: &mut SetAttr,
+        _before: &mut dyn FnMut() -> Result<Attr>,
+    ) -> Result<()> {
         for (id, ranges) in [(&mut change.uid, &self.uids), (&mut change.gid, &self.gids)] {
             if let Some(id) = id {
                 *id = ranges.down(*id).ok_or(Errno::EINVAL)?;
@@ -157,7 +181,11 @@ impl Filter for Shift {
     }
 
     fn xattr_down(&self, _name: &[u8], value: &mut Vec<u8>, _before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
-        acl::translate(value, |id| self.uids.down(id).ok_or(Errno::EINVAL), |id| self.gids.down(id).ok_or(Errno::EINVAL))
+        acl::translate(
+            value,
+            |id| self.uids.down(id).ok_or(Errno::EINVAL),
+            |id| self.gids.down(id).ok_or(Errno::EINVAL),
+        )
     }
 
     fn xattr_up(&self, _name: &[u8], value: &mut [u8], _attr: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
@@ -192,7 +220,19 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        for text in ["", ":", "0", "0:1", "0:1:2:3", "a:b:c", "-1:0:1", "0:0:0", "0:4294967290:10", "4294967295:0:1", "0:1:4294967295"] {
+        for text in [
+            "",
+            ":",
+            "0",
+            "0:1",
+            "0:1:2:3",
+            "a:b:c",
+            "-1:0:1",
+            "0:0:0",
+            "0:4294967290:10",
+            "4294967295:0:1",
+            "0:1:4294967295",
+        ] {
             assert!(text.parse::<Ranges>().is_err(), "{text}");
         }
         for text in ["0:0:10:9:100:1", "0:0:10:100:9:1", "5:0:1:0:10:6", "0:5:1:10:0:6"] {
@@ -222,7 +262,9 @@ mod tests {
         assert_eq!(below.getattr(&Caller::ROOT, &made.node, None).unwrap().uid, 9);
         let change = SetAttr { gid: Some(5), ..SetAttr::default() };
         assert_eq!(shifted.setattr(&Caller::ROOT, &made.node, None, &change), Err(Errno::EINVAL));
-        let stranger = shifted.mknod(&Caller::ROOT, &root, Name::new(b"g").unwrap(), nacre_vfs::Kind::File, 0o644, (0, 0)).unwrap();
+        let stranger = shifted
+            .mknod(&Caller::ROOT, &root, Name::new(b"g").unwrap(), nacre_vfs::Kind::File, 0o644, (0, 0))
+            .unwrap();
         assert_eq!((stranger.attr.uid, stranger.attr.gid), (OVERFLOW, OVERFLOW));
     }
 
@@ -243,7 +285,11 @@ mod tests {
         let mut value = vec![2, 0, 0, 0, 2, 0, 6, 0, 0xeb, 3, 0, 0, 8, 0, 6, 0, 0xd1, 7, 0, 0];
         let shown = value.clone();
         let mut none = || Err(Errno::EIO);
-        assert!(shift.rewrites_xattr(acl::ACCESS) && !shift.rewrites_xattr(b"user.x") && !Shift::default().rewrites_xattr(acl::ACCESS));
+        assert!(
+            shift.rewrites_xattr(acl::ACCESS)
+                && !shift.rewrites_xattr(b"user.x")
+                && !Shift::default().rewrites_xattr(acl::ACCESS)
+        );
         shift.xattr_down(acl::ACCESS, &mut value, &mut none).unwrap();
         assert_eq!((value[8], value[16]), (3, 1));
         shift.xattr_up(acl::ACCESS, &mut value, &mut none).unwrap();

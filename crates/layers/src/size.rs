@@ -1,14 +1,17 @@
 //! Sizes and limits as text: `10G`, `1.5T`, `80%`, `user:www-data=2G`. Pure.
 //!
-//! Suffixes are powers of 1024, as in the commands that people size volumes with: `10G` is 10 GiB, and so are `10GB` and `10GiB`.
+//! Suffixes are powers of 1024, as in the commands that people size volumes with: `10G` is 10 GiB,
+//! and so are `10GB` and `10GiB`.
 
 use std::{fmt, str::FromStr};
 
-/// What all sizes are multiples of where space is counted: the smallest block that a limit can be told in, bytes.
+/// What all sizes are multiples of where space is counted: the smallest block that a limit can be
+/// told in, bytes.
 pub const BLOCK: u64 = 4096;
 
 /// The suffixes, from the largest down.
-const SUFFIXES: [(char, u64); 6] = [('E', 1 << 60), ('P', 1 << 50), ('T', 1 << 40), ('G', 1 << 30), ('M', 1 << 20), ('K', 1 << 10)];
+const SUFFIXES: [(char, u64); 6] =
+    [('E', 1 << 60), ('P', 1 << 50), ('T', 1 << 40), ('G', 1 << 30), ('M', 1 << 20), ('K', 1 << 10)];
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,7 +53,9 @@ impl Size {
 
     /// The size for people: four characters at most, and the unit.
     pub fn short(self) -> String {
-        let Some((suffix, factor)) = SUFFIXES.into_iter().find(|(_, factor)| self.0 >= *factor) else { return self.0.to_string() };
+        let Some((suffix, factor)) = SUFFIXES.into_iter().find(|(_, factor)| self.0 >= *factor) else {
+            return self.0.to_string();
+        };
         let (whole, rest) = (self.0 / factor, self.0 % factor);
         // Cut off, never rounded up: what is shown as free is there.
         let hundredths = u64::try_from(u128::from(rest) * 100 / u128::from(factor)).unwrap_or_default();
@@ -65,7 +70,8 @@ impl Size {
 impl FromStr for Size {
     type Err = SizeError;
 
-    /// Digits, perhaps a decimal point, and perhaps a suffix K, M, G, T, P or E in either case, which `B` or `iB` may follow.
+    /// Digits, perhaps a decimal point, and perhaps a suffix K, M, G, T, P or E in either case,
+    /// which `B` or `iB` may follow.
     fn from_str(text: &str) -> Result<Size, SizeError> {
         let bad = || {
             SizeError(format!(
@@ -78,12 +84,17 @@ impl FromStr for Size {
         let factor = factor(suffix).ok_or_else(bad)?;
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        if !digits(whole) || !digits(fraction) || (whole.is_empty() && fraction.is_empty()) || (number.contains('.') && factor == 1) {
+        if !digits(whole)
+            || !digits(fraction)
+            || (whole.is_empty() && fraction.is_empty())
+            || (number.contains('.') && factor == 1)
+        {
             return Err(bad());
         }
         let large = || SizeError(format!("\"{text}\" is more than any file system holds"));
         let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| large())? };
-        let bytes = whole.checked_mul(factor).and_then(|bytes| bytes.checked_add(part(fraction, factor))).ok_or_else(large)?;
+        let bytes =
+            whole.checked_mul(factor).and_then(|bytes| bytes.checked_add(part(fraction, factor))).ok_or_else(large)?;
         // Sizes of files are signed for the kernel.
         if i64::try_from(bytes).is_err() { Err(large()) } else { Ok(Size(bytes)) }
     }
@@ -108,7 +119,9 @@ fn factor(suffix: &str) -> Option<u64> {
         return Some(1);
     }
     let known = SUFFIXES.iter().find(|(known, _)| known.eq_ignore_ascii_case(&letter));
-    known.filter(|_| rest.is_empty() || rest.eq_ignore_ascii_case("b") || rest.eq_ignore_ascii_case("ib")).map(|(_, factor)| *factor)
+    known
+        .filter(|_| rest.is_empty() || rest.eq_ignore_ascii_case("b") || rest.eq_ignore_ascii_case("ib"))
+        .map(|(_, factor)| *factor)
 }
 
 /// Exact: with a suffix only where nothing is lost by it, so that it can be read back.
@@ -134,7 +147,9 @@ impl Share {
     /// The bytes that it stands for where the whole is `limit`.
     pub fn of(self, limit: u64) -> u64 {
         match self {
-            Share::Percent(hundredths) => u64::try_from(u128::from(limit) * u128::from(hundredths) / 10_000).unwrap_or(limit),
+            Share::Percent(hundredths) => {
+                u64::try_from(u128::from(limit) * u128::from(hundredths) / 10_000).unwrap_or(limit)
+            }
             Share::Size(size) => size.bytes(),
         }
     }
@@ -145,15 +160,20 @@ impl FromStr for Share {
 
     fn from_str(text: &str) -> Result<Share, SizeError> {
         let Some(number) = text.strip_suffix('%') else {
-            return text
-                .parse()
-                .map(Share::Size)
-                .map_err(|_| SizeError(format!("\"{}\" is neither a percentage nor a size; write 80% or 8G", text.escape_debug())));
+            return text.parse().map(Share::Size).map_err(|_| {
+                SizeError(format!("\"{}\" is neither a percentage nor a size; write 80% or 8G", text.escape_debug()))
+            });
         };
         let bad = || SizeError(format!("\"{}\" is no percentage from 0.01% to 100%", text.escape_debug()));
         let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
         let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        if whole.is_empty() || whole.len() > 3 || decimals.len() > 2 || !plain(whole) || !plain(decimals) || number.ends_with('.') {
+        if whole.is_empty()
+            || whole.len() > 3
+            || decimals.len() > 2
+            || !plain(whole)
+            || !plain(decimals)
+            || number.ends_with('.')
+        {
             return Err(bad());
         }
         let hundredths = format!("{whole}{decimals:0<2}").parse().map_err(|_| bad())?;
@@ -185,7 +205,8 @@ impl FromStr for LimitRule {
 
     /// `user:NAME=SIZE` or `dir:PATH=SIZE`; the last equals sign ends the name.
     fn from_str(text: &str) -> Result<LimitRule, SizeError> {
-        let bad = |why: &str| SizeError(format!("\"{}\": {why}; write user:NAME=SIZE or dir:PATH=SIZE", text.escape_debug()));
+        let bad =
+            |why: &str| SizeError(format!("\"{}\": {why}; write user:NAME=SIZE or dir:PATH=SIZE", text.escape_debug()));
         let (subject, size) = text.rsplit_once('=').ok_or_else(|| bad("the size is missing"))?;
         let size: Size = size.parse()?;
         size.limit()?;
@@ -303,7 +324,9 @@ mod tests {
 
     #[test]
     fn a_share_is_a_percentage_or_a_size() {
-        for (text, of) in [("80%", 80_000), ("100%", 100_000), ("0.01%", 10), ("12.5%", 12_500), ("50K", 51_200), ("1", 1)] {
+        for (text, of) in
+            [("80%", 80_000), ("100%", 100_000), ("0.01%", 10), ("12.5%", 12_500), ("50K", 51_200), ("1", 1)]
+        {
             let share: Share = text.parse().unwrap();
             assert_eq!(share.of(100_000), of, "{text}");
             assert_eq!(share.to_string().parse::<Share>().unwrap(), share);

@@ -1,11 +1,14 @@
-//! What a stack consists of, as plain data: every layer with all its settings, before anything is opened or looked up.
+//! What a stack consists of, as plain data: every layer with all its settings, before anything is
+//! opened or looked up.
 //!
-//! Two texts describe the same data: a TOML file (`[[layer]]` tables from the bottom up) and one line
-//! (`host:/srv/data,coherence=watch | remap:force-user=alice,perms=a-w | readonly`, also from the bottom up). Both know the same keys, by the
-//! same names; an unknown key is an error that names it and the allowed ones. The command line fills the structures directly.
+//! Two texts describe the same data: a TOML file (`[[layer]]` tables from the bottom up) and one
+//! line (`host:/srv/data,coherence=watch | remap:force-user=alice,perms=a-w | readonly`, also from
+//! the bottom up). Both know the same keys, by the same names; an unknown key is an error that
+//! names it and the allowed ones. The command line fills the structures directly.
 //!
-//! Values that need the system (names of users) or a grammar of their own (permission rules, maps, rates) stay text here and are
-//! compiled when the stack is built, so that a specification can be written, printed and compared anywhere.
+//! Values that need the system (names of users) or a grammar of their own (permission rules, maps,
+//! rates) stay text here and are compiled when the stack is built, so that a specification can be
+//! written, printed and compared anywhere.
 
 mod cage;
 mod field;
@@ -34,7 +37,8 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-/// A stack of layers, from the bottom up: first a leaf (`host`, `mem`, `union`), then any number of filters.
+/// A stack of layers, from the bottom up: first a leaf (`host`, `mem`, `union`), then any number of
+/// filters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
@@ -88,7 +92,8 @@ words! {
         /// As links.
         #[default]
         Keep = "keep",
-        /// As what they point to, also outside the source; broken ones stay links, and none can be made.
+        /// As what they point to, also outside the source; broken ones stay links, and none can be
+        /// made.
         Resolve = "resolve",
     }
 }
@@ -174,7 +179,8 @@ words! {
 words! {
     /// Which extended attribute holds owners, modes and types.
     pub enum OverrideAttribute {
-        /// The one that the root directory carries; where it carries none, everything is what it looks like.
+        /// The one that the root directory carries; where it carries none, everything is what it
+        /// looks like.
         #[default]
         Carried = "carried",
         /// `security.fuseoverlayfs.override_stat`.
@@ -206,14 +212,18 @@ settings! {
         "symlinks" => symlinks: Symlinks,
         /// What deleting a resolved link removes.
         "symlink-deletion" => symlink_deletion: SymlinkDeletion,
-        /// Keep `O_DIRECT` on the source's files and align buffers to so many bytes; without it, `O_DIRECT` is dropped on the way down.
+        /// Keep `O_DIRECT` on the source's files and align buffers to so many bytes; without it,
+        /// `O_DIRECT` is dropped on the way down.
         "forward-odirect" => forward_odirect: Option<u32>,
-        /// Forward the ioctls whose argument is a plain value, with the mounter's rights: `FS_IOC_GETFLAGS`, `SETFLAGS`, `FSGETXATTR`,
-        /// `FSSETXATTR` and `GETVERSION`. All others are ENOTTY.
+        /// Forward the ioctls whose argument is a plain value, with the mounter's rights:
+        /// `FS_IOC_GETFLAGS`, `SETFLAGS`, `FSGETXATTR`, `FSSETXATTR` and `GETVERSION`. All others
+        /// are ENOTTY.
         "ioctl" => ioctl: bool,
-        /// Leave the source's access times alone, where the mounter may (root, and owners of files).
+        /// Leave the source's access times alone, where the mounter may (root, and owners of
+        /// files).
         "noatime" => noatime: bool,
-        /// As a branch of a union: a directory outside the source on the same mount, for copies that are being made and the like.
+        /// As a branch of a union: a directory outside the source on the same mount, for copies
+        /// that are being made and the like.
         "work" => work: Option<PathBuf>,
         /// A directory below the source that does not exist in it; may be given several times.
         "without" => without: Vec<PathBuf>,
@@ -228,7 +238,8 @@ settings! {
 settings! {
     /// Several directories or stacks as one tree.
     pub struct UnionSpec {
-        /// The branches, from the top: `PATH[=ATTRIBUTES]` or `{STACK}[=ATTRIBUTES]`, divided by colons; may be given several times.
+        /// The branches, from the top: `PATH[=ATTRIBUTES]` or `{STACK}[=ATTRIBUTES]`, divided by
+        /// colons; may be given several times.
         "branch" => branch: Branches,
         /// A word of docs/union.md, such as `create=mfs`; may be given several times.
         "option" => option: Vec<String>,
@@ -245,7 +256,8 @@ settings! {
 }
 
 settings! {
-    /// Owners as another user namespace sees them. Ranges are `STORED:SHOWN:LENGTH`, several divided by `:` as well.
+    /// Owners as another user namespace sees them. Ranges are `STORED:SHOWN:LENGTH`, several
+    /// divided by `:` as well.
     pub struct ShiftSpec {
         /// Ranges of user ids; without any, users are who they are.
         "uid" => uid: Option<String>,
@@ -295,9 +307,11 @@ settings! {
         "writes" => writes: Writes,
         /// What happens when something does not fit.
         "when-full" => when_full: WhenFull,
-        /// With `when-full=drop-oldest`: globs of names or paths that are never removed or cut; may be given several times.
+        /// With `when-full=drop-oldest`: globs of names or paths that are never removed or cut; may
+        /// be given several times.
         "keep" => keep: Vec<String>,
-        /// With `when-full=drop-oldest`: globs of rotated files, in place of the usual ones; may be given several times.
+        /// With `when-full=drop-oldest`: globs of rotated files, in place of the usual ones; may be
+        /// given several times.
         "rotated" => rotated: Vec<String>,
         /// Use from which on `on-soft` is run: a share of the size (`80%`) or a size.
         "soft" => soft: Option<String>,
@@ -305,13 +319,15 @@ settings! {
         "on-soft" => on_soft: Option<String>,
         /// `user:NAME=SIZE` or `dir:PATH=SIZE`; may be given several times.
         "limit" => limit: Vec<String>,
-        /// A directory in which the accounts are saved; without it, everything is counted at each start.
+        /// A directory in which the accounts are saved; without it, everything is counted at each
+        /// start.
         "state" => state: Option<PathBuf>,
     }
 }
 
 settings! {
-    /// Other owners, modes and rules. Lists are separated by `:` or `,`; users and groups are names or numbers.
+    /// Other owners, modes and rules. Lists are separated by `:` or `,`; users and groups are names
+    /// or numbers.
     pub struct RemapSpec {
         /// Every object shows this owner.
         "force-user" => force_user: Option<String>,
@@ -375,8 +391,8 @@ settings! {
         "ctime-from-mtime" => ctime_from_mtime: bool,
         /// Names that do not exist for users, as globs (`*.tmp`); may be given several times.
         "hide" => hide: Vec<String>,
-        /// A setting for some file types only, `TYPES:KEY=VALUE` with the letters of find's `-type` (`d:perms=0755`); may be given
-        /// several times.
+        /// A setting for some file types only, `TYPES:KEY=VALUE` with the letters of find's `-type`
+        /// (`d:perms=0755`); may be given several times.
         "for" => for_types: Vec<String>,
     }
 }
@@ -424,7 +440,8 @@ impl LayerSpec {
         matches!(self, LayerSpec::Host(_) | LayerSpec::Mem(_) | LayerSpec::Union(_))
     }
 
-    /// The settings that differ from the default, as key and value, in the order of the documentation. A switch has an empty value.
+    /// The settings that differ from the default, as key and value, in the order of the
+    /// documentation. A switch has an empty value.
     pub fn settings(&self) -> Vec<(&'static str, Vec<u8>)> {
         match self {
             LayerSpec::Host(spec) => spec.settings(),
@@ -440,10 +457,12 @@ impl LayerSpec {
         }
     }
 
-    /// Gives a setting a value, by its name. Lists grow, everything else is replaced. `None` is a bare key, which only switches take.
+    /// Gives a setting a value, by its name. Lists grow, everything else is replaced. `None` is a
+    /// bare key, which only switches take.
     ///
     /// # Errors
-    /// A key that the layer does not have (the text names those that it has), or a value that does not fit.
+    /// A key that the layer does not have (the text names those that it has), or a value that does
+    /// not fit.
     pub fn set(&mut self, key: &str, value: Option<&[u8]>) -> Result<(), SpecError> {
         match self {
             LayerSpec::Host(spec) => spec.set(key, value),
@@ -491,7 +510,8 @@ impl StackSpec {
     /// # Errors
     /// A path that is not UTF-8: TOML cannot hold it (the one-line form can).
     pub fn to_toml(&self) -> Result<String, SpecError> {
-        toml::to_string(self).map_err(|error| SpecError(format!("the stack cannot be written as TOML: {error}; use the one-line form")))
+        toml::to_string(self)
+            .map_err(|error| SpecError(format!("the stack cannot be written as TOML: {error}; use the one-line form")))
     }
 
     /// Whether the layers can stand on each other.
@@ -511,7 +531,9 @@ impl StackSpec {
         if let LayerSpec::Host(host) = leaf
             && host.source.as_os_str().is_empty()
         {
-            return Err(SpecError("layer 1 (host): \"source\" is missing; name the directory, as in host:/some/directory".to_owned()));
+            return Err(SpecError(
+                "layer 1 (host): \"source\" is missing; name the directory, as in host:/some/directory".to_owned(),
+            ));
         }
         if let LayerSpec::Union(union) = leaf {
             union.check().map_err(|error| SpecError(format!("layer 1 (union): {error}")))?;
@@ -553,7 +575,9 @@ impl StackSpec {
                     directories.push(&mut host.source);
                     directories.extend(host.work.as_mut());
                 }
-                LayerSpec::Union(union) => directories.extend(union.branch.0.iter_mut().flat_map(BranchSpec::directories_mut)),
+                LayerSpec::Union(union) => {
+                    directories.extend(union.branch.0.iter_mut().flat_map(BranchSpec::directories_mut))
+                }
                 _ => {}
             }
         }

@@ -1,7 +1,8 @@
 //! From a specification to a running stack: the only place where layers are wired together.
 //!
-//! Called by the program and by tests. What can change while a stack serves (rules of `remap`, rates of `throttle`, limits of `cage`) is reached through
-//! [`Stack::reload`], which does everything or nothing.
+//! Called by the program and by tests. What can change while a stack serves (rules of `remap`,
+//! rates of `throttle`, limits of `cage`) is reached through [`Stack::reload`], which does
+//! everything or nothing.
 
 #[cfg(test)]
 mod tests;
@@ -17,8 +18,8 @@ use crate::{
     remap::{Remap, Rules, RulesError},
     shift::{Ranges, Shift},
     spec::{
-        CageSpec, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec, RemapSpec, ShiftSpec, SpecError, StackSpec, Symlinks,
-        ThrottleSpec, XattrPolicy,
+        CageSpec, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec, RemapSpec, ShiftSpec, SpecError, StackSpec,
+        Symlinks, ThrottleSpec, XattrPolicy,
     },
     throttle::{Rates, Throttle},
     trace::Trace,
@@ -132,7 +133,11 @@ fn build_in(spec: &StackSpec, context: &Context, tree: Option<&Tree>) -> Result<
             (LayerSpec::Cage(cage), Some(below)) => within(place, layer, put_cage(cage, below, spec, context))?,
             (filter, Some(below)) => within(place, layer, put(filter, below, context, &mut warnings))?,
             (filter, None) => {
-                return within(place, filter, Err("it needs a layer below; begin the stack with host:/some/directory".to_owned()));
+                return within(
+                    place,
+                    filter,
+                    Err("it needs a layer below; begin the stack with host:/some/directory".to_owned()),
+                );
             }
         };
         handles.push(handle);
@@ -144,8 +149,8 @@ fn build_in(spec: &StackSpec, context: &Context, tree: Option<&Tree>) -> Result<
     }
 }
 
-/// Whether each layer's settings are written as they have to be. Nothing is opened and nobody is looked up: what is wrong here is wrong on
-/// every machine.
+/// Whether each layer's settings are written as they have to be. Nothing is opened and nobody is
+/// looked up: what is wrong here is wrong on every machine.
 ///
 /// # Errors
 /// The first that is not understood, with its layer.
@@ -163,17 +168,28 @@ pub fn check_settings(spec: &StackSpec) -> Result<(), BuildError> {
 }
 
 /// Opens a directory, and its work directory where it has one.
-fn open_host(host: &HostSpec, spec: &StackSpec, tree: Option<&Tree>) -> Result<(Arc<dyn Layer>, Option<Node>), BuildError> {
+fn open_host(
+    host: &HostSpec,
+    spec: &StackSpec,
+    tree: Option<&Tree>,
+) -> Result<(Arc<dyn Layer>, Option<Node>), BuildError> {
     let block_devices = spec.layers.iter().any(shows_devices);
     let options = HostOptions { block_devices, tree: tree.cloned(), ..HostOptions::from(host) };
     let opened = Host::open(options).map_err(|error| BuildError {
-        what: format!("cannot open the source {}: {error}; name a directory that exists and that you may read", host.source.display()),
+        what: format!(
+            "cannot open the source {}: {error}; name a directory that exists and that you may read",
+            host.source.display()
+        ),
         reason: error.raw_os_error().map(Errno::from_raw),
     })?;
     let work = host.work.as_ref().map(|directory| {
         opened.beside(directory).map_err(|error| match error.raw_os_error() {
             Some(number) if number == Errno::EXDEV.raw() => {
-                format!("the work directory {} has to be on the same mount as {}", directory.display(), host.source.display())
+                format!(
+                    "the work directory {} has to be on the same mount as {}",
+                    directory.display(),
+                    host.source.display()
+                )
             }
             _ => format!("cannot open the work directory {}: {error}; make it first", directory.display()),
         })
@@ -184,7 +200,8 @@ fn open_host(host: &HostSpec, spec: &StackSpec, tree: Option<&Tree>) -> Result<(
         return Ok((Arc::new(opened), work));
     }
     let below: Vec<_> = below.into_iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
-    let without = Without::new(Arc::new(opened), &below).map_err(|error| format!("cannot look into {}: {error}", host.source.display()))?;
+    let without = Without::new(Arc::new(opened), &below)
+        .map_err(|error| format!("cannot look into {}: {error}", host.source.display()))?;
     Ok((Arc::new(without), work))
 }
 
@@ -237,10 +254,13 @@ fn put(
         LayerSpec::Shift(spec) => (Arc::new(Filtered::new(Arc::new(shift(spec)?), below)), Handle::Fixed),
         LayerSpec::OverrideStat(spec) => (put_override_stat(spec, below)?, Handle::Fixed),
         LayerSpec::Throttle(throttle) => {
-            let filter = Arc::new(Throttle::new(rates(throttle)?, Arc::clone(&context.clock), Arc::clone(&context.waiting)));
+            let filter =
+                Arc::new(Throttle::new(rates(throttle)?, Arc::clone(&context.clock), Arc::clone(&context.waiting)));
             (Arc::new(Filtered::new(Arc::clone(&filter), below)), Handle::Throttle(filter))
         }
-        LayerSpec::Trace(trace) => (Arc::new(Trace::new(below, trace.level, Arc::clone(&context.clock))), Handle::Fixed),
+        LayerSpec::Trace(trace) => {
+            (Arc::new(Trace::new(below, trace.level, Arc::clone(&context.clock))), Handle::Fixed)
+        }
         LayerSpec::Host(_) | LayerSpec::Mem(_) | LayerSpec::Union(_) | LayerSpec::Cage(_) => {
             return Err("it can only be the lowest layer".into());
         }
@@ -260,7 +280,10 @@ fn put_cage(
         Some(LayerSpec::Host(host)) => (host.source.to_string_lossy().into_owned(), storage_of(&host.source)?),
         Some(LayerSpec::Union(union)) => {
             if union.options().is_ok_and(|options| options.link_cow || options.symlinkify.is_some()) {
-                return Err("a cage cannot lie over link-cow or symlinkify: a file would be known by an identity for each name".into());
+                return Err(
+                    "a cage cannot lie over link-cow or symlinkify: a file would be known by an identity for each name"
+                        .into(),
+                );
             }
             ("union".to_owned(), Storage::Plain)
         }
@@ -272,7 +295,8 @@ fn put_cage(
 
 /// How the file system of a directory allocates.
 fn storage_of(directory: &Path) -> Result<Storage, String> {
-    let figures = rustix::fs::statfs(directory).map_err(|error| format!("cannot examine {}: {error}", directory.display()))?;
+    let figures =
+        rustix::fs::statfs(directory).map_err(|error| format!("cannot examine {}: {error}", directory.display()))?;
     // Only the low 32 bits are the number, on every architecture.
     Ok(Storage::of_magic(figures.f_type as u64 & 0xffff_ffff))
 }
@@ -299,19 +323,23 @@ impl Stack {
         self.handles.iter().filter_map(cage).collect()
     }
 
-    /// Puts other settings in place while the stack serves, all of them or none: rules of `remap` and rates of `throttle`. Users, groups and
-    /// the files of maps are read again, also where the settings are the same. What doors have cached has to be dropped by the caller.
-    /// Answers warnings, as [`Stack::warnings`].
+    /// Puts other settings in place while the stack serves, all of them or none: rules of `remap`
+    /// and rates of `throttle`. Users, groups and the files of maps are read again, also where the
+    /// settings are the same. What doors have cached has to be dropped by the caller. Answers
+    /// warnings, as [`Stack::warnings`].
     ///
     /// # Errors
-    /// Settings that are not understood, and changes that need a new mount: another order of layers, other settings of a leaf,
-    /// `block-devices-as-files`, mirror lists or extended attributes switched off or on.
+    /// Settings that are not understood, and changes that need a new mount: another order of
+    /// layers, other settings of a leaf, `block-devices-as-files`, mirror lists or extended
+    /// attributes switched off or on.
     pub fn reload(&self, spec: &StackSpec, context: &Context) -> Result<Vec<String>, BuildError> {
         spec.check()?;
         let mut present = self.spec.lock();
         let names = |spec: &StackSpec| spec.layers.iter().map(LayerSpec::name).collect::<Vec<_>>();
         if names(&present) != names(spec) {
-            return Err("layers cannot be added, removed or moved while mounted; unmount and mount again".to_owned().into());
+            return Err("layers cannot be added, removed or moved while mounted; unmount and mount again"
+                .to_owned()
+                .into());
         }
         let (mut warnings, mut changes) = (Vec::new(), Vec::new());
         let layers = self.handles.iter().zip(present.layers.iter().zip(&spec.layers)).enumerate();
@@ -322,7 +350,9 @@ impl Stack {
             match change {
                 Change::Remap(remap, rules) => remap.replace(*rules),
                 Change::Throttle(throttle, rates) => throttle.replace(rates),
-                Change::Cage(cage, limits) => cage.resize(limits).map_err(|error| BuildError::from(error.to_string()))?,
+                Change::Cage(cage, limits) => {
+                    cage.resize(limits).map_err(|error| BuildError::from(error.to_string()))?
+                }
             }
         }
         *present = spec.clone();
@@ -354,12 +384,15 @@ fn prepare<'a>(
 
 /// Only limits of a cage can be changed; directories with a limit are agreed upon when it is made.
 fn refuse_fixed_of_cage(old: &CageSpec, new: &CageSpec, context: &Context) -> Result<(), Box<dyn Error>> {
-    let changeable = |spec: &CageSpec| CageSpec { size: None, inodes: None, soft: None, limit: Vec::new(), ..spec.clone() };
+    let changeable =
+        |spec: &CageSpec| CageSpec { size: None, inodes: None, soft: None, limit: Vec::new(), ..spec.clone() };
     if changeable(old) != changeable(new) {
         return Err("only size, inodes, soft and limit can be changed while mounted; unmount and mount again".into());
     }
     if old.dirs()? != new.dirs()? {
-        return Err("directories with a limit cannot be added, removed or moved while mounted; unmount and mount again".into());
+        return Err(
+            "directories with a limit cannot be added, removed or moved while mounted; unmount and mount again".into(),
+        );
     }
     new.limits(context)?;
     Ok(())
@@ -371,7 +404,8 @@ fn refuse_fixed(old: &RemapSpec, new: &RemapSpec) -> Result<(), String> {
     let switched = |policy| policy == XattrPolicy::None;
     let fixed = [
         ("block-devices-as-files", old.block_devices_as_files != new.block_devices_as_files),
-        // Answers that differ from caller to caller are agreed upon with the kernel when the mount is made.
+        // Answers that differ from caller to caller are agreed upon with the kernel when the mount
+        // is made.
         ("a mirror list", mirrors(old) != mirrors(new)),
         ("xattr=none", switched(old.xattr) != switched(new.xattr)),
     ];

@@ -1,7 +1,10 @@
-//! Locks and atomics of what loom tries in every order (`cage/collecting.rs`; `poolfs/src/dataset/passage.rs`, whose crate builds this file, too):
-//! parking_lot's and the standard library's, or, where `--cfg nacre_model` builds the tests, loom's with the same signatures.
+//! Locks and atomics of what loom tries in every order (`cage/collecting.rs`;
+//! `poolfs/src/dataset/passage.rs`, whose crate builds this file, too): parking_lot's and the
+//! standard library's, or, where `--cfg nacre_model` builds the tests, loom's with the same
+//! signatures.
 //!
-//! Invariant: what is modelled takes nothing from elsewhere that other threads wait for, and the product's build knows no loom.
+//! Invariant: what is modelled takes nothing from elsewhere that other threads wait for, and the
+//! product's build knows no loom.
 
 // Neither of the crates needs all of them.
 #![allow(unused_imports, dead_code)]

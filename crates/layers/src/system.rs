@@ -1,4 +1,5 @@
-//! The real surroundings: databases of users and groups, `/proc`, `/sys`, and the ids of this process.
+//! The real surroundings: databases of users and groups, `/proc`, `/sys`, and the ids of this
+//! process.
 //!
 //! Called once, where a stack is built by the program. Invariant: no question enumerates users.
 
@@ -64,14 +65,19 @@ impl Devices for SystemDevices {
 }
 
 impl Context {
-    /// The surroundings of this process. A door with few threads puts its own [`Context::waiting`] in place.
+    /// The surroundings of this process. A door with few threads puts its own [`Context::waiting`]
+    /// in place.
     ///
     /// # Errors
     /// Where its own groups cannot be read.
     pub fn system() -> io::Result<Context> {
         let groups = rustix::process::getgroups()?.into_iter().map(rustix::process::Gid::as_raw).collect();
         Ok(Context {
-            mounter: Mounter { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), groups },
+            mounter: Mounter {
+                uid: rustix::process::geteuid().as_raw(),
+                gid: rustix::process::getegid().as_raw(),
+                groups,
+            },
             accounts: Arc::new(SystemAccounts),
             processes: Arc::new(SystemProcesses),
             devices: Arc::new(SystemDevices),

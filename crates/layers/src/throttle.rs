@@ -1,8 +1,10 @@
-//! The filter `throttle`: limits the rate of reading and of writing, with one bucket per direction for the whole mount.
+//! The filter `throttle`: limits the rate of reading and of writing, with one bucket per direction
+//! for the whole mount.
 //!
-//! Made by the stack builder; rates can be replaced while it serves. Waiting happens in the read or write itself, nowhere else: other
-//! operations go on (a door whose threads are few sees to it by [`Waiting`]). Every byte has to pass here, so open files offer no backing
-//! descriptor. Reads that the kernel's page cache answers are free.
+//! Made by the stack builder; rates can be replaced while it serves. Waiting happens in the read or
+//! write itself, nowhere else: other operations go on (a door whose threads are few sees to it by
+//! [`Waiting`]). Every byte has to pass here, so open files offer no backing descriptor. Reads that
+//! the kernel's page cache answers are free.
 
 mod bucket;
 pub mod rate;
@@ -51,11 +53,18 @@ impl Throttle {
     /// A filter with these limits.
     pub fn new(rates: Rates, clock: Arc<dyn Clock>, waiting: Waiting) -> Throttle {
         Throttle {
-            shared: Arc::new(Shared { read: Bucket::default(), write: Bucket::default(), rates: RwLock::new(rates), clock, waiting }),
+            shared: Arc::new(Shared {
+                read: Bucket::default(),
+                write: Bucket::default(),
+                rates: RwLock::new(rates),
+                clock,
+                waiting,
+            }),
         }
     }
 
-    /// Puts other limits in place, for files that are open as well. A wait that has begun ends as it would have.
+    /// Puts other limits in place, for files that are open as well. A wait that has begun ends as
+    /// it would have.
     pub fn replace(&self, rates: Rates) {
         *self.shared.rates.write() = rates;
     }
@@ -147,7 +156,8 @@ impl OpenFile for ThrottledFile {
 }
 
 impl ThrottledFile {
-    /// A copy is charged before it is known how much there is to copy: in steps, so that a copy of "everything" is not charged for more.
+    /// A copy is charged before it is known how much there is to copy: in steps, so that a copy of
+    /// "everything" is not charged for more.
     fn copied_at_once(&self, length: u64) -> u64 {
         const STEP: u64 = 1 << 20;
         let rates = *self.shared.rates.read();

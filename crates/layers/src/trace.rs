@@ -1,14 +1,17 @@
-//! The layer `trace`: one log line for each operation of what is below, with caller, name, result and duration.
+//! The layer `trace`: one log line for each operation of what is below, with caller, name, result
+//! and duration.
 //!
-//! Made by the stack builder. It is no [`nacre_vfs::Filter`], since it has to see how operations end. It changes nothing and withdraws nothing: where
-//! the kernel reads and writes the lower file directly, those reads and writes cannot be seen. Lines go to the target
-//! `nacre::operation`; changes at `debug`, questions at `trace` (or everything at `debug`). Errors are part of the line and never a warning:
-//! a name that does not exist is daily life.
+//! Made by the stack builder. It is no [`nacre_vfs::Filter`], since it has to see how operations
+//! end. It changes nothing and withdraws nothing: where the kernel reads and writes the lower file
+//! directly, those reads and writes cannot be seen. Lines go to the target `nacre::operation`;
+//! changes at `debug`, questions at `trace` (or everything at `debug`). Errors are part of the line
+//! and never a warning: a name that does not exist is daily life.
 
 use crate::{clock::Clock, spec::TraceLevel};
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, LockOwner, Name,
-    Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence, XattrFlags,
+    AllocateMode, Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
+    Layer, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence,
+    XattrFlags,
 };
 use std::{
     any::Any,
@@ -52,7 +55,11 @@ impl Log {
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let loud = sort == Change || self.level == TraceLevel::All;
-        let enabled = if loud { tracing::enabled!(target: TARGET, Level::DEBUG) } else { tracing::enabled!(target: TARGET, Level::TRACE) };
+        let enabled = if loud {
+            tracing::enabled!(target: TARGET, Level::DEBUG)
+        } else {
+            tracing::enabled!(target: TARGET, Level::TRACE)
+        };
         if !enabled {
             return work();
         }
@@ -116,18 +123,28 @@ impl Layer for Trace {
     }
 
     fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
-        self.log.run(Question, "access", Some(caller), &|| format!("{mask:o}"), || self.below.access(caller, node, mask))
+        self.log
+            .run(Question, "access", Some(caller), &|| format!("{mask:o}"), || self.below.access(caller, node, mask))
     }
 
     fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
-        self.log.run(Change, "setattr", Some(caller), &|| format!("{change:?}"), || self.below.setattr(caller, node, file, change))
+        self.log.run(Change, "setattr", Some(caller), &|| format!("{change:?}"), || {
+            self.below.setattr(caller, node, file, change)
+        })
     }
 
     fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
         self.log.run(Question, "readlink", Some(caller), &nameless, || self.below.readlink(caller, node))
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         let work = || self.below.create(caller, parent, name, mode, flags);
         let (entry, file) = self.log.run(Change, "create", Some(caller), &|| name.to_string(), work)?;
         Ok((entry, self.wrap(file)))
@@ -140,19 +157,41 @@ impl Layer for Trace {
     }
 
     fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
-        self.log.run(Change, "mkdir", Some(caller), &|| name.to_string(), || self.below.mkdir(caller, parent, name, mode))
+        self.log
+            .run(Change, "mkdir", Some(caller), &|| name.to_string(), || self.below.mkdir(caller, parent, name, mode))
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
-        self.log.run(Change, "mknod", Some(caller), &|| name.to_string(), || self.below.mknod(caller, parent, name, kind, mode, device))
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
+        self.log.run(Change, "mknod", Some(caller), &|| name.to_string(), || {
+            self.below.mknod(caller, parent, name, kind, mode, device)
+        })
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
-        self.log.run(Change, "symlink", Some(caller), &|| name.to_string(), || self.below.symlink(caller, parent, name, target))
+        self.log.run(Change, "symlink", Some(caller), &|| name.to_string(), || {
+            self.below.symlink(caller, parent, name, target)
+        })
     }
 
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
-        self.log.run(Change, "link", Some(caller), &|| name.to_string(), || self.below.link(caller, node, file, parent, name))
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
+        self.log.run(Change, "link", Some(caller), &|| name.to_string(), || {
+            self.below.link(caller, node, file, parent, name)
+        })
     }
 
     fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
@@ -178,7 +217,9 @@ impl Layer for Trace {
 
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         let work = || self.below.open(caller, node, flags);
-        self.log.run(Question, "open", Some(caller), &|| format!("flags {:#o}", flags.raw()), work).map(|file| self.wrap(file))
+        self.log
+            .run(Question, "open", Some(caller), &|| format!("flags {:#o}", flags.raw()), work)
+            .map(|file| self.wrap(file))
     }
 
     fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
@@ -276,7 +317,8 @@ impl OpenFile for TracedFile {
     }
 
     fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.log.run(Change, "write", None, &|| format!("{} at {offset}", data.len()), || self.below.write(data, offset))
+        self.log
+            .run(Change, "write", None, &|| format!("{} at {offset}", data.len()), || self.below.write(data, offset))
     }
 
     fn append(&self, data: &[u8]) -> Result<usize> {
@@ -297,7 +339,8 @@ impl OpenFile for TracedFile {
     }
 
     fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
-        self.log.run(Question, "seek", None, &|| format!("{whence:?} from {offset}"), || self.below.seek(offset, whence))
+        self.log
+            .run(Question, "seek", None, &|| format!("{whence:?} from {offset}"), || self.below.seek(offset, whence))
     }
 
     fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64> {

@@ -1,4 +1,5 @@
-//! Whether a layer hears everything, or rests: see `Layer::rest`. Used by `host/watch/resting.rs` and `cage/resting.rs`, which say what it means there.
+//! Whether a layer hears everything, or rests: see `Layer::rest`. Used by `host/watch/resting.rs`
+//! and `cage/resting.rs`, which say what it means there.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -9,7 +10,8 @@ pub(crate) const DROWSY: u8 = 1;
 /// It rests.
 pub(crate) const RESTING: u8 = 2;
 
-/// It rested, and what it has missed is being looked at: it hears everything, but who wants it has to wait.
+/// It rested, and what it has missed is being looked at: it hears everything, but who wants it has
+/// to wait.
 pub(crate) const WAKING: u8 = 3;
 
 /// One of these.

@@ -1,10 +1,16 @@
-//! A layer in which some directories do not exist: where a directory of the host holds what is mounted there, or is written from above.
+//! A layer in which some directories do not exist: where a directory of the host holds what is
+//! mounted there, or is written from above.
 //!
-//! Put over a leaf by the stack builder (`without=` of `host`): a union that shows `/` must show neither its own mount point nor its upper branch below
-//! it, whose files would be the same ones twice. What is hidden is known by the directory it is in and by its name, so that nobody
-//! has to look at it: a mount point would have to answer itself. Names can be made there no more than in a name that is taken.
+//! Put over a leaf by the stack builder (`without=` of `host`): a union that shows `/` must show
+//! neither its own mount point nor its upper branch below it, whose files would be the same ones
+//! twice. What is hidden is known by the directory it is in and by its name, so that nobody has to
+//! look at it: a mount point would have to answer itself. Names can be made there no more than in a
+//! name that is taken.
 
-use nacre_vfs::{Caller, Description, DirEntry, DirSink, Entry, Errno, FileId, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result};
+use nacre_vfs::{
+    Caller, Description, DirEntry, DirSink, Entry, Errno, FileId, Layer, Name, Node, OpenFlags, Opened, RenameFlags,
+    Result,
+};
 use std::sync::Arc;
 
 /// The layer.
@@ -19,7 +25,8 @@ struct Hidden {
 }
 
 impl Without {
-    /// Hides the files at these paths, names divided by `/` from the top of the layer. A path of which a directory is missing hides nothing.
+    /// Hides the files at these paths, names divided by `/` from the top of the layer. A path of
+    /// which a directory is missing hides nothing.
     ///
     /// # Errors
     /// What the layer says.
@@ -79,9 +86,17 @@ impl Layer for Without {
         self.below.lookup(caller, parent, name)
     }
 
-    fn readdir(&self, caller: &Caller, directory: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+    fn readdir(
+        &self,
+        caller: &Caller,
+        directory: &Node,
+        from: u64,
+        attributes: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
         let id = self.below.id(directory)?;
-        let names: Vec<&[u8]> = self.hidden.iter().filter(|hidden| hidden.directory == id).map(|hidden| &hidden.name[..]).collect();
+        let names: Vec<&[u8]> =
+            self.hidden.iter().filter(|hidden| hidden.directory == id).map(|hidden| &hidden.name[..]).collect();
         if names.is_empty() {
             return self.below.readdir(caller, directory, from, attributes, sink);
         }
@@ -89,7 +104,14 @@ impl Layer for Without {
         self.below.readdir(caller, directory, from, false, &mut Rest { names, above: sink })
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         self.fresh(parent, name)?;
         self.below.create(caller, parent, name, mode, flags)
     }
@@ -99,7 +121,15 @@ impl Layer for Without {
         self.below.mkdir(caller, parent, name, mode)
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: nacre_vfs::Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: nacre_vfs::Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         self.fresh(parent, name)?;
         self.below.mknod(caller, parent, name, kind, mode, device)
     }
@@ -109,7 +139,14 @@ impl Layer for Without {
         self.below.symlink(caller, parent, name, target)
     }
 
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn nacre_vfs::OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn nacre_vfs::OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         self.fresh(parent, name)?;
         self.below.link(caller, node, file, parent, name)
     }
@@ -124,7 +161,15 @@ impl Layer for Without {
         self.below.rmdir(caller, parent, name)
     }
 
-    fn rename(&self, caller: &Caller, from: &Node, old: Name<'_>, to: &Node, new: Name<'_>, flags: RenameFlags) -> Result<()> {
+    fn rename(
+        &self,
+        caller: &Caller,
+        from: &Node,
+        old: Name<'_>,
+        to: &Node,
+        new: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
         self.existing(from, old)?;
         self.fresh(to, new)?;
         self.below.rename(caller, from, old, to, new, flags)
@@ -157,14 +202,20 @@ mod tests {
         plain.directory(b"inner");
         let world = World::new(Arc::new(Without::new(below, &[b"outer/inner".to_vec(), b"no/such".to_vec()]).unwrap()));
         let outer = world.find(b"outer").unwrap().node;
-        assert_eq!((world.names(&outer), world.names(&world.root)), (vec![b"other".to_vec()], vec![b"inner".to_vec(), b"outer".to_vec()]));
+        assert_eq!(
+            (world.names(&outer), world.names(&world.root)),
+            (vec![b"other".to_vec()], vec![b"inner".to_vec(), b"outer".to_vec()])
+        );
         let (layer, caller, name) = (&world.layer, &world.caller, Name::new(b"inner").unwrap());
         assert_eq!(layer.lookup(caller, &outer, name).err(), Some(Errno::ENOENT));
         assert_eq!(layer.rmdir(caller, &outer, name).err(), Some(Errno::ENOENT));
         assert_eq!(layer.mkdir(caller, &outer, name, 0o755).err(), Some(Errno::EACCES));
         let other = Name::new(b"other").unwrap();
         assert_eq!(layer.rename(caller, &outer, other, &outer, name, RenameFlags(0)).err(), Some(Errno::EACCES));
-        assert_eq!(layer.rename(caller, &outer, other, &world.root, Name::new(b"new").unwrap(), RenameFlags(0)), Ok(()));
+        assert_eq!(
+            layer.rename(caller, &outer, other, &world.root, Name::new(b"new").unwrap(), RenameFlags(0)),
+            Ok(())
+        );
         assert!(world.exists(b"inner"), "one of the same name elsewhere");
     }
 }

@@ -83,7 +83,8 @@ impl Caged {
         self.cage.report()
     }
 
-    /// The books hold what is there. Where storage allocates ahead, files with holes seem to hold more than was asked for.
+    /// The books hold what is there. Where storage allocates ahead, files with holes seem to hold
+    /// more than was asked for.
     fn check_books(&self) {
         let ((bytes, inodes), report) = (self.stored(), self.report());
         assert_eq!((report.inodes, report.clamped), (inodes, 0));
@@ -161,7 +162,10 @@ fn files_of_any_kind_are_counted_once() {
     assert_eq!(world.layer.create(&world.caller, root, name(b"x"), 0o600, flags).err(), Some(Errno::ENOSPC));
     assert_eq!(world.layer.mkdir(&world.caller, root, name(b"x"), 0o700).err(), Some(Errno::ENOSPC));
     assert_eq!(caged.report().refused.inodes, 2);
-    assert!(world.layer.create(&world.caller, root, name(b"a"), 0o600, OpenFlags::READ_WRITE).is_ok(), "what is there can be opened");
+    assert!(
+        world.layer.create(&world.caller, root, name(b"a"), 0o600, OpenFlags::READ_WRITE).is_ok(),
+        "what is there can be opened"
+    );
     drop(nameless);
     assert_eq!(caged.report().inodes, 4);
     world.layer.unlink(&world.caller, root, name(b"a")).unwrap();
@@ -182,7 +186,11 @@ fn directories_that_grow_are_booked() {
     }
     assert_eq!((caged.used(), caged.report().inodes), (caged.stored().0, 2_001));
     for number in 0..2_000 {
-        caged.world.layer.unlink(&caged.world.caller, &directory, name(format!("a-rather-long-name-{number:06}").as_bytes())).unwrap();
+        caged
+            .world
+            .layer
+            .unlink(&caged.world.caller, &directory, name(format!("a-rather-long-name-{number:06}").as_bytes()))
+            .unwrap();
     }
     caged.world.layer.rmdir(&caged.world.caller, &caged.world.root, name(b"many")).unwrap();
     assert_eq!((caged.used(), caged.report().inodes), (0, 0));
@@ -212,7 +220,8 @@ fn users_have_their_own_limits() {
     }
     let (world, root) = (&caged.world, &caged.world.root);
     let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
-    let (entry, file) = world.layer.create(&Caller { uid: 1000, ..world.caller }, root, name(b"a"), 0o600, flags).unwrap();
+    let (entry, file) =
+        world.layer.create(&Caller { uid: 1000, ..world.caller }, root, name(b"a"), 0o600, flags).unwrap();
     assert_eq!(file.write(&[1; 30_000], 0), Ok(20_480));
     assert_eq!(file.append(&[1; 1]), Err(Errno::EDQUOT));
     let to = |uid| SetAttr { uid: Some(uid), ..SetAttr::default() };
@@ -293,8 +302,9 @@ fn contradictions_are_refused() {
 #[test]
 fn limits_can_be_reloaded() {
     let place = tempfile::tempdir().unwrap();
-    let spec =
-        |settings: &str| StackSpec::from_line(format!("host:{} | cage:{settings}", place.path().to_str().unwrap()).as_bytes()).unwrap();
+    let spec = |settings: &str| {
+        StackSpec::from_line(format!("host:{} | cage:{settings}", place.path().to_str().unwrap()).as_bytes()).unwrap()
+    };
     let context = Context::system().unwrap();
     let built = stack::build(&spec("size=1M"), &context).unwrap();
     built.reload(&spec("size=2M,inodes=100,limit=user:5=1M"), &context).unwrap();
@@ -326,7 +336,8 @@ fn ioctls_that_could_allocate_are_not_passed_on() {
     for command in [0x4004_9409_u32, 0x4020_940d, 0xc018_9436, 0x4030_582a] {
         assert_eq!(file.ioctl(Ioctl { command, argument: 0, input: &[0; 64] }, &mut []).err(), Some(Errno::ENOTTY));
     }
-    let flags = file.ioctl(Ioctl { command: nacre_sys::ioctls::command::GET_FLAGS, argument: 0, input: &[] }, &mut [0; 8]);
+    let flags =
+        file.ioctl(Ioctl { command: nacre_sys::ioctls::command::GET_FLAGS, argument: 0, input: &[] }, &mut [0; 8]);
     assert!(flags.is_ok(), "{flags:?}");
     assert!(file.backing().is_none() && file.collected().is_none());
 }
@@ -355,7 +366,10 @@ fn rotated_files_go_first_and_the_oldest_before_the_others() {
     for (index, log) in [&b"a.log.2"[..], b"a.log.1", b"a.log.3.gz", b"kept.1", b"open.1"].iter().enumerate() {
         caged.fill(&logs, log, 3);
         let time = nacre_vfs::Time { sec: 1_000_000 - index as i64, nsec: 0 };
-        world.change(&world.find_in(&logs, log).unwrap().node, SetAttr { mtime: Some(nacre_vfs::SetTime::To(time)), ..SetAttr::default() });
+        world.change(
+            &world.find_in(&logs, log).unwrap().node,
+            SetAttr { mtime: Some(nacre_vfs::SetTime::To(time)), ..SetAttr::default() },
+        );
     }
     let _reader = world.open(&world.find_in(&logs, b"open.1").unwrap().node, OpenFlags::READ);
     let (_, file) = world.file(b"plain", b"");
@@ -371,7 +385,8 @@ fn rotated_files_go_first_and_the_oldest_before_the_others() {
     assert_eq!(world.attr(&world.find(b"plain").unwrap().node).size, written);
     assert_eq!((caged.report().dropped.files, caged.report().dropped.heads), (3, 0));
     assert!(world.find_in(&logs, b"kept.1").is_ok() && world.find_in(&logs, b"open.1").is_ok());
-    // Nothing rotated is left: the growing file loses its beginning, and what is written last stays.
+    // Nothing rotated is left: the growing file loses its beginning, and what is written last
+    // stays.
     for byte in 0..200_u8 {
         assert_eq!(file.append(&[byte; 4096]), Ok(4096));
         assert!(caged.used() <= 102_400);
@@ -462,7 +477,8 @@ fn changes_behind_the_cage_are_booked() {
         assert_eq!(cage.report().used, 8192);
         // By another process, since our own changes are not reported.
         let run = |script: &str| {
-            let status = std::process::Command::new("/bin/sh").args(["-c", script]).current_dir(place.path()).status().unwrap();
+            let status =
+                std::process::Command::new("/bin/sh").args(["-c", script]).current_dir(place.path()).status().unwrap();
             assert!(status.success(), "{script}");
         };
         // Directories are watched from when somebody looks into them.
@@ -475,7 +491,9 @@ fn changes_behind_the_cage_are_booked() {
         world.file(b"ours", &[1; 5000]);
         let ours = world.find(b"ours").unwrap().node;
         run("rm ours");
-        eventually("the removal of a file of ours", || (cage.report().used, cage.report().inodes) == stored(place.path()));
+        eventually("the removal of a file of ours", || {
+            (cage.report().used, cage.report().inodes) == stored(place.path())
+        });
         drop(ours);
         let (_, open) = world.file(b"open", &[1; 5000]);
         run("rm open");
@@ -511,11 +529,16 @@ fn own_changes_need_no_count() {
     assert_eq!((report.used, report.inodes), caged.stored());
 }
 
-/// A copy of a state directory as a crash at this moment leaves it. A crash has no duration: where files come or go meanwhile, it is made anew.
+/// A copy of a state directory as a crash at this moment leaves it. A crash has no duration: where
+/// files come or go meanwhile, it is made anew.
 fn crash(state: &Path, copy: &Path) {
     let files = || {
-        let entries = std::fs::read_dir(state).unwrap().flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
-        let mut files: Vec<(PathBuf, u64)> = entries.map(|entry| (entry.path(), entry.metadata().map_or(0, |data| data.ino()))).collect();
+        let entries = std::fs::read_dir(state)
+            .unwrap()
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+        let mut files: Vec<(PathBuf, u64)> =
+            entries.map(|entry| (entry.path(), entry.metadata().map_or(0, |data| data.ino()))).collect();
         files.sort();
         files
     };
@@ -611,7 +634,8 @@ fn many_threads_at_the_edge() {
     caged.check_books();
 }
 
-/// As [`stored`], while others make and remove files. What moves while it is looked for may count twice, so names do not move here.
+/// As [`stored`], while others make and remove files. What moves while it is looked for may count
+/// twice, so names do not move here.
 fn stored_while_changing(directory: &Path) -> u64 {
     let mut sum = 0;
     for entry in std::fs::read_dir(directory).unwrap().flatten() {
@@ -667,7 +691,14 @@ fn edge_worker(caged: &Caged, thread: u64) {
             }
             (7, Ok(_)) => {
                 let to = format!("f{}", next(12)).into_bytes();
-                let _ = world.layer.rename(&world.caller, &world.root, name(&bytes), &world.root, name(&to), RenameFlags(0));
+                let _ = world.layer.rename(
+                    &world.caller,
+                    &world.root,
+                    name(&bytes),
+                    &world.root,
+                    name(&to),
+                    RenameFlags(0),
+                );
             }
             _ => {}
         }

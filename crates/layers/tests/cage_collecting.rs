@@ -1,5 +1,6 @@
-//! Collected writes, with a kernel made of a few locks in place of the real one: it takes writes into a cache without asking while its
-//! attributes are valid, asks before each write once they are not, and passes everything on when it likes.
+//! Collected writes, with a kernel made of a few locks in place of the real one: it takes writes
+//! into a cache without asking while its attributes are valid, asks before each write once they are
+//! not, and passes everything on when it likes.
 //!
 //! What was taken is never lost, and what is stored never exceeds the limit.
 
@@ -65,7 +66,8 @@ struct Kernel {
 impl Kernel {
     fn page(&self, file: &Opened, size: u64) -> Arc<Page> {
         let cached = Mutex::new(Cached { file: Arc::clone(file), size, held: VecDeque::new(), taken: Vec::new() });
-        let page = Arc::new(Page { inode: Mutex::new(()), cached, valid: AtomicBool::new(false), version: AtomicU64::new(0) });
+        let page =
+            Arc::new(Page { inode: Mutex::new(()), cached, valid: AtomicBool::new(false), version: AtomicU64::new(0) });
         self.pages.lock().unwrap().push(Arc::clone(&page));
         page
     }
@@ -230,18 +232,24 @@ fn direct_writes_to_a_collected_file_leave_what_others_hold_back_its_room() {
     for page in [(&log_page, &log), (&other_page, &other)] {
         (0..CACHE / 2 / 4096).for_each(|_| kernel.write(page.0, page.1, &[1; 4096], true).unwrap());
     }
-    // It cannot arrive: somebody who writes to the log at this moment, past the cache, holds its lock.
+    // It cannot arrive: somebody who writes to the log at this moment, past the cache, holds its
+    // lock.
     let lock = log_page.inode.lock().unwrap();
     let direct = world.open(&world.find(b"log").unwrap().node, OpenFlags::READ_WRITE);
     let (mut end, bound) = (8 << 20, kernel.most_held(2));
     while direct.write(&[2; 4096], end) == Ok(4096) {
         end += 8192;
     }
-    assert!(kernel.recalls.load(SeqCst) == 1 && cage.report().free.unwrap() >= bound - bound / 8, "{:?}", cage.report());
+    assert!(
+        kernel.recalls.load(SeqCst) == 1 && cage.report().free.unwrap() >= bound - bound / 8,
+        "{:?}",
+        cage.report()
+    );
     assert!(cage.report().free.unwrap() <= bound, "some of it helps the writer on");
     drop(lock);
     kernel.pass_on_some();
-    // Where the disk has written some of it, the file's own map of its many pieces takes blocks, too (340 pieces each on ext4).
+    // Where the disk has written some of it, the file's own map of its many pieces takes blocks,
+    // too (340 pieces each on ext4).
     let (used, content) = (cage.report().used, (end - (8 << 20)) / 2 + CACHE);
     assert!((content..=content + (64 << 10)).contains(&used), "{used} bytes, {content} of content");
 }
@@ -290,10 +298,17 @@ fn what_was_announced_and_not_written_is_given_back_with_the_last_close() {
 #[test]
 fn only_plain_appends_are_collected() {
     let place = tempfile::tempdir().unwrap();
-    let (world, cage, _kernel) = collecting(place.path(), "size=16M,writes=collected,limit=user:4711=1M,limit=dir:sub=1M");
+    let (world, cage, _kernel) =
+        collecting(place.path(), "size=16M,writes=collected,limit=user:4711=1M,limit=dir:sub=1M");
     let (entry, _) = world.file(b"a", b"");
     let sync = rustix::fs::OFlags::SYNC.bits();
-    for flags in [OpenFlags::READ, OpenFlags::READ_WRITE, OpenFlags::WRITE, OpenFlags(APPEND.0 | sync), OpenFlags(2 | OpenFlags::APPEND)] {
+    for flags in [
+        OpenFlags::READ,
+        OpenFlags::READ_WRITE,
+        OpenFlags::WRITE,
+        OpenFlags(APPEND.0 | sync),
+        OpenFlags(2 | OpenFlags::APPEND),
+    ] {
         assert!(world.open(&entry.node, flags).collected().is_none(), "{flags:?}");
     }
     let collected = world.open(&entry.node, APPEND);
@@ -361,9 +376,13 @@ fn writers_of_all_kinds_at_a_limit_that_moves() {
             let writers: Vec<_> = (0..5_u64)
                 .map(|thread| {
                     let (world, kernel) = (&world, &kernel);
-                    scope.spawn(
-                        move || if thread < 3 { append_some(world, kernel, round, thread) } else { write_some(world, round, thread) },
-                    )
+                    scope.spawn(move || {
+                        if thread < 3 {
+                            append_some(world, kernel, round, thread)
+                        } else {
+                            write_some(world, round, thread)
+                        }
+                    })
                 })
                 .collect();
             let (cage, finished) = (&cage, &finished);
@@ -392,12 +411,17 @@ fn writers_of_all_kinds_at_a_limit_that_moves() {
             let stored = std::fs::read(place.path().join(format!("log{thread}"))).unwrap();
             let differs = stored.iter().zip(&cached.taken).position(|(stored, taken)| stored != taken);
             let lengths = (stored.len(), cached.taken.len());
-            assert!(stored == cached.taken, "round {round}: log {thread} differs from what was taken at {differs:?}, lengths {lengths:?}");
+            assert!(
+                stored == cached.taken,
+                "round {round}: log {thread} differs from what was taken at {differs:?}, lengths {lengths:?}"
+            );
         }
         kernel.pages.lock().unwrap().clear();
         let report = cage.report();
-        let stored: u64 =
-            std::fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len().next_multiple_of(4096)).sum();
+        let stored: u64 = std::fs::read_dir(place.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().metadata().unwrap().len().next_multiple_of(4096))
+            .sum();
         assert_eq!((report.used, report.clamped), (stored, 0), "round {round}");
         if round % 2 == 0 {
             assert!(stored <= 3 << 20);

@@ -1,5 +1,5 @@
-//! Random operations at the edge of a small cage: what is stored never exceeds the limit, the books say what is there, and whatever was
-//! accepted reads back byte for byte.
+//! Random operations at the edge of a small cage: what is stored never exceeds the limit, the books
+//! say what is there, and whatever was accepted reads back byte for byte.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -13,7 +13,10 @@ use nacre_layers::{
     stack,
 };
 use nacre_testkit::World;
-use nacre_vfs::{AllocateMode, Caller, Entry, Errno, FileId, Kind, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, SetAttr, Whence};
+use nacre_vfs::{
+    AllocateMode, Caller, Entry, Errno, FileId, Kind, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, SetAttr,
+    Whence,
+};
 use proptest::{
     collection::vec,
     prelude::*,
@@ -57,7 +60,12 @@ enum Step {
 
 /// Offsets and lengths about blocks and their edges.
 fn place() -> impl Strategy<Value = u64> {
-    prop_oneof![0..20_000u64, (0..12u64).prop_map(|block| block * BLOCK), (1..12u64).prop_map(|block| block * BLOCK - 1), 0..200_000u64]
+    prop_oneof![
+        0..20_000u64,
+        (0..12u64).prop_map(|block| block * BLOCK),
+        (1..12u64).prop_map(|block| block * BLOCK - 1),
+        0..200_000u64
+    ]
 }
 
 fn length() -> impl Strategy<Value = usize> {
@@ -107,7 +115,8 @@ struct Edge {
     limit: u64,
     keeps: bool,
     drops: bool,
-    /// Files may come to hold blocks of the file system's own while they are written back: at most one each, as small as they are here.
+    /// Files may come to hold blocks of the file system's own while they are written back: at most
+    /// one each, as small as they are here.
     growing: bool,
 }
 
@@ -123,7 +132,17 @@ impl Edge {
         let cage = built.cages().remove(0);
         let world = World::new(built.layer);
         let rule = Rule::new(BLOCK, storage);
-        Edge { world, cage, rule, content: BTreeMap::new(), held: Vec::new(), limit: BYTES, keeps, drops, growing: false }
+        Edge {
+            world,
+            cage,
+            rule,
+            content: BTreeMap::new(),
+            held: Vec::new(),
+            limit: BYTES,
+            keeps,
+            drops,
+            growing: false,
+        }
     }
 
     fn growing(self) -> Edge {
@@ -195,21 +214,36 @@ impl Edge {
         let (layer, caller, root) = (&world.layer, world.caller, &world.root);
         let full = |result: Result<(), Errno>| match result {
             Ok(())
-            | Err(Errno::ENOSPC | Errno::EDQUOT | Errno::EEXIST | Errno::ENOENT | Errno::EISDIR | Errno::ENOTDIR | Errno::ENOTEMPTY) => {}
+            | Err(
+                Errno::ENOSPC
+                | Errno::EDQUOT
+                | Errno::EEXIST
+                | Errno::ENOENT
+                | Errno::EISDIR
+                | Errno::ENOTDIR
+                | Errno::ENOTEMPTY,
+            ) => {}
             Err(Errno::EPERM | Errno::EINVAL) => {}
             Err(other) => panic!("{step:?}: {other:?}"),
         };
         match *step {
             Step::Create(at, user) => {
-                let made =
-                    layer.create(&self.caller(user), root, name(NAMES[at]), 0o644, OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL));
+                let made = layer.create(
+                    &self.caller(user),
+                    root,
+                    name(NAMES[at]),
+                    0o644,
+                    OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL),
+                );
                 if let Ok((entry, _)) = &made {
                     self.content.insert(entry.attr.id, Vec::new());
                 }
                 full(made.map(drop));
             }
             Step::Directory(at) => full(layer.mkdir(&caller, root, name(NAMES[at]), 0o755).map(drop)),
-            Step::Symlink(at, length) => full(layer.symlink(&caller, root, name(NAMES[at]), &vec![b'x'; length]).map(drop)),
+            Step::Symlink(at, length) => {
+                full(layer.symlink(&caller, root, name(NAMES[at]), &vec![b'x'; length]).map(drop))
+            }
             Step::Write(at, offset, length, byte) => {
                 if let Some(entry) = self.file(at) {
                     let file = self.open(&entry);
@@ -257,8 +291,10 @@ impl Edge {
                     match source.copy_to(offset, &*target, target_offset, length, 0) {
                         Ok(copied) => {
                             let start = offset as usize;
-                            let data: Vec<u8> =
-                                self.content[&from.attr.id].get(start..start + copied as usize).unwrap_or_default().to_vec();
+                            let data: Vec<u8> = self.content[&from.attr.id]
+                                .get(start..start + copied as usize)
+                                .unwrap_or_default()
+                                .to_vec();
                             self.store(to.attr.id, target_offset, &data, copied as usize);
                         }
                         Err(Errno::ENOSPC | Errno::EDQUOT | Errno::EINVAL) => {}
@@ -268,7 +304,11 @@ impl Edge {
             }
             Step::Unlink(at) => {
                 let directory = self.find(at).is_some_and(|entry| entry.attr.kind == Kind::Directory);
-                full(if directory { layer.rmdir(&caller, root, name(NAMES[at])) } else { layer.unlink(&caller, root, name(NAMES[at])) });
+                full(if directory {
+                    layer.rmdir(&caller, root, name(NAMES[at]))
+                } else {
+                    layer.unlink(&caller, root, name(NAMES[at]))
+                });
             }
             Step::Rename(from, to, flags) => {
                 full(layer.rename(&caller, root, name(NAMES[from]), root, name(NAMES[to]), RenameFlags(flags)))
@@ -361,7 +401,11 @@ impl Edge {
         let stored: u64 = living.values().map(|(cost, _)| cost).sum();
         let report = self.cage.report();
         let grown = if self.growing { living.len() as u64 * BLOCK } else { 0 };
-        assert!(stored <= self.limit.max(before) + grown, "{step:?}: {stored} stored, {} allowed, {before} before", self.limit);
+        assert!(
+            stored <= self.limit.max(before) + grown,
+            "{step:?}: {stored} stored, {} allowed, {before} before",
+            self.limit
+        );
         assert!(living.len() as u64 <= INODES, "{step:?}: {} files", living.len());
         assert_eq!(report.inodes, living.len() as u64, "{step:?}: files booked and there");
         if self.keeps || self.rule.storage == Storage::Ahead || self.growing {
@@ -383,7 +427,11 @@ impl Edge {
         for listed in self.world.list(&self.world.root, true, 100) {
             let entry = listed.entry.unwrap();
             if entry.attr.kind == Kind::File && seen.insert(entry.attr.id) {
-                assert!(self.world.content(&entry.node) == self.content[&entry.attr.id], "{:?} reads back differently", listed.name);
+                assert!(
+                    self.world.content(&entry.node) == self.content[&entry.attr.id],
+                    "{:?} reads back differently",
+                    listed.name
+                );
             }
         }
     }
@@ -416,7 +464,12 @@ fn check(cases: u32, keeps: bool, make: impl Fn() -> Edge) {
     let cases = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(cases);
     println!("campaign: {cases} cases (NACRE_MODEL_CASES)");
     let persistence = Some(Box::new(FileFailurePersistence::Off) as Box<_>);
-    let mut runner = TestRunner::new(Config { cases, max_shrink_iters: 2_000, failure_persistence: persistence, ..Config::default() });
+    let mut runner = TestRunner::new(Config {
+        cases,
+        max_shrink_iters: 2_000,
+        failure_persistence: persistence,
+        ..Config::default()
+    });
     let outcome = runner.run(&vec(step(keeps), 1..60), |steps| {
         make().run(&steps);
         Ok(())
@@ -436,8 +489,9 @@ fn over_host(directories: &tempfile::TempDir, more: &str, keeps: bool) -> Edge {
     Edge::new(&format!("host:{} | {}", directory.to_str().unwrap(), settings(more)), Storage::of_magic(magic), keeps)
 }
 
-/// Where files are made: `NACRE_EDGE_DIR` names another file system. In memory nothing is written back behind the test's back; on ext4 a file
-/// of more than four extents takes a block more as soon as that happens.
+/// Where files are made: `NACRE_EDGE_DIR` names another file system. In memory nothing is written
+/// back behind the test's back; on ext4 a file of more than four extents takes a block more as soon
+/// as that happens.
 fn directories() -> tempfile::TempDir {
     stacks::prepare_thread();
     match std::env::var_os("NACRE_EDGE_DIR") {

@@ -12,7 +12,9 @@ use nacre_layers::{
     stack,
 };
 use nacre_testkit::World;
-use nacre_vfs::{Caller, Collector, Description, Errno, Filter, Filtered, Layer, Name, Op, OpenFlags, RenameFlags, Result};
+use nacre_vfs::{
+    Caller, Collector, Description, Errno, Filter, Filtered, Layer, Name, Op, OpenFlags, RenameFlags, Result,
+};
 use std::{
     path::{Path, PathBuf},
     sync::{
@@ -165,7 +167,8 @@ impl Collector for Slow {
 #[test]
 fn who_waits_for_a_door_holds_nobody_else_off() {
     let (place, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (world, cage) = over(place.path(), &format!("size=4M,writes=collected,state={}", state.path().to_str().unwrap()));
+    let (world, cage) =
+        over(place.path(), &format!("size=4M,writes=collected,state={}", state.path().to_str().unwrap()));
     let (settling, begun) = channel();
     let (go_on, told) = channel();
     let door: Arc<dyn Collector> = Arc::new(Slow { settling, go_on: parking_lot::Mutex::new(told) });
@@ -194,7 +197,10 @@ fn who_waits_for_a_door_holds_nobody_else_off() {
             rename(&world, b"moving", b"moved").unwrap();
             for number in 0..300 {
                 std::thread::sleep(Duration::from_millis(1));
-                world.layer.create(&world.caller, &world.root, name(format!("{number}").as_bytes()), 0o644, OpenFlags::WRITE).unwrap();
+                world
+                    .layer
+                    .create(&world.caller, &world.root, name(format!("{number}").as_bytes()), 0o644, OpenFlags::WRITE)
+                    .unwrap();
             }
             done.send(()).unwrap();
         })

@@ -33,7 +33,8 @@ fn check(everyday: u32, most: usize, make: impl Fn() -> std::sync::Arc<dyn nacre
 
 #[test]
 fn the_kernel_agrees_with_the_reference() {
-    // The host layer makes each call on a real file system: this test judges the reference as much as the layer.
+    // The host layer makes each call on a real file system: this test judges the reference as much
+    // as the layer.
     prepare_thread();
     let directories = Directories::new();
     check(200, 40, || directories.over_host("", ""));
@@ -58,5 +59,7 @@ fn filters_change_nothing_unasked() {
     prepare_thread();
     let directories = Directories::new();
     check(200, 60, || over_mem("remap | trace | throttle:write-rate=1000G | remap:map=70000/70001"));
-    check(100, 40, || directories.over_host("", "remap:uid-offset=7,gid-offset=7 | trace | remap:uid-offset=-7,gid-offset=-7"));
+    check(100, 40, || {
+        directories.over_host("", "remap:uid-offset=7,gid-offset=7 | trace | remap:uid-offset=-7,gid-offset=-7")
+    });
 }

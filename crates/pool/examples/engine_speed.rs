@@ -1,8 +1,11 @@
-//! The speed of the engine alone, without FUSE: `cargo run --release -p nacre-pool --example engine_speed -- DIRECTORY [WHAT...]`.
+//! The speed of the engine alone, without FUSE: `cargo run --release -p nacre-pool --example
+//! engine_speed -- DIRECTORY [WHAT...]`.
 //!
-//! Makes a pool on a file in the directory and prints, for each measurement, the time, the rate, and the same done on plain files there.
-//! WHAT: create, list, read, unlink, write, overwrite, append; everything without any. In the environment: FILES; NAMES=any, names that do not follow each other;
-//! THREADS and MORE, how many make how many files at once; GIB, MIB, CACHE_MIB, BEGIN_MIB, MOST_MIB.
+//! Makes a pool on a file in the directory and prints, for each measurement, the time, the rate,
+//! and the same done on plain files there. WHAT: create, list, read, unlink, write, overwrite,
+//! append; everything without any. In the environment: FILES; NAMES=any, names that do not follow
+//! each other; THREADS and MORE, how many make how many files at once; GIB, MIB, CACHE_MIB,
+//! BEGIN_MIB, MOST_MIB.
 
 #![allow(
     clippy::unwrap_used,
@@ -85,7 +88,11 @@ fn resident() -> u64 {
 
 fn say(what: &str, start: Moment, operations: u64, bytes: u64) {
     let (seconds, processor) = (start.0.elapsed().as_secs_f64(), Moment::now().1 - start.1);
-    print!("{what:46} {seconds:7.3} s {processor:6.2} cpu-s {:4} MiB {:10.0} /s", resident(), operations as f64 / seconds);
+    print!(
+        "{what:46} {seconds:7.3} s {processor:6.2} cpu-s {:4} MiB {:10.0} /s",
+        resident(),
+        operations as f64 / seconds
+    );
     if bytes > 0 {
         print!(" {:8.1} MB/s", bytes as f64 / seconds / 1e6);
     }
@@ -116,7 +123,9 @@ impl Bench {
     }
 
     fn make(&self, directory: &Inode, name: &str, file_type: FileType) -> Arc<Inode> {
-        let new = |parent: &ParentView| Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() });
+        let new = |parent: &ParentView| {
+            Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
+        };
         self.dataset.files().make(directory, name.as_bytes(), b"", &new).unwrap().0
     }
 
@@ -281,7 +290,20 @@ fn fill(block: &mut [u8], text: bool, seed: u64) {
         dice.fill(block);
         return;
     }
-    let words = ["the ", "pool ", "of ", "segments ", "and ", "frames ", "is ", "written ", "once, ", "then ", "read\n", "again "];
+    let words = [
+        "the ",
+        "pool ",
+        "of ",
+        "segments ",
+        "and ",
+        "frames ",
+        "is ",
+        "written ",
+        "once, ",
+        "then ",
+        "read\n",
+        "again ",
+    ];
     let mut at = 0;
     while at < block.len() {
         let word = words[dice.next() as usize % words.len()].as_bytes();

@@ -1,9 +1,11 @@
-//! The block cache: decoded nodes of trees and unpacked file content by the name of their frame, under one limit in bytes.
+//! The block cache: decoded nodes of trees and unpacked file content by the name of their frame,
+//! under one limit in bytes.
 //!
 //! Callers: `tree` (nodes), the dataset layer (file content). One cache serves a whole pool.
 //!
 //! Invariants:
-//! - A frame's name (segment and index) is never given to another frame, and a frame is never changed: an entry cannot be stale.
+//! - A frame's name (segment and index) is never given to another frame, and a frame is never
+//!   changed: an entry cannot be stale.
 //! - What is cached is immutable; its weight is taken once.
 //! - Several readers of a missing frame read it once; the others wait for the first.
 
@@ -19,9 +21,11 @@ use crate::frames::Frames;
 use crate::pointer::{FrameKind, Pointer};
 use crate::tree::node::Node;
 
-/// What an entry takes beside its content: the reference counts, the slot and the index of the cache. Bytes, measured roughly.
+/// What an entry takes beside its content: the reference counts, the slot and the index of the
+/// cache. Bytes, measured roughly.
 const OVERHEAD: u64 = 128;
-/// Each shard of the cache has at least this much, so that a few large frames do not push everything else out. Bytes.
+/// Each shard of the cache has at least this much, so that a few large frames do not push
+/// everything else out. Bytes.
 const SHARD: u64 = 8 << 20;
 
 #[derive(Clone)]
@@ -43,7 +47,8 @@ impl Weighter<u64, Entry> for Weight {
     }
 }
 
-/// Frame names are dense small numbers that nobody outside chooses: one multiplication and shift spreads them.
+/// Frame names are dense small numbers that nobody outside chooses: one multiplication and shift
+/// spreads them.
 #[derive(Clone, Default)]
 struct Spread(u64);
 
@@ -129,13 +134,15 @@ impl Cache {
     #[must_use]
     pub fn new(limit: u64) -> Self {
         let shards = (limit / SHARD).clamp(1, 16) as usize;
-        // 16 KiB is between a small row's inline content and a whole node: the estimate only sizes the index.
+        // 16 KiB is between a small row's inline content and a whole node: the estimate only sizes
+        // the index.
         let items = (limit >> 14).max(64) as usize;
         let mut options = OptionsBuilder::new();
         options.shards(shards).estimated_items_capacity(items).weight_capacity(limit);
         let entries = match options.build() {
             Ok(options) => Store::with_options(options, Weight, Spread::default(), DefaultLifecycle::default()),
-            // All three numbers are given, which is all that the builder checks; the plain constructor takes the same ones.
+            // All three numbers are given, which is all that the builder checks; the plain
+            // constructor takes the same ones.
             Err(_) => Store::with(items, limit, Weight, Spread::default(), DefaultLifecycle::default()),
         };
         Self { entries, stripes: Default::default(), misses: AtomicU64::new(0) }
@@ -201,7 +208,8 @@ impl Cache {
     /// What the cache did so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let sum = |of: fn(&Stripe) -> &AtomicU64| self.stripes.iter().map(|stripe| of(stripe).load(Ordering::Relaxed)).sum();
+        let sum =
+            |of: fn(&Stripe) -> &AtomicU64| self.stripes.iter().map(|stripe| of(stripe).load(Ordering::Relaxed)).sum();
         Counters {
             node_hits: sum(|stripe| &stripe.node_hits),
             node_misses: sum(|stripe| &stripe.node_misses),
@@ -213,8 +221,14 @@ impl Cache {
         }
     }
 
-    /// A node, read and decoded if it is not there. `level` is the height at which it must be; none for a root.
-    pub(crate) fn node(&self, frames: &dyn Frames, pointer: &Pointer, level: Option<u8>) -> Result<Arc<Node>, PoolError> {
+    /// A node, read and decoded if it is not there. `level` is the height at which it must be; none
+    /// for a root.
+    pub(crate) fn node(
+        &self,
+        frames: &dyn Frames,
+        pointer: &Pointer,
+        level: Option<u8>,
+    ) -> Result<Arc<Node>, PoolError> {
         let stripe = self.stripe(pointer);
         let node = match self.entries.get(&name(pointer)) {
             Some(Entry::Node(node)) => {
@@ -235,8 +249,14 @@ impl Cache {
         Ok(node)
     }
 
-    /// A node from the cache if it is there, otherwise read and not kept: for walks over everything, which would push out what is in use.
-    pub(crate) fn node_in_passing(&self, frames: &dyn Frames, pointer: &Pointer, level: Option<u8>) -> Result<Arc<Node>, PoolError> {
+    /// A node from the cache if it is there, otherwise read and not kept: for walks over
+    /// everything, which would push out what is in use.
+    pub(crate) fn node_in_passing(
+        &self,
+        frames: &dyn Frames,
+        pointer: &Pointer,
+        level: Option<u8>,
+    ) -> Result<Arc<Node>, PoolError> {
         let node = match self.entries.peek(&name(pointer)) {
             Some(Entry::Node(node)) => node,
             Some(Entry::Data(_)) => return Err(wrong_kind(pointer)),

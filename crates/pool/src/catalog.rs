@@ -1,6 +1,8 @@
-//! The catalog: the tree that names all others. Datasets, snapshots, bookmarks, holds, clones, properties, history; deadlists live in it as well.
+//! The catalog: the tree that names all others. Datasets, snapshots, bookmarks, holds, clones,
+//! properties, history; deadlists live in it as well.
 //!
-//! Called by the engine, which holds one lock over it: administration and commits change it, nobody else reads it.
+//! Called by the engine, which holds one lock over it: administration and commits change it, nobody
+//! else reads it.
 //!
 //! ```text
 //!  kind  row         key after the kind byte           value
@@ -20,7 +22,8 @@
 //!  0x30  ...         deadlists                         see `deadlist`
 //! ```
 //!
-//! Invariants: numbers in keys are big-endian; every decoder takes any bytes; a dataset's number is never given twice.
+//! Invariants: numbers in keys are big-endian; every decoder takes any bytes; a dataset's number is
+//! never given twice.
 
 pub mod rows;
 mod table;

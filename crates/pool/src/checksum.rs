@@ -1,6 +1,7 @@
 //! Checksums of frames and structures.
 //!
-//! Callers: frames (the kind that the dataset asks for) and every structure of labels and tables (always XXH3).
+//! Callers: frames (the kind that the dataset asks for) and every structure of labels and tables
+//! (always XXH3).
 
 use crate::pointer::ChecksumKind;
 

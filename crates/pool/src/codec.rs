@@ -1,5 +1,5 @@
-//! Bytes in and out: little-endian numbers, variable-length numbers, and byte strings with their lengths. Every structure on a device is read
-//! and written through these two.
+//! Bytes in and out: little-endian numbers, variable-length numbers, and byte strings with their
+//! lengths. Every structure on a device is read and written through these two.
 //!
 //! Invariant: reading never panics and never allocates more than the input is long.
 

@@ -1,8 +1,10 @@
-//! Deadlists: which frames of a snapshot its successor does not reference any more, so that destroying a snapshot costs what it frees and not
-//! what it holds. The catalog keeps them as rows; a commit appends to them, destroying, rollback and the figures of snapshots read them.
+//! Deadlists: which frames of a snapshot its successor does not reference any more, so that
+//! destroying a snapshot costs what it frees and not what it holds. The catalog keeps them as rows;
+//! a commit appends to them, destroying, rollback and the figures of snapshots read them.
 //!
-//! A history is a line of points: snapshots from the oldest on, those of origins included, then the head. The list of a point holds the frames
-//! that the point before referenced and this one does not. A list is cut into buckets by birth: the bucket `after` holds frames born after that
+//! A history is a line of points: snapshots from the oldest on, those of origins included, then the
+//! head. The list of a point holds the frames that the point before referenced and this one does
+//! not. A list is cut into buckets by birth: the bucket `after` holds frames born after that
 //! snapshot and not after the next.
 //!
 //! ```text
@@ -14,8 +16,9 @@
 //!  promote:               snapshots change their owner; lists and histories stay, because buckets follow births and not owners
 //! ```
 //!
-//! Invariants: a frame is in at most one list per history after the snapshot that holds it; a bucket's totals are those of its chunks; a bucket
-//! whose snapshot has been destroyed belongs to the interval that it lies in, so destroying touches no list but two.
+//! Invariants: a frame is in at most one list per history after the snapshot that holds it; a
+//! bucket's totals are those of its chunks; a bucket whose snapshot has been destroyed belongs to
+//! the interval that it lies in, so destroying touches no list but two.
 
 use std::ops::Range;
 
@@ -39,7 +42,8 @@ pub const CHUNK: u8 = 0x33;
 /// How long a chunk grows before the next one is begun, bytes.
 const CHUNK_BYTES: usize = 6144;
 
-/// Chunks of fewer entries are joined where lists are merged; larger ones are moved without being read.
+/// Chunks of fewer entries are joined where lists are merged; larger ones are moved without being
+/// read.
 const SMALL_CHUNK: u64 = 256;
 
 /// The longest encoded entry, bytes.
@@ -90,7 +94,8 @@ pub struct Dead {
     pub charged: u64,
     /// As [`Pointer::logical`], bytes.
     pub logical: u32,
-    /// Since when the row named it: [`Pointer::birth`], or later where the row shares it with another that has it from birth.
+    /// Since when the row named it: [`Pointer::birth`], or later where the row shares it with
+    /// another that has it from birth.
     pub birth: Txg,
     /// The row had it from another: the frame is freed with the last of them.
     pub shared: bool,
@@ -124,7 +129,8 @@ impl Dead {
         let units = from.varint()?;
         let logical = u32::try_from(from.varint()?).map_err(|_| damaged("a number of more than 32 bits"))?;
         let birth = Txg(from.varint()?);
-        let charged = (units >> 1).checked_mul(Pointer::UNIT.into()).ok_or_else(|| damaged("the length of a dead frame"))?;
+        let charged =
+            (units >> 1).checked_mul(Pointer::UNIT.into()).ok_or_else(|| damaged("the length of a dead frame"))?;
         Ok(Self { segment, index, charged, logical, birth, shared: units & 1 != 0 })
     }
 }
@@ -223,7 +229,8 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(ListId(list))
     }
 
-    /// Appends frames. `history` are the txgs of the snapshots that the list's point descends from, in ascending order, origins included.
+    /// Appends frames. `history` are the txgs of the snapshots that the list's point descends from,
+    /// in ascending order, origins included.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -255,7 +262,12 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
     ///
     /// # Errors
     /// As [`Self::create`], and the visitor's.
-    pub fn visit(&self, list: ListId, births: Births, visit: &mut dyn FnMut(&Dead) -> Result<(), PoolError>) -> Result<(), PoolError> {
+    pub fn visit(
+        &self,
+        list: ListId,
+        births: Births,
+        visit: &mut dyn FnMut(&Dead) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
         for part in self.parts(births.buckets(PART, list), usize::MAX)? {
             for entry in &self.chunk(part.chunk)? {
                 visit(entry)?;
@@ -279,8 +291,9 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(moved)
     }
 
-    /// Destroys a snapshot that has neither clones nor holds: what only it references goes to `freeing`. Returns how much that is, and the list
-    /// of the next point from now on. The smaller list is moved into the larger one.
+    /// Destroys a snapshot that has neither clones nor holds: what only it references goes to
+    /// `freeing`. Returns how much that is, and the list of the next point from now on. The smaller
+    /// list is moved into the larger one.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -298,8 +311,9 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok((freed, to))
     }
 
-    /// Takes frames out of a list, a chunk at a time, until there are at least so many: what background freeing does in one txg. Nothing is left
-    /// when the result is empty. A damaged chunk is passed over: its frames are never freed.
+    /// Takes frames out of a list, a chunk at a time, until there are at least so many: what
+    /// background freeing does in one txg. Nothing is left when the result is empty. A damaged
+    /// chunk is passed over: its frames are never freed.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -314,7 +328,9 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
                 Err(error @ PoolError::Device { .. }) if taken.is_empty() => return Err(error),
                 Err(PoolError::Device { .. }) => break,
                 // What it names is never freed, which is less than that nothing is any more.
-                Err(error) => tracing::error!(%error, "a piece of a list of dead frames cannot be read: their room is lost"),
+                Err(error) => {
+                    tracing::error!(%error, "a piece of a list of dead frames cannot be read: their room is lost")
+                }
             }
             self.detach(list, part)?;
             if let Err(error) = self.rows.delete(&key(CHUNK, &[part.chunk])) {
@@ -324,7 +340,8 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(taken)
     }
 
-    /// Forgets a list without freeing anything: the frames are referenced again (rollback), or others reference them (a clone is destroyed).
+    /// Forgets a list without freeing anything: the frames are referenced again (rollback), or
+    /// others reference them (a clone is destroyed).
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -336,7 +353,12 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(())
     }
 
-    fn append_to_bucket(&mut self, list: ListId, after: Txg, entries: impl Iterator<Item = Dead>) -> Result<(), PoolError> {
+    fn append_to_bucket(
+        &mut self,
+        list: ListId,
+        after: Txg,
+        entries: impl Iterator<Item = Dead>,
+    ) -> Result<(), PoolError> {
         let mut open = self.last_part(list, after)?;
         let mut content = Writer::default();
         if let Some(part) = &open {
@@ -357,7 +379,14 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         Ok(())
     }
 
-    fn store_part(&mut self, list: ListId, after: Txg, open: &mut Option<Part>, content: Writer, added: Totals) -> Result<(), PoolError> {
+    fn store_part(
+        &mut self,
+        list: ListId,
+        after: Txg,
+        open: &mut Option<Part>,
+        content: Writer,
+        added: Totals,
+    ) -> Result<(), PoolError> {
         let (chunk, before) = match open.take() {
             Some(part) => (part.chunk, part.totals),
             None => {
@@ -393,12 +422,16 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
     fn detach(&mut self, list: ListId, part: &Part) -> Result<(), PoolError> {
         self.rows.delete(&key(PART, &[list.0, part.after.0, part.chunk]))?;
         let bucket = self.bucket(list, part.after)?;
-        let left = Bucket { totals: bucket.totals.minus(part.totals)?, last: if bucket.last == part.chunk { 0 } else { bucket.last } };
+        let left = Bucket {
+            totals: bucket.totals.minus(part.totals)?,
+            last: if bucket.last == part.chunk { 0 } else { bucket.last },
+        };
         let key = key(BUCKET, &[list.0, part.after.0]);
         if left.totals.entries == 0 { self.rows.delete(&key) } else { self.rows.put(&key, &left.encode()) }
     }
 
-    /// Gives a chunk to a list: its number, or where it is small its entries, so that many small merges do not leave many small chunks.
+    /// Gives a chunk to a list: its number, or where it is small its entries, so that many small
+    /// merges do not leave many small chunks.
     fn attach(&mut self, list: ListId, part: &Part) -> Result<(), PoolError> {
         if part.totals.entries < SMALL_CHUNK
             && let Some(mut open) = self.last_part(list, part.after)?
@@ -462,7 +495,8 @@ pub fn decode_chunk(bytes: &[u8]) -> Result<Vec<Dead>, PoolError> {
     Ok(entries)
 }
 
-/// The value of a bucket's row: the sum of its chunks, and the chunk that was appended to last (0 where none is known).
+/// The value of a bucket's row: the sum of its chunks, and the chunk that was appended to last (0
+/// where none is known).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bucket {
     totals: Totals,
@@ -502,7 +536,11 @@ impl Part {
         if *kind != PART || !rest.is_empty() {
             return Err(short());
         }
-        Ok(Self { after: Txg(u64::from_be_bytes(*after)), chunk: u64::from_be_bytes(*chunk), totals: Totals::decode(value)? })
+        Ok(Self {
+            after: Txg(u64::from_be_bytes(*after)),
+            chunk: u64::from_be_bytes(*chunk),
+            totals: Totals::decode(value)?,
+        })
     }
 }
 

@@ -1,10 +1,13 @@
-//! Devices: what a pool lies on. A device has a length and is read, written, synced and discarded; it knows nothing of what it holds.
+//! Devices: what a pool lies on. A device has a length and is read, written, synced and discarded;
+//! it knows nothing of what it holds.
 //!
-//! Callers: labels and the store. Two kinds: files and block devices ([`FileDevice`]) and a simulator that crashes, tears, reorders and rots
-//! ([`Simulator`]), by which every module above is tested.
+//! Callers: labels and the store. Two kinds: files and block devices ([`FileDevice`]) and a
+//! simulator that crashes, tears, reorders and rots ([`Simulator`]), by which every module above is
+//! tested.
 //!
 //! Invariants:
-//! - A write is durable when a later [`Device::sync`] has returned, not before; until then any part of it may be there after a crash.
+//! - A write is durable when a later [`Device::sync`] has returned, not before; until then any part
+//!   of it may be there after a crash.
 //! - Reads and writes are whole or an error; nothing is read short.
 
 mod file;
@@ -31,7 +34,8 @@ pub trait Device: Send + Sync {
     /// Its length, bytes.
     fn length(&self) -> u64;
 
-    /// Looks how long it is now, and answers that: bytes. Where it has become longer, [`Self::length`] follows; it never falls.
+    /// Looks how long it is now, and answers that: bytes. Where it has become longer,
+    /// [`Self::length`] follows; it never falls.
     ///
     /// # Errors
     /// The system's.
@@ -51,8 +55,9 @@ pub trait Device: Send + Sync {
     /// As [`Self::read_at`].
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Writes all bytes at this place, as [`Self::write_at`], where it is much that will not be read soon: it may go to the medium past all caches. Offset,
-    /// length and memory lie at multiples of 4 KiB, or it goes the ordinary way.
+    /// Writes all bytes at this place, as [`Self::write_at`], where it is much that will not be
+    /// read soon: it may go to the medium past all caches. Offset, length and memory lie at
+    /// multiples of 4 KiB, or it goes the ordinary way.
     ///
     /// # Errors
     /// As [`Self::write_at`].
@@ -74,17 +79,20 @@ pub trait Device: Send + Sync {
     /// The system's; a device that cannot discard returns `Ok`.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
 
-    /// Whether it takes what [`Self::discard`] tells, as far as is known: one that cannot shows it when it is told first.
+    /// Whether it takes what [`Self::discard`] tells, as far as is known: one that cannot shows it
+    /// when it is told first.
     fn can_discard(&self) -> bool {
         true
     }
 
-    /// Where it can still be read, if it was deleted: it has no name any more, and is gone with whoever has it open.
+    /// Where it can still be read, if it was deleted: it has no name any more, and is gone with
+    /// whoever has it open.
     fn deleted(&self) -> Option<PathBuf> {
         None
     }
 
-    /// Whether others than root could have written what is on it, or could put something else at its path.
+    /// Whether others than root could have written what is on it, or could put something else at
+    /// its path.
     fn is_anybodys(&self) -> bool {
         false
     }
@@ -92,7 +100,8 @@ pub trait Device: Send + Sync {
     /// Tells that a range will be read soon.
     fn expect(&self, offset: u64, length: u64);
 
-    /// Tells that a range was written that will be synced: it may go to the medium now, so that the sync has little left to do.
+    /// Tells that a range was written that will be synced: it may go to the medium now, so that the
+    /// sync has little left to do.
     fn begin_sync(&self, offset: u64, length: u64) {
         let _ = (offset, length);
     }

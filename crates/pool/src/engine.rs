@@ -1,6 +1,8 @@
-//! The engine: an imported pool. Its datasets, the commits that make them durable, and what administration does with them.
+//! The engine: an imported pool. Its datasets, the commits that make them durable, and what
+//! administration does with them.
 //!
-//! Called by the layer `dataset` (files of one dataset) and by the commands' server (everything else); calls the store through [`Storage`].
+//! Called by the layer `dataset` (files of one dataset) and by the commands' server (everything
+//! else); calls the store through [`Storage`].
 //!
 //! ```text
 //!  operations ----- gate (shared) ------> rows of a dataset, frames
@@ -10,9 +12,11 @@
 //! ```
 //!
 //! Invariants:
-//! - Lock order: `admin`, the table of datasets, then what [`crate::files`] says. A commit holds `admin` for its whole length.
+//! - Lock order: `admin`, the table of datasets, then what [`crate::files`] says. A commit holds
+//!   `admin` for its whole length.
 //! - What administration changes is durable when it returns: it is a commit.
-//! - After a commit that failed nothing further is accepted: the pool is suspended, and what is durable is the state of the last commit.
+//! - After a commit that failed nothing further is accepted: the pool is suspended, and what is
+//!   durable is the state of the last commit.
 
 mod administration;
 mod admission;
@@ -75,14 +79,15 @@ pub trait Storage: Frames {
     /// A frame that the store does not know, or that is free already: the catalog is damaged.
     fn free(&self, dead: &Dead, txg: Txg) -> Result<(), PoolError>;
 
-    /// Makes everything up to `txg` durable, with the catalog's root and where a replay of the log begins. `time` is for people who list the
-    /// roots that are kept.
+    /// Makes everything up to `txg` durable, with the catalog's root and where a replay of the log
+    /// begins. `time` is for people who list the roots that are kept.
     ///
     /// # Errors
     /// A device that fails; the store is suspended then.
     fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start, time: u64) -> Result<(), PoolError>;
 
-    /// The durable state that the pool was opened from could be read: where later ones are given up for it, this is the moment.
+    /// The durable state that the pool was opened from could be read: where later ones are given up
+    /// for it, this is the moment.
     ///
     /// # Errors
     /// A device that fails.
@@ -109,8 +114,8 @@ pub trait Storage: Frames {
         Hashing::default()
     }
 
-    /// File systems in which names are the same though their bytes differ are about to be made: from now on who does not know of them keeps away.
-    /// `time` is when.
+    /// File systems in which names are the same though their bytes differ are about to be made:
+    /// from now on who does not know of them keeps away. `time` is when.
     ///
     /// # Errors
     /// A device that fails.
@@ -119,7 +124,8 @@ pub trait Storage: Frames {
         Ok(())
     }
 
-    /// A step of what keeps the store in order: cleaning about so many bytes, giving freed slots back to their devices.
+    /// A step of what keeps the store in order: cleaning about so many bytes, giving freed slots
+    /// back to their devices.
     ///
     /// # Errors
     /// A device that fails.
@@ -246,7 +252,8 @@ impl Frames for CachedFrames {
         for Wanted { pointer, target } in wanted.iter_mut() {
             match self.cache.cached_data(pointer) {
                 Some(content) if content.len() == target.len() => target.copy_from_slice(&content),
-                // The pages of a stream are kept by the kernel; kept here, too, they would push out what only this cache has.
+                // The pages of a stream are kept by the kernel; kept here, too, they would push out
+                // what only this cache has.
                 _ => missing.push(Wanted { pointer: *pointer, target }),
             }
         }
@@ -279,7 +286,8 @@ impl Frames for CachedFrames {
 }
 
 impl Pool {
-    /// A new pool in an empty store: the catalog and the dataset that has the pool's name. It is durable when this returns.
+    /// A new pool in an empty store: the catalog and the dataset that has the pool's name. It is
+    /// durable when this returns.
     ///
     /// # Errors
     /// Those of the store.
@@ -287,12 +295,18 @@ impl Pool {
         Self::create_owned(ground, name, (0, 0), &[])
     }
 
-    /// As [`Self::create`], for a user and a group: root directories belong to them, as after [`Self::belongs_to`]. And the pool's own file system has these
-    /// properties, as users write them.
+    /// As [`Self::create`], for a user and a group: root directories belong to them, as after
+    /// [`Self::belongs_to`]. And the pool's own file system has these properties, as users write
+    /// them.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn create_owned(mut ground: Ground, name: &str, owner: (u32, u32), properties: &[(String, String)]) -> Result<Self, PoolError> {
+    pub fn create_owned(
+        mut ground: Ground,
+        name: &str,
+        owner: (u32, u32),
+        properties: &[(String, String)],
+    ) -> Result<Self, PoolError> {
         let open = Txg(1);
         let (area, guid) = (ground.log.take(), ground.guid);
         let pool = Self::over(ground, open, None);
@@ -343,7 +357,8 @@ impl Pool {
         let Ground { storage, clock, entropy, cache, .. } = ground;
         let cache = Arc::new(Cache::new(cache));
         let frames: Arc<dyn Frames> = Arc::clone(&storage) as Arc<dyn Frames>;
-        let content: Arc<dyn Frames> = Arc::new(CachedFrames { storage: Arc::clone(&storage), cache: Arc::clone(&cache) });
+        let content: Arc<dyn Frames> =
+            Arc::new(CachedFrames { storage: Arc::clone(&storage), cache: Arc::clone(&cache) });
         let catalog = Catalog::open(Arc::clone(&frames), Arc::clone(&cache), root, open);
         let forest = Forest::new(0, storage.size(), crate::space::Usage::default(), Limits::default());
         let desk = Arc::new(Desk::new(Arc::clone(&storage), forest));

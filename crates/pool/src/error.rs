@@ -1,6 +1,7 @@
 //! What can go wrong in a pool, for every module of the engine.
 //!
-//! Callers turn these into error numbers (a door) or messages (a command): so each says what failed and on what.
+//! Callers turn these into error numbers (a door) or messages (a command): so each says what failed
+//! and on what.
 
 use std::fmt;
 use std::io;
@@ -73,7 +74,8 @@ pub enum PoolError {
     },
     /// No room that the caller may use is left.
     NoSpace,
-    /// A quota is in the way: of the dataset with this number, an ancestor or the one that was asked.
+    /// A quota is in the way: of the dataset with this number, an ancestor or the one that was
+    /// asked.
     Quota {
         /// The dataset whose quota it is.
         dataset: u64,
@@ -94,7 +96,8 @@ pub enum PoolError {
         /// Why.
         why: LimitRefusal,
     },
-    /// A failed write has stopped the pool at this txg: what was promised durable is, nothing further is accepted.
+    /// A failed write has stopped the pool at this txg: what was promised durable is, nothing
+    /// further is accepted.
     Suspended {
         /// The last durable txg.
         durable: Txg,
@@ -116,7 +119,9 @@ impl fmt::Display for PoolError {
                 "every copy of the newest {} is damaged, which no power cut does: what was written after transaction group {txg} cannot be found",
                 if *states == 1 { "root record".to_owned() } else { format!("{states} root records") }
             ),
-            Self::Short { device, length, wanted } => write!(f, "{device}: has become shorter: {length} of {wanted} bytes are there"),
+            Self::Short { device, length, wanted } => {
+                write!(f, "{device}: has become shorter: {length} of {wanted} bytes are there")
+            }
             Self::NoSpace => f.write_str("the pool is full"),
             Self::Quota { .. } => f.write_str("disk quota exceeded"),
             Self::CountLimit { what, .. } => write!(f, "{what} limit exceeded"),

@@ -1,14 +1,20 @@
-//! POSIX files of one dataset over its rows: names, attributes, content, extended attributes, listings.
+//! POSIX files of one dataset over its rows: names, attributes, content, extended attributes,
+//! listings.
 //!
-//! Called by the layer `dataset` with inode numbers and names; calls the dataset's tree through [`Table`] and the store through
-//! [`Frames`]. Permissions are not judged here: whoever calls has done it.
+//! Called by the layer `dataset` with inode numbers and names; calls the dataset's tree through
+//! [`Table`] and the store through [`Frames`]. Permissions are not judged here: whoever calls has
+//! done it.
 //!
 //! Invariants:
-//! - Lock order: the gate (shared), `names`, inodes (several only under `names`), the table, the small ones (`known`, `dirty`, `uses`, `freed`).
-//! - What one operation changes in the table is one [`Batch`], applied under one lock: nobody sees half a rename.
-//! - An inode that is *active* (written to since the last flush) has its attributes in memory; the row in the table then has the size that the content
-//!   in the table supports, so that what is logged of it never shows content that is not there.
-//! - Before a txg is frozen everything active is flushed into the table ([`Files::flush`]), so the frozen tree is the state of one moment.
+//! - Lock order: the gate (shared), `names`, inodes (several only under `names`), the table, the
+//!   small ones (`known`, `dirty`, `uses`, `freed`).
+//! - What one operation changes in the table is one [`Batch`], applied under one lock: nobody sees
+//!   half a rename.
+//! - An inode that is *active* (written to since the last flush) has its attributes in memory; the
+//!   row in the table then has the size that the content in the table supports, so that what is
+//!   logged of it never shows content that is not there.
+//! - Before a txg is frozen everything active is flushed into the table ([`Files::flush`]), so the
+//!   frozen tree is the state of one moment.
 
 mod admission;
 mod ahead;
@@ -74,7 +80,8 @@ pub enum FileError {
     IsDirectory,
     /// A directory that holds names.
     NotEmpty,
-    /// What is asked makes no sense: a directory moved below itself, a symbolic link read that is none.
+    /// What is asked makes no sense: a directory moved below itself, a symbolic link read that is
+    /// none.
     Invalid,
     /// What is asked is allowed to nobody: a second name for a directory.
     NotPermitted,
@@ -150,7 +157,8 @@ impl Gate {
         Self { open: RwLock::new(open) }
     }
 
-    /// Holds the open txg open: what changes under it belongs to it. Not to be entered twice by one thread: a commit may wait in between.
+    /// Holds the open txg open: what changes under it belongs to it. Not to be entered twice by one
+    /// thread: a commit may wait in between.
     pub fn enter(&self) -> Entered<'_> {
         Entered { open: self.open.read() }
     }
@@ -232,7 +240,8 @@ pub struct Files<T> {
     waiting: Mutex<HashMap<(OwnerKind, u32), u64>>,
     /// When a file lost its last name.
     lost_name: Mutex<Option<std::time::Instant>>,
-    /// Held by whoever is short of room, over the commits that may make some. The first of all locks.
+    /// Held by whoever is short of room, over the commits that may make some. The first of all
+    /// locks.
     short: Mutex<()>,
     rules: RwLock<Rules>,
     admission: Arc<dyn Admission>,
@@ -268,12 +277,14 @@ impl<T> fmt::Debug for Files<T> {
     }
 }
 
-/// Takes what operations do, so that an fsync need not wait for a commit: the intent log. Called with the txg held open.
+/// Takes what operations do, so that an fsync need not wait for a commit: the intent log. Called
+/// with the txg held open.
 pub trait Recorder: Send + Sync {
     /// An operation has changed these rows.
     fn record(&self, txg: Txg, dataset: u64, changes: &[Change<'_>]) -> Ticket;
 
-    /// An operation has changed what no record can hold: until this txg is committed, only a commit makes anything durable.
+    /// An operation has changed what no record can hold: until this txg is committed, only a commit
+    /// makes anything durable.
     fn cannot_record(&self, txg: Txg);
 }
 
@@ -301,8 +312,8 @@ impl fmt::Debug for Ground {
     }
 }
 
-/// Reads what was missing in a table, without its lock. What was committed meanwhile may have taken it away: whether it can be read, whoever looks under
-/// the lock is told.
+/// Reads what was missing in a table, without its lock. What was committed meanwhile may have taken
+/// it away: whether it can be read, whoever looks under the lock is told.
 fn hint(read: Absent) {
     if let Err(error) = read() {
         tracing::debug!(%error, "a part of a table that was to be read ahead is gone");
@@ -313,7 +324,8 @@ fn hint(read: Absent) {
 const WARMED_MOST: usize = 16;
 
 impl<T: Table> Files<T> {
-    /// An empty file system in an empty table: how names are hashed, which are the same, and the seed; a root directory of this user and group, with mode 755.
+    /// An empty file system in an empty table: how names are hashed, which are the same, and the
+    /// seed; a root directory of this user and group, with mode 755.
     ///
     /// # Errors
     /// [`PoolError`] of the table.
@@ -444,14 +456,18 @@ impl<T: Table> Files<T> {
         !self.dirty.lock().is_empty() || !self.uses.lock().is_empty() || self.known.has_let_go()
     }
 
-    /// The content frames that the open txg has freed so far; the commit takes them and applies the free rule.
+    /// The content frames that the open txg has freed so far; the commit takes them and applies the
+    /// free rule.
     pub fn take_freed(&self) -> Vec<Dead> {
         std::mem::take(&mut *self.freed.lock())
     }
 
     /// What the content frames of the open txg are charged so far, bytes; the commit takes it.
     pub fn take_written(&self) -> Stored {
-        Stored { charged: self.written.swap(0, Ordering::Relaxed), logical: self.written_logical.swap(0, Ordering::Relaxed) }
+        Stored {
+            charged: self.written.swap(0, Ordering::Relaxed),
+            logical: self.written_logical.swap(0, Ordering::Relaxed),
+        }
     }
 
     /// Writes a frame and counts it.
@@ -466,7 +482,8 @@ impl<T: Table> Files<T> {
         self.written_logical.fetch_add(pointer.logical.into(), Ordering::Relaxed);
     }
 
-    /// Begins an operation: waits while too much is held in memory, then holds the open txg open. Not under any lock.
+    /// Begins an operation: waits while too much is held in memory, then holds the open txg open.
+    /// Not under any lock.
     fn enter(&self) -> Result<Entered<'_>> {
         self.throttle.admit()?;
         Ok(self.enter_now())
@@ -515,7 +532,8 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Has the way to a row in memory, as far as that is known, so that nobody waits for a device under the table's lock. Not under that lock.
+    /// Has the way to a row in memory, as far as that is known, so that nobody waits for a device
+    /// under the table's lock. Not under that lock.
     fn warm(&self, key: &[u8]) -> Result<()> {
         // What a small cache does not keep is read under the lock after all.
         for _ in 0..WARMED_MOST {

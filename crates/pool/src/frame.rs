@@ -1,8 +1,10 @@
-//! The header in front of each frame in a segment. It makes a segment readable without any tree: a scrub checks frames and names their
-//! owners, the cleaner finds what to move, and a lost tree can be salvaged.
+//! The header in front of each frame in a segment. It makes a segment readable without any tree: a
+//! scrub checks frames and names their owners, the cleaner finds what to move, and a lost tree can
+//! be salvaged.
 //!
-//! Callers: the store, the cleaner, the scrub. Invariant: a header is believed only if its own checksum fits; it is copied unchanged when its
-//! frame moves, so the name in it is the one in pointers.
+//! Callers: the store, the cleaner, the scrub. Invariant: a header is believed only if its own
+//! checksum fits; it is copied unchanged when its frame moves, so the name in it is the one in
+//! pointers.
 
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -19,7 +21,8 @@ const NO_HEADER: PoolError = PoolError::Format(Damage::Header);
 /// What the header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The frame as pointers name it; the offset in it is not part of the header and is 0 after decoding.
+    /// The frame as pointers name it; the offset in it is not part of the header and is 0 after
+    /// decoding.
     pub pointer: Pointer,
     /// Whose frame it is.
     pub owner: Owner,
@@ -29,7 +32,8 @@ impl Header {
     /// The header's 80 bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Pointer { segment, index, stored, logical, kind, compression, checksum_kind, birth, checksum, offset: _ } = self.pointer;
+        let Pointer { segment, index, stored, logical, kind, compression, checksum_kind, birth, checksum, offset: _ } =
+            self.pointer;
         let mut body = Writer::default();
         for number in [segment, index, stored, logical] {
             body.u32(number);
@@ -66,12 +70,14 @@ impl Header {
         let mut from = Reader::new(body);
         let (segment, index, stored, logical) = (from.u32()?, from.u32()?, from.u32()?, from.u32()?);
         let (birth, checksum) = (Txg(from.u64()?), from.array()?);
-        let (kind, compression, checksum_kind) = (from.u8()?.try_into()?, from.u8()?.try_into()?, from.u8()?.try_into()?);
+        let (kind, compression, checksum_kind) =
+            (from.u8()?.try_into()?, from.u8()?.try_into()?, from.u8()?.try_into()?);
         if from.u8()? != 0 || from.u32()? != 0 {
             return Err(NO_HEADER);
         }
         let owner = Owner { dataset: from.u64()?, object: from.u64()?, offset: from.u64()? };
-        let pointer = Pointer { segment, index, offset: 0, stored, logical, kind, compression, checksum_kind, birth, checksum };
+        let pointer =
+            Pointer { segment, index, offset: 0, stored, logical, kind, compression, checksum_kind, birth, checksum };
         Ok(Self { pointer, owner })
     }
 

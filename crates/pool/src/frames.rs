@@ -1,11 +1,13 @@
-//! The edge between trees and the store: frames are read and written through [`Frames`], so that a tree is tested over a map in memory.
+//! The edge between trees and the store: frames are read and written through [`Frames`], so that a
+//! tree is tested over a map in memory.
 
 use std::sync::Arc;
 
 use crate::error::{Damage, PoolError};
 use crate::pointer::{ChecksumKind, FrameKind, Pointer, Txg};
 
-/// Which open segment a frame goes to: frames that die together lie together (see "cleaning" in `docs/pool-format.md`).
+/// Which open segment a frame goes to: frames that die together lie together (see "cleaning" in
+/// `docs/pool-format.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Stream {
@@ -35,7 +37,8 @@ impl Stream {
     }
 }
 
-/// Whose frame it is, written into the frame's header: a scrub names the damaged file without a walk of any tree, and a lost tree can be salvaged.
+/// Whose frame it is, written into the frame's header: a scrub names the damaged file without a
+/// walk of any tree, and a lost tree can be salvaged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
     /// The dataset; 0 is the catalog.
@@ -46,7 +49,8 @@ pub struct Owner {
     pub offset: u64,
 }
 
-/// How content is to be packed; a frame keeps content as it is where packing does not save an eighth of it.
+/// How content is to be packed; a frame keeps content as it is where packing does not save an
+/// eighth of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     /// As it is.
@@ -95,14 +99,15 @@ pub struct Wanted<'a> {
 
 /// Frames by their pointers.
 pub trait Frames: Send + Sync {
-    /// The content of a frame, unpacked and checked. Frames that were written but not committed yet are read as well.
+    /// The content of a frame, unpacked and checked. Frames that were written but not committed yet
+    /// are read as well.
     ///
     /// # Errors
     /// [`PoolError::Frame`] for a damaged one, [`PoolError::Device`].
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError>;
 
-    /// Reads the content of several frames to where it is wanted, each target as long as its frame's content. For
-    /// streams: what was not kept in memory before is not kept afterwards.
+    /// Reads the content of several frames to where it is wanted, each target as long as its
+    /// frame's content. For streams: what was not kept in memory before is not kept afterwards.
     ///
     /// # Errors
     /// As [`Self::read`]; what the targets hold then is undefined.
@@ -113,7 +118,10 @@ pub trait Frames: Send + Sync {
                 target.copy_from_slice(&content);
                 return Ok(());
             }
-            Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("a frame of another length than expected") })
+            Err(PoolError::Frame {
+                pointer: *pointer,
+                damage: Damage::Structure("a frame of another length than expected"),
+            })
         })
     }
 
@@ -131,8 +139,9 @@ pub trait Frames: Send + Sync {
     /// [`PoolError::NoSpace`], [`PoolError::Device`], [`PoolError::Suspended`].
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError>;
 
-    /// Writes several frames, one behind the other; packs them by several threads where that pays. `written` gets the pointers of those that were
-    /// written, in their order: all of them, or those before the one that failed.
+    /// Writes several frames, one behind the other; packs them by several threads where that pays.
+    /// `written` gets the pointers of those that were written, in their order: all of them, or
+    /// those before the one that failed.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -143,8 +152,8 @@ pub trait Frames: Send + Sync {
         })
     }
 
-    /// Packs frames before they are written, by several threads where that pays; takes nothing of the pool, and the frames' txg does not count yet. Empty
-    /// where that cannot be done apart.
+    /// Packs frames before they are written, by several threads where that pays; takes nothing of
+    /// the pool, and the frames' txg does not count yet. Empty where that cannot be done apart.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -153,7 +162,8 @@ pub trait Frames: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// As [`Self::write`], with what [`Self::pack_all`] made of a frame of the same content, packing and checksum.
+    /// As [`Self::write`], with what [`Self::pack_all`] made of a frame of the same content,
+    /// packing and checksum.
     ///
     /// # Errors
     /// As [`Self::write`].

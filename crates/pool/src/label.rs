@@ -1,14 +1,18 @@
 //! Labels: four copies on each device of who the pool is, and of the ring of root records.
 //!
-//! The one write that commits a pool is [`write_root`]: what it names is durable before, and counts from then on.
+//! The one write that commits a pool is [`write_root`]: what it names is durable before, and counts
+//! from then on.
 //!
-//! Callers: the store (create, open, commit, add) and whoever looks for pools to import. The places: 0 and 512 KiB, and the two halves of the
-//! last whole MiB. In each: 64 KiB kept free (boot blocks, partition tables), the identity, and from 128 KiB on 96 root records of 4 KiB.
+//! Callers: the store (create, open, commit, add) and whoever looks for pools to import. The
+//! places: 0 and 512 KiB, and the two halves of the last whole MiB. In each: 64 KiB kept free (boot
+//! blocks, partition tables), the identity, and from 128 KiB on 96 root records of 4 KiB.
 //!
 //! Invariants:
 //! - A label is written in two rounds with a sync between them, so one good copy is always there.
-//! - A root record is written to a place of the ring that the 95 roots before it do not use, and only after all it names is durable.
-//! - Where the newest record is guarded, every place of the rings can be read in one copy at least, whenever power fails: a place that cannot is damage.
+//! - A root record is written to a place of the ring that the 95 roots before it do not use, and
+//!   only after all it names is durable.
+//! - Where the newest record is guarded, every place of the rings can be read in one copy at least,
+//!   whenever power fails: a place that cannot is damage.
 
 mod identity;
 mod root;
@@ -40,10 +44,12 @@ pub fn places(length: u64) -> Vec<u64> {
     if whole < 2 * ENDS { Vec::new() } else { vec![0, LENGTH, whole - ENDS, whole - LENGTH] }
 }
 
-/// Reads who a device belongs to: the newest valid identity of its four. `None` where there is none.
+/// Reads who a device belongs to: the newest valid identity of its four. `None` where there is
+/// none.
 ///
 /// # Errors
-/// [`PoolError::Device`] if no label could be read at all; [`PoolError::Refused`] for a format that this program is too old for.
+/// [`PoolError::Device`] if no label could be read at all; [`PoolError::Refused`] for a format that
+/// this program is too old for.
 pub fn probe(device: &dyn Device) -> Result<Option<Identity>, PoolError> {
     let (mut best, mut failure, mut read) = (None::<Identity>, None, false);
     for place in places(device.length()) {
@@ -78,7 +84,9 @@ pub fn write_identity(device: &dyn Device, identity: &Identity) -> Result<(), Po
     let places = places(device.length());
     for half in 0..2 {
         for place in places.iter().skip(half).step_by(2) {
-            device.write_at(&block, place + IDENTITY_AT).map_err(|error| failed(device, "writing the label of", error))?;
+            device
+                .write_at(&block, place + IDENTITY_AT)
+                .map_err(|error| failed(device, "writing the label of", error))?;
         }
         device.sync().map_err(|error| failed(device, "syncing", error))?;
     }
@@ -88,7 +96,8 @@ pub fn write_identity(device: &dyn Device, identity: &Identity) -> Result<(), Po
 /// The records at the places of a ring.
 type Ring = Vec<Option<Vec<u8>>>;
 
-/// Which of a device's labels are written: a sync lies between the first round and the second, and between the second and the next record's first.
+/// Which of a device's labels are written: a sync lies between the first round and the second, and
+/// between the second and the next record's first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Round {
     /// Labels 0 and 2.
@@ -103,12 +112,15 @@ pub enum Round {
 /// [`PoolError::Device`].
 pub fn write_root(device: &dyn Device, generation: u64, record: &[u8], round: Round) -> Result<(), PoolError> {
     for place in places(device.length()).into_iter().skip(usize::from(round == Round::Second)).step_by(2) {
-        device.write_at(record, place + ring_at(generation)).map_err(|error| failed(device, "writing the label of", error))?;
+        device
+            .write_at(record, place + ring_at(generation))
+            .map_err(|error| failed(device, "writing the label of", error))?;
     }
     Ok(())
 }
 
-/// Reads all copies of a device's identity, and writes those anew that are not what they should be; answers how many. Durable when it returns.
+/// Reads all copies of a device's identity, and writes those anew that are not what they should be;
+/// answers how many. Durable when it returns.
 ///
 /// # Errors
 /// [`PoolError::Device`] for a device that cannot be written; what cannot be read is written.
@@ -117,19 +129,23 @@ pub fn mend_identity(device: &dyn Device, identity: &Identity) -> Result<u64, Po
     mend(device, IDENTITY_AT, &right, |block| Identity::decode(block).is_ok_and(|found| found == *identity))
 }
 
-/// Makes the rings of the devices that have roots whole: the newest record goes to its own place wherever it is not, and to every other place that holds no
-/// record of this pool. So much is durable when it returns. Where there is no record at all, there is nothing to be done. Answers how many were written for each
-/// device, or why they could not be.
+/// Makes the rings of the devices that have roots whole: the newest record goes to its own place
+/// wherever it is not, and to every other place that holds no record of this pool. So much is
+/// durable when it returns. Where there is no record at all, there is nothing to be done. Answers
+/// how many were written for each device, or why they could not be.
 pub fn mend_rings(devices: &[std::sync::Arc<dyn Device>], pool: u64) -> Vec<Result<u64, PoolError>> {
     let none = || vec![None; RING as usize];
     let rings = |device: &dyn Device| {
-        let rings = places(device.length()).into_iter().map(|place| (place, ring(device, place).unwrap_or_else(|_| none())));
+        let rings =
+            places(device.length()).into_iter().map(|place| (place, ring(device, place).unwrap_or_else(|_| none())));
         rings.collect::<Vec<_>>()
     };
     let found: Vec<_> = devices.iter().map(|device| rings(&**device)).collect();
-    let generation = |record: &[u8]| Root::decode(record).ok().filter(|root| root.pool == pool).map(|root| root.generation);
+    let generation =
+        |record: &[u8]| Root::decode(record).ok().filter(|root| root.pool == pool).map(|root| root.generation);
     let records = found.iter().flatten().flat_map(|(_, records)| records.iter().flatten());
-    let newest = records.filter_map(|record| Some((generation(record)?, record))).max_by_key(|(generation, _)| *generation);
+    let newest =
+        records.filter_map(|record| Some((generation(record)?, record))).max_by_key(|(generation, _)| *generation);
     let Some((newest, right)) = newest else { return devices.iter().map(|_| Ok(0)).collect() };
     let is_right = |at: usize, record: &Option<Vec<u8>>| match record {
         Some(record) if at as u64 == newest % RING => record == right,
@@ -140,10 +156,13 @@ pub fn mend_rings(devices: &[std::sync::Arc<dyn Device>], pool: u64) -> Vec<Resu
         let mut mended = 0;
         // One label after the other, so that a crash between them leaves the others.
         for (place, records) in rings {
-            let wrong: Vec<usize> = records.iter().enumerate().filter(|(at, record)| !is_right(*at, record)).map(|(at, _)| at).collect();
+            let wrong: Vec<usize> =
+                records.iter().enumerate().filter(|(at, record)| !is_right(*at, record)).map(|(at, _)| at).collect();
             for run in wrong.chunk_by(|at, next| at + 1 == *next) {
                 let offset = place + ring_at(run.first().map_or(0, |at| *at as u64));
-                device.write_at(&right.repeat(run.len()), offset).map_err(|error| failed(&**device, "writing the label of", error))?;
+                device
+                    .write_at(&right.repeat(run.len()), offset)
+                    .map_err(|error| failed(&**device, "writing the label of", error))?;
             }
             if !wrong.is_empty() {
                 device.sync().map_err(|error| failed(&**device, "syncing", error))?;
@@ -155,11 +174,13 @@ pub fn mend_rings(devices: &[std::sync::Arc<dyn Device>], pool: u64) -> Vec<Resu
     devices.iter().zip(&found).map(mend).collect()
 }
 
-/// How many states that came after this root are lost: their records cannot be read in any copy, which power that fails does not do to guarded rings.
+/// How many states that came after this root are lost: their records cannot be read in any copy,
+/// which power that fails does not do to guarded rings.
 #[must_use]
 pub fn lost(devices: &[std::sync::Arc<dyn Device>], newest: &Root) -> u64 {
     let is_there = |generation: u64| {
-        let mut copies = devices.iter().flat_map(|device| places(device.length()).into_iter().map(move |place| (device, place)));
+        let mut copies =
+            devices.iter().flat_map(|device| places(device.length()).into_iter().map(move |place| (device, place)));
         copies.any(|(device, place)| {
             let mut record = vec![0; root::LENGTH];
             let read = device.read_at(&mut record, place + ring_at(generation));
@@ -184,7 +205,8 @@ fn ring(device: &dyn Device, place: u64) -> std::io::Result<Ring> {
     if records.iter().all(Option::is_none) { Err(error) } else { Ok(records) }
 }
 
-/// Writes what is right to this place of each label where it is not. One after the other, so that a crash between them leaves the others.
+/// Writes what is right to this place of each label where it is not. One after the other, so that a
+/// crash between them leaves the others.
 fn mend(device: &dyn Device, at: u64, right: &[u8], is_right: impl Fn(&[u8]) -> bool) -> Result<u64, PoolError> {
     let mut mended = 0;
     for place in places(device.length()) {
@@ -232,7 +254,8 @@ pub fn roots(device: &dyn Device, pool: u64) -> Result<Vec<Root>, PoolError> {
     }
 }
 
-/// Makes a device one that belongs to no pool, durably: identities and root records of all four labels are zeroed.
+/// Makes a device one that belongs to no pool, durably: identities and root records of all four
+/// labels are zeroed.
 ///
 /// # Errors
 /// [`PoolError::Device`].

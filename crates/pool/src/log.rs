@@ -1,5 +1,5 @@
-//! The intent log: what an fsync promised between two commits. The dataset layer records each operation, fsync flushes, a commit makes what it
-//! holds obsolete, import replays.
+//! The intent log: what an fsync promised between two commits. The dataset layer records each
+//! operation, fsync flushes, a commit makes what it holds obsolete, import replays.
 //!
 //! ```text
 //!  record()   operation -> the buffer in memory, in the order of the operations
@@ -8,8 +8,9 @@
 //!  replay     blocks from the root's start on -> records, in order
 //! ```
 //!
-//! Invariants: records become durable in the order in which they were recorded; a record of a txg is never durable in the log while an earlier
-//! record of a txg that is not committed is missing: where the buffer overflows, a flush asks for a commit until that has happened.
+//! Invariants: records become durable in the order in which they were recorded; a record of a txg
+//! is never durable in the log while an earlier record of a txg that is not committed is missing:
+//! where the buffer overflows, a flush asks for a commit until that has happened.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,11 +96,16 @@ impl<A: Area> Log<A> {
             writing: false,
             failed: None,
         };
-        Self { state: Mutex::new(state), done: Condvar::new(), ring: Mutex::new(ring), half_full: AtomicBool::new(false) }
+        Self {
+            state: Mutex::new(state),
+            done: Condvar::new(),
+            ring: Mutex::new(ring),
+            half_full: AtomicBool::new(false),
+        }
     }
 
-    /// Notes an operation. It is in memory only until a flush or a commit. The caller holds the txg open meanwhile, so that records come in the order
-    /// of their txgs.
+    /// Notes an operation. It is in memory only until a flush or a commit. The caller holds the txg
+    /// open meanwhile, so that records come in the order of their txgs.
     pub fn record(&self, record: &Record<'_>) -> Ticket {
         let mut encoded = crate::codec::Writer::default();
         record.encode(&mut encoded);
@@ -126,8 +132,9 @@ impl<A: Area> Log<A> {
         last
     }
 
-    /// An operation of this txg has changed what no record can hold: until it is committed, a flush asks for that commit. It counts as a record that
-    /// the log cannot hold, so that it is among what [`Self::newest`] stands for even where all real records are durable.
+    /// An operation of this txg has changed what no record can hold: until it is committed, a flush
+    /// asks for that commit. It counts as a record that the log cannot hold, so that it is among
+    /// what [`Self::newest`] stands for even where all real records are durable.
     pub fn cannot_record(&self, txg: Txg) {
         let mut state = self.state.lock();
         state.last.0 = state.last.0.wrapping_add(1);
@@ -141,10 +148,12 @@ impl<A: Area> Log<A> {
         self.state.lock().last
     }
 
-    /// Makes everything up to a ticket durable. Those who come while a block is being written share the next.
+    /// Makes everything up to a ticket durable. Those who come while a block is being written share
+    /// the next.
     ///
     /// # Errors
-    /// [`PoolError::Device`]; after a failure every further flush fails with it, for what was written last is unknown.
+    /// [`PoolError::Device`]; after a failure every further flush fails with it, for what was
+    /// written last is unknown.
     pub fn flush(&self, through: Ticket) -> Result<Flushed, PoolError> {
         let mut state = self.state.lock();
         loop {
@@ -186,14 +195,15 @@ impl<A: Area> Log<A> {
         Ok(if state.durable >= through { Flushed::Durable } else { Flushed::NeedsCommit(txg) })
     }
 
-    /// Where replay has to begin for a root that holds this txg: to be written into it. Blocks from there on stay until [`Self::committed`].
+    /// Where replay has to begin for a root that holds this txg: to be written into it. Blocks from
+    /// there on stay until [`Self::committed`].
     #[must_use]
     pub fn start_after(&self, txg: Txg) -> Start {
         self.ring.lock().start_after(txg)
     }
 
-    /// This txg is durable: its records need no log any more, and those who wait for them are done. `last` is the newest ticket that it holds, taken
-    /// when the txg was closed.
+    /// This txg is durable: its records need no log any more, and those who wait for them are done.
+    /// `last` is the newest ticket that it holds, taken when the txg was closed.
     pub fn committed(&self, txg: Txg, last: Ticket) {
         self.ring.lock().forget(txg);
         self.note_used();

@@ -1,5 +1,5 @@
-//! Names of pools, datasets, snapshots and bookmarks: which there can be, and how a snapshot argument is taken apart. Commands check what users
-//! type here, the engine what it is given.
+//! Names of pools, datasets, snapshots and bookmarks: which there can be, and how a snapshot
+//! argument is taken apart. Commands check what users type here, the engine what it is given.
 //!
 //! ```text
 //!  pool            letter, then letters, digits, - _ . : and blanks; none of the words that mean something else in `pool create`
@@ -175,7 +175,9 @@ impl<'a> Name<'a> {
     #[must_use]
     pub fn pool(&self) -> &'a str {
         let filesystem = match self {
-            Self::Filesystem(filesystem) | Self::Snapshot { filesystem, .. } | Self::Bookmark { filesystem, .. } => filesystem,
+            Self::Filesystem(filesystem) | Self::Snapshot { filesystem, .. } | Self::Bookmark { filesystem, .. } => {
+                filesystem
+            }
         };
         filesystem.split('/').next().unwrap_or(filesystem)
     }
@@ -220,7 +222,8 @@ pub fn check_new_pool(name: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-/// Whether a snapshot or bookmark can have this name (without its file system), or a file system this last part.
+/// Whether a snapshot or bookmark can have this name (without its file system), or a file system
+/// this last part.
 ///
 /// # Errors
 /// What is wrong with it.

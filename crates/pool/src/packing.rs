@@ -1,6 +1,7 @@
 //! Compression of frames.
 //!
-//! Callers: the store, outside of all locks. Invariant: unpacking survives any bytes and never writes more than it was told to expect.
+//! Callers: the store, outside of all locks. Invariant: unpacking survives any bytes and never
+//! writes more than it was told to expect.
 
 use std::cell::RefCell;
 
@@ -20,7 +21,8 @@ thread_local! {
 /// Buffers that each thread keeps are no longer than this, bytes.
 const KEPT: usize = (1 << 20) + (64 << 10);
 
-/// Packs content; `None` where it is better stored as it is: packing saves less than an eighth, or is switched off.
+/// Packs content; `None` where it is better stored as it is: packing saves less than an eighth, or
+/// is switched off.
 #[must_use]
 pub fn pack(packing: Packing, content: &[u8]) -> Option<(Compression, Vec<u8>)> {
     let worth = content.len() - content.len().div_ceil(8);
@@ -58,13 +60,17 @@ fn zstd(level: i8, content: &[u8], worth: usize) -> Option<Vec<u8>> {
         }
         let (_, packer) = cached.as_mut()?;
         SCRATCH.with_borrow_mut(|scratch| {
-            // A buffer that is too small for content that does not pack is an early "not worth it", not a failure.
+            // A buffer that is too small for content that does not pack is an early "not worth it",
+            // not a failure.
             let room = worth.max(16);
             if scratch.len() < room {
                 scratch.resize(room, 0);
             }
             let target = scratch.get_mut(..room)?;
-            let packed = packer.compress_to_buffer(content, target).ok().and_then(|length| scratch.get(..length).map(<[u8]>::to_vec));
+            let packed = packer
+                .compress_to_buffer(content, target)
+                .ok()
+                .and_then(|length| scratch.get(..length).map(<[u8]>::to_vec));
             forget_much(scratch);
             packed
         })
@@ -72,7 +78,8 @@ fn zstd(level: i8, content: &[u8], worth: usize) -> Option<Vec<u8>> {
     (packed.len() <= worth).then_some(packed)
 }
 
-/// Unpacks what is stored into the content's buffer, which must become exactly full; tells whether it did.
+/// Unpacks what is stored into the content's buffer, which must become exactly full; tells whether
+/// it did.
 #[must_use]
 pub fn unpack(compression: Compression, stored: &[u8], content: &mut [u8]) -> bool {
     match compression {
@@ -83,14 +90,16 @@ pub fn unpack(compression: Compression, stored: &[u8], content: &mut [u8]) -> bo
             }
             fits
         }
-        Compression::Lz4 => lz4_flex::block::decompress_into(stored, content).is_ok_and(|length| length == content.len()),
+        Compression::Lz4 => {
+            lz4_flex::block::decompress_into(stored, content).is_ok_and(|length| length == content.len())
+        }
         Compression::Zstd => UNPACKER.with_borrow_mut(|cached| {
             if cached.is_none() {
                 *cached = Decompressor::new().ok();
             }
-            cached
-                .as_mut()
-                .is_some_and(|unpacker| unpacker.decompress_to_buffer(stored, content).is_ok_and(|length| length == content.len()))
+            cached.as_mut().is_some_and(|unpacker| {
+                unpacker.decompress_to_buffer(stored, content).is_ok_and(|length| length == content.len())
+            })
         }),
     }
 }
@@ -101,7 +110,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn packings() -> impl Strategy<Value = Packing> {
-        prop_oneof![Just(Packing::Off), Just(Packing::Lz4), (1i8..=19).prop_map(Packing::Zstd), (-7i8..=-1).prop_map(Packing::Zstd)]
+        prop_oneof![
+            Just(Packing::Off),
+            Just(Packing::Lz4),
+            (1i8..=19).prop_map(Packing::Zstd),
+            (-7i8..=-1).prop_map(Packing::Zstd)
+        ]
     }
 
     proptest! {
@@ -120,7 +134,8 @@ mod tests {
             }
         }
 
-        /// What comes next to the target is never touched: damage that is almost right gets far into the decoder.
+        /// What comes next to the target is never touched: damage that is almost right gets far
+        /// into the decoder.
         #[test]
         fn damaged_packed_content_stays_in_its_target(
             packing in packings(), seed: u8, length in 1usize..40_000, step in 1usize..9, damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6), cut in 0usize..4

@@ -1,7 +1,9 @@
-//! How long a wait lasts: the one place of this crate that asks the machine for a clock, and that sleeps.
+//! How long a wait lasts: the one place of this crate that asks the machine for a clock, and that
+//! sleeps.
 //!
-//! Callers: the committer and its throttle, whoever waits for something to become free, the simulated device.
-//! Invariant: what is answered or stored never depends on it but for "not in time". The time of day is passed in (`engine::Ground`, or an argument).
+//! Callers: the committer and its throttle, whoever waits for something to become free, the
+//! simulated device. Invariant: what is answered or stored never depends on it but for "not in
+//! time". The time of day is passed in (`engine::Ground`, or an argument).
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,8 @@
-//! Pointers: how trees and root records name frames. Every module above `device` uses them; `docs/pool-format.md` has the picture.
+//! Pointers: how trees and root records name frames. Every module above `device` uses them;
+//! `docs/pool-format.md` has the picture.
 //!
-//! Invariant: a pointer stays valid when its frame moves: segment and index are its name, the offset only a hint for frames that never moved.
+//! Invariant: a pointer stays valid when its frame moves: segment and index are its name, the
+//! offset only a hint for frames that never moved.
 
 use std::fmt;
 
@@ -94,7 +96,8 @@ pub struct Pointer {
     pub checksum_kind: ChecksumKind,
     /// The txg in which the frame was written.
     pub birth: Txg,
-    /// Checksum of the content (not of what is stored), so that a frame can be packed anew without touching its pointer.
+    /// Checksum of the content (not of what is stored), so that a frame can be packed anew without
+    /// touching its pointer.
     pub checksum: [u8; 16],
 }
 
@@ -106,7 +109,8 @@ impl Pointer {
     /// Length of the header before each frame's stored bytes.
     pub const HEADER: u32 = 80;
 
-    /// What the frame takes of its segment, and what its owner is charged: header and stored bytes, rounded up to the unit. Bytes.
+    /// What the frame takes of its segment, and what its owner is charged: header and stored bytes,
+    /// rounded up to the unit. Bytes.
     #[must_use]
     pub fn charged(&self) -> u64 {
         (u64::from(Self::HEADER) + u64::from(self.stored)).next_multiple_of(u64::from(Self::UNIT))
@@ -132,13 +136,26 @@ impl Pointer {
     /// # Errors
     /// [`PoolError::Format`] for bytes that are no pointer.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, PoolError> {
-        let (segment, index, offset, stored, logical) = (from.u32()?, from.u32()?, from.u32()?, from.u32()?, from.u32()?);
-        let (kind, compression, checksum_kind) = (from.u8()?.try_into()?, from.u8()?.try_into()?, from.u8()?.try_into()?);
+        let (segment, index, offset, stored, logical) =
+            (from.u32()?, from.u32()?, from.u32()?, from.u32()?, from.u32()?);
+        let (kind, compression, checksum_kind) =
+            (from.u8()?.try_into()?, from.u8()?.try_into()?, from.u8()?.try_into()?);
         if from.u8()? != 0 {
             return Err(PoolError::Format(Damage::Structure("reserved byte of a pointer")));
         }
         let birth = Txg(from.u64()?);
-        Ok(Self { segment, index, offset, stored, logical, kind, compression, checksum_kind, birth, checksum: from.array()? })
+        Ok(Self {
+            segment,
+            index,
+            offset,
+            stored,
+            logical,
+            kind,
+            compression,
+            checksum_kind,
+            birth,
+            checksum: from.array()?,
+        })
     }
 }
 

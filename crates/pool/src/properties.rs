@@ -1,5 +1,6 @@
-//! The properties of datasets and pools: which there are, what values they take, how values are read and shown, and which value holds for a
-//! dataset. `nacre fs get/set/inherit/list`, `nacre pool get/set`, and the engine, which wants to know how to store and what to allow.
+//! The properties of datasets and pools: which there are, what values they take, how values are
+//! read and shown, and which value holds for a dataset. `nacre fs get/set/inherit/list`, `nacre
+//! pool get/set`, and the engine, which wants to know how to store and what to allow.
 //!
 //! ```text
 //!  table      one line per property: kind of value, default, who may set it when, whether it is inherited
@@ -12,8 +13,9 @@
 //!  spelling   which names are the same: fixed when a dataset is made
 //! ```
 //!
-//! Invariants: what the catalog stores is canonical: parsing it gives it back; a value that is refused says what would be accepted; a property
-//! that this pool cannot serve is known by name and refused with a reason, except for the value that asks for nothing.
+//! Invariants: what the catalog stores is canonical: parsing it gives it back; a value that is
+//! refused says what would be accepted; a property that this pool cannot serve is known by name and
+//! refused with a reason, except for the value that asks for nothing.
 
 use std::fmt;
 
@@ -32,7 +34,8 @@ pub use effective::{Behaviour, Effective, Level, Source, SyncMode};
 pub use owner::OwnerProperty;
 pub use table::{DATASET_PROPERTIES, POOL_PROPERTIES};
 
-/// The longest value of a user property, bytes: a row of the catalog holds it with the longest name.
+/// The longest value of a user property, bytes: a row of the catalog holds it with the longest
+/// name.
 pub const USER_VALUE_MOST: usize = 7900;
 
 /// The longest name of a user property, bytes.
@@ -193,7 +196,8 @@ impl fmt::Display for PropertyError {
 impl std::error::Error for PropertyError {}
 
 impl PropertyError {
-    /// What to do next, where that can be said: the names of the table that are near to an unknown one, what sizes look like. May be empty.
+    /// What to do next, where that can be said: the names of the table that are near to an unknown
+    /// one, what sizes look like. May be empty.
     #[must_use]
     pub fn next(&self, table: &[Definition]) -> String {
         match self {
@@ -222,7 +226,8 @@ pub enum Property {
     Feature(String),
 }
 
-/// The dataset property of this name: of the table, by its short name and the head of its column too, a user's, an owner's.
+/// The dataset property of this name: of the table, by its short name and the head of its column
+/// too, a user's, an owner's.
 ///
 /// # Errors
 /// [`PropertyError::Unknown`]; a user property that is too long.
@@ -238,7 +243,11 @@ pub fn dataset_property(name: &str) -> Result<Property, PropertyError> {
     }
     if is_user_property(name) {
         let fits = name.len() < USER_NAME_MOST;
-        return if fits { Ok(Property::User(name.to_owned())) } else { Err(PropertyError::UserTooLong(name.to_owned())) };
+        return if fits {
+            Ok(Property::User(name.to_owned()))
+        } else {
+            Err(PropertyError::UserTooLong(name.to_owned()))
+        };
     }
     Err(PropertyError::Unknown(name.to_owned()))
 }
@@ -266,15 +275,18 @@ fn find(table: &'static [Definition], name: &str) -> Option<&'static Definition>
     table.iter().find(is_meant).or_else(|| table.iter().find(|definition| definition.column.eq_ignore_ascii_case(name)))
 }
 
-/// Whether this is the name of a user property: lower-case letters, digits and `- _ . :`, with a colon.
+/// Whether this is the name of a user property: lower-case letters, digits and `- _ . :`, with a
+/// colon.
 #[must_use]
 pub fn is_user_property(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_' | b'.' | b':');
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_' | b'.' | b':');
     name.contains(':') && name.bytes().all(allowed)
 }
 
 impl Property {
-    /// The canonical value of what a user wants to set. `creating`: the dataset or pool is being made.
+    /// The canonical value of what a user wants to set. `creating`: the dataset or pool is being
+    /// made.
     ///
     /// # Errors
     /// Why it is not accepted.
@@ -307,8 +319,12 @@ impl Property {
     pub fn check_inherit(&self) -> Result<(), PropertyError> {
         match self {
             Self::User(_) => Ok(()),
-            Self::Known(definition) if definition.settable == Settable::Never => Err(PropertyError::ReadOnly(definition.name)),
-            Self::Known(definition) if definition.settable == Settable::AtCreation => Err(PropertyError::OnlyAtCreation(definition.name)),
+            Self::Known(definition) if definition.settable == Settable::Never => {
+                Err(PropertyError::ReadOnly(definition.name))
+            }
+            Self::Known(definition) if definition.settable == Settable::AtCreation => {
+                Err(PropertyError::OnlyAtCreation(definition.name))
+            }
             Self::Known(definition) if !definition.inherited => Err(PropertyError::NotInherited(definition.name)),
             Self::Known(_) => Ok(()),
             Self::Owner(_) => Err(PropertyError::NotInherited("userquota@")),

@@ -1,5 +1,5 @@
-//! The rows of a dataset's tree: which keys there are, and the codec of each value. The dataset layer reads and writes files through these;
-//! `docs/pool-format.md` has the byte tables.
+//! The rows of a dataset's tree: which keys there are, and the codec of each value. The dataset
+//! layer reads and writes files through these; `docs/pool-format.md` has the byte tables.
 //!
 //! ```text
 //!  kind  row         key after the kind byte       value
@@ -15,8 +15,9 @@
 //!  0x0a  cut         inode                         nothing
 //! ```
 //!
-//! Invariants: keys sort by kind, then as their numbers do; every decoder takes any bytes and gives a value or an error; what is encoded is decoded
-//! to the same value; nothing follows a value within its row.
+//! Invariants: keys sort by kind, then as their numbers do; every decoder takes any bytes and gives
+//! a value or an error; what is encoded is decoded to the same value; nothing follows a value
+//! within its row.
 
 pub mod entry;
 pub mod extent;

@@ -1,5 +1,6 @@
-//! Who uses how much, and who may use more: the accounting rules of datasets. The catalog keeps the counters, the dataset layer asks before it
-//! accepts a write, commands show the figures and change the limits.
+//! Who uses how much, and who may use more: the accounting rules of datasets. The catalog keeps the
+//! counters, the dataset layer asks before it accepts a write, commands show the figures and change
+//! the limits.
 //!
 //! ```text
 //!  used          = by dataset + by snapshots + by children + by refreservation
@@ -8,8 +9,9 @@
 //!  available     = min(available of the parent + unused reservation, quota - used); at the root: size - slop - used
 //! ```
 //!
-//! Invariants: counters are exact, in charged bytes; a change is applied to a whole chain of ancestors or not at all; a counter never falls
-//! below zero: that would be a damaged catalog and is an error.
+//! Invariants: counters are exact, in charged bytes; a change is applied to a whole chain of
+//! ancestors or not at all; a counter never falls below zero: that would be a damaged catalog and
+//! is an error.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,7 +21,8 @@ use crate::error::{Damage, PoolError};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What of a pool is kept back from ordinary writes: 1/32, at least 128 MiB, at most 128 GiB, and never more than half.
+/// What of a pool is kept back from ordinary writes: 1/32, at least 128 MiB, at most 128 GiB, and
+/// never more than half.
 #[must_use]
 pub fn slop(size: u64) -> u64 {
     (size / 32).clamp(128 * MIB, 128 * GIB).min(size / 2)
@@ -103,7 +106,14 @@ impl Change {
     /// The head has written so much more, and that is so much before packing.
     #[must_use]
     pub fn stored(bytes: i64, logical: i64) -> Self {
-        Self { dataset: bytes, snapshots: 0, referenced: bytes, unique: bytes, logical_used: logical, logical_referenced: logical }
+        Self {
+            dataset: bytes,
+            snapshots: 0,
+            referenced: bytes,
+            unique: bytes,
+            logical_used: logical,
+            logical_referenced: logical,
+        }
     }
 
     /// This and another.
@@ -207,7 +217,8 @@ struct Node {
     parent: Option<u64>,
     usage: Usage,
     limits: Limits,
-    /// What the head has been promised and is not in `usage` yet: at most so many bytes more will be written.
+    /// What the head has been promised and is not in `usage` yet: at most so many bytes more will
+    /// be written.
     promised: u64,
     /// Sum over the children of max(used, reservation).
     children: u64,
@@ -266,7 +277,8 @@ pub struct Forest {
     size: u64,
     /// What is charged to several and is there once, beside that once. Bytes.
     saved: u64,
-    /// What datasets may be charged by the room that there really is: frames leave gaps, and the pool keeps books. Bytes.
+    /// What datasets may be charged by the room that there really is: frames leave gaps, and the
+    /// pool keeps books. Bytes.
     reachable: u64,
 }
 
@@ -301,16 +313,19 @@ impl Forest {
         usable(purpose).saturating_add(self.saved).min(reachable)
     }
 
-    /// There is so much room that ordinary writes may have, beside what all datasets store now. Bytes.
+    /// There is so much room that ordinary writes may have, beside what all datasets store now.
+    /// Bytes.
     pub fn set_room(&mut self, bytes: u64) {
         let stored = self.nodes.values().map(|node| node.usage.dataset.saturating_add(node.usage.snapshots));
         self.reachable = stored.fold(bytes, u64::saturating_add);
     }
 
-    /// A dataset that exists: as read from the catalog, parents before children, or made or cloned now.
+    /// A dataset that exists: as read from the catalog, parents before children, or made or cloned
+    /// now.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for an unknown parent or a number that is taken; counters out of bounds.
+    /// [`PoolError::Refused`] for an unknown parent or a number that is taken; counters out of
+    /// bounds.
     pub fn add(&mut self, id: u64, parent: u64, usage: Usage, limits: Limits) -> Result<(), PoolError> {
         if self.nodes.contains_key(&id) {
             return Err(PoolError::Refused(format!("dataset {id} exists already")));
@@ -348,7 +363,8 @@ impl Forest {
     /// A dataset has got another parent. Its descendants come along.
     ///
     /// # Errors
-    /// A [`Shortage`] where the new ancestors cannot hold it, inside `Ok`; [`PoolError::Refused`] for unknown ones, the root, and a parent below it.
+    /// A [`Shortage`] where the new ancestors cannot hold it, inside `Ok`; [`PoolError::Refused`]
+    /// for unknown ones, the root, and a parent below it.
     pub fn reparent(&mut self, id: u64, parent: u64) -> Result<Result<(), Shortage>, PoolError> {
         if self.chain(parent)?.contains(&id) {
             return Err(PoolError::Refused("a dataset cannot be put below itself".to_owned()));
@@ -382,7 +398,8 @@ impl Forest {
     /// Applies a change that has happened, up the chain of ancestors, whatever the limits say.
     ///
     /// # Errors
-    /// [`PoolError::Format`] for a counter out of bounds (nothing is changed then), [`PoolError::Refused`] for an unknown dataset.
+    /// [`PoolError::Format`] for a counter out of bounds (nothing is changed then),
+    /// [`PoolError::Refused`] for an unknown dataset.
     pub fn charge(&mut self, id: u64, change: Change) -> Result<(), PoolError> {
         let node = self.node(id)?;
         let (parent, before) = (node.parent, node.cost()?);
@@ -393,12 +410,17 @@ impl Forest {
         Ok(())
     }
 
-    /// Applies changes of several datasets if no ancestor whose use grows goes beyond its quota and the pool has room; otherwise none. Moving
-    /// space between relatives costs their common ancestors nothing.
+    /// Applies changes of several datasets if no ancestor whose use grows goes beyond its quota and
+    /// the pool has room; otherwise none. Moving space between relatives costs their common
+    /// ancestors nothing.
     ///
     /// # Errors
     /// The [`Shortage`] inside `Ok`; otherwise as [`Self::charge`].
-    pub fn charge_if_allowed(&mut self, changes: &[(u64, Change)], purpose: Purpose) -> Result<Result<(), Shortage>, PoolError> {
+    pub fn charge_if_allowed(
+        &mut self,
+        changes: &[(u64, Change)],
+        purpose: Purpose,
+    ) -> Result<Result<(), Shortage>, PoolError> {
         let mut next = self.clone();
         let mut touched = Vec::new();
         for (id, change) in changes {
@@ -412,7 +434,8 @@ impl Forest {
         Ok(allowed)
     }
 
-    /// Snapshots of these datasets in one txg: what their refreservations need anew has to be free, else none is taken.
+    /// Snapshots of these datasets in one txg: what their refreservations need anew has to be free,
+    /// else none is taken.
     ///
     /// # Errors
     /// The [`Shortage`] inside `Ok`; [`PoolError::Refused`] for an unknown dataset.
@@ -425,7 +448,8 @@ impl Forest {
         self.charge_if_allowed(&changes, Purpose::Write)
     }
 
-    /// How much a snapshot of a dataset would need: the part of its refreservation that the head's unique data covers now. Bytes.
+    /// How much a snapshot of a dataset would need: the part of its refreservation that the head's
+    /// unique data covers now. Bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -448,7 +472,9 @@ impl Forest {
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
     pub fn snapshot_limit_hit(&self, id: u64, more: u64) -> Result<Option<u64>, PoolError> {
-        self.limit_hit(id, |node| node.limits.snapshots.is_some_and(|limit| node.snapshots.saturating_add(more) > limit))
+        self.limit_hit(id, |node| {
+            node.limits.snapshots.is_some_and(|limit| node.snapshots.saturating_add(more) > limit)
+        })
     }
 
     /// The dataset whose `filesystem_limit` so many more file systems below this one would exceed.
@@ -456,7 +482,9 @@ impl Forest {
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
     pub fn filesystem_limit_hit(&self, id: u64, more: u64) -> Result<Option<u64>, PoolError> {
-        self.limit_hit(id, |node| node.limits.filesystems.is_some_and(|limit| node.filesystems.saturating_add(more) > limit))
+        self.limit_hit(id, |node| {
+            node.limits.filesystems.is_some_and(|limit| node.filesystems.saturating_add(more) > limit)
+        })
     }
 
     fn limit_hit(&self, id: u64, hit: impl Fn(&Node) -> bool) -> Result<Option<u64>, PoolError> {
@@ -476,7 +504,9 @@ impl Forest {
         {
             let node = self.node(id)?;
             let mut changed = node.clone();
-            let moved = |sum: u64, before, after| sum.checked_sub(before).and_then(|rest| rest.checked_add(after)).ok_or_else(impossible);
+            let moved = |sum: u64, before, after| {
+                sum.checked_sub(before).and_then(|rest| rest.checked_add(after)).ok_or_else(impossible)
+            };
             changed.children = moved(node.children, before.settled, after.settled)?;
             changed.children_promised = moved(node.children_promised, before.promised, after.promised)?;
             (before, after) = (node.cost()?, changed.cost()?);

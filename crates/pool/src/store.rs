@@ -1,11 +1,16 @@
-//! The store: frames on devices. It writes, reads and frees frames, commits, cleans, scrubs, and knows how much room there is.
+//! The store: frames on devices. It writes, reads and frees frames, commits, cleans, scrubs, and
+//! knows how much room there is.
 //!
-//! Callers: trees (through [`Frames`]), the level of transaction groups (commit, free, log area), commands (scrub, inspect, add).
+//! Callers: trees (through [`Frames`]), the level of transaction groups (commit, free, log area),
+//! commands (scrub, inspect, add).
 //!
 //! Invariants:
-//! - A root is written only after everything that it names is durable; what it names is not written over while it is kept.
-//! - No lock that others need is held over I/O, compression or checksums. Order of locks: commit, cleaning, stream, table.
-//! - A failed write or sync suspends the store: nothing further is accepted, and the last durable root stays what it is.
+//! - A root is written only after everything that it names is durable; what it names is not written
+//!   over while it is kept.
+//! - No lock that others need is held over I/O, compression or checksums. Order of locks: commit,
+//!   cleaning, stream, table.
+//! - A failed write or sync suspends the store: nothing further is accepted, and the last durable
+//!   root stays what it is.
 
 mod behind;
 mod cleaning;
@@ -91,7 +96,8 @@ pub struct Store {
     sums: Sums,
     /// The slop is never more than this; without effect outside tests of full pools.
     slop_at_most: u64,
-    /// Held while places are given back, and while a damaged copy is written anew: it must not become somebody else's place meanwhile.
+    /// Held while places are given back, and while a damaged copy is written anew: it must not
+    /// become somebody else's place meanwhile.
     giving: Mutex<()>,
     /// Hears of damage that readers meet.
     watcher: watch::Watcher,
@@ -170,7 +176,8 @@ impl Frames for Store {
         let mut place = self.find(pointer)?;
         loop {
             let read = self.read_at(pointer, place).or_else(|error| self.read_copy(pointer, place, error));
-            // The cleaner may have moved it meanwhile, and its old place may hold something else by now.
+            // The cleaner may have moved it meanwhile, and its old place may hold something else by
+            // now.
             match (read, self.find(pointer)?) {
                 (Err(_), now) if now != place => place = now,
                 (read, at) => return read.inspect_err(|error| self.report(pointer, at, error, false)),
@@ -213,7 +220,8 @@ impl Frames for Store {
 }
 
 thread_local! {
-    // What is read packed is unpacked at once: each read would otherwise allocate and clear a buffer.
+    // What is read packed is unpacked at once: each read would otherwise allocate and clear a
+    // buffer.
     static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -224,7 +232,9 @@ impl Store {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
         let mut content: Arc<[u8]> = std::iter::repeat_n(0, pointer.logical as usize).collect();
-        let Some(target) = Arc::get_mut(&mut content) else { return Err(PoolError::Format(Damage::Structure("a shared buffer"))) };
+        let Some(target) = Arc::get_mut(&mut content) else {
+            return Err(PoolError::Format(Damage::Structure("a shared buffer")));
+        };
         self.fill(pointer, place, target)?;
         Ok(content)
     }
@@ -246,7 +256,9 @@ impl Store {
                     buffer.resize(length, 0);
                 }
                 let stored = buffer.get_mut(..length).unwrap_or_default();
-                let whole = self.read_stored(pointer, place, stored).map(|()| packing::unpack(pointer.compression, stored, target));
+                let whole = self
+                    .read_stored(pointer, place, stored)
+                    .map(|()| packing::unpack(pointer.compression, stored, target));
                 packing::forget_much(buffer);
                 whole
             })?
@@ -282,7 +294,8 @@ impl Store {
 }
 
 impl Store {
-    /// The longest content of a frame in this pool, bytes. Records of a quarter of that or less waste little at the ends of segments.
+    /// The longest content of a frame in this pool, bytes. Records of a quarter of that or less
+    /// waste little at the ends of segments.
     #[must_use]
     pub fn largest_frame(&self) -> u64 {
         (self.slot - 4096).min(16 << 20)
@@ -318,13 +331,14 @@ impl Store {
         self.committed.lock().root.clone()
     }
 
-    /// A frame is not used any more from this txg on: neither by its trees nor by a snapshot. Its room is free once that txg is durable and no
-    /// kept root can reach it.
+    /// A frame is not used any more from this txg on: neither by its trees nor by a snapshot. Its
+    /// room is free once that txg is durable and no kept root can reach it.
     pub fn free(&self, pointer: &Pointer, txg: Txg) {
         self.free_named(pointer.segment, pointer.index, pointer.charged(), txg);
     }
 
-    /// As [`Self::free`], with what lists of dead frames keep of a pointer: the name, and what it was charged, bytes.
+    /// As [`Self::free`], with what lists of dead frames keep of a pointer: the name, and what it
+    /// was charged, bytes.
     pub fn free_named(&self, segment: u32, index: u32, charged: u64, txg: Txg) {
         let units = (charged / u64::from(Pointer::UNIT)) as u32;
         self.sums.freeing.fetch_add(charged, Ordering::Relaxed);
@@ -350,17 +364,24 @@ impl Store {
 
     fn device(&self, number: u16) -> Result<Arc<dyn Device>> {
         let devices = self.devices.read();
-        devices.get(usize::from(number)).cloned().ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))
+        devices
+            .get(usize::from(number))
+            .cloned()
+            .ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))
     }
 
     fn read_place(&self, place: Place, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let device = self.device(place.device)?;
-        device.read_at(buffer, slots::start(place, self.slot) + offset).map_err(|error| failed(&*device, "reading", error))
+        device
+            .read_at(buffer, slots::start(place, self.slot) + offset)
+            .map_err(|error| failed(&*device, "reading", error))
     }
 
     fn write_place(&self, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
         let device = self.device(place.device)?;
-        device.write_at(bytes, slots::start(place, self.slot) + offset).map_err(|error| failed(&*device, "writing", error))
+        device
+            .write_at(bytes, slots::start(place, self.slot) + offset)
+            .map_err(|error| failed(&*device, "writing", error))
     }
 
     /// Writes, and has the device begin to make it durable where it is much.
@@ -368,13 +389,17 @@ impl Store {
         behind::write_to(&*self.device(place.device)?, stream, slots::start(place, self.slot) + offset, bytes)
     }
 
-    /// The place of the frame's header: which segment holds it, where that lies, the offset in it in bytes.
+    /// The place of the frame's header: which segment holds it, where that lies, the offset in it
+    /// in bytes.
     fn find(&self, pointer: &Pointer) -> Result<Location> {
         let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
         let found = self.map.read().table.find(pointer.segment, pointer.index, pointer.offset).ok_or(missing)?;
         let offset = u64::from(found.offset) * u64::from(Pointer::UNIT);
         if offset + pointer.charged() > self.slot {
-            return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("behind the end of its segment") });
+            return Err(PoolError::Frame {
+                pointer: *pointer,
+                damage: Damage::Structure("behind the end of its segment"),
+            });
         }
         let (place, copy) = match found.copy {
             Some(copy) if self.half.good(found.segment) == Some(1) => (copy, Some(found.place)),
@@ -391,7 +416,8 @@ impl Store {
     fn read_range(&self, birth: Txg, at: Location, skip: u64, buffer: &mut [u8]) -> Result<()> {
         let offset = at.offset + skip;
         let missing: Vec<Range<usize>> = match at.stream {
-            // What was committed is on the device; and moved frames are found at their new place only once they are.
+            // What was committed is on the device; and moved frames are found at their new place
+            // only once they are.
             _ if birth <= self.durable() => std::iter::once(0..buffer.len()).collect(),
             Stream::Metadata => self.metadata.read(at.segment, offset, buffer),
             Stream::Data => self.data.read(at.segment, offset, buffer),
@@ -418,8 +444,14 @@ impl Store {
         }
     }
 
-    /// Appends to a stream: opens segments as needed, and writes what is full after the lock is given up.
-    fn append<T>(&self, appender: &Appender, charged: u64, put: impl Fn(&mut State, &mut Vec<Arc<Piece>>) -> Option<T>) -> Result<T> {
+    /// Appends to a stream: opens segments as needed, and writes what is full after the lock is
+    /// given up.
+    fn append<T>(
+        &self,
+        appender: &Appender,
+        charged: u64,
+        put: impl Fn(&mut State, &mut Vec<Arc<Piece>>) -> Option<T>,
+    ) -> Result<T> {
         let mut full = Vec::new();
         let appended = loop {
             let mut state = appender.lock();
@@ -460,8 +492,9 @@ impl Store {
                     && let Some(place) = map.slots.take()
                 {
                     let id = map.next_segment;
-                    map.next_segment =
-                        id.checked_add(1).ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
+                    map.next_segment = id
+                        .checked_add(1)
+                        .ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
                     let places = self.with_copy(&mut map, stream, place);
                     map.table.apply(Op::Open { id, stream, place: places.clone() })?;
                     return Ok((id, places));
@@ -478,7 +511,8 @@ impl Store {
         }
     }
 
-    /// Tells the table what a stream has added; under the stream's lock, so that nothing comes between.
+    /// Tells the table what a stream has added; under the stream's lock, so that nothing comes
+    /// between.
     fn learn(&self, growth: Growth) -> Result<()> {
         if growth.ops.is_empty() {
             return Ok(());

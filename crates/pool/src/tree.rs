@@ -1,6 +1,8 @@
-//! Copy-on-write B+trees whose nodes are frames. A tree maps keys (bytes, in their order) to values; each dataset is one, and so is the catalog.
+//! Copy-on-write B+trees whose nodes are frames. A tree maps keys (bytes, in their order) to
+//! values; each dataset is one, and so is the catalog.
 //!
-//! Callers: the catalog and the dataset layer, which put rows; commits; snapshots, `check` and destroying, which walk roots.
+//! Callers: the catalog and the dataset layer, which put rows; commits; snapshots, `check` and
+//! destroying, which walk roots.
 //!
 //! ```text
 //!  tree      a live tree, views of it, settings           here
@@ -14,17 +16,21 @@
 //! ```
 //!
 //! # How to share a tree
-//! A [`Tree`] is changed through `&mut` by one writer at a time and read through `&` by any number of readers: put it behind a reader-writer lock.
-//! Look-ups take the lock for reading and borrow; scans take a [`View`] and let the lock go. A view costs its taker one reference count, and the writer
-//! one copy of each node that it then changes for the first time: take one per scan, not one per look-up. So that nobody waits for a device under the
-//! lock, ask [`Tree::needs`] first and [`Context::fetch`] what it names outside.
+//! A [`Tree`] is changed through `&mut` by one writer at a time and read through `&` by any number
+//! of readers: put it behind a reader-writer lock. Look-ups take the lock for reading and borrow;
+//! scans take a [`View`] and let the lock go. A view costs its taker one reference count, and the
+//! writer one copy of each node that it then changes for the first time: take one per scan, not one
+//! per look-up. So that nobody waits for a device under the lock, ask [`Tree::needs`] first and
+//! [`Context::fetch`] what it names outside.
 //!
 //! # Commits
-//! [`Tree::freeze`] under the same barrier as all trees of a txg, [`Frozen::write_out`] in the background while the live tree changes on,
-//! [`Tree::settle`] when it is written; freezes are written out and settled in their order. [`Tree::take_dead`] says then what the txg freed.
+//! [`Tree::freeze`] under the same barrier as all trees of a txg, [`Frozen::write_out`] in the
+//! background while the live tree changes on, [`Tree::settle`] when it is written; freezes are
+//! written out and settled in their order. [`Tree::take_dead`] says then what the txg freed.
 //!
 //! # Invariants
-//! - A frame is written once, and is dead once: when the node it holds is replaced or dropped in the live tree.
+//! - A frame is written once, and is dead once: when the node it holds is replaced or dropped in
+//!   the live tree.
 //! - A node that a freeze holds is never changed; the live tree copies it.
 //! - An error on the way leaves the rows as they were (a range may be removed in part).
 
@@ -128,7 +134,11 @@ impl Settings {
             return Err(PoolError::Refused(format!("a key of {} bytes: at most {}", key.len(), self.longest_key())));
         }
         if key.len() + value.len() > self.longest_row() {
-            return Err(PoolError::Refused(format!("a row of {} bytes: at most {}", key.len() + value.len(), self.longest_row())));
+            return Err(PoolError::Refused(format!(
+                "a row of {} bytes: at most {}",
+                key.len() + value.len(),
+                self.longest_row()
+            )));
         }
         Ok(())
     }
@@ -152,9 +162,11 @@ pub struct Tree {
     unsettled: Vec<(u64, u64)>,
 }
 
-/// A tree as it was at one moment: a kept root, or the live tree when the view was taken. Cheap to clone and to send to other threads.
+/// A tree as it was at one moment: a kept root, or the live tree when the view was taken. Cheap to
+/// clone and to send to other threads.
 ///
-/// A view names frames and does not keep them: whoever gives dead frames' room away waits for the views that were taken before they died.
+/// A view names frames and does not keep them: whoever gives dead frames' room away waits for the
+/// views that were taken before they died.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     root: Option<Child>,
@@ -182,7 +194,8 @@ impl Tree {
         }
     }
 
-    /// Writes sorted rows straight to full leaves, with the memory of one node per level; the root that [`Loader::finish`] returns is opened then.
+    /// Writes sorted rows straight to full leaves, with the memory of one node per level; the root
+    /// that [`Loader::finish`] returns is opened then.
     pub fn load_sorted<'a>(ctx: Context<'a>, dataset: u64, settings: Settings, form: commit::Form) -> Loader<'a> {
         Loader::new(ctx, dataset, settings, form)
     }
@@ -199,7 +212,8 @@ impl Tree {
         self.root.is_none()
     }
 
-    /// The stored root, if nothing was changed since: outer none for a changed tree, inner none for an empty one.
+    /// The stored root, if nothing was changed since: outer none for a changed tree, inner none for
+    /// an empty one.
     #[must_use]
     pub fn stored_root(&self) -> Option<Option<Pointer>> {
         match &self.root {
@@ -227,14 +241,21 @@ impl Tree {
         self.dirty + self.unsettled.iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
-    /// Reads whatever a change of this row will need: after that, and until the next freeze, putting it fails by no device and no damage as long as no
-    /// other row is removed, and removing it, where it is there, never does.
-    /// The rows stay as they are. A `value` is what will be put; a row that is to be removed is only looked for where it is. Whether there is anything to
-    /// be done.
+    /// Reads whatever a change of this row will need: after that, and until the next freeze,
+    /// putting it fails by no device and no damage as long as no other row is removed, and removing
+    /// it, where it is there, never does. The rows stay as they are. A `value` is what will be put;
+    /// a row that is to be removed is only looked for where it is. Whether there is anything to be
+    /// done.
     ///
     /// # Errors
     /// As [`Self::put`] and [`Self::remove`].
-    pub fn prepare(&mut self, ctx: &Context<'_>, txg: Txg, key: &[u8], value: Option<&[u8]>) -> Result<bool, PoolError> {
+    pub fn prepare(
+        &mut self,
+        ctx: &Context<'_>,
+        txg: Txg,
+        key: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<bool, PoolError> {
         match value {
             Some(value) => self.settings.check(key, value)?,
             None if !self.get_with(ctx, key, |value| value.is_some())? => return Ok(false),
@@ -244,7 +265,8 @@ impl Tree {
         root.as_mut().map_or(Ok(()), |root| change.hold(root, None, key)).map(|()| true)
     }
 
-    /// Puts a row, in place of the one with the same key if there is one. The same `txg` or a higher one than in the call before.
+    /// Puts a row, in place of the one with the same key if there is one. The same `txg` or a
+    /// higher one than in the call before.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for a row that is too long, and those of reading nodes.
@@ -275,31 +297,46 @@ impl Tree {
         change.remove_root(root, key)
     }
 
-    /// Removes the rows at `from` and before `to` (none: to the end). Leaves that go whole are not read, only named. Returns whether there was a row.
+    /// Removes the rows at `from` and before `to` (none: to the end). Leaves that go whole are not
+    /// read, only named. Returns whether there was a row.
     ///
     /// # Errors
     /// Those of reading nodes; some of the rows may be gone then.
-    pub fn remove_range(&mut self, ctx: &Context<'_>, txg: Txg, from: &[u8], to: Option<&[u8]>) -> Result<bool, PoolError> {
+    pub fn remove_range(
+        &mut self,
+        ctx: &Context<'_>,
+        txg: Txg,
+        from: &[u8],
+        to: Option<&[u8]>,
+    ) -> Result<bool, PoolError> {
         let mut cursor = self.view().cursor(*ctx, from, to)?;
         if cursor.next()?.is_none() {
             return Ok(false);
         }
-        // The cursor holds the root: it must go before the tree is changed, or the change would copy what it could change in place.
+        // The cursor holds the root: it must go before the tree is changed, or the change would
+        // copy what it could change in place.
         drop(cursor);
         let (mut change, root) = self.change(ctx, txg);
         change.remove_range_root(root, from, to)?;
         Ok(true)
     }
 
-    /// The frames that this tree does not reach any more by what was done up to `txg`. Call it after the freeze before this txg's is settled.
+    /// The frames that this tree does not reach any more by what was done up to `txg`. Call it
+    /// after the freeze before this txg's is settled.
     pub fn take_dead(&mut self, txg: Txg) -> Vec<Pointer> {
         self.dead.take(txg)
     }
 
     fn change<'t>(&'t mut self, ctx: &'t Context<'t>, txg: Txg) -> (Change<'t>, &'t mut Option<Child>) {
         self.changed = true;
-        let change =
-            Change { ctx, txg, generation: self.generation, page: self.settings.page, dead: &mut self.dead, dirty: &mut self.dirty };
+        let change = Change {
+            ctx,
+            txg,
+            generation: self.generation,
+            page: self.settings.page,
+            dead: &mut self.dead,
+            dirty: &mut self.dirty,
+        };
         (change, &mut self.root)
     }
 }
@@ -318,7 +355,8 @@ impl View {
     }
 }
 
-/// The key after all that begin with `prefix`: the end of their range. None where there is no such key.
+/// The key after all that begin with `prefix`: the end of their range. None where there is no such
+/// key.
 #[must_use]
 pub fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;

@@ -1,12 +1,16 @@
-//! The whole engine on devices that lose power at any moment: files, names, attributes, snapshots, clones and their administration against a model.
+//! The whole engine on devices that lose power at any moment: files, names, attributes, snapshots,
+//! clones and their administration against a model.
 //!
-//! After each crash the pool must be in a state that it was in between the last promise (an fsync, a commit) and the crash: names, links and attributes as
-//! after one of the operations; content of a file as it was then, if it had been made durable since its last change, else made of bytes that it had at
-//! some time since; snapshots exactly as taken. And everything that is allocated is reached by something, to the byte.
+//! After each crash the pool must be in a state that it was in between the last promise (an fsync,
+//! a commit) and the crash: names, links and attributes as after one of the operations; content of
+//! a file as it was then, if it had been made durable since its last change, else made of bytes
+//! that it had at some time since; snapshots exactly as taken. And everything that is allocated is
+//! reached by something, to the byte.
 //!
-//! `NACRE_POOL_ROUNDS` is the number of crashes for each seed, `NACRE_POOL_SEED` the only seed to run. For long runs: `NACRE_POOL_STEPS` is the number
-//! of operations between two crashes (at most 20 more), `NACRE_POOL_FULL=n` reads snapshots and accounts for everything at each n-th crash only
-//! (names, attributes and contents of all datasets are compared at each).
+//! `NACRE_POOL_ROUNDS` is the number of crashes for each seed, `NACRE_POOL_SEED` the only seed to
+//! run. For long runs: `NACRE_POOL_STEPS` is the number of operations between two crashes (at most
+//! 20 more), `NACRE_POOL_FULL=n` reads snapshots and accounts for everything at each n-th crash
+//! only (names, attributes and contents of all datasets are compared at each).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod crash_model;
@@ -69,7 +73,10 @@ fn campaign(seed: u64, disks: usize, rounds: u64) {
             check(&imported);
         }
     }
-    println!("campaign: seed {seed}, {} operations, {rounds} crashes (NACRE_POOL_ROUNDS, NACRE_POOL_SEED)", world.operation);
+    println!(
+        "campaign: seed {seed}, {} operations, {rounds} crashes (NACRE_POOL_ROUNDS, NACRE_POOL_SEED)",
+        world.operation
+    );
 }
 
 fn run(seeds: std::ops::Range<u64>, disks: usize) {

@@ -1,4 +1,5 @@
-//! Damage anywhere on a device: an error or the right data, never wrong data, never a panic, never a loop.
+//! Damage anywhere on a device: an error or the right data, never wrong data, never a panic, never
+//! a loop.
 //!
 //! `NACRE_POOL_TRIALS` is the number of trials, `NACRE_POOL_SEED` another beginning.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -53,7 +54,12 @@ fn planted(seed: u64, exported: bool) -> (Vec<u8>, Expected) {
 
 /// Where there is anything, in blocks of 512 bytes.
 fn written(image: &[u8]) -> Vec<usize> {
-    image.chunks(512).enumerate().filter(|(_, block)| block.iter().any(|byte| *byte != 0)).map(|(at, _)| at * 512).collect()
+    image
+        .chunks(512)
+        .enumerate()
+        .filter(|(_, block)| block.iter().any(|byte| *byte != 0))
+        .map(|(at, _)| at * 512)
+        .collect()
 }
 
 /// Damages a part of the device; what was done.
@@ -102,7 +108,8 @@ fn judge(imported: &Imported, expected: &Expected, what: &str) -> bool {
     let mut whole = true;
     let there = gentle::datasets(imported);
     for (id, name) in &there {
-        let wanted = expected.datasets.get(name).unwrap_or_else(|| panic!("{what}: there is {name}, which there never was"));
+        let wanted =
+            expected.datasets.get(name).unwrap_or_else(|| panic!("{what}: there is {name}, which there never was"));
         match imported.pool.dataset(*id) {
             Ok(dataset) => {
                 let found = gentle::read(dataset.files());
@@ -141,7 +148,8 @@ fn trials(exported: bool, seed: u64) {
         }
         let what = format!("seed {seed}, trial {trial}, {done:?}");
         watchdog.trial(&what);
-        // Copies of labels lie far from each other, but several damages may hit several of them: then the pool may be found as it was earlier.
+        // Copies of labels lie far from each other, but several damages may hit several of them:
+        // then the pool may be found as it was earlier.
         let several = done.len() > 1;
         let access = if random.below(2) == 0 { Access::ReadOnly } else { Access::ReadWrite };
         let imported = match open(&[Arc::clone(&disk)], random.next(), access) {
@@ -167,7 +175,9 @@ fn trials(exported: bool, seed: u64) {
             let _ = imported.pool.commit();
         }
     }
-    println!("campaign: seed {seed}, {refused} refused, {harmless} harmless, {hurt} with errors (NACRE_POOL_TRIALS, NACRE_POOL_SEED)");
+    println!(
+        "campaign: seed {seed}, {refused} refused, {harmless} harmless, {hurt} with errors (NACRE_POOL_TRIALS, NACRE_POOL_SEED)"
+    );
     assert!(hurt > 0 && harmless > 0, "the damage was no test");
 }
 

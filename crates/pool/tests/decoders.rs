@@ -1,8 +1,10 @@
-//! Every decoder of the format on what a real pool holds, changed a little: a value that survives being written again, or an error; never a panic, never
-//! a loop, never memory for what is not there.
+//! Every decoder of the format on what a real pool holds, changed a little: a value that survives
+//! being written again, or an error; never a panic, never a loop, never memory for what is not
+//! there.
 //!
-//! What goes through whole pools is in `forged.rs` and `forged_labels.rs`; here it is millions of inputs, without checksums before them.
-//! `NACRE_POOL_TRIALS` is the number of inputs, `NACRE_POOL_SEED` another beginning.
+//! What goes through whole pools is in `forged.rs` and `forged_labels.rs`; here it is millions of
+//! inputs, without checksums before them. `NACRE_POOL_TRIALS` is the number of inputs,
+//! `NACRE_POOL_SEED` another beginning.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod crash_model;
@@ -26,7 +28,9 @@ use nacre_pool::log::{Change, Record, Start};
 use nacre_pool::packing::{pack, unpack};
 use nacre_pool::rows::{Entry, Extent, FileType, Head, Inode, Key, NameTarget, OwnerUse, Patch, Xattr};
 use nacre_pool::segment::table::{Op, Table};
-use nacre_pool::segment::table_log::{Young, read_full, read_index, replay_delta, write_delta, write_full, write_index};
+use nacre_pool::segment::table_log::{
+    Young, read_full, read_index, replay_delta, write_delta, write_full, write_index,
+};
 use nacre_pool::store::Store;
 use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree, View};
@@ -74,7 +78,8 @@ impl Visitor for Seen {
     }
 }
 
-/// A pool with some of everything: its store, and the roots of its trees with their datasets' numbers.
+/// A pool with some of everything: its store, and the roots of its trees with their datasets'
+/// numbers.
 struct Planted {
     store: Arc<Store>,
     root: Root,
@@ -119,9 +124,19 @@ fn planted() -> Planted {
     walk(&ctx, &catalog, Txg(0), &mut seen).unwrap();
     for (key, value) in &seen.rows {
         if key[0] == 0x11 {
-            trees.extend(DatasetRow::decode(value).unwrap().root.map(|tree| (u64::from_be_bytes(key[1..9].try_into().unwrap()), tree)));
+            trees.extend(
+                DatasetRow::decode(value)
+                    .unwrap()
+                    .root
+                    .map(|tree| (u64::from_be_bytes(key[1..9].try_into().unwrap()), tree)),
+            );
         } else if key[0] == 0x14 {
-            trees.extend(SnapshotRow::decode(value).unwrap().root.map(|tree| (u64::from_be_bytes(key[1..9].try_into().unwrap()), tree)));
+            trees.extend(
+                SnapshotRow::decode(value)
+                    .unwrap()
+                    .root
+                    .map(|tree| (u64::from_be_bytes(key[1..9].try_into().unwrap()), tree)),
+            );
         }
     }
     for (_, tree) in &trees[1..] {
@@ -242,7 +257,11 @@ fn rows_a_little_changed_are_rows_or_errors() {
         }
         if all_rows(&key, &value) > 0 { taken += 1 } else { refused += 1 }
     }
-    println!("campaign: {} rows of {} kinds, {taken} inputs taken, {refused} refused (NACRE_POOL_TRIALS)", planted.rows.len(), kinds.len());
+    println!(
+        "campaign: {} rows of {} kinds, {taken} inputs taken, {refused} refused (NACRE_POOL_TRIALS)",
+        planted.rows.len(),
+        kinds.len()
+    );
     assert!(taken > 0 && refused > 0);
 }
 
@@ -253,14 +272,22 @@ fn table(random: &mut Random) -> (Table, Vec<Op>, Vec<Young>) {
         let id = random.below(12) as u32;
         let op = match random.below(7) {
             0 => {
-                let stream = *random.pick(&[Stream::Metadata, Stream::Data, Stream::Survivors, Stream::MetadataSurvivors]).unwrap();
+                let stream = *random
+                    .pick(&[Stream::Metadata, Stream::Data, Stream::Survivors, Stream::MetadataSurvivors])
+                    .unwrap();
                 Op::Open { id, stream, place: vec![Place { device: 0, slot: random.below(1000) as u32 }] }
             }
             1 | 2 => {
                 let Some(segment) = table.segments().get(&id) else { continue };
                 let added = random.below(6) as u32;
                 let units = if segment.stream.is_of_moved() { 0 } else { added * 7 };
-                Op::Grow { id, frames: segment.frames + added, bytes: segment.bytes + added * 112, units, newest: Txg(step) }
+                Op::Grow {
+                    id,
+                    frames: segment.frames + added,
+                    bytes: segment.bytes + added * 112,
+                    units,
+                    newest: Txg(step),
+                }
             }
             3 => Op::Seal { id },
             4 => Op::Free { segment: id, index: random.below(40) as u32, count: 1, units: 7 },
@@ -285,7 +312,9 @@ fn table(random: &mut Random) -> (Table, Vec<Op>, Vec<Young>) {
         let _ = table.apply(op);
     }
     let ops = table.take_ops();
-    let young = (0..random.below(4)).map(|at| Young { segment: at as u32, index: 3, count: 2, units: 14, birth: Txg(0) }).collect();
+    let young = (0..random.below(4))
+        .map(|at| Young { segment: at as u32, index: 3, count: 2, units: 14, birth: Txg(0) })
+        .collect();
     (table, ops, young)
 }
 
@@ -371,7 +400,8 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
 #[test]
 fn packed_content_a_little_changed_unpacks_or_not() {
     let planted = planted();
-    let text: Vec<u8> = planted.rows.iter().flat_map(|(key, value)| [&key[..], value]).flatten().copied().take(200_000).collect();
+    let text: Vec<u8> =
+        planted.rows.iter().flat_map(|(key, value)| [&key[..], value]).flatten().copied().take(200_000).collect();
     let mut random = Random(seed() ^ 0x9ac);
     let watchdog = Watchdog::start();
     let (mut taken, mut refused) = (0u64, 0u64);
@@ -421,8 +451,13 @@ impl Frames for Bent {
         } else {
             // The header, the offsets at its end: where it hurts most.
             for _ in 0..=random.below(3) {
-                let at = if random.below(2) == 0 { random.below(64) } else { random.below(bent.len() as u64) } as usize % bent.len();
-                bent[at] = if random.below(2) == 0 { random.next() as u8 } else { [0, 1, 0x7f, 0xff][random.below(4) as usize] };
+                let at = if random.below(2) == 0 { random.below(64) } else { random.below(bent.len() as u64) } as usize
+                    % bent.len();
+                bent[at] = if random.below(2) == 0 {
+                    random.next() as u8
+                } else {
+                    [0, 1, 0x7f, 0xff][random.below(4) as usize]
+                };
             }
         }
         Ok(bent.into())
@@ -486,7 +521,11 @@ fn trees_of_changed_nodes_are_read_or_refused() {
     let mut found = 0;
     for trial in 0..trials(20_000) / 100 {
         watchdog.trial(&format!("trial {trial}"));
-        let bent = Bent { store: Arc::clone(&planted.store), random: Mutex::new(Random(random.next())), rarity: 1 + random.below(30) };
+        let bent = Bent {
+            store: Arc::clone(&planted.store),
+            random: Mutex::new(Random(random.next())),
+            rarity: 1 + random.below(30),
+        };
         let cache = Cache::new(8 << 20);
         let ctx = Context { frames: &bent, cache: &cache };
         let (dataset, root) = *random.pick(&planted.trees).unwrap();

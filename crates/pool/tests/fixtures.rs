@@ -1,6 +1,8 @@
-//! Pools written by earlier versions open for ever: `fixtures/*.zst` are devices, `*.txt` beside them say what has to be in them.
+//! Pools written by earlier versions open for ever: `fixtures/*.zst` are devices, `*.txt` beside
+//! them say what has to be in them.
 //!
-//! `NACRE_POOL_MAKE_FIXTURES=1` writes those that are missing; one that is there is never written again.
+//! `NACRE_POOL_MAKE_FIXTURES=1` writes those that are missing; one that is there is never written
+//! again.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod crash_model;
@@ -40,7 +42,11 @@ fn bytes(seed: u64, length: usize) -> Vec<u8> {
 fn make(dataset: &Dataset, directory: &Inode, name: &str, kind: FileType, target: Option<&[u8]>) -> Arc<Inode> {
     let new = |parent: &ParentView| {
         let row = Row { uid: 1000, gid: 100, ..Row::new(kind, 0o640, parent.now) };
-        Ok(NewInode { row, target: target.map(<[u8]>::to_vec), attributes: vec![(b"user.made".to_vec(), b"yes".to_vec())] })
+        Ok(NewInode {
+            row,
+            target: target.map(<[u8]>::to_vec),
+            attributes: vec![(b"user.made".to_vec(), b"yes".to_vec())],
+        })
     };
     dataset.files().make(directory, name.as_bytes(), b"", &new).unwrap().0
 }
@@ -131,16 +137,24 @@ fn plant(imported: &Imported) {
 fn plant_folded(imported: &Imported) {
     let pool = &imported.pool;
     let root = pool.root().unwrap();
-    let rules =
-        [("insensitive", "none"), ("insensitive", "formC"), ("sensitive", "formD"), ("insensitive", "formKC"), ("sensitive", "formKD")];
+    let rules = [
+        ("insensitive", "none"),
+        ("insensitive", "formC"),
+        ("sensitive", "formD"),
+        ("insensitive", "formKC"),
+        ("sensitive", "formKD"),
+    ];
     for (at, (case, form)) in rules.into_iter().enumerate() {
-        let properties = [("casesensitivity", case), ("normalization", form)].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let properties = [("casesensitivity", case), ("normalization", form)]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
         let new = NewDataset { properties: properties.to_vec(), ..NewDataset::named(root, &format!("folded {at}")) };
         let id = pool.create_dataset(&new).unwrap();
         let dataset = pool.dataset(id).unwrap();
         fill(&dataset, 1000 + at as u64);
         let top = dataset.files().root();
-        for name in ["Upper", "\u{c9}t\u{e9} 17.TXT", "e\u{301}", "\u{fb01}n \u{b2}", "\u{3a3}\u{3c2}", "\u{10400}", "\u{ac00}"] {
+        for name in
+            ["Upper", "\u{c9}t\u{e9} 17.TXT", "e\u{301}", "\u{fb01}n \u{b2}", "\u{3a3}\u{3c2}", "\u{10400}", "\u{ac00}"]
+        {
             if dataset.files().look_up(&top, name.as_bytes()).is_err() {
                 make(&dataset, &top, name, FileType::Regular, None);
             }
@@ -265,7 +279,13 @@ fn pools_of_all_versions_open_and_hold_what_they_held() {
         finds_all(&imported);
         // It is a pool like any other: goes on, and is there again.
         let id = imported.pool.root().unwrap();
-        make(&imported.pool.dataset(id).unwrap(), &imported.pool.dataset(id).unwrap().files().root(), "later", FileType::Regular, None);
+        make(
+            &imported.pool.dataset(id).unwrap(),
+            &imported.pool.dataset(id).unwrap().files().root(),
+            "later",
+            FileType::Regular,
+            None,
+        );
         imported.pool.snapshot(&[(id, "later".to_owned())]).unwrap();
         check(&imported);
         imported.store.close(true, 9).unwrap();

@@ -1,5 +1,6 @@
-//! Pools whose checksums are right and whose rows are not: by a defect of another program, or by somebody who wants harm. What is asked of such a pool is
-//! an error or any answer, never a panic, never a loop.
+//! Pools whose checksums are right and whose rows are not: by a defect of another program, or by
+//! somebody who wants harm. What is asked of such a pool is an error or any answer, never a panic,
+//! never a loop.
 //!
 //! `NACRE_POOL_TRIALS` is the number of trials, `NACRE_POOL_SEED` another beginning.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -90,7 +91,14 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 }
 
 /// Changes some rows of a tree; its new root.
-fn forge(ctx: &Context<'_>, root: Pointer, dataset: u64, txg: Txg, random: &mut Random, done: &mut Vec<String>) -> Option<Pointer> {
+fn forge(
+    ctx: &Context<'_>,
+    root: Pointer,
+    dataset: u64,
+    txg: Txg,
+    random: &mut Random,
+    done: &mut Vec<String>,
+) -> Option<Pointer> {
     let all = rows(ctx, &root);
     let mut tree = Tree::open(Some(root), dataset, Settings::default());
     for _ in 0..=random.below(4) {
@@ -146,7 +154,8 @@ fn forge_image(disk: &Arc<Simulator>, random: &mut Random) -> Vec<String> {
     let mut catalog = root.catalog.unwrap();
     let mut done = Vec::new();
     if random.below(2) == 0 {
-        let datasets: Vec<Row> = rows(&ctx, &catalog).into_iter().filter(|(key, _)| key.first() == Some(&0x11)).collect();
+        let datasets: Vec<Row> =
+            rows(&ctx, &catalog).into_iter().filter(|(key, _)| key.first() == Some(&0x11)).collect();
         let (key, value) = random.pick(&datasets).unwrap().clone();
         let mut row = DatasetRow::decode(&value).unwrap();
         if let Some(root) = row.root {
@@ -188,7 +197,10 @@ fn use_it(imported: &Imported, random: &mut Random) {
             let Ok((inode, row)) = files.look_up(&root, name.as_bytes()) else { continue };
             match random.below(6) {
                 0 => drop(files.write(&inode, Some(random.below(row.size.saturating_add(100_000))), &[7; 3000])),
-                1 => drop(files.set_attributes(&inode, &AttributeChange { size: Some(random.below(5000)), ..AttributeChange::default() })),
+                1 => drop(files.set_attributes(
+                    &inode,
+                    &AttributeChange { size: Some(random.below(5000)), ..AttributeChange::default() },
+                )),
                 2 => drop(files.zero(&inode, random.below(10_000), 100_000, false)),
                 3 => drop(files.rename((&root, name.as_bytes()), (&root, b"f0"), MayReplace::Yes)),
                 4 => drop(files.set_attribute(&inode, b"user.1", &[1; 5000], None, None)),

@@ -1,5 +1,5 @@
-//! Labels and logs whose checksums are right and whose content is not: opening them is an error or goes well, never a panic, never a loop, and never takes
-//! memory for what is not there.
+//! Labels and logs whose checksums are right and whose content is not: opening them is an error or
+//! goes well, never a panic, never a loop, and never takes memory for what is not there.
 //!
 //! `NACRE_POOL_TRIALS` is the number of trials, `NACRE_POOL_SEED` another beginning.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -173,6 +173,8 @@ fn labels_and_logs_that_are_wrong_do_no_harm_to_the_program() {
             }
         }
     }
-    println!("campaign: seed {seed}, refused and opened, of identities, roots and logs: {outcomes:?} (NACRE_POOL_TRIALS, NACRE_POOL_SEED)");
+    println!(
+        "campaign: seed {seed}, refused and opened, of identities, roots and logs: {outcomes:?} (NACRE_POOL_TRIALS, NACRE_POOL_SEED)"
+    );
     assert!(outcomes[2].iter().sum::<u64>() > 0);
 }

@@ -1,7 +1,9 @@
-//! The engine as it runs: several writers, its own threads that commit, clean and free, administration in between, and devices that lose power.
+//! The engine as it runs: several writers, its own threads that commit, clean and free,
+//! administration in between, and devices that lose power.
 //!
-//! Each writer replaces its files as programs do: a new file is written, synced, and renamed over the old one. After a crash each file is one of these whole
-//! versions, and none before the last that was promised.
+//! Each writer replaces its files as programs do: a new file is written, synced, and renamed over
+//! the old one. After a crash each file is one of these whole versions, and none before the last
+//! that was promised.
 //!
 //! `NACRE_POOL_ROUNDS` is the number of crashes, `NACRE_POOL_SEED` another beginning.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -50,7 +52,14 @@ fn version(file: &str, found: &[u8]) -> Option<u64> {
 type Promised = BTreeMap<String, Option<u64>>;
 
 /// Goes on until the device is gone, or the work is done.
-fn write(imported: &Imported, writer: u64, seed: u64, begin: u64, promised: &mut Promised, most: u64) -> Result<(), FileError> {
+fn write(
+    imported: &Imported,
+    writer: u64,
+    seed: u64,
+    begin: u64,
+    promised: &mut Promised,
+    most: u64,
+) -> Result<(), FileError> {
     let mut random = Random(seed);
     let dataset = imported.pool.dataset(imported.pool.root()?)?;
     let files = dataset.files();
@@ -142,7 +151,10 @@ fn judge(imported: &Imported, promised: &[Promised], what: &str) {
     for (name, wanted) in promised.iter().flatten() {
         let there = found.get(name).and_then(|(bytes, ..)| version(name, bytes));
         match wanted {
-            Some(wanted) => assert!(there.is_some_and(|there| there >= *wanted), "{what}: {name} is {there:?}, promised was {wanted}"),
+            Some(wanted) => assert!(
+                there.is_some_and(|there| there >= *wanted),
+                "{what}: {name} is {there:?}, promised was {wanted}"
+            ),
             None => assert!(there.is_none(), "{what}: {name} is there again"),
         }
     }

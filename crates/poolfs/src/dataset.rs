@@ -1,11 +1,14 @@
 //! The leaf `dataset`: one file system of a pool, with its snapshots below `.zfs/snapshot`.
 //!
-//! Made by whoever has imported the pool; permissions are judged by the door's kernel. Semantics are those of a local Linux file system, as in `mem`: hard
-//! links, `renameat2` flags, unnamed and unlinked open files, sparse content, extended attributes, POSIX ACLs with inheritance, set-group-id
-//! directories. Invariants:
-//! * the process that has the pool is the only one that changes it, so it is `Exclusive`; but for the names of snapshots, which come and go by commands;
+//! Made by whoever has imported the pool; permissions are judged by the door's kernel. Semantics
+//! are those of a local Linux file system, as in `mem`: hard links, `renameat2` flags, unnamed and
+//! unlinked open files, sparse content, extended attributes, POSIX ACLs with inheritance,
+//! set-group-id directories. Invariants:
+//! * the process that has the pool is the only one that changes it, so it is `Exclusive`; but for
+//!   the names of snapshots, which come and go by commands;
 //! * a node is an inode of the engine: while somebody holds it, an unlinked file lives;
-//! * nothing below `.zfs` can be changed, but for the snapshots themselves: `mkdir`, `rmdir` and `mv` in `.zfs/snapshot` make, destroy and rename them.
+//! * nothing below `.zfs` can be changed, but for the snapshots themselves: `mkdir`, `rmdir` and
+//!   `mv` in `.zfs/snapshot` make, destroy and rename them.
 
 mod control;
 mod file;
@@ -30,8 +33,8 @@ use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView};
 use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};
 use nacre_pool::rows::Inode as Row;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile,
-    OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
+    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use numbers::Numbers;
 use std::{
@@ -58,7 +61,8 @@ pub struct Dataset {
     member: Arc<Member>,
     /// Reading changes no access times.
     quiet: AtomicBool,
-    /// There are ACLs. As the property was when the file system was opened: the kernel cannot be told of another value.
+    /// There are ACLs. As the property was when the file system was opened: the kernel cannot be
+    /// told of another value.
     acls: bool,
 }
 
@@ -79,7 +83,8 @@ impl Dataset {
         Ok(Dataset::over(pool, Volume::new(files, None, 0), Some(control)))
     }
 
-    /// The same, among others of the pool that are mounted as well: their writes are collected together.
+    /// The same, among others of the pool that are mounted as well: their writes are collected
+    /// together.
     ///
     /// # Errors
     /// EIO where the pool cannot read it.
@@ -107,7 +112,8 @@ impl Dataset {
         Dataset { pool: Arc::clone(pool), head, control, numbers, member, quiet: AtomicBool::new(false), acls }
     }
 
-    /// Makes, destroys and renames snapshots for those who do it in `.zfs/snapshot`. Without it, that directory is read-only.
+    /// Makes, destroys and renames snapshots for those who do it in `.zfs/snapshot`. Without it,
+    /// that directory is read-only.
     #[must_use]
     pub fn with_snapshot_directory(self, directory: Box<dyn SnapshotDirectory>) -> Dataset {
         if let Some(control) = &self.control {
@@ -116,7 +122,8 @@ impl Dataset {
         self
     }
 
-    /// A snapshot is about to be destroyed: lets go of it. False where files of it are open, and not `force`.
+    /// A snapshot is about to be destroyed: lets go of it. False where files of it are open, and
+    /// not `force`.
     pub fn forget_snapshot(&self, txg: u64, force: bool) -> bool {
         self.control.as_ref().is_none_or(|control| control.forget(nacre_pool::Txg(txg), force))
     }
@@ -148,18 +155,21 @@ impl Dataset {
         self.quiet.load(Ordering::Relaxed)
     }
 
-    /// Whoever writes what a door collects waits from now on, until what is returned is dropped. What he wrote before is yet to be passed on by the door.
+    /// Whoever writes what a door collects waits from now on, until what is returned is dropped.
+    /// What he wrote before is yet to be passed on by the door.
     #[must_use]
     pub fn stop_writes(&self) -> StoppedWrites {
         self.member.stop()
     }
 
-    /// The files are about to become others: whoever uses them waits until [`Dataset::replaced`] or [`Dataset::stays`].
+    /// The files are about to become others: whoever uses them waits until [`Dataset::replaced`] or
+    /// [`Dataset::stays`].
     pub fn hold(&self) {
         self.head.now().pause();
     }
 
-    /// They are others: files that are open answer ESTALE, directories are those that have their numbers now.
+    /// They are others: files that are open answer ESTALE, directories are those that have their
+    /// numbers now.
     pub fn replaced(&self) {
         self.head.replace();
     }
@@ -221,7 +231,9 @@ impl Dataset {
     fn make(&self, caller: &Caller, parent: &Node, name: Name<'_>, new: &New<'_>) -> Result<(Arc<Volume>, Found)> {
         let parent = self.placed(parent)?;
         self.not_control(parent, name, Errno::EEXIST)?;
-        let made = parent.changeable()?.make(&parent.inode, name.bytes(), acl::DEFAULT, &|view| new.born(caller, view, self.acls));
+        let made = parent
+            .changeable()?
+            .make(&parent.inode, name.bytes(), acl::DEFAULT, &|view| new.born(caller, view, self.acls));
         let made = made.map_err(errno)?;
         self.done()?;
         Ok((Arc::clone(&parent.volume), made))
@@ -252,8 +264,9 @@ impl Dataset {
         Ok(Arc::new(DatasetFile::new(&self.pool, placed, (flags, self.is_quiet()), &self.member)))
     }
 
-    /// Who opens a file to read it, and for nothing else, is taken to read it: what the kernel has of it in its cache is read without our knowing. The kernel asks
-    /// for the attributes of a file anew after it was closed.
+    /// Who opens a file to read it, and for nothing else, is taken to read it: what the kernel has
+    /// of it in its cache is read without our knowing. The kernel asks for the attributes of a file
+    /// anew after it was closed.
     fn note_reader(&self, placed: &Placed, flags: OpenFlags) {
         let quiet = self.is_quiet() || placed.volume.is_past() || flags.raw() & rustix::fs::OFlags::NOATIME.bits() != 0;
         if flags.reads() && !flags.writes() && !quiet {
@@ -288,7 +301,8 @@ impl<'a> New<'a> {
         New { kind, mode, device: (0, 0), target: None }
     }
 
-    /// The file as its directory lets it be: group and set-group-id of the directory, umask or default ACL (acl(5), "OBJECT CREATION AND DEFAULT ACLs").
+    /// The file as its directory lets it be: group and set-group-id of the directory, umask or
+    /// default ACL (acl(5), "OBJECT CREATION AND DEFAULT ACLs").
     fn born(&self, caller: &Caller, parent: &ParentView, acls: bool) -> nacre_pool::files::Result<NewInode> {
         const SET_GID: u32 = 0o2000;
         let mut mode = self.mode;
@@ -332,12 +346,16 @@ impl Layer for Dataset {
 
     fn lookup(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
         match (self.place(parent)?, &self.control) {
-            (Place::File(parent), Some(control)) if self.is_control(parent, name) => control.entry(&self.head.now(), &Place::Control),
+            (Place::File(parent), Some(control)) if self.is_control(parent, name) => {
+                control.entry(&self.head.now(), &Place::Control)
+            }
             (Place::File(parent), _) => {
                 let found = parent.files()?.look_up(&parent.inode, name.bytes()).map_err(errno)?;
                 Ok(self.entry(&parent.volume, found))
             }
-            (Place::Control, Some(control)) if name.bytes() == control::SNAPSHOT => control.entry(&self.head.now(), &Place::Snapshots),
+            (Place::Control, Some(control)) if name.bytes() == control::SNAPSHOT => {
+                control.entry(&self.head.now(), &Place::Snapshots)
+            }
             (Place::Snapshots, Some(control)) => self.root_of(&control.volume(name)?),
             _ => Err(Errno::ENOENT),
         }
@@ -411,7 +429,14 @@ impl Layer for Dataset {
         placed.files()?.read_link(&placed.inode).map_err(errno)
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         let above = self.placed(parent)?;
         let opened = |(inode, row): Found| {
             let placed = Placed { volume: Arc::clone(&above.volume), inode: Arc::clone(&inode) };
@@ -445,9 +470,11 @@ impl Layer for Dataset {
         // O_TMPFILE|O_EXCL can never get a name (open(2)).
         let linkable = !flags.exclusive();
         let files = parent.changeable()?;
-        let made = files.make_nameless(&parent.inode, acl::DEFAULT, linkable, &|view| new.born(caller, view, self.acls));
+        let made =
+            files.make_nameless(&parent.inode, acl::DEFAULT, linkable, &|view| new.born(caller, view, self.acls));
         let (inode, row) = made.map_err(errno)?;
-        let file = self.open_file(&Placed { volume: Arc::clone(&parent.volume), inode: Arc::clone(&inode) }, &row, flags)?;
+        let file =
+            self.open_file(&Placed { volume: Arc::clone(&parent.volume), inode: Arc::clone(&inode) }, &row, flags)?;
         Ok((self.entry(&parent.volume, (inode, row)), file))
     }
 
@@ -459,7 +486,15 @@ impl Layer for Dataset {
         self.make_entry(caller, parent, name, &New::plain(Kind::Directory, mode))
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         let device = match kind {
             Kind::Block | Kind::Character => device,
             Kind::File | Kind::Fifo | Kind::Socket => (0, 0),
@@ -474,7 +509,14 @@ impl Layer for Dataset {
         self.make_entry(caller, parent, name, &new)
     }
 
-    fn link(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        _caller: &Caller,
+        node: &Node,
+        _file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         let (placed, parent) = (self.placed(node)?, self.placed(parent)?);
         self.not_control(parent, name, Errno::EEXIST)?;
         parent.changeable()?;
@@ -519,8 +561,14 @@ impl Layer for Dataset {
             RenameFlags::EXCHANGE if !leaves => MayReplace::Exchange,
             _ => return Err(Errno::EINVAL),
         };
-        if let (Place::Snapshots, Place::Snapshots, Some(control)) = (self.place(parent)?, self.place(new_parent)?, &self.control) {
-            return if leaves || replace == MayReplace::Exchange { Err(Errno::EINVAL) } else { control.rename(name, new_name) };
+        if let (Place::Snapshots, Place::Snapshots, Some(control)) =
+            (self.place(parent)?, self.place(new_parent)?, &self.control)
+        {
+            return if leaves || replace == MayReplace::Exchange {
+                Err(Errno::EINVAL)
+            } else {
+                control.rename(name, new_name)
+            };
         }
         let (from, to) = (self.placed(parent)?, self.placed(new_parent)?);
         self.not_control(from, name, Errno::EPERM)?;
@@ -530,7 +578,8 @@ impl Layer for Dataset {
         let taken = self.numbers.before(to, new_name.bytes());
         let (old, new) = ((&*from.inode, name.bytes()), (&*to.inode, new_name.bytes()));
         let renamed = if leaves {
-            // What overlayfs takes for a name that is gone: a character device 0, 0 (Documentation/filesystems/overlayfs.rst).
+            // What overlayfs takes for a name that is gone: a character device 0, 0
+            // (Documentation/filesystems/overlayfs.rst).
             let whiteout = New::plain(Kind::Character, 0);
             from.changeable()?.rename_leaving(old, new, replace, &|view| whiteout.born(caller, view, false))
         } else {
@@ -549,11 +598,20 @@ impl Layer for Dataset {
         Ok(file)
     }
 
-    fn readdir(&self, _caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+    fn readdir(
+        &self,
+        _caller: &Caller,
+        node: &Node,
+        from: u64,
+        attributes: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
         match (self.place(node)?, &self.control) {
             (Place::File(placed), _) => self.list(placed, from, attributes, sink),
             (Place::Control, Some(control)) => control.list(&self.head.now(), from, attributes, sink),
-            (Place::Snapshots, Some(control)) => control.list_snapshots(from, attributes, &|volume| self.root_of(volume), sink),
+            (Place::Snapshots, Some(control)) => {
+                control.list_snapshots(from, attributes, &|volume| self.root_of(volume), sink)
+            }
             (_, None) => Err(Errno::EIO),
         }
     }
@@ -567,7 +625,8 @@ impl Layer for Dataset {
 
     fn statfs(&self, _caller: &Caller, _node: &Node) -> Result<StatFs> {
         const BLOCK: u64 = 4096;
-        /// Every inode takes room in trees: what is free in bytes bounds the number. What one takes at least, bytes.
+        /// Every inode takes room in trees: what is free in bytes bounds the number. What one takes
+        /// at least, bytes.
         const INODE: u64 = 64;
         let files = &self.head.files;
         let referenced = self.pool.referenced(files.id()).map_err(|error| errno(error.into()))?;
@@ -679,7 +738,8 @@ impl Dataset {
         if from == 0
             && placed.inode.number() == volume::ROOT
             && !placed.volume.is_past()
-            && let Some(control) = self.control.as_ref().filter(|_| self.head.files.behaviour().snapdir == Shown::Visible)
+            && let Some(control) =
+                self.control.as_ref().filter(|_| self.head.files.behaviour().snapdir == Shown::Visible)
         {
             some = true;
             // Names have higher numbers than the root.
@@ -687,22 +747,29 @@ impl Dataset {
                 return Ok(());
             }
         }
-        let visited = files.visit(&placed.inode, (span.behind, span.end), attributes, sink.room(attributes), &mut |seen| {
-            some = true;
-            let name = match Name::new(seen.name) {
-                Ok(name) => name,
-                Err(error) => {
-                    outcome = Err(error);
-                    return false;
-                }
-            };
-            let ino = placed.volume.shown(seen.number);
-            let entry = seen.row.map(|row| Entry {
-                attr: attr(self.head.files.id(), ino, row),
-                node: Node::new(Arc::new(Listed::new(&placed.volume, seen.number))),
+        let visited =
+            files.visit(&placed.inode, (span.behind, span.end), attributes, sink.room(attributes), &mut |seen| {
+                some = true;
+                let name = match Name::new(seen.name) {
+                    Ok(name) => name,
+                    Err(error) => {
+                        outcome = Err(error);
+                        return false;
+                    }
+                };
+                let ino = placed.volume.shown(seen.number);
+                let entry = seen.row.map(|row| Entry {
+                    attr: attr(self.head.files.id(), ino, row),
+                    node: Node::new(Arc::new(Listed::new(&placed.volume, seen.number))),
+                });
+                sink.push(DirEntry {
+                    name,
+                    ino,
+                    kind: Some(translate::kind_of_type(seen.file_type)),
+                    next: span.after(seen.sequence),
+                    entry,
+                })
             });
-            sink.push(DirEntry { name, ino, kind: Some(translate::kind_of_type(seen.file_type)), next: span.after(seen.sequence), entry })
-        });
         visited.map_err(errno)?;
         if !some {
             placed.volume.ends.ended(&span);

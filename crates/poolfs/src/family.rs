@@ -1,12 +1,17 @@
-//! Several file systems of a pool in one tree, each on a directory of another, as if they were mounted one below the other.
+//! Several file systems of a pool in one tree, each on a directory of another, as if they were
+//! mounted one below the other.
 //!
-//! For doors that cannot be: fusermount3 cannot reach below another mount of the same user. Made by whoever has imported the pool, over the file system
-//! that is mounted; the others are put in ([`Family::graft`]) and taken out while it is in use. Invariants:
-//! * each file of all members has a number of its own, and keeps it: the upper bits say which tree of which member (`uppers.rs`); the
-//!   numbers of the first member's files are those that it has by itself;
-//! * a directory that is covered stands for the root of what covers it, wherever its name is looked up, and can neither be removed nor renamed; no
-//!   directory is covered while one is removed or renamed;
-//! * nothing of a member can be reached any more when it has been taken out, whoever still has a file of it open.
+//! For doors that cannot be: fusermount3 cannot reach below another mount of the same user. Made by
+//! whoever has imported the pool, over the file system that is mounted; the others are put in
+//! ([`Family::graft`]) and taken out while it is in use. Invariants:
+//! * each file of all members has a number of its own, and keeps it: the upper bits say which tree
+//!   of which member (`uppers.rs`); the numbers of the first member's files are those that it has
+//!   by itself;
+//! * a directory that is covered stands for the root of what covers it, wherever its name is looked
+//!   up, and can neither be removed nor renamed; no directory is covered while one is removed or
+//!   renamed;
+//! * nothing of a member can be reached any more when it has been taken out, whoever still has a
+//!   file of it open.
 
 mod layer;
 mod listing;
@@ -73,7 +78,10 @@ pub struct Family {
 
 impl std::fmt::Debug for Family {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Family").field("first", &self.first.dataset).field("others", &self.count).finish_non_exhaustive()
+        f.debug_struct("Family")
+            .field("first", &self.first.dataset)
+            .field("others", &self.count)
+            .finish_non_exhaustive()
     }
 }
 
@@ -89,7 +97,14 @@ impl Family {
     #[must_use]
     pub fn new(first: Arc<Dataset>, rules: Rules) -> Family {
         let dataset = first.number();
-        let first = Member { layer: first, dataset, upper: 0, covers: 0, rules: Mutex::new(rules), ended: AtomicBool::new(false) };
+        let first = Member {
+            layer: first,
+            dataset,
+            upper: 0,
+            covers: 0,
+            rules: Mutex::new(rules),
+            ended: AtomicBool::new(false),
+        };
         Family {
             first: Arc::new(first),
             uppers: RwLock::default(),
@@ -103,7 +118,8 @@ impl Family {
     /// Puts a file system on the directory with this number, which has to be one of a head.
     ///
     /// # Errors
-    /// ENOENT, ENOTDIR; EBUSY where it is covered already, or is the root of all; EINVAL in a snapshot.
+    /// ENOENT, ENOTDIR; EBUSY where it is covered already, or is the root of all; EINVAL in a
+    /// snapshot.
     pub fn graft(&self, layer: Arc<Dataset>, on: u64, rules: Rules) -> Result<()> {
         let shape = self.shape.write();
         let node = self.node(on)?;
@@ -135,7 +151,8 @@ impl Family {
         Ok(())
     }
 
-    /// Has the door forget the name that leads to a member, so that it asks for whatever is not in use again.
+    /// Has the door forget the name that leads to a member, so that it asks for whatever is not in
+    /// use again.
     pub fn forget(&self, dataset: u64) {
         if let Some(member) = self.member(dataset) {
             self.tell(member.covers);
@@ -158,8 +175,8 @@ impl Family {
         self.member(dataset).map(|member| (join(member.upper, 0), join(member.upper, u64::MAX)))
     }
 
-    /// Takes a member out: what it covered is seen again, and files of it that are open answer ESTALE. Its numbers are never given again: the door may still
-    /// know some.
+    /// Takes a member out: what it covered is seen again, and files of it that are open answer
+    /// ESTALE. Its numbers are never given again: the door may still know some.
     pub fn take_out(&self, dataset: u64) {
         let Some(member) = self.member(dataset) else { return };
         {
@@ -213,7 +230,9 @@ impl Family {
                 continue;
             }
             let Some(path) = kin.member.layer.path(&kin.node) else { return Ok(None) };
-            let Some(name) = path.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty()) else { return Ok(None) };
+            let Some(name) = path.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty()) else {
+                return Ok(None);
+            };
             let above = kin.member.layer.numbered().map_or(ROOT, |numbered| numbered.parent(&kin.node));
             return Ok(Some((self.shown(&kin.member, above), name.to_vec())));
         }
@@ -262,13 +281,16 @@ impl Family {
             return Ok(());
         }
         match parent.member.layer.lookup(&Caller::ROOT, &parent.node, name) {
-            Ok(found) if self.covers.read().contains_key(&self.shown(&parent.member, found.attr.id.ino)) => Err(Errno::EBUSY),
+            Ok(found) if self.covers.read().contains_key(&self.shown(&parent.member, found.attr.id.ino)) => {
+                Err(Errno::EBUSY)
+            }
             // What else is wrong with the name is found by whoever goes on.
             _ => Ok(()),
         }
     }
 
-    /// Whether names in a directory are those of files: not in `.zfs`, where changing one may wait for a command.
+    /// Whether names in a directory are those of files: not in `.zfs`, where changing one may wait
+    /// for a command.
     fn holds_files(parent: &Kin) -> bool {
         parent.member.layer.id(&parent.node).is_ok_and(|id| split(id.ino).0 == 0)
     }

@@ -1,4 +1,5 @@
-//! File systems of a pool as layers: one by itself (`dataset`), and an ordinary user's file systems below one another in one tree (`family`).
+//! File systems of a pool as layers: one by itself (`dataset`), and an ordinary user's file systems
+//! below one another in one tree (`family`).
 //!
 //! Made by who has imported the pool. Nothing here knows a mount or a wire protocol.
 #![forbid(unsafe_code)]
@@ -6,6 +7,7 @@
 
 pub mod dataset;
 pub mod family;
-// The same locks as in `layers`: whether they are the real ones or loom's depends on how the crate that uses them is built.
+// The same locks as in `layers`: whether they are the real ones or loom's depends on how the crate
+// that uses them is built.
 #[path = "../../layers/src/sync.rs"]
 mod sync;

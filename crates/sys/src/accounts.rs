@@ -1,7 +1,8 @@
 //! The user and group databases (NSS), by the reentrant calls.
 //!
-//! Called by the parsers of owner rules and by the mirror lists. Invariant: look-ups by name or number never enumerate, because where
-//! accounts live in a directory service enumeration may take minutes or show nothing. Names are bytes.
+//! Called by the parsers of owner rules and by the mirror lists. Invariant: look-ups by name or
+//! number never enumerate, because where accounts live in a directory service enumeration may take
+//! minutes or show nothing. Names are bytes.
 
 use std::{
     ffi::{CStr, CString, c_char},
@@ -29,7 +30,8 @@ pub struct Group {
     pub name: Vec<u8>,
     /// Group id.
     pub gid: u32,
-    /// Names of the members that the group itself lists; those who have it as primary group need not be among them.
+    /// Names of the members that the group itself lists; those who have it as primary group need
+    /// not be among them.
     pub members: Vec<Vec<u8>>,
 }
 
@@ -68,7 +70,8 @@ unsafe fn user(record: &libc::passwd) -> User {
 unsafe fn group(record: &libc::group) -> Group {
     let mut members = Vec::new();
     let mut next = record.gr_mem;
-    // SAFETY: `gr_mem` is null or an array of strings ended by a null pointer (POSIX grp.h), alive as the caller vouches.
+    // SAFETY: `gr_mem` is null or an array of strings ended by a null pointer (POSIX grp.h), alive
+    // as the caller vouches.
     unsafe {
         while !next.is_null() && !(*next).is_null() {
             members.push(bytes(*next));
@@ -78,16 +81,21 @@ unsafe fn group(record: &libc::group) -> Group {
     }
 }
 
-/// Runs one reentrant look-up, with a larger buffer as long as the answer is ERANGE. `call` gets the record, the buffer and the place for
-/// the result, and returns the error number (POSIX: these calls return it rather than setting errno).
-fn fetch<R, T>(mut call: impl FnMut(*mut R, &mut [u8], *mut *mut R) -> libc::c_int, convert: impl Fn(&R) -> T) -> io::Result<Option<T>> {
+/// Runs one reentrant look-up, with a larger buffer as long as the answer is ERANGE. `call` gets
+/// the record, the buffer and the place for the result, and returns the error number (POSIX: these
+/// calls return it rather than setting errno).
+fn fetch<R, T>(
+    mut call: impl FnMut(*mut R, &mut [u8], *mut *mut R) -> libc::c_int,
+    convert: impl Fn(&R) -> T,
+) -> io::Result<Option<T>> {
     let mut buffer = vec![0_u8; 4096];
     loop {
         let mut record = MaybeUninit::<R>::uninit();
         let mut result: *mut R = ptr::null_mut();
         match call(record.as_mut_ptr(), &mut buffer, &raw mut result) {
             0 if result.is_null() => return Ok(None),
-            // SAFETY: on success the result is null or points to the record, now filled in; it lives here, as does the buffer.
+            // SAFETY: on success the result is null or points to the record, now filled in; it
+            // lives here, as does the buffer.
             0 => return Ok(Some(convert(unsafe { &*result }))),
             libc::EINTR => {}
             libc::ERANGE if buffer.len() < RECORD_MAX => buffer.resize(buffer.len() * 4, 0),
@@ -106,7 +114,9 @@ pub fn user_by_name(name: &[u8]) -> io::Result<Option<User>> {
     let Some(name) = c_name(name) else { return Ok(None) };
     fetch(
         // SAFETY: all pointers live during the call and the length is the buffer's.
-        |record, buffer, result| unsafe { libc::getpwnam_r(name.as_ptr(), record, buffer.as_mut_ptr().cast(), buffer.len(), result) },
+        |record, buffer, result| unsafe {
+            libc::getpwnam_r(name.as_ptr(), record, buffer.as_mut_ptr().cast(), buffer.len(), result)
+        },
         // SAFETY: `fetch` converts while the buffer lives.
         |record| unsafe { user(record) },
     )
@@ -119,7 +129,9 @@ pub fn user_by_name(name: &[u8]) -> io::Result<Option<User>> {
 pub fn user_by_id(uid: u32) -> io::Result<Option<User>> {
     fetch(
         // SAFETY: all pointers live during the call and the length is the buffer's.
-        |record, buffer, result| unsafe { libc::getpwuid_r(uid, record, buffer.as_mut_ptr().cast(), buffer.len(), result) },
+        |record, buffer, result| unsafe {
+            libc::getpwuid_r(uid, record, buffer.as_mut_ptr().cast(), buffer.len(), result)
+        },
         // SAFETY: `fetch` converts while the buffer lives.
         |record| unsafe { user(record) },
     )
@@ -133,7 +145,9 @@ pub fn group_by_name(name: &[u8]) -> io::Result<Option<Group>> {
     let Some(name) = c_name(name) else { return Ok(None) };
     fetch(
         // SAFETY: all pointers live during the call and the length is the buffer's.
-        |record, buffer, result| unsafe { libc::getgrnam_r(name.as_ptr(), record, buffer.as_mut_ptr().cast(), buffer.len(), result) },
+        |record, buffer, result| unsafe {
+            libc::getgrnam_r(name.as_ptr(), record, buffer.as_mut_ptr().cast(), buffer.len(), result)
+        },
         // SAFETY: `fetch` converts while the buffer lives.
         |record| unsafe { group(record) },
     )
@@ -146,13 +160,16 @@ pub fn group_by_name(name: &[u8]) -> io::Result<Option<Group>> {
 pub fn group_by_id(gid: u32) -> io::Result<Option<Group>> {
     fetch(
         // SAFETY: all pointers live during the call and the length is the buffer's.
-        |record, buffer, result| unsafe { libc::getgrgid_r(gid, record, buffer.as_mut_ptr().cast(), buffer.len(), result) },
+        |record, buffer, result| unsafe {
+            libc::getgrgid_r(gid, record, buffer.as_mut_ptr().cast(), buffer.len(), result)
+        },
         // SAFETY: `fetch` converts while the buffer lives.
         |record| unsafe { group(record) },
     )
 }
 
-/// All groups of a user: `primary` and those that list the name. Works where users cannot be enumerated.
+/// All groups of a user: `primary` and those that list the name. Works where users cannot be
+/// enumerated.
 ///
 /// # Errors
 /// EINVAL for a name with a NUL; ERANGE past 2^20 groups.
@@ -162,7 +179,8 @@ pub fn groups_of(name: &[u8], primary: u32) -> io::Result<Vec<u32>> {
     while room <= 1 << 20 {
         let mut groups = vec![0_u32; usize::try_from(room).unwrap_or_default()];
         let mut count = room;
-        // SAFETY: the vector holds `count` ids; the call writes at most that many and corrects the count.
+        // SAFETY: the vector holds `count` ids; the call writes at most that many and corrects the
+        // count.
         let result = unsafe { libc::getgrouplist(name.as_ptr(), primary, groups.as_mut_ptr(), &raw mut count) };
         if result >= 0 {
             groups.truncate(usize::try_from(count).unwrap_or_default());
@@ -173,7 +191,8 @@ pub fn groups_of(name: &[u8], primary: u32) -> io::Result<Vec<u32>> {
     Err(io::Error::from_raw_os_error(libc::ERANGE))
 }
 
-/// Every user that the databases enumerate: possibly not all there are, possibly slow (see the file's head).
+/// Every user that the databases enumerate: possibly not all there are, possibly slow (see the
+/// file's head).
 ///
 /// # Errors
 /// What the database says.
@@ -185,7 +204,9 @@ pub fn all_users() -> io::Result<Vec<User>> {
     let end = loop {
         let next = fetch(
             // SAFETY: all pointers live during the call and the length is the buffer's.
-            |record, buffer, result| unsafe { libc::getpwent_r(record, buffer.as_mut_ptr().cast(), buffer.len(), result) },
+            |record, buffer, result| unsafe {
+                libc::getpwent_r(record, buffer.as_mut_ptr().cast(), buffer.len(), result)
+            },
             // SAFETY: `fetch` converts while the buffer lives.
             |record| unsafe { user(record) },
         );
@@ -212,7 +233,9 @@ pub fn all_groups() -> io::Result<Vec<Group>> {
     let end = loop {
         let next = fetch(
             // SAFETY: all pointers live during the call and the length is the buffer's.
-            |record, buffer, result| unsafe { libc::getgrent_r(record, buffer.as_mut_ptr().cast(), buffer.len(), result) },
+            |record, buffer, result| unsafe {
+                libc::getgrent_r(record, buffer.as_mut_ptr().cast(), buffer.len(), result)
+            },
             // SAFETY: `fetch` converts while the buffer lives.
             |record| unsafe { group(record) },
         );

@@ -1,6 +1,7 @@
 //! Btrfs: which subvolume a directory is, and how much it may hold (include/uapi/linux/btrfs.h).
 //!
-//! Called by the quota engine of cages. What a subvolume uses is read from sysfs, which needs no call of ours.
+//! Called by the quota engine of cages. What a subvolume uses is read from sysfs, which needs no
+//! call of ours.
 
 use crate::check;
 use std::{
@@ -47,12 +48,15 @@ struct QgroupLimit {
     reserved_exclusive: u64,
 }
 
-const _: () = assert!(mem::size_of::<InoLookup>() == 4096 && mem::size_of::<FsInfo>() == 1024 && mem::size_of::<QgroupLimit>() == 48);
+const _: () = assert!(
+    mem::size_of::<InoLookup>() == 4096 && mem::size_of::<FsInfo>() == 1024 && mem::size_of::<QgroupLimit>() == 48
+);
 
 /// # Safety
 /// `argument` points to what `command` reads and writes.
 unsafe fn ioctl(file: BorrowedFd<'_>, command: u32, argument: *mut libc::c_void) -> io::Result<()> {
-    // SAFETY: as the caller vouches. The type of the number differs between C libraries, its bits do not.
+    // SAFETY: as the caller vouches. The type of the number differs between C libraries, its bits
+    // do not.
     check(unsafe { libc::ioctl(file.as_raw_fd(), command as _, argument) }.into()).map(drop)
 }
 
@@ -88,7 +92,8 @@ pub fn filesystem(file: BorrowedFd<'_>) -> io::Result<String> {
 /// Limits what a subvolume refers to, bytes; `None` lifts the limit.
 ///
 /// # Errors
-/// EPERM; ENOTCONN where quotas are off; ENOENT for a group that does not exist; ENOTTY where it is not Btrfs.
+/// EPERM; ENOTCONN where quotas are off; ENOENT for a group that does not exist; ENOTTY where it is
+/// not Btrfs.
 pub fn set_limit(file: BorrowedFd<'_>, subvolume: u64, bytes: Option<u64>) -> io::Result<()> {
     // All ones is the kernel's word for no limit.
     let max_referenced = bytes.map_or(u64::MAX, |bytes| bytes.min(u64::MAX - 1));

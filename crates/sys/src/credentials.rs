@@ -1,18 +1,22 @@
-//! The file-system identity of the calling thread: owner and group of what it creates, its umask, and the capabilities that matter.
+//! The file-system identity of the calling thread: owner and group of what it creates, its umask,
+//! and the capabilities that matter.
 //!
-//! Called by the host leaf around every creation. All of this is per thread in Linux, and switching is not free, so a thread that calls
-//! [`prepare_thread`] keeps the last identity and switches only when the next one differs; any other thread switches back each time.
+//! Called by the host leaf around every creation. All of this is per thread in Linux, and switching
+//! is not free, so a thread that calls [`prepare_thread`] keeps the last identity and switches only
+//! when the next one differs; any other thread switches back each time.
 //!
 //! What a prepared thread has:
 //! * a working directory and umask of its own (`unshare(CLONE_FS)`);
-//! * `SECBIT_NO_SETUID_FIXUP`, so that the capabilities survive a file-system id other than 0 (access was checked by whoever asked us;
-//!   only the ownership of new files shall be the caller's);
+//! * `SECBIT_NO_SETUID_FIXUP`, so that the capabilities survive a file-system id other than 0
+//!   (access was checked by whoever asked us; only the ownership of new files shall be the
+//!   caller's);
 //! * no `CAP_SYS_RESOURCE`, so that quotas and reserved blocks hold for the users it works for;
-//! * no effective `CAP_FSETID`, so that writing to a file drops its set-id bits as it does for them ([`with_set_id_kept`] lifts this).
+//! * no effective `CAP_FSETID`, so that writing to a file drops its set-id bits as it does for them
+//!   ([`with_set_id_kept`] lifts this).
 
 use rustix::thread::{
-    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid, UnshareFlags, capabilities, capabilities_secure_bits, set_capabilities,
-    set_capabilities_secure_bits, set_thread_groups,
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid, UnshareFlags, capabilities, capabilities_secure_bits,
+    set_capabilities, set_capabilities_secure_bits, set_thread_groups,
 };
 use std::{cell::Cell, io};
 
@@ -63,7 +67,8 @@ fn set_umask(umask: u32) -> u32 {
 
 /// Gives the calling thread a working directory and umask of its own.
 fn unshare_umask() -> io::Result<()> {
-    // SAFETY: CLONE_FS concerns the working directory, root and umask of this thread only; no descriptor changes its meaning.
+    // SAFETY: CLONE_FS concerns the working directory, root and umask of this thread only; no
+    // descriptor changes its meaning.
     Ok(unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?)
 }
 
@@ -89,11 +94,12 @@ fn this_thread() -> io::Result<Thread> {
     Ok(thread)
 }
 
-/// Makes the calling thread a worker for other users (see the file's head). Without privileges this only gives it a umask of its own.
-/// Doing it twice is harmless.
+/// Makes the calling thread a worker for other users (see the file's head). Without privileges this
+/// only gives it a umask of its own. Doing it twice is harmless.
 ///
 /// # Errors
-/// ENOMEM, or EPERM where a security policy forbids it: the thread then still works, switching back each time.
+/// ENOMEM, or EPERM where a security policy forbids it: the thread then still works, switching back
+/// each time.
 pub fn prepare_thread() -> io::Result<()> {
     let mut thread = this_thread()?;
     if thread.prepared {
@@ -145,11 +151,12 @@ fn switch(from: &Identity, to: &Identity) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs `create` so that what it creates belongs to `identity` and its mode passes through its umask. A thread without the privilege to
-/// switch creates as itself, under that umask.
+/// Runs `create` so that what it creates belongs to `identity` and its mode passes through its
+/// umask. A thread without the privilege to switch creates as itself, under that umask.
 ///
 /// # Errors
-/// EOVERFLOW where the ids have no meaning in our user namespace; EPERM or ENOMEM where the thread cannot have a umask of its own.
+/// EOVERFLOW where the ids have no meaning in our user namespace; EPERM or ENOMEM where the thread
+/// cannot have a umask of its own.
 pub fn with_identity<T>(identity: Identity, create: impl FnOnce() -> T) -> io::Result<T> {
     let mut thread = this_thread()?;
     if thread.prepared {
@@ -182,8 +189,9 @@ pub fn with_identity<T>(identity: Identity, create: impl FnOnce() -> T) -> io::R
     Ok(create())
 }
 
-/// Runs `work` under the ids that the process itself has, where an earlier creation left others (see [`prepare_thread`]): for storage that
-/// looks at them in every call, as network file systems do.
+/// Runs `work` under the ids that the process itself has, where an earlier creation left others
+/// (see [`prepare_thread`]): for storage that looks at them in every call, as network file systems
+/// do.
 ///
 /// # Errors
 /// As [`with_identity`].
@@ -192,15 +200,20 @@ pub fn with_own_identity<T>(work: impl FnOnce() -> T) -> io::Result<T> {
     if !thread.prepared {
         return Ok(work());
     }
-    let own = Identity { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), umask: thread.current.umask };
+    let own = Identity {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        umask: thread.current.umask,
+    };
     with_identity(own, work)
 }
 
-/// Runs `work` as an ordinary user without any capability, in a thread of its own that ends with it: for questions whose answer shall be
-/// what that user would get.
+/// Runs `work` as an ordinary user without any capability, in a thread of its own that ends with
+/// it: for questions whose answer shall be what that user would get.
 ///
 /// # Errors
-/// EPERM without the right to switch ids, EOVERFLOW where the ids have no meaning in our user namespace, EAGAIN where no thread can be had.
+/// EPERM without the right to switch ids, EOVERFLOW where the ids have no meaning in our user
+/// namespace, EAGAIN where no thread can be had.
 pub fn as_ordinary_user<T: Send>(uid: u32, gid: u32, groups: &[u32], work: impl FnOnce() -> T + Send) -> io::Result<T> {
     if uid == 0 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -221,7 +234,8 @@ pub fn as_ordinary_user<T: Send>(uid: u32, gid: u32, groups: &[u32], work: impl 
     })
 }
 
-/// Runs `work` with the right to keep or set the set-id bits of files (`CAP_FSETID`), where the process has it.
+/// Runs `work` with the right to keep or set the set-id bits of files (`CAP_FSETID`), where the
+/// process has it.
 ///
 /// # Errors
 /// As `capset(2)`.
@@ -279,7 +293,8 @@ impl KeptCapabilities {
         if bits.contains(CapabilitiesSecureBits::NO_SETUID_FIXUP) {
             return Ok(KeptCapabilities(None));
         }
-        // Without CAP_SETPCAP the capabilities go and come back with the ids, and the creation is checked as the caller's own.
+        // Without CAP_SETPCAP the capabilities go and come back with the ids, and the creation is
+        // checked as the caller's own.
         let set = set_capabilities_secure_bits(bits | CapabilitiesSecureBits::NO_SETUID_FIXUP);
         Ok(KeptCapabilities(set.is_ok().then_some(bits)))
     }
@@ -334,7 +349,8 @@ mod tests {
                     prepare_thread().unwrap();
                 }
                 let user = Identity { uid: 1234, gid: 4321, umask: 0o027 };
-                // The directory belongs to root, mode 755: only kept capabilities let user 1234 create there.
+                // The directory belongs to root, mode 755: only kept capabilities let user 1234
+                // create there.
                 assert_eq!(owner_of_new(&inside.join("a"), user), (1234, 4321, 0o640));
                 assert_eq!(owner_of_new(&inside.join("b"), Identity { uid: 0, gid: 0, umask: 0 }), (0, 0, 0o666));
                 assert_eq!(owner_of_new(&inside.join("c"), user), (1234, 4321, 0o640));

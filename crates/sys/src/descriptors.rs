@@ -1,8 +1,10 @@
 //! All descriptors of the process at once, and the working directory.
 //!
-//! Called before another program is started that must not hold what this one was given, and by a thread that must hold nothing of its
-//! process. Also what is held of them for long, counted for the whole process by those who hold it (state: the two counts), so that calls that
-//! need a descriptor for their own time find one. Invariant: nothing is closed that the rest of the process uses.
+//! Called before another program is started that must not hold what this one was given, and by a
+//! thread that must hold nothing of its process. Also what is held of them for long, counted for
+//! the whole process by those who hold it (state: the two counts), so that calls that need a
+//! descriptor for their own time find one. Invariant: nothing is closed that the rest of the
+//! process uses.
 
 use crate::check;
 use rustix::{
@@ -16,8 +18,8 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// The least and the most that is left to the process itself (standard ones, signals, sockets, watches, sources, the kernel's device), and to
-/// calls of a moment.
+/// The least and the most that is left to the process itself (standard ones, signals, sockets,
+/// watches, sources, the kernel's device), and to calls of a moment.
 const RESERVE: [u64; 2] = [48, 384];
 
 /// Open files of the source: those of users, and those that are kept for the next open.
@@ -75,9 +77,11 @@ pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, CLOEXEC) }).map(drop)
 }
 
-/// Gives the calling thread a table of descriptors of its own, in which only the standard ones are and lead nowhere; the process keeps all of
-/// its. To be called first thing in a thread that then opens what it needs itself. (Copies of the standard ones would keep a pipe open whose
-/// other end waits for this process to let go of it.) It has a working directory of its own as well, so that it may go to what it works on.
+/// Gives the calling thread a table of descriptors of its own, in which only the standard ones are
+/// and lead nowhere; the process keeps all of its. To be called first thing in a thread that then
+/// opens what it needs itself. (Copies of the standard ones would keep a pipe open whose other end
+/// waits for this process to let go of it.) It has a working directory of its own as well, so that
+/// it may go to what it works on.
 ///
 /// # Errors
 /// ENOMEM; ENOSYS before Linux 5.9; what opening `/dev/null` says.
@@ -87,7 +91,8 @@ pub fn leave_all_to_others() -> io::Result<()> {
     lead_standard_ones_nowhere()
 }
 
-/// The same, but for one descriptor, which is none of the standard ones. It is another copy, with the same number: whoever hands it over keeps his.
+/// The same, but for one descriptor, which is none of the standard ones. It is another copy, with
+/// the same number: whoever hands it over keeps his.
 ///
 /// # Errors
 /// As [`leave_all_to_others`].
@@ -100,12 +105,14 @@ pub fn leave_all_but(kept: &OwnedFd) -> io::Result<()> {
 }
 
 fn unshare_tables() -> io::Result<()> {
-    // SAFETY: from here on this thread shares no table with others, so what the callers close stays open for them.
+    // SAFETY: from here on this thread shares no table with others, so what the callers close stays
+    // open for them.
     Ok(unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FILES | UnshareFlags::FS) }?)
 }
 
 fn close_from_to(first: libc::c_uint, last: libc::c_uint) -> io::Result<()> {
-    // SAFETY: closes the copies in this thread's own table; by contract the thread owns no descriptor yet.
+    // SAFETY: closes the copies in this thread's own table; by contract the thread owns no
+    // descriptor yet.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0 as libc::c_uint) }).map(drop)
 }
 
@@ -131,7 +138,8 @@ mod tests {
         let inside = std::thread::spawn(move || {
             leave_all_to_others().unwrap();
             rustix::process::chdir("/proc").unwrap();
-            let standard = [0, 1, 2].map(|number| std::fs::read_link(format!("/proc/thread-self/fd/{number}")).unwrap());
+            let standard =
+                [0, 1, 2].map(|number| std::fs::read_link(format!("/proc/thread-self/fd/{number}")).unwrap());
             assert!(standard.iter().all(|target| target == std::path::Path::new("/dev/null")), "{standard:?}");
             std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists()
         });

@@ -1,4 +1,5 @@
-//! Raw directory reading: `getdents64(2)` into a buffer that the caller keeps, so that a listing can stop in the middle of it.
+//! Raw directory reading: `getdents64(2)` into a buffer that the caller keeps, so that a listing
+//! can stop in the middle of it.
 
 use crate::check;
 use std::{
@@ -32,7 +33,8 @@ pub fn read(directory: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
 
 /// The first record in `bytes`, which [`read`] filled; `None` at their end.
 pub fn first(bytes: &[u8]) -> Option<Record<'_>> {
-    // struct linux_dirent64: d_ino u64, d_off i64, d_reclen u16, d_type u8, d_name NUL-terminated, padded.
+    // struct linux_dirent64: d_ino u64, d_off i64, d_reclen u16, d_type u8, d_name NUL-terminated,
+    // padded.
     let ino = u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?);
     let next = i64::from_ne_bytes(bytes.get(8..16)?.try_into().ok()?);
     let length = usize::from(u16::from_ne_bytes(bytes.get(16..18)?.try_into().ok()?));

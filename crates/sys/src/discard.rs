@@ -14,7 +14,8 @@ const BLKDISCARD: u32 = 0x1277;
 /// Discards a range of a block device, bytes; both ends lie at sectors.
 ///
 /// # Errors
-/// EOPNOTSUPP where the device keeps everything, ENOTTY for what is no block device, EINVAL for what is not aligned.
+/// EOPNOTSUPP where the device keeps everything, ENOTTY for what is no block device, EINVAL for
+/// what is not aligned.
 pub fn discard(file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<()> {
     let range = [offset, length];
     // SAFETY: the command reads two numbers of 64 bits, and they outlive the call.

@@ -52,14 +52,18 @@ pub struct Event<'a> {
     pub object: Option<Object<'a>>,
 }
 
-/// A notification group that reports directory, name and object of each event, with an unlimited or (unprivileged) bounded queue.
+/// A notification group that reports directory, name and object of each event, with an unlimited or
+/// (unprivileged) bounded queue.
 ///
 /// # Errors
 /// EPERM without `CAP_SYS_ADMIN`; EINVAL before Linux 5.17; EMFILE.
 pub fn open() -> io::Result<OwnedFd> {
     let flags = libc::FAN_CLASS_NOTIF | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK | libc::FAN_REPORT_DFID_NAME_TARGET;
     // SAFETY: takes numbers only.
-    let fd = check(unsafe { libc::fanotify_init(flags, (libc::O_RDONLY | libc::O_LARGEFILE | libc::O_CLOEXEC).cast_unsigned()) }.into())?;
+    let fd = check(
+        unsafe { libc::fanotify_init(flags, (libc::O_RDONLY | libc::O_LARGEFILE | libc::O_CLOEXEC).cast_unsigned()) }
+            .into(),
+    )?;
     // SAFETY: the kernel has just made this descriptor for us.
     unsafe { owned(fd) }
 }
@@ -71,18 +75,25 @@ pub fn open() -> io::Result<OwnedFd> {
 pub fn mark_file_system(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> io::Result<()> {
     let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
     // SAFETY: a null path means the file of the descriptor itself.
-    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into()).map(drop)
+    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into())
+        .map(drop)
 }
 
-/// Reports `mask` for one file or directory: for a directory also what happens to names in it, where `mask` has that. `path` is followed to
-/// what it names (`/proc/self/fd/N`). The mark keeps the inode in memory.
+/// Reports `mask` for one file or directory: for a directory also what happens to names in it,
+/// where `mask` has that. `path` is followed to what it names (`/proc/self/fd/N`). The mark keeps
+/// the inode in memory.
 ///
 /// # Errors
-/// ENOTDIR where `mask` asks for names of what is not a directory; ENOSPC at the user's limit of marks; EXDEV, ENODEV, EOPNOTSUPP, EPERM.
+/// ENOTDIR where `mask` asks for names of what is not a directory; ENOSPC at the user's limit of
+/// marks; EXDEV, ENODEV, EOPNOTSUPP, EPERM.
 pub fn mark_inode(group: BorrowedFd<'_>, path: &str, mask: Mask) -> io::Result<()> {
     let path = std::ffi::CString::new(path)?;
     // SAFETY: the path lives during the call.
-    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), libc::FAN_MARK_ADD, mask, libc::AT_FDCWD, path.as_ptr()) }.into()).map(drop)
+    check(
+        unsafe { libc::fanotify_mark(group.as_raw_fd(), libc::FAN_MARK_ADD, mask, libc::AT_FDCWD, path.as_ptr()) }
+            .into(),
+    )
+    .map(drop)
 }
 
 /// Removes all marks on file systems. What has been reported stays to be read.
@@ -103,13 +114,19 @@ pub fn unmark_inodes(group: BorrowedFd<'_>) -> io::Result<()> {
 
 fn flush(group: BorrowedFd<'_>, kind: libc::c_uint) -> io::Result<()> {
     // SAFETY: nothing is looked at but the flags.
-    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), libc::FAN_MARK_FLUSH | kind, 0, libc::AT_FDCWD, std::ptr::null()) }.into())
-        .map(drop)
+    check(
+        unsafe {
+            libc::fanotify_mark(group.as_raw_fd(), libc::FAN_MARK_FLUSH | kind, 0, libc::AT_FDCWD, std::ptr::null())
+        }
+        .into(),
+    )
+    .map(drop)
 }
 
-/// Takes what is done through open files of one mount out of the reports: `mask` is no longer reported for files that were opened through
-/// the mount of `file` (not an `O_PATH` descriptor), while the same done to the same file through any other mount still is. Ends with
-/// the mount. Only content events (`MODIFY`, `CLOSE_WRITE`) know the mount that they came through.
+/// Takes what is done through open files of one mount out of the reports: `mask` is no longer
+/// reported for files that were opened through the mount of `file` (not an `O_PATH` descriptor),
+/// while the same done to the same file through any other mount still is. Ends with the mount. Only
+/// content events (`MODIFY`, `CLOSE_WRITE`) know the mount that they came through.
 ///
 /// # Errors
 /// EINVAL before Linux 6.0; EPERM.
@@ -117,20 +134,24 @@ pub fn ignore_mount(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> 
     // Surviving a modification, else the first one would end it.
     let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_MOUNT | libc::FAN_MARK_IGNORE_SURV;
     // SAFETY: a null path means the file of the descriptor itself.
-    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into()).map(drop)
+    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into())
+        .map(drop)
 }
 
-/// Undoes [`ignore_mount`]: also what is done through files that are open already is reported again.
+/// Undoes [`ignore_mount`]: also what is done through files that are open already is reported
+/// again.
 ///
 /// # Errors
 /// ENOENT where nothing was ignored.
 pub fn hear_mount(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> io::Result<()> {
     let flags = libc::FAN_MARK_REMOVE | libc::FAN_MARK_MOUNT | libc::FAN_MARK_IGNORE_SURV;
     // SAFETY: a null path means the file of the descriptor itself.
-    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into()).map(drop)
+    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into())
+        .map(drop)
 }
 
-/// The id that events of the file system of `file` carry (`f_fsid` of statfs(2), whose fields the C library hides).
+/// The id that events of the file system of `file` carry (`f_fsid` of statfs(2), whose fields the C
+/// library hides).
 ///
 /// # Errors
 /// As `fstatfs(2)`.
@@ -143,9 +164,11 @@ pub fn file_system_id(file: BorrowedFd<'_>) -> io::Result<[i32; 2]> {
     Ok(unsafe { (&raw const figures.f_fsid).cast::<[i32; 2]>().read_unaligned() })
 }
 
-/// The first event in `bytes` and what follows it; `None` at their end or where they are not understood.
+/// The first event in `bytes` and what follows it; `None` at their end or where they are not
+/// understood.
 pub fn first(bytes: &[u8]) -> Option<(Event<'_>, &[u8])> {
-    // struct fanotify_event_metadata: event_len u32, vers u8, reserved u8, metadata_len u16, mask u64, fd i32, pid i32.
+    // struct fanotify_event_metadata: event_len u32, vers u8, reserved u8, metadata_len u16, mask
+    // u64, fd i32, pid i32.
     let length = usize::try_from(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?)).ok()?;
     if bytes.get(4) != Some(&libc::FANOTIFY_METADATA_VERSION) {
         return None;
@@ -170,9 +193,11 @@ pub fn first(bytes: &[u8]) -> Option<(Event<'_>, &[u8])> {
     Some((event, bytes.get(length..)?))
 }
 
-/// One information record: type, object, the bytes after the handle, and the bytes after the record.
+/// One information record: type, object, the bytes after the handle, and the bytes after the
+/// record.
 fn info(bytes: &[u8]) -> Option<(u8, Object<'_>, &[u8], &[u8])> {
-    // struct fanotify_event_info_header: info_type u8, pad u8, len u16; then fsid [i32; 2], handle_bytes u32, handle_type i32, bytes.
+    // struct fanotify_event_info_header: info_type u8, pad u8, len u16; then fsid [i32; 2],
+    // handle_bytes u32, handle_type i32, bytes.
     let kind = *bytes.first()?;
     let length = usize::from(u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?));
     let body = bytes.get(4..length)?;
@@ -215,7 +240,10 @@ mod tests {
         let (event, rest) = first(&bytes).unwrap();
         assert_eq!((event.mask, event.pid, rest), (CREATE, 99, &b"next"[..]));
         let (directory, name) = event.entry.unwrap();
-        assert_eq!((directory.fsid, directory.handle.kind, directory.handle.bytes, name), ([1, 2], 7, &b"12345678"[..], &b"name"[..]));
+        assert_eq!(
+            (directory.fsid, directory.handle.kind, directory.handle.bytes, name),
+            ([1, 2], 7, &b"12345678"[..], &b"name"[..])
+        );
         assert_eq!(event.object.unwrap().handle.bytes, b"abcd");
         for cut in 0..whole.len() {
             assert!(first(&whole[..cut]).is_none(), "{cut}");

@@ -1,5 +1,5 @@
-//! File handles: what the kernel names a file by in notifications, turned back into a descriptor, and the way from one mount of a file
-//! system to another.
+//! File handles: what the kernel names a file by in notifications, turned back into a descriptor,
+//! and the way from one mount of a file system to another.
 
 use crate::{check, owned};
 use std::{
@@ -14,8 +14,10 @@ pub const HANDLE_MAX: usize = 128;
 /// struct file_handle: handle_bytes u32, handle_type i32, then the bytes.
 type Raw = [u32; 2 + HANDLE_MAX / 4];
 
-/// The pauses while a new file is being made, microseconds: 2 s in all. Making one waits for the journal, on a busy disk for long.
-const PAUSES: [u64; 12] = [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_024_000];
+/// The pauses while a new file is being made, microseconds: 2 s in all. Making one waits for the
+/// journal, on a busy disk for long.
+const PAUSES: [u64; 12] =
+    [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_024_000];
 
 /// A handle as the kernel writes it: type and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +28,8 @@ pub struct Handle<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Opens the file of a handle with `flags` (`O_PATH` and the like). `mount` is any open file (not `O_PATH`) of the file system.
+/// Opens the file of a handle with `flags` (`O_PATH` and the like). `mount` is any open file (not
+/// `O_PATH`) of the file system.
 ///
 /// # Errors
 /// ESTALE where the file is gone; EPERM without `CAP_DAC_READ_SEARCH`; ENOMEM.
@@ -48,12 +51,16 @@ pub fn open(mount: BorrowedFd<'_>, handle: Handle<'_>, flags: libc::c_int) -> io
     open_raw(mount, &raw, flags)
 }
 
-/// ext4 says ENOMEM instead of ESTALE of a file that is gone while its number is being given to a new one: whoever took that for a lack of
-/// memory would know nothing of the file. So it is asked again for as long as making a file takes.
+/// ext4 says ENOMEM instead of ESTALE of a file that is gone while its number is being given to a
+/// new one: whoever took that for a lack of memory would know nothing of the file. So it is asked
+/// again for as long as making a file takes.
 fn open_raw(mount: BorrowedFd<'_>, raw: &Raw, flags: libc::c_int) -> io::Result<OwnedFd> {
     let attempt = || {
-        // SAFETY: the structure is complete, aligned to 4 as file_handle is, and lives during the call.
-        check(unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), raw.as_ptr(), flags | libc::O_CLOEXEC) })
+        // SAFETY: the structure is complete, aligned to 4 as file_handle is, and lives during the
+        // call.
+        check(unsafe {
+            libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), raw.as_ptr(), flags | libc::O_CLOEXEC)
+        })
     };
     let mut opened = attempt();
     for pause in PAUSES {
@@ -68,12 +75,12 @@ fn open_raw(mount: BorrowedFd<'_>, raw: &Raw, flags: libc::c_int) -> io::Result<
     unsafe { owned(fd) }
 }
 
-/// Opens the file behind a descriptor once more, with `flags`, as seen through the mount of `mount` (any open file of it, not `O_PATH`).
-/// Both must be of one file system.
+/// Opens the file behind a descriptor once more, with `flags`, as seen through the mount of `mount`
+/// (any open file of it, not `O_PATH`). Both must be of one file system.
 ///
 /// # Errors
-/// As `open(2)`; EOPNOTSUPP or EOVERFLOW where the file system makes no handles that lead back; ESTALE; EPERM without
-/// `CAP_DAC_READ_SEARCH`.
+/// As `open(2)`; EOPNOTSUPP or EOVERFLOW where the file system makes no handles that lead back;
+/// ESTALE; EPERM without `CAP_DAC_READ_SEARCH`.
 pub fn open_through(mount: BorrowedFd<'_>, file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
     open_raw(mount, &of_file(file)?, flags)
 }
@@ -83,10 +90,18 @@ fn of_file(file: BorrowedFd<'_>) -> io::Result<Raw> {
     let mut raw: Raw = [0; 2 + HANDLE_MAX / 4];
     raw[0] = u32::try_from(HANDLE_MAX).unwrap_or_default();
     let mut mount_id: libc::c_int = 0;
-    // SAFETY: the structure has room for the bytes that it announces, is aligned to 4 as file_handle is, and lives during the call; so
-    // does the number. The empty path is a C string and means the file of the descriptor itself.
+    // SAFETY: the structure has room for the bytes that it announces, is aligned to 4 as
+    // file_handle is, and lives during the call; so does the number. The empty path is a C string
+    // and means the file of the descriptor itself.
     check(unsafe {
-        libc::syscall(libc::SYS_name_to_handle_at, file.as_raw_fd(), c"".as_ptr(), raw.as_mut_ptr(), &raw mut mount_id, libc::AT_EMPTY_PATH)
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            raw.as_mut_ptr(),
+            &raw mut mount_id,
+            libc::AT_EMPTY_PATH,
+        )
     })?;
     Ok(raw)
 }
@@ -118,11 +133,13 @@ mod tests {
                 assert_eq!(content, b"content");
             }
             // Not as an ordinary user, and not on every file system.
-            Err(error) => assert!(matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported), "{error}"),
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported), "{error}")
+            }
         }
     }
-    /// Numbers of files that are gone are given to new ones all the time: that is taken for a lack of memory only where making a file takes
-    /// longer than anybody waits for it.
+    /// Numbers of files that are gone are given to new ones all the time: that is taken for a lack
+    /// of memory only where making a file takes longer than anybody waits for it.
     #[test]
     fn a_file_that_is_gone_is_no_lack_of_memory() {
         let place = std::env::temp_dir();

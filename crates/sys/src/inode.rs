@@ -17,7 +17,9 @@ pub fn proc_path(file: BorrowedFd<'_>) -> String {
 /// As `fchmodat2(2)`; EOPNOTSUPP for symbolic links.
 pub fn change_mode(file: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
     // SAFETY: the path is a NUL-terminated constant; the rest are numbers.
-    let result = check(unsafe { libc::syscall(libc::SYS_fchmodat2, file.as_raw_fd(), c"".as_ptr(), mode & 0o7777, libc::AT_EMPTY_PATH) });
+    let result = check(unsafe {
+        libc::syscall(libc::SYS_fchmodat2, file.as_raw_fd(), c"".as_ptr(), mode & 0o7777, libc::AT_EMPTY_PATH)
+    });
     match result {
         // Before Linux 6.6.
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {

@@ -6,7 +6,8 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-/// Command numbers as the asking process gives them (include/uapi/linux/fs.h), for programs of the native word size.
+/// Command numbers as the asking process gives them (include/uapi/linux/fs.h), for programs of the
+/// native word size.
 pub mod command {
     /// Reads the file flags.
     pub const GET_FLAGS: u32 = libc::FS_IOC_GETFLAGS as u32;
@@ -28,7 +29,8 @@ pub const EXTENDED_LEN: usize = 28;
 /// # Safety
 /// `argument` points to what `command` reads and writes.
 unsafe fn ioctl(file: BorrowedFd<'_>, command: u32, argument: *mut libc::c_void) -> io::Result<usize> {
-    // SAFETY: as the caller vouches. The type of the number differs between C libraries, its bits do not.
+    // SAFETY: as the caller vouches. The type of the number differs between C libraries, its bits
+    // do not.
     check(unsafe { libc::ioctl(file.as_raw_fd(), command as _, argument) }.into())
 }
 

@@ -1,4 +1,5 @@
-//! Whether anybody else has a file open or mapped: leases (`F_SETLEASE`) tell, and nothing else does without a search through all processes.
+//! Whether anybody else has a file open or mapped: leases (`F_SETLEASE`) tell, and nothing else
+//! does without a search through all processes.
 
 use crate::check;
 use std::{
@@ -6,21 +7,24 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-/// `F_SETSIG` (asm-generic/fcntl.h), which libc lacks: the signal that tells of a lease to be broken.
+/// `F_SETSIG` (asm-generic/fcntl.h), which libc lacks: the signal that tells of a lease to be
+/// broken.
 const F_SETSIG: libc::c_int = 10;
 
-/// Whether anybody but this open file has the file open, or a mapping of it, at this moment; also the kernel on somebody's behalf.
-/// A write lease is only granted to the single user of a file, and given back at once.
+/// Whether anybody but this open file has the file open, or a mapping of it, at this moment; also
+/// the kernel on somebody's behalf. A write lease is only granted to the single user of a file, and
+/// given back at once.
 ///
 /// # Errors
-/// EINVAL where the file system knows no leases or the file is no regular one, EACCES where it belongs to somebody else and `CAP_LEASE` is
-/// missing.
+/// EINVAL where the file system knows no leases or the file is no regular one, EACCES where it
+/// belongs to somebody else and `CAP_LEASE` is missing.
 pub fn is_used_by_others(file: BorrowedFd<'_>) -> io::Result<bool> {
     is_refused(file, libc::F_WRLCK)
 }
 
-/// Whether anybody has the file open for writing, or a mapping of it that was made with such an open file; `file` is open for reading alone.
-/// A read lease is only granted where that is not so, and given back at once.
+/// Whether anybody has the file open for writing, or a mapping of it that was made with such an
+/// open file; `file` is open for reading alone. A read lease is only granted where that is not so,
+/// and given back at once.
 ///
 /// # Errors
 /// As [`is_used_by_others`].
@@ -30,8 +34,9 @@ pub fn is_open_for_writing(file: BorrowedFd<'_>) -> io::Result<bool> {
 
 fn is_refused(file: BorrowedFd<'_>, lease: libc::c_int) -> io::Result<bool> {
     let fd = file.as_raw_fd();
-    // Whoever opens the file in the moment in which we hold the lease makes the kernel send us a signal: one that is ignored unless asked for.
-    // SAFETY: a command of integers on a descriptor that is borrowed, so open.
+    // Whoever opens the file in the moment in which we hold the lease makes the kernel send us a
+    // signal: one that is ignored unless asked for. SAFETY: a command of integers on a descriptor
+    // that is borrowed, so open.
     check(i64::from(unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) }))?;
     // SAFETY: as above.
     let taken = check(i64::from(unsafe { libc::fcntl(fd, libc::F_SETLEASE, lease) }));

@@ -1,7 +1,8 @@
 //! System calls that the safe crates lack, each behind a safe function; one topic per file.
 //!
-//! This and `fusewire` are the only crates with `unsafe`. Invariants: every function checks what its safety rests on, returns
-//! [`std::io::Error`] with the kernel's number, and keeps no state but what its file's head names.
+//! This and `fusewire` are the only crates with `unsafe`. Invariants: every function checks what
+//! its safety rests on, returns [`std::io::Error`] with the kernel's number, and keeps no state but
+//! what its file's head names.
 
 pub mod accounts;
 pub mod btrfs_quota;

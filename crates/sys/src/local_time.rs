@@ -21,7 +21,8 @@ pub struct LocalTime {
     pub weekday: u32,
 }
 
-/// The local time of a number of seconds since 1970. The time zone is that of `TZ`, or the system's.
+/// The local time of a number of seconds since 1970. The time zone is that of `TZ`, or the
+/// system's.
 ///
 /// # Errors
 /// A year that does not fit (localtime(3): EOVERFLOW).

@@ -1,4 +1,5 @@
-//! Byte-range locks that belong to an open file (`F_OFD_*`), so that a server can hold them for many owners.
+//! Byte-range locks that belong to an open file (`F_OFD_*`), so that a server can hold them for
+//! many owners.
 
 use crate::check;
 use std::{
@@ -26,13 +27,15 @@ pub struct Range {
     pub start: u64,
     /// Bytes.
     pub length: u64,
-    /// Holder, as `F_OFD_GETLK` tells it: 0 where unknown (-1 in the kernel's answer: another open file's lock).
+    /// Holder, as `F_OFD_GETLK` tells it: 0 where unknown (-1 in the kernel's answer: another open
+    /// file's lock).
     pub pid: u32,
 }
 
 fn raw(range: Range) -> io::Result<libc::flock64> {
     let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
-    // SAFETY: a structure of numbers, for which zero is a value; padding differs between architectures.
+    // SAFETY: a structure of numbers, for which zero is a value; padding differs between
+    // architectures.
     let mut raw: libc::flock64 = unsafe { std::mem::zeroed() };
     raw.l_type = match range.kind {
         Kind::Read => libc::F_RDLCK as _,
@@ -48,7 +51,8 @@ fn raw(range: Range) -> io::Result<libc::flock64> {
 /// Sets or releases a lock of this open file; with `wait`, blocks until it is free.
 ///
 /// # Errors
-/// EAGAIN where held by another; EINTR after a signal; EBADF where the file is not open for the kind; EDEADLK never.
+/// EAGAIN where held by another; EINTR after a signal; EBADF where the file is not open for the
+/// kind; EDEADLK never.
 pub fn set(file: BorrowedFd<'_>, range: Range, wait: bool) -> io::Result<()> {
     let raw = raw(range)?;
     let command = if wait { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };

@@ -1,7 +1,7 @@
 //! Loop devices: an image file as a block device (loop(4), include/uapi/linux/loop.h).
 //!
-//! Called by the loop engine of cages. Devices are attached so that they detach themselves when nobody has them open or mounted any more:
-//! nothing is left behind by a process that dies.
+//! Called by the loop engine of cages. Devices are attached so that they detach themselves when
+//! nobody has them open or mounted any more: nothing is left behind by a process that dies.
 
 use crate::check;
 use rustix::fs::{Mode, OFlags, fstat, open};
@@ -94,7 +94,8 @@ impl LoopDevice {
 /// # Safety
 /// `argument` is what `command` takes: a number, or a pointer to what it reads and writes.
 unsafe fn ioctl(file: BorrowedFd<'_>, command: u32, argument: usize) -> io::Result<usize> {
-    // SAFETY: as the caller vouches. The type of the number differs between C libraries, its bits do not.
+    // SAFETY: as the caller vouches. The type of the number differs between C libraries, its bits
+    // do not.
     check(unsafe { libc::ioctl(file.as_raw_fd(), command as _, argument) }.into())
 }
 
@@ -109,12 +110,13 @@ fn open_device(path: &Path, access: OFlags) -> io::Result<OwnedFd> {
     Ok(open(path, access | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Attaches an image, which is open for reading and writing, to a free device; `image` is the name to show for it. Direct I/O is on if the
-/// image was opened with `O_DIRECT`. The device detaches itself when its last user is gone.
+/// Attaches an image, which is open for reading and writing, to a free device; `image` is the name
+/// to show for it. Direct I/O is on if the image was opened with `O_DIRECT`. The device detaches
+/// itself when its last user is gone.
 ///
 /// # Errors
-/// EACCES, EPERM without privilege; ENOENT where there is no `/dev/loop-control` or no device file; EINVAL where the image's file system
-/// cannot do direct I/O.
+/// EACCES, EPERM without privilege; ENOENT where there is no `/dev/loop-control` or no device file;
+/// EINVAL where the image's file system cannot do direct I/O.
 pub fn attach(file: BorrowedFd<'_>, image: &Path) -> io::Result<LoopDevice> {
     let control = open("/dev/loop-control", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let direct = rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT);
@@ -160,8 +162,8 @@ pub fn attached(image: impl AsFd) -> io::Result<Option<LoopDevice>> {
             continue;
         }
         let path = Path::new("/dev").join(&name);
-        // Detached meanwhile, or not there for us: then it is not in our way. For reading only: the end of a writer makes udev look at
-        // the device.
+        // Detached meanwhile, or not there for us: then it is not in our way. For reading only: the
+        // end of a writer makes udev look at the device.
         let Ok(file) = open_device(&path, OFlags::RDONLY) else { continue };
         let Ok(info) = status(file.as_fd()) else { continue };
         // As the kernel encodes device numbers for this call (huge_encode_dev): as user space does.
@@ -183,7 +185,9 @@ mod tests {
             return;
         }
         let path = std::env::temp_dir().join(format!("nacre-sys-loop-{}", std::process::id()));
-        let create = |flags| fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(&path);
+        let create = |flags| {
+            fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(&path)
+        };
         let image = create(libc::O_DIRECT).or_else(|_| create(0)).unwrap();
         image.set_len(1 << 20).unwrap();
         assert!(attached(&image).unwrap().is_none());

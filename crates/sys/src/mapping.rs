@@ -1,7 +1,8 @@
 //! A shared mapping of a file with bounds-checked access, for tests and measurements of `mmap(2)`.
 //!
-//! Callers: the real-mount tests. Bytes are moved one by one with volatile accesses, because other processes may change them at any
-//! time. Truncating the file below a mapped page ends the process with SIGBUS on the next access, as it does natively.
+//! Callers: the real-mount tests. Bytes are moved one by one with volatile accesses, because other
+//! processes may change them at any time. Truncating the file below a mapped page ends the process
+//! with SIGBUS on the next access, as it does natively.
 
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use std::ffi::c_void;
@@ -24,7 +25,8 @@ impl SharedMapping {
     /// As `mmap(2)`: EINVAL for a length of 0, EACCES for a mode that the file was not opened for.
     pub fn new(file: impl AsFd, length: usize, writable: bool) -> io::Result<SharedMapping> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: the kernel chooses the place, so that no existing mapping is touched; the pages are only reached through this value.
+        // SAFETY: the kernel chooses the place, so that no existing mapping is touched; the pages
+        // are only reached through this value.
         let start = unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0) }?;
         let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(SharedMapping { start, length, writable })
@@ -37,7 +39,8 @@ impl SharedMapping {
     pub fn read(&self, offset: usize, buffer: &mut [u8]) -> io::Result<()> {
         self.check(offset, buffer.len())?;
         for (index, byte) in buffer.iter_mut().enumerate() {
-            // SAFETY: `check` has shown that every byte lies in the mapping, which lives as long as `self`.
+            // SAFETY: `check` has shown that every byte lies in the mapping, which lives as long as
+            // `self`.
             *byte = unsafe { self.start.as_ptr().add(offset + index).read_volatile() };
         }
         Ok(())

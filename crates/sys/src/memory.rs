@@ -2,15 +2,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Gives memory that the allocator holds but nobody uses back to the kernel. Takes time in proportion to the heap: not for a thread that
-/// serves requests. Does nothing where the C library has no such call.
+/// Gives memory that the allocator holds but nobody uses back to the kernel. Takes time in
+/// proportion to the heap: not for a thread that serves requests. Does nothing where the C library
+/// has no such call.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes no pointers; any thread may call it at any time (malloc_trim(3): MT-Safe).
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// As [`trim`], where the process has grown by so many bytes since this was done last: cheap enough to be asked often.
+/// As [`trim`], where the process has grown by so many bytes since this was done last: cheap enough
+/// to be asked often.
 pub fn trim_grown(by: u64) {
     static AFTER: AtomicU64 = AtomicU64::new(0);
     let now = resident();
@@ -27,13 +29,15 @@ fn resident() -> u64 {
     pages.saturating_mul(rustix::param::page_size() as u64)
 }
 
-/// From now on, blocks of 128 KiB and more are mappings of their own, which go back to the kernel as soon as they are freed. The allocator would
-/// otherwise raise that limit with each large block that is freed, and keep as much. To be called before there are threads; does nothing where the C
+/// From now on, blocks of 128 KiB and more are mappings of their own, which go back to the kernel
+/// as soon as they are freed. The allocator would otherwise raise that limit with each large block
+/// that is freed, and keep as much. To be called before there are threads; does nothing where the C
 /// library has no such call.
 pub fn keep_large_blocks_apart() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes no pointers; it sets a limit of the allocator. It is not to be called beside allocations of other threads (mallopt(3):
-    // MT-Unsafe init), and a race would leave the old limit or the new one.
+    // SAFETY: takes no pointers; it sets a limit of the allocator. It is not to be called beside
+    // allocations of other threads (mallopt(3): MT-Unsafe init), and a race would leave the old
+    // limit or the new one.
     let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10) };
 }
 
@@ -45,7 +49,8 @@ mod tests {
     fn what_is_freed_goes_back_once_it_is_worth_it() {
         let before = resident();
         assert!(before > 0);
-        // In small pieces with one that stays behind them: the allocator keeps what is freed in front of it.
+        // In small pieces with one that stays behind them: the allocator keeps what is freed in
+        // front of it.
         let mut pieces: Vec<Vec<u8>> = (0..2048).map(|_| vec![1; 32 << 10]).collect();
         let last = pieces.pop();
         let full = resident();

@@ -1,7 +1,9 @@
-//! How much memory this process may take: that of the machine, or what its control group and all around it leave.
+//! How much memory this process may take: that of the machine, or what its control group and all
+//! around it leave.
 //!
-//! Both hierarchies are read, of version 2 (`memory.max`, `memory.high`) and of version 1 (`memory.limit_in_bytes`), where the process sees them mounted. What cannot be
-//! read limits nothing.
+//! Both hierarchies are read, of version 2 (`memory.max`, `memory.high`) and of version 1
+//! (`memory.limit_in_bytes`), where the process sees them mounted. What cannot be read limits
+//! nothing.
 
 use std::{
     fs,
@@ -9,7 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The least of all limits on this process, bytes; `None` where nothing is known, not even of the machine.
+/// The least of all limits on this process, bytes; `None` where nothing is known, not even of the
+/// machine.
 pub fn limit() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let (groups, mounts) = (read("/proc/self/cgroup"), fs::read("/proc/self/mountinfo").unwrap_or_default());
@@ -28,7 +31,8 @@ fn number(text: &str) -> Option<u64> {
     text.trim().parse::<u64>().ok()
 }
 
-/// The files that may hold a limit on a process of these groups (`/proc/self/cgroup`), where this is mounted (`/proc/self/mountinfo`). Pure.
+/// The files that may hold a limit on a process of these groups (`/proc/self/cgroup`), where this
+/// is mounted (`/proc/self/mountinfo`). Pure.
 fn files(groups: &str, mounts: &[u8]) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -36,7 +40,9 @@ fn files(groups: &str, mounts: &[u8]) -> Vec<PathBuf> {
         let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
         let (kind, names): (_, &[&str]) = match controllers {
             "" => ("cgroup2", &["memory.max", "memory.high"]),
-            _ if controllers.split(',').any(|controller| controller == "memory") => ("cgroup", &["memory.limit_in_bytes"]),
+            _ if controllers.split(',').any(|controller| controller == "memory") => {
+                ("cgroup", &["memory.limit_in_bytes"])
+            }
             _ => continue,
         };
         for (root, place) in mounts.split(|byte| *byte == b'\n').filter_map(|line| mounted(line, kind)) {
@@ -57,7 +63,8 @@ fn mounted(line: &[u8], kind: &str) -> Option<(PathBuf, PathBuf)> {
     let (root, place) = (path(fields.next()?), path(fields.next()?));
     fields.by_ref().find(|field| *field == b"-")?;
     let (is, options) = (fields.next()?, fields.nth(1)?);
-    let fits = is == kind.as_bytes() && (kind == "cgroup2" || options.split(|byte| *byte == b',').any(|option| option == b"memory"));
+    let fits = is == kind.as_bytes()
+        && (kind == "cgroup2" || options.split(|byte| *byte == b',').any(|option| option == b"memory"));
     fits.then_some((root, place))
 }
 

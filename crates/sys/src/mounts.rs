@@ -1,7 +1,8 @@
 //! Mounts as descriptors: clone a tree, change its attributes, map its owners, attach it.
 //!
-//! Called by the kernel engine of `mirror`. The order that the kernel demands: [`clone_tree`], [`set_attributes`] while the clone has
-//! never been attached (an id map can be set only then), [`attach`]. A clone that is dropped instead vanishes.
+//! Called by the kernel engine of `mirror`. The order that the kernel demands: [`clone_tree`],
+//! [`set_attributes`] while the clone has never been attached (an id map can be set only then),
+//! [`attach`]. A clone that is dropped instead vanishes.
 
 use crate::check;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -46,7 +47,8 @@ impl MountAttributes {
     }
 }
 
-/// A run of ids: `count` ids from `inside` on, as stored in the file system, appear as those from `outside` on.
+/// A run of ids: `count` ids from `inside` on, as stored in the file system, appear as those from
+/// `outside` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdRange {
     /// First id on the storage.
@@ -69,7 +71,8 @@ pub fn clone_tree(source: &Path, recursive: bool) -> io::Result<OwnedFd> {
     Ok(open_tree(rustix::fs::CWD, source, flags)?)
 }
 
-/// Sets and clears attributes of a mount, and with `map` (a descriptor of a user namespace, see [`user_namespace`]) maps its owners.
+/// Sets and clears attributes of a mount, and with `map` (a descriptor of a user namespace, see
+/// [`user_namespace`]) maps its owners.
 ///
 /// # Errors
 /// EINVAL where the file system cannot map owners or the mount was attached already; EPERM.
@@ -83,7 +86,8 @@ pub fn set_attributes(
     let mut set = set.0;
     let mut clear = clear.0;
     if set & libc::MOUNT_ATTR_NOATIME != 0 {
-        // The kinds of access time are one field: it must be cleared before it is set (mount_setattr(2)).
+        // The kinds of access time are one field: it must be cleared before it is set
+        // (mount_setattr(2)).
         clear |= libc::MOUNT_ATTR__ATIME;
     }
     if map.is_some() {
@@ -92,7 +96,8 @@ pub fn set_attributes(
     let userns_fd = map.map_or(0, |map| u64::from(map.as_raw_fd().unsigned_abs()));
     let attributes = libc::mount_attr { attr_set: set, attr_clr: clear, propagation: 0, userns_fd };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: the path is a NUL-terminated constant, the structure lives during the call and its size is passed.
+    // SAFETY: the path is a NUL-terminated constant, the structure lives during the call and its
+    // size is passed.
     check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -112,7 +117,8 @@ pub fn set_attributes(
 /// EPERM; ENOSYS before Linux 5.12.
 pub fn make_private(mount: BorrowedFd<'_>) -> io::Result<()> {
     let attributes = libc::mount_attr { attr_set: 0, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
-    // SAFETY: the path is a NUL-terminated constant, the structure lives during the call and its size is passed.
+    // SAFETY: the path is a NUL-terminated constant, the structure lives during the call and its
+    // size is passed.
     check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -136,22 +142,36 @@ pub fn attach(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
 
 /// The same, where no part of the path is a symbolic link.
 fn attach_where_named(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
-    let target = rustix::fs::openat2(rustix::fs::CWD, target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+    let target = rustix::fs::openat2(
+        rustix::fs::CWD,
+        target,
+        OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::NO_SYMLINKS,
+    )?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(move_mount(mount, "", &target, "", flags)?)
 }
 
-/// Shows a mount that is at no place at `mountpoint` (a path without links), with these attributes from the first instant: its directory `name`, or
-/// its root where there is no name or the kernel cannot do that. Answers whether it is the directory that is shown, and the [`identity`] of the
+/// Shows a mount that is at no place at `mountpoint` (a path without links), with these attributes
+/// from the first instant: its directory `name`, or its root where there is no name or the kernel
+/// cannot do that. Answers whether it is the directory that is shown, and the [`identity`] of the
 /// mount there.
 ///
-/// Made for a daemon that serves the mount itself: the thread that waits for it holds none of the process's descriptors but the mount. So, if the process is
-/// killed meanwhile, the connection ends and the wait with it; otherwise the two would wait for each other without end.
+/// Made for a daemon that serves the mount itself: the thread that waits for it holds none of the
+/// process's descriptors but the mount. So, if the process is killed meanwhile, the connection ends
+/// and the wait with it; otherwise the two would wait for each other without end.
 ///
 /// # Errors
 /// Where nothing can be attached at `mountpoint`; nothing has changed then.
-pub fn show(mount: BorrowedFd<'_>, name: Option<&str>, mountpoint: &Path, attributes: MountAttributes) -> io::Result<(bool, u64)> {
-    // Above the standard ones, which the thread has as well. The thread has a copy of it; this one is closed here.
+pub fn show(
+    mount: BorrowedFd<'_>,
+    name: Option<&str>,
+    mountpoint: &Path,
+    attributes: MountAttributes,
+) -> io::Result<(bool, u64)> {
+    // Above the standard ones, which the thread has as well. The thread has a copy of it; this one
+    // is closed here.
     let mount = rustix::io::fcntl_dupfd_cloexec(mount, 3)?;
     let show = || {
         crate::descriptors::leave_all_but(&mount)?;
@@ -171,7 +191,10 @@ pub fn show(mount: BorrowedFd<'_>, name: Option<&str>, mountpoint: &Path, attrib
         Ok((is_directory, id))
     };
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("nacre-show".to_owned()).stack_size(128 << 10).spawn_scoped(scope, show)?;
+        let thread = std::thread::Builder::new()
+            .name("nacre-show".to_owned())
+            .stack_size(128 << 10)
+            .spawn_scoped(scope, show)?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that attaches the mount panicked")))
     })
 }
@@ -182,9 +205,10 @@ fn clone_within(mount: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
     open_tree(mount, name, flags)
 }
 
-/// The same before Linux 6.15, which clones nothing of a mount that is at no place: it is attached for that moment in a mount namespace that the calling
-/// thread alone has, where nobody sees it. Where its directory cannot be cloned, its root is. The thread must have a root directory of its own; the mount
-/// itself is of no use afterwards.
+/// The same before Linux 6.15, which clones nothing of a mount that is at no place: it is attached
+/// for that moment in a mount namespace that the calling thread alone has, where nobody sees it.
+/// Where its directory cannot be cloned, its root is. The thread must have a root directory of its
+/// own; the mount itself is of no use afterwards.
 fn clone_in_own_namespace(mount: &OwnedFd, name: &str) -> io::Result<(OwnedFd, bool)> {
     // Any directory will do.
     let place = c"/proc";
@@ -193,27 +217,31 @@ fn clone_in_own_namespace(mount: &OwnedFd, name: &str) -> io::Result<(OwnedFd, b
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     let cloned = rustix::mount::mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .and_then(|()| move_mount(mount, "", rustix::fs::CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH))
-        .and_then(|()| clone_within(mount, name).map(|clone| (clone, true)).or_else(|_| Ok((clone_within(mount, "")?, false))));
+        .and_then(|()| {
+            clone_within(mount, name).map(|clone| (clone, true)).or_else(|_| Ok((clone_within(mount, "")?, false)))
+        });
     move_into_link_name_space(home.as_fd(), Some(LinkNameSpaceType::Mount))?;
     Ok(cloned?)
 }
 
-/// A user namespace that exists only as a descriptor, with these maps: what an id-mapped mount is told its map by. Ids that no range
-/// names are shown as the overflow id.
+/// A user namespace that exists only as a descriptor, with these maps: what an id-mapped mount is
+/// told its map by. Ids that no range names are shown as the overflow id.
 ///
 /// # Errors
-/// EPERM without privilege; EINVAL for ranges that overlap or for more than 340 of them; EAGAIN where no process can be made.
+/// EPERM without privilege; EINVAL for ranges that overlap or for more than 340 of them; EAGAIN
+/// where no process can be made.
 pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> io::Result<OwnedFd> {
     let (mut ready, ready_end) = io::pipe()?;
     let (gate, gate_end) = io::pipe()?;
-    // SAFETY: the child only makes calls that are safe after a fork in a process with threads: unshare, write, read, _exit.
+    // SAFETY: the child only makes calls that are safe after a fork in a process with threads:
+    // unshare, write, read, _exit.
     let child = unsafe { libc::fork() };
     match child {
         -1 => return Err(io::Error::last_os_error()),
         0 => {
             let mut byte = [0_u8; 1];
-            // SAFETY: as above; the buffer is one byte long. The read ends when the parent closes its end of the gate (or dies): the
-            // child's own copy of that end has to go first.
+            // SAFETY: as above; the buffer is one byte long. The read ends when the parent closes
+            // its end of the gate (or dies): the child's own copy of that end has to go first.
             unsafe {
                 libc::close(gate_end.as_raw_fd());
                 let status = u8::from(libc::unshare(libc::CLONE_NEWUSER) != 0);
@@ -237,7 +265,12 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> io::Result<Owned
     made
 }
 
-fn map_namespace(child: libc::pid_t, ready: &mut io::PipeReader, users: &[IdRange], groups: &[IdRange]) -> io::Result<OwnedFd> {
+fn map_namespace(
+    child: libc::pid_t,
+    ready: &mut io::PipeReader,
+    users: &[IdRange],
+    groups: &[IdRange],
+) -> io::Result<OwnedFd> {
     let mut status = [0_u8; 1];
     ready.read_exact(&mut status)?;
     if status != [0] {
@@ -249,12 +282,14 @@ fn map_namespace(child: libc::pid_t, ready: &mut io::PipeReader, users: &[IdRang
 }
 
 fn write_map(path: &str, ranges: &[IdRange]) -> io::Result<()> {
-    let text: String = ranges.iter().map(|range| format!("{} {} {}\n", range.inside, range.outside, range.count)).collect();
+    let text: String =
+        ranges.iter().map(|range| format!("{} {} {}\n", range.inside, range.outside, range.count)).collect();
     // The kernel takes a map in one write only.
     fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// A descriptor of the mount itself at `path` (`open_tree(2)` without cloning), to change attributes of a mount in place.
+/// A descriptor of the mount itself at `path` (`open_tree(2)` without cloning), to change
+/// attributes of a mount in place.
 ///
 /// # Errors
 /// ENOENT, EACCES.
@@ -376,7 +411,13 @@ mod tests {
         let clone = clone_tree(&directory, false).unwrap();
         let range = IdRange { inside: 0, outside: 4711, count: 1 };
         let namespace = user_namespace(&[range], &[range]).unwrap();
-        let mapped = set_attributes(clone.as_fd(), MountAttributes::READ_ONLY, MountAttributes::empty(), Some(namespace.as_fd()), false);
+        let mapped = set_attributes(
+            clone.as_fd(),
+            MountAttributes::READ_ONLY,
+            MountAttributes::empty(),
+            Some(namespace.as_fd()),
+            false,
+        );
         if mapped.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
             // The temporary directory lies on a file system without id maps.
             fs::remove_dir_all(&directory).unwrap();
@@ -385,7 +426,8 @@ mod tests {
         mapped.unwrap();
         let file = rustix::fs::openat(&clone, "file", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
         assert_eq!(fs::File::from(file).metadata().unwrap().uid(), 4711);
-        let refused = rustix::fs::openat(&clone, "new", rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY, 0o600.into());
+        let refused =
+            rustix::fs::openat(&clone, "new", rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY, 0o600.into());
         assert_eq!(refused.unwrap_err(), rustix::io::Errno::ROFS);
         assert_eq!(fs::metadata(directory.join("file")).unwrap().uid(), 0);
         assert_ne!(identity(&clone).unwrap(), identity(fs::File::open(&directory).unwrap()).unwrap());

@@ -1,4 +1,5 @@
-//! Project quotas: how much all files with one project number may take together (quotactl_fd(2), ioctl_xfs_fsgetxattr(2)).
+//! Project quotas: how much all files with one project number may take together (quotactl_fd(2),
+//! ioctl_xfs_fsgetxattr(2)).
 //!
 //! Called by the quota engine of cages. The same calls serve ext4 and XFS.
 
@@ -9,7 +10,8 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-/// One number on every architecture that we serve (the common part of the system call tables); Linux 5.14.
+/// One number on every architecture that we serve (the common part of the system call tables);
+/// Linux 5.14.
 const QUOTACTL_FD: libc::c_long = 443;
 /// `PRJQUOTA`.
 const PROJECT: u32 = 2;
@@ -122,7 +124,8 @@ pub fn usage(file: BorrowedFd<'_>, project: u32) -> io::Result<Usage> {
 /// # Errors
 /// ESRCH where quotas are off; EPERM; ERANGE for limits beyond what the file system can store.
 pub fn set_limits(file: BorrowedFd<'_>, project: u32, bytes: u64, inodes: u64) -> io::Result<()> {
-    let mut block = Block { block_hard: bytes / LIMIT_UNIT, inode_hard: inodes, valid: VALID_LIMITS, ..Block::default() };
+    let mut block =
+        Block { block_hard: bytes / LIMIT_UNIT, inode_hard: inodes, valid: VALID_LIMITS, ..Block::default() };
     // SAFETY: the command reads a struct if_dqblk.
     unsafe { quotactl(file, SET_QUOTA, project, (&raw mut block).cast()) }
 }
@@ -149,7 +152,8 @@ pub fn membership(file: BorrowedFd<'_>) -> io::Result<Membership> {
 /// Moves a file or directory (`inherited` may only be set for these) to a project.
 ///
 /// # Errors
-/// EPERM for immutable files; EDQUOT; EOPNOTSUPP where the file system has no projects; as [`membership`].
+/// EPERM for immutable files; EDQUOT; EOPNOTSUPP where the file system has no projects; as
+/// [`membership`].
 pub fn set_membership(file: BorrowedFd<'_>, membership: Membership) -> io::Result<()> {
     let mut value = ioctls::extended(file)?;
     let flags = if membership.inherited { word(&value, 0) | INHERIT } else { word(&value, 0) & !INHERIT };
@@ -175,7 +179,8 @@ struct FileAttributes {
 
 const _: () = assert!(mem::size_of::<FileAttributes>() == 24);
 
-/// The project of what has this name in a directory: also of links, sockets and devices, which cannot be opened for that.
+/// The project of what has this name in a directory: also of links, sockets and devices, which
+/// cannot be opened for that.
 ///
 /// # Errors
 /// ENOSYS before Linux 6.17; EOPNOTSUPP where the file system knows no projects; ENOENT.
@@ -205,7 +210,10 @@ fn attributes(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<FileAttribut
 unsafe fn at(call: libc::c_long, directory: BorrowedFd<'_>, name: &CStr, value: &mut FileAttributes) -> io::Result<()> {
     let (directory, size) = (directory.as_raw_fd(), mem::size_of::<FileAttributes>());
     // SAFETY: as the caller vouches; a link at the end is not followed.
-    check(unsafe { libc::syscall(call, directory, name.as_ptr(), value as *mut FileAttributes, size, libc::AT_SYMLINK_NOFOLLOW) }).map(drop)
+    check(unsafe {
+        libc::syscall(call, directory, name.as_ptr(), value as *mut FileAttributes, size, libc::AT_SYMLINK_NOFOLLOW)
+    })
+    .map(drop)
 }
 
 fn word(value: &[u8; ioctls::EXTENDED_LEN], at: usize) -> u32 {

@@ -8,10 +8,12 @@ const VECTORS_MAX: usize = 1024;
 /// Vectors read at a time.
 const BATCH: usize = 64;
 
-/// The sum of the lengths of an array of `count` vectors (`struct iovec`) at `address` in the process of thread `tid`.
+/// The sum of the lengths of an array of `count` vectors (`struct iovec`) at `address` in the
+/// process of thread `tid`.
 ///
 /// # Errors
-/// EINVAL for more vectors than a call takes, EOVERFLOW for a sum that no call writes; EPERM, ESRCH, EFAULT as `process_vm_readv(2)`.
+/// EINVAL for more vectors than a call takes, EOVERFLOW for a sum that no call writes; EPERM,
+/// ESRCH, EFAULT as `process_vm_readv(2)`.
 pub fn vectors_total(tid: u32, address: u64, count: u64) -> io::Result<u64> {
     let count = usize::try_from(count).ok().filter(|&count| count <= VECTORS_MAX);
     let count = count.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -25,9 +27,11 @@ pub fn vectors_total(tid: u32, address: u64, count: u64) -> io::Result<u64> {
         let start = usize::try_from(address).unwrap_or_default().wrapping_add(done * size_of::<[usize; 2]>());
         let local = libc::iovec { iov_base: vectors.as_mut_ptr().cast(), iov_len: bytes };
         let remote = libc::iovec { iov_base: start as *mut libc::c_void, iov_len: bytes };
-        // SAFETY: the local vector covers the first `some` elements of `vectors`, for which any bytes are valid; the remote one is only
-        // looked at in the other process.
-        let read = check(unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } as libc::c_long)?;
+        // SAFETY: the local vector covers the first `some` elements of `vectors`, for which any
+        // bytes are valid; the remote one is only looked at in the other process.
+        let read = check(
+            unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } as libc::c_long
+        )?;
         if read != bytes {
             return Err(io::Error::from_raw_os_error(libc::EFAULT));
         }
@@ -46,7 +50,8 @@ mod tests {
     #[test]
     fn lengths_are_summed_up_over_batches() {
         let text = [0_u8; 200];
-        let vectors: Vec<std::io::IoSlice<'_>> = (0..150).map(|length| std::io::IoSlice::new(&text[..length])).collect();
+        let vectors: Vec<std::io::IoSlice<'_>> =
+            (0..150).map(|length| std::io::IoSlice::new(&text[..length])).collect();
         let address = vectors.as_ptr() as u64;
         assert_eq!(vectors_total(std::process::id(), address, 150).unwrap(), (0..150).sum::<u64>());
         assert_eq!(vectors_total(std::process::id(), address, 0).unwrap(), 0);

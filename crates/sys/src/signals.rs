@@ -1,7 +1,8 @@
 //! Signals as values: blocked once at start, then read from a descriptor by one ordinary thread.
 //!
-//! Called by the daemon before it makes any thread (a thread inherits the mask of the one that made it), so that no handler ever runs
-//! in the middle of other code. Invariant: the signals named here are never handled asynchronously by this process.
+//! Called by the daemon before it makes any thread (a thread inherits the mask of the one that made
+//! it), so that no handler ever runs in the middle of other code. Invariant: the signals named here
+//! are never handled asynchronously by this process.
 
 use std::{
     fs::File,
@@ -22,8 +23,12 @@ pub enum Signal {
     User1,
 }
 
-const KNOWN: [(libc::c_int, Signal); 4] =
-    [(libc::SIGHUP, Signal::Hangup), (libc::SIGINT, Signal::Interrupt), (libc::SIGTERM, Signal::Terminate), (libc::SIGUSR1, Signal::User1)];
+const KNOWN: [(libc::c_int, Signal); 4] = [
+    (libc::SIGHUP, Signal::Hangup),
+    (libc::SIGINT, Signal::Interrupt),
+    (libc::SIGTERM, Signal::Terminate),
+    (libc::SIGUSR1, Signal::User1),
+];
 
 /// The signals of [`Signal`], blocked in this thread and its later children, readable one by one.
 #[derive(Debug)]
@@ -67,9 +72,10 @@ impl Signals {
     }
 }
 
-/// Goes back to what `SIGCHLD` does by default. A process that was started with it ignored (as by `env --ignore-signal`, or by a shell
-/// after `trap '' CHLD`) cannot wait for its children: the kernel drops how they ended, and waiting fails with ECHILD (waitpid(2)).
-/// To be called before any child is started.
+/// Goes back to what `SIGCHLD` does by default. A process that was started with it ignored (as by
+/// `env --ignore-signal`, or by a shell after `trap '' CHLD`) cannot wait for its children: the
+/// kernel drops how they ended, and waiting fails with ECHILD (waitpid(2)). To be called before any
+/// child is started.
 ///
 /// # Errors
 /// As `signal(2)`.
@@ -81,7 +87,8 @@ pub fn keep_ended_children() -> io::Result<()> {
     }
 }
 
-/// Unblocks the signals of [`Signal`] in the calling thread: for a thread that is about to start another program.
+/// Unblocks the signals of [`Signal`] in the calling thread: for a thread that is about to start
+/// another program.
 ///
 /// # Errors
 /// As `pthread_sigmask(3)`.
@@ -95,7 +102,8 @@ pub fn unblock() -> io::Result<()> {
 }
 
 fn set() -> libc::sigset_t {
-    // SAFETY: a zeroed `sigset_t` is a valid value to initialise; `sigemptyset` and `sigaddset` cannot fail for it.
+    // SAFETY: a zeroed `sigset_t` is a valid value to initialise; `sigemptyset` and `sigaddset`
+    // cannot fail for it.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);

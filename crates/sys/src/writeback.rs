@@ -1,4 +1,5 @@
-//! Having the kernel write what it holds of a file, without the lock that fsync(2) takes and without making anything durable.
+//! Having the kernel write what it holds of a file, without the lock that fsync(2) takes and
+//! without making anything durable.
 
 use crate::check;
 use std::{
@@ -16,15 +17,20 @@ pub fn write_and_wait(file: BorrowedFd<'_>) -> io::Result<()> {
     check(libc::c_long::from(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) })).map(drop)
 }
 
-/// Starts writing the dirty pages of a range of a file, and waits for nothing (but a full queue of the device).
+/// Starts writing the dirty pages of a range of a file, and waits for nothing (but a full queue of
+/// the device).
 ///
 /// # Errors
 /// As `sync_file_range(2)`.
 pub fn start(file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<()> {
-    let signed = |number: u64| libc::off64_t::try_from(number).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+    let signed =
+        |number: u64| libc::off64_t::try_from(number).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
     let (offset, length) = (signed(offset)?, signed(length)?);
     // SAFETY: plain numbers.
-    check(libc::c_long::from(unsafe { libc::sync_file_range(file.as_raw_fd(), offset, length, libc::SYNC_FILE_RANGE_WRITE) })).map(drop)
+    check(libc::c_long::from(unsafe {
+        libc::sync_file_range(file.as_raw_fd(), offset, length, libc::SYNC_FILE_RANGE_WRITE)
+    }))
+    .map(drop)
 }
 
 #[cfg(test)]
@@ -34,7 +40,9 @@ mod tests {
 
     #[test]
     fn a_file_is_written_and_a_pipe_cannot_be() {
-        let mut file = std::fs::File::create(std::env::temp_dir().join(format!("nacre-writeback-{}", std::process::id()))).unwrap();
+        let mut file =
+            std::fs::File::create(std::env::temp_dir().join(format!("nacre-writeback-{}", std::process::id())))
+                .unwrap();
         file.write_all(b"content").unwrap();
         start(file.as_fd(), 0, 4096).unwrap();
         assert!(start(file.as_fd(), u64::MAX, 1).is_err());

@@ -1,5 +1,6 @@
-//! Extended attributes by directory descriptor and name (`getxattrat(2)` and its kin, Linux 6.13), never following a link at the end,
-//! and of the file behind any descriptor. Older kernels are served through proc, which costs more.
+//! Extended attributes by directory descriptor and name (`getxattrat(2)` and its kin, Linux 6.13),
+//! never following a link at the end, and of the file behind any descriptor. Older kernels are
+//! served through proc, which costs more.
 
 use crate::{CName, check, inode::proc_path};
 use std::{
@@ -39,7 +40,8 @@ struct Arguments {
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for one call; a box would be an allocation per call")]
 enum Way {
     At(libc::c_int, CName),
-    /// The path, and whether a link at its end is followed (the magic link of the descriptor itself).
+    /// The path, and whether a link at its end is followed (the magic link of the descriptor
+    /// itself).
     Path(CString, bool),
 }
 
@@ -67,7 +69,8 @@ fn way(target: Target<'_>) -> io::Result<Way> {
             path.extend_from_slice(name);
             Ok(Way::Path(CString::new(path).map_err(|_| invalid())?, false))
         }
-        // The calls with an empty path refuse O_PATH descriptors (EBADF), the magic link in proc does not.
+        // The calls with an empty path refuse O_PATH descriptors (EBADF), the magic link in proc
+        // does not.
         Target::File(file) => Ok(Way::Path(CString::new(proc_path(file)).map_err(|_| invalid())?, true)),
     }
 }
@@ -76,7 +79,9 @@ fn way(target: Target<'_>) -> io::Result<Way> {
 fn call(target: Target<'_>, make: impl Fn(&Way) -> libc::c_long) -> io::Result<usize> {
     let result = check(make(&way(target)?));
     match result {
-        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) && !ABSENT.swap(true, Ordering::Relaxed) => check(make(&way(target)?)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) && !ABSENT.swap(true, Ordering::Relaxed) => {
+            check(make(&way(target)?))
+        }
         other => other,
     }
 }
@@ -91,8 +96,10 @@ pub fn get(target: Target<'_>, name: &[u8], buffer: &mut [u8]) -> io::Result<usi
     let pointer = buffer.as_mut_ptr();
     call(target, |way| match way {
         Way::At(directory, entry) => {
-            let arguments = Arguments { value: pointer as u64, size: u32::try_from(length).unwrap_or(u32::MAX), flags: 0 };
-            // SAFETY: the strings end with NUL, the buffer has `size` bytes, everything lives during the call.
+            let arguments =
+                Arguments { value: pointer as u64, size: u32::try_from(length).unwrap_or(u32::MAX), flags: 0 };
+            // SAFETY: the strings end with NUL, the buffer has `size` bytes, everything lives
+            // during the call.
             unsafe {
                 libc::syscall(
                     GETXATTRAT,
@@ -106,9 +113,13 @@ pub fn get(target: Target<'_>, name: &[u8], buffer: &mut [u8]) -> io::Result<usi
             }
         }
         // SAFETY: as above.
-        Way::Path(path, true) => unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), pointer.cast(), length) as libc::c_long },
+        Way::Path(path, true) => unsafe {
+            libc::getxattr(path.as_ptr(), name.as_ptr(), pointer.cast(), length) as libc::c_long
+        },
         // SAFETY: as above.
-        Way::Path(path, false) => unsafe { libc::lgetxattr(path.as_ptr(), name.as_ptr(), pointer.cast(), length) as libc::c_long },
+        Way::Path(path, false) => unsafe {
+            libc::lgetxattr(path.as_ptr(), name.as_ptr(), pointer.cast(), length) as libc::c_long
+        },
     })
 }
 
@@ -120,7 +131,8 @@ pub fn list(target: Target<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     let length = buffer.len();
     let pointer: *mut libc::c_char = buffer.as_mut_ptr().cast();
     call(target, |way| match way {
-        // SAFETY: the string ends with NUL, the buffer has `length` bytes, everything lives during the call.
+        // SAFETY: the string ends with NUL, the buffer has `length` bytes, everything lives during
+        // the call.
         Way::At(directory, entry) => unsafe {
             libc::syscall(LISTXATTRAT, *directory, entry.as_ptr(), libc::AT_SYMLINK_NOFOLLOW, pointer, length)
         },
@@ -141,7 +153,8 @@ pub fn set(target: Target<'_>, name: &[u8], value: &[u8], flags: i32) -> io::Res
     call(target, |way| match way {
         Way::At(directory, entry) => {
             let arguments = Arguments { value: value.as_ptr() as u64, size, flags: flags.cast_unsigned() };
-            // SAFETY: the strings end with NUL, the value has `size` bytes, everything lives during the call.
+            // SAFETY: the strings end with NUL, the value has `size` bytes, everything lives during
+            // the call.
             unsafe {
                 libc::syscall(
                     SETXATTRAT,
@@ -154,8 +167,10 @@ pub fn set(target: Target<'_>, name: &[u8], value: &[u8], flags: i32) -> io::Res
                 )
             }
         }
-        // SAFETY: as above.
-        Way::Path(path, true) => unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags) }.into(),
+        Way::Path(path, true) => {
+            // SAFETY: as above.
+            unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags) }.into()
+        }
         Way::Path(path, false) => {
             // SAFETY: as above.
             unsafe { libc::lsetxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags) }.into()
@@ -197,9 +212,13 @@ mod tests {
         fs::create_dir_all(&path).unwrap();
         fs::write(path.join("file"), b"").unwrap();
         let directory = fs::File::open(&path).unwrap();
-        let handle: OwnedFd =
-            rustix::fs::openat(&directory, "file", rustix::fs::OFlags::PATH | rustix::fs::OFlags::NOFOLLOW, rustix::fs::Mode::empty())
-                .unwrap();
+        let handle: OwnedFd = rustix::fs::openat(
+            &directory,
+            "file",
+            rustix::fs::OFlags::PATH | rustix::fs::OFlags::NOFOLLOW,
+            rustix::fs::Mode::empty(),
+        )
+        .unwrap();
         let by_name = Target::Entry(directory.as_fd(), b"file");
         let by_fd = Target::File(handle.as_fd());
         let mut buffer = [0; 64];

@@ -1,8 +1,9 @@
-//! The contract of `Layer` as a list of named checks. Every layer, filter and stack that is writable passes [`run`]; one that
-//! refuses changes passes [`read_only`].
+//! The contract of `Layer` as a list of named checks. Every layer, filter and stack that is
+//! writable passes [`run`]; one that refuses changes passes [`read_only`].
 //!
-//! Callers: `crates/layers/tests/conformance.rs` and tests of single layers. Each check gets a fresh layer; one that needs
-//! something which the layer says it lacks (EOPNOTSUPP, ENOSYS) reports that and passes, everything else has to hold.
+//! Callers: `crates/layers/tests/conformance.rs` and tests of single layers. Each check gets a
+//! fresh layer; one that needs something which the layer says it lacks (EOPNOTSUPP, ENOSYS) reports
+//! that and passes, everything else has to hold.
 
 mod attributes;
 mod content;
@@ -30,7 +31,8 @@ pub type Check = (&'static str, fn(&World));
 pub enum Changes {
     /// Nothing: every check applies.
     Nothing,
-    /// Owners or modes as shown or as stored: the checks named `attributes::*` about them are left out.
+    /// Owners or modes as shown or as stored: the checks named `attributes::*` about them are left
+    /// out.
     Owners,
 }
 

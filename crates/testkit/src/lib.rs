@@ -1,8 +1,10 @@
-//! What tests of layers and mounts share: the conformance suite of the `Layer` contract, a reference tree with a random-operation
-//! model, and parity runs (the same calls on two directories).
+//! What tests of layers and mounts share: the conformance suite of the `Layer` contract, a
+//! reference tree with a random-operation model, and parity runs (the same calls on two
+//! directories).
 //!
-//! Callers: the tests of `layers`, `fuse` and `cli`; nothing that ships. Depends on the contract only, so that no layer can be
-//! tested against itself. A failed expectation here is a failed test: panicking is this crate's way to report.
+//! Callers: the tests of `layers`, `fuse` and `cli`; nothing that ships. Depends on the contract
+//! only, so that no layer can be tested against itself. A failed expectation here is a failed test:
+//! panicking is this crate's way to report.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 

@@ -1,9 +1,10 @@
-//! Random operations on a layer against a plain tree in memory: the same answer (value or error) to each, and the same whole tree at
-//! the end.
+//! Random operations on a layer against a plain tree in memory: the same answer (value or error) to
+//! each, and the same whole tree at the end.
 //!
-//! Callers: `crates/layers/tests/model.rs`. The reference is written for clarity and is itself judged by the kernel: the same test
-//! over the host layer runs each operation on a real file system. Every generated operation is meaningful, because names are drawn
-//! from a small set and nodes from those that exist.
+//! Callers: `crates/layers/tests/model.rs`. The reference is written for clarity and is itself
+//! judged by the kernel: the same test over the host layer runs each operation on a real file
+//! system. Every generated operation is meaningful, because names are drawn from a small set and
+//! nodes from those that exist.
 
 mod operation;
 mod reference;
@@ -20,7 +21,8 @@ use std::sync::Arc;
 /// What one operation answers: nothing, bytes, or an error.
 pub type Answer = Result<Vec<u8>, Errno>;
 
-/// A tree as a map from path to what is there; files with several names share the number in `links`.
+/// A tree as a map from path to what is there; files with several names share the number in
+/// `links`.
 pub type Tree = BTreeMap<Vec<u8>, Leaf>;
 
 /// What is at one path.
@@ -48,7 +50,8 @@ pub fn compare(layer: Arc<dyn Layer>, operations: &[Operation]) {
     go_on(&World::new(layer), &mut Reference::new(), operations);
 }
 
-/// Runs operations on both, which are alike, and compares: so a test can do something to a layer in between.
+/// Runs operations on both, which are alike, and compares: so a test can do something to a layer in
+/// between.
 ///
 /// # Panics
 /// As [`compare`].
@@ -88,12 +91,17 @@ pub fn apply(world: &World, operation: &Operation) -> Answer {
             let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
             layer.create(caller, &dir.node, name(at.last()), *mode, flags).map(|_| Vec::new())
         }
-        Operation::Mkdir(at, mode) => layer.mkdir(caller, &parent(world, &at.parents())?.node, name(at.last()), *mode).map(dropped),
-        Operation::Symlink(at, target) => layer.symlink(caller, &parent(world, &at.parents())?.node, name(at.last()), target).map(dropped),
+        Operation::Mkdir(at, mode) => {
+            layer.mkdir(caller, &parent(world, &at.parents())?.node, name(at.last()), *mode).map(dropped)
+        }
+        Operation::Symlink(at, target) => {
+            layer.symlink(caller, &parent(world, &at.parents())?.node, name(at.last()), target).map(dropped)
+        }
         Operation::Link(from, to) => {
             let file = parent(world, &from.whole())?;
             let dir = directory(world, &to.parents())?;
-            // The kernel in front of a door looks the new name up before anybody asks what the old one is.
+            // The kernel in front of a door looks the new name up before anybody asks what the old
+            // one is.
             if world.find_in(&dir.node, to.last()).is_ok() && file.attr.kind == Kind::Directory {
                 return Err(Errno::EEXIST);
             }
@@ -115,14 +123,18 @@ pub fn apply(world: &World, operation: &Operation) -> Answer {
         }
         Operation::Truncate(at, size) => {
             let file = regular(world, at)?;
-            layer.setattr(caller, &file.node, None, &SetAttr { size: Some(*size), ..SetAttr::default() }).map(|_| Vec::new())
+            layer
+                .setattr(caller, &file.node, None, &SetAttr { size: Some(*size), ..SetAttr::default() })
+                .map(|_| Vec::new())
         }
         Operation::Chmod(at, mode) => {
             let file = parent(world, &at.whole())?;
             if file.attr.kind == Kind::Symlink {
                 return Err(Errno::EOPNOTSUPP);
             }
-            layer.setattr(caller, &file.node, None, &SetAttr { mode: Some(*mode), ..SetAttr::default() }).map(|_| Vec::new())
+            layer
+                .setattr(caller, &file.node, None, &SetAttr { mode: Some(*mode), ..SetAttr::default() })
+                .map(|_| Vec::new())
         }
         Operation::Setxattr(at, key, value) => {
             layer.setxattr(caller, &regular(world, at)?.node, key, value, XattrFlags::default()).map(none)

@@ -1,8 +1,10 @@
-//! Parity: the same calls on two directories, one native and one behind a mount. Each case writes down what it saw (results, error
-//! numbers, attributes); the two logs have to be equal, line by line.
+//! Parity: the same calls on two directories, one native and one behind a mount. Each case writes
+//! down what it saw (results, error numbers, attributes); the two logs have to be equal, line by
+//! line.
 //!
-//! Callers: the real-mount tests. The native directory is the judge; both directories have to lie on (or show) the same file system,
-//! because file systems differ from each other. Nothing that differs from run to run goes into a log: no inode numbers, no times.
+//! Callers: the real-mount tests. The native directory is the judge; both directories have to lie
+//! on (or show) the same file system, because file systems differ from each other. Nothing that
+//! differs from run to run goes into a log: no inode numbers, no times.
 
 mod attributes;
 mod content;
@@ -17,10 +19,14 @@ use rustix::fs::Mode;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// What no mount of ours can do like the file system below, with the reason; `docs/semantics.md` tells users.
+/// What no mount of ours can do like the file system below, with the reason; `docs/semantics.md`
+/// tells users.
 pub const UNAVOIDABLE: &[(&str, &str)] = &[
     ("reading without waiting", "the kernel's FUSE does not offer RWF_NOWAIT"),
-    ("ranges collapsed and inserted", "the kernel's FUSE refuses FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE itself"),
+    (
+        "ranges collapsed and inserted",
+        "the kernel's FUSE refuses FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE itself",
+    ),
     ("appending no longer", "in passthrough the kernel goes on appending where the file was opened with O_APPEND"),
     (
         "set-id bits and root's writes",
@@ -39,7 +45,8 @@ pub fn cases() -> Vec<Case> {
 /// Runs one case in a new directory below `place`; what it saw, with a panic as the last line.
 fn observe(place: &Path, case: &Case, number: usize) -> Vec<String> {
     let directory = place.join(format!("parity-{number}"));
-    rustix::fs::mkdir(&directory, Mode::from_raw_mode(0o755)).unwrap_or_else(|e| panic!("mkdir {}: {e}", directory.display()));
+    rustix::fs::mkdir(&directory, Mode::from_raw_mode(0o755))
+        .unwrap_or_else(|e| panic!("mkdir {}: {e}", directory.display()));
     rustix::fs::chmod(&directory, Mode::from_raw_mode(0o755)).expect("chmod");
     let mut log = Log::new(&directory);
     if catch_unwind(AssertUnwindSafe(|| case.1(&mut log))).is_err() {
@@ -56,7 +63,8 @@ pub fn compare(native: &Path, mounted: &Path) {
     compare_except(native, mounted, UNAVOIDABLE);
 }
 
-/// The same, without the named cases: for mounts that differ there on purpose. Each exception comes with its reason.
+/// The same, without the named cases: for mounts that differ there on purpose. Each exception comes
+/// with its reason.
 ///
 /// # Panics
 /// After the last case, with the lines that differ; at once where an exception names no case.
@@ -66,14 +74,21 @@ pub fn compare_except(native: &Path, mounted: &Path, exceptions: &[(&str, &str)]
         assert!(cases.iter().any(|case| case.0 == *name), "no case is called {name:?}");
     }
     let mut differences = String::new();
-    for (number, case) in cases.iter().enumerate().filter(|(_, case)| exceptions.iter().all(|(name, _)| *name != case.0)) {
+    for (number, case) in
+        cases.iter().enumerate().filter(|(_, case)| exceptions.iter().all(|(name, _)| *name != case.0))
+    {
         let (wanted, got) = (observe(native, case, number), observe(mounted, case, number));
         assert!(!wanted.is_empty(), "case {:?} saw nothing", case.0);
         for index in 0..wanted.len().max(got.len()) {
             let pair = (wanted.get(index), got.get(index));
             if pair.0 != pair.1 {
                 let line = |side: Option<&String>| side.map_or("(nothing)", String::as_str).to_owned();
-                differences.push_str(&format!("{}:\n  native:  {}\n  mounted: {}\n", case.0, line(pair.0), line(pair.1)));
+                differences.push_str(&format!(
+                    "{}:\n  native:  {}\n  mounted: {}\n",
+                    case.0,
+                    line(pair.0),
+                    line(pair.1)
+                ));
             }
         }
     }

@@ -1,9 +1,11 @@
 //! A layer under test with a caller, and the short words in which tests speak to it.
 //!
-//! Callers: the conformance checks, the model, tests of single layers. Every word that is not about an error panics on one, with
-//! the operation and the name in the message.
+//! Callers: the conformance checks, the model, tests of single layers. Every word that is not about
+//! an error panics on one, with the operation and the name in the message.
 
-use nacre_vfs::{Attr, Caller, DirEntry, DirSink, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFlags, Opened, Result, SetAttr};
+use nacre_vfs::{
+    Attr, Caller, DirEntry, DirSink, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFlags, Opened, Result, SetAttr,
+};
 use std::sync::Arc;
 
 /// A layer and who asks.
@@ -96,8 +98,10 @@ impl World {
     pub fn file_in(&self, parent: &Node, bytes: &[u8], content: &[u8]) -> (Entry, Opened) {
         let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
         let shown = bytes.escape_ascii();
-        let (entry, file) =
-            self.layer.create(&self.caller, parent, name(bytes), 0o644, flags).unwrap_or_else(|e| panic!("create {shown}: {e:?}"));
+        let (entry, file) = self
+            .layer
+            .create(&self.caller, parent, name(bytes), 0o644, flags)
+            .unwrap_or_else(|e| panic!("create {shown}: {e:?}"));
         if !content.is_empty() {
             assert_eq!(file.write(content, 0), Ok(content.len()), "write {shown}");
         }
@@ -111,7 +115,10 @@ impl World {
 
     /// Makes a directory with mode 0755.
     pub fn directory_in(&self, parent: &Node, bytes: &[u8]) -> Node {
-        self.layer.mkdir(&self.caller, parent, name(bytes), 0o755).unwrap_or_else(|e| panic!("mkdir {}: {e:?}", bytes.escape_ascii())).node
+        self.layer
+            .mkdir(&self.caller, parent, name(bytes), 0o755)
+            .unwrap_or_else(|e| panic!("mkdir {}: {e:?}", bytes.escape_ascii()))
+            .node
     }
 
     /// Opens a node.

@@ -1,4 +1,5 @@
-//! The parity harness, tried on directories that need no mount: two native ones are equal, and a difference is found.
+//! The parity harness, tried on directories that need no mount: two native ones are equal, and a
+//! difference is found.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -17,12 +18,14 @@ fn two_native_directories_are_equal() {
 
 #[test]
 fn a_difference_is_found() {
-    // /dev/shm is another file system than the build's: it has no birth time, other sizes, other limits.
+    // /dev/shm is another file system than the build's: it has no birth time, other sizes, other
+    // limits.
     if !std::path::Path::new("/dev/shm").is_dir() {
         println!("skipped: no /dev/shm");
         return;
     }
-    let (one, two) = (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+    let (one, two) =
+        (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
     let outcome = catch_unwind(|| nacre_testkit::parity::compare(two.path(), one.path()));
     assert!(outcome.is_err(), "two different file systems were found equal");
 }

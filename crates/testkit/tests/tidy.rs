@@ -1,6 +1,8 @@
-//! The house rules that a program can check, as tests: each failure names the file, the line and what to do.
+//! The house rules that a program can check, as tests: each failure names the file, the line and
+//! what to do.
 //!
-//! Callers: `cargo test`. The tree is read from disk, so that a file nobody compiles is checked too.
+//! Callers: `cargo test`. The tree is read from disk, so that a file nobody compiles is checked
+//! too.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -21,7 +23,8 @@ const EMPTY_NAMES: &[&str] = &["util", "utils", "manager", "helper", "helpers", 
 /// The crates that may contain `unsafe`.
 const UNSAFE_CRATES: &[&str] = &["sys", "fusewire"];
 
-/// Crate edges are the architecture: for each package, which of our packages it may depend on; then which more its tests may.
+/// Crate edges are the architecture: for each package, which of our packages it may depend on; then
+/// which more its tests may.
 const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-vfs", &[], &[]),
     ("nacre-sys", &[], &[]),
@@ -66,7 +69,8 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
         let (path, name) = (entry.path(), entry.file_name());
         let kind = entry.file_type().unwrap();
         if kind.is_dir() {
-            let product = name == ".git" || name == "target" || name == ".scratch" || path.ends_with("proptest-regressions");
+            let product =
+                name == ".git" || name == "target" || name == ".scratch" || path.ends_with("proptest-regressions");
             if !product {
                 files(&path, found);
             }
@@ -83,7 +87,9 @@ fn sources(suffixes: &[&str]) -> Vec<(String, String)> {
     files(&root, &mut found);
     let mut texts: Vec<(String, String)> = found
         .iter()
-        .filter(|path| path.extension().and_then(|suffix| suffix.to_str()).is_some_and(|suffix| suffixes.contains(&suffix)))
+        .filter(|path| {
+            path.extension().and_then(|suffix| suffix.to_str()).is_some_and(|suffix| suffixes.contains(&suffix))
+        })
         .map(|path| (shown(&root, path), std::fs::read_to_string(path).unwrap()))
         .collect();
     texts.sort();
@@ -101,7 +107,8 @@ struct Complaints(String);
 
 impl Complaints {
     fn add(&mut self, place: &str, line: usize, what: impl std::fmt::Display) {
-        let _ = if line == 0 { writeln!(self.0, "{place}: {what}") } else { writeln!(self.0, "{place}:{line}: {what}") };
+        let _ =
+            if line == 0 { writeln!(self.0, "{place}: {what}") } else { writeln!(self.0, "{place}:{line}: {what}") };
     }
 
     fn none(self) {
@@ -136,17 +143,24 @@ fn each_rust_file_opens_with_what_it_is() {
     complaints.none();
 }
 
-/// The demo is run on machines whose owners want to look at nacre: nothing but what building and mounting needs comes there.
+/// The demo is run on machines whose owners want to look at nacre: nothing but what building and
+/// mounting needs comes there.
 #[test]
 fn the_demo_installs_a_compiler_and_fuse_only() {
     use std::os::unix::fs::PermissionsExt;
     let demo = std::fs::read_to_string(root().join("scripts/demo")).unwrap();
-    assert!(demo.lines().any(|line| line == "scripts/setup build"), "scripts/demo has scripts/setup install what the tests need");
-    // A machine where nothing is installed, an ordinary user, and a sudo that only says what it was asked for.
+    assert!(
+        demo.lines().any(|line| line == "scripts/setup build"),
+        "scripts/demo has scripts/setup install what the tests need"
+    );
+    // A machine where nothing is installed, an ordinary user, and a sudo that only says what it was
+    // asked for.
     let machine = tempfile::tempdir().unwrap();
-    for (name, script) in
-        [("dpkg-query", "exit 1"), ("id", "echo 1000"), ("sudo", "echo \"asked: $*\" >&2; [ $1 != tee ] || cat >/dev/null")]
-    {
+    for (name, script) in [
+        ("dpkg-query", "exit 1"),
+        ("id", "echo 1000"),
+        ("sudo", "echo \"asked: $*\" >&2; [ $1 != tee ] || cat >/dev/null"),
+    ] {
         let path = machine.path().join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -160,10 +174,14 @@ fn the_demo_installs_a_compiler_and_fuse_only() {
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let line = said.lines().find(|line| line.contains("apt-get install")).unwrap_or_else(|| panic!("{said}")).to_owned();
+        let line =
+            said.lines().find(|line| line.contains("apt-get install")).unwrap_or_else(|| panic!("{said}")).to_owned();
         line.split_once("--no-install-recommends ").unwrap().1.split(' ').map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!(installs(&["build"]), ["build-essential", "pkg-config", "fuse3", "util-linux", "ca-certificates", "git"]);
+    assert_eq!(
+        installs(&["build"]),
+        ["build-essential", "pkg-config", "fuse3", "util-linux", "ca-certificates", "git"]
+    );
     let all = installs(&[]);
     for needed in ["bindfs", "systemd", "zfs-fuse"] {
         assert!(all.iter().any(|package| package == needed), "{all:?}");
@@ -199,7 +217,8 @@ fn defined_name(line: &str) -> Option<&str> {
 }
 
 fn names_nothing(name: &str) -> bool {
-    EMPTY_NAMES.contains(&name) || ["Manager", "Helper", "Helpers", "Util", "Utils", "Misc"].iter().any(|suffix| name.ends_with(suffix))
+    EMPTY_NAMES.contains(&name)
+        || ["Manager", "Helper", "Helpers", "Util", "Utils", "Misc"].iter().any(|suffix| name.ends_with(suffix))
 }
 
 #[test]
@@ -207,7 +226,10 @@ fn names_are_judged_rightly() {
     assert_eq!(defined_name("pub(crate) struct InodeTable<T> {"), Some("InodeTable"));
     assert_eq!(defined_name("// a struct Manager"), None);
     assert!(
-        names_nothing(concat!("Node", "Manager")) && names_nothing("misc") && !names_nothing("InodeTable") && !names_nothing("commons")
+        names_nothing(concat!("Node", "Manager"))
+            && names_nothing("misc")
+            && !names_nothing("InodeTable")
+            && !names_nothing("commons")
     );
 }
 
@@ -225,7 +247,9 @@ fn unsafe_code_lives_in_two_crates() {
         }
         for (index, line) in text.lines().enumerate() {
             let code = line.split("//").next().unwrap_or("");
-            if ["{", "fn", "impl", "extern"].iter().any(|next| code.contains(&format!("unsafe {next}"))) && !code.contains('"') {
+            if ["{", "fn", "impl", "extern"].iter().any(|next| code.contains(&format!("unsafe {next}")))
+                && !code.contains('"')
+            {
                 complaints.add(&path, index + 1, "unsafe belongs into crates/sys");
             }
         }
@@ -237,16 +261,23 @@ fn unsafe_code_lives_in_two_crates() {
 fn crate_edges_follow_the_design() {
     let mut complaints = Complaints::default();
     let mut seen = BTreeSet::new();
-    for (path, text) in sources(&["toml"]).iter().filter(|(path, _)| path.starts_with("crates/") && path.ends_with("/Cargo.toml")) {
+    for (path, text) in
+        sources(&["toml"]).iter().filter(|(path, _)| path.starts_with("crates/") && path.ends_with("/Cargo.toml"))
+    {
         let manifest: toml::Table = text.parse().unwrap();
         let package = manifest["package"]["name"].as_str().unwrap().to_owned();
         let Some((_, may, tests_may)) = EDGES.iter().find(|(name, _, _)| *name == package) else {
-            complaints.add(path, 0, format_args!("package `{package}` is not in the table of edges (crates/testkit/tests/tidy.rs)"));
+            complaints.add(
+                path,
+                0,
+                format_args!("package `{package}` is not in the table of edges (crates/testkit/tests/tidy.rs)"),
+            );
             continue;
         };
         for (section, dependency) in dependencies(&manifest) {
             let ours = EDGES.iter().any(|(name, _, _)| *name == dependency);
-            let allowed = may.contains(&dependency.as_str()) || (section == "dev-dependencies" && tests_may.contains(&dependency.as_str()));
+            let allowed = may.contains(&dependency.as_str())
+                || (section == "dev-dependencies" && tests_may.contains(&dependency.as_str()));
             if ours && !allowed {
                 complaints.add(path, 0, format_args!("`{package}` must not depend on `{dependency}` ({section})"));
             }
@@ -261,7 +292,8 @@ fn crate_edges_follow_the_design() {
     complaints.none();
 }
 
-/// Every dependency of a manifest with the kind of section that names it, also in `[target.'...'.dependencies]`.
+/// Every dependency of a manifest with the kind of section that names it, also in
+/// `[target.'...'.dependencies]`.
 fn dependencies(manifest: &toml::Table) -> Vec<(&'static str, String)> {
     let mut found = Vec::new();
     let mut tables = vec![manifest];
@@ -282,7 +314,8 @@ fn dependencies(manifest: &toml::Table) -> Vec<(&'static str, String)> {
 #[test]
 fn sources_are_ascii_and_know_no_machine() {
     // Written in two halves so that this file passes.
-    let places = [concat!("/wo", "rk/"), concat!("/tmp/br", "ief"), concat!("/ro", "ot/"), concat!("shared/ref", "erence")];
+    let places =
+        [concat!("/wo", "rk/"), concat!("/tmp/br", "ief"), concat!("/ro", "ot/"), concat!("shared/ref", "erence")];
     let mut complaints = Complaints::default();
     let mut all = sources(&["rs", "md", "toml"]);
     let root = root();
@@ -399,10 +432,15 @@ fn the_changelog_has_a_place_for_what_is_new() {
 #[test]
 fn the_minimum_compiler_is_named_once_and_no_toolchain_is_pinned() {
     for name in ["rust-toolchain", "rust-toolchain.toml"] {
-        assert!(!root().join(name).exists(), "{name} makes rustup download another toolchain; `rust-version` says what is needed");
+        assert!(
+            !root().join(name).exists(),
+            "{name} makes rustup download another toolchain; `rust-version` says what is needed"
+        );
     }
     let mut complaints = Complaints::default();
-    for (path, text) in sources(&["toml"]).iter().filter(|(path, _)| path.starts_with("crates/") && path.ends_with("/Cargo.toml")) {
+    for (path, text) in
+        sources(&["toml"]).iter().filter(|(path, _)| path.starts_with("crates/") && path.ends_with("/Cargo.toml"))
+    {
         if !text.contains("rust-version.workspace = true") {
             complaints.add(path, 0, "take rust-version from the workspace");
         }

@@ -1,6 +1,7 @@
 //! Attributes, extended attributes and what else is asked of or done to one file.
 //!
-//! Questions go to the branch that is shown; changes first make sure that the file is where it may be changed.
+//! Questions go to the branch that is shown; changes first make sure that the file is where it may
+//! be changed.
 
 use crate::{
     branch::Permission,
@@ -24,7 +25,8 @@ fn handle<'a>(node: &Arc<UnionNode>, file: Option<&'a dyn OpenFile>) -> Option<&
     file?.inner().as_any().downcast_ref::<UnionFile>().filter(|file| file.is_of(node))
 }
 
-/// Asks the branch that is shown, and once more where the file has gone to another branch meanwhile.
+/// Asks the branch that is shown, and once more where the file has gone to another branch
+/// meanwhile.
 fn on_top<T>(node: &UnionNode, mut ask: impl FnMut(&Part) -> Result<T>) -> Result<T> {
     let top = node.top()?;
     match ask(&top) {
@@ -40,7 +42,8 @@ impl Shared {
     pub(crate) fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
         let node = self.node(node)?;
         let attr = on_top(&node, |top| {
-            let open = handle(&node, file).filter(|file| file.is_on(&top.branch)).map(|file| Arc::clone(file.present()));
+            let open =
+                handle(&node, file).filter(|file| file.is_on(&top.branch)).map(|file| Arc::clone(file.present()));
             top.branch.layer.getattr(caller, &top.node, open.as_deref().map(|file| file.inner()))
         })?;
         Ok(self.attr_up(&node, attr))
@@ -61,7 +64,13 @@ impl Shared {
         }
     }
 
-    pub(crate) fn setattr(self: &Arc<Shared>, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    pub(crate) fn setattr(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        change: &SetAttr,
+    ) -> Result<Attr> {
         if change.is_empty() {
             return self.getattr(caller, node, file);
         }
@@ -84,8 +93,8 @@ impl Shared {
         Ok(self.attr_up(&node, attr))
     }
 
-    /// Does to the other writable parts of a directory what was done to the one that is shown. Where one cannot follow, the change stands all the
-    /// same: users see the part that has it.
+    /// Does to the other writable parts of a directory what was done to the one that is shown.
+    /// Where one cannot follow, the change stands all the same: users see the part that has it.
     fn on_the_others(&self, node: &UnionNode, change: impl Fn(&Part) -> Result<()>) {
         if node.kind != Kind::Directory {
             return;
@@ -97,11 +106,14 @@ impl Shared {
         }
     }
 
-    /// The times of the writable part of a directory that was changed last, where users want to see those.
+    /// The times of the writable part of a directory that was changed last, where users want to see
+    /// those.
     pub(crate) fn newest_times(&self, parts: &[Part], attr: &mut Attr) {
         for part in parts.iter().skip(1).filter(|part| part.branch.is_writable()) {
             match part.branch.layer.getattr(&OWN, &part.node, None) {
-                Ok(other) if other.mtime > attr.mtime => (attr.atime, attr.mtime, attr.ctime) = (other.atime, other.mtime, other.ctime),
+                Ok(other) if other.mtime > attr.mtime => {
+                    (attr.atime, attr.mtime, attr.ctime) = (other.atime, other.mtime, other.ctime)
+                }
                 Ok(_) => {}
                 Err(error) => tracing::debug!(?error, "a part of a directory does not tell its times"),
             }
@@ -120,8 +132,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Puts what has come to a directory of a branch on stable storage, where that is wanted. Called before something on another branch goes that it
-    /// stands for: branches may be different file systems, which end their changes in any order.
+    /// Puts what has come to a directory of a branch on stable storage, where that is wanted.
+    /// Called before something on another branch goes that it stands for: branches may be different
+    /// file systems, which end their changes in any order.
     ///
     /// # Errors
     /// What the storage says: then the other one has to stay.
@@ -143,7 +156,8 @@ impl Shared {
             return Err(Errno::ENODATA);
         }
         match on_top(&node, |top| top.branch.layer.getxattr(caller, &top.node, name, buffer)) {
-            // Some branches have ACLs and others cannot: the kernel takes that answer for a failure of its permission check.
+            // Some branches have ACLs and others cannot: the kernel takes that answer for a failure
+            // of its permission check.
             Err(Errno::EOPNOTSUPP) if name.starts_with(b"system.posix_acl_") => Err(Errno::ENODATA),
             other => other,
         }
@@ -161,7 +175,14 @@ impl Shared {
         Ok(shown.len())
     }
 
-    pub(crate) fn setxattr(self: &Arc<Shared>, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+    pub(crate) fn setxattr(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        node: &Node,
+        name: &[u8],
+        value: &[u8],
+        flags: XattrFlags,
+    ) -> Result<()> {
         let node = self.node(node)?;
         if name == PIN {
             return self.set_pin(&node, true);
@@ -175,7 +196,9 @@ impl Shared {
         top.branch.layer.setxattr(caller, &top.node, name, value, flags)?;
         if self.options.change_everywhere {
             // There or not: the part that is shown has decided.
-            self.on_the_others(&node, |part| part.branch.layer.setxattr(caller, &part.node, name, value, XattrFlags::default()));
+            self.on_the_others(&node, |part| {
+                part.branch.layer.setxattr(caller, &part.node, name, value, XattrFlags::default())
+            });
         }
         Ok(())
     }
@@ -206,10 +229,17 @@ impl Shared {
         Ok(())
     }
 
-    pub(crate) fn ioctl(self: &Arc<Shared>, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+    pub(crate) fn ioctl(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        node: &Node,
+        request: Ioctl<'_>,
+        output: &mut [u8],
+    ) -> Result<(i32, usize)> {
         let node = self.node(node)?;
         if may_change(&request) && !node.top()?.branch.is_writable() {
-            // Only what the branch would take is worth a copy: the layers forward a few commands and no others.
+            // Only what the branch would take is worth a copy: the layers forward a few commands
+            // and no others.
             if !matches!(request.command & 0xff00, 0x6600 | 0x5800) {
                 return Err(Errno::ENOTTY);
             }
@@ -222,7 +252,8 @@ impl Shared {
 
     pub(crate) fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
         let node = self.node(node)?;
-        let mut figures = if self.options.sum { self.sum(caller, &node)? } else { self.figures_of(caller, &node.top()?)? };
+        let mut figures =
+            if self.options.sum { self.sum(caller, &node)? } else { self.figures_of(caller, &node.top()?)? };
         figures.name_max = NAME_MAX;
         Ok(figures)
     }
@@ -230,7 +261,8 @@ impl Shared {
     fn figures_of(&self, caller: &Caller, top: &Part) -> Result<StatFs> {
         // New content goes to the branch where the file would be copied to.
         let branches = self.branches();
-        let writable = branches.iter().take(top.branch.index().saturating_add(1)).rev().find(|branch| branch.is_writable());
+        let writable =
+            branches.iter().take(top.branch.index().saturating_add(1)).rev().find(|branch| branch.is_writable());
         match writable {
             Some(branch) if branch.index() != top.branch.index() => branch.layer.statfs(caller, &branch.root),
             _ => top.branch.layer.statfs(caller, &top.node),

@@ -1,7 +1,8 @@
 //! Evening out how full branches are, while the union is in use.
 //!
-//! Called by whoever controls a mount, from one thread. Files are moved one by one from the fullest file system to the emptiest that takes them, as
-//! `relocate.rs` moves them: the name shows the old file or the new one at every moment and after every crash. Every branch is walked once, and a
+//! Called by whoever controls a mount, from one thread. Files are moved one by one from the fullest
+//! file system to the emptiest that takes them, as `relocate.rs` moves them: the name shows the old
+//! file or the new one at every moment and after every crash. Every branch is walked once, and a
 //! move has to bring the two nearer to each other, so that it ends whatever users do meanwhile.
 
 use crate::{
@@ -25,7 +26,8 @@ use std::{
 
 /// How long figures of free space are used again, corrected by what was moved.
 const FRESH: Duration = Duration::from_secs(1);
-/// The pause after somebody who changes branches got in between, or before a file that is open is tried again.
+/// The pause after somebody who changes branches got in between, or before a file that is open is
+/// tried again.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How often a file is tried that is open or changes meanwhile.
 const ATTEMPTS: usize = 4;
@@ -43,8 +45,8 @@ pub struct BalanceRules {
     pub min_size: u64,
     /// Larger files stay, bytes.
     pub max_size: Option<u64>,
-    /// Only what matches one of these goes, where there are any. A pattern with a slash is held against the path from the union's top, one without
-    /// against the last component.
+    /// Only what matches one of these goes, where there are any. A pattern with a slash is held
+    /// against the path from the union's top, one without against the last component.
     pub include: Vec<String>,
     /// What matches one of these stays.
     pub exclude: Vec<String>,
@@ -81,7 +83,8 @@ pub struct BalanceReport {
     pub bytes: u64,
     /// Bytes that have to be moved in all, as far as that can be told.
     pub expected: u64,
-    /// By how much the use of the fullest and the emptiest file system differs, hundredths of a percent.
+    /// By how much the use of the fullest and the emptiest file system differs, hundredths of a
+    /// percent.
     pub spread: u32,
     /// How many files could not go that should have.
     pub left: u64,
@@ -136,11 +139,12 @@ struct Balance<'a> {
 }
 
 impl Control {
-    /// Moves files from full branches to emptier ones until the rules hold or nothing that may go makes it better. `progress` is called for each
-    /// piece and answers whether to go on.
+    /// Moves files from full branches to emptier ones until the rules hold or nothing that may go
+    /// makes it better. `progress` is called for each piece and answers whether to go on.
     ///
     /// # Errors
-    /// EINVAL where less than two file systems take new files; what the storage says to the question how full it is.
+    /// EINVAL where less than two file systems take new files; what the storage says to the
+    /// question how full it is.
     #[expect(clippy::disallowed_methods, reason = "how often the branches are looked at")]
     pub fn balance_branches(
         &self,
@@ -178,7 +182,9 @@ impl Balance<'_> {
             let same = |group: &&mut Group| group.branches.iter().any(|other| other.root_id.fs == branch.root_id.fs);
             match self.groups.iter_mut().find(same) {
                 Some(group) => group.branches.push(Arc::clone(branch)),
-                None => self.groups.push(Group { branches: vec![Arc::clone(branch)], space: space(branch)?, done: false }),
+                None => {
+                    self.groups.push(Group { branches: vec![Arc::clone(branch)], space: space(branch)?, done: false })
+                }
             }
         }
         let root = &self.shared.root;
@@ -218,7 +224,9 @@ impl Balance<'_> {
             let wanted = f64::from(self.rules.spread) / 10_000.0;
             let too_full = |group: &Group| !group.done && group.share(0) - emptiest > wanted;
             let open = self.groups.iter().enumerate().filter(|(_, group)| too_full(group));
-            let Some(from) = open.max_by(|(_, one), (_, other)| one.share(0).total_cmp(&other.share(0))).map(|(place, _)| place) else {
+            let Some(from) =
+                open.max_by(|(_, one), (_, other)| one.share(0).total_cmp(&other.share(0))).map(|(place, _)| place)
+            else {
                 break;
             };
             match self.next_of(from) {
@@ -247,10 +255,9 @@ impl Balance<'_> {
             let _branches = self.shared.gate.read();
             match self.shared.node_on(&directory, &name, &branch) {
                 Ok(Some(node)) if node.kind == Kind::Directory => {
-                    let names = self
-                        .shared
-                        .renew(&node)
-                        .and_then(|()| if node.is_redirected() { Err(Errno::EXDEV) } else { self.shared.names_on(&node, &branch) });
+                    let names = self.shared.renew(&node).and_then(|()| {
+                        if node.is_redirected() { Err(Errno::EXDEV) } else { self.shared.names_on(&node, &branch) }
+                    });
                     match names {
                         Ok(names) => walk.frames.push(Frame { directory: node, names: names.into_iter() }),
                         Err(error) => tracing::debug!(?error, "a directory is left out of the balance"),
@@ -287,7 +294,8 @@ impl Balance<'_> {
             return;
         }
         let bytes = attr.blocks.saturating_mul(BLOCK);
-        let mut targets: Vec<usize> = (0..self.groups.len()).filter(|to| *to != from && self.is_better(from, *to, bytes)).collect();
+        let mut targets: Vec<usize> =
+            (0..self.groups.len()).filter(|to| *to != from && self.is_better(from, *to, bytes)).collect();
         targets.sort_by(|one, other| {
             let share = |place: &usize| self.groups.get(*place).map_or(1.0, |group| group.share(0));
             share(one).total_cmp(&share(other))
@@ -322,7 +330,8 @@ impl Balance<'_> {
         }
     }
 
-    /// Whether two file systems are nearer to each other after so many bytes went from one to the other.
+    /// Whether two file systems are nearer to each other after so many bytes went from one to the
+    /// other.
     fn is_better(&self, from: usize, to: usize, bytes: u64) -> bool {
         let (Some(from), Some(to)) = (self.groups.get(from), self.groups.get(to)) else { return false };
         let before = from.share(0) - to.share(0);
@@ -338,7 +347,10 @@ impl Balance<'_> {
     }
 
     /// Moves one file, as often as somebody who changes the branches gets in between.
-    #[expect(clippy::disallowed_methods, reason = "doors close files, and others change the branches: neither tells when it is done")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "doors close files, and others change the branches: neither tells when it is done"
+    )]
     fn carry(&mut self, node: &Arc<UnionNode>, to: &Arc<Branch>, path: &[u8]) -> std::result::Result<u64, Stay> {
         tracing::debug!(path = %path.escape_ascii(), to = %to.name.display(), "moving");
         let mut attempt = 1;

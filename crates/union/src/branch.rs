@@ -1,7 +1,8 @@
 //! Branches as users write them: `PATH=ATTRIBUTES`, several divided by `:`. Pure.
 //!
-//! aufs' attributes (`rw`, `ro+wh`) and mergerfs' (`RW`, `NC,4G`) are taken alike, in any mixture. A backslash takes the next character literally, for
-//! paths with a colon, an equals sign or a comma. What is not known is an error: aufs makes such a branch read-only without a word.
+//! aufs' attributes (`rw`, `ro+wh`) and mergerfs' (`RW`, `NC,4G`) are taken alike, in any mixture.
+//! A backslash takes the next character literally, for paths with a colon, an equals sign or a
+//! comma. What is not known is an error: aufs makes such a branch read-only without a word.
 
 #[cfg(test)]
 mod tests;
@@ -60,11 +61,13 @@ impl fmt::Display for Permission {
     }
 }
 
-/// Classes of extended attributes, as a set (aufs: `icexsec`, `icexsys`, `icextr`, `icexusr`, `icexoth`).
+/// Classes of extended attributes, as a set (aufs: `icexsec`, `icexsys`, `icextr`, `icexusr`,
+/// `icexoth`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XattrClasses(u8);
 
-/// Each attribute word with its class of extended attributes and what their names begin with; the last class is all others.
+/// Each attribute word with its class of extended attributes and what their names begin with; the
+/// last class is all others.
 const CLASSES: [(&str, u8, &str); 5] = [
     ("icexsec", 1, "security."),
     // POSIX ACLs.
@@ -79,7 +82,8 @@ const ALL_CLASSES: u8 = 31;
 impl XattrClasses {
     /// Whether an attribute is in one of the classes.
     pub fn has(self, name: &[u8]) -> bool {
-        let class = CLASSES.iter().find(|(_, _, prefix)| name.starts_with(prefix.as_bytes())).map_or(0, |(_, bit, _)| *bit);
+        let class =
+            CLASSES.iter().find(|(_, _, prefix)| name.starts_with(prefix.as_bytes())).map_or(0, |(_, bit, _)| *bit);
         self.0 & class != 0
     }
 }
@@ -93,7 +97,8 @@ pub struct BranchMode {
     pub whiteouts: bool,
     /// Errors in copying attributes of these classes to this branch are ignored (`+icex*`).
     pub ignore_xattr: XattrClasses,
-    /// Nothing new is put there where less than so many bytes are free (`+minfree=SIZE`; `None`: as for the whole union).
+    /// Nothing new is put there where less than so many bytes are free (`+minfree=SIZE`; `None`: as
+    /// for the whole union).
     pub min_free: Option<u64>,
     /// What happens when a file on it is opened (`+coo_reg`, `+coo_all`, `+moo`).
     pub copy_on_open: CopyOnOpen,
@@ -179,7 +184,10 @@ impl BranchMode {
     fn add(&mut self, word: &str) -> Result<(), ParseError> {
         match word {
             "wh" if self.writable() => {
-                return Err(ParseError(format!("+wh goes with ro and rr: on {} branches whiteouts always count", self.permission)));
+                return Err(ParseError(format!(
+                    "+wh goes with ro and rr: on {} branches whiteouts always count",
+                    self.permission
+                )));
             }
             "wh" => self.whiteouts = true,
             // Each whiteout is a file of its own; branches can be renamed.
@@ -189,7 +197,10 @@ impl BranchMode {
             "coo_reg" => self.copy_on_open = CopyOnOpen::Files,
             "coo_all" => self.copy_on_open = CopyOnOpen::All,
             "moo" if self.permission != Permission::Rw => {
-                return Err(ParseError(format!("+moo goes with rw: nothing can be moved off {} branches", self.permission)));
+                return Err(ParseError(format!(
+                    "+moo goes with rw: nothing can be moved off {} branches",
+                    self.permission
+                )));
             }
             "moo" => self.copy_on_open = CopyOnOpen::Move,
             "fhsm" | "tier" if self.permission != Permission::Rw => {
@@ -278,7 +289,10 @@ impl FromStr for BranchMode {
 /// Anything else, and more than fits.
 pub fn parse_size(text: &str) -> Result<u64, ParseError> {
     let bad = || {
-        ParseError(format!("\"{}\" is no size; write bytes or a number with one of K, M, G, T, P (of 1024), as in 4G", text.escape_debug()))
+        ParseError(format!(
+            "\"{}\" is no size; write bytes or a number with one of K, M, G, T, P (of 1024), as in 4G",
+            text.escape_debug()
+        ))
     };
     let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
@@ -340,7 +354,8 @@ pub fn escape_path(path: &Path) -> OsString {
     OsString::from_vec(text)
 }
 
-/// Reads `PATH[=ATTRIBUTES]:...`. Without attributes the first branch is `rw` and all others are `ro`, as in aufs.
+/// Reads `PATH[=ATTRIBUTES]:...`. Without attributes the first branch is `rw` and all others are
+/// `ro`, as in aufs.
 ///
 /// # Errors
 /// An attribute that is not known, an empty path, more than [`BRANCHES_MAX`] branches.
@@ -381,7 +396,9 @@ pub fn parse_overlay(upper: Option<&OsStr>, lower: &OsStr) -> Result<Vec<(PathBu
     }
     for part in unescaped.split(b':') {
         if part.is_empty() {
-            return Err(ParseError("lowerdir has an empty part; data-only layers (::) are not available yet".to_owned()));
+            return Err(ParseError(
+                "lowerdir has an empty part; data-only layers (::) are not available yet".to_owned(),
+            ));
         }
         branches.push((PathBuf::from(plain(part)), BranchMode::layer()));
     }
@@ -442,14 +459,22 @@ pub fn check_overlap(branches: &[PathBuf], mount_point: Option<&Path>) -> Result
             }
             if branch.starts_with(other) || other.starts_with(branch) {
                 let (inner, outer) = if branch.starts_with(other) { (branch, other) } else { (other, branch) };
-                return Err(ParseError(format!("the branch {} lies inside the branch {}", inner.display(), outer.display())));
+                return Err(ParseError(format!(
+                    "the branch {} lies inside the branch {}",
+                    inner.display(),
+                    outer.display()
+                )));
             }
         }
         if let Some(mount_point) = mount_point
             && branch.starts_with(mount_point)
             && branch != mount_point
         {
-            return Err(ParseError(format!("the branch {} lies inside the mount point {}", branch.display(), mount_point.display())));
+            return Err(ParseError(format!(
+                "the branch {} lies inside the mount point {}",
+                branch.display(),
+                mount_point.display()
+            )));
         }
     }
     Ok(())

@@ -1,8 +1,9 @@
 //! A branch at work: its layer, what may be done with it, and its own directories.
 //!
-//! Made by [`crate::Union::named`] and when a branch is added. What may be done with it and its place in the order change only while no
-//! operation is under way (`control.rs`); its slot never changes. Whoever uses a file of a branch holds the branch, so that one that has been
-//! removed from the union goes on serving what is open on it.
+//! Made by [`crate::Union::named`] and when a branch is added. What may be done with it and its
+//! place in the order change only while no operation is under way (`control.rs`); its slot never
+//! changes. Whoever uses a file of a branch holds the branch, so that one that has been removed
+//! from the union goes on serving what is open on it.
 
 use crate::{
     branch::{BRANCHES_MAX, BranchMode, CopyOnOpen},
@@ -30,14 +31,19 @@ const READS_MARKS: u8 = 4;
 const DRAINING: u8 = 8;
 const COPIES_ON_OPEN: u8 = 16;
 
-/// Which slots are taken: also those of branches that have been removed, as long as anybody has something open there.
+/// Which slots are taken: also those of branches that have been removed, as long as anybody has
+/// something open there.
 #[derive(Default)]
 pub(crate) struct Slots(Vec<Weak<Branch>>);
 
 impl Slots {
     /// A free slot, one that was never used before another.
     pub(crate) fn free(&self) -> Option<u8> {
-        let next = if self.0.len() < BRANCHES_MAX { Some(self.0.len()) } else { self.0.iter().position(|slot| slot.strong_count() == 0) };
+        let next = if self.0.len() < BRANCHES_MAX {
+            Some(self.0.len())
+        } else {
+            self.0.iter().position(|slot| slot.strong_count() == 0)
+        };
         next.and_then(|slot| u8::try_from(slot).ok())
     }
 
@@ -78,7 +84,8 @@ impl Branch {
     /// Opens a branch. Its own directories are made where it is to be written.
     ///
     /// # Errors
-    /// ENOTDIR where it is no directory, EROFS where it should be written and cannot be, and what the storage says.
+    /// ENOTDIR where it is no directory, EROFS where it should be written and cannot be, and what
+    /// the storage says.
     pub(crate) fn open(slot: u8, member: Member, style: Style) -> Result<Branch> {
         let Member { name, layer, mode, work } = member;
         let root = layer.root()?;

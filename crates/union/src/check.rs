@@ -1,8 +1,10 @@
-//! Looking a union over after a crash: what is left of interrupted work, and counts that are too high. Nothing found here ever hides or shows a
-//! wrong file; it takes up room, or makes `st_nlink` too large.
+//! Looking a union over after a crash: what is left of interrupted work, and counts that are too
+//! high. Nothing found here ever hides or shows a wrong file; it takes up room, or makes `st_nlink`
+//! too large.
 //!
-//! Called by whoever wants to know ([`Union::check`]), also while the union is in use: each directory's names hold still while it is
-//! looked at, and temporary names of this run are left alone.
+//! Called by whoever wants to know ([`Union::check`]), also while the union is in use: each
+//! directory's names hold still while it is looked at, and temporary names of this run are left
+//! alone.
 
 use crate::{
     branches::Branch,
@@ -75,7 +77,15 @@ impl DirSink for Reserved {
 struct Visible(Vec<Vec<u8>>);
 
 impl Present for Visible {
-    fn present(&mut self, _: Option<usize>, name: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+    fn present(
+        &mut self,
+        _: Option<usize>,
+        name: Name<'_>,
+        _: u64,
+        _: Option<Kind>,
+        _: Option<Entry>,
+        _: u64,
+    ) -> Result<bool> {
         self.0.push(name.bytes().to_vec());
         Ok(true)
     }
@@ -85,7 +95,8 @@ impl Present for Visible {
 struct Check<'a> {
     shared: &'a Shared,
     repair: bool,
-    /// The branches that are written to when the union is mounted, where all are open to be read only.
+    /// The branches that are written to when the union is mounted, where all are open to be read
+    /// only.
     written: &'a [bool],
     findings: Vec<Finding>,
     /// For each file in the hard-link index, the names that lead to it from below.
@@ -101,8 +112,8 @@ impl Union {
         self.look_over(repair, &[])
     }
 
-    /// Looks over a union whose branches are all open to be read only, so that nothing is written to them; `written` tells those that are written to when
-    /// it is mounted.
+    /// Looks over a union whose branches are all open to be read only, so that nothing is written
+    /// to them; `written` tells those that are written to when it is mounted.
     ///
     /// # Errors
     /// As [`Union::check`].
@@ -123,7 +134,8 @@ impl Union {
                 Err(error) => return Err(error),
             }
         }
-        // An entry of the index that is still needed must not go: names in a directory that has moved may have been missed.
+        // An entry of the index that is still needed must not go: names in a directory that has
+        // moved may have been missed.
         if complete && self.shared().moves.load(Ordering::Relaxed) == moves {
             check.links()?;
         }
@@ -155,7 +167,8 @@ impl Check<'_> {
         let sources: Vec<_> = view.parts.iter().map(source).collect();
         let marks = view.parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
         let mut visible = Visible(Vec::new());
-        let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
+        let request =
+            Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
         self.shared.listings.list(&marks, &request, &sources, &mut visible)?;
         for name in visible.0 {
             let name = Name::new(&name)?;
@@ -208,7 +221,12 @@ impl Check<'_> {
             if found < counted {
                 let repaired = self.repair && self.shared.links.correct(id, counted, found, || self.shared.syncfs())?;
                 let path = work::LINKS.to_vec();
-                self.findings.push(Finding { branch, path, problem: Problem::TooManyLinks { counted, found }, repaired });
+                self.findings.push(Finding {
+                    branch,
+                    path,
+                    problem: Problem::TooManyLinks { counted, found },
+                    repaired,
+                });
             }
         }
         Ok(())

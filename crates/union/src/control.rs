@@ -1,9 +1,11 @@
 //! Branches come, go and change while the union is in use.
 //!
-//! Called by whoever controls a mount, from any thread. A change is prepared while operations go on, then made in a moment when none is under
-//! way ([`Shared::gate`]); files are looked up again when somebody comes to them (`renew.rs`). Invariants:
+//! Called by whoever controls a mount, from any thread. A change is prepared while operations go
+//! on, then made in a moment when none is under way ([`Shared::gate`]); files are looked up again
+//! when somebody comes to them (`renew.rs`). Invariants:
 //! * one change at a time; a change that fails leaves everything as it was;
-//! * no file that the kernel reads by itself comes to be one that could be copied up: its reader would not see the copy;
+//! * no file that the kernel reads by itself comes to be one that could be copied up: its reader
+//!   would not see the copy;
 //! * what is open on a branch that is removed by force goes on, and holds the branch.
 
 use crate::{
@@ -50,8 +52,8 @@ impl ChangeError {
         ChangeError { errno, text: text.into() }
     }
 
-    /// The kind of refusal: EBUSY where files are in the way, EINVAL where it makes no sense, ENOENT where there is no such branch, else what
-    /// the storage said.
+    /// The kind of refusal: EBUSY where files are in the way, EINVAL where it makes no sense,
+    /// ENOENT where there is no such branch, else what the storage said.
     pub fn errno(&self) -> Errno {
         self.errno
     }
@@ -122,11 +124,13 @@ impl Control {
         self.shared.branches().iter().find(|branch| branch.name == name).map(|branch| branch.slot)
     }
 
-    /// Adds a branch at a place counted from the top; at the bottom where that is beyond the last. Answers its slot.
+    /// Adds a branch at a place counted from the top; at the bottom where that is beyond the last.
+    /// Answers its slot.
     ///
     /// # Errors
-    /// EINVAL for too many branches and for one that is there already; EBUSY where files are open that the kernel reads by itself and that could
-    /// be copied up from now on; what the storage says.
+    /// EINVAL for too many branches and for one that is there already; EBUSY where files are open
+    /// that the kernel reads by itself and that could be copied up from now on; what the storage
+    /// says.
     pub fn add(&self, member: Member, position: usize) -> Result<u8, ChangeError> {
         let shared = &self.shared;
         let mut slots = shared.changing.lock();
@@ -156,12 +160,12 @@ impl Control {
         Ok(slot)
     }
 
-    /// Removes a branch. What is on it stays there. With `force`, files open on it go on being served from it, and what only it shows or hides
-    /// is no longer shown or hidden.
+    /// Removes a branch. What is on it stays there. With `force`, files open on it go on being
+    /// served from it, and what only it shows or hides is no longer shown or hidden.
     ///
     /// # Errors
-    /// ENOENT where there is no such branch, EINVAL for the last one, EBUSY where files are open on it, and where it is writable and users would miss
-    /// something without it.
+    /// ENOENT where there is no such branch, EINVAL for the last one, EBUSY where files are open on
+    /// it, and where it is writable and users would miss something without it.
     pub fn remove(&self, slot: u8, force: bool) -> Result<(), ChangeError> {
         let shared = &self.shared;
         let _slots = shared.changing.lock();
@@ -171,16 +175,24 @@ impl Control {
             shared.settle();
         }
         if !force && shared.has_moves_to(&branch) {
-            let text = format!("a file on {} is still on its way there: drain the other branch again, or use force", branch.name.display());
+            let text = format!(
+                "a file on {} is still on its way there: drain the other branch again, or use force",
+                branch.name.display()
+            );
             return Err(ChangeError::new(Errno::EBUSY, text));
         }
         let before: Vec<Arc<Branch>> = shared.branches().to_vec();
         let after: Vec<_> = before.iter().filter(|other| other.slot != slot).map(Arc::clone).collect();
         if after.is_empty() {
-            return Err(ChangeError::new(Errno::EINVAL, "the last branch cannot be removed; unmount the union instead"));
+            return Err(ChangeError::new(
+                Errno::EINVAL,
+                "the last branch cannot be removed; unmount the union instead",
+            ));
         }
         if !force {
-            let busy = |files: &[_]| ChangeError::new(Errno::EBUSY, in_use(&branch, files, "close them, drain the branch, or use force"));
+            let busy = |files: &[_]| {
+                ChangeError::new(Errno::EBUSY, in_use(&branch, files, "close them, drain the branch, or use force"))
+            };
             shared.wait_for_closing(|file| file.is_on(&branch)).map_err(|files| busy(&files))?;
         }
         // On a read-only branch there is nothing that could have been moved off it.
@@ -189,9 +201,13 @@ impl Control {
         let looked_at = if guarded { Some(shared.missed(&branch)?) } else { None };
         let done = shared.replace_if(&before, after, |shared| {
             let open = shared.open_files();
-            let there: Vec<_> = open.into_iter().filter(|(_, file)| file.is_on(&branch)).map(|(node, _)| node).collect();
+            let there: Vec<_> =
+                open.into_iter().filter(|(_, file)| file.is_on(&branch)).map(|(node, _)| node).collect();
             if !force && !there.is_empty() {
-                return Err(ChangeError::new(Errno::EBUSY, in_use(&branch, &there, "close them, drain the branch, or use force")));
+                return Err(ChangeError::new(
+                    Errno::EBUSY,
+                    in_use(&branch, &there, "close them, drain the branch, or use force"),
+                ));
             }
             // Something may have been renamed to where had been looked before.
             match looked_at {
@@ -207,11 +223,13 @@ impl Control {
         Ok(())
     }
 
-    /// Changes what may be done with a branch. A branch that has been drained takes files again if its mode says so.
+    /// Changes what may be done with a branch. A branch that has been drained takes files again if
+    /// its mode says so.
     ///
     /// # Errors
-    /// ENOENT where there is no such branch; EBUSY where it is to be read-only and files are open for writing on it, or files that the kernel
-    /// reads by itself could be copied up from then on; what the storage says.
+    /// ENOENT where there is no such branch; EBUSY where it is to be read-only and files are open
+    /// for writing on it, or files that the kernel reads by itself could be copied up from then on;
+    /// what the storage says.
     pub fn modify(&self, slot: u8, mode: BranchMode) -> Result<(), ChangeError> {
         let shared = &self.shared;
         let _slots = shared.changing.lock();
@@ -219,16 +237,19 @@ impl Control {
         if shared.options.show_whiteouts && mode.writable() {
             return Err(ChangeError::new(Errno::EINVAL, "whiteouts are shown, so no branch can be writable"));
         }
-        let failed = |error: Errno| ChangeError::new(error, format!("{} cannot be {mode}: {error}", branch.name.display()));
+        let failed =
+            |error: Errno| ChangeError::new(error, format!("{} cannot be {mode}: {error}", branch.name.display()));
         branch.prepare(&mode).map_err(failed)?;
         let closes = branch.is_writable() && !mode.writable();
         let writes = |file: &UnionFile| closes && file.is_on(&branch) && file.writes();
-        let busy = |files: &[_]| ChangeError::new(Errno::EBUSY, in_use(&branch, files, "for writing; close them first"));
+        let busy =
+            |files: &[_]| ChangeError::new(Errno::EBUSY, in_use(&branch, files, "for writing; close them first"));
         shared.wait_for_closing(writes).map_err(|files| busy(&files))?;
         let (old, was_draining) = ((*branch.mode()).clone(), branch.is_draining());
         let branches: Vec<Arc<Branch>> = shared.branches().to_vec();
         let done = shared.replace_if(&branches, branches.clone(), |shared| {
-            let there: Vec<_> = shared.open_files().into_iter().filter(|(_, file)| writes(file)).map(|(node, _)| node).collect();
+            let there: Vec<_> =
+                shared.open_files().into_iter().filter(|(_, file)| writes(file)).map(|(node, _)| node).collect();
             if !there.is_empty() {
                 return Err(busy(&there));
             }
@@ -251,8 +272,10 @@ impl Control {
 /// Refuses to take out a branch that users would miss; answers how many names have been looked at.
 fn refuse_loss(branch: &Branch, sole: Result<Sole, Errno>) -> Result<usize, ChangeError> {
     let failed = |error: Errno| {
-        let text =
-            format!("{} cannot be looked at: {error}: nobody knows what would be missed; repair it, or use force", branch.name.display());
+        let text = format!(
+            "{} cannot be looked at: {error}: nobody knows what would be missed; repair it, or use force",
+            branch.name.display()
+        );
         ChangeError::new(error, text)
     };
     let sole = sole.map_err(failed)?;
@@ -284,7 +307,8 @@ fn names(files: &[Arc<UnionNode>]) -> String {
 }
 
 impl Shared {
-    /// Makes sure that nobody would miss anything without a branch, which takes nothing new from then on. Answers how many names were looked at.
+    /// Makes sure that nobody would miss anything without a branch, which takes nothing new from
+    /// then on. Answers how many names were looked at.
     fn missed(&self, branch: &Arc<Branch>) -> Result<usize, ChangeError> {
         let was_draining = branch.is_draining();
         {
@@ -317,20 +341,23 @@ impl Shared {
         all
     }
 
-    /// Tells doors that something has changed that did not come through them; answers whether there are any.
+    /// Tells doors that something has changed that did not come through them; answers whether there
+    /// are any.
     pub(crate) fn tell(&self, what: &Invalidation) -> bool {
         let mut watchers = self.watchers.lock();
         watchers.retain(|out| self.send(out, what.clone()));
         !watchers.is_empty()
     }
 
-    /// Waits until no open file is of this kind, for a moment: doors may hold files that nobody has open any more, and are asked to close them.
+    /// Waits until no open file is of this kind, for a moment: doors may hold files that nobody has
+    /// open any more, and are asked to close them.
     #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
     fn wait_for_closing(&self, kind: impl Fn(&UnionFile) -> bool) -> Result<(), Vec<Arc<UnionNode>>> {
         let start = Instant::now();
         let mut told = false;
         loop {
-            let there: Vec<_> = self.open_files().into_iter().filter(|(_, file)| kind(file)).map(|(node, _)| node).collect();
+            let there: Vec<_> =
+                self.open_files().into_iter().filter(|(_, file)| kind(file)).map(|(node, _)| node).collect();
             if there.is_empty() {
                 return Ok(());
             }
@@ -390,7 +417,8 @@ impl Shared {
             self.enter(before)?;
         } else {
             let names: Vec<PathBuf> = after.iter().map(|branch| branch.name.clone()).collect();
-            let place = |index: usize| before.get(index).map(|branch| branch.index()).filter(|index| *index != usize::MAX);
+            let place =
+                |index: usize| before.get(index).map(|branch| branch.index()).filter(|index| *index != usize::MAX);
             self.routes.store(Arc::new(routes.moved(&place, &names)));
             for gone in before.iter().filter(|old| !after.iter().any(|new| new.slot == old.slot)) {
                 self.listings.branch_is_gone(gone.slot);
@@ -423,19 +451,26 @@ impl Shared {
         self.renew_root().map_err(failed)
     }
 
-    /// Refuses branches over files that the kernel reads by itself, and that could be copied up now.
+    /// Refuses branches over files that the kernel reads by itself, and that could be copied up
+    /// now.
     fn check_lent(&self) -> Result<(), ChangeError> {
-        let risky = |file: &UnionFile| file.is_lent() && !file.branch().is_writable() && self.can_rise(file.branch().index());
-        let there: Vec<_> = self.open_files().into_iter().filter(|(_, file)| risky(file)).map(|(node, _)| node).collect();
+        let risky =
+            |file: &UnionFile| file.is_lent() && !file.branch().is_writable() && self.can_rise(file.branch().index());
+        let there: Vec<_> =
+            self.open_files().into_iter().filter(|(_, file)| risky(file)).map(|(node, _)| node).collect();
         if there.is_empty() {
             return Ok(());
         }
-        let text =
-            format!("{} open that could not be changed before and could be now ({}): close them first", count(there.len()), names(&there));
+        let text = format!(
+            "{} open that could not be changed before and could be now ({}): close them first",
+            count(there.len()),
+            names(&there)
+        );
         Err(ChangeError::new(Errno::EBUSY, text))
     }
 
-    /// Makes sure that nothing but what is open holds a branch that has been removed: its storage can be unmounted.
+    /// Makes sure that nothing but what is open holds a branch that has been removed: its storage
+    /// can be unmounted.
     fn let_go(&self, branch: &Arc<Branch>) {
         for node in self.nodes.all() {
             if node.part_on(branch).is_none() {

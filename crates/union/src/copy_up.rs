@@ -1,11 +1,13 @@
 //! Copying a file to a branch where it may be changed.
 //!
-//! Called before the first change of a file that is on a read-only branch, and by renames that need it higher up. The copy is built in the
-//! work directory of the branch, complete with attributes, made durable as configured, and put in its place by one rename, so that after a
-//! crash there is either no copy or a whole one. Whoever has the file open goes on with the copy. Invariants:
-//! * `copying` of the node is held all the while, and `moving` for writing where the original is on a writable branch, so nobody changes either of the
-//!   two;
-//! * an original on a writable branch goes when the name of the copy, and its place in the hard-link index, are on stable storage;
+//! Called before the first change of a file that is on a read-only branch, and by renames that need
+//! it higher up. The copy is built in the work directory of the branch, complete with attributes,
+//! made durable as configured, and put in its place by one rename, so that after a crash there is
+//! either no copy or a whole one. Whoever has the file open goes on with the copy. Invariants:
+//! * `copying` of the node is held all the while, and `moving` for writing where the original is on
+//!   a writable branch, so nobody changes either of the two;
+//! * an original on a writable branch goes when the name of the copy, and its place in the
+//!   hard-link index, are on stable storage;
 //! * the parents are there before; the parent's times are put back after.
 
 use crate::{
@@ -19,13 +21,16 @@ use crate::{
     union::{OWN, Shared},
     work::Temporary,
 };
-use nacre_vfs::{Attr, Errno, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, SetAttr, SetTime, Whence, XattrFlags};
+use nacre_vfs::{
+    Attr, Errno, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, SetAttr, SetTime, Whence, XattrFlags,
+};
 use std::sync::Arc;
 
 /// Bytes copied at once where the storage cannot do it by itself.
 const BLOCK: usize = 256 << 10;
 
-/// The longest list of names and the longest value of extended attributes (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`, linux/limits.h).
+/// The longest list of names and the longest value of extended attributes (`XATTR_LIST_MAX`,
+/// `XATTR_SIZE_MAX`, linux/limits.h).
 const XATTR_MAX: usize = 64 << 10;
 
 /// How often a file that is renamed meanwhile is followed.
@@ -58,8 +63,8 @@ impl Built {
 }
 
 impl Shared {
-    /// Makes sure that a file is where it may be changed: on a writable branch, and not below `most`. Of its content, only the first `length`
-    /// bytes are needed.
+    /// Makes sure that a file is where it may be changed: on a writable branch, and not below
+    /// `most`. Of its content, only the first `length` bytes are needed.
     ///
     /// # Errors
     /// EROFS where there is no such branch; ENOSPC and what else the storages say.
@@ -73,7 +78,8 @@ impl Shared {
         }
         let _alone = node.copying.lock();
         for _ in 0..ATTEMPTS {
-            // Who changes attributes on a writable branch holds this alone, and what the copy does not have would be lost with the original.
+            // Who changes attributes on a writable branch holds this alone, and what the copy does
+            // not have would be lost with the original.
             let unchanged = node.top()?.branch.is_writable().then(|| node.moving.write());
             let top = node.top()?;
             if top.branch.is_writable() && top.branch.index() <= most {
@@ -110,7 +116,14 @@ impl Shared {
     }
 
     /// Makes the copy of a file on a branch, complete and on stable storage, but for its name.
-    pub(crate) fn build(&self, node: &Arc<UnionNode>, top: &Part, attr: &Attr, target: &Arc<Branch>, length: u64) -> Result<Built> {
+    pub(crate) fn build(
+        &self,
+        node: &Arc<UnionNode>,
+        top: &Part,
+        attr: &Attr,
+        target: &Arc<Branch>,
+        length: u64,
+    ) -> Result<Built> {
         self.build_paced(node, (top, attr), target, length, None)
     }
 
@@ -127,7 +140,12 @@ impl Shared {
     }
 
     /// Makes another file that is like this one.
-    pub(crate) fn build_another(&self, node: &Arc<UnionNode>, of: (&Part, &Attr), target: &Arc<Branch>) -> Result<Built> {
+    pub(crate) fn build_another(
+        &self,
+        node: &Arc<UnionNode>,
+        of: (&Part, &Attr),
+        target: &Arc<Branch>,
+    ) -> Result<Built> {
         self.build_as(Number::Own, node, of, target, (u64::MAX, None))
     }
 
@@ -211,8 +229,8 @@ impl Shared {
         }
     }
 
-    /// Gives a copy the owner, the extended attributes, the mode and the times of what it was copied from, in an order in which no step
-    /// undoes another.
+    /// Gives a copy the owner, the extended attributes, the mode and the times of what it was
+    /// copied from, in an order in which no step undoes another.
     pub(crate) fn dress(&self, from: &Part, attr: &Attr, to: &Part) -> Result<()> {
         let layer = &to.branch.layer;
         let own = layer.getattr(&OWN, &to.node, None)?;
@@ -260,11 +278,13 @@ impl Shared {
             self.now_on(node, &part);
             let linked = layer.link(&OWN, &part.node, None, &parent.node, name)?;
             layer.adopt(&part.node, &linked.node);
-            self.links.one_less(node.id, attr.nlink, &built.branch, || self.make_durable(&built.branch, &parent.node))?;
+            self.links
+                .one_less(node.id, attr.nlink, &built.branch, || self.make_durable(&built.branch, &parent.node))?;
         } else {
             move_in(&**layer, (&work.directory, built.temporary.name()?), (&parent.node, name))?;
             let learnt = learn(&built.part, parent, name);
-            // Whatever came of that, the file is there: an open one that cannot follow now tries again when it is used.
+            // Whatever came of that, the file is there: an open one that cannot follow now tries
+            // again when it is used.
             self.now_on(node, &built.part);
             learnt?;
         }
@@ -299,7 +319,8 @@ impl Shared {
         }
     }
 
-    /// For a file to which no name is known to lead: one of several, which then find it in the index, or none at all.
+    /// For a file to which no name is known to lead: one of several, which then find it in the
+    /// index, or none at all.
     fn put_nowhere(&self, node: &Arc<UnionNode>, attr: &Attr, built: &Built) -> Result<Part> {
         if !node.is_gone() && (attr.nlink > 1 || self.links.knows(node.id)) {
             let part = self.links.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
@@ -313,11 +334,18 @@ impl Shared {
     }
 
     pub(crate) fn discard(&self, built: &Built) {
-        let removed = built.branch.work().and_then(|work| built.branch.layer.unlink(&OWN, &work.directory, built.temporary.name()?));
+        let removed = built
+            .branch
+            .work()
+            .and_then(|work| built.branch.layer.unlink(&OWN, &work.directory, built.temporary.name()?));
         match removed {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(error) => {
-                tracing::warn!(branch = built.branch.index(), ?error, "a temporary file stays in the work directory until the next start")
+                tracing::warn!(
+                    branch = built.branch.index(),
+                    ?error,
+                    "a temporary file stays in the work directory until the next start"
+                )
             }
         }
     }
@@ -337,14 +365,20 @@ pub(crate) fn learn(part: &Part, parent: &Part, name: Name<'_>) -> Result<()> {
 pub(crate) fn move_in(layer: &dyn Layer, from: (&Node, Name<'_>), to: (&Node, Name<'_>)) -> Result<()> {
     match layer.rename(&OWN, from.0, from.1, to.0, to.1, RenameFlags(RenameFlags::NOREPLACE)) {
         // A file system without this flag.
-        Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => layer.rename(&OWN, from.0, from.1, to.0, to.1, RenameFlags(0)),
+        Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+            layer.rename(&OWN, from.0, from.1, to.0, to.1, RenameFlags(0))
+        }
         other => other,
     }
 }
 
 /// Puts a directory's times back after a change that users did not ask for.
 fn put_back_times(layer: &dyn Layer, directory: &Node, before: &Attr) -> Result<()> {
-    let change = SetAttr { atime: Some(SetTime::To(before.atime)), mtime: Some(SetTime::To(before.mtime)), ..SetAttr::default() };
+    let change = SetAttr {
+        atime: Some(SetTime::To(before.atime)),
+        mtime: Some(SetTime::To(before.mtime)),
+        ..SetAttr::default()
+    };
     layer.setattr(&OWN, directory, None, &change).map(|_| ())
 }
 
@@ -423,7 +457,8 @@ fn is_label(name: &[u8]) -> bool {
     name.starts_with(b"security.") && name != b"security.capability"
 }
 
-/// Copies extended attributes (access control lists and capabilities are such), but for the union's own marks.
+/// Copies extended attributes (access control lists and capabilities are such), but for the union's
+/// own marks.
 fn copy_xattrs(from: &Part, to: &Part) -> Result<()> {
     let mut names = vec![0; XATTR_MAX];
     let size = match from.branch.layer.listxattr(&OWN, &from.node, &mut names) {
@@ -437,7 +472,13 @@ fn copy_xattrs(from: &Part, to: &Part) -> Result<()> {
         let copied = match from.branch.layer.getxattr(&OWN, &from.node, name, &mut value) {
             // Removed meanwhile.
             Err(Errno::ENODATA) => continue,
-            Ok(size) => to.branch.layer.setxattr(&OWN, &to.node, name, value.get(..size).unwrap_or_default(), XattrFlags::default()),
+            Ok(size) => to.branch.layer.setxattr(
+                &OWN,
+                &to.node,
+                name,
+                value.get(..size).unwrap_or_default(),
+                XattrFlags::default(),
+            ),
             Err(error) => Err(error),
         };
         match copied {

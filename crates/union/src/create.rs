@@ -1,8 +1,9 @@
 //! Everything that makes a new name: files, directories, links.
 //!
-//! What is made is made under its own name at once where that is free on the branch, so that groups and access control lists are handed down by
-//! the directory itself; where a whiteout stands at the very name, under a hidden one in the same directory, and then moved over the
-//! whiteout. A directory that takes the place of a hidden one is opaque before it gets its name.
+//! What is made is made under its own name at once where that is free on the branch, so that groups
+//! and access control lists are handed down by the directory itself; where a whiteout stands at the
+//! very name, under a hidden one in the same directory, and then moved over the whiteout. A
+//! directory that takes the place of a hidden one is opaque before it gets its name.
 
 use crate::{
     branches::Branch,
@@ -13,7 +14,9 @@ use crate::{
     union::{OWN, Shared},
     work::Temporary,
 };
-use nacre_vfs::{Attr, Caller, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result};
+use nacre_vfs::{
+    Attr, Caller, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result,
+};
 use std::sync::Arc;
 
 /// How often an operation starts over because what it found has changed meanwhile.
@@ -29,7 +32,8 @@ pub(crate) struct Spot<'a> {
     occupied: bool,
     /// A whiteout beside the name.
     covered: bool,
-    /// The last branch on which it would be seen, and the last that could show a directory of this name.
+    /// The last branch on which it would be seen, and the last that could show a directory of this
+    /// name.
     floor: usize,
 }
 
@@ -51,7 +55,8 @@ impl<'a> Spot<'a> {
             let moved = self.move_over(&**layer, temporary.name()?, kind);
             if let Err(error) = moved {
                 let _ = if kind == Kind::Directory {
-                    crate::listing::purge(&**layer, node).and_then(|()| layer.rmdir(&OWN, self.directory, temporary.name()?))
+                    crate::listing::purge(&**layer, node)
+                        .and_then(|()| layer.rmdir(&OWN, self.directory, temporary.name()?))
                 } else {
                     layer.unlink(&OWN, self.directory, temporary.name()?)
                 };
@@ -135,7 +140,9 @@ impl Shared {
                     (On::Branch(branch), _) if branch.index() <= sight.limit => Arc::clone(branch),
                     (On::Branch(_), _) => return Err(Errno::EXDEV),
                     (_, Some(branch)) => branch,
-                    (on, None) => self.branch_for_new(parent, Some(name), matches!(on, On::AnyForDirectory), sight.limit)?,
+                    (on, None) => {
+                        self.branch_for_new(parent, Some(name), matches!(on, On::AnyForDirectory), sight.limit)?
+                    }
                 };
                 if let Some(part) = view.on(&target) {
                     let spot = spot(&target, part, name, &sight)?;
@@ -152,7 +159,14 @@ impl Shared {
     }
 
     /// The node of something just made.
-    fn born(&self, parent: &Arc<UnionNode>, spot: &Spot<'_>, node: Node, mut attr: Attr, floor: usize) -> Result<(Entry, Arc<UnionNode>)> {
+    fn born(
+        &self,
+        parent: &Arc<UnionNode>,
+        spot: &Spot<'_>,
+        node: Node,
+        mut attr: Attr,
+        floor: usize,
+    ) -> Result<(Entry, Arc<UnionNode>)> {
         let id = self.identities.of(attr.id);
         let part = Part::new(spot.branch, node, attr.id);
         let known = self.nodes.get(crate::node::Known { id, kind: attr.kind, parts: vec![part], floor });
@@ -211,7 +225,13 @@ impl Shared {
         Ok((Entry { node: entry.node, attr }, file))
     }
 
-    pub(crate) fn tmpfile(self: &Arc<Shared>, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    pub(crate) fn tmpfile(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        parent: &Node,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         let parent = self.directory(parent)?;
         if parent.is_gone() {
             return Err(Errno::ENOENT);
@@ -236,22 +256,29 @@ impl Shared {
             let opaque = spot.occupied || spot.covered || self.options.opaque_always;
             let layer = &spot.branch.layer;
             let making = spot.making(opaque)?;
-            // Whoever runs us may be no superuser, and has to be able to work in it until it is finished.
+            // Whoever runs us may be no superuser, and has to be able to work in it until it is
+            // finished.
             let first = if opaque { mode | 0o700 } else { mode };
             let mut entry = layer.mkdir(caller, spot.directory, making.name()?, first)?;
             if opaque {
-                let finished = spot.branch.marks().make_opaque(&**layer, &entry.node).and_then(|()| match first == mode {
-                    true => layer.getattr(&OWN, &entry.node, None),
-                    false => {
-                        let mode = entry.attr.mode & !(0o700 & !mode);
-                        layer.setattr(&OWN, &entry.node, None, &nacre_vfs::SetAttr { mode: Some(mode), ..Default::default() })
-                    }
-                });
+                let finished =
+                    spot.branch.marks().make_opaque(&**layer, &entry.node).and_then(|()| match first == mode {
+                        true => layer.getattr(&OWN, &entry.node, None),
+                        false => {
+                            let mode = entry.attr.mode & !(0o700 & !mode);
+                            layer.setattr(
+                                &OWN,
+                                &entry.node,
+                                None,
+                                &nacre_vfs::SetAttr { mode: Some(mode), ..Default::default() },
+                            )
+                        }
+                    });
                 match finished {
                     Ok(attr) => entry.attr = attr,
                     Err(error) => {
-                        let _ =
-                            crate::listing::purge(&**layer, &entry.node).and_then(|()| layer.rmdir(&OWN, spot.directory, making.name()?));
+                        let _ = crate::listing::purge(&**layer, &entry.node)
+                            .and_then(|()| layer.rmdir(&OWN, spot.directory, making.name()?));
                         return Err(error);
                     }
                 }
@@ -262,7 +289,15 @@ impl Shared {
         })
     }
 
-    pub(crate) fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    pub(crate) fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         let parent = self.directory(parent)?;
         let ambiguous = marks::is_whiteout_device(kind, device);
         self.make(caller, &parent, name, On::Any, &mut |spot| {
@@ -313,8 +348,11 @@ impl Shared {
         for _ in 0..ATTEMPTS {
             let part = self.copy_up(&node, most, u64::MAX)?;
             match self.link_on(caller, &node, &part, file, (&parent, name)) {
-                // The name is hidden on a branch above: the file has to go there, unless somebody may be writing to it where it is.
-                Err(Errno::EXDEV) if part.branch.index() > 0 && node.open_files().is_empty() => most = part.branch.index() - 1,
+                // The name is hidden on a branch above: the file has to go there, unless somebody
+                // may be writing to it where it is.
+                Err(Errno::EXDEV) if part.branch.index() > 0 && node.open_files().is_empty() => {
+                    most = part.branch.index() - 1
+                }
                 // It has moved meanwhile.
                 Err(Errno::EBUSY) => {}
                 other => return other,
@@ -336,7 +374,8 @@ impl Shared {
             return Err(Errno::EBUSY);
         }
         let open = file.and_then(|file| file.inner().as_any().downcast_ref::<UnionFile>());
-        let open = open.filter(|open| open.is_of(node) && open.is_on(&part.branch)).map(|open| Arc::clone(open.present()));
+        let open =
+            open.filter(|open| open.is_of(node) && open.is_on(&part.branch)).map(|open| Arc::clone(open.present()));
         self.make(caller, parent, name, On::Branch(&part.branch), &mut |spot| {
             let making = spot.making(spot.occupied)?;
             let layer = &spot.branch.layer;

@@ -1,9 +1,11 @@
-//! Emptying a branch while the union is in use, so that it can be removed and nothing changes for users.
+//! Emptying a branch while the union is in use, so that it can be removed and nothing changes for
+//! users.
 //!
-//! Files go where the policy for new files puts them; what the branch hides (whiteouts, opaque directories) is hidden on another branch before;
-//! directories come to be on another branch with their attributes, and go from this one when nothing is left in them. Every step leaves the visible
-//! tree as it was, and what stands elsewhere for a mark or a directory is on stable storage before that goes, so that stopping, or a crash, costs
-//! nothing. What cannot go is told and stays.
+//! Files go where the policy for new files puts them; what the branch hides (whiteouts, opaque
+//! directories) is hidden on another branch before; directories come to be on another branch with
+//! their attributes, and go from this one when nothing is left in them. Every step leaves the
+//! visible tree as it was, and what stands elsewhere for a mark or a directory is on stable storage
+//! before that goes, so that stopping, or a crash, costs nothing. What cannot go is told and stays.
 
 use crate::{
     branches::Branch,
@@ -82,18 +84,26 @@ struct Drain<'a> {
 }
 
 impl Control {
-    /// Moves everything off a branch that can go; from then on nothing new is put there, until [`Control::modify`] says otherwise. `progress` is
-    /// called for each piece and answers whether to go on.
+    /// Moves everything off a branch that can go; from then on nothing new is put there, until
+    /// [`Control::modify`] says otherwise. `progress` is called for each piece and answers whether
+    /// to go on.
     ///
     /// # Errors
-    /// ENOENT where there is no such branch; EINVAL where it is read-only, or no other branch takes files; EBUSY where it is never idle.
-    pub fn drain(&self, slot: u8, progress: &mut dyn FnMut(&DrainProgress) -> bool) -> Result<DrainReport, ChangeError> {
+    /// ENOENT where there is no such branch; EINVAL where it is read-only, or no other branch takes
+    /// files; EBUSY where it is never idle.
+    pub fn drain(
+        &self,
+        slot: u8,
+        progress: &mut dyn FnMut(&DrainProgress) -> bool,
+    ) -> Result<DrainReport, ChangeError> {
         let branch = {
             let _slots = self.shared.changing.lock();
             let branch = self.shared.in_slot(slot)?;
             let name = branch.name.display();
             if !branch.is_writable() {
-                let text = format!("{name} is read-only: nothing can be moved off it, and nothing has to be before it is removed");
+                let text = format!(
+                    "{name} is read-only: nothing can be moved off it, and nothing has to be before it is removed"
+                );
                 return Err(ChangeError::new(Errno::EINVAL, text));
             }
             if !self.shared.branches().iter().any(|other| other.slot != slot && other.creates()) {
@@ -105,7 +115,8 @@ impl Control {
             branch.set_draining(true);
             branch
         };
-        let mut drain = Drain { shared: &self.shared, branch, report: DrainReport::default(), scans: Scans::default(), progress };
+        let mut drain =
+            Drain { shared: &self.shared, branch, report: DrainReport::default(), scans: Scans::default(), progress };
         drain.run();
         Ok(drain.report)
     }
@@ -116,7 +127,10 @@ impl Drain<'_> {
         {
             let _branches = self.shared.gate.read();
             if let Err(error) = self.shared.finish_moves() {
-                self.stays(crate::work::LINKS.to_vec(), format!("what was interrupted earlier cannot be ended: {error}"));
+                self.stays(
+                    crate::work::LINKS.to_vec(),
+                    format!("what was interrupted earlier cannot be ended: {error}"),
+                );
             }
         }
         let root = Arc::clone(&self.shared.root);
@@ -171,7 +185,8 @@ impl Drain<'_> {
     fn count(&self, id: FileId) -> Result<()> {
         let _branches = self.shared.gate.read();
         let branches = self.shared.branches();
-        let other = branches.iter().find(|other| other.creates() && other.slot != self.branch.slot).ok_or(Errno::EROFS)?;
+        let other =
+            branches.iter().find(|other| other.creates() && other.slot != self.branch.slot).ok_or(Errno::EROFS)?;
         self.shared.links.move_counter(id, other)
     }
 
@@ -187,7 +202,10 @@ impl Drain<'_> {
         self.shared.node_on(directory, name, &self.branch)
     }
 
-    #[expect(clippy::disallowed_methods, reason = "doors close files, and others change the branches: neither tells when it is done")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "doors close files, and others change the branches: neither tells when it is done"
+    )]
     fn file(&mut self, node: &Arc<UnionNode>) {
         let path = node.path().unwrap_or_else(|| crate::work::LINKS.to_vec());
         let mut last = Stay::Changed;
@@ -195,8 +213,12 @@ impl Drain<'_> {
         while attempt < ATTEMPTS {
             let (moved, stop) = {
                 let _branches = self.shared.gate.read();
-                let mut told =
-                    DrainProgress { moved: self.report.moved, bytes: self.report.bytes, left: self.report.left, path: path.clone() };
+                let mut told = DrainProgress {
+                    moved: self.report.moved,
+                    bytes: self.report.bytes,
+                    left: self.report.left,
+                    path: path.clone(),
+                };
                 let mut stop = !(self.progress)(&told);
                 let mut pace = |bytes: u64| {
                     told.bytes += bytes;
@@ -221,7 +243,11 @@ impl Drain<'_> {
                     std::thread::sleep(REST);
                     continue;
                 }
-                Err(Stay::Changed) if node.is_gone() || !node.top().is_ok_and(|top| top.branch.slot == self.branch.slot) => return,
+                Err(Stay::Changed)
+                    if node.is_gone() || !node.top().is_ok_and(|top| top.branch.slot == self.branch.slot) =>
+                {
+                    return;
+                }
                 Err(why @ (Stay::Open | Stay::InUse | Stay::Changed)) => {
                     last = why;
                     if !self.shared.tell(&Invalidation::Content { id: node.id }) {
@@ -301,7 +327,15 @@ struct There {
 }
 
 impl Present for There {
-    fn present(&mut self, source: Option<usize>, name: Name<'_>, _: u64, kind: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+    fn present(
+        &mut self,
+        source: Option<usize>,
+        name: Name<'_>,
+        _: u64,
+        kind: Option<Kind>,
+        _: Option<Entry>,
+        _: u64,
+    ) -> Result<bool> {
         if self.home == source || kind.is_none_or(|kind| kind == Kind::Directory) {
             self.names.push(name.bytes().to_vec());
         }
@@ -333,7 +367,12 @@ impl DirSink for Marked {
 
 impl Shared {
     /// A name of a directory, if any of it is on a branch.
-    pub(crate) fn node_on(&self, directory: &Arc<UnionNode>, name: &[u8], branch: &Branch) -> Result<Option<Arc<UnionNode>>> {
+    pub(crate) fn node_on(
+        &self,
+        directory: &Arc<UnionNode>,
+        name: &[u8],
+        branch: &Branch,
+    ) -> Result<Option<Arc<UnionNode>>> {
         self.renew(directory)?;
         let _names = directory.names.read();
         let Some(found) = self.sight(&OWN, &directory.view(), Name::new(name)?)?.found else { return Ok(None) };
@@ -349,7 +388,8 @@ impl Shared {
         let marks = parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
         let home = parts.iter().position(|part| part.branch.slot == branch.slot);
         let mut there = There { home, names: Vec::new() };
-        let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
+        let request =
+            Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
         self.listings.list(&marks, &request, &sources, &mut there)?;
         Ok(there.names)
     }
@@ -393,7 +433,8 @@ impl Shared {
         Ok(self.sight_from(&OWN, &parent.view(), name, branch.index().saturating_add(1))?.found)
     }
 
-    /// Where a branch makes a directory opaque, a branch below it does so from now on if one can, so that what goes there can be seen.
+    /// Where a branch makes a directory opaque, a branch below it does so from now on if one can,
+    /// so that what goes there can be seen.
     fn pass_opacity_on(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         let Some(place) = directory.place() else { return Ok(()) };
         let Some(part) = directory.part_on(branch) else { return Ok(()) };
@@ -407,10 +448,15 @@ impl Shared {
             self.below(&place.parent, name, branch)?
         };
         if let Some(below) = below.as_ref().filter(|below| below.is_directory()) {
-            // Nothing of this name is on a branch in between, and perhaps nothing but marks on the next one: what an earlier attempt has left.
+            // Nothing of this name is on a branch in between, and perhaps nothing but marks on the
+            // next one: what an earlier attempt has left.
             let next = below.top()?;
             let between = branch.index().saturating_add(1)..next.branch.index();
-            let other = self.branches().iter().find(|other| other.creates() && between.contains(&other.index())).map(Arc::clone);
+            let other = self
+                .branches()
+                .iter()
+                .find(|other| other.creates() && between.contains(&other.index()))
+                .map(Arc::clone);
             let is_begun = next.branch.creates() && next.redirect == Redirect::None && holds_marks_only(next)?;
             let other = other.or_else(|| is_begun.then(|| Arc::clone(&next.branch)));
             // Else the part above becomes opaque, once nothing is left in this one.
@@ -428,8 +474,8 @@ impl Shared {
         self.look_again(directory)
     }
 
-    /// Where a whiteout beside the name ends a directory on a writable branch below, the directory comes to be beside it, where it is opaque: what is to
-    /// go there can be seen then.
+    /// Where a whiteout beside the name ends a directory on a writable branch below, the directory
+    /// comes to be beside it, where it is opaque: what is to go there can be seen then.
     fn reach_over(&self, directory: &Arc<UnionNode>, part: &Part, name: Name<'_>) -> Result<()> {
         let place = directory.place().ok_or(Errno::ENOENT)?;
         let whiteout = {
@@ -477,7 +523,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether it is this branch's whiteout that hides a name: then the highest branch that has it. A directory above it ends by itself from now on.
+    /// Whether it is this branch's whiteout that hides a name: then the highest branch that has it.
+    /// A directory above it ends by itself from now on.
     fn hides(&self, directory: &UnionNode, branch: &Branch, name: Name<'_>) -> Result<Option<usize>> {
         let view = directory.view();
         let sight = self.sight(&OWN, &view, name)?;
@@ -487,7 +534,9 @@ impl Shared {
             None if sight.whiteout == Some(branch.index()) => below.top().map(|top| Some(top.branch.index())),
             // A directory above would go on below.
             Some(found) if found.is_directory() && below.is_directory() => {
-                let Some(last) = found.parts.last().filter(|last| last.branch.index() < branch.index()) else { return Ok(None) };
+                let Some(last) = found.parts.last().filter(|last| last.branch.index() < branch.index()) else {
+                    return Ok(None);
+                };
                 let home = directory.part_on(&last.branch).ok_or(Errno::ESTALE)?;
                 if last.redirect == Redirect::None {
                     if !self.is_opaque(&home, last, name)? {
@@ -506,7 +555,8 @@ impl Shared {
         }
     }
 
-    /// Takes a directory off a branch, if nothing is left in it there. The tree that users see stays as it is.
+    /// Takes a directory off a branch, if nothing is left in it there. The tree that users see
+    /// stays as it is.
     fn take_off(self: &Arc<Shared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         let is_root = Arc::ptr_eq(directory, &self.root);
         for _ in 0..ATTEMPTS {
@@ -627,8 +677,9 @@ impl Shared {
         Ok(true)
     }
 
-    /// Puts the other parts of a directory on stable storage, with the marks and attributes that stand there for what goes with this one. All of them:
-    /// an earlier attempt may have ended before it came to this.
+    /// Puts the other parts of a directory on stable storage, with the marks and attributes that
+    /// stand there for what goes with this one. All of them: an earlier attempt may have ended
+    /// before it came to this.
     fn sync_elsewhere(&self, parts: &[Part], part: &Part) -> Result<()> {
         for other in parts.iter().filter(|other| other.branch.slot != part.branch.slot && other.branch.is_writable()) {
             self.make_durable(&other.branch, &other.node)?;

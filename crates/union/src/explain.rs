@@ -1,7 +1,7 @@
 //! Where a path is on the branches, where it would go, and why: for people who ask.
 //!
-//! Called by commands, never by operations. The decision is made by the very functions that operations use; nothing is changed, and no turn
-//! is taken.
+//! Called by commands, never by operations. The decision is made by the very functions that
+//! operations use; nothing is changed, and no turn is taken.
 
 use crate::{
     marks::Seen,
@@ -32,7 +32,8 @@ pub struct Report {
     pub here: Vec<(usize, Presence)>,
     /// What decides, as the user wrote it (`create=mfs:30`, `route=*.iso`, `cpup=tdp`).
     pub rule: String,
-    /// What it decides: for a file that exists, where it would be changed; else where it would be created.
+    /// What it decides: for a file that exists, where it would be changed; else where it would be
+    /// created.
     pub next: Explanation,
 }
 
@@ -56,10 +57,12 @@ impl Report {
 }
 
 impl Union {
-    /// Explains a path, names divided by slashes from the union's top. `directory` says what would be made where there is nothing.
+    /// Explains a path, names divided by slashes from the union's top. `directory` says what would
+    /// be made where there is nothing.
     ///
     /// # Errors
-    /// ENOENT or ENOTDIR where the way there ends, EINVAL for the top itself, and what the branches say.
+    /// ENOENT or ENOTDIR where the way there ends, EINVAL for the top itself, and what the branches
+    /// say.
     pub fn explain(&self, path: &[u8], directory: bool) -> Result<Report> {
         let shared = self.shared();
         let mut parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
@@ -89,7 +92,10 @@ impl Shared {
                         let refused = others.map(|other| (other, "the route leads elsewhere".to_owned())).collect();
                         return Ok(Report { here, rule, next: Explanation { chosen: Ok(branch), because, refused } });
                     }
-                    (format!("{rule} (nothing can be put there now), create={}", self.options.create), self.options.create)
+                    (
+                        format!("{rule} (nothing can be put there now), create={}", self.options.create),
+                        self.options.create,
+                    )
                 }
                 None => (format!("create={}", self.options.create), self.options.create),
             };
@@ -122,7 +128,9 @@ impl Shared {
                         (false, false) => Presence::Shown,
                     };
                     here.push((branch.index(), presence));
-                    let opaque = is_directory && branch.reads_marks() && branch.marks().opacity(&*branch.layer, &entry.node)?.opaque;
+                    let opaque = is_directory
+                        && branch.reads_marks()
+                        && branch.marks().opacity(&*branch.layer, &entry.node)?.opaque;
                     (ended, merging) = (ended || !is_directory || opaque, true);
                 }
             }

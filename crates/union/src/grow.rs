@@ -1,8 +1,9 @@
 //! Making a directory exist on one more branch: its parents first, attributes only.
 //!
-//! Called before anything is created, hidden or copied to a branch where the directory is not yet. The whole chain is walked with the tree lock
-//! held, so no directory moves meanwhile. A new directory is built in the work directory and put in its place by one rename, which is durable before
-//! anything comes to be in it.
+//! Called before anything is created, hidden or copied to a branch where the directory is not yet.
+//! The whole chain is walked with the tree lock held, so no directory moves meanwhile. A new
+//! directory is built in the work directory and put in its place by one rename, which is durable
+//! before anything comes to be in it.
 
 use crate::{
     branches::Branch,
@@ -19,7 +20,8 @@ impl Shared {
     /// The part of a directory on a branch, made where it is missing.
     ///
     /// # Errors
-    /// ENOENT where the directory has been removed, EROFS where the branch is not writable, and what the storage says.
+    /// ENOENT where the directory has been removed, EROFS where the branch is not writable, and
+    /// what the storage says.
     pub(crate) fn grow(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<Part> {
         if let Some(part) = directory.part_on(branch) {
             return Ok(part);
@@ -70,7 +72,8 @@ impl Shared {
                 tracing::warn!(branch = branch.index(), error = ?left, "a temporary directory stays in the work directory until the next start");
             }
             // Somebody else has made it, or a step after the last one failed when we did.
-            let existing = if error == Errno::EEXIST { layer.lookup(&OWN, &parent.node, name)? } else { return Err(error) };
+            let existing =
+                if error == Errno::EEXIST { layer.lookup(&OWN, &parent.node, name)? } else { return Err(error) };
             if existing.attr.kind != Kind::Directory {
                 return Err(Errno::ESTALE);
             }
@@ -79,7 +82,8 @@ impl Shared {
             node.grow(part.clone());
             return Ok(part);
         }
-        // Whoever makes durable what comes to be in it need not ask for directories that were there before.
+        // Whoever makes durable what comes to be in it need not ask for directories that were there
+        // before.
         self.make_durable(branch, &parent.node)?;
         node.grow(part.clone());
         self.listings.forget(place.parent.id);
@@ -162,7 +166,8 @@ impl Shared {
         Ok(branch.creates() && (least == 0 || self.space(branch, Hold::DEFAULT)?.free >= least))
     }
 
-    /// What a route says of a name, and the route's pattern; nothing where there are no routes, so that nobody needs paths.
+    /// What a route says of a name, and the route's pattern; nothing where there are no routes, so
+    /// that nobody needs paths.
     pub(crate) fn way(&self, parent: &UnionNode, name: Option<Name<'_>>) -> Option<(Way, String)> {
         let routes = self.routes.load();
         if routes.is_empty() {
@@ -181,7 +186,9 @@ impl Shared {
     }
 
     fn space(&self, branch: &Branch, hold: Hold) -> Result<Space> {
-        self.space.get(usize::from(branch.slot), self.started.elapsed(), hold.duration(), || branch.layer.statfs(&OWN, &branch.root))
+        self.space.get(usize::from(branch.slot), self.started.elapsed(), hold.duration(), || {
+            branch.layer.statfs(&OWN, &branch.root)
+        })
     }
 
     /// What a policy for something new wants to see.
@@ -208,7 +215,8 @@ impl Shared {
         Ok(views)
     }
 
-    /// How much of a directory's path each branch has: the directory itself, its parent, and so on up to the root, which all have.
+    /// How much of a directory's path each branch has: the directory itself, its parent, and so on
+    /// up to the root, which all have.
     fn fill_depths(&self, parent: &Arc<UnionNode>, views: &mut [BranchView]) {
         let mut way = vec![Arc::clone(parent)];
         while let Some(above) = way.last().and_then(|last| last.place()).map(|place| place.parent) {

@@ -1,11 +1,14 @@
-//! Which number a file has: `st_ino` for users, [`FileId`] for doors. Stable over copy-up, rename and remount.
+//! Which number a file has: `st_ino` for users, [`FileId`] for doors. Stable over copy-up, rename
+//! and remount.
 //!
-//! A file's number is that of its origin: (index of the branch's file system, inode number), 8 and 56 bits. A copy carries the number
-//! of its origin in an extended attribute that also names the copy itself, so that a mere copy of the attribute means nothing. Inode numbers
-//! that need more bits get a number of this mount.
+//! A file's number is that of its origin: (index of the branch's file system, inode number), 8 and
+//! 56 bits. A copy carries the number of its origin in an extended attribute that also names the
+//! copy itself, so that a mere copy of the attribute means nothing. Inode numbers that need more
+//! bits get a number of this mount.
 //!
-//! Indexes are given anew by each mount, so what is written down has a mark of the branch instead ([`Identities::written`]): a digest of its top
-//! directory's inode number and birth, which stays the same wherever the branch stands in the list. What cannot be told apart so (snapshots, file
+//! Indexes are given anew by each mount, so what is written down has a mark of the branch instead
+//! ([`Identities::written`]): a digest of its top directory's inode number and birth, which stays
+//! the same wherever the branch stands in the list. What cannot be told apart so (snapshots, file
 //! systems without times of birth) gets a mark that only this mount knows.
 
 use crate::{branches::Branch, marks::Namespace, union::OWN};
@@ -21,7 +24,8 @@ const OVERFLOW: u64 = 0xff;
 const OWN_NUMBER: u64 = 1 << (BITS - 1);
 /// The union shows one file system.
 const FS: u64 = 0;
-/// `version mark-of-branch origin-number origin-generation own-number own-generation`, little-endian numbers of 64 bits.
+/// `version mark-of-branch origin-number origin-generation own-number own-generation`,
+/// little-endian numbers of 64 bits.
 const LENGTH: usize = 6 * 8;
 const VERSION: u64 = 2;
 
@@ -48,7 +52,8 @@ impl Default for Identities {
     #[expect(clippy::disallowed_methods, reason = "marks that no other mount has; nothing has to be guessed")]
     fn default() -> Identities {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let nonce = mix(u64::try_from(now & u128::from(u64::MAX)).unwrap_or_default() ^ u64::from(std::process::id()) << 32);
+        let nonce =
+            mix(u64::try_from(now & u128::from(u64::MAX)).unwrap_or_default() ^ u64::from(std::process::id()) << 32);
         Identities { file_systems: RwLock::default(), large: Mutex::default(), nonce }
     }
 }
@@ -126,21 +131,28 @@ impl Identities {
     /// A number as it is written down.
     pub(crate) fn written(&self, id: FileId) -> Written {
         let index = id.ino >> BITS;
-        let known =
-            usize::try_from(index).ok().and_then(|index| self.file_systems.read().get(index).and_then(|one| one.marks.first().copied()));
+        let known = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.file_systems.read().get(index).and_then(|one| one.marks.first().copied()));
         (known.unwrap_or_else(|| self.passing(index)), id.ino & ((1 << BITS) - 1), id.generation)
     }
 
     /// The number that was written down so; `None` where no present branch has that mark.
     pub(crate) fn read(&self, (mark, ino, generation): Written) -> Option<FileId> {
-        let known = self.file_systems.read().iter().position(|one| one.marks.contains(&mark)).and_then(|index| u64::try_from(index).ok());
+        let known = self
+            .file_systems
+            .read()
+            .iter()
+            .position(|one| one.marks.contains(&mark))
+            .and_then(|index| u64::try_from(index).ok());
         let passing = || (0..=OVERFLOW).find(|index| self.passing(*index) == mark);
         let index = known.or_else(passing)?;
         Some(FileId { fs: FS, ino: index << BITS | ino & ((1 << BITS) - 1), generation })
     }
 }
 
-/// A number of this mount that no file has, nor gets by its number on a branch; `count` is another one for each.
+/// A number of this mount that no file has, nor gets by its number on a branch; `count` is another
+/// one for each.
 pub(crate) fn of_its_own(count: u64) -> FileId {
     FileId { fs: FS, ino: OVERFLOW << BITS | OWN_NUMBER | count, generation: 0 }
 }
@@ -152,7 +164,8 @@ fn attribute(branch: &Branch) -> &'static [u8] {
     }
 }
 
-/// The origin that a copy names; `None` where it names none or one that no present branch has, or where the attribute was written for another file.
+/// The origin that a copy names; `None` where it names none or one that no present branch has, or
+/// where the attribute was written for another file.
 ///
 /// # Errors
 /// What the storage says, but that it knows no such attribute.
@@ -160,7 +173,9 @@ pub(crate) fn origin(identities: &Identities, branch: &Branch, node: &Node, id: 
     let mut value = [0; LENGTH];
     match branch.layer.getxattr(&OWN, node, attribute(branch), &mut value) {
         Ok(LENGTH) => {}
-        Ok(_) | Err(Errno::ERANGE | Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => return Ok(None),
+        Ok(_) | Err(Errno::ERANGE | Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => {
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     }
     let mut numbers = value.chunks_exact(8).filter_map(|bytes| bytes.try_into().ok().map(u64::from_le_bytes));
@@ -170,21 +185,31 @@ pub(crate) fn origin(identities: &Identities, branch: &Branch, node: &Node, id: 
     Ok(if is_its_own { identities.read((mark, ino, generation)) } else { None })
 }
 
-/// Writes the origin of a copy. Where the storage cannot keep it, the number changes with the next mount: that is no reason to refuse a write.
+/// Writes the origin of a copy. Where the storage cannot keep it, the number changes with the next
+/// mount: that is no reason to refuse a write.
 ///
 /// # Errors
 /// ENOSPC, EIO and their like.
-pub(crate) fn set_origin(identities: &Identities, branch: &Branch, node: &Node, id: FileId, origin: FileId) -> Result<()> {
+pub(crate) fn set_origin(
+    identities: &Identities,
+    branch: &Branch,
+    node: &Node,
+    id: FileId,
+    origin: FileId,
+) -> Result<()> {
     let (mark, ino, generation) = identities.written(origin);
-    let value: Vec<u8> = [VERSION, mark, ino, generation, id.ino, id.generation].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let value: Vec<u8> = [VERSION, mark, ino, generation, id.ino, id.generation]
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect();
     match branch.layer.setxattr(&OWN, node, attribute(branch), &value, XattrFlags::default()) {
         Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => Ok(()),
         other => other,
     }
 }
 
-/// Notes that a directory holds copies, whose numbers are not those that its listing tells. Where that cannot be noted, copies in it have
-/// their own numbers after the next mount.
+/// Notes that a directory holds copies, whose numbers are not those that its listing tells. Where
+/// that cannot be noted, copies in it have their own numbers after the next mount.
 ///
 /// # Errors
 /// ENOSPC, EIO and their like.

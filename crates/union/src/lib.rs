@@ -1,20 +1,29 @@
-//! The layer `union`: several branches shown as one tree, with copy-on-write, whiteouts and placement policies.
+//! The layer `union`: several branches shown as one tree, with copy-on-write, whiteouts and
+//! placement policies.
 //!
-//! Branches are layers themselves (host directories, trees in memory, whole stacks); nothing here knows a path of the host. The parts:
-//! * `union.rs` is the layer, `node.rs` what is kept for each file, `branches.rs` a branch at work with its own directories (`work.rs`);
-//! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes what hides names, `listing.rs` merges listings;
-//! * `copy_up.rs`, `grow.rs` and `whole.rs` bring files, directories and trees to branches where they may be changed, `redirect.rs` saves that;
-//! * `relocate.rs` moves files between branches: off full ones, off those that are being drained (`drain.rs`), between tiers (`tier.rs`), and
-//!   when they are opened (`on_open.rs`); `locate.rs` tells where they are;
-//! * `linked.rs` does so with files that have several names, `moved.rs` keeps these one file meanwhile;
-//! * `per_name.rs` gives doors a file for each name, for the words of mergerfs that need it: `link_cow.rs` breaks hard links before writes;
-//! * `control.rs` changes the list of branches while operations go on, `renew.rs` what is known of files then; `sole.rs` says what users would miss
-//!   without a branch;
+//! Branches are layers themselves (host directories, trees in memory, whole stacks); nothing here
+//! knows a path of the host. The parts:
+//! * `union.rs` is the layer, `node.rs` what is kept for each file, `branches.rs` a branch at work
+//!   with its own directories (`work.rs`);
+//! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes what hides names,
+//!   `listing.rs` merges listings;
+//! * `copy_up.rs`, `grow.rs` and `whole.rs` bring files, directories and trees to branches where
+//!   they may be changed, `redirect.rs` saves that;
+//! * `relocate.rs` moves files between branches: off full ones, off those that are being drained
+//!   (`drain.rs`), between tiers (`tier.rs`), and when they are opened (`on_open.rs`); `locate.rs`
+//!   tells where they are;
+//! * `linked.rs` does so with files that have several names, `moved.rs` keeps these one file
+//!   meanwhile;
+//! * `per_name.rs` gives doors a file for each name, for the words of mergerfs that need it:
+//!   `link_cow.rs` breaks hard links before writes;
+//! * `control.rs` changes the list of branches while operations go on, `renew.rs` what is known of
+//!   files then; `sole.rs` says what users would miss without a branch;
 //! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
 //! * `check.rs` looks for what a crash has left behind;
-//! * `identity.rs` and `links.rs` keep inode numbers and hard links what they were; `watch.rs` passes on what branches notice;
-//! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` words, `policy.rs` decides where things go: all are pure;
-//!   `explain.rs` says what it would decide, and why.
+//! * `identity.rs` and `links.rs` keep inode numbers and hard links what they were; `watch.rs`
+//!   passes on what branches notice;
+//! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` words, `policy.rs` decides
+//!   where things go: all are pure; `explain.rs` says what it would decide, and why.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
@@ -60,8 +69,8 @@ mod work;
 
 pub use balance::{BalanceReport, BalanceRules};
 pub use branch::{
-    BRANCHES_MAX, BranchMode, CopyOnOpen, ParseError, Permission, XattrClasses, check_overlap, escape_path, parse_branches, parse_one,
-    parse_overlay, parse_pool, parse_size,
+    BRANCHES_MAX, BranchMode, CopyOnOpen, ParseError, Permission, XattrClasses, check_overlap, escape_path,
+    parse_branches, parse_one, parse_overlay, parse_pool, parse_size,
 };
 pub use check::{Finding, Problem};
 pub use control::{BranchStatus, ChangeError, Control};
@@ -71,8 +80,8 @@ pub use locate::{Direction, Location};
 pub use marks::{Namespace, Style};
 pub use options::{Udba, Words};
 pub use policy::{
-    BranchView, CopyUpPolicy, CreatePolicy, Explanation, Hold, Placement, PolicyState, Preference, Reach, Route, Routes, Space, SpaceCache,
-    Target, Way,
+    BranchView, CopyUpPolicy, CreatePolicy, Explanation, Hold, Placement, PolicyState, Preference, Reach, Route,
+    Routes, Space, SpaceCache, Target, Way,
 };
 pub use relocate::Stay;
 pub use tier::{Candidate, PlannedMove, Step, TierFigures, TierReport, TierRules, TierStatus, TierView, Why, plan};

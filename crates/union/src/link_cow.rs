@@ -1,7 +1,9 @@
-//! Breaking hard links before a write (mergerfs: `link-cow`): a name of a file with several gets a file of its own, and the others keep what was there.
+//! Breaking hard links before a write (mergerfs: `link-cow`): a name of a file with several gets a
+//! file of its own, and the others keep what was there.
 //!
-//! Called by `per_name.rs`, which knows the name that somebody is about to open. The file is copied as a whole, attributes with it, in the work
-//! directory, and takes the place of the name in one step: a crash leaves one of the two under it. Nothing is taken from the other names, whatever
+//! Called by `per_name.rs`, which knows the name that somebody is about to open. The file is copied
+//! as a whole, attributes with it, in the work directory, and takes the place of the name in one
+//! step: a crash leaves one of the two under it. Nothing is taken from the other names, whatever
 //! goes wrong, so that a name that turns out to be the wrong one costs space alone.
 
 use crate::{
@@ -27,7 +29,8 @@ enum Outcome {
 }
 
 impl Shared {
-    /// Gives a name a file of its own where it leads to a file with several names. Answers whether the name leads to another file than `node` now.
+    /// Gives a name a file of its own where it leads to a file with several names. Answers whether
+    /// the name leads to another file than `node` now.
     ///
     /// # Errors
     /// EROFS where nothing can be put, ENOSPC and what else the storages say.
@@ -45,7 +48,8 @@ impl Shared {
                 }
                 Ok(Outcome::Elsewhere) => return Ok(true),
                 Ok(Outcome::Alone) => return Ok(false),
-                // The branch knows the file by a name that has just been taken from it; it learns this one when that is looked up.
+                // The branch knows the file by a name that has just been taken from it; it learns
+                // this one when that is looked up.
                 Ok(Outcome::Again) | Err(Errno::ESTALE) => {}
                 Err(error) => return Err(error),
             }
@@ -58,11 +62,18 @@ impl Shared {
         if parent.is_gone() {
             return Ok(None);
         }
-        let Some(found) = self.sight(&OWN, &parent.view(), name)?.found.filter(|found| found.kind == node.kind) else { return Ok(None) };
+        let Some(found) = self.sight(&OWN, &parent.view(), name)?.found.filter(|found| found.kind == node.kind) else {
+            return Ok(None);
+        };
         Ok(Arc::ptr_eq(&self.node_of(found.clone())?, node).then_some(found))
     }
 
-    fn try_to_break(self: &Arc<Shared>, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<Outcome> {
+    fn try_to_break(
+        self: &Arc<Shared>,
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
+        node: &Arc<UnionNode>,
+    ) -> Result<Outcome> {
         // All that takes names from the file holds this.
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
@@ -101,7 +112,13 @@ impl Shared {
     }
 
     /// The last step: the copy takes the place of the name.
-    fn put_another(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>, built: &Built) -> Result<Outcome> {
+    fn put_another(
+        &self,
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
+        node: &Arc<UnionNode>,
+        built: &Built,
+    ) -> Result<Outcome> {
         let target = &built.branch;
         let _unlisted = parent.listing.write();
         let _names = parent.names.write();
@@ -116,7 +133,11 @@ impl Shared {
             move_in(&**layer, from, (&home.node, name))?;
         }
         if let Err(error) = self.name_is_gone((parent, name), node, found.top()?, found.attr.nlink, target) {
-            tracing::warn!(branch = target.index(), ?error, "a file still counts a name that has been given another one");
+            tracing::warn!(
+                branch = target.index(),
+                ?error,
+                "a file still counts a name that has been given another one"
+            );
         }
         Ok(Outcome::Broken)
     }

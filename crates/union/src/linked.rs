@@ -1,8 +1,10 @@
 //! Moving a file with several names to another branch: all names together, or none.
 //!
-//! Called where `relocate.rs` says that a file has several names, by drains, tiers and commands. The names are found by a look at the whole branch, which
-//! serves all files of one run; what it says is verified with everything held. A file stays where it is as long as a name of it is not to be seen
-//! in the union: outside of the branch's directory, or hidden by a branch above. How names change branches is told in `moved.rs`.
+//! Called where `relocate.rs` says that a file has several names, by drains, tiers and commands.
+//! The names are found by a look at the whole branch, which serves all files of one run; what it
+//! says is verified with everything held. A file stays where it is as long as a name of it is not
+//! to be seen in the union: outside of the branch's directory, or hidden by a branch above. How
+//! names change branches is told in `moved.rs`.
 
 use crate::{
     branches::Branch,
@@ -72,11 +74,16 @@ impl DirSink for Page {
 }
 
 impl LinkScan {
-    /// Looks a branch over, for all files or for one by its own number; `None` where `go_on` said no.
+    /// Looks a branch over, for all files or for one by its own number; `None` where `go_on` said
+    /// no.
     ///
     /// # Errors
     /// What the storage says.
-    pub(crate) fn of(branch: &Branch, only: Option<(&Identities, FileId)>, go_on: &mut dyn FnMut() -> bool) -> Result<Option<LinkScan>> {
+    pub(crate) fn of(
+        branch: &Branch,
+        only: Option<(&Identities, FileId)>,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<LinkScan>> {
         let mut scan = LinkScan::default();
         let mut waiting = vec![(branch.root.clone(), Vec::new())];
         let mut page = Page::default();
@@ -194,7 +201,9 @@ impl Shared {
         }
         let built = self.build_at_leisure(node, (&top, &attr), &target, pace)?;
         let counted = below.map_or(Ok(()), |below| write_count(&target, &built.part.node, below));
-        let moved = counted.map_err(Stay::from).and_then(|()| self.switch_all(node, &homes, (&top, &attr, changes), &built, below));
+        let moved = counted
+            .map_err(Stay::from)
+            .and_then(|()| self.switch_all(node, &homes, (&top, &attr, changes), &built, below));
         if moved.is_err() {
             self.discard(&built);
         }
@@ -226,14 +235,20 @@ impl Shared {
     }
 
     /// All names of a file, if each one is seen.
-    fn homes(&self, (top, attr): (&Part, &Attr), scan: &LinkScan, indexed: bool) -> std::result::Result<Vec<Home>, Stay> {
+    fn homes(
+        &self,
+        (top, attr): (&Part, &Attr),
+        scan: &LinkScan,
+        indexed: bool,
+    ) -> std::result::Result<Vec<Home>, Stay> {
         let none = Vec::new();
         let paths = scan.names.get(&top.id).unwrap_or(&none);
         let total = attr.nlink.saturating_sub(u32::from(indexed));
         let mut homes = Vec::new();
         for path in paths.iter().take(TOGETHER) {
             let Some(home) = self.home_of(path)? else { continue };
-            let is_plain = std::iter::successors(Some(Arc::clone(&home.parent)), |at| at.place().map(|place| place.parent));
+            let is_plain =
+                std::iter::successors(Some(Arc::clone(&home.parent)), |at| at.place().map(|place| place.parent));
             if is_plain.into_iter().any(|at| at.is_redirected()) {
                 continue;
             }
@@ -246,7 +261,11 @@ impl Shared {
             }
         }
         let here = u32::try_from(homes.len()).unwrap_or(u32::MAX);
-        if here == total { Ok(homes) } else { Err(Stay::Elsewhere { names: total, outside: total.saturating_sub(here) }) }
+        if here == total {
+            Ok(homes)
+        } else {
+            Err(Stay::Elsewhere { names: total, outside: total.saturating_sub(here) })
+        }
     }
 
     /// Whether a name shows a part. The names of its directory are held.
@@ -257,7 +276,14 @@ impl Shared {
     }
 
     /// The branch to which all names can go.
-    fn target_of_all(&self, homes: &[Home], top: &Part, goal: &Goal, attr: &Attr, indexed: bool) -> std::result::Result<Arc<Branch>, Stay> {
+    fn target_of_all(
+        &self,
+        homes: &[Home],
+        top: &Part,
+        goal: &Goal,
+        attr: &Attr,
+        indexed: bool,
+    ) -> std::result::Result<Arc<Branch>, Stay> {
         let mut limit = self.branches().len().saturating_sub(1);
         for home in homes {
             let place = Place { parent: Arc::clone(&home.parent), name: home.name.clone().into() };
@@ -265,13 +291,17 @@ impl Shared {
         }
         if indexed {
             // Names on read-only branches show only copies above them.
-            let below =
-                self.branches().iter().find(|branch| branch.index() > top.branch.index() && !branch.is_writable()).map(|low| low.index());
+            let below = self
+                .branches()
+                .iter()
+                .find(|branch| branch.index() > top.branch.index() && !branch.is_writable())
+                .map(|low| low.index());
             limit = below.map_or(limit, |below| limit.min(below.saturating_sub(1)));
         }
         let fits = |branch: &Arc<Branch>| Ok::<_, Errno>(self.room(branch)? > attr.size);
         if let Goal::Branch(branch) = goal {
-            let seen = branch.slot != top.branch.slot && branch.is_member() && branch.index() <= limit && branch.is_writable();
+            let seen =
+                branch.slot != top.branch.slot && branch.is_member() && branch.index() <= limit && branch.is_writable();
             return if seen && fits(branch)? { Ok(Arc::clone(branch)) } else { Err(Stay::NoRoom) };
         }
         if let Some(home) = homes.first()

@@ -1,11 +1,15 @@
-//! The hard-link index: files with several names on a read-only branch, of which not all have been copied up.
+//! The hard-link index: files with several names on a read-only branch, of which not all have been
+//! copied up.
 //!
-//! When the first name is copied up, the copy also gets a name in the index of its branch, made of the file's number; look-ups that come to
-//! one of the other names below show the copy. What users see as the count of links is the copy's own, without the index, plus the names
-//! below that are still visible, which an extended attribute of the copy counts. While nothing is copied, an empty file `NUMBER.n` carries
-//! that count if names below have been removed. Called with the `names` lock of the directory held in which a name changes. Invariants:
+//! When the first name is copied up, the copy also gets a name in the index of its branch, made of
+//! the file's number; look-ups that come to one of the other names below show the copy. What users
+//! see as the count of links is the copy's own, without the index, plus the names below that are
+//! still visible, which an extended attribute of the copy counts. While nothing is copied, an empty
+//! file `NUMBER.n` carries that count if names below have been removed. Called with the `names`
+//! lock of the directory held in which a name changes. Invariants:
 //! * an entry exists before the first name above is made, and goes when no name below is left;
-//! * the count may be too high after a crash, never too low: an entry that is needed is not removed.
+//! * the count may be too high after a crash, never too low: an entry that is needed is not
+//!   removed.
 
 use crate::{
     branches::Branch,
@@ -33,7 +37,8 @@ struct Record {
     copy: Option<Part>,
     /// The copy's name in the index of its branch.
     copy_entry: Vec<u8>,
-    /// Names below that are still visible and lead to the file; with `counts_all`, all visible names.
+    /// Names below that are still visible and lead to the file; with `counts_all`, all visible
+    /// names.
     below: u32,
     counts_all: bool,
 }
@@ -113,10 +118,17 @@ impl DirSink for Names {
 impl Links {
     /// An empty one.
     pub(crate) fn new(identities: Arc<Identities>) -> Links {
-        Links { identities, records: RwLock::default(), writable: Mutex::default(), changing: Mutex::default(), moved: Moved::default() }
+        Links {
+            identities,
+            records: RwLock::default(),
+            writable: Mutex::default(),
+            changing: Mutex::default(),
+            moved: Moved::default(),
+        }
     }
 
-    /// The name of an entry: the number as it is written down, so that it means the same file wherever its branch stands in the list.
+    /// The name of an entry: the number as it is written down, so that it means the same file
+    /// wherever its branch stands in the list.
     fn entry_name(&self, id: FileId, counts_only: bool) -> Vec<u8> {
         let mut name = entry_of(&self.identities, id);
         name.extend_from_slice(if counts_only { COUNTER } else { "" }.as_bytes());
@@ -178,7 +190,14 @@ impl Links {
         Ok(())
     }
 
-    fn load_one(&self, branch: &Arc<Branch>, directory: &Node, name: Name<'_>, id: FileId, counts_only: bool) -> Result<()> {
+    fn load_one(
+        &self,
+        branch: &Arc<Branch>,
+        directory: &Node,
+        name: Name<'_>,
+        id: FileId,
+        counts_only: bool,
+    ) -> Result<()> {
         let found = match branch.layer.lookup(&OWN, directory, name) {
             Err(Errno::ENOENT) => return Ok(()),
             other => other?,
@@ -202,7 +221,14 @@ impl Links {
                 let entry = name.bytes().to_vec();
                 records.insert(
                     id,
-                    Record { copy_entry: entry.clone(), entry, branch: Arc::clone(branch), copy, below, counts_all: counts_only },
+                    Record {
+                        copy_entry: entry.clone(),
+                        entry,
+                        branch: Arc::clone(branch),
+                        copy,
+                        below,
+                        counts_all: counts_only,
+                    },
                 );
             }
         }
@@ -214,10 +240,12 @@ impl Links {
     /// # Errors
     /// What the storage says.
     pub(crate) fn copy(&self, id: FileId, below: usize) -> Result<Option<Part>> {
-        let known = self.records.read().get(&id).and_then(|record| Some((record.copy.clone()?, record.copy_entry.clone())));
+        let known =
+            self.records.read().get(&id).and_then(|record| Some((record.copy.clone()?, record.copy_entry.clone())));
         let Some((copy, entry)) = known.filter(|(copy, _)| copy.branch.index() < below) else { return Ok(None) };
-        // Looked up anew by its name in the index, which lasts: the names that the kept one has learned may be gone, and layers believe what they are
-        // told of a file that has just been found.
+        // Looked up anew by its name in the index, which lasts: the names that the kept one has
+        // learned may be gone, and layers believe what they are told of a file that has just been
+        // found.
         match copy.branch.layer.lookup(&OWN, links_of(&copy.branch)?, Name::new(&entry)?) {
             Ok(found) if found.attr.id == copy.id => Ok(Some(Part::new(&copy.branch, found.node, copy.id))),
             Ok(_) | Err(Errno::ENOENT) => Ok(Some(copy)),
@@ -268,20 +296,29 @@ impl Links {
         Ok(part)
     }
 
-    /// One name below less: it has been hidden, or has become a name above. `count` is what the branch below counts, `branch` where a
-    /// counter can be kept. Answers how many are left. Where that was the last one, the file leaves the index, which may be all that leads to it: before,
-    /// `last` makes durable what came in place of the name, or a crash could leave the name with what lies below.
+    /// One name below less: it has been hidden, or has become a name above. `count` is what the
+    /// branch below counts, `branch` where a counter can be kept. Answers how many are left. Where
+    /// that was the last one, the file leaves the index, which may be all that leads to it: before,
+    /// `last` makes durable what came in place of the name, or a crash could leave the name with
+    /// what lies below.
     ///
     /// # Errors
     /// What the storage says.
-    pub(crate) fn one_less(&self, id: FileId, count: u32, branch: &Arc<Branch>, last: impl FnOnce() -> Result<()>) -> Result<u32> {
+    pub(crate) fn one_less(
+        &self,
+        id: FileId,
+        count: u32,
+        branch: &Arc<Branch>,
+        last: impl FnOnce() -> Result<()>,
+    ) -> Result<u32> {
         let _one_at_a_time = self.changing.lock();
         let known = self.records.read().get(&id).cloned();
         let (visible, (copy, copy_entry), branch) = match known {
             Some(record) if record.branch.is_writable() => return self.count_down(id, record, last),
             // A count that is read before that of the copy.
             Some(record) => {
-                let above = self.writable.lock().iter().rev().find(|above| above.index() < record.branch.index()).cloned();
+                let above =
+                    self.writable.lock().iter().rev().find(|above| above.index() < record.branch.index()).cloned();
                 let Some(above) = above else { return self.count_in_memory(id, &record) };
                 (record.visible()?, (record.copy, record.copy_entry), above)
             }
@@ -292,7 +329,9 @@ impl Links {
         if below > 0 {
             let entry = self.entry_name(id, true);
             make_counter(branch, &entry, below)?;
-            self.records.write().insert(id, Record { entry, branch: Arc::clone(branch), copy, copy_entry, below, counts_all: true });
+            self.records
+                .write()
+                .insert(id, Record { entry, branch: Arc::clone(branch), copy, copy_entry, below, counts_all: true });
         }
         Ok(below)
     }
@@ -333,11 +372,18 @@ impl Links {
         kept.map(|(id, record)| (*id, record.branch.index(), record.below)).collect()
     }
 
-    /// Lowers a count that is too high, unless it has changed since; answers whether it has been done. `last` as in [`Self::one_less`].
+    /// Lowers a count that is too high, unless it has changed since; answers whether it has been
+    /// done. `last` as in [`Self::one_less`].
     ///
     /// # Errors
     /// What the storage says.
-    pub(crate) fn correct(&self, id: FileId, counted: u32, found: u32, last: impl FnOnce() -> Result<()>) -> Result<bool> {
+    pub(crate) fn correct(
+        &self,
+        id: FileId,
+        counted: u32,
+        found: u32,
+        last: impl FnOnce() -> Result<()>,
+    ) -> Result<bool> {
         let _one_at_a_time = self.changing.lock();
         let known = self.records.read().get(&id).cloned();
         match known {
@@ -349,16 +395,18 @@ impl Links {
         }
     }
 
-    /// The copy of a file is another one from now on; its place in the index of that branch has been taken.
+    /// The copy of a file is another one from now on; its place in the index of that branch has
+    /// been taken.
     pub(crate) fn is_now_on(&self, id: FileId, copy: &Part) {
         if let Some(record) = self.records.write().get_mut(&id) {
             record.entry = entry_of(&self.identities, id);
-            (record.branch, record.copy, record.copy_entry) = (Arc::clone(&copy.branch), Some(copy.clone()), record.entry.clone());
+            (record.branch, record.copy, record.copy_entry) =
+                (Arc::clone(&copy.branch), Some(copy.clone()), record.entry.clone());
         }
     }
 
-    /// What the index of a branch says of a file whose copy is there: `None` where it says nothing, else the names below, and whether that is all that any
-    /// index says.
+    /// What the index of a branch says of a file whose copy is there: `None` where it says nothing,
+    /// else the names below, and whether that is all that any index says.
     pub(crate) fn copy_on(&self, id: FileId, branch: &Branch) -> Option<(u32, bool)> {
         let records = self.records.read();
         let record = records.get(&id)?;
@@ -370,7 +418,8 @@ impl Links {
     pub(crate) fn records_on(&self, branch: &Branch) -> Vec<(FileId, bool)> {
         let records = self.records.read();
         let there = records.iter().filter(|(_, record)| {
-            record.branch.slot == branch.slot || record.copy.as_ref().is_some_and(|copy| copy.branch.slot == branch.slot)
+            record.branch.slot == branch.slot
+                || record.copy.as_ref().is_some_and(|copy| copy.branch.slot == branch.slot)
         });
         there.map(|(id, record)| (*id, record.counts_all && record.branch.slot == branch.slot)).collect()
     }
@@ -386,7 +435,9 @@ impl Links {
     /// What the storage says.
     pub(crate) fn move_counter(&self, id: FileId, to: &Arc<Branch>) -> Result<()> {
         let _one_at_a_time = self.changing.lock();
-        let Some(record) = self.records.read().get(&id).filter(|record| record.counts_all).cloned() else { return Ok(()) };
+        let Some(record) = self.records.read().get(&id).filter(|record| record.counts_all).cloned() else {
+            return Ok(());
+        };
         make_counter(to, &record.entry, record.below)?;
         if let Some(known) = self.records.write().get_mut(&id) {
             known.branch = Arc::clone(to);
@@ -430,7 +481,9 @@ fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
     let directory = links_of(branch)?;
     let name = Name::new(entry)?;
     let found = match branch.layer.lookup(&OWN, directory, name) {
-        Err(Errno::ENOENT) => branch.layer.create(&OWN, directory, name, 0o600, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL))?.0,
+        Err(Errno::ENOENT) => {
+            branch.layer.create(&OWN, directory, name, 0o600, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL))?.0
+        }
         other => other?,
     };
     if found.attr.kind != Kind::File {

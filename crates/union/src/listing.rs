@@ -1,10 +1,14 @@
-//! Listings over several branches: a merge that hands out names while it reads, with positions that stay good.
+//! Listings over several branches: a merge that hands out names while it reads, with positions that
+//! stay good.
 //!
-//! Called by the union's `readdir` and by whatever has to know that a directory is empty. The branches are read from the top down and their names
-//! handed out at once; what upper branches hide (names and whiteouts) is kept as a set of fixed cost per name ([`hidden`]); the last branch is only
-//! held against it, so the memory is that of the upper branches. A directory on one branch needs no set at all. A merge is kept between the calls of one
-//! listing, and what a whole listing answered is kept under a budget while nothing changes ([`merged`]). Invariants:
-//! * branches are asked about names only after a batch of names was taken, never while they hand them out;
+//! Called by the union's `readdir` and by whatever has to know that a directory is empty. The
+//! branches are read from the top down and their names handed out at once; what upper branches hide
+//! (names and whiteouts) is kept as a set of fixed cost per name ([`hidden`]); the last branch is
+//! only held against it, so the memory is that of the upper branches. A directory on one branch
+//! needs no set at all. A merge is kept between the calls of one listing, and what a whole listing
+//! answered is kept under a budget while nothing changes ([`merged`]). Invariants:
+//! * branches are asked about names only after a batch of names was taken, never while they hand
+//!   them out;
 //! * no lock is held while a branch is asked or a name handed out;
 //! * a mark hides names of lower branches alone, never one of its own branch.
 
@@ -29,7 +33,8 @@ use merged::{Merged, MergedListings};
 use nacre_vfs::{Caller, Entry, Errno, FileId, Kind, Layer, Name, Node, Result};
 use std::sync::Arc;
 
-/// What a union keeps of whole listings unless told otherwise, bytes. Not much: kernels keep listings, too, and larger ones.
+/// What a union keeps of whole listings unless told otherwise, bytes. Not much: kernels keep
+/// listings, too, and larger ones.
 pub(crate) const BUDGET: usize = 2 << 20;
 
 /// What it keeps of merges that nobody has gone on with for a while, bytes.
@@ -44,7 +49,8 @@ pub(crate) struct Source<'a> {
     pub shared: Option<&'a Arc<dyn Layer>>,
     /// The directory there.
     pub directory: &'a Node,
-    /// The branch's number in positions: 0 to 126, the same as long as the branch is part of the union, at whatever place.
+    /// The branch's number in positions: 0 to 126, the same as long as the branch is part of the
+    /// union, at whatever place.
     pub slot: u8,
     /// Whether whiteouts on this branch count.
     pub reads_marks: bool,
@@ -54,10 +60,11 @@ pub(crate) struct Source<'a> {
 
 /// Takes the names of a union's listing.
 pub(crate) trait Present {
-    /// Takes a name found first on `source`; answers false where there is no more room: the listing stops *before* this name. `None` is a branch that
-    /// has been removed since the listing began: only a look-up tells what the name means now.
-    /// `found` is the file there, looked up just now; it may be missing even where attributes were asked for (whoever needs it looks the name
-    /// up on all branches then).
+    /// Takes a name found first on `source`; answers false where there is no more room: the listing
+    /// stops *before* this name. `None` is a branch that has been removed since the listing began:
+    /// only a look-up tells what the name means now. `found` is the file there, looked up just now;
+    /// it may be missing even where attributes were asked for (whoever needs it looks the name up
+    /// on all branches then).
     ///
     /// # Errors
     /// Ends the listing with this error.
@@ -77,7 +84,8 @@ pub(crate) trait Present {
 pub(crate) struct Request<'a> {
     /// The union's directory.
     pub key: FileId,
-    /// Changes whenever one of the directories has changed; `None` where that cannot be told, so that nothing may be kept.
+    /// Changes whenever one of the directories has changed; `None` where that cannot be told, so
+    /// that nothing may be kept.
     pub token: Option<u64>,
     /// Where to go on: 0, or what [`Present::present`] was told as `next`.
     pub from: u64,
@@ -112,7 +120,13 @@ impl Listings {
     ///
     /// # Errors
     /// What the branches and `out` say.
-    pub(crate) fn list(&self, marks: &Marks, request: &Request<'_>, sources: &[Source<'_>], out: &mut dyn Present) -> Result<()> {
+    pub(crate) fn list(
+        &self,
+        marks: &Marks,
+        request: &Request<'_>,
+        sources: &[Source<'_>],
+        out: &mut dyn Present,
+    ) -> Result<()> {
         let ticket = Ticket::new(request, sources);
         let begun = if request.from == 0 { None } else { self.kept.take(&ticket, request.from) };
         let merges = sources.len() > 1 && !request.show_whiteouts;
@@ -195,14 +209,16 @@ impl Listings {
         {
             self.merged.keep(ticket.clone(), recording);
         }
-        // At the end, one more call will come that finds it so; after an error, a second attempt goes on with what was entered, which is true.
+        // At the end, one more call will come that finds it so; after an error, a second attempt
+        // goes on with what was entered, which is true.
         if ended != Ok(true) || reached != request.from {
             self.kept.keep(ticket, reached, changes, Way::Merging(Box::new(merge)));
         }
         ended.map(drop)
     }
 
-    /// Listings under way go on without the branch in this slot. No listing is being asked for meanwhile.
+    /// Listings under way go on without the branch in this slot. No listing is being asked for
+    /// meanwhile.
     pub(crate) fn branch_is_gone(&self, slot: u8) {
         self.kept.branch_is_gone(slot);
         self.forget_all();
@@ -214,14 +230,16 @@ impl Listings {
         self.merged.forget_all();
     }
 
-    /// Forgets what is kept of a directory. To be called after each change of names in it; costs next to nothing where nothing is kept.
+    /// Forgets what is kept of a directory. To be called after each change of names in it; costs
+    /// next to nothing where nothing is kept.
     pub(crate) fn forget(&self, key: FileId) {
         self.kept.names_changed();
         self.merged.forget(key);
     }
 }
 
-/// Tells sources by their place among all of the directory's, where a listing goes on with those that it began with.
+/// Tells sources by their place among all of the directory's, where a listing goes on with those
+/// that it began with.
 struct Narrowed<'a> {
     places: &'a [Option<usize>],
     out: &'a mut dyn Present,
@@ -250,13 +268,22 @@ pub(crate) fn is_empty(marks: &Marks, sources: &[Source<'_>]) -> Result<bool> {
     /// Has no room for anything.
     struct First(bool);
     impl Present for First {
-        fn present(&mut self, _: Option<usize>, _: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+        fn present(
+            &mut self,
+            _: Option<usize>,
+            _: Name<'_>,
+            _: u64,
+            _: Option<Kind>,
+            _: Option<Entry>,
+            _: u64,
+        ) -> Result<bool> {
             self.0 = true;
             Ok(false)
         }
     }
     let key = FileId { fs: 0, ino: 0, generation: 0 };
-    let request = Request { key, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
+    let request =
+        Request { key, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
     let mut first = First(false);
     let slots: Vec<u8> = sources.iter().map(|source| source.slot).collect();
     let sources: Vec<Option<Source<'_>>> = sources.iter().copied().map(Some).collect();

@@ -1,7 +1,9 @@
-//! Where a file is: for people and programs who ask by path, or by reading an extended attribute of the file.
+//! Where a file is: for people and programs who ask by path, or by reading an extended attribute of
+//! the file.
 //!
-//! The attributes are made up when they are read, and not listed, so that nobody copies them along. `user.nacre.pin` alone can be set: it keeps the
-//! file on its branch when tiers are balanced, and is kept on the branch under the union's own name.
+//! The attributes are made up when they are read, and not listed, so that nobody copies them along.
+//! `user.nacre.pin` alone can be set: it keeps the file on its branch when tiers are balanced, and
+//! is kept on the branch under the union's own name.
 
 use crate::{
     branches::Branch,
@@ -81,12 +83,18 @@ impl Control {
         Ok(Location { slot: top.branch.slot, shown: top.branch.name.clone(), all, kind: node.kind, attr, pinned })
     }
 
-    /// Moves one file to another branch; answers its bytes. `progress` is called before each piece with its bytes and answers whether to go on.
+    /// Moves one file to another branch; answers its bytes. `progress` is called before each piece
+    /// with its bytes and answers whether to go on.
     ///
     /// # Errors
     /// Why it stays where it is.
     #[expect(clippy::disallowed_methods, reason = "whoever changes the branches is let go first")]
-    pub fn move_file(&self, path: &[u8], direction: Direction, progress: &mut dyn FnMut(u64) -> bool) -> Result<u64, Stay> {
+    pub fn move_file(
+        &self,
+        path: &[u8],
+        direction: Direction,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64, Stay> {
         let shared = &self.shared;
         let mut last = Stay::NoRoom;
         let mut scans = Scans::default();
@@ -134,12 +142,23 @@ impl Control {
 
     /// The second attempt at a file that was open.
     #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
-    fn once_more(&self, node: &Arc<UnionNode>, slot: u8, direction: Direction, progress: &mut dyn FnMut(u64) -> bool) -> Result<u64, Stay> {
+    fn once_more(
+        &self,
+        node: &Arc<UnionNode>,
+        slot: u8,
+        direction: Direction,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64, Stay> {
         std::thread::sleep(std::time::Duration::from_millis(50));
         let branch = self.shared.in_slot(slot).map_err(|_| Stay::Changed)?;
         let mut last = Stay::NoRoom;
         for target in self.shared.targets(&branch, direction) {
-            match self.shared.relocate_all(node, &Goal::Branch(target), &mut |bytes| progress(bytes), &mut Scans::default()) {
+            match self.shared.relocate_all(
+                node,
+                &Goal::Branch(target),
+                &mut |bytes| progress(bytes),
+                &mut Scans::default(),
+            ) {
                 Err(Stay::NoRoom) => last = Stay::NoRoom,
                 other => return other,
             }
@@ -154,9 +173,19 @@ impl Shared {
         let branches = self.branches();
         let takes = |branch: &&Arc<Branch>| branch.creates() && branch.slot != from.slot;
         match direction {
-            Direction::Up => branches.iter().rev().filter(takes).filter(|branch| branch.index() < from.index()).map(Arc::clone).collect(),
-            Direction::Down => branches.iter().filter(takes).filter(|branch| branch.index() > from.index()).map(Arc::clone).collect(),
-            Direction::To(slot) => branches.iter().filter(takes).filter(|branch| branch.slot == slot).map(Arc::clone).collect(),
+            Direction::Up => branches
+                .iter()
+                .rev()
+                .filter(takes)
+                .filter(|branch| branch.index() < from.index())
+                .map(Arc::clone)
+                .collect(),
+            Direction::Down => {
+                branches.iter().filter(takes).filter(|branch| branch.index() > from.index()).map(Arc::clone).collect()
+            }
+            Direction::To(slot) => {
+                branches.iter().filter(takes).filter(|branch| branch.slot == slot).map(Arc::clone).collect()
+            }
         }
     }
 
@@ -199,7 +228,8 @@ impl Shared {
             b"user.mergerfs.relpath" => under(b"")?,
             b"user.mergerfs.fullpath" => under(base)?,
             b"user.mergerfs.allpaths" => {
-                let paths: Result<Vec<_>> = all()?.iter().map(|name| under(AsRef::<OsStr>::as_ref(name).as_bytes())).collect();
+                let paths: Result<Vec<_>> =
+                    all()?.iter().map(|name| under(AsRef::<OsStr>::as_ref(name).as_bytes())).collect();
                 paths?.join(&0)
             }
             PIN if self.is_pinned(node)? => b"1".to_vec(),

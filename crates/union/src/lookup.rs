@@ -1,7 +1,7 @@
 //! Finding a name over all branches, and giving what is found its node and attributes.
 //!
-//! Called by every operation on names. Invariant: a [`Sight`] is true as long as the directory's `names` lock is held; what it says is
-//! entered into nodes only while it is.
+//! Called by every operation on names. Invariant: a [`Sight`] is true as long as the directory's
+//! `names` lock is held; what it says is entered into nodes only while it is.
 
 use crate::{
     branches::Branch,
@@ -58,7 +58,8 @@ impl Shared {
         for part in directory.parts.iter().filter(|part| part.branch.index() >= first) {
             let branch = &part.branch;
             let reads_marks = branch.reads_marks();
-            let mut seen = branch.marks().look_at(&*branch.layer, caller, &part.node, name, reads_marks, part.x_directory)?;
+            let mut seen =
+                branch.marks().look_at(&*branch.layer, caller, &part.node, name, reads_marks, part.x_directory)?;
             if matches!(seen, Seen::Absent)
                 && reads_marks
                 && self.whiteouts_matter(directory, part)
@@ -89,11 +90,18 @@ impl Shared {
         Ok(sight)
     }
 
-    /// Whether a whiteout in one part of a directory can hide anything: there is a part below, or something could come to be there.
+    /// Whether a whiteout in one part of a directory can hide anything: there is a part below, or
+    /// something could come to be there.
     fn whiteouts_matter(&self, directory: &View, part: &Part) -> bool {
         let index = part.branch.index();
         let is_last = directory.parts.last().is_none_or(|last| last.branch.index() == index);
-        !is_last || self.branches().iter().take(directory.floor.saturating_add(1)).skip(index + 1).any(|branch| branch.creates())
+        !is_last
+            || self
+                .branches()
+                .iter()
+                .take(directory.floor.saturating_add(1))
+                .skip(index + 1)
+                .any(|branch| branch.creates())
     }
 
     /// Adds what one branch has; answers whether branches below count.
@@ -109,9 +117,13 @@ impl Shared {
             sight.found = Some(Found { kind, parts: vec![part], attr: entry.attr, floor: branch.index() });
             return Ok(false);
         }
-        let opacity = if branch.reads_marks() { branch.marks().opacity(&*branch.layer, &entry.node)? } else { marks::Opacity::default() };
-        // A whiteout beside a directory hides what lies below it, as a layer that replaced one directory by another says it; one that goes on
-        // under another name is not meant.
+        let opacity = if branch.reads_marks() {
+            branch.marks().opacity(&*branch.layer, &entry.node)?
+        } else {
+            marks::Opacity::default()
+        };
+        // A whiteout beside a directory hides what lies below it, as a layer that replaced one
+        // directory by another says it; one that goes on under another name is not meant.
         let is_last = view.parts.last().is_none_or(|last| last.branch.index() == branch.index());
         let may_be_hidden = branch.reads_marks() && !is_last && opacity.redirect.is_none();
         let opaque = opacity.opaque || may_be_hidden && marks::stands_beside(&*branch.layer, &home.node, name)?;
@@ -146,7 +158,8 @@ impl Shared {
         Ok(true)
     }
 
-    /// Adds what a directory of another name has on the branches below `home`. Nothing can be made there by the name it has above.
+    /// Adds what a directory of another name has on the branches below `home`. Nothing can be made
+    /// there by the name it has above.
     fn redirect(&self, sight: &mut Sight, directory: &View, target: &[u8], home: usize) -> Result<()> {
         let below = self.resolve(directory, target, home + 1)?;
         if let Some(found) = sight.found.as_mut() {
@@ -156,7 +169,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The directory to which a redirect leads on the branches from `first` down: a name in the same directory, or a path from the top.
+    /// The directory to which a redirect leads on the branches from `first` down: a name in the
+    /// same directory, or a path from the top.
     pub(crate) fn resolve(&self, directory: &View, target: &[u8], first: usize) -> Result<Option<Found>> {
         let mut at = match target.strip_prefix(b"/") {
             Some(_) => self.root.view(),
@@ -174,7 +188,8 @@ impl Shared {
         Ok(below)
     }
 
-    /// Whether a branch below `above` would show the name, were it gone from `above` and all branches over it.
+    /// Whether a branch below `above` would show the name, were it gone from `above` and all
+    /// branches over it.
     pub(crate) fn shows_below(&self, directory: &View, name: Name<'_>, above: usize) -> Result<bool> {
         Ok(self.sight_from(&OWN, directory, name, above + 1)?.found.is_some())
     }
@@ -193,7 +208,8 @@ impl Shared {
 
     /// The node of something found.
     pub(crate) fn node_of(&self, mut found: Found) -> Result<Arc<UnionNode>> {
-        // A directory's number is that of its lowest part, which stays where it is when copies appear above.
+        // A directory's number is that of its lowest part, which stays where it is when copies
+        // appear above.
         let last = found.parts.last().ok_or(Errno::EIO)?;
         let known = self.nodes.by_part(last.branch.slot, last.id).filter(|node| node.can_be(found.kind, &found.parts));
         let known = known.or_else(|| self.known_before(&found));
@@ -207,9 +223,11 @@ impl Shared {
                 found.parts = vec![copy];
             }
         }
-        let (node, others) = self.nodes.get_compared(Known { id, kind: found.kind, parts: found.parts, floor: found.floor });
+        let (node, others) =
+            self.nodes.get_compared(Known { id, kind: found.kind, parts: found.parts, floor: found.floor });
         if others {
-            // Changes of what it is made of now may have been told of no file, or not been heard (`resting.rs`).
+            // Changes of what it is made of now may have been told of no file, or not been heard
+            // (`resting.rs`).
             self.listings.forget(node.id);
             self.tell(&Invalidation::Content { id: node.id });
         } else {
@@ -233,7 +251,8 @@ impl Shared {
         self.identities.of(part.id) != node.id
     }
 
-    /// Makes sure, before a copy comes to a directory of a branch, that look-ups will ask whose number it has.
+    /// Makes sure, before a copy comes to a directory of a branch, that look-ups will ask whose
+    /// number it has.
     pub(crate) fn mark_home(&self, directory: &UnionNode, home: &Part) -> Result<()> {
         if !home.impure {
             identity::mark_impure(&home.branch, &home.node)?;
@@ -242,7 +261,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What is shown of something found: attributes are asked anew where another branch shows them than the one that was looked at.
+    /// What is shown of something found: attributes are asked anew where another branch shows them
+    /// than the one that was looked at.
     pub(crate) fn entry(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: Found) -> Result<Entry> {
         let (seen, attr) = (found.top()?.id, found.attr);
         let node = self.known(parent, name, found)?;
@@ -288,7 +308,8 @@ impl Shared {
         if node.kind == Kind::Directory { Ok(node) } else { Err(Errno::ENOTDIR) }
     }
 
-    /// A node of this union as it was when it was last looked at: for questions that are no operations.
+    /// A node of this union as it was when it was last looked at: for questions that are no
+    /// operations.
     pub(crate) fn held(&self, node: &Node) -> Result<Arc<UnionNode>> {
         node.arc::<UnionNode>().filter(|node| self.nodes.has(node)).ok_or(Errno::EIO)
     }
@@ -316,7 +337,8 @@ struct Shown<'a> {
     attributes: bool,
     /// How often files in it had gone to other branches when the listing began.
     relocations: u64,
-    /// The source whose names came last, its file system, and the index of that among the union's numbers.
+    /// The source whose names came last, its file system, and the index of that among the union's
+    /// numbers.
     home: Option<(usize, u64, u64)>,
     sink: &'a mut dyn DirSink,
 }
@@ -352,7 +374,10 @@ impl Shown<'_> {
     fn entry(&self, source: Option<usize>, name: Name<'_>, found: Option<Entry>) -> Result<Entry> {
         let _names = self.directory.names.read();
         let found = match found {
-            Some(entry) if entry.attr.kind != Kind::Directory && self.relocations == self.directory.relocations.load(Ordering::Acquire) => {
+            Some(entry)
+                if entry.attr.kind != Kind::Directory
+                    && self.relocations == self.directory.relocations.load(Ordering::Acquire) =>
+            {
                 let home = source.and_then(|source| self.view.parts.get(source)).ok_or(Errno::EIO)?;
                 let branch = &home.branch;
                 let part = Part { in_impure: home.impure, ..Part::new(branch, entry.node, entry.attr.id) };
@@ -372,7 +397,8 @@ impl Shown<'_> {
             return Ok(Some(self.shared.identities.of_on(index, nacre_vfs::FileId { fs, ino, generation: 0 }).ino));
         }
         let home = source.map(|source| self.view.parts.get(source).ok_or(Errno::EIO)).transpose()?;
-        let merges = kind != Some(Kind::File) && self.view.parts.len() > 1 && kind.is_none_or(|kind| kind == Kind::Directory);
+        let merges =
+            kind != Some(Kind::File) && self.view.parts.len() > 1 && kind.is_none_or(|kind| kind == Kind::Directory);
         if let Some(part) = home.filter(|part| !merges && !part.impure) {
             let (fs, index) = (part.id.fs, self.shared.identities.file_system(part.id.fs));
             self.home = source.map(|source| (source, fs, index));
@@ -390,7 +416,14 @@ impl Shown<'_> {
 ///
 /// # Errors
 /// ENOTDIR, and what the branches say.
-pub(crate) fn list(shared: &Arc<Shared>, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+pub(crate) fn list(
+    shared: &Arc<Shared>,
+    caller: &Caller,
+    node: &Node,
+    from: u64,
+    attributes: bool,
+    sink: &mut dyn DirSink,
+) -> Result<()> {
     let directory = shared.directory(node)?;
     if directory.is_gone() {
         return Ok(());
@@ -406,6 +439,7 @@ pub(crate) fn list(shared: &Arc<Shared>, caller: &Caller, node: &Node, from: u64
     let show_whiteouts = shared.options.show_whiteouts;
     let request = Request { key: directory.id, token, from, attributes, show_whiteouts, caller };
     let relocations = directory.relocations.load(Ordering::Acquire);
-    let mut shown = Shown { shared, caller, directory: &directory, view: view.clone(), attributes, relocations, home: None, sink };
+    let mut shown =
+        Shown { shared, caller, directory: &directory, view: view.clone(), attributes, relocations, home: None, sink };
     shared.listings.list(&marks, &request, &sources, &mut shown)
 }

@@ -1,24 +1,33 @@
-//! What is written on branches to say that something below is hidden: whiteouts, opaque directories, redirects.
+//! What is written on branches to say that something below is hidden: whiteouts, opaque
+//! directories, redirects.
 //!
-//! Called by look-ups, listings and every operation that removes or moves names. Forms, all of them read, one of them written by [`Style`]:
-//! * `wh`: an empty file `.wh.NAME` beside the name, `.wh..wh..opq` in an opaque directory (aufs, OCI layers);
-//! * `chardev`: a character device 0/0 in place of the name, `overlay.opaque` = `y` on the directory (overlayfs);
-//! * `xattr`: an empty regular file with `overlay.whiteout`, in a directory whose `overlay.opaque` is `x` (overlayfs 6.7 and later, nested).
+//! Called by look-ups, listings and every operation that removes or moves names. Forms, all of them
+//! read, one of them written by [`Style`]:
+//! * `wh`: an empty file `.wh.NAME` beside the name, `.wh..wh..opq` in an opaque directory (aufs,
+//!   OCI layers);
+//! * `chardev`: a character device 0/0 in place of the name, `overlay.opaque` = `y` on the
+//!   directory (overlayfs);
+//! * `xattr`: an empty regular file with `overlay.whiteout`, in a directory whose `overlay.opaque`
+//!   is `x` (overlayfs 6.7 and later, nested).
 //!
-//! A name whose `.wh.NAME` would be longer than names can be (over 251 bytes) is hidden by a symbolic link `.wh..wh.h.DIGEST` that points to
-//! the name: a link is made with its content in one step. Invariants:
-//! * a character device 0/0 that a user made carries an attribute that says so (`trusted.nacre.device`);
-//! * a mark hides what lies on lower branches, never a file beside it on its own branch (what OCI says, and what a crash between the two
-//!   steps of a removal needs);
-//! * redirects are believed only in the namespace that the union writes: whoever owns a directory may set `user.*` on it, and must not be able
-//!   to show other people's directories as his own.
+//! A name whose `.wh.NAME` would be longer than names can be (over 251 bytes) is hidden by a
+//! symbolic link `.wh..wh.h.DIGEST` that points to the name: a link is made with its content in one
+//! step. Invariants:
+//! * a character device 0/0 that a user made carries an attribute that says so
+//!   (`trusted.nacre.device`);
+//! * a mark hides what lies on lower branches, never a file beside it on its own branch (what OCI
+//!   says, and what a crash between the two steps of a removal needs);
+//! * redirects are believed only in the namespace that the union writes: whoever owns a directory
+//!   may set `user.*` on it, and must not be able to show other people's directories as his own.
 
 mod digest;
 #[cfg(test)]
 mod tests;
 
 use digest::sha256;
-use nacre_vfs::{Caller, DirEntry, DirSink, Entry, Errno, Kind, Layer, NAME_MAX, Name, Node, RenameFlags, Result, XattrFlags};
+use nacre_vfs::{
+    Caller, DirEntry, DirSink, Entry, Errno, Kind, Layer, NAME_MAX, Name, Node, RenameFlags, Result, XattrFlags,
+};
 use std::{borrow::Cow, fmt, fmt::Write as _, str::FromStr};
 
 /// What whiteouts begin with; no user has names like this.
@@ -30,7 +39,8 @@ pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 /// What whiteouts of long names begin with.
 pub(crate) const LONG: &[u8] = b".wh..wh.h.";
 
-/// What says that a character device 0/0 is what it looks like, and no whiteout. Only the privileged make devices, so nobody else needs it.
+/// What says that a character device 0/0 is what it looks like, and no whiteout. Only the
+/// privileged make devices, so nobody else needs it.
 const DEVICE: &[u8] = b"trusted.nacre.device";
 
 /// The form in which whiteouts are written.
@@ -123,7 +133,8 @@ pub(crate) struct Opacity {
     pub x: bool,
     /// Copies are in it, which carry the numbers of their origins.
     pub impure: bool,
-    /// Where it goes on below: a name in the same parent, or an absolute path from the branch's top.
+    /// Where it goes on below: a name in the same parent, or an absolute path from the branch's
+    /// top.
     pub redirect: Option<Vec<u8>>,
 }
 
@@ -174,7 +185,8 @@ pub(crate) fn listed(name: Name<'_>) -> Listed<'_> {
     }
 }
 
-/// Whether a listed entry of this type can be a whiteout in place of the name, so that its attributes have to be asked for.
+/// Whether a listed entry of this type can be a whiteout in place of the name, so that its
+/// attributes have to be asked for.
 pub(crate) fn may_be_whiteout(kind: Option<Kind>, x_directory: bool) -> bool {
     match kind {
         None | Some(Kind::Character) => true,
@@ -255,7 +267,8 @@ fn attribute(layer: &dyn Layer, node: &Node, name: &[u8]) -> Result<Option<Vec<u
 }
 
 impl Marks {
-    /// Finds out which namespace whoever runs this may set on a writable branch, by setting an attribute on its top and removing it.
+    /// Finds out which namespace whoever runs this may set on a writable branch, by setting an
+    /// attribute on its top and removing it.
     ///
     /// # Errors
     /// What the storage says, where it is not about the namespace.
@@ -267,14 +280,17 @@ impl Marks {
                 Ok(Namespace::Trusted)
             }
             Err(Errno::EPERM | Errno::EACCES) => Ok(Namespace::User),
-            // No attributes at all, or not now: marks that need none work, and what is there is trusted as far as it can be.
-            Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS) => Ok(Namespace::Trusted),
+            // No attributes at all, or not now: marks that need none work, and what is there is
+            // trusted as far as it can be.
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS) => {
+                Ok(Namespace::Trusted)
+            }
             Err(error) => Err(error),
         }
     }
 
-    /// What one branch has under a name, whiteouts beside it included. Without `reads_marks` nothing is taken for a whiteout, and nothing
-    /// asked for one.
+    /// What one branch has under a name, whiteouts beside it included. Without `reads_marks`
+    /// nothing is taken for a whiteout, and nothing asked for one.
     ///
     /// # Errors
     /// As [`Marks::look_at`].
@@ -293,8 +309,8 @@ impl Marks {
         }
     }
 
-    /// What one branch has at the very name; whiteouts beside it are for [`stands_beside`]. Without `reads_marks` nothing is taken for a
-    /// whiteout.
+    /// What one branch has at the very name; whiteouts beside it are for [`stands_beside`]. Without
+    /// `reads_marks` nothing is taken for a whiteout.
     ///
     /// # Errors
     /// What the storage says. A name that is too long for this branch is absent from it.
@@ -338,7 +354,8 @@ impl Marks {
         }
     }
 
-    /// Says of a device 0/0 that is to be a device that it is no whiteout. Before that, it must not have a name that users see.
+    /// Says of a device 0/0 that is to be a device that it is no whiteout. Before that, it must not
+    /// have a name that users see.
     ///
     /// # Errors
     /// EPERM where that cannot be said.
@@ -377,7 +394,8 @@ impl Marks {
         Ok(opacity)
     }
 
-    /// Makes a directory opaque without putting anything in it; answers whether the storage can keep that.
+    /// Makes a directory opaque without putting anything in it; answers whether the storage can
+    /// keep that.
     ///
     /// # Errors
     /// What the storage says.
@@ -400,7 +418,8 @@ impl Marks {
             return stand(layer, directory, opaque);
         }
         let name = self.namespace.attribute("overlay.opaque");
-        // The attribute can say only one of two things. Where it says that there are whiteouts among the files, these must not come to light.
+        // The attribute can say only one of two things. Where it says that there are whiteouts
+        // among the files, these must not come to light.
         let x = attribute(layer, directory, name.as_bytes())?.as_deref() == Some(b"x");
         let set = || layer.setxattr(&Caller::ROOT, directory, name.as_bytes(), b"y", XattrFlags::default());
         if x {
@@ -411,7 +430,8 @@ impl Marks {
                 other => other?,
             }
         }
-        // From here on it is opaque. Others read such directories as they are: whiteouts that no longer hide anything would show in listings.
+        // From here on it is opaque. Others read such directories as they are: whiteouts that no
+        // longer hide anything would show in listings.
         let tidied = self.clear_whiteouts(layer, directory, x).and_then(|()| match x {
             true => set().and_then(|()| layer.unlink(&Caller::ROOT, directory, opaque)),
             false => Ok(()),
@@ -428,7 +448,8 @@ impl Marks {
     /// What the storage says.
     pub(crate) fn make_transparent(&self, layer: &dyn Layer, directory: &Node) -> Result<()> {
         for name in attributes(layer, directory)?.split(|byte| *byte == 0) {
-            let says = matches!(name, b"trusted.overlay.opaque" | b"user.overlay.opaque" | b"user.fuseoverlayfs.opaque");
+            let says =
+                matches!(name, b"trusted.overlay.opaque" | b"user.overlay.opaque" | b"user.fuseoverlayfs.opaque");
             if says && attribute(layer, directory, name)?.as_deref() == Some(b"y") {
                 layer.removexattr(&Caller::ROOT, directory, name)?;
             }
@@ -458,13 +479,21 @@ impl Marks {
         }
     }
 
-    /// Hides a name from here down. Answers true where the whiteout has taken the very name: what stood there was replaced in one step, and a
-    /// directory that stood there is now in `work` under the name `temp`. Answers false where the mark stands beside the name, which the caller
+    /// Hides a name from here down. Answers true where the whiteout has taken the very name: what
+    /// stood there was replaced in one step, and a directory that stood there is now in `work`
+    /// under the name `temp`. Answers false where the mark stands beside the name, which the caller
     /// then removes. `temp` must be free in `work`, which is on the same branch.
     ///
     /// # Errors
     /// What the storage says; nothing has changed then but perhaps a file named `temp`.
-    pub(crate) fn hide(&self, layer: &dyn Layer, work: &Node, temp: Name<'_>, directory: &Node, name: Name<'_>) -> Result<bool> {
+    pub(crate) fn hide(
+        &self,
+        layer: &dyn Layer,
+        work: &Node,
+        temp: Name<'_>,
+        directory: &Node,
+        name: Name<'_>,
+    ) -> Result<bool> {
         let caller = &Caller::ROOT;
         match self.style {
             Style::Wh => {}
@@ -489,7 +518,14 @@ impl Marks {
         Ok(false)
     }
 
-    fn hide_by_attribute(&self, layer: &dyn Layer, work: &Node, temp: Name<'_>, directory: &Node, name: Name<'_>) -> Result<bool> {
+    fn hide_by_attribute(
+        &self,
+        layer: &dyn Layer,
+        work: &Node,
+        temp: Name<'_>,
+        directory: &Node,
+        name: Name<'_>,
+    ) -> Result<bool> {
         let caller = &Caller::ROOT;
         let opaque = self.namespace.attribute("overlay.opaque");
         match attribute(layer, directory, opaque.as_bytes())?.as_deref() {

@@ -1,9 +1,11 @@
-//! Files with several names that are on their way to another branch: the copy stands for the original wherever a name still leads to that.
+//! Files with several names that are on their way to another branch: the copy stands for the
+//! original wherever a name still leads to that.
 //!
-//! The finished copy gets a name in the hard-link index of its branch (`NUMBER.m`, made of the original's own number there): from that step on,
-//! which a crash makes whole or not at all, every name shows the copy. Then each name gets to the copy's branch and goes from the original's, and at
-//! last the name in the index goes. A list of the names (`NUMBER.l`) is there before, so that what a crash or an error has interrupted is ended by the
-//! next mount, drain or move. Invariants:
+//! The finished copy gets a name in the hard-link index of its branch (`NUMBER.m`, made of the
+//! original's own number there): from that step on, which a crash makes whole or not at all, every
+//! name shows the copy. Then each name gets to the copy's branch and goes from the original's, and
+//! at last the name in the index goes. A list of the names (`NUMBER.l`) is there before, so that
+//! what a crash or an error has interrupted is ended by the next mount, drain or move. Invariants:
 //! * the copy is complete and durable before it stands for anything;
 //! * the name in the index goes when no name leads to the original any more, and that is durable.
 
@@ -148,7 +150,8 @@ impl Links {
             other => other?,
         };
         let copy = Part::new(branch, found.node, found.attr.id);
-        let id = crate::identity::origin(&self.identities, branch, &copy.node, copy.id)?.unwrap_or_else(|| self.identities.of(copy.id));
+        let id = crate::identity::origin(&self.identities, branch, &copy.node, copy.id)?
+            .unwrap_or_else(|| self.identities.of(copy.id));
         self.moved.insert(own, Moving { id, copy, left: 0, active: false });
         Ok(())
     }
@@ -171,8 +174,9 @@ impl Links {
             }
         };
         let name = entry_name(&self.identities, own, LIST);
-        let placed = written
-            .and_then(|()| layer.rename(&OWN, &work.directory, temporary.name()?, links_of(branch)?, Name::new(&name)?, RenameFlags(0)));
+        let placed = written.and_then(|()| {
+            layer.rename(&OWN, &work.directory, temporary.name()?, links_of(branch)?, Name::new(&name)?, RenameFlags(0))
+        });
         if placed.is_err()
             && let Err(error) = layer.unlink(&OWN, &work.directory, temporary.name()?)
         {
@@ -202,7 +206,8 @@ impl Links {
         Ok(bytes.split(|byte| *byte == 0).filter(|path| !path.is_empty()).map(<[u8]>::to_vec).collect())
     }
 
-    /// From now on, a finished copy in the work directory of its branch stands for an original: all names show it.
+    /// From now on, a finished copy in the work directory of its branch stands for an original: all
+    /// names show it.
     ///
     /// # Errors
     /// What the storage says: then nothing has changed.
@@ -219,8 +224,8 @@ impl Links {
         let entry = entry_name(&self.identities, own, COPY);
         let (directory, entry) = (links_of(branch)?, Name::new(&entry)?);
         let durable = if sync { layer.fsyncdir(&OWN, directory, false) } else { Ok(()) };
-        if let Err(error) =
-            durable.and_then(|()| layer.rename(&OWN, &branch.work()?.directory, temporary, directory, entry, RenameFlags(0)))
+        if let Err(error) = durable
+            .and_then(|()| layer.rename(&OWN, &branch.work()?.directory, temporary, directory, entry, RenameFlags(0)))
         {
             remove(branch, &entry_name(&self.identities, own, LIST))?;
             return Err(error);
@@ -252,7 +257,8 @@ struct Old {
 type Indexed = (Arc<Branch>, Vec<u8>, u32);
 
 impl Shared {
-    /// Whether files on branches are as their names say, after what has been interrupted has been ended as far as possible. No lock is held.
+    /// Whether files on branches are as their names say, after what has been interrupted has been
+    /// ended as far as possible. No lock is held.
     ///
     /// # Errors
     /// EIO while the file in question is on its way, and its storage fails.
@@ -333,7 +339,8 @@ impl Shared {
             }
             self.renew(&at)?;
             let _names = at.names.read();
-            let found = self.sight(&OWN, &at.view(), Name::new(name)?)?.found.filter(crate::lookup::Found::is_directory);
+            let found =
+                self.sight(&OWN, &at.view(), Name::new(name)?)?.found.filter(crate::lookup::Found::is_directory);
             let Some(found) = found else { return Ok(None) };
             let next = self.known(&at, Name::new(name)?, found)?;
             drop(_names);
@@ -342,7 +349,8 @@ impl Shared {
         Ok(None)
     }
 
-    /// Gives a copy all names of its original, which then go; answers whether none leads there any more. The names of all homes are held.
+    /// Gives a copy all names of its original, which then go; answers whether none leads there any
+    /// more. The names of all homes are held.
     pub(crate) fn carry_names(&self, own: FileId, copy: &Part, homes: &[Home]) -> Result<bool> {
         let target = &copy.branch;
         if self.options.sync {
@@ -384,7 +392,8 @@ impl Shared {
             return Ok(removed == count);
         }
         // Each one is known to lead to the copy, and nothing else was there.
-        Ok(!homes.is_empty() && homes.iter().try_fold(true, |all, home| Ok::<_, Errno>(all && self.has_name(copy, home)?))?)
+        Ok(!homes.is_empty()
+            && homes.iter().try_fold(true, |all, home| Ok::<_, Errno>(all && self.has_name(copy, home)?))?)
     }
 
     fn remove_old(&self, copy: &Part, home: &Home, old: &Old) -> Result<()> {
@@ -425,7 +434,9 @@ impl Shared {
     }
 
     fn old_name(&self, own: FileId, copy: &Part, home: &Home) -> Result<Option<Old>> {
-        for part in home.parent.parts().iter().filter(|part| part.branch.is_writable() && part.branch.slot != copy.branch.slot) {
+        for part in
+            home.parent.parts().iter().filter(|part| part.branch.is_writable() && part.branch.slot != copy.branch.slot)
+        {
             match part.branch.layer.lookup(&OWN, &part.node, Name::new(&home.name)?) {
                 Ok(found) if found.attr.kind != Kind::Directory && self.identities.of(found.attr.id) == own => {
                     return Ok(Some(Old { home: part.clone(), attr: found.attr }));
@@ -443,7 +454,8 @@ impl Shared {
         let entry = entry_of(&self.identities, id);
         let known = olds.iter().flatten().map(|old| Arc::clone(&old.home.branch)).next();
         let branches = self.branches();
-        let all = branches.iter().filter(|branch| branch.is_writable() && branch.slot != copy.branch.slot).map(Arc::clone);
+        let all =
+            branches.iter().filter(|branch| branch.is_writable() && branch.slot != copy.branch.slot).map(Arc::clone);
         for branch in known.into_iter().chain(all) {
             let Some(directory) = branch.links() else { continue };
             match branch.layer.lookup(&OWN, directory, Name::new(&entry)?) {

@@ -1,10 +1,14 @@
-//! What the union keeps for each file that somebody knows: identity, the branches where it is, and the name it was last seen under.
+//! What the union keeps for each file that somebody knows: identity, the branches where it is, and
+//! the name it was last seen under.
 //!
-//! Made by look-ups and creations through [`Nodes`], which makes sure that one file has one node. Invariants:
-//! * `parts` is ordered from the top; what is no directory has exactly one part, the one that is shown; it is empty only where the
-//!   branch has been removed that had the file;
-//! * a name is entered, moved or removed only with the directory's `names` lock held for writing, and `place` changes with it;
-//! * locks are taken in the order: `copying` of a file, the tree lock, `names` of directories by address, the state (never held over a call).
+//! Made by look-ups and creations through [`Nodes`], which makes sure that one file has one node.
+//! Invariants:
+//! * `parts` is ordered from the top; what is no directory has exactly one part, the one that is
+//!   shown; it is empty only where the branch has been removed that had the file;
+//! * a name is entered, moved or removed only with the directory's `names` lock held for writing,
+//!   and `place` changes with it;
+//! * locks are taken in the order: `copying` of a file, the tree lock, `names` of directories by
+//!   address, the state (never held over a call).
 
 use crate::{branches::Branch, identity, open_file::UnionFile};
 use hashbrown::HashMap;
@@ -50,7 +54,15 @@ pub(crate) enum Redirect {
 impl Part {
     /// Something that is just itself.
     pub(crate) fn new(branch: &Arc<Branch>, node: Node, id: FileId) -> Part {
-        Part { branch: Arc::clone(branch), node, id, x_directory: false, impure: false, in_impure: false, redirect: Redirect::None }
+        Part {
+            branch: Arc::clone(branch),
+            node,
+            id,
+            x_directory: false,
+            impure: false,
+            in_impure: false,
+            redirect: Redirect::None,
+        }
     }
 
     /// Whether it is the same file. A branch that came back has another slot.
@@ -64,7 +76,8 @@ impl Part {
         self.branch.slot == other.branch.slot && self.id == other.id && circumstances(self) == circumstances(other)
     }
 
-    /// Whether a device node would be read as a whiteout in it: where extended attributes tell, they have to be there.
+    /// Whether a device node would be read as a whiteout in it: where extended attributes tell,
+    /// they have to be there.
     pub(crate) fn is_plain(&self) -> bool {
         !self.x_directory
     }
@@ -87,16 +100,19 @@ impl Place {
 pub(crate) struct UnionNode {
     pub(crate) id: FileId,
     pub(crate) kind: Kind,
-    /// Told apart from the nodes that stood for the same file before, of whose changes in between nobody was told.
+    /// Told apart from the nodes that stood for the same file before, of whose changes in between
+    /// nobody was told.
     pub(crate) serial: u64,
     /// Of a directory: its names hold still while this is held.
     pub(crate) names: RwLock<()>,
-    /// Of a directory: held for reading by each call that lists it, and for writing in the moment in which a file in it goes to another branch, which
-    /// that call would show twice or not at all. Taken before `names`.
+    /// Of a directory: held for reading by each call that lists it, and for writing in the moment
+    /// in which a file in it goes to another branch, which that call would show twice or not at
+    /// all. Taken before `names`.
     pub(crate) listing: RwLock<()>,
     /// Held while the file is being copied up.
     pub(crate) copying: Mutex<()>,
-    /// Held for reading by whoever writes to a file that may have to move meanwhile; taken after `copying`.
+    /// Held for reading by whoever writes to a file that may have to move meanwhile; taken after
+    /// `copying`.
     pub(crate) moving: RwLock<()>,
     /// Counts changes that begin: whoever copies the file at leisure notices them.
     pub(crate) changes: AtomicU64,
@@ -113,13 +129,15 @@ type Directories = HashMap<Box<[u8]>, Weak<UnionNode>>;
 
 struct State {
     parts: Arc<[Part]>,
-    /// Of a directory: the last branch that could still show part of it; whiteouts, opaque directories and files hide all below.
+    /// Of a directory: the last branch that could still show part of it; whiteouts, opaque
+    /// directories and files hide all below.
     floor: usize,
     place: Option<Place>,
     /// No name leads to it any more.
     gone: bool,
     open: Vec<Weak<UnionFile>>,
-    /// Of a directory: the directories in it that somebody knows. One that others have moved may still be here.
+    /// Of a directory: the directories in it that somebody knows. One that others have moved may
+    /// still be here.
     directories: Option<Box<Directories>>,
 }
 
@@ -229,7 +247,10 @@ impl UnionNode {
             let all = state.directories.iter().flat_map(|directories| directories.iter());
             all.filter_map(|(name, node)| Some((name.clone(), node.upgrade()?))).collect::<Vec<_>>()
         };
-        known.into_iter().filter_map(|(name, node)| node.place().is_some_and(|place| place.is(self, &name)).then_some(node)).collect()
+        known
+            .into_iter()
+            .filter_map(|(name, node)| node.place().is_some_and(|place| place.is(self, &name)).then_some(node))
+            .collect()
     }
 
     /// That name no longer leads to it; `last` where it was the last one.
@@ -237,7 +258,11 @@ impl UnionNode {
         let before = {
             let mut state = self.state.lock();
             state.gone |= last;
-            if state.place.as_ref().is_some_and(|place| last || place.is(parent, name)) { state.place.take() } else { None }
+            if state.place.as_ref().is_some_and(|place| last || place.is(parent, name)) {
+                state.place.take()
+            } else {
+                None
+            }
         };
         if let Some(before) = before.filter(|_| self.kind == Kind::Directory) {
             before.parent.forget_directory(&before.name, self);
@@ -250,17 +275,22 @@ impl UnionNode {
             table.index(self, &part);
         }
         let mut state = self.state.lock();
-        let mut parts: Vec<Part> = state.parts.iter().filter(|old| old.branch.slot != part.branch.slot).cloned().collect();
+        let mut parts: Vec<Part> =
+            state.parts.iter().filter(|old| old.branch.slot != part.branch.slot).cloned().collect();
         let at = parts.iter().position(|old| old.branch.index() > part.branch.index()).unwrap_or(parts.len());
         parts.insert(at, part);
         state.parts = parts.into();
     }
 
-    /// Whether something found can be this file. A directory has to be made of one of the directories that were found: others may have taken apart what
-    /// it was made of, and each of these directories may be found by itself.
+    /// Whether something found can be this file. A directory has to be made of one of the
+    /// directories that were found: others may have taken apart what it was made of, and each of
+    /// these directories may be found by itself.
     pub(crate) fn can_be(&self, kind: Kind, parts: &[Part]) -> bool {
         let own = self.parts();
-        self.kind == kind && (kind != Kind::Directory || own.is_empty() || parts.iter().any(|part| own.iter().any(|old| old.is_same(part))))
+        self.kind == kind
+            && (kind != Kind::Directory
+                || own.is_empty()
+                || parts.iter().any(|part| own.iter().any(|old| old.is_same(part))))
     }
 
     /// It is where these parts are, from now on.
@@ -279,7 +309,8 @@ impl UnionNode {
     pub(crate) fn holds_attribute_marks(&self, branch: usize) {
         let mut state = self.state.lock();
         if state.parts.iter().any(|part| part.branch.index() == branch && !part.x_directory) {
-            let mark = |part: &Part| Part { x_directory: part.x_directory || part.branch.index() == branch, ..part.clone() };
+            let mark =
+                |part: &Part| Part { x_directory: part.x_directory || part.branch.index() == branch, ..part.clone() };
             state.parts = state.parts.iter().map(mark).collect();
         }
     }
@@ -350,7 +381,8 @@ impl UnionNode {
 }
 
 impl Drop for UnionNode {
-    /// Leaves the table, and takes the chain of parents apart step by step: as a recursion it would be as deep as the tree.
+    /// Leaves the table, and takes the chain of parents apart step by step: as a recursion it would
+    /// be as deep as the tree.
     fn drop(&mut self) {
         let state = self.state.get_mut();
         if let Some(table) = self.table.upgrade() {
@@ -458,8 +490,9 @@ impl Nodes {
         }
     }
 
-    /// The one node of a file: the known one, told what has been found, or a new one. That has another number than the one asked for where that is the
-    /// number of another directory: of one that was made of this one, too.
+    /// The one node of a file: the known one, told what has been found, or a new one. That has
+    /// another number than the one asked for where that is the number of another directory: of one
+    /// that was made of this one, too.
     pub(crate) fn get(self: &Arc<Nodes>, found: Known) -> Arc<UnionNode> {
         self.get_compared(found).0
     }
@@ -471,11 +504,18 @@ impl Nodes {
             return (node, others);
         }
         let mut tables = self.tables.write();
-        // Whoever is the last to hold a node leaves the tables on its way out: not with them locked.
+        // Whoever is the last to hold a node leaves the tables on its way out: not with them
+        // locked.
         let known = tables.by_id.get(&found.id).and_then(Weak::upgrade);
-        let holder = found.parts.last().and_then(|part| tables.by_part.get(&(part.branch.slot, part.id))).and_then(Weak::upgrade);
+        let holder = found
+            .parts
+            .last()
+            .and_then(|part| tables.by_part.get(&(part.branch.slot, part.id)))
+            .and_then(Weak::upgrade);
         let elsewhere = holder.clone().filter(|_| known.is_some() && found.kind == Kind::Directory);
-        if let Some(node) = [known.clone(), elsewhere].into_iter().flatten().find(|node| node.can_be(found.kind, &found.parts)) {
+        if let Some(node) =
+            [known.clone(), elsewhere].into_iter().flatten().find(|node| node.can_be(found.kind, &found.parts))
+        {
             drop(tables);
             let others = self.refresh(&node, found);
             return (node, others);
@@ -515,11 +555,13 @@ impl Nodes {
         (node, false)
     }
 
-    /// Tells a known node what a look-up has found: where a branch has the same file as before, its node goes on being used and learns the name.
-    /// Answers whether it was known as made of other files, of which nobody has told.
+    /// Tells a known node what a look-up has found: where a branch has the same file as before, its
+    /// node goes on being used and learns the name. Answers whether it was known as made of other
+    /// files, of which nobody has told.
     fn refresh(&self, node: &Arc<UnionNode>, found: Known) -> bool {
         let known = node.view();
-        let same = known.parts.len() == found.parts.len() && known.parts.iter().zip(&found.parts).all(|(old, new)| old.is_like(new));
+        let same = known.parts.len() == found.parts.len()
+            && known.parts.iter().zip(&found.parts).all(|(old, new)| old.is_like(new));
         for new in &found.parts {
             if let Some(old) = known.parts.iter().find(|old| old.branch.slot == new.branch.slot && old.id == new.id) {
                 new.branch.layer.adopt(&old.node, &new.node);
@@ -532,7 +574,10 @@ impl Nodes {
         }
         // A listing may hand out what it read before a copy-up. No file ever goes back down.
         let rose = |(old, new): (&Part, &Part)| old.branch.index() < new.branch.index();
-        if was_current && node.kind != Kind::Directory && !node.is_gone() && known.parts.first().zip(found.parts.first()).is_some_and(rose)
+        if was_current
+            && node.kind != Kind::Directory
+            && !node.is_gone()
+            && known.parts.first().zip(found.parts.first()).is_some_and(rose)
         {
             return false;
         }

@@ -1,7 +1,8 @@
-//! Copy-up and move-up on open (`+coo_reg`, `+coo_all`, `+moo`): what is opened on a slow branch comes to the next one above that takes files.
+//! Copy-up and move-up on open (`+coo_reg`, `+coo_all`, `+moo`): what is opened on a slow branch
+//! comes to the next one above that takes files.
 //!
-//! Called before a file is opened and before a directory is listed from its start. Whatever stands in the way, the file is then opened where it
-//! is: nobody asked for a copy.
+//! Called before a file is opened and before a directory is listed from its start. Whatever stands
+//! in the way, the file is then opened where it is: nobody asked for a copy.
 
 use crate::{branch::CopyOnOpen, branches::Branch, node::UnionNode, union::Shared};
 use nacre_vfs::{Errno, Kind, Result};
@@ -24,7 +25,11 @@ impl Shared {
             _ => Ok(()),
         };
         if let Err(error) = risen {
-            tracing::debug!(?error, branch = top.branch.index(), "a file is opened where it is instead of being copied up");
+            tracing::debug!(
+                ?error,
+                branch = top.branch.index(),
+                "a file is opened where it is instead of being copied up"
+            );
         }
     }
 

@@ -1,8 +1,9 @@
 //! An open file of the union: it follows its file when that is copied up.
 //!
-//! A file opened for writing on a read-only branch is opened there for reading only, and copied up by the first write. Whoever copies a file up
-//! tells all open files of it ([`UnionFile::follow`]), so that readers see what writers write. Invariant: what was once handed out as the
-//! present file stays open until this one is closed.
+//! A file opened for writing on a read-only branch is opened there for reading only, and copied up
+//! by the first write. Whoever copies a file up tells all open files of it ([`UnionFile::follow`]),
+//! so that readers see what writers write. Invariant: what was once handed out as the present file
+//! stays open until this one is closed.
 
 use crate::{
     branches::Branch,
@@ -10,7 +11,10 @@ use crate::{
     union::{OWN, Shared},
 };
 use nacre_sys::descriptors::{self, Counted};
-use nacre_vfs::{AllocateMode, Caller, Errno, FileLock, Ioctl, LockKind, LockOwner, Node, OpenFile, OpenFlags, Opened, Result, Whence};
+use nacre_vfs::{
+    AllocateMode, Caller, Errno, FileLock, Ioctl, LockKind, LockOwner, Node, OpenFile, OpenFlags, Opened, Result,
+    Whence,
+};
 use std::{
     any::Any,
     os::fd::BorrowedFd,
@@ -20,7 +24,8 @@ use std::{
     },
 };
 
-/// `O_NOATIME`, `O_DIRECT` and their like are kept where a file is opened once more; what would create or empty it is not.
+/// `O_NOATIME`, `O_DIRECT` and their like are kept where a file is opened once more; what would
+/// create or empty it is not.
 const ONCE: u32 = 0o100 | OpenFlags::EXCL | OpenFlags::TRUNC;
 /// The access mode.
 const ACCESS: u32 = 3;
@@ -69,7 +74,12 @@ impl Shared {
         self.open_node(caller, &node, flags)
     }
 
-    pub(crate) fn open_node(self: &Arc<Shared>, caller: &Caller, node: &Arc<UnionNode>, flags: OpenFlags) -> Result<Opened> {
+    pub(crate) fn open_node(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        node: &Arc<UnionNode>,
+        flags: OpenFlags,
+    ) -> Result<Opened> {
         if node.kind == nacre_vfs::Kind::Directory {
             return Err(Errno::EISDIR);
         }
@@ -87,7 +97,13 @@ impl Shared {
     }
 
     /// The union's file for one that has just been opened on a branch.
-    pub(crate) fn wrap(self: &Arc<Shared>, node: &Arc<UnionNode>, branch: &Arc<Branch>, file: Opened, flags: OpenFlags) -> Opened {
+    pub(crate) fn wrap(
+        self: &Arc<Shared>,
+        node: &Arc<UnionNode>,
+        branch: &Arc<Branch>,
+        file: Opened,
+        flags: OpenFlags,
+    ) -> Opened {
         let first = Stage { file, branch: Arc::clone(branch), writable: branch.is_writable(), next: OnceLock::new() };
         let file = UnionFile {
             shared: Arc::clone(self),
@@ -153,7 +169,8 @@ impl UnionFile {
         self.flags.reads() || !stage.writable
     }
 
-    /// Goes on with the copy. Where that cannot be opened now, the next use tries again and tells its user.
+    /// Goes on with the copy. Where that cannot be opened now, the next use tries again and tells
+    /// its user.
     pub(crate) fn follow(&self, part: &Part) {
         if self.is_on(&part.branch) && (self.stage().writable || !part.branch.is_writable()) {
             return;
@@ -161,7 +178,12 @@ impl UnionFile {
         let flags = OpenFlags(on(&part.branch, self.flags).0 & !ONCE);
         match part.branch.layer.open(&OWN, &part.node, flags) {
             Ok(file) => {
-                let stage = Stage { file, branch: Arc::clone(&part.branch), writable: part.branch.is_writable(), next: OnceLock::new() };
+                let stage = Stage {
+                    file,
+                    branch: Arc::clone(&part.branch),
+                    writable: part.branch.is_writable(),
+                    next: OnceLock::new(),
+                };
                 // One copy-up at a time: nobody else appends to the chain.
                 let _ = self.stage().next.set(Box::new(stage));
                 self.behind.store(false, Ordering::Release);
@@ -290,7 +312,8 @@ impl OpenFile for UnionFile {
     }
 
     fn test_lock(&self, _: LockOwner, _: FileLock) -> Result<FileLock> {
-        // A lock on one branch's file would be lost with a copy-up: the door's kernel keeps locks itself.
+        // A lock on one branch's file would be lost with a copy-up: the door's kernel keeps locks
+        // itself.
         Err(Errno::EOPNOTSUPP)
     }
 
@@ -311,7 +334,8 @@ impl OpenFile for UnionFile {
         if self.shared.options.move_when_full.is_some() {
             return None;
         }
-        // Whoever wants to move the file looks, with this lock held for writing, at whether it is lent.
+        // Whoever wants to move the file looks, with this lock held for writing, at whether it is
+        // lent.
         let _still = self.node.moving.read();
         let stage = self.stage();
         // A file that can still be copied up would go on showing its old bytes.

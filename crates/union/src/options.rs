@@ -1,7 +1,8 @@
 //! `-o` words: those of aufs, the placement words of mergerfs, the directories of overlayfs. Pure.
 //!
-//! Called by whoever reads a command line or an fstab; the words that are not the union's own are handed back. Each word of aufs is in one of three
-//! tables: it is obeyed, it is accepted because what it tunes needs no tuning here, or it is refused with the reason. docs/union.md says so word
+//! Called by whoever reads a command line or an fstab; the words that are not the union's own are
+//! handed back. Each word of aufs is in one of three tables: it is obeyed, it is accepted because
+//! what it tunes needs no tuning here, or it is refused with the reason. docs/union.md says so word
 //! by word, which a test checks.
 
 mod pool;
@@ -51,7 +52,8 @@ pub struct Words {
     pub pool: bool,
     /// Words that are not the union's own.
     pub rest: Vec<OsString>,
-    /// The words that `options` comes from, as they were given: joined by [`Words::join`], they can be read again.
+    /// The words that `options` comes from, as they were given: joined by [`Words::join`], they can
+    /// be read again.
     pub own: Vec<OsString>,
     routes: Vec<Route>,
     everywhere: Option<bool>,
@@ -147,8 +149,8 @@ fn take_apart(word: &OsStr) -> Option<Word<'_>> {
     Some(Word { name: std::str::from_utf8(name).ok()?, value })
 }
 
-/// The parts of a list between commas. A comma behind a backslash is part of a word; all other backslashes stay: what they are for is the word's
-/// business.
+/// The parts of a list between commas. A comma behind a backslash is part of a word; all other
+/// backslashes stay: what they are for is the word's business.
 fn split(list: &OsStr) -> Vec<OsString> {
     let mut words = vec![Vec::new()];
     let mut bytes = list.as_bytes().iter().copied().peekable();
@@ -176,7 +178,8 @@ fn split(list: &OsStr) -> Vec<OsString> {
 
 /// Whether a word that is obeyed says how the union behaves, not what it consists of.
 fn shapes(name: &str) -> bool {
-    const OTHERS: [&str; 10] = ["br", "dirs", "branches", "lowerdir", "upperdir", "workdir", "udba", "acl", "noacl", "xattr"];
+    const OTHERS: [&str; 10] =
+        ["br", "dirs", "branches", "lowerdir", "upperdir", "workdir", "udba", "acl", "noacl", "xattr"];
     !OTHERS.contains(&name) && !pool::only_told(name) && UNNEEDED.iter().all(|(known, _)| !pool::same(name, known))
 }
 
@@ -269,7 +272,8 @@ impl Words {
             "upperdir" => self.upper = Some(word.raw()?.to_owned()),
             "workdir" => {
                 word.raw()?;
-                self.unneeded.push((word.name.to_owned(), "copies are built on the upper branch itself, in .wh..wh.work"));
+                self.unneeded
+                    .push((word.name.to_owned(), "copies are built on the upper branch itself, in .wh..wh.work"));
             }
             "create" | "create_policy" => options.create = word.text()?.parse()?,
             "cpup" | "copyup" | "copyup_policy" => options.copy_up = word.text()?.parse()?,
@@ -280,13 +284,17 @@ impl Words {
             "sum" => options.sum = word.flag()?,
             "warn_perm" => options.warn_permissions = word.flag()?,
             "nowarn_perm" => options.warn_permissions = !word.flag()?,
-            "diropq" => options.opaque_always = word.choice(&[(&["a", "always"], true), (&["w", "whiteouted"], false)])?,
+            "diropq" => {
+                options.opaque_always = word.choice(&[(&["a", "always"], true), (&["w", "whiteouted"], false)])?
+            }
             "dirren" => self.dirren(word)?,
             "nodirren" => {
                 word.flag()?;
                 (options.directory_copy_limit, options.directory_redirect) = (0, false);
             }
-            "redirect_dir" => options.directory_redirect = word.choice(&[(&["on"], true), (&["off", "follow"], false)])?,
+            "redirect_dir" => {
+                options.directory_redirect = word.choice(&[(&["on"], true), (&["off", "follow"], false)])?
+            }
             "index" => word.only("on", "hard links are always kept")?,
             "nofail" => self.nofail = word.flag()?,
             "volatile" => options.sync = !word.flag()?,
@@ -309,7 +317,9 @@ impl Words {
                 } else if let Some((_, why)) = REFUSED.iter().find(|(known, _)| *known == name) {
                     return Err(ParseError::new(format!("{name}: {why}")));
                 } else if name.starts_with("category.") {
-                    return Err(ParseError::new(format!("{name}: there are category.create, category.search and category.action")));
+                    return Err(ParseError::new(format!(
+                        "{name}: there are category.create, category.search and category.action"
+                    )));
                 } else {
                     return Ok(false);
                 }
@@ -329,7 +339,8 @@ impl Words {
                 other => match other.strip_prefix("copy:").and_then(|entries| entries.parse().ok()) {
                     Some(entries) => (entries, false),
                     None => {
-                        let sentence = format!("dirren={}: write copy, copy:ENTRIES, redirect or exdev", other.escape_debug());
+                        let sentence =
+                            format!("dirren={}: write copy, copy:ENTRIES, redirect or exdev", other.escape_debug());
                         return Err(ParseError::new(sentence));
                     }
                 },
@@ -342,7 +353,9 @@ impl Words {
 
 impl<'a> Word<'a> {
     fn raw(&self) -> Result<&'a OsStr, ParseError> {
-        self.value.filter(|value| !value.is_empty()).ok_or_else(|| ParseError::new(format!("{}= needs a value", self.name)))
+        self.value
+            .filter(|value| !value.is_empty())
+            .ok_or_else(|| ParseError::new(format!("{}= needs a value", self.name)))
     }
 
     fn text(&self) -> Result<&'a str, ParseError> {
@@ -367,7 +380,11 @@ impl<'a> Word<'a> {
     fn only(&self, value: &str, why: &str) -> Result<(), ParseError> {
         match self.text()? {
             given if given == value => Ok(()),
-            given => Err(ParseError::new(format!("{}={}: {why}; the only value is {value}", self.name, given.escape_debug()))),
+            given => Err(ParseError::new(format!(
+                "{}={}: {why}; the only value is {value}",
+                self.name,
+                given.escape_debug()
+            ))),
         }
     }
 

@@ -1,9 +1,12 @@
-//! Files as doors see them where a word of mergerfs makes names differ that lead to one file: with `link-cow` and `symlinkify`.
+//! Files as doors see them where a word of mergerfs makes names differ that lead to one file: with
+//! `link-cow` and `symlinkify`.
 //!
-//! A door, and the kernel behind it, know a file by its identity and open it by that: they do not tell which of its names somebody used. So here each
-//! name of a regular file has a node and an identity of its own; the inode number that users see stays that of the file. A name that turns out not to
-//! lead to its file any more is answered with ESTALE, upon which the kernel looks it up anew and tries once more. Files shown as symbolic links
-//! have other identities than before, so that whoever has them open goes on.
+//! A door, and the kernel behind it, know a file by its identity and open it by that: they do not
+//! tell which of its names somebody used. So here each name of a regular file has a node and an
+//! identity of its own; the inode number that users see stays that of the file. A name that turns
+//! out not to lead to its file any more is answered with ESTALE, upon which the kernel looks it up
+//! anew and tries once more. Files shown as symbolic links have other identities than before, so
+//! that whoever has them open goes on.
 //!
 //! Made by [`Union::layer`] for unions with such a word; all others do without. Invariants:
 //! * what a node believes to be its name is verified before it matters;
@@ -16,8 +19,8 @@ use crate::{
 };
 use hashbrown::HashMap;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Collector, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile,
-    OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Collector, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
+    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::Mutex;
 use std::{
@@ -97,11 +100,13 @@ impl Drop for Named {
 }
 
 impl Names {
-    /// The node of a name that leads to this file, which may be shown as a link: the known one or a new one.
+    /// The node of a name that leads to this file, which may be shown as a link: the known one or a
+    /// new one.
     fn get(self: &Arc<Names>, place: Place, below: &Node, file: &Arc<UnionNode>, is_link: bool) -> Arc<Named> {
         let key = key(&place);
         let mut tables = self.tables.lock();
-        let others: Vec<Arc<Named>> = tables.by_name.get(&key).into_iter().flatten().filter_map(Weak::upgrade).collect();
+        let others: Vec<Arc<Named>> =
+            tables.by_name.get(&key).into_iter().flatten().filter_map(Weak::upgrade).collect();
         if let Some(known) = others.iter().find(|known| known.file.id == file.id && known.is_link == is_link) {
             let known = Arc::clone(known);
             // Others may be let go here for good.
@@ -148,12 +153,17 @@ impl Names {
     }
 
     fn of(&self, file: FileId) -> Vec<Arc<Named>> {
-        self.tables.lock().by_file.get(&file).map_or_else(Vec::new, |nodes| nodes.iter().filter_map(Weak::upgrade).collect())
+        self.tables
+            .lock()
+            .by_file
+            .get(&file)
+            .map_or_else(Vec::new, |nodes| nodes.iter().filter_map(Weak::upgrade).collect())
     }
 }
 
 impl Shared {
-    /// Tells a door of a change. That of a file is one of each of its names. False where the door is gone.
+    /// Tells a door of a change. That of a file is one of each of its names. False where the door
+    /// is gone.
     pub(crate) fn send(&self, out: &Sender<Invalidation>, what: Invalidation) -> bool {
         if let (Some(names), Invalidation::Attributes { id } | Invalidation::Content { id }) = (&self.names, &what) {
             for named in names.of(*id) {
@@ -208,7 +218,9 @@ impl DirSink for Shown<'_> {
                 entry.entry = Some(found);
             }
             // It may be one that is shown as a link, which only its attributes tell.
-            None if self.layer.shared().options.symlinkify.is_some() => entry.kind = entry.kind.filter(|kind| *kind != Kind::File),
+            None if self.layer.shared().options.symlinkify.is_some() => {
+                entry.kind = entry.kind.filter(|kind| *kind != Kind::File)
+            }
             None => {}
         }
         self.sink.push(entry)
@@ -255,7 +267,8 @@ impl PerName {
         base.starts_with(b"/").then(|| parts.join(&b'/'))
     }
 
-    /// What is shown of something found; `changes`: it may have become a link since it was looked at last.
+    /// What is shown of something found; `changes`: it may have become a link since it was looked
+    /// at last.
     fn up(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: Entry, changes: bool) -> Entry {
         let Some(file) = found.node.arc::<UnionNode>().filter(|_| found.attr.kind == Kind::File) else { return found };
         let place = Place { parent: Arc::clone(parent), name: name.bytes().into() };
@@ -277,7 +290,8 @@ impl PerName {
         attr
     }
 
-    /// The same of a node that is known; where it is to be shown otherwise, its name is to be looked up anew.
+    /// The same of a node that is known; where it is to be shown otherwise, its name is to be
+    /// looked up anew.
     fn attr_of(&self, node: &Node, attr: Attr) -> Attr {
         let Some(named) = named(node) else { return attr };
         if self.shared().options.symlinkify.is_some() {
@@ -353,7 +367,14 @@ impl Layer for PerName {
         }
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         let (made, file) = self.below.create(caller, parent, name, mode, flags)?;
         Ok((self.up(&self.shared().held(parent)?, name, made, false), file))
     }
@@ -362,12 +383,27 @@ impl Layer for PerName {
         self.below.tmpfile(caller, parent, mode, flags)
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         let made = self.below.mknod(caller, parent, name, kind, mode, device)?;
         Ok(self.up(&self.shared().held(parent)?, name, made, false))
     }
 
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         let made = self.below.link(caller, below(node), file, parent, name)?;
         let Some(source) = named(node).filter(|named| named.is_link) else {
             return Ok(self.up(&self.shared().held(parent)?, name, made, false));
@@ -436,7 +472,8 @@ impl Layer for PerName {
     fn coherence(&self, scope: Scope<'_>) -> Coherence {
         let Scope::Attributes(node, attr) = scope else { return self.below.coherence(scope) };
         let options = &self.shared().options;
-        // What one name is told of the others have to ask for; and nobody tells when a file is old enough.
+        // What one name is told of the others have to ask for; and nobody tells when a file is old
+        // enough.
         let is_shared = options.link_cow && attr.nlink > 1 || options.symlinkify.is_some() && attr.mode & WRITE == 0;
         match named(node) {
             Some(named) if named.is_link || is_shared => Coherence::Shared,

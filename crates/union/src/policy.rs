@@ -1,9 +1,12 @@
 //! Which branch gets what: placement policies as pure functions over a few figures of the branches.
 //!
-//! Called wherever something new is put on a branch: creation, copy-up, link, rename. Names and rules are those of aufs and mergerfs. Whatever a
-//! policy says, what it places must be seen: a branch below the limit that a whiteout or an opaque directory sets is never chosen. Invariants:
-//! * the same function decides and explains ([`CreatePolicy::explain`]), so an explanation cannot differ from what happens;
-//! * one operation writes to one branch: policies that act on several are refused when they are read.
+//! Called wherever something new is put on a branch: creation, copy-up, link, rename. Names and
+//! rules are those of aufs and mergerfs. Whatever a policy says, what it places must be seen: a
+//! branch below the limit that a whiteout or an opaque directory sets is never chosen. Invariants:
+//! * the same function decides and explains ([`CreatePolicy::explain`]), so an explanation cannot
+//!   differ from what happens;
+//! * one operation writes to one branch: policies that act on several are refused when they are
+//!   read.
 
 mod grammar;
 mod route;
@@ -32,11 +35,14 @@ pub struct BranchView {
     pub writable: bool,
     /// The directory in question is there, as part of the union's directory.
     pub parent_exists: bool,
-    /// How many components of the directory's path are there; asked for where [`CreatePolicy::needs_depth`].
+    /// How many components of the directory's path are there; asked for where
+    /// [`CreatePolicy::needs_depth`].
     pub parent_depth: u32,
-    /// When names in the directory last changed there; asked for where [`CreatePolicy::needs_times`].
+    /// When names in the directory last changed there; asked for where
+    /// [`CreatePolicy::needs_times`].
     pub parent_changed: Time,
-    /// Bytes free for ordinary users; asked for where [`CreatePolicy::needs_space`], or where `min_free` is not 0.
+    /// Bytes free for ordinary users; asked for where [`CreatePolicy::needs_space`], or where
+    /// `min_free` is not 0.
     pub free: u64,
     /// Bytes used, as `free`.
     pub used: u64,
@@ -67,7 +73,8 @@ impl BranchView {
 pub struct Placement<'a> {
     /// All branches, from the top.
     pub branches: &'a [BranchView],
-    /// The last branch on which it would be seen: that of the whiteout which hides the name, or where an opaque directory ends the merge.
+    /// The last branch on which it would be seen: that of the whiteout which hides the name, or
+    /// where an opaque directory ends the merge.
     pub limit: usize,
     /// It is a directory.
     pub directory: bool,
@@ -108,7 +115,8 @@ pub enum Preference {
 /// Where new files go (`create=`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CreatePolicy {
-    /// The highest branch that has the directory; where that cannot be written, the next above that can.
+    /// The highest branch that has the directory; where that cannot be written, the next above that
+    /// can.
     #[default]
     TopDownParent,
     /// The highest with more than `low` bytes free; where there is none, as `MostFree`.
@@ -132,7 +140,8 @@ pub enum CreatePolicy {
         /// How long figures stay good.
         hold: Hold,
     },
-    /// Most free bytes among those that have the directory; of equal ones the upper. Where none of them can be written, as `TopDownParent`.
+    /// Most free bytes among those that have the directory; of equal ones the upper. Where none of
+    /// them can be written, as `TopDownParent`.
     ParentMostFree {
         /// How long figures stay good.
         hold: Hold,
@@ -167,7 +176,8 @@ impl Hold {
 /// Where files go that are changed and cannot be changed where they are (`cpup=`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyUpPolicy {
-    /// The highest branch that has the directory; where nothing may be put there, the next above where it may.
+    /// The highest branch that has the directory; where nothing may be put there, the next above
+    /// where it may.
     #[default]
     TopDownParent,
     /// The next branch above that has the directory; where there is none, as `BottomUp`.
@@ -204,7 +214,8 @@ impl PolicyState {
     }
 
     fn dice(&self, moves_on: bool) -> Dice {
-        /// SplitMix64 (Steele, Lea, Flood 2014): every state is good, so that threads need only agree on an addition.
+        /// SplitMix64 (Steele, Lea, Flood 2014): every state is good, so that threads need only
+        /// agree on an addition.
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut random = self.random.fetch_add(if moves_on { STEP } else { 0 }, Ordering::Relaxed);
         random = (random ^ random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -229,7 +240,8 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// For people: one line for what happens, one for each other branch. `names` are those of all branches.
+    /// For people: one line for what happens, one for each other branch. `names` are those of all
+    /// branches.
     pub fn text(&self, names: &[String]) -> String {
         let name = |index: usize| names.get(index).map_or("?", String::as_str);
         let mut text = match self.chosen {
@@ -314,13 +326,19 @@ impl CreatePolicy {
     }
 
     fn takes_turns(&self) -> bool {
-        matches!(self, CreatePolicy::RoundRobin | CreatePolicy::MostFreeRoundRobin { .. } | CreatePolicy::ParentMostFreeRoundRobin { .. })
+        matches!(
+            self,
+            CreatePolicy::RoundRobin
+                | CreatePolicy::MostFreeRoundRobin { .. }
+                | CreatePolicy::ParentMostFreeRoundRobin { .. }
+        )
     }
 
     /// The branch for something new.
     ///
     /// # Errors
-    /// EROFS where nothing may be put on any branch that counts; ENOSPC where it might, but too little is free.
+    /// EROFS where nothing may be put on any branch that counts; ENOSPC where it might, but too
+    /// little is free.
     pub fn choose(&self, placement: &Placement<'_>, state: &PolicyState) -> Result<usize> {
         let mut dice = state.dice(true);
         if self.takes_turns() && !placement.directory {
@@ -338,7 +356,8 @@ impl CreatePolicy {
 }
 
 impl CopyUpPolicy {
-    /// The branch that gets a copy of a file on `source`; `source` itself where files there may be changed.
+    /// The branch that gets a copy of a file on `source`; `source` itself where files there may be
+    /// changed.
     ///
     /// # Errors
     /// EROFS where nothing may be put on any branch above.
@@ -353,8 +372,9 @@ impl CopyUpPolicy {
         notes.explanation(chosen, branches.len())
     }
 
-    /// The branch on which a file gets another name (link, rename): its own where files there may be changed, else as for a copy; never one below
-    /// `limit`, the branch of the name that is replaced or what hides the new name.
+    /// The branch on which a file gets another name (link, rename): its own where files there may
+    /// be changed, else as for a copy; never one below `limit`, the branch of the name that is
+    /// replaced or what hides the new name.
     ///
     /// # Errors
     /// EROFS where that cannot be written.

@@ -1,9 +1,12 @@
-//! Renaming a directory that is partly on read-only branches without copying what is in it: the part above says where it goes on below.
+//! Renaming a directory that is partly on read-only branches without copying what is in it: the
+//! part above says where it goes on below.
 //!
-//! Called by renames of directories that are too large to be copied ([`crate::UnionOptions::directory_redirect`]). The mark is that of the
-//! kernel's overlay file system; other programs that read the branch see only what is on it. It is written while the directory is
-//! still where it was, and leads exactly to what is merged there, so nothing changes by it. Only where no branch below can be written: a path
-//! that leads to something that may move or go would lose files.
+//! Called by renames of directories that are too large to be copied
+//! ([`crate::UnionOptions::directory_redirect`]). The mark is that of the kernel's overlay file
+//! system; other programs that read the branch see only what is on it. It is written while the
+//! directory is still where it was, and leads exactly to what is merged there, so nothing changes
+//! by it. Only where no branch below can be written: a path that leads to something that may move
+//! or go would lose files.
 
 use crate::{
     branches::Branch,
@@ -19,13 +22,15 @@ const LENGTH_MAX: usize = 256;
 impl Shared {
     /// Whether directories whose upper part is on a branch may go on elsewhere below.
     pub(crate) fn may_redirect(&self, branch: &Branch) -> bool {
-        self.options.directory_redirect && !self.branches().iter().skip(branch.index().saturating_add(1)).any(|below| below.is_writable())
+        self.options.directory_redirect
+            && !self.branches().iter().skip(branch.index().saturating_add(1)).any(|below| below.is_writable())
     }
 
     /// Makes the part of a directory on a branch say where it goes on below.
     ///
     /// # Errors
-    /// EXDEV where that cannot be said, ENOENT where the directory has been removed, and what the storage says.
+    /// EXDEV where that cannot be said, ENOENT where the directory has been removed, and what the
+    /// storage says.
     pub(crate) fn redirect_directory(&self, node: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         self.grow(node, branch)?;
         let _tree = self.tree.lock();
@@ -35,7 +40,8 @@ impl Shared {
             return Ok(());
         }
         let path = self.path_below(node, branch)?;
-        let below = self.resolve(&view, &path, branch.index().saturating_add(1))?.map(|found| found.parts).unwrap_or_default();
+        let below =
+            self.resolve(&view, &path, branch.index().saturating_add(1))?.map(|found| found.parts).unwrap_or_default();
         let merged = view.parts.iter().filter(|part| part.branch.index() > branch.index());
         let leads_there = merged.clone().count() == below.len()
             && merged.zip(&below).all(|(old, new)| old.branch.index() == new.branch.index() && old.id == new.id);
@@ -58,8 +64,11 @@ impl Shared {
         let mut at = Arc::clone(node);
         while let Some(place) = at.place() {
             let part = at.part_on(branch).ok_or(Errno::ESTALE)?;
-            let redirect =
-                if part.redirect == Redirect::None { None } else { branch.marks().opacity(&*branch.layer, &part.node)?.redirect };
+            let redirect = if part.redirect == Redirect::None {
+                None
+            } else {
+                branch.marks().opacity(&*branch.layer, &part.node)?.redirect
+            };
             match redirect {
                 Some(path) if path.starts_with(b"/") => {
                     start = path;

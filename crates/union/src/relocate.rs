@@ -1,15 +1,19 @@
-//! Moving files from one branch to another while they can be seen: off full branches, off branches that are being drained, between tiers.
+//! Moving files from one branch to another while they can be seen: off full branches, off branches
+//! that are being drained, between tiers.
 //!
-//! The copy is built in the work directory of the new branch while users go on; then, with everything held, it is made sure that nobody has
-//! changed the file, the copy gets the name there, and the old file goes. The name shows the old file until the last step, and the new one after
-//! it, at every moment and after every crash: what a crash leaves is a temporary file, or the old file hidden below the new one, or the new one
-//! hidden below the old one. A file stays where it is while it is open for writing, while the kernel reads it by itself, and while anybody
-//! holds it open or mapped on its branch.
+//! The copy is built in the work directory of the new branch while users go on; then, with
+//! everything held, it is made sure that nobody has changed the file, the copy gets the name there,
+//! and the old file goes. The name shows the old file until the last step, and the new one after
+//! it, at every moment and after every crash: what a crash leaves is a temporary file, or the old
+//! file hidden below the new one, or the new one hidden below the old one. A file stays where it is
+//! while it is open for writing, while the kernel reads it by itself, and while anybody holds it
+//! open or mapped on its branch.
 //!
 //! Files with several names go together, as `linked.rs` tells.
 //!
-//! For open files whose branch is full ([`crate::UnionOptions::move_when_full`]), writers wait: whoever changes a file holds its `moving` lock for
-//! reading meanwhile, and every open file follows.
+//! For open files whose branch is full ([`crate::UnionOptions::move_when_full`]), writers wait:
+//! whoever changes a file holds its `moving` lock for reading meanwhile, and every open file
+//! follows.
 
 use crate::{
     branches::Branch,
@@ -46,7 +50,8 @@ pub enum Stay {
         /// Those that are not seen.
         outside: u32,
     },
-    /// It has several names, and its file system does not tell when it was made: its number could come to mean another file.
+    /// It has several names, and its file system does not tell when it was made: its number could
+    /// come to mean another file.
     Unsure(u32),
     /// No other branch may take it and has room for it, in a place where it would be seen.
     NoRoom,
@@ -79,9 +84,14 @@ impl fmt::Display for Stay {
             Stay::InUse => f.write_str("a program uses it on the branch itself, or has it mapped"),
             Stay::Names(names) => write!(f, "it has {names} names"),
             Stay::Elsewhere { names, outside } => {
-                write!(f, "{outside} of its {names} names cannot be seen: outside of the branch, or hidden by another one")
+                write!(
+                    f,
+                    "{outside} of its {names} names cannot be seen: outside of the branch, or hidden by another one"
+                )
             }
-            Stay::Unsure(names) => write!(f, "it has {names} names, and its file system does not tell when it was made"),
+            Stay::Unsure(names) => {
+                write!(f, "it has {names} names, and its file system does not tell when it was made")
+            }
             Stay::NoRoom => f.write_str("no other branch takes it and has room for it"),
             Stay::Changed => f.write_str("it was changed meanwhile"),
             Stay::Stopped => f.write_str("stopped"),
@@ -108,7 +118,8 @@ impl Shared {
     /// Moves a file off a full branch in the middle of a write.
     ///
     /// # Errors
-    /// ENOSPC where it cannot go anywhere else: no branch with room on which it would be seen, or a file with several names.
+    /// ENOSPC where it cannot go anywhere else: no branch with room on which it would be seen, or a
+    /// file with several names.
     pub(crate) fn move_elsewhere(self: &Arc<Shared>, node: &Arc<UnionNode>) -> Result<()> {
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
@@ -128,7 +139,8 @@ impl Shared {
         moved
     }
 
-    /// Keeps a file on its branch while something about it changes there. Taken before the names of any directory.
+    /// Keeps a file on its branch while something about it changes there. Taken before the names of
+    /// any directory.
     pub(crate) fn hold_still<'a>(&self, node: &'a UnionNode) -> Option<RwLockReadGuard<'a, ()>> {
         node.changes.fetch_add(1, Ordering::AcqRel);
         let is_alone = self.branches().len() < 2;
@@ -139,7 +151,12 @@ impl Shared {
     ///
     /// # Errors
     /// Why it stays.
-    pub(crate) fn relocate(self: &Arc<Shared>, node: &Arc<UnionNode>, goal: &Goal, pace: Pace<'_>) -> std::result::Result<u64, Stay> {
+    pub(crate) fn relocate(
+        self: &Arc<Shared>,
+        node: &Arc<UnionNode>,
+        goal: &Goal,
+        pace: Pace<'_>,
+    ) -> std::result::Result<u64, Stay> {
         let (top, place, attr, changes) = {
             let _still = node.copying.lock();
             let top = node.top()?;
@@ -180,7 +197,8 @@ impl Shared {
         Ok(attr)
     }
 
-    /// Whether a file is open on its branch by others than the union, or mapped. Where the storage cannot tell, nobody is believed to.
+    /// Whether a file is open on its branch by others than the union, or mapped. Where the storage
+    /// cannot tell, nobody is believed to.
     fn is_used_by_others(&self, top: &Part) -> Result<bool> {
         let file = top.branch.layer.open(&OWN, &top.node, OpenFlags::READ)?;
         let Some(descriptor) = file.backing() else { return Ok(false) };
@@ -199,7 +217,10 @@ impl Shared {
         match goal {
             Goal::Branch(branch) => {
                 let limit = self.limit_elsewhere(place, top)?;
-                let seen = branch.slot != top.branch.slot && branch.is_member() && branch.index() <= limit && branch.is_writable();
+                let seen = branch.slot != top.branch.slot
+                    && branch.is_member()
+                    && branch.index() <= limit
+                    && branch.is_writable();
                 if seen && fits(branch)? { Ok(Arc::clone(branch)) } else { Err(Stay::NoRoom) }
             }
             Goal::Anywhere => {
@@ -212,16 +233,20 @@ impl Shared {
         }
     }
 
-    /// Removes an older state of the very file that is hidden below it: what a move that was interrupted has left, or what was copied up on open.
+    /// Removes an older state of the very file that is hidden below it: what a move that was
+    /// interrupted has left, or what was copied up on open.
     fn remove_older(&self, node: &Arc<UnionNode>, place: &Place, top: &Part) -> Result<()> {
         let _names = place.parent.names.write();
         let (view, name) = (place.parent.view(), Name::new(&place.name)?);
         if node.is_gone() || !node.place().is_some_and(|now| now.is(&place.parent, &place.name)) {
             return Err(Errno::ENOENT);
         }
-        let Some(below) = self.sight_from(&OWN, &view, name, top.branch.index().saturating_add(1))?.found else { return Ok(()) };
+        let Some(below) = self.sight_from(&OWN, &view, name, top.branch.index().saturating_add(1))?.found else {
+            return Ok(());
+        };
         let part = below.top()?;
-        if below.kind == node.kind && below.attr.nlink == 1 && part.branch.is_writable() && self.id_of(part)? == node.id {
+        if below.kind == node.kind && below.attr.nlink == 1 && part.branch.is_writable() && self.id_of(part)? == node.id
+        {
             self.remove_hidden(&view, &part.branch, name);
         }
         Ok(())
@@ -240,7 +265,8 @@ impl Shared {
         })
     }
 
-    /// The branch at a place, if something can be put there although a whiteout of it hides the name: the mark stands beside.
+    /// The branch at a place, if something can be put there although a whiteout of it hides the
+    /// name: the mark stands beside.
     pub(crate) fn beside_whiteout(&self, parent: &UnionNode, at: usize, name: Name<'_>) -> Result<Option<Arc<Branch>>> {
         let branch = self.branch(at)?;
         let Some(home) = parent.part_on(&branch).filter(|_| branch.creates()) else { return Ok(None) };
@@ -280,7 +306,8 @@ impl Shared {
         self.most_room(self.limit_elsewhere(place, top)?, &top.branch, size)
     }
 
-    /// Of all branches but one, down to `limit`, the one with most room for something new of this size.
+    /// Of all branches but one, down to `limit`, the one with most room for something new of this
+    /// size.
     ///
     /// # Errors
     /// ENOSPC where there is none.
@@ -354,8 +381,8 @@ impl Shared {
         Ok(now)
     }
 
-    /// Whether a file cannot keep its number when it goes from its branch: the storage gives it to another file then, and nothing would tell the
-    /// two apart.
+    /// Whether a file cannot keep its number when it goes from its branch: the storage gives it to
+    /// another file then, and nothing would tell the two apart.
     pub(crate) fn loses_number(&self, node: &UnionNode, top: &Part) -> bool {
         top.id.generation == 0 && !self.is_copy(node, top)
     }

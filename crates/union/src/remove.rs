@@ -1,7 +1,9 @@
-//! Removing names: the file itself where it is on a writable branch, and a whiteout where a branch below would show the name again.
+//! Removing names: the file itself where it is on a writable branch, and a whiteout where a branch
+//! below would show the name again.
 //!
-//! The whiteout comes first (a mark beside a name hides nothing on its own branch), or takes the very name in one step: at no moment does
-//! what lies below come to light. Directories are moved to the work directory in one step, and emptied of their whiteouts there.
+//! The whiteout comes first (a mark beside a name hides nothing on its own branch), or takes the
+//! very name in one step: at no moment does what lies below come to light. Directories are moved to
+//! the work directory in one step, and emptied of their whiteouts there.
 
 use crate::{
     branches::Branch,
@@ -80,7 +82,14 @@ impl Shared {
     }
 
     /// Removes what is no directory. The names of `parent` are held.
-    fn remove_file(&self, caller: &Caller, parent: &Arc<UnionNode>, view: &View, name: Name<'_>, found: Found) -> Result<Removal> {
+    fn remove_file(
+        &self,
+        caller: &Caller,
+        parent: &Arc<UnionNode>,
+        view: &View,
+        name: Name<'_>,
+        found: Found,
+    ) -> Result<Removal> {
         let (top, attr) = (found.top()?.clone(), found.attr);
         // Once removed, it could not be asked who it was.
         let node = self.node_of(found)?;
@@ -132,18 +141,23 @@ impl Shared {
                 1
             });
             let copy = node.top()?;
-            left == 0 && (!copy.branch.is_writable() || copy.branch.layer.getattr(&OWN, &copy.node, None).is_ok_and(|attr| attr.nlink == 0))
+            left == 0
+                && (!copy.branch.is_writable()
+                    || copy.branch.layer.getattr(&OWN, &copy.node, None).is_ok_and(|attr| attr.nlink == 0))
         };
         node.leave(parent, name.bytes(), last);
         Ok(())
     }
 
-    /// Removes from a writable branch what a file on a branch above has just replaced. Where that fails it only takes up room.
+    /// Removes from a writable branch what a file on a branch above has just replaced. Where that
+    /// fails it only takes up room.
     pub(crate) fn remove_hidden(&self, view: &View, branch: &Arc<Branch>, name: Name<'_>) {
         let Some(part) = view.on(branch).filter(|_| branch.is_writable()) else { return };
         match branch.layer.unlink(&OWN, &part.node, name) {
             Ok(()) | Err(Errno::ENOENT) => {}
-            Err(error) => tracing::warn!(branch = branch.index(), ?error, "a file that has been replaced stays on a lower branch"),
+            Err(error) => {
+                tracing::warn!(branch = branch.index(), ?error, "a file that has been replaced stays on a lower branch")
+            }
         }
     }
 
@@ -153,10 +167,16 @@ impl Shared {
     }
 
     /// The same; a directory that stood there is then in the work directory under that name.
-    pub(crate) fn hide_leaving(&self, home: (&Arc<UnionNode>, &Part), name: Name<'_>, temporary: &Temporary) -> Result<bool> {
+    pub(crate) fn hide_leaving(
+        &self,
+        home: (&Arc<UnionNode>, &Part),
+        name: Name<'_>,
+        temporary: &Temporary,
+    ) -> Result<bool> {
         let (directory, part) = home;
         let branch = &part.branch;
-        let replaced = branch.marks().hide(&*branch.layer, &branch.work()?.directory, temporary.name()?, &part.node, name)?;
+        let replaced =
+            branch.marks().hide(&*branch.layer, &branch.work()?.directory, temporary.name()?, &part.node, name)?;
         if branch.marks().style == Style::Xattr {
             directory.holds_attribute_marks(branch.index());
         }
@@ -206,14 +226,23 @@ impl Shared {
         if listing::is_empty(&marks, &sources)? { Ok(()) } else { Err(Errno::ENOTEMPTY) }
     }
 
-    /// Removes a directory in which no name can be seen. The tree and the names of both directories are held.
-    pub(crate) fn remove_directory(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<Removal> {
+    /// Removes a directory in which no name can be seen. The tree and the names of both directories
+    /// are held.
+    pub(crate) fn remove_directory(
+        &self,
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
+        node: &Arc<UnionNode>,
+    ) -> Result<Removal> {
         let view = parent.view();
         let mut parts = node.parts().to_vec();
         let mut leftovers = Vec::new();
         let top = parts.first().cloned().ok_or(Errno::EIO)?;
-        let target =
-            if top.branch.is_writable() { Arc::clone(&top.branch) } else { self.branch_for_copy(None, top.branch.index(), usize::MAX)? };
+        let target = if top.branch.is_writable() {
+            Arc::clone(&top.branch)
+        } else {
+            self.branch_for_copy(None, top.branch.index(), usize::MAX)?
+        };
         let Some(home) = view.on(&target) else { return Ok(Removal::Needs(target)) };
         // From the bottom: what has nothing below it that could come to light needs no whiteout.
         while let [_, .., last] = parts.as_slice() {
@@ -222,7 +251,10 @@ impl Shared {
                 break;
             }
             // Files that a whiteout above has hidden are not ours to destroy.
-            if !last.branch.is_writable() || self.shows_below(&view, name, last.branch.index())? || !holds_marks_only(last)? {
+            if !last.branch.is_writable()
+                || self.shows_below(&view, name, last.branch.index())?
+                || !holds_marks_only(last)?
+            {
                 break;
             }
             let directory = view.on(&last.branch).ok_or(Errno::EIO)?;
@@ -256,7 +288,8 @@ impl Shared {
         Ok(Leftover { branch: Arc::clone(branch), temporary })
     }
 
-    /// Removes what has been moved out. What cannot be removed stays in the work directory, where nobody sees it, until the next start.
+    /// Removes what has been moved out. What cannot be removed stays in the work directory, where
+    /// nobody sees it, until the next start.
     pub(crate) fn clear(&self, leftovers: &[Leftover]) {
         for leftover in leftovers {
             if let Err(error) = clear_one(leftover) {

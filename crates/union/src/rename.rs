@@ -1,8 +1,9 @@
 //! Renaming, replacing and exchanging: what happens across branches is decided here.
 //!
-//! A rename happens on one branch, by one rename there. What that takes is done first, in steps that leave the visible tree as it was; then everything is
-//! looked at again with all locks held, and what does not fit yet starts over. Branches are counted from the top; the *limit* is the lowest branch on which
-//! the new name would be seen.
+//! A rename happens on one branch, by one rename there. What that takes is done first, in steps
+//! that leave the visible tree as it was; then everything is looked at again with all locks held,
+//! and what does not fit yet starts over. Branches are counted from the top; the *limit* is the
+//! lowest branch on which the new name would be seen.
 //!
 //! | what is renamed | where it is | what is done first | by |
 //! |---|---|---|---|
@@ -17,10 +18,12 @@
 //! | a directory | on a writable branch where nothing new may be made, and there is one where it may | EXDEV: programs copy by themselves | `whole` |
 //! | both of an exchange | on the higher of their branches, each as above | one exchange there | `exchange` |
 //!
-//! In all of them: the parents are made on the branch; what comes to lie over hidden names is opaque; where something below would show under the old name, a
-//! whiteout stands beside it. What goes from another branch than the one with the new name goes when that name is on stable storage. Marks that the kernel's
-//! overlay file system reads stand at the very name: they come with the rename itself where the storage can do that, and else take the place of the
-//! whiteout after it.
+//! In all of them: the parents are made on the branch; what comes to lie over hidden names is
+//! opaque; where something below would show under the old name, a whiteout stands beside it. What
+//! goes from another branch than the one with the new name goes when that name is on stable
+//! storage. Marks that the kernel's overlay file system reads stand at the very name: they come
+//! with the rename itself where the storage can do that, and else take the place of the whiteout
+//! after it.
 
 use crate::{
     branches::Branch,
@@ -102,10 +105,12 @@ impl Shared {
                 Step::Grow(directory, branch) => drop(self.grow(&directory, &branch)?),
                 Step::Raise(node, most) => self.raise_file(&node, most)?,
                 Step::Name(parent, name, node) => self.name_copy(&parent, Name::new(&name)?, &node)?,
-                Step::Whole(directory, branch) => match self.may_redirect(&branch) && !self.is_small(&directory, &branch)? {
-                    true => self.redirect_directory(&directory, &branch)?,
-                    false => self.make_whole(&directory, &branch)?,
-                },
+                Step::Whole(directory, branch) => {
+                    match self.may_redirect(&branch) && !self.is_small(&directory, &branch)? {
+                        true => self.redirect_directory(&directory, &branch)?,
+                        false => self.make_whole(&directory, &branch)?,
+                    }
+                }
             }
         }
         Err(Errno::EBUSY)
@@ -120,8 +125,9 @@ impl Shared {
         found.map(|found| self.known(spot.0, spot.1, found)).transpose()
     }
 
-    /// Copies a file to a branch from which it can have the new name. One that is open on a writable branch has to stay there; doors hold files
-    /// open for a moment that nobody has open any more, and are asked to close them. No lock is held.
+    /// Copies a file to a branch from which it can have the new name. One that is open on a
+    /// writable branch has to stay there; doors hold files open for a moment that nobody has open
+    /// any more, and are asked to close them. No lock is held.
     #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
     fn raise_file(self: &Arc<Shared>, node: &Arc<UnionNode>, most: usize) -> Result<()> {
         match self.copy_up(node, most, u64::MAX) {
@@ -146,16 +152,24 @@ impl Shared {
         Ok(Side { view, sight, node })
     }
 
-    fn try_rename(self: &Arc<Shared>, caller: &Caller, from: Spot<'_>, to: Spot<'_>, flags: RenameFlags) -> Result<Step> {
+    fn try_rename(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        from: Spot<'_>,
+        to: Spot<'_>,
+        flags: RenameFlags,
+    ) -> Result<Step> {
         let (first, second) = (self.peek(caller, from)?, self.peek(caller, to)?);
         if [&first, &second].into_iter().flatten().any(|node| self.links.moved.holds(node.id)) {
             return Err(Errno::EIO);
         }
-        let is_directory = |node: &Option<Arc<UnionNode>>| node.as_ref().is_some_and(|node| node.kind == Kind::Directory);
+        let is_directory =
+            |node: &Option<Arc<UnionNode>>| node.as_ref().is_some_and(|node| node.kind == Kind::Directory);
         let _tree = (is_directory(&first) || is_directory(&second)).then(|| self.tree.lock());
         let mut locked = vec![from.0, to.0];
         let replaced = second.as_ref().filter(|node| node.kind == Kind::Directory && !flags.has(RenameFlags::EXCHANGE));
-        // A directory inside one that is being moved cannot be its parent as well: that is refused below.
+        // A directory inside one that is being moved cannot be its parent as well: that is refused
+        // below.
         locked.extend(replaced);
         let _names = lock_names(&locked);
         let target = self.side(caller, to)?;
@@ -195,7 +209,12 @@ impl Shared {
         Ok(None)
     }
 
-    fn move_file(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Step> {
+    fn move_file(
+        &self,
+        caller: &Caller,
+        from: (Spot<'_>, &Side, &Arc<UnionNode>),
+        to: (Spot<'_>, &Side),
+    ) -> Result<Step> {
         let (old, source, node) = from;
         let (new, target) = to;
         if let Some(step) = self.replace_above(caller, from, to)? {
@@ -206,7 +225,9 @@ impl Shared {
         }
         let top = node.top()?;
         let branch = &top.branch;
-        let Some(new_home) = target.view.on(branch) else { return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch))) };
+        let Some(new_home) = target.view.on(branch) else {
+            return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch)));
+        };
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
         let shows = self.shows_below(&source.view, old.1, branch.index())?;
         if self.is_copy(node, &top) {
@@ -227,23 +248,35 @@ impl Shared {
         Ok(Step::Done(Vec::new()))
     }
 
-    /// Removes from a lower branch what a rename has replaced. Where the new name does not last, the old file stays, hidden by it.
+    /// Removes from a lower branch what a rename has replaced. Where the new name does not last,
+    /// the old file stays, hidden by it.
     fn remove_replaced(&self, target: &Side, below: &Arc<Branch>, new_home: &Part, name: Name<'_>) {
         match self.make_durable(&new_home.branch, &new_home.node) {
             Ok(()) => self.remove_hidden(&target.view, below, name),
-            Err(error) => tracing::warn!(branch = below.index(), ?error, "a file that has been replaced stays on a lower branch"),
+            Err(error) => {
+                tracing::warn!(branch = below.index(), ?error, "a file that has been replaced stays on a lower branch")
+            }
         }
     }
 
-    /// Replaces a file of a branch above without moving the new one to there: it gets the name on its own branch as well, which is hidden until the
-    /// name above is gone. Nothing is copied, and it does not matter who has the file open. A crash leaves the old file under the name, or the new
-    /// one under both: each step on one of the two branches is durable before the next one on the other. `None` where that is not enough.
-    fn replace_above(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Option<Step>> {
+    /// Replaces a file of a branch above without moving the new one to there: it gets the name on
+    /// its own branch as well, which is hidden until the name above is gone. Nothing is copied, and
+    /// it does not matter who has the file open. A crash leaves the old file under the name, or the
+    /// new one under both: each step on one of the two branches is durable before the next one on
+    /// the other. `None` where that is not enough.
+    fn replace_above(
+        &self,
+        caller: &Caller,
+        from: (Spot<'_>, &Side, &Arc<UnionNode>),
+        to: (Spot<'_>, &Side),
+    ) -> Result<Option<Step>> {
         let ((old, source, node), (new, target)) = (from, to);
         let (Some(found), Some(replaced)) = (target.found(), &target.node) else { return Ok(None) };
         let (above, top, seen) = (found.top()?, node.top()?, source.found().ok_or(Errno::ENOENT)?.top()?);
         let (branch, index) = (&top.branch, top.branch.index());
-        let is_above = above.branch.index() < index && target.sight.limit == above.branch.index() && target.sight.whiteout.is_none();
+        let is_above = above.branch.index() < index
+            && target.sight.limit == above.branch.index()
+            && target.sight.whiteout.is_none();
         if !is_above || !above.branch.is_writable() || !branch.is_writable() || seen.branch.index() != index {
             return Ok(None);
         }
@@ -263,17 +296,22 @@ impl Shared {
         if self.is_copy(node, &top) {
             self.mark_home(new.0, new_home)?;
         }
-        // A file that is hidden there already has the name: it is not given up before the new one is in place.
+        // A file that is hidden there already has the name: it is not given up before the new one
+        // is in place.
         if let Err(error) = branch.layer.link(&OWN, &top.node, None, &new_home.node, new.1) {
             tracing::debug!(branch = index, ?error, "a file is copied up to be renamed");
             return Ok(None);
         }
-        let uncovered = self.make_durable(branch, &new_home.node).and_then(|()| above.branch.layer.unlink(caller, &above_home.node, new.1));
+        let uncovered = self
+            .make_durable(branch, &new_home.node)
+            .and_then(|()| above.branch.layer.unlink(caller, &above_home.node, new.1));
         if let Err(error) = uncovered {
             branch.layer.unlink(&OWN, &new_home.node, new.1)?;
             return Err(error);
         }
-        let left = self.make_durable(&above.branch, &above_home.node).and_then(|()| branch.layer.unlink(&OWN, &home.node, old.1));
+        let left = self
+            .make_durable(&above.branch, &above_home.node)
+            .and_then(|()| branch.layer.unlink(&OWN, &home.node, old.1));
         self.name_is_gone(new, replaced, above, found.attr.nlink, branch)?;
         // It has both names then.
         left?;
@@ -281,8 +319,15 @@ impl Shared {
         Ok(Some(Step::Done(Vec::new())))
     }
 
-    /// The rename of a file or directory on its branch; with `shows`, something below would take the old name.
-    fn move_and_hide(&self, caller: &Caller, from: (Spot<'_>, &Part), to: (&Part, Name<'_>), shows: bool) -> Result<()> {
+    /// The rename of a file or directory on its branch; with `shows`, something below would take
+    /// the old name.
+    fn move_and_hide(
+        &self,
+        caller: &Caller,
+        from: (Spot<'_>, &Part),
+        to: (&Part, Name<'_>),
+        shows: bool,
+    ) -> Result<()> {
         let ((directory, name), home) = from;
         let branch = &home.branch;
         let rename = |flags: u32| branch.layer.rename(caller, &home.node, name, &to.0.node, to.1, RenameFlags(flags));
@@ -299,11 +344,14 @@ impl Shared {
         if branch.marks().style == Style::Wh {
             return Ok(());
         }
-        // What hides it already is not what others read: the mark that they know takes the very name.
+        // What hides it already is not what others read: the mark that they know takes the very
+        // name.
         match self.hide((directory, home), name) {
             Ok(true) => uncover(home, name),
             Ok(false) => {}
-            Err(error) => tracing::warn!(branch = branch.index(), ?error, "a whiteout keeps a form that only unions read"),
+            Err(error) => {
+                tracing::warn!(branch = branch.index(), ?error, "a whiteout keeps a form that only unions read")
+            }
         }
         Ok(())
     }
@@ -322,7 +370,14 @@ impl Shared {
     }
 
     /// Enters a rename into the nodes.
-    fn moved(&self, node: &Arc<UnionNode>, top: &Part, old: Spot<'_>, new: Spot<'_>, homes: (&Part, &Part)) -> Result<()> {
+    fn moved(
+        &self,
+        node: &Arc<UnionNode>,
+        top: &Part,
+        old: Spot<'_>,
+        new: Spot<'_>,
+        homes: (&Part, &Part),
+    ) -> Result<()> {
         let layer = &top.branch.layer;
         let fresh = layer.lookup(&OWN, &homes.1.node, new.1)?;
         layer.adopt(&top.node, &fresh.node);
@@ -351,13 +406,21 @@ impl Shared {
             }
         }
         match self.branch_for_copy(node.place().as_ref(), top.branch.index(), limit) {
-            // It can be changed, only not moved there: programs copy by themselves, to where something new can be put.
-            Err(Errno::EROFS) if top.branch.is_writable() && self.branches().iter().any(|branch| branch.creates()) => Err(Errno::EXDEV),
+            // It can be changed, only not moved there: programs copy by themselves, to where
+            // something new can be put.
+            Err(Errno::EROFS) if top.branch.is_writable() && self.branches().iter().any(|branch| branch.creates()) => {
+                Err(Errno::EXDEV)
+            }
             other => Ok(Some(Step::Whole(Arc::clone(node), other?))),
         }
     }
 
-    fn move_directory(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Step> {
+    fn move_directory(
+        &self,
+        caller: &Caller,
+        from: (Spot<'_>, &Side, &Arc<UnionNode>),
+        to: (Spot<'_>, &Side),
+    ) -> Result<Step> {
         let (old, source, node) = from;
         let (new, target) = to;
         if let Some(replaced) = &target.node {
@@ -371,7 +434,9 @@ impl Shared {
         }
         let top = node.top()?;
         let (branch, layer) = (&top.branch, &top.branch.layer);
-        let Some(new_home) = target.view.on(branch) else { return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch))) };
+        let Some(new_home) = target.view.on(branch) else {
+            return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch)));
+        };
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
         let shows = self.shows_below(&source.view, old.1, branch.index())?;
         let covers = target.node.is_some()
@@ -400,7 +465,8 @@ impl Shared {
         }
         match in_the_way {
             Some(entry) => {
-                // A whiteout at the very name, or an empty directory that could not be made ready: it takes the old name, and goes there.
+                // A whiteout at the very name, or an empty directory that could not be made ready:
+                // it takes the old name, and goes there.
                 if entry.attr.kind == Kind::Directory && shows {
                     branch.marks().make_opaque(&**layer, &entry.node)?;
                 }
@@ -426,16 +492,28 @@ impl Shared {
         Ok(Step::Done(leftovers))
     }
 
-    /// Renames a directory on all of its branches, where all of them are writable and nothing is hidden by it or has to be: a pool's
-    /// directories move without copying a byte. `None` where that is not so. A crash in between leaves part of the files under the old
-    /// name and part under the new.
-    fn move_everywhere(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Option<Step>> {
+    /// Renames a directory on all of its branches, where all of them are writable and nothing is
+    /// hidden by it or has to be: a pool's directories move without copying a byte. `None` where
+    /// that is not so. A crash in between leaves part of the files under the old name and part
+    /// under the new.
+    fn move_everywhere(
+        &self,
+        caller: &Caller,
+        from: (Spot<'_>, &Side, &Arc<UnionNode>),
+        to: (Spot<'_>, &Side),
+    ) -> Result<Option<Step>> {
         let ((old, source, node), (new, target)) = (from, to);
         let parts = node.parts();
         let [_, .., last] = &*parts else { return Ok(None) };
-        let is_free = target.sight.found.is_none() && target.sight.whiteout.is_none() && target.sight.limit >= last.branch.index();
+        let is_free = target.sight.found.is_none()
+            && target.sight.whiteout.is_none()
+            && target.sight.limit >= last.branch.index();
         let all_writable = parts.iter().all(|part| part.branch.is_writable());
-        if !is_free || !all_writable || node.is_redirected() || self.shows_below(&source.view, old.1, last.branch.index())? {
+        if !is_free
+            || !all_writable
+            || node.is_redirected()
+            || self.shows_below(&source.view, old.1, last.branch.index())?
+        {
             return Ok(None);
         }
         if let Some(missing) = parts.iter().find(|part| target.view.on(&part.branch).is_none()) {
@@ -443,7 +521,8 @@ impl Shared {
         }
         let mut moved: Vec<(&Part, &Part, &Part)> = Vec::new();
         for part in parts.iter().rev() {
-            let (home, new_home) = (source.view.on(&part.branch).ok_or(Errno::EIO)?, target.view.on(&part.branch).ok_or(Errno::EIO)?);
+            let (home, new_home) =
+                (source.view.on(&part.branch).ok_or(Errno::EIO)?, target.view.on(&part.branch).ok_or(Errno::EIO)?);
             if self.is_copy(node, part) {
                 self.mark_home(new.0, new_home)?;
             }
@@ -465,8 +544,8 @@ impl Shared {
         Ok(Some(Step::Done(Vec::new())))
     }
 
-    /// Puts a directory without anything in it, whiteouts included, in the place of one in which nothing can be seen. `None` where the branch
-    /// cannot say by an attribute that it is opaque.
+    /// Puts a directory without anything in it, whiteouts included, in the place of one in which
+    /// nothing can be seen. `None` where the branch cannot say by an attribute that it is opaque.
     fn empty_for_good(&self, at: Spot<'_>, home: &Part, node: &Arc<UnionNode>) -> Result<Option<Leftover>> {
         let (branch, layer) = (&home.branch, &home.branch.layer);
         let work = branch.work()?;
@@ -481,7 +560,9 @@ impl Shared {
             .marks()
             .make_opaque_by_attribute(&**layer, &part.node)
             .and_then(|is_opaque| if is_opaque { self.dress(&top, &attr, &part).map(|()| true) } else { Ok(false) })
-            .and_then(|ready| identity::set_origin(&self.identities, branch, &part.node, part.id, node.id).map(|()| ready))
+            .and_then(|ready| {
+                identity::set_origin(&self.identities, branch, &part.node, part.id, node.id).map(|()| ready)
+            })
             .and_then(|ready| {
                 let swap = RenameFlags(RenameFlags::EXCHANGE);
                 if ready {
@@ -500,12 +581,20 @@ impl Shared {
     }
 
     /// Removes from the old name what an exchange has brought there.
-    fn clear_old_name(&self, old: Spot<'_>, home: &Part, kind: Kind, shows: bool, leftovers: &mut Vec<Leftover>) -> Result<()> {
+    fn clear_old_name(
+        &self,
+        old: Spot<'_>,
+        home: &Part,
+        kind: Kind,
+        shows: bool,
+        leftovers: &mut Vec<Leftover>,
+    ) -> Result<()> {
         let (branch, name) = (&home.branch, old.1);
         if kind != Kind::Directory {
             return match shows {
                 false => branch.layer.unlink(&OWN, &home.node, name),
-                // A whiteout, which may as well stay where one is needed; one that an attribute tells takes a mark on the directory.
+                // A whiteout, which may as well stay where one is needed; one that an attribute
+                // tells takes a mark on the directory.
                 true if branch.marks().style == Style::Xattr => self.hide((old.0, home), name).map(drop),
                 true => Ok(()),
             };
@@ -521,12 +610,21 @@ impl Shared {
         Ok(())
     }
 
-    fn exchange(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side, &Arc<UnionNode>)) -> Result<Step> {
+    fn exchange(
+        &self,
+        caller: &Caller,
+        from: (Spot<'_>, &Side, &Arc<UnionNode>),
+        to: (Spot<'_>, &Side, &Arc<UnionNode>),
+    ) -> Result<Step> {
         let (one, other) = (from.2.top()?, to.2.top()?);
         // Both have to be on the higher of the two branches.
         let most = one.branch.index().min(other.branch.index());
         for (spot, side, node) in [from, to] {
-            let step = if node.kind == Kind::Directory { self.whole(node, most)? } else { self.ready(spot, side, node, most)? };
+            let step = if node.kind == Kind::Directory {
+                self.whole(node, most)?
+            } else {
+                self.ready(spot, side, node, most)?
+            };
             if let Some(step) = step {
                 return Ok(step);
             }
@@ -577,7 +675,8 @@ impl Shared {
     }
 }
 
-/// Removes the whiteout beside a name that is there now. Where that fails it hides nothing that could be seen.
+/// Removes the whiteout beside a name that is there now. Where that fails it hides nothing that
+/// could be seen.
 pub(crate) fn uncover(home: &Part, name: Name<'_>) {
     if let Err(error) = home.branch.marks().unhide(&*home.branch.layer, &home.node, name) {
         tracing::warn!(branch = home.branch.index(), ?error, "a whiteout stays beside its name");
@@ -585,7 +684,13 @@ pub(crate) fn uncover(home: &Part, name: Name<'_>) {
 }
 
 /// Checks in the order of the kernel; true where there is nothing to do.
-fn check(from: Spot<'_>, to: Spot<'_>, node: &Arc<UnionNode>, target: Option<&Arc<UnionNode>>, flags: RenameFlags) -> Result<bool> {
+fn check(
+    from: Spot<'_>,
+    to: Spot<'_>,
+    node: &Arc<UnionNode>,
+    target: Option<&Arc<UnionNode>>,
+    flags: RenameFlags,
+) -> Result<bool> {
     let exchange = flags.has(RenameFlags::EXCHANGE);
     if target.is_some() && flags.has(RenameFlags::NOREPLACE) {
         return Err(Errno::EEXIST);

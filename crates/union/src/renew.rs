@@ -1,7 +1,8 @@
 //! What is known of a file, after the list of branches has changed.
 //!
-//! Nothing is done for the files that nobody uses: each one is looked up again, and its directories before it, when an operation comes to it
-//! (`lookup.rs`). A file that is no longer to be seen under its name keeps its parts, for those who have it open, and has no name.
+//! Nothing is done for the files that nobody uses: each one is looked up again, and its directories
+//! before it, when an operation comes to it (`lookup.rs`). A file that is no longer to be seen
+//! under its name keeps its parts, for those who have it open, and has no name.
 
 use crate::{
     lookup::Found,
@@ -30,7 +31,8 @@ impl Shared {
                         waiting.pop();
                     }
                 }
-                // The top directory is renewed by whoever changes the branches; what has no name stays what it is.
+                // The top directory is renewed by whoever changes the branches; what has no name
+                // stays what it is.
                 None => {
                     at.set_epoch(epoch);
                     waiting.pop();
@@ -47,7 +49,11 @@ impl Shared {
         if node.is_current(epoch) || !unchanged || !place.parent.is_current(epoch) {
             return Ok(());
         }
-        let found = if place.parent.is_gone() { None } else { self.sight(&OWN, &place.parent.view(), Name::new(&place.name)?)?.found };
+        let found = if place.parent.is_gone() {
+            None
+        } else {
+            self.sight(&OWN, &place.parent.view(), Name::new(&place.name)?)?.found
+        };
         let stays = match found {
             Some(found) => Arc::ptr_eq(&self.node_of(found)?, node),
             None => false,
@@ -59,7 +65,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The directory that was known before branches changed, of which something found now is a part.
+    /// The directory that was known before branches changed, of which something found now is a
+    /// part.
     pub(crate) fn known_before(&self, found: &Found) -> Option<Arc<UnionNode>> {
         if found.kind != Kind::Directory {
             return None;

@@ -1,6 +1,8 @@
-//! What users would miss, were a branch taken out: files and directories that are shown from it alone, and removed names that only its marks hide.
+//! What users would miss, were a branch taken out: files and directories that are shown from it
+//! alone, and removed names that only its marks hide.
 //!
-//! Asked before a writable branch is removed without force ([`Control::remove`](crate::Control::remove)). Nothing is changed.
+//! Asked before a writable branch is removed without force
+//! ([`Control::remove`](crate::Control::remove)). Nothing is changed.
 
 use crate::{
     branches::Branch,
@@ -62,7 +64,10 @@ impl Sole {
         let name = branch.name.display();
         let shown = match self.shown.count {
             0 => None,
-            1 => Some(format!("1 file or directory is shown from {name} alone ({}) and would no longer be seen", self.shown.told())),
+            1 => Some(format!(
+                "1 file or directory is shown from {name} alone ({}) and would no longer be seen",
+                self.shown.told()
+            )),
             count => Some(format!(
                 "{most}{count} files and directories are shown from {name} alone ({}) and would no longer be seen",
                 self.shown.told()
@@ -71,7 +76,10 @@ impl Sole {
         let hidden = match self.hidden.count {
             0 => None,
             1 => Some(format!("1 removed name is hidden by {name} alone ({}) and would come back", self.hidden.told())),
-            count => Some(format!("{most}{count} removed names are hidden by {name} alone ({}) and would come back", self.hidden.told())),
+            count => Some(format!(
+                "{most}{count} removed names are hidden by {name} alone ({}) and would come back",
+                self.hidden.told()
+            )),
         };
         let reasons: Vec<String> = shown.into_iter().chain(hidden).collect();
         (!reasons.is_empty()).then(|| format!("{}: drain the branch (again), or use force", reasons.join("; ")))
@@ -82,14 +90,23 @@ impl Sole {
 struct Collected(Vec<Vec<u8>>);
 
 impl Present for Collected {
-    fn present(&mut self, _: Option<usize>, name: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+    fn present(
+        &mut self,
+        _: Option<usize>,
+        name: Name<'_>,
+        _: u64,
+        _: Option<Kind>,
+        _: Option<Entry>,
+        _: u64,
+    ) -> Result<bool> {
         self.0.push(name.bytes().to_vec());
         Ok(true)
     }
 }
 
 impl Shared {
-    /// What users would miss without a branch. `step` is called for each directory and returns what keeps the branches as they are meanwhile.
+    /// What users would miss without a branch. `step` is called for each directory and returns what
+    /// keeps the branches as they are meanwhile.
     ///
     /// # Errors
     /// What the branches say.
@@ -110,19 +127,28 @@ impl Shared {
         Ok(sole)
     }
 
-    fn sole_in(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>, sole: &mut Sole, waiting: &mut Vec<Arc<UnionNode>>) -> Result<()> {
+    fn sole_in(
+        &self,
+        directory: &Arc<UnionNode>,
+        branch: &Arc<Branch>,
+        sole: &mut Sole,
+        waiting: &mut Vec<Arc<UnionNode>>,
+    ) -> Result<()> {
         self.renew(directory)?;
         let _names = directory.names.read();
         let Some(part) = directory.part_on(branch) else { return Ok(()) };
         let mut names = Collected(Vec::new());
-        let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
+        let request =
+            Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
         self.listings.list(&branch.marks(), &request, &[source(&part)], &mut names)?;
         let view = directory.view();
         for bytes in names.0 {
             let name = Name::new(&bytes)?;
             sole.looked_at += 1;
             let Some(found) = self.sight(&OWN, &view, name)?.found else { continue };
-            let Some(there) = found.parts.iter().find(|found| found.branch.slot == branch.slot).cloned() else { continue };
+            let Some(there) = found.parts.iter().find(|found| found.branch.slot == branch.slot).cloned() else {
+                continue;
+            };
             let is_only = found.parts.len() == 1;
             if found.is_directory() {
                 if self.ends_here(directory, &part, &there, name)? {

@@ -1,7 +1,8 @@
 //! Tiering: which files go to a faster or a slower branch, and why. Pure.
 //!
-//! The branches with `+tier` are the tiers, the fastest on top. What to do is decided from figures alone ([`plan`]); `tier/run.rs` finds the
-//! figures and moves the files, `tier/heat.rs` counts how much files are used.
+//! The branches with `+tier` are the tiers, the fastest on top. What to do is decided from figures
+//! alone ([`plan`]); `tier/run.rs` finds the figures and moves the files, `tier/heat.rs` counts how
+//! much files are used.
 
 pub(crate) mod heat;
 mod run;
@@ -16,7 +17,8 @@ use std::{fmt, str::FromStr, time::Duration};
 /// What is to be where.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TierRules {
-    /// A tier that is used to more than so many percent sends files down, the least used ones first.
+    /// A tier that is used to more than so many percent sends files down, the least used ones
+    /// first.
     pub high: u8,
     /// Until it is used to no more than this.
     pub low: u8,
@@ -28,8 +30,8 @@ pub struct TierRules {
     pub min_size: u64,
     /// Larger files stay, bytes.
     pub max_size: Option<u64>,
-    /// Files under paths that match stay. A pattern with a slash is held against the path from the union's top, one without against the last
-    /// component.
+    /// Files under paths that match stay. A pattern with a slash is held against the path from the
+    /// union's top, one without against the last component.
     pub keep: Vec<String>,
     /// These belong on the first tier.
     pub hot: Vec<String>,
@@ -84,7 +86,13 @@ impl TierRules {
             "low" => self.low = percent(value, 0)?,
             "age" => self.age = Some(duration(value)?),
             "heat" => {
-                self.heat = Some(value.parse().ok().filter(|heat| *heat > 0).ok_or_else(|| bad(value, "a number of opens, as in heat=4"))?)
+                self.heat = Some(
+                    value
+                        .parse()
+                        .ok()
+                        .filter(|heat| *heat > 0)
+                        .ok_or_else(|| bad(value, "a number of opens, as in heat=4"))?,
+                )
             }
             "min" => self.min_size = parse_size(value)?,
             "max" => self.max_size = Some(parse_size(value)?),
@@ -94,7 +102,12 @@ impl TierRules {
             "rate" => self.rate = Some(parse_size(value)?).filter(|rate| *rate > 0),
             "every" => self.every = duration(value)?.max(Duration::from_secs(1)),
             "scan" => self.scan = duration(value)?.max(Duration::from_secs(1)),
-            _ => return Err(ParseError::new(format!("\"{}\" is no word for tiers; there are {WORDS}", name.escape_debug()))),
+            _ => {
+                return Err(ParseError::new(format!(
+                    "\"{}\" is no word for tiers; there are {WORDS}",
+                    name.escape_debug()
+                )));
+            }
         }
         Ok(())
     }
@@ -138,7 +151,9 @@ fn duration(text: &str) -> Result<Duration, ParseError> {
         _ => None,
     };
     let seconds = unit.and_then(|unit| digits.parse::<u64>().ok()?.checked_mul(unit));
-    seconds.map(Duration::from_secs).ok_or_else(|| bad(text, "a time; write seconds, or a number with m, h, d or w, as in 30d"))
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| bad(text, "a time; write seconds, or a number with m, h, d or w, as in 30d"))
 }
 
 pub(crate) fn pattern(text: &str) -> Result<String, ParseError> {
@@ -152,7 +167,8 @@ pub(crate) fn pattern(text: &str) -> Result<String, ParseError> {
 
 pub(crate) fn matches(patterns: &[String], path: &[u8]) -> bool {
     patterns.iter().any(|pattern| {
-        let subject = if pattern.contains('/') { path } else { path.rsplit(|byte| *byte == b'/').next().unwrap_or(path) };
+        let subject =
+            if pattern.contains('/') { path } else { path.rsplit(|byte| *byte == b'/').next().unwrap_or(path) };
         fast_glob::glob_match(pattern.as_bytes(), subject)
     })
 }
@@ -271,18 +287,26 @@ pub struct Step {
     pub why: Why,
 }
 
-/// Decides what goes where: first what patterns say, then what is used much goes up, what is old goes down, and what is too much on a tier goes
-/// down, the least used and oldest first. No file goes twice, and no tier is filled above its upper watermark.
+/// Decides what goes where: first what patterns say, then what is used much goes up, what is old
+/// goes down, and what is too much on a tier goes down, the least used and oldest first. No file
+/// goes twice, and no tier is filled above its upper watermark.
 pub fn plan(rules: &TierRules, now: Duration, tiers: &[TierView], files: &[Candidate]) -> Vec<Step> {
     let mut plan = Plan { rules, tiers: tiers.to_vec(), files, steps: Vec::new(), gone: vec![false; files.len()] };
     let last = tiers.len().saturating_sub(1);
     let is_hot = |file: &Candidate| rules.heat.is_some_and(|heat| file.heat >= f64::from(heat));
-    let is_old = |file: &Candidate| rules.age.is_some_and(|age| now.saturating_sub(file.last_used) > age) && !is_hot(file);
+    let is_old =
+        |file: &Candidate| rules.age.is_some_and(|age| now.saturating_sub(file.last_used) > age) && !is_hot(file);
     // Room is made before it is taken.
     plan.each(Why::Pattern, &|file| (file.tier < last && matches(&rules.cold, &file.path)).then_some(last));
-    plan.each(Why::Old, &|file| (file.tier < last && is_old(file) && !matches(&rules.hot, &file.path)).then(|| file.tier + 1));
-    plan.each(Why::Pattern, &|file| (file.tier > 0 && matches(&rules.hot, &file.path) && !matches(&rules.cold, &file.path)).then_some(0));
-    plan.each(Why::Hot, &|file| (file.tier > 0 && is_hot(file) && !matches(&rules.cold, &file.path)).then(|| file.tier - 1));
+    plan.each(Why::Old, &|file| {
+        (file.tier < last && is_old(file) && !matches(&rules.hot, &file.path)).then(|| file.tier + 1)
+    });
+    plan.each(Why::Pattern, &|file| {
+        (file.tier > 0 && matches(&rules.hot, &file.path) && !matches(&rules.cold, &file.path)).then_some(0)
+    });
+    plan.each(Why::Hot, &|file| {
+        (file.tier > 0 && is_hot(file) && !matches(&rules.cold, &file.path)).then(|| file.tier - 1)
+    });
     for tier in 0..last {
         plan.relieve(tier);
     }
@@ -338,7 +362,8 @@ impl Plan<'_> {
         if !is_above(self, self.rules.high) {
             return;
         }
-        let mut there: Vec<(usize, &Candidate)> = self.files.iter().enumerate().filter(|(_, file)| file.tier == tier).collect();
+        let mut there: Vec<(usize, &Candidate)> =
+            self.files.iter().enumerate().filter(|(_, file)| file.tier == tier).collect();
         there.retain(|(index, file)| self.may_go(*index, file) && !matches(&self.rules.hot, &file.path));
         there.sort_by(|(_, one), (_, other)| {
             let colder = one.heat.total_cmp(&other.heat);
@@ -366,7 +391,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Cancels steps from `first` on that the later ones have made needless, of the files used most first.
+    /// Cancels steps from `first` on that the later ones have made needless, of the files used most
+    /// first.
     fn take_back(&mut self, tier: usize, first: usize) {
         for at in (first..self.steps.len()).rev() {
             let Some(step) = self.steps.get(at).copied() else { return };

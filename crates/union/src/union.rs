@@ -1,4 +1,5 @@
-//! The union as a layer: what its parts share, how it is built, and the way of each operation to the file that does it.
+//! The union as a layer: what its parts share, how it is built, and the way of each operation to
+//! the file that does it.
 //!
 //! Built by whoever wires stacks and by tests; used through [`Layer`] only.
 
@@ -18,8 +19,8 @@ use crate::{
 };
 use arc_swap::ArcSwap;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile,
-    OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
+    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -59,7 +60,8 @@ pub struct UnionOptions {
     pub create: CreatePolicy,
     /// Paths with a policy or a branch of their own.
     pub routes: Routes,
-    /// Nothing new is put on a branch with less free bytes, unless the branch says otherwise; 0 for no such limit.
+    /// Nothing new is put on a branch with less free bytes, unless the branch says otherwise; 0 for
+    /// no such limit.
     pub min_free: u64,
     /// Where files are copied to before they are changed.
     pub copy_up: CopyUpPolicy,
@@ -67,28 +69,32 @@ pub struct UnionOptions {
     pub whiteout: Style,
     /// Shows whiteouts as names; only for unions without a writable branch.
     pub show_whiteouts: bool,
-    /// Copies are on stable storage before they take the place of the original, and so is what users ask to be (`fsync(2)`, `syncfs(2)`).
+    /// Copies are on stable storage before they take the place of the original, and so is what
+    /// users ask to be (`fsync(2)`, `syncfs(2)`).
     pub sync: bool,
     /// Every new directory is opaque, not only those that take the place of a hidden one.
     pub opaque_always: bool,
     /// `statfs(2)` tells all file systems together, not only that of the file.
     pub sum: bool,
-    /// Whoever opens branches says where the owner or mode of a top directory is not the one that is shown. Nothing else depends on it.
+    /// Whoever opens branches says where the owner or mode of a top directory is not the one that
+    /// is shown. Nothing else depends on it.
     pub warn_permissions: bool,
-    /// How many entries are copied at most for the rename of a directory that is not on a writable branch as a whole; beyond it the
-    /// answer is EXDEV, upon which programs copy by themselves. 0: always EXDEV.
+    /// How many entries are copied at most for the rename of a directory that is not on a writable
+    /// branch as a whole; beyond it the answer is EXDEV, upon which programs copy by themselves. 0:
+    /// always EXDEV.
     pub directory_copy_limit: usize,
-    /// Directories beyond that limit are renamed by a mark on their upper part that tells where they go on below, instead of EXDEV; only where
-    /// no branch below is writable.
+    /// Directories beyond that limit are renamed by a mark on their upper part that tells where
+    /// they go on below, instead of EXDEV; only where no branch below is writable.
     pub directory_redirect: bool,
-    /// A write that finds a branch full moves the file to another branch, by this policy, and is tried again. The kernel then cannot read and
-    /// write files in our place.
+    /// A write that finds a branch full moves the file to another branch, by this policy, and is
+    /// tried again. The kernel then cannot read and write files in our place.
     pub move_when_full: Option<CreatePolicy>,
     /// Where new directories go, if not where files do.
     pub create_directories: Option<CreatePolicy>,
     /// A directory shows the times of the branch on which it was changed last, not of the highest.
     pub newest_times: bool,
-    /// Owner, mode, times and extended attributes of a directory are changed on all writable branches that have it, not only on the highest.
+    /// Owner, mode, times and extended attributes of a directory are changed on all writable
+    /// branches that have it, not only on the highest.
     pub change_everywhere: bool,
     /// With `sum`: only file systems of branches that have the file count.
     pub figures_of_path: bool,
@@ -98,7 +104,8 @@ pub struct UnionOptions {
     pub capabilities: bool,
     /// A name of a file with several is given a file of its own before it is opened for writing.
     pub link_cow: bool,
-    /// Files that nobody may write to are shown as symbolic links to where they are, once they have not changed for so long.
+    /// Files that nobody may write to are shown as symbolic links to where they are, once they have
+    /// not changed for so long.
     pub symlinkify: Option<Duration>,
     /// The union may be mounted while branches are missing. Whoever opens branches sees to it.
     pub may_be_missing: bool,
@@ -147,8 +154,8 @@ pub struct Member {
     pub layer: Arc<dyn Layer>,
     /// What may be done with it.
     pub mode: BranchMode,
-    /// A directory of the same layer outside of the branch's tree, where the union's own directories go (overlayfs: `workdir`); `None` for
-    /// the branch's top.
+    /// A directory of the same layer outside of the branch's tree, where the union's own
+    /// directories go (overlayfs: `workdir`); `None` for the branch's top.
     pub work: Option<Node>,
 }
 
@@ -183,7 +190,8 @@ impl UnionError {
 /// What all operations share.
 pub(crate) struct Shared {
     branches: ArcSwap<Vec<Arc<Branch>>>,
-    /// Held for reading by every operation that looks at branches: they change only while nobody does. Never taken twice by one thread.
+    /// Held for reading by every operation that looks at branches: they change only while nobody
+    /// does. Never taken twice by one thread.
     pub(crate) gate: RwLock<()>,
     /// How many wait for a moment without operations: whoever is at something long gives up.
     pub(crate) wanted: AtomicUsize,
@@ -225,12 +233,16 @@ impl fmt::Debug for Union {
 }
 
 impl Union {
-    /// Puts branches together, the first one on top. Makes the union's own directories on the writable ones, and empties the place where
-    /// copies were being built when it last ended.
+    /// Puts branches together, the first one on top. Makes the union's own directories on the
+    /// writable ones, and empties the place where copies were being built when it last ended.
     ///
     /// # Errors
-    /// No branch or too many; whiteouts shown over a writable branch; a branch that cannot be read, or not be written though it should.
-    pub fn new(branches: Vec<(Arc<dyn Layer>, BranchMode)>, options: UnionOptions) -> std::result::Result<Union, UnionError> {
+    /// No branch or too many; whiteouts shown over a writable branch; a branch that cannot be read,
+    /// or not be written though it should.
+    pub fn new(
+        branches: Vec<(Arc<dyn Layer>, BranchMode)>,
+        options: UnionOptions,
+    ) -> std::result::Result<Union, UnionError> {
         let name = |index: usize| PathBuf::from(format!("branch {}", index + 1));
         let member = |(index, (layer, mode))| Member { name: name(index), layer, mode, work: None };
         Union::named(branches.into_iter().enumerate().map(member).collect(), options)
@@ -240,7 +252,10 @@ impl Union {
     ///
     /// # Errors
     /// As [`Union::new`].
-    #[expect(clippy::disallowed_methods, reason = "from here on it is counted how long figures of free space are believed")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "from here on it is counted how long figures of free space are believed"
+    )]
     pub fn named(members: Vec<Member>, options: UnionOptions) -> std::result::Result<Union, UnionError> {
         if members.is_empty() {
             return Err(UnionError::new("a union needs a branch; name at least one directory".to_owned()));
@@ -253,7 +268,8 @@ impl Union {
         }
         if options.show_whiteouts && members.iter().any(|member| member.mode.writable()) {
             return Err(UnionError::new(
-                "whiteouts can only be shown by a union that is read-only as a whole; make all branches ro+wh".to_owned(),
+                "whiteouts can only be shown by a union that is read-only as a whole; make all branches ro+wh"
+                    .to_owned(),
             ));
         }
         let mut slots = Slots::default();
@@ -269,7 +285,10 @@ impl Union {
             let slot = slots.free().ok_or_else(|| failed(Errno::ENOSPC))?;
             let branch = Arc::new(Branch::open(slot, member, options.whiteout).map_err(failed)?);
             if opened.iter().any(|other| other.root_id == branch.root_id) {
-                return Err(UnionError::new(format!("branch {} is the same directory as one above it; name it once", index + 1)));
+                return Err(UnionError::new(format!(
+                    "branch {} is the same directory as one above it; name it once",
+                    index + 1
+                )));
             }
             branch.set_index(index);
             slots.take(&branch);
@@ -320,7 +339,10 @@ impl Union {
         };
         let shared = Arc::new(shared);
         if let Err(error) = shared.finish_moves() {
-            tracing::warn!(?error, "a file with several names is still on its way to another branch; its names show the copy");
+            tracing::warn!(
+                ?error,
+                "a file with several names is still on its way to another branch; its names show the copy"
+            );
         }
         tier::start(&shared);
         Ok(Union { shared })
@@ -344,7 +366,10 @@ impl Union {
 pub(crate) fn believe(branches: &[Arc<Branch>]) {
     let namespace = branches.iter().find(|branch| branch.is_writable()).map(|branch| branch.marks().namespace);
     if let Some(namespace) = namespace {
-        branches.iter().filter(|branch| !branch.is_writable() && !branch.has_work()).for_each(|branch| branch.believe_marks_in(namespace));
+        branches
+            .iter()
+            .filter(|branch| !branch.is_writable() && !branch.has_work())
+            .for_each(|branch| branch.believe_marks_in(namespace));
     }
 }
 
@@ -352,8 +377,16 @@ pub(crate) fn believe(branches: &[Arc<Branch>]) {
 pub(crate) fn root_parts(branches: &[Arc<Branch>]) -> Result<(Vec<Part>, usize)> {
     let mut parts = Vec::new();
     for branch in branches {
-        let opacity = if branch.reads_marks() { branch.marks().opacity(&*branch.layer, &branch.root)? } else { Default::default() };
-        parts.push(Part { x_directory: opacity.x, impure: opacity.impure, ..Part::new(branch, branch.root.clone(), branch.root_id) });
+        let opacity = if branch.reads_marks() {
+            branch.marks().opacity(&*branch.layer, &branch.root)?
+        } else {
+            Default::default()
+        };
+        parts.push(Part {
+            x_directory: opacity.x,
+            impure: opacity.impure,
+            ..Part::new(branch, branch.root.clone(), branch.root_id)
+        });
         if opacity.opaque {
             return Ok((parts, branch.index()));
         }
@@ -439,7 +472,14 @@ impl Layer for Union {
         self.shared.readlink(caller, node)
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         let _branches = self.shared.gate.read();
         self.shared.create(caller, parent, name, mode, flags)
     }
@@ -454,7 +494,15 @@ impl Layer for Union {
         self.shared.mkdir(caller, parent, name, mode)
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         let _branches = self.shared.gate.read();
         self.shared.mknod(caller, parent, name, kind, mode, device)
     }
@@ -464,7 +512,14 @@ impl Layer for Union {
         self.shared.symlink(caller, parent, name, target)
     }
 
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         let _branches = self.shared.gate.read();
         self.shared.link(caller, node, file, parent, name)
     }
@@ -544,7 +599,9 @@ impl Layer for Union {
 
     fn coherence(&self, scope: Scope<'_>) -> Coherence {
         match scope {
-            Scope::Names(node) => self.shared.held(node).map_or(Coherence::Shared, |node| self.shared.coherence_of_names(&node)),
+            Scope::Names(node) => {
+                self.shared.held(node).map_or(Coherence::Shared, |node| self.shared.coherence_of_names(&node))
+            }
             // Any of its parts may be the one whose times are shown.
             Scope::Attributes(node, attr) if self.shared.options.newest_times && attr.kind == Kind::Directory => {
                 let parts = self.shared.held(node).map(|node| node.parts());

@@ -1,9 +1,10 @@
 //! Changes that others make on branches, told in the union's own terms.
 //!
-//! One thread for each branch takes what the branch sends, translates identities and passes it on; it ends when the branch stops sending.
-//! A file nobody holds needs no notice, as no cache knows it; but somebody may be about to hold it: a look-up that is under way has read its
-//! attributes before the change and makes it known after the notice. So what was reported of unknown files is kept for a while, and told
-//! when one of them becomes known ([`Unheard`]).
+//! One thread for each branch takes what the branch sends, translates identities and passes it on;
+//! it ends when the branch stops sending. A file nobody holds needs no notice, as no cache knows
+//! it; but somebody may be about to hold it: a look-up that is under way has read its attributes
+//! before the change and makes it known after the notice. So what was reported of unknown files is
+//! kept for a while, and told when one of them becomes known ([`Unheard`]).
 
 use crate::{branches::Branch, marks, node::UnionNode, union::Shared};
 use hashbrown::HashSet;
@@ -19,13 +20,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a report of an unknown file is kept at least: longer than any look-up takes that is not stuck.
+/// How long a report of an unknown file is kept at least: longer than any look-up takes that is not
+/// stuck.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// The most reports in that time that are kept one by one. With more, every file that becomes known is told to have changed: right, if dearer.
+/// The most reports in that time that are kept one by one. With more, every file that becomes known
+/// is told to have changed: right, if dearer.
 const REPORTS: usize = 8192;
 
-/// After so many changes of files that nobody knows, the door is told of one, as it counts what is heard in vain (`Layer::rest`).
+/// After so many changes of files that nobody knows, the door is told of one, as it counts what is
+/// heard in vain (`Layer::rest`).
 const IN_VAIN: usize = 8;
 
 /// No file.
@@ -160,16 +164,23 @@ pub(crate) fn watch(shared: &Arc<Shared>, branch: &Arc<Branch>, out: &Sender<Inv
     };
     match std::thread::Builder::new().name(format!("union-watch-{}", branch.slot)).spawn(work) {
         Ok(_) => branch.layer.watch(sender),
-        Err(error) => tracing::error!(branch = branch.index(), %error, "changes that others make on a branch cannot be watched"),
+        Err(error) => {
+            tracing::error!(branch = branch.index(), %error, "changes that others make on a branch cannot be watched")
+        }
     }
 }
 
 /// A notice of a branch as the union tells it, and what follows from it.
 #[expect(clippy::disallowed_methods, reason = "how long a report is remembered")]
-fn translate(shared: &Weak<Shared>, branch: &Weak<Branch>, notice: Invalidation) -> Option<(Invalidation, Vec<Invalidation>)> {
+fn translate(
+    shared: &Weak<Shared>,
+    branch: &Weak<Branch>,
+    notice: Invalidation,
+) -> Option<(Invalidation, Vec<Invalidation>)> {
     let (shared, branch) = (shared.upgrade()?, branch.upgrade()?);
     let find = |id: FileId| shared.nodes.by_part(branch.slot, id).map(|node| node.id);
-    // Whoever makes a file known enters it first and looks for reports then; here it is the other way round, so that one of the two finds the other.
+    // Whoever makes a file known enters it first and looks for reports then; here it is the other
+    // way round, so that one of the two finds the other.
     let known = |id: FileId| {
         find(id).or_else(|| {
             shared.unheard.note((branch.slot, id), Instant::now());
@@ -188,18 +199,26 @@ fn translate(shared: &Weak<Shared>, branch: &Weak<Branch>, notice: Invalidation)
         }
         Invalidation::Attributes { id } => Invalidation::Attributes { id: known(id)? },
         Invalidation::Content { id } => Invalidation::Content { id: known(id)? },
-        Invalidation::Entry { parent, name } | Invalidation::Forget { parent, name } => return entry(&shared, &branch, parent, name),
+        Invalidation::Entry { parent, name } | Invalidation::Forget { parent, name } => {
+            return entry(&shared, &branch, parent, name);
+        }
     };
     Some((told, Vec::new()))
 }
 
-fn entry(shared: &Shared, branch: &Branch, parent: FileId, name: Box<[u8]>) -> Option<(Invalidation, Vec<Invalidation>)> {
+fn entry(
+    shared: &Shared,
+    branch: &Branch,
+    parent: FileId,
+    name: Box<[u8]>,
+) -> Option<(Invalidation, Vec<Invalidation>)> {
     let node = shared.nodes.by_part(branch.slot, parent)?;
     shared.listings.forget(node.id);
     let name = match name.strip_prefix(marks::PREFIX) {
         None => name,
         Some(hidden) if marks::is_reserved(hidden) => {
-            // An opaque mark or the whiteout of a long name; of temporary names nobody needs to know.
+            // An opaque mark or the whiteout of a long name; of temporary names nobody needs to
+            // know.
             let matters = *name == *marks::OPAQUE || name.starts_with(marks::LONG);
             return matters.then_some((Invalidation::Everything, Vec::new()));
         }
@@ -209,8 +228,9 @@ fn entry(shared: &Shared, branch: &Branch, parent: FileId, name: Box<[u8]>) -> O
     Some((Invalidation::Entry { parent: node.id, name }, below))
 }
 
-/// A directory may be made of other directories of branches from now on, and so may those in it. What is in these may have been there before, and need
-/// not be heard of; so the kernel is to ask for all names again (it can be told so of all names only), and listings go.
+/// A directory may be made of other directories of branches from now on, and so may those in it.
+/// What is in these may have been there before, and need not be heard of; so the kernel is to ask
+/// for all names again (it can be told so of all names only), and listings go.
 fn remade(shared: &Shared, top: Arc<UnionNode>) -> Vec<Invalidation> {
     let (mut told, mut ahead) = (vec![Invalidation::Names], vec![top]);
     while let Some(directory) = ahead.pop() {

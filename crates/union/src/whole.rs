@@ -1,7 +1,9 @@
-//! Making a directory whole on one branch: everything that can be seen in it is copied there, and the directory is opaque.
+//! Making a directory whole on one branch: everything that can be seen in it is copied there, and
+//! the directory is opaque.
 //!
-//! Called before a directory that is merged, or on a read-only branch, is renamed. Every step leaves the visible tree as it was, so a crash in
-//! between costs nothing but space. Bounded by [`crate::UnionOptions::directory_copy_limit`]: beyond it the answer is EXDEV, upon which
+//! Called before a directory that is merged, or on a read-only branch, is renamed. Every step
+//! leaves the visible tree as it was, so a crash in between costs nothing but space. Bounded by
+//! [`crate::UnionOptions::directory_copy_limit`]: beyond it the answer is EXDEV, upon which
 //! programs copy by themselves.
 
 use crate::{
@@ -15,7 +17,8 @@ use crate::{
 use nacre_vfs::{Entry, Errno, Kind, Name, Result};
 use std::sync::Arc;
 
-/// How deep a directory may be that is brought together: each level takes some of the thread's stack.
+/// How deep a directory may be that is brought together: each level takes some of the thread's
+/// stack.
 const LEVELS: usize = 200;
 
 /// What may still be copied.
@@ -32,7 +35,15 @@ struct Names {
 }
 
 impl Present for Names {
-    fn present(&mut self, source: Option<usize>, name: Name<'_>, _: u64, kind: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+    fn present(
+        &mut self,
+        source: Option<usize>,
+        name: Name<'_>,
+        _: u64,
+        kind: Option<Kind>,
+        _: Option<Entry>,
+        _: u64,
+    ) -> Result<bool> {
         if self.home != source || kind.is_none_or(|kind| kind == Kind::Directory) {
             self.names.push(name.bytes().to_vec());
         }
@@ -48,7 +59,8 @@ impl Shared {
         let marks = parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
         let home = parts.iter().position(|part| part.branch.index() == branch.index());
         let mut names = Names { home, names: Vec::new() };
-        let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
+        let request =
+            Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
         self.listings.list(&marks, &request, &sources, &mut names)?;
         Ok(names.names)
     }
@@ -71,7 +83,9 @@ impl Shared {
             let view = directory.view();
             for name in self.names_elsewhere(&directory, branch)? {
                 let name = Name::new(&name)?;
-                let Some(found) = self.sight(&OWN, &view, name)?.found.filter(|found| !is_whole(found, branch)) else { continue };
+                let Some(found) = self.sight(&OWN, &view, name)?.found.filter(|found| !is_whole(found, branch)) else {
+                    continue;
+                };
                 if left == 0 {
                     return Ok(false);
                 }
@@ -84,7 +98,12 @@ impl Shared {
         Ok(true)
     }
 
-    fn make_whole_within(self: &Arc<Shared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>, budget: &mut Budget) -> Result<()> {
+    fn make_whole_within(
+        self: &Arc<Shared>,
+        directory: &Arc<UnionNode>,
+        branch: &Arc<Branch>,
+        budget: &mut Budget,
+    ) -> Result<()> {
         loop {
             self.grow(directory, branch)?;
             for name in self.names_elsewhere(directory, branch)? {
@@ -111,7 +130,13 @@ impl Shared {
     }
 
     /// Brings one name to the branch.
-    fn bring(self: &Arc<Shared>, directory: &Arc<UnionNode>, name: Name<'_>, branch: &Arc<Branch>, budget: &mut Budget) -> Result<()> {
+    fn bring(
+        self: &Arc<Shared>,
+        directory: &Arc<UnionNode>,
+        name: Name<'_>,
+        branch: &Arc<Branch>,
+        budget: &mut Budget,
+    ) -> Result<()> {
         let node = {
             let _names = directory.names.read();
             let view: View = directory.view();

@@ -1,8 +1,10 @@
-//! The directories of a branch that belong to the union itself: where things are built before they get their names, and the hard-link index.
+//! The directories of a branch that belong to the union itself: where things are built before they
+//! get their names, and the hard-link index.
 //!
-//! Both lie at the top of each writable branch under reserved names, mode 0700, or in a directory of their own beside the branch (overlayfs'
-//! `workdir`), so that nothing but the files of users is on the branch. What a crash leaves in the work directory is of no use to anybody: it
-//! is emptied when the branch is opened.
+//! Both lie at the top of each writable branch under reserved names, mode 0700, or in a directory
+//! of their own beside the branch (overlayfs' `workdir`), so that nothing but the files of users is
+//! on the branch. What a crash leaves in the work directory is of no use to anybody: it is emptied
+//! when the branch is opened.
 
 use crate::{listing, union::OWN};
 use nacre_vfs::{Errno, Layer, Name, Node, Result};
@@ -13,7 +15,8 @@ use std::{
 
 const WORK: &[u8] = b".wh..wh.work";
 pub(crate) const LINKS: &[u8] = b".wh..wh.links";
-/// The same in a directory of their own; the first is what the kernel's overlay file system calls it as well.
+/// The same in a directory of their own; the first is what the kernel's overlay file system calls
+/// it as well.
 const WORK_APART: &[u8] = b"work";
 const LINKS_APART: &[u8] = b"links";
 /// What begins temporary names outside the work directory.
@@ -76,12 +79,14 @@ impl Work {
     /// Finds or makes the directories and empties the first.
     ///
     /// # Errors
-    /// EROFS where the branch cannot be written, EEXIST where another file has the name, and what the storage says.
+    /// EROFS where the branch cannot be written, EEXIST where another file has the name, and what
+    /// the storage says.
     #[expect(clippy::disallowed_methods, reason = "names that no earlier run has given")]
     pub(crate) fn open(layer: &dyn Layer, home: Home<'_>) -> Result<Work> {
         let directory = make(layer, home.directory(), home.name(WORK, WORK_APART))?;
         listing::purge(layer, &directory)?;
-        // Temporary names are also given outside the work directory, where those of an earlier run may still be.
+        // Temporary names are also given outside the work directory, where those of an earlier run
+        // may still be.
         let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let start = u64::try_from(start).unwrap_or_default();
         Ok(Work { directory, start, next: AtomicU64::new(start) })

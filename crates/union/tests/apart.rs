@@ -29,7 +29,8 @@ fn find(union: &Union, path: &str) -> Entry {
 }
 
 fn names(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -74,7 +75,8 @@ fn copies_and_hard_links_leave_nothing_on_the_branch() {
     assert_eq!(names(&work.join("links")), [""; 0], "no name below is left");
 }
 
-/// Devices 0/0 can be made by whoever owns the directory on present kernels; older ones ask for root, and `.wh.` files are written.
+/// Devices 0/0 can be made by whoever owns the directory on present kernels; older ones ask for
+/// root, and `.wh.` files are written.
 fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0)
 }

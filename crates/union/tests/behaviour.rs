@@ -1,4 +1,5 @@
-//! What the union promises beyond the contract of layers: when files are copied, what copies keep, who sees them, and what users never see.
+//! What the union promises beyond the contract of layers: when files are copied, what copies keep,
+//! who sees them, and what users never see.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -8,7 +9,8 @@ mod unions;
 use nacre_testkit::{World, conformance};
 use nacre_union::{BranchMode, Style, Union, UnionOptions};
 use nacre_vfs::{
-    Coherence, Errno, Invalidation, Kind, Layer, Name, Node, OpenFlags, RenameFlags, Scope, SetAttr, SetTime, Time, XattrFlags,
+    Coherence, Errno, Invalidation, Kind, Layer, Name, Node, OpenFlags, RenameFlags, Scope, SetAttr, SetTime, Time,
+    XattrFlags,
 };
 use std::{
     process::Command,
@@ -51,7 +53,10 @@ impl Two {
     }
 
     fn remount(&self) -> World {
-        World::new(union(vec![(Arc::clone(&self.upper.layer), "rw"), (Arc::clone(&self.lower.layer), "ro")], UnionOptions::default()))
+        World::new(union(
+            vec![(Arc::clone(&self.upper.layer), "rw"), (Arc::clone(&self.lower.layer), "ro")],
+            UnionOptions::default(),
+        ))
     }
 }
 
@@ -83,7 +88,8 @@ fn files_are_copied_at_the_first_write() {
 fn open_files_follow_the_copy() {
     let two = Two::new(|lower| drop(lower.file(b"file", b"content")));
     let entry = two.world.find(b"file").unwrap();
-    let (reader, writer) = (two.world.open(&entry.node, OpenFlags::READ), two.world.open(&entry.node, OpenFlags::WRITE));
+    let (reader, writer) =
+        (two.world.open(&entry.node, OpenFlags::READ), two.world.open(&entry.node, OpenFlags::WRITE));
     assert!(writer.append(b" and more") == Ok(9));
     let mut buffer = [0; 32];
     assert_eq!(reader.read(&mut buffer, 0), Ok(16));
@@ -102,9 +108,12 @@ fn open_files_follow_the_copy() {
 fn removed_files_below_live_while_open() {
     let two = Two::new(|lower| drop(lower.file(b"file", b"content")));
     let entry = two.world.find(b"file").unwrap();
-    let (reader, writer) = (two.world.open(&entry.node, OpenFlags::READ), two.world.open(&entry.node, OpenFlags::READ_WRITE));
+    let (reader, writer) =
+        (two.world.open(&entry.node, OpenFlags::READ), two.world.open(&entry.node, OpenFlags::READ_WRITE));
     unlink(&two.world, &two.world.root, b"file");
-    let nlink = |file: &nacre_vfs::Opened| two.world.layer.getattr(&two.world.caller, &entry.node, Some(file.inner())).unwrap().nlink;
+    let nlink = |file: &nacre_vfs::Opened| {
+        two.world.layer.getattr(&two.world.caller, &entry.node, Some(file.inner())).unwrap().nlink
+    };
     assert_eq!(nlink(&reader), 0);
     assert_eq!(writer.write(b"C", 0), Ok(1));
     let mut buffer = [0; 16];
@@ -122,13 +131,16 @@ fn copies_keep_everything() {
     let two = Two::new(|lower| {
         let directory = lower.directory(b"directory");
         let (file, _) = lower.file_in(&directory, b"file", b"content");
-        for (key, value) in [(&b"user.a"[..], &b"1"[..]), (b"security.capability", b"\x01\0\0\x02"), (b"trusted.b", b"2")] {
+        for (key, value) in
+            [(&b"user.a"[..], &b"1"[..]), (b"security.capability", b"\x01\0\0\x02"), (b"trusted.b", b"2")]
+        {
             lower.layer.setxattr(&lower.caller, &file.node, key, value, XattrFlags::default()).unwrap();
         }
         lower.layer.setxattr(&lower.caller, &directory, b"user.d", b"3", XattrFlags::default()).unwrap();
         lower.change(&file.node, SetAttr { uid: Some(7), gid: Some(8), ..SetAttr::default() });
         lower.change(&file.node, SetAttr { mode: Some(0o6751), ..SetAttr::default() });
-        let times = SetAttr { atime: Some(SetTime::To(LONG_AGO)), mtime: Some(SetTime::To(LONG_AGO)), ..SetAttr::default() };
+        let times =
+            SetAttr { atime: Some(SetTime::To(LONG_AGO)), mtime: Some(SetTime::To(LONG_AGO)), ..SetAttr::default() };
         lower.change(&file.node, times);
         lower.change(&directory, SetAttr { mode: Some(0o2770), gid: Some(9), ..SetAttr::default() });
         lower.change(&directory, times);
@@ -266,7 +278,8 @@ fn a_union_of_read_only_branches_is_read_only() {
 fn the_kernel_gets_only_files_that_stay() {
     let directories = Directories::new();
     let (upper, lower) = (directories.fresh(), directories.fresh());
-    let two = Two::over(host(&upper), host(&lower), UnionOptions::default(), |lower| drop(lower.file(b"below", b"content")));
+    let two =
+        Two::over(host(&upper), host(&lower), UnionOptions::default(), |lower| drop(lower.file(b"below", b"content")));
     let node = two.world.find(b"below").unwrap().node;
     let file = two.world.open(&node, OpenFlags::READ);
     assert!(file.backing().is_none(), "a file that may still be copied up");
@@ -290,7 +303,10 @@ fn too_much_below_is_not_copied_for_a_rename() {
         let options = UnionOptions { directory_copy_limit: limit, ..UnionOptions::default() };
         let two = Two::over(mem(), mem(), options, fill);
         let (layer, root) = (&two.world.layer, &two.world.root);
-        assert_eq!(layer.rename(&two.world.caller, root, name(b"directory"), root, name(b"moved"), RenameFlags(0)), wanted);
+        assert_eq!(
+            layer.rename(&two.world.caller, root, name(b"directory"), root, name(b"moved"), RenameFlags(0)),
+            wanted
+        );
         assert_eq!(two.world.exists(b"directory"), wanted.is_err());
     }
 }
@@ -314,7 +330,10 @@ fn layers_of_others_are_read() {
     two.upper.directory(b"replaced");
     two.upper.file(b".wh.replaced", b"");
     let world = two.remount();
-    assert_eq!(world.names(&world.root), [b"c".to_vec(), b"keep".to_vec(), b"oci".to_vec(), b"opaque".to_vec(), b"replaced".to_vec()]);
+    assert_eq!(
+        world.names(&world.root),
+        [b"c".to_vec(), b"keep".to_vec(), b"oci".to_vec(), b"opaque".to_vec(), b"replaced".to_vec()]
+    );
     for directory in [&b"opaque"[..], b"oci", b"replaced"] {
         assert!(world.names(&world.find(directory).unwrap().node).is_empty());
     }
@@ -328,9 +347,12 @@ fn directories_that_overlay_has_renamed_are_found_below() {
             lower.file_in(&inner, directory, b"");
         }
     });
-    // As the kernel's overlay file system leaves it: `first` renamed to `moved`, `second/inner` to `taken` at the top.
+    // As the kernel's overlay file system leaves it: `first` renamed to `moved`, `second/inner` to
+    // `taken` at the top.
     let (layer, caller) = (&two.upper.layer, &two.upper.caller);
-    for (directory, redirect) in [(&b"moved"[..], &b"first"[..]), (b"taken", b"/second/inner"), (b"lost", b"/second/../first")] {
+    for (directory, redirect) in
+        [(&b"moved"[..], &b"first"[..]), (b"taken", b"/second/inner"), (b"lost", b"/second/../first")]
+    {
         let node = two.upper.directory(directory);
         layer.setxattr(caller, &node, b"trusted.overlay.redirect", redirect, XattrFlags::default()).unwrap();
     }
@@ -359,7 +381,9 @@ fn directories_that_overlay_has_renamed_are_found_below() {
 
 #[test]
 fn what_cannot_stand_is_refused() {
-    let refused = |branches: Vec<(Arc<dyn Layer>, BranchMode)>, options| Union::new(branches, options).map(drop).unwrap_err().to_string();
+    let refused = |branches: Vec<(Arc<dyn Layer>, BranchMode)>, options| {
+        Union::new(branches, options).map(drop).unwrap_err().to_string()
+    };
     assert!(refused(Vec::new(), UnionOptions::default()).contains("needs a branch"));
     let one = mem();
     let twice = vec![(Arc::clone(&one), BranchMode::rw()), (one, BranchMode::ro())];
@@ -377,7 +401,11 @@ fn the_weakest_branch_rules_and_changes_are_told() {
     let (sender, receiver) = channel();
     two.world.layer.watch(sender);
     let entry = two.world.find(b"file").unwrap();
-    let weakest = [&two.upper, &two.lower].map(|world| world.layer.coherence(Scope::Names(&world.root))).into_iter().max().unwrap();
+    let weakest = [&two.upper, &two.lower]
+        .map(|world| world.layer.coherence(Scope::Names(&world.root)))
+        .into_iter()
+        .max()
+        .unwrap();
     assert!(two.world.layer.coherence(Scope::Names(&two.world.root)) >= weakest.min(Coherence::Watched));
     // Somebody else: what this process does itself is no news.
     let script = "printf 'changed content' > file && : > new";
@@ -387,7 +415,9 @@ fn the_weakest_branch_rules_and_changes_are_told() {
     while !(content && names) {
         match receiver.recv().expect("the branches stop telling") {
             Invalidation::Content { id } | Invalidation::Attributes { id } => content |= id == entry.attr.id,
-            Invalidation::Entry { parent, name } | Invalidation::Forget { parent, name } => names |= parent == root && *name == *b"new",
+            Invalidation::Entry { parent, name } | Invalidation::Forget { parent, name } => {
+                names |= parent == root && *name == *b"new"
+            }
             Invalidation::Names => names = true,
             Invalidation::Everything => (content, names) = (true, true),
         }

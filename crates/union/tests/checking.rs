@@ -1,4 +1,5 @@
-//! The check after a crash: it finds what is left over, puts it right, and never touches what is needed.
+//! The check after a crash: it finds what is left over, puts it right, and never touches what is
+//! needed.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -66,7 +67,8 @@ fn leftovers_go_and_nothing_else() {
     let (union, world) = scene.union();
     let before = tree(&world);
     let found = union.check(false).unwrap();
-    let told: Vec<_> = found.iter().map(|finding| (finding.path.as_slice(), finding.problem, finding.repaired)).collect();
+    let told: Vec<_> =
+        found.iter().map(|finding| (finding.path.as_slice(), finding.problem, finding.repaired)).collect();
     assert_eq!(told.len(), 3, "{told:?}");
     for wanted in [
         (&b".wh..wh.tmp.1"[..], Problem::Leftover, false),
@@ -88,11 +90,17 @@ fn counts_of_links_are_put_right() {
     let index = upper.find(b".wh..wh.links").unwrap().node;
     let [entry] = upper.names(&index).try_into().unwrap();
     let copy = upper.find_in(&index, &entry).unwrap().node;
-    upper.layer.setxattr(&upper.caller, &copy, b"trusted.nacre.names", &7_u32.to_le_bytes(), XattrFlags::default()).unwrap();
+    upper
+        .layer
+        .setxattr(&upper.caller, &copy, b"trusted.nacre.names", &7_u32.to_le_bytes(), XattrFlags::default())
+        .unwrap();
     let (union, world) = scene.union();
     assert_eq!(world.find(b"two").unwrap().attr.nlink, 8);
     let found = union.check(true).unwrap();
-    assert_eq!(found.iter().map(|finding| finding.problem).collect::<Vec<_>>(), [Problem::TooManyLinks { counted: 7, found: 2 }]);
+    assert_eq!(
+        found.iter().map(|finding| finding.problem).collect::<Vec<_>>(),
+        [Problem::TooManyLinks { counted: 7, found: 2 }]
+    );
     assert_eq!(world.find(b"two").unwrap().attr.nlink, 3);
     let (union, world) = scene.union();
     assert_eq!((world.find(b"three").unwrap().attr.nlink, union.check(false).unwrap()), (3, Vec::new()));

@@ -1,4 +1,5 @@
-//! Unions pass the conformance suite of the contract, in memory and over real directories, with every form of whiteout.
+//! Unions pass the conformance suite of the contract, in memory and over real directories, with
+//! every form of whiteout.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -47,7 +48,9 @@ fn directory_over_directory() {
     let directories = Directories::new();
     for style in [Style::Wh, Style::Chardev, Style::Xattr] {
         println!("whiteouts {style}");
-        conformance::run(|| union(vec![(host(&directories.fresh()), "rw"), (host(&directories.fresh()), "ro")], with(style)));
+        conformance::run(|| {
+            union(vec![(host(&directories.fresh()), "rw"), (host(&directories.fresh()), "ro")], with(style))
+        });
     }
 }
 

@@ -1,4 +1,5 @@
-//! Character devices 0/0, which are whiteouts to others: those that users make are devices, wherever they go.
+//! Character devices 0/0, which are whiteouts to others: those that users make are devices,
+//! wherever they go.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -18,7 +19,8 @@ fn name(bytes: &[u8]) -> Name<'_> {
 fn is_device(world: &World, bytes: &[u8]) -> bool {
     let attr = world.find(bytes).unwrap().attr;
     let listed = world.list(&world.root, true, 3).into_iter().find(|listed| listed.name == bytes).expect("listed");
-    listed.entry.expect("attributes").attr.id == attr.id && (attr.kind, attr.rdev_major, attr.rdev_minor) == (Kind::Character, 0, 0)
+    listed.entry.expect("attributes").attr.id == attr.id
+        && (attr.kind, attr.rdev_major, attr.rdev_minor) == (Kind::Character, 0, 0)
 }
 
 fn live(fresh: &dyn Fn() -> Arc<dyn Layer>, whiteout: Style) {

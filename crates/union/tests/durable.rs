@@ -1,5 +1,6 @@
-//! What goes from one branch because something on another stands for it goes when that is on stable storage: branches may be different file
-//! systems, and a power cut may keep the changes of one and lose those of the other.
+//! What goes from one branch because something on another stands for it goes when that is on stable
+//! storage: branches may be different file systems, and a power cut may keep the changes of one and
+//! lose those of the other.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -59,7 +60,10 @@ impl Scene {
                 }
                 world.file_in(&at, last.as_bytes(), path.as_bytes());
             }
-            members.push((Arc::new(Recorded { below: Arc::clone(&world.layer), branch, record: Arc::clone(&record) }), mode));
+            members.push((
+                Arc::new(Recorded { below: Arc::clone(&world.layer), branch, record: Arc::clone(&record) }),
+                mode,
+            ));
         }
         let union = union_itself(members, options);
         let control = union.control();
@@ -126,9 +130,15 @@ fn a_linked_file_leaves_the_lower_branch_when_the_index_lasts() {
     let events = scene.record.take();
     let [above, below] = [0, 1].map(|branch| scene.directory(branch, ""));
     let index = scene.directory(0, ".wh..wh.links");
-    let entered = events.iter().find(|(branch, directory, what)| (*branch, *directory) == (0, index) && matches!(what, What::Came(_)));
+    let entered = events
+        .iter()
+        .find(|(branch, directory, what)| (*branch, *directory) == (0, index) && matches!(what, What::Came(_)));
     assert_durable_before(&events, entered.expect("an entry"), &went(1, below, b"one"));
-    assert_durable_before(&events[..=last(&events, &went(1, below, b"one"))], &came(0, above, b"one"), &went(1, below, b"one"));
+    assert_durable_before(
+        &events[..=last(&events, &went(1, below, b"one"))],
+        &came(0, above, b"one"),
+        &went(1, below, b"one"),
+    );
     assert_eq!((scene.content(b"above"), scene.content(b"two")), (b"one".to_vec(), b"one".to_vec()));
     assert_eq!(scene.world.id(b"above"), scene.world.id(b"two"));
 }
@@ -177,7 +187,8 @@ fn a_file_above_that_a_rename_replaces_goes_when_the_new_name_lasts() {
     assert_eq!((scene.world.id(b"old"), scene.world.id(b"new")), (new, new));
 }
 
-/// Somebody changes the mode of a file while it goes to another branch: either the copy has it, or he is told.
+/// Somebody changes the mode of a file while it goes to another branch: either the copy has it, or
+/// he is told.
 #[test]
 fn no_change_is_lost_while_a_file_goes_up() {
     let scene = Scene::new(&[("rw", &["above"]), ("rw", &["file"]), ("ro", &["file"])], UnionOptions::default());
@@ -278,7 +289,9 @@ fn the_index_lets_a_file_go_when_nothing_shows_what_lies_below() {
     scene.record.fail(0, true);
     unlink(b"two").unwrap();
     let events = scene.record.take();
-    let left = |events: &[Event]| events.iter().any(|(branch, at, what)| (*branch, *at) == (0, index) && matches!(what, What::Went(_)));
+    let left = |events: &[Event]| {
+        events.iter().any(|(branch, at, what)| (*branch, *at) == (0, index) && matches!(what, What::Went(_)))
+    };
     assert!(!left(&events), "what would be seen after a crash is the original: {events:#?}");
     assert_eq!(world.find(b"two").err(), Some(Errno::ENOENT));
 
@@ -295,7 +308,11 @@ fn the_index_lets_a_file_go_when_nothing_shows_what_lies_below() {
     let events = scene.record.take();
     let index = scene.directory(0, ".wh..wh.links");
     let entry = events.iter().find(|(branch, at, what)| (*branch, *at) == (0, index) && matches!(what, What::Went(_)));
-    assert_durable_before(&events, &came(0, scene.directory(0, ""), b".wh.two"), entry.expect("nothing leads to the copy"));
+    assert_durable_before(
+        &events,
+        &came(0, scene.directory(0, ""), b".wh.two"),
+        entry.expect("nothing leads to the copy"),
+    );
     assert_ne!(root, index);
 }
 

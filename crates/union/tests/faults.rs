@@ -1,5 +1,6 @@
-//! A union whose upper branch fails at any step: what users see is the state before the operation or the one after it, at once and after a
-//! remount. Once with one failing call (a full disk), once with all calls failing from some moment on (a power cut).
+//! A union whose upper branch fails at any step: what users see is the state before the operation
+//! or the one after it, at once and after a remount. Once with one failing call (a full disk), once
+//! with all calls failing from some moment on (a power cut).
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -51,7 +52,10 @@ fn unlink(world: &World, path: &str) -> Result<()> {
 
 fn create(world: &World, path: &str) -> Result<()> {
     let (parent, name) = split(world, path)?;
-    world.layer.create(&world.caller, &parent, name, 0o640, OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL)).map(drop)
+    world
+        .layer
+        .create(&world.caller, &parent, name, 0o640, OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL))
+        .map(drop)
 }
 
 fn mkdir(world: &World, path: &str) -> Result<()> {
@@ -83,7 +87,9 @@ const OPERATIONS: &[Operation] = &[
     ("mkdir", |world| mkdir(world, "new")),
     ("mkdir over a whiteout", |world| mkdir(world, "hidden")),
     ("mkdir over a hidden directory", |world| mkdir(world, "hidden-dir")),
-    ("symlink over a whiteout", |world| world.layer.symlink(&world.caller, &world.root, name("hidden"), b"x").map(drop)),
+    ("symlink over a whiteout", |world| {
+        world.layer.symlink(&world.caller, &world.root, name("hidden"), b"x").map(drop)
+    }),
     ("write to a file below", |world| write(world, "low/deep/file")),
     ("write to a linked file below", |world| write(world, "low/one")),
     ("mode of a file below", |world| mode(world, "low/deep/file")),
@@ -117,7 +123,9 @@ const OPERATIONS: &[Operation] = &[
     ("rename of a directory above over an emptied one", |world| rename(world, "full-above", "emptied", 0)),
     ("rename of a directory below", |world| rename(world, "low", "new", 0)),
     ("rename of a merged directory", |world| rename(world, "merged", "hidden-dir", 0)),
-    ("exchange of a file above and a directory below", |world| rename(world, "above", "low/deep", RenameFlags::EXCHANGE)),
+    ("exchange of a file above and a directory below", |world| {
+        rename(world, "above", "low/deep", RenameFlags::EXCHANGE)
+    }),
     ("exchange of two merged directories", |world| rename(world, "merged", "emptied", RenameFlags::EXCHANGE)),
 ];
 

@@ -1,4 +1,5 @@
-//! A full branch: the file being written moves to another one, every writer and reader follows, and nothing is lost at any step.
+//! A full branch: the file being written moves to another one, every writer and reader follows, and
+//! nothing is lost at any step.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -122,7 +123,9 @@ fn writers_on_all_sides_lose_nothing() {
             scene.fault.after(i64::try_from(round * 37).unwrap());
         });
         let content = world.content(&world.find_in(&directory, b"file").unwrap().node);
-        assert!(content.len() == 4096 && content.iter().enumerate().all(|(at, byte)| usize::from(byte - b'0') == at / 1024));
+        assert!(
+            content.len() == 4096 && content.iter().enumerate().all(|(at, byte)| usize::from(byte - b'0') == at / 1024)
+        );
         assert_eq!(scene.places().iter().flatten().count(), 1);
     }
 }

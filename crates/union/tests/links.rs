@@ -1,4 +1,5 @@
-//! Hard links over real directories: a file that is known by one name and found by another stays one file.
+//! Hard links over real directories: a file that is known by one name and found by another stays
+//! one file.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]

@@ -1,4 +1,5 @@
-//! Listings while the directory changes: a file that is there all the time is shown once in every listing, whatever happens to it and round it.
+//! Listings while the directory changes: a file that is there all the time is shown once in every
+//! listing, whatever happens to it and round it.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -28,7 +29,8 @@ fn stable(number: usize) -> Vec<u8> {
     format!("stable{number}").into_bytes()
 }
 
-/// Fills the branches: a third on the upper one, a third on the lower one, a third on both; and whiteouts.
+/// Fills the branches: a third on the upper one, a third on the lower one, a third on both; and
+/// whiteouts.
 fn filled(upper: &Arc<dyn Layer>, lower: &Arc<dyn Layer>, whiteout: Style) -> World {
     let (above, below) = (World::new(Arc::clone(upper)), World::new(Arc::clone(lower)));
     let directories = (above.directory(b"d"), below.directory(b"d"));
@@ -65,7 +67,12 @@ fn change(world: &World, step: usize) {
         _ => {
             let file = world.find_in(&d, &stable(step * 7 % STABLE)).expect("a stable file is always found").node;
             layer
-                .setattr(caller, &file, None, &SetAttr { mode: Some(0o600 | u32::try_from(step % 64).unwrap()), ..SetAttr::default() })
+                .setattr(
+                    caller,
+                    &file,
+                    None,
+                    &SetAttr { mode: Some(0o600 | u32::try_from(step % 64).unwrap()), ..SetAttr::default() },
+                )
                 .unwrap();
         }
     }
@@ -79,7 +86,11 @@ fn check(world: &World, attributes: bool, room: usize) {
         *counts.entry(listed.name).or_default() += 1;
     }
     for number in 0..STABLE {
-        assert_eq!(counts.get(&stable(number)), Some(&1), "stable{number} in a listing with room for {room}, attributes: {attributes}");
+        assert_eq!(
+            counts.get(&stable(number)),
+            Some(&1),
+            "stable{number} in a listing with room for {room}, attributes: {attributes}"
+        );
     }
     for number in 2..100 {
         assert!(!counts.contains_key(format!("gone{number}").as_bytes()), "gone{number}");
@@ -160,7 +171,8 @@ fn three() -> (Arc<Union>, World) {
     (union, world)
 }
 
-/// Whoever reads a merge or a whole listing that is kept, and has read so many names, goes on when a branch is removed.
+/// Whoever reads a merge or a whole listing that is kept, and has read so many names, goes on when
+/// a branch is removed.
 #[test]
 fn while_a_branch_is_removed() {
     for (gone, attributes, room, whole) in (0..3)
@@ -186,7 +198,8 @@ fn while_a_branch_is_removed() {
             }
             page = world.page(&d, next, attributes, room).unwrap();
         }
-        let case = format!("without branch {gone}, attributes: {attributes}, room for {room}, whole: {whole}: {names:?}");
+        let case =
+            format!("without branch {gone}, attributes: {attributes}, room for {room}, whole: {whole}: {names:?}");
         let count = |name: String| names.iter().filter(|listed| **listed == *name.as_bytes()).count();
         for number in 0..10 {
             assert_eq!(count(format!("all{number}")), 1, "all{number} {case}");

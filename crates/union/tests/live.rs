@@ -1,4 +1,5 @@
-//! Branches that come, go and change while the union is in use: it always shows what a new union over the same branches would show.
+//! Branches that come, go and change while the union is in use: it always shows what a new union
+//! over the same branches would show.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -60,7 +61,8 @@ fn member(name: &Path, layer: &Arc<dyn Layer>, mode: &str) -> Member {
 
 impl Scene {
     fn new(layers: Vec<Arc<dyn Layer>>, modes: &[&str], options: UnionOptions) -> Scene {
-        let pool: Vec<_> = (0..).zip(layers).map(|(index, layer)| (PathBuf::from(format!("/{index}")), layer)).collect();
+        let pool: Vec<_> =
+            (0..).zip(layers).map(|(index, layer)| (PathBuf::from(format!("/{index}")), layer)).collect();
         let members = pool.iter().zip(modes).map(|((name, layer), mode)| member(name, layer, mode)).collect();
         let union = Arc::new(Union::named(members, options.clone()).unwrap());
         let control = union.control();
@@ -79,7 +81,10 @@ impl Scene {
     /// A new union over the same branches.
     fn anew(&self) -> Union {
         let now = self.control.list();
-        let members = now.iter().map(|branch| member(&branch.name, &self.layer(&branch.name), &branch.mode.to_string())).collect();
+        let members = now
+            .iter()
+            .map(|branch| member(&branch.name, &self.layer(&branch.name), &branch.mode.to_string()))
+            .collect();
         Union::named(members, self.options.clone()).unwrap()
     }
 
@@ -94,7 +99,8 @@ impl Scene {
         match change {
             Change::Add(at, mode) => {
                 let pool = self.pool.borrow();
-                let free: Vec<_> = pool.iter().filter(|(name, _)| now.iter().all(|branch| branch.name != *name)).collect();
+                let free: Vec<_> =
+                    pool.iter().filter(|(name, _)| now.iter().all(|branch| branch.name != *name)).collect();
                 if let Some((name, layer)) = free.get(at % 2).or(free.first()) {
                     self.control.add(member(name, layer, mode), *at).unwrap();
                 }
@@ -110,7 +116,9 @@ impl Scene {
             Change::Remove(at) => {
                 assert_eq!(self.control.remove(now[at % now.len()].slot, true).unwrap_err().errno(), Errno::EINVAL);
             }
-            Change::Modify(at, mode) => self.control.modify(now[at % now.len()].slot, BranchMode::parse(mode).unwrap()).unwrap(),
+            Change::Modify(at, mode) => {
+                self.control.modify(now[at % now.len()].slot, BranchMode::parse(mode).unwrap()).unwrap()
+            }
         }
     }
 
@@ -143,7 +151,8 @@ impl Scene {
 fn check(cases: u32, run: impl Fn(&Steps)) {
     let cases = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(cases);
     println!("campaign: {cases} cases (NACRE_MODEL_CASES)");
-    let config = Config { cases, failure_persistence: Some(Box::new(FileFailurePersistence::Off)), ..Config::default() };
+    let config =
+        Config { cases, failure_persistence: Some(Box::new(FileFailurePersistence::Off)), ..Config::default() };
     let steps = prop::collection::vec((operations(12), change()), 1..8);
     let outcome = unions::runner(config).run(&steps, |steps| {
         run(&steps);
@@ -163,7 +172,8 @@ fn live(steps: &Steps, layers: Vec<Arc<dyn Layer>>, style: Style) {
             if matches!(operation, Operation::Write(..)) && !scene.control.list()[0].mode.creates() {
                 continue;
             }
-            // What is answered is the business of other tests: here, branches contradict each other.
+            // What is answered is the business of other tests: here, branches contradict each
+            // other.
             let _ = model::apply(&scene.world, operation);
         }
         // As a kernel would hold them.
@@ -200,7 +210,8 @@ fn over_real_directories() {
     check(25, |steps| live(steps, (0..4).map(|_| host(&directories.fresh())).collect(), Style::Wh));
 }
 
-/// What was one directory of the union is two: others have moved one of the directories that it was made of.
+/// What was one directory of the union is two: others have moved one of the directories that it was
+/// made of.
 #[test]
 fn a_directory_taken_apart_is_two() {
     nacre_layers::host::prepare_worker().unwrap();
@@ -230,11 +241,13 @@ fn a_directory_taken_apart_is_two() {
     }
 }
 
-/// A branch that is added on top of a union that is in use, and everything that is made on it: as one that was there from the start.
+/// A branch that is added on top of a union that is in use, and everything that is made on it: as
+/// one that was there from the start.
 #[test]
 fn a_branch_added_on_top_changes_nothing() {
     check(100, |steps| {
-        let scene = Scene::new(vec![mem(), mem(), mem()], &["rw"], UnionOptions { sync: false, ..UnionOptions::default() });
+        let scene =
+            Scene::new(vec![mem(), mem(), mem()], &["rw"], UnionOptions { sync: false, ..UnionOptions::default() });
         let mut reference = Reference::new();
         for (index, (operations, _)) in steps.iter().enumerate() {
             go_on(&scene.world, &mut reference, operations);
@@ -306,7 +319,11 @@ fn what_is_open_is_in_the_way() {
     assert_eq!(kept.read(&mut buffer, 0), Ok(1));
     assert_eq!(scene.world.open(&again.node, OpenFlags::WRITE).append(b"y"), Ok(1));
     assert_eq!(scene.control.remove(77, false).unwrap_err().errno(), Errno::ENOENT);
-    assert_eq!(scene.control.add(member(&scene.at(0).0, &scene.at(0).1, "ro"), 0).unwrap_err().errno(), Errno::EINVAL, "twice");
+    assert_eq!(
+        scene.control.add(member(&scene.at(0).0, &scene.at(0).1, "ro"), 0).unwrap_err().errno(),
+        Errno::EINVAL,
+        "twice"
+    );
 }
 
 /// A file opened for writing on a branch that was read-only then, and is not any more.
@@ -324,7 +341,8 @@ fn open_files_follow_a_change_of_mode() {
 
 #[test]
 fn branches_change_under_load() {
-    let scene = Scene::new(vec![mem(), mem(), mem()], &["rw", "ro"], UnionOptions { sync: false, ..UnionOptions::default() });
+    let scene =
+        Scene::new(vec![mem(), mem(), mem()], &["rw", "ro"], UnionOptions { sync: false, ..UnionOptions::default() });
     let low = World::new(Arc::clone(&scene.at(1).1));
     for number in 0..40 {
         low.file(format!("low{number}").as_bytes(), b"content");
@@ -339,13 +357,25 @@ fn branches_change_under_load() {
                 let mut round = 0_usize;
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                     let name = format!("made{part}-{}", round % 20);
-                    let made =
-                        world.layer.create(&world.caller, &world.root, Name::new(name.as_bytes()).unwrap(), 0o644, OpenFlags::READ_WRITE);
+                    let made = world.layer.create(
+                        &world.caller,
+                        &world.root,
+                        Name::new(name.as_bytes()).unwrap(),
+                        0o644,
+                        OpenFlags::READ_WRITE,
+                    );
                     let (_, file) = made.unwrap();
                     assert_eq!(file.write(name.as_bytes(), 0), Ok(name.len()));
                     let found = world.find(name.as_bytes()).unwrap();
                     assert_eq!(world.content(&found.node), name.as_bytes());
-                    assert_eq!(world.list(&world.root, true, 16).iter().filter(|listed| listed.name.starts_with(b"low")).count(), 40);
+                    assert_eq!(
+                        world
+                            .list(&world.root, true, 16)
+                            .iter()
+                            .filter(|listed| listed.name.starts_with(b"low"))
+                            .count(),
+                        40
+                    );
                     let low = world.find(format!("low{}", (round + part) % 40).as_bytes()).unwrap();
                     assert!(world.content(&low.node).starts_with(b"content"));
                     round += 1;
@@ -354,7 +384,8 @@ fn branches_change_under_load() {
         }
         for round in 0..60 {
             // Read-only, and at any place: what is shown stays the same.
-            let slot = scene.control.add(member(&name, &layer, if round % 2 == 0 { "ro" } else { "nc" }), round % 3).unwrap();
+            let slot =
+                scene.control.add(member(&name, &layer, if round % 2 == 0 { "ro" } else { "nc" }), round % 3).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(2));
             // A listing that was begun before may be open there.
             scene.control.remove(slot, false).unwrap();
@@ -363,7 +394,8 @@ fn branches_change_under_load() {
     });
 }
 
-/// Everything that is drained goes on being shown as it was, and a branch that is empty then goes without a trace.
+/// Everything that is drained goes on being shown as it was, and a branch that is empty then goes
+/// without a trace.
 fn drained(steps: &Steps, fresh: &dyn Fn() -> Arc<dyn Layer>, modes: &[&'static str], style: Style) {
     let layers: Vec<_> = modes.iter().map(|_| fresh()).collect();
     let mut reference = Reference::new();
@@ -384,7 +416,12 @@ fn drained(steps: &Steps, fresh: &dyn Fn() -> Arc<dyn Layer>, modes: &[&'static 
             }
         };
         assert!(!report.stopped);
-        assert_eq!(model::tree(&scene.world), reference.tree(), "after draining {} ({report:?})", branch.name.display());
+        assert_eq!(
+            model::tree(&scene.world),
+            reference.tree(),
+            "after draining {} ({report:?})",
+            branch.name.display()
+        );
         assert_eq!(scene.fresh(), reference.tree(), "after a remount ({report:?})");
         for (path, node, _) in &held {
             let (now, held) = (scene.find(path).unwrap(), scene.world.layer.getattr(&scene.world.caller, node, None));
@@ -431,8 +468,8 @@ fn draining_real_directories_changes_nothing() {
     check(15, |steps| drained(steps, &|| host(&directories.fresh()), &["rw", "rw", "ro"], Style::Wh));
 }
 
-/// Draining with a storage that fails from some step on, as after a power cut: the tree stays what it was, for those who are there and after a
-/// remount, and draining again comes to an end.
+/// Draining with a storage that fails from some step on, as after a power cut: the tree stays what
+/// it was, for those who are there and after a remount, and draining again comes to an end.
 #[test]
 fn a_fault_at_any_step_of_a_drain_changes_nothing() {
     for from in [0, 1] {
@@ -444,11 +481,17 @@ fn a_fault_at_any_step_of_a_drain_changes_nothing() {
                 low.file_in(&low.directory(name), b"low", b"low");
             }
             low.file(b"removed", b"");
-            let faulty =
-                layers.iter().map(|layer| -> Arc<dyn Layer> { Arc::new(Faulty { below: Arc::clone(layer), fault: Arc::clone(&fault) }) });
-            let scene = Scene::new(faulty.collect(), &["rw", "rw", "ro"], UnionOptions { sync: false, ..UnionOptions::default() });
+            let faulty = layers.iter().map(|layer| -> Arc<dyn Layer> {
+                Arc::new(Faulty { below: Arc::clone(layer), fault: Arc::clone(&fault) })
+            });
+            let scene = Scene::new(
+                faulty.collect(),
+                &["rw", "rw", "ro"],
+                UnionOptions { sync: false, ..UnionOptions::default() },
+            );
             let (world, caller) = (&scene.world, &scene.world.caller);
-            let remove = |parent: &Node, name: &[u8]| world.layer.unlink(caller, parent, Name::new(name).unwrap()).unwrap();
+            let remove =
+                |parent: &Node, name: &[u8]| world.layer.unlink(caller, parent, Name::new(name).unwrap()).unwrap();
             for name in [&b"opaque"[..], b"gone"] {
                 let directory = world.find(name).unwrap().node;
                 remove(&directory, b"low");
@@ -484,7 +527,11 @@ fn a_fault_at_any_step_of_a_drain_changes_nothing() {
 /// A writable branch on which something is that users would miss is taken out by force only.
 #[test]
 fn what_would_be_missed_is_in_the_way() {
-    let scene = Scene::new(vec![mem(), mem(), mem()], &["rw", "rw", "ro"], UnionOptions { sync: false, ..UnionOptions::default() });
+    let scene = Scene::new(
+        vec![mem(), mem(), mem()],
+        &["rw", "rw", "ro"],
+        UnionOptions { sync: false, ..UnionOptions::default() },
+    );
     let low = World::new(Arc::clone(&scene.at(2).1));
     low.file(b"removed", b"");
     low.file(b"kept", b"");
@@ -498,7 +545,8 @@ fn what_would_be_missed_is_in_the_way() {
     assert_eq!(refused.errno(), Errno::EBUSY);
     let text = refused.to_string();
     assert!(
-        text.starts_with("5 files and directories are shown from /1 alone (directory, directory/file") && text.ends_with("or use force"),
+        text.starts_with("5 files and directories are shown from /1 alone (directory, directory/file")
+            && text.ends_with("or use force"),
         "{text}"
     );
     assert!(!scene.control.list()[1].draining, "a refusal changes nothing");
@@ -522,7 +570,8 @@ fn what_would_be_missed_is_in_the_way() {
     assert_eq!(scene.control.remove(slot, false), Ok(()), "nobody misses what is empty");
 }
 
-/// What a user sees of names that lead to one file: its number, how many names it says it has, its content.
+/// What a user sees of names that lead to one file: its number, how many names it says it has, its
+/// content.
 fn one_file(world: &World, names: &[&[u8]]) -> (u64, u32, Vec<u8>) {
     let all: Vec<_> = names
         .iter()
@@ -542,14 +591,18 @@ fn link(world: &World, node: &Node, parent: &Node, name: &[u8]) {
     world.layer.link(&world.caller, node, None, parent, Name::new(name).unwrap()).unwrap();
 }
 
-/// A file of three names on each writable branch, one of them in the hard-link index, over a read-only branch.
+/// A file of three names on each writable branch, one of them in the hard-link index, over a
+/// read-only branch.
 fn linked(layers: &[Arc<dyn Layer>], fault: &Arc<Fault>) -> Scene {
     let low = World::new(Arc::clone(&layers[2]));
     let node = low.file(b"low1", b"low").0.node;
     link(&low, &node, &low.root, b"low2");
     link(&low, &node, &low.directory(b"lows"), b"low3");
-    let faulty = layers.iter().map(|layer| -> Arc<dyn Layer> { Arc::new(Faulty { below: Arc::clone(layer), fault: Arc::clone(fault) }) });
-    let scene = Scene::new(faulty.collect(), &["rw", "nc", "ro"], UnionOptions { sync: false, ..UnionOptions::default() });
+    let faulty = layers
+        .iter()
+        .map(|layer| -> Arc<dyn Layer> { Arc::new(Faulty { below: Arc::clone(layer), fault: Arc::clone(fault) }) });
+    let scene =
+        Scene::new(faulty.collect(), &["rw", "nc", "ro"], UnionOptions { sync: false, ..UnionOptions::default() });
     let world = &scene.world;
     let node = world.file(b"a1", b"plain").0.node;
     link(world, &node, &world.root, b"a2");
@@ -565,7 +618,8 @@ fn linked(layers: &[Arc<dyn Layer>], fault: &Arc<Fault>) -> Scene {
 const PLAIN: [&[u8]; 3] = [b"a1", b"a2", b"deep/a3"];
 const LOW: [&[u8]; 3] = [b"low1", b"low2", b"lows/low3"];
 
-/// Files with several names go to another branch with all of them, down and up, also those that only the hard-link index keeps together.
+/// Files with several names go to another branch with all of them, down and up, also those that
+/// only the hard-link index keeps together.
 #[test]
 fn files_with_several_names_are_drained() {
     let layers: Vec<Arc<dyn Layer>> = (0..3).map(|_| mem()).collect();
@@ -599,7 +653,8 @@ fn files_with_several_names_are_drained() {
     assert_eq!(one_file(world, &LOW[1..]).1, 2);
 }
 
-/// The same with a storage that fails from some step on: it is one file with all its names at every moment, after a remount, and in the end it has moved.
+/// The same with a storage that fails from some step on: it is one file with all its names at every
+/// moment, after a remount, and in the end it has moved.
 #[test]
 fn a_fault_at_any_step_leaves_files_with_several_names_whole() {
     for from in [0, 1] {
@@ -631,25 +686,38 @@ fn a_fault_at_any_step_leaves_files_with_several_names_whole() {
                 let mut buffer = [0; 8];
                 assert_eq!(reader.read(&mut buffer, 0), Ok(5), "{what}");
                 // Whatever is changed by one name is changed for all.
-                assert_eq!(world.open(&world.find(b"a1").unwrap().node, OpenFlags::WRITE).append(b"!"), Ok(1), "{what}");
+                assert_eq!(
+                    world.open(&world.find(b"a1").unwrap().node, OpenFlags::WRITE).append(b"!"),
+                    Ok(1),
+                    "{what}"
+                );
                 let changed = (plain.0, plain.1, b"plain!".to_vec());
                 assert_eq!((one_file(world, &PLAIN), one_file(world, &LOW)), (changed.clone(), low.clone()), "{what}");
                 let fresh = World::new(Arc::new(scene.anew()));
-                assert_eq!((one_file(&fresh, &PLAIN), one_file(&fresh, &LOW)), (changed, low.clone()), "after a remount, {what}");
+                assert_eq!(
+                    (one_file(&fresh, &PLAIN), one_file(&fresh, &LOW)),
+                    (changed, low.clone()),
+                    "after a remount, {what}"
+                );
                 drop(fresh);
                 drop(reader);
                 let again = scene.control.drain(slot, &mut |_| true).unwrap();
                 assert_eq!(again.left, 0, "{what}, again: {again:?}");
                 scene.control.remove(slot, false).unwrap();
-                assert_eq!(one_file(world, &PLAIN), (plain.0, plain.1, b"plain!".to_vec()), "without the branch, {what}");
+                assert_eq!(
+                    one_file(world, &PLAIN),
+                    (plain.0, plain.1, b"plain!".to_vec()),
+                    "without the branch, {what}"
+                );
                 assert_eq!(one_file(world, &LOW), low, "without the branch, {what}");
                 drop(scene.anew());
                 for layer in &layers[..2] {
                     let own = World::new(Arc::clone(layer));
                     let left = own.find(b".wh..wh.links").map(|index| own.names(&index.node)).unwrap_or_default();
                     // The branch that is no longer there was not looked at.
-                    let gone =
-                        left.iter().filter(|name| name.ends_with(b".m") || name.ends_with(b".l") && Arc::ptr_eq(layer, &layers[1 - from]));
+                    let gone = left.iter().filter(|name| {
+                        name.ends_with(b".m") || name.ends_with(b".l") && Arc::ptr_eq(layer, &layers[1 - from])
+                    });
                     assert_eq!(gone.count(), 0, "{what}: {left:?}");
                 }
             }
@@ -668,10 +736,14 @@ fn files_with_names_elsewhere_stay() {
     World::new(Arc::clone(&scene.at(0).1)).file(b"hidden", b"other");
     let report = scene.control.drain(scene.control.list()[1].slot, &mut |_| true).unwrap();
     let told: Vec<_> = report.examples.iter().map(|left| (&left.path[..], &left.why[..])).collect();
-    assert_eq!(told, [(&b"seen"[..], "1 of its 2 names cannot be seen: outside of the branch, or hidden by another one")]);
+    assert_eq!(
+        told,
+        [(&b"seen"[..], "1 of its 2 names cannot be seen: outside of the branch, or hidden by another one")]
+    );
 }
 
-/// Names come and go and files are written by several threads, while all is moved back and forth: names of one file stay names of one file.
+/// Names come and go and files are written by several threads, while all is moved back and forth:
+/// names of one file stay names of one file.
 #[test]
 fn files_with_several_names_move_under_load() {
     const FILES: usize = 12;
@@ -683,7 +755,8 @@ fn files_with_several_names_move_under_load() {
         link(world, &node, &other, format!("second{number}").as_bytes());
     }
     let stop = std::sync::atomic::AtomicBool::new(false);
-    let written: Vec<std::sync::atomic::AtomicUsize> = (0..FILES).map(|_| std::sync::atomic::AtomicUsize::new(0)).collect();
+    let written: Vec<std::sync::atomic::AtomicUsize> =
+        (0..FILES).map(|_| std::sync::atomic::AtomicUsize::new(0)).collect();
     std::thread::scope(|scope| {
         for part in 0..3_usize {
             let (stop, written, other) = (&stop, &written, &other);
@@ -701,7 +774,10 @@ fn files_with_several_names_move_under_load() {
                     // A link may find the file on its way; nothing is lost by that.
                     if world.layer.link(&world.caller, &node, None, &world.root, name).is_ok() {
                         if part == 0 {
-                            world.layer.rename(&world.caller, &world.root, name, other, moved, nacre_vfs::RenameFlags(0)).unwrap();
+                            world
+                                .layer
+                                .rename(&world.caller, &world.root, name, other, moved, nacre_vfs::RenameFlags(0))
+                                .unwrap();
                             world.layer.unlink(&world.caller, other, moved).unwrap();
                         } else {
                             world.layer.unlink(&world.caller, &world.root, name).unwrap();

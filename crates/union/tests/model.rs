@@ -1,5 +1,5 @@
-//! Random operations on unions against the reference tree: over branches that have been filled before, through remounts, and with what
-//! was once the upper branch below a new one.
+//! Random operations on unions against the reference tree: over branches that have been filled
+//! before, through remounts, and with what was once the upper branch below a new one.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -26,8 +26,12 @@ type History = (Vec<Operation>, Vec<Operation>, Vec<Operation>);
 fn check(everyday: u32, run: impl Fn(&History)) {
     let cases = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(everyday);
     println!("campaign: {cases} histories (NACRE_MODEL_CASES)");
-    let config =
-        Config { cases, max_shrink_iters: 3_000, failure_persistence: Some(Box::new(FileFailurePersistence::Off)), ..Config::default() };
+    let config = Config {
+        cases,
+        max_shrink_iters: 3_000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
+        ..Config::default()
+    };
     let mut runner = unions::runner(config);
     let histories = (operations(30), operations(40), operations(30));
     let outcome = runner.run(&histories, |history| {
@@ -44,7 +48,8 @@ fn numbers(world: &World) -> BTreeMap<Vec<u8>, u64> {
     let mut numbers = BTreeMap::new();
     let mut next = vec![(Vec::new(), world.root.clone())];
     while let Some((path, node)) = next.pop() {
-        let without: BTreeMap<_, _> = world.list(&node, false, 16).into_iter().map(|listed| (listed.name, listed.ino)).collect();
+        let without: BTreeMap<_, _> =
+            world.list(&node, false, 16).into_iter().map(|listed| (listed.name, listed.ino)).collect();
         for listed in world.list(&node, true, 16) {
             let path = [&path[..], b"/", &listed.name[..]].concat();
             let entry = listed.entry.expect("attributes");
@@ -67,7 +72,8 @@ fn remount(old: &World, reference: &Reference, make: &dyn Fn() -> Arc<dyn Layer>
     new
 }
 
-/// A lower branch filled by itself, an upper branch over it, a remount, and a new upper branch over both.
+/// A lower branch filled by itself, an upper branch over it, a remount, and a new upper branch over
+/// both.
 fn live(history: &History, fresh: &dyn Fn() -> Arc<dyn Layer>, style: Style) {
     live_with(history, fresh, &|| with(style));
 }
@@ -83,7 +89,8 @@ fn live_with(history: &History, fresh: &dyn Fn() -> Arc<dyn Layer>, options: &dy
     go_on(&world, &mut reference, &history.1);
     let world = remount(&world, &reference, &two);
     drop(world);
-    let three = || union(vec![(Arc::clone(&top), "rw"), (Arc::clone(&upper), "ro+wh"), (Arc::clone(&lower), "ro")], options());
+    let three =
+        || union(vec![(Arc::clone(&top), "rw"), (Arc::clone(&upper), "ro+wh"), (Arc::clone(&lower), "ro")], options());
     let world = World::new(three());
     assert_eq!(tree(&world), reference.tree(), "a new branch on top changes the tree");
     go_on(&world, &mut reference, &history.2);
@@ -123,7 +130,8 @@ fn directories_renamed_by_redirect() {
     }
 }
 
-/// Two writable branches round a read-only one with whiteouts: what is on the lower one is changed in place where that can be seen.
+/// Two writable branches round a read-only one with whiteouts: what is on the lower one is changed
+/// in place where that can be seen.
 #[test]
 fn two_writable_branches() {
     check(300, |history| {
@@ -132,7 +140,12 @@ fn two_writable_branches() {
         go_on(&World::new(Arc::clone(&bottom)), &mut reference, &history.0);
         let two = union(vec![(Arc::clone(&middle), "rw"), (Arc::clone(&bottom), "ro")], with(Style::Wh));
         go_on(&World::new(two), &mut reference, &history.1);
-        let make = || union(vec![(Arc::clone(&top), "rw"), (Arc::clone(&middle), "ro+wh"), (Arc::clone(&bottom), "rw")], with(Style::Wh));
+        let make = || {
+            union(
+                vec![(Arc::clone(&top), "rw"), (Arc::clone(&middle), "ro+wh"), (Arc::clone(&bottom), "rw")],
+                with(Style::Wh),
+            )
+        };
         let world = World::new(make());
         go_on(&world, &mut reference, &history.2);
         drop(remount(&world, &reference, &make));
@@ -150,7 +163,12 @@ fn only_writable_branches() {
         let world = World::new(two());
         go_on(&world, &mut reference, &history.1);
         drop(remount(&world, &reference, &two));
-        let make = || union(vec![(Arc::clone(&top), "rw"), (Arc::clone(&middle), "rw"), (Arc::clone(&bottom), "rw")], with(Style::Wh));
+        let make = || {
+            union(
+                vec![(Arc::clone(&top), "rw"), (Arc::clone(&middle), "rw"), (Arc::clone(&bottom), "rw")],
+                with(Style::Wh),
+            )
+        };
         let world = World::new(make());
         go_on(&world, &mut reference, &history.2);
         drop(remount(&world, &reference, &make));

@@ -1,5 +1,6 @@
-//! The kernel's overlay file system as the judge: the same operations have the same answers and leave the same tree, and each of the two reads
-//! what the other has written. Needs the right to mount; without it, the tests say so and pass.
+//! The kernel's overlay file system as the judge: the same operations have the same answers and
+//! leave the same tree, and each of the two reads what the other has written. Needs the right to
+//! mount; without it, the tests say so and pass.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -27,18 +28,28 @@ struct Overlay(PathBuf);
 impl Overlay {
     fn mount(directories: &Directories, lower: &Path, upper: &Path, words: &str) -> Option<Overlay> {
         let work = directories.fresh();
-        let data = format!("lowerdir={},upperdir={},workdir={},{words}", lower.display(), upper.display(), work.display());
+        let data =
+            format!("lowerdir={},upperdir={},workdir={},{words}", lower.display(), upper.display(), work.display());
         Overlay::mount_with(directories, data)
     }
 
     /// Both as layers that are only read: the kernel knows whiteouts by attribute on such alone.
     fn mount_read_only(directories: &Directories, lower: &Path, upper: &Path) -> Option<Overlay> {
-        Overlay::mount_with(directories, format!("lowerdir={}:{},redirect_dir=follow", upper.display(), lower.display()))
+        Overlay::mount_with(
+            directories,
+            format!("lowerdir={}:{},redirect_dir=follow", upper.display(), lower.display()),
+        )
     }
 
     fn mount_with(directories: &Directories, data: String) -> Option<Overlay> {
         let target = directories.fresh();
-        match rustix::mount::mount("overlay", &target, "overlay", MountFlags::empty(), CString::new(data).unwrap().as_c_str()) {
+        match rustix::mount::mount(
+            "overlay",
+            &target,
+            "overlay",
+            MountFlags::empty(),
+            CString::new(data).unwrap().as_c_str(),
+        ) {
             Ok(()) => Some(Overlay(target)),
             Err(rustix::io::Errno::PERM | rustix::io::Errno::NODEV) => {
                 println!("skipped: overlayfs cannot be mounted here");
@@ -63,8 +74,12 @@ fn check(everyday: u32, run: impl Fn(&History)) {
     rustix::process::umask(rustix::fs::Mode::empty());
     let cases = std::env::var("NACRE_OVERLAY_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(everyday);
     println!("campaign: {cases} cases (NACRE_OVERLAY_CASES)");
-    let config =
-        Config { cases, max_shrink_iters: 400, failure_persistence: Some(Box::new(FileFailurePersistence::Off)), ..Config::default() };
+    let config = Config {
+        cases,
+        max_shrink_iters: 400,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
+        ..Config::default()
+    };
     let mut runner = unions::runner(config);
     let outcome = runner.run(&(operations(40), operations(40)), |history| {
         run(&history);
@@ -104,24 +119,36 @@ fn the_same_operations_have_the_same_answers() {
         check(30, |(before, then)| {
             let directories = Directories::new();
             let (lower, same) = (fill(&directories, before), fill(&directories, before));
-            let Some(overlay) = Overlay::mount(&directories, &lower, &directories.fresh(), "redirect_dir=on,index=on,metacopy=off") else {
+            let Some(overlay) =
+                Overlay::mount(&directories, &lower, &directories.fresh(), "redirect_dir=on,index=on,metacopy=off")
+            else {
                 return;
             };
             let upper = directories.fresh();
             let ours = over(&upper, &same, Style::Wh, renames);
             for (index, operation) in then.iter().enumerate() {
                 let (wanted, got) = (native::apply(&overlay.0, operation), apply(&ours, operation));
-                assert_eq!(got, wanted, "operation {index}: {operation:?}\nafter {:#?}\nover {before:#?}", &then[..index]);
+                assert_eq!(
+                    got,
+                    wanted,
+                    "operation {index}: {operation:?}\nafter {:#?}\nover {before:#?}",
+                    &then[..index]
+                );
             }
             let wanted = native::tree(&overlay.0);
             assert_eq!(tree(&ours), wanted, "the trees differ after {then:#?}\nover {before:#?}");
             drop(ours);
-            assert_eq!(tree(&over(&upper, &same, Style::Wh, renames)), wanted, "a remount differs after {then:#?}\nover {before:#?}");
+            assert_eq!(
+                tree(&over(&upper, &same, Style::Wh, renames)),
+                wanted,
+                "a remount differs after {then:#?}\nover {before:#?}"
+            );
         });
     }
 }
 
-/// What has links in it differs: the kernel's overlay forgets them with `index=off`, and reads ours without their index.
+/// What has links in it differs: the kernel's overlay forgets them with `index=off`, and reads ours
+/// without their index.
 fn without_links(operations: &[Operation]) -> Vec<Operation> {
     operations.iter().filter(|operation| !matches!(operation, Operation::Link(..))).cloned().collect()
 }
@@ -147,7 +174,11 @@ fn what_the_kernel_has_written_is_read() {
             let wanted = native::tree(&overlay.0);
             drop(overlay);
             let read_only = union(vec![(host(&upper), "ro+wh"), (host(&lower), "ro")], UnionOptions::default());
-            assert_eq!(tree(&World::new(read_only)), wanted, "redirects {redirect}: read after {then:#?}\nover {before:#?}");
+            assert_eq!(
+                tree(&World::new(read_only)),
+                wanted,
+                "redirects {redirect}: read after {then:#?}\nover {before:#?}"
+            );
             let taken_over = over(&upper, &lower, Style::Chardev, RENAMES[0]);
             assert_eq!(tree(&taken_over), wanted, "redirects {redirect}: taken over after {then:#?}\nover {before:#?}");
         });
@@ -156,9 +187,12 @@ fn what_the_kernel_has_written_is_read() {
 
 #[test]
 fn the_kernel_reads_what_is_written() {
-    for (style, renames) in
-        [(Style::Chardev, RENAMES[0]), (Style::Xattr, RENAMES[0]), (Style::Chardev, RENAMES[1]), (Style::Xattr, RENAMES[1])]
-    {
+    for (style, renames) in [
+        (Style::Chardev, RENAMES[0]),
+        (Style::Xattr, RENAMES[0]),
+        (Style::Chardev, RENAMES[1]),
+        (Style::Xattr, RENAMES[1]),
+    ] {
         check(20, |(before, then)| {
             let directories = Directories::new();
             let lower = fill(&directories, &without_links(before));

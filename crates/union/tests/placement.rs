@@ -22,7 +22,8 @@ struct Pool {
 impl Pool {
     fn new(words: &str) -> Pool {
         let words = Words::parse(OsStr::new(words)).unwrap();
-        let layers: Vec<(Arc<dyn Layer>, BranchMode)> = words.branches.iter().map(|(_, mode)| (mem(), mode.clone())).collect();
+        let layers: Vec<(Arc<dyn Layer>, BranchMode)> =
+            words.branches.iter().map(|(_, mode)| (mem(), mode.clone())).collect();
         let branches = layers.iter().map(|(layer, _)| World::new(Arc::clone(layer))).collect();
         let names = words.branches.iter().map(|(path, _): &(PathBuf, _)| path.display().to_string()).collect();
         let options = UnionOptions { sync: false, ..words.options };
@@ -49,7 +50,8 @@ fn files_take_turns_with_their_directories() {
         pool.world.file(name.as_bytes(), b"");
         assert_eq!(pool.on(name), [branch], "{name}");
     }
-    // A directory is made on one branch, and on others when files come to be there; a file takes one turn whatever has to be made first.
+    // A directory is made on one branch, and on others when files come to be there; a file takes
+    // one turn whatever has to be made first.
     let directory = pool.world.directory(b"dir");
     assert_eq!(pool.on("dir"), [1]);
     for number in 0..3 {
@@ -97,7 +99,10 @@ fn routes_lead_to_branches_and_policies() {
     pool.world.file(b"x", b"");
     pool.world.file(b"x.tmp", b"");
     pool.world.file_in(&movies, b"film", b"");
-    assert_eq!((pool.on("x.iso"), pool.on("x"), pool.on("x.tmp"), pool.on("movies")), (vec![2], vec![0], vec![2], vec![0, 1]));
+    assert_eq!(
+        (pool.on("x.iso"), pool.on("x"), pool.on("x.tmp"), pool.on("movies")),
+        (vec![2], vec![0], vec![2], vec![0, 1])
+    );
     assert_eq!(
         pool.explain("movies/other"),
         "route=movies/**: /b: the route leads there\n  not /a: the route leads elsewhere\n  not /c: the route leads elsewhere\n"
@@ -144,7 +149,8 @@ fn files_that_exist_are_explained() {
     assert_eq!(pool.union.explain(b"f/x", false).map(drop), Err(Errno::ENOTDIR));
 }
 
-/// A directory that is in part on a branch that takes nothing new: it is brought together above if it can be, else programs copy it by themselves.
+/// A directory that is in part on a branch that takes nothing new: it is brought together above if
+/// it can be, else programs copy it by themselves.
 #[test]
 fn directories_of_branches_that_take_nothing_new_are_renamed() {
     for (modes, has, wanted) in [
@@ -164,8 +170,11 @@ fn directories_of_branches_that_take_nothing_new_are_renamed() {
             world.file_in(&world.directory(b"old"), &name, b"content");
             names.push(name);
         }
-        let branches = layers.into_iter().zip(modes).map(|(layer, mode)| (layer, BranchMode::parse(mode).unwrap())).collect();
-        let world = World::new(Arc::new(Union::new(branches, UnionOptions { sync: false, ..UnionOptions::default() }).unwrap()));
+        let branches =
+            layers.into_iter().zip(modes).map(|(layer, mode)| (layer, BranchMode::parse(mode).unwrap())).collect();
+        let world = World::new(Arc::new(
+            Union::new(branches, UnionOptions { sync: false, ..UnionOptions::default() }).unwrap(),
+        ));
         let (old, new) = (Name::new(b"old").unwrap(), Name::new(b"new").unwrap());
         let done = world.layer.rename(&world.caller, &world.root, old, &world.root, new, RenameFlags(0));
         assert_eq!(done, wanted, "{modes:?} {has:?}");

@@ -1,4 +1,5 @@
-//! Random operations on pools of several writable branches, under each kind of policy: wherever things are put, users see the same tree.
+//! Random operations on pools of several writable branches, under each kind of policy: wherever
+//! things are put, users see the same tree.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -22,7 +23,8 @@ use unions::{mem, union};
 type Case = ([&'static str; 4], Vec<Operation>, Vec<Operation>);
 
 fn cases() -> impl Strategy<Value = Case> {
-    // Not `nc`: directories that lie there cannot always be renamed (EXDEV), which the reference tree does not know.
+    // Not `nc`: directories that lie there cannot always be renamed (EXDEV), which the reference
+    // tree does not know.
     let mode = prop_oneof![3 => Just("rw"), 1 => Just("ro+wh")];
     // Something can be put on the topmost, or there would be nothing to test.
     let modes = [mode.clone(), mode.clone(), mode].prop_map(|[a, b, c]| ["rw", a, b, c]);

@@ -1,4 +1,5 @@
-//! Many threads on one union: nothing hangs, only errors that such a race explains, and what is seen at the end is what a remount shows.
+//! Many threads on one union: nothing hangs, only errors that such a race explains, and what is
+//! seen at the end is what a remount shows.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -53,7 +54,9 @@ fn one(world: &World, dice: &mut Dice) -> Result<()> {
             let flags = if dice.roll(4) == 0 { RenameFlags::EXCHANGE } else { 0 };
             layer.rename(caller, &directory, name, &dice.directory(world), dice.name(), RenameFlags(flags))
         }
-        6 => layer.link(caller, &world.find_in(&directory, name.bytes())?.node, None, &dice.directory(world), dice.name()).map(drop),
+        6 => layer
+            .link(caller, &world.find_in(&directory, name.bytes())?.node, None, &dice.directory(world), dice.name())
+            .map(drop),
         7 | 8 => {
             let file = layer.open(caller, &world.find_in(&directory, name.bytes())?.node, OpenFlags::READ_WRITE)?;
             file.write(&[b'x'; 100], dice.roll(1000)).map(drop)
@@ -63,7 +66,10 @@ fn one(world: &World, dice: &mut Dice) -> Result<()> {
             layer.setattr(caller, &world.find_in(&directory, name.bytes())?.node, None, &change).map(drop)
         }
         10 => world.page(&directory, 0, true, 100).map(drop),
-        _ => layer.open(caller, &world.find_in(&directory, name.bytes())?.node, OpenFlags::READ)?.read(&mut [0; 64], 0).map(drop),
+        _ => layer
+            .open(caller, &world.find_in(&directory, name.bytes())?.node, OpenFlags::READ)?
+            .read(&mut [0; 64], 0)
+            .map(drop),
     }
 }
 

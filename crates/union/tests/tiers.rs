@@ -1,4 +1,5 @@
-//! Files that go between fast and slow branches while they are in use: by command, by rule, by being opened.
+//! Files that go between fast and slow branches while they are in use: by command, by rule, by
+//! being opened.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -7,7 +8,10 @@ mod unions;
 
 use nacre_testkit::{World, model};
 use nacre_union::{BranchMode, Control, Direction, Member, Stay, TierRules, Union, UnionOptions, Why};
-use nacre_vfs::{Caller, Description, Errno, Filter, Filtered, Kind, Layer, Name, OpenFlags, SetAttr, SetTime, StatFs, Time, XattrFlags};
+use nacre_vfs::{
+    Caller, Description, Errno, Filter, Filtered, Kind, Layer, Name, OpenFlags, SetAttr, SetTime, StatFs, Time,
+    XattrFlags,
+};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use unions::{
     Directories,
@@ -59,10 +63,17 @@ impl Scene {
         let fault = Fault::new(Errno::EIO, true);
         let member = |index: usize| {
             let (below, (mode, blocks)) = (&below[index], &branches[index]);
-            let limited: Arc<dyn Layer> =
-                Arc::new(Filtered::new(Arc::new(Limited { below: Arc::clone(below), blocks: *blocks }), Arc::clone(below)));
+            let limited: Arc<dyn Layer> = Arc::new(Filtered::new(
+                Arc::new(Limited { below: Arc::clone(below), blocks: *blocks }),
+                Arc::clone(below),
+            ));
             let layer: Arc<dyn Layer> = Arc::new(Faulty { below: limited, fault: Arc::clone(&fault) });
-            Member { name: PathBuf::from(format!("/{index}")), layer, mode: BranchMode::parse(mode).unwrap(), work: None }
+            Member {
+                name: PathBuf::from(format!("/{index}")),
+                layer,
+                mode: BranchMode::parse(mode).unwrap(),
+                work: None,
+            }
         };
         let members = (0..branches.len()).map(member).collect();
         let options = UnionOptions { sync: false, ..options };
@@ -82,8 +93,11 @@ impl Scene {
     }
 
     fn file(&self, name: &[u8], size: usize, used: i64) -> nacre_vfs::Entry {
-        let directory =
-            if self.world.exists(b"directory") { self.world.find(b"directory").unwrap().node } else { self.world.directory(b"directory") };
+        let directory = if self.world.exists(b"directory") {
+            self.world.find(b"directory").unwrap().node
+        } else {
+            self.world.directory(b"directory")
+        };
         let (entry, _) = self.world.file_in(&directory, name, &vec![name[0]; size]);
         let time = Some(SetTime::To(Time { sec: used, nsec: 0 }));
         self.world.change(&entry.node, SetAttr { atime: time, mtime: time, ..SetAttr::default() });
@@ -150,7 +164,10 @@ fn attributes_tell_and_pin() {
         assert_eq!(read(name), Ok(wanted.to_owned()), "{name}");
     }
     assert_eq!(layer.listxattr(caller, &made.node, &mut []), Ok(0), "not listed");
-    assert_eq!(layer.setxattr(caller, &made.node, b"user.nacre.branch", b"/1", XattrFlags::default()), Err(Errno::EPERM));
+    assert_eq!(
+        layer.setxattr(caller, &made.node, b"user.nacre.branch", b"/1", XattrFlags::default()),
+        Err(Errno::EPERM)
+    );
     assert_eq!(read("user.nacre.pin"), Err(Errno::ENODATA));
     layer.setxattr(caller, &made.node, b"user.nacre.pin", b"yes", XattrFlags::default()).unwrap();
     assert_eq!(read("user.nacre.pin"), Ok("1".to_owned()));
@@ -164,7 +181,10 @@ fn attributes_tell_and_pin() {
 #[test]
 fn a_full_tier_is_relieved() {
     let rules: TierRules = "high=80,low=50,every=3600,keep=kept*".parse().unwrap();
-    let scene = Scene::new(&[("rw+tier", 20), ("rw", 1000), ("rw+tier", 1000)], UnionOptions { tier: rules, ..UnionOptions::default() });
+    let scene = Scene::new(
+        &[("rw+tier", 20), ("rw", 1000), ("rw+tier", 1000)],
+        UnionOptions { tier: rules, ..UnionOptions::default() },
+    );
     // The thread looks once at the start, when nothing is there yet.
     let names = [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"];
     let made: Vec<_> = names.iter().map(|name| scene.file(&name[..], 8192, 0)).collect();
@@ -174,17 +194,25 @@ fn a_full_tier_is_relieved() {
         let time = Some(SetTime::To(Time { sec: used, nsec: 0 }));
         scene.world.change(&entry.node, SetAttr { atime: time, mtime: time, ..SetAttr::default() });
     }
-    let writer =
-        scene.world.open(&scene.world.find_in(&scene.world.find(b"directory").unwrap().node, b"h").unwrap().node, OpenFlags::WRITE);
+    let writer = scene.world.open(
+        &scene.world.find_in(&scene.world.find(b"directory").unwrap().node, b"h").unwrap().node,
+        OpenFlags::WRITE,
+    );
     let now = Duration::from_secs(1_000);
     let dry = scene.control.tier_run_at(now, true, &mut go_on).unwrap();
-    let planned = |report: &nacre_union::TierReport| report.planned.iter().map(|one| (one.path.clone(), one.why)).collect::<Vec<_>>();
-    let wanted: Vec<_> = [b"h", b"g", b"f", b"e"].iter().map(|name| ([b"directory/", &name[..]].concat(), Why::Full)).collect();
+    let planned = |report: &nacre_union::TierReport| {
+        report.planned.iter().map(|one| (one.path.clone(), one.why)).collect::<Vec<_>>()
+    };
+    let wanted: Vec<_> =
+        [b"h", b"g", b"f", b"e"].iter().map(|name| ([b"directory/", &name[..]].concat(), Why::Full)).collect();
     assert_eq!((planned(&dry), dry.moved), (wanted.clone(), 0));
     assert_eq!(scene.control.locate(b"directory/g").unwrap().shown, PathBuf::from("/0"));
     let report = scene.control.tier_run_at(now, false, &mut go_on).unwrap();
     assert_eq!((planned(&report), report.moved, report.bytes), (wanted, 3, 3 * 8192));
-    assert_eq!(report.left.iter().map(|left| (&left.path[..], &left.why[..])).collect::<Vec<_>>(), [(&b"directory/h"[..], "it is open")]);
+    assert_eq!(
+        report.left.iter().map(|left| (&left.path[..], &left.why[..])).collect::<Vec<_>>(),
+        [(&b"directory/h"[..], "it is open")]
+    );
     assert_eq!(scene.places(b"g"), [None, None, Some(vec![b'g'; 8192])]);
     assert!(scene.places(b"kept")[0].is_some() && scene.places(b"h")[0].is_some());
     assert_eq!(model::tree(&scene.world), before, "nothing has changed for users");
@@ -198,7 +226,8 @@ fn a_full_tier_is_relieved() {
 #[test]
 fn what_is_used_much_goes_up() {
     let rules: TierRules = "heat=3,every=3600".parse().unwrap();
-    let scene = Scene::new(&[("rw+tier", 100), ("rw+tier", 1000)], UnionOptions { tier: rules, ..UnionOptions::default() });
+    let scene =
+        Scene::new(&[("rw+tier", 100), ("rw+tier", 1000)], UnionOptions { tier: rules, ..UnionOptions::default() });
     for name in [&b"hot"[..], b"cold"] {
         scene.file(name, 4096, 5);
         scene.control.move_file(&[b"directory/", name].concat(), Direction::Down, &mut go_on).unwrap();
@@ -208,7 +237,10 @@ fn what_is_used_much_goes_up() {
         scene.world.content(&scene.world.find_in(&directory, b"hot").unwrap().node);
     }
     let report = scene.control.tier_run(false, &mut go_on).unwrap();
-    assert_eq!(report.planned.iter().map(|one| (&one.path[..], one.why)).collect::<Vec<_>>(), [(&b"directory/hot"[..], Why::Hot)]);
+    assert_eq!(
+        report.planned.iter().map(|one| (&one.path[..], one.why)).collect::<Vec<_>>(),
+        [(&b"directory/hot"[..], Why::Hot)]
+    );
     assert_eq!((scene.places(b"hot")[0].is_some(), scene.places(b"cold")[0].is_some()), (true, false));
     assert_eq!(scene.control.tier_status().moved_up, 1);
     scene.control.set_tier_rules("cold=hot,every=3600".parse().unwrap()).unwrap();
@@ -259,7 +291,10 @@ fn a_fault_at_any_step_of_a_move_loses_nothing() {
             let moved = scene.control.move_file(path, direction, &mut go_on);
             scene.fault.end();
             // What is there by itself, as after a crash: a new union over the same trees.
-            let again = unions::union(scene.below.iter().map(|layer| (Arc::clone(layer), "rw")).collect(), UnionOptions::default());
+            let again = unions::union(
+                scene.below.iter().map(|layer| (Arc::clone(layer), "rw")).collect(),
+                UnionOptions::default(),
+            );
             let again = World::new(again);
             let directory = again.find(b"directory").unwrap().node;
             let found = again.find_in(&directory, b"file").unwrap();
@@ -271,7 +306,8 @@ fn a_fault_at_any_step_of_a_move_loses_nothing() {
     }
 }
 
-/// Writers, readers, renames and removals while everything is moved to and fro and drained: nothing is lost, nothing comes back.
+/// Writers, readers, renames and removals while everything is moved to and fro and drained: nothing
+/// is lost, nothing comes back.
 #[test]
 fn moves_under_load_lose_nothing() {
     let scene = Scene::new(&[("rw", 100_000), ("rw", 100_000)], UnionOptions::default());
@@ -298,15 +334,23 @@ fn moves_under_load_lose_nothing() {
                         drop(file);
                         wanted.push(b'+');
                         assert_eq!(world.content(&found.node), wanted);
-                        let (old, new) = (Name::new(names[at].as_bytes()).unwrap(), Name::new(names[1 - at].as_bytes()).unwrap());
-                        world.layer.rename(&world.caller, directory, old, directory, new, nacre_vfs::RenameFlags(0)).unwrap();
+                        let (old, new) =
+                            (Name::new(names[at].as_bytes()).unwrap(), Name::new(names[1 - at].as_bytes()).unwrap());
+                        world
+                            .layer
+                            .rename(&world.caller, directory, old, directory, new, nacre_vfs::RenameFlags(0))
+                            .unwrap();
                         at = 1 - at;
                         assert_eq!(world.find_in(directory, names[1 - at].as_bytes()).err(), Some(Errno::ENOENT));
                         std::thread::sleep(Duration::from_micros(300));
                     }
                     if at == 1 {
-                        let (old, new) = (Name::new(names[1].as_bytes()).unwrap(), Name::new(names[0].as_bytes()).unwrap());
-                        world.layer.rename(&world.caller, directory, old, directory, new, nacre_vfs::RenameFlags(0)).unwrap();
+                        let (old, new) =
+                            (Name::new(names[1].as_bytes()).unwrap(), Name::new(names[0].as_bytes()).unwrap());
+                        world
+                            .layer
+                            .rename(&world.caller, directory, old, directory, new, nacre_vfs::RenameFlags(0))
+                            .unwrap();
                     }
                     wanted
                 })
@@ -354,7 +398,11 @@ fn what_others_use_on_the_branch_stays() {
     let entry = world.find(b"file").unwrap();
     let reader = world.open(&entry.node, OpenFlags::READ);
     assert!(reader.backing().is_some());
-    assert_eq!(control.move_file(b"file", Direction::Down, &mut go_on), Err(Stay::Open), "the kernel may read it by itself");
+    assert_eq!(
+        control.move_file(b"file", Direction::Down, &mut go_on),
+        Err(Stay::Open),
+        "the kernel may read it by itself"
+    );
     drop(reader);
     assert_eq!(control.move_file(b"file", Direction::Down, &mut go_on), Ok(7));
     assert_eq!(std::fs::read(bottom.join("file")).unwrap(), b"content");

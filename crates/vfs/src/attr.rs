@@ -1,10 +1,12 @@
-//! What is known of a file: identity, attributes, changes to them, and the figures of a file system.
+//! What is known of a file: identity, attributes, changes to them, and the figures of a file
+//! system.
 
 /// A file's stable identity across names and time.
 ///
-/// `fs` tells file systems below one mount apart (device number for a host directory); `generation` tells successive owners of one
-/// inode number apart (for host files: a digest of the birth time; 0 where nothing is known), and a directory that shows at several places
-/// by mounts apart from itself.
+/// `fs` tells file systems below one mount apart (device number for a host directory); `generation`
+/// tells successive owners of one inode number apart (for host files: a digest of the birth time; 0
+/// where nothing is known), and a directory that shows at several places by mounts apart from
+/// itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId {
     /// The file system below, unique within one stack.
@@ -68,7 +70,8 @@ impl Kind {
     }
 }
 
-/// A point in time: seconds since the epoch (negative before it) and nanoseconds (0 to 999,999,999).
+/// A point in time: seconds since the epoch (negative before it) and nanoseconds (0 to
+/// 999,999,999).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Time {
     /// Seconds since 1970-01-01 00:00 UTC.
@@ -121,8 +124,9 @@ pub enum SetTime {
     To(Time),
 }
 
-/// What a change of attributes does to the time of change, and to the time of modification where that is not said either. A door whose kernel keeps the
-/// times of a file itself says which ones it shows. Layers whose storage takes no such time leave it to that.
+/// What a change of attributes does to the time of change, and to the time of modification where
+/// that is not said either. A door whose kernel keeps the times of a file itself says which ones it
+/// shows. Layers whose storage takes no such time leave it to that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChangeTime {
     /// It is now.
@@ -134,8 +138,9 @@ pub enum ChangeTime {
     Stays,
 }
 
-/// A change of attributes; `None` leaves a field alone. Everything in one value is applied, or an error says which call failed first:
-/// owner, then mode, then size, then times (each step clears what the native call would).
+/// A change of attributes; `None` leaves a field alone. Everything in one value is applied, or an
+/// error says which call failed first: owner, then mode, then size, then times (each step clears
+/// what the native call would).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// New permission bits, `0..=0o7777`.
@@ -152,8 +157,8 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// What becomes of the time of change.
     pub ctime: ChangeTime,
-    /// The kernel asks to drop set-user-id, set-group-id and file capabilities with this change (a write, truncate or chown by
-    /// someone who may not keep them): `FUSE_HANDLE_KILLPRIV_V2`.
+    /// The kernel asks to drop set-user-id, set-group-id and file capabilities with this change (a
+    /// write, truncate or chown by someone who may not keep them): `FUSE_HANDLE_KILLPRIV_V2`.
     pub kill_privileges: bool,
 }
 

@@ -2,8 +2,8 @@
 
 /// The process behind a request, in the ids of the daemon's own user namespace.
 ///
-/// Supplementary groups are not carried: the kernel in front of a door has checked permissions already; the few layers that need
-/// them (per-caller views) ask for them by `pid` or `uid`.
+/// Supplementary groups are not carried: the kernel in front of a door has checked permissions
+/// already; the few layers that need them (per-caller views) ask for them by `pid` or `uid`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// File-system user id.
@@ -12,7 +12,8 @@ pub struct Caller {
     pub gid: u32,
     /// Thread id of the caller; 0 where unknown (the kernel itself, or another pid namespace).
     pub pid: u32,
-    /// The umask that applies to a creation; 0 for every other request, and where the door has applied it already.
+    /// The umask that applies to a creation; 0 for every other request, and where the door has
+    /// applied it already.
     pub umask: u32,
 }
 

@@ -9,7 +9,8 @@ use crate::{Attr, FileId, Node};
 pub enum Coherence {
     /// Nobody else changes it while we serve it (aufs: `udba=none`): cache for as long as you like.
     Exclusive,
-    /// Others may change it, and every such change arrives on the invalidation channel (`udba=notify`): cache, and obey the channel.
+    /// Others may change it, and every such change arrives on the invalidation channel
+    /// (`udba=notify`): cache, and obey the channel.
     Watched,
     /// Others may change it unnoticed (`udba=reval`): ask each time.
     Shared,
@@ -26,8 +27,9 @@ pub enum Scope<'a> {
     Attributes(&'a Node, &'a Attr),
 }
 
-/// A change that did not come through the door that is told of it. Sent by layers that watch what is below, after the change is
-/// visible to new look-ups. Doors that do not know the file ignore it.
+/// A change that did not come through the door that is told of it. Sent by layers that watch what
+/// is below, after the change is visible to new look-ups. Doors that do not know the file ignore
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Invalidation {
     /// A name in a directory appeared, vanished or now means another file.
@@ -37,7 +39,8 @@ pub enum Invalidation {
         /// The name, without checks.
         name: Box<[u8]>,
     },
-    /// A name in a directory is given up at once, with all that is kept of what it led to, also if it still leads there.
+    /// A name in a directory is given up at once, with all that is kept of what it led to, also if
+    /// it still leads there.
     Forget {
         /// The directory.
         parent: FileId,
@@ -54,7 +57,8 @@ pub enum Invalidation {
         /// The file.
         id: FileId,
     },
-    /// Any name in any directory may mean another file, or none; what the files themselves are has not changed.
+    /// Any name in any directory may mean another file, or none; what the files themselves are has
+    /// not changed.
     Names,
     /// Anything may have changed (a watch overflowed, rules were reloaded).
     Everything,

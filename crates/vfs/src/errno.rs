@@ -1,6 +1,7 @@
 //! The error of every operation: a Linux error number.
 //!
-//! Layers return the number that the native file system would; doors translate it once (FUSE passes it on as it is).
+//! Layers return the number that the native file system would; doors translate it once (FUSE passes
+//! it on as it is).
 
 use std::fmt;
 
@@ -28,7 +29,8 @@ macro_rules! errnos {
     };
 }
 
-// Numbers of asm-generic/errno-base.h and errno.h (x86, arm, riscv, s390, powerpc but for EDEADLOCK).
+// Numbers of asm-generic/errno-base.h and errno.h (x86, arm, riscv, s390, powerpc but for
+// EDEADLOCK).
 errnos! {
     EPERM = 1, "operation not permitted";
     ENOENT = 2, "no such file or directory";
@@ -77,7 +79,8 @@ errnos! {
 }
 
 impl Errno {
-    /// Takes a number as the kernel or libc gives it; the sign does not matter, zero becomes EIO (an error must be one).
+    /// Takes a number as the kernel or libc gives it; the sign does not matter, zero becomes EIO
+    /// (an error must be one).
     pub const fn from_raw(number: i32) -> Errno {
         let number = if number < 0 { number.wrapping_neg() } else { number };
         if number <= 0 || number > 4095 { Errno(5) } else { Errno(number) }

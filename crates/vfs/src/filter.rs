@@ -1,14 +1,16 @@
 //! A layer with exactly one layer below, written as hooks with identity defaults.
 //!
-//! The hooks are applied in one generic place ([`crate::Filtered`]), so that no path can forget a rule: a remap that rewrites
-//! `getattr` but neither `lookup` nor a listing is the classic bug. Filters never wrap nodes.
+//! The hooks are applied in one generic place ([`crate::Filtered`]), so that no path can forget a
+//! rule: a remap that rewrites `getattr` but neither `lookup` nor a listing is the classic bug.
+//! Filters never wrap nodes.
 
 use crate::{Attr, Caller, Coherence, Description, Kind, Name, OpenFlags, Opened, Result, SetAttr, StatFs, XattrFlags};
 
 /// An operation about to happen, for [`Filter::allow`].
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
-    /// A name is looked up (the only check that `readdir` entries get, too: a refused name is not listed).
+    /// A name is looked up (the only check that `readdir` entries get, too: a refused name is not
+    /// listed).
     Lookup(Name<'a>),
     /// Attributes are read.
     Getattr,
@@ -53,7 +55,8 @@ pub struct Creation {
     pub kind: Kind,
     /// Permission bits as asked for, before the umask.
     pub mode: u32,
-    /// The group that it belongs to even where the directory passes on its own (set-group-id); `None` leaves that to the layer below.
+    /// The group that it belongs to even where the directory passes on its own (set-group-id);
+    /// `None` leaves that to the layer below.
     pub group: Option<u32>,
 }
 
@@ -74,7 +77,8 @@ pub trait Filter: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether a name exists for users at all; a hidden one is ENOENT to look up and EACCES to create.
+    /// Whether a name exists for users at all; a hidden one is ENOENT to look up and EACCES to
+    /// create.
     fn visible(&self, name: Name<'_>) -> bool {
         true
     }
@@ -84,7 +88,8 @@ pub trait Filter: Send + Sync + 'static {
         *caller
     }
 
-    /// Changes what is about to be created: owner (through `caller`, already passed through `caller_down`) and mode.
+    /// Changes what is about to be created: owner (through `caller`, already passed through
+    /// `caller_down`) and mode.
     ///
     /// # Errors
     /// Where it must not be created.
@@ -92,11 +97,17 @@ pub trait Filter: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Changes a change of attributes; an empty one then succeeds without effect. `before` asks for the present attributes below.
+    /// Changes a change of attributes; an empty one then succeeds without effect. `before` asks for
+    /// the present attributes below.
     ///
     /// # Errors
     /// Where it must not happen.
-    fn change_down(&self, caller: &Caller, change: &mut SetAttr, before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+    fn change_down(
+        &self,
+        caller: &Caller,
+        change: &mut SetAttr,
+        before: &mut dyn FnMut() -> Result<Attr>,
+    ) -> Result<()> {
         Ok(())
     }
 
@@ -113,7 +124,8 @@ pub trait Filter: Send + Sync + 'static {
         false
     }
 
-    /// Rewrites the value of an extended attribute on the way down, in place. `before` asks for the present attributes below.
+    /// Rewrites the value of an extended attribute on the way down, in place. `before` asks for the
+    /// present attributes below.
     ///
     /// # Errors
     /// EINVAL where it cannot be translated.
@@ -121,13 +133,14 @@ pub trait Filter: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether [`Filter::xattr_down`] and [`Filter::xattr_up`] look at this attribute at all (saves the copy).
+    /// Whether [`Filter::xattr_down`] and [`Filter::xattr_up`] look at this attribute at all (saves
+    /// the copy).
     fn rewrites_xattr(&self, name: &[u8]) -> bool {
         false
     }
 
-    /// Rewrites the value of an extended attribute on the way up, in place; the size does not change. `attr` asks for the attributes
-    /// below.
+    /// Rewrites the value of an extended attribute on the way up, in place; the size does not
+    /// change. `attr` asks for the attributes below.
     ///
     /// # Errors
     /// Where it cannot be shown.
@@ -135,12 +148,18 @@ pub trait Filter: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Changes the flags with which a file is opened below. `before` asks for the present attributes below; it is `None` where the file
-    /// is being created (and an existing one may be opened all the same).
+    /// Changes the flags with which a file is opened below. `before` asks for the present
+    /// attributes below; it is `None` where the file is being created (and an existing one may be
+    /// opened all the same).
     ///
     /// # Errors
     /// Where it must not be opened so.
-    fn open_down(&self, caller: &Caller, flags: &mut OpenFlags, before: Option<&mut dyn FnMut() -> Result<Attr>>) -> Result<()> {
+    fn open_down(
+        &self,
+        caller: &Caller,
+        flags: &mut OpenFlags,
+        before: Option<&mut dyn FnMut() -> Result<Attr>>,
+    ) -> Result<()> {
         Ok(())
     }
 

@@ -1,9 +1,11 @@
-//! The one place where the hooks of a [`Filter`] meet the operations of the [`Layer`] below: order of each operation is
-//! visible? allow? caller, creation or change on the way down, the call, attributes or file on the way up.
+//! The one place where the hooks of a [`Filter`] meet the operations of the [`Layer`] below: order
+//! of each operation is visible? allow? caller, creation or change on the way down, the call,
+//! attributes or file on the way up.
 
 use crate::{
-    Attr, Caller, Coherence, Collector, Creation, Description, DirEntry, DirSink, Entry, Errno, FileId, Filter, Invalidation, Ioctl, Kind,
-    Layer, Name, Node, Op, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Collector, Creation, Description, DirEntry, DirSink, Entry, Errno, FileId, Filter,
+    Invalidation, Ioctl, Kind, Layer, Name, Node, Op, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
+    StatFs, XattrFlags,
 };
 use std::sync::{Arc, mpsc::Sender};
 
@@ -14,7 +16,8 @@ pub struct Filtered<F> {
 }
 
 impl<F: Filter> Filtered<F> {
-    /// Puts `filter` over `below`. The filter is shared so that its owner can go on steering it (reload of rules).
+    /// Puts `filter` over `below`. The filter is shared so that its owner can go on steering it
+    /// (reload of rules).
     pub fn new(filter: Arc<F>, below: Arc<dyn Layer>) -> Filtered<F> {
         Filtered { filter, below }
     }
@@ -46,7 +49,14 @@ impl<F: Filter> Filtered<F> {
     }
 
     /// Something new on its way up, in its group.
-    fn created(&self, caller: &Caller, down: &Caller, creation: &Creation, file: Option<&Opened>, mut entry: Entry) -> Result<Entry> {
+    fn created(
+        &self,
+        caller: &Caller,
+        down: &Caller,
+        creation: &Creation,
+        file: Option<&Opened>,
+        mut entry: Entry,
+    ) -> Result<Entry> {
         if let Some(group) = creation.group
             && entry.attr.gid != group
         {
@@ -126,8 +136,11 @@ impl<F: Filter> Layer for Filtered<F> {
         let down = self.filter.caller_down(caller);
         let mut change = *change;
         self.filter.change_down(caller, &mut change, &mut || self.below.getattr(&down, node, file))?;
-        let mut attr =
-            if change.is_empty() { self.below.getattr(&down, node, file)? } else { self.below.setattr(&down, node, file, &change)? };
+        let mut attr = if change.is_empty() {
+            self.below.getattr(&down, node, file)?
+        } else {
+            self.below.setattr(&down, node, file, &change)?
+        };
         self.filter.attr_up(caller, &mut attr)?;
         Ok(attr)
     }
@@ -137,12 +150,20 @@ impl<F: Filter> Layer for Filtered<F> {
         self.below.readlink(&self.filter.caller_down(caller), node)
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         self.filter.allow(caller, &Op::Open(flags))?;
         let (down, creation) = self.creation(caller, Some(name), Kind::File, mode)?;
         let mut flags_down = flags;
         self.filter.open_down(caller, &mut flags_down, None)?;
-        // Only what is really new may change its group: an existing file that is opened instead keeps its own.
+        // Only what is really new may change its group: an existing file that is opened instead
+        // keeps its own.
         let surely_new = if creation.group.is_some() { OpenFlags(flags_down.0 | OpenFlags::EXCL) } else { flags_down };
         match self.below.create(&down, parent, name, creation.mode, surely_new) {
             Err(Errno::EEXIST) if surely_new != flags_down => {
@@ -171,7 +192,15 @@ impl<F: Filter> Layer for Filtered<F> {
         self.created(caller, &down, &creation, None, entry)
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         let (down, creation) = self.creation(caller, Some(name), kind, mode)?;
         let entry = self.below.mknod(&down, parent, name, kind, creation.mode, device)?;
         self.created(caller, &down, &creation, None, entry)
@@ -183,7 +212,14 @@ impl<F: Filter> Layer for Filtered<F> {
         self.created(caller, &down, &creation, None, entry)
     }
 
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         self.fresh(name)?;
         self.filter.allow(caller, &Op::Link(name))?;
         let entry = self.below.link(&self.filter.caller_down(caller), node, file, parent, name)?;

@@ -1,7 +1,9 @@
-//! Forwarding for wrappers: `forward_layer!` and `forward_file!` write the methods of [`crate::Layer`] and [`crate::OpenFile`] that a wrapper leaves alone.
+//! Forwarding for wrappers: `forward_layer!` and `forward_file!` write the methods of
+//! [`crate::Layer`] and [`crate::OpenFile`] that a wrapper leaves alone.
 //!
-//! Called by filters that wrap files, and by layers around layers, those of tests among them. A wrapper keeps what it wraps in a field `below`
-//! and lists the methods to forward by name, so that every method of the trait is either listed or written out: none can be forgotten.
+//! Called by filters that wrap files, and by layers around layers, those of tests among them. A
+//! wrapper keeps what it wraps in a field `below` and lists the methods to forward by name, so that
+//! every method of the trait is either listed or written out: none can be forgotten.
 
 /// Writes methods of [`crate::Layer`] that go to `self.below`.
 #[macro_export]

@@ -4,10 +4,12 @@
 //! * no node numbers, no lookup counts: a [`Node`] is owned, and whoever holds it keeps it alive;
 //! * every operation names its [`Caller`] first and returns values;
 //! * no default bodies: a layer that lacks something says so in one line;
-//! * calls may come from any thread at any time; a layer never calls back up, it sends an [`Invalidation`].
+//! * calls may come from any thread at any time; a layer never calls back up, it sends an
+//!   [`Invalidation`].
 
 use crate::{
-    Attr, Caller, Coherence, Description, FileId, Invalidation, Kind, Name, Node, OpenFile, OpenFlags, Result, Scope, SetAttr, StatFs,
+    Attr, Caller, Coherence, Description, FileId, Invalidation, Kind, Name, Node, OpenFile, OpenFlags, Result, Scope,
+    SetAttr, StatFs,
 };
 use std::sync::{Arc, mpsc::Sender};
 
@@ -61,7 +63,8 @@ pub struct DirEntry<'a> {
     pub ino: u64,
     /// Type where the directory tells it.
     pub kind: Option<Kind>,
-    /// The position after this entry: pass it to `readdir` to go on there. Never 0; stable over remounts for layers on stable storage.
+    /// The position after this entry: pass it to `readdir` to go on there. Never 0; stable over
+    /// remounts for layers on stable storage.
     pub next: u64,
     /// The file itself, where attributes were asked for and the file still exists.
     pub entry: Option<Entry>,
@@ -69,7 +72,8 @@ pub struct DirEntry<'a> {
 
 /// Takes the names of a listing one by one.
 pub trait DirSink {
-    /// Takes an entry, or answers false where there is no more room: the listing stops *before* this entry.
+    /// Takes an entry, or answers false where there is no more room: the listing stops *before*
+    /// this entry.
     fn push(&mut self, entry: DirEntry<'_>) -> bool;
 
     /// About how many entries there is room for: a hint to whoever reads them ahead.
@@ -99,26 +103,31 @@ pub trait Layer: Send + Sync + 'static {
     /// EIO where the node is another layer's.
     fn id(&self, node: &Node) -> Result<FileId>;
 
-    /// Where the file was last seen: the names from the root down, divided by `/`; empty for the root, `None` where the layer does not know.
-    /// Nothing is asked of the storage, so whoever acts on it looks the names up and compares identities.
+    /// Where the file was last seen: the names from the root down, divided by `/`; empty for the
+    /// root, `None` where the layer does not know. Nothing is asked of the storage, so whoever acts
+    /// on it looks the names up and compares identities.
     fn path(&self, node: &Node) -> Option<Vec<u8>>;
 
-    /// Tells the layer that `fresh`, just answered by a look-up or a creation, is the same file ([`FileId`]) as `known`, which the
-    /// caller goes on using: `known` learns the name under which `fresh` was found (after a rename, or as one more hard link).
+    /// Tells the layer that `fresh`, just answered by a look-up or a creation, is the same file
+    /// ([`FileId`]) as `known`, which the caller goes on using: `known` learns the name under which
+    /// `fresh` was found (after a rename, or as one more hard link).
     fn adopt(&self, known: &Node, fresh: &Node);
 
-    /// A directory that is in use is about to lose its name, or has lost it (`gone`): a layer that finds directories by their names keeps what answers for it
-    /// from now on, for as long as the node lives.
+    /// A directory that is in use is about to lose its name, or has lost it (`gone`): a layer that
+    /// finds directories by their names keeps what answers for it from now on, for as long as the
+    /// node lives.
     fn hold(&self, directory: &Node, gone: bool);
 
-    /// Attributes. `file` is any open file of this node, where the caller has one: it answers for files whose names are gone.
+    /// Attributes. `file` is any open file of this node, where the caller has one: it answers for
+    /// files whose names are gone.
     ///
     /// # Errors
     /// ESTALE where the file is gone.
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr>;
 
-    /// Whether the storage lets whoever runs this layer read (4), write (2) or run (1; of a directory: search) a file, all bits of `mask`
-    /// together. Asked only by doors behind which nobody else checks permissions.
+    /// Whether the storage lets whoever runs this layer read (4), write (2) or run (1; of a
+    /// directory: search) a file, all bits of `mask` together. Asked only by doors behind which
+    /// nobody else checks permissions.
     ///
     /// # Errors
     /// As `access(2)`: EACCES, EROFS; ESTALE where the file is gone.
@@ -136,12 +145,20 @@ pub trait Layer: Send + Sync + 'static {
     /// EINVAL where it is none.
     fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>>;
 
-    /// Creates a regular file and opens it, atomically; opens an existing one unless `flags` say `O_EXCL`.
-    /// Permission bits in `mode`; the caller's umask applies (or the parent's default ACL).
+    /// Creates a regular file and opens it, atomically; opens an existing one unless `flags` say
+    /// `O_EXCL`. Permission bits in `mode`; the caller's umask applies (or the parent's default
+    /// ACL).
     ///
     /// # Errors
     /// As `open(2)`.
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)>;
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)>;
 
     /// Creates a file without a name (`O_TMPFILE`).
     ///
@@ -159,7 +176,15 @@ pub trait Layer: Send + Sync + 'static {
     ///
     /// # Errors
     /// As `mknod(2)`.
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry>;
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry>;
 
     /// Makes a symbolic link.
     ///
@@ -167,11 +192,19 @@ pub trait Layer: Send + Sync + 'static {
     /// As `symlink(2)`.
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry>;
 
-    /// Gives a file one more name. `file` is any open file of the node (it gives a name to an `O_TMPFILE`).
+    /// Gives a file one more name. `file` is any open file of the node (it gives a name to an
+    /// `O_TMPFILE`).
     ///
     /// # Errors
     /// As `link(2)`.
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry>;
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry>;
 
     /// Removes a name of something that is no directory.
     ///
@@ -205,8 +238,9 @@ pub trait Layer: Send + Sync + 'static {
     /// As `open(2)`.
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened>;
 
-    /// Lists a directory from position `from` (0: the start, else a [`DirEntry::next`]); with `attributes`, each entry carries its
-    /// file. Ends where the sink is full or the directory ends. `.` and `..` do not appear.
+    /// Lists a directory from position `from` (0: the start, else a [`DirEntry::next`]); with
+    /// `attributes`, each entry carries its file. Ends where the sink is full or the directory
+    /// ends. `.` and `..` do not appear.
     ///
     /// # Errors
     /// ENOTDIR, ESTALE, and what the storage says.
@@ -233,10 +267,12 @@ pub trait Layer: Send + Sync + 'static {
     /// Reads an extended attribute; with an empty buffer, only answers its size.
     ///
     /// # Errors
-    /// ENODATA where there is none, ERANGE where the buffer is too small, EOPNOTSUPP where it cannot exist.
+    /// ENODATA where there is none, ERANGE where the buffer is too small, EOPNOTSUPP where it
+    /// cannot exist.
     fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize>;
 
-    /// Lists the names of extended attributes, each ended by a NUL; with an empty buffer, only answers the size.
+    /// Lists the names of extended attributes, each ended by a NUL; with an empty buffer, only
+    /// answers the size.
     ///
     /// # Errors
     /// ERANGE where the buffer is too small.
@@ -254,28 +290,34 @@ pub trait Layer: Send + Sync + 'static {
     /// ENODATA where there is none.
     fn removexattr(&self, caller: &Caller, node: &Node, name: &[u8]) -> Result<()>;
 
-    /// An `ioctl(2)` on a directory or a file that is not open (file flags: `FS_IOC_GETFLAGS` and its kin).
+    /// An `ioctl(2)` on a directory or a file that is not open (file flags: `FS_IOC_GETFLAGS` and
+    /// its kin).
     ///
     /// # Errors
     /// ENOTTY for commands that are not forwarded.
-    fn ioctl(&self, caller: &Caller, node: &Node, request: crate::Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)>;
+    fn ioctl(&self, caller: &Caller, node: &Node, request: crate::Ioctl<'_>, output: &mut [u8])
+    -> Result<(i32, usize)>;
 
     /// How long answers about this stay true.
     fn coherence(&self, scope: Scope<'_>) -> Coherence;
 
-    /// From now on, send changes that others make to `channel`. Called once, before the first look-up.
+    /// From now on, send changes that others make to `channel`. Called once, before the first
+    /// look-up.
     fn watch(&self, channel: Sender<Invalidation>);
 
-    /// For a door that nobody asks, while changes of files that it does not know keep coming: it asks the layer to listen to less. Three steps:
-    /// * `None`: from now on the layer notices whether somebody asks for names. Answers whether there is anything to listen less to; if not, the door
-    ///   does not come again.
-    /// * Later, when all requests from before have been answered, all files that the door knows, in pieces. Answers whether to go on: not where a change
-    ///   of one of them could be missed.
-    /// * At last an empty piece. Answers whether it is so now: changes of these files alone are sent, until somebody asks for names. It is not so where somebody has
-    ///   asked since the beginning.
+    /// For a door that nobody asks, while changes of files that it does not know keep coming: it
+    /// asks the layer to listen to less. Three steps:
+    /// * `None`: from now on the layer notices whether somebody asks for names. Answers whether
+    ///   there is anything to listen less to; if not, the door does not come again.
+    /// * Later, when all requests from before have been answered, all files that the door knows, in
+    ///   pieces. Answers whether to go on: not where a change of one of them could be missed.
+    /// * At last an empty piece. Answers whether it is so now: changes of these files alone are
+    ///   sent, until somebody asks for names. It is not so where somebody has asked since the
+    ///   beginning.
     ///
-    /// By default, as of a layer that watches nothing: there is nothing to listen less to; but where another one beside it has something (a branch of a union),
-    /// it does not stand in the way.
+    /// By default, as of a layer that watches nothing: there is nothing to listen less to; but
+    /// where another one beside it has something (a branch of a union), it does not stand in the
+    /// way.
     fn rest(&self, known: Option<&[Node]>) -> bool {
         known.is_some()
     }
@@ -283,15 +325,15 @@ pub trait Layer: Send + Sync + 'static {
     /// Whether POSIX ACLs can exist below: the door then lets the kernel enforce them.
     fn has_acls(&self) -> bool;
 
-    /// Whether changes are judged here by who asks, besides what a door checks: the door then has to name the caller of every request,
-    /// even where that costs it something (idmapped mounts).
+    /// Whether changes are judged here by who asks, besides what a door checks: the door then has
+    /// to name the caller of every request, even where that costs it something (idmapped mounts).
     fn judges_callers(&self) -> bool;
 
     /// The way to files by their numbers, where there is one.
     fn numbered(&self) -> Option<&dyn crate::Numbered>;
 
-    /// Offers to collect writes; answers whether the layer wants that for some of its files (see [`crate::Collected`]). Called once, before
-    /// the first look-up, by doors that can.
+    /// Offers to collect writes; answers whether the layer wants that for some of its files (see
+    /// [`crate::Collected`]). Called once, before the first look-up, by doors that can.
     fn collect(&self, door: &Arc<dyn crate::Collector>) -> bool;
 
     /// What this layer is, and what is below it.

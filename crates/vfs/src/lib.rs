@@ -1,7 +1,9 @@
-//! The contract between doors (FUSE, NFS) and file systems (layers): plain values, one trait, no dependencies.
+//! The contract between doors (FUSE, NFS) and file systems (layers): plain values, one trait, no
+//! dependencies.
 //!
-//! Calls go down through [`Layer`], values come back up. The only upward path is the [`Invalidation`] channel, which carries data.
-//! A lower crate never names a higher one; this crate names none at all.
+//! Calls go down through [`Layer`], values come back up. The only upward path is the
+//! [`Invalidation`] channel, which carries data. A lower crate never names a higher one; this crate
+//! names none at all.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

@@ -6,7 +6,8 @@ use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt};
 /// The longest name in bytes that Linux file systems take (limits.h).
 pub const NAME_MAX: usize = 255;
 
-/// A borrowed file name: 1 to 255 bytes, no slash, no NUL, neither `.` nor `..`. Not necessarily UTF-8.
+/// A borrowed file name: 1 to 255 bytes, no slash, no NUL, neither `.` nor `..`. Not necessarily
+/// UTF-8.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name<'a>(&'a [u8]);
 
@@ -14,7 +15,8 @@ impl<'a> Name<'a> {
     /// Checks a name that came from outside.
     ///
     /// # Errors
-    /// ENAMETOOLONG over 255 bytes, ENOENT for the empty name, EINVAL for `.`, `..`, a slash or a NUL.
+    /// ENAMETOOLONG over 255 bytes, ENOENT for the empty name, EINVAL for `.`, `..`, a slash or a
+    /// NUL.
     pub fn new(bytes: &'a [u8]) -> Result<Name<'a>> {
         match bytes {
             [] => Err(Errno::ENOENT),

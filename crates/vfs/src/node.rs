@@ -2,8 +2,9 @@
 
 use std::{any::Any, fmt, sync::Arc};
 
-/// An owned, opaque reference to a file: made and understood by one layer, cheap to clone. Dropping the last clone is "forget":
-/// whatever the layer keeps for the file goes with it. Two nodes may stand for the same file; [`crate::FileId`] tells.
+/// An owned, opaque reference to a file: made and understood by one layer, cheap to clone. Dropping
+/// the last clone is "forget": whatever the layer keeps for the file goes with it. Two nodes may
+/// stand for the same file; [`crate::FileId`] tells.
 ///
 /// Filters hand nodes through untouched, so a layer in a stack costs no memory per file.
 #[derive(Clone)]
@@ -15,7 +16,8 @@ impl Node {
         Node(inner)
     }
 
-    /// What the layer wrapped; `None` where the node is another layer's (a wiring error: answer EIO).
+    /// What the layer wrapped; `None` where the node is another layer's (a wiring error: answer
+    /// EIO).
     pub fn get<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()
     }

@@ -3,8 +3,9 @@
 use crate::Result;
 use std::{any::Any, os::fd::BorrowedFd};
 
-/// The flags of `open(2)` as the kernel gave them. Access mode, `O_TRUNC`, `O_EXCL` and `O_APPEND` have the same value on every
-/// architecture that we serve; layers that need others interpret [`OpenFlags::raw`] themselves.
+/// The flags of `open(2)` as the kernel gave them. Access mode, `O_TRUNC`, `O_EXCL` and `O_APPEND`
+/// have the same value on every architecture that we serve; layers that need others interpret
+/// [`OpenFlags::raw`] themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFlags(pub u32);
 
@@ -95,7 +96,8 @@ pub enum LockKind {
     Unlock,
 }
 
-/// Who holds a lock: the door's number for the owner (a process for `fcntl`, an open file for `flock`).
+/// Who holds a lock: the door's number for the owner (a process for `fcntl`, an open file for
+/// `flock`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LockOwner(pub u64);
 
@@ -112,7 +114,8 @@ pub struct FileLock {
     pub pid: u32,
 }
 
-/// An `ioctl(2)` with its argument copied in (`input`) and the room for the result (`output` bytes).
+/// An `ioctl(2)` with its argument copied in (`input`) and the room for the result (`output`
+/// bytes).
 #[derive(Clone, Copy, Debug)]
 pub struct Ioctl<'a> {
     /// Command number.
@@ -123,15 +126,17 @@ pub struct Ioctl<'a> {
     pub input: &'a [u8],
 }
 
-/// An open regular file (or a special file opened through us). Closing is dropping; what has to be reported at close is `flush`.
+/// An open regular file (or a special file opened through us). Closing is dropping; what has to be
+/// reported at close is `flush`.
 ///
-/// No default bodies but for the identity of wrappers: a layer that lacks something says so in one line.
+/// No default bodies but for the identity of wrappers: a layer that lacks something says so in one
+/// line.
 pub trait OpenFile: Any + Send + Sync {
     /// This object, for the layer that made it (see [`OpenFile::inner`]).
     fn as_any(&self) -> &dyn Any;
 
-    /// The file that the layer which makes the *nodes* knows: a filter that wraps files (throttle, trace) answers with the inner
-    /// file of what it wraps, everybody else with itself.
+    /// The file that the layer which makes the *nodes* knows: a filter that wraps files (throttle,
+    /// trace) answers with the inner file of what it wraps, everybody else with itself.
     fn inner(&self) -> &dyn OpenFile;
 
     /// Reads at an offset; short only at the end of the file.
@@ -140,15 +145,17 @@ pub trait OpenFile: Any + Send + Sync {
     /// As `pread(2)`.
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
 
-    /// Writes at an offset, whatever the flags it was opened with: whether a write appends is a matter of the moment (`F_SETFL` of
-    /// `fcntl(2)` sets and clears `O_APPEND`), so whoever knows calls [`OpenFile::append`] instead. All of it or an error; a write that
-    /// was cut short by a full disk answers what was written.
+    /// Writes at an offset, whatever the flags it was opened with: whether a write appends is a
+    /// matter of the moment (`F_SETFL` of `fcntl(2)` sets and clears `O_APPEND`), so whoever knows
+    /// calls [`OpenFile::append`] instead. All of it or an error; a write that was cut short by a
+    /// full disk answers what was written.
     ///
     /// # Errors
     /// As `pwrite(2)`.
     fn write(&self, data: &[u8], offset: u64) -> Result<usize>;
 
-    /// Writes at the end of the file, as it is at that moment: two who append never overwrite each other. Else as [`OpenFile::write`].
+    /// Writes at the end of the file, as it is at that moment: two who append never overwrite each
+    /// other. Else as [`OpenFile::write`].
     ///
     /// # Errors
     /// As `write(2)` with `O_APPEND`.
@@ -178,10 +185,12 @@ pub trait OpenFile: Any + Send + Sync {
     /// ENXIO past the end of the file.
     fn seek(&self, offset: u64, whence: Whence) -> Result<u64>;
 
-    /// Copies a range to another file of the same layer, sharing storage where possible; answers the bytes copied.
+    /// Copies a range to another file of the same layer, sharing storage where possible; answers
+    /// the bytes copied.
     ///
     /// # Errors
-    /// As `copy_file_range(2)`; EXDEV or EOPNOTSUPP let the kernel fall back to reading and writing.
+    /// As `copy_file_range(2)`; EXDEV or EOPNOTSUPP let the kernel fall back to reading and
+    /// writing.
     fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64>;
 
     /// The first lock in the way of `lock`, or one of kind `Unlock`.
@@ -190,7 +199,8 @@ pub trait OpenFile: Any + Send + Sync {
     /// As `fcntl(F_GETLK)`.
     fn test_lock(&self, owner: LockOwner, lock: FileLock) -> Result<FileLock>;
 
-    /// Sets or releases a byte-range lock; with `wait`, blocks until it is free or a signal comes (EINTR).
+    /// Sets or releases a byte-range lock; with `wait`, blocks until it is free or a signal comes
+    /// (EINTR).
     ///
     /// # Errors
     /// As `fcntl(F_SETLK)`: EAGAIN where held by another.
@@ -202,18 +212,20 @@ pub trait OpenFile: Any + Send + Sync {
     /// EWOULDBLOCK (EAGAIN) where held by another.
     fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()>;
 
-    /// An `ioctl(2)` of those whose arguments can be carried; writes its result to `output` and answers the call's value and the
-    /// bytes written.
+    /// An `ioctl(2)` of those whose arguments can be carried; writes its result to `output` and
+    /// answers the call's value and the bytes written.
     ///
     /// # Errors
     /// ENOTTY for commands that are not forwarded.
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)>;
 
-    /// A descriptor that holds exactly this file's bytes, which the kernel may read, write and map in our place. A property of one
-    /// open file: a layer that must see or change bytes answers `None`.
+    /// A descriptor that holds exactly this file's bytes, which the kernel may read, write and map
+    /// in our place. A property of one open file: a layer that must see or change bytes answers
+    /// `None`.
     fn backing(&self) -> Option<BorrowedFd<'_>>;
 
-    /// The permission to collect writes through this open file before passing them on; `None` where each must be passed on when it
-    /// happens. Only of files opened for writing alone; they can be read all the same, because whoever collects parts of pages has to.
+    /// The permission to collect writes through this open file before passing them on; `None` where
+    /// each must be passed on when it happens. Only of files opened for writing alone; they can be
+    /// read all the same, because whoever collects parts of pages has to.
     fn collected(&self) -> Option<&dyn crate::Collected>;
 }

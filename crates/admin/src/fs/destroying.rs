@@ -1,4 +1,5 @@
-//! `destroy`: what would go is worked out first, as one plan; nothing is done before the whole of it is known to be possible.
+//! `destroy`: what would go is worked out first, as one plan; nothing is done before the whole of
+//! it is known to be possible.
 
 use std::collections::{HashMap, HashSet};
 
@@ -68,7 +69,11 @@ pub(super) fn destroy(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy) ->
     }
     let (doom, destroyed) = {
         let mut objects = Objects::now(pool, mounts);
-        let doom = if what.target.contains('@') { of_snapshots(&mut objects, what)? } else { of_filesystem(&mut objects, what)? };
+        let doom = if what.target.contains('@') {
+            of_snapshots(&mut objects, what)?
+        } else {
+            of_filesystem(&mut objects, what)?
+        };
         let destroyed = told(&mut objects, &doom)?;
         (doom, destroyed)
     };
@@ -78,14 +83,23 @@ pub(super) fn destroy(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy) ->
     Ok(destroyed)
 }
 
-fn one_bookmark(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy, filesystem: &str, bookmark: &str) -> Result<Destroyed, Refusal> {
+fn one_bookmark(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToDestroy,
+    filesystem: &str,
+    bookmark: &str,
+) -> Result<Destroyed, Refusal> {
     let id = {
         let objects = Objects::now(pool, mounts);
         match objects.open("destroy", &what.target) {
             Ok(Object::Bookmark { of, .. }) => of,
             Ok(_) => return Err(missing("destroy", &what.target)),
             Err(refusal) if refusal.kind == Kind::NotFound => {
-                return Err(Refusal::new(Kind::NotFound, format!("bookmark '{filesystem}#{bookmark}' does not exist.")));
+                return Err(Refusal::new(
+                    Kind::NotFound,
+                    format!("bookmark '{filesystem}#{bookmark}' does not exist."),
+                ));
             }
             Err(refusal) => return Err(refusal),
         }
@@ -121,7 +135,8 @@ fn told(objects: &mut Objects<'_>, doom: &Doom) -> Result<Destroyed, Refusal> {
 /// What destroying snapshots takes.
 pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Refusal> {
     let doing = format!("cannot destroy '{}'", what.target);
-    let selection = SnapshotSelection::parse(&what.target).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+    let selection = SnapshotSelection::parse(&what.target)
+        .map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
     let id = objects.filesystem("open", &selection.filesystem)?;
     let below = (what.recursive || what.clones) && !what.keep_below;
     let ids = if below { objects.descendants(id)? } else { vec![id] };
@@ -141,8 +156,11 @@ pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Resul
             }
             Err(error) => return Err(Refusal::new(Kind::Invalid, format!("{doing}: {error}"))),
         };
-        let picked: Vec<(Txg, String)> =
-            places.into_iter().filter_map(|place| there.get(place)).map(|(txg, row)| (*txg, row.name.clone())).collect();
+        let picked: Vec<(Txg, String)> = places
+            .into_iter()
+            .filter_map(|place| there.get(place))
+            .map(|(txg, row)| (*txg, row.name.clone()))
+            .collect();
         if !picked.is_empty() {
             doom.snapshots.push((id, picked));
         }
@@ -183,8 +201,12 @@ fn dependents(objects: &mut Objects<'_>, what: &ToDestroy, doom: &mut Doom) -> R
             }
             let of_it = objects.look.clones(*id, *txg)?;
             if !of_it.is_empty() && !what.clones && !what.deferred {
-                let names = of_it.iter().map(|clone| Ok(objects.known(*clone)?.name.clone())).collect::<Result<Vec<_>, PoolError>>()?;
-                let refusal = Refusal::new(Kind::Busy, format!("cannot destroy '{whole}': snapshot has dependent clones"));
+                let names = of_it
+                    .iter()
+                    .map(|clone| Ok(objects.known(*clone)?.name.clone()))
+                    .collect::<Result<Vec<_>, PoolError>>()?;
+                let refusal =
+                    Refusal::new(Kind::Busy, format!("cannot destroy '{whole}': snapshot has dependent clones"));
                 return Err(refusal.next(format!("use '-R' to destroy the following datasets:\n{}", names.join("\n"))));
             }
             clones.extend(of_it);
@@ -209,24 +231,31 @@ fn held(snapshot: &str) -> Refusal {
 /// What destroying a file system takes.
 fn of_filesystem(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Refusal> {
     let name = Name::filesystem(&what.target);
-    let name = name.map_err(|error| Refusal::new(Kind::Invalid, format!("cannot destroy '{}': {error}", what.target)))?;
+    let name =
+        name.map_err(|error| Refusal::new(Kind::Invalid, format!("cannot destroy '{}': {error}", what.target)))?;
     let id = objects.filesystem("open", name)?;
     if what.deferred {
-        return Err(Refusal::new(Kind::Invalid, format!("cannot destroy '{name}': only snapshots can be destroyed later (-d)")));
+        return Err(Refusal::new(
+            Kind::Invalid,
+            format!("cannot destroy '{name}': only snapshots can be destroyed later (-d)"),
+        ));
     }
     let is_root = id == objects.look.root()?;
     if is_root && !what.recursive && !what.clones {
         let next = format!(
             "use 'nacre fs destroy -r {name}' to destroy all datasets in the pool\nuse 'nacre pool destroy {name}' to destroy the pool itself"
         );
-        return Err(Refusal::new(Kind::Invalid, format!("cannot destroy '{name}': operation does not apply to pools")).next(next));
+        return Err(Refusal::new(Kind::Invalid, format!("cannot destroy '{name}': operation does not apply to pools"))
+            .next(next));
     }
     let below = objects.descendants(id)?;
     if !what.recursive && !what.clones {
         let mut there = Vec::new();
         for other in &below {
             let known = objects.known(*other)?;
-            there.extend(objects.look.snapshot_rows(*other)?.into_iter().map(|(_, row)| format!("{}@{}", known.name, row.name)));
+            there.extend(
+                objects.look.snapshot_rows(*other)?.into_iter().map(|(_, row)| format!("{}@{}", known.name, row.name)),
+            );
             if *other != id {
                 there.push(known.name.clone());
             }
@@ -240,7 +269,10 @@ fn of_filesystem(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Re
     if !what.clones {
         let outside: Vec<u64> = all.iter().filter(|other| !below.contains(other)).copied().collect();
         if !outside.is_empty() {
-            let names = outside.iter().map(|other| Ok(objects.known(*other)?.name.clone())).collect::<Result<Vec<_>, PoolError>>()?;
+            let names = outside
+                .iter()
+                .map(|other| Ok(objects.known(*other)?.name.clone()))
+                .collect::<Result<Vec<_>, PoolError>>()?;
             let refusal = Refusal::new(Kind::Busy, format!("cannot destroy '{name}': filesystem has dependent clones"));
             return Err(refusal.next(format!("use '-R' to destroy the following datasets:\n{}", names.join("\n"))));
         }
@@ -275,7 +307,8 @@ fn closure(objects: &Objects<'_>, from: &[u64]) -> Result<Vec<u64>, PoolError> {
     Ok(found)
 }
 
-/// The same in an order in which each can be destroyed: after what lies below it, and after the clones of its snapshots.
+/// The same in an order in which each can be destroyed: after what lies below it, and after the
+/// clones of its snapshots.
 fn ordered(objects: &mut Objects<'_>, ids: Vec<u64>) -> Result<Vec<u64>, Refusal> {
     let among: HashSet<u64> = ids.iter().copied().collect();
     // How many of the others have to go before each.
@@ -311,7 +344,8 @@ fn ordered(objects: &mut Objects<'_>, ids: Vec<u64>) -> Result<Vec<u64>, Refusal
         return Ok(order);
     }
     let left = named.iter().find(|(_, id)| !order.contains(id)).map_or("", |(name, _)| name.as_str());
-    let refusal = Refusal::new(Kind::Busy, format!("cannot destroy '{left}': it is a clone of something that lies below it"));
+    let refusal =
+        Refusal::new(Kind::Busy, format!("cannot destroy '{left}': it is a clone of something that lies below it"));
     Err(refusal.next(format!("make it independent first: nacre fs promote {left}")))
 }
 
@@ -327,7 +361,12 @@ fn no_holds(objects: &mut Objects<'_>, ids: &[u64]) -> Result<(), Refusal> {
 }
 
 /// Nobody may read what goes from here on; who does so already is let finish.
-pub(super) fn going<'a>(pool: &'a Imported, mounts: &dyn Mounts, doom: &Doom, doing: &str) -> Result<Going<'a>, Refusal> {
+pub(super) fn going<'a>(
+    pool: &'a Imported,
+    mounts: &dyn Mounts,
+    doom: &Doom,
+    doing: &str,
+) -> Result<Going<'a>, Refusal> {
     let mut objects = Objects::now(pool, mounts);
     let mut meant: HashSet<(u64, Txg)> =
         doom.snapshots.iter().flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| (*id, *txg))).collect();
@@ -336,19 +375,25 @@ pub(super) fn going<'a>(pool: &'a Imported, mounts: &dyn Mounts, doom: &Doom, do
         meant.extend(objects.known(*id)?.row.origin);
     }
     drop(objects);
-    let is_meant = |(id, snapshot): &Read| doom.filesystems.contains(id) || snapshot.is_some_and(|txg| meant.contains(&(*id, txg)));
+    let is_meant = |(id, snapshot): &Read| {
+        doom.filesystems.contains(id) || snapshot.is_some_and(|txg| meant.contains(&(*id, txg)))
+    };
     pool.reading.go(is_meant).map_err(|_| {
         let next = "'nacre fs diff' reads it: wait for that, or end it";
         Refusal::new(Kind::Busy, format!("{doing}: dataset is busy")).next(next)
     })
 }
 
-/// Ends the reading of snapshots that go. Whoever reads one, through a mount of its own or through the directory of its file system, keeps it.
+/// Ends the reading of snapshots that go. Whoever reads one, through a mount of its own or through
+/// the directory of its file system, keeps it.
 pub(super) fn leave_snapshots(mounts: &dyn Mounts, doom: &Doom, force: bool) -> Result<(), Refusal> {
     let of_filesystems = mounts.mounted().into_iter().map(|mounted| mounted.what);
-    let of_filesystems = of_filesystems.filter(|what| what.snapshot.is_some() && doom.filesystems.contains(&what.dataset));
-    let alone =
-        doom.snapshots.iter().flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| What { dataset: *id, snapshot: Some(txg.0) }));
+    let of_filesystems =
+        of_filesystems.filter(|what| what.snapshot.is_some() && doom.filesystems.contains(&what.dataset));
+    let alone = doom
+        .snapshots
+        .iter()
+        .flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| What { dataset: *id, snapshot: Some(txg.0) }));
     of_filesystems.chain(alone).try_for_each(|snapshot| mounts.unmount(snapshot, force))
 }
 

@@ -1,4 +1,5 @@
-//! `diff`: what has changed from a snapshot to a later one, or to now. Told as it is found: a tree of millions of changes needs no memory for them.
+//! `diff`: what has changed from a snapshot to a later one, or to now. Told as it is found: a tree
+//! of millions of changes needs no memory for them.
 
 use nacre_pool::engine::changes::{self, Change};
 use nacre_pool::rows::FileType;
@@ -27,7 +28,8 @@ pub struct Difference {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
-    /// Content or attributes, or names in the directory. With how many names it has more than before.
+    /// Content or attributes, or names in the directory. With how many names it has more than
+    /// before.
     Modified(i64),
     /// It is new.
     Added,
@@ -83,7 +85,13 @@ pub(crate) fn tidy(pool: &Imported) -> Result<(), PoolError> {
 type Moment = (u64, Txg);
 
 /// Tells each difference as a note in JSON.
-pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, from: &str, to: Option<&str>, progress: &mut dyn Progress) -> Result<(), Refusal> {
+pub(super) fn run(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    from: &str,
+    to: Option<&str>,
+    progress: &mut dyn Progress,
+) -> Result<(), Refusal> {
     let ((old, id, later, root), _held) = pool.reading.hold(|| {
         let mut objects = Objects::now(pool, mounts);
         let old = objects.snapshot("diff", from)?;
@@ -109,7 +117,8 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, from: &str, to: Option<&
     }
 }
 
-/// Both have to be of one line: an earlier snapshot of the same file system, or of what it was cloned from.
+/// Both have to be of one line: an earlier snapshot of the same file system, or of what it was
+/// cloned from.
 fn related(objects: &mut Objects<'_>, name: &str, old: Moment, new: (u64, Option<Txg>)) -> Result<(), Refusal> {
     let mut at = new;
     loop {
@@ -128,7 +137,8 @@ fn related(objects: &mut Objects<'_>, name: &str, old: Moment, new: (u64, Option
     }
 }
 
-/// Looks at a file system as it is now through a snapshot that goes afterwards: what is compared must not change meanwhile.
+/// Looks at a file system as it is now through a snapshot that goes afterwards: what is compared
+/// must not change meanwhile.
 fn with_now(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -153,7 +163,8 @@ fn with_now(
     looked.and(gone)
 }
 
-/// Holds the snapshot that was made to be compared; somebody may have destroyed it at once, with all others.
+/// Holds the snapshot that was made to be compared; somebody may have destroyed it at once, with
+/// all others.
 fn hold_now<'a>(pool: &'a Imported, mounts: &dyn Mounts, now: Moment, doing: &str) -> Result<Held<'a>, Refusal> {
     let there = || {
         let there = Objects::now(pool, mounts).look.snapshot_rows(now.0)?.iter().any(|(txg, _)| *txg == now.1);
@@ -165,7 +176,14 @@ fn hold_now<'a>(pool: &'a Imported, mounts: &dyn Mounts, now: Moment, doing: &st
     pool.reading.hold(there).map(|((), held)| held)
 }
 
-fn tell(pool: &Imported, name: &str, old: Moment, new: Moment, root: &[u8], progress: &mut dyn Progress) -> Result<(), Refusal> {
+fn tell(
+    pool: &Imported,
+    name: &str,
+    old: Moment,
+    new: Moment,
+    root: &[u8],
+    progress: &mut dyn Progress,
+) -> Result<(), Refusal> {
     let mut heard = true;
     let told = pool.pool.diff(old, new, &mut |difference| {
         heard = progress.note(&serde_json::to_string(&shown(difference, root)).unwrap_or_default());

@@ -33,8 +33,14 @@ pub struct Hold {
 }
 
 /// The snapshots of a name; with `recursive` those of the same name below as well.
-fn selected(objects: &mut Objects<'_>, name: &str, recursive: bool, doing: &str) -> Result<Vec<(u64, String)>, Refusal> {
-    let (filesystem, snapshot) = Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing} '{name}': {error}")))?;
+fn selected(
+    objects: &mut Objects<'_>,
+    name: &str,
+    recursive: bool,
+    doing: &str,
+) -> Result<Vec<(u64, String)>, Refusal> {
+    let (filesystem, snapshot) =
+        Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing} '{name}': {error}")))?;
     let id = objects.look.find(filesystem)?.ok_or_else(|| missing("open", name))?;
     let ids = if recursive { objects.descendants(id)? } else { vec![id] };
     let mut found = Vec::new();
@@ -107,7 +113,12 @@ pub(super) fn hold(pool: &Imported, mounts: &dyn Mounts, what: &ToHold) -> Resul
 }
 
 /// The holds of snapshots.
-pub(super) fn list(pool: &Imported, mounts: &dyn Mounts, snapshots: &[String], recursive: bool) -> Result<Vec<Hold>, Refusal> {
+pub(super) fn list(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    snapshots: &[String],
+    recursive: bool,
+) -> Result<Vec<Hold>, Refusal> {
     let mut objects = Objects::now(pool, mounts);
     let mut found = Vec::new();
     for name in snapshots {

@@ -1,4 +1,5 @@
-//! `list` and `get`: which objects are meant, and what is shown of each. How it looks is the command's affair.
+//! `list` and `get`: which objects are meant, and what is shown of each. How it looks is the
+//! command's affair.
 
 use nacre_pool::properties::{Property, Source};
 use serde::{Deserialize, Serialize};
@@ -102,7 +103,8 @@ impl From {
     }
 }
 
-/// What a walk shows by itself: named objects always, snapshots on the way only where the pool's `listsnapshots` is on.
+/// What a walk shows by itself: named objects always, snapshots on the way only where the pool's
+/// `listsnapshots` is on.
 fn on_the_way(objects: &Objects<'_>, types: Option<Types>) -> Result<Types, Refusal> {
     Ok(match types {
         Some(types) => types,
@@ -112,10 +114,14 @@ fn on_the_way(objects: &Objects<'_>, types: Option<Types>) -> Result<Types, Refu
 
 pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Result<Vec<Listed>, Refusal> {
     let properties = match &listing.properties {
-        Some(names) => Some(names.iter().map(|name| values::property(name)).collect::<Result<Vec<Property>, Refusal>>()?),
+        Some(names) => {
+            Some(names.iter().map(|name| values::property(name)).collect::<Result<Vec<Property>, Refusal>>()?)
+        }
         None => None,
     };
-    let uses = Uses::gather(pool, properties.as_deref().unwrap_or_default(), || select(&mut Objects::now(pool, mounts), listing))?;
+    let uses = Uses::gather(pool, properties.as_deref().unwrap_or_default(), || {
+        select(&mut Objects::now(pool, mounts), listing)
+    })?;
     let mut objects = Objects::shown(pool, mounts);
     let mut listed = Vec::new();
     // Once something has changed, any of those that follow may be gone.
@@ -188,7 +194,13 @@ fn select(objects: &mut Objects<'_>, listing: &Listing) -> Result<Vec<Object>, R
     Ok(found)
 }
 
-fn walk(objects: &mut Objects<'_>, id: u64, types: Types, depth: Option<u64>, found: &mut Vec<Object>) -> Result<(), Refusal> {
+fn walk(
+    objects: &mut Objects<'_>,
+    id: u64,
+    types: Types,
+    depth: Option<u64>,
+    found: &mut Vec<Object>,
+) -> Result<(), Refusal> {
     let mut waiting = vec![(id, depth)];
     let mut changed = false;
     while let Some((id, left)) = waiting.pop() {

@@ -42,19 +42,26 @@ pub struct ToSnapshot {
 /// Makes a file system, or clones one; what could not be mounted is answered as sentences.
 pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Result<Vec<String>, Refusal> {
     let doing = format!("cannot create '{}'", new.name);
-    let (parent, part) = split_parent(&new.name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+    let (parent, part) =
+        split_parent(&new.name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
     let exists = {
         let objects = Objects::now(pool, mounts);
         for (name, value) in &new.properties {
             let checked = dataset_property(name).and_then(|property| property.parse(value, true));
-            checked.map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")).next(error.next(DATASET_PROPERTIES)))?;
+            checked.map_err(|error| {
+                Refusal::new(Kind::Invalid, format!("{doing}: {error}")).next(error.next(DATASET_PROPERTIES))
+            })?;
         }
         objects.look.find(&new.name)?.is_some()
     };
     if exists {
         // As with mkdir -p.
         let content = new.parents && new.from.is_none();
-        return if content { Ok(Vec::new()) } else { Err(Refusal::new(Kind::Exists, format!("{doing}: dataset already exists"))) };
+        return if content {
+            Ok(Vec::new())
+        } else {
+            Err(Refusal::new(Kind::Exists, format!("{doing}: dataset already exists")))
+        };
     }
     if new.dry {
         return judge(pool, mounts, parent, new, &doing);
@@ -80,7 +87,13 @@ pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Re
 }
 
 /// Whether a file system could be made; those above it that are missing would be made with it.
-fn judge(pool: &Imported, mounts: &dyn Mounts, above: &str, new: &ToCreate, doing: &str) -> Result<Vec<String>, Refusal> {
+fn judge(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    above: &str,
+    new: &ToCreate,
+    doing: &str,
+) -> Result<Vec<String>, Refusal> {
     let mut above = above;
     let parent = loop {
         let found = pool.pool.find(above)?;
@@ -96,7 +109,13 @@ fn judge(pool: &Imported, mounts: &dyn Mounts, above: &str, new: &ToCreate, doin
 }
 
 /// The dataset that a new one lies in; it and those above it are made where they are missing.
-pub(super) fn parent_of(pool: &Imported, mounts: &dyn Mounts, name: &str, make: bool, doing: &str) -> Result<(u64, Vec<String>), Refusal> {
+pub(super) fn parent_of(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    name: &str,
+    make: bool,
+    doing: &str,
+) -> Result<(u64, Vec<String>), Refusal> {
     if let Some(id) = pool.pool.find(name)? {
         return Ok((id, Vec::new()));
     }
@@ -115,7 +134,10 @@ pub(super) fn parent_of(pool: &Imported, mounts: &dyn Mounts, name: &str, make: 
 fn mount_new(pool: &Imported, mounts: &dyn Mounts, id: u64) -> Result<Vec<String>, Refusal> {
     let wanted: Vec<Mounting> = moves::wanted(&mut Objects::now(pool, mounts), &[id])?;
     let failed = moves::mount(mounts, wanted);
-    Ok(failed.into_iter().map(|why| format!("filesystem successfully created, but it could not be mounted: {why}")).collect())
+    Ok(failed
+        .into_iter()
+        .map(|why| format!("filesystem successfully created, but it could not be mounted: {why}"))
+        .collect())
 }
 
 /// Takes snapshots, all of them at one moment or none.
@@ -128,12 +150,14 @@ pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) 
                 Property::User(_) => property.parse(value, true),
                 _ => Err(PropertyError::NotOfSnapshots),
             });
-            checked.map_err(|error| Refusal::new(Kind::Invalid, format!("cannot create snapshot '{first}': {error}")))?;
+            checked
+                .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot create snapshot '{first}': {error}")))?;
         }
         let mut objects = Objects::now(pool, mounts);
         for name in &what.names {
             let doing = format!("cannot create snapshot '{name}'");
-            let (filesystem, snapshot) = Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+            let (filesystem, snapshot) =
+                Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
             let id = objects.filesystem("open", filesystem)?;
             let ids = if what.recursive { objects.descendants(id)? } else { vec![id] };
             wanted.extend(ids.into_iter().map(|id| (id, snapshot.to_owned())));
@@ -146,7 +170,11 @@ pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) 
                 return Err(Refusal::new(Kind::Invalid, why).next(none));
             }
             if objects.look.snapshot_named(*id, name)?.is_some() {
-                return Err(Refusal::new(Kind::Exists, format!("cannot create snapshot '{whole}': dataset already exists")).next(none));
+                return Err(Refusal::new(
+                    Kind::Exists,
+                    format!("cannot create snapshot '{whole}': dataset already exists"),
+                )
+                .next(none));
             }
         }
     }
@@ -175,7 +203,10 @@ pub(super) fn bookmark(pool: &Imported, mounts: &dyn Mounts, from: &str, name: &
             Object::Snapshot { of, txg } => (*of, Some(objects.look.snapshot(*of, *txg)?.name), None),
             Object::Bookmark { of, name } => (*of, None, Some(name.clone())),
             Object::Filesystem(_) => {
-                return Err(Refusal::new(Kind::Invalid, format!("{doing}: '{from}' is neither a snapshot nor a bookmark")));
+                return Err(Refusal::new(
+                    Kind::Invalid,
+                    format!("{doing}: '{from}' is neither a snapshot nor a bookmark"),
+                ));
             }
         };
         if of.0 != id {

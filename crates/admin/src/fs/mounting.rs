@@ -80,16 +80,25 @@ fn uncovered(failed: Vec<String>) -> Result<Vec<String>, Refusal> {
 fn one(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Result<Mounting, Refusal> {
     let mut objects = Objects::now(pool, mounts);
     let id = objects.filesystem("open", name)?;
-    let refuse = |kind, why: &str, next: &str| Err(Refusal::new(kind, format!("cannot mount '{name}': {why}")).next(next));
+    let refuse =
+        |kind, why: &str, next: &str| Err(Refusal::new(kind, format!("cannot mount '{name}': {why}")).next(next));
     if let Some(mounted) = objects.mounted(id) {
         if what.words.iter().any(|word| word == "remount") {
-            return refuse(Kind::Invalid, "a mount is not given other options this way", "set its properties: they take effect at once");
+            return refuse(
+                Kind::Invalid,
+                "a mount is not given other options this way",
+                "set its properties: they take effect at once",
+            );
         }
         let next = format!("it is at {}", mounted.at.display());
         return refuse(Kind::Busy, "filesystem already mounted", &next);
     }
     if objects.effective(id, "canmount")?.value == "off" {
-        return refuse(Kind::Invalid, "'canmount' property is set to 'off'", &format!("nacre fs set canmount=on {name}"));
+        return refuse(
+            Kind::Invalid,
+            "'canmount' property is set to 'off'",
+            &format!("nacre fs set canmount=on {name}"),
+        );
     }
     match (objects.place(id)?, &what.at) {
         (Place::At(at), None) => Ok(Mounting { id, at, options: objects.options(id)? }),
@@ -102,7 +111,9 @@ fn one(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Resu
             let next = format!("use mount(8) to mount this filesystem: mount -t fuse.nacre fs:{name} DIRECTORY");
             refuse(Kind::Invalid, "legacy mountpoint", &next)
         }
-        (Place::None, None) => refuse(Kind::Invalid, "no mountpoint set", &format!("nacre fs set mountpoint=PATH {name}")),
+        (Place::None, None) => {
+            refuse(Kind::Invalid, "no mountpoint set", &format!("nacre fs set mountpoint=PATH {name}"))
+        }
     }
 }
 
@@ -115,7 +126,9 @@ fn snapshot(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) ->
     };
     let Some(at) = &what.at else {
         let refusal = Refusal::new(Kind::Invalid, format!("cannot mount '{name}': it is a snapshot"));
-        return Err(refusal.next(format!("it is in .zfs/snapshot of its file system; elsewhere: mount -t fuse.nacre fs:{name} DIRECTORY")));
+        return Err(refusal.next(format!(
+            "it is in .zfs/snapshot of its file system; elsewhere: mount -t fuse.nacre fs:{name} DIRECTORY"
+        )));
     };
     words(&mut options, &what.words)?;
     options = MountOptions { source: name.to_owned(), read_only: true, overlay: true, ..options };
@@ -155,7 +168,12 @@ fn words(options: &mut crate::MountOptions, words: &[String]) -> Result<(), Refu
 }
 
 /// Unmounts what is asked for. Of all, what somebody uses stays, which is answered as sentences.
-pub(super) fn unmount_asked(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, force: bool) -> Result<Vec<String>, Refusal> {
+pub(super) fn unmount_asked(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToUnmount,
+    force: bool,
+) -> Result<Vec<String>, Refusal> {
     match unmount(pool, mounts, what, force) {
         Err(_) if *what == ToUnmount::All => Ok(unmount_free(mounts, force)),
         unmounted => unmounted.map(|()| Vec::new()),
@@ -167,9 +185,11 @@ fn unmount_free(mounts: &dyn Mounts, force: bool) -> Vec<String> {
     let (mut staying, mut failed) = (Vec::<PathBuf>::new(), Vec::new());
     for mounted in mounts.mounted().into_iter().rev().filter(|mounted| mounted.what.snapshot.is_none()) {
         let refused = match staying.iter().find(|below| below.starts_with(&mounted.at)) {
-            Some(below) => {
-                Some(format!("cannot unmount '{}': pool or dataset is busy: '{}' is in it", mounted.at.display(), below.display()))
-            }
+            Some(below) => Some(format!(
+                "cannot unmount '{}': pool or dataset is busy: '{}' is in it",
+                mounted.at.display(),
+                below.display()
+            )),
             None => moves::unmount(mounts, &[mounted.what.dataset], force).err().map(|refusal| refusal.what),
         };
         if let Some(why) = refused {
@@ -180,7 +200,8 @@ fn unmount_free(mounts: &dyn Mounts, force: bool) -> Vec<String> {
     failed
 }
 
-/// Unmounts: one with what is mounted below it, or all, or nothing where something of that is in use.
+/// Unmounts: one with what is mounted below it, or all, or nothing where something of that is in
+/// use.
 fn unmount(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, force: bool) -> Result<(), Refusal> {
     let all: Vec<u64> = mounts.mounted().into_iter().map(|mounted| mounted.what.dataset).collect();
     let ids = {
@@ -190,14 +211,20 @@ fn unmount(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, force: bool) 
             ToUnmount::Name(name) => {
                 let id = objects.filesystem("open", name)?;
                 if objects.mounted(id).is_none() {
-                    return Err(Refusal::new(Kind::NotFound, format!("cannot unmount '{name}': not currently mounted")));
+                    return Err(Refusal::new(
+                        Kind::NotFound,
+                        format!("cannot unmount '{name}': not currently mounted"),
+                    ));
                 }
                 vec![id]
             }
             ToUnmount::At(at) => {
                 let found = objects.mounted_at(at);
                 vec![found.ok_or_else(|| {
-                    Refusal::new(Kind::NotFound, format!("cannot unmount '{}': not a mountpoint of this pool", at.display()))
+                    Refusal::new(
+                        Kind::NotFound,
+                        format!("cannot unmount '{}': not a mountpoint of this pool", at.display()),
+                    )
                 })?]
             }
         }
@@ -209,10 +236,14 @@ fn unmount(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, force: bool) 
 pub(super) fn list(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<MountedAt>, Refusal> {
     let heads: Vec<_> = mounts.mounted().into_iter().filter(|mounted| mounted.what.snapshot.is_none()).collect();
     let mut objects = Objects::now(pool, mounts);
-    heads.into_iter().map(|mounted| Ok(MountedAt { name: objects.known(mounted.what.dataset)?.name.clone(), at: mounted.at })).collect()
+    heads
+        .into_iter()
+        .map(|mounted| Ok(MountedAt { name: objects.known(mounted.what.dataset)?.name.clone(), at: mounted.at }))
+        .collect()
 }
 
-/// Mounts everything that is to be mounted, parents first: after an import. What cannot be mounted is told and passed over.
+/// Mounts everything that is to be mounted, parents first: after an import. What cannot be mounted
+/// is told and passed over.
 ///
 /// # Errors
 /// The catalog cannot be read.
@@ -251,7 +282,8 @@ pub fn unmount_all(pool: &Imported, mounts: &dyn Mounts, force: bool) -> Result<
     unmounted
 }
 
-/// Unmounts everything, even what is in use, whatever goes wrong on the way: the process is about to end.
+/// Unmounts everything, even what is in use, whatever goes wrong on the way: the process is about
+/// to end.
 ///
 /// # Errors
 /// What went wrong first; all the others were tried all the same.

@@ -1,8 +1,11 @@
-//! What a change of names or properties means for mounts: which file systems have to leave their places, and which go where.
+//! What a change of names or properties means for mounts: which file systems have to leave their
+//! places, and which go where.
 //!
-//! The order is: see what will be (with [`Objects::pretend`]), unmount what leaves its place (those last that came first; nothing has changed where one is in use),
-//! change, mount (parents first), and give the rest their new options. Invariants: what cannot be unmounted stops the change, and what had been unmounted
-//! for it is mounted again, parents first; nothing is mounted over a directory in whose tree others of the pool are, so that none is hidden.
+//! The order is: see what will be (with [`Objects::pretend`]), unmount what leaves its place (those
+//! last that came first; nothing has changed where one is in use), change, mount (parents first),
+//! and give the rest their new options. Invariants: what cannot be unmounted stops the change, and
+//! what had been unmounted for it is mounted again, parents first; nothing is mounted over a
+//! directory in whose tree others of the pool are, so that none is hidden.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -35,8 +38,11 @@ pub(super) fn depth(path: &Path) -> usize {
 /// These file systems, and whatever is mounted below where they are: that has to leave before them.
 pub(super) fn with_below(mounts: &dyn Mounts, ids: &[u64]) -> Vec<u64> {
     let all = mounts.mounted();
-    let above: Vec<&Path> = all.iter().filter(|mounted| ids.contains(&mounted.what.dataset)).map(|mounted| mounted.at.as_path()).collect();
-    let below = all.iter().filter(|mounted| mounted.what.snapshot.is_none() && above.iter().any(|at| mounted.at.starts_with(at)));
+    let above: Vec<&Path> =
+        all.iter().filter(|mounted| ids.contains(&mounted.what.dataset)).map(|mounted| mounted.at.as_path()).collect();
+    let below = all
+        .iter()
+        .filter(|mounted| mounted.what.snapshot.is_none() && above.iter().any(|at| mounted.at.starts_with(at)));
     below.map(|mounted| mounted.what.dataset).collect()
 }
 
@@ -52,7 +58,8 @@ fn is_below(one: &Mounted, other: &Mounted) -> bool {
     one.at != other.at && one.at.starts_with(&other.at)
 }
 
-/// Unmounts heads. Those that hide one of them leave their places for the moment as well, with what is below. Where one is in use, nothing has changed.
+/// Unmounts heads. Those that hide one of them leave their places for the moment as well, with what
+/// is below. Where one is in use, nothing has changed.
 pub(super) fn unmount(mounts: &dyn Mounts, ids: &[u64], force: bool) -> Result<Gone, Refusal> {
     let mut leaving = heads(mounts);
     let ids: HashSet<u64> = ids.iter().copied().collect();
@@ -90,7 +97,9 @@ fn are_free(mounts: &dyn Mounts, leaving: &[Mounted]) -> Result<(), Refusal> {
     }
     let all = heads(mounts);
     let hidden = mounts.hidden();
-    let alone = leaving.iter().filter(|one| !hidden.contains(&one.what.dataset) && !all.iter().any(|other| is_below(other, one)));
+    let alone = leaving
+        .iter()
+        .filter(|one| !hidden.contains(&one.what.dataset) && !all.iter().any(|other| is_below(other, one)));
     alone.into_iter().try_for_each(|mounted| mounts.is_free(mounted.what))
 }
 
@@ -110,10 +119,15 @@ impl Gone {
     /// The mounts of those of them that others than these are, as they were.
     pub fn others(&self, than: &[u64]) -> impl Iterator<Item = Mounting> {
         let others = self.0.iter().filter(move |mounted| !than.contains(&mounted.what.dataset));
-        others.map(|mounted| Mounting { id: mounted.what.dataset, at: mounted.at.clone(), options: mounted.options.clone() })
+        others.map(|mounted| Mounting {
+            id: mounted.what.dataset,
+            at: mounted.at.clone(),
+            options: mounted.options.clone(),
+        })
     }
 
-    /// Removes the directories of those mounts that had made them, where they are empty: places that nobody chose by hand.
+    /// Removes the directories of those mounts that had made them, where they are empty: places
+    /// that nobody chose by hand.
     pub fn tidy(&self, mounts: &dyn Mounts, made: &HashSet<u64>) {
         for mounted in self.0.iter().rev().filter(|mounted| made.contains(&mounted.what.dataset)) {
             mounts.tidy(&mounted.at);
@@ -131,19 +145,24 @@ fn sentence(refusal: Refusal) -> String {
     if refusal.next.is_empty() { refusal.what } else { format!("{}\n{}", refusal.what, refusal.next) }
 }
 
-/// Makes a mount. What the pool has mounted below its place would be hidden by it: that is unmounted for the moment.
+/// Makes a mount. What the pool has mounted below its place would be hidden by it: that is
+/// unmounted for the moment.
 pub(super) fn mount_one(mounts: &dyn Mounts, mounting: Mounting) -> Result<(), Refusal> {
     let Mounting { id, at, options } = mounting;
     let below = heads(mounts).into_iter().filter(|mounted| mounted.at != at && mounted.at.starts_with(&at));
     let below: Vec<u64> = below.map(|mounted| mounted.what.dataset).collect();
     let gone = if below.is_empty() { Ok(Gone::default()) } else { unmount(mounts, &below, false) };
-    let gone = gone.map_err(|refusal| Refusal { what: format!("cannot mount '{}': {}", options.source, refusal.what), ..refusal })?;
+    let gone = gone.map_err(|refusal| Refusal {
+        what: format!("cannot mount '{}': {}", options.source, refusal.what),
+        ..refusal
+    })?;
     let mounted = mounts.mount(What::head(id), &at, &options);
     gone.back(mounts);
     mounted
 }
 
-/// Mounts those of these file systems again that are hidden, with what is below them; what cannot be is answered as sentences.
+/// Mounts those of these file systems again that are hidden, with what is below them; what cannot
+/// be is answered as sentences.
 pub(super) fn uncover(mounts: &dyn Mounts, ids: &[u64]) -> Vec<String> {
     let mut hidden = mounts.hidden();
     hidden.retain(|id| ids.contains(id));
@@ -209,13 +228,15 @@ pub(super) struct Change<'a> {
     pub apply: &'a dyn Fn() -> Result<(), Refusal>,
 }
 
-/// Makes the directories of mounts that are to be made, but for those within one another: these are in the file systems.
+/// Makes the directories of mounts that are to be made, but for those within one another: these are
+/// in the file systems.
 fn make_places(mounts: &dyn Mounts, coming: &[Mounting]) -> Result<(), Refusal> {
     let is_within = |one: &Mounting| coming.iter().any(|other| one.at != other.at && one.at.starts_with(&other.at));
     coming.iter().filter(|one| !is_within(one)).try_for_each(|one| mounts.make_place(&one.at, &one.options))
 }
 
-/// Carries out a change with its consequences for mounts; what could not be mounted afterwards is answered as sentences.
+/// Carries out a change with its consequences for mounts; what could not be mounted afterwards is
+/// answered as sentences.
 pub(super) fn change(pool: &Imported, mounts: &dyn Mounts, change: &Change<'_>) -> Result<Vec<String>, Refusal> {
     let ids = &change.affected;
     let (before, made, leaving, legacy, coming) = {
@@ -238,7 +259,8 @@ pub(super) fn change(pool: &Imported, mounts: &dyn Mounts, change: &Change<'_>) 
     };
     let gone = unmount(mounts, &with_below(mounts, &leaving), change.force)?;
     let doing = change.places.unwrap_or_default();
-    let placed = make_places(mounts, &coming).map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal });
+    let placed = make_places(mounts, &coming)
+        .map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal });
     if let Err(refusal) = placed.and_then(|()| (change.apply)()) {
         mounts.not_mounted();
         gone.back(mounts);

@@ -1,8 +1,8 @@
-//! What there is in a pool, as the verbs see it: file systems, snapshots and bookmarks by name, with their stored properties and mount points, in one
-//! consistent moment.
+//! What there is in a pool, as the verbs see it: file systems, snapshots and bookmarks by name,
+//! with their stored properties and mount points, in one consistent moment.
 //!
-//! Invariant: it holds the lock of administration (see [`Look`]), so it is dropped before anything of the engine or of the mounts is called; who looks at
-//! very much pauses ([`Objects::pause`]).
+//! Invariant: it holds the lock of administration (see [`Look`]), so it is dropped before anything
+//! of the engine or of the mounts is called; who looks at very much pauses ([`Objects::pause`]).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Has a property set to this canonical value, or its own value taken away; `masked`: that which was received as well.
+    /// Has a property set to this canonical value, or its own value taken away; `masked`: that
+    /// which was received as well.
     pub fn foresee(&mut self, name: &str, value: Option<&str>, masked: bool) {
         self.stored.retain(|(there, row)| there != name || row.source == PropertySource::Received && !masked);
         if let Some(value) = value {
@@ -143,7 +144,9 @@ impl<'a> Objects<'a> {
     pub fn name(&mut self, object: &Object) -> Result<String, PoolError> {
         Ok(match object {
             Object::Filesystem(id) => self.known(*id)?.name.clone(),
-            Object::Snapshot { of, txg } => format!("{}@{}", self.known(*of)?.name, self.look.snapshot(*of, *txg)?.name),
+            Object::Snapshot { of, txg } => {
+                format!("{}@{}", self.known(*of)?.name, self.look.snapshot(*of, *txg)?.name)
+            }
             Object::Bookmark { of, name } => format!("{}#{name}", self.known(*of)?.name),
         })
     }
@@ -160,8 +163,9 @@ impl<'a> Objects<'a> {
         Ok(found)
     }
 
-    /// Lets others have their turn from time to time: whoever lists very much calls it between two objects. Answers whether anything has changed
-    /// meanwhile; what was found before may be gone then ([`Self::is_there`]).
+    /// Lets others have their turn from time to time: whoever lists very much calls it between two
+    /// objects. Answers whether anything has changed meanwhile; what was found before may be gone
+    /// then ([`Self::is_there`]).
     pub fn pause(&mut self) -> bool {
         // What is read again after a change must not be most of the work.
         if self.paused.elapsed() < AT_ONCE.max(self.reading * 4) {
@@ -189,14 +193,15 @@ impl<'a> Objects<'a> {
 
     /// A file system by its whole name.
     pub fn filesystem(&self, doing: &str, name: &str) -> Result<u64, Refusal> {
-        Name::filesystem(name).map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
+        Name::filesystem(name)
+            .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
         self.look.find(name)?.ok_or_else(|| missing(doing, name))
     }
 
     /// A snapshot by its whole name.
     pub fn snapshot(&self, doing: &str, name: &str) -> Result<(u64, Txg), Refusal> {
-        let (filesystem, snapshot) =
-            Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
+        let (filesystem, snapshot) = Name::snapshot(name)
+            .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
         let of = self.look.find(filesystem)?.ok_or_else(|| missing(doing, name))?;
         let txg = self.look.snapshot_named(of, snapshot)?.ok_or_else(|| missing(doing, name))?;
         Ok((of, txg))
@@ -204,7 +209,9 @@ impl<'a> Objects<'a> {
 
     /// Anything by its whole name.
     pub fn open(&self, doing: &str, name: &str) -> Result<Object, Refusal> {
-        match Name::parse(name).map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))? {
+        match Name::parse(name)
+            .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?
+        {
             Name::Filesystem(_) => Ok(Object::Filesystem(self.filesystem(doing, name)?)),
             Name::Snapshot { .. } => self.snapshot(doing, name).map(|(of, txg)| Object::Snapshot { of, txg }),
             Name::Bookmark { filesystem, bookmark } => {
@@ -235,7 +242,8 @@ impl<'a> Objects<'a> {
             at = known.row.parent;
             line.push(known);
         }
-        let levels: Vec<Level<'_>> = line.iter().map(|known| Level { name: &known.name, rows: &known.stored }).collect();
+        let levels: Vec<Level<'_>> =
+            line.iter().map(|known| Level { name: &known.name, rows: &known.stored }).collect();
         Ok(with(&levels))
     }
 

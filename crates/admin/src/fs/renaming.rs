@@ -39,14 +39,26 @@ pub(super) fn rename(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> R
         return Ok(Vec::new());
     }
     match name {
-        Name::Filesystem(_) if what.recursive => Err(invalid(what, "-r is for snapshots: what lies below a file system moves with it")),
+        Name::Filesystem(_) if what.recursive => {
+            Err(invalid(what, "-r is for snapshots: what lies below a file system moves with it"))
+        }
         Name::Filesystem(_) => filesystem(pool, mounts, what),
-        Name::Snapshot { filesystem, snapshot } => snapshots(pool, mounts, what, filesystem, snapshot).map(|()| Vec::new()),
-        Name::Bookmark { .. } => Err(invalid(what, "bookmarks cannot be renamed").next("make another one of it: nacre fs bookmark")),
+        Name::Snapshot { filesystem, snapshot } => {
+            snapshots(pool, mounts, what, filesystem, snapshot).map(|()| Vec::new())
+        }
+        Name::Bookmark { .. } => {
+            Err(invalid(what, "bookmarks cannot be renamed").next("make another one of it: nacre fs bookmark"))
+        }
     }
 }
 
-fn snapshots(pool: &Imported, mounts: &dyn Mounts, what: &ToRename, filesystem: &str, old: &str) -> Result<(), Refusal> {
+fn snapshots(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToRename,
+    filesystem: &str,
+    old: &str,
+) -> Result<(), Refusal> {
     let new = match what.to.split_once('@') {
         Some((other, new)) if other.is_empty() || other == filesystem => new,
         Some(_) => return Err(invalid(what, "snapshots must be part of same dataset")),
@@ -65,30 +77,39 @@ fn snapshots(pool: &Imported, mounts: &dyn Mounts, what: &ToRename, filesystem: 
             }
             if objects.look.snapshot_named(id, new)?.is_some() {
                 let name = objects.known(id)?.name.clone();
-                return Err(Refusal::new(Kind::Exists, format!("cannot rename '{name}@{old}': dataset already exists")));
+                return Err(Refusal::new(
+                    Kind::Exists,
+                    format!("cannot rename '{name}@{old}': dataset already exists"),
+                ));
             }
             there.push(id);
         }
         there
     };
-    pool.pool.rename_snapshots(&ids, old, new).map_err(|error| refused(&format!("cannot rename '{}'", what.from), &error))
+    pool.pool
+        .rename_snapshots(&ids, old, new)
+        .map_err(|error| refused(&format!("cannot rename '{}'", what.from), &error))
 }
 
 fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<Vec<String>, Refusal> {
     let doing = format!("cannot rename '{}'", what.from);
-    Name::filesystem(&what.to).map_err(|error| Refusal::new(Kind::Invalid, format!("cannot rename to '{}': {error}", what.to)))?;
-    let (above, part) = split_parent(&what.to)
-        .map_err(|_| invalid(what, "a file system cannot become a pool").next("'nacre pool import POOL NEWNAME' renames a pool"))?;
+    Name::filesystem(&what.to)
+        .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot rename to '{}': {error}", what.to)))?;
+    let (above, part) = split_parent(&what.to).map_err(|_| {
+        invalid(what, "a file system cannot become a pool").next("'nacre pool import POOL NEWNAME' renames a pool")
+    })?;
     let (id, affected) = {
         let objects = Objects::now(pool, mounts);
         let id = objects.filesystem("open", &what.from)?;
         if id == objects.look.root()? {
-            return Err(
-                invalid(what, "the pool's own file system has the pool's name").next("export the pool, then import it with a new name")
-            );
+            return Err(invalid(what, "the pool's own file system has the pool's name")
+                .next("export the pool, then import it with a new name"));
         }
         if what.to.starts_with(&format!("{}/", what.from)) {
-            let why = format!("cannot rename to '{}': New dataset name cannot be a descendant of current dataset name", what.to);
+            let why = format!(
+                "cannot rename to '{}': New dataset name cannot be a descendant of current dataset name",
+                what.to
+            );
             return Err(Refusal::new(Kind::Invalid, why));
         }
         if objects.look.find(&what.to)?.is_some() {
@@ -105,7 +126,10 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
         for below in &affected {
             let known = objects.known(*below)?;
             let row = if *below == id { row.clone() } else { known.row.clone() };
-            let name = known.name.strip_prefix(&what.from).map_or_else(|| known.name.clone(), |rest| format!("{}{rest}", what.to));
+            let name = known
+                .name
+                .strip_prefix(&what.from)
+                .map_or_else(|| known.name.clone(), |rest| format!("{}{rest}", what.to));
             objects.pretend(*below, Known { name, row, stored: known.stored.clone() });
         }
         Ok(())
@@ -114,7 +138,13 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
         let new = NewDataset { parent, name: part.to_owned(), properties: Vec::new() };
         pool.pool.rename_dataset(id, &new).map_err(|error| refused(&doing, &error))
     };
-    let change = Change { affected: affected.clone(), force: what.force, places: Some(&doing), foresee: &foresee, apply: &apply };
+    let change = Change {
+        affected: affected.clone(),
+        force: what.force,
+        places: Some(&doing),
+        foresee: &foresee,
+        apply: &apply,
+    };
     failed.extend(moves::change(pool, mounts, &change)?);
     Ok(failed)
 }
@@ -131,14 +161,20 @@ pub(super) fn promote(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Resul
         for (_, row) in objects.look.snapshot_rows(from)?.into_iter().filter(|(txg, _)| *txg <= origin) {
             if objects.look.snapshot_named(id, &row.name)?.is_some() {
                 let parent = objects.known(from)?.name.clone();
-                let refusal = Refusal::new(Kind::Exists, format!("{doing}: conflicting snapshot '{}' from parent '{parent}'", row.name));
+                let refusal = Refusal::new(
+                    Kind::Exists,
+                    format!("{doing}: conflicting snapshot '{}' from parent '{parent}'", row.name),
+                );
                 return Err(refusal.next(format!("rename one of them: nacre fs rename {name}@{} NEWNAME", row.name)));
             }
         }
         (id, from)
     };
     // Snapshots go from one to the other: who reads them would not find them by their old names.
-    let busy = |_| Refusal::new(Kind::Busy, format!("{doing}: dataset is busy")).next("'nacre fs diff' reads it: wait for that, or end it");
+    let busy = |_| {
+        Refusal::new(Kind::Busy, format!("{doing}: dataset is busy"))
+            .next("'nacre fs diff' reads it: wait for that, or end it")
+    };
     let _going = pool.reading.go(|(of, _)| *of == id || *of == from).map_err(busy)?;
     pool.pool.promote(id).map_err(|error| refused(&doing, &error))
 }

@@ -35,13 +35,17 @@ struct Between {
     clones: Vec<String>,
 }
 
-/// Rolls back, while it is mounted and in use. What is mounted below it is unmounted for that and mounted again.
+/// Rolls back, while it is mounted and in use. What is mounted below it is unmounted for that and
+/// mounted again.
 pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack) -> Result<(), Refusal> {
     let doing = format!("cannot rollback to '{}'", what.snapshot);
     let between = between(&mut Objects::now(pool, mounts), what)?;
     if !between.clones.is_empty() && !what.clones {
         let refusal = Refusal::new(Kind::Busy, format!("{doing}: clones of previous snapshots exist"));
-        let next = format!("use '-R' to force deletion of the following clones and dependents:\n{}", between.clones.join("\n"));
+        let next = format!(
+            "use '-R' to force deletion of the following clones and dependents:\n{}",
+            between.clones.join("\n")
+        );
         return Err(refusal.next(next));
     }
     if !(between.snapshots.is_empty() && between.bookmarks.is_empty() || what.newer || what.clones) {
@@ -49,11 +53,15 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
         let bookmarks = between.bookmarks.iter().map(|name| format!("{}#{name}", between.filesystem));
         let names: Vec<String> = snapshots.chain(bookmarks).collect();
         let refusal = Refusal::new(Kind::Busy, format!("{doing}: more recent snapshots or bookmarks exist"));
-        return Err(refusal.next(format!("use '-r' to force deletion of the following snapshots and bookmarks:\n{}", names.join("\n"))));
+        return Err(refusal.next(format!(
+            "use '-r' to force deletion of the following snapshots and bookmarks:\n{}",
+            names.join("\n")
+        )));
     }
     let (doom, made) = doomed(&mut Objects::now(pool, mounts), &between, what)?;
     let _going = destroying::going(pool, mounts, &doom, &doing)?;
-    // Nothing that the kernel still keeps may come after the files are others. What cannot be unmounted is in use: nothing has changed yet.
+    // Nothing that the kernel still keeps may come after the files are others. What cannot be
+    // unmounted is in use: nothing has changed yet.
     mounts.settle(&[between.id])?;
     destroying::leave_snapshots(mounts, &doom, what.force)?;
     let clones = moves::unmount(mounts, &doom.filesystems, what.force)?;
@@ -68,8 +76,9 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
     };
     let bookmarks = between.bookmarks.iter().map(|name| (between.id, name.clone())).collect();
     let going = Going { bookmarks, ..doom.going(false) };
-    let rolled = mounts
-        .replace(between.id, &mut || pool.pool.roll_back_over(between.id, &between.part, &going).map_err(|error| refused(&doing, &error)));
+    let rolled = mounts.replace(between.id, &mut || {
+        pool.pool.roll_back_over(between.id, &between.part, &going).map_err(|error| refused(&doing, &error))
+    });
     gone.back(mounts);
     match &rolled {
         Ok(()) => {
@@ -83,7 +92,9 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
 
 /// What stands between, as it is destroyed; and the clones whose places nobody chose.
 fn doomed(objects: &mut Objects<'_>, between: &Between, what: &ToRollBack) -> Result<(Doom, HashSet<u64>), Refusal> {
-    let (Some(first), Some(last)) = (between.snapshots.first(), between.snapshots.last()) else { return Ok(Default::default()) };
+    let (Some(first), Some(last)) = (between.snapshots.first(), between.snapshots.last()) else {
+        return Ok(Default::default());
+    };
     let target = format!("{}@{first}%{last}", between.filesystem);
     let doom = ToDestroy { target, clones: what.clones, keep_below: true, force: what.force, ..ToDestroy::default() };
     let doom = destroying::of_snapshots(objects, &doom)?;

@@ -47,14 +47,23 @@ struct Checked {
 /// Changes properties; what could not be mounted afterwards is answered as sentences.
 pub(super) fn set(pool: &Imported, mounts: &dyn Mounts, what: &ToSet) -> Result<Vec<String>, Refusal> {
     let setting = what.properties.iter().any(|(_, value)| matches!(value, NewValue::Local(_)));
-    let doing =
-        |name: &str| if setting { format!("cannot set property for '{name}'") } else { format!("cannot inherit property for '{name}'") };
+    let doing = |name: &str| {
+        if setting {
+            format!("cannot set property for '{name}'")
+        } else {
+            format!("cannot inherit property for '{name}'")
+        }
+    };
     let first = what.names.first().map_or("", String::as_str);
     let (targets, checked) = {
         let mut objects = Objects::now(pool, mounts);
         let targets = targets(&mut objects, what, &doing)?;
         let refuse = |error| Refusal::new(Kind::Invalid, format!("{}: {error}", doing(first)));
-        let checked = what.properties.iter().map(|(name, value)| check(name, value).map_err(refuse)).collect::<Result<Vec<_>, _>>()?;
+        let checked = what
+            .properties
+            .iter()
+            .map(|(name, value)| check(name, value).map_err(refuse))
+            .collect::<Result<Vec<_>, _>>()?;
         (targets, checked)
     };
     let mut failed = Vec::new();
@@ -62,8 +71,11 @@ pub(super) fn set(pool: &Imported, mounts: &dyn Mounts, what: &ToSet) -> Result<
         failed.extend(one(pool, mounts, id, &checked, what.unmounted, &doing)?);
     }
     if !targets.snapshots.is_empty() {
-        let changes: Vec<(String, Setting)> = checked.iter().map(|change| (change.name.clone(), change.setting.clone())).collect();
-        pool.pool.set_snapshot_properties(&targets.snapshots, &changes).map_err(|error| refused(&doing(first), &error))?;
+        let changes: Vec<(String, Setting)> =
+            checked.iter().map(|change| (change.name.clone(), change.setting.clone())).collect();
+        pool.pool
+            .set_snapshot_properties(&targets.snapshots, &changes)
+            .map_err(|error| refused(&doing(first), &error))?;
     }
     Ok(failed)
 }
@@ -75,7 +87,8 @@ struct Targets {
     snapshots: Vec<(u64, String)>,
 }
 
-/// The objects that are named, and with `recursive` what lies below: of users' properties also the snapshots there.
+/// The objects that are named, and with `recursive` what lies below: of users' properties also the
+/// snapshots there.
 fn targets(objects: &mut Objects<'_>, what: &ToSet, doing: &dyn Fn(&str) -> String) -> Result<Targets, Refusal> {
     let users = what.properties.iter().all(|(name, _)| matches!(dataset_property(name), Ok(Property::User(_))));
     let mut found = Targets::default();
@@ -85,7 +98,9 @@ fn targets(objects: &mut Objects<'_>, what: &ToSet, doing: &dyn Fn(&str) -> Stri
                 for below in objects.descendants(id)? {
                     found.filesystems.push(below);
                     if users {
-                        found.snapshots.extend(objects.look.snapshot_rows(below)?.into_iter().map(|(_, row)| (below, row.name)));
+                        found
+                            .snapshots
+                            .extend(objects.look.snapshot_rows(below)?.into_iter().map(|(_, row)| (below, row.name)));
                     }
                 }
             }
@@ -95,7 +110,10 @@ fn targets(objects: &mut Objects<'_>, what: &ToSet, doing: &dyn Fn(&str) -> Stri
                 return Err(Refusal::new(Kind::Invalid, format!("{}: {}", doing(name), PropertyError::NotOfSnapshots)));
             }
             Object::Bookmark { .. } => {
-                return Err(Refusal::new(Kind::Invalid, format!("{}: bookmarks have no properties to be set", doing(name))));
+                return Err(Refusal::new(
+                    Kind::Invalid,
+                    format!("{}: bookmarks have no properties to be set", doing(name)),
+                ));
             }
         }
     }
@@ -136,8 +154,10 @@ fn one(
         let mut objects = Objects::now(pool, mounts);
         (objects.known(id)?.name.clone(), objects.descendants(id)?)
     };
-    let edits: Vec<Edit> =
-        checked.iter().map(|change| Edit { dataset: id, name: change.name.clone(), to: change.setting.clone() }).collect();
+    let edits: Vec<Edit> = checked
+        .iter()
+        .map(|change| Edit { dataset: id, name: change.name.clone(), to: change.setting.clone() })
+        .collect();
     let foresee = |objects: &mut Objects<'_>| {
         let mut known = (*objects.known(id)?).clone();
         for change in checked {
@@ -152,7 +172,11 @@ fn one(
         moves::refresh(pool, mounts, &affected)?;
         Vec::new()
     } else {
-        moves::change(pool, mounts, &Change { affected: affected.clone(), force: false, places: None, foresee: &foresee, apply: &apply })?
+        moves::change(
+            pool,
+            mounts,
+            &Change { affected: affected.clone(), force: false, places: None, foresee: &foresee, apply: &apply },
+        )?
     };
     if checked.iter().any(|change| change.name == "snapdir") {
         // The kernel knows what was in the root directory.

@@ -1,4 +1,5 @@
-//! `userspace` and `groupspace`: what owners use of a file system or snapshot, and what they may use. Properties like `userused@1000` as well.
+//! `userspace` and `groupspace`: what owners use of a file system or snapshot, and what they may
+//! use. Properties like `userused@1000` as well.
 
 use std::collections::HashMap;
 
@@ -79,7 +80,8 @@ pub(super) fn value(
     (id, snapshot): (u64, Option<Txg>),
     owner: &OwnerProperty,
 ) -> Result<Option<Effective>, Refusal> {
-    let number = owner.id().ok_or_else(|| Refusal::new(Kind::Invalid, format!("invalid user or group in '{}'", owner.owner)))?;
+    let number =
+        owner.id().ok_or_else(|| Refusal::new(Kind::Invalid, format!("invalid user or group in '{}'", owner.owner)))?;
     let used = || uses.of(id, snapshot, owner.kind, number).map(|used| used.used).unwrap_or_default();
     let value = match owner.figure {
         OwnerFigure::Used => used().bytes,
@@ -105,7 +107,10 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Result<Ve
         Object::Filesystem(id) => (id, None),
         Object::Snapshot { of, txg } => (of, Some(txg)),
         Object::Bookmark { .. } => {
-            return Err(Refusal::new(Kind::Invalid, format!("cannot get used/quota for '{name}': a bookmark has no content")));
+            return Err(Refusal::new(
+                Kind::Invalid,
+                format!("cannot get used/quota for '{name}': a bookmark has no content"),
+            ));
         }
     };
     let owners = pool

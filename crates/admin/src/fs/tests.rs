@@ -1,4 +1,5 @@
-//! The verbs on pools in memory, with mounts that are only noted. The words of refusals are ZFS', so scripts go on understanding them.
+//! The verbs on pools in memory, with mounts that are only noted. The words of refusals are ZFS',
+//! so scripts go on understanding them.
 
 mod content;
 mod moving;
@@ -45,11 +46,17 @@ impl Mounts for Noted {
         let mut there = self.there.lock();
         let Some(place) = there.iter().position(|mounted| mounted.what == what) else { return Ok(()) };
         if self.used.lock().contains(&what.dataset) && !force {
-            return Err(Refusal::new(Kind::Busy, format!("cannot unmount '{}': pool or dataset is busy", there[place].at.display())));
+            return Err(Refusal::new(
+                Kind::Busy,
+                format!("cannot unmount '{}': pool or dataset is busy", there[place].at.display()),
+            ));
         }
         let above = |other: &&Mounted| other.at != there[place].at && there[place].at.starts_with(&other.at);
         if there[place..].iter().any(|other| above(&other)) {
-            return Err(Refusal::new(Kind::Invalid, format!("cannot unmount '{}': it is hidden", there[place].at.display())));
+            return Err(Refusal::new(
+                Kind::Invalid,
+                format!("cannot unmount '{}': it is hidden", there[place].at.display()),
+            ));
         }
         let gone = there.remove(place);
         let on_it = |other: &Mounted| other.at.starts_with(&gone.at);
@@ -65,7 +72,9 @@ impl Mounts for Noted {
 
     fn hidden(&self) -> Vec<u64> {
         let there = self.there.lock();
-        let over = |place: usize| there[place..].iter().any(|later| later.at != there[place].at && there[place].at.starts_with(&later.at));
+        let over = |place: usize| {
+            there[place..].iter().any(|later| later.at != there[place].at && there[place].at.starts_with(&later.at))
+        };
         (0..there.len()).filter(|place| over(*place)).map(|place| there[place].what.dataset).collect()
     }
 
@@ -227,7 +236,11 @@ fn clone(from: &str, name: &str) -> Request {
 }
 
 fn snapshot(names: &[&str], recursive: bool) -> Request {
-    Request::Snapshot(ToSnapshot { names: names.iter().map(|name| (*name).to_owned()).collect(), recursive, properties: Vec::new() })
+    Request::Snapshot(ToSnapshot {
+        names: names.iter().map(|name| (*name).to_owned()).collect(),
+        recursive,
+        properties: Vec::new(),
+    })
 }
 
 fn destroy(target: &str) -> ToDestroy {

@@ -1,4 +1,5 @@
-//! The values of properties: figures from the catalog, stored and inherited values, what a mount has for its own. One function per kind of object.
+//! The values of properties: figures from the catalog, stored and inherited values, what a mount
+//! has for its own. One function per kind of object.
 
 use nacre_pool::catalog::PropertySource;
 use nacre_pool::properties::effective::{Level, effective};
@@ -17,11 +18,14 @@ const FIRST: [&str; 8] = ["type", "creation", "used", "available", "referenced",
 pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Property>, Refusal> {
     let fits = |definition: &Definition| match object {
         Object::Filesystem(_) => definition.scope != Scope::Snapshot,
-        Object::Snapshot { .. } => matches!(definition.scope, Scope::FilesystemAndSnapshot | Scope::Snapshot | Scope::All),
+        Object::Snapshot { .. } => {
+            matches!(definition.scope, Scope::FilesystemAndSnapshot | Scope::Snapshot | Scope::All)
+        }
         Object::Bookmark { .. } => definition.scope == Scope::All,
     };
     // What belongs to volumes has no value that a file system could have.
-    let served = |definition: &&Definition| definition.default != "-" && !definition.name.starts_with("vol") && fits(definition);
+    let served =
+        |definition: &&Definition| definition.default != "-" && !definition.name.starts_with("vol") && fits(definition);
     let mut found: Vec<&Definition> = DATASET_PROPERTIES.iter().filter(served).collect();
     // What everybody looks for comes first, the rest by name.
     found.sort_by_key(|definition| FIRST.iter().position(|name| *name == definition.name).unwrap_or(FIRST.len()));
@@ -44,10 +48,17 @@ pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Prop
 }
 
 /// The value of a property of an object; none where it has none.
-pub(super) fn of(objects: &mut Objects<'_>, uses: &Uses, object: &Object, property: &Property) -> Result<Shown, Refusal> {
+pub(super) fn of(
+    objects: &mut Objects<'_>,
+    uses: &Uses,
+    object: &Object,
+    property: &Property,
+) -> Result<Shown, Refusal> {
     let found = match (object, property) {
         (Object::Filesystem(id), Property::Owner(owner)) => space::value(objects, uses, (*id, None), owner)?,
-        (Object::Snapshot { of, txg }, Property::Owner(owner)) => space::value(objects, uses, (*of, Some(*txg)), owner)?,
+        (Object::Snapshot { of, txg }, Property::Owner(owner)) => {
+            space::value(objects, uses, (*of, Some(*txg)), owner)?
+        }
         (Object::Filesystem(id), _) => of_filesystem(objects, *id, property)?,
         (Object::Snapshot { of, txg }, _) => of_snapshot(objects, *of, *txg, property)?,
         (Object::Bookmark { of, name }, _) => of_bookmark(objects, *of, name, property)?.map(figure),
@@ -82,7 +93,8 @@ fn yes(is: bool) -> String {
     if is { "yes" } else { "no" }.to_owned()
 }
 
-/// How much larger content is than what is charged for it, never below 1, as ZFS shows it but for the `x`.
+/// How much larger content is than what is charged for it, never below 1, as ZFS shows it but for
+/// the `x`.
 fn ratio((charged, logical): (u64, u64)) -> String {
     let hundredths = u128::from(logical) * 100 / u128::from(charged.max(1));
     let hundredths = if charged == 0 { 100 } else { hundredths.max(100) };
@@ -99,7 +111,9 @@ fn received(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<Option<Str
 fn of_filesystem(objects: &mut Objects<'_>, id: u64, property: &Property) -> Result<Option<Effective>, Refusal> {
     match property {
         Property::Known(definition) if definition.name == "mountpoint" => objects.mountpoint(id).map(Some),
-        Property::Known(definition) if definition.default.is_empty() => Ok(filesystem_figure(objects, id, definition.name)?.map(figure)),
+        Property::Known(definition) if definition.default.is_empty() => {
+            Ok(filesystem_figure(objects, id, definition.name)?.map(figure))
+        }
         Property::Known(definition) => {
             let found = objects.effective(id, definition.name)?;
             Ok(Some(temporary(objects, id, definition.name, found)))
@@ -164,14 +178,20 @@ fn filesystem_figure(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<O
     }))
 }
 
-fn of_snapshot(objects: &mut Objects<'_>, of: u64, txg: Txg, property: &Property) -> Result<Option<Effective>, Refusal> {
+fn of_snapshot(
+    objects: &mut Objects<'_>,
+    of: u64,
+    txg: Txg,
+    property: &Property,
+) -> Result<Option<Effective>, Refusal> {
     match property {
         Property::Known(definition) => Ok(snapshot_figure(objects, of, txg, definition.name)?.map(figure)),
         Property::User(_) => {
             let own = objects.look.snapshot_properties(of, txg)?;
             let name = objects.name(&Object::Snapshot { of, txg })?;
             Ok(objects.with_chain(of, |chain| {
-                let levels: Vec<Level<'_>> = std::iter::once(Level { name: &name, rows: &own }).chain(chain.iter().copied()).collect();
+                let levels: Vec<Level<'_>> =
+                    std::iter::once(Level { name: &name, rows: &own }).chain(chain.iter().copied()).collect();
                 effective(property, &levels)
             })?)
         }
@@ -207,7 +227,9 @@ fn snapshot_figure(objects: &mut Objects<'_>, of: u64, txg: Txg, name: &str) -> 
 
 fn of_bookmark(objects: &Objects<'_>, of: u64, name: &str, property: &Property) -> Result<Option<String>, Refusal> {
     let Property::Known(definition) = property else { return Ok(None) };
-    let Some((_, row)) = objects.look.bookmarks(of)?.into_iter().find(|(there, _)| there == name) else { return Ok(None) };
+    let Some((_, row)) = objects.look.bookmarks(of)?.into_iter().find(|(there, _)| there == name) else {
+        return Ok(None);
+    };
     Ok(Some(match definition.name {
         "type" => "bookmark".to_owned(),
         "creation" => row.created_at.to_string(),
@@ -217,7 +239,12 @@ fn of_bookmark(objects: &Objects<'_>, of: u64, name: &str, property: &Property) 
     }))
 }
 
-fn written_since(objects: &mut Objects<'_>, id: u64, earlier: &str, later: Option<Txg>) -> Result<Option<String>, Refusal> {
+fn written_since(
+    objects: &mut Objects<'_>,
+    id: u64,
+    earlier: &str,
+    later: Option<Txg>,
+) -> Result<Option<String>, Refusal> {
     let part = earlier.rsplit('@').next().unwrap_or(earlier);
     let Some(from) = objects.look.snapshot_named(id, part)? else { return Ok(None) };
     Ok(objects.look.written_since(id, from, later)?.map(|bytes| bytes.to_string()))

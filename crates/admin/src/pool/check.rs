@@ -32,7 +32,8 @@ pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<Found, Refusa
     let seen = pool.pool.check(&pool.store, pool.read_only, &mut |line| {
         progress.note(line);
     });
-    let Seen { datasets, snapshots, inodes, frames, problems, .. } = seen.map_err(|error| Refusal::pool(doing(), &error))?;
+    let Seen { datasets, snapshots, inodes, frames, problems, .. } =
+        seen.map_err(|error| Refusal::pool(doing(), &error))?;
     let mut found = Found { datasets, snapshots, inodes, frames, bytes: 0, problems };
     let scrubbed = pool.store.scrub(&mut |checked| {
         found.bytes += checked.bytes;

@@ -19,7 +19,9 @@ pub fn names(pool: &Imported, mounts: &dyn Mounts, found: &Found) -> Vec<String>
         let spots: Vec<Spot> = spots.iter().map(|(spot, _)| *spot).collect();
         lines.extend(names_in(pool, &mounted, &spots));
     }
-    lines.extend(found.lost.iter().map(|(segment, index)| format!("<frame {segment}:{index}, whose header is damaged as well>")));
+    lines.extend(
+        found.lost.iter().map(|(segment, index)| format!("<frame {segment}:{index}, whose header is damaged as well>")),
+    );
     if found.more > 0 {
         lines.push(format!("<{} more frames>", found.more));
     }
@@ -63,10 +65,15 @@ fn name(mounted: &[Mounted], dataset: &str, spot: Spot, path: Result<Option<File
     match path {
         Ok(Some(FilePath { snapshot: None, path })) => {
             let path = String::from_utf8_lossy(&path).into_owned();
-            let at = mounted.iter().find(|mounted| mounted.what == crate::What::head(spot.dataset)).map(|mounted| mounted.at.as_path());
+            let at = mounted
+                .iter()
+                .find(|mounted| mounted.what == crate::What::head(spot.dataset))
+                .map(|mounted| mounted.at.as_path());
             at.map_or_else(|| format!("{dataset}:/{path}"), |at| Path::new(at).join(&path).display().to_string())
         }
-        Ok(Some(FilePath { snapshot: Some(snapshot), path })) => format!("{dataset}@{snapshot}:/{}", String::from_utf8_lossy(&path)),
+        Ok(Some(FilePath { snapshot: Some(snapshot), path })) => {
+            format!("{dataset}@{snapshot}:/{}", String::from_utf8_lossy(&path))
+        }
         Ok(None) | Err(PoolError::Frame { .. }) => format!("{dataset}:<{:#x}>", spot.object),
         Err(error) => format!("{dataset}:<{:#x}> ({error})", spot.object),
     }

@@ -1,7 +1,7 @@
 //! Devices as a command names them: opened, locked, and looked at before anything is written.
 //!
-//! Invariant: what holds something else (a file system, another pool, a file's content) is not taken without being forced; what is mounted or locked is
-//! never taken.
+//! Invariant: what holds something else (a file system, another pool, a file's content) is not
+//! taken without being forced; what is mounted or locked is never taken.
 
 use std::collections::HashSet;
 use std::fs;
@@ -30,7 +30,8 @@ pub fn open(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn Device>>, R
     paths.iter().map(open).collect()
 }
 
-/// Devices that may become part of a pool. Files that were made for it are removed again unless they are taken.
+/// Devices that may become part of a pool. Files that were made for it are removed again unless
+/// they are taken.
 pub struct Fresh {
     devices: Vec<Arc<dyn Device>>,
     made: Vec<PathBuf>,
@@ -50,13 +51,18 @@ impl Fresh {
     pub fn check_size(&self, doing: &str, least: u64) -> Result<(), Refusal> {
         let Some(short) = self.devices.iter().find(|device| device.length() < least) else { return Ok(()) };
         let human = nacre_pool::properties::size::human_bytes;
-        let what =
-            format!("{doing}: device is too small: '{}' has {}, and {} are needed", short.name(), human(short.length()), human(least));
+        let what = format!(
+            "{doing}: device is too small: '{}' has {}, and {} are needed",
+            short.name(),
+            human(short.length()),
+            human(least)
+        );
         Err(Refusal::new(Kind::Invalid, what))
     }
 
-    /// Whether the places of labels can be written on all of them: what is there is written once more. A write to a device of a pool may wait for ever
-    /// (`failmode=wait`), and these are none yet.
+    /// Whether the places of labels can be written on all of them: what is there is written once
+    /// more. A write to a device of a pool may wait for ever (`failmode=wait`), and these are none
+    /// yet.
     ///
     /// # Errors
     /// One that cannot be written.
@@ -64,7 +70,9 @@ impl Fresh {
         self.devices.iter().try_for_each(|device| {
             let ends = [0, device.length().saturating_sub(label::ENDS)];
             let mut there = vec![0; label::ENDS as usize];
-            let written = ends.into_iter().try_for_each(|at| device.read_at(&mut there, at).and_then(|()| device.write_at(&there, at)));
+            let written = ends
+                .into_iter()
+                .try_for_each(|at| device.read_at(&mut there, at).and_then(|()| device.write_at(&there, at)));
             written.and_then(|()| device.sync()).map_err(|error| {
                 let refusal = refusal("cannot write", Path::new(device.name()), &error);
                 Refusal { what: format!("{doing}: {}", refusal.what), ..refusal }
@@ -102,7 +110,8 @@ impl Drop for Fresh {
     }
 }
 
-/// Opens devices that are to become part of a pool, and makes files of this length for it where one is given.
+/// Opens devices that are to become part of a pool, and makes files of this length for it where one
+/// is given.
 ///
 /// # Errors
 /// What cannot be one; and, without `force`, what holds something else.
@@ -111,7 +120,8 @@ pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh,
     let mut seen = HashSet::new();
     for path in paths {
         if let Ok(there) = fs::metadata(path) {
-            let number = if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
+            let number =
+                if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
             if !seen.insert(number) {
                 return Err(Refusal::new(Kind::Invalid, format!("'{}' is named twice", path.display())));
             }
@@ -142,11 +152,14 @@ pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh,
     Ok(fresh)
 }
 
-/// The loop device that shows a file: nobody locks the file meanwhile, and a file system on the device may be mounted.
+/// The loop device that shows a file: nobody locks the file meanwhile, and a file system on the
+/// device may be mounted.
 fn behind(path: &Path) -> Option<String> {
-    let itself = |path: &Path| fs::metadata(path).ok().filter(|there| there.is_file()).map(|there| (there.dev(), there.ino()));
+    let itself =
+        |path: &Path| fs::metadata(path).ok().filter(|there| there.is_file()).map(|there| (there.dev(), there.ino()));
     let wanted = itself(path)?;
-    let names = fs::read_dir("/sys/block").ok()?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names =
+        fs::read_dir("/sys/block").ok()?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| name.starts_with("loop")).find(|name| {
         let shown = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"));
         shown.is_ok_and(|shown| itself(Path::new(shown.trim_end_matches('\n'))) == Some(wanted))
@@ -216,7 +229,8 @@ fn is_zero(device: &dyn Device) -> bool {
     })
 }
 
-/// A file system, swap area or volume by the number that it begins with; places in bytes (wipefs(8) knows the same).
+/// A file system, swap area or volume by the number that it begins with; places in bytes (wipefs(8)
+/// knows the same).
 fn signature(device: &dyn Device) -> Option<&'static str> {
     const KNOWN: [(u64, &[u8], &str); 13] = [
         (0x438, &[0x53, 0xef], "a filesystem of type 'ext4' (or ext2, ext3)"),

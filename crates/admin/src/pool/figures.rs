@@ -28,10 +28,12 @@ pub struct Figures {
     /// Metadata is written twice, or a process does not tell.
     #[serde(default = "untold")]
     pub twice: bool,
-    /// New file systems have names of neighbouring numbers side by side, or a process does not tell.
+    /// New file systems have names of neighbouring numbers side by side, or a process does not
+    /// tell.
     #[serde(default = "untold")]
     pub near: bool,
-    /// There is, or was, a file system in which names are the same though their bytes differ. A process that does not tell knows of none.
+    /// There is, or was, a file system in which names are the same though their bytes differ. A
+    /// process that does not tell knows of none.
     #[serde(default)]
     pub folding: bool,
     /// The part of the metadata that has no second copy yet.
@@ -46,9 +48,11 @@ pub struct Figures {
     pub free: u64,
     /// The part of `allocated` that is about to be freed.
     pub freeing: u64,
-    /// The part of the free room that lies in slots which hold something, percent: the cleaner gets it.
+    /// The part of the free room that lies in slots which hold something, percent: the cleaner gets
+    /// it.
     pub fragmentation: u64,
-    /// ONLINE, SUSPENDED after a write that failed, DEGRADED where the file of a device was deleted.
+    /// ONLINE, SUSPENDED after a write that failed, DEGRADED where the file of a device was
+    /// deleted.
     pub health: String,
     /// Why it is suspended.
     pub suspended: Option<String>,
@@ -98,7 +102,8 @@ pub struct DeviceFigures {
     /// How requests are spread.
     #[serde(default)]
     pub spread: Spread,
-    /// Its length when it became part of the pool or was last expanded, bytes; 0 where a process does not tell.
+    /// Its length when it became part of the pool or was last expanded, bytes; 0 where a process
+    /// does not tell.
     #[serde(default)]
     pub length: u64,
     /// What it was told of free room by hand.
@@ -152,9 +157,20 @@ impl Figures {
             let there = pool.devices.read();
             let devices = last.devices.iter().zip(there.iter());
             let devices = devices
-                .map(|(figures, device)| DeviceFigures { counts: device.counts(), spread: device.spread(), ..figures.clone() })
+                .map(|(figures, device)| DeviceFigures {
+                    counts: device.counts(),
+                    spread: device.spread(),
+                    ..figures.clone()
+                })
                 .collect();
-            return Ok(Self { health: "SUSPENDED".to_owned(), suspended: Some(why), waits: true, devices, now: now(), ..last.clone() });
+            return Ok(Self {
+                health: "SUSPENDED".to_owned(),
+                suspended: Some(why),
+                waits: true,
+                devices,
+                now: now(),
+                ..last.clone()
+            });
         }
         let figures = Self::now(pool)?;
         *pool.last.lock() = Some(figures.clone());
@@ -217,7 +233,8 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
     for (index, (member, device)) in identity.members.iter().zip(devices.iter()).enumerate() {
         let index = u16::try_from(index).unwrap_or(u16::MAX);
         let (allocated, occupied) = held.get(&index).copied().unwrap_or_default();
-        let taken: u64 = log.iter().filter(|(place, _)| place.device == index).map(|(_, slots)| u64::from(*slots) * slot).sum();
+        let taken: u64 =
+            log.iter().filter(|(place, _)| place.device == index).map(|(_, slots)| u64::from(*slots) * slot).sum();
         let ends = 2 * nacre_pool::label::ENDS;
         let size = (member.length.saturating_sub(ends) / slot * slot).saturating_sub(taken);
         figures.push(DeviceFigures {

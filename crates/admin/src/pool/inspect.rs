@@ -1,4 +1,5 @@
-//! `pool inspect`: what is on the devices, as text: labels, root records, segments, frames, trees. The format is told in `docs/pool-format.md`.
+//! `pool inspect`: what is on the devices, as text: labels, root records, segments, frames, trees.
+//! The format is told in `docs/pool-format.md`.
 
 use nacre_pool::device::Device;
 use nacre_pool::frame::Header;
@@ -55,12 +56,19 @@ fn labels(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
         "  features {:#x} needed, {:#x} needed to write, {:#x} not needed",
         identity.incompatible, identity.read_only_compatible, identity.compatible
     ));
-    progress
-        .note(&format!("  host {} ({})  written at {}  slots of {} bytes", identity.host.1, identity.host.0, identity.time, identity.slot));
+    progress.note(&format!(
+        "  host {} ({})  written at {}  slots of {} bytes",
+        identity.host.1, identity.host.0, identity.time, identity.slot
+    ));
     let devices = pool.devices.read().clone();
     for (index, (member, device)) in identity.members.iter().zip(&devices).enumerate() {
         let path = String::from_utf8_lossy(&member.path).into_owned();
-        progress.note(&format!("device {index}: {}  number {}  {} bytes  last seen at {path}", device.name(), member.guid, member.length));
+        progress.note(&format!(
+            "device {index}: {}  number {}  {} bytes  last seen at {path}",
+            device.name(),
+            member.guid,
+            member.length
+        ));
         match label::roots(&**device, identity.pool) {
             Ok(roots) => roots.iter().for_each(|root| {
                 let catalog = root.catalog.map_or_else(|| "no catalog".to_owned(), |catalog| format!("catalog {catalog}"));
@@ -98,7 +106,12 @@ fn datasets(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal>
         while let Some(id) = waiting.pop() {
             let row = look.dataset(id)?;
             let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
-            lines.push(format!("dataset {id}: {}  created in txg {}  origin {:?}  tree {root}", look.name(id)?, row.created, row.origin));
+            lines.push(format!(
+                "dataset {id}: {}  created in txg {}  origin {:?}  tree {root}",
+                look.name(id)?,
+                row.created,
+                row.origin
+            ));
             for (txg, row) in look.snapshot_rows(id)? {
                 let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
                 lines.push(format!(
@@ -180,7 +193,9 @@ fn shown(key: &Key, value: &[u8]) -> String {
     let text = match key {
         Key::Head => Head::decode(value).map(|row| format!("{row:?}")),
         Key::Inode(_) => Inode::decode(value).map(|row| format!("{row:?}")),
-        Key::Entry { .. } => Entry::decode(value).map(|row| format!("{:?} {} '{}'", row.file_type, row.inode, row.name.escape_ascii())),
+        Key::Entry { .. } => {
+            Entry::decode(value).map(|row| format!("{:?} {} '{}'", row.file_type, row.inode, row.name.escape_ascii()))
+        }
         Key::Name { .. } => NameTarget::decode(value).map(|row| format!("{row:?}")),
         Key::Extent { .. } => Extent::decode(value).map(|row| match row.pointer() {
             Some(pointer) => pointer.to_string(),
@@ -201,7 +216,8 @@ fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), 
     let missing = || Refusal::new(Kind::NotFound, format!("cannot open '{name}': dataset does not exist"));
     let root = {
         let look = pool.pool.look();
-        let (filesystem, snapshot) = name.split_once('@').map_or((name, None), |(filesystem, snapshot)| (filesystem, Some(snapshot)));
+        let (filesystem, snapshot) =
+            name.split_once('@').map_or((name, None), |(filesystem, snapshot)| (filesystem, Some(snapshot)));
         let id = look.find(filesystem)?.ok_or_else(missing)?;
         match snapshot {
             None => look.dataset(id)?.root,
@@ -209,9 +225,10 @@ fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), 
         }
     };
     match root {
-        Some(root) => {
-            pool.pool.visit_tree(&root, &mut Rows(progress)).map_err(|error| Refusal::pool(format!("cannot show '{name}'"), &error))
-        }
+        Some(root) => pool
+            .pool
+            .visit_tree(&root, &mut Rows(progress))
+            .map_err(|error| Refusal::pool(format!("cannot show '{name}'"), &error)),
         None => Ok(()),
     }
 }

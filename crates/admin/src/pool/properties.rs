@@ -16,7 +16,8 @@ pub struct Value {
     pub source: &'static str,
 }
 
-/// The names of all properties of a pool, in the order in which `get all` shows them: ZFS' order as far as it has one, features that it has, then users' own.
+/// The names of all properties of a pool, in the order in which `get all` shows them: ZFS' order as
+/// far as it has one, features that it has, then users' own.
 #[must_use]
 pub fn names(pool: &Figures) -> Vec<String> {
     let first = [
@@ -41,7 +42,8 @@ pub fn names(pool: &Figures) -> Vec<String> {
     first.into_iter().chain(rest).map(ToOwned::to_owned).chain(there).chain(own).collect()
 }
 
-/// Whether a pool has a feature, in ZFS' words: `enabled` is what it gets as soon as something needs it.
+/// Whether a pool has a feature, in ZFS' words: `enabled` is what it gets as soon as something
+/// needs it.
 fn state(pool: &Figures, feature: &str) -> &'static str {
     let active = match feature {
         features::TWICE => pool.twice,
@@ -110,15 +112,20 @@ pub fn value(pool: &Figures, name: &str) -> Result<Value, PropertyError> {
 fn stored(pool: &Figures, name: &str, property: Option<&Property>) -> Value {
     let shown = |value: &str| if value.is_empty() { "-".to_owned() } else { value.to_owned() };
     match (pool.properties.iter().find(|(stored, _)| stored == name), property) {
-        (Some((_, value)), Some(property)) => Value { exact: shown(value), human: shown(&property.human(value)), source: "local" },
-        (None, Some(Property::Known(definition))) => {
-            Value { exact: shown(definition.default), human: shown(&definition.human(definition.default)), source: "default" }
+        (Some((_, value)), Some(property)) => {
+            Value { exact: shown(value), human: shown(&property.human(value)), source: "local" }
         }
+        (None, Some(Property::Known(definition))) => Value {
+            exact: shown(definition.default),
+            human: shown(&definition.human(definition.default)),
+            source: "default",
+        },
         _ => Value { exact: "-".to_owned(), human: "-".to_owned(), source: "-" },
     }
 }
 
-/// Reads `PROPERTY=VALUE` for a pool: the whole name and the canonical value. `creating`: the pool is being made or imported.
+/// Reads `PROPERTY=VALUE` for a pool: the whole name and the canonical value. `creating`: the pool
+/// is being made or imported.
 ///
 /// # Errors
 /// What is wrong with it, in ZFS' words.
@@ -137,11 +144,16 @@ pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
     if pool.read_only {
         return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
     }
-    let refused = |error: PropertyError| Refusal::new(Kind::Invalid, format!("{doing}: {error}")).next(error.next(POOL_PROPERTIES));
+    let refused = |error: PropertyError| {
+        Refusal::new(Kind::Invalid, format!("{doing}: {error}")).next(error.next(POOL_PROPERTIES))
+    };
     if let Ok(Property::Known(definition)) = pool_property(name)
         && definition.settable == Settable::AtCreation
     {
-        let error = Refusal::new(Kind::Invalid, format!("{doing}: property '{name}' can only be set at creation or import time"));
+        let error = Refusal::new(
+            Kind::Invalid,
+            format!("{doing}: property '{name}' can only be set at creation or import time"),
+        );
         return Err(error);
     }
     let (name, value) = parse(name, value, false).map_err(refused)?;

@@ -1,7 +1,8 @@
-//! The verification of everything that is stored, in the background: started, paused, gone on with, stopped, waited for.
+//! The verification of everything that is stored, in the background: started, paused, gone on with,
+//! stopped, waited for.
 //!
-//! Its state is kept among the pool's properties (under a name that is none of them), so that an import goes on where an export or a crash has
-//! interrupted it. Invariant: one at a time.
+//! Its state is kept among the pool's properties (under a name that is none of them), so that an
+//! import goes on where an export or a crash has interrupted it. Invariant: one at a time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +21,8 @@ use crate::{Imported, Kind, Refusal};
 
 /// The name under which the state is kept.
 const KEPT_AS: &str = "scan";
-/// What a copy of an identity or of a root counts as that was written anew, bytes: as much as a frame at least.
+/// What a copy of an identity or of a root counts as that was written anew, bytes: as much as a
+/// frame at least.
 const LABEL_PART: u64 = 4096;
 /// How often it is kept while it runs.
 const KEEP_EVERY: Duration = Duration::from_secs(30);
@@ -134,14 +136,25 @@ impl Scrub {
             }
             (ScrubOrder::Pause, Phase::Running) => (state.report.phase, state.report.ended) = (Phase::Paused, now()),
             (ScrubOrder::Pause, Phase::Paused) => {
-                return Err(Refusal::new(Kind::Invalid, format!("cannot pause scrubbing {name}: scrub is paused already")));
+                return Err(Refusal::new(
+                    Kind::Invalid,
+                    format!("cannot pause scrubbing {name}: scrub is paused already"),
+                ));
             }
-            (ScrubOrder::Stop, Phase::Running | Phase::Paused) => (state.report.phase, state.report.ended) = (Phase::Canceled, now()),
+            (ScrubOrder::Stop, Phase::Running | Phase::Paused) => {
+                (state.report.phase, state.report.ended) = (Phase::Canceled, now())
+            }
             (ScrubOrder::Pause, _) => {
-                return Err(Refusal::new(Kind::Invalid, format!("cannot pause scrubbing {name}: there is no active scrub")));
+                return Err(Refusal::new(
+                    Kind::Invalid,
+                    format!("cannot pause scrubbing {name}: there is no active scrub"),
+                ));
             }
             (ScrubOrder::Stop, _) => {
-                return Err(Refusal::new(Kind::Invalid, format!("cannot cancel scrubbing {name}: there is no active scrub")));
+                return Err(Refusal::new(
+                    Kind::Invalid,
+                    format!("cannot cancel scrubbing {name}: there is no active scrub"),
+                ));
             }
         }
         self.go_on(pool, state)
@@ -214,8 +227,8 @@ impl Work {
         if !self.keeps {
             return Ok(());
         }
-        let text =
-            serde_json::to_string(report).map_err(|error| Refusal::new(Kind::Io, format!("cannot write down the scrub: {error}")))?;
+        let text = serde_json::to_string(report)
+            .map_err(|error| Refusal::new(Kind::Io, format!("cannot write down the scrub: {error}")))?;
         Ok(self.pool.set_pool_properties(&[(KEPT_AS, Some(&text))])?)
     }
 
@@ -248,7 +261,8 @@ impl Work {
                     self.end(Phase::Canceled);
                 }
             }
-            // Paused in the middle of a segment: that one is looked at again. And another scrub may be wanted by now.
+            // Paused in the middle of a segment: that one is looked at again. And another scrub may
+            // be wanted by now.
             if !self.may_go_on(&mut clock) && self.leave() {
                 return;
             }
@@ -265,8 +279,11 @@ impl Work {
         let devices = self.devices.read();
         for (device, copies) in devices.iter().zip(mended).filter(|(_, copies)| *copies > 0) {
             device.found_damage();
-            let details =
-                [("vdev_path", device.name().to_owned()), ("reason", "a label is damaged".to_owned()), ("repaired", copies.to_string())];
+            let details = [
+                ("vdev_path", device.name().to_owned()),
+                ("reason", "a label is damaged".to_owned()),
+                ("repaired", copies.to_string()),
+            ];
             self.watch.note("ereport.fs.zfs.label", details.map(|(name, value)| (name.to_owned(), value)).to_vec());
             self.scrub.state.lock().report.repaired += copies * LABEL_PART;
         }

@@ -1,4 +1,5 @@
-//! Verbs on pools over a device in memory: verification, damage, properties, history, what is refused.
+//! Verbs on pools over a device in memory: verification, damage, properties, history, what is
+//! refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,14 @@ use crate::{NoMounts, Opening, Silent};
 fn opening() -> Opening {
     let count = AtomicU64::new(1);
     let entropy = Arc::new(move || count.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
-    Opening { host: (1, "here".to_owned()), entropy, cache: 32 << 20, altroot: None, alias: None, home: PathBuf::from("/") }
+    Opening {
+        host: (1, "here".to_owned()),
+        entropy,
+        cache: 32 << 20,
+        altroot: None,
+        alias: None,
+        home: PathBuf::from("/"),
+    }
 }
 
 fn devices(device: &Arc<Simulator>) -> Vec<Arc<dyn Device>> {
@@ -57,8 +65,9 @@ fn write(pool: &Imported, name: &str, length: usize) {
     if files.look_up(&root, name.as_bytes()).is_ok() {
         files.unlink(&root, name.as_bytes()).unwrap();
     }
-    let born =
-        |view: &ParentView| Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, view.now), target: None, attributes: Vec::new() });
+    let born = |view: &ParentView| {
+        Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, view.now), target: None, attributes: Vec::new() })
+    };
     let (inode, _) = files.make(&root, name.as_bytes(), b"", &born).unwrap();
     files.write(&inode, Some(0), &content).unwrap();
 }
@@ -164,11 +173,15 @@ fn a_check_finds_what_is_lost_and_what_nobody_names() {
     let pointer = pool.store.write(&frame).unwrap();
     let nameless = findings(&pool);
     assert_eq!(nameless, [format!("frame {}:{} takes room, and nothing names it", pointer.segment, pointer.index)]);
-    // The same segment holds the file's records: the first of them is freed behind the back of its tree.
+    // The same segment holds the file's records: the first of them is freed behind the back of its
+    // tree.
     let txg = nacre_pool::Txg(pool.store.durable().0 + 1);
     pool.store.free_named(pointer.segment, 0, 131_072 + 80, txg);
     let lost = findings(&pool);
-    assert!(lost.iter().any(|line| *line == format!("frame {}:0 is named by a tree, and free", pointer.segment)), "{lost:?}");
+    assert!(
+        lost.iter().any(|line| *line == format!("frame {}:0 is named by a tree, and free", pointer.segment)),
+        "{lost:?}"
+    );
 }
 
 #[test]
@@ -205,7 +218,9 @@ fn a_scrub_is_one_at_a_time() {
 fn properties_are_kept_and_checked() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));
     let pool = create(&device);
-    let set = |pool: &Imported, name: &str, value: &str| ask(pool, Request::Set { name: name.to_owned(), value: value.to_owned() });
+    let set = |pool: &Imported, name: &str, value: &str| {
+        ask(pool, Request::Set { name: name.to_owned(), value: value.to_owned() })
+    };
     for (name, value, said) in [
         ("nonsense", "1", "cannot set property for 'tank': invalid property 'nonsense'"),
         ("size", "1", "is readonly"),
@@ -252,7 +267,9 @@ fn read_only_means_nothing_is_written() {
     pool.export().unwrap();
     let before = device.bytes();
     let pool = open(&device, Access::ReadOnly, None).unwrap();
-    for request in [Request::Set { name: "comment".to_owned(), value: "x".to_owned() }, Request::Destroy { force: true }] {
+    for request in
+        [Request::Set { name: "comment".to_owned(), value: "x".to_owned() }, Request::Destroy { force: true }]
+    {
         assert!(ask(&pool, request).unwrap_err().what.contains("pool is read only"));
     }
     let Answer::Checked(found) = ask(&pool, Request::Check).unwrap() else { panic!() };
@@ -297,7 +314,13 @@ fn a_pool_whose_device_fails_is_let_go_by_force() {
 #[test]
 fn a_pool_that_was_never_finished_is_told_apart() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));
-    let new = nacre_pool::store::NewPool { name: "tank".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, twice: false };
+    let new = nacre_pool::store::NewPool {
+        name: "tank".to_owned(),
+        guid: 7,
+        host: (1, "here".to_owned()),
+        time: 1,
+        twice: false,
+    };
     drop(nacre_pool::Store::create(devices(&device), &new).unwrap());
     let refusal = open(&device, Access::ReadWrite, None).unwrap_err();
     assert!(refusal.what.contains("was never finished") && refusal.next.contains("create it again"), "{refusal}");

@@ -1,8 +1,10 @@
-//! Giving free room back by hand (`pool trim`): block devices are told which of their sectors hold nothing, files get holes there. In the background: started,
-//! suspended, gone on with, canceled, waited for. `autotrim` does the same with what becomes free from then on.
+//! Giving free room back by hand (`pool trim`): block devices are told which of their sectors hold
+//! nothing, files get holes there. In the background: started, suspended, gone on with, canceled,
+//! waited for. `autotrim` does the same with what becomes free from then on.
 //!
-//! Its state belongs to this import: after the next one it is begun anew. Invariants: one thread in all, one device after the other; what it is told of is
-//! free in every state of the pool that could be gone back to.
+//! Its state belongs to this import: after the next one it is begun anew. Invariants: one thread in
+//! all, one device after the other; what it is told of is free in every state of the pool that
+//! could be gone back to.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -87,25 +89,35 @@ impl Trim {
     ///
     /// # Errors
     /// A device that is not there; one that is trimmed already, or is not; in ZFS' words.
-    pub fn order(self: &Arc<Self>, pool: &Imported, paths: &[std::path::PathBuf], order: TrimOrder) -> Result<(), Refusal> {
+    pub fn order(
+        self: &Arc<Self>,
+        pool: &Imported,
+        paths: &[std::path::PathBuf],
+        order: TrimOrder,
+    ) -> Result<(), Refusal> {
         let name = pool.name();
         if pool.read_only {
             return Err(Refusal::new(Kind::Permission, format!("cannot trim '{name}': pool is read only")));
         }
-        let lengths: Vec<(String, u64)> = pool.devices.read().iter().map(|device| (device.name().to_owned(), device.length())).collect();
+        let lengths: Vec<(String, u64)> =
+            pool.devices.read().iter().map(|device| (device.name().to_owned(), device.length())).collect();
         let mut wanted = Vec::new();
         for (place, (path, length)) in lengths.iter().enumerate() {
             if paths.is_empty() || paths.iter().any(|named| named.as_os_str() == path.as_str()) {
                 wanted.push((u16::try_from(place).unwrap_or(u16::MAX), path.as_str(), *length));
             }
         }
-        if let Some(other) = paths.iter().find(|path| !lengths.iter().any(|(known, _)| path.as_os_str() == known.as_str())) {
-            let refusal = Refusal::new(Kind::NotFound, format!("cannot trim '{}': no such device in pool", other.display()));
+        if let Some(other) =
+            paths.iter().find(|path| !lengths.iter().any(|(known, _)| path.as_os_str() == known.as_str()))
+        {
+            let refusal =
+                Refusal::new(Kind::NotFound, format!("cannot trim '{}': no such device in pool", other.display()));
             return Err(refusal.next(format!("nacre pool status {name} lists them")));
         }
         let mut state = self.state.lock();
         // All that are meant or none.
-        let is = |state: &State, device: u16| state.devices.get(&device).map_or(Phase::Never, |(report, _)| report.phase);
+        let is =
+            |state: &State, device: u16| state.devices.get(&device).map_or(Phase::Never, |(report, _)| report.phase);
         for (device, path, _) in &wanted {
             let refused = match (order, is(&state, *device)) {
                 (TrimOrder::Start { .. }, Phase::Running) => Some((Kind::Busy, "currently trimming")),
@@ -121,9 +133,20 @@ impl Trim {
         for (device, path, length) in wanted {
             let known = state.devices.entry(device).or_default();
             match order {
-                TrimOrder::Start { rate } if known.0.phase == Phase::Paused => (known.0.phase, known.0.rate) = (Phase::Running, rate),
+                TrimOrder::Start { rate } if known.0.phase == Phase::Paused => {
+                    (known.0.phase, known.0.rate) = (Phase::Running, rate)
+                }
                 TrimOrder::Start { rate } => {
-                    *known = (TrimReport { phase: Phase::Running, started: now(), total: length, rate, ..TrimReport::default() }, 0);
+                    *known = (
+                        TrimReport {
+                            phase: Phase::Running,
+                            started: now(),
+                            total: length,
+                            rate,
+                            ..TrimReport::default()
+                        },
+                        0,
+                    );
                 }
                 TrimOrder::Suspend => (known.0.phase, known.0.ended) = (Phase::Paused, now()),
                 TrimOrder::Cancel => (known.0.phase, known.0.ended) = (Phase::Canceled, now()),
@@ -155,7 +178,8 @@ impl Trim {
         Ok(())
     }
 
-    /// Waits until no device is being trimmed any more, or the time is over; answers whether one is.
+    /// Waits until no device is being trimmed any more, or the time is over; answers whether one
+    /// is.
     pub fn wait(&self, most: Duration) -> bool {
         let mut state = self.state.lock();
         if state.running().is_some() {
@@ -190,7 +214,8 @@ impl Work {
             let (device, from, rate) = {
                 let mut state = self.trim.state.lock();
                 let next = state.running().filter(|_| !state.leaving);
-                let next = next.and_then(|device| state.devices.get(&device).map(|(report, from)| (device, *from, report.rate)));
+                let next = next
+                    .and_then(|device| state.devices.get(&device).map(|(report, from)| (device, *from, report.rate)));
                 let Some(next) = next else {
                     state.thread = false;
                     drop(state);
@@ -232,7 +257,11 @@ impl Work {
                     report.passed = report.total;
                 }
                 drop(state);
-                let event = if phase == Phase::Finished { "sysevent.fs.zfs.trim_finish" } else { "sysevent.fs.zfs.trim_cancel" };
+                let event = if phase == Phase::Finished {
+                    "sysevent.fs.zfs.trim_finish"
+                } else {
+                    "sysevent.fs.zfs.trim_cancel"
+                };
                 let mut details = vec![("vdev_path".to_owned(), name), ("bytes".to_owned(), bytes.to_string())];
                 if !why.is_empty() {
                     details.push(("reason".to_owned(), why));
@@ -241,8 +270,12 @@ impl Work {
                 self.trim.changed.notify_all();
             } else if rate > 0 {
                 // As long as this step may last at this rate.
-                let until = began + Duration::from_millis((u128::from(step) * 1000 / u128::from(rate)).min(3_600_000) as u64);
-                while !state.leaving && state.running() == Some(device) && !self.trim.changed.wait_until(&mut state, until).timed_out() {}
+                let until =
+                    began + Duration::from_millis((u128::from(step) * 1000 / u128::from(rate)).min(3_600_000) as u64);
+                while !state.leaving
+                    && state.running() == Some(device)
+                    && !self.trim.changed.wait_until(&mut state, until).timed_out()
+                {}
             }
         }
     }
@@ -254,11 +287,15 @@ impl Work {
 /// One that does not.
 pub fn supported(pool: &Imported) -> Result<(), Refusal> {
     let devices = pool.devices.read();
-    let cannot = devices.iter().enumerate().find(|(place, _)| pool.trim.report(u16::try_from(*place).unwrap_or(u16::MAX)).unsupported);
+    let cannot = devices
+        .iter()
+        .enumerate()
+        .find(|(place, _)| pool.trim.report(u16::try_from(*place).unwrap_or(u16::MAX)).unsupported);
     match cannot {
-        Some((_, device)) => {
-            Err(Refusal::new(Kind::Invalid, format!("cannot trim '{}': trim operations are not supported by this device", device.name())))
-        }
+        Some((_, device)) => Err(Refusal::new(
+            Kind::Invalid,
+            format!("cannot trim '{}': trim operations are not supported by this device", device.name()),
+        )),
         None => Ok(()),
     }
 }

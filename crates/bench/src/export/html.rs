@@ -1,4 +1,5 @@
-//! One self-contained page: where it ran, the plots, the table and every cell. No script, no request to anywhere.
+//! One self-contained page: where it ran, the plots, the table and every cell. No script, no
+//! request to anywhere.
 
 use super::{COUNTS, base, count, measured_columns, percent, plot, provenance, rate, ratio, remarks};
 use crate::failure::Failure;
@@ -26,9 +27,15 @@ pub fn page(report: &Report) -> Result<String, Failure> {
         out.push_str(&format!("<li>{}</li>", escape(line)));
     }
     let base = escape(base(report));
-    out.push_str(&format!("</ul>\n<p>Percentages are changes of throughput against {base}; in brackets the ratio of times.</p>\n"));
+    out.push_str(&format!(
+        "</ul>\n<p>Percentages are changes of throughput against {base}; in brackets the ratio of times.</p>\n"
+    ));
     for section in &sections {
-        out.push_str(&format!("<h2>{}</h2>\n<div class=\"wide\">{}</div>\n", escape(&section.title), plot::ratios(report, section)?));
+        out.push_str(&format!(
+            "<h2>{}</h2>\n<div class=\"wide\">{}</div>\n",
+            escape(&section.title),
+            plot::ratios(report, section)?
+        ));
         table(&mut out, report, section);
     }
     count_table(&mut out, report);
@@ -67,7 +74,11 @@ fn count_table(out: &mut String, report: &Report) {
         for column in &columns {
             match row.values.get(*column).copied().flatten() {
                 None => out.push_str("<td>-</td>"),
-                Some(bytes) => out.push_str(&format!("<td{}>{}</td>", if bytes > 0.0 { " class=\"slow\"" } else { "" }, count(bytes))),
+                Some(bytes) => out.push_str(&format!(
+                    "<td{}>{}</td>",
+                    if bytes > 0.0 { " class=\"slow\"" } else { "" },
+                    count(bytes)
+                )),
             }
         }
         out.push_str("</tr>\n");
@@ -89,7 +100,11 @@ fn table(out: &mut String, report: &Report, section: &Section) {
                 }
                 Some(entry) => {
                     let class = class(entry.ratio);
-                    out.push_str(&format!("<td{class}>{} <small>({}x)</small></td>", percent(entry.ratio), ratio(entry.ratio)));
+                    out.push_str(&format!(
+                        "<td{class}>{} <small>({}x)</small></td>",
+                        percent(entry.ratio),
+                        ratio(entry.ratio)
+                    ));
                 }
             }
         }
@@ -111,7 +126,12 @@ fn means(out: &mut String, report: &Report, sections: &[Section]) {
     out.push_str("<h2>Mean of all rows</h2>\n<div class=\"wide\"><table>");
     for (target, mean) in report.targets.iter().zip(overall(report, sections)) {
         if let Some(mean) = mean.filter(|_| target.id != target.baseline) {
-            out.push_str(&format!("<tr><td>{}</td><td{}>{}</td></tr>", escape(&target.title), class(mean), percent(mean)));
+            out.push_str(&format!(
+                "<tr><td>{}</td><td{}>{}</td></tr>",
+                escape(&target.title),
+                class(mean),
+                percent(mean)
+            ));
         }
     }
     out.push_str("</table></div>\n");
@@ -125,9 +145,11 @@ fn cells(out: &mut String, report: &Report) {
     let counted = |cell: &Cell| report.tests.iter().any(|test| test.id == cell.test && test.unit == COUNT);
     for cell in report.cells.iter().filter(|cell| !counted(cell)) {
         let Some(spread) = spread(cell) else { continue };
-        let base = report.targets.iter().find(|target| target.id == cell.target).map_or("", |target| target.baseline.as_str());
-        let (file, record) =
-            cell.point.map_or_else(Default::default, |point| ((point.file >> 10).to_string(), (point.record >> 10).to_string()));
+        let base =
+            report.targets.iter().find(|target| target.id == cell.target).map_or("", |target| target.baseline.as_str());
+        let (file, record) = cell
+            .point
+            .map_or_else(Default::default, |point| ((point.file >> 10).to_string(), (point.record >> 10).to_string()));
         let own = cell_ratio(report, cell, base).map_or_else(String::new, ratio);
         out.push_str(&format!(
             "<tr><td>{}</td><td>{}</td><td>{file}</td><td>{record}</td><td>{:.6}</td><td>{:.6}</td><td>{:.6}</td><td>{own}</td></tr>\n",
@@ -161,8 +183,13 @@ mod tests {
         }
         assert!(page.contains("<td>full: over the limit</td><td>-</td><td class=\"slow\">4096</td>"));
         assert!(page.contains("Example &lt;9000&gt;"));
-        let scrolled = page.matches("<div class=\"wide\"><table>").count() + page.matches("<div class=\"wide\"><svg").count();
-        assert_eq!(scrolled, page.matches("<table>").count() + page.matches("<svg").count(), "what is wide scrolls on a narrow screen");
+        let scrolled =
+            page.matches("<div class=\"wide\"><table>").count() + page.matches("<div class=\"wide\"><svg").count();
+        assert_eq!(
+            scrolled,
+            page.matches("<table>").count() + page.matches("<svg").count(),
+            "what is wide scrolls on a narrow screen"
+        );
         assert_eq!(page.matches("<div").count(), page.matches("</div>").count());
         assert!(page.contains("name=\"viewport\""));
         assert!(page.contains("<td class=\"slow\">-50 % <small>(2.00x)</small></td>"));

@@ -1,4 +1,5 @@
-//! A Markdown table between two markers, so that a document keeps its prose when its numbers are renewed.
+//! A Markdown table between two markers, so that a document keeps its prose when its numbers are
+//! renewed.
 
 use super::{COUNTS, count, measured_columns, percent, provenance, rate, ratio, remarks};
 use crate::failure::Failure;
@@ -6,13 +7,15 @@ use crate::figures::{self, Verdict};
 use crate::report::Report;
 use crate::summary::{counts, overall, sections};
 
-/// One table may stand in a document several times, measured with different amounts: each under a section's name.
+/// One table may stand in a document several times, measured with different amounts: each under a
+/// section's name.
 fn markers(table: &str, section: Option<&str>) -> (String, String) {
     let name = section.map_or_else(|| table.to_owned(), |section| format!("{table} {section}"));
     (format!("<!-- nacre bench {name}: begin -->"), format!("<!-- nacre bench {name}: end -->"))
 }
 
-/// `old` with what is between the markers of the table's section replaced, or with both markers appended.
+/// `old` with what is between the markers of the table's section replaced, or with both markers
+/// appended.
 pub fn replace(old: &str, section: Option<&str>, report: &Report) -> Result<String, Failure> {
     let (begin, end) = markers(&report.table, section);
     let part = format!("{begin}\n{}{end}", table(report)?);
@@ -45,9 +48,13 @@ fn table(report: &Report) -> Result<String, Failure> {
     for section in &sections {
         heading(&mut out, &section.title, report, &columns);
         for row in &section.rows {
-            let entries = columns.iter().map(|column| row.entries.get(*column).copied().flatten().map(|entry| (*column, entry)));
+            let entries =
+                columns.iter().map(|column| row.entries.get(*column).copied().flatten().map(|entry| (*column, entry)));
             let cells = entries.map(|entry| {
-                entry.map_or_else(|| "-".to_owned(), |(column, entry)| cell(report, column, &row.unit, entry.rate, entry.ratio))
+                entry.map_or_else(
+                    || "-".to_owned(),
+                    |(column, entry)| cell(report, column, &row.unit, entry.rate, entry.ratio),
+                )
             });
             out.push_str(&format!("| {} | {} |\n", escape(&row.title), cells.collect::<Vec<String>>().join(" | ")));
         }
@@ -57,12 +64,16 @@ fn table(report: &Report) -> Result<String, Failure> {
         heading(&mut out, COUNTS, report, &columns);
     }
     for row in counts {
-        let cells = columns.iter().map(|column| row.values.get(*column).copied().flatten().map_or_else(|| "-".to_owned(), count));
+        let cells = columns
+            .iter()
+            .map(|column| row.values.get(*column).copied().flatten().map_or_else(|| "-".to_owned(), count));
         out.push_str(&format!("| {} | {} |\n", escape(&row.title), cells.collect::<Vec<String>>().join(" | ")));
     }
     let means: Vec<String> = columns
         .iter()
-        .filter_map(|column| Some((report.targets.get(*column)?, overall(report, &sections).get(*column).copied().flatten()?)))
+        .filter_map(|column| {
+            Some((report.targets.get(*column)?, overall(report, &sections).get(*column).copied().flatten()?))
+        })
         .filter(|(target, _)| target.id != target.baseline)
         .map(|(target, mean)| format!("{} {}", escape(&target.title), percent(mean)))
         .collect();

@@ -1,4 +1,5 @@
-//! The plots of the HTML page, drawn as SVG by plotters: ratios of times as bars, throughput over file size as curves.
+//! The plots of the HTML page, drawn as SVG by plotters: ratios of times as bars, throughput over
+//! file size as curves.
 
 use std::fmt::Display;
 
@@ -15,7 +16,8 @@ use crate::summary::Section;
 const WIDTH: u32 = 1150;
 const LEGEND: u32 = 180;
 const BAR: u32 = 11;
-/// Colours that stay apart for colour-blind readers (Okabe and Ito), then darker ones of the same hues.
+/// Colours that stay apart for colour-blind readers (Okabe and Ito), then darker ones of the same
+/// hues.
 const COLOURS: [RGBColor; 12] = [
     RGBColor(0, 0, 0),
     RGBColor(86, 180, 233),
@@ -42,7 +44,8 @@ fn colour(column: usize) -> RGBColor {
     COLOURS.get(column % COLOURS.len()).copied().unwrap_or(BLACK)
 }
 
-/// Where a logarithmic axis has a line and a label: at 1, 2 and 5 of each power of ten, or at the powers alone where that would be too many.
+/// Where a logarithmic axis has a line and a label: at 1, 2 and 5 of each power of ten, or at the
+/// powers alone where that would be too many.
 fn ticks(from: f64, to: f64) -> Vec<f64> {
     const MOST: usize = 10;
     let powers = || (from.log10().floor() as i32..=to.log10().ceil() as i32).map(|power| 10_f64.powi(power));
@@ -51,7 +54,8 @@ fn ticks(from: f64, to: f64) -> Vec<f64> {
     if all.len() <= MOST { all } else { powers().filter(within).collect() }
 }
 
-/// Where [`ticks`] stand, the library's own labels do not: these run into each other on logarithmic axes.
+/// Where [`ticks`] stand, the library's own labels do not: these run into each other on logarithmic
+/// axes.
 fn no_label(_tick: &f64) -> String {
     String::new()
 }
@@ -62,12 +66,17 @@ fn label(tick: f64) -> String {
     format!("{tick:.digits$}")
 }
 
-/// Ratio of times per test and target, as horizontal bars on a logarithmic axis from 1, which is the baseline.
+/// Ratio of times per test and target, as horizontal bars on a logarithmic axis from 1, which is
+/// the baseline.
 pub fn ratios(report: &Report, section: &Section) -> Result<String, Failure> {
     let is_baseline = |column: usize| report.targets.get(column).is_none_or(|target| target.id == target.baseline);
     let columns: Vec<usize> = measured_columns(report).into_iter().filter(|column| !is_baseline(*column)).collect();
-    let shown = section.rows.iter().flat_map(|row| columns.iter().filter_map(|column| row.entries.get(*column).copied().flatten()));
-    let (least, most) = shown.fold((0.5_f64, 2.0_f64), |(least, most), entry| (least.min(entry.ratio), most.max(entry.ratio)));
+    let shown = section
+        .rows
+        .iter()
+        .flat_map(|row| columns.iter().filter_map(|column| row.entries.get(*column).copied().flatten()));
+    let (least, most) =
+        shown.fold((0.5_f64, 2.0_f64), |(least, most), entry| (least.min(entry.ratio), most.max(entry.ratio)));
     let slots = columns.len() + 1;
     let height = 90 + BAR * u32::try_from(slots * section.rows.len()).unwrap_or(1000);
     let mut svg = String::new();
@@ -111,8 +120,13 @@ pub fn ratios(report: &Report, section: &Section) -> Result<String, Failure> {
     Ok(svg)
 }
 
-/// The names of the columns beside their colours, in a strip of their own so that they hide nothing.
-fn legend(strip: &DrawingArea<SVGBackend<'_>, Shift>, report: &Report, columns: impl Iterator<Item = usize>) -> Result<(), Failure> {
+/// The names of the columns beside their colours, in a strip of their own so that they hide
+/// nothing.
+fn legend(
+    strip: &DrawingArea<SVGBackend<'_>, Shift>,
+    report: &Report,
+    columns: impl Iterator<Item = usize>,
+) -> Result<(), Failure> {
     for (line, column) in columns.enumerate() {
         let y = 30 + 18 * i32::try_from(line).unwrap_or(0);
         strip.draw(&Rectangle::new([(4, y), (16, y + 9)], colour(column).filled())).map_err(failed)?;
@@ -126,8 +140,8 @@ fn title(report: &Report, column: usize) -> String {
     report.targets.get(column).map_or_else(String::new, |target| target.title.clone())
 }
 
-/// One plot for each test that has points: throughput over file size, a curve per target. Where several record sizes
-/// were measured, the best of them counts at each file size.
+/// One plot for each test that has points: throughput over file size, a curve per target. Where
+/// several record sizes were measured, the best of them counts at each file size.
 pub fn curves(report: &Report) -> Result<Vec<String>, Failure> {
     let mut plots = Vec::new();
     for test in &report.tests {
@@ -147,7 +161,8 @@ pub fn curves(report: &Report) -> Result<Vec<String>, Failure> {
 
 fn curve(report: &Report, test: &str, target: &TargetEntry) -> Vec<(f64, f64)> {
     let mut best: Vec<(u64, f64)> = Vec::new();
-    for (cell, file) in report.cells_of(test, &target.id).filter_map(|cell| cell.point.map(|point| (cell, point.file))) {
+    for (cell, file) in report.cells_of(test, &target.id).filter_map(|cell| cell.point.map(|point| (cell, point.file)))
+    {
         let Some(rate) = megabytes(cell) else { continue };
         match best.iter_mut().find(|(size, _)| *size == file) {
             Some((_, known)) => *known = known.max(rate),
@@ -202,7 +217,9 @@ fn draw_curves(report: &Report, name: &str, curves: &[(usize, Vec<(f64, f64)>)])
         }
         for (column, curve) in curves {
             let own = colour(*column);
-            chart.draw_series(LineSeries::new(curve.iter().copied(), own.stroke_width(2)).point_size(3)).map_err(failed)?;
+            chart
+                .draw_series(LineSeries::new(curve.iter().copied(), own.stroke_width(2)).point_size(3))
+                .map_err(failed)?;
         }
         legend(&strip, report, curves.iter().map(|(column, _)| *column))?;
         area.present().map_err(failed)?;

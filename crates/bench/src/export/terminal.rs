@@ -19,8 +19,11 @@ pub fn text(report: &Report, show: Show) -> String {
         Show::Ratio => format!("  Cells: ratio of times to {base} (below 1 is faster)\n\n"),
         Show::Time => "  Cells: rates\n\n".to_owned(),
     });
-    let widths: Vec<usize> =
-        columns.iter().filter_map(|column| report.targets.get(*column)).map(|target| target.title.len().max(10)).collect();
+    let widths: Vec<usize> = columns
+        .iter()
+        .filter_map(|column| report.targets.get(*column))
+        .map(|target| target.title.len().max(10))
+        .collect();
     let titles = columns.iter().filter_map(|column| report.targets.get(*column)).map(|target| target.title.clone());
     line(&mut out, "", titles, &widths);
     let sections = sections(report);
@@ -28,7 +31,11 @@ pub fn text(report: &Report, show: Show) -> String {
         out.push_str(&format!("{}\n", section.title));
         for row in &section.rows {
             let cells = columns.iter().map(|column| {
-                row.entries.get(*column).copied().flatten().map_or_else(|| "-".to_owned(), |entry| cell(report, *column, row, entry, show))
+                row.entries
+                    .get(*column)
+                    .copied()
+                    .flatten()
+                    .map_or_else(|| "-".to_owned(), |entry| cell(report, *column, row, entry, show))
             });
             line(&mut out, &format!("  {}", row.title), cells, &widths);
         }
@@ -45,7 +52,9 @@ pub fn text(report: &Report, show: Show) -> String {
     }
     for row in counts {
         out.push_str(&format!("  {}\n", row.title));
-        let cells = columns.iter().map(|column| row.values.get(*column).copied().flatten().map_or_else(|| "-".to_owned(), count));
+        let cells = columns
+            .iter()
+            .map(|column| row.values.get(*column).copied().flatten().map_or_else(|| "-".to_owned(), count));
         line(&mut out, "", cells, &widths);
     }
     for remark in remarks(report) {

@@ -5,8 +5,8 @@ use super::{Place, Table, Test, count, operations};
 use crate::table::Group;
 use crate::target::Target;
 
-/// Very many files, or directories, in one directory: the founding table of such directories. Ratios refer to XFS on a loop device whose
-/// image lies beside the others.
+/// Very many files, or directories, in one directory: the founding table of such directories.
+/// Ratios refer to XFS on a loop device whose image lies beside the others.
 pub static LISTING: Table = Table {
     name: "listing",
     title: "Directories of very many names",
@@ -15,7 +15,13 @@ pub static LISTING: Table = Table {
     default_targets: &["xfs", "ext4", "btrfs", "zfs-fuse", "nacre-pool"],
     place: Place::Images,
     amounts: &["full", "image", "files", "directories", "mix"],
-    programs: &[("ls", "--version"), ("mkfs.xfs", "-V"), ("mkfs.ext4", "-V"), ("mkfs.btrfs", "-V"), ("fusermount3", "-V")],
+    programs: &[
+        ("ls", "--version"),
+        ("mkfs.xfs", "-V"),
+        ("mkfs.ext4", "-V"),
+        ("mkfs.btrfs", "-V"),
+        ("fusermount3", "-V"),
+    ],
 };
 
 static TARGETS: &[Target] = &[

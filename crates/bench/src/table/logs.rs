@@ -60,7 +60,14 @@ static TARGETS: &[Target] = &[
     Target { id: "nacre-loop", title: "nacre loop", steps: &[LOOP], ..HOST },
     Target { id: "nacre-quota", title: "nacre quota", steps: &[QUOTA], ..HOST },
     Target { id: "direct-user", title: "direct, as user", baseline: "direct-user", as_user: true, ..HOST },
-    Target { id: "nacre-user", title: "nacre, as user", baseline: "direct-user", steps: &[AUTO], as_user: true, ..HOST },
+    Target {
+        id: "nacre-user",
+        title: "nacre, as user",
+        baseline: "direct-user",
+        steps: &[AUTO],
+        as_user: true,
+        ..HOST
+    },
     Target { id: "btrfs", title: "Btrfs", ..BTRFS },
     Target { id: "btrfs-nodatacow", title: "nodatacow", steps: &[Step::Nodatacow], ..BTRFS },
     Target { id: "loop-btrfs", title: "loop/Btrfs", steps: &[EXT4], ..BTRFS },

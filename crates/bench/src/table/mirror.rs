@@ -10,10 +10,26 @@ pub static MIRROR: Table = Table {
     title: "A directory at a second place",
     tests: TESTS,
     targets: TARGETS,
-    default_targets: &["direct", "symlink", "bind", "bindfs", "bindfs-bindfs", "bind-bindfs", "nacre", "nacre-nacre", "bind-nacre"],
+    default_targets: &[
+        "direct",
+        "symlink",
+        "bind",
+        "bindfs",
+        "bindfs-bindfs",
+        "bind-bindfs",
+        "nacre",
+        "nacre-nacre",
+        "bind-nacre",
+    ],
     place: Place::Image("ext4"),
     amounts: &["full", "sizes", "records", "cache", "files", "listing", "tree"],
-    programs: &[("bindfs", "--version"), ("fusermount3", "-V"), ("fio", "--version"), ("ls", "--version"), ("tar", "--version")],
+    programs: &[
+        ("bindfs", "--version"),
+        ("fusermount3", "-V"),
+        ("fio", "--version"),
+        ("ls", "--version"),
+        ("tar", "--version"),
+    ],
 };
 
 const PLAIN: Target = Target::PLAIN;
@@ -28,11 +44,29 @@ static TARGETS: &[Target] = &[
     Target { id: "nacre", title: "nacre", steps: &[Step::Nacre(&[])], ..PLAIN },
     Target { id: "nacre-nacre", title: "nacre over nacre", steps: &[Step::Nacre(&[]), Step::Nacre(&[])], ..PLAIN },
     Target { id: "bind-nacre", title: "bind over nacre", steps: &[Step::Nacre(&[]), Step::Bind], ..PLAIN },
-    Target { id: "nacre-noacl", title: "nacre, no xattrs", steps: &[Step::Nacre(&["--acl=off", "--xattr=none"])], ..PLAIN },
-    Target { id: "nacre-immutable", title: "nacre, immutable", steps: &[Step::Nacre(&["--immutable"])], reads_only: true, ..PLAIN },
+    Target {
+        id: "nacre-noacl",
+        title: "nacre, no xattrs",
+        steps: &[Step::Nacre(&["--acl=off", "--xattr=none"])],
+        ..PLAIN
+    },
+    Target {
+        id: "nacre-immutable",
+        title: "nacre, immutable",
+        steps: &[Step::Nacre(&["--immutable"])],
+        reads_only: true,
+        ..PLAIN
+    },
     Target { id: "watched", title: "source under nacre", steps: &[Step::Nacre(&[])], from_outside: true, ..PLAIN },
     Target { id: "direct-user", title: "direct, as user", baseline: "direct-user", as_user: true, ..PLAIN },
-    Target { id: "nacre-user", title: "nacre, as user", baseline: "direct-user", steps: &[Step::Nacre(&[])], as_user: true, ..PLAIN },
+    Target {
+        id: "nacre-user",
+        title: "nacre, as user",
+        baseline: "direct-user",
+        steps: &[Step::Nacre(&[])],
+        as_user: true,
+        ..PLAIN
+    },
 ];
 
 static TESTS: &[Test] = &[

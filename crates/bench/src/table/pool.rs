@@ -4,8 +4,8 @@ use super::{Place, Table, Test, bytes, operations};
 use crate::table::Group;
 use crate::target::{Ground, Pool, PoolOf, Step, Target};
 
-/// Pools: bonnie++'s columns, as in the founding document, and what file systems of this kind are weak or strong in. Ratios refer to XFS on a
-/// loop device whose image lies beside the others.
+/// Pools: bonnie++'s columns, as in the founding document, and what file systems of this kind are
+/// weak or strong in. Ratios refer to XFS on a loop device whose image lies beside the others.
 pub static POOL: Table = Table {
     name: "pool",
     title: "File systems in an image file",
@@ -28,7 +28,8 @@ pub(super) const ZFS_FUSE: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compres
 pub(super) const ZFS_FUSE_ON: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "on", also: &[] });
 pub(super) const NACRE: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &[] });
 pub(super) const NACRE_OFF: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "off", also: &[] });
-pub(super) const NACRE_NO_ACL: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &["acltype=off"] });
+pub(super) const NACRE_NO_ACL: Step =
+    Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &["acltype=off"] });
 pub(super) const NACRE_ZSTD: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "zstd", also: &[] });
 
 static TARGETS: &[Target] = &[

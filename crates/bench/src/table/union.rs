@@ -4,13 +4,22 @@ use super::{Place, Table, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Ground, Step, Target, Union};
 
-/// Two branches as one tree: the founding table of the union. Ratios refer to the lower branch, which is the larger, by itself.
+/// Two branches as one tree: the founding table of the union. Ratios refer to the lower branch,
+/// which is the larger, by itself.
 pub static UNION: Table = Table {
     name: "union",
     title: "Two branches shown as one tree",
     tests: TESTS,
     targets: TARGETS,
-    default_targets: &["direct", "overlayfs", "fuse-overlayfs", "mergerfs", "unionfs-fuse", "nacre-union", "nacre-union-noxattr"],
+    default_targets: &[
+        "direct",
+        "overlayfs",
+        "fuse-overlayfs",
+        "mergerfs",
+        "unionfs-fuse",
+        "nacre-union",
+        "nacre-union-noxattr",
+    ],
     // The founding document's file system; it makes reflinks, and inodes as they are needed.
     place: Place::Image("xfs"),
     amounts: &["full", "names", "files", "copy", "cache"],

@@ -1,11 +1,12 @@
-//! Tiny runs over file systems in images: the kernel's, a stand-in for nacre's pools, and zfs-fuse where it is installed. Need root and
-//! loop devices; say so and pass elsewhere.
+//! Tiny runs over file systems in images: the kernel's, a stand-in for nacre's pools, and zfs-fuse
+//! where it is installed. Need root and loop devices; say so and pass elsewhere.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// A stand-in for nacre whose pool is a bind mount: its verbs are those that the table uses, and its crashes lose nothing.
+/// A stand-in for nacre whose pool is a bind mount: its verbs are those that the table uses, and
+/// its crashes lose nothing.
 const POOL: &str = "#!/bin/sh
 home=${0%/*}
 echo \"$*\" >> \"$home/calls\"
@@ -20,8 +21,22 @@ case \"$1 $2\" in
 esac
 ";
 
-const FEW: [&str; 14] =
-    ["--rounds", "1", "--image", "512M", "--size", "8M", "--files", "40", "--overwrite", "8M", "--fsyncs", "3", "--snapshots", "3"];
+const FEW: [&str; 14] = [
+    "--rounds",
+    "1",
+    "--image",
+    "512M",
+    "--size",
+    "8M",
+    "--files",
+    "40",
+    "--overwrite",
+    "8M",
+    "--fsyncs",
+    "3",
+    "--snapshots",
+    "3",
+];
 
 fn possible() -> bool {
     let possible = rustix::process::geteuid().is_root()
@@ -36,9 +51,11 @@ fn possible() -> bool {
 /// Runs a table with the stand-in; returns its report and the calls of the stand-in.
 fn measured(table: &str, targets: &str, amounts: &[&str]) -> (Report, String) {
     let directory = tempfile::tempdir().unwrap();
-    let (scratch, json, nacre) = (directory.path().join("scratch"), directory.path().join("result.json"), directory.path().join("nacre"));
+    let (scratch, json, nacre) =
+        (directory.path().join("scratch"), directory.path().join("result.json"), directory.path().join("nacre"));
     script(&nacre, POOL);
-    let words = [table, "--scratch", scratch.to_str().unwrap(), "--nacre", nacre.to_str().unwrap(), "--targets", targets];
+    let words =
+        [table, "--scratch", scratch.to_str().unwrap(), "--nacre", nacre.to_str().unwrap(), "--targets", targets];
     let rest = ["--json", json.to_str().unwrap()];
     assert_eq!(run(&arguments(&[&words[..], amounts, &rest[..]].concat())), ExitCode::SUCCESS);
     assert_eq!(mounts::below(directory.path()).unwrap(), Vec::<std::path::PathBuf>::new());
@@ -48,7 +65,12 @@ fn measured(table: &str, targets: &str, amounts: &[&str]) -> (Report, String) {
 }
 
 fn missing(report: &Report, target: &str) -> BTreeSet<String> {
-    report.tests.iter().filter(|test| report.cells_of(&test.id, target).count() == 0).map(|test| test.id.clone()).collect()
+    report
+        .tests
+        .iter()
+        .filter(|test| report.cells_of(&test.id, target).count() == 0)
+        .map(|test| test.id.clone())
+        .collect()
 }
 
 #[test]
@@ -67,9 +89,16 @@ fn pools_are_measured_beside_a_file_system_of_the_kernel() {
     assert_eq!((lines("pool create -f -O compression=lz4 -m /"), lines("pool import -d /")), (4, 1), "{calls}");
     assert_eq!(lines("pool export nacre-bench-"), 4, "{calls}");
     let pool = format!("nacre-bench-{}", std::process::id());
-    let snapshots = calls.lines().filter(|line| line.starts_with("fs snapshot nacre-bench-") && !line.ends_with("@settled")).count();
+    let snapshots = calls
+        .lines()
+        .filter(|line| line.starts_with("fs snapshot nacre-bench-") && !line.ends_with("@settled"))
+        .count();
     assert_eq!((snapshots, lines(&format!("fs clone {pool}@first {pool}/copy"))), (4, 1), "{calls}");
-    assert_eq!((lines(&format!("fs destroy {pool}/copy")), lines(&format!("fs destroy {pool}@first"))), (1, 1), "{calls}");
+    assert_eq!(
+        (lines(&format!("fs destroy {pool}/copy")), lines(&format!("fs destroy {pool}@first"))),
+        (1, 1),
+        "{calls}"
+    );
 }
 
 #[test]

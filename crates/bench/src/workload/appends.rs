@@ -1,5 +1,5 @@
-//! Lines appended to a log by a program: the file opened for each line and closed again, then one descriptor held.
-//! Three system calls a line, or one, and nothing else.
+//! Lines appended to a log by a program: the file opened for each line and closed again, then one
+//! descriptor held. Three system calls a line, or one, and nothing else.
 
 use std::ffi::CString;
 use std::fs;
@@ -58,7 +58,8 @@ fn append(file: &OwnedFd, line: &[u8]) -> Result<(), Failure> {
 
 fn opening(path: &CString, line: &[u8], count: u64) -> Result<(), Failure> {
     for _ in 0..count {
-        let file = rustix::fs::open(path.as_c_str(), LOGGER, Mode::from_raw_mode(0o644)).map_err(|error| failed("opening", error))?;
+        let file = rustix::fs::open(path.as_c_str(), LOGGER, Mode::from_raw_mode(0o644))
+            .map_err(|error| failed("opening", error))?;
         append(&file, line)?;
         // And closed, before the next.
     }
@@ -66,21 +67,27 @@ fn opening(path: &CString, line: &[u8], count: u64) -> Result<(), Failure> {
 }
 
 fn holding(path: &CString, line: &[u8], count: u64) -> Result<(), Failure> {
-    let file = rustix::fs::open(path.as_c_str(), LOGGER, Mode::from_raw_mode(0o644)).map_err(|error| failed("opening", error))?;
+    let file = rustix::fs::open(path.as_c_str(), LOGGER, Mode::from_raw_mode(0o644))
+        .map_err(|error| failed("opening", error))?;
     (0..count).try_for_each(|_| append(&file, line))
 }
 
 /// Fails unless the file holds exactly that many bytes: a target that loses lines is not measured.
 pub fn expect_length(path: &Path, bytes: u64) -> Result<(), Failure> {
     let found = fs::metadata(path).doing("looking at", path)?.len();
-    if found == bytes { Ok(()) } else { Err(Failure::new(format!("{} has {found} bytes instead of {bytes}", path.display()))) }
+    if found == bytes {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("{} has {found} bytes instead of {bytes}", path.display())))
+    }
 }
 
 /// Measures the group on one target.
 pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let count = visit.scale.appends;
     let path: PathBuf = visit.own.join("log");
-    let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| Failure::new(format!("{} contains a zero byte", path.display())))?;
+    let name = CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Failure::new(format!("{} contains a zero byte", path.display())))?;
     let opened = ["open-short", "open-long", "open-very-long"];
     let held = ["held-short", "held-long", "held-very-long"];
     for (tests, work) in [(opened, opening as fn(&CString, &[u8], u64) -> Result<(), Failure>), (held, holding)] {

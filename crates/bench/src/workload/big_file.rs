@@ -1,5 +1,5 @@
-//! One big file that stays in the page cache: sequential, random and stride I/O without fsync. What remains is the
-//! cost of the system calls on the way to the cache, which is what a layer can lose.
+//! One big file that stays in the page cache: sequential, random and stride I/O without fsync. What
+//! remains is the cost of the system calls on the way to the cache, which is what a layer can lose.
 //!
 //! Every target works on the same file, so all share the same pages of the source.
 
@@ -18,7 +18,8 @@ const MIB: u64 = 1024 * KIB;
 /// iozone's stride: 17 records, so that a power of two of records is visited completely.
 pub const STRIDE: u64 = 17;
 
-/// Page-aligned memory for I/O, filled with a pattern that no file system can store as a hole or compress to nothing.
+/// Page-aligned memory for I/O, filled with a pattern that no file system can store as a hole or
+/// compress to nothing.
 #[derive(Debug)]
 pub struct Buffer {
     memory: Vec<u8>,
@@ -54,8 +55,8 @@ pub fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, Failure> {
 /// Reads a whole record at each of the offsets.
 pub fn read_at(file: &OwnedFd, record: &mut [u8], offsets: &[u64]) -> Result<(), Failure> {
     for offset in offsets {
-        let count =
-            rustix::io::pread(file, &mut *record, *offset).map_err(|error| Failure::new(format!("reading at {offset}: {error}")))?;
+        let count = rustix::io::pread(file, &mut *record, *offset)
+            .map_err(|error| Failure::new(format!("reading at {offset}: {error}")))?;
         if count != record.len() {
             return Err(Failure::new(format!("read {count} of {} bytes at {offset}", record.len())));
         }
@@ -66,7 +67,8 @@ pub fn read_at(file: &OwnedFd, record: &mut [u8], offsets: &[u64]) -> Result<(),
 /// Writes a whole record at each of the offsets.
 pub fn write_at(file: &OwnedFd, record: &[u8], offsets: &[u64]) -> Result<(), Failure> {
     for offset in offsets {
-        let count = rustix::io::pwrite(file, record, *offset).map_err(|error| Failure::new(format!("writing at {offset}: {error}")))?;
+        let count = rustix::io::pwrite(file, record, *offset)
+            .map_err(|error| Failure::new(format!("writing at {offset}: {error}")))?;
         if count != record.len() {
             return Err(Failure::new(format!("wrote {count} of {} bytes at {offset}", record.len())));
         }
@@ -145,7 +147,8 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
         let memory = visit.buffer.record(*record);
         let elapsed = repeated(|| write_at(&file, memory, offsets))?;
         visit.sample(test, elapsed, bytes)?;
-        // Every test starts with a clean file, so that none pays for the writeback of the one before.
+        // Every test starts with a clean file, so that none pays for the writeback of the one
+        // before.
         flush(&file)?;
     }
     Ok(())

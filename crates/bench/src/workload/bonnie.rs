@@ -1,8 +1,9 @@
-//! What bonnie++ does, in its order: a file written byte by byte, in blocks, rewritten, read byte by byte and in blocks, and sought in by
-//! three readers at once that write one block in ten; then files made, looked at and deleted in the order of their names and in none.
+//! What bonnie++ does, in its order: a file written byte by byte, in blocks, rewritten, read byte
+//! by byte and in blocks, and sought in by three readers at once that write one block in ten; then
+//! files made, looked at and deleted in the order of their names and in none.
 //!
-//! Writes end with an fsync, as there. Reads and seeks begin cold, because a file that bonnie++ wants (twice the memory) would not be in
-//! memory either.
+//! Writes end with an fsync, as there. Reads and seeks begin cold, because a file that bonnie++
+//! wants (twice the memory) would not be in memory either.
 
 use std::ffi::CString;
 use std::fs;
@@ -30,9 +31,15 @@ const MOST_SEEKS: u64 = 8000;
 fn ids(material: Material) -> [&'static str; 7] {
     match material {
         Material::Random => ["char-out", "block-out", "rewrite", "char-in", "block-in", "block-in-warm", "seeks"],
-        Material::Text => {
-            ["text-char-out", "text-block-out", "text-rewrite", "text-char-in", "text-block-in", "text-block-in-warm", "text-seeks"]
-        }
+        Material::Text => [
+            "text-char-out",
+            "text-block-out",
+            "text-rewrite",
+            "text-char-in",
+            "text-block-in",
+            "text-block-in-warm",
+            "text-seeks",
+        ],
     }
 }
 
@@ -47,7 +54,11 @@ fn write_whole(file: &OwnedFd, block: &[u8], offset: u64) -> Result<(), Failure>
 
 fn read_whole(file: &OwnedFd, block: &mut [u8], offset: u64) -> Result<(), Failure> {
     let count = rustix::io::pread(file, &mut *block, offset).map_err(|error| failed("reading", error))?;
-    if count == block.len() { Ok(()) } else { Err(Failure::new(format!("read {count} of {} bytes at {offset}", block.len()))) }
+    if count == block.len() {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("read {count} of {} bytes at {offset}", block.len())))
+    }
 }
 
 /// Offsets of the blocks of a file.
@@ -155,8 +166,11 @@ pub fn run(visit: &mut Visit<'_>, material: Material) -> Result<(), Failure> {
 /// bonnie++'s names: a number and letters behind it, or letters and a number behind them.
 fn names(directory: &Path, count: u64, in_order: bool) -> Result<Vec<CString>, Failure> {
     let mut numbers = Numbers::new(count);
-    let mut letters = || -> String { (0..7).map(|_| char::from(b'a' + u8::try_from(numbers.below(26)).unwrap_or(0))).collect() };
-    let name = |number: u64| if in_order { format!("{number:010}{}", letters()) } else { format!("{}{number:010}", letters()) };
+    let mut letters =
+        || -> String { (0..7).map(|_| char::from(b'a' + u8::try_from(numbers.below(26)).unwrap_or(0))).collect() };
+    let name = |number: u64| {
+        if in_order { format!("{number:010}{}", letters()) } else { format!("{}{number:010}", letters()) }
+    };
     let names: Vec<String> = (0..count).map(name).collect();
     names.iter().map(|name| files::terminated(&directory.join(name))).collect()
 }
@@ -164,16 +178,20 @@ fn names(directory: &Path, count: u64, in_order: bool) -> Result<Vec<CString>, F
 /// Measures the many files on one target.
 pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let count = visit.scale.files;
-    for (in_order, [create, stat, delete]) in
-        [(true, ["sequential-create", "sequential-stat", "sequential-delete"]), (false, ["random-create", "random-stat", "random-delete"])]
-    {
+    for (in_order, [create, stat, delete]) in [
+        (true, ["sequential-create", "sequential-stat", "sequential-delete"]),
+        (false, ["random-create", "random-stat", "random-delete"]),
+    ] {
         let directory = visit.own.join(create);
         fs::create_dir(&directory).doing("creating", &directory)?;
         let names = names(&directory, count, in_order)?;
         visit.sample(create, timed(|| names.iter().try_for_each(|name| files::create_empty(name)))?.0, count)?;
         let order: Vec<CString> = match in_order {
             true => names,
-            false => shuffled(count).into_iter().filter_map(|number| names.get(usize::try_from(number).ok()?).cloned()).collect(),
+            false => shuffled(count)
+                .into_iter()
+                .filter_map(|number| names.get(usize::try_from(number).ok()?).cloned())
+                .collect(),
         };
         visit.cold()?;
         visit.sample(stat, timed(|| files::stat_all(&order))?.0, count)?;

@@ -1,5 +1,6 @@
-//! The same work by one client, then by two at once: how a target scales. Each client does the whole amount, so on a
-//! machine with two idle processors the second row costs as much time as the first.
+//! The same work by one client, then by two at once: how a target scales. Each client does the
+//! whole amount, so on a machine with two idle processors the second row costs as much time as the
+//! first.
 
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -33,9 +34,9 @@ fn size(scale: &Scale) -> u64 {
 /// Passes over small things, so that starting a thread is nothing beside the work.
 const OPERATIONS: u64 = 50_000;
 
-/// Runs `work` in as many clients at once and returns the time from the first start to the last end, by the clients'
-/// own clocks: the thread that waits for them may itself be waiting for a processor. What each client needs is made
-/// by `ready` before the clock starts.
+/// Runs `work` in as many clients at once and returns the time from the first start to the last
+/// end, by the clients' own clocks: the thread that waits for them may itself be waiting for a
+/// processor. What each client needs is made by `ready` before the clock starts.
 fn together<T>(
     clients: usize,
     ready: impl Fn(usize) -> Result<T, Failure> + Sync,
@@ -55,8 +56,10 @@ fn together<T>(
                 })
             })
             .collect();
-        let results: Vec<Result<(Instant, Instant), Failure>> =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Failure::new("a client panicked")))).collect();
+        let results: Vec<Result<(Instant, Instant), Failure>> = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(Failure::new("a client panicked"))))
+            .collect();
         let times = results.into_iter().collect::<Result<Vec<(Instant, Instant)>, Failure>>()?;
         let (start, end) = (times.iter().map(|time| time.0).min(), times.iter().map(|time| time.1).max());
         start.zip(end).map(|(start, end)| end - start).ok_or_else(|| Failure::new("no clients"))
@@ -86,7 +89,8 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     if visit.reads_only {
         return Ok(());
     }
-    // Each client has a directory of its own: two in one directory would wait for its lock on any file system.
+    // Each client has a directory of its own: two in one directory would wait for its lock on any
+    // file system.
     let count = count.div_ceil(2);
     let directories: Vec<PathBuf> = (0..CLIENTS).map(|client| visit.own.join(format!("client-{client}"))).collect();
     directories.iter().try_for_each(|path| std::fs::create_dir(path).doing("creating", path))?;

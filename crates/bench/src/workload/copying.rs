@@ -1,4 +1,5 @@
-//! A tree of very many small files, brought onto the target by `cp -a` and by `nacre copy`: what the founding document's author waited for.
+//! A tree of very many small files, brought onto the target by `cp -a` and by `nacre copy`: what
+//! the founding document's author waited for.
 
 use std::fs;
 use std::path::Path;
@@ -41,7 +42,13 @@ fn copied(visit: &Visit<'_>, command: &mut Command, to: &Path) -> Result<Duratio
     let name = command.get_program().to_string_lossy().into_owned();
     visit.cold()?;
     let (elapsed, ()) = timed(|| {
-        let status = command.arg(visit.source.join(TREE)).arg(to).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).status();
+        let status = command
+            .arg(visit.source.join(TREE))
+            .arg(to)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .status();
         let status = status.map_err(|error| Failure::new(format!("starting {name}: {error}")))?;
         if !status.success() {
             return Err(Failure::new(format!("{name}: {status}")));

@@ -1,5 +1,5 @@
-//! dd(1) as administrators measure with it: every block synced, everything synced at the end by sync(1) or by dd
-//! itself; and several dd that append at once, as loggers do.
+//! dd(1) as administrators measure with it: every block synced, everything synced at the end by
+//! sync(1) or by dd itself; and several dd that append at once, as loggers do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,10 @@ fn finish(child: Child) -> Result<(), Failure> {
 }
 
 fn sync() -> Result<(), Failure> {
-    let status = Command::new("sync").stdin(Stdio::null()).status().map_err(|error| Failure::new(format!("starting sync: {error}")))?;
+    let status = Command::new("sync")
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|error| Failure::new(format!("starting sync: {error}")))?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("sync failed ({status})"))) }
 }
 
@@ -83,7 +86,8 @@ pub fn run_writers(visit: &mut Visit<'_>) -> Result<(), Failure> {
     for (test, writers, together) in
         [("writers2-own", 2, false), ("writers2-one", 2, true), ("writers4-own", 4, false), ("writers4-one", 4, true)]
     {
-        let paths: Vec<PathBuf> = (0..writers).map(|writer| visit.own.join(format!("log-{}", if together { 0 } else { writer }))).collect();
+        let paths: Vec<PathBuf> =
+            (0..writers).map(|writer| visit.own.join(format!("log-{}", if together { 0 } else { writer }))).collect();
         let elapsed = append_at_once(&paths, visit.scale.appends)?;
         let mut files = paths;
         files.dedup();
@@ -115,7 +119,10 @@ mod tests {
 
     #[test]
     fn dirty_bytes_are_read() {
-        assert_eq!(parse_dirty("MemFree: 9 kB\nDirty:        12 kB\nWriteback:     4 kB\nWritebackTmp: 8 kB\n"), 16 * 1024);
+        assert_eq!(
+            parse_dirty("MemFree: 9 kB\nDirty:        12 kB\nWriteback:     4 kB\nWritebackTmp: 8 kB\n"),
+            16 * 1024
+        );
         assert_eq!(parse_dirty(""), 0);
     }
 

@@ -1,4 +1,5 @@
-//! Many small files: the cost of names. One system call family per test, over full paths, in directory order.
+//! Many small files: the cost of names. One system call family per test, over full paths, in
+//! directory order.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -40,7 +41,9 @@ fn part_name(number: u64) -> String {
 
 /// Full paths of `count` files below `directory`, spread over parts as [`prepare`] does.
 pub fn spread(directory: &Path, count: u64, word: &str) -> Result<Vec<CString>, Failure> {
-    (0..count).map(|number| terminated(&directory.join(part_name(number)).join(format!("{word}-{number:07}")))).collect()
+    (0..count)
+        .map(|number| terminated(&directory.join(part_name(number)).join(format!("{word}-{number:07}"))))
+        .collect()
 }
 
 /// Full paths of `count` files in `directory` itself.
@@ -50,7 +53,8 @@ pub fn flat(directory: &Path, count: u64, word: &str) -> Result<Vec<CString>, Fa
 
 /// The path as system calls want it.
 pub fn terminated(path: &Path) -> Result<CString, Failure> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|_| Failure::new(format!("{} contains a zero byte", path.display())))
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Failure::new(format!("{} contains a zero byte", path.display())))
 }
 
 fn failed(doing: &str, path: &CStr, error: Errno) -> Failure {
@@ -92,9 +96,14 @@ fn read_all(paths: &[CString]) -> Result<(), Failure> {
 /// Creates a file with [`SMALL`] in it.
 pub fn create(path: &CStr) -> Result<(), Failure> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|error| failed("creating", path, error))?;
+    let file =
+        rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|error| failed("creating", path, error))?;
     let count = rustix::io::write(&file, &SMALL).map_err(|error| failed("writing", path, error))?;
-    if count == SMALL.len() { Ok(()) } else { Err(Failure::new(format!("wrote {count} bytes of {}", path.to_string_lossy()))) }
+    if count == SMALL.len() {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("wrote {count} bytes of {}", path.to_string_lossy())))
+    }
 }
 
 /// Creates an empty file.

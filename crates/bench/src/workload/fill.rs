@@ -1,8 +1,8 @@
-//! Sixteen writers of four kinds until nothing more fits, then two questions: how much does the host hold beyond the
-//! limit, and is everything there that was accepted? Nothing is timed.
+//! Sixteen writers of four kinds until nothing more fits, then two questions: how much does the
+//! host hold beyond the limit, and is everything there that was accepted? Nothing is timed.
 //!
-//! Only targets with a limit come here; writers also stop by themselves somewhat above it, so that a cage that does
-//! not hold cannot fill the disk.
+//! Only targets with a limit come here; writers also stop by themselves somewhat above it, so that
+//! a cage that does not hold cannot fill the disk.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -79,15 +79,19 @@ fn write_until_full(path: PathBuf, kind: Kind, allowance: &AtomicU64) -> Result<
                 Err(error) => return Err(Failure::io("opening", &written.path, error)),
             },
         };
-        let result =
-            if kind == Kind::Blocks { rustix::io::pwrite(&file, &data, written.accepted) } else { rustix::io::write(&file, &data) };
+        let result = if kind == Kind::Blocks {
+            rustix::io::pwrite(&file, &data, written.accepted)
+        } else {
+            rustix::io::write(&file, &data)
+        };
         let count = match result {
             Ok(count) => count as u64,
             Err(error) if is_full(error) => return Ok(written),
             Err(error) => return Err(Failure::io("writing", &written.path, error)),
         };
         written.accepted += count;
-        let before = allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(count)));
+        let before =
+            allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(count)));
         if before.is_ok_and(|left| left <= count) {
             return Ok(written);
         }
@@ -106,7 +110,10 @@ fn fill(directory: &Path, allowance: u64) -> Result<Vec<Written>, Failure> {
         });
         // Collected first, so that all of them run before any is waited for.
         let writers: Vec<_> = writers.collect();
-        writers.into_iter().map(|writer| writer.join().unwrap_or_else(|_| Err(Failure::new("a writer panicked")))).collect()
+        writers
+            .into_iter()
+            .map(|writer| writer.join().unwrap_or_else(|_| Err(Failure::new("a writer panicked"))))
+            .collect()
     });
     results.into_iter().collect()
 }
@@ -125,8 +132,9 @@ fn missing(written: &[Written]) -> Result<u64, Failure> {
     Ok(missing)
 }
 
-/// Bytes of file data that the host holds below `directory`. What a file system sets aside behind the end of a file or
-/// counts for its own tables is not the file's: blocks count up to the last byte only.
+/// Bytes of file data that the host holds below `directory`. What a file system sets aside behind
+/// the end of a file or counts for its own tables is not the file's: blocks count up to the last
+/// byte only.
 fn held_by(directory: &Path) -> Result<u64, Failure> {
     let mut bytes = 0;
     for entry in fs::read_dir(directory).doing("listing", directory)? {

@@ -1,9 +1,10 @@
-//! One point of iozone's automatic mode (`iozone -a -e`): nine operations on one file, in iozone's order.
+//! One point of iozone's automatic mode (`iozone -a -e`): nine operations on one file, in iozone's
+//! order.
 //!
-//! As there: writes include the fsync, opening and closing are not timed, records are visited in offset order, in
-//! random order, backwards and with a stride of 17, and "record rewrite" writes one record at the same place again and
-//! again. Unlike there: small files are read several times over and the time is divided, because one pass over 64 KiB
-//! is shorter than an interrupt.
+//! As there: writes include the fsync, opening and closing are not timed, records are visited in
+//! offset order, in random order, backwards and with a stride of 17, and "record rewrite" writes
+//! one record at the same place again and again. Unlike there: small files are read several times
+//! over and the time is divided, because one pass over 64 KiB is shorter than an interrupt.
 
 use std::os::fd::OwnedFd;
 
@@ -14,7 +15,8 @@ use super::{Visit, repeated, timed};
 use crate::failure::Failure;
 use crate::report::Point;
 
-/// Measures the nine operations, on a file of this visit's own: even those that read need a target that can be written.
+/// Measures the nine operations, on a file of this visit's own: even those that read need a target
+/// that can be written.
 pub fn run(visit: &mut Visit<'_>, point: Point) -> Result<(), Failure> {
     let path = visit.own.join("iozone.tmp");
     let (in_order, at_random, strided) =
@@ -40,7 +42,13 @@ pub fn run(visit: &mut Visit<'_>, point: Point) -> Result<(), Failure> {
     std::fs::remove_file(&path).map_err(|error| Failure::io("removing", &path, error))
 }
 
-fn write(visit: &mut Visit<'_>, file: &OwnedFd, test: &'static str, point: Point, offsets: &[u64]) -> Result<(), Failure> {
+fn write(
+    visit: &mut Visit<'_>,
+    file: &OwnedFd,
+    test: &'static str,
+    point: Point,
+    offsets: &[u64],
+) -> Result<(), Failure> {
     let record = visit.buffer.record(point.record);
     let (elapsed, ()) = timed(|| {
         write_at(file, record, offsets)?;
@@ -49,7 +57,13 @@ fn write(visit: &mut Visit<'_>, file: &OwnedFd, test: &'static str, point: Point
     visit.sample_at(test, Some(point), elapsed, point.file)
 }
 
-fn read(visit: &mut Visit<'_>, file: &OwnedFd, test: &'static str, point: Point, offsets: &[u64]) -> Result<(), Failure> {
+fn read(
+    visit: &mut Visit<'_>,
+    file: &OwnedFd,
+    test: &'static str,
+    point: Point,
+    offsets: &[u64],
+) -> Result<(), Failure> {
     let record = visit.buffer.record(point.record);
     let elapsed = repeated(|| read_at(file, record, offsets))?;
     visit.sample_at(test, Some(point), elapsed, point.file)

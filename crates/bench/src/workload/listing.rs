@@ -22,14 +22,19 @@ pub fn prepare(source: &Path, scale: &Scale) -> Result<(), Failure> {
     finished(&directory)
 }
 
-/// Runs a program to its end with its output thrown away; its failure is a failure of the measurement.
+/// Runs a program to its end with its output thrown away; its failure is a failure of the
+/// measurement.
 pub fn program(name: &str, arguments: &[&str], path: &Path) -> Result<(), Failure> {
     let mut command = Command::new(name);
     // Sorting by the locale's rules would drown what is measured.
     command.args(arguments).arg(path).env("LC_ALL", "C").env("TZ", "UTC").current_dir("/");
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     let status = status.map_err(|error| Failure::new(format!("starting {name}: {error}")))?;
-    if status.success() { Ok(()) } else { Err(Failure::new(format!("{name} {} {}: {status}", arguments.join(" "), path.display()))) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("{name} {} {}: {status}", arguments.join(" "), path.display())))
+    }
 }
 
 /// Measures the group on one target.

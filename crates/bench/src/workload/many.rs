@@ -1,4 +1,5 @@
-//! Directories of millions of names: made, and listed by the real `ls`, cold and warm, as in the founding document.
+//! Directories of millions of names: made, and listed by the real `ls`, cold and warm, as in the
+//! founding document.
 
 use std::ffi::CString;
 use std::fs;
@@ -42,7 +43,11 @@ fn make(directory: &Path, numbers: std::ops::Range<u64>, supply: &Supply, mixed:
             let file = file.map_err(|error| failed("creating file", number, error))?;
             let content = supply.block(number * MIXED[1], length(number, mixed));
             let count = rustix::io::write(&file, content).map_err(|error| failed("writing file", number, error))?;
-            if count == content.len() { Ok(()) } else { Err(Failure::new(format!("wrote {count} bytes of file number {number}"))) }
+            if count == content.len() {
+                Ok(())
+            } else {
+                Err(Failure::new(format!("wrote {count} bytes of file number {number}")))
+            }
         })
     };
     Ok(timed(all)?.0)
@@ -92,7 +97,11 @@ fn expect(directory: &Path, count: u64) -> Result<(), Failure> {
     }
     // `.` and `..`
     let found = found.saturating_sub(2);
-    if found == count { Ok(()) } else { Err(Failure::new(format!("{} shows {found} of {count} names", directory.display()))) }
+    if found == count {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("{} shows {found} of {count} names", directory.display())))
+    }
 }
 
 /// The document's two listings, each cold and warm.
@@ -122,7 +131,8 @@ pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.sample("many-create-begin", begin, part)?;
     visit.sample("many-create-end", end, part)?;
     let created = visit.daemon_memory()?;
-    // What nobody has written out yet is counted by nobody, and those behind FUSE do not hear of syncfs.
+    // What nobody has written out yet is counted by nobody, and those behind FUSE do not hear of
+    // syncfs.
     visit.cold()?;
     visit.count("many-used", used(&visit.own)?.saturating_sub(before))?;
     visit.count("many-image", image_bytes(&visit.bounds.host)?.saturating_sub(image_before))?;
@@ -164,9 +174,13 @@ mod tests {
         make(directory.path(), 20..24, &supply, true).unwrap();
         expect(directory.path(), 24).unwrap();
         assert!(expect(directory.path(), 25).unwrap_err().to_string().contains("24 of 25"));
-        let lengths: Vec<u64> =
-            (0..24).map(|number| fs::metadata(directory.path().join(name(number).unwrap().to_str().unwrap())).unwrap().len()).collect();
-        assert!(lengths[..20].iter().all(|bytes| *bytes == 100) && lengths[20..].iter().all(|bytes| (50_000..500_000).contains(bytes)));
+        let lengths: Vec<u64> = (0..24)
+            .map(|number| fs::metadata(directory.path().join(name(number).unwrap().to_str().unwrap())).unwrap().len())
+            .collect();
+        assert!(
+            lengths[..20].iter().all(|bytes| *bytes == 100)
+                && lengths[20..].iter().all(|bytes| (50_000..500_000).contains(bytes))
+        );
         assert!(make(directory.path(), 3..4, &supply, false).is_err(), "it exists");
         assert!(used(directory.path()).unwrap() > 0);
         assert_eq!(image_bytes(directory.path()), Ok(0));

@@ -1,13 +1,14 @@
-//! What big files are made of: bytes that nothing can compress, and text that compresses about as well as people's.
+//! What big files are made of: bytes that nothing can compress, and text that compresses about as
+//! well as people's.
 
-/// As much as there is of it. Blocks are taken one after the other and begin again after so many bytes, which is more than any compressor
-/// looks back.
+/// As much as there is of it. Blocks are taken one after the other and begin again after so many
+/// bytes, which is more than any compressor looks back.
 const BYTES: usize = 32 << 20;
 /// Words that the text is made of.
 const WORDS: u64 = 4000;
 const SYLLABLES: [&str; 32] = [
-    "an", "be", "con", "de", "ed", "en", "er", "for", "ing", "in", "is", "le", "men", "na", "nd", "of", "on", "or", "per", "pro", "ra",
-    "re", "se", "st", "ta", "te", "ter", "ti", "tion", "to", "ve", "y",
+    "an", "be", "con", "de", "ed", "en", "er", "for", "ing", "in", "is", "le", "men", "na", "nd", "of", "on", "or",
+    "per", "pro", "ra", "re", "se", "st", "ta", "te", "ter", "ti", "tion", "to", "ve", "y",
 ];
 
 /// What a big file is made of.
@@ -116,7 +117,8 @@ fn text(bytes: usize) -> Vec<u8> {
 
 fn word(numbers: &mut Numbers) -> String {
     let syllables = 1 + numbers.below(3);
-    let syllable = |number: u64| usize::try_from(number).ok().and_then(|number| SYLLABLES.get(number)).copied().unwrap_or("a");
+    let syllable =
+        |number: u64| usize::try_from(number).ok().and_then(|number| SYLLABLES.get(number)).copied().unwrap_or("a");
     (0..syllables).map(|_| syllable(numbers.below(SYLLABLES.len() as u64))).collect()
 }
 

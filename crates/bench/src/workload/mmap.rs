@@ -1,7 +1,8 @@
-//! Shared memory mappings, driven by fio: the bench itself has no `unsafe` code and a mapping cannot do without.
+//! Shared memory mappings, driven by fio: the bench itself has no `unsafe` code and a mapping
+//! cannot do without.
 //!
-//! What is counted are the latencies of fio's accesses in nanoseconds, because its run times are whole milliseconds;
-//! the first access to each page is among them, which is where a mapping costs.
+//! What is counted are the latencies of fio's accesses in nanoseconds, because its run times are
+//! whole milliseconds; the first access to each page is among them, which is where a mapping costs.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -20,7 +21,14 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let file = big_file::open(&path, OFlags::RDONLY)?;
     big_file::read_at(&file, visit.buffer.record(MIB), &big_file::forward(bytes, MIB))?;
     let mut command = Command::new("fio");
-    command.args(["--ioengine=mmap", "--bs=64k", "--output-format=json", "--invalidate=0", "--fallocate=none", "--thread"]);
+    command.args([
+        "--ioengine=mmap",
+        "--bs=64k",
+        "--output-format=json",
+        "--invalidate=0",
+        "--fallocate=none",
+        "--thread",
+    ]);
     command.arg(format!("--size={bytes}")).arg(format!("--filename={}", path.display()));
     // One start of fio for both: each name begins a job, the second waits for the first.
     command.args(["--name=read", "--rw=read"]);

@@ -1,5 +1,6 @@
-//! What file systems that never overwrite are weak or strong in: small writes into large files, syncs of small appends, small files, one
-//! at a time and sixteen at once, snapshots, and being back after a crash.
+//! What file systems that never overwrite are weak or strong in: small writes into large files,
+//! syncs of small appends, small files, one at a time and sixteen at once, snapshots, and being
+//! back after a crash.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -38,8 +39,13 @@ fn make(path: &Path, bytes: u64, supply: &Supply) -> Result<OwnedFd, Failure> {
 }
 
 fn put(file: &OwnedFd, block: &[u8], offset: u64) -> Result<(), Failure> {
-    let count = rustix::io::pwrite(file, block, offset).map_err(|error| Failure::new(format!("writing at {offset}: {error}")))?;
-    if count == block.len() { Ok(()) } else { Err(Failure::new(format!("wrote {count} of {} bytes at {offset}", block.len()))) }
+    let count = rustix::io::pwrite(file, block, offset)
+        .map_err(|error| Failure::new(format!("writing at {offset}: {error}")))?;
+    if count == block.len() {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("wrote {count} of {} bytes at {offset}", block.len())))
+    }
 }
 
 /// Writes the blocks at the offsets, each of other content than lies there, and syncs once.
@@ -66,7 +72,11 @@ pub fn run_writes(visit: &mut Visit<'_>) -> Result<(), Failure> {
         (0..count).try_for_each(|number| {
             let written = rustix::io::write(&file, supply.block(number * SMALL, SMALL as usize));
             let written = written.map_err(|error| Failure::new(format!("appending: {error}")))? as u64;
-            if written == SMALL { flush(&file) } else { Err(Failure::new(format!("appended {written} of {SMALL} bytes"))) }
+            if written == SMALL {
+                flush(&file)
+            } else {
+                Err(Failure::new(format!("appended {written} of {SMALL} bytes")))
+            }
         })
     })?;
     visit.sample("append-fsync", appended.0, count)?;
@@ -80,7 +90,11 @@ fn write_small(path: &CStr, content: &[u8]) -> Result<(), Failure> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(failed)?;
     let count = rustix::io::write(&file, content).map_err(failed)?;
-    if count == content.len() { Ok(()) } else { Err(Failure::new(format!("wrote {count} bytes of {}", path.to_string_lossy()))) }
+    if count == content.len() {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("wrote {count} bytes of {}", path.to_string_lossy())))
+    }
 }
 
 fn read_small(path: &CStr) -> Result<(), Failure> {
@@ -88,19 +102,29 @@ fn read_small(path: &CStr) -> Result<(), Failure> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     let mut content = [0; 2 * CONTENT];
     let count = rustix::io::read(&file, &mut content).map_err(failed)?;
-    if count == CONTENT { Ok(()) } else { Err(Failure::new(format!("read {count} bytes of {}", path.to_string_lossy()))) }
+    if count == CONTENT {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("read {count} bytes of {}", path.to_string_lossy())))
+    }
 }
 
 /// Does it to all, by this thread or by [`WORKERS`], each of which has a run of its own.
-fn each(names: &[CString], workers: usize, work: impl Fn(&CStr) -> Result<(), Failure> + Sync) -> Result<Duration, Failure> {
+fn each(
+    names: &[CString],
+    workers: usize,
+    work: impl Fn(&CStr) -> Result<(), Failure> + Sync,
+) -> Result<Duration, Failure> {
     if workers == 1 {
         return Ok(timed(|| names.iter().try_for_each(|name| work(name)))?.0);
     }
     let (work, share) = (&work, names.len().div_ceil(workers).max(1));
     let all = || {
         thread::scope(|scope| {
-            let threads: Vec<_> =
-                names.chunks(share).map(|part| scope.spawn(move || part.iter().try_for_each(|name| work(name)))).collect();
+            let threads: Vec<_> = names
+                .chunks(share)
+                .map(|part| scope.spawn(move || part.iter().try_for_each(|name| work(name))))
+                .collect();
             threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| Failure::new("a worker panicked"))?)
         })
     };
@@ -111,9 +135,10 @@ fn each(names: &[CString], workers: usize, work: impl Fn(&CStr) -> Result<(), Fa
 pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let (count, supply) = (visit.scale.files, Material::Text.supply());
     let content = supply.block(0, CONTENT);
-    for (workers, [create, read, unlink]) in
-        [(1, ["small-create", "small-open", "small-unlink"]), (WORKERS, ["small-create-16", "small-open-16", "small-unlink-16"])]
-    {
+    for (workers, [create, read, unlink]) in [
+        (1, ["small-create", "small-open", "small-unlink"]),
+        (WORKERS, ["small-create-16", "small-open-16", "small-unlink-16"]),
+    ] {
         let directory = visit.own.join(create);
         fs::create_dir(&directory).doing("creating", &directory)?;
         let names = files::flat(&directory, count, "small")?;
@@ -161,7 +186,8 @@ pub fn run_versions(visit: &mut Visit<'_>) -> Result<(), Failure> {
     change(visit, "snapshot-writes-many", 2 + PASSES)
 }
 
-/// Measures the way back after a crash on one target, and looks whether everything that was synced is there.
+/// Measures the way back after a crash on one target, and looks whether everything that was synced
+/// is there.
 pub fn run_recovery(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let supply = Material::Random.supply();
     let name = |number: u64| -> PathBuf { visit.own.join(format!("synced-{number}")) };
@@ -179,7 +205,10 @@ pub fn run_recovery(visit: &mut Visit<'_>) -> Result<(), Failure> {
         let path = name(number);
         let content = fs::read(&path).doing("reading, after a crash,", &path)?;
         if content != supply.block(number * SMALL, SMALL as usize) {
-            return Err(Failure::new(format!("{} was synced, and after a crash it is not what was written", path.display())));
+            return Err(Failure::new(format!(
+                "{} was synced, and after a crash it is not what was written",
+                path.display()
+            )));
         }
     }
     Ok(())
@@ -210,7 +239,8 @@ mod tests {
         let before = fs::read(&path).unwrap();
         overwrite(&file, &supply, &random(4 * MIB, SMALL), 1).unwrap();
         let after = fs::read(&path).unwrap();
-        let same = before.chunks(SMALL as usize).zip(after.chunks(SMALL as usize)).filter(|(old, new)| old == new).count();
+        let same =
+            before.chunks(SMALL as usize).zip(after.chunks(SMALL as usize)).filter(|(old, new)| old == new).count();
         assert!(before.len() == after.len() && same <= 2, "{same} blocks are the same");
     }
 }

@@ -1,4 +1,5 @@
-//! Two branches shown as one tree: listings of names that lie on both, first writes, data of either branch.
+//! Two branches shown as one tree: listings of names that lie on both, first writes, data of either
+//! branch.
 //!
 //! ```text
 //! SOURCE/lower/{long,names,files,large}   the larger branch; what `direct` shows
@@ -87,7 +88,8 @@ fn fill(directory: &Path, numbers: std::ops::Range<u64>, name: fn(u64) -> String
     for number in shuffled(numbers.end - numbers.start) {
         let name = name(numbers.start + number);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        rustix::fs::openat(&place, name.as_str(), flags, Mode::from_raw_mode(0o644)).doing("creating", &directory.join(name))?;
+        rustix::fs::openat(&place, name.as_str(), flags, Mode::from_raw_mode(0o644))
+            .doing("creating", &directory.join(name))?;
     }
     Ok(())
 }
@@ -185,12 +187,15 @@ pub fn run_many(visit: &mut Visit<'_>) -> Result<(), Failure> {
             }
             // Of fewer names, what any listing needs once would be all that is seen.
             (Some(_), Some(_)) if spread.upper < ENOUGH_NAMES => Ok(()),
-            (Some(before), Some(bytes)) => visit.count("memory-per-name", bytes.saturating_sub(before).div_ceil(spread.upper)),
+            (Some(before), Some(bytes)) => {
+                visit.count("memory-per-name", bytes.saturating_sub(before).div_ceil(spread.upper))
+            }
         }
     })
 }
 
-/// The real `ls`, without and with attributes, each first and again; `look` is called before the former and after.
+/// The real `ls`, without and with attributes, each first and again; `look` is called before the
+/// former and after.
 fn listings(
     visit: &Visit<'_>,
     directory: &Path,
@@ -222,7 +227,9 @@ pub fn run_changes(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let copies = files::flat(&visit.own, count, "copy")?;
     let elapsed = match visit.direct {
         // What somebody without a union does who must not change the original.
-        true => timed(|| originals.iter().zip(&copies).try_for_each(|(original, copy)| copy_and_change(original, copy)))?.0,
+        true => {
+            timed(|| originals.iter().zip(&copies).try_for_each(|(original, copy)| copy_and_change(original, copy)))?.0
+        }
         false => timed(|| originals.iter().try_for_each(change))?.0,
     };
     visit.sample("copy-up-small", elapsed, count)
@@ -259,7 +266,11 @@ pub fn run_copy_up(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.sample("copy-up-big", elapsed, bytes)?;
     let copied = if visit.direct { &copy } else { &original };
     let length = fs::metadata(copied).doing("looking at", copied)?.len();
-    if length == bytes { Ok(()) } else { Err(Failure::new(format!("{} has {length} of {bytes} bytes", copied.display()))) }
+    if length == bytes {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("{} has {length} of {bytes} bytes", copied.display())))
+    }
 }
 
 /// Measures warm data on one target.

@@ -1,4 +1,5 @@
-//! Reading back and looking at files that the target itself holds, warm: what a cage costs those who only read.
+//! Reading back and looking at files that the target itself holds, warm: what a cage costs those
+//! who only read.
 
 use rustix::fs::OFlags;
 
@@ -16,7 +17,8 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let file = open(&path, OFlags::RDONLY)?;
     flush(&file)?;
     read_at(&file, visit.buffer.record(MIB), &forward(bytes, MIB))?;
-    for (test, offsets) in [("warm-read-4k", forward(bytes, 4 * KIB)), ("warm-random-read-4k", random(bytes, 4 * KIB))] {
+    for (test, offsets) in [("warm-read-4k", forward(bytes, 4 * KIB)), ("warm-random-read-4k", random(bytes, 4 * KIB))]
+    {
         let memory = visit.buffer.record(4 * KIB);
         let elapsed = repeated(|| read_at(&file, memory, &offsets))?;
         visit.sample(test, elapsed, bytes)?;

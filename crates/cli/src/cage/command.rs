@@ -1,4 +1,5 @@
-//! The commands of cages, as part of the table in [`crate::commands`]. Pure: arguments in, what to do out.
+//! The commands of cages, as part of the table in [`crate::commands`]. Pure: arguments in, what to
+//! do out.
 
 use super::{
     plan,
@@ -51,7 +52,8 @@ pub fn command() -> Command {
     let engine = "What enforces the limit: fuse (the default: everywhere, without root), loop (an image with a file system of its own), quota (project quotas \
                   or Btrfs qgroups of the file system below, where they are enabled), auto (quota where it keeps every promise, else fuse; says which and why). A \
                   directory that is in an image already goes on with loop where no other engine is named";
-    let options = commands::options(shown).into_iter().map(|arg| if arg.get_id() == "engine" { arg.help(engine) } else { arg });
+    let options =
+        commands::options(shown).into_iter().map(|arg| if arg.get_id() == "engine" { arg.help(engine) } else { arg });
     Command::new("cage")
         .about("Limit what a directory may hold, in bytes and files")
         .after_help(
@@ -117,13 +119,20 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
     Ok(match matches.subcommand() {
         None => {
             let given = commands::given(matches)?;
-            let positionals =
-                ["DIR", "MOUNTPOINT", "MORE"].into_iter().flat_map(|name| matches.get_many::<OsString>(name)).flatten().cloned().collect();
+            let positionals = ["DIR", "MOUNTPOINT", "MORE"]
+                .into_iter()
+                .flat_map(|name| matches.get_many::<OsString>(name))
+                .flatten()
+                .cloned()
+                .collect();
             Order::Mount(plan::cage("nacre", Settings::fold(&given)?, &given, positionals)?)
         }
         Some(("resize", matches)) => {
             let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-            let size = matches.contains_id("SIZE").then(|| commands::one(matches, "SIZE")).map(|text| text.to_string_lossy().parse());
+            let size = matches
+                .contains_id("SIZE")
+                .then(|| commands::one(matches, "SIZE"))
+                .map(|text| text.to_string_lossy().parse());
             Order::Cage(CageOrder::Resize {
                 directory: directory(matches),
                 size: size.transpose()?,
@@ -135,7 +144,9 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             directories: matches.get_many::<OsString>("DIR").into_iter().flatten().map(PathBuf::from).collect(),
         }),
         Some(("list", matches)) => Order::Cage(CageOrder::List { view: commands::view(matches) }),
-        Some(("remove", matches)) => Order::Cage(CageOrder::Remove { directory: directory(matches), yes: matches.get_flag("yes") }),
+        Some(("remove", matches)) => {
+            Order::Cage(CageOrder::Remove { directory: directory(matches), yes: matches.get_flag("yes") })
+        }
         Some((other, _)) => return Err(Failure::usage(format!("unknown command {other}"))),
     })
 }

@@ -1,7 +1,8 @@
 //! What all engines of cages have in common, and which one `--engine=auto` takes.
 //!
-//! The engines `loop` and `quota` leave all work to the kernel: no process of ours stays behind, so what they made is remembered in
-//! [`super::record`]. [`engine`] gives the one that a record names. The engine `fuse` is a mount with a daemon and made elsewhere.
+//! The engines `loop` and `quota` leave all work to the kernel: no process of ours stays behind, so
+//! what they made is remembered in [`super::record`]. [`engine`] gives the one that a record names.
+//! The engine `fuse` is a mount with a daemon and made elsewhere.
 
 use super::{loop_engine::LoopEngine, quota_engine, quota_engine::QuotaEngine, record::Record};
 use crate::{failure::Failure, report::path_text};
@@ -97,7 +98,9 @@ impl Wanted {
     /// The option.
     pub fn only_limits(&self, engine: EngineKind) -> Result<(), Failure> {
         match &self.fuse_only {
-            Some(option) => Err(Failure::usage(format!("{option} works only with --engine=fuse, not with --engine={engine}"))),
+            Some(option) => {
+                Err(Failure::usage(format!("{option} works only with --engine=fuse, not with --engine={engine}")))
+            }
             None => Ok(()),
         }
     }
@@ -106,7 +109,8 @@ impl Wanted {
 /// What a cage holds now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Whether it limits at present (engine `loop`: whether it is mounted; if not, figures of use are 0).
+    /// Whether it limits at present (engine `loop`: whether it is mounted; if not, figures of use
+    /// are 0).
     pub attached: bool,
     /// The limit, bytes: what the host can lose to it.
     pub limit: u64,
@@ -147,7 +151,13 @@ pub trait CageEngine: Sync {
     ///
     /// # Errors
     /// A limit that this engine cannot take; the cage is as it was, or as the message says.
-    fn resize(&self, record: &Record, bytes: Option<u64>, inodes: Option<u64>, tell: Tell<'_>) -> Result<Record, Failure>;
+    fn resize(
+        &self,
+        record: &Record,
+        bytes: Option<u64>,
+        inodes: Option<u64>,
+        tell: Tell<'_>,
+    ) -> Result<Record, Failure>;
 
     /// What it holds.
     ///
@@ -161,7 +171,8 @@ pub trait CageEngine: Sync {
     /// In use, or refused by the system.
     fn detach(&self, record: &Record, lazy: bool) -> Result<(), Failure>;
 
-    /// Ends it and removes what was made for it. The engine `loop` removes the image **with all that is in it**.
+    /// Ends it and removes what was made for it. The engine `loop` removes the image **with all
+    /// that is in it**.
     ///
     /// # Errors
     /// In use, or refused by the system.
@@ -177,8 +188,9 @@ pub fn engine(kind: EngineKind) -> Option<&'static dyn CageEngine> {
     }
 }
 
-/// The engine for `--engine=auto`, and why, as the end of a sentence. Quotas are taken only where they keep every promise of a cage: root
-/// is limited, too, a full cage says "no space left", `df` shows the limit. Of the file systems that have them, only XFS does all that.
+/// The engine for `--engine=auto`, and why, as the end of a sentence. Quotas are taken only where
+/// they keep every promise of a cage: root is limited, too, a full cage says "no space left", `df`
+/// shows the limit. Of the file systems that have them, only XFS does all that.
 pub fn choose(wanted: &Wanted, root: bool) -> (EngineKind, String) {
     let why_not = match (&wanted.fuse_only, &wanted.mountpoint) {
         _ if !root => Some("only root can set quotas".to_owned()),
@@ -202,7 +214,11 @@ mod tests {
         for (wanted, root, why) in [
             (wanted.clone(), false, "only root can set quotas"),
             (Wanted { fuse_only: Some("--soft".to_owned()), ..wanted.clone() }, true, "quotas have no --soft"),
-            (Wanted { mountpoint: Some(PathBuf::from("/mnt")), ..wanted.clone() }, true, "a quota cannot be shown at /mnt"),
+            (
+                Wanted { mountpoint: Some(PathBuf::from("/mnt")), ..wanted.clone() },
+                true,
+                "a quota cannot be shown at /mnt",
+            ),
             (wanted, true, "proc has no quotas of directories"),
         ] {
             assert_eq!(choose(&wanted, root), (EngineKind::Fuse, why.to_owned()));

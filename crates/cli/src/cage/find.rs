@@ -1,6 +1,8 @@
-//! Which cages there are: those that processes of ours serve are asked over their control sockets, those of the kernel are looked up.
+//! Which cages there are: those that processes of ours serve are asked over their control sockets,
+//! those of the kernel are looked up.
 //!
-//! Paths are compared as text and not touched where that suffices: a mount that hangs would hang us.
+//! Paths are compared as text and not touched where that suffices: a mount that hangs would hang
+//! us.
 
 use super::{engine::Figures, record::Record, report::CageReport};
 use crate::{
@@ -23,7 +25,9 @@ pub fn all(whose: &Whose) -> Result<Vec<CageReport>, Failure> {
     let found = control::find(whose);
     found.tell_silent();
     crate::status::tell_detached(
-        found.peers.iter().map(|peer| (&peer.report.mountpoint, peer.report.detached && !peer.report.cages.is_empty(), peer.report.pid)),
+        found.peers.iter().map(|peer| {
+            (&peer.report.mountpoint, peer.report.detached && !peer.report.cages.is_empty(), peer.report.pid)
+        }),
     );
     of(found)
 }
@@ -52,7 +56,8 @@ pub fn of_kernel() -> Result<Vec<CageReport>, Failure> {
     Record::all()?.iter().map(of_record).collect()
 }
 
-/// What a cage of the kernel's tells. One whose figures cannot be had is shown without them, and with the reason.
+/// What a cage of the kernel's tells. One whose figures cannot be had is shown without them, and
+/// with the reason.
 fn of_record(record: &Record) -> Result<CageReport, Failure> {
     let mut notes = Vec::new();
     let figures = match super::run::engine_of(record)?.figures(record) {
@@ -126,7 +131,9 @@ pub fn served(peers: Vec<Peer>, directory: &Path) -> Result<Option<(Peer, usize)
 
 /// The failure for a directory that is no cage.
 pub fn missing(directory: &Path) -> Failure {
-    Failure::new(format!("{} is no cage", path_text(directory))).exit(Exit::NotFound).next("`nacre cage list` lists them")
+    Failure::new(format!("{} is no cage", path_text(directory)))
+        .exit(Exit::NotFound)
+        .next("`nacre cage list` lists them")
 }
 
 /// How a directory may have been written down: as it is named, and with links resolved.
@@ -153,7 +160,18 @@ pub fn sanitise(cage: &mut CageReport) {
         }
     };
     let CageReport {
-        directory, mountpoint, engine, engine_reason, mode, when_full, accounting, users, directories, collecting, notes, ..
+        directory,
+        mountpoint,
+        engine,
+        engine_reason,
+        mode,
+        when_full,
+        accounting,
+        users,
+        directories,
+        collecting,
+        notes,
+        ..
     } = cage;
     for text in [directory, mountpoint, engine, engine_reason, mode, when_full, accounting] {
         clean(text);
@@ -194,6 +212,9 @@ mod tests {
         let mut hostile = cage("\x1b]0;x\x07", "/m");
         hostile.notes.push("\x1b[2J".to_owned());
         sanitise(&mut hostile);
-        assert_eq!((hostile.directory.as_str(), hostile.notes.as_slice()), ("\\x1b]0;x\\x07", &["\\x1b[2J".to_owned()][..]));
+        assert_eq!(
+            (hostile.directory.as_str(), hostile.notes.as_slice()),
+            ("\\x1b]0;x\\x07", &["\\x1b[2J".to_owned()][..])
+        );
     }
 }

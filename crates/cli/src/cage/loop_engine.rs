@@ -1,7 +1,9 @@
-//! The engine `loop`: an image file with a file system of the kernel, attached to a loop device and mounted over the directory.
+//! The engine `loop`: an image file with a file system of the kernel, attached to a loop device and
+//! mounted over the directory.
 //!
-//! The image is as large as the limit and set aside whole ([`image`]), so that neither can the cage take more of the host than that, nor
-//! can the host run out under it. No process stays behind: the loop device goes when the mount does ([`mounting`]).
+//! The image is as large as the limit and set aside whole ([`image`]), so that neither can the cage
+//! take more of the host than that, nor can the host run out under it. No process stays behind: the
+//! loop device goes when the mount does ([`mounting`]).
 
 mod image;
 pub(crate) mod mounting;
@@ -63,11 +65,18 @@ impl CageEngine for LoopEngine {
         }
     }
 
-    fn resize(&self, record: &Record, bytes: Option<u64>, inodes: Option<u64>, tell: Tell<'_>) -> Result<Record, Failure> {
+    fn resize(
+        &self,
+        record: &Record,
+        bytes: Option<u64>,
+        inodes: Option<u64>,
+        tell: Tell<'_>,
+    ) -> Result<Record, Failure> {
         privileged()?;
         let (image, sparse) = image_of(record)?;
         if inodes.is_some() {
-            return Err(Failure::new("the number of inodes of an image is fixed when it is made").next("--engine=fuse can change it"));
+            return Err(Failure::new("the number of inodes of an image is fixed when it is made")
+                .next("--engine=fuse can change it"));
         }
         let bytes = bytes.ok_or_else(|| Failure::usage("a new size is needed"))? / BLOCK * BLOCK;
         large_enough(image.fstype, bytes)?;
@@ -100,7 +109,8 @@ impl CageEngine for LoopEngine {
             metadata => metadata.map_err(|error| Failure::io("cannot look at", path_text(path), &error))?,
         };
         let on_host = metadata.blocks() * 512;
-        let mut figures = Figures { limit: metadata.len(), on_host: Some(on_host), fstab: fstab(record), ..Figures::default() };
+        let mut figures =
+            Figures { limit: metadata.len(), on_host: Some(on_host), fstab: fstab(record), ..Figures::default() };
         if !sparse && on_host < metadata.len() {
             figures.notes.push(format!(
                 "{} bytes of the image were given back to the host (discard, fstrim) and may not be there when they are needed; `nacre cage resize {} {}` takes them again",
@@ -110,19 +120,25 @@ impl CageEngine for LoopEngine {
             ));
         }
         if sparse {
-            figures.notes.push("the image is sparse: when the host is full, writes in the cage fail with I/O errors".to_owned());
+            figures
+                .notes
+                .push("the image is sparse: when the host is full, writes in the cage fail with I/O errors".to_owned());
         }
         let fstype = file_system_of(record);
         match mounted_device(record, path)? {
             None => figures.mode = format!("{fstype}, not mounted"),
-            Some(device) => fill(&mut figures, record, &format!("{fstype} on {}", path_text(&device.path)), device.direct_io)?,
+            Some(device) => {
+                fill(&mut figures, record, &format!("{fstype} on {}", path_text(&device.path)), device.direct_io)?
+            }
         }
         Ok(figures)
     }
 
     fn detach(&self, record: &Record, lazy: bool) -> Result<(), Failure> {
         let (path, _) = path_of(record)?;
-        let not_mounted = || Failure::new(format!("the cage at {} is not mounted", path_text(&record.mountpoint))).exit(Exit::NotFound);
+        let not_mounted = || {
+            Failure::new(format!("the cage at {} is not mounted", path_text(&record.mountpoint))).exit(Exit::NotFound)
+        };
         if !path.exists() {
             // Deleted while it was mounted: only its name is left to tell it by.
             return if mounting::shows(path, &record.mountpoint)? {
@@ -136,7 +152,8 @@ impl CageEngine for LoopEngine {
             return Err(not_mounted());
         }
         mounting::unmount(&record.mountpoint, lazy)?;
-        // For whoever takes it up again at once. Mounts of it elsewhere may keep the device, which is no failure of this one.
+        // For whoever takes it up again at once. Mounts of it elsewhere may keep the device, which
+        // is no failure of this one.
         image.settle(lazy);
         Ok(())
     }
@@ -175,7 +192,8 @@ fn own_record(record: &Record, place: &Path) -> Result<(), Failure> {
     if record.engine == EngineKind::Loop {
         return Ok(());
     }
-    Err(Failure::new(format!("{} is caged already, with --engine={}", path_text(place), record.engine)).exit(Exit::Busy))
+    Err(Failure::new(format!("{} is caged already, with --engine={}", path_text(place), record.engine))
+        .exit(Exit::Busy))
 }
 
 fn canonical_parent(path: &Path) -> Result<PathBuf, Failure> {
@@ -197,7 +215,10 @@ fn empty(directory: &Path) -> Result<(), Failure> {
     for entry in fs::read_dir(directory).map_err(failed)? {
         if entry.map_err(failed)?.file_name() != "lost+found" {
             let directory = path_text(directory);
-            return Err(Failure::new(format!("{directory} is not empty, and a mounted image would hide what is in it")).next(format!(
+            return Err(Failure::new(format!(
+                "{directory} is not empty, and a mounted image would hide what is in it"
+            ))
+            .next(format!(
                 "move it aside (`mv {directory} {directory}.old && mkdir {directory}`), make the cage and copy it back \
                  (`cp -a {directory}.old/. {directory}/`); or use --engine=fuse, which takes a directory as it is"
             )));
@@ -221,17 +242,22 @@ fn large_enough(fstype: FileSystem, bytes: u64) -> Result<(), Failure> {
 /// A new cage.
 fn make(wanted: &Wanted, path: &Path, tell: Tell<'_>) -> Result<Record, Failure> {
     let fstype = wanted.fstype.unwrap_or(FileSystem::Ext4);
-    let bytes = wanted.bytes.ok_or_else(|| Failure::usage(format!("--size is needed: there is no image at {}", path_text(path))))?;
+    let bytes = wanted
+        .bytes
+        .ok_or_else(|| Failure::usage(format!("--size is needed: there is no image at {}", path_text(path))))?;
     let bytes = bytes / BLOCK * BLOCK;
     large_enough(fstype, bytes)?;
     if wanted.inodes.is_some() && fstype != FileSystem::Ext4 {
-        return Err(Failure::usage(format!("{fstype} makes inodes as long as there is room: --inodes cannot limit them"))
-            .next("--fstype=ext4 or --engine=fuse can"));
+        return Err(Failure::usage(format!(
+            "{fstype} makes inodes as long as there is room: --inodes cannot limit them"
+        ))
+        .next("--fstype=ext4 or --engine=fuse can"));
     }
     let image = Image::make(path, fstype, bytes, wanted.inodes, wanted.sparse, tell)?;
     let detail = Detail::Loop { image: path.to_owned(), fstype, sparse: wanted.sparse };
     let record = Record::new(EngineKind::Loop, &wanted.directory, wanted.place(), bytes, wanted.inodes, detail);
-    let mounted = record.save().and_then(|()| mounting::mount(&image, wanted.sparse, wanted.place(), Some(&wanted.directory)));
+    let mounted =
+        record.save().and_then(|()| mounting::mount(&image, wanted.sparse, wanted.place(), Some(&wanted.directory)));
     if let Err(failure) = mounted {
         // Nothing is on it yet. What cannot be removed is told by the reason that comes first.
         let _ = fs::remove_file(path);
@@ -247,7 +273,10 @@ fn tell_inodes(record: &Record, tell: Tell<'_>) {
     if let (Some(asked), Ok(stat)) = (record.inodes, statvfs(&record.mountpoint))
         && stat.f_files != asked
     {
-        tell(&format!("ext4 makes inodes by whole blocks: {} instead of {asked}, of which it uses some itself", stat.f_files));
+        tell(&format!(
+            "ext4 makes inodes by whole blocks: {} instead of {asked}, of which it uses some itself",
+            stat.f_files
+        ));
     }
 }
 
@@ -262,7 +291,8 @@ fn take_up(wanted: &Wanted, image: &Image, known: Option<Record>, tell: Tell<'_>
     if wanted.bytes.is_some_and(|bytes| bytes / BLOCK * BLOCK != length) {
         let place = path_text(wanted.place());
         let what = format!("{path} is there already, with {length} bytes");
-        return Err(Failure::new(what).next(format!("mount it without --size, then `nacre cage resize {place} SIZE` changes it")));
+        return Err(Failure::new(what)
+            .next(format!("mount it without --size, then `nacre cage resize {place} SIZE` changes it")));
     }
     let known = known.filter(|record| record.image() == Some(&image.path));
     let sparse = match known.as_ref().map(|record| &record.detail) {
@@ -316,7 +346,8 @@ fn mounted_device(record: &Record, path: &Path) -> Result<Option<nacre_sys::loop
 
 /// What the mounted file system says of itself.
 fn fill(figures: &mut Figures, record: &Record, mode: &str, direct_io: bool) -> Result<(), Failure> {
-    let stat = statvfs(&record.mountpoint).map_err(|error| Failure::io("cannot look at", path_text(&record.mountpoint), &error.into()))?;
+    let stat = statvfs(&record.mountpoint)
+        .map_err(|error| Failure::io("cannot look at", path_text(&record.mountpoint), &error.into()))?;
     figures.attached = true;
     figures.used = stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize;
     figures.free = stat.f_bavail * stat.f_frsize;
@@ -324,7 +355,8 @@ fn fill(figures: &mut Figures, record: &Record, mode: &str, direct_io: bool) -> 
     if stat.f_files > 0 {
         figures.inodes_used = Some(stat.f_files - stat.f_ffree);
         // XFS makes them as long as there is room.
-        figures.inode_limit = Some(stat.f_files).filter(|_| matches!(record.detail, Detail::Loop { fstype: FileSystem::Ext4, .. }));
+        figures.inode_limit =
+            Some(stat.f_files).filter(|_| matches!(record.detail, Detail::Loop { fstype: FileSystem::Ext4, .. }));
     }
     figures.mode = format!("{mode}, {}", if direct_io { "direct I/O" } else { "through the page cache of the host" });
     Ok(())

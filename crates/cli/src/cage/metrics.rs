@@ -14,7 +14,9 @@ const GAUGES: &[Gauge] = &[
     ("nacre_cage_soft_bytes", "The threshold that is reported.", |cage| cage.soft),
     ("nacre_cage_inode_limit", "Inodes that the cage may hold.", |cage| cage.inode_limit),
     ("nacre_cage_inodes", "Inodes that the cage holds.", |cage| cage.inodes),
-    ("nacre_cage_exact", "Whether the figures are right to the byte.", |cage| Some(u64::from(cage.accounting.starts_with("exact")))),
+    ("nacre_cage_exact", "Whether the figures are right to the byte.", |cage| {
+        Some(u64::from(cage.accounting.starts_with("exact")))
+    }),
 ];
 
 /// The text for these cages.
@@ -32,16 +34,31 @@ pub fn text(cages: &[CageReport]) -> String {
         }
     }
     refused(&mut text, cages);
-    counter(&mut text, cages, "nacre_cage_dropped_bytes_total", "Bytes deleted to make room.", |cage| cage.dropped.bytes);
-    counter(&mut text, cages, "nacre_cage_dropped_files_total", "Files deleted to make room.", |cage| cage.dropped.files);
+    counter(&mut text, cages, "nacre_cage_dropped_bytes_total", "Bytes deleted to make room.", |cage| {
+        cage.dropped.bytes
+    });
+    counter(&mut text, cages, "nacre_cage_dropped_files_total", "Files deleted to make room.", |cage| {
+        cage.dropped.files
+    });
     let recalls = |cage: &CageReport| cage.collecting.as_ref().map_or(0, |collecting| collecting.recalls);
-    counter(&mut text, cages, "nacre_cage_recalls_total", "Times that the kernel was told to ask before each append.", recalls);
+    counter(
+        &mut text,
+        cages,
+        "nacre_cage_recalls_total",
+        "Times that the kernel was told to ask before each append.",
+        recalls,
+    );
     parts(&mut text, cages);
     text
 }
 
 fn labels(cage: &CageReport) -> String {
-    format!("directory=\"{}\",mountpoint=\"{}\",engine=\"{}\"", escape(&cage.directory), escape(&cage.mountpoint), escape(&cage.engine))
+    format!(
+        "directory=\"{}\",mountpoint=\"{}\",engine=\"{}\"",
+        escape(&cage.directory),
+        escape(&cage.mountpoint),
+        escape(&cage.engine)
+    )
 }
 
 fn counter(text: &mut String, cages: &[CageReport], name: &str, help: &str, value: fn(&CageReport) -> u64) {
@@ -54,8 +71,12 @@ fn refused(text: &mut String, cages: &[CageReport]) {
     head(text, NAME, "counter", "Operations that did not fit.");
     for cage in cages {
         let refused = cage.refused;
-        for (limit, value) in [("size", refused.size), ("inodes", refused.inodes), ("user", refused.user), ("directory", refused.directory)]
-        {
+        for (limit, value) in [
+            ("size", refused.size),
+            ("inodes", refused.inodes),
+            ("user", refused.user),
+            ("directory", refused.directory),
+        ] {
             sample(text, NAME, &format!("{},limit=\"{limit}\"", labels(cage)), &value.to_string());
         }
     }
@@ -67,12 +88,17 @@ fn parts(text: &mut String, cages: &[CageReport]) {
     const LIMIT: &str = "nacre_cage_part_limit_bytes";
     let parts = |cage: &CageReport| {
         let users = cage.users.iter().map(|user| (format!("user=\"{}\"", escape(&user.user)), user.used, user.limit));
-        let groups = cage.directories.iter().map(|part| (format!("part=\"{}\"", escape(&part.path)), part.used, Some(part.limit)));
+        let groups = cage
+            .directories
+            .iter()
+            .map(|part| (format!("part=\"{}\"", escape(&part.path)), part.used, Some(part.limit)));
         users.chain(groups).collect::<Vec<_>>()
     };
     head(text, USED, "gauge", "Bytes of the users who use most, and of directories with a limit.");
     for cage in cages {
-        parts(cage).iter().for_each(|(label, used, _)| sample(text, USED, &format!("{},{label}", labels(cage)), &used.to_string()));
+        parts(cage)
+            .iter()
+            .for_each(|(label, used, _)| sample(text, USED, &format!("{},{label}", labels(cage)), &used.to_string()));
     }
     head(text, LIMIT, "gauge", "Bytes that users and directories may hold.");
     for cage in cages {

@@ -1,4 +1,5 @@
-//! Whether a cage can stand where it is asked for: directories that exist, not within each other's reach, not caged already.
+//! Whether a cage can stand where it is asked for: directories that exist, not within each other's
+//! reach, not caged already.
 //!
 //! Called before anything is mounted, for `nacre cage` and for every stack with a cage in it.
 
@@ -39,25 +40,37 @@ pub fn apart(directory: &Path, mountpoint: &Path) -> Result<(), Failure> {
     }
     let (of, at) = (path_text(directory), path_text(mountpoint));
     if directory.starts_with(mountpoint) {
-        return Err(Failure::new(format!("the directory {of} lies inside of its own mount point {at}: the mount would cover it"))
-            .next(format!("cage it in place (`nacre cage ... {of}`), or choose a mount point elsewhere")));
+        return Err(Failure::new(format!(
+            "the directory {of} lies inside of its own mount point {at}: the mount would cover it"
+        ))
+        .next(format!("cage it in place (`nacre cage ... {of}`), or choose a mount point elsewhere")));
     }
     if mountpoint.starts_with(directory) {
-        return Err(Failure::new(format!("the mount point {at} lies inside of the directory {of}: the cage would contain itself"))
-            .next("choose a mount point elsewhere, or none: then the cage is mounted over the directory itself"));
+        return Err(Failure::new(format!(
+            "the mount point {at} lies inside of the directory {of}: the cage would contain itself"
+        ))
+        .next("choose a mount point elsewhere, or none: then the cage is mounted over the directory itself"));
     }
     Ok(())
 }
 
-/// Refuses a second cage for a directory: each would count what goes through the other only afterwards. `table` is the table of mounts.
+/// Refuses a second cage for a directory: each would count what goes through the other only
+/// afterwards. `table` is the table of mounts.
 ///
 /// # Errors
-/// The directory is the root of a cage, or what a cage shows. One that is detached does not count: it is taken over.
+/// The directory is the root of a cage, or what a cage shows. One that is detached does not count:
+/// it is taken over.
 pub fn uncaged(directory: &Path, cages: &[CageReport], table: &[MountEntry]) -> Result<(), Failure> {
     let text = path_text(directory);
-    let Some(cage) = cages.iter().find(|cage| cage.attached && (cage.directory == text || cage.mountpoint == text)) else { return Ok(()) };
+    let Some(cage) = cages.iter().find(|cage| cage.attached && (cage.directory == text || cage.mountpoint == text))
+    else {
+        return Ok(());
+    };
     if cage.pid != 0 && !table.iter().any(|entry| path_text(&entry.mountpoint) == cage.mountpoint) {
-        let what = format!("the cage of {text} is mounted in another mount namespace only, that of process {}, which serves it", cage.pid);
+        let what = format!(
+            "the cage of {text} is mounted in another mount namespace only, that of process {}, which serves it",
+            cage.pid
+        );
         return Err(Failure::new(what).exit(Exit::Busy).next(format!("`kill {}` ends it", cage.pid)));
     }
     let place = if cage.mountpoint == text { String::new() } else { format!(" at {}", cage.mountpoint) };
@@ -89,10 +102,25 @@ mod tests {
 
     #[test]
     fn nothing_is_caged_twice() {
-        let cage = CageReport { directory: "/a".to_owned(), mountpoint: "/b".to_owned(), attached: true, ..CageReport::default() };
-        let gone = CageReport { directory: "/d".to_owned(), mountpoint: "/d".to_owned(), attached: false, ..CageReport::default() };
-        let elsewhere =
-            CageReport { directory: "/e".to_owned(), mountpoint: "/e".to_owned(), attached: true, pid: 7, ..CageReport::default() };
+        let cage = CageReport {
+            directory: "/a".to_owned(),
+            mountpoint: "/b".to_owned(),
+            attached: true,
+            ..CageReport::default()
+        };
+        let gone = CageReport {
+            directory: "/d".to_owned(),
+            mountpoint: "/d".to_owned(),
+            attached: false,
+            ..CageReport::default()
+        };
+        let elsewhere = CageReport {
+            directory: "/e".to_owned(),
+            mountpoint: "/e".to_owned(),
+            attached: true,
+            pid: 7,
+            ..CageReport::default()
+        };
         let cages = [cage, gone, elsewhere];
         for (directory, exit) in [
             ("/a", Some(Exit::Failure)),

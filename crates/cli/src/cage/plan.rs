@@ -103,23 +103,32 @@ pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec
     let stack = StackSource::Spec(StackSpec { layers: layers(&settings, directory.clone()) });
     let at = mountpoint.clone().unwrap_or_else(|| directory.clone());
     let mut mount = plan::mount(program, stack, at, settings);
-    // The kernel's engines are not those of a mirror: this mount is made only where FUSE was chosen.
+    // The kernel's engines are not those of a mirror: this mount is made only where FUSE was
+    // chosen.
     mount.engine = Engine::Fuse;
     mount.prefix = super::PREFIX;
     let fuse_only = fuse_only.map(written);
-    Ok(Plan::Cage(Box::new(CagePlan { mount, directory, mountpoint, engine, engine_by_default, settings: cage, fuse_only })))
+    Ok(Plan::Cage(Box::new(CagePlan {
+        mount,
+        directory,
+        mountpoint,
+        engine,
+        engine_by_default,
+        settings: cage,
+        fuse_only,
+    })))
 }
 
 fn paths(positionals: Vec<OsString>) -> Result<(PathBuf, Option<PathBuf>), Failure> {
     let mut rest = positionals.into_iter();
     match (rest.next(), rest.next(), rest.next()) {
-        (_, _, Some(extra)) => {
-            Err(Failure::usage(format!("too many arguments: \"{}\"", extra.to_string_lossy()))
-                .next("DIR and perhaps MOUNTPOINT are needed"))
-        }
+        (_, _, Some(extra)) => Err(Failure::usage(format!("too many arguments: \"{}\"", extra.to_string_lossy()))
+            .next("DIR and perhaps MOUNTPOINT are needed")),
         (Some(directory), None, None) if !directory.is_empty() => Ok((directory.into(), None)),
         // fstab has two columns: the same directory in both is a cage over itself.
-        (Some(directory), Some(mountpoint), None) if directory == mountpoint && !directory.is_empty() => Ok((directory.into(), None)),
+        (Some(directory), Some(mountpoint), None) if directory == mountpoint && !directory.is_empty() => {
+            Ok((directory.into(), None))
+        }
         (Some(directory), Some(mountpoint), None) if !directory.is_empty() && !mountpoint.is_empty() => {
             Ok((directory.into(), Some(mountpoint.into())))
         }
@@ -129,11 +138,14 @@ fn paths(positionals: Vec<OsString>) -> Result<(PathBuf, Option<PathBuf>), Failu
 
 fn check_engine(engine: Engine, given: &[Given]) -> Result<(), Failure> {
     if engine == Engine::Kernel {
-        return Err(Failure::usage("engine: \"kernel\" is not one of fuse, loop, quota, auto").next("a bind mount limits nothing"));
+        return Err(Failure::usage("engine: \"kernel\" is not one of fuse, loop, quota, auto")
+            .next("a bind mount limits nothing"));
     }
     let of_loop = given.iter().find(|given| matches!(given.option, Opt::FsType | Opt::Image | Opt::Sparse));
     match of_loop {
-        Some(option) if engine != Engine::Loop => Err(Failure::usage(format!("option {} is for --engine=loop only", name(option.option)))),
+        Some(option) if engine != Engine::Loop => {
+            Err(Failure::usage(format!("option {} is for --engine=loop only", name(option.option))))
+        }
         _ => Ok(()),
     }
 }
@@ -157,14 +169,20 @@ fn check_settings(cage: &CageSettings) -> Result<(), Failure> {
     if let (Some(size), Some(Share::Size(soft))) = (cage.size, soft)
         && soft > size
     {
-        return Err(Failure::usage(format!("soft: {soft} is more than the limit of {size}, it would never be reached")));
+        return Err(Failure::usage(format!(
+            "soft: {soft} is more than the limit of {size}, it would never be reached"
+        )));
     }
     Ok(())
 }
 
 /// The directory, the cage, and what logs.
 fn layers(settings: &Settings, source: PathBuf) -> Vec<LayerSpec> {
-    let mut layers = vec![LayerSpec::Host(HostSpec { source, noatime: settings.door.atime == Some(Atime::No), ..settings.host.clone() })];
+    let mut layers = vec![LayerSpec::Host(HostSpec {
+        source,
+        noatime: settings.door.atime == Some(Atime::No),
+        ..settings.host.clone()
+    })];
     layers.push(settings.cage.layer());
     if settings.debug {
         layers.push(LayerSpec::Trace(TraceSpec { level: TraceLevel::All }));

@@ -1,7 +1,8 @@
 //! The engine `quota`: the file system that the directory lies on keeps the limit itself.
 //!
-//! ext4 and XFS count by project ([`project`]), Btrfs by subvolume ([`qgroup`]). Nothing is mounted and no process stays behind. What such a
-//! limit does not do that the engine `fuse` does is told by [`caveats`].
+//! ext4 and XFS count by project ([`project`]), Btrfs by subvolume ([`qgroup`]). Nothing is mounted
+//! and no process stays behind. What such a limit does not do that the engine `fuse` does is told
+//! by [`caveats`].
 
 mod project;
 mod qgroup;
@@ -34,16 +35,23 @@ impl CageEngine for QuotaEngine {
         privileged()?;
         let directory = wanted.directory.as_path();
         if let Some(mountpoint) = wanted.mountpoint.as_deref().filter(|mountpoint| *mountpoint != directory) {
-            let what = format!("a quota limits {} itself and cannot show it at {}", path_text(directory), path_text(mountpoint));
+            let what = format!(
+                "a quota limits {} itself and cannot show it at {}",
+                path_text(directory),
+                path_text(mountpoint)
+            );
             return Err(Failure::usage(what).next("leave the mount point out, or use --engine=fuse"));
         }
         let open = open(directory)?;
         record::hold(&open, directory)?;
         let known = Record::find(directory)?.filter(|record| record.mountpoint == directory);
         if let Some(record) = known.as_ref().filter(|record| record.engine != EngineKind::Quota) {
-            return Err(
-                Failure::new(format!("{} is caged already, with --engine={}", path_text(directory), record.engine)).exit(Exit::Busy)
-            );
+            return Err(Failure::new(format!(
+                "{} is caged already, with --engine={}",
+                path_text(directory),
+                record.engine
+            ))
+            .exit(Exit::Busy));
         }
         let bytes = wanted.bytes.or(known.as_ref().map(|record| record.bytes));
         let bytes = bytes.ok_or_else(|| Failure::usage("--size is needed"))?;
@@ -56,11 +64,18 @@ impl CageEngine for QuotaEngine {
         Ok(record)
     }
 
-    fn resize(&self, record: &Record, bytes: Option<u64>, inodes: Option<u64>, _tell: Tell<'_>) -> Result<Record, Failure> {
+    fn resize(
+        &self,
+        record: &Record,
+        bytes: Option<u64>,
+        inodes: Option<u64>,
+        _tell: Tell<'_>,
+    ) -> Result<Record, Failure> {
         privileged()?;
         let open = open(&record.directory)?;
         record::hold(&open, &record.directory)?;
-        let record = Record { bytes: bytes.unwrap_or(record.bytes), inodes: inodes.or(record.inodes), ..record.clone() };
+        let record =
+            Record { bytes: bytes.unwrap_or(record.bytes), inodes: inodes.or(record.inodes), ..record.clone() };
         match &record.detail {
             Detail::Qgroup { .. } => qgroup::set(&record, inodes.is_some(), &open)?,
             _ => project::set(&record, &open)?,
@@ -72,8 +87,16 @@ impl CageEngine for QuotaEngine {
     fn figures(&self, record: &Record) -> Result<Figures, Failure> {
         let open = match open(&record.directory) {
             Err(failure) if failure.exit == Exit::NotFound => {
-                let notes = vec![format!("the directory is gone; `nacre cage remove {}` lifts its limit", path_text(&record.directory))];
-                return Ok(Figures { limit: record.bytes, mode: "no directory".to_owned(), notes, ..Figures::default() });
+                let notes = vec![format!(
+                    "the directory is gone; `nacre cage remove {}` lifts its limit",
+                    path_text(&record.directory)
+                )];
+                return Ok(Figures {
+                    limit: record.bytes,
+                    mode: "no directory".to_owned(),
+                    notes,
+                    ..Figures::default()
+                });
             }
             open => open?,
         };
@@ -107,7 +130,8 @@ impl CageEngine for QuotaEngine {
     }
 }
 
-/// Why quotas do not keep every promise of a cage for this directory, as the end of a sentence; none where they do.
+/// Why quotas do not keep every promise of a cage for this directory, as the end of a sentence;
+/// none where they do.
 pub fn shortcoming(directory: &Path) -> Option<String> {
     let entry = match mount_of(directory) {
         Ok(entry) => entry,
@@ -117,10 +141,12 @@ pub fn shortcoming(directory: &Path) -> Option<String> {
         Err(why) => Some(why),
         Ok(FileSystem::Ext4) => Some("quotas of ext4 do not limit root".to_owned()),
         Ok(FileSystem::Btrfs) => Some("quotas of Btrfs are not shown by df and count no inodes".to_owned()),
-        Ok(FileSystem::Xfs) => match open(directory).and_then(|open| project::ready(&open, directory, &entry, FileSystem::Xfs)) {
-            Ok(()) => None,
-            Err(failure) => Some(failure.what),
-        },
+        Ok(FileSystem::Xfs) => {
+            match open(directory).and_then(|open| project::ready(&open, directory, &entry, FileSystem::Xfs)) {
+                Ok(()) => None,
+                Err(failure) => Some(failure.what),
+            }
+        }
     }
 }
 
@@ -148,7 +174,8 @@ fn privileged() -> Result<(), Failure> {
 
 fn open(directory: &Path) -> Result<File, Failure> {
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW;
-    let file = OpenOptions::new().read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or_default()).open(directory);
+    let file =
+        OpenOptions::new().read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or_default()).open(directory);
     file.map_err(|error| Failure::io("cannot open", path_text(directory), &error))
 }
 
@@ -168,7 +195,8 @@ fn file_system(entry: &MountEntry) -> Result<FileSystem, String> {
 }
 
 fn unable(directory: &Path, why: &str) -> Failure {
-    Failure::new(format!("--engine=quota cannot limit {}: {why}", path_text(directory))).next("--engine=fuse works on every file system")
+    Failure::new(format!("--engine=quota cannot limit {}: {why}", path_text(directory)))
+        .next("--engine=fuse works on every file system")
 }
 
 fn caged_already(directory: &Path) -> Failure {
@@ -193,7 +221,9 @@ mod tests {
 
     #[test]
     fn every_kind_of_file_system_is_told_why_not() {
-        for (kind, why) in [("tmpfs", "option size"), ("overlay", "upper"), ("nfs4", "nfs4 has no"), ("ext3", "ext3 has no")] {
+        for (kind, why) in
+            [("tmpfs", "option size"), ("overlay", "upper"), ("nfs4", "nfs4 has no"), ("ext3", "ext3 has no")]
+        {
             assert!(file_system(&entry(kind)).unwrap_err().contains(why), "{kind}");
         }
         assert_eq!(file_system(&entry("xfs")), Ok(FileSystem::Xfs));

@@ -1,7 +1,9 @@
-//! What is remembered of cages that the kernel keeps alone: one JSON file each, which survives reboots.
+//! What is remembered of cages that the kernel keeps alone: one JSON file each, which survives
+//! reboots.
 //!
-//! Written by the engines only, one command at a time ([`hold`]); read by everybody. A record is removed when its cage is: by `nacre cage remove`, and for
-//! images also when somebody has deleted the file by other means.
+//! Written by the engines only, one command at a time ([`hold`]); read by everybody. A record is
+//! removed when its cage is: by `nacre cage remove`, and for images also when somebody has deleted
+//! the file by other means.
 
 use super::{
     engine::{EngineKind, FileSystem},
@@ -87,7 +89,14 @@ pub enum Detail {
 
 impl Record {
     /// A record of a cage that is being made.
-    pub fn new(engine: EngineKind, directory: &Path, mountpoint: &Path, bytes: u64, inodes: Option<u64>, detail: Detail) -> Record {
+    pub fn new(
+        engine: EngineKind,
+        directory: &Path,
+        mountpoint: &Path,
+        bytes: u64,
+        inodes: Option<u64>,
+        detail: Detail,
+    ) -> Record {
         let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let id = state::identifier(mountpoint, 0);
         Record {
@@ -110,7 +119,9 @@ impl Record {
     pub fn all() -> Result<Vec<Record>, Failure> {
         let Some(directory) = directory() else { return Ok(Vec::new()) };
         let names = match fs::read_dir(&directory) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => return Ok(Vec::new()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+                return Ok(Vec::new());
+            }
             names => names.map_err(|error| Failure::io("cannot read", path_text(&directory), &error))?,
         };
         let mut records = Vec::new();
@@ -134,7 +145,9 @@ impl Record {
         let mut records = Record::all()?;
         let place = records.iter().position(|record| record.mountpoint == path);
         let place = place.or_else(|| records.iter().position(|record| record.directory == path));
-        Ok(place.or_else(|| records.iter().position(|record| record.image() == Some(path))).map(|place| records.swap_remove(place)))
+        Ok(place
+            .or_else(|| records.iter().position(|record| record.image() == Some(path)))
+            .map(|place| records.swap_remove(place)))
     }
 
     /// The image, where there is one.
@@ -166,7 +179,9 @@ impl Record {
     pub fn remove(&self) -> Result<(), Failure> {
         let path = own()?.join(format!("{}.json", self.id));
         match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::io("cannot remove", path_text(&path), &error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Failure::io("cannot remove", path_text(&path), &error))
+            }
             _ => Ok(()),
         }
     }
@@ -178,7 +193,8 @@ fn directory() -> Option<PathBuf> {
 
 /// The directory, made if need be.
 fn own() -> Result<PathBuf, Failure> {
-    let directory = directory().ok_or_else(|| Failure::new("there is no place for records: neither XDG_STATE_HOME nor HOME is set"))?;
+    let directory = directory()
+        .ok_or_else(|| Failure::new("there is no place for records: neither XDG_STATE_HOME nor HOME is set"))?;
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
     made.map_err(|error| Failure::io("cannot make the directory of records", path_text(&directory), &error))?;
     Ok(directory)
@@ -191,7 +207,9 @@ fn read(path: &Path) -> Result<Option<Record>, Failure> {
         text => text.map_err(|error| Failure::io("cannot read", path_text(path), &error))?,
     };
     let record = serde_json::from_slice(&text);
-    record.map(Some).map_err(|error| Failure::new(format!("{} is no record of a cage: {error}", path_text(path))).next("move it away"))
+    record.map(Some).map_err(|error| {
+        Failure::new(format!("{} is no record of a cage: {error}", path_text(path))).next("move it away")
+    })
 }
 
 /// Held while something is chosen that no other cage may choose, too: short.
@@ -202,7 +220,8 @@ pub fn choosing() -> Result<File, Failure> {
     let path = own()?.join("lock");
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
     let file = file.map_err(|error| Failure::io("cannot open", path_text(&path), &error))?;
-    flock(&file, FlockOperation::LockExclusive).map_err(|error| Failure::io("cannot lock", path_text(&path), &error.into()))?;
+    flock(&file, FlockOperation::LockExclusive)
+        .map_err(|error| Failure::io("cannot lock", path_text(&path), &error.into()))?;
     Ok(file)
 }
 
@@ -253,7 +272,12 @@ mod tests {
         let odd = PathBuf::from(OsString::from_vec(b"/a\xff b".to_vec()));
         for detail in [
             Detail::Loop { image: odd.clone(), fstype: FileSystem::Xfs, sparse: true },
-            Detail::Project { fstype: FileSystem::Ext4, project: 7, filesystem: PathBuf::from("/srv"), complete: false },
+            Detail::Project {
+                fstype: FileSystem::Ext4,
+                project: 7,
+                filesystem: PathBuf::from("/srv"),
+                complete: false,
+            },
             Detail::Qgroup { subvolume: 257 },
         ] {
             let record = Record::new(EngineKind::Loop, &odd, Path::new("/m"), 5, Some(6), detail);

@@ -1,7 +1,9 @@
-//! What a cage tells about itself: the data of `nacre cage status` and of `nacre metrics`, the same for every engine.
+//! What a cage tells about itself: the data of `nacre cage status` and of `nacre metrics`, the same
+//! for every engine.
 //!
-//! Those that a process of ours serves come over its control socket inside of [`crate::report::Report`]; those of the kernel are asked
-//! for by [`super::find`]. The JSON form is an interface for scripts: fields are added, never renamed.
+//! Those that a process of ours serves come over its control socket inside of
+//! [`crate::report::Report`]; those of the kernel are asked for by [`super::find`]. The JSON form
+//! is an interface for scripts: fields are added, never renamed.
 
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +91,8 @@ pub struct CageReport {
     /// Why this engine.
     #[serde(default)]
     pub engine_reason: String,
-    /// How it works at this moment: `collected`, `announced` or `through`, or what the kernel's engine consists of.
+    /// How it works at this moment: `collected`, `announced` or `through`, or what the kernel's
+    /// engine consists of.
     pub mode: String,
     /// Whether it is in force: a kernel's cage may be known and not mounted.
     pub attached: bool,
@@ -126,7 +129,8 @@ pub struct CageReport {
     pub collecting: Option<CollectingReport>,
     /// Whether the figures are right to the byte: `exact`, or what is being done about it.
     pub accounting: String,
-    /// How the accounts were found when it was mounted: `new`, `clean`, `crashed`, `lost`; empty where the kernel keeps them.
+    /// How the accounts were found when it was mounted: `new`, `clean`, `crashed`, `lost`; empty
+    /// where the kernel keeps them.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub start: String,
     /// How often everything was counted since then.

@@ -38,8 +38,10 @@ impl SizeChange {
     /// # Errors
     /// No room for one block would be left.
     pub fn of(self, present: Option<u64>, directory: &str) -> Result<u64, Failure> {
-        let unlimited =
-            || Failure::new(format!("{directory} has no limit of size that could be made larger or smaller")).next("name the new size");
+        let unlimited = || {
+            Failure::new(format!("{directory} has no limit of size that could be made larger or smaller"))
+                .next("name the new size")
+        };
         let start = match self {
             SizeChange::To(_) => 0,
             SizeChange::Grow(_) | SizeChange::Shrink(_) => present.ok_or_else(unlimited)?,
@@ -96,7 +98,9 @@ impl FromStr for InodeChange {
         match (text, text.parse()) {
             ("none", _) => Ok(InodeChange::None),
             (_, Ok(inodes)) if inodes > 0 => Ok(InodeChange::To(inodes)),
-            _ => Err(Failure::usage(format!("inodes: \"{text}\" is neither a number of files, directories and links nor the word none"))),
+            _ => Err(Failure::usage(format!(
+                "inodes: \"{text}\" is neither a number of files, directories and links nor the word none"
+            ))),
         }
     }
 }
@@ -106,12 +110,15 @@ impl FromStr for InodeChange {
 /// # Errors
 /// No cage of that name, or a limit that its engine cannot take.
 pub fn run(directory: &Path, size: Option<SizeChange>, inodes: Option<InodeChange>) -> Result<Vec<String>, Failure> {
-    if let Some((peer, cage)) = find::served(control::find(&control::whose(&[directory.to_owned()])).peers, directory)? {
+    if let Some((peer, cage)) = find::served(control::find(&control::whose(&[directory.to_owned()])).peers, directory)?
+    {
         let answer = peer.ask(&Request::ResizeCage { cage, size, inodes })?;
         let Answer::Cage(cage) = answer else {
-            return Err(
-                Failure::new(format!("the process that serves {} answers something else", peer.report.mountpoint)).exit(Exit::Failure)
-            );
+            return Err(Failure::new(format!(
+                "the process that serves {} answers something else",
+                peer.report.mountpoint
+            ))
+            .exit(Exit::Failure));
         };
         return Ok(crowded(&path_text(directory), cage.used, cage.limit));
     }
@@ -120,9 +127,8 @@ pub fn run(directory: &Path, size: Option<SizeChange>, inodes: Option<InodeChang
     let bytes = size.map(|change| change.of(Some(record.bytes), &text)).transpose()?;
     let inodes = match inodes {
         Some(InodeChange::None) => {
-            return Err(
-                Failure::usage(format!("the engine {} cannot take a limit of inodes back", record.engine)).next("name a larger one")
-            );
+            return Err(Failure::usage(format!("the engine {} cannot take a limit of inodes back", record.engine))
+                .next("name a larger one"));
         }
         other => other.and_then(InodeChange::limit),
     };

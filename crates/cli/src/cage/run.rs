@@ -1,4 +1,5 @@
-//! Carries out what a command line asked of cages: makes them with the engine that was chosen, changes, shows and removes them.
+//! Carries out what a command line asked of cages: makes them with the engine that was chosen,
+//! changes, shows and removes them.
 
 use super::{
     command::CageOrder,
@@ -74,7 +75,10 @@ pub fn larger_than_disk(directory: &Path, limit: Option<u64>) -> Option<String> 
     let (size, most) = (Size::new(limit).short(), Size::new(whole).short());
     // Some file systems have no size.
     (whole > 0 && limit > whole).then(|| {
-        format!("{size} is more than the file system of {} can hold ({most}): it is full before the cage is", path_text(directory))
+        format!(
+            "{size} is more than the file system of {} can hold ({most}): it is full before the cage is",
+            path_text(directory)
+        )
     })
 }
 
@@ -82,10 +86,16 @@ pub fn larger_than_disk(directory: &Path, limit: Option<u64>) -> Option<String> 
 fn larger_than_cage(limits: &[String], whole: Option<u64>) -> Vec<String> {
     let Some(whole) = whole else { return Vec::new() };
     let larger = limits.iter().filter(|text| {
-        let Ok(LimitRule::User(_, size) | LimitRule::Directory(_, size)) = text.parse::<LimitRule>() else { return false };
+        let Ok(LimitRule::User(_, size) | LimitRule::Directory(_, size)) = text.parse::<LimitRule>() else {
+            return false;
+        };
         size.bytes() > whole
     });
-    larger.map(|text| format!("{text} is more than the cage holds ({}): it is full before that", Size::new(whole).short())).collect()
+    larger
+        .map(|text| {
+            format!("{text} is more than the cage holds ({}): it is full before that", Size::new(whole).short())
+        })
+        .collect()
 }
 
 /// The cage with its paths resolved.
@@ -107,14 +117,17 @@ fn wanted(plan: &CagePlan) -> Result<Wanted, Failure> {
     })
 }
 
-/// The image that this very cage was made with before, where no engine was asked for: nobody wants another cage in its empty mount point.
+/// The image that this very cage was made with before, where no engine was asked for: nobody wants
+/// another cage in its empty mount point.
 fn known_image(plan: &CagePlan) -> Result<Option<Record>, Failure> {
     if !plan.engine_by_default && plan.engine != Engine::Auto {
         return Ok(None);
     }
     let record = find::record(&plan.directory)?.filter(|record| record.engine == EngineKind::Loop);
     let elsewhere = |mountpoint: &Path| std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
-    Ok(record.filter(|record| plan.mountpoint.as_deref().is_none_or(|mountpoint| elsewhere(mountpoint) == record.mountpoint)))
+    Ok(record.filter(|record| {
+        plan.mountpoint.as_deref().is_none_or(|mountpoint| elsewhere(mountpoint) == record.mountpoint)
+    }))
 }
 
 fn choose(plan: &CagePlan, wanted: &Wanted, image: Option<&Record>) -> (EngineKind, String) {
@@ -196,6 +209,7 @@ fn remove(directory: &Path, yes: bool) -> Result<(), Failure> {
 /// # Errors
 /// A record of a cage that none keeps.
 pub fn engine_of(record: &Record) -> Result<&'static dyn engine::CageEngine, Failure> {
-    engine::engine(record.engine)
-        .ok_or_else(|| Failure::new(format!("the record of {} names no engine of the kernel", path_text(&record.directory))))
+    engine::engine(record.engine).ok_or_else(|| {
+        Failure::new(format!("the record of {} names no engine of the kernel", path_text(&record.directory)))
+    })
 }

@@ -1,4 +1,5 @@
-//! The cages of a mount that this process serves: what has to hold before it is mounted, where their accounting goes, and what they tell.
+//! The cages of a mount that this process serves: what has to hold before it is mounted, where
+//! their accounting goes, and what they tell.
 //!
 //! Called by [`crate::serve`], for `nacre cage` and for every other stack with cages in it.
 
@@ -31,7 +32,8 @@ use std::{
 /// Refuses a stack whose cages could not hold at this place. The mount point is resolved.
 ///
 /// # Errors
-/// Limits that are not understood, a directory that is caged already, or within reach of its own mount; accounting in the directory itself.
+/// Limits that are not understood, a directory that is caged already, or within reach of its own
+/// mount; accounting in the directory itself.
 pub fn check(spec: &StackSpec, mountpoint: &Path, context: &Context) -> Result<(), Failure> {
     for cage in cages(spec) {
         cage.limits(context).map_err(|error| Failure::new(format!("the cage cannot be made: {error}")))?;
@@ -46,24 +48,28 @@ pub fn check(spec: &StackSpec, mountpoint: &Path, context: &Context) -> Result<(
     place::uncaged(&directory, &find::known()?, &mountinfo::read()?)
 }
 
-/// Ends what is left of a cage of the same directory that is mounted nowhere in sight any more: held by other mount namespaces, it limits nothing here, and
-/// two of them would not know of each other.
+/// Ends what is left of a cage of the same directory that is mounted nowhere in sight any more:
+/// held by other mount namespaces, it limits nothing here, and two of them would not know of each
+/// other.
 ///
 /// # Errors
 /// Files in it are open.
 pub fn take_over(spec: &StackSpec) -> Result<(), Failure> {
     let Some(directory) = caged(spec)? else { return Ok(()) };
     let (text, own) = (path_text(&directory), rustix::process::geteuid().as_raw());
-    let is_left = |report: &Report| report.uid == own && report.cages.iter().any(|cage| !cage.attached && cage.directory == text);
+    let is_left =
+        |report: &Report| report.uid == own && report.cages.iter().any(|cage| !cage.attached && cage.directory == text);
     for peer in control::find(&Whose::Ours).peers.into_iter().filter(|peer| is_left(&peer.report)) {
         peer.ask(&Request::Unmount { lazy: false })?;
-        tracing::warn!("the cage that {text} had was unmounted, but held by other mount namespaces: it has been ended there, too");
+        tracing::warn!(
+            "the cage that {text} had was unmounted, but held by other mount namespaces: it has been ended there, too"
+        );
     }
     Ok(())
 }
 
-/// Gives every cage that has none a place for its accounting, and has them all know their directory by its real name; answers what to
-/// warn of, and the places that are new.
+/// Gives every cage that has none a place for its accounting, and has them all know their directory
+/// by its real name; answers what to warn of, and the places that are new.
 ///
 /// # Errors
 /// A place that cannot be made.
@@ -98,7 +104,8 @@ pub fn keep_accounts(spec: &mut StackSpec, mountpoint: &Path) -> Result<(Vec<Str
     Ok((warnings, begun))
 }
 
-/// The directory below the cages of a stack, resolved; none where there is no cage, or no directory.
+/// The directory below the cages of a stack, resolved; none where there is no cage, or no
+/// directory.
 fn caged(spec: &StackSpec) -> Result<Option<PathBuf>, Failure> {
     match spec.layers.first() {
         Some(LayerSpec::Host(host)) if cages(spec).next().is_some() => place::directory(&host.source).map(Some),
@@ -153,8 +160,17 @@ pub fn reports(cages: &[Arc<Cage>], spec: &StackSpec, status: &Status, about: &A
 fn report(told: cage::CageReport, spec: &CageSpec, directory: &str, status: &Status, about: &About) -> CageReport {
     let accounting = accounting(&told);
     let mode = mode(&told).to_owned();
-    let user = |user: cage::UserReport| UserReport { user: user_name(user.uid), uid: user.uid, used: user.used, limit: user.limit };
-    let group = |group: cage::DirReport| DirectoryReport { path: printable(group.path.as_bytes()), used: group.used, limit: group.limit };
+    let user = |user: cage::UserReport| UserReport {
+        user: user_name(user.uid),
+        uid: user.uid,
+        used: user.used,
+        limit: user.limit,
+    };
+    let group = |group: cage::DirReport| DirectoryReport {
+        path: printable(group.path.as_bytes()),
+        used: group.used,
+        limit: group.limit,
+    };
     CageReport {
         directory: directory.to_owned(),
         mountpoint: path_text(&status.mountpoint),
@@ -252,7 +268,10 @@ mod tests {
         for line in ["mem", "host:/no/such/place", "mem | cage:size=1G"] {
             assert_eq!(check(&stack(line), Path::new("/"), &context), Ok(()), "{line}");
         }
-        assert_eq!(check(&stack("host:/no/such/place | cage:size=1G"), Path::new("/"), &context).unwrap_err().exit, Exit::NotFound);
+        assert_eq!(
+            check(&stack("host:/no/such/place | cage:size=1G"), Path::new("/"), &context).unwrap_err().exit,
+            Exit::NotFound
+        );
         assert!(check(&stack("mem | cage:size=10X"), Path::new("/"), &context).unwrap_err().what.contains("10X"));
     }
 }

@@ -1,4 +1,5 @@
-//! What a cage is asked to be, as plain data: filled in by [`crate::settings`] from the options as given, read by [`super::plan`].
+//! What a cage is asked to be, as plain data: filled in by [`crate::settings`] from the options as
+//! given, read by [`super::plan`].
 
 use super::engine::FileSystem;
 use nacre_layers::{
@@ -7,7 +8,8 @@ use nacre_layers::{
 };
 use std::path::PathBuf;
 
-/// Settings that only a cage has. Texts are well-formed; users and directories that they name are looked up when the cage is made.
+/// Settings that only a cage has. Texts are well-formed; users and directories that they name are
+/// looked up when the cage is made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CageSettings {
     /// How much it may hold.

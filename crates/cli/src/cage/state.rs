@@ -1,8 +1,10 @@
-//! Where what must survive a reboot is kept: the accounting of cages, and the records of those that no process of ours serves.
+//! Where what must survive a reboot is kept: the accounting of cages, and the records of those that
+//! no process of ours serves.
 //!
-//! `/var/lib/nacre` for root, `$XDG_STATE_HOME/nacre` or `~/.local/state/nacre` for others; `NACRE_STATE_DIR` names another place. A cage
-//! never keeps its accounting in the directory that it limits: it would count itself, and wait for itself. What a cage of such a
-//! directory keeps goes to the place of control sockets, and does not survive a reboot.
+//! `/var/lib/nacre` for root, `$XDG_STATE_HOME/nacre` or `~/.local/state/nacre` for others;
+//! `NACRE_STATE_DIR` names another place. A cage never keeps its accounting in the directory that
+//! it limits: it would count itself, and wait for itself. What a cage of such a directory keeps
+//! goes to the place of control sockets, and does not survive a reboot.
 
 use crate::{failure::Failure, report::path_text, runtime};
 use rustix::{
@@ -31,10 +33,14 @@ struct Surroundings {
     home: Option<OsString>,
 }
 
-/// The directory for everything that survives a reboot; none where the environment of an ordinary user names no home.
+/// The directory for everything that survives a reboot; none where the environment of an ordinary
+/// user names no home.
 pub fn base() -> Option<PathBuf> {
-    let surroundings =
-        Surroundings { named: env::var_os("NACRE_STATE_DIR"), state_home: env::var_os("XDG_STATE_HOME"), home: env::var_os("HOME") };
+    let surroundings = Surroundings {
+        named: env::var_os("NACRE_STATE_DIR"),
+        state_home: env::var_os("XDG_STATE_HOME"),
+        home: env::var_os("HOME"),
+    };
     place(geteuid().as_raw(), surroundings)
 }
 
@@ -46,7 +52,8 @@ fn place(uid: u32, surroundings: Surroundings) -> Option<PathBuf> {
     if uid == 0 {
         return Some(PathBuf::from("/var/lib/nacre"));
     }
-    let of_user = absolute(surroundings.state_home).or_else(|| absolute(surroundings.home).map(|home| home.join(".local/state")));
+    let of_user =
+        absolute(surroundings.state_home).or_else(|| absolute(surroundings.home).map(|home| home.join(".local/state")));
     of_user.map(|state| state.join("nacre"))
 }
 
@@ -61,8 +68,8 @@ pub struct Kept {
     pub begun: Option<Begun>,
 }
 
-/// The place for the cage of `directory` at `mountpoint` (both canonical), which nothing else uses; `place` tells several cages over one
-/// directory apart.
+/// The place for the cage of `directory` at `mountpoint` (both canonical), which nothing else uses;
+/// `place` tells several cages over one directory apart.
 ///
 /// # Errors
 /// A directory that cannot be made.
@@ -78,8 +85,11 @@ pub fn of_cage(directory: &Path, mountpoint: &Path, place: usize) -> Result<Kept
     };
     let kept = runtime::own()?.join("cage").join(name);
     if outside(&kept, directory, mountpoint).is_err() {
-        return Err(Failure::new(format!("every place for the accounting of the cage lies in {} itself", path_text(mountpoint)))
-            .next("--state=DIR names a place outside"));
+        return Err(Failure::new(format!(
+            "every place for the accounting of the cage lies in {} itself",
+            path_text(mountpoint)
+        ))
+        .next("--state=DIR names a place outside"));
     }
     keep(kept, Some(why))
 }
@@ -102,7 +112,8 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Marks a place that is still to be made; nothing where there is one, or another process makes it.
+    /// Marks a place that is still to be made; nothing where there is one, or another process makes
+    /// it.
     fn new(place: &Path) -> Option<Begun> {
         let above = place.parent()?;
         make(above).ok()?;
@@ -115,7 +126,8 @@ impl Begun {
         let mark = PathBuf::from(mark);
         loop {
             let lock = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark).ok()?;
-            // Somebody may have taken it for one that was left. He removes the place before the mark, so nothing is made there until he has done so.
+            // Somebody may have taken it for one that was left. He removes the place before the
+            // mark, so nothing is made there until he has done so.
             flock(&lock, FlockOperation::LockExclusive).ok()?;
             if runtime::is_at(lock.as_fd(), &mark) {
                 return Some(Begun { place: place.to_owned(), mark, _lock: lock });
@@ -143,17 +155,22 @@ fn remove(place: &Path, mark: &Path) {
     }
 }
 
-/// Removes what commands that were killed have left: the accounting of cages that were never mounted, records that were not written to their end.
+/// Removes what commands that were killed have left: the accounting of cages that were never
+/// mounted, records that were not written to their end.
 pub fn sweep() {
     let lasting = base().map(|base| base.join("cage"));
-    for directory in [lasting.as_ref().map(|cages| cages.join("kernel")), lasting, Some(runtime::ours().join("cage"))].into_iter().flatten()
+    for directory in [lasting.as_ref().map(|cages| cages.join("kernel")), lasting, Some(runtime::ours().join("cage"))]
+        .into_iter()
+        .flatten()
     {
         sweep_below(&directory);
     }
 }
 
 fn sweep_below(directory: &Path) {
-    for mark in runtime::children(directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == UNREADY)) {
+    for mark in
+        runtime::children(directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == UNREADY))
+    {
         if let Some(_held) = runtime::take_abandoned(&mark) {
             remove(&mark.with_extension(""), &mark);
         }
@@ -175,9 +192,15 @@ pub fn named(state: &Path, directory: &Path, mountpoint: &Path) -> Result<(), Fa
 /// It does not.
 pub fn outside(state: &Path, directory: &Path, mountpoint: &Path) -> Result<(), Failure> {
     let real = resolved(state);
-    let Some(around) = [directory, mountpoint].into_iter().find(|around| real.starts_with(around)) else { return Ok(()) };
-    Err(Failure::new(format!("the accounting cannot be kept in the cage itself: {} lies in {}", path_text(state), path_text(around)))
-        .next("--state=DIR names a place outside; without it, there is one"))
+    let Some(around) = [directory, mountpoint].into_iter().find(|around| real.starts_with(around)) else {
+        return Ok(());
+    };
+    Err(Failure::new(format!(
+        "the accounting cannot be kept in the cage itself: {} lies in {}",
+        path_text(state),
+        path_text(around)
+    ))
+    .next("--state=DIR names a place outside; without it, there is one"))
 }
 
 fn make(directory: &Path) -> Result<(), Failure> {
@@ -203,7 +226,8 @@ fn resolved(path: &Path) -> PathBuf {
     }
 }
 
-/// A name for the cage of a directory: its path, readable, and a number that tells paths apart which look alike so.
+/// A name for the cage of a directory: its path, readable, and a number that tells paths apart
+/// which look alike so.
 pub fn identifier(directory: &Path, place: usize) -> String {
     const READABLE: usize = 100;
     let bytes = directory.as_os_str().as_bytes();
@@ -216,7 +240,8 @@ pub fn identifier(directory: &Path, place: usize) -> String {
     if place == 0 { format!("{readable}-{number:016x}") } else { format!("{readable}-{number:016x}-{place}") }
 }
 
-/// FNV-1a with 64 bits (Fowler, Noll, Vo): the same number for the same path in every version of this program.
+/// FNV-1a with 64 bits (Fowler, Noll, Vo): the same number for the same path in every version of
+/// this program.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -245,7 +270,10 @@ mod tests {
 
     #[test]
     fn names_are_readable_and_distinct() {
-        assert_eq!(identifier(Path::new("/var/log/nginx"), 0), format!("var-log-nginx-{:016x}", fnv(b"/var/log/nginx")));
+        assert_eq!(
+            identifier(Path::new("/var/log/nginx"), 0),
+            format!("var-log-nginx-{:016x}", fnv(b"/var/log/nginx"))
+        );
         assert!(identifier(Path::new("/"), 0).starts_with("root-"));
         assert_ne!(identifier(Path::new("/a/b"), 0), identifier(Path::new("/a-b"), 0));
         assert_ne!(identifier(Path::new("/a"), 0), identifier(Path::new("/a"), 1));

@@ -1,4 +1,5 @@
-//! `nacre cage status` and `nacre cage list`: cages as a table, in full, for scripts, or as JSON. Pure but for asking.
+//! `nacre cage status` and `nacre cage list`: cages as a table, in full, for scripts, or as JSON.
+//! Pure but for asking.
 
 use super::{find, report::CageReport};
 use crate::{
@@ -38,7 +39,9 @@ const COLUMNS: &[Column] = &[
         None => "-".to_owned(),
     }),
     right("inodes", "INODES", |cage, exact| cage.inodes.map_or_else(|| "-".to_owned(), |inodes| count(inodes, exact))),
-    right("inode-limit", "INODE-LIMIT", |cage, exact| cage.inode_limit.map_or_else(|| "-".to_owned(), |inodes| count(inodes, exact))),
+    right("inode-limit", "INODE-LIMIT", |cage, exact| {
+        cage.inode_limit.map_or_else(|| "-".to_owned(), |inodes| count(inodes, exact))
+    }),
     right("refused", "REFUSED", |cage, exact| count(cage.refused.total(), exact)),
     left("engine", "ENGINE", |cage, _| cage.engine.clone()),
     left("mode", "MODE", |cage, _| cage.mode.clone()),
@@ -82,7 +85,9 @@ pub fn status(view: &View, directories: &[PathBuf]) -> Result<String, Failure> {
         chosen.push(find::named(&found, directory)?.clone());
     }
     let cages = if directories.is_empty() { found } else { chosen };
-    if let ([cage], false, None, false, false) = (cages.as_slice(), directories.is_empty(), &view.columns, view.scripted, view.json) {
+    if let ([cage], false, None, false, false) =
+        (cages.as_slice(), directories.is_empty(), &view.columns, view.scripted, view.json)
+    {
         return Ok(detail(cage, view.exact));
     }
     show(&cages, &columns, view)
@@ -99,7 +104,8 @@ pub fn list(view: &View) -> Result<String, Failure> {
 
 fn show(cages: &[CageReport], columns: &[&Column], view: &View) -> Result<String, Failure> {
     if view.json {
-        let json = serde_json::to_string_pretty(cages).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
+        let json =
+            serde_json::to_string_pretty(cages).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
         return Ok(json + "\n");
     }
     Ok(match cages.is_empty() && !view.scripted {
@@ -112,7 +118,9 @@ fn choose(view: &View) -> Result<Vec<&'static Column>, Failure> {
     let find = |name: &str| {
         let unknown = || {
             let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
-            Failure::usage(format!("there is no column \"{name}\"")).next(format!("there are: {}", names.join(", "))).exit(Exit::Usage)
+            Failure::usage(format!("there is no column \"{name}\""))
+                .next(format!("there are: {}", names.join(", ")))
+                .exit(Exit::Usage)
         };
         COLUMNS.iter().find(|column| column.name == name).ok_or_else(unknown)
     };
@@ -145,12 +153,18 @@ fn detail(cage: &CageReport, exact: bool) -> String {
         why => format!("{} ({why})", cage.engine),
     };
     let of_limits = cage.inode_limit.map_or_else(String::new, |limit| format!(" of {}", count(limit, exact)));
-    let inodes = cage.inodes.map_or_else(|| "not told by the file system".to_owned(), |inodes| count(inodes, exact) + &of_limits);
+    let inodes = cage
+        .inodes
+        .map_or_else(|| "not told by the file system".to_owned(), |inodes| count(inodes, exact) + &of_limits);
     let mut lines = vec![
         ("cage", cage.directory.clone()),
         (
             "mountpoint",
-            if cage.attached { cage.mountpoint.clone() } else { format!("{} (not mounted: nothing is limited there)", cage.mountpoint) },
+            if cage.attached {
+                cage.mountpoint.clone()
+            } else {
+                format!("{} (not mounted: nothing is limited there)", cage.mountpoint)
+            },
         ),
         ("limit", cage.limit.map_or_else(none, size)),
         ("used", used),
@@ -198,9 +212,14 @@ fn mode(cage: &CageReport, exact: bool) -> String {
 
 fn refused(cage: &CageReport, exact: bool) -> String {
     let refused = cage.refused;
-    let kinds =
-        [("size", refused.size), ("inodes", refused.inodes), ("user limits", refused.user), ("directory limits", refused.directory)];
-    let kinds: Vec<String> = kinds.iter().filter(|(_, n)| *n > 0).map(|(kind, n)| format!("{kind} {}", count(*n, exact))).collect();
+    let kinds = [
+        ("size", refused.size),
+        ("inodes", refused.inodes),
+        ("user limits", refused.user),
+        ("directory limits", refused.directory),
+    ];
+    let kinds: Vec<String> =
+        kinds.iter().filter(|(_, n)| *n > 0).map(|(kind, n)| format!("{kind} {}", count(*n, exact))).collect();
     let total = count(refused.total(), exact);
     if kinds.is_empty() { total } else { format!("{total} ({})", kinds.join(", ")) }
 }
@@ -208,7 +227,12 @@ fn refused(cage: &CageReport, exact: bool) -> String {
 fn when_full(cage: &CageReport, exact: bool) -> String {
     match cage.dropped.bytes {
         0 => cage.when_full.clone(),
-        dropped => format!("{} ({} dropped, {} whole files)", cage.when_full, bytes(dropped, exact), count(cage.dropped.files, exact)),
+        dropped => format!(
+            "{} ({} dropped, {} whole files)",
+            cage.when_full,
+            bytes(dropped, exact),
+            count(cage.dropped.files, exact)
+        ),
     }
 }
 
@@ -216,7 +240,9 @@ fn users(cage: &CageReport, exact: bool) -> String {
     if cage.users.is_empty() {
         return String::new();
     }
-    let row = |user: &super::report::UserReport| vec![user.user.clone(), bytes(user.used, exact), optional(user.limit, exact)];
+    let row = |user: &super::report::UserReport| {
+        vec![user.user.clone(), bytes(user.used, exact), optional(user.limit, exact)]
+    };
     let rows: Vec<Vec<String>> = cage.users.iter().map(row).collect();
     let headings = [("USER", Align::Left), ("USED", Align::Right), ("LIMIT", Align::Right)];
     format!("\n{}", columns::aligned(&headings, &rows, false))
@@ -226,7 +252,9 @@ fn directories(cage: &CageReport, exact: bool) -> String {
     if cage.directories.is_empty() {
         return String::new();
     }
-    let row = |group: &super::report::DirectoryReport| vec![group.path.clone(), bytes(group.used, exact), bytes(group.limit, exact)];
+    let row = |group: &super::report::DirectoryReport| {
+        vec![group.path.clone(), bytes(group.used, exact), bytes(group.limit, exact)]
+    };
     let rows: Vec<Vec<String>> = cage.directories.iter().map(row).collect();
     let headings = [("DIRECTORY", Align::Left), ("USED", Align::Right), ("LIMIT", Align::Right)];
     format!("\n{}", columns::aligned(&headings, &rows, false))
@@ -287,7 +315,8 @@ mod tests {
     fn a_cage_in_full() {
         let mut cage = cage();
         cage.soft = Some(8 << 30);
-        cage.collecting = Some(CollectingReport { files: 3, recalls: 1, most_held: 64 << 20, ..CollectingReport::default() });
+        cage.collecting =
+            Some(CollectingReport { files: 3, recalls: 1, most_held: 64 << 20, ..CollectingReport::default() });
         cage.refused = RefusedReport { size: 3, user: 1, ..RefusedReport::default() };
         cage.when_full = "drop-oldest".to_owned();
         cage.dropped = DroppedReport { files: 2, bytes: 5 << 20 };

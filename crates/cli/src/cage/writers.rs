@@ -1,7 +1,9 @@
-//! Who would write past a cage: processes that hold files of the directory open for writing, or work in it, when a mount goes over it.
+//! Who would write past a cage: processes that hold files of the directory open for writing, or
+//! work in it, when a mount goes over it.
 //!
-//! They keep what they have: neither the limit nor the errors of the cage reach them until they open their files anew. One pass over
-//! `/proc`, by names of links only; nothing below the directory is touched.
+//! They keep what they have: neither the limit nor the errors of the cage reach them until they
+//! open their files anew. One pass over `/proc`, by names of links only; nothing below the
+//! directory is touched.
 
 use crate::report::{path_text, printable};
 use std::{
@@ -22,14 +24,17 @@ struct Bypass {
     how: String,
 }
 
-/// Sentences about the processes that would bypass a cage over `directory` (resolved); empty where there are none. Processes that this
-/// user may not look at are not seen.
+/// Sentences about the processes that would bypass a cage over `directory` (resolved); empty where
+/// there are none. Processes that this user may not look at are not seen.
 pub fn warnings(directory: &Path) -> Vec<String> {
     let own = std::process::id().to_string();
     let mut found = Vec::new();
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = process.file_name();
-        let Some(pid) = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && *name != own) else { continue };
+        let Some(pid) = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && *name != own)
+        else {
+            continue;
+        };
         if let Some(how) = bypass(&process.path(), directory) {
             let program = fs::read(process.path().join("comm")).unwrap_or_default();
             found.push(Bypass { pid: pid.to_owned(), program: printable(program.trim_ascii_end()), how });
@@ -39,13 +44,18 @@ pub fn warnings(directory: &Path) -> Vec<String> {
 }
 
 fn sentences(found: &[Bypass]) -> Vec<String> {
-    let mut lines: Vec<String> =
-        found.iter().take(NAMED).map(|one| format!("warning: {} (process {}) {}", one.program, one.pid, one.how)).collect();
+    let mut lines: Vec<String> = found
+        .iter()
+        .take(NAMED)
+        .map(|one| format!("warning: {} (process {}) {}", one.program, one.pid, one.how))
+        .collect();
     if found.len() > NAMED {
         lines.push(format!("warning: and {} more processes do so", found.len() - NAMED));
     }
     if !found.is_empty() {
-        lines.push("what these write is not limited until they open their files anew: reload or restart them".to_owned());
+        lines.push(
+            "what these write is not limited until they open their files anew: reload or restart them".to_owned(),
+        );
     }
     lines
 }
@@ -66,12 +76,15 @@ fn bypass(process: &Path, directory: &Path) -> Option<String> {
     works_in.map(|place| format!("works in {}", path_text(&place)))
 }
 
-/// Whether a descriptor is open for writing, from its `/proc/PID/fdinfo/N` (proc(5): flags are octal; `O_PATH` opens nothing).
+/// Whether a descriptor is open for writing, from its `/proc/PID/fdinfo/N` (proc(5): flags are
+/// octal; `O_PATH` opens nothing).
 fn is_written(info: &[u8]) -> bool {
     const ACCESS: u32 = 0o3;
     const PATH: u32 = 0o10_000_000;
     let line = info.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"flags:"));
-    let flags = line.and_then(|flags| std::str::from_utf8(flags.trim_ascii()).ok()).and_then(|text| u32::from_str_radix(text, 8).ok());
+    let flags = line
+        .and_then(|flags| std::str::from_utf8(flags.trim_ascii()).ok())
+        .and_then(|text| u32::from_str_radix(text, 8).ok());
     flags.is_some_and(|flags| flags & ACCESS != 0 && flags & PATH == 0)
 }
 
@@ -123,7 +136,8 @@ mod tests {
 
     #[test]
     fn many_are_counted() {
-        let one = Bypass { pid: "7".to_owned(), program: "rsyslogd".to_owned(), how: "holds /x open for writing".to_owned() };
+        let one =
+            Bypass { pid: "7".to_owned(), program: "rsyslogd".to_owned(), how: "holds /x open for writing".to_owned() };
         assert!(sentences(&[]).is_empty());
         let lines = sentences(&vec![one; 8]);
         assert_eq!(lines.len(), NAMED + 2);

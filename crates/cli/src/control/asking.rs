@@ -1,7 +1,10 @@
-//! Asking many sockets at once, so that whoever does not answer delays nobody else and the command by one deadline only.
+//! Asking many sockets at once, so that whoever does not answer delays nobody else and the command
+//! by one deadline only.
 //!
-//! Used by the commands of mounts ([`super::find`]) and of pools. Invariants: each user's sockets have threads of their own, so one user's silent ones do not
-//! keep another's from being asked; a thread that still waits when the deadline has passed is left behind, and waits for nothing that keeps the process from ending.
+//! Used by the commands of mounts ([`super::find`]) and of pools. Invariants: each user's sockets
+//! have threads of their own, so one user's silent ones do not keep another's from being asked; a
+//! thread that still waits when the deadline has passed is left behind, and waits for nothing that
+//! keeps the process from ending.
 
 use crate::runtime::Socket;
 use parking_lot::Mutex;
@@ -21,7 +24,8 @@ const FOREIGN_AT_ONCE: usize = 16;
 /// What a thread has for its stack, bytes: answers are nested.
 const STACK: usize = 1 << 20;
 
-/// Asks each socket; what has come when all have answered or at the deadline, in the order of the sockets. `None`: nothing has.
+/// Asks each socket; what has come when all have answered or at the deadline, in the order of the
+/// sockets. `None`: nothing has.
 pub fn ask_all<R: Send + 'static>(
     sockets: Vec<Socket>,
     until: Instant,

@@ -1,7 +1,9 @@
-//! The serving side of control sockets: one thread listens for all mounts of the process, each caller is answered in a thread of its own.
+//! The serving side of control sockets: one thread listens for all mounts of the process, each
+//! caller is answered in a thread of its own.
 //!
-//! Used by [`crate::serving`]. Invariants: a socket has its name only while it is listened to; when a [`Server`] is gone, nobody is answered by it
-//! any more, and whoever was connected hears of the end.
+//! Used by [`crate::serving`]. Invariants: a socket has its name only while it is listened to; when
+//! a [`Server`] is gone, nobody is answered by it any more, and whoever was connected hears of the
+//! end.
 
 use super::{PATIENCE, Request, receive, send};
 use crate::{control::Answer, failure::Failure};
@@ -61,7 +63,10 @@ impl Desk {
         let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let desk = Arc::new(Desk { waiting, counters: Mutex::default(), next: AtomicU64::new(0) });
         let listening = Arc::clone(&desk);
-        let thread = thread::Builder::new().name("nacre-listen".to_owned()).stack_size(128 << 10).spawn(move || listening.listen());
+        let thread = thread::Builder::new()
+            .name("nacre-listen".to_owned())
+            .stack_size(128 << 10)
+            .spawn(move || listening.listen());
         thread.map(|_| desk).map_err(failed)
     }
 
@@ -81,7 +86,8 @@ impl Desk {
                 let counter = self.counters.lock().get(&event.data.u64()).cloned();
                 if let Some(error) = counter.and_then(|counter| self.accept(&counter).err()) {
                     tracing::warn!(%error, "a command could not be answered");
-                    // Out of descriptors or threads: do not turn in circles until there are some again.
+                    // Out of descriptors or threads: do not turn in circles until there are some
+                    // again.
                     thread::sleep(Duration::from_millis(100));
                 }
             }
@@ -92,7 +98,9 @@ impl Desk {
         let stream = match counter.listener.accept() {
             Ok((stream, _)) => stream,
             // The caller has given up.
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => return Ok(()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {
+                return Ok(());
+            }
             Err(error) => return Err(error),
         };
         stream.set_nonblocking(false)?;
@@ -129,7 +137,8 @@ impl Server {
         let _ = fs::remove_file(&unready);
         crate::runtime::sweep(directory);
         let failed = |error: io::Error| Failure::io("cannot make the control socket", path.display(), &error);
-        // Between bind(2) and listen(2) it looks like a stale one, which others remove: it gets its name only when it answers.
+        // Between bind(2) and listen(2) it looks like a stale one, which others remove: it gets its
+        // name only when it answers.
         let listener = UnixListener::bind(&unready).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         fs::rename(&unready, &path).map_err(failed)?;
@@ -142,8 +151,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Waits until what was asked is answered, and answers nothing from then on. Somebody who does not listen is not waited for. Who is connected
-    /// stays so until the server is dropped.
+    /// Waits until what was asked is answered, and answers nothing from then on. Somebody who does
+    /// not listen is not waited for. Who is connected stays so until the server is dropped.
     pub fn close(&self) {
         if self.desk.counters.lock().remove(&self.number).is_none() {
             return;

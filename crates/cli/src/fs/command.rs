@@ -1,4 +1,5 @@
-//! The command line of `nacre fs`, as part of the table in [`crate::commands`]. Pure: arguments in, what to do out. The letters are ZFS'.
+//! The command line of `nacre fs`, as part of the table in [`crate::commands`]. Pure: arguments in,
+//! what to do out. The letters are ZFS'.
 
 use super::words;
 use crate::{
@@ -6,7 +7,9 @@ use crate::{
     failure::Failure,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use nacre_admin::fs::{Listing, Request, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types};
+use nacre_admin::fs::{
+    Listing, Request, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types,
+};
 use nacre_pool::properties::DATASET_PROPERTIES;
 use std::{ffi::OsString, os::unix::ffi::OsStrExt};
 
@@ -278,7 +281,9 @@ fn shows() -> [Command; 6] {
     let space = |name: &'static str, about: &'static str| {
         Command::new(name)
             .about(about)
-            .after_help(format!("Examples:\n  nacre fs {name} tank/home\n  nacre fs {name} -n -o name,used,quota -S used tank/home"))
+            .after_help(format!(
+                "Examples:\n  nacre fs {name} tank/home\n  nacre fs {name} -n -o name,used,quota -S used tank/home"
+            ))
             .arg(flag('n', "numeric", "Numbers instead of names"))
             .arg(flag('H', "scripted", "No headings, one tab between columns"))
             .arg(flag('p', "exact", "Exact numbers"))
@@ -416,13 +421,23 @@ fn texts(matches: &ArgMatches, name: &str) -> Vec<String> {
 
 /// Lists between commas, one behind the other.
 fn listed(matches: &ArgMatches, name: &str) -> Vec<String> {
-    texts(matches, name).iter().flat_map(|list| list.split(',')).filter(|one| !one.is_empty()).map(ToOwned::to_owned).collect()
+    texts(matches, name)
+        .iter()
+        .flat_map(|list| list.split(','))
+        .filter(|one| !one.is_empty())
+        .map(ToOwned::to_owned)
+        .collect()
 }
 
 fn form(matches: &ArgMatches) -> Form {
     // `holds` has no numbers but times.
     let integers = matches.try_get_one::<bool>("integers").ok().flatten().copied().unwrap_or(false);
-    Form { scripted: matches.get_flag("scripted"), exact: matches.get_flag("exact") || integers, json: matches.get_flag("json"), integers }
+    Form {
+        scripted: matches.get_flag("scripted"),
+        exact: matches.get_flag("exact") || integers,
+        json: matches.get_flag("json"),
+        integers,
+    }
 }
 
 /// Reads what `clap` has matched.
@@ -442,7 +457,10 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
         "create" | "clone" => {
             let from = (verb == "clone").then(|| text(matches, "SNAPSHOT"));
             let name = text(matches, "FILESYSTEM");
-            words::creatable(&name, verb == "create" && (matches.contains_id("volume") || matches.contains_id("block") || has("sparse")))?;
+            words::creatable(
+                &name,
+                verb == "create" && (matches.contains_id("volume") || matches.contains_id("block") || has("sparse")),
+            )?;
             let properties = words::assignments(&texts(matches, "properties"), &format!("cannot create '{name}'"))?;
             let told = |name| verb == "create" && has(name);
             let (parents, unmounted) = (has("parents"), has("unmounted"));
@@ -480,9 +498,12 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
         "list" => FsOrder::Show(list(matches)?),
         "get" => FsOrder::Show(get(matches)?),
         "set" => FsOrder::Set(ToSet { unmounted: has("unmounted"), ..words::settings(&texts(matches, "ARGUMENT"))? }),
-        "inherit" => {
-            FsOrder::Set(words::inheritance(&text(matches, "PROPERTY"), texts(matches, "FILESYSTEM"), has("recursive"), has("received"))?)
-        }
+        "inherit" => FsOrder::Set(words::inheritance(
+            &text(matches, "PROPERTY"),
+            texts(matches, "FILESYSTEM"),
+            has("recursive"),
+            has("received"),
+        )?),
         "userspace" | "groupspace" => FsOrder::Space(super::space::order(verb == "groupspace", matches)?),
         "snapshot" => {
             let properties = words::assignments(&texts(matches, "properties"), "cannot create snapshots")?;
@@ -490,22 +511,35 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
         }
         "rollback" => {
             let snapshot = text(matches, "SNAPSHOT");
-            let what = ToRollBack { snapshot: snapshot.clone(), newer: has("recursive"), clones: has("clones"), force: has("force") };
+            let what = ToRollBack {
+                snapshot: snapshot.clone(),
+                newer: has("recursive"),
+                clones: has("clones"),
+                force: has("force"),
+            };
             ask(&snapshot, Request::RollBack(what))
         }
         "bookmark" => {
             let (of, name) = (text(matches, "SNAPSHOT"), text(matches, "BOOKMARK"));
-            let name = if name.starts_with('#') { format!("{}{name}", of.split(['@', '#']).next().unwrap_or_default()) } else { name };
+            let name = if name.starts_with('#') {
+                format!("{}{name}", of.split(['@', '#']).next().unwrap_or_default())
+            } else {
+                name
+            };
             ask(&of.clone(), Request::Bookmark { of, name })
         }
         "hold" | "release" => {
             let (tag, snapshots) = (text(matches, "TAG"), texts(matches, "SNAPSHOT"));
             FsOrder::Hold(ToHold { tag, snapshots, recursive: has("recursive"), release: verb == "release" })
         }
-        "holds" => FsOrder::Holds { snapshots: texts(matches, "SNAPSHOT"), recursive: has("recursive"), form: form(matches) },
+        "holds" => {
+            FsOrder::Holds { snapshots: texts(matches, "SNAPSHOT"), recursive: has("recursive"), form: form(matches) }
+        }
         "diff" => {
             let (from, to) = (text(matches, "SNAPSHOT"), matches.get_one::<String>("TO").cloned());
-            let to = to.map(|to| if to.starts_with('@') { format!("{}{to}", from.split('@').next().unwrap_or_default()) } else { to });
+            let to = to.map(|to| {
+                if to.starts_with('@') { format!("{}{to}", from.split('@').next().unwrap_or_default()) } else { to }
+            });
             let form = DiffForm { types: has("types"), scripted: has("scripted"), times: has("times") };
             FsOrder::Diff { pool: words::pool(&from).to_owned(), from, to, form }
         }
@@ -517,7 +551,9 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
             let rest: Vec<&OsString> = matches.get_many("").into_iter().flatten().collect();
             match (other, rest.as_slice()) {
                 ("share" | "unshare" | "load-key" | "unload-key", [all, ..]) if *all == "-a" => FsOrder::Nothing,
-                ("allow", [name]) if !name.as_bytes().starts_with(b"-") => FsOrder::Allowed(name.to_string_lossy().into_owned()),
+                ("allow", [name]) if !name.as_bytes().starts_with(b"-") => {
+                    FsOrder::Allowed(name.to_string_lossy().into_owned())
+                }
                 (other, rest) => return Err(words::not_here(other, rest.is_empty())),
             }
         }
@@ -559,16 +595,22 @@ fn list(matches: &ArgMatches) -> Result<Show, Failure> {
     let names = texts(matches, "WHAT");
     let mut columns = listed(matches, "columns");
     if columns.iter().any(|column| column == "all") {
-        columns = std::iter::once("name").chain(DATASET_PROPERTIES.iter().map(|property| property.name)).map(str::to_owned).collect();
+        columns = std::iter::once("name")
+            .chain(DATASET_PROPERTIES.iter().map(|property| property.name))
+            .map(str::to_owned)
+            .collect();
     }
     let space = columns.iter().any(|column| column == "space");
     if columns.is_empty() {
         columns = ["name", "used", "available", "referenced", "mountpoint"].map(str::to_owned).to_vec();
     }
     if space {
-        let all = ["name", "available", "used", "usedbysnapshots", "usedbydataset", "usedbyrefreservation", "usedbychildren"];
-        columns =
-            columns.into_iter().flat_map(|column| if column == "space" { all.map(str::to_owned).to_vec() } else { vec![column] }).collect();
+        let all =
+            ["name", "available", "used", "usedbysnapshots", "usedbydataset", "usedbyrefreservation", "usedbychildren"];
+        columns = columns
+            .into_iter()
+            .flat_map(|column| if column == "space" { all.map(str::to_owned).to_vec() } else { vec![column] })
+            .collect();
     }
     let given = listed(matches, "types");
     let types = match given.is_empty() {

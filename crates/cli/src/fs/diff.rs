@@ -14,7 +14,9 @@ pub fn run(pool: &str, from: String, to: Option<String>, form: DiffForm) -> Resu
         if failed.is_ok() {
             failed = match serde_json::from_str::<Difference>(note) {
                 Ok(difference) => print(&line(&difference, form)),
-                Err(error) => Err(Failure::new(format!("the process that owns the pool answers something else than was asked: {error}"))),
+                Err(error) => Err(Failure::new(format!(
+                    "the process that owns the pool answers something else than was asked: {error}"
+                ))),
             };
         }
     };

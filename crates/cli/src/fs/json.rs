@@ -1,4 +1,5 @@
-//! `list`, `get`, `holds` and `mount` as JSON, in the form of OpenZFS 2.3: objects by name, properties by name with value and source. Pure.
+//! `list`, `get`, `holds` and `mount` as JSON, in the form of OpenZFS 2.3: objects by name,
+//! properties by name with value and source. Pure.
 
 use super::{command::Form, list, value};
 use nacre_admin::fs::{From, Hold, Listed, MountedAt, ObjectType, Shown};
@@ -14,8 +15,9 @@ fn pretty(value: &Value) -> String {
 }
 
 fn property(shown: &Shown, form: Form, received: bool) -> Value {
-    let text =
-        |value: &Option<String>| value.as_deref().map_or_else(|| "-".to_owned(), |value| value::shown(&shown.property, value, form.exact));
+    let text = |value: &Option<String>| {
+        value.as_deref().map_or_else(|| "-".to_owned(), |value| value::shown(&shown.property, value, form.exact))
+    };
     let (kind, data) = match &shown.source {
         From::Inherited(from) => ("INHERITED", from.as_str()),
         From::Local => ("LOCAL", "-"),
@@ -25,8 +27,11 @@ fn property(shown: &Shown, form: Form, received: bool) -> Value {
         From::None => ("NONE", "-"),
     };
     // Users' own are text, whatever is in them.
-    let number =
-        shown.value.as_ref().filter(|_| form.integers && !shown.property.contains(':')).and_then(|value| value.parse::<u64>().ok());
+    let number = shown
+        .value
+        .as_ref()
+        .filter(|_| form.integers && !shown.property.contains(':'))
+        .and_then(|value| value.parse::<u64>().ok());
     let value = number.map_or_else(|| json!(text(&shown.value)), |number| json!(number));
     let mut found = json!({ "value": value, "source": { "type": kind, "data": data } });
     if let (true, Some(fields)) = (received && shown.received.is_some(), found.as_object_mut()) {
@@ -50,8 +55,10 @@ pub fn datasets<'a>(
             ObjectType::Snapshot => "SNAPSHOT",
             ObjectType::Bookmark => "BOOKMARK",
         };
-        let properties: Map<String, Value> =
-            wanted(listed).into_iter().map(|shown| (typed(&shown.property), property(shown, form, command == "get"))).collect();
+        let properties: Map<String, Value> = wanted(listed)
+            .into_iter()
+            .map(|shown| (typed(&shown.property), property(shown, form, command == "get")))
+            .collect();
         let mut fields = json!({
             "name": listed.name,
             "type": kind,
@@ -83,8 +90,9 @@ pub fn holds(holds: &[Hold], form: Form) -> String {
 
 /// Mounts.
 pub fn mounted(mounted: &[MountedAt]) -> String {
-    let one =
-        |mounted: &MountedAt| (mounted.name.clone(), json!({ "filesystem": mounted.name, "mountpoint": mounted.at.to_string_lossy() }));
+    let one = |mounted: &MountedAt| {
+        (mounted.name.clone(), json!({ "filesystem": mounted.name, "mountpoint": mounted.at.to_string_lossy() }))
+    };
     let all: Map<String, Value> = mounted.iter().map(one).collect();
     pretty(&json!({ "output_version": version("mount"), "datasets": all }))
 }

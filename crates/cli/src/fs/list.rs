@@ -33,7 +33,8 @@ fn kind_of(from: &From) -> &'static str {
     }
 }
 
-/// A file system before its snapshots, snapshots in the order of their making, everything else by name.
+/// A file system before its snapshots, snapshots in the order of their making, everything else by
+/// name.
 fn by_itself(a: &Listed, b: &Listed) -> Ordering {
     let split = |name: &Listed| name.name.split('@').next().unwrap_or_default().to_owned();
     split(a).cmp(&split(b)).then_with(|| {
@@ -65,7 +66,8 @@ pub fn sort(objects: &mut [Listed], order: &[(String, bool)]) {
             let found = match property.as_str() {
                 "name" => a.name.cmp(&b.name),
                 property => {
-                    let of = |listed| value_of(listed, &words::long_name(property)).and_then(|shown| shown.value.as_deref());
+                    let of =
+                        |listed| value_of(listed, &words::long_name(property)).and_then(|shown| shown.value.as_deref());
                     by_value(of(a), of(b))
                 }
             };
@@ -92,13 +94,21 @@ fn heading(column: &str) -> (String, Align) {
     let numbers = |name: &str| {
         matches!(
             name,
-            "compressratio" | "refcompressratio" | "createtxg" | "guid" | "objsetid" | "userrefs" | "filesystem_count" | "snapshot_count"
+            "compressratio"
+                | "refcompressratio"
+                | "createtxg"
+                | "guid"
+                | "objsetid"
+                | "userrefs"
+                | "filesystem_count"
+                | "snapshot_count"
         )
     };
     match dataset_property(column) {
         _ if column == "name" => ("NAME".to_owned(), Align::Left),
         Ok(Property::Known(known)) => {
-            let number = matches!(known.kind, Kind::Bytes | Kind::Limit | Kind::Count | Kind::RecordSize) || numbers(known.name);
+            let number =
+                matches!(known.kind, Kind::Bytes | Kind::Limit | Kind::Count | Kind::RecordSize) || numbers(known.name);
             (known.column.to_owned(), if number { Align::Right } else { Align::Left })
         }
         Ok(Property::Owner(_) | Property::WrittenSince(_)) => (column.to_uppercase(), Align::Right),
@@ -108,7 +118,8 @@ fn heading(column: &str) -> (String, Align) {
 
 /// The table of `list`.
 pub fn table(objects: &[Listed], columns: &[String], form: Form) -> String {
-    let rows: Vec<Vec<String>> = objects.iter().map(|listed| columns.iter().map(|column| cell(listed, column, form)).collect()).collect();
+    let rows: Vec<Vec<String>> =
+        objects.iter().map(|listed| columns.iter().map(|column| cell(listed, column, form)).collect()).collect();
     if form.scripted {
         return columns::scripted(&rows);
     }
@@ -120,13 +131,16 @@ pub fn table(objects: &[Listed], columns: &[String], form: Form) -> String {
 /// `get` knows the name as a property, at the place where it was asked for.
 pub fn name_it(listed: &mut Listed, asked: Option<&[String]>) {
     let Some(place) = asked.and_then(|asked| asked.iter().position(|property| property == "name")) else { return };
-    let shown = Shown { property: "name".to_owned(), value: Some(listed.name.clone()), received: None, source: From::None };
+    let shown =
+        Shown { property: "name".to_owned(), value: Some(listed.name.clone()), received: None, source: From::None };
     listed.values.insert(place.min(listed.values.len()), shown);
 }
 
 /// The values that `get` shows of an object.
 pub fn wanted<'a>(listed: &'a Listed, get: &'a Get) -> impl Iterator<Item = &'a Shown> {
-    listed.values.iter().filter(move |shown| get.sources.is_empty() || get.sources.iter().any(|source| source == kind_of(&shown.source)))
+    listed.values.iter().filter(move |shown| {
+        get.sources.is_empty() || get.sources.iter().any(|source| source == kind_of(&shown.source))
+    })
 }
 
 /// The table of `get`. `typed`: how properties were called on the command line.
@@ -135,8 +149,9 @@ pub fn properties(objects: &[Listed], get: &Get, form: Form, typed: &dyn Fn(&str
     for listed in objects {
         for shown in wanted(listed, get) {
             let name = &shown.property;
-            let exact =
-                |value: &Option<String>| value.as_deref().map_or_else(|| "-".to_owned(), |value| value::shown(name, value, form.exact));
+            let exact = |value: &Option<String>| {
+                value.as_deref().map_or_else(|| "-".to_owned(), |value| value::shown(name, value, form.exact))
+            };
             let cell = |field: &String| match field.as_str() {
                 "name" => listed.name.clone(),
                 "property" => typed(name),

@@ -8,7 +8,8 @@ use nacre_pool::{
 };
 use std::collections::HashMap;
 
-/// A property's name with the number of an owner in the place of a name: `userquota@alice` is `userquota@1000`. Other names stay.
+/// A property's name with the number of an owner in the place of a name: `userquota@alice` is
+/// `userquota@1000`. Other names stay.
 ///
 /// # Errors
 /// There is no such user or group.

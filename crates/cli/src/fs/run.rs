@@ -1,4 +1,5 @@
-//! Carries out what a command line asked of file systems: asks the process of each pool, prints what it answers.
+//! Carries out what a command line asked of file systems: asks the process of each pool, prints
+//! what it answers.
 
 use super::{
     command::{self, Form, FsOrder, Show},
@@ -18,7 +19,8 @@ use crate::{
     runtime::Whose,
 };
 use nacre_admin::fs::{
-    Answer, Destroyed, Listed, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet, ToSnapshot, ToUnmount, Types,
+    Answer, Destroyed, Listed, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet, ToSnapshot,
+    ToUnmount, Types,
 };
 use nacre_pool::properties::size::human_bytes;
 use std::{
@@ -37,10 +39,12 @@ pub fn as_zfs(arguments: Vec<OsString>) -> ExitCode {
     // What ZFS takes for help.
     let arguments = arguments.into_iter().map(|word| if word == "-?" { OsString::from("--help") } else { word });
     let arguments: Vec<OsString> = arguments.collect();
-    let matches = match table.clone().try_get_matches_from(std::iter::once(OsString::from(ZFS)).chain(arguments.iter().cloned())) {
-        Ok(matches) => matches,
-        Err(error) => return manners::report(&error, &table, &arguments),
-    };
+    let matches =
+        match table.clone().try_get_matches_from(std::iter::once(OsString::from(ZFS)).chain(arguments.iter().cloned()))
+        {
+            Ok(matches) => matches,
+            Err(error) => return manners::report(&error, &table, &arguments),
+        };
     let done = match command::order(&matches) {
         Ok(Order::Fs(order)) => self::order(order, &typed(ZFS)),
         Ok(_) => Ok(ExitCode::SUCCESS),
@@ -64,7 +68,9 @@ pub fn order(order: FsOrder, command: &str) -> Result<ExitCode, Failure> {
         }
         FsOrder::Snapshot(what) => snapshot(what, command)?,
         FsOrder::Hold(what) => {
-            return of_each(what.snapshots.clone(), command, |snapshots| Request::Hold(ToHold { snapshots, ..what.clone() }));
+            return of_each(what.snapshots.clone(), command, |snapshots| {
+                Request::Hold(ToHold { snapshots, ..what.clone() })
+            });
         }
         FsOrder::Holds { snapshots, recursive, form } => holds(&snapshots, recursive, form)?,
         FsOrder::Mounted { json } => mounted(json)?,
@@ -136,11 +142,16 @@ fn show(show: &Show) -> Result<ExitCode, Failure> {
     }
     list::sort(&mut objects, &show.order);
     let typed = |name: &str| typed_names.get(name).cloned().unwrap_or_else(|| name.to_owned());
-    let columns: Vec<String> = show.listing.properties.iter().flatten().map(|name| owners::resolved(name)).collect::<Result<_, _>>()?;
+    let columns: Vec<String> =
+        show.listing.properties.iter().flatten().map(|name| owners::resolved(name)).collect::<Result<_, _>>()?;
     let text = match &show.get {
-        Some(get) if show.form.json => json::datasets("get", &objects, show.form, &|listed| json::wanted(listed, get), &typed),
+        Some(get) if show.form.json => {
+            json::datasets("get", &objects, show.form, &|listed| json::wanted(listed, get), &typed)
+        }
         Some(get) => list::properties(&objects, get, show.form, &typed),
-        None if show.form.json => json::datasets("list", &objects, show.form, &|listed| json::columns(listed, &columns), &typed),
+        None if show.form.json => {
+            json::datasets("list", &objects, show.form, &|listed| json::columns(listed, &columns), &typed)
+        }
         None if objects.is_empty() => {
             if failure.is_none() && !show.form.scripted {
                 tell("no datasets available");
@@ -175,7 +186,8 @@ fn gather(listing: &Listing, names: &[String], everybody: bool) -> Result<(Vec<L
     if names.is_empty() {
         // One that does not answer hides no others.
         let wanted = listing.clone();
-        let (answers, failures) = client::ask_each(client::all(&Whose::told(everybody)), move |owned| listed(owned, wanted.clone()));
+        let (answers, failures) =
+            client::ask_each(client::all(&Whose::told(everybody)), move |owned| listed(owned, wanted.clone()));
         objects.extend(answers.into_iter().flatten());
         failures.into_iter().chain(expected::lost(&[]).iter().map(Expected::failure)).for_each(&mut note);
     }
@@ -210,7 +222,10 @@ fn path_or_name(name: &str) -> Result<String, Failure> {
     }
     let path = std::fs::canonicalize(name).map_err(|error| Failure::io("cannot open", name, &error))?;
     let (mounted, missing) = all_mounted();
-    let inside = mounted.into_iter().filter(|mounted| path.starts_with(&mounted.at)).max_by_key(|mounted| mounted.at.components().count());
+    let inside = mounted
+        .into_iter()
+        .filter(|mounted| path.starts_with(&mounted.at))
+        .max_by_key(|mounted| mounted.at.components().count());
     match inside {
         Some(mounted) => Ok(mounted.name),
         None => Err(missing.unwrap_or_else(|| {
@@ -224,7 +239,8 @@ fn path_or_name(name: &str) -> Result<String, Failure> {
 /// What is mounted of all pools of ours, and why some of it may be missing.
 fn all_mounted() -> (Vec<MountedAt>, Option<Failure>) {
     let mut all = Vec::new();
-    let (answers, failures) = client::ask_each(client::all(&Whose::Ours), |owned| owned.fs("", Request::Mounted, &mut |_| {}));
+    let (answers, failures) =
+        client::ask_each(client::all(&Whose::Ours), |owned| owned.fs("", Request::Mounted, &mut |_| {}));
     for answer in answers {
         if let Answer::Mounted(mounted) = answer {
             all.extend(mounted);
@@ -250,7 +266,9 @@ fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Resul
     let pool = words::pool(&what.name);
     if let Err(failure) = client::owned(pool) {
         return Err(match failure.exit {
-            Exit::NotFound => Failure::new(format!("cannot create '{}': no such pool '{pool}'", what.name)).exit(Exit::NotFound),
+            Exit::NotFound => {
+                Failure::new(format!("cannot create '{}': no such pool '{pool}'", what.name)).exit(Exit::NotFound)
+            }
             _ => failure,
         });
     }
@@ -336,7 +354,9 @@ fn mounted(as_json: bool) -> Result<(), Failure> {
     let (all, missing) = all_mounted();
     match as_json {
         true => print(&json::mounted(&all))?,
-        false => print(&all.iter().map(|mounted| format!("{:<30}  {}\n", mounted.name, mounted.at.display())).collect::<String>())?,
+        false => print(
+            &all.iter().map(|mounted| format!("{:<30}  {}\n", mounted.name, mounted.at.display())).collect::<String>(),
+        )?,
     }
     missing.map_or(Ok(()), Err)
 }
@@ -361,7 +381,8 @@ fn of_all(command: &str, request: &Request) -> Result<ExitCode, Failure> {
     last.map_or(Ok(code), Err)
 }
 
-/// Mounts what is at and below a name, as far as the properties ask for it and it is not mounted yet; parents first, as they are listed.
+/// Mounts what is at and below a name, as far as the properties ask for it and it is not mounted
+/// yet; parents first, as they are listed.
 fn mount_below(name: String, what: &ToMount, command: &str) -> Result<ExitCode, Failure> {
     let wanted = ["mounted", "canmount", "mountpoint"].map(str::to_owned).to_vec();
     let types = Some(Types { filesystems: true, ..Types::default() });
@@ -369,7 +390,8 @@ fn mount_below(name: String, what: &ToMount, command: &str) -> Result<ExitCode, 
     failure.map_or(Ok(()), Err)?;
     let asks = |listed: &Listed| {
         let is = |name: &str, values: &[&str]| {
-            let value = listed.values.iter().find(|shown| shown.property == name).and_then(|shown| shown.value.as_deref());
+            let value =
+                listed.values.iter().find(|shown| shown.property == name).and_then(|shown| shown.value.as_deref());
             value.is_some_and(|value| values.contains(&value))
         };
         is("mounted", &["no"]) && is("canmount", &["on"]) && !is("mountpoint", &["none", "legacy"])

@@ -50,7 +50,9 @@ pub fn order(group: bool, matches: &ArgMatches) -> Result<SpaceOrder, Failure> {
     for (name, descending) in [("ascending", false), ("descending", true)] {
         let given: Vec<String> = matches.get_many::<String>(name).into_iter().flatten().cloned().collect();
         check(&given)?;
-        order.extend(matches.indices_of(name).into_iter().flatten().zip(given).map(|(place, field)| (place, field, descending)));
+        order.extend(
+            matches.indices_of(name).into_iter().flatten().zip(given).map(|(place, field)| (place, field, descending)),
+        );
     }
     order.sort();
     let (mut users, mut groups) = (false, false);
@@ -84,11 +86,14 @@ pub fn order(group: bool, matches: &ArgMatches) -> Result<SpaceOrder, Failure> {
 /// # Errors
 /// Why not.
 pub fn run(order: &SpaceOrder) -> Result<(), Failure> {
-    let Answer::Owners(owners) = run::ask(words::pool(&order.what), "", Request::Owners(order.what.clone()))? else { return Ok(()) };
+    let Answer::Owners(owners) = run::ask(words::pool(&order.what), "", Request::Owners(order.what.clone()))? else {
+        return Ok(());
+    };
     let mut names = Names::default();
     let wanted = owners.into_iter().filter(|owner| if owner.group { order.groups } else { order.users });
-    let mut rows: Vec<(OwnerSpace, String)> =
-        wanted.map(|owner| (owner, if order.numeric { owner.id.to_string() } else { names.of(owner.group, owner.id) })).collect();
+    let mut rows: Vec<(OwnerSpace, String)> = wanted
+        .map(|owner| (owner, if order.numeric { owner.id.to_string() } else { names.of(owner.group, owner.id) }))
+        .collect();
     sort(&mut rows, &order.order);
     print(&table(&rows, order))
 }
@@ -128,12 +133,14 @@ fn table(rows: &[(OwnerSpace, String)], order: &SpaceOrder) -> String {
         "objused" => count(owner.objects),
         _ => limit(owner.object_quota.map(count)),
     };
-    let cells: Vec<Vec<String>> = rows.iter().map(|row| order.fields.iter().map(|field| cell(row, field)).collect()).collect();
+    let cells: Vec<Vec<String>> =
+        rows.iter().map(|row| order.fields.iter().map(|field| cell(row, field)).collect()).collect();
     if order.scripted {
         return columns::scripted(&cells);
     }
     let heads: Vec<String> = order.fields.iter().map(|field| field.to_uppercase()).collect();
     let align = |field: &String| if matches!(field.as_str(), "type" | "name") { Align::Left } else { Align::Right };
-    let heads: Vec<(&str, Align)> = heads.iter().zip(&order.fields).map(|(head, field)| (head.as_str(), align(field))).collect();
+    let heads: Vec<(&str, Align)> =
+        heads.iter().zip(&order.fields).map(|(head, field)| (head.as_str(), align(field))).collect();
     columns::aligned(&heads, &cells, false)
 }

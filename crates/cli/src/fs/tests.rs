@@ -94,11 +94,15 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 #[test]
 fn words_become_requests() {
     match order("rename t/a@1 @2").unwrap() {
-        FsOrder::Ask { pool, request: Request::Rename(rename) } => assert_eq!((pool.as_str(), rename.to.as_str()), ("t", "@2")),
+        FsOrder::Ask { pool, request: Request::Rename(rename) } => {
+            assert_eq!((pool.as_str(), rename.to.as_str()), ("t", "@2"))
+        }
         other => panic!("{other:?}"),
     }
     match order("bookmark t/a@1 #m").unwrap() {
-        FsOrder::Ask { request: Request::Bookmark { of, name }, .. } => assert_eq!((of.as_str(), name.as_str()), ("t/a@1", "t/a#m")),
+        FsOrder::Ask { request: Request::Bookmark { of, name }, .. } => {
+            assert_eq!((of.as_str(), name.as_str()), ("t/a@1", "t/a#m"))
+        }
         other => panic!("{other:?}"),
     }
     match order("set userquota@0=1G atime=off t/a").unwrap() {
@@ -121,7 +125,10 @@ fn how_deep_a_listing_goes_follows_what_is_asked() {
     assert_eq!(shown("list -t all t").listing.depth, Some(0));
     assert_eq!(shown("list -o space").listing.properties.unwrap().len(), 7);
     assert_eq!(shown("get all t").listing.properties, None);
-    assert_eq!(shown("list -s used -S name -s avail").order, [("used".into(), false), ("name".into(), true), ("avail".into(), false)]);
+    assert_eq!(
+        shown("list -s used -S name -s avail").order,
+        [("used".into(), false), ("name".into(), true), ("avail".into(), false)]
+    );
 }
 
 fn listed(name: &str, created: u64, used: &str) -> Listed {

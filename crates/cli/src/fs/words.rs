@@ -1,4 +1,5 @@
-//! What stands in command lines of file systems: names, lists of properties and types, verbs that we do not have. Pure.
+//! What stands in command lines of file systems: names, lists of properties and types, verbs that
+//! we do not have. Pure.
 
 use crate::{failure::Failure, plan::Plan};
 use nacre_admin::fs::{NewValue, ToMount, ToRename, ToSet, Types};
@@ -20,7 +21,11 @@ pub fn pool(name: &str) -> &str {
 pub fn creatable(name: &str, volume: bool) -> Result<(), Failure> {
     let refused = |why: String| Failure::new(format!("cannot create '{name}': {why}"));
     Name::filesystem(name).map_err(|error| refused(error.to_string()))?;
-    if volume { Err(refused("there are no volumes".to_owned()).next("a large file in a file system can be one")) } else { Ok(()) }
+    if volume {
+        Err(refused("there are no volumes".to_owned()).next("a large file in a file system can be one"))
+    } else {
+        Ok(())
+    }
 }
 
 /// `PROPERTY=VALUE` each, for what is being done.
@@ -36,7 +41,8 @@ pub fn assignments(words: &[String], doing: &str) -> Result<Vec<(String, String)
         if found.iter().any(|(there, _)| there == name) {
             return Err(Failure::new(format!("property '{name}' specified multiple times")));
         }
-        let name = super::owners::resolved(name).map_err(|failure| Failure { what: format!("{doing}: {}", failure.what), ..failure })?;
+        let name = super::owners::resolved(name)
+            .map_err(|failure| Failure { what: format!("{doing}: {}", failure.what), ..failure })?;
         found.push((name, value.to_owned()));
     }
     Ok(found)
@@ -58,7 +64,9 @@ pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
     let what = format!("cannot set property for '{}'", names.first().map_or("", String::as_str));
     let assignments = assignments(given, &what)?;
     for (name, value) in &assignments {
-        dataset_property(name).and_then(|property| property.parse(value, false)).map_err(|error| wrong(&what, &error))?;
+        dataset_property(name)
+            .and_then(|property| property.parse(value, false))
+            .map_err(|error| wrong(&what, &error))?;
     }
     let properties = assignments.into_iter().map(|(name, value)| (name, NewValue::Local(value))).collect();
     Ok(ToSet { names: names.to_vec(), properties, ..ToSet::default() })
@@ -71,7 +79,9 @@ pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
 pub fn inheritance(property: &str, names: Vec<String>, recursive: bool, received: bool) -> Result<ToSet, Failure> {
     let known = dataset_property(property).map_err(|error| Failure::usage(error.to_string()).next(listed(&error)))?;
     known.check_inherit().map_err(|error| match &error {
-        PropertyError::NotInherited(_) => Failure::new(error.to_string()).next(format!("use 'nacre fs set {property}=none' to clear")),
+        PropertyError::NotInherited(_) => {
+            Failure::new(error.to_string()).next(format!("use 'nacre fs set {property}=none' to clear"))
+        }
         _ => Failure::new(error.to_string()),
     })?;
     let to = if received { NewValue::Received } else { NewValue::Inherit };
@@ -81,7 +91,9 @@ pub fn inheritance(property: &str, names: Vec<String>, recursive: bool, received
 fn wrong(what: &str, error: &PropertyError) -> Failure {
     let failure = Failure::new(format!("{what}: {error}"));
     match error {
-        PropertyError::Unknown(_) => failure.next(format!("{}; names of your own have a colon: module:name", listed(error))),
+        PropertyError::Unknown(_) => {
+            failure.next(format!("{}; names of your own have a colon: module:name", listed(error)))
+        }
         _ => failure.next(error.next(DATASET_PROPERTIES)),
     }
 }
@@ -140,7 +152,8 @@ pub fn fields(words: &[String]) -> Result<Vec<String>, Failure> {
             "all" => found.extend(ALL.map(str::to_owned)),
             word if ALL.contains(&word) => found.push(word.to_owned()),
             other => {
-                return Err(Failure::usage(format!("invalid column name '{other}'")).next("name, property, value, received, source, all"));
+                return Err(Failure::usage(format!("invalid column name '{other}'"))
+                    .next("name, property, value, received, source, all"));
             }
         }
     }
@@ -168,8 +181,10 @@ pub fn sources(words: &[String]) -> Result<Vec<String>, Failure> {
 /// Two pools.
 pub fn same_pool(from: Option<&str>, name: &str) -> Result<(), Failure> {
     match from {
-        Some(from) if pool(from) != pool(name) => Err(Failure::new(format!("cannot create '{name}': source and target pools differ"))
-            .next("a clone shares its content with its origin")),
+        Some(from) if pool(from) != pool(name) => {
+            Err(Failure::new(format!("cannot create '{name}': source and target pools differ"))
+                .next("a clone shares its content with its origin"))
+        }
         _ => Ok(()),
     }
 }
@@ -181,14 +196,17 @@ pub fn same_pool(from: Option<&str>, name: &str) -> Result<(), Failure> {
 pub fn renamed_within(rename: &ToRename) -> Result<(), Failure> {
     let snapshot = matches!(Name::parse(&rename.from), Ok(Name::Snapshot { .. }));
     // Of a snapshot, the part behind the @ is enough.
-    if pool(&rename.from) == pool(&rename.to) || snapshot && (rename.to.starts_with('@') || !rename.to.contains(['/', '@'])) {
+    if pool(&rename.from) == pool(&rename.to)
+        || snapshot && (rename.to.starts_with('@') || !rename.to.contains(['/', '@']))
+    {
         return Ok(());
     }
     let why = format!("cannot rename to '{}': datasets must be within same pool", rename.to);
     Err(Failure::new(why).next("nacre copy moves files to another pool"))
 }
 
-/// The file system of a pool that mount(8) is to mount: `fs:POOL/NAME`, or for the type `zfs` its name alone.
+/// The file system of a pool that mount(8) is to mount: `fs:POOL/NAME`, or for the type `zfs` its
+/// name alone.
 pub fn dataset<'a>(program: &str, positionals: &'a [OsString]) -> Option<&'a str> {
     let first = positionals.first()?.to_str()?;
     first.strip_prefix("fs:").or((program == "mount.zfs").then_some(first))
@@ -213,7 +231,8 @@ const OF_MOUNT: [&str; 15] = [
     "async",
 ];
 
-/// How words begin that are for mount(8), or say what is known: what is mounted shows as the name of the file system.
+/// How words begin that are for mount(8), or say what is known: what is mounted shows as the name
+/// of the file system.
 const NOT_OURS: [&str; 4] = ["x-", "comment=", "fsname=", "subtype="];
 
 /// What mount(8) asks for with the words behind `-o`.
@@ -244,7 +263,9 @@ pub fn not_here(verb: &str, bare: bool) -> Failure {
     let why = match verb {
         "send" | "receive" | "recv" if bare => return Failure::usage("missing snapshot argument"),
         "allow" | "unallow" if bare => return Failure::usage("missing dataset argument"),
-        "send" | "receive" | "recv" => "streams of snapshots are not part of this version; nacre copy copies trees of files",
+        "send" | "receive" | "recv" => {
+            "streams of snapshots are not part of this version; nacre copy copies trees of files"
+        }
         "share" | "unshare" => "sharing over the network is not part of a pool; serve the mount",
         "allow" | "unallow" => "permissions cannot be delegated: who owns the pool administers it, and nobody else",
         "load-key" | "unload-key" | "change-key" => "this pool does not encrypt",
@@ -252,7 +273,9 @@ pub fn not_here(verb: &str, bare: bool) -> Failure {
         "jail" | "unjail" | "zone" | "unzone" => "file systems are not delegated to containers",
         "program" => "channel programs are not part of this version",
         "redact" | "rewrite" | "wait" => "it is not part of this version",
-        _ => return Failure::usage(format!("unrecognized command '{verb}'")).next("nacre fs --help lists the commands"),
+        _ => {
+            return Failure::usage(format!("unrecognized command '{verb}'")).next("nacre fs --help lists the commands");
+        }
     };
     Failure::new(format!("'{verb}': {why}"))
 }

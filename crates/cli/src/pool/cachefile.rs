@@ -1,5 +1,6 @@
-//! Files that say where pools lie: the property `cachefile`, `import -c FILE`. Only what a command line names is written, never what a pool says of itself: who
-//! made the pool is nobody to choose files of whoever imports it.
+//! Files that say where pools lie: the property `cachefile`, `import -c FILE`. Only what a command
+//! line names is written, never what a pool says of itself: who made the pool is nobody to choose
+//! files of whoever imports it.
 //!
 //! A hint, as [`super::known`]: what counts is on the devices.
 

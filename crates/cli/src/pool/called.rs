@@ -1,5 +1,5 @@
-//! What devices are called in tables, by the letters of `zpool`: files by their paths, disks by the last part of it (`-P`: all of it), with links followed
-//! (`-L`), or by their numbers (`-g`).
+//! What devices are called in tables, by the letters of `zpool`: files by their paths, disks by the
+//! last part of it (`-P`: all of it), with links followed (`-L`), or by their numbers (`-g`).
 
 use nacre_admin::pool::{DeviceFigures, Figures};
 use std::{fs, os::unix::fs::FileTypeExt, path::Path};
@@ -43,7 +43,8 @@ fn last_of(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Whether somebody who says `word` means this device: by its number, its path as it is or from here, or the last part of a path in `/dev`.
+/// Whether somebody who says `word` means this device: by its number, its path as it is or from
+/// here, or the last part of a path in `/dev`.
 pub fn is_meant(device: &DeviceFigures, word: &Path) -> bool {
     let text = word.to_str().unwrap_or_default();
     let absolute = std::path::absolute(word);

@@ -1,8 +1,11 @@
-//! A FUSE mount of a pool's process, and the file systems that are seen in it: one, or with those that lie below it a family.
+//! A FUSE mount of a pool's process, and the file systems that are seen in it: one, or with those
+//! that lie below it a family.
 //!
-//! Used by `mounts.rs` alone. fusermount3 is root's and is kept out of a mount that is its owner's alone, so it cannot mount anything below: what an ordinary
-//! user mounts there is put into the mount that is there already. Invariants: what the kernel knows of a file system that is taken out is waited
-//! for, so that nothing of it means something else later; whatever is done by a path is done by threads without descriptors ([`apart`]).
+//! Used by `mounts.rs` alone. fusermount3 is root's and is kept out of a mount that is its owner's
+//! alone, so it cannot mount anything below: what an ordinary user mounts there is put into the
+//! mount that is there already. Invariants: what the kernel knows of a file system that is taken
+//! out is waited for, so that nothing of it means something else later; whatever is done by a path
+//! is done by threads without descriptors ([`apart`]).
 
 use std::{
     fs,
@@ -44,8 +47,14 @@ pub(super) struct Carrier {
 }
 
 impl Carrier {
-    /// Mounts a file system; others can be put in later where it is a head and nothing could be mounted below it.
-    pub fn start(layer: &Arc<Dataset>, head: bool, place: &MountPoint, options: &MountOptions) -> Result<Carrier, Refusal> {
+    /// Mounts a file system; others can be put in later where it is a head and nothing could be
+    /// mounted below it.
+    pub fn start(
+        layer: &Arc<Dataset>,
+        head: bool,
+        place: &MountPoint,
+        options: &MountOptions,
+    ) -> Result<Carrier, Refusal> {
         let source = &options.source;
         let others = rustix::process::geteuid().is_root() || may_show_others();
         let family = (head && !others).then(|| Arc::new(Family::new(Arc::clone(layer), rules(options))));
@@ -63,7 +72,8 @@ impl Carrier {
             without_links: place.is_resolved(),
             ..FuseOptions::new(place.path())
         };
-        let root = layer.root().map_err(|error| Refusal::new(Kind::Io, format!("cannot mount '{source}': {error}")))?.attr.id;
+        let root =
+            layer.root().map_err(|error| Refusal::new(Kind::Io, format!("cannot mount '{source}': {error}")))?.attr.id;
         let shown: Arc<dyn Layer> = match &family {
             Some(family) => Arc::clone(family) as Arc<_>,
             None => Arc::clone(layer) as Arc<_>,
@@ -71,14 +81,19 @@ impl Carrier {
         let mount = Mount::start(shown, fuse).map_err(|error| match error {
             MountError::Mount(cause) => {
                 let refusal = Refusal::new(kind(&cause), format!("cannot mount '{source}': {cause}"));
-                if !others && cause.to_string().contains("failed to access mountpoint") { refusal.next(NESTED) } else { refusal }
+                if !others && cause.to_string().contains("failed to access mountpoint") {
+                    refusal.next(NESTED)
+                } else {
+                    refusal
+                }
             }
             other => Refusal::new(Kind::Io, format!("cannot mount '{source}': {other}")),
         })?;
         Ok(Carrier { mount, family, root })
     }
 
-    /// Shows one more file system, on the directory with this number, which was at this place a moment ago.
+    /// Shows one more file system, on the directory with this number, which was at this place a
+    /// moment ago.
     pub fn put_in(&self, layer: &Arc<Dataset>, (at, on): (&Path, u64), options: &MountOptions) -> Result<(), Refusal> {
         let refused = |kind, why: &str| Refusal::new(kind, format!("cannot mount '{}': {why}", options.source));
         let Some(family) = &self.family else { return Err(refused(Kind::Io, "nothing can be mounted there")) };
@@ -90,8 +105,10 @@ impl Carrier {
             other => refused(Kind::Io, &other.to_string()),
         })?;
         self.told();
-        // Its users may have renamed the directory meanwhile: what is listed there would be elsewhere.
-        let seen = apart(|| Ok(rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO)?)).map(|stat| stat.stx_ino).ok();
+        // Its users may have renamed the directory meanwhile: what is listed there would be
+        // elsewhere.
+        let seen =
+            apart(|| Ok(rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO)?)).map(|stat| stat.stx_ino).ok();
         // The number of the directory itself: the kernel has not looked again yet.
         if seen != Some(on) && seen != family.root_of(layer.number()).map(|root| root.ino) {
             family.take_out(layer.number());
@@ -105,7 +122,8 @@ impl Carrier {
     pub fn take_out(&self, dataset: u64, at: &Path, force: bool) -> bool {
         let Some(family) = &self.family else { return true };
         if force {
-            // Stores to mappings that nobody has passed on; what cannot be, is lost with the use of force.
+            // Stores to mappings that nobody has passed on; what cannot be, is lost with the use of
+            // force.
             pass_on(at);
         } else {
             let free = !family.is_used(dataset) && {
@@ -114,7 +132,8 @@ impl Carrier {
                 self.is_forgotten(family, dataset) && !family.is_used(dataset)
             };
             if !free {
-                // The kernel has forgotten the name, which leads there for whoever is in it as well: it is looked up again.
+                // The kernel has forgotten the name, which leads there for whoever is in it as
+                // well: it is looked up again.
                 drop(apart(|| fs::metadata(at)));
                 return false;
             }
@@ -130,7 +149,10 @@ impl Carrier {
     /// The files of a file system are others now.
     pub fn replaced(&self, layer: &Dataset) {
         let alone = || Some(layer.numbers_of_head());
-        let Some(numbers) = self.family.as_ref().map_or_else(alone, |family| family.numbers_of_head(layer.number())) else { return };
+        let Some(numbers) = self.family.as_ref().map_or_else(alone, |family| family.numbers_of_head(layer.number()))
+        else {
+            return;
+        };
         if let Err(error) = self.mount.replaced(&[numbers]) {
             tracing::warn!(%error, "the kernel may still show files as they were before a file system was rolled back");
         }
@@ -154,11 +176,14 @@ impl Carrier {
 
     fn told(&self) {
         if !self.mount.delivered(TOLD) && !self.mount.ended() {
-            tracing::warn!("the kernel could not be told of a file system that comes or goes: its name may lead elsewhere for a while");
+            tracing::warn!(
+                "the kernel could not be told of a file system that comes or goes: its name may lead elsewhere for a while"
+            );
         }
     }
 
-    /// Whether the kernel has forgotten all files of a file system, which it does soon with those that nobody uses.
+    /// Whether the kernel has forgotten all files of a file system, which it does soon with those
+    /// that nobody uses.
     fn is_forgotten(&self, family: &Family, dataset: u64) -> bool {
         let until = Instant::now() + FORGOTTEN;
         loop {

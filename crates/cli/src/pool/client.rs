@@ -1,8 +1,11 @@
-//! How commands reach the processes that own pools: a socket per pool in the directory for sockets of whoever owns it.
+//! How commands reach the processes that own pools: a socket per pool in the directory for sockets
+//! of whoever owns it.
 //!
-//! Root sees everybody's pools where it asks for them or names one, others their own. What comes over a socket is made printable before it is shown. Another
-//! user's socket is believed where it, its directory and whoever answers are that user's, and waited for until a point in time: nobody can hinder root by
-//! pretending to be a pool. A pool of ours is waited for as long as it is not stuck.
+//! Root sees everybody's pools where it asks for them or names one, others their own. What comes
+//! over a socket is made printable before it is shown. Another user's socket is believed where it,
+//! its directory and whoever answers are that user's, and waited for until a point in time: nobody
+//! can hinder root by pretending to be a pool. A pool of ours is waited for as long as it is not
+//! stuck.
 
 use super::{
     expected,
@@ -36,13 +39,15 @@ const END_PATIENCE: i64 = 60;
 const STUCK_PATIENCE: Duration = Duration::from_secs(2);
 /// How long all pools of ours may take that are not stuck: lists can be long.
 const OURS_PATIENCE: Duration = Duration::from_secs(600);
-/// How long another user's process may take for all that it answers to what root tells its pool by name.
+/// How long another user's process may take for all that it answers to what root tells its pool by
+/// name.
 const FOREIGN_PATIENCE: Duration = Duration::from_secs(30);
 /// The longest answer that is taken from another user's process, bytes.
 const FOREIGN_ANSWER_MAX: u64 = 64 << 20;
 /// How the names of sockets end.
 pub const END: &str = "pool";
-/// Names longer than this are cut, and told apart by a number: addresses of sockets have room for 107 bytes.
+/// Names longer than this are cut, and told apart by a number: addresses of sockets have room for
+/// 107 bytes.
 const NAME_MOST: usize = 48;
 
 /// The file in the directory for sockets that stands for the pool of a name. Pure.
@@ -88,7 +93,8 @@ impl Owned {
     /// What it refuses, or that it does not answer.
     fn ask(&self, command: &str, verb: Verb, note: &mut dyn FnMut(&str)) -> Result<Told, Failure> {
         let failed = |error: &io::Error| {
-            Failure::io("cannot reach the process that owns the pool at", self.socket.path.display(), error).next("see whether it is stuck")
+            Failure::io("cannot reach the process that owns the pool at", self.socket.path.display(), error)
+                .next("see whether it is stuck")
         };
         let foreign = self.socket.foreign().is_some();
         let (watched, awaits) = (is_question(&verb) && !foreign, awaits(&verb));
@@ -98,10 +104,13 @@ impl Owned {
         let most = if foreign { FOREIGN_ANSWER_MAX } else { ANSWER_MAX };
         wire::send(&stream, &Order { command: command.to_owned(), verb }).map_err(|error| failed(&error))?;
         let stuck = OnceCell::new();
-        let mut reader = BufReader::new(Patient { stream: &stream, until, watched: watched.then_some(self), stuck: &stuck });
+        let mut reader =
+            BufReader::new(Patient { stream: &stream, until, watched: watched.then_some(self), stuck: &stuck });
         let failed = |error: io::Error| stuck.get().cloned().unwrap_or_else(|| failed(&error));
-        // What others have named is shown as text, and so is what users of the pool have, to whoever looks at it himself.
-        let receive = if foreign || io::stdout().is_terminal() { wire::receive_harmless::<Told> } else { wire::receive::<Told> };
+        // What others have named is shown as text, and so is what users of the pool have, to
+        // whoever looks at it himself.
+        let receive =
+            if foreign || io::stdout().is_terminal() { wire::receive_harmless::<Told> } else { wire::receive::<Told> };
         loop {
             match receive(&mut reader, most).map_err(failed)? {
                 None => {
@@ -119,7 +128,12 @@ impl Owned {
     ///
     /// # Errors
     /// What it refuses, or that it does not answer.
-    pub fn pool(&self, command: &str, request: pool::Request, note: &mut dyn FnMut(&str)) -> Result<pool::Answer, Failure> {
+    pub fn pool(
+        &self,
+        command: &str,
+        request: pool::Request,
+        note: &mut dyn FnMut(&str),
+    ) -> Result<pool::Answer, Failure> {
         match self.ask(command, Verb::Pool(request), note)? {
             Told::Pool(answer) => Ok(answer),
             _ => Err(nonsense()),
@@ -137,12 +151,15 @@ impl Owned {
         }
     }
 
-    /// Whether the process still owns it: one that is just ending takes a connection, and closes it without an answer.
+    /// Whether the process still owns it: one that is just ending takes a connection, and closes it
+    /// without an answer.
     pub fn lives(&self) -> bool {
         match self.figures(PATIENCE) {
             Ok(told) => told.is_some(),
             // Whoever takes so long is there.
-            Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::InvalidData),
+            Err(error) => {
+                matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::InvalidData)
+            }
         }
     }
 
@@ -162,8 +179,12 @@ impl Owned {
             Ok(Some(Told::Pool(pool::Answer::Listed(figures)))) if figures.suspended.is_some() => {
                 let why = figures.suspended.unwrap_or_default();
                 Some(
-                    Failure::new(format!("pool '{}' does not answer: it is suspended ({})", figures.name, printable(why.as_bytes())))
-                        .next(format!("`nacre pool status {}` says what to do", figures.name)),
+                    Failure::new(format!(
+                        "pool '{}' does not answer: it is suspended ({})",
+                        figures.name,
+                        printable(why.as_bytes())
+                    ))
+                    .next(format!("`nacre pool status {}` says what to do", figures.name)),
                 )
             }
             // It goes on working, or ends: what was asked is answered, or the connection closed.
@@ -189,7 +210,8 @@ impl Owned {
     }
 }
 
-/// Waits for the end of a process: only then are its locks on devices gone, whatever it has answered before.
+/// Waits for the end of a process: only then are its locks on devices gone, whatever it has
+/// answered before.
 pub fn wait_for_end(process: &OwnedFd) {
     let most = Timespec { tv_sec: END_PATIENCE, tv_nsec: 0 };
     loop {
@@ -202,7 +224,8 @@ pub fn wait_for_end(process: &OwnedFd) {
 }
 
 fn nonsense() -> Failure {
-    Failure::new("the process that owns the pool answers something else than was asked").next("is it of another version of nacre?")
+    Failure::new("the process that owns the pool answers something else than was asked")
+        .next("is it of another version of nacre?")
 }
 
 fn silent(name: &str) -> Failure {
@@ -243,12 +266,15 @@ impl Read for Patient<'_> {
 fn is_question(verb: &Verb) -> bool {
     match verb {
         Verb::Fs(request) => !request.changes() && !request.alone(),
-        Verb::Pool(request) => matches!(request, pool::Request::List | pool::Request::Status { .. } | pool::Request::History),
+        Verb::Pool(request) => {
+            matches!(request, pool::Request::List | pool::Request::Status { .. } | pool::Request::History)
+        }
     }
 }
 
-/// The process of a pool mounts and unmounts in its own mount namespace. Who is in another one would be told of a mount that he cannot see: so he is refused
-/// what does nothing else, and told so where mounting is only a part of it.
+/// The process of a pool mounts and unmounts in its own mount namespace. Who is in another one
+/// would be told of a mount that he cannot see: so he is refused what does nothing else, and told
+/// so where mounting is only a part of it.
 fn stay_here(stream: &UnixStream, verb: &Verb, note: &mut dyn FnMut(&str)) -> Result<(), Failure> {
     let (what, alone) = match verb {
         Verb::Fs(fs::Request::Mount(_)) => ("mount", true),
@@ -259,8 +285,9 @@ fn stay_here(stream: &UnixStream, verb: &Verb, note: &mut dyn FnMut(&str)) -> Re
     let Some(there) = namespace_elsewhere(stream) else { return Ok(()) };
     let why = format!("the pool's process ({there}) is in another mount namespace");
     if alone {
-        let next =
-            format!("nsenter -m -t {there} nacre fs {what} ... does it there; a pool that is exported, and imported here, is mounted here");
+        let next = format!(
+            "nsenter -m -t {there} nacre fs {what} ... does it there; a pool that is exported, and imported here, is mounted here"
+        );
         return Err(Failure::new(format!("cannot {what}: {why}, and would {what} there")).next(next));
     }
     note(&format!("{why}: what is mounted is seen there, not here"));
@@ -270,7 +297,8 @@ fn stay_here(stream: &UnixStream, verb: &Verb, note: &mut dyn FnMut(&str)) -> Re
 /// The process that answers, where it is known to be in another mount namespace than we are.
 fn namespace_elsewhere(stream: &UnixStream) -> Option<rustix::process::RawPid> {
     let pid = rustix::net::sockopt::socket_peercred(stream).ok()?.pid.as_raw_nonzero().get();
-    let [there, here] = [pid.to_string(), "self".to_owned()].map(|process| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok());
+    let [there, here] =
+        [pid.to_string(), "self".to_owned()].map(|process| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok());
     (there? != here?).then_some(pid)
 }
 
@@ -279,7 +307,10 @@ fn awaits(verb: &Verb) -> bool {
     let Verb::Pool(request) = verb else { return false };
     matches!(
         request,
-        pool::Request::AwaitScrub | pool::Request::AwaitTrim | pool::Request::AwaitFree | pool::Request::Events { follow: true }
+        pool::Request::AwaitScrub
+            | pool::Request::AwaitTrim
+            | pool::Request::AwaitFree
+            | pool::Request::Events { follow: true }
     )
 }
 
@@ -288,14 +319,17 @@ fn answering(path: PathBuf) -> Option<Owned> {
     let socket = Socket::ours(path);
     let there = match socket.connect(PATIENCE) {
         // Who does not accept in time is there all the same.
-        Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied),
+        Err(error) => !matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied
+        ),
         Ok(_) => true,
     };
     there.then_some(Owned { socket, until: None })
 }
 
-/// The pool of this name, ours before others'; `None` where nobody owns it. Who names a pool wants to hear of it, whosever it is: other users have a second
-/// to answer.
+/// The pool of this name, ours before others'; `None` where nobody owns it. Who names a pool wants
+/// to hear of it, whosever it is: other users have a second to answer.
 pub fn find(name: &str) -> Option<Owned> {
     let file = file(name);
     if let Some(owned) = answering(runtime::ours().join(&file)) {
@@ -309,7 +343,8 @@ pub fn find(name: &str) -> Option<Owned> {
         let owned = Owned { socket: socket.clone(), until: None };
         matches!(owned.figures(control::FOREIGN_PATIENCE), Ok(Some(Told::Pool(_))))
     };
-    let all = control::ask_all(runtime::named(&Whose::Everybody, &file), Instant::now() + control::FOREIGN_PATIENCE, answers);
+    let all =
+        control::ask_all(runtime::named(&Whose::Everybody, &file), Instant::now() + control::FOREIGN_PATIENCE, answers);
     all.into_iter().find_map(|(socket, answer)| (answer == Some(true)).then_some(Owned { socket, until: None }))
 }
 
@@ -345,13 +380,14 @@ pub fn ours() -> Vec<Owned> {
     runtime::sockets(&Whose::Ours, END).into_iter().filter_map(|socket| answering(socket.path)).collect()
 }
 
-/// What several pools answer to a question, asked side by side; and why not, in the order of the pools. One that was let go meanwhile says nothing, and other
-/// users' have a second together.
+/// What several pools answer to a question, asked side by side; and why not, in the order of the
+/// pools. One that was let go meanwhile says nothing, and other users' have a second together.
 pub fn ask_each<R: Send + 'static>(
     pools: Vec<Owned>,
     ask: impl Fn(&Owned) -> Result<R, Failure> + Send + Sync + Clone + 'static,
 ) -> (Vec<R>, Vec<Failure>) {
-    let (ours, foreign): (Vec<Owned>, Vec<Owned>) = pools.into_iter().partition(|owned| owned.socket.foreign().is_none());
+    let (ours, foreign): (Vec<Owned>, Vec<Owned>) =
+        pools.into_iter().partition(|owned| owned.socket.foreign().is_none());
     let (mut answers, mut failures, mut unheard) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (pools, patience, until) in [(ours, OURS_PATIENCE, false), (foreign, control::FOREIGN_PATIENCE, true)] {
         let sockets = pools.into_iter().map(|owned| owned.socket).collect();
@@ -367,9 +403,9 @@ pub fn ask_each<R: Send + 'static>(
                 (_, Some(uid)) => drop(unheard.insert(uid)),
                 (Some(Err((true, _))), None) => {}
                 (Some(Err((false, failure))), None) => failures.push(failure),
-                (None, None) => {
-                    failures.push(silent(&socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default()))
-                }
+                (None, None) => failures.push(silent(
+                    &socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default(),
+                )),
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The command line of `nacre pool`, as part of the table in [`crate::commands`]. The letters are ZFS'. Pure; what was given is read by [`super::order`].
+//! The command line of `nacre pool`, as part of the table in [`crate::commands`]. The letters are
+//! ZFS'. Pure; what was given is read by [`super::order`].
 
 use crate::commands;
 use clap::{Arg, ArgAction, Command, value_parser};
@@ -32,7 +33,11 @@ pub fn command() -> Command {
         Command::new("version").about("Show the version of the program").arg(json()),
     ];
     let unserved = UNSERVED.iter().map(|(verb, ..)| {
-        let rest = Arg::new("REST").num_args(0..).allow_hyphen_values(true).trailing_var_arg(true).value_parser(value_parser!(OsString));
+        let rest = Arg::new("REST")
+            .num_args(0..)
+            .allow_hyphen_values(true)
+            .trailing_var_arg(true)
+            .value_parser(value_parser!(OsString));
         Command::new(*verb).hide(true).disable_help_flag(true).arg(rest)
     });
     Command::new("pool")
@@ -46,7 +51,8 @@ pub fn command() -> Command {
         .subcommands(unserved)
 }
 
-/// Verbs of `zpool` that need what pools of this version do not have: how many arguments they want, and why they are not here.
+/// Verbs of `zpool` that need what pools of this version do not have: how many arguments they want,
+/// and why they are not here.
 pub const UNSERVED: [(&str, usize, &str); 14] = [
     ("attach", 3, REDUNDANCY),
     ("detach", 2, REDUNDANCY),
@@ -55,7 +61,11 @@ pub const UNSERVED: [(&str, usize, &str); 14] = [
     ("resilver", 1, REDUNDANCY),
     ("split", 2, REDUNDANCY),
     ("remove", 2, "a device cannot be taken out of a pool"),
-    ("checkpoint", 1, "there are no checkpoints; `import -F` goes back a few transaction groups, snapshots go back further"),
+    (
+        "checkpoint",
+        1,
+        "there are no checkpoints; `import -F` goes back a few transaction groups, snapshots go back further",
+    ),
     ("initialize", 1, "devices need no initialisation"),
     ("reguid", 1, "a pool keeps its number"),
     ("reopen", 0, "devices stay open"),
@@ -74,7 +84,10 @@ fn flag(letter: char, name: &'static str, help: &'static str) -> Arg {
 fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {
     const NAMES: [(&str, char); 8] =
         [("-l", 'l'), ("-y", 'y'), ("-i", 'i'), ("-s", 's'), ("-t", 't'), ("-D", 'D'), ("-m", 'm'), ("-d", 'd')];
-    NAMES.iter().filter(move |(_, letter)| letters.contains(*letter)).map(|(name, letter)| flag(*letter, name, "").hide(true))
+    NAMES
+        .iter()
+        .filter(move |(_, letter)| letters.contains(*letter))
+        .map(|(name, letter)| flag(*letter, name, "").hide(true))
 }
 
 /// How devices are called in a table.
@@ -122,7 +135,10 @@ fn altroot() -> Arg {
 }
 
 fn form(command: Command) -> Command {
-    command.arg(flag('H', "scripted", "No headings, one tab between columns")).arg(flag('p', "exact", "Exact numbers")).arg(json())
+    command
+        .arg(flag('H', "scripted", "No headings, one tab between columns"))
+        .arg(flag('p', "exact", "Exact numbers"))
+        .arg(json())
 }
 
 fn json() -> Arg {

@@ -1,11 +1,15 @@
-//! Pools that are expected to be there: imported on this machine since it started, and neither exported nor destroyed since.
+//! Pools that are expected to be there: imported on this machine since it started, and neither
+//! exported nor destroyed since.
 //!
-//! One file per pool beside its socket, written by the process that owns it before anybody is told that the pool is imported, and removed by it when the pool
-//! has been let go in order. So it is left where the process was killed, or could not export the pool. Where sockets are is empty after a reboot; where it is not
-//! (`/tmp` on a disk), the number of the boot tells. A pool that was imported when the machine went down is therefore not expected: importing it is what the
+//! One file per pool beside its socket, written by the process that owns it before anybody is told
+//! that the pool is imported, and removed by it when the pool has been let go in order. So it is
+//! left where the process was killed, or could not export the pool. Where sockets are is empty
+//! after a reboot; where it is not (`/tmp` on a disk), the number of the boot tells. A pool that
+//! was imported when the machine went down is therefore not expected: importing it is what the
 //! start of the machine does, or does not.
 //!
-//! Callers: the process (`process.rs`), and the commands that show or import pools. Only our own directory is read.
+//! Callers: the process (`process.rs`), and the commands that show or import pools. Only our own
+//! directory is read.
 
 use super::{client, process::Name};
 use crate::{
@@ -80,7 +84,8 @@ impl Expected {
         Ok(())
     }
 
-    /// Whether its process is there: it holds the lock on the name from before the import to its very end.
+    /// Whether its process is there: it holds the lock on the name from before the import to its
+    /// very end.
     fn is_owned(&self) -> bool {
         let lock = runtime::ours().join(client::file(&self.name)).with_extension("lock");
         match open(&lock, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
@@ -114,9 +119,12 @@ impl Expected {
     /// What to say to whoever wants something of it.
     pub fn failure(&self) -> Failure {
         let name = &self.name;
-        Failure::new(format!("cannot open '{name}': pool is unavailable: its process {} has ended without exporting it", self.process))
-            .exit(Exit::Failure)
-            .next(format!("`nacre pool import {name}` brings it back, `nacre pool export -f {name}` gives it up"))
+        Failure::new(format!(
+            "cannot open '{name}': pool is unavailable: its process {} has ended without exporting it",
+            self.process
+        ))
+        .exit(Exit::Failure)
+        .next(format!("`nacre pool import {name}` brings it back, `nacre pool export -f {name}` gives it up"))
     }
 
     /// Nobody wants it back: nothing of it stays behind but its devices.
@@ -125,7 +133,9 @@ impl Expected {
     /// Somebody imports it just now, or a mount that nobody serves cannot be taken away.
     pub fn give_up(&self, directory: &Path) -> Result<(), Failure> {
         let Some(name) = Name::free(directory, &self.name)? else { return Err(self.failure().exit(Exit::Busy)) };
-        let is_of = |source: &Path| source.to_str().is_some_and(|source| source.split(['/', '@']).next() == Some(self.name.as_str()));
+        let is_of = |source: &Path| {
+            source.to_str().is_some_and(|source| source.split(['/', '@']).next() == Some(self.name.as_str()))
+        };
         let entries = mountinfo::read()?;
         for entry in entries.iter().rev().filter(|entry| entry.kind == "fuse.nacre" && is_of(&entry.source)) {
             serve::clear_of(&entry.mountpoint, &["nacre".to_owned()])?;
@@ -164,9 +174,11 @@ pub fn all() -> Vec<Expected> {
 /// Those of these names (of any name, where none is named) whose process has ended.
 pub fn lost(names: &[String]) -> Vec<Expected> {
     let wanted = |expected: &Expected| names.is_empty() || names.contains(&expected.name);
-    let mut lost: Vec<Expected> = all().into_iter().filter(|expected| wanted(expected) && !expected.is_owned()).collect();
+    let mut lost: Vec<Expected> =
+        all().into_iter().filter(|expected| wanted(expected) && !expected.is_owned()).collect();
     if !lost.is_empty() {
-        // A process that lets its pool go does not expect it any more before it gives the name free: one that ended meanwhile is not lost.
+        // A process that lets its pool go does not expect it any more before it gives the name
+        // free: one that ended meanwhile is not lost.
         let still = all();
         lost.retain(|expected| still.contains(expected));
     }

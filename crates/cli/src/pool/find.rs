@@ -1,7 +1,8 @@
 //! Pools that could be imported: labels on devices.
 //!
-//! Invariant: of several copies of a device (backups of its file lie about) the newest is taken; one that is older than the rest of its pool is none of it,
-//! and two of which neither is older are refused.
+//! Invariant: of several copies of a device (backups of its file lie about) the newest is taken;
+//! one that is older than the rest of its pool is none of it, and two of which neither is older are
+//! refused.
 
 use super::{dates, known};
 use crate::report::printable;
@@ -73,8 +74,9 @@ pub struct Search {
     pub refused: Vec<(PathBuf, String)>,
 }
 
-/// Looks at everything in these directories (and at these files), and at devices that are noted, each with the number of its pool; where none is named, at block
-/// devices, and at what was imported before.
+/// Looks at everything in these directories (and at these files), and at devices that are noted,
+/// each with the number of its pool; where none is named, at block devices, and at what was
+/// imported before.
 pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
     let mut found: BTreeMap<u64, Vec<Found>> = BTreeMap::new();
     let mut search = Search::default();
@@ -91,7 +93,9 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
             if other == *pool {
                 found.entry(other).or_default().extend(devices);
             } else {
-                let why = format!("pool {pool} was imported from here, and another one lies here now: passed over; -d takes it");
+                let why = format!(
+                    "pool {pool} was imported from here, and another one lies here now: passed over; -d takes it"
+                );
                 search.refused.push((path.clone(), why));
             }
         }
@@ -131,13 +135,18 @@ fn choose(devices: &[Found], refused: &mut Vec<(PathBuf, String)>) -> Option<Can
     let mut pass_over = |device: &Found| {
         refused.push((
             device.path.clone(),
-            format!("an older copy of device {} of pool '{}': passed over", device.identity.index, device.identity.name),
+            format!(
+                "an older copy of device {} of pool '{}': passed over",
+                device.identity.index, device.identity.name
+            ),
         ));
     };
     for device in devices {
         // A crash may have cut short one writing of all labels, and one root record.
         let rooted = device.identity.index < ROOT_DEVICES && device.generation > 0;
-        if device.identity.revision + 1 < newest.identity.revision || rooted && device.generation + device.lost + 1 < roots {
+        if device.identity.revision + 1 < newest.identity.revision
+            || rooted && device.generation + device.lost + 1 < roots
+        {
             pass_over(device);
             continue;
         }
@@ -169,12 +178,18 @@ fn files(place: &Path) -> Vec<PathBuf> {
 fn block_devices() -> Vec<PathBuf> {
     // Its lines: major, minor, blocks, name; the first two are headings.
     let text = fs::read_to_string("/proc/partitions").unwrap_or_default();
-    text.lines().skip(2).filter_map(|line| line.split_whitespace().nth(3)).map(|name| Path::new("/dev").join(name)).collect()
+    text.lines()
+        .skip(2)
+        .filter_map(|line| line.split_whitespace().nth(3))
+        .map(|name| Path::new("/dev").join(name))
+        .collect()
 }
 
-/// Whose device it is. What cannot be opened (somebody uses it, or it is none of ours) is not importable.
+/// Whose device it is. What cannot be opened (somebody uses it, or it is none of ours) is not
+/// importable.
 fn probe(path: &Path) -> Result<Option<Found>, Unread> {
-    // A directory full of pipes and devices must not hang us: only what a pool can lie on is opened.
+    // A directory full of pipes and devices must not hang us: only what a pool can lie on is
+    // opened.
     let device = match FileDevice::open(path, false) {
         Ok(device) => device,
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Err(Unread::Busy),
@@ -186,8 +201,10 @@ fn probe(path: &Path) -> Result<Option<Found>, Unread> {
         Ok(None) | Err(_) => return Ok(None),
     };
     let Ok(there) = fs::metadata(path) else { return Ok(None) };
-    let itself = if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
-    // A device whose root records cannot be read has none; one whose newest are damaged is not older than the others for that.
+    let itself =
+        if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
+    // A device whose root records cannot be read has none; one whose newest are damaged is not
+    // older than the others for that.
     let device: [Arc<dyn Device>; 1] = [Arc::new(device)];
     let roots = device.iter().filter_map(|device| label::roots(&**device, identity.pool).ok()).flatten();
     let (generation, lost) = roots.last().map_or((0, 0), |newest| (newest.generation, label::lost(&device, &newest)));
@@ -213,7 +230,13 @@ impl Candidate {
     /// The machine that may be using it: another one than this.
     pub fn user(&self) -> Option<String> {
         let foreign = self.identity.state == PoolState::Active && self.identity.host.0 != host::this().0;
-        foreign.then(|| format!("Last accessed by {} at {}", printable(self.identity.host.1.as_bytes()), dates::long(self.identity.time)))
+        foreign.then(|| {
+            format!(
+                "Last accessed by {} at {}",
+                printable(self.identity.host.1.as_bytes()),
+                dates::long(self.identity.time)
+            )
+        })
     }
 
     /// Its part of the list of what could be imported.
@@ -227,13 +250,16 @@ impl Candidate {
         let action = match (self.is_whole(), self.user(), destroyed) {
             (false, ..) => {
                 text.push_str("status: One or more devices are missing from the system.\n");
-                "The pool cannot be imported. Attach the missing\n\tdevices and try again; -d says where to look.".to_owned()
+                "The pool cannot be imported. Attach the missing\n\tdevices and try again; -d says where to look."
+                    .to_owned()
             }
             (true, Some(user), _) => {
                 text.push_str(&format!("status: The pool was last accessed by another system.\n\t{user}\n"));
                 "The pool can be imported using its name or numeric identifier and\n\tthe '-f' flag.".to_owned()
             }
-            (true, None, true) => "The pool can be imported using its name or numeric identifier and\n\tthe '-D' flag.".to_owned(),
+            (true, None, true) => {
+                "The pool can be imported using its name or numeric identifier and\n\tthe '-D' flag.".to_owned()
+            }
             (true, None, false) => "The pool can be imported using its name or numeric identifier.".to_owned(),
         };
         text.push_str(&format!("action: {action}\nconfig:\n\n"));
@@ -241,12 +267,17 @@ impl Candidate {
             let found = u16::try_from(index).ok().and_then(|index| self.devices.get(&index));
             printable(found.map_or(member.path.as_slice(), |path| path.as_os_str().as_bytes()))
         };
-        let names: Vec<String> = identity.members.iter().enumerate().map(|(index, member)| path(index, member)).collect();
-        let width = names.iter().map(|name| name.chars().count() + 2).chain([pool.chars().count(), 10]).max().unwrap_or(10);
+        let names: Vec<String> =
+            identity.members.iter().enumerate().map(|(index, member)| path(index, member)).collect();
+        let width =
+            names.iter().map(|name| name.chars().count() + 2).chain([pool.chars().count(), 10]).max().unwrap_or(10);
         text.push_str(&format!("\t{pool:<width$}  {state}\n"));
         for (index, name) in names.iter().enumerate() {
             let name = format!("  {name}");
-            text.push_str(&format!("\t{name:<width$}  {}\n", if self.has(index) { "ONLINE" } else { "UNAVAIL  cannot open" }));
+            text.push_str(&format!(
+                "\t{name:<width$}  {}\n",
+                if self.has(index) { "ONLINE" } else { "UNAVAIL  cannot open" }
+            ));
         }
         text
     }
@@ -289,13 +320,21 @@ mod tests {
 
     #[test]
     fn the_newest_copy_of_a_device_is_taken() {
-        let all = [device("bak", 0, 3, 10, 1), device("img", 0, 3, 50, 2), device("link", 0, 3, 50, 2), device("two", 1, 3, 50, 3)];
+        let all = [
+            device("bak", 0, 3, 10, 1),
+            device("img", 0, 3, 50, 2),
+            device("link", 0, 3, 50, 2),
+            device("two", 1, 3, 50, 3),
+        ];
         assert_eq!(chosen(&all), (words(&["img", "two"]), words(&["bak"]), false));
         let [bak, _, _, two] = all;
         // The old copy alone is no part of what the other device is.
         assert_eq!(chosen(&[bak, two]), (words(&["two"]), words(&["bak"]), false));
         // A crash between two devices' labels.
-        assert_eq!(chosen(&[device("a", 0, 4, 9, 1), device("b", 1, 3, 8, 2)]), (words(&["a", "b"]), Vec::new(), false));
+        assert_eq!(
+            chosen(&[device("a", 0, 4, 9, 1), device("b", 1, 3, 8, 2)]),
+            (words(&["a", "b"]), Vec::new(), false)
+        );
         assert_eq!(chosen(&[device("a", 0, 5, 9, 1), device("b", 1, 3, 9, 2)]).0, words(&["a"]));
         // Damage makes a device no older copy.
         let damaged = |generation, lost| [device("a", 0, 4, 9, 1), Found { lost, ..device("b", 1, 4, generation, 2) }];

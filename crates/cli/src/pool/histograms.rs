@@ -1,4 +1,5 @@
-//! `nacre pool iostat -w` and `-r`: how long requests of devices took, and how large they were, by powers of two. Pure.
+//! `nacre pool iostat -w` and `-r`: how long requests of devices took, and how large they were, by
+//! powers of two. Pure.
 
 use super::order::Form;
 use crate::columns;
@@ -70,7 +71,10 @@ fn at(histogram: &Histogram, place: usize) -> u64 {
 
 /// What has come to a histogram, since an earlier look at it.
 fn since(now: &Histogram, before: Option<&Histogram>) -> Histogram {
-    now.iter().enumerate().map(|(place, number)| number.saturating_sub(before.map_or(0, |before| at(before, place)))).collect()
+    now.iter()
+        .enumerate()
+        .map(|(place, number)| number.saturating_sub(before.map_or(0, |before| at(before, place))))
+        .collect()
 }
 
 fn sum(all: &[Histogram]) -> Histogram {
@@ -81,10 +85,12 @@ fn sum(all: &[Histogram]) -> Histogram {
 fn tables(of: Of, now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Table> {
     let mut tables = Vec::new();
     for pool in now {
-        let earlier =
-            before.iter().find(|earlier| earlier.guid == pool.guid && earlier.since == pool.since && earlier.process == pool.process);
+        let earlier = before.iter().find(|earlier| {
+            earlier.guid == pool.guid && earlier.since == pool.since && earlier.process == pool.process
+        });
         let device = |(index, device): (usize, &nacre_admin::pool::DeviceFigures)| {
-            let earlier = earlier.and_then(|earlier| earlier.devices.get(index)).map(|device| of.histograms(&device.spread));
+            let earlier =
+                earlier.and_then(|earlier| earlier.devices.get(index)).map(|device| of.histograms(&device.spread));
             let column = |(_, place): (&str, usize)| {
                 let now = of.histograms(&device.spread).get(place).cloned().unwrap_or_default();
                 since(&now, earlier.and_then(|earlier| earlier.get(place)))
@@ -92,7 +98,9 @@ fn tables(of: Of, now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Tab
             Table { name: device.name().to_owned(), columns: of.columns().into_iter().map(column).collect() }
         };
         let devices: Vec<Table> = pool.devices.iter().enumerate().map(device).collect();
-        let column = |place: usize| sum(&devices.iter().filter_map(|device| device.columns.get(place)).cloned().collect::<Vec<_>>());
+        let column = |place: usize| {
+            sum(&devices.iter().filter_map(|device| device.columns.get(place)).cloned().collect::<Vec<_>>())
+        };
         tables.push(Table { name: pool.name.clone(), columns: (0..of.columns().len()).map(column).collect() });
         if verbose {
             tables.extend(devices);
@@ -118,7 +126,10 @@ pub fn text(of: Of, now: &[Figures], before: &[Figures], verbose: bool, form: Fo
             })
             .collect();
         if form.scripted {
-            let named = cells.into_iter().map(|row| std::iter::once(table.name.clone()).chain(row).collect()).collect::<Vec<_>>();
+            let named = cells
+                .into_iter()
+                .map(|row| std::iter::once(table.name.clone()).chain(row).collect())
+                .collect::<Vec<_>>();
             text.push_str(&columns::scripted(&named));
             continue;
         }
@@ -132,10 +143,12 @@ pub fn text(of: Of, now: &[Figures], before: &[Figures], verbose: bool, form: Fo
             line + "\n"
         };
         let unit = if of == Of::Times { "latency" } else { "req_size" };
-        let heads: Vec<String> = std::iter::once(unit).chain(of.columns().into_iter().map(|(name, _)| name)).map(str::to_owned).collect();
+        let heads: Vec<String> =
+            std::iter::once(unit).chain(of.columns().into_iter().map(|(name, _)| name)).map(str::to_owned).collect();
         text.push_str(&format!("{}\n", table.name));
         text.push_str(&line(&heads));
-        let rule: Vec<String> = (0..=of.columns().len()).map(|place| "-".repeat(if place == 0 { width } else { 6 })).collect();
+        let rule: Vec<String> =
+            (0..=of.columns().len()).map(|place| "-".repeat(if place == 0 { width } else { 6 })).collect();
         text.push_str(&line(&rule));
         cells.iter().for_each(|row| text.push_str(&line(row)));
         text.push_str(&line(&rule));
@@ -166,7 +179,11 @@ mod tests {
         spread.sizes[0] = vec![0; 14];
         spread.sizes[0][12] = reads;
         spread.sizes[1] = vec![0; 14];
-        let devices = (0..2).map(|number| DeviceFigures { path: format!("/{number}"), spread: spread.clone(), ..DeviceFigures::default() });
+        let devices = (0..2).map(|number| DeviceFigures {
+            path: format!("/{number}"),
+            spread: spread.clone(),
+            ..DeviceFigures::default()
+        });
         Figures { name: "tank".to_owned(), devices: devices.collect(), ..Figures::default() }
     }
 

@@ -59,7 +59,8 @@ pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
 
 fn absolute(places: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let resolve = |place: &PathBuf| {
-        let path = std::path::absolute(place).map_err(|error| Failure::io("cannot resolve", place.display(), &error))?;
+        let path =
+            std::path::absolute(place).map_err(|error| Failure::io("cannot resolve", place.display(), &error))?;
         match std::fs::symlink_metadata(&path) {
             Ok(_) => Ok(path),
             Err(error) => Err(Failure::io("cannot open", place.display(), &error)),
@@ -68,12 +69,14 @@ fn absolute(places: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     places.iter().map(resolve).collect()
 }
 
-/// Looks for pools. A process that was killed a moment ago may still hold the devices of the one that is wanted: then again for a short while.
+/// Looks for pools. A process that was killed a moment ago may still hold the devices of the one
+/// that is wanted: then again for a short while.
 fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&str>) -> Search {
     let until = Instant::now() + PATIENCE;
     loop {
         let found = find::search(places, noted);
-        let there = wanted.is_none_or(|wanted| found.pools.iter().any(|pool| is_meant(pool, wanted)) || client::lives(wanted));
+        let there =
+            wanted.is_none_or(|wanted| found.pools.iter().any(|pool| is_meant(pool, wanted)) || client::lives(wanted));
         if there || !found.busy || Instant::now() >= until {
             return found;
         }
@@ -91,7 +94,9 @@ fn choose<'a>(search: &'a Search, wanted: &str) -> Result<&'a Candidate, Failure
     let doing = format!("cannot import '{}'", printable(wanted.as_bytes()));
     let mut found = search.pools.iter().filter(fits);
     match (found.next(), found.next()) {
-        (Some(_), Some(_)) => Err(Failure::new(format!("{doing}: more than one matching pool")).next("import by numeric ID instead")),
+        (Some(_), Some(_)) => {
+            Err(Failure::new(format!("{doing}: more than one matching pool")).next("import by numeric ID instead"))
+        }
         (Some(one), None) => Ok(one),
         (None, _) => {
             if client::find(wanted).is_some() {
@@ -125,23 +130,31 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
     let old = candidate.identity.name.clone();
     let doing = format!("cannot import '{}'", printable(old.as_bytes()));
     let name = new.unwrap_or_else(|| old.clone());
-    names::check_new_pool(&name).map_err(|error| Failure::new(format!("cannot import '{}': {error}", printable(name.as_bytes()))))?;
+    names::check_new_pool(&name)
+        .map_err(|error| Failure::new(format!("cannot import '{}': {error}", printable(name.as_bytes()))))?;
     if client::lives(&name) {
         return Err(Failure::new(format!("{doing}: a pool with that name already exists"))
             .exit(Exit::Busy)
             .next(format!("`nacre pool import {old} NEWNAME` gives it another name")));
     }
     if let Some((a, b)) = &candidate.twins {
-        return Err(Failure::new(format!("{doing}: '{}' and '{}' are copies of the same device", a.display(), b.display()))
-            .exit(Exit::Busy)
-            .next("name the one that is meant: -d FILE"));
+        return Err(Failure::new(format!(
+            "{doing}: '{}' and '{}' are copies of the same device",
+            a.display(),
+            b.display()
+        ))
+        .exit(Exit::Busy)
+        .next("name the one that is meant: -d FILE"));
     }
     if !candidate.is_whole() {
         return Err(Failure::new(format!("{doing}: one or more devices is currently unavailable"))
             .next("`nacre pool import` shows which; -d says where to look"));
     }
     let mut properties = run::check_properties(&doing, &what.properties)?;
-    let read_only = properties.iter().position(|(name, _)| name == "readonly").is_some_and(|place| properties.remove(place).1 == "on");
+    let read_only = properties
+        .iter()
+        .position(|(name, _)| name == "readonly")
+        .is_some_and(|place| properties.remove(place).1 == "on");
     if let Some(user) = candidate.user().filter(|_| !what.force && !read_only) {
         return Err(Failure::new(format!("{doing}: pool was previously in use from another system."))
             .exit(Exit::Busy)
@@ -165,7 +178,10 @@ fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
         Err(refusal) => {
             run::tell(&format!("{doing}: {}", refusal.what));
             let states: Vec<String> = older(&opened)?.iter().map(State::text).collect();
-            print(&format!("would go back to the newest of these transaction groups that can be read: {}\n", states.join(", ")))?;
+            print(&format!(
+                "would go back to the newest of these transaction groups that can be read: {}\n",
+                states.join(", ")
+            ))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -196,7 +212,9 @@ pub(super) fn older(devices: &[std::sync::Arc<dyn nacre_pool::device::Device>]) 
     for device in devices {
         let failed = |error: nacre_pool::PoolError| Failure::new(error.to_string());
         let Some(identity) = label::probe(&**device).map_err(failed)? else { continue };
-        found.extend(label::roots(&**device, identity.pool).map_err(failed)?.into_iter().map(|root| (root.generation, root)));
+        found.extend(
+            label::roots(&**device, identity.pool).map_err(failed)?.into_iter().map(|root| (root.generation, root)),
+        );
     }
     let Some(newest) = found.values().next_back() else { return Ok(Vec::new()) };
     let (kept, last) = (newest.kept, newest.txg.0);

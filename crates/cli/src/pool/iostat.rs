@@ -1,4 +1,5 @@
-//! `nacre pool iostat`: what pools and devices read and write, from two looks at their counters. Pure.
+//! `nacre pool iostat`: what pools and devices read and write, from two looks at their counters.
+//! Pure.
 
 use super::{
     list::bytes,
@@ -86,18 +87,30 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
     let mut rows = Vec::new();
     for pool in now {
         // A pool that was imported anew counts from 0 again.
-        let earlier =
-            before.iter().find(|earlier| earlier.guid == pool.guid && earlier.since == pool.since && earlier.process == pool.process);
+        let earlier = before.iter().find(|earlier| {
+            earlier.guid == pool.guid && earlier.since == pool.since && earlier.process == pool.process
+        });
         let seconds = pool.now.saturating_sub(earlier.map_or(pool.since, |earlier| earlier.now)).max(1) as f64;
         let before = earlier.map(sum).unwrap_or_default();
         let mut active = [0; 4];
         for device in &pool.devices {
             active.iter_mut().zip(device.spread.active).for_each(|(sum, active)| *sum += active);
         }
-        rows.push(Row { name: pool.name.clone(), allocated: pool.allocated, free: pool.free, now: sum(pool), before, active, seconds });
+        rows.push(Row {
+            name: pool.name.clone(),
+            allocated: pool.allocated,
+            free: pool.free,
+            now: sum(pool),
+            before,
+            active,
+            seconds,
+        });
         if verbose {
             for (index, device) in pool.devices.iter().enumerate() {
-                let before = earlier.and_then(|earlier| earlier.devices.get(index)).map(|device| device.counts).unwrap_or_default();
+                let before = earlier
+                    .and_then(|earlier| earlier.devices.get(index))
+                    .map(|device| device.counts)
+                    .unwrap_or_default();
                 let name = format!("  {}", device.name());
                 let (active, free) = (device.spread.active, device.free());
                 rows.push(Row { name, allocated: device.allocated, free, now: device.counts, before, active, seconds });
@@ -107,8 +120,16 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
     rows
 }
 
-/// The table. `seconds`: the time between the two looks, where it is known better than to the second.
-pub fn table(now: &[Figures], before: &[Figures], seconds: Option<f64>, verbose: bool, shown: Shown, form: Form) -> String {
+/// The table. `seconds`: the time between the two looks, where it is known better than to the
+/// second.
+pub fn table(
+    now: &[Figures],
+    before: &[Figures],
+    seconds: Option<f64>,
+    verbose: bool,
+    shown: Shown,
+    form: Form,
+) -> String {
     let mut rows = rows(now, before, verbose);
     if let Some(seconds) = seconds {
         rows.iter_mut().for_each(|row| row.seconds = seconds);
@@ -173,7 +194,9 @@ fn json(rows: &[Row]) -> String {
             "active": { "read": row.active[0], "write": row.active[1], "sync": row.active[2], "trim": row.active[3] },
         })
     };
-    json!({ "output_version": super::json::version("iostat"), "rows": rows.iter().map(row).collect::<Vec<_>>() }).to_string() + "\n"
+    json!({ "output_version": super::json::version("iostat"), "rows": rows.iter().map(row).collect::<Vec<_>>() })
+        .to_string()
+        + "\n"
 }
 
 #[cfg(test)]
@@ -192,7 +215,14 @@ mod tests {
         let form = Form { scripted: true, exact: true, ..Form::default() };
         let first = table(&[figures(100, 110)], &[], None, false, Shown::default(), form);
         assert_eq!(first, "tank\t0\t0\t10\t0\t40960\t0\n");
-        let next = table(&[figures(300, 112)], &[figures(100, 110)], Some(2.0), true, Shown { latency: true, ..Shown::default() }, form);
+        let next = table(
+            &[figures(300, 112)],
+            &[figures(100, 110)],
+            Some(2.0),
+            true,
+            Shown { latency: true, ..Shown::default() },
+            form,
+        );
         assert_eq!(next, "tank\t0\t0\t100\t0\t409600\t0\t2000\t-\t-\n/a\t0\t0\t100\t0\t409600\t0\t2000\t-\t-\n");
         assert!(
             table(&[figures(0, 100)], &[], None, false, Shown::default(), Form::default())

@@ -1,4 +1,5 @@
-//! `nacre pool list`, `get` and `status` as JSON, in the form of OpenZFS 2.3: pools by name, devices as objects below the device `root`.
+//! `nacre pool list`, `get` and `status` as JSON, in the form of OpenZFS 2.3: pools by name,
+//! devices as objects below the device `root`.
 //!
 //! Numbers are text, for people or (`-p`) exactly; with `--json-int` they are numbers.
 
@@ -46,7 +47,8 @@ fn property(name: &str, value: &properties::Value, form: Form) -> Value {
     json!({ "value": shown, "source": { "type": source, "data": "-" } })
 }
 
-/// What all answers tell of a pool. The two versions are those that ZFS names where features count instead.
+/// What all answers tell of a pool. The two versions are those that ZFS names where features count
+/// instead.
 fn head(pool: &Figures, form: Form) -> Map<String, Value> {
     let fields = [
         ("name", json!(pool.name)),
@@ -61,7 +63,8 @@ fn head(pool: &Figures, form: Form) -> Map<String, Value> {
 
 fn whole(command: &str, pools: impl Iterator<Item = (String, u64, Map<String, Value>)>, form: Form) -> String {
     let key = |name, guid: u64| if form.by_guid { guid.to_string() } else { name };
-    let pools: Map<String, Value> = pools.map(|(name, guid, fields)| (key(name, guid), Value::Object(fields))).collect();
+    let pools: Map<String, Value> =
+        pools.map(|(name, guid, fields)| (key(name, guid), Value::Object(fields))).collect();
     json!({ "output_version": version(command), "pools": pools }).to_string() + "\n"
 }
 
@@ -104,8 +107,9 @@ pub fn properties(
         if verbose {
             let device = |device: &DeviceFigures| {
                 let shown = names.iter().filter(|name| !["name", "altroot"].contains(&name.as_str()));
-                let values: Map<String, Value> =
-                    shown.map(|name| (name.clone(), property(name, &list::device_value(pool, device, name), form))).collect();
+                let values: Map<String, Value> = shown
+                    .map(|name| (name.clone(), property(name, &list::device_value(pool, device, name), form)))
+                    .collect();
                 let mut fields = device_head(pool, device, form);
                 fields.insert("properties".to_owned(), Value::Object(values));
                 (device.name().to_owned(), Value::Object(fields))
@@ -170,13 +174,19 @@ pub fn status(all: &[Status], shown: &status::Shown) -> String {
     whole("status", pools, form)
 }
 
-/// The devices below the one that stands for the pool; flat, they lie beside it as well and name it.
+/// The devices below the one that stands for the pool; flat, they lie beside it as well and name
+/// it.
 fn tree(figures: &Figures, shown: &status::Shown) -> Map<String, Value> {
     let form = shown.form;
-    let room =
-        |allocated, size| [("alloc_space", bytes(allocated, form)), ("total_space", bytes(size, form)), ("def_space", bytes(size, form))];
+    let room = |allocated, size| {
+        [("alloc_space", bytes(allocated, form)), ("total_space", bytes(size, form)), ("def_space", bytes(size, form))]
+    };
     let errors = |[read, write, checksum]: [u64; 3]| {
-        [("read_errors", exactly(read, form)), ("write_errors", exactly(write, form)), ("checksum_errors", exactly(checksum, form))]
+        [
+            ("read_errors", exactly(read, form)),
+            ("write_errors", exactly(write, form)),
+            ("checksum_errors", exactly(checksum, form)),
+        ]
     };
     let own = |fields: &mut Map<String, Value>, more: Vec<(&str, Value)>| {
         fields.extend(more.into_iter().map(|(name, value)| (name.to_owned(), value)));
@@ -202,8 +212,12 @@ fn tree(figures: &Figures, shown: &status::Shown) -> Map<String, Value> {
         }
         (device.name().to_owned(), Value::Object(fields))
     };
-    let devices: Map<String, Value> =
-        figures.devices.iter().filter(|device| !shown.ill_devices || status::device_is_ill(figures, device)).map(device).collect();
+    let devices: Map<String, Value> = figures
+        .devices
+        .iter()
+        .filter(|device| !shown.ill_devices || status::device_is_ill(figures, device))
+        .map(device)
+        .collect();
     let mut root = root_head(figures, &figures.name, form);
     own(&mut root, room(figures.allocated, figures.size).into());
     own(&mut root, errors(status::all_errors(figures)).into());

@@ -1,6 +1,8 @@
-//! Where the pools of this user lay when they were last imported: so that `nacre pool import` finds pools on files without being told.
+//! Where the pools of this user lay when they were last imported: so that `nacre pool import` finds
+//! pools on files without being told.
 //!
-//! One file per pool in the directory for what survives a reboot. A hint only: what counts is on the devices.
+//! One file per pool in the directory for what survives a reboot. A hint only: what counts is on
+//! the devices.
 
 use crate::{cage, failure::Failure, whole_file};
 use serde::{Deserialize, Serialize};
@@ -45,7 +47,8 @@ pub fn forget(guid: u64) {
     }
 }
 
-/// The devices of all pools that are known, each with the number of its pool: at its path something else may lie by now.
+/// The devices of all pools that are known, each with the number of its pool: at its path something
+/// else may lie by now.
 pub fn devices() -> Vec<(PathBuf, u64)> {
     let files = directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default();
     let record = |path: PathBuf| {

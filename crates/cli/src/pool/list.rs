@@ -13,8 +13,19 @@ use nacre_admin::pool::{
 use nacre_pool::properties::{POOL_PROPERTIES, PropertyError, size::human_bytes};
 
 /// The columns where none are named.
-const USUAL: [&str; 11] =
-    ["name", "size", "allocated", "free", "checkpoint", "expandsize", "fragmentation", "capacity", "dedupratio", "health", "altroot"];
+const USUAL: [&str; 11] = [
+    "name",
+    "size",
+    "allocated",
+    "free",
+    "checkpoint",
+    "expandsize",
+    "fragmentation",
+    "capacity",
+    "dedupratio",
+    "health",
+    "altroot",
+];
 
 /// A property that there is not.
 pub fn wrong(error: &PropertyError) -> Failure {
@@ -53,10 +64,16 @@ pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form:
         }
         Some(columns) => columns.iter().map(String::as_str).collect(),
     };
-    let columns = names.iter().map(|name| properties::resolve(name)).collect::<Result<Vec<_>, _>>().map_err(|error| wrong(&error))?;
+    let columns = names
+        .iter()
+        .map(|name| properties::resolve(name))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| wrong(&error))?;
     if form.json {
         let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
-        return json::properties("list", pools, form, verbose, |_| names.iter().map(|name| (*name).to_owned()).collect());
+        return json::properties("list", pools, form, verbose, |_| {
+            names.iter().map(|name| (*name).to_owned()).collect()
+        });
     }
     let mut rows = Vec::new();
     for pool in pools {
@@ -107,7 +124,12 @@ fn device_rows(pool: &Figures, columns: &[(String, String)], form: Form) -> Vec<
 ///
 /// # Errors
 /// A property or a column that there is not.
-pub fn properties_table(pools: &[Figures], wanted: &[String], fields: Option<&[String]>, form: Form) -> Result<String, Failure> {
+pub fn properties_table(
+    pools: &[Figures],
+    wanted: &[String],
+    fields: Option<&[String]>,
+    form: Form,
+) -> Result<String, Failure> {
     let all = wanted.iter().any(|name| name == "all");
     let mut names = Vec::new();
     if !all {
@@ -133,19 +155,25 @@ pub fn properties_table(pools: &[Figures], wanted: &[String], fields: Option<&[S
 ///
 /// # Errors
 /// A column that there is not.
-pub fn get_table(values: impl Iterator<Item = (String, String, Value)>, fields: Option<&[String]>, form: Form) -> Result<String, Failure> {
+pub fn get_table(
+    values: impl Iterator<Item = (String, String, Value)>,
+    fields: Option<&[String]>,
+    form: Form,
+) -> Result<String, Failure> {
     let usual = ["name", "property", "value", "source"].map(str::to_owned);
     let fields = match fields {
         Some([all]) if all == "all" => &usual[..],
         fields => fields.unwrap_or(&usual),
     };
-    let heading = |field: &String| match field.as_str() {
-        "name" => Ok(("NAME", Align::Left)),
-        "property" => Ok(("PROPERTY", Align::Left)),
-        "value" => Ok(("VALUE", Align::Left)),
-        "source" => Ok(("SOURCE", Align::Left)),
-        other => Err(Failure::usage(format!("invalid column name '{other}'")).next("there are name, property, value and source")),
-    };
+    let heading =
+        |field: &String| match field.as_str() {
+            "name" => Ok(("NAME", Align::Left)),
+            "property" => Ok(("PROPERTY", Align::Left)),
+            "value" => Ok(("VALUE", Align::Left)),
+            "source" => Ok(("SOURCE", Align::Left)),
+            other => Err(Failure::usage(format!("invalid column name '{other}'"))
+                .next("there are name, property, value and source")),
+        };
     let headings = fields.iter().map(heading).collect::<Result<Vec<_>, _>>()?;
     let row = |(of, name, value): (String, String, Value)| {
         let cell = |(heading, _): &(&str, Align)| match *heading {

@@ -1,7 +1,9 @@
-//! The log of a process that owns a pool: a file beside its socket, which lies in memory on most systems. Bounded, whatever users make happen.
+//! The log of a process that owns a pool: a file beside its socket, which lies in memory on most
+//! systems. Bounded, whatever users make happen.
 //!
-//! Started by `process.rs`. Invariants: at most [`LINES_MOST`] lines are written within [`WHILE`], and how many were left out is said; the file has at most
-//! [`FILE_MOST`] bytes, and the one before it is kept beside it.
+//! Started by `process.rs`. Invariants: at most [`LINES_MOST`] lines are written within [`WHILE`],
+//! and how many were left out is said; the file has at most [`FILE_MOST`] bytes, and the one before
+//! it is kept beside it.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -1,7 +1,9 @@
-//! What the program says to a wrong call of a verb of pools or file systems: the sentences of `zfs` and `zpool`, and how the verb is used. Called by these names it
-//! has their form as well; as `nacre pool` and `nacre fs` ours.
+//! What the program says to a wrong call of a verb of pools or file systems: the sentences of `zfs`
+//! and `zpool`, and how the verb is used. Called by these names it has their form as well; as
+//! `nacre pool` and `nacre fs` ours.
 //!
-//! Made from the tables of [`super::command`] and of `fs`, so that what is shown is what is taken. Pure but for [`report`] and [`refuse`].
+//! Made from the tables of [`super::command`] and of `fs`, so that what is shown is what is taken.
+//! Pure but for [`report`] and [`refuse`].
 
 use crate::{
     failure::{Exit, Failure},
@@ -13,7 +15,8 @@ use clap::{
 };
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
-/// Tells of a command line that the table does not take; help and the version come this way as well.
+/// Tells of a command line that the table does not take; help and the version come this way as
+/// well.
 pub fn report(error: &clap::Error, table: &Command, arguments: &[OsString]) -> ExitCode {
     if error.kind() == ErrorKind::DisplayVersion {
         // Nobody is left to tell when the output is closed.
@@ -38,14 +41,16 @@ pub fn refuse(failure: &Failure, program: &str, table: &Command, arguments: &[Os
     ExitCode::from(failure.code(program))
 }
 
-/// A command line of `nacre pool` or `nacre fs` that the table does not take. Nothing for other commands, and for help.
+/// A command line of `nacre pool` or `nacre fs` that the table does not take. Nothing for other
+/// commands, and for help.
 pub fn wrong(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Option<Failure> {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand as MissingCommand, DisplayVersion};
     if matches!(error.kind(), DisplayHelp | DisplayVersion | MissingCommand) {
         return None;
     }
     let usage = ours(table, arguments)?;
-    let suggested = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg].into_iter().find_map(|kind| error.get(kind));
+    let suggested =
+        [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg].into_iter().find_map(|kind| error.get(kind));
     // The likeliest one comes last.
     let meant = suggested.and_then(|suggested| match suggested {
         ContextValue::String(text) => Some(text),
@@ -56,7 +61,8 @@ pub fn wrong(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Op
     Some(Failure::usage(sentence(error) + &meant).next(usage))
 }
 
-/// Adds to what is wrong with a command line of `nacre pool` or `nacre fs` how it is meant, unless that is said already.
+/// Adds to what is wrong with a command line of `nacre pool` or `nacre fs` how it is meant, unless
+/// that is said already.
 pub fn explained(failure: Failure, table: &Command, arguments: &[OsString]) -> Failure {
     match ours(table, arguments) {
         Some(usage) if failure.exit == Exit::Usage && failure.next.is_empty() => failure.next(usage),
@@ -93,18 +99,29 @@ fn of(error: &clap::Error, kind: ContextKind) -> Option<String> {
 fn sentence(error: &clap::Error) -> String {
     let argument = of(error, ContextKind::InvalidArg).unwrap_or_default();
     match error.kind() {
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => "missing command".to_owned(),
-        ErrorKind::InvalidSubcommand => {
-            format!("unrecognized command '{}'", printable(of(error, ContextKind::InvalidSubcommand).unwrap_or_default().as_bytes()))
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            "missing command".to_owned()
         }
-        ErrorKind::MissingRequiredArgument | ErrorKind::TooFewValues | ErrorKind::WrongNumberOfValues => missing(&argument),
-        ErrorKind::UnknownArgument if argument.starts_with("--") => format!("invalid option '{}'", printable(argument.as_bytes())),
+        ErrorKind::InvalidSubcommand => {
+            format!(
+                "unrecognized command '{}'",
+                printable(of(error, ContextKind::InvalidSubcommand).unwrap_or_default().as_bytes())
+            )
+        }
+        ErrorKind::MissingRequiredArgument | ErrorKind::TooFewValues | ErrorKind::WrongNumberOfValues => {
+            missing(&argument)
+        }
+        ErrorKind::UnknownArgument if argument.starts_with("--") => {
+            format!("invalid option '{}'", printable(argument.as_bytes()))
+        }
         ErrorKind::UnknownArgument => match argument.strip_prefix('-') {
             Some(letter) => format!("invalid option '{}'", printable(letter.as_bytes())),
             None => "too many arguments".to_owned(),
         },
         // A letter that means all, and a name.
-        ErrorKind::ArgumentConflict if of(error, ContextKind::PriorArg).is_some_and(|other| other.starts_with(['[', '<'])) => {
+        ErrorKind::ArgumentConflict
+            if of(error, ContextKind::PriorArg).is_some_and(|other| other.starts_with(['[', '<'])) =>
+        {
             "too many arguments".to_owned()
         }
         ErrorKind::ValueValidation => {
@@ -156,14 +173,17 @@ enum Style {
 
 /// A verb with its letters and arguments on a line.
 fn line(verb: &Command, style: Style) -> String {
-    let shown = || verb.get_arguments().filter(|arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version"));
+    let shown = || {
+        verb.get_arguments().filter(|arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version"))
+    };
     let flag = |arg: &&Arg| arg.get_short().is_some() && !arg.get_action().takes_values() && !arg.is_required_set();
     let letters: String = shown().filter(flag).filter_map(Arg::get_short).collect();
     let mut text = verb.get_name().to_owned();
     if !letters.is_empty() {
         text.push_str(&format!(" [-{letters}]"));
     }
-    let (places, options): (Vec<&Arg>, Vec<&Arg>) = shown().filter(|arg| !flag(arg)).partition(|arg| arg.is_positional());
+    let (places, options): (Vec<&Arg>, Vec<&Arg>) =
+        shown().filter(|arg| !flag(arg)).partition(|arg| arg.is_positional());
     for arg in options.into_iter().chain(places) {
         text.push(' ');
         text.push_str(&argument(arg, style));
@@ -176,8 +196,10 @@ fn line(verb: &Command, style: Style) -> String {
 fn argument(arg: &Arg, style: Style) -> String {
     let names: Vec<&str> = arg.get_value_names().unwrap_or_default().iter().map(|name| name.as_str()).collect();
     let names = if names.is_empty() { vec![arg.get_id().as_str()] } else { names };
-    let several = arg.get_num_args().is_some_and(|count| count.max_values() > 1) || matches!(arg.get_action(), ArgAction::Append);
-    let switch = arg.get_short().map(|letter| format!("-{letter}")).or_else(|| arg.get_long().map(|word| format!("--{word}")));
+    let several =
+        arg.get_num_args().is_some_and(|count| count.max_values() > 1) || matches!(arg.get_action(), ArgAction::Append);
+    let switch =
+        arg.get_short().map(|letter| format!("-{letter}")).or_else(|| arg.get_long().map(|word| format!("--{word}")));
     let more = match style {
         _ if !several => "",
         Style::Zfs => " ...",
@@ -188,7 +210,9 @@ fn argument(arg: &Arg, style: Style) -> String {
         Style::Ours => name.to_owned(),
     };
     let text = match switch {
-        Some(switch) if arg.get_action().takes_values() => format!("{switch} {}", names.iter().map(|one| name(one)).collect::<String>()),
+        Some(switch) if arg.get_action().takes_values() => {
+            format!("{switch} {}", names.iter().map(|one| name(one)).collect::<String>())
+        }
         Some(switch) => switch,
         None if style == Style::Ours => names.join(" "),
         // Of several names, those before the last may be there more than once.
@@ -206,23 +230,35 @@ mod tests {
         let table = if program == "zfs" { fs::command::command() } else { pool::command::command() };
         let table = table.name(program.to_owned()).bin_name(program.to_owned());
         let arguments: Vec<OsString> = words.split_whitespace().map(OsString::from).collect();
-        let error = table.clone().try_get_matches_from(std::iter::once(OsString::from(program)).chain(arguments.clone())).unwrap_err();
+        let error = table
+            .clone()
+            .try_get_matches_from(std::iter::once(OsString::from(program)).chain(arguments.clone()))
+            .unwrap_err();
         format!("{}\n{}", sentence(&error), usage(&table, &arguments))
     }
 
     #[test]
     fn wrong_calls_are_told_as_zfs_does() {
         let text = said("zpool", "create");
-        assert!(text.starts_with("missing pool name argument\nusage:\n\tcreate [-fn] [-o property=value] ... ["), "{text}");
+        assert!(
+            text.starts_with("missing pool name argument\nusage:\n\tcreate [-fn] [-o property=value] ... ["),
+            "{text}"
+        );
         assert!(text.ends_with(" <pool> <device> ...\n"), "{text}");
         assert!(said("zpool", "create tank").starts_with("missing vdev specification\nusage:\n\tcreate "));
-        assert!(said("zpool", "foo").starts_with("unrecognized command 'foo'\nusage: zpool command args ...\nwhere 'command' is one of"));
+        assert!(
+            said("zpool", "foo")
+                .starts_with("unrecognized command 'foo'\nusage: zpool command args ...\nwhere 'command' is one of")
+        );
         assert!(said("zpool", "destroy tank tank").starts_with("too many arguments\nusage:\n\tdestroy "));
         assert!(said("zfs", "").starts_with("missing command\nusage: zfs command args ..."));
         assert!(said("zfs", "list -x").starts_with("invalid option 'x'\nusage:\n\tlist ["));
         assert!(said("zfs", "rename t/a").starts_with("missing target dataset argument\n"));
         assert!(said("zfs", "create").starts_with("missing filesystem argument\n"));
-        assert_eq!(said("zfs", "set"), "missing property=value argument\nusage:\n\tset [-u] <property=value> ... <filesystem> ...\n");
+        assert_eq!(
+            said("zfs", "set"),
+            "missing property=value argument\nusage:\n\tset [-u] <property=value> ... <filesystem> ...\n"
+        );
         assert!(said("zpool", "list --nosuch").starts_with("invalid option '--nosuch'\n"));
         assert!(said("zpool", "list -z").ends_with(" [pool] ... [interval [count]]\n"));
         assert!(said("zfs", "mount -a t/a").starts_with("too many arguments\n"));
@@ -237,11 +273,17 @@ mod tests {
         let said = |words: &str| {
             let arguments: Vec<OsString> = words.split_whitespace().map(OsString::from).collect();
             let table = crate::commands::table();
-            let error = table.clone().try_get_matches_from(std::iter::once(OsString::from("nacre")).chain(arguments.clone())).unwrap_err();
+            let error = table
+                .clone()
+                .try_get_matches_from(std::iter::once(OsString::from("nacre")).chain(arguments.clone()))
+                .unwrap_err();
             wrong(&error, &table, &arguments).map(|failure| (failure.what, failure.next))
         };
         let two = |what: &str, next: &str| Some((what.to_owned(), next.to_owned()));
-        assert_eq!(said("pool set foo"), two("missing pool name argument", "usage: nacre pool set PROPERTY=VALUE POOL"));
+        assert_eq!(
+            said("pool set foo"),
+            two("missing pool name argument", "usage: nacre pool set PROPERTY=VALUE POOL")
+        );
         assert_eq!(said("pool destroy tank tank"), two("too many arguments", "usage: nacre pool destroy [-f] POOL"));
         assert_eq!(said("fs promote -x t/a"), two("invalid option 'x'", "usage: nacre fs promote FILESYSTEM"));
         assert_eq!(

@@ -1,13 +1,19 @@
-//! Where a file system is mounted: the directory is found, made where it is missing, and removed again.
+//! Where a file system is mounted: the directory is found, made where it is missing, and removed
+//! again.
 //!
-//! Used by `mounts.rs` alone. Parts of the path of a mount point may be directories in which ordinary users can put what they like, and what root mounts may
-//! have content of theirs: whoever chose the place could show his own files as anybody's. Invariant for root: no symbolic link is followed that somebody else
-//! could have made, neither when the place is found, nor when something is mounted there, nor when the directory is removed. The way may lead through other
-//! mounts of the pool, so all of it is gone by threads without descriptors ([`apart`]).
+//! Used by `mounts.rs` alone. Parts of the path of a mount point may be directories in which
+//! ordinary users can put what they like, and what root mounts may have content of theirs: whoever
+//! chose the place could show his own files as anybody's. Invariant for root: no symbolic link is
+//! followed that somebody else could have made, neither when the place is found, nor when something
+//! is mounted there, nor when the directory is removed. The way may lead through other mounts of
+//! the pool, so all of it is gone by threads without descriptors ([`apart`]).
 
 use nacre_admin::{Kind, MountOptions, Refusal};
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, open, openat, openat2, readlinkat, unlinkat},
+    fs::{
+        AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, open, openat, openat2,
+        readlinkat, unlinkat,
+    },
     io::Errno,
 };
 use std::{
@@ -33,7 +39,8 @@ const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLL
 /// What to do where a mount point cannot be had.
 const ELSEWHERE: &str = "choose another: nacre fs set mountpoint=PATH, or import the pool with -R DIRECTORY";
 /// Directories that belong to the system with all that is in them.
-const SYSTEM: [&str; 11] = ["/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/var/spool"];
+const SYSTEM: [&str; 11] =
+    ["/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/var/spool"];
 /// Except for these.
 const FREE: [&str; 3] = ["/dev/shm", "/usr/local", "/usr/src"];
 
@@ -88,7 +95,8 @@ impl MountPoint {
         place.check(at, source)?;
         match apart(|| place.holds_something()) {
             Ok(true) if !options.overlay => {
-                let refusal = Refusal::new(Kind::Busy, format!("cannot mount '{}': directory is not empty", path_text(at)));
+                let refusal =
+                    Refusal::new(Kind::Busy, format!("cannot mount '{}': directory is not empty", path_text(at)));
                 Err(refusal.next("empty it, choose another mountpoint, or mount over it with -O"))
             }
             Ok(_) => Ok(place),
@@ -100,17 +108,21 @@ impl MountPoint {
         }
     }
 
-    /// Refuses what no option allows: to hide a directory of the system, or what another pool shows there.
+    /// Refuses what no option allows: to hide a directory of the system, or what another pool shows
+    /// there.
     fn check(&self, at: &Path, source: &str) -> Result<(), Refusal> {
-        let refused = |why: String| Err(Refusal::new(Kind::Busy, format!("cannot mount '{}': {why}", path_text(at))).next(ELSEWHERE));
+        let refused = |why: String| {
+            Err(Refusal::new(Kind::Busy, format!("cannot mount '{}': {why}", path_text(at))).next(ELSEWHERE))
+        };
         if self.resolved && !self.made && is_systems(&self.path) {
             return refused("it is a directory of the system".to_owned());
         }
         let ours = source.split(['/', '@']).next().unwrap_or(source);
         let entries = crate::mountinfo::read().unwrap_or_default();
         // The source of a mount of ours that is none of a pool's is a path.
-        let pools =
-            entries.iter().filter(|entry| entry.kind == "fuse.nacre" && entry.source.is_relative() && entry.mountpoint == self.path);
+        let pools = entries
+            .iter()
+            .filter(|entry| entry.kind == "fuse.nacre" && entry.source.is_relative() && entry.mountpoint == self.path);
         match pools.map(|entry| path_text(&entry.source)).find(|there| there.split(['/', '@']).next() != Some(ours)) {
             Some(other) => refused(format!("'{other}' of another pool is mounted there")),
             None => Ok(()),
@@ -142,7 +154,8 @@ impl MountPoint {
         Ok(false)
     }
 
-    /// Removes the directory again where it was made for the mount. It may have come into use by others.
+    /// Removes the directory again where it was made for the mount. It may have come into use by
+    /// others.
     pub fn remove(&self) {
         let (true, Some(parent), Some(name)) = (self.made, self.path.parent(), self.path.file_name()) else { return };
         let removed = apart(|| {
@@ -191,7 +204,8 @@ enum Stop {
     Name(io::Error),
 }
 
-/// The directory's path without links, and whether it or a directory above it was missing and has been made.
+/// The directory's path without links, and whether it or a directory above it was missing and has
+/// been made.
 fn find(at: &Path) -> Result<(PathBuf, bool), Stop> {
     let walked = walk(at, true)?;
     Ok((name_of(&walked.directory).map_err(Stop::Name)?, walked.made))
@@ -203,8 +217,9 @@ impl From<Errno> for Stop {
     }
 }
 
-/// Goes to a directory from the root on, one name at a time, and makes what is missing, or not. Only links of root's in directories that nobody else can
-/// change are followed, and none behind a directory that somebody else can change: he could have moved there what root made elsewhere.
+/// Goes to a directory from the root on, one name at a time, and makes what is missing, or not.
+/// Only links of root's in directories that nobody else can change are followed, and none behind a
+/// directory that somebody else can change: he could have moved there what root made elsewhere.
 fn walk(at: &Path, make: bool) -> Result<Walked, Stop> {
     let mut here = root()?;
     let mut left: Vec<OsString> = Vec::new();
@@ -291,7 +306,11 @@ mod tests {
     fn directories_of_the_system_are_no_mount_points() {
         let judged = |path: &str| is_systems(Path::new(path));
         assert!(["/", "/etc", "/etc/cron.d", "/usr/bin", "/var", "/var/spool/cron", "/run"].into_iter().all(judged));
-        assert!(!["/home", "/srv/etc", "/etcetera", "/usr/local/x", "/var/lib/x", "/run/x", "/dev/shm/x"].into_iter().any(judged));
+        assert!(
+            !["/home", "/srv/etc", "/etcetera", "/usr/local/x", "/var/lib/x", "/run/x", "/dev/shm/x"]
+                .into_iter()
+                .any(judged)
+        );
         if is_root() {
             let refusal = MountPoint::prepare(Path::new("/etc"), &options(true)).unwrap_err();
             assert!(refusal.what.contains("a directory of the system"), "{}", refusal.what);
@@ -303,7 +322,8 @@ mod tests {
         rustix::process::geteuid().is_root()
     }
 
-    /// A directory below one that is root's alone: that of the test's temporary files is everybody's.
+    /// A directory below one that is root's alone: that of the test's temporary files is
+    /// everybody's.
     fn scratch() -> tempfile::TempDir {
         let scratch = tempfile::tempdir_in("/var/lib").unwrap();
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -380,7 +400,9 @@ mod tests {
         // Root's in root's, but the latter in a user's.
         fs::create_dir(home.join("moved")).unwrap();
         symlink(&secret, home.join("moved/x")).unwrap();
-        for at in [home.join("x"), home.join("x/y"), scratch.path().join("given"), shared.join("x"), home.join("moved/x")] {
+        for at in
+            [home.join("x"), home.join("x/y"), scratch.path().join("given"), shared.join("x"), home.join("moved/x")]
+        {
             let refusal = MountPoint::prepare(&at, &options(true)).unwrap_err();
             assert!(refusal.what.contains("symbolic link"), "{at:?}: {}", refusal.what);
         }

@@ -1,9 +1,12 @@
 //! The mounts of a pool's file systems, over FUSE, in the process that owns the pool.
 //!
-//! Made by `process.rs`, used by the verbs through [`Mounts`]. One FUSE mount for each dataset, or where the system lets the user mount nothing below his own
-//! mounts, one for all that lie below one another (`carrier.rs`). Snapshots appear in `.zfs/snapshot` and need none of their own. Invariants:
+//! Made by `process.rs`, used by the verbs through [`Mounts`]. One FUSE mount for each dataset, or
+//! where the system lets the user mount nothing below his own mounts, one for all that lie below
+//! one another (`carrier.rs`). Snapshots appear in `.zfs/snapshot` and need none of their own.
+//! Invariants:
 //! * mounts come and go one at a time, under one lock; a request of a mount never waits for it;
-//! * a mount that is listed may have been ended from outside (umount(8)): whoever looks clears it away.
+//! * a mount that is listed may have been ended from outside (umount(8)): whoever looks clears it
+//!   away.
 
 use std::{
     io,
@@ -30,11 +33,12 @@ use super::{
 };
 use crate::control::Server;
 
-/// The kernel tells of the end of an open file some time after its close has returned: what seems open may be closed already.
+/// The kernel tells of the end of an open file some time after its close has returned: what seems
+/// open may be closed already.
 const CLOSING: Duration = Duration::from_millis(500);
 
-/// A write that began before writes were stopped holds its file as soon as it has had a processor, and is waited for then: so long at most, several of the
-/// kernel's ticks.
+/// A write that began before writes were stopped holds its file as soon as it has had a processor,
+/// and is waited for then: so long at most, several of the kernel's ticks.
 const BEGINNING: Duration = Duration::from_millis(20);
 
 /// The mounts of one pool.
@@ -45,7 +49,8 @@ pub struct FuseMounts {
     /// Writes to all of them that the kernel collects.
     gathering: Arc<Gathering>,
     telling: Telling,
-    /// What is mounted is not trusted: nobody gets more rights by it, whatever properties and options say.
+    /// What is mounted is not trusted: nobody gets more rights by it, whatever properties and
+    /// options say.
     harmless: bool,
     /// Directories that were made for mounts that are about to be made.
     places: Mutex<Vec<(PathBuf, MountPoint)>>,
@@ -93,16 +98,22 @@ impl FuseMounts {
     }
 
     fn allowed(&self, options: &MountOptions) -> MountOptions {
-        MountOptions { no_suid: options.no_suid || self.harmless, no_dev: options.no_dev || self.harmless, ..options.clone() }
+        MountOptions {
+            no_suid: options.no_suid || self.harmless,
+            no_dev: options.no_dev || self.harmless,
+            ..options.clone()
+        }
     }
 
-    /// From now on snapshots can be made and destroyed in `.zfs/snapshot`. The verbs may use these mounts.
+    /// From now on snapshots can be made and destroyed in `.zfs/snapshot`. The verbs may use these
+    /// mounts.
     pub fn carry_out(&self, verbs: SnapshotVerbs) {
         // A second one would be the same.
         let _ = self.verbs.set(verbs);
     }
 
-    /// Makes the kernel pass on what it holds of all of them, as far as it can. No mount is kept meanwhile.
+    /// Makes the kernel pass on what it holds of all of them, as far as it can. No mount is kept
+    /// meanwhile.
     pub fn pass_on(&self) {
         let held: Vec<Held> = self.live.lock().iter().map(|live| live.carrier.mount.held()).collect();
         for held in held {
@@ -121,7 +132,11 @@ impl FuseMounts {
     fn layer(&self, what: What) -> nacre_vfs::Result<Dataset> {
         match what.snapshot {
             None => {
-                let directory = Directory { pool: Arc::downgrade(&self.pool), verbs: Arc::downgrade(&self.verbs), dataset: what.dataset };
+                let directory = Directory {
+                    pool: Arc::downgrade(&self.pool),
+                    verbs: Arc::downgrade(&self.verbs),
+                    dataset: what.dataset,
+                };
                 let layer = Dataset::open_among(&self.pool, what.dataset, &self.gathering)?;
                 Ok(layer.with_snapshot_directory(Box::new(directory)))
             }
@@ -129,9 +144,17 @@ impl FuseMounts {
         }
     }
 
-    fn start(&self, all: &[Arc<Live>], what: What, at: &Path, place: MountPoint, options: &MountOptions) -> Result<Arc<Live>, Refusal> {
+    fn start(
+        &self,
+        all: &[Arc<Live>],
+        what: What,
+        at: &Path,
+        place: MountPoint,
+        options: &MountOptions,
+    ) -> Result<Arc<Live>, Refusal> {
         let source = &options.source;
-        let layer = self.layer(what).map_err(|error| Refusal::new(Kind::Io, format!("cannot mount '{source}': {error}")))?;
+        let layer =
+            self.layer(what).map_err(|error| Refusal::new(Kind::Io, format!("cannot mount '{source}': {error}")))?;
         layer.set_quiet(options.no_atime);
         let layer = Arc::new(layer);
         let head = what.snapshot.is_none();
@@ -147,7 +170,16 @@ impl FuseMounts {
         let live = Arc::downgrade(&self.live);
         let ended = move || live.upgrade().iter().for_each(|live| drop(listed(live)));
         let socket = if within { None } else { self.telling.of(&carrier, source, ended) };
-        Ok(Arc::new(Live { _socket: socket, what, at: at.to_owned(), options: Mutex::new(options.clone()), place, layer, carrier, within }))
+        Ok(Arc::new(Live {
+            _socket: socket,
+            what,
+            at: at.to_owned(),
+            options: Mutex::new(options.clone()),
+            place,
+            layer,
+            carrier,
+            within,
+        }))
     }
 
     fn forget_snapshot(&self, dataset: u64, txg: u64, force: bool) -> Result<(), Refusal> {
@@ -203,7 +235,8 @@ impl Mounts for FuseMounts {
         let Some(live) = all.iter().find(|live| live.what == what).cloned() else { return Ok(()) };
         let mut leaving = vec![Arc::clone(&live)];
         if !live.within {
-            leaving.extend(all.iter().filter(|other| other.within && Arc::ptr_eq(&other.carrier, &live.carrier)).cloned());
+            leaving
+                .extend(all.iter().filter(|other| other.within && Arc::ptr_eq(&other.carrier, &live.carrier)).cloned());
         }
         if leaving.len() > 1 && !force {
             return Err(busy(&live, "unmount those below it first, or use -f"));
@@ -213,8 +246,10 @@ impl Mounts for FuseMounts {
             end(&last, force)?;
             all.retain(|other| other.what != last.what);
         }
-        // Of a place in another of the pool's file systems the directory stays, for those who can make none (a read-only import).
-        let inside = live.place.path().parent().is_some_and(|above| all.iter().any(|other| above.starts_with(&other.at)));
+        // Of a place in another of the pool's file systems the directory stays, for those who can
+        // make none (a read-only import).
+        let inside =
+            live.place.path().parent().is_some_and(|above| all.iter().any(|other| above.starts_with(&other.at)));
         // One of its requests may wait for this lock.
         drop(all);
         let place = live.place.clone();
@@ -246,7 +281,11 @@ impl Mounts for FuseMounts {
             Vec::new()
         });
         let is_hidden = |live: &&Arc<Live>| live.carrier.mount.identity().is_some_and(|mount| hidden.contains(&mount));
-        live.iter().filter(is_hidden).filter(|live| live.what.snapshot.is_none()).map(|live| live.what.dataset).collect()
+        live.iter()
+            .filter(is_hidden)
+            .filter(|live| live.what.snapshot.is_none())
+            .map(|live| live.what.dataset)
+            .collect()
     }
 
     fn tidy(&self, at: &Path) {
@@ -266,10 +305,9 @@ impl Mounts for FuseMounts {
         if live.carrier.set_rules(what.dataset, options) {
             // One mount for several, whose flags are none of theirs.
         } else if rustix::process::geteuid().is_root() {
-            live.carrier
-                .mount
-                .remount(flags(options))
-                .map_err(|error| Refusal::new(kind(&error), format!("cannot remount '{}': {error}", live.at.display())))?;
+            live.carrier.mount.remount(flags(options)).map_err(|error| {
+                Refusal::new(kind(&error), format!("cannot remount '{}': {error}", live.at.display()))
+            })?;
         } else if (now.no_exec, now.no_suid, now.no_dev) != (options.no_exec, options.no_suid, options.no_dev) {
             return Err(Refusal::new(
                 Kind::Permission,
@@ -285,7 +323,9 @@ impl Mounts for FuseMounts {
 
     fn mounted(&self) -> Vec<Mounted> {
         let live = listed(&self.live);
-        live.iter().map(|live| Mounted { what: live.what, at: live.at.clone(), options: live.options.lock().clone() }).collect()
+        live.iter()
+            .map(|live| Mounted { what: live.what, at: live.at.clone(), options: live.options.lock().clone() })
+            .collect()
     }
 
     fn settle(&self, datasets: &[u64]) -> Result<(), Refusal> {
@@ -315,7 +355,11 @@ impl Mounts for FuseMounts {
         let Some(live) = self.find(What::head(dataset)) else { return replace() };
         // The kernel takes away what lies on directories whose names it has to look up anew.
         if let Some(below) = mounted_below(&live.at) {
-            let what = format!("cannot change the files of '{}': something is mounted at '{}'", live.at.display(), below.display());
+            let what = format!(
+                "cannot change the files of '{}': something is mounted at '{}'",
+                live.at.display(),
+                below.display()
+            );
             return Err(Refusal::new(Kind::Busy, what).next("unmount it"));
         }
         live.layer.hold();
@@ -339,7 +383,10 @@ impl Live {
             return Ok(());
         }
         self.carrier.mount.settle().map_err(|error| {
-            Refusal::new(kind(&error), format!("what was written below '{}' could not be passed on: {error}", self.at.display()))
+            Refusal::new(
+                kind(&error),
+                format!("what was written below '{}' could not be passed on: {error}", self.at.display()),
+            )
         })
     }
 }
@@ -353,20 +400,27 @@ fn busy(live: &Live, next: &str) -> Refusal {
 /// Ends a mount; what the kernel holds of it is passed on before.
 fn end(live: &Live, force: bool) -> Result<(), Refusal> {
     if live.within {
-        return if live.carrier.take_out(live.what.dataset, &live.at, force) { Ok(()) } else { Err(busy(live, IN_USE)) };
+        return if live.carrier.take_out(live.what.dataset, &live.at, force) {
+            Ok(())
+        } else {
+            Err(busy(live, IN_USE))
+        };
     }
     let mount = &live.carrier.mount;
-    let is_hidden = || mount.identity().is_some_and(|mount| fusewire::hidden(&[mount]).is_ok_and(|hidden| !hidden.is_empty()));
+    let is_hidden =
+        || mount.identity().is_some_and(|mount| fusewire::hidden(&[mount]).is_ok_and(|hidden| !hidden.is_empty()));
     let refused = |error: &io::Error| match error.kind() {
         io::ErrorKind::ResourceBusy if is_hidden() => {
-            let what = format!("cannot unmount '{}': something is mounted over a directory above it", live.at.display());
+            let what =
+                format!("cannot unmount '{}': something is mounted over a directory above it", live.at.display());
             Refusal::new(Kind::Busy, what).next("unmount that first, or use -f")
         }
         io::ErrorKind::ResourceBusy => busy(live, IN_USE),
         _ => Refusal::new(kind(error), format!("cannot unmount '{}': {error}", live.at.display())),
     };
     if !force {
-        // One that is gone from here is cut off: nobody passes on for us what its users have written.
+        // One that is gone from here is cut off: nobody passes on for us what its users have
+        // written.
         if is_hidden() {
             live.settle()?;
         }
@@ -389,7 +443,8 @@ fn mounted_below(at: &Path) -> Option<PathBuf> {
     entries.into_iter().map(|entry| entry.mountpoint).find(|place| place != at && place.starts_with(at))
 }
 
-/// The list without those that were ended from outside. These are let go without the lock: their threads and callers are waited for.
+/// The list without those that were ended from outside. These are let go without the lock: their
+/// threads and callers are waited for.
 fn listed(live: &Mutex<Vec<Arc<Live>>>) -> MutexGuard<'_, Vec<Arc<Live>>> {
     loop {
         let mut all = live.lock();

@@ -165,7 +165,8 @@ fn list_of(matches: &ArgMatches, name: &str) -> Option<Vec<String>> {
 
 fn bytes(matches: &ArgMatches, name: &str) -> Result<Option<u64>, Failure> {
     use nacre_pool::properties::size;
-    let parse = |text: String| size::parse(&text).map_err(|error| Failure::usage(format!("{name}: {error}")).next(size::FORM));
+    let parse =
+        |text: String| size::parse(&text).map_err(|error| Failure::usage(format!("{name}: {error}")).next(size::FORM));
     text(matches, name).map(parse).transpose()
 }
 
@@ -188,7 +189,11 @@ fn form_of(matches: &ArgMatches) -> Form {
 }
 
 fn called_of(matches: &ArgMatches) -> Called {
-    Called { by_guid: has(matches, "called-guid"), resolved: has(matches, "called-real"), whole: has(matches, "called-path") }
+    Called {
+        by_guid: has(matches, "called-guid"),
+        resolved: has(matches, "called-real"),
+        whole: has(matches, "called-path"),
+    }
 }
 
 /// Names, and `[INTERVAL [COUNT]]` behind them.
@@ -245,8 +250,10 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             for (name, value) in words::assignments(&texts(matches, "properties"))? {
                 let parsed = properties::parse(&name, &value, true);
                 if name != "ashift" || parsed.is_err() {
-                    let why =
-                        parsed.map_or_else(|error| error.to_string(), |_| format!("property '{name}' is none of devices: there is ashift"));
+                    let why = parsed.map_or_else(
+                        |error| error.to_string(),
+                        |_| format!("property '{name}' is none of devices: there is ashift"),
+                    );
                     return Err(Failure::new(format!("cannot add to '{}': {why}", pool())));
                 }
             }
@@ -270,7 +277,10 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         "set" => {
             let (name, value) = words::assignment(&text(matches, "PROPERTY").unwrap_or_default())?;
             if let Some(device) = text(matches, "DEVICE") {
-                return Err(Failure::new(format!("cannot set property for '{device}' of '{}': devices have none to be set", pool())));
+                return Err(Failure::new(format!(
+                    "cannot set property for '{device}' of '{}': devices have none to be set",
+                    pool()
+                )));
             }
             PoolOrder::Set { name, value, pool: pool() }
         }
@@ -303,7 +313,8 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         "wait" => {
             let all = texts(matches, "activity");
             if let Some(other) = all.iter().find(|activity| {
-                !["scrub", "resilver", "free", "initialize", "replace", "remove", "trim", "discard"].contains(&activity.as_str())
+                !["scrub", "resilver", "free", "initialize", "replace", "remove", "trim", "discard"]
+                    .contains(&activity.as_str())
             }) {
                 return Err(Failure::usage(format!("there is no activity '{other}'")).next("scrub, trim, free"));
             }
@@ -311,7 +322,10 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         }
         "sync" => PoolOrder::Sync { names: names() },
         "trim" if flag("secure") => {
-            return Err(Failure::new(format!("cannot trim '{}': devices are not made to forget for good (-d)", pool())));
+            return Err(Failure::new(format!(
+                "cannot trim '{}': devices are not made to forget for good (-d)",
+                pool()
+            )));
         }
         "trim" => {
             let rate = match bytes(matches, "rate")? {
@@ -327,7 +341,9 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         }
         "clear" if flag("rewind") => {
             let why = "a pool that is imported has lost nothing that could be gone back to";
-            return Err(Failure::usage(why).next("nacre pool import -F goes back, where a pool cannot be imported otherwise"));
+            return Err(
+                Failure::usage(why).next("nacre pool import -F goes back, where a pool cannot be imported otherwise")
+            );
         }
         "clear" => PoolOrder::Clear { name: pool(), device: paths(matches, "DEVICE").pop() },
         "online" => {
@@ -338,12 +354,16 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 false => PoolOrder::Online { name, devices },
             }
         }
-        "labelclear" => {
-            PoolOrder::LabelClear { device: words::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(), force: flag("force") }
-        }
+        "labelclear" => PoolOrder::LabelClear {
+            device: words::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(),
+            force: flag("force"),
+        },
         "inspect" => {
-            let wanted =
-                Wanted { segments: flag("segments"), frames: matches.get_one::<u32>("frames").copied(), rows: text(matches, "rows") };
+            let wanted = Wanted {
+                segments: flag("segments"),
+                frames: matches.get_one::<u32>("frames").copied(),
+                rows: text(matches, "rows"),
+            };
             PoolOrder::Inspect { target: target_of(matches), wanted }
         }
         "check" => PoolOrder::Check { target: target_of(matches) },
@@ -351,7 +371,11 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         "version" => PoolOrder::Version { json: flag("json") },
         other => match UNSERVED.iter().find(|(verb, ..)| *verb == other) {
             Some((_, least, _))
-                if paths(matches, "REST").iter().filter(|word| !word.as_os_str().as_bytes().starts_with(b"-")).count() < *least =>
+                if paths(matches, "REST")
+                    .iter()
+                    .filter(|word| !word.as_os_str().as_bytes().starts_with(b"-"))
+                    .count()
+                    < *least =>
             {
                 return Err(Failure::usage("missing pool name or device"));
             }
@@ -388,7 +412,9 @@ fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> R
     let property = place.map(|place| PathBuf::from(properties.remove(place).1));
     let altroot = matches.get_one::<OsString>("altroot").map(PathBuf::from).or(property);
     match altroot.as_ref().filter(|altroot| !altroot.is_absolute()) {
-        Some(relative) => Err(Failure::new(format!("bad alternate root '{}': must be an absolute path", relative.display()))),
+        Some(relative) => {
+            Err(Failure::new(format!("bad alternate root '{}': must be an absolute path", relative.display())))
+        }
         None => Ok(altroot),
     }
 }

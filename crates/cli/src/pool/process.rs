@@ -1,8 +1,11 @@
-//! The process that owns an imported pool: the engine, the mounts of its file systems, and the socket by which commands reach it.
+//! The process that owns an imported pool: the engine, the mounts of its file systems, and the
+//! socket by which commands reach it.
 //!
-//! Started by [`super::start`]. It lives until the pool is exported or destroyed, or until it is told to end (SIGTERM, SIGINT: then it exports the
-//! pool). Invariants: the name of a pool is locked before anything is written, so that there is one process for it; the socket has its name
-//! only while it is listened to; an order that was received is carried out and answered before the process ends.
+//! Started by [`super::start`]. It lives until the pool is exported or destroyed, or until it is
+//! told to end (SIGTERM, SIGINT: then it exports the pool). Invariants: the name of a pool is
+//! locked before anything is written, so that there is one process for it; the socket has its name
+//! only while it is listened to; an order that was received is carried out and answered before the
+//! process ends.
 
 use super::{
     client,
@@ -67,7 +70,10 @@ const TAKEN: Duration = Duration::from_secs(3);
 /// An order that is not understood.
 pub fn order() -> Option<Result<Start, Failure>> {
     let text = std::env::var(start::NAME).ok().filter(|_| daemon::is_background())?;
-    Some(serde_json::from_str(&text).map_err(|error| Failure::new(format!("the order to own a pool is not understood: {error}"))))
+    Some(
+        serde_json::from_str(&text)
+            .map_err(|error| Failure::new(format!("the order to own a pool is not understood: {error}"))),
+    )
 }
 
 /// The name of a pool, taken by this process until it ends.
@@ -81,7 +87,8 @@ impl Name {
         let path = directory.join(client::file(&start.name)).with_extension("lock");
         let doing = if matches!(start.how, How::Create { .. }) { "create" } else { "import" };
         Name::lock(path, || client::lives(&start.name))?.ok_or_else(|| {
-            Failure::new(format!("cannot {doing} '{}': a pool of that name is imported already", start.name)).exit(Exit::Busy)
+            Failure::new(format!("cannot {doing} '{}': a pool of that name is imported already", start.name))
+                .exit(Exit::Busy)
         })
     }
 
@@ -90,9 +97,11 @@ impl Name {
         Name::lock(directory.join(client::file(name)).with_extension("lock"), || client::lives(name))
     }
 
-    /// Removes what the process that was killed had beside the name: its socket, and the number of the pool.
+    /// Removes what the process that was killed had beside the name: its socket, and the number of
+    /// the pool.
     pub(super) fn give_up(self, guid: u64) {
-        let (socket, number) = (self.path.with_extension("pool"), self.path.with_file_name(format!("{guid:016x}.guid")));
+        let (socket, number) =
+            (self.path.with_extension("pool"), self.path.with_file_name(format!("{guid:016x}.guid")));
         // What stays is replaced by the next import.
         let _ = std::fs::remove_file(socket);
         if let Ok(Some(number)) = Name::lock(number, || true) {
@@ -100,7 +109,8 @@ impl Name {
         }
     }
 
-    /// The number of a pool, so that no copy of it is imported beside it: its mount points are the same.
+    /// The number of a pool, so that no copy of it is imported beside it: its mount points are the
+    /// same.
     fn number(directory: &Path, guid: u64, name: &str) -> Result<Option<Name>, Failure> {
         let path = directory.join(format!("{guid:016x}.guid"));
         let lives = || std::fs::read_to_string(&path).is_ok_and(|name| client::lives(&name));
@@ -116,8 +126,12 @@ impl Name {
         let failed = |error: Errno| Failure::io("cannot lock", path.display(), &error.into());
         let until = Instant::now() + TAKEN;
         loop {
-            let lock =
-                open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+            let lock = open(
+                &path,
+                OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+                Mode::RUSR | Mode::WUSR,
+            )
+            .map_err(failed)?;
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 // Held by a process that was killed, or that is about to answer or to fail.
@@ -252,12 +266,14 @@ pub fn run(start: &Start) -> Result<(), Failure> {
     served.and(ended)
 }
 
-/// Whoever calls sync(2) finds durable afterwards what was done before, where the kernel lets us hear of it.
+/// Whoever calls sync(2) finds durable afterwards what was done before, where the kernel lets us
+/// hear of it.
 fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
     if office.imported.read_only || !rustix::process::geteuid().is_root() {
         return None;
     }
-    let (pool, mounts, same) = (Arc::downgrade(&office.imported), Arc::downgrade(mounts), Arc::downgrade(&office.imported));
+    let (pool, mounts, same) =
+        (Arc::downgrade(&office.imported), Arc::downgrade(mounts), Arc::downgrade(&office.imported));
     let make_durable = move || {
         let (Some(pool), Some(mounts)) = (pool.upgrade(), mounts.upgrade()) else { return };
         mounts.pass_on();
@@ -266,12 +282,18 @@ fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
             tracing::debug!(%error, "sync(2) was called in vain");
         }
     };
-    let stuck = move || same.upgrade().is_some_and(|pool| pool.failing.waiting().is_some() || pool.pool.suspended().is_some());
+    let stuck =
+        move || same.upgrade().is_some_and(|pool| pool.failing.waiting().is_some() || pool.pool.suspended().is_some());
     let heard = SyncCalls::hear(Duty { make_durable: Box::new(make_durable), stuck: Box::new(stuck) });
-    heard.inspect_err(|error| tracing::info!(%error, "sync(2) is not heard: commits come by themselves, every few seconds")).ok()
+    heard
+        .inspect_err(
+            |error| tracing::info!(%error, "sync(2) is not heard: commits come by themselves, every few seconds"),
+        )
+        .ok()
 }
 
-/// Serves the pool until it is gone or the end is asked for. What was made for a new pool is `fresh` until whoever asked for the pool has heard of it.
+/// Serves the pool until it is gone or the end is asked for. What was made for a new pool is
+/// `fresh` until whoever asked for the pool has heard of it.
 fn serve(
     start: &Start,
     directory: &Path,
@@ -314,12 +336,17 @@ fn get_ready(start: &Start, directory: &Path, office: &Office) -> Result<(), Fai
     Ok(())
 }
 
-/// Refuses devices that are reached through a file system of the pool itself: to open them, this process would wait for its own answers.
+/// Refuses devices that are reached through a file system of the pool itself: to open them, this
+/// process would wait for its own answers.
 fn outside(pool: &str, devices: &[PathBuf]) -> Result<(), Refusal> {
-    let entries = crate::mountinfo::read()
-        .map_err(|error| Refusal::new(Kind::Io, format!("cannot add to '{pool}': the table of mounts cannot be read: {error}")))?;
+    let entries = crate::mountinfo::read().map_err(|error| {
+        Refusal::new(Kind::Io, format!("cannot add to '{pool}': the table of mounts cannot be read: {error}"))
+    })?;
     let is_own = |source: &str| source == pool || source.strip_prefix(pool).is_some_and(|rest| rest.starts_with('/'));
-    let own: Vec<_> = entries.iter().filter(|entry| entry.kind == "fuse.nacre" && entry.source.to_str().is_some_and(is_own)).collect();
+    let own: Vec<_> = entries
+        .iter()
+        .filter(|entry| entry.kind == "fuse.nacre" && entry.source.to_str().is_some_and(is_own))
+        .collect();
     for device in devices {
         let resolved = fusewire::apart(|| match (std::fs::canonicalize(device), device.parent(), device.file_name()) {
             // One that is to be made.
@@ -327,7 +354,10 @@ fn outside(pool: &str, devices: &[PathBuf]) -> Result<(), Refusal> {
             (found, ..) => found,
         });
         // What cannot be found is told by who opens it.
-        let Some(place) = resolved.ok().and_then(|place| own.iter().find(|entry| place.starts_with(&entry.mountpoint))) else { continue };
+        let Some(place) = resolved.ok().and_then(|place| own.iter().find(|entry| place.starts_with(&entry.mountpoint)))
+        else {
+            continue;
+        };
         let (device, place) = (crate::report::path_text(device), crate::report::path_text(&place.source));
         let what = format!("cannot add to '{pool}': '{device}' lies in '{place}', a file system of the pool itself");
         return Err(Refusal::new(Kind::Invalid, what).next("name a device, or a file that lies elsewhere"));
@@ -341,7 +371,12 @@ fn keep(office: &Office) {
     if office.copy {
         return;
     }
-    let devices = imported.devices.read().iter().map(|device| PathBuf::from(nacre_pool::device::Device::name(&**device))).collect();
+    let devices = imported
+        .devices
+        .read()
+        .iter()
+        .map(|device| PathBuf::from(nacre_pool::device::Device::name(&**device)))
+        .collect();
     // What is kept may lie in a file system of this very pool.
     let identity = imported.store.identity();
     let kept = fusewire::apart(|| Ok(known::keep(identity.pool, &identity.name, devices)));
@@ -363,8 +398,10 @@ fn drop_empty_log(directory: &Path, start: &Start) {
 fn log(directory: &Path, start: &Start) -> Result<(), Failure> {
     let path = directory.join(client::file(&start.name)).with_extension("log");
     let file = LogFile::start(&path).map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
-    let builder =
-        tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::INFO).with_target(false).with_ansi(false);
+    let builder = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
+        .with_target(false)
+        .with_ansi(false);
     let started = builder.with_writer(std::sync::Mutex::new(file)).try_init();
     started.map_err(|error| Failure::new(format!("cannot start the log: {error}")))
 }
@@ -384,7 +421,8 @@ fn leave(office: &Office) -> Result<(), Failure> {
     })
 }
 
-/// A new pool that could not be mounted, or whose maker was killed before he heard of it, was never there.
+/// A new pool that could not be mounted, or whose maker was killed before he heard of it, was never
+/// there.
 fn undo(office: &Office) -> Result<(), Failure> {
     let _changing = office.changing.lock();
     let unmounted = fs::leave_all(&*office.mounts);
@@ -410,9 +448,12 @@ fn is_anybodys(imported: &Imported) -> bool {
 /// Below it lies what nobody has said a place for that can be trusted.
 const ELSEWHERE: &str = "/mnt";
 
-/// What root imports from devices that others can write is nothing to trust: neither its programs and devices nor its mount points.
+/// What root imports from devices that others can write is nothing to trust: neither its programs
+/// and devices nor its mount points.
 fn elsewhere(start: &Start, opened: &[Arc<dyn Device>], altroot: &mut Option<PathBuf>) {
-    let Some(device) = opened.iter().find(|device| device.is_anybodys()).filter(|_| runtime::user() == 0) else { return };
+    let Some(device) = opened.iter().find(|device| device.is_anybodys()).filter(|_| runtime::user() == 0) else {
+        return;
+    };
     let below = altroot.get_or_insert_with(|| Path::new(ELSEWHERE).join(&start.name));
     super::run::tell(&format!(
         "'{}' can be written or replaced by others than root: '{}' is imported nosuid, nodev, and below '{}' (-f: as its properties say)",
@@ -422,13 +463,19 @@ fn elsewhere(start: &Start, opened: &[Arc<dyn Device>], altroot: &mut Option<Pat
     ));
 }
 
-/// The number of the pool, unless it is in use and the user has said where this one is to be seen. What is remembered is the place of the one that has it.
+/// The number of the pool, unless it is in use and the user has said where this one is to be seen.
+/// What is remembered is the place of the one that has it.
 fn own_number(start: &Start, directory: &Path, opened: &[Arc<dyn Device>]) -> Result<Option<Name>, Refusal> {
-    let Some(identity) = opened.first().and_then(|device| label::probe(&**device).ok().flatten()) else { return Ok(None) };
+    let Some(identity) = opened.first().and_then(|device| label::probe(&**device).ok().flatten()) else {
+        return Ok(None);
+    };
     let busy = |failure: Failure| Refusal::new(Kind::Busy, failure.what);
     let number = Name::number(directory, identity.pool, &start.name).map_err(busy)?;
     if number.is_none() && start.mount && start.altroot.is_none() {
-        let what = format!("cannot import '{}': it is a copy of a pool that is imported, with the same mount points", identity.name);
+        let what = format!(
+            "cannot import '{}': it is a copy of a pool that is imported, with the same mount points",
+            identity.name
+        );
         let next = "-R DIRECTORY shows it below a directory of its own, -N imports it without mounts";
         return Err(Refusal::new(Kind::Busy, what).next(next));
     }
@@ -488,8 +535,14 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<Name>, Op
     Ok((imported, number, None))
 }
 
-/// Tries limits of a new pool on devices as long as its own that are in memory alone: what is refused then has changed nothing.
-fn try_out(start: &Start, properties: &[(String, String)], devices: &[Arc<dyn Device>], opening: &Opening) -> Result<(), Refusal> {
+/// Tries limits of a new pool on devices as long as its own that are in memory alone: what is
+/// refused then has changed nothing.
+fn try_out(
+    start: &Start,
+    properties: &[(String, String)],
+    devices: &[Arc<dyn Device>],
+    opening: &Opening,
+) -> Result<(), Refusal> {
     if !properties.iter().any(|(name, _)| name.contains("quota") || name.contains("reserv")) {
         return Ok(());
     }
@@ -515,7 +568,9 @@ fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn nacre_p
     let until = Instant::now() + TAKEN / 2;
     loop {
         match devices::open(paths, writable) {
-            Err(refusal) if refusal.kind == Kind::Busy && Instant::now() < until => thread::sleep(Duration::from_millis(10)),
+            Err(refusal) if refusal.kind == Kind::Busy && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(10))
+            }
             opened => return opened,
         }
     }
@@ -524,7 +579,8 @@ fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn nacre_p
 fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
     refusal.what = format!("cannot import '{name}': {}", refusal.what);
     if refusal.kind == Kind::Io && refusal.next.is_empty() {
-        refusal.next = "-F goes back to the newest state that can be read; -F -n says which, and does nothing".to_owned();
+        refusal.next =
+            "-F goes back to the newest state that can be read; -F -n says which, and does nothing".to_owned();
     }
     refusal
 }
@@ -561,7 +617,10 @@ fn free_mountpoint(doing: &str, opening: &Opening, name: &str, properties: &[(St
         Some(path) => PathBuf::from(path),
         None => opening.home.join(name),
     };
-    let place = opening.altroot.as_ref().map_or_else(|| place.clone(), |root| root.join(place.strip_prefix("/").unwrap_or(&place)));
+    let place = opening
+        .altroot
+        .as_ref()
+        .map_or_else(|| place.clone(), |root| root.join(place.strip_prefix("/").unwrap_or(&place)));
     let used = match std::fs::read_dir(&place) {
         Ok(mut entries) => entries.next().map(|_| "exists and is not empty"),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => Some("is not a directory"),
@@ -634,7 +693,8 @@ fn listen(office: &Arc<Office>, listener: &UnixListener) -> Result<(), Failure> 
         match listener.accept() {
             Ok((stream, _)) => {
                 let busy = Arc::clone(office);
-                let thread = thread::Builder::new().name("nacre-order".to_owned()).spawn(move || answer(&stream, &busy));
+                let thread =
+                    thread::Builder::new().name("nacre-order".to_owned()).spawn(move || answer(&stream, &busy));
                 if let Err(error) = thread {
                     tracing::warn!(%error, "an order could not be taken");
                 }
@@ -691,7 +751,9 @@ fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> 
             let adds = matches!(request, pool::Request::Add { .. });
             match request {
                 // Another order may wait for a device, and hold what we need.
-                pool::Request::Export { force: true } | pool::Request::Destroy { force: true } => imported.failing.give_up(),
+                pool::Request::Export { force: true } | pool::Request::Destroy { force: true } => {
+                    imported.failing.give_up()
+                }
                 pool::Request::Clear { .. } => imported.failing.try_again(),
                 _ => {}
             }

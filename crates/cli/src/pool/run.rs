@@ -54,7 +54,10 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
     // What ZFS takes for help.
     let arguments = arguments.into_iter().map(|word| if word == "-?" { OsString::from("--help") } else { word });
     let arguments: Vec<OsString> = arguments.collect();
-    let matches = match table.clone().try_get_matches_from(std::iter::once(OsString::from(ZPOOL)).chain(arguments.iter().cloned())) {
+    let matches = match table
+        .clone()
+        .try_get_matches_from(std::iter::once(OsString::from(ZPOOL)).chain(arguments.iter().cloned()))
+    {
         Ok(matches) => matches,
         Err(error) => return manners::report(&error, &table, &arguments),
     };
@@ -84,8 +87,12 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
             }
             seen(missing, pools.is_empty())
         })?,
-        PoolOrder::Status { shown, names, everybody, again } => repeat(again, |_| show_status(&names, everybody, &shown))?,
-        PoolOrder::Add { name, devices, size, force, only_say: true, called } => would_add(&name, &devices, size, force, called)?,
+        PoolOrder::Status { shown, names, everybody, again } => {
+            repeat(again, |_| show_status(&names, everybody, &shown))?
+        }
+        PoolOrder::Add { name, devices, size, force, only_say: true, called } => {
+            would_add(&name, &devices, size, force, called)?
+        }
         PoolOrder::Add { name, devices, size, force, .. } => {
             let owned = client::owned(&name)?;
             if size.is_none() {
@@ -101,7 +108,8 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
             let mut last = if all { of_all(let_go).err() } else { None };
             each(&mut last, once(there), |name| let_go(&client::owned(&name)?));
             each(&mut last, lost, |lost| match force {
-                // Nobody is left who could export it; who does not want it back does not expect it any more.
+                // Nobody is left who could export it; who does not want it back does not expect it
+                // any more.
                 true => lost.give_up(&runtime::own()?),
                 false => Err(lost.failure()),
             });
@@ -148,7 +156,9 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
                 begun.push(owned);
                 Ok(())
             });
-            each(&mut last, begun.iter().filter(|_| wait && order == ScrubOrder::Start), |owned| done(owned, "", Request::AwaitScrub));
+            each(&mut last, begun.iter().filter(|_| wait && order == ScrubOrder::Start), |owned| {
+                done(owned, "", Request::AwaitScrub)
+            });
             last.map_or(Ok(()), Err)?;
         }
         PoolOrder::Trim { pool, devices, order, wait } => {
@@ -162,7 +172,9 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
         PoolOrder::Wait { name, activities } => {
             let owned = client::owned(&name)?;
             let asked = |activity: &str| activities.is_empty() || activities.iter().any(|asked| asked == activity);
-            for (activity, request) in [("scrub", Request::AwaitScrub), ("trim", Request::AwaitTrim), ("free", Request::AwaitFree)] {
+            for (activity, request) in
+                [("scrub", Request::AwaitScrub), ("trim", Request::AwaitTrim), ("free", Request::AwaitFree)]
+            {
                 if asked(activity) {
                     done(&owned, "", request)?;
                 }
@@ -183,7 +195,9 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
         PoolOrder::Inspect { target, wanted } => drop(offline(target, Request::Inspect(wanted))?),
         PoolOrder::Check { target } => return check(target),
         PoolOrder::Upgrade { list: true, .. } => print(&upgrade::known())?,
-        PoolOrder::Upgrade { all: false, names, .. } if names.is_empty() => print(&upgrade::lacking(&figures(&[], false).0))?,
+        PoolOrder::Upgrade { all: false, names, .. } if names.is_empty() => {
+            print(&upgrade::lacking(&figures(&[], false).0))?
+        }
         PoolOrder::Upgrade { all, names, .. } => {
             if all {
                 of_all(|owned| owned.pool(command, Request::Upgrade, &mut say).map(drop))?;
@@ -196,8 +210,9 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The version as `zfs` and `zpool` tell it: of the commands and of what is in the kernel, both of which are this program. The first number is that of the
-/// OpenZFS whose letters, tables and JSON are taken over, since programs choose by it how to call us.
+/// The version as `zfs` and `zpool` tell it: of the commands and of what is in the kernel, both of
+/// which are this program. The first number is that of the OpenZFS whose letters, tables and JSON
+/// are taken over, since programs choose by it how to call us.
 pub fn zfs_version() -> [String; 2] {
     ["zfs", "zfs-kmod"].map(|part| format!("{part}-2.3.0-nacre{}", env!("CARGO_PKG_VERSION")))
 }
@@ -210,7 +225,11 @@ pub fn version(program: &str, command: &str, json: bool) -> String {
         let both = serde_json::json!({ "userland": userland, "kernel": kernel });
         return serde_json::json!({ "output_version": head, "zfs_version": both }).to_string() + "\n";
     }
-    if command.starts_with("nacre") { format!("nacre {}\n", env!("CARGO_PKG_VERSION")) } else { format!("{userland}\n{kernel}\n") }
+    if command.starts_with("nacre") {
+        format!("nacre {}\n", env!("CARGO_PKG_VERSION"))
+    } else {
+        format!("{userland}\n{kernel}\n")
+    }
 }
 
 /// The command line as it was typed, for the pool's history. Words with blanks are quoted.
@@ -250,7 +269,11 @@ pub fn once(mut names: Vec<String>) -> Vec<String> {
 }
 
 /// Does something to each; one that fails keeps no other from it.
-pub fn each<T>(last: &mut Option<Failure>, all: impl IntoIterator<Item = T>, mut act: impl FnMut(T) -> Result<(), Failure>) {
+pub fn each<T>(
+    last: &mut Option<Failure>,
+    all: impl IntoIterator<Item = T>,
+    mut act: impl FnMut(T) -> Result<(), Failure>,
+) {
     all.into_iter().filter_map(|one| act(one).err()).for_each(|failure| note(last, failure));
 }
 
@@ -271,7 +294,8 @@ struct Chosen {
     missing: Option<Failure>,
 }
 
-/// The pools of these names, all where none is named. Those that are there are shown, whatever has become of others.
+/// The pools of these names, all where none is named. Those that are there are shown, whatever has
+/// become of others.
 fn some(names: &[String], everybody: bool) -> Chosen {
     if names.is_empty() {
         return Chosen { owned: client::all(&Whose::told(everybody)), lost: expected::lost(names), missing: None };
@@ -301,7 +325,9 @@ fn done(owned: &Owned, command: &str, request: Request) -> Result<(), Failure> {
 /// Asks something of all pools of ours. One that is let go meanwhile has nothing left to do.
 fn of_all(ask: impl Fn(&Owned) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut last = None;
-    each(&mut last, client::ours(), |owned| ask(&owned).or_else(|failure| if owned.gone() { Ok(()) } else { Err(failure) }));
+    each(&mut last, client::ours(), |owned| {
+        ask(&owned).or_else(|failure| if owned.gone() { Ok(()) } else { Err(failure) })
+    });
     last.map_or(Ok(()), Err)
 }
 
@@ -330,7 +356,8 @@ pub(super) fn figures(names: &[String], everybody: bool) -> (Vec<Figures>, Optio
     (all, missing)
 }
 
-/// What comes of showing some pools while others are missing; where `nothing` was shown, that is the end of it.
+/// What comes of showing some pools while others are missing; where `nothing` was shown, that is
+/// the end of it.
 fn seen(missing: Option<Failure>, nothing: bool) -> Result<Option<Failure>, Failure> {
     match missing {
         Some(failure) if nothing => Err(failure),
@@ -338,8 +365,12 @@ fn seen(missing: Option<Failure>, nothing: bool) -> Result<Option<Failure>, Fail
     }
 }
 
-/// Shows something once, or again and again, and answers why some of it could not be shown. What is shown hears how long ago it was shown last.
-fn repeat(again: Again, mut show: impl FnMut(Option<Duration>) -> Result<Option<Failure>, Failure>) -> Result<(), Failure> {
+/// Shows something once, or again and again, and answers why some of it could not be shown. What is
+/// shown hears how long ago it was shown last.
+fn repeat(
+    again: Again,
+    mut show: impl FnMut(Option<Duration>) -> Result<Option<Failure>, Failure>,
+) -> Result<(), Failure> {
     let (mut left, mut last) = (again.count, None::<Instant>);
     loop {
         match again.time {
@@ -364,7 +395,8 @@ fn show_status(names: &[String], everybody: bool, shown: &status::Shown) -> Resu
     let mut all: Vec<Status> = Vec::new();
     let Chosen { owned, lost, mut missing } = some(names, everybody);
     let wanted = shown.verbose || shown.form.json;
-    let (answers, failures) = client::ask_each(owned, move |owned| owned.pool("", Request::Status { names: wanted }, &mut |_| {}));
+    let (answers, failures) =
+        client::ask_each(owned, move |owned| owned.pool("", Request::Status { names: wanted }, &mut |_| {}));
     for answer in answers {
         if let Answer::Status(status) = answer {
             all.push(*status);
@@ -378,7 +410,8 @@ fn show_status(names: &[String], everybody: bool, shown: &status::Shown) -> Resu
         return Err(failure);
     }
     let none = all.is_empty();
-    let well: Vec<String> = all.iter().filter(|pool| !status::is_ill(pool)).map(|pool| pool.figures.name.clone()).collect();
+    let well: Vec<String> =
+        all.iter().filter(|pool| !status::is_ill(pool)).map(|pool| pool.figures.name.clone()).collect();
     all.retain(|pool| !shown.only_ill || status::is_ill(pool));
     if shown.form.json {
         print(&json::status(&all, shown))?;
@@ -424,7 +457,8 @@ fn show_iostat(names: &[String], verbose: bool, shown: Shown, form: Form, again:
     })
 }
 
-/// What can be seen wrong with the properties of a pool that is to be made or imported, before anything is done.
+/// What can be seen wrong with the properties of a pool that is to be made or imported, before
+/// anything is done.
 pub(super) fn check_properties(doing: &str, given: &[(String, String)]) -> Result<Vec<(String, String)>, Failure> {
     let refused = |error: PropertyError| Failure::new(format!("{doing}: {error}")).next(error.next(POOL_PROPERTIES));
     let parse = |(name, value): &(String, String)| properties::parse(name, value, true).map_err(refused);
@@ -434,8 +468,9 @@ pub(super) fn check_properties(doing: &str, given: &[(String, String)]) -> Resul
     Ok(properties)
 }
 
-/// The limit of the cache where none is named, in so much memory: an eighth, since what waits to be written and what the process itself needs come on top, and the kernel
-/// counts its own cache of what is read and written to the same control group. Pure.
+/// The limit of the cache where none is named, in so much memory: an eighth, since what waits to be
+/// written and what the process itself needs come on top, and the kernel counts its own cache of
+/// what is read and written to the same control group. Pure.
 fn usual_cache(memory: Option<u64>) -> u64 {
     memory.map_or(CACHE, |memory| (memory / 8).clamp(CACHE_LEAST, CACHE))
 }
@@ -453,7 +488,11 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     let name = what.name;
     let doing = format!("cannot create '{}'", printable(name.as_bytes()));
     names::check_new_pool(&name).map_err(|error| {
-        let next = if name.contains('/') { "use 'nacre fs create' to create a dataset" } else { "pool name may have been omitted" };
+        let next = if name.contains('/') {
+            "use 'nacre fs create' to create a dataset"
+        } else {
+            "pool name may have been omitted"
+        };
         Failure::new(format!("{doing}: {error}")).next(next)
     })?;
     if client::lives(&name) {
@@ -464,11 +503,15 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
         return Err(Failure::new(format!("{doing}: property 'readonly' can only be set at import time")));
     }
     for (property, value) in &what.root_properties {
-        let refused = |error: PropertyError| Failure::new(format!("{doing}: {error}")).next(error.next(DATASET_PROPERTIES));
+        let refused =
+            |error: PropertyError| Failure::new(format!("{doing}: {error}")).next(error.next(DATASET_PROPERTIES));
         dataset_property(property).and_then(|property| property.parse(value, true)).map_err(refused)?;
     }
     if let Some(size) = what.size.filter(|size| *size < MINIMUM_DEVICE) {
-        return Err(Failure::usage(format!("{doing}: {} are too little: a device of a pool has at least 64M", list::bytes(size, false))));
+        return Err(Failure::usage(format!(
+            "{doing}: {} are too little: a device of a pool has at least 64M",
+            list::bytes(size, false)
+        )));
     }
     if what.size.is_none() {
         not_in_use(&what.devices)?;
@@ -481,10 +524,20 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     }
     let how = How::Create { size: what.size, force: what.force, properties: what.root_properties };
     let (altroot, cache) = (what.altroot, cache(what.cache)?);
-    start(Start { name, devices: what.devices, how, properties, altroot, mount: true, cache, command: command.to_owned() })
+    start(Start {
+        name,
+        devices: what.devices,
+        how,
+        properties,
+        altroot,
+        mount: true,
+        cache,
+        command: command.to_owned(),
+    })
 }
 
-/// Has a process own a pool; where a file is named for that, it is written down there where the pool lies.
+/// Has a process own a pool; where a file is named for that, it is written down there where the
+/// pool lies.
 pub(super) fn start(start: Start) -> Result<ExitCode, Failure> {
     let code = start.start()?;
     match cachefile::of(&start.properties) {
@@ -546,13 +599,17 @@ pub(super) fn named_device<'a>(pool: &'a Figures, word: &Path) -> Option<&'a Dev
     pool.devices.iter().find(|device| called::is_meant(device, word) || same(Path::new(&device.path), word))
 }
 
-/// Devices of a pool by the paths that it knows; what it does not know, it refuses in its own words.
+/// Devices of a pool by the paths that it knows; what it does not know, it refuses in its own
+/// words.
 fn of_pool(owned: &Owned, words: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
     if words.is_empty() {
         return Ok(words);
     }
     let figures = list_of(owned)?;
-    Ok(words.into_iter().map(|word| named_device(&figures, &word).map_or(word, |device| PathBuf::from(&device.path))).collect())
+    Ok(words
+        .into_iter()
+        .map(|word| named_device(&figures, &word).map_or(word, |device| PathBuf::from(&device.path)))
+        .collect())
 }
 
 fn history(names: &[String], internal: bool, long: bool) -> Result<(), Failure> {
@@ -578,9 +635,11 @@ fn history_line(line: &Line, long: bool) -> String {
     let at = dates::dotted(u64::try_from(line.at).unwrap_or(0));
     let text = printable(line.text.as_bytes());
     let text = if line.internal { format!("[internal in txg {}] {text}", line.txg) } else { text };
-    let user = nacre_sys::accounts::user_by_id(line.uid).ok().flatten().map(|user| format!("({}) ", printable(&user.name)));
+    let user =
+        nacre_sys::accounts::user_by_id(line.uid).ok().flatten().map(|user| format!("({}) ", printable(&user.name)));
     let user = user.unwrap_or_default();
-    let who = if long { format!(" [user {} {user}on {}]", line.uid, printable(line.host.as_bytes())) } else { String::new() };
+    let who =
+        if long { format!(" [user {} {user}on {}]", line.uid, printable(line.host.as_bytes())) } else { String::new() };
     format!("{at} {text}{who}\n")
 }
 
@@ -588,7 +647,9 @@ fn event_text(event: &Event, verbose: bool, scripted: bool) -> String {
     let between = if scripted { "\t" } else { "  " };
     let mut text = format!("{}{between}{}", dates::event(event.at), event.class);
     if verbose {
-        event.details.iter().for_each(|(name, value)| text.push_str(&format!("\n        {name} = \"{}\"", printable(value.as_bytes()))));
+        event.details.iter().for_each(|(name, value)| {
+            text.push_str(&format!("\n        {name} = \"{}\"", printable(value.as_bytes())))
+        });
         text.push('\n');
     }
     text
@@ -639,14 +700,14 @@ fn label_clear(path: &Path, force: bool) -> Result<(), Failure> {
     if let Some(identity) = found.filter(|identity| !force && identity.state != label::PoolState::Destroyed) {
         let state = if identity.state == label::PoolState::Exported { "an exported" } else { "a potentially active" };
         let pool = printable(identity.name.as_bytes());
-        return Err(
-            Failure::new(format!("{shown} is a member of {state} pool \"{pool}\"")).next("use '-f' to override the following error")
-        );
+        return Err(Failure::new(format!("{shown} is a member of {state} pool \"{pool}\""))
+            .next("use '-f' to override the following error"));
     }
     label::clear(&device).map_err(|error| Failure::new(format!("failed to clear label for {shown}: {error}")))
 }
 
-/// Asks the process that owns a pool; or, where devices are named, a pool that is opened here for reading alone. Notes are the answer.
+/// Asks the process that owns a pool; or, where devices are named, a pool that is opened here for
+/// reading alone. Notes are the answer.
 fn offline(target: Target, request: Request) -> Result<Answer, Failure> {
     if target.places.is_empty() {
         return client::owned(&target.name.unwrap_or_default())?.pool("", request, &mut say);

@@ -1,7 +1,10 @@
-//! `nacre pool status -c SCRIPT,...`: programs that tell more of each device, one column or several each, as `zpool` runs them.
+//! `nacre pool status -c SCRIPT,...`: programs that tell more of each device, one column or several
+//! each, as `zpool` runs them.
 //!
-//! A program is named without a directory and lies in one of `ZPOOL_SCRIPTS_PATH` (else `~/.zpool.d` and `/etc/zfs/zpool.d`). It finds the device in `VDEV_PATH`
-//! and `VDEV_UPATH`, and prints lines `NAME=VALUE`, or a value alone, whose column has the program's name. Root has to allow it: `ZPOOL_SCRIPTS_AS_ROOT=1`.
+//! A program is named without a directory and lies in one of `ZPOOL_SCRIPTS_PATH` (else
+//! `~/.zpool.d` and `/etc/zfs/zpool.d`). It finds the device in `VDEV_PATH` and `VDEV_UPATH`, and
+//! prints lines `NAME=VALUE`, or a value alone, whose column has the program's name. Root has to
+//! allow it: `ZPOOL_SCRIPTS_AS_ROOT=1`.
 
 use crate::{failure::Failure, report::printable};
 use std::{
@@ -49,7 +52,9 @@ pub fn find(names: &str) -> Result<Vec<(String, PathBuf)>, Failure> {
             return Err(bad("a script is named without its directory"));
         }
         let found = places().into_iter().map(|place| place.join(name)).find(|path| path.is_file());
-        found.map(|path| (name.to_owned(), path)).ok_or_else(|| bad("it is not in ~/.zpool.d, /etc/zfs/zpool.d or ZPOOL_SCRIPTS_PATH"))
+        found
+            .map(|path| (name.to_owned(), path))
+            .ok_or_else(|| bad("it is not in ~/.zpool.d, /etc/zfs/zpool.d or ZPOOL_SCRIPTS_PATH"))
     };
     names.split(',').map(find).collect()
 }
@@ -79,7 +84,10 @@ impl Columns {
             }
         };
         for line in String::from_utf8_lossy(&output.stdout).lines() {
-            let (column, value) = line.split_once('=').filter(|(column, _)| !column.contains(char::is_whitespace)).unwrap_or((name, line));
+            let (column, value) = line
+                .split_once('=')
+                .filter(|(column, _)| !column.contains(char::is_whitespace))
+                .unwrap_or((name, line));
             self.add(device, column, &printable(value.trim().as_bytes()));
         }
         if output.stdout.is_empty() {
@@ -117,6 +125,8 @@ impl Columns {
     /// The columns of a device.
     pub fn of(&self, device: &str) -> String {
         let own = self.values.get(device);
-        self.line(|name| own.and_then(|own| own.get(name)).filter(|value| !value.is_empty()).map_or("-", String::as_str))
+        self.line(|name| {
+            own.and_then(|own| own.get(name)).filter(|value| !value.is_empty()).map_or("-", String::as_str)
+        })
     }
 }

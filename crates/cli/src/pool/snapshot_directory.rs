@@ -1,4 +1,5 @@
-//! Snapshots made, destroyed and renamed by whoever does so in `.zfs/snapshot` of a mount: carried out by the verbs of the commands.
+//! Snapshots made, destroyed and renamed by whoever does so in `.zfs/snapshot` of a mount: carried
+//! out by the verbs of the commands.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -6,10 +7,12 @@ use nacre_admin::{Kind, Refusal, fs as fs_verbs};
 use nacre_pool::engine::Pool;
 use nacre_poolfs::dataset::SnapshotDirectory;
 
-/// Carries out what `mkdir`, `rmdir` and `mv` in `.zfs/snapshot` ask for: the same verbs as the commands'.
+/// Carries out what `mkdir`, `rmdir` and `mv` in `.zfs/snapshot` ask for: the same verbs as the
+/// commands'.
 pub type SnapshotVerbs = Arc<dyn Fn(fs_verbs::Request) -> Result<(), Refusal> + Send + Sync>;
 
-/// Set when whoever carries the verbs out stands; until then the directory of snapshots cannot be changed.
+/// Set when whoever carries the verbs out stands; until then the directory of snapshots cannot be
+/// changed.
 pub(super) type Verbs = OnceLock<SnapshotVerbs>;
 
 /// Snapshots by mkdir and rmdir.
@@ -28,7 +31,8 @@ impl Directory {
             tracing::info!(%refusal, "a snapshot asked for by its directory");
             errno(refusal.kind)
         };
-        // The verb has the kernel write back what it holds, which comes in requests that other threads serve.
+        // The verb has the kernel write back what it holds, which comes in requests that other
+        // threads serve.
         let done = fusewire::blocking(|| {
             let name = pool.look().name(self.dataset)?;
             verbs(request(name))
@@ -40,7 +44,10 @@ impl Directory {
 impl SnapshotDirectory for Directory {
     fn take(&self, name: &str) -> nacre_vfs::Result<()> {
         self.ask(|dataset| {
-            fs_verbs::Request::Snapshot(fs_verbs::ToSnapshot { names: vec![format!("{dataset}@{name}")], ..Default::default() })
+            fs_verbs::Request::Snapshot(fs_verbs::ToSnapshot {
+                names: vec![format!("{dataset}@{name}")],
+                ..Default::default()
+            })
         })
     }
 

@@ -1,4 +1,5 @@
-//! What a process that is to own a pool is told: to make it or to import it, from which devices, and how.
+//! What a process that is to own a pool is told: to make it or to import it, from which devices,
+//! and how.
 //!
 //! Written by the commands, handed over in the environment, read by [`super::process`].
 
@@ -84,7 +85,8 @@ impl Start {
     /// # Errors
     /// It cannot be started.
     pub fn start(&self) -> Result<ExitCode, Failure> {
-        let order = serde_json::to_string(self).map_err(|error| Failure::new(format!("cannot write down what is to be done: {error}")))?;
+        let order = serde_json::to_string(self)
+            .map_err(|error| Failure::new(format!("cannot write down what is to be done: {error}")))?;
         // For whoever looks at the list of processes.
         let arguments = [OsString::from("pool"), OsString::from(format!("serve={}", self.name))];
         Ok(match daemon::spawn(OsStr::new("nacre"), arguments.into_iter(), &[(NAME, &order)])? {

@@ -108,8 +108,17 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
     }
     if let Some(why) = &figures.suspended {
         return vec![
-            ("status", format!("A write has failed, and nothing is accepted any more. What was durable before is.\n{why}")),
-            ("action", format!("Cure the device. Then let the pool go with 'nacre pool export -f {0}' and import it again.", figures.name)),
+            (
+                "status",
+                format!("A write has failed, and nothing is accepted any more. What was durable before is.\n{why}"),
+            ),
+            (
+                "action",
+                format!(
+                    "Cure the device. Then let the pool go with 'nacre pool export -f {0}' and import it again.",
+                    figures.name
+                ),
+            ),
         ];
     }
     if let Some((device, open)) = figures.devices.iter().find_map(|device| Some((device, device.deleted.as_ref()?))) {
@@ -135,8 +144,18 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
     }
     if is_ill(status) {
         return vec![
-            ("status", "One or more devices has experienced an error.  Nothing that is stored now\nis known to be damaged.".to_owned()),
-            ("action", format!("Verify with 'nacre pool scrub {0}', and forget the errors with\n'nacre pool clear {0}'.", figures.name)),
+            (
+                "status",
+                "One or more devices has experienced an error.  Nothing that is stored now\nis known to be damaged."
+                    .to_owned(),
+            ),
+            (
+                "action",
+                format!(
+                    "Verify with 'nacre pool scrub {0}', and forget the errors with\n'nacre pool clear {0}'.",
+                    figures.name
+                ),
+            ),
         ];
     }
     if figures.unwritten > 0 {
@@ -155,7 +174,12 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
     if !(figures.twice && figures.near) {
         let lacking = if figures.twice { "" } else { ": metadata has no second copy" };
         return vec![
-            ("status", format!("Some supported features are not enabled on the pool{lacking}.\nThe pool can be used all the same.")),
+            (
+                "status",
+                format!(
+                    "Some supported features are not enabled on the pool{lacking}.\nThe pool can be used all the same."
+                ),
+            ),
             (
                 "action",
                 format!(
@@ -185,7 +209,11 @@ fn scan(scrub: &ScrubReport, now: u64) -> Option<String> {
             let done = percent(scrub.examined.saturating_mul(100), scrub.total).min(10_000);
             let head = match scrub.phase {
                 Phase::Paused => {
-                    format!("scrub paused since {}\n\tscrub started on {}", dates::long(scrub.ended), dates::long(scrub.started))
+                    format!(
+                        "scrub paused since {}\n\tscrub started on {}",
+                        dates::long(scrub.ended),
+                        dates::long(scrub.started)
+                    )
                 }
                 _ => format!("scrub in progress since {}", dates::long(scrub.started)),
             };
@@ -227,7 +255,12 @@ fn trimmed(trim: &TrimReport) -> String {
 fn config(figures: &Figures, shown: &Shown, more: &Columns) -> String {
     let devices: Vec<&DeviceFigures> =
         figures.devices.iter().filter(|device| !shown.ill_devices || device_is_ill(figures, device)).collect();
-    let width = devices.iter().map(|device| device.name().chars().count() + 2).chain([figures.name.len(), 10]).max().unwrap_or(10);
+    let width = devices
+        .iter()
+        .map(|device| device.name().chars().count() + 2)
+        .chain([figures.name.len(), 10])
+        .max()
+        .unwrap_or(10);
     let row = |name: &str, state: &str, errors: [String; 3], more: &str| {
         let [read, write, checksum] = errors;
         let line = format!("\t{name:<width$}  {state:<9} {read:>4} {write:>5} {checksum:>5}{more}");
@@ -237,9 +270,15 @@ fn config(figures: &Figures, shown: &Shown, more: &Columns) -> String {
     let mut text = row("NAME", "STATE", ["READ", "WRITE", "CKSUM"].map(str::to_owned), &more.heading());
     text.push_str(&row(&figures.name, &figures.health, numbers(all_errors(figures)), &more.nothing()));
     for device in devices {
-        let trim = if shown.trim && !is_lost(figures) { format!("  ({})", trimmed(&device.trim)) } else { String::new() };
+        let trim =
+            if shown.trim && !is_lost(figures) { format!("  ({})", trimmed(&device.trim)) } else { String::new() };
         let name = format!("  {}", device.name());
-        text.push_str(&row(&name, device_state(figures, device), numbers(errors(device)), &(more.of(&device.path) + &trim)));
+        text.push_str(&row(
+            &name,
+            device_state(figures, device),
+            numbers(errors(device)),
+            &(more.of(&device.path) + &trim),
+        ));
     }
     text
 }
@@ -250,8 +289,14 @@ mod tests {
 
     fn status() -> Status {
         let devices = vec![DeviceFigures { path: "/srv/a".to_owned(), ..DeviceFigures::default() }];
-        let figures =
-            Figures { name: "tank".to_owned(), health: "ONLINE".to_owned(), devices, twice: true, near: true, ..Figures::default() };
+        let figures = Figures {
+            name: "tank".to_owned(),
+            health: "ONLINE".to_owned(),
+            devices,
+            twice: true,
+            near: true,
+            ..Figures::default()
+        };
         Status { figures, ..Status::default() }
     }
 
@@ -267,7 +312,10 @@ mod tests {
         let mut status = status();
         status.figures.twice = false;
         assert!(!is_ill(&status));
-        assert!(text(&status, &Shown::default(), &Columns::default()).contains("action: Enable them with 'nacre pool upgrade tank'."));
+        assert!(
+            text(&status, &Shown::default(), &Columns::default())
+                .contains("action: Enable them with 'nacre pool upgrade tank'.")
+        );
     }
 
     #[test]
@@ -276,25 +324,38 @@ mod tests {
         status.damaged = 2;
         status.names = vec!["tank:/a".to_owned()];
         assert!(is_ill(&status));
-        assert!(text(&status, &Shown::default(), &Columns::default()).ends_with("errors: 2 data errors, use '-v' for a list\n"));
+        assert!(
+            text(&status, &Shown::default(), &Columns::default())
+                .ends_with("errors: 2 data errors, use '-v' for a list\n")
+        );
         assert!(
             text(&status, &Shown { verbose: true, ..Shown::default() }, &Columns::default())
                 .ends_with("in the following files:\n\n        tank:/a\n")
         );
         status.figures.suspended = Some("writing /srv/a: no".to_owned());
         assert!(
-            text(&status, &Shown::default(), &Columns::default()).contains("status: A write has failed, and nothing is accepted any more")
+            text(&status, &Shown::default(), &Columns::default())
+                .contains("status: A write has failed, and nothing is accepted any more")
         );
         status.figures.waits = true;
         let waiting = text(&status, &Shown::default(), &Columns::default());
-        assert!(waiting.contains("everybody waits until it can be made") && waiting.contains("'nacre pool clear tank'"), "{waiting}");
+        assert!(
+            waiting.contains("everybody waits until it can be made") && waiting.contains("'nacre pool clear tank'"),
+            "{waiting}"
+        );
     }
 
     #[test]
     fn a_scrub_tells_how_far_it_is() {
         let mut status = status();
-        status.scrub =
-            ScrubReport { phase: Phase::Running, total: 1000, examined: 250, elapsed: 1000, started: 5, ..ScrubReport::default() };
+        status.scrub = ScrubReport {
+            phase: Phase::Running,
+            total: 1000,
+            examined: 250,
+            elapsed: 1000,
+            started: 5,
+            ..ScrubReport::default()
+        };
         status.figures.now = 6;
         assert!(
             text(&status, &Shown::default(), &Columns::default())

@@ -1,7 +1,8 @@
-//! What the mounts of a pool tell `nacre status`, `top` and `metrics`, and how `nacre umount` ends them: as every other mount, each has a control socket.
+//! What the mounts of a pool tell `nacre status`, `top` and `metrics`, and how `nacre umount` ends
+//! them: as every other mount, each has a control socket.
 //!
-//! Used by `mounts.rs`. Invariants: a socket is there before the verb that mounts returns, and goes before its mount does; a mount without one serves files all
-//! the same.
+//! Used by `mounts.rs`. Invariants: a socket is there before the verb that mounts returns, and goes
+//! before its mount does; a mount without one serves files all the same.
 
 use std::{
     sync::{
@@ -30,11 +31,13 @@ pub(super) struct Telling {
 impl Telling {
     /// Starts to listen; no mount is told of yet.
     pub fn start() -> Telling {
-        let desk = Desk::start().inspect_err(|failure| tracing::warn!("`nacre status` will not find the mounts of this pool: {failure}"));
+        let desk = Desk::start()
+            .inspect_err(|failure| tracing::warn!("`nacre status` will not find the mounts of this pool: {failure}"));
         Telling { desk: desk.ok(), next: AtomicU64::new(0) }
     }
 
-    /// Opens the socket of a mount; `ended` is called, by a thread of its own, when the mount was ended through it.
+    /// Opens the socket of a mount; `ended` is called, by a thread of its own, when the mount was
+    /// ended through it.
     pub fn of(&self, carrier: &Arc<Carrier>, source: &str, ended: impl Fn() + Send + Sync + 'static) -> Option<Server> {
         let about = figures::About {
             source: source.to_owned(),
@@ -55,7 +58,12 @@ impl Telling {
     }
 }
 
-fn answer<E: Fn() + Send + Sync + 'static>(carrier: &Arc<Carrier>, about: &figures::About, request: Request, ended: &Arc<E>) -> Answer {
+fn answer<E: Fn() + Send + Sync + 'static>(
+    carrier: &Arc<Carrier>,
+    about: &figures::About,
+    request: Request,
+    ended: &Arc<E>,
+) -> Answer {
     let refused = match request {
         Request::Status => {
             let stack = format!("dataset:{}", about.source);
@@ -78,10 +86,11 @@ fn answer<E: Fn() + Send + Sync + 'static>(carrier: &Arc<Carrier>, about: &figur
             }
             Err(failure) => failure,
         },
-        Request::Reload { .. } => {
-            Failure::new("this mount has no rules that could be changed").next("`nacre fs set` changes what a file system does")
+        Request::Reload { .. } => Failure::new("this mount has no rules that could be changed")
+            .next("`nacre fs set` changes what a file system does"),
+        Request::ResizeCage { .. } => {
+            Failure::new("this mount has no cage").next("`nacre fs set quota=SIZE` limits a file system")
         }
-        Request::ResizeCage { .. } => Failure::new("this mount has no cage").next("`nacre fs set quota=SIZE` limits a file system"),
         Request::Union(_) => Failure::new("this mount is no union"),
     };
     Answer::failed(&refused)

@@ -1,4 +1,5 @@
-//! `nacre pool upgrade`: what this program knows of the format, and which pools lack some of it. Pure.
+//! `nacre pool upgrade`: what this program knows of the format, and which pools lack some of it.
+//! Pure.
 
 use nacre_admin::pool::{Figures, figures::FOLDED, figures::NEAR, figures::TWICE};
 use nacre_pool::label;
@@ -19,7 +20,10 @@ pub fn known() -> String {
 pub fn lacking(pools: &[Figures]) -> String {
     let lacking: Vec<&Figures> = pools.iter().filter(|pool| !(pool.twice && pool.near)).collect();
     if lacking.is_empty() {
-        return format!("All pools have version {} of the format, and every supported feature enabled.\n", label::VERSION);
+        return format!(
+            "All pools have version {} of the format, and every supported feature enabled.\n",
+            label::VERSION
+        );
     }
     let rows: String = lacking
         .iter()
@@ -43,7 +47,10 @@ mod tests {
         let pool = |name: &str, twice, near| Figures { name: name.to_owned(), twice, near, ..Figures::default() };
         assert!(lacking(&[pool("tank", true, true)]).starts_with("All pools have version 1"));
         let text = lacking(&[pool("tank", true, true), pool("old", false, false), pool("newer", true, false)]);
-        assert!(text.contains("\nold\n      metadata_twice\n      names_side_by_side\nnewer\n      names_side_by_side\n"), "{text}");
+        assert!(
+            text.contains("\nold\n      metadata_twice\n      names_side_by_side\nnewer\n      names_side_by_side\n"),
+            "{text}"
+        );
         assert!(!text.contains("tank"));
         assert!(known().contains(TWICE) && known().contains(NEAR) && known().contains(FOLDED));
     }

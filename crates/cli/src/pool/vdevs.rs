@@ -1,5 +1,5 @@
-//! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices, by the names and in the order of OpenZFS. What nobody counts or knows here is `-`. Pure
-//! but for [`asked`].
+//! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices, by the names and in the
+//! order of OpenZFS. What nobody counts or knows here is `-`. Pure but for [`asked`].
 
 use super::{
     client,
@@ -74,7 +74,8 @@ const PROPERTIES: [(&str, &str); 51] = [
 ];
 
 /// What could be set in ZFS and is not here: its value is nobody's.
-const SETTABLE: [&str; 9] = ["comment", "bootsize", "failfast", "checksum_n", "checksum_t", "io_n", "io_t", "slow_io_n", "slow_io_t"];
+const SETTABLE: [&str; 9] =
+    ["comment", "bootsize", "failfast", "checksum_n", "checksum_t", "io_n", "io_t", "slow_io_n", "slow_io_t"];
 
 /// A device of a pool, or all of them together.
 #[derive(Clone, Copy, Debug)]
@@ -93,14 +94,21 @@ impl Vdev<'_> {
     }
 }
 
-/// What `get` prints where the names are those of a pool and of its devices; `None` where they are pools.
+/// What `get` prints where the names are those of a pool and of its devices; `None` where they are
+/// pools.
 ///
 /// # Errors
 /// Names that are neither; a property that there is not.
-pub fn asked(names: &[String], wanted: &[String], fields: Option<&[String]>, form: Form) -> Result<Option<String>, Failure> {
+pub fn asked(
+    names: &[String],
+    wanted: &[String],
+    fields: Option<&[String]>,
+    form: Form,
+) -> Result<Option<String>, Failure> {
     let [first, words @ ..] = names else { return Ok(None) };
-    let is_pool =
-        |name: &String| !name.contains('/') && (!expected::lost(std::slice::from_ref(name)).is_empty() || client::find(name).is_some());
+    let is_pool = |name: &String| {
+        !name.contains('/') && (!expected::lost(std::slice::from_ref(name)).is_empty() || client::find(name).is_some())
+    };
     if words.is_empty() || words.iter().all(is_pool) || !is_pool(first) {
         return Ok(None);
     }
@@ -113,8 +121,16 @@ pub fn asked(names: &[String], wanted: &[String], fields: Option<&[String]>, for
         words => words.iter().map(|word| of_word(&pool, word)).collect::<Result<Vec<_>, _>>()?,
     };
     let names = resolved(wanted)?;
-    let rows = || meant.iter().flat_map(|vdev| names.iter().map(|name| (vdev.name().to_owned(), name.clone(), value(&pool, *vdev, name))));
-    if form.json { Ok(Some(json::vdevs(&pool, &meant, &names, form))) } else { list::get_table(rows(), fields, form).map(Some) }
+    let rows = || {
+        meant
+            .iter()
+            .flat_map(|vdev| names.iter().map(|name| (vdev.name().to_owned(), name.clone(), value(&pool, *vdev, name))))
+    };
+    if form.json {
+        Ok(Some(json::vdevs(&pool, &meant, &names, form)))
+    } else {
+        list::get_table(rows(), fields, form).map(Some)
+    }
 }
 
 fn of_word<'a>(pool: &'a Figures, word: &str) -> Result<Vdev<'a>, Failure> {
@@ -149,8 +165,10 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
     let plain = |text: String| Value { human: text.clone(), exact: text, source: "-" };
     let nothing = |source| Value { source, ..plain("-".to_owned()) };
     let number = |number: u64| plain(number.to_string());
-    let bytes = |number: u64| Value { exact: list::bytes(number, true), human: list::bytes(number, false), source: "-" };
-    let of_pool = |name: &str| list::value(pool, name).map_or_else(|_| nothing("-"), |value| Value { source: "-", ..value });
+    let bytes =
+        |number: u64| Value { exact: list::bytes(number, true), human: list::bytes(number, false), source: "-" };
+    let of_pool =
+        |name: &str| list::value(pool, name).map_or_else(|_| nothing("-"), |value| Value { source: "-", ..value });
     let devices = match &vdev {
         Vdev::Root => pool.devices.as_slice(),
         Vdev::Leaf(device) => std::slice::from_ref(*device),
@@ -168,7 +186,9 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
         ("numchildren", Vdev::Root) => number(devices.len() as u64),
         ("asize", vdev) => value(pool, vdev, "size"),
         // A process of an earlier version does not tell.
-        ("psize", _) if devices.iter().all(|device| device.length > 0) => bytes(devices.iter().map(|device| device.length).sum()),
+        ("psize", _) if devices.iter().all(|device| device.length > 0) => {
+            bytes(devices.iter().map(|device| device.length).sum())
+        }
         ("ashift", _) => of_pool("ashift"),
         ("expandsize", vdev) if matches!(vdev, Vdev::Root) || pool.devices.len() == 1 => of_pool("expandsize"),
         ("capacity" | "guid" | "size" | "free" | "allocated" | "fragmentation", Vdev::Root) => of_pool(name),
@@ -201,10 +221,16 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_not_said() {
-        let device =
-            |path: &str, size| DeviceFigures { path: path.to_owned(), guid: 7, size, length: size + 1, ..DeviceFigures::default() };
+        let device = |path: &str, size| DeviceFigures {
+            path: path.to_owned(),
+            guid: 7,
+            size,
+            length: size + 1,
+            ..DeviceFigures::default()
+        };
         let devices = vec![device("/a", 100), device("/b", 200)];
-        let pool = Figures { name: "tank".to_owned(), health: "ONLINE".to_owned(), size: 300, devices, ..Figures::default() };
+        let pool =
+            Figures { name: "tank".to_owned(), health: "ONLINE".to_owned(), size: 300, devices, ..Figures::default() };
         let of = |vdev, name: &str| value(&pool, vdev, name).exact;
         let first = Vdev::Leaf(&pool.devices[0]);
         assert_eq!((of(Vdev::Root, "children"), of(Vdev::Root, "numchildren")), ("/a,/b".to_owned(), "2".to_owned()));
@@ -217,9 +243,15 @@ mod tests {
             (ROOT.to_owned(), "-".to_owned(), "-".to_owned())
         );
         assert_eq!(value(&pool, first, "comment").source, "default");
-        assert_eq!(resolved(&["alloc".to_owned(), "RDERR".to_owned(), "a:b".to_owned()]).unwrap(), ["allocated", "read_errors", "a:b"]);
+        assert_eq!(
+            resolved(&["alloc".to_owned(), "RDERR".to_owned(), "a:b".to_owned()]).unwrap(),
+            ["allocated", "read_errors", "a:b"]
+        );
         assert!(resolved(&["health".to_owned()]).is_err());
         let lost = Figures { health: UNAVAILABLE.to_owned(), ..pool.clone() };
-        assert_eq!((value(&lost, first, "state").exact.as_str(), value(&lost, first, "size").exact.as_str()), ("UNAVAIL", "-"));
+        assert_eq!(
+            (value(&lost, first, "state").exact.as_str(), value(&lost, first, "size").exact.as_str()),
+            ("UNAVAIL", "-")
+        );
     }
 }

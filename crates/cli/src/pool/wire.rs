@@ -50,13 +50,16 @@ fn line(reader: &mut impl BufRead, most: u64) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Makes every text in it printable. Texts without control characters, as nearly all are, stay as they are.
+/// Makes every text in it printable. Texts without control characters, as nearly all are, stay as
+/// they are.
 fn harmless(value: Value) -> Value {
     let text = |text: String| if text.contains(char::is_control) { printable(text.as_bytes()) } else { text };
     match value {
         Value::String(string) => Value::String(text(string)),
         Value::Array(values) => Value::Array(values.into_iter().map(harmless).collect()),
-        Value::Object(fields) => Value::Object(fields.into_iter().map(|(name, value)| (text(name), harmless(value))).collect()),
+        Value::Object(fields) => {
+            Value::Object(fields.into_iter().map(|(name, value)| (text(name), harmless(value))).collect())
+        }
         other => other,
     }
 }
@@ -69,7 +72,10 @@ mod tests {
     fn a_terminal_has_nothing_to_obey() {
         let told = b"{\"a\\u001bb\":[\"x\\u001b]0;y\\u0007\",\"back\\\\slash\",1,null,{\"n\":\"two\\nlines\"}]}\n";
         let told: Value = receive_harmless(&mut &told[..], 1 << 20).unwrap().unwrap();
-        assert_eq!(told, serde_json::json!({ "a\\x1bb": ["x\\x1b]0;y\\x07", "back\\slash", 1, null, { "n": "two\\x0alines" }] }));
+        assert_eq!(
+            told,
+            serde_json::json!({ "a\\x1bb": ["x\\x1b]0;y\\x07", "back\\slash", 1, null, { "n": "two\\x0alines" }] })
+        );
         assert!(receive_harmless::<Value>(&mut &b""[..], 1 << 20).unwrap().is_none());
         assert!(receive_harmless::<Value>(&mut &b"{}"[..], 1 << 20).is_err(), "it ends in the middle");
     }

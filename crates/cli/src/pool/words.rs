@@ -4,8 +4,20 @@ use crate::failure::Failure;
 use std::path::{Path, PathBuf};
 
 /// Words by which `zpool` says how devices are put together.
-const ARRANGEMENTS: [&str; 12] =
-    ["mirror", "raidz", "raidz1", "raidz2", "raidz3", "draid", "log", "cache", "spare", "special", "dedup", "replacing"];
+const ARRANGEMENTS: [&str; 12] = [
+    "mirror",
+    "raidz",
+    "raidz1",
+    "raidz2",
+    "raidz3",
+    "draid",
+    "log",
+    "cache",
+    "spare",
+    "special",
+    "dedup",
+    "replacing",
+];
 
 /// `PROPERTY=VALUE`.
 ///
@@ -34,7 +46,8 @@ pub fn assignments(texts: &[String]) -> Result<Vec<(String, String)>, Failure> {
     Ok(found)
 }
 
-/// The devices of a pool: plain ones only. A name without a slash that is not there is one in `/dev`.
+/// The devices of a pool: plain ones only. A name without a slash that is not there is one in
+/// `/dev`.
 ///
 /// # Errors
 /// Words for mirrors and their like.
@@ -47,8 +60,10 @@ fn device(path: PathBuf) -> Result<PathBuf, Failure> {
     if let Some(word) = word {
         let kind = word.split(':').next().unwrap_or_default();
         if ARRANGEMENTS.contains(&kind) {
-            return Err(Failure::usage(format!("'{word}': devices of a pool hold no copies of each other, and all have the same use"))
-                .next("name the devices alone: the pool spreads over them"));
+            return Err(Failure::usage(format!(
+                "'{word}': devices of a pool hold no copies of each other, and all have the same use"
+            ))
+            .next("name the devices alone: the pool spreads over them"));
         }
         let known = Path::new("/dev").join(word);
         if !path.exists() && known.exists() {

@@ -1,4 +1,5 @@
-//! The command's side of a shared process: finds it or starts it, hands over the plan, and says what comes of it.
+//! The command's side of a shared process: finds it or starts it, hands over the plan, and says
+//! what comes of it.
 
 use super::{
     identity, process, socket,
@@ -29,14 +30,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Failure> {
     let resolved = serve::resolve(plan)?;
     if resolved.spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
-        return Err(Failure::usage("a cage has a process to itself: its hooks and its accounting follow whoever makes it")
-            .next("leave --daemon out"));
+        return Err(Failure::usage(
+            "a cage has a process to itself: its hooks and its accounting follow whoever makes it",
+        )
+        .next("leave --daemon out"));
     }
     let Some(order) = Order::new(plan, resolved, reason) else {
         return alone(plan, "the stack cannot be written in one line", reason);
     };
-    let identity =
-        identity::own().map_err(|error| Failure::io("cannot read", "/proc/self", &error).next("mount the proc file system at /proc"))?;
+    let identity = identity::own().map_err(|error| {
+        Failure::io("cannot read", "/proc/self", &error).next("mount the proc file system at /proc")
+    })?;
     let directory = runtime::own()?;
     let socket = socket(&directory, name, &identity);
     for _ in 0..ATTEMPTS {
@@ -87,7 +91,8 @@ fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure
     }
     let path = directory.join(runtime::STARTING);
     let failed = |error: rustix::io::Errno| Failure::io("cannot lock", path.display(), &error.into());
-    let lock = open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+    let lock = open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR)
+        .map_err(failed)?;
     // Let go of when it is closed.
     flock(&lock, FlockOperation::LockExclusive).map_err(failed)?;
     if let Some(stream) = connect(socket)? {
@@ -97,7 +102,9 @@ fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure
         Start::Failed(code) => Ok(Reached::Code(ExitCode::from(code))),
         Start::Ready => {
             let stream = connect(socket)?;
-            stream.map(Reached::Stream).ok_or_else(|| Failure::new("the process that was to serve the mount has ended at once"))
+            stream
+                .map(Reached::Stream)
+                .ok_or_else(|| Failure::new("the process that was to serve the mount has ended at once"))
         }
     }
 }

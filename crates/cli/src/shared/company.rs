@@ -1,7 +1,7 @@
 //! The mounts that one process serves: who is there, and who may join.
 //!
-//! Used by [`super::process`] and, for changes while mounted, by [`crate::serving`]. Invariant: no two seats are in conflict ([`reach`]), those included
-//! whose mounts are only being made.
+//! Used by [`super::process`] and, for changes while mounted, by [`crate::serving`]. Invariant: no
+//! two seats are in conflict ([`reach`]), those included whose mounts are only being made.
 
 use super::reach::{self, Place, Reach};
 use crate::{
@@ -21,14 +21,16 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// With more threads than this for io_uring, counted before any mount is busy, further mounts use the device: rings need a thread for each CPU.
+/// With more threads than this for io_uring, counted before any mount is busy, further mounts use
+/// the device: rings need a thread for each CPU.
 const RING_THREADS_MAX: usize = 512;
 
 /// The mounts of a process.
 #[derive(Default)]
 pub struct Company {
     members: Mutex<Members>,
-    /// Directories of all mounts are watched together: one descriptor and one thread for each file system's mount.
+    /// Directories of all mounts are watched together: one descriptor and one thread for each file
+    /// system's mount.
     watching: Arc<host::Company>,
 }
 
@@ -108,15 +110,17 @@ impl Seat {
     pub fn taken(&self, serving: &Arc<Serving>, mountpoint: &Path) {
         // Asking the mount itself would cost it requests.
         let table = mountinfo::read().unwrap_or_default();
-        let device =
-            table.iter().rfind(|entry| entry.mountpoint == mountpoint).map(|entry| rustix::fs::makedev(entry.device.0, entry.device.1));
+        let device = table
+            .iter()
+            .rfind(|entry| entry.mountpoint == mountpoint)
+            .map(|entry| rustix::fs::makedev(entry.device.0, entry.device.1));
         if let Some(seat) = self.company.members.lock().seat(self.number) {
             (seat.serving, seat.place.device) = (Arc::downgrade(serving), device);
         }
     }
 
-    /// Before branches change: whether what the mount will reach can be here. Answers whether it changes at all; then [`Seat::settle`] has to follow,
-    /// whatever comes of it.
+    /// Before branches change: whether what the mount will reach can be here. Answers whether it
+    /// changes at all; then [`Seat::settle`] has to follow, whatever comes of it.
     ///
     /// # Errors
     /// A mount that it would meet.
@@ -134,7 +138,9 @@ impl Seat {
         let mut members = self.company.members.lock();
         let Some(seat) = members.seat(self.number) else { return Ok(false) };
         let mut place = seat.place.clone();
-        place.reach.extend(directories.iter().map(|directory| Reach::of(directory, mode.writable() && !self.read_only)));
+        place
+            .reach
+            .extend(directories.iter().map(|directory| Reach::of(directory, mode.writable() && !self.read_only)));
         if let Some(why) = members.conflict(self.number, &place) {
             return Err(Failure::new(format!("this union shares a process with others (--daemon): {why}"))
                 .exit(Exit::Busy)

@@ -1,6 +1,7 @@
 //! In what respects two processes have to be alike so that one can serve mounts for the other.
 //!
-//! Asked by the command about itself, and by the process that serves about the command (which the kernel names). Everything comes from `/proc`.
+//! Asked by the command about itself, and by the process that serves about the command (which the
+//! kernel names). Everything comes from `/proc`.
 
 use std::{
     fmt::Write,
@@ -12,8 +13,19 @@ use std::{
 };
 
 /// What counts of `/proc/PID/status` (proc(5)).
-const FIELDS: [&str; 11] =
-    ["Umask:", "Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:", "NoNewPrivs:", "Seccomp:"];
+const FIELDS: [&str; 11] = [
+    "Umask:",
+    "Uid:",
+    "Gid:",
+    "Groups:",
+    "CapInh:",
+    "CapPrm:",
+    "CapEff:",
+    "CapBnd:",
+    "CapAmb:",
+    "NoNewPrivs:",
+    "Seccomp:",
+];
 
 /// The namespaces that count: who users are, which mounts there are, which processes are seen.
 const NAMESPACES: [&str; 3] = ["user", "mnt", "pid"];

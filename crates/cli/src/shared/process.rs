@@ -1,8 +1,9 @@
 //! The process that serves all mounts of one name.
 //!
-//! Started by [`super::client`], whose lock makes sure that there is one. It ends with the last of its mounts. Invariants: a request that was accepted
-//! ([`Told::Accepted`]) is carried out and answered; one that was not has changed nothing, so that whoever sent it may start another process. The
-//! socket is gone before the process stops listening, and is never removed later.
+//! Started by [`super::client`], whose lock makes sure that there is one. It ends with the last of
+//! its mounts. Invariants: a request that was accepted ([`Told::Accepted`]) is carried out and
+//! answered; one that was not has changed nothing, so that whoever sent it may start another
+//! process. The socket is gone before the process stops listening, and is never removed later.
 
 use super::{
     company::Company,
@@ -111,8 +112,9 @@ pub fn run(name: &str) -> Result<(), Failure> {
     log::start_shared()?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     daemon::settle();
-    let identity =
-        identity::own().map_err(|error| Failure::io("cannot read", "/proc/self", &error).next("mount the proc file system at /proc"))?;
+    let identity = identity::own().map_err(|error| {
+        Failure::io("cannot read", "/proc/self", &error).next("mount the proc file system at /proc")
+    })?;
     let path = socket(&runtime::own()?, name, &identity);
     let failed = |error: io::Error| Failure::io("cannot listen on", path.display(), &error);
     // Whoever started us has seen that nobody answers there, and holds the lock.
@@ -142,7 +144,8 @@ pub fn run(name: &str) -> Result<(), Failure> {
     daemon::report_ready()?;
     daemon::leave_directory()?;
     let done = listen(&office, &listener);
-    // The name first: a command that finds none starts another process, one that is not heard any more tries again.
+    // The name first: a command that finds none starts another process, one that is not heard any
+    // more tries again.
     let removed = fs::remove_file(&path);
     drop(listener);
     while *office.busy.lock() > 0 {
@@ -176,7 +179,8 @@ fn listen(office: &Arc<Office>, listener: &UnixListener) -> Result<(), Failure> 
             Ok((stream, _)) => {
                 first = None;
                 let busy = Busy::new(office);
-                let thread = thread::Builder::new().name("nacre-request".to_owned()).spawn(move || answer(&stream, busy));
+                let thread =
+                    thread::Builder::new().name("nacre-request".to_owned()).spawn(move || answer(&stream, busy));
                 if let Err(error) = thread {
                     tracing::warn!(%error, "a request could not be answered");
                 }

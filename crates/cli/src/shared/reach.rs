@@ -1,7 +1,9 @@
-//! Which mounts can be served by one process: what each reaches, and whether two of them would meet there. Pure but for [`of`].
+//! Which mounts can be served by one process: what each reaches, and whether two of them would meet
+//! there. Pure but for [`of`].
 //!
-//! Two things keep mounts apart. What one mount changes in a directory that another one watches is only noticed there when another process did it. And a
-//! process that has files of its own mounts open waits for itself when it is killed.
+//! Two things keep mounts apart. What one mount changes in a directory that another one watches is
+//! only noticed there when another process did it. And a process that has files of its own mounts
+//! open waits for itself when it is killed.
 
 use crate::report::path_text;
 use nacre_layers::spec::{LayerSpec, StackSpec};
@@ -49,7 +51,11 @@ pub fn of(spec: &StackSpec, read_only: bool) -> Vec<Reach> {
         LayerSpec::Host(host) => vec![(host.source.as_path(), true)],
         LayerSpec::Union(union) => {
             let branches = union.branch.0.iter();
-            branches.flat_map(|branch| branch.directories().into_iter().map(|directory| (directory, branch.mode.writable()))).collect()
+            branches
+                .flat_map(|branch| {
+                    branch.directories().into_iter().map(|directory| (directory, branch.mode.writable()))
+                })
+                .collect()
         }
         _ => Vec::new(),
     });
@@ -80,7 +86,11 @@ fn within(one: &Place, other: &Place) -> Option<String> {
         mounted || below || (other.device.is_some() && reach.directory.starts_with(&other.mountpoint))
     };
     let reach = one.reach.iter().find(shows)?;
-    Some(format!("{} would show the mount at {} of that process", path_text(&reach.directory), path_text(&other.mountpoint)))
+    Some(format!(
+        "{} would show the mount at {} of that process",
+        path_text(&reach.directory),
+        path_text(&other.mountpoint)
+    ))
 }
 
 #[cfg(test)]
@@ -88,7 +98,11 @@ mod tests {
     use super::*;
 
     fn place(mountpoint: &str, device: Option<u64>, reach: &[(&str, bool)]) -> Place {
-        let reach = reach.iter().map(|(directory, writes)| Reach { directory: PathBuf::from(directory), id: None, writes: *writes });
+        let reach = reach.iter().map(|(directory, writes)| Reach {
+            directory: PathBuf::from(directory),
+            id: None,
+            writes: *writes,
+        });
         Place { mountpoint: PathBuf::from(mountpoint), device, reach: reach.collect() }
     }
 
@@ -112,14 +126,23 @@ mod tests {
             ("/m/in", &[("/other", true)], false),
         ] {
             let second = place(mountpoint, None, reach);
-            assert_eq!(conflict(&first, &second).is_some(), apart, "{mountpoint} {reach:?}: {:?}", conflict(&first, &second));
+            assert_eq!(
+                conflict(&first, &second).is_some(),
+                apart,
+                "{mountpoint} {reach:?}: {:?}",
+                conflict(&first, &second)
+            );
             assert_eq!(conflict(&second, &first).is_some(), apart, "{mountpoint} {reach:?}");
         }
     }
 
     #[test]
     fn directories_are_known_by_other_names() {
-        let with = |device, inode, writes| Reach { directory: PathBuf::from(format!("/{device}/{inode}")), id: Some((1, 5)), writes };
+        let with = |device, inode, writes| Reach {
+            directory: PathBuf::from(format!("/{device}/{inode}")),
+            id: Some((1, 5)),
+            writes,
+        };
         let one = Place { mountpoint: PathBuf::from("/m"), device: Some(9), reach: vec![with(1, 2, true)] };
         let bound = Place { mountpoint: PathBuf::from("/n"), device: None, reach: vec![with(3, 4, false)] };
         assert!(conflict(&one, &bound).unwrap().contains("/1/2"));

@@ -1,4 +1,5 @@
-//! What a command says to the process that is to serve its mount, and what that answers: one JSON value per line.
+//! What a command says to the process that is to serve its mount, and what that answers: one JSON
+//! value per line.
 
 use crate::{
     cage,
@@ -32,7 +33,8 @@ pub struct Order {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Told {
-    /// It was read, and is being carried out; the last word follows. Before this, nothing has been done.
+    /// It was read, and is being carried out; the last word follows. Before this, nothing has been
+    /// done.
     Accepted,
     /// It is not to be served here, because of this.
     Apart {

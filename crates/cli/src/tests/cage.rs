@@ -17,7 +17,8 @@ use std::path::Path;
 
 fn order(arguments: &[&str]) -> Result<Order, Failure> {
     let all = [&["nacre", "cage"], arguments].concat();
-    let matches = commands::table().try_get_matches_from(os(&all)).map_err(|error| Failure::usage(error.to_string()))?;
+    let matches =
+        commands::table().try_get_matches_from(os(&all)).map_err(|error| Failure::usage(error.to_string()))?;
     commands::order(&matches)
 }
 
@@ -47,7 +48,10 @@ fn a_cage_is_the_directory_and_the_cage_over_it() {
     for (arguments, expected) in [
         (&["--size", "10G", "/d"][..], "host:/d | cage:size=10G"),
         (&["--size=10240M", "/d"], "host:/d | cage:size=10G"),
-        (&["/d", "--size=10G", "--inodes=5000", "--coherence=exclusive"], "host:/d,coherence=exclusive | cage:size=10G,inodes=5000"),
+        (
+            &["/d", "--size=10G", "--inodes=5000", "--coherence=exclusive"],
+            "host:/d,coherence=exclusive | cage:size=10G,inodes=5000",
+        ),
         (&["-o", "size=1G,inodes=7", "/d"], "host:/d | cage:size=1G,inodes=7"),
         (
             &["--size=1G", "--when-full=drop-oldest", "--keep=a*", "--keep=b*", "--rotated=*.gz", "/d"],
@@ -87,7 +91,11 @@ fn engines_know_what_is_not_theirs() {
     ] {
         let plan = cage(arguments);
         assert_eq!((plan.engine, plan.fuse_only.as_deref()), (engine, fuse_only), "{arguments:?}");
-        assert_eq!(plan.engine_by_default, !arguments.iter().any(|argument| argument.starts_with("--engine")), "{arguments:?}");
+        assert_eq!(
+            plan.engine_by_default,
+            !arguments.iter().any(|argument| argument.starts_with("--engine")),
+            "{arguments:?}"
+        );
     }
 }
 
@@ -144,7 +152,9 @@ fn what_makes_no_sense_is_refused() {
 #[test]
 fn commands_on_cages_that_there_are() {
     let resize = |arguments: &[&str]| match order(arguments) {
-        Ok(Order::Cage(CageOrder::Resize { directory, size, inodes })) => (directory.display().to_string(), size, inodes),
+        Ok(Order::Cage(CageOrder::Resize { directory, size, inodes })) => {
+            (directory.display().to_string(), size, inodes)
+        }
         other => panic!("{arguments:?}: {other:?}"),
     };
     assert_eq!(resize(&["resize", "/d", "20G"]), ("/d".to_owned(), Some(SizeChange::To(20 << 30)), None));
@@ -160,7 +170,9 @@ fn commands_on_cages_that_there_are() {
         }
         other => panic!("{other:?}"),
     }
-    assert!(matches!(order(&["status"]), Ok(Order::Cage(CageOrder::Status { directories, .. })) if directories.is_empty()));
+    assert!(
+        matches!(order(&["status"]), Ok(Order::Cage(CageOrder::Status { directories, .. })) if directories.is_empty())
+    );
     assert!(matches!(order(&["list", "--json"]), Ok(Order::Cage(CageOrder::List { view })) if view.json));
     assert!(matches!(order(&["remove", "/d"]), Ok(Order::Cage(CageOrder::Remove { yes: false, .. }))));
     assert!(matches!(order(&["remove", "--yes", "/d"]), Ok(Order::Cage(CageOrder::Remove { yes: true, .. }))));
@@ -173,7 +185,10 @@ fn commands_on_cages_that_there_are() {
 fn fstab_has_a_word_for_it() {
     let mount = |arguments: &[&str]| personality::mount_program("mount.fuse.nacre", os(arguments));
     let plan = planned(mount(&["cage:/d", "/d", "-o", "rw,size=10G,nofail,x-systemd.automount,engine=auto"]).unwrap());
-    assert_eq!((line(&plan).as_str(), plan.mountpoint.as_deref(), plan.engine), ("host:/d | cage:size=10G", None, Engine::Auto));
+    assert_eq!(
+        (line(&plan).as_str(), plan.mountpoint.as_deref(), plan.engine),
+        ("host:/d | cage:size=10G", None, Engine::Auto)
+    );
     let plan = planned(mount(&["cage:/d", "/m", "-o", "size=10G,when-full=drop-oldest,keep=a\\,b"]).unwrap());
     assert_eq!(line(&plan), "host:/d | cage:size=10G,when-full=drop-oldest,keep=a\\,b");
     assert_eq!(plan.mountpoint.as_deref(), Some(Path::new("/m")));
@@ -186,9 +201,10 @@ fn fstab_has_a_word_for_it() {
     assert!(mount(&["cage:/d", "/d", "-o", "engine=fuse"]).unwrap_err().what.contains("--size is needed"));
     assert!(mount(&["cage:", "/d", "-o", "size=1G"]).unwrap_err().what.contains("DIR is needed"));
     // A mirror limits nothing, and says so.
-    for failure in
-        [mount(&["/d", "/m", "-o", "size=10G"]).unwrap_err(), personality::bindfs("bindfs", os(&["--size=10G", "/d", "/m"])).unwrap_err()]
-    {
+    for failure in [
+        mount(&["/d", "/m", "-o", "size=10G"]).unwrap_err(),
+        personality::bindfs("bindfs", os(&["--size=10G", "/d", "/m"])).unwrap_err(),
+    ] {
         assert_eq!(failure.what, "option size is for cages: a mirror limits nothing");
     }
     let engine = personality::bindfs("bindfs", os(&["--engine=loop", "/d", "/m"])).unwrap_err();

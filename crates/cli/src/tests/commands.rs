@@ -10,7 +10,8 @@ use crate::{
 };
 
 fn order(arguments: &[&str]) -> Result<Order, Failure> {
-    let matches = commands::table().try_get_matches_from(os(arguments)).map_err(|error| Failure::usage(error.to_string()))?;
+    let matches =
+        commands::table().try_get_matches_from(os(arguments)).map_err(|error| Failure::usage(error.to_string()))?;
     commands::order(&matches)
 }
 
@@ -84,7 +85,9 @@ fn a_stack_comes_from_a_line_or_a_file() {
     assert_eq!(line(&mount(planned(&["nacre", "mount", "mem", "/mnt"]))), "mem");
     assert_eq!(line(&mount(planned(&["nacre", "mount", "./host", "/mnt"]))), "file ./host");
     assert_eq!(line(&mount(planned(&["nacre", "mount", "data.toml", "/mnt"]))), "file data.toml");
-    for (stack, says) in [("host:", "the stack is not understood"), ("remap:force-user=5", "cannot be the lowest layer")] {
+    for (stack, says) in
+        [("host:", "the stack is not understood"), ("remap:force-user=5", "cannot be the lowest layer")]
+    {
         let error = order(&["nacre", "mount", stack, "/mnt"]).unwrap_err();
         assert!(error.what.contains(says), "{stack}: {}", error.what);
     }
@@ -106,7 +109,9 @@ fn reload_takes_rules_only() {
         }
         other => panic!("{other:?}"),
     }
-    assert!(order(&["nacre", "reload", "/mnt", "-o", "ro"]).unwrap_err().what.contains("cannot be changed while mounted"));
+    assert!(
+        order(&["nacre", "reload", "/mnt", "-o", "ro"]).unwrap_err().what.contains("cannot be changed while mounted")
+    );
     assert!(order(&["nacre", "reload", "/mnt", "--engine=kernel"]).is_err());
 }
 

@@ -57,8 +57,13 @@ fn flags_are_attributes() {
 #[test]
 fn one_to_one_maps_cover_every_other_id_as_itself() {
     let swap = reduce(&["--map=alice/2000:2000/alice"]).unwrap();
-    let expected =
-        [range(0, 0, 1000), range(1000, 2000, 1), range(1001, 1001, 999), range(2000, 1000, 1), range(2001, 2001, u32::MAX - 2001)];
+    let expected = [
+        range(0, 0, 1000),
+        range(1000, 2000, 1),
+        range(1001, 1001, 999),
+        range(2000, 1000, 1),
+        range(2001, 2001, u32::MAX - 2001),
+    ];
     assert_eq!(swap.users, expected);
     assert_eq!((swap.groups, swap.differences), (whole(), vec![]));
 
@@ -69,7 +74,10 @@ fn one_to_one_maps_cover_every_other_id_as_itself() {
 
     let moved = reduce(&["--map=0-9/100-109"]).unwrap();
     assert_eq!(moved.users, [range(0, 100, 10), range(10, 10, 90), range(110, 110, u32::MAX - 110)]);
-    assert_eq!(moved.differences, ["users 100-109 of the source appear as 65534, because others are shown by these numbers"]);
+    assert_eq!(
+        moved.differences,
+        ["users 100-109 of the source appear as 65534, because others are shown by these numbers"]
+    );
 
     let edge = reduce(&["--map=4294967294/0:0/4294967294"]).unwrap();
     assert_eq!(edge.users, [range(0, u32::MAX - 1, 1), range(1, 1, u32::MAX - 2), range(u32::MAX - 1, 0, 1)]);
@@ -129,7 +137,8 @@ fn mounts_below_the_source_are_told() {
     let table = crate::mountinfo::parse(
         b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /srv/data rw - ext4 /dev/b rw\n3 1 8:2 / /srvx rw - ext4 /dev/b rw\n",
     );
-    for (source, told) in [("/srv", true), ("/srv/data", false), ("/srv/data/x", false), ("/home", false), ("/", true)] {
+    for (source, told) in [("/srv", true), ("/srv/data", false), ("/srv/data/x", false), ("/home", false), ("/", true)]
+    {
         assert_eq!(kernel_engine::hidden(Path::new(source), &table).is_some(), told, "{source}");
     }
 }

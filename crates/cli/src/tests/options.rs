@@ -155,7 +155,9 @@ const CASES: &[(Opt, &str, Edit)] = &[
     (Opt::AttrTimeout, "2", |s| s.door.attr_timeout = Some(Duration::from_secs(2))),
     (Opt::NegativeTimeout, "0", |s| s.door.negative_timeout = Some(Duration::ZERO)),
     (Opt::AutoUnmount, "", |_| ()),
-    (Opt::SecurityContext, "system_u:object_r:x_t:s0", |s| s.door.kernel_words = vec!["context=system_u:object_r:x_t:s0".into()]),
+    (Opt::SecurityContext, "system_u:object_r:x_t:s0", |s| {
+        s.door.kernel_words = vec!["context=system_u:object_r:x_t:s0".into()]
+    }),
     (Opt::FsContext, "x", |s| s.door.kernel_words = vec!["fscontext=x".into()]),
     (Opt::DefContext, "x", |s| s.door.kernel_words = vec!["defcontext=x".into()]),
     (Opt::RootContext, "x", |s| s.door.kernel_words = vec!["rootcontext=x".into()]),
@@ -188,10 +190,18 @@ fn each_option_sets_what_it_says_in_each_spelling() {
         edit(&mut expected);
         let mut spellings: Vec<Vec<String>> = Vec::new();
         if row.form != Form::Word && !row.name.is_empty() {
-            spellings.push(vec![if row.value.is_some() { format!("--{}={value}", row.name) } else { format!("--{}", row.name) }]);
+            spellings.push(vec![if row.value.is_some() {
+                format!("--{}={value}", row.name)
+            } else {
+                format!("--{}", row.name)
+            }]);
         }
         if let Some(letter) = row.short {
-            spellings.push(if row.value.is_some() { vec![format!("-{letter}{value}")] } else { vec![format!("-{letter}")] });
+            spellings.push(if row.value.is_some() {
+                vec![format!("-{letter}{value}")]
+            } else {
+                vec![format!("-{letter}")]
+            });
             if row.value.is_some() {
                 spellings.push(vec![format!("-{letter}"), (*value).to_owned()]);
             }
@@ -322,7 +332,9 @@ fn wrong_values_are_errors() {
 
 #[test]
 fn a_backslash_takes_commas_into_a_word() {
-    for (text, fsname) in [(r"fsname=a\,b", "a,b"), (r"fsname=a\\b", r"a\b"), (r"fsname=a\054b", "a,b"), (r"fsname=a\040b", "a b")] {
+    for (text, fsname) in
+        [(r"fsname=a\,b", "a,b"), (r"fsname=a\\b", r"a\b"), (r"fsname=a\054b", "a,b"), (r"fsname=a\040b", "a b")]
+    {
         assert_eq!(fold(&["-o", text]).unwrap().door.fsname.as_deref(), Some(fsname), "{text}");
     }
 }

@@ -33,13 +33,19 @@ fn what_podman_says() {
     let plan = mount("lowerdir=l/A:l/B,upperdir=/c/diff,workdir=/c/work,volatile,context=\"x\",");
     let text = line(&plan);
     assert!(
-        text.contains("/c/diff") && text.contains("work=/c/work") && text.contains("volatile") && text.contains("whiteout=chardev"),
+        text.contains("/c/diff")
+            && text.contains("work=/c/work")
+            && text.contains("volatile")
+            && text.contains("whiteout=chardev"),
         "{text}"
     );
     assert_eq!(text.matches("coherence=exclusive").count(), 4, "{text}");
     assert_eq!(nacre_layers::spec::StackSpec::from_line(text.as_bytes()).unwrap().to_line(), text);
     assert_eq!(plan.door.kernel_words, ["context=\"x\""]);
-    assert_eq!((plan.door.fsname.as_deref(), plan.door.subtype.as_deref()), (Some("fuse-overlayfs"), Some("fuse-overlayfs")));
+    assert_eq!(
+        (plan.door.fsname.as_deref(), plan.door.subtype.as_deref()),
+        (Some("fuse-overlayfs"), Some("fuse-overlayfs"))
+    );
     assert!(plan.door.suid && !plan.door.dev && plan.door.allow_other && plan.door.atime == Some(Atime::No));
     assert_eq!(plan.warnings, [""; 0]);
 }
@@ -63,7 +69,9 @@ fn owners() {
     let text = line(&mount(&format!("{BASE},uidmapping=0:1000:1:1:100000:65536,gidmapping=0:5:1")));
     assert!(text.contains("shift:uid=0:1000:1:1:100000:65536,gid=0:5:1"), "{text}");
     assert!(line(&mount(&format!("{BASE},squash_to_root"))).contains("shift:squash-uid=0,squash-gid=0"));
-    assert!(line(&mount(&format!("{BASE},squash_to_uid=7,squash_to_gid=8"))).contains("shift:squash-uid=7,squash-gid=8"));
+    assert!(
+        line(&mount(&format!("{BASE},squash_to_uid=7,squash_to_gid=8"))).contains("shift:squash-uid=7,squash-gid=8")
+    );
     assert!(line(&mount(&format!("{BASE},xattr_permissions=2"))).contains("attribute=containers"));
     assert!(line(&mount(&format!("{BASE},xattr_permissions=1"))).contains("attribute=privileged"));
     assert!(!line(&mount(&format!("{BASE},xattr_permissions=0"))).contains("attribute="));
@@ -72,7 +80,14 @@ fn owners() {
 #[test]
 fn flags_of_the_mount() {
     let plan = mount(&format!("{BASE},ro,dev,nosuid,noexec,atime,noacl,timeout=2.5,fsync=0"));
-    assert!(plan.door.read_only && plan.door.dev && !plan.door.suid && !plan.door.exec && !plan.door.acl && plan.door.atime.is_none());
+    assert!(
+        plan.door.read_only
+            && plan.door.dev
+            && !plan.door.suid
+            && !plan.door.exec
+            && !plan.door.acl
+            && plan.door.atime.is_none()
+    );
     assert_eq!(plan.door.attr_timeout.map(|time| time.as_millis()), Some(2500));
     assert!(line(&plan).contains("volatile"));
     assert!(!mount(&format!("{BASE},noxattrs=1")).door.xattr);
@@ -82,7 +97,9 @@ fn flags_of_the_mount() {
 
 #[test]
 fn others_are_let_in_by_those_who_may() {
-    for (root, words, shared) in [(true, BASE, true), (false, BASE, false), (false, &*format!("{BASE},allow_other"), true)] {
+    for (root, words, shared) in
+        [(true, BASE, true), (false, BASE, false), (false, &*format!("{BASE},allow_other"), true)]
+    {
         let Plan::Mount(plan) = overlay(os(&["-o", words, "/m"]), root, false).unwrap() else { panic!("{words}") };
         assert_eq!(plan.door.allow_other, shared, "{root} {words}");
     }
@@ -90,8 +107,9 @@ fn others_are_let_in_by_those_who_may() {
 
 #[test]
 fn what_is_not_known_is_told_and_ignored() {
-    let words =
-        format!("{BASE},bogus=1,threaded=0,metacopy=on,index=off,static_nlink,lazytime,xino=auto,plugins=,redirect_dir=off,nonsense");
+    let words = format!(
+        "{BASE},bogus=1,threaded=0,metacopy=on,index=off,static_nlink,lazytime,xino=auto,plugins=,redirect_dir=off,nonsense"
+    );
     assert_eq!(mount(&words).warnings, ["unknown argument ignored: bogus=1", "unknown argument ignored: nonsense"]);
 }
 
@@ -127,7 +145,8 @@ fn the_rest_of_the_line() {
     assert!(plan.foreground && plan.mountpoint.as_os_str() == "/m");
     let Plan::Mount(plan) = read(&["-d", "-o", BASE, "/m"]).unwrap() else { panic!("it mounts") };
     assert!(plan.foreground && line(&plan).ends_with("trace:level=all"));
-    let Plan::Mount(plan) = read(&["--transport=device", "-o", &format!("{BASE},passthrough=off"), "/m"]).unwrap() else {
+    let Plan::Mount(plan) = read(&["--transport=device", "-o", &format!("{BASE},passthrough=off"), "/m"]).unwrap()
+    else {
         panic!("it mounts")
     };
     assert!(plan.door.transport == Transport::Device && !plan.door.passthrough);
@@ -173,6 +192,9 @@ fn the_document_names_every_word() {
     ];
     for word in obeyed.iter().chain(crate::overlay::UNNEEDED) {
         let name = word.split_inclusive('=').next().unwrap();
-        assert!(own.lines().any(|line| line.starts_with('|') && line.contains(&format!("`{name}"))), "docs/union.md does not name {word}");
+        assert!(
+            own.lines().any(|line| line.starts_with('|') && line.contains(&format!("`{name}"))),
+            "docs/union.md does not name {word}"
+        );
     }
 }

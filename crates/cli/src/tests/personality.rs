@@ -96,7 +96,10 @@ fn paths_are_bytes() {
 #[test]
 fn a_plain_mirror_is_the_directory_under_rules_yet_to_come() {
     assert_eq!(line(&mount(bindfs(&["/a", "/b"]).unwrap())), "host:/a | remap");
-    assert_eq!(line(&mount(bindfs(&["/a", "/b", "--read-rate=1M"]).unwrap())), "host:/a | remap | throttle:read-rate=1M");
+    assert_eq!(
+        line(&mount(bindfs(&["/a", "/b", "--read-rate=1M"]).unwrap())),
+        "host:/a | remap | throttle:read-rate=1M"
+    );
     assert_eq!(line(&mount(bindfs(&["/a", "/b", "-d"]).unwrap())), "host:/a | remap | trace:level=all");
 }
 

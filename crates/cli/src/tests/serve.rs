@@ -49,7 +49,10 @@ fn fuse_unless_something_else_is_asked_for() {
 #[test]
 fn what_the_kernel_cannot_do_is_refused_with_the_reason() {
     for (options, reason) in [
-        (&["--engine=kernel", "-p", "a-w"][..], "--engine=kernel is not possible: the rule perms works only through FUSE"),
+        (
+            &["--engine=kernel", "-p", "a-w"][..],
+            "--engine=kernel is not possible: the rule perms works only through FUSE",
+        ),
         (&["--engine=kernel", "-f"], "no process to stay in the foreground"),
         (&["--engine=kernel", "--map=*/5"], "many ids to one"),
     ] {

@@ -14,7 +14,8 @@ use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::Path};
 
 fn order(arguments: &[&str]) -> Result<Order, Failure> {
     let all = [&["nacre", "union"], arguments].concat();
-    let matches = commands::table().try_get_matches_from(os(&all)).map_err(|error| Failure::usage(error.to_string()))?;
+    let matches =
+        commands::table().try_get_matches_from(os(&all)).map_err(|error| Failure::usage(error.to_string()))?;
     commands::order(&matches)
 }
 
@@ -52,14 +53,23 @@ fn branches_are_written_in_every_way() {
         (&["/a=RW:/b=NC,4G", "/m"], "union:branch=/a=rw,branch=/b=nc+minfree=4294967296".to_owned()),
         (&["/m", "-o", "lowerdir=/c:/b,upperdir=/a"], "union:branch=/a=rw,branch=/c=ro+wh,branch=/b=ro+wh".to_owned()),
         // Only mergerfs has categories.
-        (&["/a:/b", "/m", "-o", "category.create=mfs"], "union:branch=/a=rw,branch=/b=rw,option=category.create=mfs".to_owned()),
+        (
+            &["/a:/b", "/m", "-o", "category.create=mfs"],
+            "union:branch=/a=rw,branch=/b=rw,option=category.create=mfs".to_owned(),
+        ),
         (&["/a:/b", "/m", "-o", "create=mfs", "-o", "cpup=bu"], format!("{two},option=create=mfs,option=cpup=bu")),
-        (&["/a:/b", "/m", "-o", "create=mfs,noatime,udba=none"], format!("{two},option=create=mfs,coherence=exclusive,noatime")),
+        (
+            &["/a:/b", "/m", "-o", "create=mfs,noatime,udba=none"],
+            format!("{two},option=create=mfs,coherence=exclusive,noatime"),
+        ),
         (&["/a:/b", "/m", "-o", "udba=reval,dirwh=32,plink"], format!("{two},coherence=revalidate")),
         (&["/a:/b", "/m", "--coherence", "exclusive"], format!("{two},coherence=exclusive")),
         (&["/a:/b", "/m", "--coherence=exclusive", "-o", "udba=notify"], two.to_owned()),
         (&["/a:/b", "/m", "-d"], format!("{two} | trace:level=all")),
-        (&["{host:/x | remap:force-user=5}=rw:/b", "/m"], "union:branch={host:/x \\| remap:force-user=5}=rw,branch=/b=ro".to_owned()),
+        (
+            &["{host:/x | remap:force-user=5}=rw:/b", "/m"],
+            "union:branch={host:/x \\| remap:force-user=5}=rw,branch=/b=ro".to_owned(),
+        ),
     ] {
         let plan = union(arguments);
         assert_eq!(line(&plan), expected, "{arguments:?}");
@@ -69,21 +79,33 @@ fn branches_are_written_in_every_way() {
 
 #[test]
 fn words_of_the_mount_reach_the_mount() {
-    let plan = union(&["/a", "/m", "-o", "ro,noatime,fsname=x,create=mfs,noacl", "--passthrough=off", "-f", "--no-allow-other"]);
-    assert!(plan.door.read_only && plan.foreground && !plan.door.passthrough && !plan.door.acl && !plan.door.allow_other);
+    let plan = union(&[
+        "/a",
+        "/m",
+        "-o",
+        "ro,noatime,fsname=x,create=mfs,noacl",
+        "--passthrough=off",
+        "-f",
+        "--no-allow-other",
+    ]);
+    assert!(
+        plan.door.read_only && plan.foreground && !plan.door.passthrough && !plan.door.acl && !plan.door.allow_other
+    );
     assert_eq!(plan.door.fsname.as_deref(), Some("x"));
     assert!(!plan.door.lock_forwarding);
     // A line as users of mergerfs have it.
     let pool = "defaults,nonempty,allow_other,use_ino,cache.files=off,moveonenospc=true,category.create=mfs,dropcacheonclose=true,minfreespace=250G,fsname=pool";
     let plan = union(&["/a:/b", "/m", "-o", pool]);
-    let all = "union:branch=/a=rw,branch=/b=rw,option=moveonenospc=true,option=category.create=mfs,option=minfreespace=250G";
+    let all =
+        "union:branch=/a=rw,branch=/b=rw,option=moveonenospc=true,option=category.create=mfs,option=minfreespace=250G";
     assert_eq!((line(&plan), plan.door.fsname.as_deref()), (all.to_owned(), Some("pool")));
     // What mergerfs' own documentation recommends.
     let recommended = "cache.files=off,category.create=pfrd,func.getattr=newest,dropcacheonclose=false";
     let plan = union(&["/a:/b", "/m", "-o", recommended]);
     let all = "union:branch=/a=rw,branch=/b=rw,option=category.create=pfrd,option=func.getattr=newest";
     assert_eq!((line(&plan), &plan.warnings[..]), (all.to_owned(), &[][..]));
-    let plan = union(&["/a:/b", "/m", "-o", "category.create=ff,threads=4,posix_acl=false,passthrough.io=off,umask=027"]);
+    let plan =
+        union(&["/a:/b", "/m", "-o", "category.create=ff,threads=4,posix_acl=false,passthrough.io=off,umask=027"]);
     assert_eq!(line(&plan), "union:branch=/a=rw,branch=/b=rw,option=category.create=ff | remap:perms=0750");
     assert!(!plan.door.acl && !plan.door.passthrough);
     assert_eq!(plan.warnings, ["threads=4: requests are served by as many threads as there are CPUs"]);
@@ -135,7 +157,10 @@ fn fstab_writes_the_same() {
         (&["union:/a:/b", "/m", "-o", "create=mfs", "-n"], format!("{two},option=create=mfs")),
         (&["none", "/m", "-o", "br:/a:/b"], two.to_owned()),
         (&["/anything/at/all", "/m", "-o", "rw,dirs=/a:/b"], two.to_owned()),
-        (&["overlay", "/m", "-o", "lowerdir=/b,upperdir=/a,workdir=/w"], "union:branch=/a=rw,branch=/b=ro+wh".to_owned()),
+        (
+            &["overlay", "/m", "-o", "lowerdir=/b,upperdir=/a,workdir=/w"],
+            "union:branch=/a=rw,branch=/b=ro+wh".to_owned(),
+        ),
     ] {
         let plan = mount(personality::mount_program("mount.fuse.nacre", os(arguments)).unwrap());
         assert_eq!(line(&plan), expected, "{arguments:?}");
@@ -166,22 +191,40 @@ fn verbs_say_what_they_say() {
     let (m, d) = (|| "/m".into(), || "/d".into());
     for (arguments, expected) in [
         (&["list"][..], UnionOrder::List { view: View::default(), mountpoints: vec![] }),
-        (&["list", "--json", "/m"], UnionOrder::List { view: View { json: true, ..View::default() }, mountpoints: vec![m()] }),
-        (&["where", "/m/a", "/m/b"], UnionOrder::Where { json: false, all: false, paths: vec!["/m/a".into(), "/m/b".into()] }),
+        (
+            &["list", "--json", "/m"],
+            UnionOrder::List { view: View { json: true, ..View::default() }, mountpoints: vec![m()] },
+        ),
+        (
+            &["where", "/m/a", "/m/b"],
+            UnionOrder::Where { json: false, all: false, paths: vec!["/m/a".into(), "/m/b".into()] },
+        ),
         (&["where", "-a", "/m/a"], UnionOrder::Where { json: false, all: true, paths: vec!["/m/a".into()] }),
         (&["explain", "-d", "/m/a"], UnionOrder::Explain { json: false, directory: true, path: "/m/a".into() }),
         (&["check", "--repair", "/a:/b"], UnionOrder::Check { json: false, repair: true, what: "/a:/b".into() }),
         (
             &["add", "/m", "/d"],
-            UnionOrder::Add { mountpoint: m(), branch: BranchSpec::directory("/d", BranchMode::ro()), place: Place::Bottom },
+            UnionOrder::Add {
+                mountpoint: m(),
+                branch: BranchSpec::directory("/d", BranchMode::ro()),
+                place: Place::Bottom,
+            },
         ),
         (
             &["add", "--top", "/m", "/d=rw"],
-            UnionOrder::Add { mountpoint: m(), branch: BranchSpec::directory("/d", BranchMode::rw()), place: Place::Top },
+            UnionOrder::Add {
+                mountpoint: m(),
+                branch: BranchSpec::directory("/d", BranchMode::rw()),
+                place: Place::Top,
+            },
         ),
         (
             &["add", "--position=3", "/m", "/d"],
-            UnionOrder::Add { mountpoint: m(), branch: BranchSpec::directory("/d", BranchMode::ro()), place: Place::At(3) },
+            UnionOrder::Add {
+                mountpoint: m(),
+                branch: BranchSpec::directory("/d", BranchMode::ro()),
+                place: Place::At(3),
+            },
         ),
         (&["del", "--force", "/m", "/d"], UnionOrder::Remove { mountpoint: m(), branch: d(), force: true }),
         (&["mod", "/m", "/d=ro+wh"], UnionOrder::Modify { mountpoint: m(), branch: d(), mode: BranchMode::layer() }),
@@ -191,13 +234,25 @@ fn verbs_say_what_they_say() {
         (&["mvup", "/m/a", "/m/b"], UnionOrder::Move { up: true, paths: vec!["/m/a".into(), "/m/b".into()] }),
         (&["mvdown", "/m/a"], UnionOrder::Move { up: false, paths: vec!["/m/a".into()] }),
         (&["tier", "/m"], UnionOrder::Tier { mountpoint: m(), json: false, what: TierOrder::Status }),
-        (&["tier", "/m", "high=90"], UnionOrder::Tier { mountpoint: m(), json: false, what: TierOrder::Rules("high=90".to_owned()) }),
+        (
+            &["tier", "/m", "high=90"],
+            UnionOrder::Tier { mountpoint: m(), json: false, what: TierOrder::Rules("high=90".to_owned()) },
+        ),
         (&["tier", "-n", "/m"], UnionOrder::Tier { mountpoint: m(), json: false, what: TierOrder::Run { dry: true } }),
-        (&["tier", "--run", "--json", "/m"], UnionOrder::Tier { mountpoint: m(), json: true, what: TierOrder::Run { dry: false } }),
+        (
+            &["tier", "--run", "--json", "/m"],
+            UnionOrder::Tier { mountpoint: m(), json: true, what: TierOrder::Run { dry: false } },
+        ),
     ] {
         assert_eq!(verb(arguments), expected, "{arguments:?}");
     }
-    for arguments in [&["mod", "/m", "/d"][..], &["add", "/m", "/d=rx"], &["add", "--position=0", "/m", "/d"], &["where"], &["del", "/m"]] {
+    for arguments in [
+        &["mod", "/m", "/d"][..],
+        &["add", "/m", "/d=rx"],
+        &["add", "--position=0", "/m", "/d"],
+        &["where"],
+        &["del", "/m"],
+    ] {
         assert_eq!(refused(arguments).exit, Exit::Usage, "{arguments:?}");
     }
 }

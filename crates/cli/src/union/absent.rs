@@ -1,7 +1,9 @@
-//! Branches that are missing when a union is mounted, where its words allow that (`nofail`, `branches-mount-timeout=`): they are held back, and come
-//! in at their place when their directory, or the file system that fstab says is mounted there, appears.
+//! Branches that are missing when a union is mounted, where its words allow that (`nofail`,
+//! `branches-mount-timeout=`): they are held back, and come in at their place when their directory,
+//! or the file system that fstab says is mounted there, appears.
 //!
-//! [`hold_back`] is called before a union is built, [`watch`] once it serves. Invariant: a branch is in the union or held back, never both.
+//! [`hold_back`] is called before a union is built, [`watch`] once it serves. Invariant: a branch
+//! is in the union or held back, never both.
 
 use crate::{
     failure::{Exit, Failure},
@@ -39,15 +41,19 @@ pub struct Absent {
 /// Those of one mount.
 pub type Waiting = Mutex<Vec<Absent>>;
 
-/// Takes the branches that are missing out of a stack, where its union allows that; `wait` also waits for them as long as it says.
+/// Takes the branches that are missing out of a stack, where its union allows that; `wait` also
+/// waits for them as long as it says.
 ///
 /// # Errors
 /// Branches that have to be there are not, or none is.
 pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<Vec<Absent>, Failure> {
-    let Some(union) = spec.layers.iter_mut().find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union) } else { None }) else {
+    let Some(union) =
+        spec.layers.iter_mut().find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union) } else { None })
+    else {
         return Ok(Vec::new());
     };
-    let UnionOptions { may_be_missing, mount_timeout, .. } = union.options().map_err(|error| Failure::usage(error.to_string()))?;
+    let UnionOptions { may_be_missing, mount_timeout, .. } =
+        union.options().map_err(|error| Failure::usage(error.to_string()))?;
     if !may_be_missing && mount_timeout.is_zero() {
         return Ok(Vec::new());
     }
@@ -66,7 +72,9 @@ pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<
     let names = || missing.iter().map(|branch| path_text(&branch.name())).collect::<Vec<_>>().join(", ");
     if !missing.is_empty() && !may_be_missing && wait {
         let what = format!("not mounted within {} seconds: {}", mount_timeout.as_secs(), names());
-        return Err(Failure::new(what).exit(Exit::NotFound).next("without branches-mount-timeout-fail the union comes without them"));
+        return Err(Failure::new(what)
+            .exit(Exit::NotFound)
+            .next("without branches-mount-timeout-fail the union comes without them"));
     }
     if !may_be_missing {
         return Ok(Vec::new());
@@ -89,15 +97,17 @@ pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<
 }
 
 impl Absent {
-    /// Its place in a union that has these branches now: below the last of those that it was named after.
+    /// Its place in a union that has these branches now: below the last of those that it was named
+    /// after.
     fn place_in(&self, present: &[BranchSpec]) -> usize {
         let same = |one: &BranchSpec, other: &BranchSpec| one.source == other.source;
         present.iter().rposition(|there| self.above.iter().any(|above| same(above, there))).map_or(0, |last| last + 1)
     }
 }
 
-/// Has a thread look for branches that are held back, until there are none any more or the union has ended (both functions say `None` then). `add` is
-/// given the branch, and a function that finds its place among those that are there; what it cannot add is tried again.
+/// Has a thread look for branches that are held back, until there are none any more or the union
+/// has ended (both functions say `None` then). `add` is given the branch, and a function that finds
+/// its place among those that are there; what it cannot add is tried again.
 ///
 /// # Errors
 /// No thread can be had.
@@ -161,15 +171,18 @@ impl Mounts {
             let real = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
             let unmounted = |planned: &PathBuf| real.starts_with(planned) && !self.present.contains(planned);
             directory.is_dir()
-                && (marked(".mergerfs.branch") || (!marked(".mergerfs.branch_mounts_here") && !self.planned.iter().any(unmounted)))
+                && (marked(".mergerfs.branch")
+                    || (!marked(".mergerfs.branch_mounts_here") && !self.planned.iter().any(unmounted)))
         })
     }
 
-    /// Whether it is on another file system than the mount point, or says itself that it is the branch: what mergerfs waits for.
+    /// Whether it is on another file system than the mount point, or says itself that it is the
+    /// branch: what mergerfs waits for.
     fn is_elsewhere(&self, branch: &BranchSpec, mountpoint: &Path) -> bool {
         let here = fs::metadata(mountpoint).map(|data| data.dev()).ok();
         branch.directories().into_iter().all(|directory| {
-            directory.join(".mergerfs.branch").exists() || fs::metadata(directory).is_ok_and(|data| Some(data.dev()) != here)
+            directory.join(".mergerfs.branch").exists()
+                || fs::metadata(directory).is_ok_and(|data| Some(data.dev()) != here)
         })
     }
 }
@@ -189,7 +202,8 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((byte, after)) = rest.split_first() {
-        let code = (*byte == b'\\').then(|| after.get(..3)).flatten().and_then(|digits| std::str::from_utf8(digits).ok());
+        let code =
+            (*byte == b'\\').then(|| after.get(..3)).flatten().and_then(|digits| std::str::from_utf8(digits).ok());
         match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
             Some(code) => {
                 bytes.push(code);

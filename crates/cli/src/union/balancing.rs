@@ -1,5 +1,5 @@
-//! `nacre union balance`: the thread that evens out branches in the process that serves a union, and the command that starts it and shows how far it
-//! is.
+//! `nacre union balance`: the thread that evens out branches in the process that serves a union,
+//! and the command that starts it and shows how far it is.
 
 use super::{
     command::DrainHow,
@@ -48,7 +48,8 @@ impl Balances {
         }
         let balance = Arc::new(Balance::default());
         *present = Some(Arc::clone(&balance));
-        let thread = thread::Builder::new().name("nacre-balance".to_owned()).spawn(move || balance.run(&control, &rules));
+        let thread =
+            thread::Builder::new().name("nacre-balance".to_owned()).spawn(move || balance.run(&control, &rules));
         thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread that moves files", &error))
     }
 
@@ -58,7 +59,8 @@ impl Balances {
     /// There is none.
     pub fn stop(&self) -> Result<(), Failure> {
         let balance = self.0.lock().clone().filter(|balance| !balance.told.lock().ended);
-        let balance = balance.ok_or_else(|| Failure::new("the branches are not being balanced").exit(Exit::NotFound))?;
+        let balance =
+            balance.ok_or_else(|| Failure::new("the branches are not being balanced").exit(Exit::NotFound))?;
         balance.stop.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -121,7 +123,12 @@ pub fn order(mountpoint: &Path, rules: &BalanceRules, how: DrainHow) -> Result<(
         let UnionAnswer::Balance(told) = ask(&peer, UnionRequest::BalanceStatus)? else {
             return Err(Failure::new("the union does not say how far it is"));
         };
-        let figures = format!("{} files, {} moved, branches differ by {}", told.moved, Size::new(told.bytes).short(), percent(told.spread));
+        let figures = format!(
+            "{} files, {} moved, branches differ by {}",
+            told.moved,
+            Size::new(told.bytes).short(),
+            percent(told.spread)
+        );
         bar.set_length(told.expected.max(told.bytes));
         bar.set_position(told.bytes);
         bar.set_message(figures.clone());

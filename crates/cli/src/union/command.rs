@@ -1,4 +1,5 @@
-//! The commands of unions, as part of the table in [`crate::commands`]. Pure: arguments in, what to do out.
+//! The commands of unions, as part of the table in [`crate::commands`]. Pure: arguments in, what to
+//! do out.
 
 use super::plan;
 use crate::{
@@ -157,7 +158,8 @@ pub enum DrainHow {
 /// The command line of `nacre union`.
 pub fn command() -> Command {
     let words = "Words of unions (create=mfs, udba=notify, whiteout=xattr, ...: docs/union.md) and of the mount: ro, nodev, noatime, fsname=NAME, ... (may be repeated)";
-    let options = commands::options(shown).into_iter().map(|arg| if arg.get_id() == "-o" { arg.help(words) } else { arg });
+    let options =
+        commands::options(shown).into_iter().map(|arg| if arg.get_id() == "-o" { arg.help(words) } else { arg });
     Command::new("union")
         .about("Show several directories as one: a writable one over read-only ones, or a pool of disks")
         .after_help(
@@ -199,7 +201,9 @@ fn tier() -> Command {
 fn mover(name: &'static str, about: &'static str, example: &'static str) -> Command {
     Command::new(name)
         .about(about)
-        .after_help(format!("Examples:\n  {example}\n\nIt can be used meanwhile; one that is open for writing stays where it is."))
+        .after_help(format!(
+            "Examples:\n  {example}\n\nIt can be used meanwhile; one that is open for writing stays where it is."
+        ))
         .arg(commands::path("PATH", "Which files of unions").num_args(1..).action(ArgAction::Append))
 }
 
@@ -270,7 +274,9 @@ fn del() -> Command {
 fn modify() -> Command {
     Command::new("mod")
         .about("Give a branch of a mounted union other attributes")
-        .after_help("Examples:\n  nacre union mod /mnt/both /upper=ro+wh\n  nacre union mod /mnt/pool /disk1=nc+minfree=10G")
+        .after_help(
+            "Examples:\n  nacre union mod /mnt/both /upper=ro+wh\n  nacre union mod /mnt/pool /disk1=nc+minfree=10G",
+        )
         .arg(commands::path("MOUNTPOINT", "Of which union"))
         .arg(commands::path("BRANCH", "PATH=ATTRIBUTES"))
 }
@@ -309,11 +315,15 @@ fn balance_rules(matches: &ArgMatches) -> Result<BalanceRules, Failure> {
     let size = |name: &str| text(name).map(|text| parse_size(text)).transpose().map_err(|error| wrong(name, &error));
     let patterns = |name: &str| {
         let given = matches.get_many::<String>(name).into_iter().flatten();
-        given.map(|text| BalanceRules::pattern(text)).collect::<Result<Vec<_>, _>>().map_err(|error| wrong(name, &error))
+        given
+            .map(|text| BalanceRules::pattern(text))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| wrong(name, &error))
     };
     let percent = text("percent").map_or("2", |text| text.trim_end_matches('%'));
     let spread = percent.parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent));
-    let spread = spread.ok_or_else(|| wrong("percent", &format!("\"{}\" is no percentage from 0 to 100", percent.escape_debug())))?;
+    let spread = spread
+        .ok_or_else(|| wrong("percent", &format!("\"{}\" is no percentage from 0 to 100", percent.escape_debug())))?;
     Ok(BalanceRules {
         spread: (spread * 100.0).round() as u32,
         min_size: size("min")?.unwrap_or(0),
@@ -352,11 +362,20 @@ fn shown(row: &Row) -> bool {
 pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
     match matches.subcommand() {
         None => {
-            let (words, options) = commands::raw(matches).into_iter().partition::<Vec<_>, _>(|given| given.option == Opt::Words);
+            let (words, options) =
+                commands::raw(matches).into_iter().partition::<Vec<_>, _>(|given| given.option == Opt::Words);
             let texts: Vec<OsString> = words.into_iter().map(|given| given.value).collect();
-            let positionals =
-                ["BRANCHES", "MOUNTPOINT", "MORE"].into_iter().flat_map(|name| matches.get_many::<OsString>(name)).flatten().cloned();
-            Ok(Order::Mount(plan::union("nacre", options, plan::told(&texts, Unknown::Refuse)?, positionals.collect())?))
+            let positionals = ["BRANCHES", "MOUNTPOINT", "MORE"]
+                .into_iter()
+                .flat_map(|name| matches.get_many::<OsString>(name))
+                .flatten()
+                .cloned();
+            Ok(Order::Mount(plan::union(
+                "nacre",
+                options,
+                plan::told(&texts, Unknown::Refuse)?,
+                positionals.collect(),
+            )?))
         }
         Some((verb, matches)) => verb_order(verb, matches).map(Order::Union),
     }
@@ -368,15 +387,19 @@ fn verb_order(verb: &str, matches: &ArgMatches) -> Result<UnionOrder, Failure> {
     let branch = || PathBuf::from(commands::one(matches, "BRANCH"));
     Ok(match verb {
         "list" => UnionOrder::List { view: commands::view(matches), mountpoints: many("MOUNTPOINT") },
-        "where" => UnionOrder::Where { json: matches.get_flag("json"), all: matches.get_flag("all"), paths: many("PATH") },
+        "where" => {
+            UnionOrder::Where { json: matches.get_flag("json"), all: matches.get_flag("all"), paths: many("PATH") }
+        }
         "explain" => UnionOrder::Explain {
             json: matches.get_flag("json"),
             directory: matches.get_flag("directory"),
             path: PathBuf::from(commands::one(matches, "PATH")),
         },
-        "check" => {
-            UnionOrder::Check { json: matches.get_flag("json"), repair: matches.get_flag("repair"), what: commands::one(matches, "WHAT") }
-        }
+        "check" => UnionOrder::Check {
+            json: matches.get_flag("json"),
+            repair: matches.get_flag("repair"),
+            what: commands::one(matches, "WHAT"),
+        },
         "add" => {
             let place = match matches.get_one::<u8>("position") {
                 Some(place) => Place::At(usize::from(*place)),
@@ -391,15 +414,15 @@ fn verb_order(verb: &str, matches: &ArgMatches) -> Result<UnionOrder, Failure> {
             let text = commands::one(matches, "BRANCH");
             let given = spec(&text, BranchMode::ro())?;
             if spec(&text, BranchMode::rw())? != given {
-                return Err(
-                    Failure::usage("BRANCH has no attributes: which shall it have?").next("as in `nacre union mod /mnt /disk=ro+wh`")
-                );
+                return Err(Failure::usage("BRANCH has no attributes: which shall it have?")
+                    .next("as in `nacre union mod /mnt /disk=ro+wh`"));
             }
             UnionOrder::Modify { mountpoint: mountpoint(), branch: given.name(), mode: given.mode }
         }
         "mvup" | "mvdown" => UnionOrder::Move { up: verb == "mvup", paths: many("PATH") },
         "tier" => {
-            let what = match (matches.get_one::<String>("RULES"), matches.get_flag("run"), matches.get_flag("dry-run")) {
+            let what = match (matches.get_one::<String>("RULES"), matches.get_flag("run"), matches.get_flag("dry-run"))
+            {
                 (Some(rules), ..) => TierOrder::Rules(rules.clone()),
                 (None, false, false) => TierOrder::Status,
                 (None, _, dry) => TierOrder::Run { dry },
@@ -407,7 +430,9 @@ fn verb_order(verb: &str, matches: &ArgMatches) -> Result<UnionOrder, Failure> {
             UnionOrder::Tier { mountpoint: mountpoint(), json: matches.get_flag("json"), what }
         }
         "drain" => UnionOrder::Drain { mountpoint: mountpoint(), branch: branch(), how: how(matches) },
-        "balance" => UnionOrder::Balance { mountpoint: mountpoint(), rules: balance_rules(matches)?, how: how(matches) },
+        "balance" => {
+            UnionOrder::Balance { mountpoint: mountpoint(), rules: balance_rules(matches)?, how: how(matches) }
+        }
         other => return Err(Failure::usage(format!("unknown command {other}"))),
     })
 }

@@ -11,7 +11,9 @@ const GAUGES: &[Gauge] = &[
     ("nacre_union_branch_used_bytes", "Bytes in use there.", |branch| branch.used),
     ("nacre_union_branch_free_bytes", "Bytes that may be used still.", |branch| branch.free),
     ("nacre_union_branch_open_files", "Open files on the branch.", |branch| Some(branch.open_files)),
-    ("nacre_union_branch_draining", "Whether it takes nothing new.", |branch| Some(u64::from(branch.state == "draining"))),
+    ("nacre_union_branch_draining", "Whether it takes nothing new.", |branch| {
+        Some(u64::from(branch.state == "draining"))
+    }),
 ];
 
 /// The text for these branches.
@@ -24,7 +26,8 @@ pub fn text(branches: &[BranchReport]) -> String {
         head(&mut text, name, "gauge", help);
         for branch in branches {
             if let Some(value) = value(branch) {
-                let (mountpoint, path, mode) = (escape(&branch.mountpoint), escape(&branch.branch), escape(&branch.mode));
+                let (mountpoint, path, mode) =
+                    (escape(&branch.mountpoint), escape(&branch.branch), escape(&branch.mode));
                 let labels = format!("mountpoint=\"{mountpoint}\",branch=\"{path}\",mode=\"{mode}\"");
                 sample(&mut text, name, &labels, &value.to_string());
             }
@@ -39,9 +42,13 @@ mod tests {
 
     #[test]
     fn each_branch_has_its_figures() {
-        let branch = BranchReport { branch: "/a".to_owned(), free: Some(5), mode: "rw".to_owned(), ..BranchReport::default() };
+        let branch =
+            BranchReport { branch: "/a".to_owned(), free: Some(5), mode: "rw".to_owned(), ..BranchReport::default() };
         let text = text(&[branch]);
-        assert!(text.contains("nacre_union_branch_free_bytes{mountpoint=\"\",branch=\"/a\",mode=\"rw\"} 5\n"), "{text}");
+        assert!(
+            text.contains("nacre_union_branch_free_bytes{mountpoint=\"\",branch=\"/a\",mode=\"rw\"} 5\n"),
+            "{text}"
+        );
         // What is not known is not told.
         assert!(!text.contains("size_bytes{"));
         assert_eq!(super::text(&[]), "");

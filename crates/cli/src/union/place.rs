@@ -1,4 +1,5 @@
-//! Whether a union can stand where it is asked for: branches that are directories, not within each other, and apart from the mount point.
+//! Whether a union can stand where it is asked for: branches that are directories, not within each
+//! other, and apart from the mount point.
 //!
 //! Called before anything is mounted, for `nacre union` and for every stack with a union in it.
 
@@ -14,13 +15,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How long the first column of the mount table may be: the kernel takes a page, and half of it in one word of options.
+/// How long the first column of the mount table may be: the kernel takes a page, and half of it in
+/// one word of options.
 const NAME_MAX: usize = 2000;
 
 /// Refuses a stack whose unions could not stand at this place. The mount point is resolved.
 ///
 /// # Errors
-/// A branch that is missing or no directory, or that lies in another, around the mount point, or below it.
+/// A branch that is missing or no directory, or that lies in another, around the mount point, or
+/// below it.
 pub fn check(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
     for layer in &spec.layers {
         if let LayerSpec::Union(union) = layer {
@@ -52,7 +55,9 @@ pub fn check(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
 
 fn overlap(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
     check_overlap(branches, Some(mountpoint)).map_err(|error| {
-        Failure::new(error.to_string()).exit(Exit::Failure).next("branches are directories apart from each other and from the mount point")
+        Failure::new(error.to_string())
+            .exit(Exit::Failure)
+            .next("branches are directories apart from each other and from the mount point")
     })
 }
 
@@ -67,20 +72,22 @@ fn without(spec: &BranchSpec) -> &[PathBuf] {
     }
 }
 
-/// Has lower layers not show the directories of the upper one, nor the mount point, which are files of theirs where a layer is `/`: container engines
-/// mount that.
+/// Has lower layers not show the directories of the upper one, nor the mount point, which are files
+/// of theirs where a layer is `/`: container engines mount that.
 pub fn hide(spec: &mut StackSpec, mountpoint: &Path) {
     for layer in &mut spec.layers {
         let LayerSpec::Union(union) = layer else { continue };
         let written = union.branch.0.iter().filter(|branch| branch.mode.writable()).flat_map(BranchSpec::directories);
-        let mut own: Vec<PathBuf> = written.chain([mountpoint]).filter_map(|path| fs::canonicalize(path).ok()).collect();
+        let mut own: Vec<PathBuf> =
+            written.chain([mountpoint]).filter_map(|path| fs::canonicalize(path).ok()).collect();
         own.sort();
         own.dedup();
         for branch in union.branch.0.iter_mut().filter(|branch| !branch.mode.writable()) {
             let BranchSource::Stack(StackSpec { layers }) = &mut branch.source else { continue };
             let Some(LayerSpec::Host(host)) = layers.first_mut() else { continue };
             let Ok(real) = fs::canonicalize(&host.source) else { continue };
-            let within: Vec<PathBuf> = own.iter().filter(|path| path.starts_with(&real) && **path != real).cloned().collect();
+            let within: Vec<PathBuf> =
+                own.iter().filter(|path| path.starts_with(&real) && **path != real).cloned().collect();
             if !within.is_empty() {
                 (host.source, host.without) = (real, within);
             }
@@ -88,8 +95,9 @@ pub fn hide(spec: &mut StackSpec, mountpoint: &Path) {
     }
 }
 
-/// Puts all directories that match in the place of each branch that is a pattern (`/mnt/disk*`), in the order of their names, as mergerfs does. A
-/// directory that has such a name itself is meant as it is; what matches nothing stays, and is told as missing.
+/// Puts all directories that match in the place of each branch that is a pattern (`/mnt/disk*`), in
+/// the order of their names, as mergerfs does. A directory that has such a name itself is meant as
+/// it is; what matches nothing stays, and is told as missing.
 pub fn expand(spec: &mut StackSpec) {
     for layer in &mut spec.layers {
         if let LayerSpec::Union(union) = layer {
@@ -120,7 +128,8 @@ fn matching(branch: BranchSpec) -> Vec<BranchSpec> {
     }
 }
 
-/// What a directory has that matches, sorted; names with a dot in front only where the pattern has one.
+/// What a directory has that matches, sorted; names with a dot in front only where the pattern has
+/// one.
 fn named(directory: &Path, pattern: &[u8]) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let fits = |name: &std::ffi::OsString| {
@@ -148,8 +157,8 @@ pub fn branch(named: &Path) -> Result<PathBuf, Failure> {
     if data.is_dir() { Ok(real) } else { Err(Failure::new(format!("the branch {text} is not a directory"))) }
 }
 
-/// Refuses branches that would show a file twice, or the union within itself. All paths are resolved. A union may be mounted over one of its
-/// branches.
+/// Refuses branches that would show a file twice, or the union within itself. All paths are
+/// resolved. A union may be mounted over one of its branches.
 ///
 /// # Errors
 /// Names the two paths.
@@ -162,7 +171,8 @@ pub fn apart(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
                 path_text(mountpoint),
                 path_text(branch)
             );
-            Err(Failure::new(what).next("choose a mount point elsewhere, or the branch itself: then the union is mounted over it"))
+            Err(Failure::new(what)
+                .next("choose a mount point elsewhere, or the branch itself: then the union is mounted over it"))
         }
         None => Ok(()),
     }
@@ -229,7 +239,9 @@ mod tests {
             expand(&mut spec);
             let LayerSpec::Union(union) = &spec.layers[0] else { panic!("{spec}") };
             let name = |branch: &BranchSpec| {
-                branch.name().strip_prefix(scratch.path()).unwrap().display().to_string() + "=" + &branch.mode.to_string()
+                branch.name().strip_prefix(scratch.path()).unwrap().display().to_string()
+                    + "="
+                    + &branch.mode.to_string()
             };
             union.branch.0.iter().map(name).collect::<Vec<_>>()
         };

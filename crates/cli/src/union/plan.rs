@@ -7,7 +7,9 @@ use crate::{
     settings::{Atime, Engine, Settings},
     words::{self, Given, Unknown},
 };
-use nacre_layers::spec::{BranchSpec, HostCoherence, LayerSpec, RemapSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec};
+use nacre_layers::spec::{
+    BranchSpec, HostCoherence, LayerSpec, RemapSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec,
+};
 use nacre_union::{Udba, Words};
 use std::{
     ffi::{OsStr, OsString},
@@ -61,11 +63,14 @@ pub fn told(texts: &[OsString], unknown: Unknown) -> Result<Told, Failure> {
 
 /// Whether the texts after `-o` name the branches of a union.
 pub fn names_branches(texts: &[OsString]) -> bool {
-    let names = |word: &[u8]| [&b"br:"[..], b"br=", b"dirs=", b"branches=", b"lowerdir="].iter().any(|name| word.starts_with(name));
+    let names = |word: &[u8]| {
+        [&b"br:"[..], b"br=", b"dirs=", b"branches=", b"lowerdir="].iter().any(|name| word.starts_with(name))
+    };
     texts.iter().any(|text| text.as_bytes().split(|byte| *byte == b',').any(names))
 }
 
-/// A union. `options` are those that are no words after `-o`; the positionals are the branches, unless words name them, and the mount point.
+/// A union. `options` are those that are no words after `-o`; the positionals are the branches,
+/// unless words name them, and the mount point.
 ///
 /// # Errors
 /// Too few or too many paths, branches that are not understood, or options that cannot go together.
@@ -86,9 +91,8 @@ pub fn union(program: &str, mut options: Vec<Given>, told: Told, positionals: Ve
         return Ok(plan::remount(mountpoint, settings));
     }
     let branches = match branches {
-        Some(text) => {
-            BranchSpec::parse_list(text.as_bytes(), true, words.pool).map_err(|error| Failure::usage(format!("branches: {error}")))?
-        }
+        Some(text) => BranchSpec::parse_list(text.as_bytes(), true, words.pool)
+            .map_err(|error| Failure::usage(format!("branches: {error}")))?,
         None => words.branches.iter().map(|(path, mode)| BranchSpec::directory(path, mode.clone())).collect(),
     };
     let mut mount = mount(program, settings, &words, branches, mountpoint)?;
@@ -96,7 +100,13 @@ pub fn union(program: &str, mut options: Vec<Given>, told: Told, positionals: Ve
     Ok(Plan::Mount(Box::new(mount)))
 }
 
-fn mount(program: &str, settings: Settings, words: &Words, branches: Vec<BranchSpec>, mountpoint: PathBuf) -> Result<MountPlan, Failure> {
+fn mount(
+    program: &str,
+    settings: Settings,
+    words: &Words,
+    branches: Vec<BranchSpec>,
+    mountpoint: PathBuf,
+) -> Result<MountPlan, Failure> {
     let own = words.own.iter().map(|word| {
         let text = word.to_str().map(str::to_owned);
         text.ok_or_else(|| Failure::usage(format!("the word {} is not UTF-8", word.as_bytes().escape_ascii())))
@@ -109,8 +119,12 @@ fn mount(program: &str, settings: Settings, words: &Words, branches: Vec<BranchS
         None => settings.host.coherence,
     };
     let read_only = branches.iter().all(|branch| !branch.mode.creates());
-    let spec =
-        UnionSpec { branch: nacre_layers::spec::Branches(branches), option, coherence, noatime: settings.door.atime == Some(Atime::No) };
+    let spec = UnionSpec {
+        branch: nacre_layers::spec::Branches(branches),
+        option,
+        coherence,
+        noatime: settings.door.atime == Some(Atime::No),
+    };
     let mut layers = vec![LayerSpec::Union(Box::new(spec))];
     // Of rules, only umask= is there.
     if settings.remap != RemapSpec::default() {
@@ -125,13 +139,19 @@ fn mount(program: &str, settings: Settings, words: &Words, branches: Vec<BranchS
     mount.door.xattr = words.xattr.unwrap_or(mount.door.xattr);
     mount.door.acl = words.acl.unwrap_or(mount.door.acl) && mount.door.xattr;
     mount.warnings.extend(words.notices.iter().cloned());
-    if read_only && words.own.iter().any(|word| word.as_bytes().starts_with(b"create") || word.as_bytes().starts_with(b"category.create")) {
+    if read_only
+        && words
+            .own
+            .iter()
+            .any(|word| word.as_bytes().starts_with(b"create") || word.as_bytes().starts_with(b"category.create"))
+    {
         mount.warnings.push("nothing can be created in this union: no branch is rw".to_owned());
     }
     Ok(mount)
 }
 
-/// The branches, unless words name them, and the mount point. Beside words, the first column of fstab may hold anything, as with aufs.
+/// The branches, unless words name them, and the mount point. Beside words, the first column of
+/// fstab may hold anything, as with aufs.
 fn paths(words: &Words, mut positionals: Vec<OsString>) -> Result<(Option<OsString>, PathBuf), Failure> {
     let named = !words.branches.is_empty();
     // mergerfs takes branches apart, too: the last path is the mount point.
@@ -148,10 +168,8 @@ fn paths(words: &Words, mut positionals: Vec<OsString>) -> Result<(Option<OsStri
         }
         (Some(_), Some(mountpoint), None) | (Some(mountpoint), None, None) if named => Ok((None, mountpoint.into())),
         (Some(branches), Some(mountpoint), None) => Ok((Some(branches), mountpoint.into())),
-        _ => {
-            Err(Failure::usage("BRANCHES and MOUNTPOINT are needed")
-                .next("as in `nacre union /upper=rw:/lower=ro /mnt`; --help shows more"))
-        }
+        _ => Err(Failure::usage("BRANCHES and MOUNTPOINT are needed")
+            .next("as in `nacre union /upper=rw:/lower=ro /mnt`; --help shows more")),
     }
 }
 

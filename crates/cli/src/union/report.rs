@@ -1,4 +1,5 @@
-//! What unions tell: the data of their commands, as it goes over the control socket and into JSON. Fields are added, never renamed.
+//! What unions tell: the data of their commands, as it goes over the control socket and into JSON.
+//! Fields are added, never renamed.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,5 @@
-//! Carries out commands on unions that there are: asks the processes that serve them, and prints what they answer.
+//! Carries out commands on unions that there are: asks the processes that serve them, and prints
+//! what they answer.
 
 use super::{
     balancing,
@@ -187,7 +188,9 @@ pub fn order(order: &UnionOrder) -> Result<(), Failure> {
 /// # Errors
 /// None that happens.
 pub fn json(value: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(|error| Failure::new(format!("cannot write JSON: {error}")))
+    serde_json::to_string_pretty(value)
+        .map(|text| text + "\n")
+        .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))
 }
 
 fn absolute(branch: &Path) -> Result<Vec<u8>, Failure> {
@@ -197,7 +200,8 @@ fn absolute(branch: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 fn is_union(peer: &Peer) -> bool {
-    StackSpec::from_line(peer.report.stack.as_bytes()).is_ok_and(|spec| matches!(spec.layers.first(), Some(LayerSpec::Union(_))))
+    StackSpec::from_line(peer.report.stack.as_bytes())
+        .is_ok_and(|spec| matches!(spec.layers.first(), Some(LayerSpec::Union(_))))
 }
 
 pub(super) fn ask(peer: &Peer, request: UnionRequest) -> Result<UnionAnswer, Failure> {
@@ -216,7 +220,11 @@ fn unexpected(answer: &impl std::fmt::Debug) -> Failure {
 pub(super) fn at(mountpoint: &Path) -> Result<Peer, Failure> {
     let peer = control::at(&[mountpoint.to_owned()])?.into_iter().next();
     let text = path_text(mountpoint);
-    let none = || Failure::new(format!("{text} is no union")).exit(Exit::NotFound).next("`nacre union list` shows those that there are");
+    let none = || {
+        Failure::new(format!("{text} is no union"))
+            .exit(Exit::NotFound)
+            .next("`nacre union list` shows those that there are")
+    };
     peer.filter(is_union).ok_or_else(none)
 }
 
@@ -281,7 +289,10 @@ fn location(as_json: bool, all: bool, paths: &[PathBuf]) -> Result<(), Failure> 
     let mut text = String::new();
     for told in &told {
         match &told.file {
-            _ if all => told.here.iter().for_each(|here| text.push_str(&format!("{}\t{}\t{}\n", told.path, here.branch, here.state))),
+            _ if all => told
+                .here
+                .iter()
+                .for_each(|here| text.push_str(&format!("{}\t{}\t{}\n", told.path, here.branch, here.state))),
             Some(file) => text.push_str(&format!("{file}\n")),
             None => {
                 return Err(Failure::new(format!("there is no {}", told.path))
@@ -335,7 +346,8 @@ fn check(as_json: bool, repair: bool, what: &OsStr) -> Result<(), Failure> {
     run::print(&text)?;
     match findings.iter().filter(|finding| !finding.repaired).count() {
         0 => Ok(()),
-        1 => Err(Failure::new("one thing is not as it should be; it hides and shows no wrong file").next("--repair puts it right")),
+        1 => Err(Failure::new("one thing is not as it should be; it hides and shows no wrong file")
+            .next("--repair puts it right")),
         left => Err(Failure::new(format!("{left} things are not as they should be; they hide and show no wrong file"))
             .next("--repair puts them right")),
     }
@@ -343,8 +355,14 @@ fn check(as_json: bool, repair: bool, what: &OsStr) -> Result<(), Failure> {
 
 /// Opens the branches as a mount would, without one.
 fn check_branches(repair: bool, text: &OsStr) -> Result<Vec<FindingReport>, Failure> {
-    let branches = BranchSpec::parse_list(text.as_bytes(), true, false).map_err(|error| Failure::usage(format!("WHAT: {error}")))?;
-    let union = UnionSpec { branch: Branches(branches), option: Vec::new(), coherence: HostCoherence::Exclusive, noatime: false };
+    let branches = BranchSpec::parse_list(text.as_bytes(), true, false)
+        .map_err(|error| Failure::usage(format!("WHAT: {error}")))?;
+    let union = UnionSpec {
+        branch: Branches(branches),
+        option: Vec::new(),
+        coherence: HostCoherence::Exclusive,
+        noatime: false,
+    };
     let mut spec = StackSpec { layers: vec![LayerSpec::Union(Box::new(union))] };
     spec.directories_mut().into_iter().try_for_each(serve::absolute)?;
     spec.check().map_err(|error| Failure::usage(error.to_string()))?;
@@ -352,20 +370,26 @@ fn check_branches(repair: bool, text: &OsStr) -> Result<Vec<FindingReport>, Fail
     if let [only] = named.as_slice()
         && !only.join(".wh..wh.work").is_dir()
     {
-        return Err(Failure::new(format!("{} is neither the mount point of a union nor a branch of one", path_text(only)))
-            .exit(Exit::NotFound)
-            .next("name a mount point, or all branches as they are mounted: /upper=rw:/lower=ro"));
+        return Err(Failure::new(format!(
+            "{} is neither the mount point of a union nor a branch of one",
+            path_text(only)
+        ))
+        .exit(Exit::NotFound)
+        .next("name a mount point, or all branches as they are mounted: /upper=rw:/lower=ro"));
     }
     // Who only looks writes nothing, as whoever opens a branch to write to it does.
     let written = (!repair).then(|| read_only(&mut spec));
-    let stack = stack::build(&spec, &serve::surroundings()?).map_err(|error| Failure::of_stack(&error, error.reason))?;
+    let stack =
+        stack::build(&spec, &serve::surroundings()?).map_err(|error| Failure::of_stack(&error, error.reason))?;
     serving::check(&stack, repair, written.as_deref())
 }
 
 /// Has all branches opened to be read only; which of them would be written to.
 fn read_only(spec: &mut StackSpec) -> Vec<bool> {
-    let unions =
-        spec.layers.iter_mut().filter_map(|layer| if let LayerSpec::Union(union) = layer { Some(&mut union.branch.0) } else { None });
+    let unions = spec
+        .layers
+        .iter_mut()
+        .filter_map(|layer| if let LayerSpec::Union(union) = layer { Some(&mut union.branch.0) } else { None });
     let branches = unions.flatten().map(|branch| {
         let written = branch.mode.writable();
         if written {
@@ -428,9 +452,11 @@ fn drained(told: &DrainReport) -> Result<(), Failure> {
     }
     match told.stays {
         0 => Ok(()),
-        left => Err(Failure::new(format!("{left} files or directories are still on {}", printable(told.branch.as_bytes())))
-            .exit(Exit::Busy)
-            .next("`nacre union drain` again tries them again")),
+        left => {
+            Err(Failure::new(format!("{left} files or directories are still on {}", printable(told.branch.as_bytes())))
+                .exit(Exit::Busy)
+                .next("`nacre union drain` again tries them again"))
+        }
     }
 }
 
@@ -467,7 +493,8 @@ fn tiering(told: &TieringReport) -> String {
 fn moves(told: &TierRunReport) -> String {
     let mut text = String::new();
     for plan in &told.planned {
-        let [path, from, to, why] = [&plan.path, &plan.from, &plan.to, &plan.why].map(|text| printable(text.as_bytes()));
+        let [path, from, to, why] =
+            [&plan.path, &plan.from, &plan.to, &plan.why].map(|text| printable(text.as_bytes()));
         text.push_str(&format!("{path}: {from} -> {to} ({}, {why})\n", Size::new(plan.bytes).short()));
     }
     for (path, why) in &told.left {

@@ -1,6 +1,8 @@
-//! The union of a mount that this process serves: answers to commands, and the drain that may be under way.
+//! The union of a mount that this process serves: answers to commands, and the drain that may be
+//! under way.
 //!
-//! Called by [`crate::serve`]; [`check`] also by the command itself, for branches that are not mounted.
+//! Called by [`crate::serve`]; [`check`] also by the command itself, for branches that are not
+//! mounted.
 
 use super::{
     absent::{Absent, Waiting},
@@ -48,7 +50,8 @@ struct Drain {
     told: Mutex<DrainReport>,
 }
 
-/// They end with the mount: in a process that serves others, too, their threads would hold its branches.
+/// They end with the mount: in a process that serves others, too, their threads would hold its
+/// branches.
 impl Drop for Drains {
     fn drop(&mut self) {
         self.balance.end();
@@ -80,8 +83,12 @@ impl Served<'_> {
     pub fn answer(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
         let changed = |warnings| UnionAnswer::Changed { warnings };
         Ok(match request {
-            UnionRequest::List => UnionAnswer::Branches(branches(&*self.union()?, self.mountpoint, &self.absent.lock())),
-            UnionRequest::Explain { path, directory } => UnionAnswer::Path(Box::new(explain(&*self.union()?, &path, directory)?)),
+            UnionRequest::List => {
+                UnionAnswer::Branches(branches(&*self.union()?, self.mountpoint, &self.absent.lock()))
+            }
+            UnionRequest::Explain { path, directory } => {
+                UnionAnswer::Path(Box::new(explain(&*self.union()?, &path, directory)?))
+            }
             UnionRequest::Check { repair } => UnionAnswer::Findings(check(self.stack, repair, None)?),
             UnionRequest::Add { branch, place } => changed(self.add(&branch, place)?),
             UnionRequest::Remove { branch, force } => {
@@ -94,7 +101,9 @@ impl Served<'_> {
                 }
                 drop(absent);
                 let place = self.find(&named)?;
-                self.stack.remove_branch(place, force).map_err(|error| unchanged(&error, "--force takes it out all the same"))?;
+                self.stack
+                    .remove_branch(place, force)
+                    .map_err(|error| unchanged(&error, "--force takes it out all the same"))?;
                 changed(Vec::new())
             }
             UnionRequest::Modify { branch, mode } => {
@@ -108,7 +117,9 @@ impl Served<'_> {
                 tiering::set(&self.union()?.control(), &rules)?;
                 changed(Vec::new())
             }
-            UnionRequest::TierRun { dry } => UnionAnswer::TierRun(Box::new(tiering::run(&self.union()?.control(), dry)?)),
+            UnionRequest::TierRun { dry } => {
+                UnionAnswer::TierRun(Box::new(tiering::run(&self.union()?.control(), dry)?))
+            }
             UnionRequest::Drain { branch } => {
                 self.drain(&run::named(branch))?;
                 changed(Vec::new())
@@ -161,7 +172,8 @@ impl Served<'_> {
         // The top of the mount is what is over the mount point, not what lies below it any more.
         let itself = |directory: &Path| place::branch(directory).is_ok_and(|real| real == self.mountpoint);
         if branch.directories().into_iter().any(itself) {
-            return Err(Failure::new(format!("{} is the union itself", path_text(self.mountpoint))).next("a branch lies elsewhere"));
+            return Err(Failure::new(format!("{} is the union itself", path_text(self.mountpoint)))
+                .next("a branch lies elsewhere"));
         }
         place::apart(&directories, self.mountpoint)?;
         let place = match place {
@@ -205,8 +217,10 @@ impl Served<'_> {
     fn stop(&self, named: &Path) -> Result<(), Failure> {
         let place = self.find(named)?;
         let slot = self.union()?.control().list().get(place).map(|branch| branch.slot);
-        let drain = self.drains.drain.lock().clone().filter(|drain| Some(drain.slot) == slot && !drain.told.lock().ended);
-        let drain = drain.ok_or_else(|| Failure::new(format!("{} is not being drained", path_text(named))).exit(Exit::NotFound))?;
+        let drain =
+            self.drains.drain.lock().clone().filter(|drain| Some(drain.slot) == slot && !drain.told.lock().ended);
+        let drain = drain
+            .ok_or_else(|| Failure::new(format!("{} is not being drained", path_text(named))).exit(Exit::NotFound))?;
         drain.stop.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -269,10 +283,13 @@ pub fn branches(union: &Union, mountpoint: &Path, absent: &[Absent]) -> Vec<Bran
 fn explain(union: &Union, path: &[u8], directory: bool) -> Result<PathReport, Failure> {
     let branches: Vec<PathBuf> = union.control().list().into_iter().map(|branch| branch.name).collect();
     let name = |index: usize| branches.get(index).map_or_else(|| "?".to_owned(), |branch| path_text(branch));
-    let shown = |index: usize| branches.get(index).map(|branch| path_text(&branch.join(std::ffi::OsStr::from_bytes(path))));
+    let shown =
+        |index: usize| branches.get(index).map(|branch| path_text(&branch.join(std::ffi::OsStr::from_bytes(path))));
     if path.is_empty() {
-        let here = (0..branches.len()).map(|index| PlaceReport { branch: name(index), state: "merged".to_owned() }).collect();
-        let (branch, file) = (branches.first().map(|branch| path_text(branch)), branches.first().map(|branch| path_text(branch)));
+        let here =
+            (0..branches.len()).map(|index| PlaceReport { branch: name(index), state: "merged".to_owned() }).collect();
+        let (branch, file) =
+            (branches.first().map(|branch| path_text(branch)), branches.first().map(|branch| path_text(branch)));
         let because = "the top of a union is on all branches".to_owned();
         return Ok(PathReport {
             branch: branch.clone(),
@@ -299,7 +316,11 @@ fn explain(union: &Union, path: &[u8], directory: bool) -> Result<PathReport, Fa
         branch: visible.map(name),
         file: visible.and_then(shown),
         pinned,
-        here: told.here.iter().map(|(index, presence)| PlaceReport { branch: name(*index), state: state(*presence).to_owned() }).collect(),
+        here: told
+            .here
+            .iter()
+            .map(|(index, presence)| PlaceReport { branch: name(*index), state: state(*presence).to_owned() })
+            .collect(),
         rule: told.rule,
         chosen: told.next.chosen.ok().map(name),
         because: told.next.because,
@@ -307,7 +328,8 @@ fn explain(union: &Union, path: &[u8], directory: bool) -> Result<PathReport, Fa
     })
 }
 
-/// Looks the union of a stack over. Of one that was opened to be read only it is told which branches are written to otherwise.
+/// Looks the union of a stack over. Of one that was opened to be read only it is told which
+/// branches are written to otherwise.
 ///
 /// # Errors
 /// What the branches say.
@@ -319,7 +341,9 @@ pub fn check(stack: &Stack, repair: bool, read_only: Option<&[bool]>) -> Result<
     let report = |finding: nacre_union::Finding| {
         let (problem, text) = match finding.problem {
             Problem::Leftover => ("leftover", "left over from something that was interrupted".to_owned()),
-            Problem::UselessWhiteout => ("useless-whiteout", "a whiteout beside the name that it would hide".to_owned()),
+            Problem::UselessWhiteout => {
+                ("useless-whiteout", "a whiteout beside the name that it would hide".to_owned())
+            }
             Problem::TooManyLinks { counted, found } => {
                 ("too-many-links", format!("{counted} names on lower branches, of which {found} are there"))
             }
@@ -335,7 +359,8 @@ pub fn check(stack: &Stack, repair: bool, read_only: Option<&[bool]>) -> Result<
     Ok(findings.into_iter().map(report).collect())
 }
 
-/// What `--explain` says of a stack with a union: nothing is opened, as opening branches means writing to them.
+/// What `--explain` says of a stack with a union: nothing is opened, as opening branches means
+/// writing to them.
 pub fn plan(spec: &StackSpec, absent: &[Absent]) -> String {
     let mut text = String::from("branches, from the top\n");
     for layer in &spec.layers {
@@ -346,7 +371,11 @@ pub fn plan(spec: &StackSpec, absent: &[Absent]) -> String {
         }
     }
     for absent in absent {
-        text.push_str(&format!("  {} {} (missing: it comes in when it is there)\n", path_text(&absent.branch.name()), absent.branch.mode));
+        text.push_str(&format!(
+            "  {} {} (missing: it comes in when it is there)\n",
+            path_text(&absent.branch.name()),
+            absent.branch.mode
+        ));
     }
     text
 }

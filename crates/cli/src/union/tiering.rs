@@ -11,7 +11,11 @@ use nacre_vfs::Errno;
 /// Tiering now.
 pub fn status(control: &Control) -> TieringReport {
     let told = control.tier_status();
-    let tier = |tier: nacre_union::TierFigures| TierBranchReport { branch: path_text(&tier.name), used: tier.used, size: tier.total };
+    let tier = |tier: nacre_union::TierFigures| TierBranchReport {
+        branch: path_text(&tier.name),
+        used: tier.used,
+        size: tier.total,
+    };
     TieringReport {
         rules: told.rules.to_string(),
         tiers: told.tiers.into_iter().map(tier).collect(),

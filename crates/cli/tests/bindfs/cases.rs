@@ -1,7 +1,8 @@
 //! What each option does, as a shell script that looks at a mount, and what it has to print.
 //!
-//! The scripts run in the mount, as root, with `$SRC` and `$MNT` set and these words: `st NAME` prints owner, group and mode; `as ID
-//! COMMAND...` runs a command as that user and group alone; `try COMMAND...` prints `ok` or `refused`.
+//! The scripts run in the mount, as root, with `$SRC` and `$MNT` set and these words: `st NAME`
+//! prints owner, group and mode; `as ID COMMAND...` runs a command as that user and group alone;
+//! `try COMMAND...` prints `ok` or `refused`.
 
 /// An option under test.
 pub struct Case {
@@ -17,7 +18,13 @@ pub struct Case {
     pub rival: bool,
 }
 
-const fn case(option: &'static str, words: &'static [&'static str], script: &'static str, wanted: &'static str, rival: bool) -> Case {
+const fn case(
+    option: &'static str,
+    words: &'static [&'static str],
+    script: &'static str,
+    wanted: &'static str,
+    rival: bool,
+) -> Case {
     Case { option, words, script, wanted, rival }
 }
 
@@ -42,7 +49,13 @@ pub const CASES: &[Case] = &[
         true,
     ),
     case("-m", &["-m", "2000"], "as 2000 st other; as 2001 st other", "2000:1001 640\n1000:1001 640", true),
-    case("--mirror-only", &["--mirror-only=2000"], "as 2000 st file; as 2001 try cat file; st file", "2000:0 644\nrefused\n0:0 644", true),
+    case(
+        "--mirror-only",
+        &["--mirror-only=2000"],
+        "as 2000 st file; as 2001 try cat file; st file",
+        "2000:0 644\nrefused\n0:0 644",
+        true,
+    ),
     case("-M", &["-M2000"], "as 2000 cat file; as 2001 try ls .", "content\nrefused", true),
     case(
         "--map",
@@ -52,9 +65,21 @@ pub const CASES: &[Case] = &[
         true,
     ),
     case("--map-passwd", &["--map-passwd=PASSWD"], "st other", "65534:1001 640", true),
-    case("--map-passwd-rev", &["--map-passwd-rev=PASSWD"], "chown 65534 $SRC/file; sleep 1.1; st file", "1000:0 644", false),
+    case(
+        "--map-passwd-rev",
+        &["--map-passwd-rev=PASSWD"],
+        "chown 65534 $SRC/file; sleep 1.1; st file",
+        "1000:0 644",
+        false,
+    ),
     case("--map-group", &["--map-group=GROUP"], "st other", "1000:65534 640", true),
-    case("--map-group-rev", &["--map-group-rev=GROUP"], "chgrp 65534 $SRC/file; sleep 1.1; st file", "0:1001 644", false),
+    case(
+        "--map-group-rev",
+        &["--map-group-rev=GROUP"],
+        "chgrp 65534 $SRC/file; sleep 1.1; st file",
+        "0:1001 644",
+        false,
+    ),
     case(
         "--uid-offset",
         &["--uid-offset=100"],
@@ -69,10 +94,28 @@ pub const CASES: &[Case] = &[
         "0:1001 640\n-rw-r--r--\ncontent\n65534\n1005",
         false,
     ),
-    case("--gid-offset", &["--gid-offset=100"], "st other; chgrp 1105 other; stat -c %g $SRC/other", "1000:1101 640\n1005", true),
+    case(
+        "--gid-offset",
+        &["--gid-offset=100"],
+        "st other; chgrp 1105 other; stat -c %g $SRC/other",
+        "1000:1101 640\n1005",
+        true,
+    ),
     case("--perms", &["--perms=0640,a+X"], "st file dir", "0:0 640\n0:0 751", true),
-    case("-p", &["-p", "u=rwX:g=rD:o="], "st file dir other; as 2000 try cat file", "0:0 640\n0:0 750\n1000:1001 640\nrefused", true),
-    case("--realistic-permissions", &["-p", "0777", "--realistic-permissions"], "st file dir", "0:0 666\n0:0 777", true),
+    case(
+        "-p",
+        &["-p", "u=rwX:g=rD:o="],
+        "st file dir other; as 2000 try cat file",
+        "0:0 640\n0:0 750\n1000:1001 640\nrefused",
+        true,
+    ),
+    case(
+        "--realistic-permissions",
+        &["-p", "0777", "--realistic-permissions"],
+        "st file dir",
+        "0:0 666\n0:0 777",
+        true,
+    ),
     case(
         "--create-as-user",
         &["--create-as-user"],
@@ -80,7 +123,13 @@ pub const CASES: &[Case] = &[
         "2000:2000\n2000:2000\n2000:2000",
         true,
     ),
-    case("--create-as-mounter", &["--create-as-mounter"], "as 2000 sh -c ': > open/f'; stat -c %u:%g $SRC/open/f", "0:0", true),
+    case(
+        "--create-as-mounter",
+        &["--create-as-mounter"],
+        "as 2000 sh -c ': > open/f'; stat -c %u:%g $SRC/open/f",
+        "0:0",
+        true,
+    ),
     case(
         "--create-for-user",
         &["--create-for-user=4711"],
@@ -121,7 +170,13 @@ pub const CASES: &[Case] = &[
         true,
     ),
     case("--chmod-normal", &["--chmod-normal"], "try chmod 600 file; stat -c %a $SRC/file", "ok\n600", true),
-    case("--chmod-ignore", &["--chmod-ignore"], "try chmod 600 file; try chmod 755 file; stat -c %a $SRC/file", "ok\nok\n644", true),
+    case(
+        "--chmod-ignore",
+        &["--chmod-ignore"],
+        "try chmod 600 file; try chmod 755 file; stat -c %a $SRC/file",
+        "ok\nok\n644",
+        true,
+    ),
     case("--chmod-deny", &["--chmod-deny"], "try chmod 600 file; stat -c %a $SRC/file", "refused\n644", true),
     case(
         "--chmod-filter",
@@ -165,8 +220,20 @@ pub const CASES: &[Case] = &[
         "refused\nrefused\nok\ndir\nfile\nlink\nopen",
         true,
     ),
-    case("--rename-deny", &["--rename-deny"], "try mv file new; try rm -f other; ls", "refused\nok\ndir\nfile\nlink\nopen", true),
-    case("--hide-hard-links", &["--hide-hard-links"], "ln $SRC/file $SRC/two; sleep 1.1; stat -c %h file two $SRC/file", "1\n1\n2", true),
+    case(
+        "--rename-deny",
+        &["--rename-deny"],
+        "try mv file new; try rm -f other; ls",
+        "refused\nok\ndir\nfile\nlink\nopen",
+        true,
+    ),
+    case(
+        "--hide-hard-links",
+        &["--hide-hard-links"],
+        "ln $SRC/file $SRC/two; sleep 1.1; stat -c %h file two $SRC/file",
+        "1\n1\n2",
+        true,
+    ),
     case(
         "--resolve-symlinks",
         &["--resolve-symlinks"],
@@ -188,7 +255,13 @@ pub const CASES: &[Case] = &[
         "regular file",
         false,
     ),
-    case("--ctime-from-mtime", &["--ctime-from-mtime"], "touch -d @5 $SRC/file; sleep 1.1; stat -c '%Y %Z' file", "5 5", true),
+    case(
+        "--ctime-from-mtime",
+        &["--ctime-from-mtime"],
+        "touch -d @5 $SRC/file; sleep 1.1; stat -c '%Y %Z' file",
+        "5 5",
+        true,
+    ),
     case("--read-rate", &["--read-rate=10M"], "cat file", "content", true),
     case("--write-rate", &["--write-rate=1.5G"], "echo new > file; cat $SRC/file", "new", true),
     case("--multithreaded", &["--multithreaded"], "cat file", "content", true),
@@ -213,7 +286,13 @@ pub const CASES: &[Case] = &[
         "0",
         false,
     ),
-    case("--direct-io", &["--direct-io"], "cat file; echo more >> file; cat $SRC/file", "content\ncontent\nmore", false),
+    case(
+        "--direct-io",
+        &["--direct-io"],
+        "cat file; echo more >> file; cat $SRC/file",
+        "content\ncontent\nmore",
+        false,
+    ),
     case("--no-direct-io", &["--no-direct-io"], "cat file", "content", false),
     case(
         "--forward-odirect",
@@ -242,7 +321,13 @@ pub const CASES: &[Case] = &[
     case("-o nosymfollow", &["-o", "nosymfollow"], "try cat link; readlink link", "refused\nfile", false),
     case("-o sync", &["-o", "sync"], "has sync", "yes", true),
     case("-o dirsync", &["-o", "dirsync"], "has dirsync", "yes", true),
-    case("-o default_permissions", &["-o", "default_permissions"], "has default_permissions; as 2000 try cat other", "yes\nrefused", true),
+    case(
+        "-o default_permissions",
+        &["-o", "default_permissions"],
+        "has default_permissions; as 2000 try cat other",
+        "yes\nrefused",
+        true,
+    ),
     case("-o allow_other", &["-o", "allow_other"], "has allow_other; as 2000 cat file", "yes\ncontent", true),
     case("-o uid=", &["-o", "uid=4711"], "st file", "4711:0 644", true),
     case("-o gid=", &["-o", "gid=4712"], "st file", "0:4712 644", true),
@@ -278,13 +363,31 @@ pub const CASES: &[Case] = &[
         false,
     ),
     case("--xattr", &["--xattr=ro"], "try setfattr -n user.a -v c file", "refused", false),
-    case("--acl", &["--acl=off"], "setfacl -m u:2000:r $SRC/other 2>/dev/null; as 2000 try cat other", "refused", false),
-    case("--coherence", &["--coherence=revalidate"], "cat file; echo changed > $SRC/file; cat file", "content\nchanged", false),
+    case(
+        "--acl",
+        &["--acl=off"],
+        "setfacl -m u:2000:r $SRC/other 2>/dev/null; as 2000 try cat other",
+        "refused",
+        false,
+    ),
+    case(
+        "--coherence",
+        &["--coherence=revalidate"],
+        "cat file; echo changed > $SRC/file; cat file",
+        "content\nchanged",
+        false,
+    ),
     case("--immutable", &["--immutable"], "cat file; try touch new", "content\nrefused", false),
     case("--notify-watchers", &["--notify-watchers"], "cat file", "content", false),
     case("--engine", &["--engine=auto", "-r"], "cat file; try touch new", "content\nrefused", false),
     case("--transport", &["--transport=device"], "cat file", "content", false),
-    case("--passthrough", &["--passthrough=off"], "cat file; echo more >> file; cat $SRC/file", "content\ncontent\nmore", false),
+    case(
+        "--passthrough",
+        &["--passthrough=off"],
+        "cat file; echo more >> file; cat $SRC/file",
+        "content\ncontent\nmore",
+        false,
+    ),
     case("--log", &["--log=info"], "cat file", "content", false),
     case("--log-file", &["--log-file=LOGFILE"], "cat file; test -e LOGFILE && echo there", "content\nthere", false),
 ];
@@ -300,7 +403,8 @@ pub const PRINTING: &[(&str, &[&str], &str)] = &[
 ];
 
 /// Options that are refused, with nothing mounted.
-pub const REFUSED: &[(&str, &[&str])] = &[("-o allow_root", &["-o", "allow_root"]), ("-o modules=", &["-o", "modules=subdir,subdir=/"])];
+pub const REFUSED: &[(&str, &[&str])] =
+    &[("-o allow_root", &["-o", "allow_root"]), ("-o modules=", &["-o", "modules=subdir,subdir=/"])];
 
 /// Lines of the documentation that are tested by a function of their own.
 pub const ELSEWHERE: &[&str] = &["bindfs#SOURCE", "SIGUSR1", "--daemon"];

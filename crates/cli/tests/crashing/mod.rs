@@ -1,7 +1,8 @@
 //! Loads on a mount whose process dies at any moment, and what has to be left of them.
 //!
-//! Callers: `real_pool_crashes.rs`. Each load knows what it was promised: by an fsync, a commit of a database, a finished clone. What ends a load is
-//! the death of the mount, and only that: an error before that is a failure.
+//! Callers: `real_pool_crashes.rs`. Each load knows what it was promised: by an fsync, a commit of
+//! a database, a finished clone. What ends a load is the death of the mount, and only that: an
+//! error before that is a failure.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 pub mod programs;
@@ -74,6 +75,15 @@ pub trait Load: Send {
 #[track_caller]
 pub fn expected(error: &io::Error, dead: &Dead) {
     let errno = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
-    let of_death = [rustix::io::Errno::NOTCONN, rustix::io::Errno::CONNABORTED, rustix::io::Errno::CANCELED, rustix::io::Errno::IO];
-    assert!(dead.is_set() && errno.is_some_and(|errno| of_death.contains(&errno)), "{error} (the mount is dead: {})", dead.is_set());
+    let of_death = [
+        rustix::io::Errno::NOTCONN,
+        rustix::io::Errno::CONNABORTED,
+        rustix::io::Errno::CANCELED,
+        rustix::io::Errno::IO,
+    ];
+    assert!(
+        dead.is_set() && errno.is_some_and(|errno| of_death.contains(&errno)),
+        "{error} (the mount is dead: {})",
+        dead.is_set()
+    );
 }

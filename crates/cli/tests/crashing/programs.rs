@@ -9,7 +9,12 @@ use std::process::{Child, Command, Output, Stdio};
 
 /// Whether a program is there.
 pub fn is_there(program: &str) -> bool {
-    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
 }
 
 #[track_caller]
@@ -29,7 +34,15 @@ impl Fio {
     fn command(at: &Path, seed: u64, words: &[&str]) -> Command {
         let mut command = Command::new("fio");
         let place = format!("--filename={}", at.join("fio").display());
-        command.args(["--name=load", "--ioengine=psync", "--bs=4k", "--size=16m", "--verify=crc32c", "--verify_fatal=1", &place]);
+        command.args([
+            "--name=load",
+            "--ioengine=psync",
+            "--bs=4k",
+            "--size=16m",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            &place,
+        ]);
         command.arg(format!("--randseed={}", seed % 1_000_000)).args(words).current_dir(std::env::temp_dir());
         command
     }
@@ -84,11 +97,23 @@ impl Sqlite {
     fn transactions(&mut self, child: &mut Child, dead: &Dead, first: u64) -> std::io::Result<()> {
         let mut input = child.stdin.take().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
-        writeln!(input, ".bail on\nPRAGMA journal_mode={};\nPRAGMA synchronous=EXTRA;\nPRAGMA wal_autocheckpoint=50;", self.journal)?;
+        writeln!(
+            input,
+            ".bail on\nPRAGMA journal_mode={};\nPRAGMA synchronous=EXTRA;\nPRAGMA wal_autocheckpoint=50;",
+            self.journal
+        )?;
         writeln!(input, "CREATE TABLE IF NOT EXISTS t (number INTEGER PRIMARY KEY, filler BLOB, mark TEXT);")?;
         for number in first.. {
-            write!(input, "BEGIN; INSERT INTO t VALUES ({number}, randomblob({}), 'm{number}');", 10 + number * 37 % 6000)?;
-            writeln!(input, "UPDATE t SET mark = mark || 'x' WHERE number = {}; COMMIT; SELECT 'done {number}';", number / 2)?;
+            write!(
+                input,
+                "BEGIN; INSERT INTO t VALUES ({number}, randomblob({}), 'm{number}');",
+                10 + number * 37 % 6000
+            )?;
+            writeln!(
+                input,
+                "UPDATE t SET mark = mark || 'x' WHERE number = {}; COMMIT; SELECT 'done {number}';",
+                number / 2
+            )?;
             input.flush()?;
             let mut line = String::new();
             while line.trim() != format!("done {number}") {
@@ -98,7 +123,8 @@ impl Sqlite {
                 }
             }
             self.claimed = number;
-            // SQLite passes over a directory that it cannot open to sync: what it says of a mount that is gone is no promise.
+            // SQLite passes over a directory that it cannot open to sync: what it says of a mount
+            // that is gone is no promise.
             if dead.is_set() {
                 return Ok(());
             }
@@ -246,7 +272,8 @@ impl Load for Git {
             let place = at.join(&name);
             succeeds(&mut git(&place, &["fsck", "--full", "--strict", "--no-dangling"]), what);
             if Some(&name) == last.as_ref() {
-                // The name of the newest commit may still have been the one before; its objects are there.
+                // The name of the newest commit may still have been the one before; its objects are
+                // there.
                 for commit in &self.commits {
                     succeeds(&mut git(&place, &["cat-file", "-e", commit]), what);
                 }
@@ -258,7 +285,11 @@ impl Load for Git {
                 let _ = fs::remove_file(place.join(".git").join(lock));
             }
             succeeds(&mut git(&place, &["reset", "-q", "--hard"]), what);
-            assert_eq!(succeeds(&mut git(&place, &["status", "--porcelain", "--untracked-files=no"]), what), "", "{what}: {name}");
+            assert_eq!(
+                succeeds(&mut git(&place, &["status", "--porcelain", "--untracked-files=no"]), what),
+                "",
+                "{what}: {name}"
+            );
         }
         for entry in fs::read_dir(at).unwrap() {
             let path = entry.unwrap().path();
@@ -276,7 +307,8 @@ impl Load for Git {
 
 /// All loads that this machine has programs for.
 pub fn all(place: &Path) -> Vec<Box<dyn Load>> {
-    let mut loads: Vec<Box<dyn Load>> = (0..2).map(|number| Box::new(super::recorder::Recorder::new(number)) as Box<dyn Load>).collect();
+    let mut loads: Vec<Box<dyn Load>> =
+        (0..2).map(|number| Box::new(super::recorder::Recorder::new(number)) as Box<dyn Load>).collect();
     loads.push(Box::new(super::recorder::Recorder::of_streams(2)));
     if is_there("fio") {
         loads.push(Box::new(Fio::default()));

@@ -25,7 +25,8 @@ const SMALL: Extent = Extent { slots: 512, most: 20 };
 /// Files of 16 MiB, written as streams are.
 const STREAMS: Extent = Extent { slots: 4096, most: 2048 };
 
-/// A file that is overwritten in place: for each slot the version that was promised, and the last one written.
+/// A file that is overwritten in place: for each slot the version that was promised, and the last
+/// one written.
 type Slots = Vec<(u64, u64)>;
 
 /// The recorder.
@@ -53,8 +54,9 @@ fn slot(key: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// Whether a slot is one that was written last up to some byte, and from there on as it was before, since what was promised. The kernel cuts a long
-/// `write` where it finds a page of the writer's memory not present: at any byte of the file.
+/// Whether a slot is one that was written last up to some byte, and from there on as it was before,
+/// since what was promised. The kernel cuts a long `write` where it finds a page of the writer's
+/// memory not present: at any byte of the file.
 fn is_torn(found: &[u8], key: u64, version: u64, promised: u64) -> bool {
     let newest = slot(key, version);
     let cut = found.iter().zip(&newest).position(|(one, other)| one != other).unwrap_or(SLOT);
@@ -90,7 +92,16 @@ impl Recorder {
 
     fn with(number: u64, extent: Extent) -> Recorder {
         let name = format!("recorder{number}");
-        Recorder { name, number, extent, version: 0, promised: 0, rewritten: BTreeMap::new(), replaced: BTreeMap::new(), log: (0, 0) }
+        Recorder {
+            name,
+            number,
+            extent,
+            version: 0,
+            promised: 0,
+            rewritten: BTreeMap::new(),
+            replaced: BTreeMap::new(),
+            log: (0, 0),
+        }
     }
 
     fn key(&self, name: &str, slot: u64) -> u64 {
@@ -203,10 +214,14 @@ impl Recorder {
             for (at, slot_of) in slots.iter_mut().enumerate() {
                 let found = &content[at * SLOT..][..SLOT];
                 let version = u64::from_le_bytes(found[..8].try_into().unwrap());
-                let of_name = name.bytes().fold(number, |sum, byte| sum.wrapping_mul(131).wrapping_add(u64::from(byte)));
+                let of_name =
+                    name.bytes().fold(number, |sum, byte| sum.wrapping_mul(131).wrapping_add(u64::from(byte)));
                 let key = of_name.wrapping_mul(0x1000).wrapping_add(at as u64) << 20;
                 let place = format!("{what}: slot {at} of {name} of recorder {number}");
-                assert!((slot_of.0..=slot_of.1).contains(&version), "{place} has version {version}, expected {slot_of:?}");
+                assert!(
+                    (slot_of.0..=slot_of.1).contains(&version),
+                    "{place} has version {version}, expected {slot_of:?}"
+                );
                 if found != slot(key, version) {
                     let torn = is_torn(found, key, version, slot_of.0);
                     assert!(torn, "{place} never was so (version {version}, expected {slot_of:?})");
@@ -215,8 +230,10 @@ impl Recorder {
                 *slot_of = (version, version);
             }
             for (at, bytes) in whole {
-                let file =
-                    OpenOptions::new().write(true).open(directory.join(name)).unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
+                let file = OpenOptions::new()
+                    .write(true)
+                    .open(directory.join(name))
+                    .unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
                 file.write_all_at(&bytes, at as u64 * SLOT as u64)
                     .and_then(|()| file.sync_all())
                     .unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -228,7 +245,8 @@ impl Recorder {
         let names: Vec<String> = self.replaced.keys().cloned().collect();
         for name in names {
             let found = read(&directory.join(&name));
-            let version = found.as_ref().map_or(0, |found| u64::from_le_bytes(found[..8].try_into().expect("a version")));
+            let version =
+                found.as_ref().map_or(0, |found| u64::from_le_bytes(found[..8].try_into().expect("a version")));
             let place = format!("{what}: {name} of recorder {}", self.number);
             if let Some(found) = &found {
                 assert!(*found == whole(self.key(&name, 0), version), "{place} is not whole (version {version})");
@@ -244,7 +262,12 @@ impl Recorder {
         let found = read(&place).unwrap_or_default();
         let (promised, written) = self.log;
         let length = found.len() as u64;
-        assert!((promised..=written).contains(&length), "{what}: the log of recorder {} has {length} bytes of {:?}", self.number, self.log);
+        assert!(
+            (promised..=written).contains(&length),
+            "{what}: the log of recorder {} has {length} bytes of {:?}",
+            self.number,
+            self.log
+        );
         for (at, byte) in (0..).zip(&found) {
             let right = *byte == of_log(self.number, at) || (*byte == 0 && at >= promised);
             assert!(right, "{what}: byte {at} of the log of recorder {} is {byte} (of {:?})", self.number, self.log);

@@ -1,4 +1,5 @@
-//! Snapshots right after writes that nobody synced: once one has been taken, a crash leaves it, and it holds what was written before.
+//! Snapshots right after writes that nobody synced: once one has been taken, a crash leaves it, and
+//! it holds what was written before.
 
 use super::{Dead, Load, Random, expected};
 use std::collections::BTreeMap;
@@ -52,7 +53,12 @@ impl Snapshots {
         self.promised += 1;
         self.write(at, random)?;
         while self.taken.len() > MOST {
-            let oldest = self.taken.keys().min_by_key(|name| name[1..].parse::<u64>().expect("a number")).expect("one of them").clone();
+            let oldest = self
+                .taken
+                .keys()
+                .min_by_key(|name| name[1..].parse::<u64>().expect("a number"))
+                .expect("one of them")
+                .clone();
             self.taken.get_mut(&oldest).expect("it is there").certain = false;
             fs::remove_dir(directory(at).join(&oldest))?;
             self.taken.remove(&oldest);

@@ -15,7 +15,8 @@ pub struct Cage(pub Value);
 impl Cage {
     /// Asks for the cage of a directory, which must be there.
     pub fn of(fixture: &Fixture, directory: &Path) -> Cage {
-        let ask = || fixture.nacre([OsStr::new("cage"), OsStr::new("status"), OsStr::new("--json"), directory.as_os_str()]);
+        let ask =
+            || fixture.nacre([OsStr::new("cage"), OsStr::new("status"), OsStr::new("--json"), directory.as_os_str()]);
         let (start, mut output) = (Instant::now(), ask());
         // A daemon in the foreground serves the mount a moment before it answers questions.
         while !output.status.success() && start.elapsed() < PATIENCE {

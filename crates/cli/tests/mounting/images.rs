@@ -4,7 +4,8 @@ use super::{run, skip, text};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Makes a file system of 600 MiB and mounts it at `place`, which exists; false (with a word why) where the machine cannot.
+/// Makes a file system of 600 MiB and mounts it at `place`, which exists; false (with a word why)
+/// where the machine cannot.
 pub fn mounted(kind: &str, image: &Path, place: &Path) -> bool {
     let file = std::fs::File::create(image).expect("image");
     file.set_len(600 << 20).expect("image");

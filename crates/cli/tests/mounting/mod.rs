@@ -1,11 +1,12 @@
 //! Real mounts for tests: a source, a mount point and a daemon, taken down again whatever happens.
 //!
-//! Callers: `real_*.rs`. Nothing here waits without a limit: a watchdog kills the daemon of a test that takes too long, which turns
-//! every call that hangs in its mount into ENOTCONN.
+//! Callers: `real_*.rs`. Nothing here waits without a limit: a watchdog kills the daemon of a test
+//! that takes too long, which turns every call that hangs in its mount into ENOTCONN.
 //!
-//! Settings, all from the environment: `NACRE_BINARY` (another program), `NACRE_TEST_TRANSPORT` (`uring`, `device`: for mounts that
-//! do not say), `NACRE_TEST_REQUIRE` (`root,fuse`: what is missing fails instead of being skipped), `NACRE_TEST_DIR` (where sources
-//! and mount points are made).
+//! Settings, all from the environment: `NACRE_BINARY` (another program), `NACRE_TEST_TRANSPORT`
+//! (`uring`, `device`: for mounts that do not say), `NACRE_TEST_REQUIRE` (`root,fuse`: what is
+//! missing fails instead of being skipped), `NACRE_TEST_DIR` (where sources and mount points are
+//! made).
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 pub mod cages;
@@ -23,7 +24,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How long a mount, an unmount or what is waited for may take: a slow disk holds a killed process for a minute.
+/// How long a mount, an unmount or what is waited for may take: a slow disk holds a killed process
+/// for a minute.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// How long a test may use its mount before the daemon is killed.
@@ -72,7 +74,8 @@ fn scratch_place() -> PathBuf {
 
 /// A directory that everybody may enter, removed at the end.
 pub fn scratch() -> tempfile::TempDir {
-    let directory = tempfile::Builder::new().prefix("nacre-test.").tempdir_in(scratch_place()).expect("scratch directory");
+    let directory =
+        tempfile::Builder::new().prefix("nacre-test.").tempdir_in(scratch_place()).expect("scratch directory");
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).expect("chmod");
     directory
 }
@@ -95,7 +98,8 @@ pub fn mounts_below(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// One line of the mount table for a mount point: (type, source, options of the mount, options of the file system).
+/// One line of the mount table for a mount point: (type, source, options of the mount, options of
+/// the file system).
 pub fn mount_entry(mountpoint: &Path) -> Option<(String, String, String, String)> {
     let table = mount_table();
     let line = table.lines().rfind(|line| line.split(' ').nth(4) == mountpoint.to_str())?;
@@ -105,12 +109,14 @@ pub fn mount_entry(mountpoint: &Path) -> Option<(String, String, String, String)
     Some((rest.next()?.to_owned(), rest.next()?.to_owned(), options, rest.next()?.to_owned()))
 }
 
-/// Whether something is mounted exactly there. Asks the table, so that a mount that hangs does not hang us.
+/// Whether something is mounted exactly there. Asks the table, so that a mount that hangs does not
+/// hang us.
 pub fn is_mounted(mountpoint: &Path) -> bool {
     mount_entry(mountpoint).is_some()
 }
 
-/// Unmounts by umount(8) or fusermount3. A mount is busy for a moment while some process starts that another test runs, or looks at all mounts.
+/// Unmounts by umount(8) or fusermount3. A mount is busy for a moment while some process starts
+/// that another test runs, or looks at all mounts.
 pub fn unmount_by(program: &str, words: &[&OsStr]) {
     eventually("the mount is not in use", || {
         let output = run(program, words);
@@ -129,7 +135,8 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Runs a program to its end, which must come within the time limit; its output, whatever its status.
+/// Runs a program to its end, which must come within the time limit; its output, whatever its
+/// status.
 pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = S>) -> Output {
     finish(Command::new(program).args(arguments))
 }
@@ -137,9 +144,14 @@ pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, arguments: impl IntoIter
 /// The same for a prepared command.
 pub fn finish(command: &mut Command) -> Output {
     let shown = format!("{command:?}");
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap_or_else(|e| panic!("{shown}: {e}"));
-    // A daemon may hold on to the pipes: read them beside the wait, and only until the child itself has ended.
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{shown}: {e}"));
+    // A daemon may hold on to the pipes: read them beside the wait, and only until the child itself
+    // has ended.
     let (mut out, mut err) = (child.stdout.take().expect("stdout"), child.stderr.take().expect("stderr"));
     let (sender, receiver) = channel();
     let of_errors = sender.clone();
@@ -175,7 +187,8 @@ pub fn finish(command: &mut Command) -> Output {
     output
 }
 
-/// A process with a mount namespace of its own, which holds a mount, as containers and units with private mounts do. Dropped, it ends.
+/// A process with a mount namespace of its own, which holds a mount, as containers and units with
+/// private mounts do. Dropped, it ends.
 pub struct Namespace(Child);
 
 impl Namespace {
@@ -224,10 +237,19 @@ pub fn sh(directory: &Path, script: &str) -> String {
     text(&output.stdout)
 }
 
-/// Runs a shell script as another user and groups (numbers); its exit code and what it printed, errors included.
+/// Runs a shell script as another user and groups (numbers); its exit code and what it printed,
+/// errors included.
 pub fn sh_as(directory: &Path, uid: u32, gid: u32, groups: &str, script: &str) -> (i32, String) {
     let groups = if groups.is_empty() { "--clear-groups".to_owned() } else { format!("--groups={groups}") };
-    let arguments = [format!("--reuid={uid}"), format!("--regid={gid}"), groups, "--".into(), "sh".into(), "-c".into(), script.into()];
+    let arguments = [
+        format!("--reuid={uid}"),
+        format!("--regid={gid}"),
+        groups,
+        "--".into(),
+        "sh".into(),
+        "-c".into(),
+        script.into(),
+    ];
     let output = finish(Command::new("setpriv").args(arguments).current_dir(directory).env("LC_ALL", "C"));
     (output.status.code().unwrap_or(-1), text(&output.stdout) + &text(&output.stderr))
 }
@@ -258,7 +280,8 @@ impl Fixture {
     /// The same on a file system of its own, where nothing happens but what the test does. As root.
     pub fn bare_alone() -> Fixture {
         let (place, image) = (scratch(), tempfile::NamedTempFile::new_in(scratch_place()).expect("an image"));
-        // Mounted, it is there until it is unmounted. A machine that cannot mount it runs the test among all others.
+        // Mounted, it is there until it is unmounted. A machine that cannot mount it runs the test
+        // among all others.
         if images::mounted("ext4", image.path(), place.path()) {
             std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).expect("chmod");
         }
@@ -314,7 +337,8 @@ impl Fixture {
         arguments.extend(transport_words(words));
         arguments.extend([OsString::from("-f"), what.to_owned(), mountpoint.into()]);
         let before = mount_count(mountpoint);
-        // A daemon dies with its test, even if that is killed. (setpriv becomes the daemon: the number stays.)
+        // A daemon dies with its test, even if that is killed. (setpriv becomes the daemon: the
+        // number stays.)
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(nacre())
@@ -326,7 +350,8 @@ impl Fixture {
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", nacre().display()));
         let start = Instant::now();
-        // A dead mount at the place goes before the new one comes: then the count may never be seen to differ.
+        // A dead mount at the place goes before the new one comes: then the count may never be seen
+        // to differ.
         while mount_count(mountpoint) == before && !(before > 0 && status::Status::is_told_by(mountpoint, child.id())) {
             if let Some(status) = child.try_wait().expect("wait") {
                 panic!("nacre {arguments:?} ended at once: {status}");
@@ -340,7 +365,8 @@ impl Fixture {
         let pid = child.id();
         self.daemons.push(child);
         self.watch();
-        // The table knows the mount before everything about it is ready; a daemon that answers questions is.
+        // The table knows the mount before everything about it is ready; a daemon that answers
+        // questions is.
         status::Status::of(mountpoint);
         pid
     }
@@ -399,7 +425,8 @@ impl Fixture {
         kill(self.pid(), signal);
     }
 
-    /// Waits for the end of the daemon started last; its exit code (`None` where a signal ended it).
+    /// Waits for the end of the daemon started last; its exit code (`None` where a signal ended
+    /// it).
     pub fn ended(&mut self) -> Option<i32> {
         let child = self.daemons.last_mut().expect("a daemon");
         let start = Instant::now();
@@ -420,7 +447,8 @@ impl Fixture {
 
     /// Unmounts the way users do and waits for the daemon's end.
     pub fn unmount(&mut self) {
-        // A child that another test is just starting has copies of this process' descriptors for a moment.
+        // A child that another test is just starting has copies of this process' descriptors for a
+        // moment.
         eventually("the mount is not in use", || {
             let output = run(nacre(), [OsStr::new("umount"), self.mountpoint.as_os_str()]);
             assert!(matches!(output.status.code(), Some(0 | 5)), "nacre umount: {}", text(&output.stderr));

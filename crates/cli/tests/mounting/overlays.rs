@@ -1,4 +1,5 @@
-//! Overlays for tests: layers, an upper directory and its work directory, mounted as container engines do.
+//! Overlays for tests: layers, an upper directory and its work directory, mounted as container
+//! engines do.
 
 use super::{Fixture, sh};
 use std::path::{Path, PathBuf};
@@ -32,7 +33,13 @@ impl Overlay {
     /// The words that name the directories.
     pub fn words(&self) -> String {
         let [first, second] = &self.lower;
-        format!("lowerdir={}:{},upperdir={},workdir={}", first.display(), second.display(), self.upper.display(), self.work.display())
+        format!(
+            "lowerdir={}:{},upperdir={},workdir={}",
+            first.display(),
+            second.display(),
+            self.upper.display(),
+            self.work.display()
+        )
     }
 
     /// Mounts it, again perhaps.
@@ -48,7 +55,8 @@ impl Overlay {
     }
 }
 
-/// Everything in a tree but times, one line each: type, mode, owner, size of what is no directory, where links lead, and `user.` attributes.
+/// Everything in a tree but times, one line each: type, mode, owner, size of what is no directory,
+/// where links lead, and `user.` attributes.
 pub fn listing(directory: &Path) -> Vec<String> {
     let script = r"find . \( -type d -printf '%p %y %m %U:%G\n' \) -o -printf '%p %y %m %U:%G %n %s %l\n'
         find . \( -type f -o -type d \) -exec getfattr -h -d -m '^user' --absolute-names -- {} +";

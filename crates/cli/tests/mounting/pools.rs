@@ -1,8 +1,10 @@
-//! Pools on files in a scratch directory, for tests: made, killed, and taken away again whatever has become of them.
+//! Pools on files in a scratch directory, for tests: made, killed, and taken away again whatever
+//! has become of them.
 //!
-//! Callers: `real_*.rs`, which add the short hands that suit them to [`Pool`]. Invariant: when a [`Yard`] goes, none of its pools is imported or missed any more,
-//! no process of theirs runs and nothing of them is mounted; a test that leaves more than the program took away itself fails. With `NACRE_POOL_KEEP` in the
-//! environment the file of a [`Pool`] whose test failed is kept.
+//! Callers: `real_*.rs`, which add the short hands that suit them to [`Pool`]. Invariant: when a
+//! [`Yard`] goes, none of its pools is imported or missed any more, no process of theirs runs and
+//! nothing of them is mounted; a test that leaves more than the program took away itself fails.
+//! With `NACRE_POOL_KEEP` in the environment the file of a [`Pool`] whose test failed is kept.
 
 use super::{clear, eventually, finish, is_gone, kill, nacre, scratch, text};
 use rustix::process::Signal;
@@ -94,7 +96,8 @@ impl Yard {
     /// Runs `nacre` with these words, in which `%` stands for the name of the first pool.
     pub fn run(&self, words: &[&str]) -> Output {
         let first = self.names.lock().unwrap().first().cloned();
-        let named = words.iter().map(|word| first.as_ref().map_or_else(|| (*word).to_owned(), |name| word.replace('%', name)));
+        let named =
+            words.iter().map(|word| first.as_ref().map_or_else(|| (*word).to_owned(), |name| word.replace('%', name)));
         finish(self.command("nacre").args(named))
     }
 
@@ -122,7 +125,8 @@ impl Yard {
 
     /// A pool on a new file of 64 MiB, mounted here: its name, its file, its mount point.
     pub fn create(&self, short: &str, more: &[&str]) -> (String, PathBuf, PathBuf) {
-        let (name, device, at) = (self.name(short), self.path(&format!("{short}.img")), self.path(&format!("{short}.at")));
+        let (name, device, at) =
+            (self.name(short), self.path(&format!("{short}.img")), self.path(&format!("{short}.at")));
         let words = ["pool", "create", "--size", "64M", "-m", at.to_str().unwrap()];
         self.nacre(&[&words[..], more, &[&name, device.to_str().unwrap()]].concat());
         (name, device, at)
@@ -150,26 +154,34 @@ impl Yard {
     /// The processes that run for pools of this directory, with what they were called by.
     pub fn processes(&self) -> Vec<(u32, String)> {
         let mark = format!("NACRE_STATE_DIR={}", self.state().display()).into_bytes();
-        let numbers = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        let numbers =
+            fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
         let ours = numbers.filter(|pid| {
-            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| *one == mark)) && !is_gone(*pid)
+            fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| *one == mark))
+                && !is_gone(*pid)
         });
-        ours.map(|pid| (pid, text(&fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).replace('\0', " "))).collect()
+        ours.map(|pid| (pid, text(&fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).replace('\0', " ")))
+            .collect()
     }
 
-    /// What is there of its pools although none is imported: mounts by what they show, files beside sockets, files that were not finished.
+    /// What is there of its pools although none is imported: mounts by what they show, files beside
+    /// sockets, files that were not finished.
     fn left(&self, names: &[String]) -> Vec<String> {
         let is_of = |source: &str| {
-            names.iter().any(|name| source.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@'])))
+            names.iter().any(|name| {
+                source.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@']))
+            })
         };
         let table = super::mount_table();
-        let shown =
-            table.lines().filter(|line| line.split_once(" - ").is_some_and(|(_, right)| is_of(right.split(' ').nth(1).unwrap_or(""))));
+        let shown = table.lines().filter(|line| {
+            line.split_once(" - ").is_some_and(|(_, right)| is_of(right.split(' ').nth(1).unwrap_or("")))
+        });
         let mut left: Vec<String> = shown.map(str::to_owned).collect();
         for path in fs::read_dir(self.runtime()).into_iter().flatten().map(|entry| entry.unwrap().path()) {
             let of_one = path.file_stem().is_some_and(|stem| names.iter().any(|name| stem == name.as_str()));
-            let numbered =
-                path.extension().is_some_and(|last| last == "guid") && fs::read_to_string(&path).is_ok_and(|name| names.contains(&name));
+            let numbered = path.extension().is_some_and(|last| last == "guid")
+                && fs::read_to_string(&path).is_ok_and(|name| names.contains(&name));
             if of_one || numbered {
                 left.push(path.display().to_string());
             }

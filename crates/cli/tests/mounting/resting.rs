@@ -1,7 +1,8 @@
 //! Mounts that nobody asks, on a file system where much happens elsewhere.
 //!
-//! Callers: `real_union_rest.rs`, `real_cage_rest.rs`. Each mount's files are on a file system of its own: what other tests do would be heard as well, and where
-//! more happens than a slow machine can hear, changes are lost, which ends every rest.
+//! Callers: `real_union_rest.rs`, `real_cage_rest.rs`. Each mount's files are on a file system of
+//! its own: what other tests do would be heard as well, and where more happens than a slow machine
+//! can hear, changes are lost, which ends every rest.
 
 use super::{Fixture, eventually};
 use std::fs;
@@ -16,8 +17,8 @@ pub fn marked_file_systems(pid: u32) -> usize {
     texts.map(|text| text.lines().filter(|line| line.starts_with("fanotify sdev:")).count()).sum()
 }
 
-/// Runs the cases of a test, two at a time: most of the time each waits for its mount to rest. More would slow down what they wait for, as the longer a cage
-/// counts, the longer it does not rest.
+/// Runs the cases of a test, two at a time: most of the time each waits for its mount to rest. More
+/// would slow down what they wait for, as the longer a cage counts, the longer it does not rest.
 pub fn side_by_side<T: Sync>(cases: &[T], run: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {

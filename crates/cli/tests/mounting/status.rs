@@ -25,7 +25,8 @@ impl Status {
         }
         assert!(output.status.success(), "nacre status: {}", text(&output.stderr));
         let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        let mounts = value.as_array().or_else(|| value.get("mounts").and_then(Value::as_array)).expect("a list of mounts");
+        let mounts =
+            value.as_array().or_else(|| value.get("mounts").and_then(Value::as_array)).expect("a list of mounts");
         assert_eq!(mounts.len(), 1, "{value}");
         Status(mounts[0].clone())
     }
@@ -55,12 +56,16 @@ impl Status {
     /// Requests by kind.
     pub fn requests(&self) -> BTreeMap<String, u64> {
         let operations = self.0["operations"].as_array().expect("operations");
-        operations.iter().map(|row| (row["name"].as_str().unwrap().to_lowercase(), row["requests"].as_u64().unwrap())).collect()
+        operations
+            .iter()
+            .map(|row| (row["name"].as_str().unwrap().to_lowercase(), row["requests"].as_u64().unwrap()))
+            .collect()
     }
 }
 
-/// Waits until the kernel has no request for a mount any more, neither one that it has not handed out yet nor one without an answer: RELEASE is
-/// sent without anybody waiting for it. Nothing where only root may ask for that.
+/// Waits until the kernel has no request for a mount any more, neither one that it has not handed
+/// out yet nor one without an answer: RELEASE is sent without anybody waiting for it. Nothing where
+/// only root may ask for that.
 pub fn settle(mountpoint: &Path) {
     use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
     let Some(connections) = connections() else { return };
@@ -69,13 +74,15 @@ pub fn settle(mountpoint: &Path) {
     let counter = format!("{}/waiting", rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor));
     super::eventually("all requests are answered", || {
         let mut text = [0; 32];
-        let file = rustix::fs::openat(connections, &counter, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).expect("a connection");
+        let file = rustix::fs::openat(connections, &counter, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .expect("a connection");
         let length = rustix::io::read(&file, &mut text).expect("a number");
         text[..length].trim_ascii() == b"0"
     });
 }
 
-/// The kernel's directory of connections, which is not mounted everywhere: mounted for this process, at no place. None for root of a container.
+/// The kernel's directory of connections, which is not mounted everywhere: mounted for this
+/// process, at no place. None for root of a container.
 fn connections() -> Option<&'static OwnedFd> {
     use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
     static CONNECTIONS: OnceLock<Option<OwnedFd>> = OnceLock::new();
@@ -87,8 +94,9 @@ fn connections() -> Option<&'static OwnedFd> {
     CONNECTIONS.get_or_init(|| mounted().ok()).as_ref()
 }
 
-/// The requests that something causes, by kind; kinds without any are left out, and so is what the kernel sends when it forgets
-/// files: nobody waits for it, and when it comes depends on the machine.
+/// The requests that something causes, by kind; kinds without any are left out, and so is what the
+/// kernel sends when it forgets files: nobody waits for it, and when it comes depends on the
+/// machine.
 pub fn requests_of(mountpoint: &Path, what: impl FnOnce()) -> BTreeMap<String, u64> {
     settle(mountpoint);
     let before = Status::of(mountpoint).requests();
@@ -105,8 +113,8 @@ pub fn requests_of(mountpoint: &Path, what: impl FnOnce()) -> BTreeMap<String, u
         .collect()
 }
 
-/// The same for something that is expected to cost nothing: the least of three attempts, because the kernel may drop its caches at
-/// any time (other tests make it do so).
+/// The same for something that is expected to cost nothing: the least of three attempts, because
+/// the kernel may drop its caches at any time (other tests make it do so).
 pub fn least_requests_of(mountpoint: &Path, what: impl Fn()) -> BTreeMap<String, u64> {
     let attempts = (0..3).map(|_| requests_of(mountpoint, &what));
     attempts.min_by_key(|requests| requests.values().sum::<u64>()).unwrap_or_default()

@@ -1,4 +1,5 @@
-//! Unions for tests: an upper branch over the fixture's source, and what the commands say about them.
+//! Unions for tests: an upper branch over the fixture's source, and what the commands say about
+//! them.
 
 use super::{Fixture, finish, nacre, text};
 use serde_json::Value;
@@ -47,7 +48,9 @@ pub fn list(mountpoint: &Path) -> Vec<(PathBuf, String)> {
     let output = union([std::ffi::OsStr::new("list"), "--json".as_ref(), mountpoint.as_os_str()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let branch = |branch: &Value| (PathBuf::from(branch["branch"].as_str().unwrap()), branch["mode"].as_str().unwrap().to_owned());
+    let branch = |branch: &Value| {
+        (PathBuf::from(branch["branch"].as_str().unwrap()), branch["mode"].as_str().unwrap().to_owned())
+    };
     value.as_array().expect("a list").iter().map(branch).collect()
 }
 

@@ -30,7 +30,8 @@ pub const KINDS: [&str; 16] = [
 ];
 
 /// Those whose files are comparable when the daemon is killed under them.
-pub const KINDS_TO_KILL: [&str; 8] = ["append-1", "append-100", "append-64k", "reopen", "sparse", "read-write", "o-sync", "names"];
+pub const KINDS_TO_KILL: [&str; 8] =
+    ["append-1", "append-100", "append-64k", "reopen", "sparse", "read-write", "o-sync", "names"];
 
 const PAGE: usize = 4096;
 
@@ -73,7 +74,8 @@ impl Writer {
         self.told("open", opened)
     }
 
-    /// Before a file is begun again: it is removed, or made empty as a log is that is copied and truncated.
+    /// Before a file is begun again: it is removed, or made empty as a log is that is copied and
+    /// truncated.
     fn begin_again(&mut self, name: &str, file: &File, book: &mut Book) -> Result<(), Stop> {
         if self.killed {
             self.leave(name, book);
@@ -97,13 +99,15 @@ impl Writer {
         }
     }
 
-    /// A write was accepted up to `to`, of what should have gone up to `end`. The kernel passes a write on in parts: where the daemon was killed in
-    /// the middle of a later part, the call answers with the parts before it, and that part may be there.
+    /// A write was accepted up to `to`, of what should have gone up to `end`. The kernel passes a
+    /// write on in parts: where the daemon was killed in the middle of a later part, the call
+    /// answers with the parts before it, and that part may be there.
     fn cut_short(&self, book: &mut Book, to: usize, end: usize) {
         book.torn = (self.killed && to < end).then_some((to, end));
     }
 
-    /// Whether a file is to be begun again: it has become large, or it is full and somebody has to make room.
+    /// Whether a file is to be begun again: it has become large, or it is full and somebody has to
+    /// make room.
     fn is_enough(&mut self, book: &Book, full: bool) -> bool {
         book.content.len() >= self.most || full && self.random.once_in(8)
     }
@@ -226,7 +230,11 @@ impl Writer {
             if self.must("read", read).is_err() {
                 break;
             }
-            assert!(seen == book.content[from.min(book.content.len())..], "{}: what is read back at {from} is something else", self.kind);
+            assert!(
+                seen == book.content[from.min(book.content.len())..],
+                "{}: what is read back at {from} is something else",
+                self.kind
+            );
             if self.is_enough(&book, full) {
                 return self.begin_again(&name, &file, &mut book);
             }
@@ -255,8 +263,8 @@ impl Writer {
                     self.told("fallocate", done).map(|()| book.content.resize(end.max(at + length), 0))
                 }
                 3 => {
-                    let done =
-                        fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, bytes).map_err(io::Error::from);
+                    let done = fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, bytes)
+                        .map_err(io::Error::from);
                     self.told("punch", done).map(|()| book.zero(at, at + length))
                 }
                 4 => {
@@ -298,9 +306,11 @@ impl Writer {
         while self.goes_on() {
             let length = self.random.below(200_000) as usize + 1;
             let from = self.random.below(content.len() as u64) as usize;
-            let at = if self.random.once_in(3) { self.random.below(self.most as u64) as usize } else { book.content.len() };
+            let at =
+                if self.random.once_in(3) { self.random.below(self.most as u64) as usize } else { book.content.len() };
             let (mut offset, mut place) = (from as u64, at as u64);
-            let copied = copy_file_range(&origin, Some(&mut offset), &target, Some(&mut place), length).map_err(io::Error::from);
+            let copied =
+                copy_file_range(&origin, Some(&mut offset), &target, Some(&mut place), length).map_err(io::Error::from);
             let full = match self.told("copy_file_range", copied) {
                 Ok(copied) => {
                     book.put(at, &content[from..from + copied]);
@@ -319,7 +329,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Stores through a mapping: of allocated blocks, which must not fail, or of a hole, which msync reports.
+    /// Stores through a mapping: of allocated blocks, which must not fail, or of a hole, which
+    /// msync reports.
     fn map(&mut self, allocated: bool) -> Result<(), Stop> {
         let name = self.next_name();
         let length = self.most.min(1 << 20);
@@ -517,13 +528,19 @@ impl Writer {
                 let mut offset = from;
                 rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(end as u64)).unwrap();
                 let sent = sendfile(&file, &origin, Some(&mut offset), length).map_err(io::Error::from);
-                self.told("sendfile", sent).map(|sent| book.put(end, &content[from as usize..from as usize + sent])).is_err()
+                self.told("sendfile", sent)
+                    .map(|sent| book.put(end, &content[from as usize..from as usize + sent]))
+                    .is_err()
             } else {
                 let (out, into) = pipe().unwrap();
                 let (mut offset, mut place) = (from, end as u64);
-                let taken = splice(&origin, Some(&mut offset), &into, None, length.min(60_000), SpliceFlags::empty()).unwrap();
-                let given = splice(&out, None, &file, Some(&mut place), taken, SpliceFlags::empty()).map_err(io::Error::from);
-                self.told("splice", given).map(|given| book.put(end, &content[from as usize..from as usize + given])).is_err()
+                let taken =
+                    splice(&origin, Some(&mut offset), &into, None, length.min(60_000), SpliceFlags::empty()).unwrap();
+                let given =
+                    splice(&out, None, &file, Some(&mut place), taken, SpliceFlags::empty()).map_err(io::Error::from);
+                self.told("splice", given)
+                    .map(|given| book.put(end, &content[from as usize..from as usize + given]))
+                    .is_err()
             };
             if self.is_enough(&book, full) {
                 return self.begin_again(&name, &file, &mut book);

@@ -1,9 +1,11 @@
-//! Writers of all kinds, each a process of its own, that keep account of what they were told was accepted.
+//! Writers of all kinds, each a process of its own, that keep account of what they were told was
+//! accepted.
 //!
-//! Callers: `real_cage_torture.rs`, which starts itself again as each of these ([`spawn`], [`run_if_asked`]). A writer changes only what
-//! lies in its own directory, and leaves behind, outside of the cage, what every file must hold by what its calls have answered; the
-//! caller compares ([`differences`]). A failed call ends its writer with a panic, unless it failed for want of room, or the daemon
-//! is killed on purpose.
+//! Callers: `real_cage_torture.rs`, which starts itself again as each of these ([`spawn`],
+//! [`run_if_asked`]). A writer changes only what lies in its own directory, and leaves behind,
+//! outside of the cage, what every file must hold by what its calls have answered; the caller
+//! compares ([`differences`]). A failed call ends its writer with a panic, unless it failed for
+//! want of room, or the daemon is killed on purpose.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod kinds;
@@ -61,9 +63,11 @@ pub struct Book {
     pub synced: usize,
     /// All was written at the end.
     pub appended: bool,
-    /// The call that was under way when the daemon was killed was about these bytes: they may be the old or the new ones.
+    /// The call that was under way when the daemon was killed was about these bytes: they may be
+    /// the old or the new ones.
     pub doubtful: Option<(usize, usize)>,
-    /// The same of the call before, where it was answered with less than was asked for: the rest of it may be there.
+    /// The same of the call before, where it was answered with less than was asked for: the rest of
+    /// it may be there.
     pub torn: Option<(usize, usize)>,
 }
 
@@ -187,7 +191,8 @@ impl Writer {
         fs::create_dir_all(&place).unwrap();
         fs::write(place.join("content"), &book.content).unwrap();
         let ((from, to), (cut, end)) = (book.doubtful.unwrap_or_default(), book.torn.unwrap_or_default());
-        fs::write(place.join("rules"), format!("{} {} {from} {to} {cut} {end}", book.synced, u64::from(book.appended))).unwrap();
+        fs::write(place.join("rules"), format!("{} {} {from} {to} {cut} {end}", book.synced, u64::from(book.appended)))
+            .unwrap();
     }
 
     fn rest(&self) {
@@ -195,7 +200,8 @@ impl Writer {
     }
 }
 
-/// How a file differs from what it must hold; `lossy`: what was appended and not synced may be missing.
+/// How a file differs from what it must hold; `lossy`: what was appended and not synced may be
+/// missing.
 fn difference(found: &[u8], book: &Book, lossy: bool) -> Option<String> {
     let expected = &book.content;
     if found == expected.as_slice() {
@@ -219,7 +225,8 @@ fn difference(found: &[u8], book: &Book, lossy: bool) -> Option<String> {
     None
 }
 
-/// Compares what the writers were told with what is there; `lossy` as said in [`Book`]. The bytes compared.
+/// Compares what the writers were told with what is there; `lossy` as said in [`Book`]. The bytes
+/// compared.
 pub fn differences(report: &Path, below: &Path, lossy: bool) -> u64 {
     let mut compared = 0;
     for kind in fs::read_dir(report).unwrap() {

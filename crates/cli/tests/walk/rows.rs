@@ -12,7 +12,8 @@ pub struct Row {
     pub pool: bool,
     /// It has to be refused.
     pub refused: bool,
-    /// It is made to be gone on with: what is killed leaves a part, and the same command again makes it whole.
+    /// It is made to be gone on with: what is killed leaves a part, and the same command again
+    /// makes it whole.
     pub again: bool,
 }
 
@@ -77,7 +78,11 @@ pub const CAGES: &[Row] = &[
     again(row("cage resize", "nacre cage --engine=loop --sparse --size 64M at", "cage resize at 96M")),
     row("cage remove", "nacre cage --engine=loop --sparse --size 64M at && nacre umount at", "cage remove --yes at"),
     row("umount", "nacre cage --size 10M source", "umount source"),
-    refused(row("cage", "mkdir small && mount -t tmpfs -o size=1M tmpfs small && mkdir small/c", "cage --engine=loop --size 64M small/c")),
+    refused(row(
+        "cage",
+        "mkdir small && mount -t tmpfs -o size=1M tmpfs small && mkdir small/c",
+        "cage --engine=loop --size 64M small/c",
+    )),
 ];
 
 pub const POOLS: &[Row] = &[
@@ -89,7 +94,11 @@ pub const POOLS: &[Row] = &[
     )),
     pool("pool destroy", "", "pool destroy $P"),
     pool("pool add", "", "pool add --size 64M $P more.img"),
-    refused(pool("pool add", "mkdir small && mount -t tmpfs -o size=16k tmpfs small", "pool add --size 64M $P small/img")),
+    refused(pool(
+        "pool add",
+        "mkdir small && mount -t tmpfs -o size=16k tmpfs small",
+        "pool add --size 64M $P small/img",
+    )),
     refused(pool(
         "pool add",
         "nacre pool set failmode=wait $P && mkdir small && mount -t tmpfs -o size=16k tmpfs small",

@@ -1,6 +1,9 @@
-//! What a verb is walked on: directories, mounts over them and a pool in a scratch directory, and all of it that can be seen.
+//! What a verb is walked on: directories, mounts over them and a pool in a scratch directory, and
+//! all of it that can be seen.
 
-use crate::mounting::{can_mount, eventually, finish, is_gone, kill, mount_table, mounts_below, nacre, pools::Yard, text};
+use crate::mounting::{
+    can_mount, eventually, finish, is_gone, kill, mount_table, mounts_below, nacre, pools::Yard, text,
+};
 use rustix::process::Signal;
 use std::{
     cell::RefCell,
@@ -18,7 +21,9 @@ pub type Look = BTreeSet<String>;
 
 /// What is in one and not in the other.
 pub fn difference(a: &Look, b: &Look) -> String {
-    let only = |sign: &str, one: &Look, other: &Look| one.difference(other).map(|line| format!("    {sign} {line}\n")).collect::<String>();
+    let only = |sign: &str, one: &Look, other: &Look| {
+        one.difference(other).map(|line| format!("    {sign} {line}\n")).collect::<String>()
+    };
     only("-", a, b) + &only("+", b, a)
 }
 
@@ -125,7 +130,10 @@ impl Scene {
 
     /// Mounts in the scene that are the program's, the last first.
     fn mounts(&self) -> Vec<PathBuf> {
-        mounts_below(self.yard.place.path()).into_iter().filter(|place| !place.ends_with("state") && !place.ends_with("small")).collect()
+        mounts_below(self.yard.place.path())
+            .into_iter()
+            .filter(|place| !place.ends_with("state") && !place.ends_with("small"))
+            .collect()
     }
 
     /// What a user does after a crash: takes away what is dead, and imports the pool again.
@@ -151,7 +159,8 @@ impl Scene {
         }
     }
 
-    /// Makes the union of the preparation once more, as its user will: what was being built when its process died goes then.
+    /// Makes the union of the preparation once more, as its user will: what was being built when
+    /// its process died goes then.
     pub fn mount_union_again(&self, prepare: &str) {
         if let Some((_, words)) = prepare.rsplit_once("nacre union ") {
             self.run(&format!("union {words}"));
@@ -169,7 +178,9 @@ impl Scene {
     pub fn sit(&self) -> Vec<Sitting> {
         self.mounts()
             .iter()
-            .filter_map(|place| Command::new("sleep").arg("600").current_dir(place).stdin(Stdio::null()).spawn().ok().map(Sitting))
+            .filter_map(|place| {
+                Command::new("sleep").arg("600").current_dir(place).stdin(Stdio::null()).spawn().ok().map(Sitting)
+            })
             .collect()
     }
 
@@ -197,8 +208,11 @@ impl Scene {
         let text = unnumbered(text, "/log.");
         let mut plain = String::new();
         for word in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
-            let (end, tail) =
-                word.char_indices().last().filter(|(_, c)| !c.is_ascii_alphanumeric()).map_or((word, ""), |(at, _)| word.split_at(at));
+            let (end, tail) = word
+                .char_indices()
+                .last()
+                .filter(|(_, c)| !c.is_ascii_alphanumeric())
+                .map_or((word, ""), |(at, _)| word.split_at(at));
             let number = end.len() >= 8 && end.chars().all(|c| c.is_ascii_hexdigit());
             plain += if number { "#" } else { end };
             plain += tail;
@@ -226,8 +240,10 @@ impl Scene {
             look.insert(self.plain(&format!("process {}", command.trim())));
         }
         for path in fs::read_dir(self.yard.runtime()).into_iter().flatten().map(|entry| entry.unwrap().path()) {
-            let (name, stem) =
-                (path.file_name().unwrap().to_string_lossy().into_owned(), path.file_stem().unwrap().to_string_lossy().into_owned());
+            let (name, stem) = (
+                path.file_name().unwrap().to_string_lossy().into_owned(),
+                path.file_stem().unwrap().to_string_lossy().into_owned(),
+            );
             let ours = self.seen.borrow().iter().any(|pid| stem.split('-').next() == Some(pid.to_string().as_str()));
             if ours {
                 look.insert(format!("run PID.{}", path.extension().unwrap_or_default().to_string_lossy()));

@@ -18,13 +18,18 @@ struct Ends {
     after_bare: Look,
 }
 
-/// Whether there is nothing more than this but empty directories: places to mount on, which are made before and removed after what is mounted there, in another
-/// file system (ZFS leaves them as well; the next mount takes them), and those that a union makes on its branches before it is mounted, and keeps there.
+/// Whether there is nothing more than this but empty directories: places to mount on, which are
+/// made before and removed after what is mounted there, in another file system (ZFS leaves them as
+/// well; the next mount takes them), and those that a union makes on its branches before it is
+/// mounted, and keeps there.
 fn is_but_for_directories(now: &Look, end: &Look) -> bool {
     let is_place = |line: &String| line.contains(" 40755 0:0 0 ");
-    let is_unions =
-        |line: &String| line.contains(" 40700 0:0 0 ") && ["/.wh..wh.", "work/work ", "work/links "].iter().any(|own| line.contains(own));
-    end.is_subset(now) && now.difference(end).all(|line| line.starts_with("file ") && (is_place(line) || is_unions(line)))
+    let is_unions = |line: &String| {
+        line.contains(" 40700 0:0 0 ")
+            && ["/.wh..wh.", "work/work ", "work/links "].iter().any(|own| line.contains(own))
+    };
+    end.is_subset(now)
+        && now.difference(end).all(|line| line.starts_with("file ") && (is_place(line) || is_unions(line)))
 }
 
 /// Without the accounts of cages: a cage says that they cannot be saved, and goes on.
@@ -46,7 +51,9 @@ fn settle_as(scene: &Scene, ends: &[&Look], is: impl Fn(&Look, &Look) -> bool) -
         }
         if Instant::now() > until {
             return Some(
-                ends.iter().map(|end| format!("  from one of the ends (-) to what is there (+):\n{}", difference(end, &now))).collect(),
+                ends.iter()
+                    .map(|end| format!("  from one of the ends (-) to what is there (+):\n{}", difference(end, &now)))
+                    .collect(),
             );
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -138,11 +145,16 @@ fn die(row: &Row, kind: usize, delay: u64, ends: &Ends) -> Option<String> {
             scene.fill();
             let (code, said) = scene.run(row.command);
             let allowed: &[&Look] = if code == Some(0) { &[after] } else { &[before] };
-            // What is gone on with later, and what is as in ZFS, which says so: made, and not mounted.
-            if code != Some(0) && (row.again || said.contains("filesystem successfully created, but it could not be mounted")) {
+            // What is gone on with later, and what is as in ZFS, which says so: made, and not
+            // mounted.
+            if code != Some(0)
+                && (row.again || said.contains("filesystem successfully created, but it could not be mounted"))
+            {
                 return None;
             }
-            if said.contains("the accounts of a cage cannot be saved") && without_accounts(&scene.look()) == without_accounts(after) {
+            if said.contains("the accounts of a cage cannot be saved")
+                && without_accounts(&scene.look()) == without_accounts(after)
+            {
                 return None;
             }
             return settle(&scene, allowed).map(|told| format!("{code:?} {said}\n{told}"));

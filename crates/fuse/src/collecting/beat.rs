@@ -1,9 +1,11 @@
-//! The beat: what the kernel holds back of open files is passed on every second, so that little is lost with a daemon that is killed. By itself the kernel
-//! would hold it for up to half a minute.
+//! The beat: what the kernel holds back of open files is passed on every second, so that little is
+//! lost with a daemon that is killed. By itself the kernel would hold it for up to half a minute.
 //!
-//! Started by `mount.rs` with the mount. Files that are closed need none of it: closing passes on. syncfs(2) begins to write all that is dirty and, with
-//! FUSE, waits for nothing below: it is not for durability here. It needs an open file of the mount, and no user may be told of an open that is none of
-//! his: so that is the mount's first inode, which nobody can reach where another one is shown as the root. Where that one is shown, files are passed on one by one.
+//! Started by `mount.rs` with the mount. Files that are closed need none of it: closing passes on.
+//! syncfs(2) begins to write all that is dirty and, with FUSE, waits for nothing below: it is not
+//! for durability here. It needs an open file of the mount, and no user may be told of an open that
+//! is none of his: so that is the mount's first inode, which nobody can reach where another one is
+//! shown as the root. Where that one is shown, files are passed on one by one.
 
 use super::Collecting;
 use crate::{
@@ -62,7 +64,8 @@ impl Collecting {
                     collecting.pass_on_all()
                 };
                 if let Err(error) = passed {
-                    // What could not be written its writer hears of; and the mount may be about to end.
+                    // What could not be written its writer hears of; and the mount may be about to
+                    // end.
                     tracing::debug!(%error, "what is held back is not passed on now");
                 }
             }

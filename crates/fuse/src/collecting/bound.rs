@@ -1,8 +1,9 @@
 //! How much the kernel can hold back: the limit of dirty pages of one mount.
 //!
-//! FUSE mounts have a strict limit, a share of what the whole system may have dirty (1 % unless changed); `/sys/class/bdi` shows it. Tasks
-//! are checked against it only after they have dirtied some pages, so that each adds something to it. Asked at each charge of the layer's
-//! books, so the figures are kept for a moment.
+//! FUSE mounts have a strict limit, a share of what the whole system may have dirty (1 % unless
+//! changed); `/sys/class/bdi` shows it. Tasks are checked against it only after they have dirtied
+//! some pages, so that each adds something to it. Asked at each charge of the layer's books, so the
+//! figures are kept for a moment.
 
 use parking_lot::Mutex;
 use std::{
@@ -20,7 +21,8 @@ const UNDER_WAY: u64 = 64 * MIB;
 const PER_FILE: u64 = MIB;
 /// The limit that is set, bytes: the kernel's own share grows with memory.
 pub(crate) const WANTED: u64 = 32 * MIB;
-/// The most that is set where the layer has room for it, bytes: scattered small writes become few large ones where they are held back together.
+/// The most that is set where the layer has room for it, bytes: scattered small writes become few
+/// large ones where they are held back together.
 const WANTED_MOST: u64 = 1024 * MIB;
 /// This part of the layer's room may be held back, and of what the system may have dirty.
 const PART_OF_ROOM: u64 = 16;
@@ -55,7 +57,8 @@ impl Cached {
 /// The limit that is wanted where a layer has so much room, bytes.
 pub(crate) fn wanted(room: u64) -> u64 {
     let page = rustix::param::page_size() as u64;
-    let dirty = fs::read_to_string("/proc/vmstat").ok().and_then(|text| threshold(&text)).unwrap_or(0).saturating_mul(page);
+    let dirty =
+        fs::read_to_string("/proc/vmstat").ok().and_then(|text| threshold(&text)).unwrap_or(0).saturating_mul(page);
     wanted_of(room, dirty)
 }
 

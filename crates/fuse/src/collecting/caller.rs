@@ -1,7 +1,9 @@
-//! What a thread that waits for our answer is about to do: the system call that it is in, and how much it writes.
+//! What a thread that waits for our answer is about to do: the system call that it is in, and how
+//! much it writes.
 //!
-//! Called in GETATTR for a collected file. The kernel shows the registers of a thread that sleeps in a system call, to whoever may trace it.
-//! What cannot be told for certain is unknown: a call that is taken for a read must be one on every architecture that the thread may use.
+//! Called in GETATTR for a collected file. The kernel shows the registers of a thread that sleeps
+//! in a system call, to whoever may trace it. What cannot be told for certain is unknown: a call
+//! that is taken for a read must be one on every architecture that the thread may use.
 
 use std::{
     fs::File,
@@ -33,16 +35,17 @@ pub(crate) enum Doing {
 mod calls {
     pub const WRITES: [u64; 2] = [1, 18];
     pub const WRITES_VECTORS: [u64; 3] = [20, 296, 328];
-    /// read, fstat, lseek, pread64, readv, preadv, preadv2; `_llseek` of 32-bit processes (their lseek is 19), lseek of x32 ones. None of these
-    /// numbers is a call that writes for any of them.
+    /// read, fstat, lseek, pread64, readv, preadv, preadv2; `_llseek` of 32-bit processes (their
+    /// lseek is 19), lseek of x32 ones. None of these numbers is a call that writes for any of
+    /// them.
     pub const READS: [u64; 9] = [0, 5, 8, 17, 19, 295, 327, 140, 0x4000_0008];
 }
 #[cfg(target_arch = "aarch64")]
 mod calls {
     pub const WRITES: [u64; 2] = [64, 68];
     pub const WRITES_VECTORS: [u64; 3] = [66, 70, 287];
-    /// read, fstat, lseek, pread64, readv, preadv, preadv2; lseek and `_llseek` of 32-bit processes. None of these numbers is a call that writes
-    /// for either.
+    /// read, fstat, lseek, pread64, readv, preadv, preadv2; lseek and `_llseek` of 32-bit
+    /// processes. None of these numbers is a call that writes for either.
     pub const READS: [u64; 9] = [63, 80, 62, 67, 65, 69, 286, 19, 140];
 }
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -52,8 +55,8 @@ mod calls {
     pub const READS: [u64; 0] = [];
 }
 
-/// How many bytes the thread is about to write: `Some(None)` where it writes, or may, and the length cannot be told; `None` where it does not
-/// write.
+/// How many bytes the thread is about to write: `Some(None)` where it writes, or may, and the
+/// length cannot be told; `None` where it does not write.
 pub(crate) fn writes(tid: u32) -> Option<Option<u64>> {
     match doing(tid) {
         Doing::Writes(length) => Some(Some(length)),
@@ -107,7 +110,8 @@ fn parse(text: &[u8]) -> Option<Doing> {
         given += 1;
     }
     let [_, second, third, _, _, _, stack, instruction] = values;
-    // Threads of the kernel, also those that work for a process (io_uring), show a call in which they are not; they have no stack there.
+    // Threads of the kernel, also those that work for a process (io_uring), show a call in which
+    // they are not; they have no stack there.
     let Some(call) = call.filter(|_| given == 8 && stack != 0 && instruction != 0) else { return Some(Doing::Unknown) };
     Some(if calls::WRITES.contains(&call) {
         Doing::Writes(third)
@@ -133,7 +137,8 @@ mod tests {
         assert_eq!(at("18", "0x7ffd 0x7f12"), Some(Doing::Writes(100)));
         assert_eq!(at("20", "0x7ffd 0x7f12"), Some(Doing::WritesVectors { address: 0x5578, count: 100 }));
         assert_eq!(at("8", "0x7ffd 0x7f12"), Some(Doing::Reads));
-        // sendfile; a thread of the kernel; one that works for io_uring; between two calls; a 32-bit number on 64 bits.
+        // sendfile; a thread of the kernel; one that works for io_uring; between two calls; a
+        // 32-bit number on 64 bits.
         assert_eq!(at("40", "0x7ffd 0x7f12"), Some(Doing::Unknown));
         assert_eq!(at("0", "0x0 0x0"), Some(Doing::Unknown));
         assert_eq!(at("1", "0x0 0x7f12"), Some(Doing::Unknown));
@@ -152,7 +157,8 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn a_thread_in_a_read_is_seen_there() {
-        // A read on an empty pipe: the kernel shows the same for a thread that waits for a file system.
+        // A read on an empty pipe: the kernel shows the same for a thread that waits for a file
+        // system.
         let (reader, writer) = std::io::pipe().unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
         let waiting = std::thread::spawn(move || {

@@ -1,8 +1,10 @@
-//! Whether collecting pays for a file, learned from how it is used: closing a file makes the kernel pass on what it has collected and the time of
-//! modification, two requests where a direct write is one. So a file that is opened, appended to once and closed, again and again, is
-//! better written to directly; one that is kept open is not.
+//! Whether collecting pays for a file, learned from how it is used: closing a file makes the kernel
+//! pass on what it has collected and the time of modification, two requests where a direct write is
+//! one. So a file that is opened, appended to once and closed, again and again, is better written
+//! to directly; one that is kept open is not.
 //!
-//! Kept per inode by `inodes.rs`, asked and told by `ops/opens.rs`. Only files that the layer offers to collect have a habit.
+//! Kept per inode by `inodes.rs`, asked and told by `ops/opens.rs`. Only files that the layer
+//! offers to collect have a habit.
 
 use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
@@ -11,7 +13,8 @@ use std::{
 
 /// Brief uses in a row after which a file is written to directly.
 const DIRECT: u8 = 3;
-/// Where a file begins that turned out to be written to at length: so many brief uses later it is tried again.
+/// Where a file begins that turned out to be written to at length: so many brief uses later it is
+/// tried again.
 const LONG: u8 = DIRECT + 64;
 /// The most that a brief use writes, bytes.
 const BRIEF_BYTES: u64 = 16 << 10;
@@ -20,7 +23,8 @@ const BRIEF_TIME: Duration = Duration::from_millis(100);
 /// Direct writes above which collecting would have been cheaper.
 const BRIEF_WRITES: u32 = 3;
 
-/// What is known of a file: up to [`DIRECT`], brief uses in a row; above, how far it is from being tried again.
+/// What is known of a file: up to [`DIRECT`], brief uses in a row; above, how far it is from being
+/// tried again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Habit(u8);
 

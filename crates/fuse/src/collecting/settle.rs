@@ -1,9 +1,12 @@
-//! Making the kernel pass on what it holds back: of every collected file of our own mount, for the layer and for who asks for it; without the inode's lock
-//! of one file whose lock is held, for lseek(2).
+//! Making the kernel pass on what it holds back: of every collected file of our own mount, for the
+//! layer and for who asks for it; without the inode's lock of one file whose lock is held, for
+//! lseek(2).
 //!
-//! Files are reached by handle, in threads of their own (`errands.rs`). They are not opened, which watchers would be told of: the kernel passes everything on
-//! before it asks for other times of a file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so waits for a write(2) that is
-//! under way as well. For lseek(2) alone the file is opened; the door answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
+//! Files are reached by handle, in threads of their own (`errands.rs`). They are not opened, which
+//! watchers would be told of: the kernel passes everything on before it asks for other times of a
+//! file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so
+//! waits for a write(2) that is under way as well. For lseek(2) alone the file is opened; the door
+//! answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
 
 use super::Collecting;
 use crate::errands::{self, PASSED_ON, Place, Role};
@@ -20,7 +23,8 @@ use std::time::Duration;
 
 /// The file handle of such opens; the table gives out smaller ones.
 const OWN_HANDLE: u64 = u64::MAX;
-/// Between the two passes: a writer that asked before the recall, and was let through, has its inode's lock by then.
+/// Between the two passes: a writer that asked before the recall, and was let through, has its
+/// inode's lock by then.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a file is waited for before it is looked whether it has to be waited for.
@@ -35,7 +39,8 @@ impl Collecting {
         self.settle_each()
     }
 
-    /// Makes the kernel pass on all that it holds back at this moment. What is written meanwhile may come later.
+    /// Makes the kernel pass on all that it holds back at this moment. What is written meanwhile
+    /// may come later.
     pub fn pass_on_all(&self) -> Result<()> {
         let _one = self.settling.lock();
         self.settle_each()
@@ -45,8 +50,8 @@ impl Collecting {
         self.settle_these(self.nodes(), &|nodeid| self.collects(nodeid))
     }
 
-    /// The same for files that are open for writing, while `open` says that they are: what is stored to a mapping is held back as well where writes are not
-    /// collected.
+    /// The same for files that are open for writing, while `open` says that they are: what is
+    /// stored to a mapping is held back as well where writes are not collected.
     pub fn pass_on_open(&self, open: &dyn Fn() -> BTreeSet<u64>) -> Result<()> {
         let _one = self.settling.lock();
         self.settle_these(open(), &|nodeid| open().contains(&nodeid))
@@ -61,8 +66,8 @@ impl Collecting {
         let told = self.pass_on_by_thread(nodeid, true)?;
         loop {
             match told.recv_timeout(LOOK) {
-                // Closed meanwhile, which passes everything on. Who writes to it now may hold its lock and wait for the end of
-                // this settling: the thread ends when he goes on.
+                // Closed meanwhile, which passes everything on. Who writes to it now may hold its
+                // lock and wait for the end of this settling: the thread ends when he goes on.
                 Err(RecvTimeoutError::Timeout) if !open(nodeid) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
                 told => return answer(told),
@@ -70,8 +75,9 @@ impl Collecting {
         }
     }
 
-    /// The same for a mount that is in no tree of ours any more, so that its files cannot be opened: the kernel passes pages on before it drops them.
-    /// A daemon that is killed meanwhile would hang, so this is for the end alone.
+    /// The same for a mount that is in no tree of ours any more, so that its files cannot be
+    /// opened: the kernel passes pages on before it drops them. A daemon that is killed meanwhile
+    /// would hang, so this is for the end alone.
     pub fn pass_on_unseen(&self) {
         let Some(notifier) = self.notifier.read().clone() else { return };
         for nodeid in self.nodes() {
@@ -99,14 +105,23 @@ impl Collecting {
 
     /// Where the mount is.
     pub fn place(&self) -> Place {
-        Place { mountpoint: self.mountpoint.clone(), device: self.device(), generation: self.generation.load(Ordering::Acquire) }
+        Place {
+            mountpoint: self.mountpoint.clone(),
+            device: self.device(),
+            generation: self.generation.load(Ordering::Acquire),
+        }
     }
 
-    /// Answers a request of such a thread where it is about its own file handles; false where it is like any other.
+    /// Answers a request of such a thread where it is about its own file handles; false where it is
+    /// like any other.
     ///
     /// # Errors
     /// What the reply says.
-    pub fn answer_own(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> std::result::Result<bool, fusewire::Errno> {
+    pub fn answer_own(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> std::result::Result<bool, fusewire::Errno> {
         match request.op {
             Op::Open { .. } => {
                 // Past the page cache, so that the open takes part in no mode and drops no pages.
@@ -114,7 +129,8 @@ impl Collecting {
                 reply.open(&abi::OpenOut { fh: OWN_HANDLE, open_flags, backing_id: 0 })?;
                 Ok(true)
             }
-            // Before the kernel asks, it has passed everything on; times that it passes on itself are those of changes.
+            // Before the kernel asks, it has passed everything on; times that it passes on itself
+            // are those of changes.
             Op::Setattr(change) if change.valid & fattr::ATIME != 0 => Err(PASSED_ON.into()),
             Op::Fsync { fh: OWN_HANDLE, .. } | Op::Flush { fh: OWN_HANDLE, .. } => Ok(true),
             _ => Ok(false),

@@ -39,8 +39,11 @@ impl Door {
         let (node, file) = self.node_and_own_file(header.nodeid, fh)?;
         let mut change = wire::change(request);
         let only_privileges = change == SetAttr { kill_privileges: true, ..SetAttr::default() };
-        if self.collecting.on() && (only_privileges || request.valid & (abi::fattr::SIZE | abi::fattr::CTIME) == abi::fattr::SIZE) {
-            // The kernel keeps the times, and has left them: the size is what it was, or the change itself comes later.
+        if self.collecting.on()
+            && (only_privileges || request.valid & (abi::fattr::SIZE | abi::fattr::CTIME) == abi::fattr::SIZE)
+        {
+            // The kernel keeps the times, and has left them: the size is what it was, or the change
+            // itself comes later.
             change.ctime = ChangeTime::Stays;
         }
         if self.collecting.on() && self.is_outdated(header, request, &change) {
@@ -48,7 +51,8 @@ impl Door {
             return Ok(reply.attr(&wire::attr_out(&attr, Duration::ZERO))?);
         }
         let attr = match self.layer.setattr(&caller(header), &node, file.as_deref(), &change) {
-            // The kernel passes on the times of a file whose last name and open file are gone: nobody can ask for them any more.
+            // The kernel passes on the times of a file whose last name and open file are gone:
+            // nobody can ask for them any more.
             Err(Errno::ESTALE | Errno::ENOENT) if self.collecting.on() && is_times_only(request) => {
                 return Ok(reply.attr(&wire::attr_out(&self.gone(header.nodeid, &change)?, Duration::ZERO))?);
             }
@@ -59,7 +63,9 @@ impl Door {
         }
         // A directory that everybody may search has nothing to take back.
         let searchable = attr.mode & 0o111 == 0o111;
-        if attr.kind == Kind::Directory && (change.mode.is_some() && !searchable || change.gid.is_some() || change.uid.is_some()) {
+        if attr.kind == Kind::Directory
+            && (change.mode.is_some() && !searchable || change.gid.is_some() || change.uid.is_some())
+        {
             self.permissions_changed();
         }
         let mut valid = if kept { self.attr_time(header.nodeid, &node, &attr) } else { Duration::ZERO };
@@ -118,14 +124,19 @@ impl Door {
         Ok(reply.statfs(&wire::statfs(&statfs))?)
     }
 
-    /// A question about a file whose writes are collected comes before each write(2) while they are to be announced: tells the layer, whose
-    /// error is what write(2) answers.
+    /// A question about a file whose writes are collected comes before each write(2) while they are
+    /// to be announced: tells the layer, whose error is what write(2) answers.
     fn announce(&self, header: &Header, fh: Option<u64>) -> Outcome {
-        let Some(handle) = fh.and_then(|fh| self.files.get(fh)).filter(|handle| handle.collected) else { return Ok(()) };
-        let Some(permission) = handle.file.collected().filter(|permission| !permission.unannounced()) else { return Ok(()) };
+        let Some(handle) = fh.and_then(|fh| self.files.get(fh)).filter(|handle| handle.collected) else {
+            return Ok(());
+        };
+        let Some(permission) = handle.file.collected().filter(|permission| !permission.unannounced()) else {
+            return Ok(());
+        };
         let Some(length) = collecting::caller::writes(header.pid) else { return Ok(()) };
         if permission.stopped() {
-            // It holds no lock of the inode yet. Who cannot be looked at might (lseek), and is waited for: he goes on soon.
+            // It holds no lock of the inode yet. Who cannot be looked at might (lseek), and is
+            // waited for: he goes on soon.
             let most = if length.is_some() { STOPPED_MOST } else { STOPPED_UNKNOWN };
             // Where no other thread is left to serve those who pass on, he goes on as well.
             let _ = fusewire::blocking(|| permission.wait(most));
@@ -157,9 +168,12 @@ impl Door {
     /// The node with the open file that the request names, else with any open file of it.
     fn node_and_own_file(&self, nodeid: u64, fh: Option<u64>) -> Outcome<(Node, Option<Opened>)> {
         match fh.and_then(|fh| self.files.get(fh)) {
-            // It was open before its file was replaced by another one, which is not to be changed instead.
+            // It was open before its file was replaced by another one, which is not to be changed
+            // instead.
             None if fh.is_some() && self.inodes.by_number() => Err(Errno::ESTALE.into()),
-            Some(handle) if handle.nodeid == nodeid => Ok((self.node(nodeid)?, Some(std::sync::Arc::clone(&handle.file)))),
+            Some(handle) if handle.nodeid == nodeid => {
+                Ok((self.node(nodeid)?, Some(std::sync::Arc::clone(&handle.file))))
+            }
             Some(_) => Err(Errno::EBADF.into()),
             None => self.node_and_file(nodeid),
         }

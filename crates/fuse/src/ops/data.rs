@@ -1,4 +1,5 @@
-//! Content of files that the daemon serves itself, and what the kernel never passes through: durability, allocation, holes, copies.
+//! Content of files that the daemon serves itself, and what the kernel never passes through:
+//! durability, allocation, holes, copies.
 
 use crate::{
     door::{Door, caller},
@@ -30,9 +31,9 @@ impl Door {
             // The kernel says so with every write of an ordinary user.
             self.strip(header, &handle)?;
         }
-        // The flags of the open file at this moment, which fcntl(2) may have changed. What comes from the page cache (a shared mapping) has
-        // its place, however the file behind the handle was opened.
-        // While writes to the file are collected, only the kernel knows its end.
+        // The flags of the open file at this moment, which fcntl(2) may have changed. What comes
+        // from the page cache (a shared mapping) has its place, however the file behind the handle
+        // was opened. While writes to the file are collected, only the kernel knows its end.
         let cached = flags & abi::flag::WRITE_CACHE != 0;
         let placed = cached || self.collecting.collects(handle.nodeid);
         let appends = OpenFlags(file_flags).appends() && !placed;
@@ -40,14 +41,17 @@ impl Door {
             true => {
                 // Where the kernel keeps times, it tells this one with the times of the file.
                 let write = || handle.file.write(data, offset);
-                let written = if self.collecting.on() { nacre_vfs::arriving_timed(write) } else { nacre_vfs::arriving(write) };
-                // Whoever wrote is gone. fsync and msync tell him what this says; close makes EIO of all but this one.
+                let written =
+                    if self.collecting.on() { nacre_vfs::arriving_timed(write) } else { nacre_vfs::arriving(write) };
+                // Whoever wrote is gone. fsync and msync tell him what this says; close makes EIO
+                // of all but this one.
                 written.map_err(|error| if error == Errno::EDQUOT { Errno::ENOSPC } else { error })
             }
             false => handle.file.write(data, offset),
         };
         let mut written = if appends { handle.file.append(data)? } else { write(data, offset)? };
-        // The kernel takes a short answer for the whole then, and the rest would be lost without a word: only an error is heard.
+        // The kernel takes a short answer for the whole then, and the rest would be lost without a
+        // word: only an error is heard.
         while cached && written < data.len() {
             let rest = data.get(written..).unwrap_or_default();
             match write(rest, offset.saturating_add(written as u64))? {
@@ -79,7 +83,8 @@ impl Door {
         Ok(handle.file.allocate(AllocateMode(mode), offset, length)?)
     }
 
-    /// Takes set-id bits and capabilities from a file whose content changes. A change that follows another by the same open file has nothing to take.
+    /// Takes set-id bits and capabilities from a file whose content changes. A change that follows
+    /// another by the same open file has nothing to take.
     fn strip(&self, header: &Header, handle: &OpenHandle) -> Outcome {
         let given = self.privileges.load(Ordering::Acquire);
         if handle.stripped.load(Ordering::Acquire) != given {
@@ -100,8 +105,8 @@ impl Door {
         Ok(reply.lseek(file.seek(offset, whence)?)?)
     }
 
-    /// Where data and holes are is known below: the kernel passes on what it has collected of a file first. It holds the inode's lock while it
-    /// asks, so nothing is added meanwhile.
+    /// Where data and holes are is known below: the kernel passes on what it has collected of a
+    /// file first. It holds the inode's lock while it asks, so nothing is added meanwhile.
     fn pass_on(&self, nodeid: u64) -> Outcome {
         if !self.collecting.collects(nodeid) {
             return Ok(());
@@ -127,7 +132,8 @@ impl Door {
         Ok(reply.copied(copied, wide)?)
     }
 
-    /// The open file that a request is about; where the kernel opens without asking, one opened for it now.
+    /// The open file that a request is about; where the kernel opens without asking, one opened for
+    /// it now.
     fn file(&self, header: &Header, fh: u64) -> Outcome<Opened> {
         if fh != 0 || !self.agreement().opens_files_itself {
             return Ok(Arc::clone(&self.handle_of(fh)?.file));

@@ -1,7 +1,8 @@
 //! Listings, built straight in the reply.
 //!
-//! Positions in a directory are the layer's, with `.` and `..` put before them. With attributes, an entry is looked up only when there is
-//! room for it, so no look-up has to be taken back. Files that the kernel holds already are given by name alone.
+//! Positions in a directory are the layer's, with `.` and `..` put before them. With attributes, an
+//! entry is looked up only when there is room for it, so no look-up has to be taken back. Files
+//! that the kernel holds already are given by name alone.
 
 use crate::{
     door::{Door, caller},
@@ -12,7 +13,8 @@ use fusewire::{Directory, Header, Reply, abi};
 use nacre_vfs::{Coherence, DirEntry, DirSink, Errno, Invalidation, Kind, Node};
 use std::time::{Duration, Instant};
 
-/// Position after `.`, where positions are a host's; beyond what file systems use (ext4 ends at 2^63 - 1, which no entry has). The next is that after `..`.
+/// Position after `.`, where positions are a host's; beyond what file systems use (ext4 ends at
+/// 2^63 - 1, which no entry has). The next is that after `..`.
 const AFTER_DOT: u64 = (1 << 63) - 16;
 /// Position after `.` of layers with numbers.
 const AFTER_DOT_NUMBERED: u64 = 1;
@@ -24,8 +26,8 @@ const UNKNOWN: u8 = 0;
 const ENOUGH: usize = 16;
 /// How long they may take.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Directories of so many names or more begin with a short reply with attributes: the kernel asks for attributes of the first names always, and of the
-/// others only where somebody wants them.
+/// Directories of so many names or more begin with a short reply with attributes: the kernel asks
+/// for attributes of the first names always, and of the others only where somebody wants them.
 const VAST: u64 = 4096;
 /// What the kernel keeps for at least this long, it is told of when it changes.
 const LASTING: Duration = Duration::from_secs(60);
@@ -78,12 +80,17 @@ impl Door {
             taken: 0,
         };
         let from = listing.dots(offset, own, parent);
-        let listed = if listing.full { Ok(()) } else { self.layer.readdir(&caller(header), &node, from, attributes, &mut listing) };
+        let listed = if listing.full {
+            Ok(())
+        } else {
+            self.layer.readdir(&caller(header), &node, from, attributes, &mut listing)
+        };
         let some = listing.directory.used() > 0;
         for (known, fresh) in std::mem::take(&mut listing.adoptions) {
             self.layer.adopt(&known, &fresh);
         }
-        // What was listed before an error is given out, with its look-ups; the next request meets the error again.
+        // What was listed before an error is given out, with its look-ups; the next request meets
+        // the error again.
         if !some {
             listed?;
         }
@@ -97,7 +104,8 @@ impl Door {
         self.inodes.by_number() && self.layer.getattr(&caller(header), node, None).is_ok_and(|attr| attr.size >= VAST)
     }
 
-    /// The kernel caches listings of directories that it opens itself; where one may change unnoticed, it is told to drop it again.
+    /// The kernel caches listings of directories that it opens itself; where one may change
+    /// unnoticed, it is told to drop it again.
     fn keep_short(&self, coherence: Coherence, nodeid: u64) {
         if coherence >= Coherence::Shared
             && self.agreement().opens_directories_itself
@@ -144,19 +152,26 @@ impl Listing<'_, '_, '_> {
         0
     }
 
-    /// Whether the first reply is given as it is: inodes that have to be loaded keep whoever waits for the first name waiting.
+    /// Whether the first reply is given as it is: inodes that have to be loaded keep whoever waits
+    /// for the first name waiting.
     fn is_late(&self) -> bool {
         self.taken >= ENOUGH && (self.short || self.begun.is_some_and(|begun| begun.elapsed() > PATIENCE))
     }
 
     fn add(&mut self, entry: &abi::EntryOut, ino: u64, next: u64, d_type: u8, name: &[u8]) -> bool {
-        if self.plus { self.directory.add_plus(entry, ino, next, d_type, name) } else { self.directory.add(ino, next, d_type, name) }
+        if self.plus {
+            self.directory.add_plus(entry, ino, next, d_type, name)
+        } else {
+            self.directory.add(ino, next, d_type, name)
+        }
     }
 
-    /// Whether the kernel has this file with attributes that last. It has then its name too, as a rule: with its last name in the cache it drops the file.
+    /// Whether the kernel has this file with attributes that last. It has then its name too, as a
+    /// rule: with its last name in the cache it drops the file.
     ///
-    /// To tell it the attributes again would cost more than it saves: it forgets what it knows of the file's ACL, asks for it again at the
-    /// next look at the file, and wants the rest of the directory with attributes as well (fs/fuse/readdir.c, `fuse_direntplus_link`).
+    /// To tell it the attributes again would cost more than it saves: it forgets what it knows of
+    /// the file's ACL, asks for it again at the next look at the file, and wants the rest of the
+    /// directory with attributes as well (fs/fuse/readdir.c, `fuse_direntplus_link`).
     fn is_held(&mut self, entry: &nacre_vfs::Entry) -> bool {
         if self.names < LASTING {
             return false;

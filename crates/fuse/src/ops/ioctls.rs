@@ -1,4 +1,5 @@
-//! Those `ioctl(2)`s whose argument the kernel can carry: it copies in and out what the command's number says.
+//! Those `ioctl(2)`s whose argument the kernel can carry: it copies in and out what the command's
+//! number says.
 
 use crate::{
     door::{Door, caller},
@@ -19,7 +20,8 @@ impl Door {
         out_size: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        // A 32-bit process lays its structs out differently; ENOTTY is what a file system without the command says.
+        // A 32-bit process lays its structs out differently; ENOTTY is what a file system without
+        // the command says.
         if !self.options.ioctl || flags & (abi::flag::IOCTL_COMPAT | abi::flag::IOCTL_UNRESTRICTED) != 0 {
             return Err(Errno::ENOTTY.into());
         }

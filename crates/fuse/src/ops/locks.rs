@@ -1,4 +1,5 @@
-//! Locks, where they are forwarded to the files below; otherwise the kernel keeps them itself and none of this is called.
+//! Locks, where they are forwarded to the files below; otherwise the kernel keeps them itself and
+//! none of this is called.
 
 use crate::{door::Door, failure::Outcome, wire};
 use fusewire::{Reply, abi};
@@ -37,7 +38,8 @@ impl Door {
             return Ok(handle.file.flush(owner)?);
         }
         let all = FileLock { start: 0, end: TO_THE_END, kind: LockKind::Unlock, pid: 0 };
-        // close(2) drops the process's locks on the file, whichever descriptor they were taken through.
+        // close(2) drops the process's locks on the file, whichever descriptor they were taken
+        // through.
         let unlocked = handle.file.set_lock(owner, all, false);
         handle.file.flush(owner)?;
         Ok(unlocked?)

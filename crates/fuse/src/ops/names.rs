@@ -40,7 +40,14 @@ impl Door {
         self.entered(&entry, (&parent, id), reply)
     }
 
-    pub(crate) fn mknod(&self, header: &Header, bytes: &[u8], (mode, umask): (u32, u32), rdev: u32, reply: &mut Reply<'_>) -> Outcome {
+    pub(crate) fn mknod(
+        &self,
+        header: &Header,
+        bytes: &[u8],
+        (mode, umask): (u32, u32),
+        rdev: u32,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let kind = wire::mknod_kind(mode).ok_or(Errno::EINVAL)?;
@@ -49,7 +56,13 @@ impl Door {
         self.entered(&entry, (&parent, id), reply)
     }
 
-    pub(crate) fn mkdir(&self, header: &Header, bytes: &[u8], (mode, umask): (u32, u32), reply: &mut Reply<'_>) -> Outcome {
+    pub(crate) fn mkdir(
+        &self,
+        header: &Header,
+        bytes: &[u8],
+        (mode, umask): (u32, u32),
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let entry = self.layer.mkdir(&self.creator(header, umask), &parent, name, mode & 0o7777)?;
@@ -65,7 +78,8 @@ impl Door {
     }
 
     pub(crate) fn unlink(&self, header: &Header, bytes: &[u8]) -> Outcome {
-        // What is kept open of the file goes when the kernel forgets it, which it does at once with the last name.
+        // What is kept open of the file goes when the kernel forgets it, which it does at once with
+        // the last name.
         let parent = self.node(header.nodeid)?;
         Ok(self.layer.unlink(&caller(header), &parent, name(bytes)?)?)
     }
@@ -79,12 +93,17 @@ impl Door {
         Ok(())
     }
 
-    /// A directory that is about to lose its name: somebody may be in it (chdir(2)), or have it open.
+    /// A directory that is about to lose its name: somebody may be in it (chdir(2)), or have it
+    /// open.
     fn hold_directory(&self, caller: &Caller, parent: &Node, name: nacre_vfs::Name<'_>) -> Option<Node> {
         if self.inodes.by_number() {
             return None;
         }
-        let going = self.layer.lookup(caller, parent, name).ok().filter(|going| going.attr.kind == nacre_vfs::Kind::Directory)?;
+        let going = self
+            .layer
+            .lookup(caller, parent, name)
+            .ok()
+            .filter(|going| going.attr.kind == nacre_vfs::Kind::Directory)?;
         let node = self.inodes.node(self.inodes.find(&going.attr.id)?)?;
         self.layer.hold(&node, false);
         Some(node)
@@ -106,7 +125,8 @@ impl Door {
         Ok(())
     }
 
-    /// A known file has a new name: tells its node. An error here is no error of the rename, which is done; the next look-up repairs it.
+    /// A known file has a new name: tells its node. An error here is no error of the rename, which
+    /// is done; the next look-up repairs it.
     fn moved(&self, caller: &Caller, (parent, id): (&Node, FileId), name: nacre_vfs::Name<'_>) {
         if self.inodes.by_number() {
             return;

@@ -1,4 +1,5 @@
-//! Opening, creating and closing files; which of them the kernel serves itself is decided in `passthrough.rs`.
+//! Opening, creating and closing files; which of them the kernel serves itself is decided in
+//! `passthrough.rs`.
 
 use crate::{
     collecting::habit::Use,
@@ -14,12 +15,15 @@ use fusewire::{
     Header, Reply,
     abi::{self, fopen},
 };
-use nacre_vfs::{Attr, Caller, Coherence, Entry, Errno, Invalidation, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr};
+use nacre_vfs::{
+    Attr, Caller, Coherence, Entry, Errno, Invalidation, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr,
+};
 use std::sync::{Arc, atomic::AtomicU64};
 
-/// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC, O_NOATIME and O_SYNC. All others are the
-/// kernel's business with its own open file (O_NOFOLLOW, O_CREAT and their kin are done). O_DIRECT, too, goes down: the layer knows
-/// whether its storage shall see it.
+/// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC,
+/// O_NOATIME and O_SYNC. All others are the kernel's business with its own open file (O_NOFOLLOW,
+/// O_CREAT and their kin are done). O_DIRECT, too, goes down: the layer knows whether its storage
+/// shall see it.
 const LAYER_FLAGS: u32 = 0o3 | 0o200 | 0o1000 | 0o2000 | 0o10_000 | 0o1_000_000 | 0o4_010_000 | O_DIRECT;
 /// `__FMODE_EXEC`: the file is opened to be run (include/linux/fs.h).
 const RUN: u32 = 0o40;
@@ -41,7 +45,10 @@ impl Door {
         if runs && (!self.options.default_permissions || self.inodes.by_number()) {
             self.layer.access(&caller, &node, EXECUTE)?;
         }
-        if flags.truncates() && !flags.writes() && self.inodes.node_and_id(header.nodeid).is_some_and(|(_, id)| self.running.runs(id.ino)) {
+        if flags.truncates()
+            && !flags.writes()
+            && self.inodes.node_and_id(header.nodeid).is_some_and(|(_, id)| self.running.runs(id.ino))
+        {
             return Err(Errno::ETXTBSY.into());
         }
         let file = match kept {
@@ -73,8 +80,9 @@ impl Door {
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
-        // The kernel takes what comes back for new and checks nothing any more: a file that others made meanwhile, under a name that the
-        // kernel still believes to be free, must not be handed out. Looked up once more, it is opened like any other.
+        // The kernel takes what comes back for new and checks nothing any more: a file that others
+        // made meanwhile, under a name that the kernel still believes to be free, must not be
+        // handed out. Looked up once more, it is opened like any other.
         let made = self.layer.create(&caller, &parent, name, mode & 0o7777, OpenFlags(flags.0 | OpenFlags::EXCL));
         let (entry, file) = match made {
             Err(Errno::EEXIST) if !flags.exclusive() => return Err(Errno::ESTALE.into()),
@@ -84,7 +92,14 @@ impl Door {
         self.created(&caller, self.found(&entry, id.ino, names), (&entry, file), flags, reply)
     }
 
-    pub(crate) fn tmpfile(&self, header: &Header, flags: u32, (mode, umask): (u32, u32), _: u32, reply: &mut Reply<'_>) -> Outcome {
+    pub(crate) fn tmpfile(
+        &self,
+        header: &Header,
+        flags: u32,
+        (mode, umask): (u32, u32),
+        _: u32,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         self.may_open()?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
@@ -111,9 +126,10 @@ impl Door {
         Ok(())
     }
 
-    /// A file was written to while it was open in passthrough. The kernel notes that for write(2), not for stores to a mapping: its
-    /// attributes are taken back soon, and at once where the file could be mapped for writing. (Of attributes alone any thread may tell: the kernel takes no lock
-    /// of the file for that.)
+    /// A file was written to while it was open in passthrough. The kernel notes that for write(2),
+    /// not for stores to a mapping: its attributes are taken back soon, and at once where the file
+    /// could be mapped for writing. (Of attributes alone any thread may tell: the kernel takes no
+    /// lock of the file for that.)
     fn written(&self, nodeid: u64, mappable: bool) {
         if mappable
             && let Some(notifier) = self.notifier.read().as_ref()
@@ -189,9 +205,11 @@ impl Door {
         if !self.keeps || flags.writes() || flags.truncates() {
             return Ok((self.node(header.nodeid)?, None));
         }
-        // Where the kernel does not check permissions, the layer must: for this user, not for the one before.
+        // Where the kernel does not check permissions, the layer must: for this user, not for the
+        // one before.
         let uid = (!self.options.default_permissions).then_some(caller(header).uid);
-        let found = self.inodes.with(header.nodeid, |record| (record.node(), self.passthrough.reusable(record, flags, uid)));
+        let found =
+            self.inodes.with(header.nodeid, |record| (record.node(), self.passthrough.reusable(record, flags, uid)));
         match found {
             Some((Some(node), kept)) => Ok((node, kept)),
             _ => Err(Errno::ESTALE.into()),
@@ -209,7 +227,8 @@ impl Door {
         let granting = if self.collecting.on() {
             let granted = self.grant_collecting(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
             if flags.writes() && !(self.collecting.is_patient() && self.collecting.collects(out.nodeid)) {
-                // The kernel takes the answer for true even if it was told otherwise meanwhile; and it will not note times of direct writes.
+                // The kernel takes the answer for true even if it was told otherwise meanwhile; and
+                // it will not note times of direct writes.
                 (out.attr_valid, out.attr_valid_nsec) = (0, 0);
             }
             granted
@@ -227,7 +246,14 @@ impl Door {
     }
 
     /// Enters an open file into the tables and decides how it is served.
-    fn grant(&self, caller: &Caller, nodeid: u64, node: &Node, flags: OpenFlags, file: Opened) -> Outcome<abi::OpenOut> {
+    fn grant(
+        &self,
+        caller: &Caller,
+        nodeid: u64,
+        node: &Node,
+        flags: OpenFlags,
+        file: Opened,
+    ) -> Outcome<abi::OpenOut> {
         let descriptor = file.backing();
         if descriptor.is_some() {
             self.passthrough.wait_for_start();
@@ -235,7 +261,8 @@ impl Door {
         let signature = descriptor.filter(|_| flags.writes()).map(passthrough::signature);
         // A file that cannot be asked is treated as one that has set-id bits.
         let set_id = signature.is_some_and(|signature| signature.is_none_or(|(_, set_id)| set_id));
-        // The kernel writes with the daemon's credentials, which would leave set-id bits in place; so such a file is written by us.
+        // The kernel writes with the daemon's credentials, which would leave set-id bits in place;
+        // so such a file is written by us.
         let pass = descriptor.filter(|_| !set_id);
         let before = signature.flatten().map(|(digest, _)| digest);
         let fh = self.files.insert(OpenHandle { before, ..handle(caller, nodeid, flags, &file) });
@@ -255,19 +282,23 @@ impl Door {
                 out.open_flags |= fopen::PASSTHROUGH;
                 out.backing_id = id;
                 if set_id {
-                    // Open in passthrough already, so this one must be as well: the bits go now instead of at the first write.
+                    // Open in passthrough already, so this one must be as well: the bits go now
+                    // instead of at the first write.
                     self.kill_privileges(caller, node, &file).inspect_err(|_| self.ungrant(fh))?;
                 }
             }
-            IoMode::Daemon if self.options.direct_io => out.open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
+            IoMode::Daemon if self.options.direct_io => {
+                out.open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES
+            }
             IoMode::Daemon if self.cache_stays(caller, nodeid, node, &file) => out.open_flags |= fopen::KEEP_CACHE,
             IoMode::Daemon => {}
         }
         Ok(out)
     }
 
-    /// The same where the kernel collects writes: those that the layer lets it collect go to the page cache, all others pass it by, one
-    /// request each. Who reads is cached. `created` are the attributes of a file that is new.
+    /// The same where the kernel collects writes: those that the layer lets it collect go to the
+    /// page cache, all others pass it by, one request each. Who reads is cached. `created` are the
+    /// attributes of a file that is new.
     fn grant_collecting(
         &self,
         caller: &Caller,
@@ -279,14 +310,19 @@ impl Door {
     ) -> Outcome<abi::OpenOut> {
         let offered = flags.writes() && file.collected().is_some();
         // Who reads as well reads from what the kernel has, which a direct write takes away.
-        let collected = offered && (flags.reads() || !self.prefers_direct(nodeid)) && self.collecting.join(nodeid, &file);
+        let collected =
+            offered && (flags.reads() || !self.prefers_direct(nodeid)) && self.collecting.join(nodeid, &file);
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
         if let Some(times) = &times {
             self.doubt(nodeid, times);
         }
-        let fh =
-            self.files.insert(OpenHandle { collected, times, last_use: offered.then(Use::new), ..handle(caller, nodeid, flags, &file) });
+        let fh = self.files.insert(OpenHandle {
+            collected,
+            times,
+            last_use: offered.then(Use::new),
+            ..handle(caller, nodeid, flags, &file)
+        });
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
             state.add(fh, flags, Arc::clone(&file));
@@ -297,7 +333,8 @@ impl Door {
             return Err(Errno::ESTALE.into());
         };
         self.passthrough.finish(left, nodeid, &self.inodes);
-        // An open without this flag drops the pages of the file, after passing on what was collected.
+        // An open without this flag drops the pages of the file, after passing on what was
+        // collected.
         let keep = flags.writes() || self.collecting.collects(nodeid) || self.cache_stays(caller, nodeid, node, &file);
         let mut open_flags = self.always() | if keep { fopen::KEEP_CACHE } else { 0 };
         if direct {
@@ -314,17 +351,27 @@ impl Door {
         }
     }
 
-    /// A file is opened for direct writes, whose times the kernel will not note: keeps in mind which one it has now.
-    fn begin_direct(&self, caller: &Caller, nodeid: u64, node: &Node, file: &Opened, created: Option<&Attr>) -> Option<Arc<Times>> {
-        let known = self.inodes.with(nodeid, |record| record.open_state().times.as_ref().map(resync::one_more)).flatten();
+    /// A file is opened for direct writes, whose times the kernel will not note: keeps in mind
+    /// which one it has now.
+    fn begin_direct(
+        &self,
+        caller: &Caller,
+        nodeid: u64,
+        node: &Node,
+        file: &Opened,
+        created: Option<&Attr>,
+    ) -> Option<Arc<Times>> {
+        let known =
+            self.inodes.with(nodeid, |record| record.open_state().times.as_ref().map(resync::one_more)).flatten();
         known.or_else(|| {
             let attr = created.copied().or_else(|| self.layer.getattr(caller, node, Some(&**file)).ok())?;
             self.inodes.with(nodeid, |record| resync::begin(record.open_state(), &attr, created.is_some()))
         })
     }
 
-    /// Whether a file that could be collected is not worth it. Where it is collected already, a direct write would only get in the way; where times have to be
-    /// exact, it costs more requests than it saves.
+    /// Whether a file that could be collected is not worth it. Where it is collected already, a
+    /// direct write would only get in the way; where times have to be exact, it costs more requests
+    /// than it saves.
     fn prefers_direct(&self, nodeid: u64) -> bool {
         !self.collecting.is_patient()
             && self.inodes.with(nodeid, |record| record.habit().is_direct()).unwrap_or(false)

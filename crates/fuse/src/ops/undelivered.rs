@@ -12,7 +12,9 @@ const DIRENT: usize = size_of::<abi::Dirent>();
 impl Door {
     pub(crate) fn take_back(&self, request: &Header, reply: &[u8]) {
         match request.opcode {
-            opcode::LOOKUP | opcode::MKNOD | opcode::MKDIR | opcode::SYMLINK | opcode::LINK => self.take_back_entry(reply),
+            opcode::LOOKUP | opcode::MKNOD | opcode::MKDIR | opcode::SYMLINK | opcode::LINK => {
+                self.take_back_entry(reply)
+            }
             opcode::CREATE | opcode::TMPFILE => {
                 self.take_back_open(reply.get(ENTRY..).unwrap_or_default());
                 self.take_back_entry(reply);

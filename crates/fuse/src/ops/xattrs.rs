@@ -1,5 +1,5 @@
-//! Extended attributes. A "no" that the kernel remembers (EOPNOTSUPP, ENOSYS) is given wherever it is true: `ls -l` asks for two
-//! attributes of each file.
+//! Extended attributes. A "no" that the kernel remembers (EOPNOTSUPP, ENOSYS) is given wherever it
+//! is true: `ls -l` asks for two attributes of each file.
 
 use crate::{
     door::{Door, caller},

@@ -1,14 +1,19 @@
 //! The structs of the FUSE protocol, 7.45, with the kernel's field names.
 //!
-//! Filled in and read by handlers (replies), request parsing and the transports. Names lose their `fuse_` prefix; `...In` comes from the
-//! kernel, `...Out` goes to it. Sizes are checked at compile time.
-#![allow(missing_docs, reason = "the fields have the names of the kernel's header and mean what it says; each struct is documented")]
+//! Filled in and read by handlers (replies), request parsing and the transports. Names lose their
+//! `fuse_` prefix; `...In` comes from the kernel, `...Out` goes to it. Sizes are checked at compile
+//! time.
+#![allow(
+    missing_docs,
+    reason = "the fields have the names of the kernel's header and mean what it says; each struct is documented"
+)]
 
 use super::pod::wire;
 
 wire! {
-    /// Attributes of a file. Times are seconds since the epoch (two's complement for earlier ones) and nanoseconds; `blocks` counts
-    /// 512-byte units; `rdev` is the kernel's 32-bit encoding (see [`super::encode_dev`]); `flags` are [`super::attr_flags`].
+    /// Attributes of a file. Times are seconds since the epoch (two's complement for earlier ones)
+    /// and nanoseconds; `blocks` counts 512-byte units; `rdev` is the kernel's 32-bit encoding (see
+    /// [`super::encode_dev`]); `flags` are [`super::attr_flags`].
     pub struct Attr = 88 {
         pub ino: u64, pub size: u64, pub blocks: u64, pub atime: u64, pub mtime: u64, pub ctime: u64,
         pub atimensec: u32, pub mtimensec: u32, pub ctimensec: u32, pub mode: u32, pub nlink: u32,
@@ -28,10 +33,12 @@ wire! {
         pub blocks: u64, pub bfree: u64, pub bavail: u64, pub files: u64, pub ffree: u64,
         pub bsize: u32, pub namelen: u32, pub frsize: u32, pub padding: u32, pub spare: [u32; 6],
     }
-    /// A POSIX lock: first and last byte (inclusive, `OFFSET_MAX` for "to the end"), `F_RDLCK`/`F_WRLCK`/`F_UNLCK`, process.
+    /// A POSIX lock: first and last byte (inclusive, `OFFSET_MAX` for "to the end"),
+    /// `F_RDLCK`/`F_WRLCK`/`F_UNLCK`, process.
     pub struct FileLock = 24 { pub start: u64, pub end: u64, pub r#type: u32, pub pid: u32 }
-    /// Reply to LOOKUP, MKNOD, MKDIR, SYMLINK, LINK, and the first half of CREATE's. `nodeid` 0 with a validity is a cacheable "no
-    /// such name". (nodeid, generation) must be unique for the life of the mount.
+    /// Reply to LOOKUP, MKNOD, MKDIR, SYMLINK, LINK, and the first half of CREATE's. `nodeid` 0
+    /// with a validity is a cacheable "no such name". (nodeid, generation) must be unique for the
+    /// life of the mount.
     pub struct EntryOut = 128 {
         pub nodeid: u64, pub generation: u64, pub entry_valid: u64, pub attr_valid: u64,
         pub entry_valid_nsec: u32, pub attr_valid_nsec: u32, pub attr: Attr,
@@ -69,7 +76,8 @@ wire! {
     pub struct OpenIn = 8 { pub flags: u32, pub open_flags: u32 }
     /// CREATE and TMPFILE; followed by the name.
     pub struct CreateIn = 16 { pub flags: u32, pub mode: u32, pub umask: u32, pub open_flags: u32 }
-    /// Reply to OPEN and OPENDIR, second half of CREATE's; `open_flags` are [`super::fopen`], `backing_id` counts with `PASSTHROUGH`.
+    /// Reply to OPEN and OPENDIR, second half of CREATE's; `open_flags` are [`super::fopen`],
+    /// `backing_id` counts with `PASSTHROUGH`.
     pub struct OpenOut = 16 { pub fh: u64, pub open_flags: u32, pub backing_id: i32 }
     /// RELEASE and RELEASEDIR.
     pub struct ReleaseIn = 24 { pub fh: u64, pub flags: u32, pub release_flags: u32, pub lock_owner: u64 }
@@ -147,12 +155,14 @@ wire! {
     pub struct RemovemappingOne = 16 { pub moffset: u64, pub len: u64 }
     /// SYNCFS.
     pub struct SyncfsIn = 8 { pub padding: u64 }
-    /// Head of every request. `total_extlen` is the length of the extensions at its end, in units of 8 bytes.
+    /// Head of every request. `total_extlen` is the length of the extensions at its end, in units
+    /// of 8 bytes.
     pub struct InHeader = 40 {
         pub len: u32, pub opcode: u32, pub unique: u64, pub nodeid: u64, pub uid: u32, pub gid: u32, pub pid: u32,
         pub total_extlen: u16, pub padding: u16,
     }
-    /// Head of every reply: `error` is 0 or a negative error number. With `unique` 0 it heads a notification and `error` is its code.
+    /// Head of every reply: `error` is 0 or a negative error number. With `unique` 0 it heads a
+    /// notification and `error` is its code.
     pub struct OutHeader = 16 { pub len: u32, pub error: i32, pub unique: u64 }
     /// Head of a directory entry; followed by the name, padded to 8 bytes. `type` is a `DT_*`.
     pub struct Dirent = 24 { pub ino: u64, pub off: u64, pub namelen: u32, pub r#type: u32 }
@@ -178,7 +188,8 @@ wire! {
     pub struct SecctxHeader = 8 { pub size: u32, pub nr_secctx: u32 }
     /// One security context: followed by its name, a NUL, and `size` bytes of label.
     pub struct Secctx = 8 { pub size: u32, pub padding: u32 }
-    /// Head of an extension: `size` of the whole, padded to 8 bytes; types up to 31 are a [`SecctxHeader`].
+    /// Head of an extension: `size` of the whole, padded to 8 bytes; types up to 31 are a
+    /// [`SecctxHeader`].
     pub struct ExtHeader = 8 { pub size: u32, pub r#type: u32 }
     /// Supplementary groups; followed by `nr_groups` group ids.
     pub struct SuppGroups = 4 { pub nr_groups: u32 }

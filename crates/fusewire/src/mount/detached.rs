@@ -1,7 +1,9 @@
-//! A mount at no place: it is in no table of mounts, no path leads to it, and it ends with its descriptor.
+//! A mount at no place: it is in no table of mounts, no path leads to it, and it ends with its
+//! descriptor.
 //!
-//! Called by root's mounts, which are shown when they can be used and not before, and by whoever wants to hear what the kernel tells every file system.
-//! Needs root and Linux 5.2. Only a file system on a block device (`fuseblk`) is told of sync(2) and syncfs(2), from Linux 6.18 on.
+//! Called by root's mounts, which are shown when they can be used and not before, and by whoever
+//! wants to hear what the kernel tells every file system. Needs root and Linux 5.2. Only a file
+//! system on a block device (`fuseblk`) is told of sync(2) and syncfs(2), from Linux 6.18 on.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -9,12 +11,16 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
+};
 
 use super::{Device, MountOptions, about, words};
 
-/// Flags of mount(2) that belong to the file system, by their words; all others belong to the mount.
-const OF_THE_FILE_SYSTEM: &[(u64, &str)] = &[(libc::MS_RDONLY, "ro"), (libc::MS_SYNCHRONOUS, "sync"), (libc::MS_DIRSYNC, "dirsync")];
+/// Flags of mount(2) that belong to the file system, by their words; all others belong to the
+/// mount.
+const OF_THE_FILE_SYSTEM: &[(u64, &str)] =
+    &[(libc::MS_RDONLY, "ro"), (libc::MS_SYNCHRONOUS, "sync"), (libc::MS_DIRSYNC, "dirsync")];
 /// Those of the mount.
 const OF_THE_MOUNT: &[(u64, MountAttrFlags)] = &[
     (libc::MS_RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
@@ -24,16 +30,19 @@ const OF_THE_MOUNT: &[(u64, MountAttrFlags)] = &[
     (libc::MS_NOATIME, MountAttrFlags::MOUNT_ATTR_NOATIME),
 ];
 
-/// Mounts a connection on a block device that nobody else uses. The mount goes with the second value; whoever serves it lets go of the connection
-/// before, because the kernel would wait for an answer to its farewell.
+/// Mounts a connection on a block device that nobody else uses. The mount goes with the second
+/// value; whoever serves it lets go of the connection before, because the kernel would wait for an
+/// answer to its farewell.
 ///
 /// # Errors
-/// EPERM without privilege; ENODEV where the kernel has no `fuseblk`; EBUSY where the device is in use.
+/// EPERM without privilege; ENODEV where the kernel has no `fuseblk`; EBUSY where the device is in
+/// use.
 pub fn mount_on_device(block_device: &Path) -> io::Result<(Device, OwnedFd)> {
     let (fuse, context) = open("fuseblk")?;
     fsconfig_set_string(&context, "source", block_device)?;
     fsconfig_create(&context)?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let attributes =
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
     Ok((Device::from_fd(fuse), mount))
 }
@@ -41,11 +50,14 @@ pub fn mount_on_device(block_device: &Path) -> io::Result<(Device, OwnedFd)> {
 /// Mounts a new connection, whose root is a directory.
 ///
 /// # Errors
-/// Where mount(2) may still do: EPERM without privilege, ENOSYS before Linux 5.2, EINVAL for names of more than 255 bytes and for flags and words
-/// that are not known here.
+/// Where mount(2) may still do: EPERM without privilege, ENOSYS before Linux 5.2, EINVAL for names
+/// of more than 255 bytes and for flags and words that are not known here.
 pub(super) fn connection(options: &MountOptions) -> io::Result<(OwnedFd, OwnedFd)> {
-    let known =
-        OF_THE_FILE_SYSTEM.iter().map(|(flag, _)| flag).chain(OF_THE_MOUNT.iter().map(|(flag, _)| flag)).fold(0, |all, flag| all | flag);
+    let known = OF_THE_FILE_SYSTEM
+        .iter()
+        .map(|(flag, _)| flag)
+        .chain(OF_THE_MOUNT.iter().map(|(flag, _)| flag))
+        .fold(0, |all, flag| all | flag);
     if options.flags & !known != 0 {
         return Err(super::invalid("mount flags"));
     }
@@ -78,7 +90,8 @@ pub(super) fn connection(options: &MountOptions) -> io::Result<(OwnedFd, OwnedFd
 /// The device, and a file system of this type that is to use it.
 fn open(kind: &str) -> io::Result<(OwnedFd, OwnedFd)> {
     let path = Path::new("/dev/fuse");
-    let fuse = OpenOptions::new().read(true).write(true).open(path).map_err(|error| about(path, "cannot open", error))?;
+    let fuse =
+        OpenOptions::new().read(true).write(true).open(path).map_err(|error| about(path, "cannot open", error))?;
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     let ids = (rustix::process::getuid().as_raw().to_string(), rustix::process::getgid().as_raw().to_string());
     let number = fuse.as_raw_fd().to_string();

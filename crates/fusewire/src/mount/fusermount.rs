@@ -1,7 +1,8 @@
 //! Mounting by `fusermount3`, which is set-user-id root and checks what an ordinary user may do.
 //!
-//! It opens the device, mounts, and passes the descriptor back over a socket whose number stands in `_FUSE_COMMFD`. The socket is handed
-//! over as its standard input, so that no descriptor has to survive an exec by accident. What it writes to standard error becomes part of the error.
+//! It opens the device, mounts, and passes the descriptor back over a socket whose number stands in
+//! `_FUSE_COMMFD`. The socket is handed over as its standard input, so that no descriptor has to
+//! survive an exec by accident. What it writes to standard error becomes part of the error.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSliceMut, Read};
@@ -27,18 +28,27 @@ const FLAG_WORDS: [(u64, &str); 7] = [
     (libc::MS_NOATIME, "noatime"),
 ];
 
-/// Flags that `fusermount3` has no word for and that change no answer of a file system: how eagerly access times are kept, which FUSE leaves
-/// to the daemon.
-const WITHOUT_WORD: u64 = libc::MS_NODIRATIME | libc::MS_RELATIME | libc::MS_STRICTATIME | libc::MS_LAZYTIME | libc::MS_SILENT;
+/// Flags that `fusermount3` has no word for and that change no answer of a file system: how eagerly
+/// access times are kept, which FUSE leaves to the daemon.
+const WITHOUT_WORD: u64 =
+    libc::MS_NODIRATIME | libc::MS_RELATIME | libc::MS_STRICTATIME | libc::MS_LAZYTIME | libc::MS_SILENT;
 
 /// Mounts and returns the open device.
 pub(super) fn mount(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let known = FLAG_WORDS.iter().fold(WITHOUT_WORD, |known, (flag, _)| known | flag);
     if options.flags & !known != 0 {
-        let text = format!("cannot mount {}: fusermount3 knows no word for mount flags {:#x}", path.display(), options.flags & !known);
+        let text = format!(
+            "cannot mount {}: fusermount3 knows no word for mount flags {:#x}",
+            path.display(),
+            options.flags & !known
+        );
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
-    if options.extra.iter().any(|words| words.as_bytes().split(|byte| *byte == b',').any(|word| word == b"auto_unmount")) {
+    if options
+        .extra
+        .iter()
+        .any(|words| words.as_bytes().split(|byte| *byte == b',').any(|word| word == b"auto_unmount"))
+    {
         // It would stay behind as long as the mount, and we would wait for its end.
         return Err(super::invalid("fusermount3's auto_unmount is not supported"));
     }
@@ -50,7 +60,8 @@ pub(super) fn mount(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> 
     if !output.status.success() {
         return Err(failure("cannot mount", path, &output));
     }
-    receive(&ours).map_err(|error| crate::sys::with_context(format!("no device from fusermount3 for {}", path.display()), error))
+    receive(&ours)
+        .map_err(|error| crate::sys::with_context(format!("no device from fusermount3 for {}", path.display()), error))
 }
 
 /// Unmounts.
@@ -74,15 +85,21 @@ fn program(fusermount: Option<&Path>) -> Command {
 fn run(mut command: Command) -> io::Result<Output> {
     // `command` is dropped at the end, and with it our copy of the other end of the socket.
     let mut child = command.spawn().map_err(|error| {
-        crate::sys::with_context(format!("cannot run {} (package fuse3)", command.get_program().to_string_lossy()), error)
+        crate::sys::with_context(
+            format!("cannot run {} (package fuse3)", command.get_program().to_string_lossy()),
+            error,
+        )
     })?;
     let mut said = Vec::new();
     if let Some(mut stderr) = child.stderr.take() {
         stderr.read_to_end(&mut said)?;
     }
     let status = match child.wait() {
-        // Who started us ignores SIGCHLD, and so do we then: the status is lost. It is silent when all went well.
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => ExitStatus::from_raw(if said.is_empty() { 0 } else { 1 << 8 }),
+        // Who started us ignores SIGCHLD, and so do we then: the status is lost. It is silent when
+        // all went well.
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
+            ExitStatus::from_raw(if said.is_empty() { 0 } else { 1 << 8 })
+        }
         status => status?,
     };
     Ok(Output { status, stdout: Vec::new(), stderr: said })
@@ -93,7 +110,10 @@ fn failure(what: &str, path: &Path, output: &Output) -> io::Error {
     // It says no more than that.
     let kind = match () {
         () if said.contains("busy") => io::ErrorKind::ResourceBusy,
-        () if ["no write access", "Permission denied", "not permitted", "user_allow_other"].iter().any(|why| said.contains(why)) => {
+        () if ["no write access", "Permission denied", "not permitted", "user_allow_other"]
+            .iter()
+            .any(|why| said.contains(why)) =>
+        {
             io::ErrorKind::PermissionDenied
         }
         () => io::ErrorKind::Other,
@@ -113,7 +133,8 @@ fn option_string(options: &MountOptions) -> OsString {
     all.join(OsStr::new(","))
 }
 
-/// A value in which commas and backslashes are escaped, as the option parser of `fusermount3` takes them.
+/// A value in which commas and backslashes are escaped, as the option parser of `fusermount3` takes
+/// them.
 fn escaped(key: &str, value: &OsStr) -> OsString {
     let mut bytes = key.as_bytes().to_vec();
     for byte in value.as_bytes() {
@@ -131,7 +152,12 @@ fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0_u8; 1];
     loop {
-        match rustix::net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+        match rustix::net::recvmsg(
+            socket.as_fd(),
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(_) => break,

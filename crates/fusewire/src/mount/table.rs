@@ -1,15 +1,16 @@
-//! The mounts of this process's namespace, from `/proc/self/mountinfo`: which are at a path, where one is, whether a path still leads to it.
+//! The mounts of this process's namespace, from `/proc/self/mountinfo`: which are at a path, where
+//! one is, whether a path still leads to it.
 //!
-//! Called at mount (to remember which is ours) and at unmount (to find it, wherever its directory has been moved since). Reading the table sends no
-//! request to any file system, unlike `stat(2)`.
+//! Called at mount (to remember which is ours) and at unmount (to find it, wherever its directory
+//! has been moved since). Reading the table sends no request to any file system, unlike `stat(2)`.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// Which mount: two that are there at the same time differ in the number. A number is given again when its mount is gone, but not one together with the
-/// device of a connection that lives.
+/// Which mount: two that are there at the same time differ in the number. A number is given again
+/// when its mount is gone, but not one together with the device of a connection that lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Number of the mount, as mountinfo and statx(2) have it.
@@ -103,7 +104,8 @@ impl Table {
         let (mut passed, mut at) = (here == own, PathBuf::new());
         for part in row.path.components() {
             at.push(part);
-            // No more steps than mounts: a table that was read while it changed may go round in a circle.
+            // No more steps than mounts: a table that was read while it changed may go round in a
+            // circle.
             for _ in &self.0 {
                 let on = self.0.iter().find(|row| row.parent == here && row.identity.id != here && row.path == at);
                 let Some(next) = on else { break };
@@ -125,7 +127,8 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
         let digits = if *first == b'\\' { after.split_first_chunk::<3>() } else { None };
-        let octal = digits.and_then(|(digits, after)| Some((u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()?, after)));
+        let octal = digits
+            .and_then(|(digits, after)| Some((u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()?, after)));
         let (byte, after) = octal.unwrap_or((*first, after));
         out.push(byte);
         rest = after;

@@ -1,6 +1,7 @@
 //! Extensions at the end of creating requests: supplementary groups and security contexts.
 //!
-//! Called by `parse` and by handlers that asked for them in INIT. Both types are checked when made, so that iterating cannot fail.
+//! Called by `parse` and by handlers that asked for them in INIT. Both types are checked when made,
+//! so that iterating cannot fail.
 
 use crate::abi::{ExtHeader, Pod, Secctx, SecctxHeader, SuppGroups, ext};
 

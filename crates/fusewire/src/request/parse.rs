@@ -1,7 +1,8 @@
 //! From the bytes of a request to [`Op`].
 //!
-//! Called by both transports. The device delivers the struct of a request and what follows it in one piece, the ring in two areas;
-//! so parsing takes the two apart: `fixed` (the struct) and `rest` (names, data, extensions).
+//! Called by both transports. The device delivers the struct of a request and what follows it in
+//! one piece, the ring in two areas; so parsing takes the two apart: `fixed` (the struct) and
+//! `rest` (names, data, extensions).
 
 use super::{Groups, Header, Op, Request, SecurityContexts, ext::extensions};
 use crate::abi::{self, InHeader, Pod, flag, opcode};
@@ -14,7 +15,8 @@ pub(crate) struct Form {
     pub(crate) setxattr_ext: bool,
 }
 
-/// The size of the struct that precedes names and data in a request, bytes; 0 where there is none (or the opcode is unknown).
+/// The size of the struct that precedes names and data in a request, bytes; 0 where there is none
+/// (or the opcode is unknown).
 pub(crate) fn fixed_size(opcode: u32, form: Form) -> usize {
     match opcode {
         opcode::FORGET => size_of::<abi::ForgetIn>(),
@@ -53,8 +55,9 @@ pub(crate) fn fixed_size(opcode: u32, form: Form) -> usize {
     }
 }
 
-/// Parses a request that wants a reply (not FORGET, BATCH_FORGET, INTERRUPT, NOTIFY_REPLY or INIT, which transports handle).
-/// `fixed` may be longer than the struct (ring); `rest` must end with the request. EIO for what contradicts itself.
+/// Parses a request that wants a reply (not FORGET, BATCH_FORGET, INTERRUPT, NOTIFY_REPLY or INIT,
+/// which transports handle). `fixed` may be longer than the struct (ring); `rest` must end with the
+/// request. EIO for what contradicts itself.
 pub(crate) fn parse<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8], form: Form) -> Result<Request<'a>, Errno> {
     parse_option(header, fixed, rest, form).ok_or(Errno::EIO)
 }
@@ -67,7 +70,9 @@ fn parse_option<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8], form: Fo
         (groups, security) = extensions(area)?;
         rest = before;
     }
-    let op = names(header, fixed, rest).or_else(|| files(header, fixed, rest)).or_else(|| attributes(header, fixed, rest, form));
+    let op = names(header, fixed, rest)
+        .or_else(|| files(header, fixed, rest))
+        .or_else(|| attributes(header, fixed, rest, form));
     let op = match op {
         Some(op) => op?,
         None => Op::Unknown(header.opcode),
@@ -89,7 +94,8 @@ fn text(bytes: &[u8]) -> Option<&[u8]> {
     bytes.split(|byte| *byte == 0).next().filter(|text| text.len() < bytes.len())
 }
 
-/// Operations on names. The outer option says whether the opcode is one of these, the inner one whether it was well formed.
+/// Operations on names. The outer option says whether the opcode is one of these, the inner one
+/// whether it was well formed.
 fn names<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8]) -> Option<Option<Op<'a>>> {
     let op = match header.opcode {
         opcode::LOOKUP => name(rest).map(|(name, _)| Op::Lookup { name }),
@@ -107,14 +113,22 @@ fn names<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8]) -> Option<Optio
         }),
         opcode::RENAME => abi::RenameIn::read(fixed).and_then(|arg| rename(rest, arg.newdir, 0)),
         opcode::RENAME2 => abi::Rename2In::read(fixed).and_then(|arg| rename(rest, arg.newdir, arg.flags)),
-        opcode::LINK => abi::LinkIn::read(fixed).and_then(|arg| Some(Op::Link { nodeid: arg.oldnodeid, name: name(rest)?.0 })),
+        opcode::LINK => {
+            abi::LinkIn::read(fixed).and_then(|arg| Some(Op::Link { nodeid: arg.oldnodeid, name: name(rest)?.0 }))
+        }
         opcode::CREATE => abi::CreateIn::read(fixed).and_then(|arg| {
             let (name, _) = name(rest)?;
             Some(Op::Create { name, flags: arg.flags, mode: arg.mode, umask: arg.umask, open_flags: arg.open_flags })
         }),
         opcode::TMPFILE => abi::CreateIn::read(fixed).and_then(|arg| {
             // The kernel sends the name of an anonymous dentry, which is "/".
-            Some(Op::Tmpfile { name: text(rest)?, flags: arg.flags, mode: arg.mode, umask: arg.umask, open_flags: arg.open_flags })
+            Some(Op::Tmpfile {
+                name: text(rest)?,
+                flags: arg.flags,
+                mode: arg.mode,
+                umask: arg.umask,
+                open_flags: arg.open_flags,
+            })
         }),
         _ => return None,
     };
@@ -139,8 +153,12 @@ fn files<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8]) -> Option<Optio
             lock_owner: (arg.read_flags & flag::READ_LOCKOWNER != 0).then_some(arg.lock_owner),
             read_flags: arg.read_flags,
         }),
-        opcode::READDIR => abi::ReadIn::read(fixed).map(|arg| Op::Readdir { fh: arg.fh, offset: arg.offset, size: arg.size }),
-        opcode::READDIRPLUS => abi::ReadIn::read(fixed).map(|arg| Op::Readdirplus { fh: arg.fh, offset: arg.offset, size: arg.size }),
+        opcode::READDIR => {
+            abi::ReadIn::read(fixed).map(|arg| Op::Readdir { fh: arg.fh, offset: arg.offset, size: arg.size })
+        }
+        opcode::READDIRPLUS => {
+            abi::ReadIn::read(fixed).map(|arg| Op::Readdirplus { fh: arg.fh, offset: arg.offset, size: arg.size })
+        }
         opcode::WRITE => abi::WriteIn::read(fixed).and_then(|arg| {
             let data = rest.get(..arg.size as usize)?;
             Some(Op::Write {
@@ -159,10 +177,19 @@ fn files<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8]) -> Option<Optio
             lock_owner: (arg.release_flags & flag::RELEASE_FLOCK_UNLOCK != 0).then_some(arg.lock_owner),
         }),
         opcode::RELEASEDIR => abi::ReleaseIn::read(fixed).map(|arg| Op::Releasedir { fh: arg.fh, flags: arg.flags }),
-        opcode::FSYNC => abi::FsyncIn::read(fixed).map(|arg| Op::Fsync { fh: arg.fh, datasync: datasync(arg.fsync_flags) }),
-        opcode::FSYNCDIR => abi::FsyncIn::read(fixed).map(|arg| Op::Fsyncdir { fh: arg.fh, datasync: datasync(arg.fsync_flags) }),
+        opcode::FSYNC => {
+            abi::FsyncIn::read(fixed).map(|arg| Op::Fsync { fh: arg.fh, datasync: datasync(arg.fsync_flags) })
+        }
+        opcode::FSYNCDIR => {
+            abi::FsyncIn::read(fixed).map(|arg| Op::Fsyncdir { fh: arg.fh, datasync: datasync(arg.fsync_flags) })
+        }
         opcode::FLUSH => abi::FlushIn::read(fixed).map(|arg| Op::Flush { fh: arg.fh, lock_owner: arg.lock_owner }),
-        opcode::GETLK => abi::LkIn::read(fixed).map(|arg| Op::Getlk { fh: arg.fh, owner: arg.owner, lock: arg.lk, flags: arg.lk_flags }),
+        opcode::GETLK => abi::LkIn::read(fixed).map(|arg| Op::Getlk {
+            fh: arg.fh,
+            owner: arg.owner,
+            lock: arg.lk,
+            flags: arg.lk_flags,
+        }),
         opcode::SETLK | opcode::SETLKW => abi::LkIn::read(fixed).map(|arg| Op::Setlk {
             fh: arg.fh,
             owner: arg.owner,
@@ -174,21 +201,33 @@ fn files<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8]) -> Option<Optio
             let input = rest.get(..arg.in_size as usize)?;
             Some(Op::Ioctl { fh: arg.fh, flags: arg.flags, cmd: arg.cmd, arg: arg.arg, input, out_size: arg.out_size })
         }),
-        opcode::POLL => abi::PollIn::read(fixed).map(|arg| Op::Poll { fh: arg.fh, kh: arg.kh, flags: arg.flags, events: arg.events }),
-        opcode::FALLOCATE => {
-            abi::FallocateIn::read(fixed).map(|arg| Op::Fallocate { fh: arg.fh, offset: arg.offset, length: arg.length, mode: arg.mode })
-        }
-        opcode::LSEEK => abi::LseekIn::read(fixed).map(|arg| Op::Lseek { fh: arg.fh, offset: arg.offset, whence: arg.whence }),
-        opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => abi::CopyFileRangeIn::read(fixed).map(|arg| Op::CopyFileRange {
-            fh_in: arg.fh_in,
-            off_in: arg.off_in,
-            nodeid_out: arg.nodeid_out,
-            fh_out: arg.fh_out,
-            off_out: arg.off_out,
-            len: arg.len,
+        opcode::POLL => abi::PollIn::read(fixed).map(|arg| Op::Poll {
+            fh: arg.fh,
+            kh: arg.kh,
             flags: arg.flags,
-            wide: header.opcode == opcode::COPY_FILE_RANGE_64,
+            events: arg.events,
         }),
+        opcode::FALLOCATE => abi::FallocateIn::read(fixed).map(|arg| Op::Fallocate {
+            fh: arg.fh,
+            offset: arg.offset,
+            length: arg.length,
+            mode: arg.mode,
+        }),
+        opcode::LSEEK => {
+            abi::LseekIn::read(fixed).map(|arg| Op::Lseek { fh: arg.fh, offset: arg.offset, whence: arg.whence })
+        }
+        opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => {
+            abi::CopyFileRangeIn::read(fixed).map(|arg| Op::CopyFileRange {
+                fh_in: arg.fh_in,
+                off_in: arg.off_in,
+                nodeid_out: arg.nodeid_out,
+                fh_out: arg.fh_out,
+                off_out: arg.off_out,
+                len: arg.len,
+                flags: arg.flags,
+                wide: header.opcode == opcode::COPY_FILE_RANGE_64,
+            })
+        }
         _ => return None,
     };
     Some(op)
@@ -201,13 +240,14 @@ fn datasync(flags: u32) -> bool {
 /// Operations on attributes and the rest.
 fn attributes<'a>(header: &InHeader, fixed: &'a [u8], rest: &'a [u8], form: Form) -> Option<Option<Op<'a>>> {
     let op = match header.opcode {
-        opcode::GETATTR => {
-            abi::GetattrIn::read(fixed).map(|arg| Op::Getattr { fh: (arg.getattr_flags & flag::GETATTR_FH != 0).then_some(arg.fh) })
-        }
+        opcode::GETATTR => abi::GetattrIn::read(fixed)
+            .map(|arg| Op::Getattr { fh: (arg.getattr_flags & flag::GETATTR_FH != 0).then_some(arg.fh) }),
         opcode::SETATTR => abi::SetattrIn::read(fixed).map(Op::Setattr),
         opcode::STATFS => Some(Op::Statfs),
         opcode::SETXATTR => setxattr(fixed, rest, form),
-        opcode::GETXATTR => abi::GetxattrIn::read(fixed).and_then(|arg| Some(Op::Getxattr { name: name(rest)?.0, size: arg.size })),
+        opcode::GETXATTR => {
+            abi::GetxattrIn::read(fixed).and_then(|arg| Some(Op::Getxattr { name: name(rest)?.0, size: arg.size }))
+        }
         opcode::LISTXATTR => abi::GetxattrIn::read(fixed).map(|arg| Op::Listxattr { size: arg.size }),
         opcode::REMOVEXATTR => name(rest).map(|(name, _)| Op::Removexattr { name }),
         opcode::ACCESS => abi::AccessIn::read(fixed).map(|arg| Op::Access { mask: arg.mask }),

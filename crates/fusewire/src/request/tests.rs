@@ -1,4 +1,5 @@
-//! Parsing: well-formed requests give back what was put in, everything else is refused, and nothing panics.
+//! Parsing: well-formed requests give back what was put in, everything else is refused, and nothing
+//! panics.
 
 use super::*;
 use crate::abi::{self, CreateIn, ExtHeader, IoctlIn, Pod, Rename2In, Secctx, SetxattrIn, SuppGroups, WriteIn, opcode};
@@ -17,7 +18,10 @@ fn op<'a>(opcode: u32, fixed: &'a [u8], rest: &'a [u8]) -> Result<Op<'a>, Errno>
 #[test]
 fn names_end_at_their_nul() {
     assert!(matches!(op(opcode::LOOKUP, &[], b"name\0"), Ok(Op::Lookup { name: b"name" })));
-    assert!(matches!(op(opcode::SYMLINK, &[], b"name\0to/there\0"), Ok(Op::Symlink { name: b"name", target: b"to/there" })));
+    assert!(matches!(
+        op(opcode::SYMLINK, &[], b"name\0to/there\0"),
+        Ok(Op::Symlink { name: b"name", target: b"to/there" })
+    ));
     let rename = Rename2In { newdir: 7, flags: 2, padding: 0 };
     let parsed = op(opcode::RENAME2, rename.bytes(), b"a\0bc\0");
     assert!(matches!(parsed, Ok(Op::Rename { name: b"a", new_dir: 7, new_name: b"bc", flags: 2 })));
@@ -32,7 +36,8 @@ fn names_end_at_their_nul() {
 
 #[test]
 fn data_has_the_length_that_the_request_says() {
-    let write = WriteIn { size: 4, offset: 9, write_flags: abi::flag::WRITE_LOCKOWNER, lock_owner: 5, ..WriteIn::default() };
+    let write =
+        WriteIn { size: 4, offset: 9, write_flags: abi::flag::WRITE_LOCKOWNER, lock_owner: 5, ..WriteIn::default() };
     let parsed = op(opcode::WRITE, write.bytes(), b"data and more");
     assert!(matches!(parsed, Ok(Op::Write { data: b"data", offset: 9, lock_owner: Some(5), .. })));
     assert!(op(opcode::WRITE, write.bytes(), b"dat").is_err());
@@ -89,7 +94,10 @@ fn every_operation_has_its_struct() {
     // What the device splits off must be enough for parsing, for every opcode with a reply.
     let names = b"a\0b\0";
     for opcode in 1..opcode::COUNT as u32 {
-        let one_way = matches!(opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY | opcode::INIT);
+        let one_way = matches!(
+            opcode,
+            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY | opcode::INIT
+        );
         if opcode::name(opcode).is_none() || one_way {
             continue;
         }
@@ -115,7 +123,9 @@ impl Random {
     fn bytes(&mut self, most: u64) -> Vec<u8> {
         let len = self.next() % (most + 1);
         // Small numbers and NULs are what lengths and names are made of.
-        (0..len).map(|_| if self.next().is_multiple_of(2) { (self.next() % 20) as u8 } else { self.next() as u8 }).collect()
+        (0..len)
+            .map(|_| if self.next().is_multiple_of(2) { (self.next() % 20) as u8 } else { self.next() as u8 })
+            .collect()
     }
 }
 
@@ -124,7 +134,10 @@ fn random_bytes_never_panic() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (mut good, mut bad) = (0_u32, 0_u32);
     for _ in 0..300_000 {
-        let header = header((random.next() % 60) as u32, if random.next().is_multiple_of(3) { (random.next() % 8) as u16 } else { 0 });
+        let header = header(
+            (random.next() % 60) as u32,
+            if random.next().is_multiple_of(3) { (random.next() % 8) as u16 } else { 0 },
+        );
         let (fixed, rest) = (random.bytes(128), random.bytes(96));
         match parse(&header, &fixed, &rest, Form { setxattr_ext: random.next().is_multiple_of(2) }) {
             Ok(request) => {
@@ -132,7 +145,9 @@ fn random_bytes_never_panic() {
                 assert!(request.groups.iter().count() <= 24);
                 assert!(request.security.iter().count() <= 12);
                 let names = match request.op {
-                    Op::Lookup { name } | Op::Unlink { name } | Op::Mkdir { name, .. } | Op::Create { name, .. } => vec![name],
+                    Op::Lookup { name } | Op::Unlink { name } | Op::Mkdir { name, .. } | Op::Create { name, .. } => {
+                        vec![name]
+                    }
                     Op::Rename { name, new_name, .. } => vec![name, new_name],
                     _ => Vec::new(),
                 };

@@ -1,7 +1,8 @@
 //! The transport over the fuse device: read a request, write its reply.
 //!
-//! Every thread has its own descriptor of the connection (a reply must go to the descriptor that its request came from) and reads from the
-//! one queue of the kernel. Beside rings the same loop serves what rings do not carry, FORGET and INTERRUPT, and is lazy then.
+//! Every thread has its own descriptor of the connection (a reply must go to the descriptor that
+//! its request came from) and reads from the one queue of the kernel. Beside rings the same loop
+//! serves what rings do not carry, FORGET and INTERRUPT, and is lazy then.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +20,8 @@ use crate::errno::Errno;
 use crate::request::fixed_size;
 use crate::sys::{self, Pages};
 
-/// Beside rings: how long to leave FORGETs lying after some, so that they come in batches. An INTERRUPT waits no longer than that either.
+/// Beside rings: how long to leave FORGETs lying after some, so that they come in batches. An
+/// INTERRUPT waits no longer than that either.
 const LAZINESS: Duration = Duration::from_millis(10);
 
 /// Adds a thread to the device's queue.

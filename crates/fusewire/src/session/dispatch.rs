@@ -1,7 +1,7 @@
 //! One request, from bytes to the handler and back to bytes.
 //!
-//! Called by both transports with the areas of a request; answers what to put into the reply's header. Requests that want no
-//! reply (FORGET, INTERRUPT, NOTIFY_REPLY) have their own entry.
+//! Called by both transports with the areas of a request; answers what to put into the reply's
+//! header. Requests that want no reply (FORGET, INTERRUPT, NOTIFY_REPLY) have their own entry.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,7 +46,11 @@ pub(super) fn request(shared: &Shared, header: &InHeader, fixed: &[u8], rest: &[
     let result = match parse(header, fixed, rest, shared.form) {
         Ok(request) => shared.guarded(|| shared.handler.handle(&request, &mut reply)).unwrap_or(Err(Errno::EIO)),
         Err(error) => {
-            tracing::error!(opcode = header.opcode, len = header.len, "the kernel sent a request that contradicts its own lengths");
+            tracing::error!(
+                opcode = header.opcode,
+                len = header.len,
+                "the kernel sent a request that contradicts its own lengths"
+            );
             Err(error)
         }
     };
@@ -84,7 +88,11 @@ pub(super) fn one_way(shared: &Arc<Shared>, header: &InHeader, fixed: &[u8], res
         _ => None,
     };
     if handled.is_none() {
-        tracing::error!(opcode = header.opcode, len = header.len, "the kernel sent a message that contradicts its own lengths");
+        tracing::error!(
+            opcode = header.opcode,
+            len = header.len,
+            "the kernel sent a message that contradicts its own lengths"
+        );
     }
 }
 

@@ -5,7 +5,9 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::abi::{InHeader, InitIn, InitOut, KERNEL_MINOR_VERSION, KERNEL_VERSION, OLDEST_MINOR_VERSION, OutHeader, Pod, init, opcode};
+use crate::abi::{
+    InHeader, InitIn, InitOut, KERNEL_MINOR_VERSION, KERNEL_VERSION, OLDEST_MINOR_VERSION, OutHeader, Pod, init, opcode,
+};
 use crate::handler::{Handler, Offer, Settings};
 
 /// Room for INIT with all that its successors may add.
@@ -42,11 +44,16 @@ pub(super) fn read_init(device: &OwnedFd, handler: &dyn Handler) -> io::Result<A
         let (header, offer) = parse_init(message)?;
         if offer.major > KERNEL_VERSION {
             // A newer kernel: say what we speak, it asks again in that.
-            reply(device, header.unique, &InitOut { major: KERNEL_VERSION, minor: KERNEL_MINOR_VERSION, ..InitOut::default() })?;
+            reply(
+                device,
+                header.unique,
+                &InitOut { major: KERNEL_VERSION, minor: KERNEL_MINOR_VERSION, ..InitOut::default() },
+            )?;
             continue;
         }
         if offer.major < KERNEL_VERSION || offer.minor < OLDEST_MINOR_VERSION {
-            let spoken = format!("the kernel speaks FUSE {}.{}, 7.{OLDEST_MINOR_VERSION} is needed", offer.major, offer.minor);
+            let spoken =
+                format!("the kernel speaks FUSE {}.{}, 7.{OLDEST_MINOR_VERSION} is needed", offer.major, offer.minor);
             return Err(io::Error::new(io::ErrorKind::Unsupported, spoken));
         }
         return Ok(agree(header.unique, &offer, handler));
@@ -55,7 +62,9 @@ pub(super) fn read_init(device: &OwnedFd, handler: &dyn Handler) -> io::Result<A
 
 /// The header and struct of INIT; fields that an older kernel does not send are 0.
 fn parse_init(message: &[u8]) -> io::Result<(InHeader, InitIn)> {
-    let unexpected = || io::Error::new(io::ErrorKind::InvalidData, "the first request is not INIT: the connection is in use already");
+    let unexpected = || {
+        io::Error::new(io::ErrorKind::InvalidData, "the first request is not INIT: the connection is in use already")
+    };
     let header = InHeader::read(message).filter(|header| header.opcode == opcode::INIT).ok_or_else(unexpected)?;
     let body = message.get(size_of::<InHeader>()..).unwrap_or_default();
     let mut whole = [0_u8; size_of::<InitIn>()];
@@ -75,7 +84,8 @@ fn agree(unique: u64, kernel: &InitIn, handler: &dyn Handler) -> Agreement {
     settings.flags = ((settings.flags & !init::OVER_IO_URING) | own) & offer.flags;
     settings.max_readahead = settings.max_readahead.min(offer.max_readahead);
     let page = rustix::param::page_size();
-    // Without MAX_PAGES the kernel sends 32 pages at most, whatever we say. The count of pages has 16 bits.
+    // Without MAX_PAGES the kernel sends 32 pages at most, whatever we say. The count of pages has
+    // 16 bits.
     let most = if settings.flags & init::MAX_PAGES != 0 { usize::from(u16::MAX) * page } else { 32 * page };
     let max_io = (settings.max_io as usize).clamp(2 * page, most).next_multiple_of(page).min(most);
     settings.max_io = u32::try_from(max_io).unwrap_or(u32::MAX);
@@ -125,7 +135,10 @@ fn reply(device: &OwnedFd, unique: u64, out: &InitOut) -> io::Result<()> {
             // The request is gone: aborted with its mount.
             Err(rustix::io::Errno::NOENT) => {
                 let gone = io::Error::from_raw_os_error(libc::ENODEV);
-                return Err(crate::sys::with_context("the mount was taken away before it could be served".to_owned(), gone));
+                return Err(crate::sys::with_context(
+                    "the mount was taken away before it could be served".to_owned(),
+                    gone,
+                ));
             }
             Err(error) => return Err(error.into()),
         }
@@ -151,12 +164,20 @@ mod tests {
     }
 
     fn kernel(flags: u64) -> InitIn {
-        InitIn { major: 7, minor: 45, max_readahead: 131_072, flags: flags as u32, flags2: (flags >> 32) as u32, unused: [0; 11] }
+        InitIn {
+            major: 7,
+            minor: 45,
+            max_readahead: 131_072,
+            flags: flags as u32,
+            flags2: (flags >> 32) as u32,
+            unused: [0; 11],
+        }
     }
 
     #[test]
     fn only_what_is_offered_is_agreed() {
-        let all = Settings { flags: u64::MAX, max_readahead: u32::MAX, max_io: 1, max_stack_depth: 1, ..Settings::default() };
+        let all =
+            Settings { flags: u64::MAX, max_readahead: u32::MAX, max_io: 1, max_stack_depth: 1, ..Settings::default() };
         let offered = init::ASYNC_READ | init::INIT_EXT | init::PASSTHROUGH | init::MAX_PAGES | init::OVER_IO_URING;
         let agreed = agree(2, &kernel(offered), &Wants(all));
         assert_eq!(agreed.settings.flags, offered & !init::OVER_IO_URING);
@@ -169,7 +190,11 @@ mod tests {
 
     #[test]
     fn flags2_counts_with_the_extension_only() {
-        let agreed = agree(2, &kernel(init::PASSTHROUGH), &Wants(Settings { flags: u64::MAX, max_stack_depth: 2, ..Settings::default() }));
+        let agreed = agree(
+            2,
+            &kernel(init::PASSTHROUGH),
+            &Wants(Settings { flags: u64::MAX, max_stack_depth: 2, ..Settings::default() }),
+        );
         assert_eq!(agreed.settings.flags, 0);
         assert_eq!(agreed.settings.max_stack_depth, 0);
         assert_eq!(agreed.max_io, 32 * rustix::param::page_size());

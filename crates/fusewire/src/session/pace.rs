@@ -1,19 +1,25 @@
 //! Keeps a caller on its CPU while it is answered from there.
 //!
-//! When a ring thread answers, the kernel looks for a CPU for the caller. The caller's own CPU is busy with the ring thread, so on an otherwise idle
-//! machine it takes another one, wakes that up, and the next request comes from there: round trips of 50 us instead of 10. A CPU on which only
-//! SCHED_IDLE threads run counts as free (`sched_idle_cpu()` in `select_idle_sibling()`, kernel/sched/fair.c, since Linux 5.4). So while a
-//! session is busy and its threads get their turns at once, they are SCHED_IDLE in the system call in which they answer and wait, and
-//! only there: handlers, which take locks of the file system below, run as SCHED_BATCH, unless they are known to be brief
-//! ([`crate::Handler::is_brief`]). It costs two changes of class for each request that is not, so it is done only where callers are seen to move, and
-//! once a second it is tried without.
+//! When a ring thread answers, the kernel looks for a CPU for the caller. The caller's own CPU is
+//! busy with the ring thread, so on an otherwise idle machine it takes another one, wakes that up,
+//! and the next request comes from there: round trips of 50 us instead of 10. A CPU on which only
+//! SCHED_IDLE threads run counts as free (`sched_idle_cpu()` in `select_idle_sibling()`,
+//! kernel/sched/fair.c, since Linux 5.4). So while a session is busy and its threads get their
+//! turns at once, they are SCHED_IDLE in the system call in which they answer and wait, and only
+//! there: handlers, which take locks of the file system below, run as SCHED_BATCH, unless they are
+//! known to be brief ([`crate::Handler::is_brief`]). It costs two changes of class for each request
+//! that is not, so it is done only where callers are seen to move, and once a second it is tried
+//! without.
 //!
-//! A SCHED_IDLE thread gets next to nothing while others want the CPU, and a brief handler may be interrupted with a lock held. So one thread of
-//! ordinary priority watches: a ring thread that could run and did not for [`PATIENCE`] ticks, or all of them that do not for one, or that wait long
-//! for their turns, ends it for all, at first for a second and longer each time; such a lock is held no longer than that. Everything else (an idle
-//! mount, a mount that has little to do, a process that may not return from SCHED_IDLE, which takes CAP_SYS_NICE) stays SCHED_BATCH.
+//! A SCHED_IDLE thread gets next to nothing while others want the CPU, and a brief handler may be
+//! interrupted with a lock held. So one thread of ordinary priority watches: a ring thread that
+//! could run and did not for [`PATIENCE`] ticks, or all of them that do not for one, or that wait
+//! long for their turns, ends it for all, at first for a second and longer each time; such a lock
+//! is held no longer than that. Everything else (an idle mount, a mount that has little to do, a
+//! process that may not return from SCHED_IDLE, which takes CAP_SYS_NICE) stays SCHED_BATCH.
 //!
-//! Invariants: while nobody watches, all threads are SCHED_BATCH; the watcher sleeps without a timer while the session is not busy.
+//! Invariants: while nobody watches, all threads are SCHED_BATCH; the watcher sleeps without a
+//! timer while the session is not busy.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +33,8 @@ use crate::sys::{self, Class};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(10);
-/// Ticks for which one thread may starve while others are served: a RELEASE may well wait until its caller has done other things.
+/// Ticks for which one thread may starve while others are served: a RELEASE may well wait until its
+/// caller has done other things.
 const PATIENCE: u32 = 3;
 /// Ticks without a request after which the watcher sleeps.
 const QUIET: u32 = 20;
@@ -265,7 +272,8 @@ fn watch(shared: &Arc<Shared>) {
             }
         }
         shared.pace.yielding.store(false, Relaxed);
-        // A thread may have seen the old value just now, and be about to yield: so once more, a tick after there was none.
+        // A thread may have seen the old value just now, and be about to yield: so once more, a
+        // tick after there was none.
         let mut clean = 0;
         while clean < 2 && !shared.is_ending() {
             shared.pace.rest();
@@ -359,7 +367,9 @@ mod tests {
     #[test]
     fn a_caller_that_asks_from_elsewhere_has_moved() {
         let pace = Pace::default();
-        [(7, 0), (7, 0), (7, 1), (7 + CALLERS as u32, 0), (7, 1), (7, 0)].into_iter().for_each(|(caller, cpu)| pace.came(caller, cpu));
+        [(7, 0), (7, 0), (7, 1), (7 + CALLERS as u32, 0), (7, 1), (7, 0)]
+            .into_iter()
+            .for_each(|(caller, cpu)| pace.came(caller, cpu));
         assert_eq!(pace.moved.load(Relaxed), 2);
     }
 

@@ -1,11 +1,15 @@
-//! The transport over io_uring: one queue per CPU, several threads per queue, each with a ring of its own and one entry in it.
+//! The transport over io_uring: one queue per CPU, several threads per queue, each with a ring of
+//! its own and one entry in it.
 //!
-//! A thread waits in the same system call in which it gives its reply, on the CPU of its queue, so that request and reply are two context
-//! switches and nothing else. One entry per ring, because a handler that takes long would hold up whatever else its ring was given. CPUs
-//! that are offline need an entry too (the kernel starts only when every possible CPU has one): one thread holds those of all of them.
+//! A thread waits in the same system call in which it gives its reply, on the CPU of its queue, so
+//! that request and reply are two context switches and nothing else. One entry per ring, because a
+//! handler that takes long would hold up whatever else its ring was given. CPUs that are offline
+//! need an entry too (the kernel starts only when every possible CPU has one): one thread holds
+//! those of all of them.
 //!
-//! Invariant: while an entry is with the kernel nothing here touches its memory; between a completion and the next submission the kernel
-//! does not. A thread never leaves before the connection ends: an entry that disappears could take a request with it.
+//! Invariant: while an entry is with the kernel nothing here touches its memory; between a
+//! completion and the next submission the kernel does not. A thread never leaves before the
+//! connection ends: an entry that disappears could take a request with it.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,7 +24,9 @@ use super::pace::Own;
 use super::shared::{Place, Shared};
 use super::uring::{Completion, Uring};
 use super::workers::{Queue, Worker};
-use crate::abi::{InHeader, NotifyRetrieveOut, OutHeader, Pod, UringCmdReq, UringEntInOut, device, notify, opcode, uring};
+use crate::abi::{
+    InHeader, NotifyRetrieveOut, OutHeader, Pod, UringCmdReq, UringEntInOut, device, notify, opcode, uring,
+};
 use crate::sys::{self, Pages};
 
 /// So many refusals in a row of one entry end its thread.
@@ -44,8 +50,11 @@ impl Cpus {
     pub(super) fn read() -> io::Result<Cpus> {
         let list = |name: &str| {
             let path = format!("/sys/devices/system/cpu/{name}");
-            let text = std::fs::read_to_string(&path).map_err(|error| sys::with_context(format!("cannot read {path}"), error))?;
-            parse_list(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} holds no list of CPUs: {text:?}")))
+            let text = std::fs::read_to_string(&path)
+                .map_err(|error| sys::with_context(format!("cannot read {path}"), error))?;
+            parse_list(&text).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidData, format!("{path} holds no list of CPUs: {text:?}"))
+            })
         };
         Ok(Cpus { possible: list("possible")?.len(), online: list("online")? })
     }
@@ -108,8 +117,9 @@ pub(super) struct Prepared {
     threads: usize,
 }
 
-/// Starts the first threads and makes their rings. All that can fail for lack of permission or memory fails here, when the device can
-/// still be chosen: once the kernel has been told that there will be rings, it holds all requests back until they are there.
+/// Starts the first threads and makes their rings. All that can fail for lack of permission or
+/// memory fails here, when the device can still be chosen: once the kernel has been told that there
+/// will be rings, it holds all requests back until they are there.
 pub(super) fn prepare(shared: &Arc<Shared>, cpus: &Cpus) -> io::Result<Prepared> {
     let each = match shared.options.threads {
         0 if cpus.online.len() <= 8 => 3,
@@ -126,7 +136,10 @@ pub(super) fn prepare(shared: &Arc<Shared>, cpus: &Cpus) -> io::Result<Prepared>
         plan.push((offline, None));
     }
     if !shared.affords_rings(plan.len()) {
-        return Err(sys::with_context("cannot make an io_uring ring for each thread".to_owned(), rustix::io::Errno::MFILE.into()));
+        return Err(sys::with_context(
+            "cannot make an io_uring ring for each thread".to_owned(),
+            rustix::io::Errno::MFILE.into(),
+        ));
     }
     let (sender, reports) = channel();
     let mut prepared = Prepared { shared: Arc::clone(shared), reports, gate: Arc::default(), threads: 0 };
@@ -156,7 +169,8 @@ impl Prepared {
         Ok(())
     }
 
-    /// INIT has been answered: hands all entries to the kernel. After an error the connection cannot be used.
+    /// INIT has been answered: hands all entries to the kernel. After an error the connection
+    /// cannot be used.
     pub(super) fn go(self) -> io::Result<()> {
         self.gate.set(true);
         self.all_report()
@@ -224,7 +238,9 @@ fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Optio
         (Some(report), error) => {
             let _ = report.sender.send(error.map_or(Ok(()), Err));
         }
-        (None, Some(error)) => tracing::warn!(%error, "cannot register another ring entry; requests may wait for each other"),
+        (None, Some(error)) => {
+            tracing::warn!(%error, "cannot register another ring entry; requests may wait for each other")
+        }
         (None, None) => {}
     }
     if let Some(early) = early {
@@ -243,7 +259,8 @@ fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Optio
     shared.leave(&worker);
 }
 
-/// One entry of a ring: header area, payload area, and a place for small inputs (which share the payload area with the reply).
+/// One entry of a ring: header area, payload area, and a place for small inputs (which share the
+/// payload area with the reply).
 struct Entry {
     place: Place,
     memory: Pages,
@@ -284,13 +301,22 @@ impl Thread {
             tracing::debug!(%error, "no batch scheduling");
         }
         let count = u32::try_from(places.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
-        let ring = Uring::new(count).map_err(|error| sys::with_context("cannot make an io_uring ring".to_owned(), error))?;
+        let ring =
+            Uring::new(count).map_err(|error| sys::with_context("cannot make an io_uring ring".to_owned(), error))?;
         let entries = places.iter().map(|place| Entry::new(*place, shared.max_io)).collect::<io::Result<Vec<_>>>()?;
         let worker = Arc::new(Worker::new(tid(), Some(ring.consumed())));
-        Ok(Thread { shared: Arc::clone(shared), worker, ring, device: shared.connection.device()?, entries, class: Own::default() })
+        Ok(Thread {
+            shared: Arc::clone(shared),
+            worker,
+            ring,
+            device: shared.connection.device()?,
+            entries,
+            class: Own::default(),
+        })
     }
 
-    /// Hands all entries to the kernel. Returns completions that came in at once: requests, or the end of the connection.
+    /// Hands all entries to the kernel. Returns completions that came in at once: requests, or the
+    /// end of the connection.
     fn register_all(&mut self) -> io::Result<Vec<Completion>> {
         for index in 0..self.entries.len() {
             self.register(index)?;
@@ -307,10 +333,12 @@ impl Thread {
         Ok(early)
     }
 
-    /// Frees requests that came while this thread was being made and no other was waiting. The kernel has put them into a list from which only
-    /// the end of another request of the same queue takes them, not a new entry. So there must be another request: asking for cached data of
-    /// length 0 makes the kernel send one, on this CPU, hence to this queue. It takes a regular file for that, which the requests that are
-    /// being handled lead to (if all are about directories, their own end does it: only locks are waited for without limit).
+    /// Frees requests that came while this thread was being made and no other was waiting. The
+    /// kernel has put them into a list from which only the end of another request of the same queue
+    /// takes them, not a new entry. So there must be another request: asking for cached data of
+    /// length 0 makes the kernel send one, on this CPU, hence to this queue. It takes a regular
+    /// file for that, which the requests that are being handled lead to (if all are about
+    /// directories, their own end does it: only locks are waited for without limit).
     fn kick(&self) {
         let unique = KICK | u64::from(self.worker.tid) << 1;
         let nodes = self.shared.workers().into_iter().map(|worker| worker.node()).filter(|node| *node != 0);
@@ -329,7 +357,13 @@ impl Thread {
         let Some(entry) = self.entries.get(index) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
         let request = UringCmdReq { qid: self.shared.queue(entry.place).qid, ..UringCmdReq::default() };
         self.worker.other_submission();
-        self.ring.push(self.device.as_raw_fd(), device::URING_REGISTER, entry.areas.as_ptr() as u64, &request, index as u64)
+        self.ring.push(
+            self.device.as_raw_fd(),
+            device::URING_REGISTER,
+            entry.areas.as_ptr() as u64,
+            &request,
+            index as u64,
+        )
     }
 
     fn serve(&mut self, early: Vec<Completion>) -> io::Result<()> {
@@ -370,7 +404,8 @@ impl Thread {
     fn refused(&mut self, index: usize, result: i32) -> io::Result<bool> {
         self.shared.pace.works(&mut self.class);
         if is_end(result) || self.shared.is_ending() {
-            // Whether the entry's last reply was taken does not show, and does not matter: the kernel forgets everything now.
+            // Whether the entry's last reply was taken does not show, and does not matter: the
+            // kernel forgets everything now.
             return Ok(false);
         }
         let error = io::Error::from_raw_os_error(-result);
@@ -402,7 +437,8 @@ impl Thread {
         let Some(entry) = entries.get_mut(index) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
         let queue = shared.queue(entry.place);
         let memory = entry.memory.bytes_mut();
-        let (Some(header), Some(mut carried)) = (InHeader::read(memory), memory.get(uring::ENT_IN_OUT..).and_then(UringEntInOut::read))
+        let (Some(header), Some(mut carried)) =
+            (InHeader::read(memory), memory.get(uring::ENT_IN_OUT..).and_then(UringEntInOut::read))
         else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
@@ -448,9 +484,14 @@ fn is_end(result: i32) -> bool {
     matches!(-result, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV)
 }
 
-/// Handles the request in these areas; the reply's body is in the payload area afterwards. `None` if the areas are too small for what they
-/// should hold.
-fn handle(shared: &Arc<Shared>, header: &InHeader, size: usize, memory: &mut [u8]) -> Option<(dispatch::Outcome, usize)> {
+/// Handles the request in these areas; the reply's body is in the payload area afterwards. `None`
+/// if the areas are too small for what they should hold.
+fn handle(
+    shared: &Arc<Shared>,
+    header: &InHeader,
+    size: usize,
+    memory: &mut [u8],
+) -> Option<(dispatch::Outcome, usize)> {
     let (head, rest) = memory.split_at_mut_checked(rustix::param::page_size())?;
     let (payload, copy) = rest.split_at_mut_checked(shared.max_io)?;
     let fixed = head.get(uring::OP_IN..uring::OP_IN + uring::OP_IN_SIZE)?;

@@ -1,8 +1,9 @@
 //! What all threads of a session share, and the end of a session.
 //!
-//! Used by the transports, by [`blocking`] and by `Session`. Invariants: every started thread is in `alive` until it has left its loop; the last one
-//! to leave calls the handler's `destroy`, once; a thread that waits for users is woken again and again until it gives up, because a signal
-//! that arrives just before its system call would be lost otherwise.
+//! Used by the transports, by [`blocking`] and by `Session`. Invariants: every started thread is in
+//! `alive` until it has left its loop; the last one to leave calls the handler's `destroy`, once; a
+//! thread that waits for users is woken again and again until it gives up, because a signal that
+//! arrives just before its system call would be lost otherwise.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -82,7 +83,10 @@ pub(super) struct Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("workers", &self.workers.read().len()).field("ending", &self.ending).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("workers", &self.workers.read().len())
+            .field("ending", &self.ending)
+            .finish_non_exhaustive()
     }
 }
 
@@ -147,8 +151,13 @@ impl Shared {
         }
     }
 
-    /// Starts a thread that is counted in `alive`. It calls `body` with the session; no panic leaves it.
-    pub(super) fn spawn(self: &Arc<Self>, name: String, body: impl FnOnce(&Arc<Shared>) + Send + 'static) -> std::io::Result<()> {
+    /// Starts a thread that is counted in `alive`. It calls `body` with the session; no panic
+    /// leaves it.
+    pub(super) fn spawn(
+        self: &Arc<Self>,
+        name: String,
+        body: impl FnOnce(&Arc<Shared>) + Send + 'static,
+    ) -> std::io::Result<()> {
         self.alive.lock().0 += 1;
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name(name).stack_size(self.options.stack_size).spawn(move || {
@@ -165,7 +174,8 @@ impl Shared {
         thread.map(drop)
     }
 
-    /// The calling thread becomes a worker: known to the session, to [`blocking`] and to the handler.
+    /// The calling thread becomes a worker: known to the session, to [`blocking`] and to the
+    /// handler.
     pub(super) fn enter(self: &Arc<Self>, worker: &Arc<Worker>, place: Place) {
         self.workers.write().push(Arc::clone(worker));
         self.tid_filter.fetch_or(1 << (worker.tid % 64), SeqCst);
@@ -244,7 +254,8 @@ impl Shared {
         usize::try_from(self.alive.lock().0).unwrap_or(0)
     }
 
-    /// The kernel has ended the connection: threads that wait for users give up, the others see it themselves.
+    /// The kernel has ended the connection: threads that wait for users give up, the others see it
+    /// themselves.
     pub(super) fn ended(self: &Arc<Self>) {
         if !self.ending.swap(true, SeqCst) {
             self.pace.wake();
@@ -252,8 +263,8 @@ impl Shared {
         }
     }
 
-    /// A thread leaves its loop: because the connection has ended, or on an error. The error ends the session, because half of one would let
-    /// requests wait for ever.
+    /// A thread leaves its loop: because the connection has ended, or on an error. The error ends
+    /// the session, because half of one would let requests wait for ever.
     pub(super) fn left_loop(self: &Arc<Self>, result: &std::io::Result<()>) {
         if result.is_err() {
             self.stop();
@@ -262,7 +273,8 @@ impl Shared {
         }
     }
 
-    /// Ends the connection from our side: all threads leave, and with the last descriptor the kernel cuts it off.
+    /// Ends the connection from our side: all threads leave, and with the last descriptor the
+    /// kernel cuts it off.
     pub(super) fn stop(self: &Arc<Self>) {
         self.ending.store(true, SeqCst);
         self.pace.wake();
@@ -289,7 +301,8 @@ impl Shared {
     }
 
     pub(super) fn is_own_thread(&self, tid: u32) -> bool {
-        self.tid_filter.load(SeqCst) & (1 << (tid % 64)) != 0 && self.workers.read().iter().any(|worker| worker.tid == tid)
+        self.tid_filter.load(SeqCst) & (1 << (tid % 64)) != 0
+            && self.workers.read().iter().any(|worker| worker.tid == tid)
     }
 
     /// A signal arrived for the caller of a request.
@@ -297,7 +310,8 @@ impl Shared {
         let find = || self.workers.read().iter().find_map(|worker| worker.interrupt(unique));
         let found = find().or_else(|| {
             self.remember_interrupt(unique);
-            // A thread may have taken the request meanwhile and have looked for its number before that was there.
+            // A thread may have taken the request meanwhile and have looked for its number before
+            // that was there.
             find()
         });
         if found == Some(true) {
@@ -313,13 +327,17 @@ impl Shared {
         early.push_back(unique);
     }
 
-    /// Signals threads that have to leave a system call, until none is left; from a thread of its own.
+    /// Signals threads that have to leave a system call, until none is left; from a thread of its
+    /// own.
     fn wake_up(self: &Arc<Self>) {
         if self.waking.swap(true, SeqCst) {
             return;
         }
         let shared = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("fuse wake".to_owned()).stack_size(64 << 10).spawn(move || Shared::wake_loop(shared));
+        let thread = std::thread::Builder::new()
+            .name("fuse wake".to_owned())
+            .stack_size(64 << 10)
+            .spawn(move || Shared::wake_loop(shared));
         if let Err(error) = thread {
             self.waking.store(false, SeqCst);
             tracing::error!(%error, "cannot start a thread to interrupt blocked requests; they stay until they end themselves");
@@ -330,7 +348,8 @@ impl Shared {
     fn wake_loop(mut shared: Arc<Self>) {
         sys::mask_signals();
         loop {
-            // A thread that died of a panic stays in the list; with the last thread there is nobody left to wake.
+            // A thread that died of a panic stays in the list; with the last thread there is nobody
+            // left to wake.
             let due = if shared.threads() == 0 { Vec::new() } else { shared.due() };
             if due.is_empty() {
                 shared.waking.store(false, SeqCst);
@@ -344,7 +363,8 @@ impl Shared {
                 // A thread that has ended meanwhile (ESRCH) is what we want.
                 let _ = sys::wake_thread(worker.tid);
             }
-            // Whoever has waited for the end expects the handler, and all that it holds, to be let go of.
+            // Whoever has waited for the end expects the handler, and all that it holds, to be let
+            // go of.
             let waiting = Arc::downgrade(&shared);
             drop(shared);
             std::thread::sleep(WAKE_AGAIN);
@@ -356,7 +376,9 @@ impl Shared {
     /// Threads that have to be signalled now.
     fn due(&self) -> Vec<Arc<Worker>> {
         let (ending, stopping) = (self.is_ending(), self.is_stopping());
-        let due = |worker: &Arc<Worker>| worker.to_be_woken() || (ending && worker.is_blocking()) || (stopping && !worker.handling());
+        let due = |worker: &Arc<Worker>| {
+            worker.to_be_woken() || (ending && worker.is_blocking()) || (stopping && !worker.handling())
+        };
         self.workers.read().iter().filter(|worker| due(worker)).cloned().collect()
     }
 
@@ -398,8 +420,9 @@ impl Shared {
         Err(error)
     }
 
-    /// Whether a thread of the queue is left that does not wait for users: it waits for requests, is being made, or handles a request to its end.
-    /// The last one that starts to wait sees that there is none, and makes one.
+    /// Whether a thread of the queue is left that does not wait for users: it waits for requests,
+    /// is being made, or handles a request to its end. The last one that starts to wait sees that
+    /// there is none, and makes one.
     fn is_served(self: &Arc<Self>, place: Place) -> bool {
         let queue = self.queue(place);
         while !queue.served() {
@@ -429,7 +452,8 @@ impl Shared {
         early.len() < before
     }
 
-    /// So many threads, or fewer where the process may have few descriptors: a request may need several at a time.
+    /// So many threads, or fewer where the process may have few descriptors: a request may need
+    /// several at a time.
     pub(super) fn few(&self, threads: i32) -> i32 {
         threads.min(self.descriptors / 48).max(1)
     }
@@ -459,10 +483,12 @@ impl Shared {
 
 /// Runs a call that may wait for users: a lock, a pipe, another request on the same mount.
 ///
-/// To be used by handlers in their worker thread. It makes sure that another thread serves the queue meanwhile, and that the call is
-/// interrupted when the caller of the request gets a signal or the session ends: a system call in it then returns EINTR (its own retry loop,
-/// such as those of the standard library, must not swallow that). Fails without having made the call: EINTR if the signal came before,
-/// EAGAIN if no other thread could be had. Outside of a request it only makes the call.
+/// To be used by handlers in their worker thread. It makes sure that another thread serves the
+/// queue meanwhile, and that the call is interrupted when the caller of the request gets a signal
+/// or the session ends: a system call in it then returns EINTR (its own retry loop, such as those
+/// of the standard library, must not swallow that). Fails without having made the call: EINTR if
+/// the signal came before, EAGAIN if no other thread could be had. Outside of a request it only
+/// makes the call.
 pub fn blocking<T>(call: impl FnOnce() -> T) -> Result<T, Errno> {
     struct Guard(Arc<Shared>, Arc<Worker>, Place);
     impl Drop for Guard {
@@ -471,7 +497,8 @@ pub fn blocking<T>(call: impl FnOnce() -> T) -> Result<T, Errno> {
         }
     }
     let current = CURRENT.with_borrow(Clone::clone);
-    let Some((shared, worker, place)) = current.filter(|(_, worker, _)| worker.handling() && !worker.is_blocking()) else {
+    let Some((shared, worker, place)) = current.filter(|(_, worker, _)| worker.handling() && !worker.is_blocking())
+    else {
         return Ok(call());
     };
     shared.start_blocking(&worker, place)?;

@@ -1,11 +1,14 @@
-//! A minimal io_uring: 128-byte entries, `URING_CMD` only, one submitting thread, completions run in that thread when it waits.
+//! A minimal io_uring: 128-byte entries, `URING_CMD` only, one submitting thread, completions run
+//! in that thread when it waits.
 //!
-//! Used by `ring.rs`. Why not a general library: the number of entries that the kernel has consumed must be readable from other threads
-//! ([`Consumed`]), because that is how one knows that a reply has been taken while the thread that gave it already waits for
-//! the next request in the same system call. Invariant: one thread creates, submits and reaps (`SINGLE_ISSUER`).
+//! Used by `ring.rs`. Why not a general library: the number of entries that the kernel has consumed
+//! must be readable from other threads ([`Consumed`]), because that is how one knows that a reply
+//! has been taken while the thread that gave it already waits for the next request in the same
+//! system call. Invariant: one thread creates, submits and reaps (`SINGLE_ISSUER`).
 //!
-//! The memory of the ring is ours (`NO_MMAP`): mapped from the ring's file it would keep that file, and with it the fuse device, as long as any
-//! thread of a killed process lives, and one that waits for the mount lives until the device is closed.
+//! The memory of the ring is ours (`NO_MMAP`): mapped from the ring's file it would keep that file,
+//! and with it the fuse device, as long as any thread of a killed process lives, and one that waits
+//! for the mount lives until the device is closed.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -68,7 +71,8 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping is not bound to a thread; all shared words in it are accessed as atomics, and the rest by the owning thread only.
+// SAFETY: the mapping is not bound to a thread; all shared words in it are accessed as atomics, and
+// the rest by the owning thread only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; through a shared reference only `Consumed` reads, atomically.
 unsafe impl Sync for Mapping {}
@@ -84,7 +88,9 @@ impl Mapping {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        NonNull::new(start.cast()).map(|start| Mapping { start, len }).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+        NonNull::new(start.cast())
+            .map(|start| Mapping { start, len })
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
     }
 
     fn address(&self) -> u64 {
@@ -105,13 +111,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; whoever holds pointers into it holds the `Arc` around it.
+        // SAFETY: mapped in `new` with this length; whoever holds pointers into it holds the `Arc`
+        // around it.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// How many submission entries the kernel has consumed, readable from any thread and beyond the life of the ring. The kernel
-/// publishes the number after it has carried the entries out.
+/// How many submission entries the kernel has consumed, readable from any thread and beyond the
+/// life of the ring. The kernel publishes the number after it has carried the entries out.
 #[derive(Debug)]
 pub(super) struct Consumed {
     _rings: Arc<Mapping>,
@@ -125,7 +132,8 @@ unsafe impl Sync for Consumed {}
 
 impl Consumed {
     pub(super) fn get(&self) -> u32 {
-        // SAFETY: points into the mapping that `_rings` keeps alive; aligned (checked by `Mapping::word`).
+        // SAFETY: points into the mapping that `_rings` keeps alive; aligned (checked by
+        // `Mapping::word`).
         unsafe { self.head.as_ref() }.load(Ordering::SeqCst)
     }
 }
@@ -166,26 +174,33 @@ pub(super) struct Uring {
 }
 
 impl Uring {
-    /// A ring for `entries` commands at a time, to be used by the calling thread only. Linux 6.6 or later.
+    /// A ring for `entries` commands at a time, to be used by the calling thread only. Linux 6.6 or
+    /// later.
     pub(super) fn new(entries: u32) -> io::Result<Uring> {
         let size = entries.next_power_of_two() as usize;
         // The kernel makes the completion queue twice as long as the submission queue.
         let rings = Mapping::new(RING_HEAD + 2 * size * CQE_SIZE)?;
         let sqes = Mapping::new(size * SQE_SIZE)?;
         let mut params = Params {
-            flags: SETUP_SQE128 | SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN | SETUP_NO_SQARRAY | SETUP_SUBMIT_ALL | SETUP_NO_MMAP,
+            flags: SETUP_SQE128
+                | SETUP_SINGLE_ISSUER
+                | SETUP_DEFER_TASKRUN
+                | SETUP_NO_SQARRAY
+                | SETUP_SUBMIT_ALL
+                | SETUP_NO_MMAP,
             sq_off: Offsets { user_addr: sqes.address(), ..Offsets::default() },
             cq_off: Offsets { user_addr: rings.address(), ..Offsets::default() },
             ..Params::default()
         };
-        // SAFETY: the kernel reads and fills `params`, which has the layout of its struct (size asserted above), and takes the pages of the two
-        // mappings, which outlive the ring.
+        // SAFETY: the kernel reads and fills `params`, which has the layout of its struct (size
+        // asserted above), and takes the pages of the two mappings, which outlive the ring.
         let raw = unsafe { libc::syscall(libc::SYS_io_uring_setup, entries, &raw mut params) };
         let raw = RawFd::try_from(raw).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: made just now, and owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let cqes = params.cq_off.dropped_or_cqes as usize;
-        if cqes + params.cq_entries as usize * CQE_SIZE > rings.len || params.sq_entries as usize * SQE_SIZE > sqes.len {
+        if cqes + params.cq_entries as usize * CQE_SIZE > rings.len || params.sq_entries as usize * SQE_SIZE > sqes.len
+        {
             return Err(io::Error::from_raw_os_error(libc::EPROTO));
         }
         Ok(Uring {
@@ -208,9 +223,16 @@ impl Uring {
         Consumed { _rings: Arc::clone(&self.rings), head: self.sq_head }
     }
 
-    /// Queues a command on `fuse`; `areas` is the address of an array of two `iovec` (and must live until the command was submitted), or 0.
-    /// EBUSY if the queue is full.
-    pub(super) fn push(&mut self, fuse: RawFd, command: u32, areas: u64, request: &UringCmdReq, user_data: u64) -> io::Result<()> {
+    /// Queues a command on `fuse`; `areas` is the address of an array of two `iovec` (and must live
+    /// until the command was submitted), or 0. EBUSY if the queue is full.
+    pub(super) fn push(
+        &mut self,
+        fuse: RawFd,
+        command: u32,
+        areas: u64,
+        request: &UringCmdReq,
+        user_data: u64,
+    ) -> io::Result<()> {
         let tail = word(self.sq_tail).load(Ordering::Relaxed);
         if tail.wrapping_sub(word(self.sq_head).load(Ordering::Acquire)) >= self.sq_entries {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
@@ -229,20 +251,33 @@ impl Uring {
         put(32, &user_data.to_ne_bytes());
         put(48, request.bytes());
         let index = (tail & (self.sq_entries - 1)) as usize;
-        // SAFETY: `index` is less than the number of entries, so the place lies within the mapping; the kernel does not read it before
-        // the tail is published below, and has read what was there before (checked above).
-        unsafe { std::ptr::copy_nonoverlapping(entry.as_ptr(), self.sqes.start.as_ptr().add(index * SQE_SIZE), SQE_SIZE) };
+        // SAFETY: `index` is less than the number of entries, so the place lies within the mapping;
+        // the kernel does not read it before the tail is published below, and has read what was
+        // there before (checked above).
+        unsafe {
+            std::ptr::copy_nonoverlapping(entry.as_ptr(), self.sqes.start.as_ptr().add(index * SQE_SIZE), SQE_SIZE)
+        };
         word(self.sq_tail).store(tail.wrapping_add(1), Ordering::Release);
         Ok(())
     }
 
-    /// Submits what is queued, and with `wait` sleeps until there is a completion: one system call for both.
+    /// Submits what is queued, and with `wait` sleeps until there is a completion: one system call
+    /// for both.
     pub(super) fn enter(&mut self, wait: bool) -> io::Result<()> {
-        let pending = word(self.sq_tail).load(Ordering::Relaxed).wrapping_sub(word(self.sq_head).load(Ordering::Acquire));
+        let pending =
+            word(self.sq_tail).load(Ordering::Relaxed).wrapping_sub(word(self.sq_head).load(Ordering::Acquire));
         let (fd, least) = (self.fd.as_raw_fd(), u32::from(wait));
         // SAFETY: no argument block; the entries submitted were written in full by `push`.
         let result = unsafe {
-            libc::syscall(libc::SYS_io_uring_enter, fd, pending, least, ENTER_GETEVENTS, std::ptr::null::<libc::c_void>(), 0_usize)
+            libc::syscall(
+                libc::SYS_io_uring_enter,
+                fd,
+                pending,
+                least,
+                ENTER_GETEVENTS,
+                std::ptr::null::<libc::c_void>(),
+                0_usize,
+            )
         };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -259,9 +294,14 @@ impl Uring {
         }
         let head = word(self.cq_head).load(Ordering::Relaxed);
         let index = (head & (self.cq_entries - 1)) as usize;
-        // SAFETY: `index` is less than the number of entries and `new` mapped that many from `cqes` on; the kernel has written this one
-        // (acquired tail) and does not reuse it before the head is published.
-        let raw = unsafe { std::ptr::read_unaligned(self.rings.start.as_ptr().add(self.cqes + index * CQE_SIZE).cast::<RawCompletion>()) };
+        // SAFETY: `index` is less than the number of entries and `new` mapped that many from `cqes`
+        // on; the kernel has written this one (acquired tail) and does not reuse it before the head
+        // is published.
+        let raw = unsafe {
+            std::ptr::read_unaligned(
+                self.rings.start.as_ptr().add(self.cqes + index * CQE_SIZE).cast::<RawCompletion>(),
+            )
+        };
         word(self.cq_head).store(head.wrapping_add(1), Ordering::Release);
         Some(Completion { user_data: raw.user_data, result: raw.result })
     }
@@ -269,7 +309,8 @@ impl Uring {
 
 /// A word of the ring, through the pointers that `Uring` keeps beside the mapping.
 fn word<'a>(word: NonNull<AtomicU32>) -> &'a AtomicU32 {
-    // SAFETY: all callers pass pointers of a `Uring` whose mapping they hold, and drop the reference at once; aligned by `Mapping::word`.
+    // SAFETY: all callers pass pointers of a `Uring` whose mapping they hold, and drop the
+    // reference at once; aligned by `Mapping::word`.
     unsafe { word.as_ref() }
 }
 

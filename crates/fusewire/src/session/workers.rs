@@ -1,8 +1,11 @@
-//! The threads of a session as seen from outside: what each is doing, how many wait, when there must be more.
+//! The threads of a session as seen from outside: what each is doing, how many wait, when there
+//! must be more.
 //!
-//! Used by both transports, by [`crate::blocking`] and by the session. Invariants: a queue whose last waiting thread takes a request gets
-//! another thread first (up to the limit); `taken - answered` of a worker is 1 while a request is between being taken and its reply being in the
-//! kernel, 0 otherwise; flags are only ever set on the request that they are meant for, because they share a word with its number.
+//! Used by both transports, by [`crate::blocking`] and by the session. Invariants: a queue whose
+//! last waiting thread takes a request gets another thread first (up to the limit); `taken -
+//! answered` of a worker is 1 while a request is between being taken and its reply being in the
+//! kernel, 0 otherwise; flags are only ever set on the request that they are meant for, because
+//! they share a word with its number.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{
@@ -19,7 +22,8 @@ const BLOCKING: u64 = 1;
 const INTERRUPTED: u64 = 2;
 const FLAGS: u64 = BLOCKING | INTERRUPTED;
 
-/// The number of a request without its flag bits, shifted so that two bits are free below (bit 0 of a number is always 0).
+/// The number of a request without its flag bits, shifted so that two bits are free below (bit 0 of
+/// a number is always 0).
 fn key(unique: u64) -> u64 {
     (unique & !UNIQUE_RESEND) << 1 & !FLAGS
 }
@@ -104,7 +108,8 @@ impl Worker {
         }
     }
 
-    /// Number of the request being handled, as a mark for [`Worker::passed`]; `None` if there is none, or it waits for users.
+    /// Number of the request being handled, as a mark for [`Worker::passed`]; `None` if there is
+    /// none, or it waits for users.
     pub(super) fn mark(&self) -> Option<u32> {
         let taken = self.taken.load(SeqCst);
         (!self.passed(taken)).then_some(taken)
@@ -135,7 +140,8 @@ impl Worker {
         self.state.load(SeqCst) & FLAGS == FLAGS
     }
 
-    /// Enters a blocking call; false if the caller got a signal before (the call must not be made then).
+    /// Enters a blocking call; false if the caller got a signal before (the call must not be made
+    /// then).
     pub(super) fn start_blocking(&self) -> bool {
         self.state.fetch_or(BLOCKING, SeqCst) & INTERRUPTED == 0
     }
@@ -149,7 +155,8 @@ impl Worker {
         self.state.load(SeqCst) & !FLAGS
     }
 
-    /// Marks the request with this number as interrupted. `None` if it is not handled here; else whether it waits for users.
+    /// Marks the request with this number as interrupted. `None` if it is not handled here; else
+    /// whether it waits for users.
     pub(super) fn interrupt(&self, unique: u64) -> Option<bool> {
         let set = |state: u64| (state & !FLAGS == key(unique)).then_some(state | INTERRUPTED);
         self.state.fetch_update(SeqCst, SeqCst, set).ok().map(|old| old & BLOCKING != 0)
@@ -176,7 +183,13 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(qid: u16) -> Queue {
-        Queue { qid, idle: AtomicI32::new(0), threads: AtomicI32::new(0), blocked: AtomicI32::new(0), growing: AtomicBool::new(false) }
+        Queue {
+            qid,
+            idle: AtomicI32::new(0),
+            threads: AtomicI32::new(0),
+            blocked: AtomicI32::new(0),
+            growing: AtomicBool::new(false),
+        }
     }
 
     /// A thread has been, or is about to be, added.
@@ -212,13 +225,15 @@ impl Queue {
         self.blocked.fetch_sub(1, SeqCst);
     }
 
-    /// Whether not all threads wait for users. Of those that do, each asks this after it has been counted, so the last one gets the right answer.
+    /// Whether not all threads wait for users. Of those that do, each asks this after it has been
+    /// counted, so the last one gets the right answer.
     pub(super) fn served(&self) -> bool {
         self.threads.load(SeqCst) > self.blocked.load(SeqCst)
     }
 
-    /// One thread must be left waiting, and two while some wait for users (a new thread does not get the requests that came while it
-    /// was being made, so it must not be made at the last moment).
+    /// One thread must be left waiting, and two while some wait for users (a new thread does not
+    /// get the requests that came while it was being made, so it must not be made at the last
+    /// moment).
     fn short(&self, idle: i32, limit: i32) -> bool {
         let blocked = self.blocked.load(SeqCst);
         let least = if blocked > 0 { 2 } else { 1 };

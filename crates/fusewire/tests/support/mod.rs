@@ -1,7 +1,8 @@
 //! A file system in memory whose handlers can be held up on purpose, and its mount.
 //!
-//! Names with a meaning: GETATTR of `gated...` waits at the gate; LOOKUP of `panic` panics. SETLKW waits for the eventfd `unlock` inside
-//! `blocking`. Files are served by direct I/O, so that every read and write is a request.
+//! Names with a meaning: GETATTR of `gated...` waits at the gate; LOOKUP of `panic` panics. SETLKW
+//! waits for the eventfd `unlock` inside `blocking`. Files are served by direct I/O, so that every
+//! read and write is a request.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -41,7 +42,8 @@ pub struct TestFs {
 
 impl TestFs {
     pub fn new(settings: Settings) -> Arc<TestFs> {
-        let root = Node { attr: Attr { ino: ROOT_ID, mode: 0o040_777, nlink: 2, ..Attr::default() }, ..Node::default() };
+        let root =
+            Node { attr: Attr { ino: ROOT_ID, mode: 0o040_777, nlink: 2, ..Attr::default() }, ..Node::default() };
         Arc::new(TestFs {
             nodes: Mutex::new(BTreeMap::from([(ROOT_ID, root)])),
             gate: (Mutex::new(false), Condvar::new()),
@@ -202,7 +204,9 @@ impl Handler for TestFs {
             Op::Readdir { offset, size, .. } => {
                 let nodes = self.nodes.lock().unwrap();
                 let mut list = reply.directory(size);
-                for (index, (name, id)) in nodes.get(&node).ok_or(Errno::ENOENT)?.children.iter().enumerate().skip(offset as usize) {
+                for (index, (name, id)) in
+                    nodes.get(&node).ok_or(Errno::ENOENT)?.children.iter().enumerate().skip(offset as usize)
+                {
                     if !list.add(*id, index as u64 + 1, (nodes[id].attr.mode >> 12) as u8, name) {
                         break;
                     }
@@ -212,8 +216,16 @@ impl Handler for TestFs {
             Op::Readdirplus { offset, size, .. } => {
                 let nodes = self.nodes.lock().unwrap();
                 let mut list = reply.directory(size);
-                for (index, (name, id)) in nodes.get(&node).ok_or(Errno::ENOENT)?.children.iter().enumerate().skip(offset as usize) {
-                    if !list.add_plus(&TestFs::entry(&nodes, *id)?, *id, index as u64 + 1, (nodes[id].attr.mode >> 12) as u8, name) {
+                for (index, (name, id)) in
+                    nodes.get(&node).ok_or(Errno::ENOENT)?.children.iter().enumerate().skip(offset as usize)
+                {
+                    if !list.add_plus(
+                        &TestFs::entry(&nodes, *id)?,
+                        *id,
+                        index as u64 + 1,
+                        (nodes[id].attr.mode >> 12) as u8,
+                        name,
+                    ) {
                         break;
                     }
                 }
@@ -257,7 +269,11 @@ impl Handler for TestFs {
 }
 
 pub fn settings() -> Settings {
-    Settings { flags: Settings::default().flags | init::POSIX_LOCKS | init::ABORT_ERROR, max_io: 256 << 10, ..Settings::default() }
+    Settings {
+        flags: Settings::default().flags | init::POSIX_LOCKS | init::ABORT_ERROR,
+        max_io: 256 << 10,
+        ..Settings::default()
+    }
 }
 
 /// A mount for one test.
@@ -323,8 +339,8 @@ pub fn transports() -> Vec<TransportChoice> {
 /// Where this process has mounted.
 static MOUNTPOINTS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A test that hangs must not hang the machine. As the process is its own client, it could not even exit while one of its threads waits for
-/// another, so all connections are cut off first.
+/// A test that hangs must not hang the machine. As the process is its own client, it could not even
+/// exit while one of its threads waits for another, so all connections are cut off first.
 fn watchdog() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -332,7 +348,10 @@ fn watchdog() {
             std::thread::sleep(Duration::from_secs(180));
             eprintln!("a test hangs; giving up");
             for path in MOUNTPOINTS.lock().unwrap().iter() {
-                let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH);
+                let _ = rustix::mount::unmount(
+                    path,
+                    rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH,
+                );
             }
             std::process::exit(1);
         });

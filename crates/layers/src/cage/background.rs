@@ -1,7 +1,9 @@
-//! What a cage does by itself: saving its accounts, counting, waiting for a door to settle, running the command of the soft limit.
+//! What a cage does by itself: saving its accounts, counting, waiting for a door to settle, running
+//! the command of the soft limit.
 //!
-//! Started with the cage (and, for the settling, when a door collects), ended by [`super::Cage::shut_down`]. Invariants: nothing here is waited
-//! for by an operation, but for the settling; a count replaces the books, and a checkpoint copies them, only while no file is being
+//! Started with the cage (and, for the settling, when a door collects), ended by
+//! [`super::Cage::shut_down`]. Invariants: nothing here is waited for by an operation, but for the
+//! settling; a count replaces the books, and a checkpoint copies them, only while no file is being
 //! made and nothing is being booked ([`Shared::naming`], then [`Shared::changing`]).
 
 use super::{
@@ -33,7 +35,8 @@ const SAVE_EVERY: Duration = Duration::from_secs(30);
 /// How often it is looked whether something is to be done.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// After a count, the next one because of changes from outside waits at least so long, and twenty times as long as the count took.
+/// After a count, the next one because of changes from outside waits at least so long, and twenty
+/// times as long as the count took.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether a count is due.
@@ -68,7 +71,8 @@ pub(super) struct Background {
     own_names: Mutex<Option<HashMap<Box<[u8]>, Instant>>>,
     /// The same for the files themselves.
     own_ids: Mutex<Option<HashMap<FileId, Instant>>>,
-    /// Everything that was ever found in the cage, as far as it has been counted: a watch also reports what lies elsewhere.
+    /// Everything that was ever found in the cage, as far as it has been counted: a watch also
+    /// reports what lies elsewhere.
     members: Mutex<Members>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -141,7 +145,8 @@ impl Background {
         report
     }
 
-    /// A directory has another place: a count walks it again, and what was noted of the files below is out of date.
+    /// A directory has another place: a count walks it again, and what was noted of the files below
+    /// is out of date.
     pub(super) fn directory_moved(&self, node: &Node, group: Option<usize>) {
         let mut wishes = self.wishes.lock();
         if let Some(control) = &wishes.running {
@@ -235,7 +240,9 @@ impl Background {
     fn add(&self, thread: std::io::Result<JoinHandle<()>>) {
         match thread {
             Ok(thread) => self.threads.lock().push(thread),
-            Err(error) => tracing::error!(%error, "a thread of a cage cannot be started; its accounts are not saved, nor counted again"),
+            Err(error) => {
+                tracing::error!(%error, "a thread of a cage cannot be started; its accounts are not saved, nor counted again")
+            }
         }
     }
 
@@ -287,7 +294,8 @@ fn save(shared: &Shared) {
             if wishes.stop {
                 return;
             }
-            let due = shared.clock.now().saturating_sub(last) >= SAVE_EVERY && background.changed.load(Ordering::Relaxed);
+            let due =
+                shared.clock.now().saturating_sub(last) >= SAVE_EVERY && background.changed.load(Ordering::Relaxed);
             if !std::mem::take(&mut wishes.checkpoint) && !due && !saved.wants_checkpoint() {
                 continue;
             }
@@ -299,8 +307,9 @@ fn save(shared: &Shared) {
 }
 
 impl Shared {
-    /// Holds off whatever makes names. Whoever makes one may be waiting for a door to settle meanwhile, and those who come after a waiting
-    /// writer wait, too: so it is tried for short times only, lest all who serve the door come to wait here.
+    /// Holds off whatever makes names. Whoever makes one may be waiting for a door to settle
+    /// meanwhile, and those who come after a waiting writer wait, too: so it is tried for short
+    /// times only, lest all who serve the door come to wait here.
     #[expect(clippy::disallowed_methods, reason = "a lock that nobody may queue for is tried again")]
     fn nothing_made(&self) -> RwLockWriteGuard<'_, ()> {
         let mut patience = PATIENCE_LEAST;
@@ -355,7 +364,8 @@ struct OfShared {
 
 impl CountRule for OfShared {
     fn counts(&self, _id: &FileId) -> bool {
-        // Subvolumes have device numbers of their own, and what is mounted inside is stored through the cage, too.
+        // Subvolumes have device numbers of their own, and what is mounted inside is stored through
+        // the cage, too.
         true
     }
 
@@ -488,12 +498,18 @@ fn count_and_settle(shared: &Shared, recount: &mut Recount) -> Result<i64, Stopp
         let touched = shared.inodes.all().into_iter().filter(|inode| inode.id != shared.root).filter_map(|inode| {
             let account: Account = *inode.account.lock();
             // What is open may have no name any more, so that the walk did not find it.
-            let held = account.count == shared.background.counts() || account.count > 0 && inode.open.load(Ordering::Acquire) > 0;
+            let held = account.count == shared.background.counts()
+                || account.count > 0 && inode.open.load(Ordering::Acquire) > 0;
             if !held {
                 // The walk knows better, if somebody else has changed it.
                 inode.stale.store(true, Ordering::Release);
             }
-            held.then(|| Held { id: inode.id, owner: account.owner, bytes: account.bytes, inodes: u64::from(account.counted) })
+            held.then(|| Held {
+                id: inode.id,
+                owner: account.owner,
+                bytes: account.bytes,
+                inodes: u64::from(account.counted),
+            })
         });
         let Some(counted) = recount.settle(touched) else { continue };
         let before: Sums = shared.ledger.sums();
@@ -513,7 +529,8 @@ fn count_and_settle(shared: &Shared, recount: &mut Recount) -> Result<i64, Stopp
     }
 }
 
-/// Lets a door collect, and waits for it to settle when its permission was recalled. Answers whether that can be done.
+/// Lets a door collect, and waits for it to settle when its permission was recalled. Answers
+/// whether that can be done.
 pub(super) fn collect(shared: &Arc<Shared>, door: &Arc<dyn Collector>) -> bool {
     let collecting = Arc::new(Collecting::new(Arc::clone(door)));
     let (weak, waiting) = (Arc::downgrade(shared), Arc::clone(&collecting));
@@ -530,7 +547,8 @@ pub(super) fn collect(shared: &Arc<Shared>, door: &Arc<dyn Collector>) -> bool {
 #[expect(clippy::disallowed_methods, reason = "stragglers tell nobody when they have gone by")]
 fn settle(shared: &Weak<Shared>, collecting: &Collecting) {
     while collecting.wait_unsettled(SETTLE_AGAIN) {
-        // A call that has asked whether it may, but not begun to copy, is seen by nobody: it is given time to begin, and waited for again.
+        // A call that has asked whether it may, but not begun to copy, is seen by nobody: it is
+        // given time to begin, and waited for again.
         let result = collecting.door.settle().and_then(|()| {
             std::thread::sleep(STRAGGLERS);
             collecting.door.settle()
@@ -614,8 +632,12 @@ mod tests {
 
     #[test]
     fn what_is_gone_takes_no_memory() {
-        let cage = Cage::new(Arc::new(Mem::new()), CageOptions::new(Limits::default()), &Context::system().expect("the surroundings"))
-            .expect("a cage");
+        let cage = Cage::new(
+            Arc::new(Mem::new()),
+            CageOptions::new(Limits::default()),
+            &Context::system().expect("the surroundings"),
+        )
+        .expect("a cage");
         let members = || cage.shared.background.members.lock().present.len();
         let (root, before) = (cage.root().expect("the root").node, members());
         for number in 0..100 {

@@ -1,7 +1,8 @@
 //! What all parts of a cage share, and how changes of files get into the ledger.
 //!
-//! Called by the operations of the layer and of open files. Every change of what is booked for a file goes through here, under the file's lock:
-//! noted for the saved accounts first, then booked, both while checkpoints are held off ([`Shared::changing`]).
+//! Called by the operations of the layer and of open files. Every change of what is booked for a
+//! file goes through here, under the file's lock: noted for the saved accounts first, then booked,
+//! both while checkpoints are held off ([`Shared::changing`]).
 
 use super::{
     charge_rule::{Rule, Storage},
@@ -34,8 +35,8 @@ pub(super) const ROUNDS: usize = 8;
 
 /// How long a call waits that may hold up what it waits for.
 const HELD_UP: Duration = Duration::from_secs(1);
-/// How long any other call waits: far longer than a disk takes to write what a door can hold back. Whatever keeps it from arriving, calls are
-/// refused then, and nobody hangs.
+/// How long any other call waits: far longer than a disk takes to write what a door can hold back.
+/// Whatever keeps it from arriving, calls are refused then, and nobody hangs.
 pub(super) const ARRIVAL: Duration = Duration::from_secs(30);
 
 /// The parts of a cage.
@@ -50,14 +51,17 @@ pub(super) struct Shared {
     pub(super) when_full: WhenFull,
     pub(super) ledger: Ledger,
     pub(super) inodes: Arc<Inodes>,
-    /// Paths of the directories that have a limit, by group, and the directories themselves as far as they exist.
+    /// Paths of the directories that have a limit, by group, and the directories themselves as far
+    /// as they exist.
     pub(super) dirs: Vec<Vec<u8>>,
     pub(super) limited: RwLock<HashMap<FileId, usize>>,
     pub(super) saved: Option<Saved>,
-    /// Held for reading while something is noted and booked; for writing where the books must stand still.
+    /// Held for reading while something is noted and booked; for writing where the books must stand
+    /// still.
     pub(super) changing: RwLock<()>,
-    /// Held for reading while something is made, from before it is booked in advance until it is booked as what it is; for writing where
-    /// nothing may be under way. Comes before all other locks.
+    /// Held for reading while something is made, from before it is booked in advance until it is
+    /// booked as what it is; for writing where nothing may be under way. Comes before all other
+    /// locks.
     pub(super) naming: RwLock<()>,
     pub(super) name_locks: NameLocks,
     pub(super) collecting: OnceLock<Arc<Collecting>>,
@@ -66,7 +70,8 @@ pub(super) struct Shared {
     /// Who waits for a door to settle, but for announced writes.
     pub(super) waiters: Waiters,
     pub(super) clock: Arc<dyn crate::clock::Clock>,
-    /// Files that are open for writing, by the address of the file that the lowest layer made: what a copy's target is known by.
+    /// Files that are open for writing, by the address of the file that the lowest layer made: what
+    /// a copy's target is known by.
     pub(super) written: Mutex<HashMap<usize, Arc<Inode>>>,
     /// Where changes that no door asked for are told.
     pub(super) door: OnceLock<Mutex<Sender<Invalidation>>>,
@@ -76,8 +81,9 @@ pub(super) struct Shared {
     pub(super) exact: AtomicBool,
 }
 
-/// The most that wait for a door to settle at once. What settles arrives in requests of which a kernel has only so many under way (the
-/// door asks for more than these); were all of them waiting, none would arrive.
+/// The most that wait for a door to settle at once. What settles arrives in requests of which a
+/// kernel has only so many under way (the door asks for more than these); were all of them waiting,
+/// none would arrive.
 const WAITERS: usize = 1536;
 
 /// Counts those who wait.
@@ -100,7 +106,8 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// `FS_XFLAG_PREALLOC` (linux/fs.h): `fallocate(2)` was used on the file, and the file system gives nothing back by itself.
+/// `FS_XFLAG_PREALLOC` (linux/fs.h): `fallocate(2)` was used on the file, and the file system gives
+/// nothing back by itself.
 const PREALLOCATED: u32 = 2;
 
 /// Whether the file system keeps what lies behind a file's end because somebody asked for it.
@@ -126,14 +133,16 @@ pub(super) enum Short {
 pub(super) enum Source {
     /// Somebody's call, which can wait and fail.
     Call,
-    /// The same, by a caller who may hold the lock of a file that what a door holds back has to wait for.
+    /// The same, by a caller who may hold the lock of a file that what a door holds back has to
+    /// wait for.
     Beside,
     /// What was granted when a door took it, so that it fits.
     Held,
 }
 
 impl Shared {
-    /// The group that what is found at a path below the root lies in. A limited directory lies in its own; something else in its place does not.
+    /// The group that what is found at a path below the root lies in. A limited directory lies in
+    /// its own; something else in its place does not.
     pub(super) fn group_of_path(&self, path: &[u8], kind: Kind) -> Option<usize> {
         let own = kind == Kind::Directory;
         let inside = |rest: &[u8]| own && rest.is_empty() || rest.starts_with(b"/");
@@ -173,7 +182,8 @@ impl Shared {
         }
     }
 
-    /// Writes a record. Costs are multiples of 512, so the lowest bit can say whether there was a file at all.
+    /// Writes a record. Costs are multiples of 512, so the lowest bit can say whether there was a
+    /// file at all.
     pub(super) fn note(&self, saved: &Saved, id: FileId, place: &[u8], state: &State) {
         saved.touch(id, place, state.booked() | u64::from(state.counted), state.owner);
         self.background.note_change();
@@ -194,7 +204,8 @@ impl Shared {
         self.look(state, attr);
     }
 
-    /// Whether a file that nothing is known of keeps what is allocated behind its end. Where the attributes do not tell, the file system is asked.
+    /// Whether a file that nothing is known of keeps what is allocated behind its end. Where the
+    /// attributes do not tell, the file system is asked.
     pub(super) fn keeps(&self, node: &Node, attr: &Attr) -> bool {
         if !self.rule.may_keep(attr) {
             return self.rule.seems_kept(attr);
@@ -210,7 +221,8 @@ impl Shared {
         })
     }
 
-    /// What a count is told of the file: to be called before a file is changed, and with each change of what is booked.
+    /// What a count is told of the file: to be called before a file is changed, and with each
+    /// change of what is booked.
     pub(super) fn settle_account(&self, inode: &Inode, state: &State) {
         let count = self.background.counts();
         *inode.account.lock() = Account { owner: state.owner, bytes: state.booked(), counted: state.counted, count };
@@ -240,7 +252,8 @@ impl Shared {
             self.give(inode, state, Owner { uid: attr.uid, ..state.owner });
         }
         let cost = self.rule.cost(attr, state.kept);
-        // Where storage allocates ahead, a file with holes seems to cost what lies behind its end: what was asked for is the most it can be.
+        // Where storage allocates ahead, a file with holes seems to cost what lies behind its end:
+        // what was asked for is the most it can be.
         let ahead = self.rule.storage == Storage::Ahead && attr.kind == Kind::File && attr.size == state.size;
         self.correct(inode, state, if ahead { cost.min(booked) } else { cost });
         self.look(state, attr);
@@ -276,8 +289,8 @@ impl Shared {
         }
     }
 
-    /// A range of a file was made a hole, or taken out of it: what was known to be there is free. Where storage allocates ahead, the count of
-    /// blocks alone would not show that.
+    /// A range of a file was made a hole, or taken out of it: what was known to be there is free.
+    /// Where storage allocates ahead, the count of blocks alone would not show that.
     pub(super) fn emptied(&self, inode: &Inode, state: &mut State, start: u64, end: u64) {
         let blocks = self.rule.whole(start)..self.rule.floor(end);
         let freed = if blocks.is_empty() { 0 } else { state.take_solid(&blocks) };
@@ -311,7 +324,8 @@ impl Shared {
         Ok(())
     }
 
-    /// A file is no more. What is known of it goes with it; the entry stays for a recount that may have seen the file.
+    /// A file is no more. What is known of it goes with it; the entry stays for a recount that may
+    /// have seen the file.
     pub(super) fn free(&self, inode: &Inode, state: &mut State) {
         let _changing = self.changing.read();
         if state.loaded {
@@ -346,7 +360,8 @@ impl Shared {
         }
     }
 
-    /// Books `bytes` and `inodes` without a file, or says why not. The caller holds off checkpoints, or has booked nothing for a file yet.
+    /// Books `bytes` and `inodes` without a file, or says why not. The caller holds off
+    /// checkpoints, or has booked nothing for a file yet.
     pub(super) fn take(&self, owner: Owner, bytes: u64, inodes: u64, source: Source) -> Result<(), Short> {
         let Some(collecting) = self.collecting.get() else {
             return self.ledger.charge(owner, bytes, inodes).map_err(Short::Full);
@@ -356,7 +371,9 @@ impl Shared {
             self.ledger.charge(owner, bytes, inodes).or_else(|full| match full {
                 // It was let in before the limit was lowered, or before the file came under one.
                 Full::Whole if !collecting.is_forgiving() => Err(Short::Full(full)),
-                Full::User | Full::Dir if self.ledger.room() < bytes && !collecting.is_forgiving() => Err(Short::Full(full)),
+                Full::User | Full::Dir if self.ledger.room() < bytes && !collecting.is_forgiving() => {
+                    Err(Short::Full(full))
+                }
                 _ => {
                     self.ledger.force(owner, bytes, inodes);
                     Ok(())
@@ -389,7 +406,8 @@ impl Shared {
         }
     }
 
-    /// Room was taken in a way that nobody could be asked about: where too little is left for what may be held back, that is recalled.
+    /// Room was taken in a way that nobody could be asked about: where too little is left for what
+    /// may be held back, that is recalled.
     pub(super) fn look_at_room(&self) {
         if let Some(collecting) = self.collecting.get()
             && collecting.phase() == Phase::Free
@@ -402,7 +420,8 @@ impl Shared {
         }
     }
 
-    /// Does what helps against a lack: waits for what is arriving, or makes room. Called without any file's lock.
+    /// Does what helps against a lack: waits for what is arriving, or makes room. Called without
+    /// any file's lock.
     ///
     /// # Errors
     /// Nothing helps (counted as refused), or the caller gave up.
@@ -417,17 +436,29 @@ impl Shared {
             Short::Unsettled => Err(self.refuse(Full::Whole)),
             Short::Full(full) if self.when_full == WhenFull::DropOldest && round < ROUNDS => {
                 // A whole tree may have to be looked through.
-                if wait_for(&self.waiting, || self.make_room(full, owner, bytes))? { Ok(()) } else { Err(self.refuse(full)) }
+                if wait_for(&self.waiting, || self.make_room(full, owner, bytes))? {
+                    Ok(())
+                } else {
+                    Err(self.refuse(full))
+                }
             }
             Short::Full(full) => Err(self.refuse(full)),
         }
     }
 
-    /// The same for a call whose caller may hold the lock of a file that what is arriving has to wait for: not for long then.
+    /// The same for a call whose caller may hold the lock of a file that what is arriving has to
+    /// wait for: not for long then.
     ///
     /// # Errors
     /// As for [`Shared::relieve`], or it has not arrived.
-    pub(super) fn relieve_holding(&self, holds: bool, short: Short, owner: Owner, bytes: u64, round: usize) -> Result<()> {
+    pub(super) fn relieve_holding(
+        &self,
+        holds: bool,
+        short: Short,
+        owner: Owner,
+        bytes: u64,
+        round: usize,
+    ) -> Result<()> {
         if !holds || short != Short::Unsettled {
             return self.relieve(short, owner, bytes, round);
         }
@@ -474,8 +505,8 @@ impl Shared {
         }
     }
 
-    /// What a write can newly cost at most, bytes: the blocks that it touches and that are not known to be booked; never more than the
-    /// file's cost can be at its new length.
+    /// What a write can newly cost at most, bytes: the blocks that it touches and that are not
+    /// known to be booked; never more than the file's cost can be at its new length.
     pub(super) fn worst(&self, state: &State, offset: u64, length: u64) -> u64 {
         if length == 0 {
             return 0;
@@ -492,29 +523,38 @@ impl Shared {
         if state.kept { new } else { new.min(most) }
     }
 
-    /// What it can cost to fill the block that a length ends in with zeros, which some file systems do when the length changes though it is a hole
-    /// (Btrfs).
+    /// What it can cost to fill the block that a length ends in with zeros, which some file systems
+    /// do when the length changes though it is a hole (Btrfs).
     pub(super) fn tail(&self, state: &State, size: u64) -> u64 {
         let start = self.rule.floor(size);
         let known = start == size || state.solid.contains(&start) || self.rule.storage == Storage::Lagging;
         if known || state.cost >= self.rule.whole(state.size) { 0 } else { self.rule.unit }
     }
 
-    /// What it can cost that the end of a file jumps from where it is to beyond `to`, besides what is written there.
+    /// What it can cost that the end of a file jumps from where it is to beyond `to`, besides what
+    /// is written there.
     pub(super) fn gap(&self, state: &State, to: u64) -> u64 {
         let tail = if self.rule.floor(state.size) < to { self.tail(state, state.size) } else { 0 };
         tail.saturating_add(state.ahead)
     }
 
-    /// Has a look at what lies behind the end of a file that is about to jump to `to`, where storage allocates ahead.
-    pub(super) fn before_jump(&self, inode: &Inode, state: &mut State, node: &Node, file: Option<&dyn OpenFile>, to: u64) {
+    /// Has a look at what lies behind the end of a file that is about to jump to `to`, where
+    /// storage allocates ahead.
+    pub(super) fn before_jump(
+        &self,
+        inode: &Inode,
+        state: &mut State,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        to: u64,
+    ) {
         if self.rule.storage == Storage::Ahead && to > state.size {
             self.refresh(inode, state, node, file);
         }
     }
 
-    /// Books a write of `length` bytes at `offset` before it happens; with `partly`, as much of it as fits. Answers the bytes that may be written,
-    /// at least one (unless `length` is 0).
+    /// Books a write of `length` bytes at `offset` before it happens; with `partly`, as much of it
+    /// as fits. Answers the bytes that may be written, at least one (unless `length` is 0).
     pub(super) fn admit_write(
         &self,
         inode: &Inode,
@@ -529,7 +569,8 @@ impl Shared {
             Err(short) => return Err(short),
         };
         let held = self.collecting.get().map_or(0, |collecting| collecting.held());
-        let room = self.ledger.room_of(state.owner).min(self.ledger.room().saturating_sub(held)).saturating_add(state.pool);
+        let room =
+            self.ledger.room_of(state.owner).min(self.ledger.room().saturating_sub(held)).saturating_add(state.pool);
         let (mut fits, mut over) = (0, length);
         // What a write costs grows with its length, so the longest that fits can be searched for.
         while over - fits > 1 {
@@ -543,7 +584,14 @@ impl Shared {
         Ok(fits)
     }
 
-    fn admit_exactly(&self, inode: &Inode, state: &mut State, offset: u64, length: u64, source: Source) -> Result<(), Short> {
+    fn admit_exactly(
+        &self,
+        inode: &Inode,
+        state: &mut State,
+        offset: u64,
+        length: u64,
+        source: Source,
+    ) -> Result<(), Short> {
         let new = self.worst(state, offset, length);
         self.book_new(inode, state, new, source)
     }

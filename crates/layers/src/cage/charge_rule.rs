@@ -1,9 +1,10 @@
 //! What a file costs. Pure.
 //!
-//! Called wherever a cage books something, and by the recount. The rule: a file costs the bytes that the host has allocated for it, but a
-//! regular file never more than its length in whole blocks, since some file systems allocate ahead of what is written and give that back
-//! by themselves; unless the file is known to keep what lies behind its end (`FALLOC_FL_KEEP_SIZE`). Hard links are one file. Holes are
-//! free until something is written into them.
+//! Called wherever a cage books something, and by the recount. The rule: a file costs the bytes
+//! that the host has allocated for it, but a regular file never more than its length in whole
+//! blocks, since some file systems allocate ahead of what is written and give that back by
+//! themselves; unless the file is known to keep what lies behind its end (`FALLOC_FL_KEEP_SIZE`).
+//! Hard links are one file. Holes are free until something is written into them.
 
 use nacre_vfs::{Attr, Kind};
 use std::ops::Range;
@@ -11,13 +12,13 @@ use std::ops::Range;
 /// How the storage below allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// A file's block count says at once what has been written, and nothing is allocated without having been asked for
-    /// (ext4, Btrfs, tmpfs, the tree in memory).
+    /// A file's block count says at once what has been written, and nothing is allocated without
+    /// having been asked for (ext4, Btrfs, tmpfs, the tree in memory).
     Plain,
     /// The same, but space behind the end of a file may be allocated ahead (XFS).
     Ahead,
-    /// Block counts may lag behind what has been written (network file systems, ZFS, FUSE, whatever is not known): regular files cost their
-    /// length, holes included.
+    /// Block counts may lag behind what has been written (network file systems, ZFS, FUSE, whatever
+    /// is not known): regular files cost their length, holes included.
     Lagging,
 }
 
@@ -78,8 +79,10 @@ impl Rule {
         }
     }
 
-    /// Whether a file that nothing is known of keeps space behind its end. Where storage allocates ahead by itself, this does not show in the
-    /// attributes and the answer is no ([`Rule::may_keep`]). What the file system needs to find a file's blocks is counted with them, so a little more than the length says nothing.
+    /// Whether a file that nothing is known of keeps space behind its end. Where storage allocates
+    /// ahead by itself, this does not show in the attributes and the answer is no
+    /// ([`Rule::may_keep`]). What the file system needs to find a file's blocks is counted with
+    /// them, so a little more than the length says nothing.
     pub fn seems_kept(&self, attr: &Attr) -> bool {
         let bookkeeping = 2 * self.unit + attr.size / 128;
         self.storage == Storage::Plain
@@ -87,13 +90,17 @@ impl Rule {
             && attr.blocks.saturating_mul(512) > self.whole(attr.size).saturating_add(bookkeeping)
     }
 
-    /// Whether there is space behind a file's end of which only the file system knows why: allocated ahead, or because somebody asked for it.
+    /// Whether there is space behind a file's end of which only the file system knows why:
+    /// allocated ahead, or because somebody asked for it.
     pub fn may_keep(&self, attr: &Attr) -> bool {
-        self.storage == Storage::Ahead && attr.kind == Kind::File && attr.blocks.saturating_mul(512) > self.whole(attr.size)
+        self.storage == Storage::Ahead
+            && attr.kind == Kind::File
+            && attr.blocks.saturating_mul(512) > self.whole(attr.size)
     }
 
-    /// What a file costs that nothing is known of, and that holds nothing somebody asked for behind its end in vain. Where storage allocates
-    /// ahead, a file with holes may seem to cost a little more than it does.
+    /// What a file costs that nothing is known of, and that holds nothing somebody asked for behind
+    /// its end in vain. Where storage allocates ahead, a file with holes may seem to cost a little
+    /// more than it does.
     pub fn found(&self, attr: &Attr) -> u64 {
         self.cost(attr, self.seems_kept(attr))
     }
@@ -138,7 +145,11 @@ mod tests {
             (Storage::Lagging, 5000, 0, false, 8192),
             (Storage::Lagging, 5000, 128, true, 65536),
         ] {
-            assert_eq!(Rule::new(4096, storage).cost(&file(size, blocks), kept), cost, "{storage:?} {size} {blocks} {kept}");
+            assert_eq!(
+                Rule::new(4096, storage).cost(&file(size, blocks), kept),
+                cost,
+                "{storage:?} {size} {blocks} {kept}"
+            );
         }
         let directory = Attr { kind: Kind::Directory, ..file(1 << 30, 24) };
         assert_eq!(Rule::new(4096, Storage::Lagging).found(&directory), 12288);

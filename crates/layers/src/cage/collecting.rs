@@ -1,14 +1,19 @@
 //! Writes that a door collects: when they may be, and what has to stay free meanwhile.
 //!
 //! Owned by the cage once a door has offered to collect. The phases:
-//! * free: a door may hold back up to [`Collecting::bound`] bytes, and at least that much stays free;
-//! * recalled: less would have stayed free, so every write that begins is announced; what was held back is still arriving, and the bound
-//!   still stays free for it;
-//! * settled: all has arrived; every announced write is booked before it happens, and the last block can be used;
-//! * stuck: the door could not make its kernel pass everything on; the bound stays free, and it is tried again.
+//! * free: a door may hold back up to [`Collecting::bound`] bytes, and at least that much stays
+//!   free;
+//! * recalled: less would have stayed free, so every write that begins is announced; what was held
+//!   back is still arriving, and the bound still stays free for it;
+//! * settled: all has arrived; every announced write is booked before it happens, and the last
+//!   block can be used;
+//! * stuck: the door could not make its kernel pass everything on; the bound stays free, and it is
+//!   tried again.
 //!
-//! Invariant: the phase changes, and bytes are taken while a door collects, under [`Collecting::gate`] only; the recall is made under it as
-//! well, so that nobody's write is answered between the decision and the recall. The gate comes after a file's lock and before the ledger's.
+//! Invariant: the phase changes, and bytes are taken while a door collects, under
+//! [`Collecting::gate`] only; the recall is made under it as well, so that nobody's write is
+//! answered between the decision and the recall. The gate comes after a file's lock and before the
+//! ledger's.
 
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -25,12 +30,14 @@ pub(super) enum Phase {
     Stuck,
 }
 
-/// The most that calls on collected files may take during one settling of what has to stay free, bytes; and at most this part of that.
-/// A door counts single writes that are under way among what it can hold back: these are such.
+/// The most that calls on collected files may take during one settling of what has to stay free,
+/// bytes; and at most this part of that. A door counts single writes that are under way among what
+/// it can hold back: these are such.
 const BESIDE: u64 = 16 << 20;
 const BESIDE_PART: u64 = 8;
 
-/// How long one who waits for a settling sleeps at once, before he looks whether the cage is being shut down.
+/// How long one who waits for a settling sleeps at once, before he looks whether the cage is being
+/// shut down.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// See the file's head.
@@ -42,7 +49,8 @@ pub(super) struct Collecting {
     bound: AtomicU64,
     /// How much of it [`Collecting::spend`] may still give away during this settling.
     beside: AtomicU64,
-    /// A limit was lowered while something was held back: that was granted before, and is let in above it.
+    /// A limit was lowered while something was held back: that was granted before, and is let in
+    /// above it.
     forgiving: AtomicBool,
     asleep: Mutex<()>,
     changed: Condvar,
@@ -110,7 +118,8 @@ impl Collecting {
         }
     }
 
-    /// Takes a little of what has to stay free for a call whose caller holds what the settling waits for; whether there was enough left.
+    /// Takes a little of what has to stay free for a call whose caller holds what the settling
+    /// waits for; whether there was enough left.
     pub(super) fn spend(&self, _gate: &MutexGuard<'_, ()>, bytes: u64) -> bool {
         let left = self.beside.load(Ordering::Relaxed).checked_sub(bytes);
         if let Some(left) = left {
@@ -144,7 +153,8 @@ impl Collecting {
         }
     }
 
-    /// Whether writes need not be announced; with `room` well above the bound again, they need not be from now on.
+    /// Whether writes need not be announced; with `room` well above the bound again, they need not
+    /// be from now on.
     pub(super) fn unannounced(&self, room: u64) -> bool {
         match self.phase() {
             Phase::Free => true,
@@ -187,7 +197,8 @@ impl Collecting {
         self.forgiving.load(Ordering::Relaxed)
     }
 
-    /// Waits until nothing is arriving any more, or it is known that this cannot be had, or the cage is shut down; at most so long.
+    /// Waits until nothing is arriving any more, or it is known that this cannot be had, or the
+    /// cage is shut down; at most so long.
     pub(super) fn wait_settled(&self, most: Duration) {
         let mut asleep = self.asleep.lock();
         let mut waited = Duration::ZERO;
@@ -198,7 +209,8 @@ impl Collecting {
         }
     }
 
-    /// Waits for something to settle; false when the cage is shut down. What is stuck is tried again after `again`.
+    /// Waits for something to settle; false when the cage is shut down. What is stuck is tried
+    /// again after `again`.
     pub(super) fn wait_unsettled(&self, again: Duration) -> bool {
         let mut asleep = self.asleep.lock();
         let mut tired = false;
@@ -226,7 +238,8 @@ impl Collecting {
     }
 }
 
-/// Every order of threads, tried by loom: `RUSTFLAGS="--cfg nacre_model" cargo test -p nacre-layers --lib model`.
+/// Every order of threads, tried by loom: `RUSTFLAGS="--cfg nacre_model" cargo test -p nacre-layers
+/// --lib model`.
 #[cfg(all(test, nacre_model))]
 mod model {
     use super::*;
@@ -261,7 +274,8 @@ mod model {
         (Shared::new(collecting), door)
     }
 
-    /// Nobody waits for ever: neither who settles for something to settle, nor a writer for what settles, nor anybody at the end.
+    /// Nobody waits for ever: neither who settles for something to settle, nor a writer for what
+    /// settles, nor anybody at the end.
     #[test]
     fn whoever_waits_is_woken() {
         loom::model(|| {
@@ -281,8 +295,8 @@ mod model {
         });
     }
 
-    /// One who finds room again and one who finds too little of it, at the same time: a write that need not be announced is never so after a recall that
-    /// nothing has ended.
+    /// One who finds room again and one who finds too little of it, at the same time: a write that
+    /// need not be announced is never so after a recall that nothing has ended.
     #[test]
     fn what_is_recalled_is_not_given_away_by_another() {
         loom::model(|| {

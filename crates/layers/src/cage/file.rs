@@ -1,8 +1,9 @@
 //! An open file in a cage.
 //!
-//! Made by the layer at open and creation. What is written is booked before it is written, under the file's lock, and corrected afterwards
-//! where the worst case need not have come true. No descriptor is handed out for the kernel to write through, nor to read through: a
-//! kernel that reads one open file of an inode that way has to write all of them that way.
+//! Made by the layer at open and creation. What is written is booked before it is written, under
+//! the file's lock, and corrected afterwards where the worst case need not have come true. No
+//! descriptor is handed out for the kernel to write through, nor to read through: a kernel that
+//! reads one open file of an inode that way has to write all of them that way.
 
 use super::{
     Storage,
@@ -28,11 +29,12 @@ use std::{
 /// What an announced write of unknown length counts as.
 const UNKNOWN: u64 = 1 << 20;
 
-/// An announced write that did not happen so long ago will not happen any more: between a call's question and its copying of bytes into
-/// the cache lies nothing that takes time.
+/// An announced write that did not happen so long ago will not happen any more: between a call's
+/// question and its copying of bytes into the cache lies nothing that takes time.
 const STALE: Duration = Duration::from_secs(10);
 
-/// How long a write of unknown length waits for others to arrive: its caller may hold what they need.
+/// How long a write of unknown length waits for others to arrive: its caller may hold what they
+/// need.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One open file's part in what is known of its inode; given back when it is closed.
@@ -47,7 +49,8 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Counts an open file, from before it is opened: what is unlinked meanwhile is not taken for gone.
+    /// Counts an open file, from before it is opened: what is unlinked meanwhile is not taken for
+    /// gone.
     pub(super) fn new(shared: &Arc<Shared>, inode: &Arc<Inode>, flags: OpenFlags, collectable: bool) -> Lease {
         inode.open.fetch_add(1, Ordering::AcqRel);
         let mut state = inode.lock();
@@ -59,7 +62,13 @@ impl Lease {
             state.appenders += 1;
         }
         drop(state);
-        Lease { shared: Arc::clone(shared), inode: Arc::clone(inode), flags, collectable, collected: AtomicBool::new(false) }
+        Lease {
+            shared: Arc::clone(shared),
+            inode: Arc::clone(inode),
+            flags,
+            collectable,
+            collected: AtomicBool::new(false),
+        }
     }
 }
 
@@ -120,10 +129,12 @@ impl CageFile {
         self.shared().refresh(self.inode(), state, &self.node, Some(&*self.below));
     }
 
-    /// Does `work` under the file's lock until it is done or nothing helps against its lack of room.
+    /// Does `work` under the file's lock until it is done or nothing helps against its lack of
+    /// room.
     fn with_room<T>(&self, mut work: impl FnMut(&mut State, bool) -> Result<T, Lack>) -> Result<T> {
         let mut round = 0;
-        // The kernel makes EIO of a short answer to a write by O_DIRECT that others may be under way with.
+        // The kernel makes EIO of a short answer to a write by O_DIRECT that others may be under
+        // way with.
         let whole = OFlags::from_bits_retain(self.lease.flags.raw()).contains(OFlags::DIRECT);
         loop {
             let mut state = self.inode().lock();
@@ -149,7 +160,8 @@ impl CageFile {
         }
     }
 
-    /// Whether what is written may have been held back by a door: nobody can be told any more that it does not fit.
+    /// Whether what is written may have been held back by a door: nobody can be told any more that
+    /// it does not fit.
     fn source(state: &State) -> Source {
         match state.collected {
             0 => Source::Call,
@@ -213,7 +225,8 @@ impl CageFile {
 
     fn allocate_under(&self, state: &mut State, mode: AllocateMode, offset: u64, length: u64) -> Result<(), Lack> {
         let (shared, inode) = (self.shared(), self.inode());
-        let makes_holes = mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE);
+        let makes_holes =
+            mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE);
         let end = offset.saturating_add(length);
         if mode.any(AllocateMode::KEEP_SIZE) && !makes_holes && end > state.size {
             // From here on, what lies behind its end is kept and counts.
@@ -234,7 +247,9 @@ impl CageFile {
         if result.is_ok() && mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE) {
             shared.emptied(inode, state, offset, end);
         }
-        if mode.any(AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE | AllocateMode::ZERO_RANGE) || result.is_err() {
+        if mode.any(AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE | AllocateMode::ZERO_RANGE)
+            || result.is_err()
+        {
             state.unsure();
         }
         self.refresh(state);
@@ -310,7 +325,8 @@ fn address(file: &dyn OpenFile) -> usize {
     std::ptr::from_ref(file.inner()).cast::<()>().addr()
 }
 
-/// The commands that cannot make a file larger: flags, extended flags (with the project) and versions.
+/// The commands that cannot make a file larger: flags, extended flags (with the project) and
+/// versions.
 pub(super) fn harmless(request: &Ioctl<'_>) -> bool {
     matches!(
         request.command,
@@ -355,14 +371,16 @@ impl Collected for CageFile {
         let shared = self.shared();
         let Some(collecting) = shared.collecting.get() else { return false };
         let mut state = self.inode().lock();
-        // Where a user or a directory has a limit of its own, each write is booked when it happens: room is kept free in the whole cage only.
+        // Where a user or a directory has a limit of its own, each write is booked when it happens:
+        // room is kept free in the whole cage only.
         let limited = state.owner.group.is_some() || shared.ledger.limits().users.contains_key(&state.owner.uid);
         if limited || self.lease.collected.load(Ordering::Relaxed) || !collecting.admit(shared.ledger.room()) {
             return false;
         }
         self.lease.collected.store(true, Ordering::Relaxed);
         state.collected += 1;
-        // What is collected arrives at places that only the kernel knows: its blocks must be known as they are.
+        // What is collected arrives at places that only the kernel knows: its blocks must be known
+        // as they are.
         self.refresh(&mut state);
         true
     }

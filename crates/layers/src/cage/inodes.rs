@@ -1,10 +1,14 @@
-//! What a cage knows of the files that it has to do with: those that are open, those that were changed lately.
+//! What a cage knows of the files that it has to do with: those that are open, those that were
+//! changed lately.
 //!
 //! Asked by every operation that changes something. Invariants:
-//! * one entry for an identity, as long as anybody holds it: an entry is only given up while nobody else does;
-//! * the state's lock is held from before a file is changed until its cost is booked, so that one change of a file is booked at a time;
-//! * locks of two files are taken in the order of their identities ([`lock_both`]); a file's lock comes before those of the ledger and of the
-//!   saved accounts, and nothing that waits for a door is done under it.
+//! * one entry for an identity, as long as anybody holds it: an entry is only given up while nobody
+//!   else does;
+//! * the state's lock is held from before a file is changed until its cost is booked, so that one
+//!   change of a file is booked at a time;
+//! * locks of two files are taken in the order of their identities ([`lock_both`]); a file's lock
+//!   comes before those of the ledger and of the saved accounts, and nothing that waits for a door
+//!   is done under it.
 
 use super::ledger::Owner;
 use nacre_vfs::{FileId, Kind, Node};
@@ -19,7 +23,8 @@ use std::{
     time::Duration,
 };
 
-/// Entries of files that nobody has open: with them, changes from outside can be booked without a recount.
+/// Entries of files that nobody has open: with them, changes from outside can be booked without a
+/// recount.
 const KEPT: usize = 8192;
 
 /// A file.
@@ -83,7 +88,8 @@ pub(super) struct State {
     pub(super) solid: Range<u64>,
     /// It keeps what is allocated behind its end.
     pub(super) kept: bool,
-    /// Allocated ahead by the storage and not booked, as last seen: it stays for good where the end jumps over it.
+    /// Allocated ahead by the storage and not booked, as last seen: it stays for good where the end
+    /// jumps over it.
     pub(super) ahead: u64,
     /// Its last name is gone.
     pub(super) gone: bool,
@@ -194,7 +200,8 @@ impl Inodes {
 }
 
 impl Table {
-    /// Looks at the two oldest entries, where there are too many: so the table shrinks faster than it grows.
+    /// Looks at the two oldest entries, where there are too many: so the table shrinks faster than
+    /// it grows.
     fn give_up(&mut self) {
         for _ in 0..2 {
             if self.order.len() < KEPT {

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::spec::Writes;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile,
-    OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
+    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use rustix::fs::OFlags;
 use std::sync::{Arc, mpsc::Sender};
@@ -24,7 +24,8 @@ impl Cage {
     fn open_existing(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         let shared = &self.shared;
         let inode = shared.inodes.get(shared.below.id(node)?);
-        // Readable, since whoever collects parts of pages reads the rest; where that is refused, it is opened as asked, and not collected.
+        // Readable, since whoever collects parts of pages reads the rest; where that is refused, it
+        // is opened as asked, and not collected.
         let collectable = collectable(flags) && shared.collects();
         if collectable {
             match self.open_with(caller, node, &inode, flags, both_ways(flags)) {
@@ -36,7 +37,14 @@ impl Cage {
     }
 
     /// Opens a file with the flags `lower` below.
-    fn open_with(&self, caller: &Caller, node: &Node, inode: &Arc<Inode>, flags: OpenFlags, lower: OpenFlags) -> Result<Opened> {
+    fn open_with(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        inode: &Arc<Inode>,
+        flags: OpenFlags,
+        lower: OpenFlags,
+    ) -> Result<Opened> {
         let shared = &self.shared;
         let lease = Lease::new(shared, inode, flags, lower != flags);
         let below = if flags.truncates() {
@@ -64,7 +72,14 @@ impl Cage {
     }
 
     /// Creates a file that must not exist yet.
-    fn create_new(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create_new(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         let shared = &self.shared;
         let _naming = shared.naming.read();
         let group = shared.group(parent);
@@ -73,7 +88,8 @@ impl Cage {
         let fresh = OpenFlags((flags.raw() | OpenFlags::EXCL) & !OpenFlags::TRUNC);
         let collectable = collectable(flags) && shared.collects();
         let _name = shared.lock_name(parent, name)?;
-        let (entry, below) = shared.below.create(caller, parent, name, mode, if collectable { both_ways(fresh) } else { fresh })?;
+        let (entry, below) =
+            shared.below.create(caller, parent, name, mode, if collectable { both_ways(fresh) } else { fresh })?;
         let inode = shared.born(&entry, group, true, reserve);
         let lease = Lease::new(shared, &inode, flags, collectable);
         let file = Arc::new(CageFile::new(below, entry.node.clone(), lease));
@@ -81,7 +97,8 @@ impl Cage {
     }
 }
 
-/// Whether writes to a file opened so can be collected: only at its end, by one who does not wait for the storage.
+/// Whether writes to a file opened so can be collected: only at its end, by one who does not wait
+/// for the storage.
 fn collectable(flags: OpenFlags) -> bool {
     let waits = OFlags::SYNC | OFlags::DSYNC | OFlags::DIRECT;
     flags.writes() && !flags.reads() && flags.appends() && !OFlags::from_bits_retain(flags.raw()).intersects(waits)
@@ -167,7 +184,14 @@ impl Layer for Cage {
         self.shared.below.readlink(caller, node)
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         self.shared.attend();
         self.shared.background.own_name(name);
         for _ in 0..TRIES {
@@ -179,7 +203,8 @@ impl Layer for Cage {
             match self.shared.below.lookup(caller, parent, name) {
                 Ok(entry) if entry.attr.kind == Kind::File => {
                     let file = self.open_existing(caller, &entry.node, flags)?;
-                    let attr = if flags.truncates() { self.getattr(caller, &entry.node, Some(&*file))? } else { entry.attr };
+                    let attr =
+                        if flags.truncates() { self.getattr(caller, &entry.node, Some(&*file))? } else { entry.attr };
                     return Ok((Entry { attr, ..entry }, file));
                 }
                 Ok(entry) if entry.attr.kind == Kind::Directory => return Err(Errno::EISDIR),
@@ -211,15 +236,25 @@ impl Layer for Cage {
         self.shared.attend();
         self.shared.background.own_name(name);
         let bytes = if self.shared.directories_cost { self.shared.rule.unit } else { 0 };
-        let entry = self.shared.make(caller, (parent, name), bytes, || self.shared.below.mkdir(caller, parent, name, mode))?;
+        let entry =
+            self.shared.make(caller, (parent, name), bytes, || self.shared.below.mkdir(caller, parent, name, mode))?;
         self.shared.new_directory(&entry);
         Ok(entry)
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         self.shared.attend();
         self.shared.background.own_name(name);
-        self.shared.make(caller, (parent, name), 0, || self.shared.below.mknod(caller, parent, name, kind, mode, device))
+        self.shared
+            .make(caller, (parent, name), 0, || self.shared.below.mknod(caller, parent, name, kind, mode, device))
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
@@ -230,7 +265,14 @@ impl Layer for Cage {
         self.shared.make(caller, (parent, name), bytes, || self.shared.below.symlink(caller, parent, name, target))
     }
 
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         self.shared.attend();
         self.shared.add_link(caller, node, file, parent, name)
     }
@@ -279,14 +321,18 @@ impl Layer for Cage {
         let mut figures = shared.below.statfs(caller, node)?;
         let totals = shared.ledger.totals();
         let group = shared.group(node);
-        let of_group =
-            group.and_then(|group| Some((*totals.limits.dirs.get(group)?, totals.sums.dirs.get(&group).map_or(0, |sum| sum.bytes))));
+        let of_group = group.and_then(|group| {
+            Some((*totals.limits.dirs.get(group)?, totals.sums.dirs.get(&group).map_or(0, |sum| sum.bytes)))
+        });
         let whole = totals.limits.bytes.map(|limit| (limit, totals.sums.whole.bytes));
         let fragment = u64::from(figures.fragment.max(1));
         for (limit, used) in whole.into_iter().chain(of_group) {
             let free = limit.saturating_sub(used) / fragment;
-            figures.blocks =
-                if whole.is_some_and(|whole| whole.0 == limit) { limit / fragment } else { figures.blocks.min(limit / fragment) };
+            figures.blocks = if whole.is_some_and(|whole| whole.0 == limit) {
+                limit / fragment
+            } else {
+                figures.blocks.min(limit / fragment)
+            };
             figures.free = figures.free.min(free);
             figures.available = figures.available.min(free);
         }
@@ -354,7 +400,8 @@ impl Layer for Cage {
     }
 
     fn collect(&self, door: &Arc<dyn Collector>) -> bool {
-        /// For fewer files than that, collecting is not worth a mount's other writers paying for it.
+        /// For fewer files than that, collecting is not worth a mount's other writers paying for
+        /// it.
         const FILES: usize = 16;
         let wanted = match self.shared.writes {
             Writes::Through => false,
@@ -392,8 +439,15 @@ impl Layer for Cage {
 }
 
 impl Cage {
-    /// Changes extended attributes, which may take a block of a directory's or a link's own. Of regular files the content alone costs.
-    fn with_attributes(&self, caller: &Caller, node: &Node, bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Changes extended attributes, which may take a block of a directory's or a link's own. Of
+    /// regular files the content alone costs.
+    fn with_attributes(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        bytes: u64,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let shared = &self.shared;
         if !shared.directories_cost {
             return work();
@@ -438,13 +492,16 @@ fn change_under(
             () => shared.tail(state, size),
         };
         match shared.book_new(inode, state, new, super::books::Source::Call) {
-            // To make a file shorter is what helps a full cage: it is not refused for a block of zeros.
+            // To make a file shorter is what helps a full cage: it is not refused for a block of
+            // zeros.
             Err(_) if size <= state.size => {}
             booked => booked.map_err(|short| (short, new))?,
         }
     }
     if let Some(uid) = change.uid {
-        shared.try_give(inode, state, Owner { uid, ..state.owner }).map_err(|full| (Short::Full(full), state.booked()))?;
+        shared
+            .try_give(inode, state, Owner { uid, ..state.owner })
+            .map_err(|full| (Short::Full(full), state.booked()))?;
     }
     {
         let _changing = shared.changing.read();
@@ -464,7 +521,8 @@ fn change_under(
     }
     match &result {
         Ok(attr) => {
-            // Changing the length of a file takes what lies behind its end away, unless something is said of that again.
+            // Changing the length of a file takes what lies behind its end away, unless something
+            // is said of that again.
             if change.size.is_some() {
                 state.kept = shared.rule.seems_kept(attr);
             }

@@ -1,11 +1,16 @@
-//! The arithmetic of a cage: what is used, by whom, and what still fits. No files, no clock, no policy.
+//! The arithmetic of a cage: what is used, by whom, and what still fits. No files, no clock, no
+//! policy.
 //!
-//! Called by the cage for every change of what a file costs, by the recount and by the saved accounting. Everything is behind one short
-//! mutex; only the room that is left can be asked without it. Invariants:
-//! * a charge is made in the whole cage, the user's account and the group's account together, or nowhere;
-//! * [`Ledger::charge`], [`Ledger::charge_up_to`] and [`Ledger::transfer`] never bring an account above its limit (they may find it there: limits
-//!   are lowered under load, and [`Ledger::force`] books what is on disk already);
-//! * an account never wraps: what would go below zero or above `u64::MAX` stops there, is counted, and is logged once.
+//! Called by the cage for every change of what a file costs, by the recount and by the saved
+//! accounting. Everything is behind one short mutex; only the room that is left can be asked
+//! without it. Invariants:
+//! * a charge is made in the whole cage, the user's account and the group's account together, or
+//!   nowhere;
+//! * [`Ledger::charge`], [`Ledger::charge_up_to`] and [`Ledger::transfer`] never bring an account
+//!   above its limit (they may find it there: limits are lowered under load, and [`Ledger::force`]
+//!   books what is on disk already);
+//! * an account never wraps: what would go below zero or above `u64::MAX` stops there, is counted,
+//!   and is logged once.
 
 mod accounts;
 #[cfg(test)]
@@ -60,7 +65,8 @@ pub enum Full {
 }
 
 impl Full {
-    /// What the call that met the limit fails with: EDQUOT at a user's limit, ENOSPC at the others (as project quotas have it).
+    /// What the call that met the limit fails with: EDQUOT at a user's limit, ENOSPC at the others
+    /// (as project quotas have it).
     pub const fn errno(self) -> Errno {
         match self {
             Full::User => Errno::EDQUOT,
@@ -113,7 +119,8 @@ pub struct Totals {
     pub refused: Refused,
     /// Whether use is above the soft limit (with the distance of [`Ledger::on_soft`]).
     pub soft_exceeded: bool,
-    /// How often an account would have gone below zero or above `u64::MAX`; anything but 0 is a fault in the bookkeeping.
+    /// How often an account would have gone below zero or above `u64::MAX`; anything but 0 is a
+    /// fault in the bookkeeping.
     pub clamped: u64,
 }
 
@@ -154,17 +161,18 @@ impl Ledger {
         Ledger { books: Mutex::new(books), room, watcher: Mutex::new(Watcher { hook: None, told: false }) }
     }
 
-    /// Charges all accounts concerned, or none. Charging nothing always succeeds, even above a limit; so does charging files only, where
-    /// only bytes are short.
+    /// Charges all accounts concerned, or none. Charging nothing always succeeds, even above a
+    /// limit; so does charging files only, where only bytes are short.
     ///
     /// # Errors
-    /// The limit in the way, in the order whole, files, user, directory. It is not counted as refused: see [`Ledger::refused`].
+    /// The limit in the way, in the order whole, files, user, directory. It is not counted as
+    /// refused: see [`Ledger::refused`].
     pub fn charge(&self, owner: Owner, bytes: u64, inodes: u64) -> Result<(), Full> {
         self.change(|books| books.charge(owner, Amount { bytes, inodes }))
     }
 
-    /// Charges as much of `bytes` as fits: all, or the greatest multiple of `unit` (0 counts as 1). Answers what was charged and, where that
-    /// is not all, the limit that was in the way.
+    /// Charges as much of `bytes` as fits: all, or the greatest multiple of `unit` (0 counts as 1).
+    /// Answers what was charged and, where that is not all, the limit that was in the way.
     pub fn charge_up_to(&self, owner: Owner, bytes: u64, unit: u64) -> (u64, Option<Full>) {
         self.change(|books| books.charge_up_to(owner, bytes, unit.max(1)))
     }
@@ -179,7 +187,8 @@ impl Ledger {
         self.change(|books| books.force(owner, Amount { bytes, inodes }));
     }
 
-    /// Replaces a charge of `was` bytes by one of `is` bytes that is a fact on disk: forces or releases the difference.
+    /// Replaces a charge of `was` bytes by one of `is` bytes that is a fact on disk: forces or
+    /// releases the difference.
     pub fn correct(&self, owner: Owner, was: u64, is: u64) {
         if is >= was {
             self.force(owner, is - was, 0);
@@ -188,8 +197,8 @@ impl Ledger {
         }
     }
 
-    /// Moves a charge from one owner to another, if it fits there; the whole cage holds the same as before. Accounts that both owners share
-    /// are left alone.
+    /// Moves a charge from one owner to another, if it fits there; the whole cage holds the same as
+    /// before. Accounts that both owners share are left alone.
     ///
     /// # Errors
     /// User or Dir: nothing was moved.
@@ -202,7 +211,8 @@ impl Ledger {
         self.change(|books| books.force_transfer(from, to, Amount { bytes, inodes }));
     }
 
-    /// Bytes that still fit into the whole cage; `u64::MAX` without a limit. Takes no lock: a moment old where others charge.
+    /// Bytes that still fit into the whole cage; `u64::MAX` without a limit. Takes no lock: a
+    /// moment old where others charge.
     pub fn room(&self) -> u64 {
         self.room.load(Ordering::Acquire)
     }
@@ -212,7 +222,8 @@ impl Ledger {
         self.books.lock().room_of(owner).0
     }
 
-    /// Puts other limits in place. Below what is used: nothing more fits until use has fallen below.
+    /// Puts other limits in place. Below what is used: nothing more fits until use has fallen
+    /// below.
     pub fn set_limits(&self, limits: Limits) {
         self.change(|books| books.set_limits(limits));
     }
@@ -227,10 +238,11 @@ impl Ledger {
         self.books.lock().refused(full);
     }
 
-    /// Has `hook` told when use reaches the soft limit, and when it has fallen below it again by a twentieth (use that moves about the
-    /// limit must not start a command with every write). If use is above already, the hook is told at once. One call at a time, up and
-    /// down in turn, in the thread that made the change and outside the ledger's lock: it must be short (wake a thread) and must
-    /// not change the ledger; it may ask it.
+    /// Has `hook` told when use reaches the soft limit, and when it has fallen below it again by a
+    /// twentieth (use that moves about the limit must not start a command with every write). If use
+    /// is above already, the hook is told at once. One call at a time, up and down in turn, in the
+    /// thread that made the change and outside the ledger's lock: it must be short (wake a thread)
+    /// and must not change the ledger; it may ask it.
     pub fn on_soft(&self, hook: impl Fn(bool) + Send + Sync + 'static) {
         *self.watcher.lock() = Watcher { hook: Some(Box::new(hook)), told: false };
         self.tell_soft();
@@ -251,7 +263,8 @@ impl Ledger {
         self.change(|books| books.replace(sums));
     }
 
-    /// Lifts each account to at least what `sums` say: what is known to be there, when there may be more.
+    /// Lifts each account to at least what `sums` say: what is known to be there, when there may be
+    /// more.
     pub fn raise(&self, sums: &Sums) {
         self.change(|books| books.raise(sums));
     }
@@ -274,7 +287,8 @@ impl Ledger {
         result
     }
 
-    /// Tells the hook what it has not been told yet. Whoever comes second finds it told: crossings that undo each other meanwhile are one.
+    /// Tells the hook what it has not been told yet. Whoever comes second finds it told: crossings
+    /// that undo each other meanwhile are one.
     fn tell_soft(&self) {
         let mut watcher = self.watcher.lock();
         let above = self.books.lock().soft_exceeded();

@@ -1,7 +1,9 @@
-//! `when-full=drop-oldest`: whole rotated files go first, the oldest before the others; then the beginning of the biggest growing file.
+//! `when-full=drop-oldest`: whole rotated files go first, the oldest before the others; then the
+//! beginning of the biggest growing file.
 //!
-//! Called by operations that do not fit, without any file's lock; one at a time. Invariants: nothing that matches `keep` is ever touched, nor
-//! any file that is open removed, nor one of several names touched (another name may be one to keep); what is removed is logged.
+//! Called by operations that do not fit, without any file's lock; one at a time. Invariants:
+//! nothing that matches `keep` is ever touched, nor any file that is open removed, nor one of
+//! several names touched (another name may be one to keep); what is removed is logged.
 
 use super::{
     books::Shared,
@@ -9,8 +11,8 @@ use super::{
     ledger::{Full, Owner},
 };
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Kind, Name, Node, OpenFile, OpenFlags, Result, Time,
-    Whence,
+    AllocateMode, Attr, Caller, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Kind, Name, Node, OpenFile,
+    OpenFlags, Result, Time, Whence,
 };
 use parking_lot::Mutex;
 use std::{
@@ -24,7 +26,8 @@ const CUT: &str = "cut off";
 /// A search that takes so long is not repeated at once where it finds nothing.
 const LONG: Duration = Duration::from_millis(100);
 
-/// How often it is looked again whether a rotated file is still open, and when: close(2) returns before its file is let go.
+/// How often it is looked again whether a rotated file is still open, and when: close(2) returns
+/// before its file is let go.
 const LOOKS: u32 = 10;
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -62,8 +65,11 @@ impl Dropping {
     /// As [`check_globs`].
     pub(super) fn new(keep: &[String], rotated: &[String]) -> Result<Dropping, String> {
         check_globs(keep, rotated)?;
-        let rotated: Vec<String> =
-            if rotated.is_empty() { super::options::ROTATED.iter().map(|glob| (*glob).to_owned()).collect() } else { rotated.to_vec() };
+        let rotated: Vec<String> = if rotated.is_empty() {
+            super::options::ROTATED.iter().map(|glob| (*glob).to_owned()).collect()
+        } else {
+            rotated.to_vec()
+        };
         let zero = || AtomicU64::new(0);
         Ok(Dropping {
             keep: keep.to_vec(),
@@ -81,7 +87,8 @@ impl Dropping {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         self.keep.iter().any(|glob| {
             let glob = glob.as_bytes();
-            let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').filter_map(|(end, _)| path.get(..end));
+            let above =
+                path.iter().enumerate().filter(|(_, byte)| **byte == b'/').filter_map(|(end, _)| path.get(..end));
             let in_a_kept_one = || {
                 above.clone().any(|directory| {
                     let name = directory.rsplit(|byte| *byte == b'/').next().unwrap_or(directory);
@@ -94,7 +101,9 @@ impl Dropping {
 
     fn is_rotated(&self, path: &[u8]) -> bool {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-        self.rotated.iter().any(|glob| fast_glob::glob_match(glob.as_bytes(), name) || fast_glob::glob_match(glob.as_bytes(), path))
+        self.rotated
+            .iter()
+            .any(|glob| fast_glob::glob_match(glob.as_bytes(), name) || fast_glob::glob_match(glob.as_bytes(), path))
     }
 
     pub(super) fn report(&self) -> super::options::Dropped {
@@ -144,7 +153,8 @@ impl DirSink for Listed {
 }
 
 impl Shared {
-    /// Removes what is oldest until `bytes` and a little more fit. Answers whether anything became free.
+    /// Removes what is oldest until `bytes` and a little more fit. Answers whether anything became
+    /// free.
     pub(super) fn make_room(&self, full: Full, owner: Owner, bytes: u64) -> bool {
         let _one = self.dropping.one.lock();
         if self.fits(full, owner, bytes) {
@@ -172,7 +182,8 @@ impl Shared {
         fruitful
     }
 
-    /// One search: whether anything became free, and whether a rotated file was passed over because it is open.
+    /// One search: whether anything became free, and whether a rotated file was passed over because
+    /// it is open.
     fn drop_oldest(&self, full: Full, owner: Owner, bytes: u64) -> (bool, bool) {
         let wanted = bytes.saturating_add(self.spare(full, owner));
         let found = match self.find_droppable(full, owner) {
@@ -280,7 +291,12 @@ impl Shared {
         if self.dropping.is_rotated(&path) {
             found.open |= open;
             if !open && entry.attr.nlink == 1 {
-                found.rotated.push(Rotated { parent: parent.clone(), path, id: entry.attr.id, mtime: entry.attr.mtime });
+                found.rotated.push(Rotated {
+                    parent: parent.clone(),
+                    path,
+                    id: entry.attr.id,
+                    mtime: entry.attr.mtime,
+                });
             }
         } else if grown && entry.attr.nlink == 1 && self.rule.found(&entry.attr) > self.rule.unit {
             found.growing.push(Growing { node: entry.node, path, attr: entry.attr });
@@ -291,7 +307,8 @@ impl Shared {
         let name = rotated.path.rsplit(|byte| *byte == b'/').next().unwrap_or(&rotated.path);
         let Ok(name) = Name::new(name) else { return };
         let before = self.ledger.room();
-        // The walk took its time: the name may be another file's by now, or somebody may have opened it.
+        // The walk took its time: the name may be another file's by now, or somebody may have
+        // opened it.
         let still = |state: &State, attr: &Attr| attr.id == rotated.id && attr.nlink == 1 && state.handles == 0;
         match self.remove_if(&Caller::ROOT, &rotated.parent, name, false, still) {
             Ok(()) => {
@@ -305,11 +322,14 @@ impl Shared {
             }
             // Somebody was faster.
             Err(Errno::ENOENT | Errno::ESTALE) => {}
-            Err(error) => tracing::warn!(cage = self.name, path = %rotated.path.escape_ascii(), %error, "cannot be removed to make room"),
+            Err(error) => {
+                tracing::warn!(cage = self.name, path = %rotated.path.escape_ascii(), %error, "cannot be removed to make room")
+            }
         }
     }
 
-    /// Frees the beginning of a file: about `wanted` bytes of what is stored, and never its last block.
+    /// Frees the beginning of a file: about `wanted` bytes of what is stored, and never its last
+    /// block.
     fn drop_head(&self, growing: &Growing, wanted: u64) -> Result<()> {
         let inode = self.inodes.get(growing.attr.id);
         let file = self.below.open(&Caller::ROOT, &growing.node, OpenFlags::READ_WRITE)?;
@@ -354,8 +374,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes `start..end` out, so that the file becomes shorter, where nobody can be misled by that: all who write write at its end, wherever
-    /// that is, and no kernel holds the length for its own. Else a hole is made.
+    /// Takes `start..end` out, so that the file becomes shorter, where nobody can be misled by
+    /// that: all who write write at its end, wherever that is, and no kernel holds the length for
+    /// its own. Else a hole is made.
     fn cut_head(&self, state: &State, file: &dyn OpenFile, start: u64, end: u64) -> Result<&'static str> {
         let at_its_end = state.writers == state.appenders && !self.collects();
         if at_its_end && start == 0 {

@@ -1,8 +1,9 @@
 //! Operations that make, move and remove names, and with the last name a file.
 //!
-//! Called by the layer. Invariants: whoever makes a name, takes it away or puts another file in its place holds the lock of that name
-//! ([`NameLocks`]), so that the file that was looked up is the one that goes; a file's link count is looked at under its lock, which whoever
-//! adds or removes one of its names through the cage holds.
+//! Called by the layer. Invariants: whoever makes a name, takes it away or puts another file in its
+//! place holds the lock of that name ([`NameLocks`]), so that the file that was looked up is the
+//! one that goes; a file's link count is looked at under its lock, which whoever adds or removes
+//! one of its names through the cage holds.
 
 use super::{
     books::{Shared, Short, Source},
@@ -55,7 +56,8 @@ impl<'a> Reserve<'a> {
         Ok(Reserve { shared, owner, bytes, inodes })
     }
 
-    /// The same without waiting for what a door holds back; `None` where that would have to arrive first.
+    /// The same without waiting for what a door holds back; `None` where that would have to arrive
+    /// first.
     fn at_once(shared: &'a Shared, owner: Owner, bytes: u64) -> Result<Option<Reserve<'a>>> {
         let mut round = 0;
         loop {
@@ -95,16 +97,29 @@ pub(super) struct Changing<'a> {
 impl<'a> Changing<'a> {
     /// Before the change. `grows`: a name is to be added, for which there has to be room.
     pub(super) fn begin(shared: &'a Shared, node: &'a Node, grows: bool) -> Result<Changing<'a>> {
-        Changing::with(shared, node, |owner, bytes| if grows { Reserve::new(shared, owner, bytes, 0).map(Some) } else { Ok(None) })
+        Changing::with(
+            shared,
+            node,
+            |owner, bytes| if grows { Reserve::new(shared, owner, bytes, 0).map(Some) } else { Ok(None) },
+        )
     }
 
-    /// The same for a name of a file that is there already: whoever gives it holds the lock of that file, which what a door holds back may have to
-    /// wait for. So that is not waited for here; how the directory has grown is booked as a fact then.
+    /// The same for a name of a file that is there already: whoever gives it holds the lock of that
+    /// file, which what a door holds back may have to wait for. So that is not waited for here; how
+    /// the directory has grown is booked as a fact then.
     pub(super) fn begin_with_file(shared: &'a Shared, node: &'a Node, grows: bool) -> Result<Changing<'a>> {
-        Changing::with(shared, node, |owner, bytes| if grows { Reserve::at_once(shared, owner, bytes) } else { Ok(None) })
+        Changing::with(
+            shared,
+            node,
+            |owner, bytes| if grows { Reserve::at_once(shared, owner, bytes) } else { Ok(None) },
+        )
     }
 
-    fn with(shared: &'a Shared, node: &'a Node, growth: impl FnOnce(Owner, u64) -> Result<Option<Reserve<'a>>>) -> Result<Changing<'a>> {
+    fn with(
+        shared: &'a Shared,
+        node: &'a Node,
+        growth: impl FnOnce(Owner, u64) -> Result<Option<Reserve<'a>>>,
+    ) -> Result<Changing<'a>> {
         if !shared.directories_cost {
             return Ok(Changing { shared, node, inode: None, _growth: None });
         }
@@ -126,7 +141,8 @@ impl<'a> Changing<'a> {
 }
 
 impl Drop for Changing<'_> {
-    /// After the change, done or not: books what the directory costs now, before the reserve is given back.
+    /// After the change, done or not: books what the directory costs now, before the reserve is
+    /// given back.
     fn drop(&mut self) {
         if let Some(inode) = &self.inode {
             let mut state = inode.lock();
@@ -144,11 +160,13 @@ impl Shared {
         let inode = self.inodes.get(entry.attr.id);
         let mut state = inode.lock();
         let changing = self.changing.read();
-        // Somebody may have found and changed a new file before this: then it was empty and is booked but for itself.
+        // Somebody may have found and changed a new file before this: then it was empty and is
+        // booked but for itself.
         let mut empty = entry.attr.kind == Kind::File;
         if !state.loaded {
             empty = false;
-            let (handles, writers, appenders, collected) = (state.handles, state.writers, state.appenders, state.collected);
+            let (handles, writers, appenders, collected) =
+                (state.handles, state.writers, state.appenders, state.collected);
             let generation = state.generation;
             *state = State { handles, writers, appenders, collected, generation, ..State::default() };
             state.loaded = true;
@@ -194,8 +212,15 @@ impl Shared {
         Ok(entry)
     }
 
-    /// What a name means, under its file's lock: answers the attributes as they are now, and has it loaded.
-    fn settle_entry(&self, inode: &Inode, state: &mut State, caller: &Caller, (parent, name): (&Node, Name<'_>)) -> Result<Entry> {
+    /// What a name means, under its file's lock: answers the attributes as they are now, and has it
+    /// loaded.
+    fn settle_entry(
+        &self,
+        inode: &Inode,
+        state: &mut State,
+        caller: &Caller,
+        (parent, name): (&Node, Name<'_>),
+    ) -> Result<Entry> {
         let entry = self.below.lookup(caller, parent, name)?;
         if entry.attr.id != inode.id {
             // From outside; the kernel looks again.
@@ -229,7 +254,8 @@ impl Shared {
         self.remove_if(caller, parent, name, directory, |_, _| true)
     }
 
-    /// The same, unless another file has the name by now, or `wanted` says no of what is known of it and of its attributes.
+    /// The same, unless another file has the name by now, or `wanted` says no of what is known of
+    /// it and of its attributes.
     ///
     /// # Errors
     /// ESTALE where it is not wanted; else as below.
@@ -241,7 +267,8 @@ impl Shared {
         directory: bool,
         wanted: impl FnOnce(&State, &Attr) -> bool,
     ) -> Result<()> {
-        let call = || if directory { self.below.rmdir(caller, parent, name) } else { self.below.unlink(caller, parent, name) };
+        let call =
+            || if directory { self.below.rmdir(caller, parent, name) } else { self.below.unlink(caller, parent, name) };
         self.background.own_name(name);
         let _name = self.lock_name(parent, name)?;
         let found = self.below.lookup(caller, parent, name)?;
@@ -318,8 +345,8 @@ impl Shared {
         let _naming = self.naming.read();
         let groups = (self.group(parent), self.group(new_parent));
         let _old = Changing::begin(self, parent, false)?;
-        // Who renames within a directory, as logs are rotated, often does so because it is full: that a longer name can make the directory
-        // larger is booked as a fact.
+        // Who renames within a directory, as logs are rotated, often does so because it is full:
+        // that a longer name can make the directory larger is booked as a fact.
         let elsewhere = self.below.id(parent)? != self.below.id(new_parent)?;
         let _new = Changing::begin_with_file(self, new_parent, elsewhere)?;
         let whiteout = if flags.has(RenameFlags::WHITEOUT) {
@@ -387,12 +414,20 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether something may get a name in another group. Directories and files of several names may not, as project quotas have it, and
-    /// a directory with a limit stays where the limit says, as does what it lies in.
-    fn may_move(&self, entry: &Entry, (from, to): (Option<usize>, Option<usize>), (parent, name): (&Node, Name<'_>)) -> Result<()> {
+    /// Whether something may get a name in another group. Directories and files of several names
+    /// may not, as project quotas have it, and a directory with a limit stays where the limit says,
+    /// as does what it lies in.
+    fn may_move(
+        &self,
+        entry: &Entry,
+        (from, to): (Option<usize>, Option<usize>),
+        (parent, name): (&Node, Name<'_>),
+    ) -> Result<()> {
         if entry.attr.kind == Kind::Directory && !self.dirs.is_empty() {
             let holds = |path: &[u8]| {
-                let below = |dir: &Vec<u8>| dir.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
+                let below = |dir: &Vec<u8>| {
+                    dir.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+                };
                 self.dirs.iter().any(below)
             };
             if holds(&self.below.path(&entry.node).unwrap_or_default()) {
@@ -408,7 +443,11 @@ impl Shared {
                 return Err(Errno::EXDEV);
             }
         }
-        if from != to && (entry.attr.kind == Kind::Directory || entry.attr.nlink > 1) { Err(Errno::EXDEV) } else { Ok(()) }
+        if from != to && (entry.attr.kind == Kind::Directory || entry.attr.nlink > 1) {
+            Err(Errno::EXDEV)
+        } else {
+            Ok(())
+        }
     }
 
     /// Something has another place: what was noted of it has to say so.
@@ -423,7 +462,8 @@ impl Shared {
         }
         state.node = Some(fresh.node.clone());
         if fresh.attr.kind == Kind::File {
-            // Some file systems write a file out that takes another one's place (ext4), which can cost it a block of their own.
+            // Some file systems write a file out that takes another one's place (ext4), which can
+            // cost it a block of their own.
             self.learn(inode, state, &fresh.node, &fresh.attr);
         }
         if fresh.attr.kind == Kind::Directory {

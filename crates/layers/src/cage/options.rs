@@ -42,7 +42,8 @@ pub struct CageOptions {
     pub keep: Vec<String>,
     /// Globs of what is removed first; empty means [`ROTATED`].
     pub rotated: Vec<String>,
-    /// A command for `/bin/sh -c`, run when use reaches the soft limit and when it has fallen below it again.
+    /// A command for `/bin/sh -c`, run when use reaches the soft limit and when it has fallen below
+    /// it again.
     pub on_soft: Option<String>,
     /// What the command and the log call this cage.
     pub name: String,
@@ -173,7 +174,8 @@ pub struct CageReport {
     pub dropped: Dropped,
     /// Counting.
     pub recount: RecountReport,
-    /// How the accounts were found at the start: `new`, `clean`, `crashed`, `lost`, or `counted` where none are saved.
+    /// How the accounts were found at the start: `new`, `clean`, `crashed`, `lost`, or `counted`
+    /// where none are saved.
     pub start: String,
     /// Faults in the bookkeeping that were caught; always 0.
     pub clamped: u64,

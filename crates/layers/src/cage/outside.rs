@@ -1,7 +1,7 @@
 //! Changes that others make below: passed on to the door, and booked.
 //!
-//! Started by the layer's `watch`. A file that the cage has an entry of is examined and its cost corrected; of anything else it is not known what
-//! was booked, so a recount is due.
+//! Started by the layer's `watch`. A file that the cage has an entry of is examined and its cost
+//! corrected; of anything else it is not known what was booked, so a recount is due.
 
 use super::books::Shared;
 use nacre_vfs::{Description, FileId, Invalidation};
@@ -23,7 +23,8 @@ pub(super) fn watch(shared: &Arc<Shared>, door: Sender<Invalidation>) {
         shared.background.expect_own_names();
     }
     let weak = Arc::downgrade(shared);
-    let thread = std::thread::Builder::new().name("nacre-cage-watch".into()).spawn(move || pass_on(&weak, &told, &door));
+    let thread =
+        std::thread::Builder::new().name("nacre-cage-watch".into()).spawn(move || pass_on(&weak, &told, &door));
     if let Err(error) = thread {
         tracing::error!(%error, "no thread for changes from outside: they reach neither the accounts nor the caches");
     }
@@ -31,7 +32,8 @@ pub(super) fn watch(shared: &Arc<Shared>, door: Sender<Invalidation>) {
 
 /// Whether a leaf watches directory by directory, and so reports our own changes of names as well.
 fn watches_directories(layer: &Description) -> bool {
-    layer.settings.iter().any(|(key, value)| key == "watch" && value == "inotify") || layer.below.iter().any(watches_directories)
+    layer.settings.iter().any(|(key, value)| key == "watch" && value == "inotify")
+        || layer.below.iter().any(watches_directories)
 }
 
 /// Ends when whoever watches does.

@@ -1,12 +1,13 @@
 //! Counts everything that lies in a cage, while it is in use.
 //!
-//! Run by the cage in a thread of its own, at the lowest priority: after a start whose saved sums may be old, and when somebody changed
-//! files behind the cage's back. The walk remembers what it counted for each file (about ten bytes a file), so that a file of
-//! several names counts once, and so that [`Recount::settle`] can replace what was seen of a file that the cage itself has
-//! touched meanwhile by what the ledger holds for it. Hence the result is exact at the moment of settling, as far as the cage saw
-//! all changes: what others change while the walk runs counts as it was seen.
-//! Invariants: no lock is held while the layer below works; a batch holds at most 256 entries; directories are walked by node, never
-//! by path, and one that vanishes is no error.
+//! Run by the cage in a thread of its own, at the lowest priority: after a start whose saved sums
+//! may be old, and when somebody changed files behind the cage's back. The walk remembers what it
+//! counted for each file (about ten bytes a file), so that a file of several names counts once, and
+//! so that [`Recount::settle`] can replace what was seen of a file that the cage itself has touched
+//! meanwhile by what the ledger holds for it. Hence the result is exact at the moment of settling,
+//! as far as the cage saw all changes: what others change while the walk runs counts as it was
+//! seen. Invariants: no lock is held while the layer below works; a batch holds at most 256
+//! entries; directories are walked by node, never by path, and one that vanishes is no error.
 
 #[cfg(test)]
 mod tests;
@@ -37,8 +38,8 @@ const UNREAD_KEPT: usize = 32;
 
 /// How the cage counts. Asked in the walking thread, without locks held.
 pub trait Rule: Send + Sync {
-    /// Whether a file with this identity belongs to the cage at all (`fs` tells what is mounted inside from the rest). What is below a
-    /// directory that does not is left out as well.
+    /// Whether a file with this identity belongs to the cage at all (`fs` tells what is mounted
+    /// inside from the rest). What is below a directory that does not is left out as well.
     fn counts(&self, id: &FileId) -> bool;
 
     /// What a file costs, bytes.
@@ -100,9 +101,9 @@ impl Control {
         self.hurried.store(hurried, Ordering::Relaxed);
     }
 
-    /// A directory got another place inside the cage, where its files belong to `group`: what is below may have moved from where
-    /// the walk has not been to where it has. It is walked again. To be called after the rename and before the next
-    /// [`Recount::settle`] can begin.
+    /// A directory got another place inside the cage, where its files belong to `group`: what is
+    /// below may have moved from where the walk has not been to where it has. It is walked again.
+    /// To be called after the rename and before the next [`Recount::settle`] can begin.
     pub fn moved(&self, node: Node, group: Option<usize>) {
         self.moved.lock().push(Directory { node, group, name: Box::default() });
     }
@@ -156,7 +157,8 @@ pub struct Held {
 pub struct Counted {
     /// What all accounts should hold.
     pub sums: Sums,
-    /// Whether everything could be read. If not, there is at least this much ([`super::ledger::Ledger::raise`]).
+    /// Whether everything could be read. If not, there is at least this much
+    /// ([`super::ledger::Ledger::raise`]).
     pub complete: bool,
     /// The first of what could not be read.
     pub unread: Vec<Unread>,
@@ -180,18 +182,30 @@ impl fmt::Debug for Recount {
     }
 }
 
-/// Lets everybody else go first: the calling thread gets the weakest claim to the CPU (nice 19). Where that is refused it stays as it is.
+/// Lets everybody else go first: the calling thread gets the weakest claim to the CPU (nice 19).
+/// Where that is refused it stays as it is.
 pub fn lower_priority() {
-    // On Linux, "this process" is the calling thread (setpriority(2), "C library/kernel differences").
+    // On Linux, "this process" is the calling thread (setpriority(2), "C library/kernel
+    // differences").
     if let Err(error) = rustix::process::setpriority_process(None, 19) {
         tracing::debug!(%error, "the count keeps its priority");
     }
 }
 
 impl Recount {
-    /// A walk over all of `below`, which begins with [`Recount::run`]. From before this call on, the cage notes what it touches.
+    /// A walk over all of `below`, which begins with [`Recount::run`]. From before this call on,
+    /// the cage notes what it touches.
     pub fn new(below: Arc<dyn Layer>, rule: Arc<dyn Rule>, clock: Arc<dyn Clock>) -> Recount {
-        Recount { below, rule, clock, control: Arc::default(), visited: Visited::default(), unread: Vec::new(), begun: false, root: None }
+        Recount {
+            below,
+            rule,
+            clock,
+            control: Arc::default(),
+            visited: Visited::default(),
+            unread: Vec::new(),
+            begun: false,
+            root: None,
+        }
     }
 
     /// For other threads.
@@ -199,10 +213,12 @@ impl Recount {
         Arc::clone(&self.control)
     }
 
-    /// Walks everything, and again what moved meanwhile. Called again after a [`Recount::settle`] that answered `None`.
+    /// Walks everything, and again what moved meanwhile. Called again after a [`Recount::settle`]
+    /// that answered `None`.
     ///
     /// # Errors
-    /// Cancelled, or the root is gone. What cannot be read further down is left out and listed in the result.
+    /// Cancelled, or the root is gone. What cannot be read further down is left out and listed in
+    /// the result.
     pub fn run(&mut self) -> Result<(), Stopped> {
         if !self.begun {
             let root = self.below.root().map_err(Stopped::Root)?;
@@ -217,9 +233,11 @@ impl Recount {
         }
     }
 
-    /// What there is, with the ledger's word for all files that the cage touched since before [`Recount::new`] (more do no harm; of several
-    /// entries for one file the last holds). The caller holds off changes of the books from before it collects `touched` until the
-    /// result is in the ledger. `None` where directories moved since [`Recount::run`]: run again, then settle again.
+    /// What there is, with the ledger's word for all files that the cage touched since before
+    /// [`Recount::new`] (more do no harm; of several entries for one file the last holds). The
+    /// caller holds off changes of the books from before it collects `touched` until the result is
+    /// in the ledger. `None` where directories moved since [`Recount::run`]: run again, then settle
+    /// again.
     pub fn settle(&mut self, touched: impl IntoIterator<Item = Held>) -> Option<Counted> {
         if !self.begun || !self.control.moved.lock().is_empty() {
             return None;
@@ -259,7 +277,8 @@ impl Recount {
         let _ = self.clock.pause(took.min(REST_MAX));
     }
 
-    /// Takes the next names of a directory, which lies below those in `above`, and counts what they are.
+    /// Takes the next names of a directory, which lies below those in `above`, and counts what they
+    /// are.
     fn batch(&mut self, frame: &mut Frame, above: &[Frame]) {
         let mut sink = Batch { entries: Vec::with_capacity(BATCH), next: frame.next };
         let listed = self.below.readdir(&Caller::ROOT, &frame.directory.node, frame.next, true, &mut sink);

@@ -1,14 +1,19 @@
-//! A cage that nobody asks: it hears of the files only that its door knows, and counts again before its books are used.
+//! A cage that nobody asks: it hears of the files only that its door knows, and counts again before
+//! its books are used.
 //!
-//! The door says when (`Layer::rest`). While a cage rests, changes that others make to files that no door knows are missing in its books. So whatever
-//! is booked, every look at the books, and every file opened for writing comes here first ([`Shared::attend`]): it waits until everything has been counted.
-//! A count walks the tree, which wakes the layer below before anything is read, so that what is changed from then on is heard. Reading goes on without it.
+//! The door says when (`Layer::rest`). While a cage rests, changes that others make to files that
+//! no door knows are missing in its books. So whatever is booked, every look at the books, and
+//! every file opened for writing comes here first ([`Shared::attend`]): it waits until everything
+//! has been counted. A count walks the tree, which wakes the layer below before anything is read,
+//! so that what is changed from then on is heard. Reading goes on without it.
 //!
-//! A count must cost little, then: a cage of more than [`FILES`] files goes on hearing everything, and so does one that was counted less than [`RARELY`]
-//! times as long ago as the last count took that somebody waited for, or into which somebody may be writing.
+//! A count must cost little, then: a cage of more than [`FILES`] files goes on hearing everything,
+//! and so does one that was counted less than [`RARELY`] times as long ago as the last count took
+//! that somebody waited for, or into which somebody may be writing.
 //!
-//! What is reported while it rests is not booked, as the count will see it; from the beginning of the count on it is.
-//! Invariants: a cage begins its rest, and ends it, with [`Resting::counting`] held; one count runs at a time.
+//! What is reported while it rests is not booked, as the count will see it; from the beginning of
+//! the count on it is. Invariants: a cage begins its rest, and ends it, with [`Resting::counting`]
+//! held; one count runs at a time.
 
 use super::{background, books::Shared, recount::Stopped};
 use crate::vigil::{AWAKE, DROWSY, RESTING, Vigil, WAKING};
@@ -16,10 +21,12 @@ use nacre_vfs::Node;
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 
-/// The most files of a cage that rests. To look at so many takes 0.1 s where the kernel has them in memory, and a few seconds where a disk has to be asked.
+/// The most files of a cage that rests. To look at so many takes 0.1 s where the kernel has them in
+/// memory, and a few seconds where a disk has to be asked.
 const FILES: u64 = 10_000;
 
-/// A rest begins at least so many times as long after a count as whoever used the cage after a rest had to wait for one: what is counted because of rests costs a hundredth of a processor at most.
+/// A rest begins at least so many times as long after a count as whoever used the cage after a rest
+/// had to wait for one: what is counted because of rests costs a hundredth of a processor at most.
 const RARELY: u32 = 100;
 const RARELY_LEAST: Duration = Duration::from_secs(1);
 
@@ -118,7 +125,9 @@ impl Shared {
     }
 
     fn may_rest(&self, counting: &Counting) -> bool {
-        let long_ago = |(ended, took): (Duration, Duration)| self.clock.now().saturating_sub(ended) >= RARELY_LEAST.max(took * RARELY);
+        let long_ago = |(ended, took): (Duration, Duration)| {
+            self.clock.now().saturating_sub(ended) >= RARELY_LEAST.max(took * RARELY)
+        };
         counting.waited.is_none_or(long_ago)
             && self.ledger.sums().whole.inodes <= FILES
             && self.written.lock().is_empty()

@@ -1,14 +1,17 @@
 //! The accounting of a cage on stable storage, so that a start needs no count of all files.
 //!
-//! Called by the cage. A state directory (never inside the cage) holds a checkpoint (the sums of all accounts) and a log of the files that were
-//! touched since, each with what it cost at the checkpoint; `docs/cage-state.md` has the format. After a crash of the daemon the sums are
-//! the checkpoint's, less what the touched files cost then, plus what they cost now. Logs are numbered like the checkpoint that they follow.
-//! Invariants:
-//! * a record is in the log before the first change to a file after a checkpoint; it is written once and never synced: it must outlive this
-//!   process, not the machine;
-//! * whatever instant the process is killed at, the checkpoint on disk and all logs of its number and above belong together: a new
-//!   log begins before the checkpoint that it follows is written, and older ones are removed after;
-//! * a log that lacks a record is removed rather than left to mislead: a checkpoint without its log says that nobody knows;
+//! Called by the cage. A state directory (never inside the cage) holds a checkpoint (the sums of
+//! all accounts) and a log of the files that were touched since, each with what it cost at the
+//! checkpoint; `docs/cage-state.md` has the format. After a crash of the daemon the sums are the
+//! checkpoint's, less what the touched files cost then, plus what they cost now. Logs are numbered
+//! like the checkpoint that they follow. Invariants:
+//! * a record is in the log before the first change to a file after a checkpoint; it is written
+//!   once and never synced: it must outlive this process, not the machine;
+//! * whatever instant the process is killed at, the checkpoint on disk and all logs of its number
+//!   and above belong together: a new log begins before the checkpoint that it follows is written,
+//!   and older ones are removed after;
+//! * a log that lacks a record is removed rather than left to mislead: a checkpoint without its log
+//!   says that nobody knows;
 //! * after a power loss (another boot) only a clean end is believed.
 
 mod files;
@@ -37,10 +40,12 @@ const LOG_LARGE: u64 = 8 << 20;
 /// What the state belongs to. State of anything else is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The cage's root directory. Its `fs` is not compared: device numbers change from boot to boot.
+    /// The cage's root directory. Its `fs` is not compared: device numbers change from boot to
+    /// boot.
     pub root: FileId,
-    /// What the per-directory limits are about, in the order of their index. Where these are others than before, the sums of the
-    /// directories are not used, and what is left does not count as exact.
+    /// What the per-directory limits are about, in the order of their index. Where these are others
+    /// than before, the sums of the directories are not used, and what is left does not count as
+    /// exact.
     pub groups: Vec<Vec<u8>>,
 }
 
@@ -49,8 +54,9 @@ pub struct Identity {
 pub struct Touched {
     /// The file.
     pub id: FileId,
-    /// What the checkpoint's sums hold for it, as given first: bytes, in the lowest bit whether it was counted as a file at all (costs are
-    /// multiples of a block, so that bit is free; an empty file and one that did not exist must not look alike).
+    /// What the checkpoint's sums hold for it, as given first: bytes, in the lowest bit whether it
+    /// was counted as a file at all (costs are multiples of a block, so that bit is free; an empty
+    /// file and one that did not exist must not look alike).
     pub charge: u64,
     /// Whose accounts held that (of the first record).
     pub owner: Owner,
@@ -70,8 +76,8 @@ pub enum Start {
         /// Whether that rests on a count (else: on a last known value that was never verified).
         exact: bool,
     },
-    /// The daemon ended without a word, the machine went on: what the files cost now is `sums`, less the charges of `touched`, plus what
-    /// these cost now.
+    /// The daemon ended without a word, the machine went on: what the files cost now is `sums`,
+    /// less the charges of `touched`, plus what these cost now.
     Crashed {
         /// What was used at the checkpoint.
         sums: Sums,
@@ -112,10 +118,18 @@ impl fmt::Display for SavedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SavedError::Busy { directory, pid: Some(pid) } => {
-                write!(f, "{} is in use by process {pid}: the same directory cannot be caged twice", directory.display())
+                write!(
+                    f,
+                    "{} is in use by process {pid}: the same directory cannot be caged twice",
+                    directory.display()
+                )
             }
             SavedError::Busy { directory, pid: None } => {
-                write!(f, "{} is in use by another process: the same directory cannot be caged twice", directory.display())
+                write!(
+                    f,
+                    "{} is in use by another process: the same directory cannot be caged twice",
+                    directory.display()
+                )
             }
             SavedError::Io { doing, path, error } => write!(f, "cannot {doing} {}: {error}", path.display()),
         }
@@ -152,7 +166,8 @@ pub struct Saved {
     boot: BootId,
     /// The number of the log that is written now, or was last.
     generation: AtomicU64,
-    /// `None` where the checkpoint on disk cannot be followed up: nothing is known, or a record is lacking.
+    /// `None` where the checkpoint on disk cannot be followed up: nothing is known, or a record is
+    /// lacking.
     log: RwLock<Option<files::Log>>,
     /// The number of the checkpoint on disk; held while it is replaced.
     committed: Mutex<u64>,
@@ -162,12 +177,15 @@ pub struct Saved {
 
 impl fmt::Debug for Saved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Saved").field("directory", &self.directory.path()).field("generation", &self.generation()).finish_non_exhaustive()
+        f.debug_struct("Saved")
+            .field("directory", &self.directory.path())
+            .field("generation", &self.generation())
+            .finish_non_exhaustive()
     }
 }
 
-/// A checkpoint whose log is in use already and which is not on disk yet. Dropping it is as good as a crash at this point: the older
-/// checkpoint and both logs stay valid.
+/// A checkpoint whose log is in use already and which is not on disk yet. Dropping it is as good as
+/// a crash at this point: the older checkpoint and both logs stay valid.
 #[must_use = "without `commit` the checkpoint is not written"]
 #[derive(Debug)]
 pub struct Pending<'a> {
@@ -176,13 +194,16 @@ pub struct Pending<'a> {
 }
 
 impl Saved {
-    /// Takes hold of a state directory, which is made if need be (mode 700), and tells what is known.
+    /// Takes hold of a state directory, which is made if need be (mode 700), and tells what is
+    /// known.
     ///
-    /// After a clean end, the state on disk says "not clean" when this returns. After a crash, further touches add to what is there, so that
-    /// another crash loses nothing. Else touches are not kept before the first checkpoint: a crash then is a start like this one.
+    /// After a clean end, the state on disk says "not clean" when this returns. After a crash,
+    /// further touches add to what is there, so that another crash loses nothing. Else touches are
+    /// not kept before the first checkpoint: a crash then is a start like this one.
     ///
     /// # Errors
-    /// Busy; or where the directory cannot be made, read or written. Damaged or foreign content is no error but a [`Start`].
+    /// Busy; or where the directory cannot be made, read or written. Damaged or foreign content is
+    /// no error but a [`Start`].
     pub fn open(directory: &Path, identity: &Identity) -> Result<(Saved, Start), SavedError> {
         Saved::open_in(directory, identity, BootId::present()?)
     }
@@ -220,21 +241,25 @@ impl Saved {
         self.directory.sync()
     }
 
-    /// The number of the checkpoint that the present log follows: changes in [`Saved::begin_checkpoint`].
+    /// The number of the checkpoint that the present log follows: changes in
+    /// [`Saved::begin_checkpoint`].
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Notes that a file is about to change: needed before the first change to it after a checkpoint has begun (see
-    /// [`Saved::generation`]); further calls may give it another `place`. `charge` is what the ledger holds for it before the
-    /// change (see [`Touched::charge`]; 0 for a file that is about to be made), and `owner` whose accounts hold that.
+    /// Notes that a file is about to change: needed before the first change to it after a
+    /// checkpoint has begun (see [`Saved::generation`]); further calls may give it another `place`.
+    /// `charge` is what the ledger holds for it before the change (see [`Touched::charge`]; 0 for a
+    /// file that is about to be made), and `owner` whose accounts hold that.
     ///
-    /// One small write to the page cache. Never fails: a log that cannot take the record (a full disk) is given up, and a
-    /// crash before the next checkpoint means counting all files.
+    /// One small write to the page cache. Never fails: a log that cannot take the record (a full
+    /// disk) is given up, and a crash before the next checkpoint means counting all files.
     pub fn touch(&self, id: FileId, place: &[u8], charge: u64, owner: Owner) {
         let log = self.log.read();
         let Some(present) = &*log else { return };
-        let Err(error) = format::record(id, place, charge, owner).and_then(|record| present.append(&record)) else { return };
+        let Err(error) = format::record(id, place, charge, owner).and_then(|record| present.append(&record)) else {
+            return;
+        };
         drop(log);
         self.give_up(&error);
     }
@@ -257,17 +282,19 @@ impl Saved {
         self.log.read().as_ref().is_some_and(|log| log.length() >= LOG_LARGE)
     }
 
-    /// Whether changes are being noted; if not (nothing known yet, or a full disk), a crash means counting all files.
+    /// Whether changes are being noted; if not (nothing known yet, or a full disk), a crash means
+    /// counting all files.
     pub fn follows(&self) -> bool {
         self.log.read().is_some()
     }
 
-    /// Begins a checkpoint: from now on, changes are noted in a new log. Quick; the caller holds off all changes of the books from before it takes
-    /// `sums` until this returns. `exact` says whether the sums rest on a count.
+    /// Begins a checkpoint: from now on, changes are noted in a new log. Quick; the caller holds
+    /// off all changes of the books from before it takes `sums` until this returns. `exact` says
+    /// whether the sums rest on a count.
     ///
-    /// Before [`Pending::commit`], the caller touches every file whose charge in `sums` may differ from what the host will say of it
-    /// if no further change follows: those that are open for writing, or being written. Else that difference would stay in the
-    /// sums after a crash.
+    /// Before [`Pending::commit`], the caller touches every file whose charge in `sums` may differ
+    /// from what the host will say of it if no further change follows: those that are open for
+    /// writing, or being written. Else that difference would stay in the sums after a crash.
     ///
     /// # Errors
     /// Where no new log can be made; the old one goes on.
@@ -306,8 +333,9 @@ impl Saved {
         self.begin(sums, exact, false)?.commit()
     }
 
-    /// Writes the checkpoint of an orderly end: nothing is open, nothing changes any more. Should a file be touched all the same, the
-    /// state is one of a crash again (but a power loss would go unnoticed).
+    /// Writes the checkpoint of an orderly end: nothing is open, nothing changes any more. Should a
+    /// file be touched all the same, the state is one of a crash again (but a power loss would go
+    /// unnoticed).
     ///
     /// # Errors
     /// As [`Saved::checkpoint`]; the next start then finds the state of a crash.
@@ -332,11 +360,13 @@ impl Saved {
 }
 
 impl Pending<'_> {
-    /// Writes the checkpoint durably, then removes the logs that it makes superfluous. Takes as long as the disk does; changes go on
-    /// meanwhile. A checkpoint that a later one has overtaken is left out.
+    /// Writes the checkpoint durably, then removes the logs that it makes superfluous. Takes as
+    /// long as the disk does; changes go on meanwhile. A checkpoint that a later one has overtaken
+    /// is left out.
     ///
     /// # Errors
-    /// Where it could not be written; the older checkpoint and the logs since stay valid. Try again later with new sums.
+    /// Where it could not be written; the older checkpoint and the logs since stay valid. Try again
+    /// later with new sums.
     pub fn commit(self) -> Result<(), SavedError> {
         let Pending { saved, checkpoint } = self;
         let mut committed = saved.committed.lock();

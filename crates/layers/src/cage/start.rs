@@ -43,14 +43,17 @@ fn find_limited(below: &dyn Layer, dirs: &[Vec<u8>]) -> Result<HashMap<FileId, u
             }
             // It may be made later.
             Err(Errno::ENOENT | Errno::ENOTDIR) => {}
-            Err(error) => return Err(failed(&format!("the directory \"{}\" cannot be reached", dir.escape_ascii()))(error)),
+            Err(error) => {
+                return Err(failed(&format!("the directory \"{}\" cannot be reached", dir.escape_ascii()))(error));
+            }
         }
     }
     Ok(limited)
 }
 
 impl Shared {
-    /// Looks again where the directories with a limit are: somebody may have made or replaced one from outside.
+    /// Looks again where the directories with a limit are: somebody may have made or replaced one
+    /// from outside.
     pub(super) fn find_limited_again(&self) {
         match find_limited(&*self.below, &self.dirs) {
             Ok(limited) => *self.limited.write() = limited,
@@ -64,7 +67,9 @@ fn check_dirs(below: &dyn Layer, options: &CageOptions) -> Result<(), CageError>
         return Err(CageError("each directory with a limit needs its path, and each path its limit".to_owned()));
     }
     for (index, dir) in options.dirs.iter().enumerate() {
-        let inside = |other: &Vec<u8>| other.strip_prefix(dir.as_slice()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
+        let inside = |other: &Vec<u8>| {
+            other.strip_prefix(dir.as_slice()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+        };
         if let Some(other) = options.dirs.iter().enumerate().find(|(other, path)| *other != index && inside(path)) {
             return Err(CageError(format!(
                 "the limits for \"{}\" and \"{}\" overlap; give a limit to one of them only",
@@ -76,17 +81,23 @@ fn check_dirs(below: &dyn Layer, options: &CageOptions) -> Result<(), CageError>
     let root = below.root().map_err(failed("the root cannot be read"))?;
     if !options.dirs.is_empty() && below.path(&root.node).is_none() {
         return Err(CageError(
-            "the layer below does not know the paths of its files, so directories cannot have limits of their own".to_owned(),
+            "the layer below does not know the paths of its files, so directories cannot have limits of their own"
+                .to_owned(),
         ));
     }
     Ok(())
 }
 
 /// Builds the parts and brings the books up to date; answers how they were found.
-pub(super) fn start(below: Arc<dyn Layer>, options: CageOptions, context: &Context) -> Result<(Arc<Shared>, &'static str), CageError> {
+pub(super) fn start(
+    below: Arc<dyn Layer>,
+    options: CageOptions,
+    context: &Context,
+) -> Result<(Arc<Shared>, &'static str), CageError> {
     check_dirs(&*below, &options)?;
     let root = below.root().map_err(failed("the root cannot be read"))?;
-    let figures = below.statfs(&Caller::ROOT, &root.node).map_err(failed("the figures of the file system cannot be read"))?;
+    let figures =
+        below.statfs(&Caller::ROOT, &root.node).map_err(failed("the figures of the file system cannot be read"))?;
     let rule = Rule::new(u64::from(figures.fragment), options.storage);
     let dropping = Dropping::new(&options.keep, &options.rotated).map_err(CageError)?;
     let opened = match &options.state {
@@ -133,7 +144,8 @@ pub(super) fn start(below: Arc<dyn Layer>, options: CageOptions, context: &Conte
     Ok((shared, how))
 }
 
-/// Fills the books; answers how they were found and whether they are to be counted in the background.
+/// Fills the books; answers how they were found and whether they are to be counted in the
+/// background.
 fn take_up(shared: &Arc<Shared>, found: Option<Start>) -> Result<(&'static str, bool), CageError> {
     let (how, count) = match found {
         None => return count_now(shared, "counted"),
@@ -160,7 +172,8 @@ fn take_up(shared: &Arc<Shared>, found: Option<Start>) -> Result<(&'static str, 
 }
 
 fn count_now(shared: &Arc<Shared>, how: &'static str) -> Result<(&'static str, bool), CageError> {
-    background::count(shared, true).map_err(|error| CageError(format!("what is there cannot be counted: {error:?}")))?;
+    background::count(shared, true)
+        .map_err(|error| CageError(format!("what is there cannot be counted: {error:?}")))?;
     shared.checkpoint();
     Ok((how, false))
 }
@@ -170,7 +183,8 @@ fn trust(shared: &Shared, sums: &Sums, exact: bool) {
     shared.set_exact(exact);
 }
 
-/// Looks at the files that were changed since the sums were saved, and books what they are now. Answers whether all were found.
+/// Looks at the files that were changed since the sums were saved, and books what they are now.
+/// Answers whether all were found.
 fn put_right(shared: &Shared, touched: &[Touched]) -> bool {
     // Once a directory has moved, a path that leads nowhere says nothing of the file.
     let moved = touched.iter().any(|touched| touched.place == SOMEWHERE);
@@ -184,7 +198,11 @@ fn put_right(shared: &Shared, touched: &[Touched]) -> bool {
             }
             b"" => None,
             place => match find(&*shared.below, place) {
-                Ok(entry) if entry.attr.id.ino == touched.id.ino && entry.attr.id.generation == touched.id.generation => Some(entry),
+                Ok(entry)
+                    if entry.attr.id.ino == touched.id.ino && entry.attr.id.generation == touched.id.generation =>
+                {
+                    Some(entry)
+                }
                 Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR) if !moved => None,
                 _ => {
                     all = false;
@@ -194,7 +212,10 @@ fn put_right(shared: &Shared, touched: &[Touched]) -> bool {
         };
         shared.ledger.release(touched.owner, charge, existed);
         if let Some(entry) = now {
-            let owner = super::ledger::Owner { uid: entry.attr.uid, group: shared.group_of_path(&touched.place, entry.attr.kind) };
+            let owner = super::ledger::Owner {
+                uid: entry.attr.uid,
+                group: shared.group_of_path(&touched.place, entry.attr.kind),
+            };
             shared.ledger.force(owner, shared.rule.cost(&entry.attr, shared.keeps(&entry.node, &entry.attr)), 1);
         }
     }

@@ -1,11 +1,13 @@
 //! Read-ahead for listings with attributes.
 //!
-//! Who lists a large directory that the kernel has not in memory waits for each inode to be loaded. While he looks at the names of one
-//! answer, a thread examines those of the next, so that the kernel has them by then. What it learns is thrown away: the listing itself
-//! asks again, and is never older than it would be otherwise.
+//! Who lists a large directory that the kernel has not in memory waits for each inode to be loaded.
+//! While he looks at the names of one answer, a thread examines those of the next, so that the
+//! kernel has them by then. What it learns is thrown away: the listing itself asks again, and is
+//! never older than it would be otherwise.
 //!
-//! Called by `listing.rs`, where examining turned out to take long. Invariants: the thread does nothing that could send a request to the mount
-//! that is being served; it ends when there was nothing to do for a moment, and when the layer goes.
+//! Called by `listing.rs`, where examining turned out to take long. Invariants: the thread does
+//! nothing that could send a request to the mount that is being served; it ends when there was
+//! nothing to do for a moment, and when the layer goes.
 
 use super::stat;
 use nacre_sys::directory;
@@ -58,7 +60,8 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Has the records that start at `offset` of a listing's buffer examined, but for those that the listing itself reaches first.
+    /// Has the records that start at `offset` of a listing's buffer examined, but for those that
+    /// the listing itself reaches first.
     pub fn examine(&self, directory: &Arc<OwnedFd>, records: &[u8], offset: usize, reached: &Reached) {
         let mut state = self.shared.state.lock();
         if state.ended {
@@ -67,13 +70,22 @@ impl Ahead {
         if state.jobs.len() == WAITING_MAX {
             state.jobs.pop_front();
         }
-        state.jobs.push_back(Job { directory: Arc::clone(directory), records: records.into(), offset, reached: Arc::clone(reached) });
+        state.jobs.push_back(Job {
+            directory: Arc::clone(directory),
+            records: records.into(),
+            offset,
+            reached: Arc::clone(reached),
+        });
         if state.runs {
             self.shared.wake.notify_one();
             return;
         }
         let shared = Arc::clone(&self.shared);
-        match std::thread::Builder::new().name("nacre-ahead".to_owned()).stack_size(128 << 10).spawn(move || shared.run()) {
+        match std::thread::Builder::new()
+            .name("nacre-ahead".to_owned())
+            .stack_size(128 << 10)
+            .spawn(move || shared.run())
+        {
             Ok(_) => state.runs = true,
             Err(error) => {
                 tracing::debug!(%error, "no thread reads ahead");
@@ -98,10 +110,12 @@ impl Drop for Ahead {
     }
 }
 
-/// Lets the calling thread run where the process may: its maker may be bound to one CPU, on which the client is about to run.
+/// Lets the calling thread run where the process may: its maker may be bound to one CPU, on which
+/// the client is about to run.
 fn roam() {
     let process = rustix::process::getpid();
-    let moved = rustix::thread::sched_getaffinity(Some(process)).and_then(|cpus| rustix::thread::sched_setaffinity(None, &cpus));
+    let moved = rustix::thread::sched_getaffinity(Some(process))
+        .and_then(|cpus| rustix::thread::sched_setaffinity(None, &cpus));
     if let Err(error) = moved {
         tracing::debug!(%error, "the thread that reads ahead stays on its maker's CPU");
     }

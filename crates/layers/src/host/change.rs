@@ -1,7 +1,7 @@
 //! Changes of attributes, through a descriptor whose identity has been checked.
 //!
-//! Order: owner, mode, size, times; each step clears what the native call would. Set-id bits survive a truncation only where the kernel did
-//! not ask to drop them.
+//! Order: owner, mode, size, times; each step clears what the native call would. Set-id bits
+//! survive a truncation only where the kernel did not ask to drop them.
 
 use super::{Shared, errno, file::HostFile, node::HostNode, stat};
 use nacre_sys::{credentials, inode, xattrat};
@@ -14,7 +14,10 @@ use std::{
 
 impl Shared {
     pub(super) fn setattr(&self, node: &Arc<HostNode>, file: Option<&HostFile>, change: &SetAttr) -> Result<Attr> {
-        if change.size.is_some() && node.kind() != Kind::File && !(node.kind() == Kind::Block && self.options.block_devices) {
+        if change.size.is_some()
+            && node.kind() != Kind::File
+            && !(node.kind() == Kind::Block && self.options.block_devices)
+        {
             return Err(if node.kind() == Kind::Directory { Errno::EISDIR } else { Errno::EINVAL });
         }
         if let Some(file) = file {
@@ -24,11 +27,18 @@ impl Shared {
         self.apply(node, pin.fd(), None, change)
     }
 
-    fn apply(&self, node: &Arc<HostNode>, target: BorrowedFd<'_>, file: Option<&HostFile>, change: &SetAttr) -> Result<Attr> {
+    fn apply(
+        &self,
+        node: &Arc<HostNode>,
+        target: BorrowedFd<'_>,
+        file: Option<&HostFile>,
+        change: &SetAttr,
+    ) -> Result<Attr> {
         if change.uid.is_some() || change.gid.is_some() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
-            // The kernel takes set-id bits away at that, but for a set-group-id bit without the right to run the file, which means something else (chown(2)):
-            // there it asks for our groups, and we are in none of the caller's.
+            // The kernel takes set-id bits away at that, but for a set-group-id bit without the
+            // right to run the file, which means something else (chown(2)): there it asks for our
+            // groups, and we are in none of the caller's.
             let give = || rustix::fs::chownat(target, "", uid, gid, AtFlags::EMPTY_PATH).map_err(errno);
             credentials::with_set_id_kept(give)??;
         }
@@ -72,7 +82,8 @@ fn change_mode(target: BorrowedFd<'_>, mode: u32) -> Result<()> {
     Ok(if mode & 0o2000 == 0 { change() } else { credentials::with_set_id_kept(change)? }?)
 }
 
-/// Drops what a change of content or owner by an ordinary user drops: set-user-id, set-group-id of executables, file capabilities.
+/// Drops what a change of content or owner by an ordinary user drops: set-user-id, set-group-id of
+/// executables, file capabilities.
 fn drop_privileges(target: BorrowedFd<'_>, mode_set: Option<u32>) -> Result<()> {
     if mode_set.is_none() {
         let mode = u32::from(stat::of_file(target)?.stx_mode);
@@ -85,7 +96,8 @@ fn drop_privileges(target: BorrowedFd<'_>, mode_set: Option<u32>) -> Result<()> 
         }
     }
     match xattrat::remove(xattrat::Target::File(target), b"security.capability").map_err(Errno::from) {
-        // A daemon without the right to remove them is no superuser: the kernel drops them itself, by the change of the file.
+        // A daemon without the right to remove them is no superuser: the kernel drops them itself,
+        // by the change of the file.
         Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM) => Ok(()),
         Err(error) => Err(error),
     }

@@ -1,7 +1,8 @@
 //! Creation, under the caller's owner, group and umask from the first instant.
 //!
-//! The kernel in front of us has checked that the caller may create here and has applied its set-group-id rules; what the storage would
-//! take away merely because our thread is in none of the caller's groups is kept ([`nacre_sys::credentials::with_set_id_kept`]).
+//! The kernel in front of us has checked that the caller may create here and has applied its
+//! set-group-id rules; what the storage would take away merely because our thread is in none of the
+//! caller's groups is kept ([`nacre_sys::credentials::with_set_id_kept`]).
 
 use super::{
     Shared, errno,
@@ -48,17 +49,20 @@ impl Shared {
             lower |= OFlags::NONBLOCK;
         }
         if flags.truncates() {
-            // The node is made from what this very call opens, so truncating cannot hit the wrong file.
+            // The node is made from what this very call opens, so truncating cannot hit the wrong
+            // file.
             lower |= OFlags::TRUNC;
         }
-        let descriptor = as_caller(caller, mode, |mode| rustix::fs::openat(held.fd(), name.bytes(), lower, mode)).map_err(|error| {
-            match error {
-                // A link or a fifo without reader has appeared: the kernel shall look again and do what is right for it.
-                // So it shall where a lease must be waited for, which an ordinary open does.
-                Errno::ELOOP | Errno::ENXIO | Errno::EAGAIN if !flags.exclusive() => Errno::ESTALE,
-                other => other,
-            }
-        })?;
+        let descriptor = as_caller(caller, mode, |mode| rustix::fs::openat(held.fd(), name.bytes(), lower, mode))
+            .map_err(|error| {
+                match error {
+                    // A link or a fifo without reader has appeared: the kernel shall look again and
+                    // do what is right for it. So it shall where a lease must be waited for, which
+                    // an ordinary open does.
+                    Errno::ELOOP | Errno::ENXIO | Errno::EAGAIN if !flags.exclusive() => Errno::ESTALE,
+                    other => other,
+                }
+            })?;
         let found = Found::plain(stat::of_file(descriptor.as_fd())?);
         if stat::kind(&found.statx)? != Kind::File {
             return Err(Errno::ESTALE);
@@ -69,7 +73,13 @@ impl Shared {
         Ok((entry, file))
     }
 
-    pub(super) fn tmpfile(self: &Arc<Shared>, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    pub(super) fn tmpfile(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        parent: &Node,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         let (_, held) = self.enter(parent)?;
         let mut lower = self.lower_flags(flags) | OFlags::TMPFILE | OFlags::CLOEXEC;
         if flags.exclusive() {
@@ -95,7 +105,15 @@ impl Shared {
         self.entry(&parent, held.fd(), name.bytes(), &found)
     }
 
-    pub(super) fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    pub(super) fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         if matches!(kind, Kind::Directory | Kind::Symlink) {
             return Err(Errno::EINVAL);
         }
@@ -129,12 +147,14 @@ impl Shared {
     ) -> Result<Entry> {
         let (parent, held) = self.enter(parent)?;
         self.watch.before_names(&parent, held.fd());
-        // By a name where there is one: files open for writing belong to a mount of our own, and links do not lead from mount to mount.
+        // By a name where there is one: files open for writing belong to a mount of our own, and
+        // links do not lead from mount to mount.
         let pin = match self.pin(node) {
             Err(Errno::ESTALE) => None,
             pin => Some(pin?),
         };
-        let source = pin.as_ref().map(super::locate::Pin::fd).or_else(|| file.map(HostFile::fd)).ok_or(Errno::ESTALE)?;
+        let source =
+            pin.as_ref().map(super::locate::Pin::fd).or_else(|| file.map(HostFile::fd)).ok_or(Errno::ESTALE)?;
         // The new name is the caller's, the right to link was checked for it.
         as_caller(&Caller { umask: 0, ..*caller }, 0, |_| link_descriptor(source, held.fd(), name.bytes()))?;
         // Seen through the descriptor: what the name shows might be another file by now.
@@ -149,9 +169,13 @@ impl Shared {
 fn link_descriptor(source: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<()> {
     match rustix::fs::linkat(source, "", directory, name, AtFlags::EMPTY_PATH) {
         // Without CAP_DAC_READ_SEARCH.
-        Err(rustix::io::Errno::NOENT) => {
-            rustix::fs::linkat(rustix::fs::CWD, nacre_sys::inode::proc_path(source), directory, name, AtFlags::SYMLINK_FOLLOW)
-        }
+        Err(rustix::io::Errno::NOENT) => rustix::fs::linkat(
+            rustix::fs::CWD,
+            nacre_sys::inode::proc_path(source),
+            directory,
+            name,
+            AtFlags::SYMLINK_FOLLOW,
+        ),
         other => other,
     }
 }

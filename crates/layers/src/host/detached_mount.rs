@@ -1,8 +1,9 @@
 //! Detached mounts of our own of a file system below, through which files are opened once more.
 //!
-//! Made by `watch/own_mounts.rs`, so that writes through them are told from others', and by `quiet.rs`, so that reading leaves access times alone.
-//! Invariant: a file is opened the ordinary way first, which decides whether it may be; what cannot be opened so (handles that do not lead back, a
-//! stricter mount) stays as it was opened.
+//! Made by `watch/own_mounts.rs`, so that writes through them are told from others', and by
+//! `quiet.rs`, so that reading leaves access times alone. Invariant: a file is opened the ordinary
+//! way first, which decides whether it may be; what cannot be opened so (handles that do not lead
+//! back, a stricter mount) stays as it was opened.
 
 use nacre_sys::{
     handles,
@@ -16,7 +17,8 @@ use std::{
     path::Path,
 };
 
-/// The most file systems below one source that get one of a kind: some make a device of each of thousands of snapshots.
+/// The most file systems below one source that get one of a kind: some make a device of each of
+/// thousands of snapshots.
 pub(super) const MOUNTS_MAX: usize = 64;
 
 /// It lasts as long as its descriptors and the files that were opened through it.
@@ -39,7 +41,11 @@ impl DetachedMount {
         if noatime {
             mounts::set_attributes(tree.as_fd(), MountAttributes::NO_ATIME, MountAttributes::empty(), None, false)?;
         }
-        let anchor = rustix::fs::open(proc_path(tree.as_fd()), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
+        let anchor = rustix::fs::open(
+            proc_path(tree.as_fd()),
+            OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         Ok(DetachedMount { _tree: tree, anchor })
     }
 

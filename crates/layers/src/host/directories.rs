@@ -1,9 +1,12 @@
-//! Descriptors of directories: opened on demand, kept within a budget, never re-resolved from the root.
+//! Descriptors of directories: opened on demand, kept within a budget, never re-resolved from the
+//! root.
 //!
-//! Called by every operation on a name. Invariants: a descriptor that is handed out belongs to the directory that was asked for (its
-//! identity is checked after opening); no link is followed on the way but where links are shown as their targets; at most `budget`
-//! descriptors are kept besides those in use at the moment, half of them of directories that have lost their names; where the sources of
-//! the process hold more than a quarter of `room` together, or files and directories more than `room`, whoever wants one more gives up its own.
+//! Called by every operation on a name. Invariants: a descriptor that is handed out belongs to the
+//! directory that was asked for (its identity is checked after opening); no link is followed on the
+//! way but where links are shown as their targets; at most `budget` descriptors are kept besides
+//! those in use at the moment, half of them of directories that have lost their names; where the
+//! sources of the process hold more than a quarter of `room` together, or files and directories
+//! more than `room`, whoever wants one more gives up its own.
 
 use super::{
     mounts::Mounts,
@@ -71,7 +74,15 @@ impl Directories {
     pub(super) fn new(root: OwnedFd, statx: &Statx, (budget, room): (usize, usize)) -> Directories {
         let count = Arc::default();
         let (root, mounts) = (Held::new(root, &count), Mounts::new(statx));
-        Directories { root, mounts, clock: Mutex::default(), count, nameless: Arc::default(), budget: budget.max(4), room }
+        Directories {
+            root,
+            mounts,
+            clock: Mutex::default(),
+            count,
+            nameless: Arc::default(),
+            budget: budget.max(4),
+            room,
+        }
     }
 
     /// A quarter of what the process may hold for long, and all of that.
@@ -139,10 +150,11 @@ impl Directories {
         if !node.is_resolved() {
             flags |= OFlags::NOFOLLOW;
         }
-        let descriptor = rustix::fs::openat(parent.fd(), name, flags, Mode::empty()).map_err(|error| match stat::errno(error) {
-            Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
-            other => other,
-        })?;
+        let descriptor =
+            rustix::fs::openat(parent.fd(), name, flags, Mode::empty()).map_err(|error| match stat::errno(error) {
+                Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
+                other => other,
+            })?;
         if self.identity(parent.fd(), name, node, descriptor.as_fd())? != node.id() {
             return Err(Errno::ESTALE);
         }
@@ -154,9 +166,19 @@ impl Directories {
     }
 
     /// The identity of what was opened under `name`, as `node` would have it.
-    pub(super) fn identity(&self, parent: BorrowedFd<'_>, name: &[u8], node: &HostNode, opened: BorrowedFd<'_>) -> Result<FileId> {
+    pub(super) fn identity(
+        &self,
+        parent: BorrowedFd<'_>,
+        name: &[u8],
+        node: &HostNode,
+        opened: BorrowedFd<'_>,
+    ) -> Result<FileId> {
         let target = stat::of_file(opened)?;
-        if node.is_resolved() { Ok(self.mounts.resolved_id(&stat::of_name(parent, name)?, &target)) } else { Ok(self.mounts.id(&target)) }
+        if node.is_resolved() {
+            Ok(self.mounts.resolved_id(&stat::of_name(parent, name)?, &target))
+        } else {
+            Ok(self.mounts.id(&target))
+        }
     }
 
     /// Keeps the descriptor of a directory that no name leads to for as long as the node lives.
@@ -165,7 +187,8 @@ impl Directories {
         node.keep_descriptor(Held::new(descriptor, &self.count));
     }
 
-    /// The same for one that has a descriptor, and has just lost its name. Half of the budget at most goes to such directories.
+    /// The same for one that has a descriptor, and has just lost its name. Half of the budget at
+    /// most goes to such directories.
     pub(super) fn keep_for_good(&self, node: &Arc<HostNode>) {
         if Arc::strong_count(&self.nameless) <= self.budget / 2 {
             node.keep_for_good(Arc::clone(&self.nameless));
@@ -175,7 +198,8 @@ impl Directories {
     /// Whether one has to go. The root and one directory more are everybody's.
     fn is_over(&self) -> bool {
         let own = self.count.load(Ordering::Relaxed);
-        own > self.budget || own > 2 && (descriptors::DIRECTORIES.held() > self.room / 4 || descriptors::held() > self.room)
+        own > self.budget
+            || own > 2 && (descriptors::DIRECTORIES.held() > self.room / 4 || descriptors::held() > self.room)
     }
 
     /// Enters a directory into the rounds and evicts others until the budget holds.

@@ -1,8 +1,10 @@
 //! An open file of the host.
 //!
-//! Made by [`super::open`] and [`super::create`]; lives as long as a door's file handle. Invariant: `descriptor` is the node's file,
-//! opened without `O_APPEND` where the source allows that: what is to be appended is written with `RWF_APPEND`, so that two who append never
-//! overwrite each other whatever offsets they were told, while everybody may still use the descriptor at offsets of their own choice.
+//! Made by [`super::open`] and [`super::create`]; lives as long as a door's file handle. Invariant:
+//! `descriptor` is the node's file, opened without `O_APPEND` where the source allows that: what is
+//! to be appended is written with `RWF_APPEND`, so that two who append never overwrite each other
+//! whatever offsets they were told, while everybody may still use the descriptor at offsets of
+//! their own choice.
 
 use super::{Shared, errno, locks::Flocks, locks::LockTables, node::HostNode, open::forward};
 use nacre_sys::{
@@ -40,7 +42,8 @@ pub(super) struct HostFile {
     flocks: Flocks,
     /// Told when a file that is open for writing is closed.
     writing: Option<Weak<Shared>>,
-    /// Whether the file may have set-id bits. Who writes decides what becomes of them ([`nacre_vfs::SetAttr::kill_privileges`]): our own thread's rights do not.
+    /// Whether the file may have set-id bits. Who writes decides what becomes of them
+    /// ([`nacre_vfs::SetAttr::kill_privileges`]): our own thread's rights do not.
     set_id: AtomicBool,
 }
 
@@ -56,7 +59,18 @@ impl HostFile {
     ) -> HostFile {
         let set_id = flags.writes() && has_set_id(descriptor.as_fd());
         let (flocks, set_id) = (Flocks::default(), AtomicBool::new(set_id));
-        HostFile { node, descriptor, _counted: descriptors::FILES.one(), flags, direct, ioctl, locks, flocks, writing, set_id }
+        HostFile {
+            node,
+            descriptor,
+            _counted: descriptors::FILES.one(),
+            flags,
+            direct,
+            ioctl,
+            locks,
+            flocks,
+            writing,
+            set_id,
+        }
     }
 
     /// The file has been given these permission bits.
@@ -154,7 +168,8 @@ impl Aligned {
 impl Drop for HostFile {
     fn drop(&mut self) {
         self.node.closed();
-        // Before the descriptor goes: the event that its closing makes must find the file unwritten.
+        // Before the descriptor goes: the event that its closing makes must find the file
+        // unwritten.
         if let Some(shared) = self.writing.as_ref().and_then(Weak::upgrade) {
             shared.watch.written(self.node.id());
         }
@@ -205,7 +220,8 @@ impl OpenFile for HostFile {
     }
 
     fn fsync(&self, data_only: bool) -> Result<()> {
-        if data_only { rustix::fs::fdatasync(&self.descriptor) } else { rustix::fs::fsync(&self.descriptor) }.map_err(errno)
+        if data_only { rustix::fs::fdatasync(&self.descriptor) } else { rustix::fs::fsync(&self.descriptor) }
+            .map_err(errno)
     }
 
     fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
@@ -232,7 +248,13 @@ impl OpenFile for HostFile {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let (mut from, mut to) = (offset, target_offset);
         target.changing(|| {
-            let copied = rustix::fs::copy_file_range(&self.descriptor, Some(&mut from), &target.descriptor, Some(&mut to), length);
+            let copied = rustix::fs::copy_file_range(
+                &self.descriptor,
+                Some(&mut from),
+                &target.descriptor,
+                Some(&mut to),
+                length,
+            );
             copied.map(|bytes| bytes as u64).map_err(errno)
         })
     }

@@ -1,12 +1,14 @@
 //! Listings.
 //!
-//! A listing comes in pieces: each call says where to go on. The descriptor and what is left in its buffer are kept between the calls, so
-//! that a sequential listing reads every record once; a call for any other position opens the directory anew and seeks. Positions are the
-//! host's own (`d_off`), which survive a restart. A file system whose positions cannot be told to others (0, or negative as a signed
-//! number) is served by counting records instead, from the beginning each time.
-//! Where the kernel has to load the inodes first, a thread goes ahead (`ahead.rs`).
-//! Invariants: a kept stream is used by one call at a time (it is taken out of the table meanwhile); no listing goes on with a buffer that was
-//! read before it began, which may hold names that were removed since: another listing may have left one at the very position.
+//! A listing comes in pieces: each call says where to go on. The descriptor and what is left in its
+//! buffer are kept between the calls, so that a sequential listing reads every record once; a call
+//! for any other position opens the directory anew and seeks. Positions are the host's own
+//! (`d_off`), which survive a restart. A file system whose positions cannot be told to others (0,
+//! or negative as a signed number) is served by counting records instead, from the beginning each
+//! time. Where the kernel has to load the inodes first, a thread goes ahead (`ahead.rs`).
+//! Invariants: a kept stream is used by one call at a time (it is taken out of the table
+//! meanwhile); no listing goes on with a buffer that was read before it began, which may hold names
+//! that were removed since: another listing may have left one at the very position.
 
 use super::{
     Shared,
@@ -38,7 +40,8 @@ const BUFFER: usize = 64 << 10;
 /// The most listings that are kept between calls; fewer where few descriptors may be held.
 const KEPT_MAX: usize = 16;
 
-/// Where an entry takes longer than this, the kernel loads inodes: measured on ext4, it takes 5 us then, and 1.6 us where it has them.
+/// Where an entry takes longer than this, the kernel loads inodes: measured on ext4, it takes 5 us
+/// then, and 1.6 us where it has them.
 const COLD: Duration = Duration::from_nanos(2_500);
 
 /// What is left in a buffer is handed out only as long as a native listing might do so.
@@ -105,7 +108,8 @@ impl Listings {
 
     /// A listing begins: what others left of this directory is older.
     fn begin(&self, node: &Arc<HostNode>) {
-        // Counted first: a stream that is in use now is either in the table below, or finds itself older when it comes back.
+        // Counted first: a stream that is in use now is either in the table below, or finds itself
+        // older when it comes back.
         if let Some(begun) = self.begun(node) {
             begun.fetch_add(1, Ordering::Relaxed);
         }
@@ -124,7 +128,8 @@ impl Listings {
         (found.map(|kept| kept.stream), begun)
     }
 
-    /// Leaves a stream for the next call, unless another listing has begun since `take` said `begun`.
+    /// Leaves a stream for the next call, unless another listing has begun since `take` said
+    /// `begun`.
     #[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
     fn keep(&self, node: &Arc<HostNode>, begun: u64, stream: Stream) {
         let kept = Kept { node: Arc::clone(node), since: Instant::now(), stream };
@@ -242,7 +247,13 @@ fn kind(record: &Record<'_>) -> Option<Kind> {
 }
 
 impl Shared {
-    pub(super) fn readdir(&self, node: &Arc<HostNode>, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+    pub(super) fn readdir(
+        &self,
+        node: &Arc<HostNode>,
+        from: u64,
+        attributes: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
         if from == 0 {
             self.listings.begin(node);
         }
@@ -256,7 +267,8 @@ impl Shared {
             }
         };
         let more = self.list(node, &mut stream, attributes, sink)?;
-        // At the end, one more call will come that finds it so; a listing that was empty from the start is not asked again.
+        // At the end, one more call will come that finds it so; a listing that was empty from the
+        // start is not asked again.
         if more || stream.position != from {
             self.listings.keep(node, begun, stream);
         }
@@ -265,7 +277,13 @@ impl Shared {
 
     /// Hands out records until the sink is full (true) or the directory ends (false).
     #[expect(clippy::disallowed_methods, reason = "measures how long entries take")]
-    fn list(&self, node: &Arc<HostNode>, stream: &mut Stream, attributes: bool, sink: &mut dyn DirSink) -> Result<bool> {
+    fn list(
+        &self,
+        node: &Arc<HostNode>,
+        stream: &mut Stream,
+        attributes: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<bool> {
         let mut counted = self.listings.is_counted(node.device());
         let (since, mut entries) = (Instant::now(), 0);
         while stream.fill()? {
@@ -277,7 +295,8 @@ impl Shared {
             let next = match (counted, stream.index) {
                 (false, _) => record.next.cast_unsigned(),
                 (true, Some(index)) => index + 1,
-                // Positions were good until now, in the middle of a directory that was entered by one of them.
+                // Positions were good until now, in the middle of a directory that was entered by
+                // one of them.
                 (true, None) => return Err(Errno::EOVERFLOW),
             };
             let length = record.length;
@@ -316,14 +335,16 @@ impl Shared {
             entry = match self.listed(node, stream, name) {
                 Ok(found) => Some(found),
                 Err(error) if is_gone(error) => return Ok(None),
-                // One entry that cannot be examined (our own mount point, say) must not hide the others.
+                // One entry that cannot be examined (our own mount point, say) must not hide the
+                // others.
                 Err(_) => None,
             };
         }
-        let kind = entry.as_ref().map(|found: &Entry| found.attr.kind).or_else(|| kind(record)).map(|kind| match kind {
-            Kind::Block if self.options.block_devices => Kind::File,
-            kind => kind,
-        });
+        let kind =
+            entry.as_ref().map(|found: &Entry| found.attr.kind).or_else(|| kind(record)).map(|kind| match kind {
+                Kind::Block if self.options.block_devices => Kind::File,
+                kind => kind,
+            });
         let ino = entry.as_ref().map_or(record.ino, |found| found.attr.id.ino);
         let entry = entry.filter(|_| attributes);
         Ok(Some(!sink.push(DirEntry { name, ino, kind, next, entry })))

@@ -1,7 +1,8 @@
-//! From a node to the file it stands for: look-up, attributes, and descriptors whose identity has been checked.
+//! From a node to the file it stands for: look-up, attributes, and descriptors whose identity has
+//! been checked.
 //!
-//! Called by all other operations. Invariant: whatever is returned as "the file" had the node's identity when its descriptor was examined,
-//! and a descriptor cannot change its file.
+//! Called by all other operations. Invariant: whatever is returned as "the file" had the node's
+//! identity when its descriptor was examined, and a descriptor cannot change its file.
 
 use super::{
     Shared,
@@ -75,13 +76,26 @@ impl Shared {
     }
 
     /// A node and its attributes for something found under a name.
-    pub(super) fn entry(&self, parent: &Arc<HostNode>, directory: BorrowedFd<'_>, name: &[u8], found: &Found) -> Result<Entry> {
+    pub(super) fn entry(
+        &self,
+        parent: &Arc<HostNode>,
+        directory: BorrowedFd<'_>,
+        name: &[u8],
+        found: &Found,
+    ) -> Result<Entry> {
         let attr = self.shown(stat::attr(&found.statx, found.id)?, || {
             let follow = if stat::is_resolved(found.id) { OFlags::empty() } else { OFlags::NOFOLLOW };
-            rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | follow, Mode::empty()).ok()
+            rustix::fs::openat(
+                directory,
+                name,
+                OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | follow,
+                Mode::empty(),
+            )
+            .ok()
         });
         let place = Place { parent: Arc::clone(parent), name: ShortName::new(name) };
-        let node = HostNode::new(found.id, found.device, stat::kind(&found.statx)?, found.statx.stx_nlink > 1, Some(place));
+        let node =
+            HostNode::new(found.id, found.device, stat::kind(&found.statx)?, found.statx.stx_nlink > 1, Some(place));
         Ok(Entry { node: Node::new(Arc::new(node)), attr })
     }
 
@@ -90,7 +104,8 @@ impl Shared {
         if self.options.block_devices && attr.kind == Kind::Block {
             attr.kind = Kind::File;
             (attr.rdev_major, attr.rdev_minor) = (0, 0);
-            attr.size = open().and_then(|device| nacre_sys::ioctls::block_device_size(device.as_fd()).ok()).unwrap_or_default();
+            attr.size =
+                open().and_then(|device| nacre_sys::ioctls::block_device_size(device.as_fd()).ok()).unwrap_or_default();
         }
         attr
     }
@@ -106,7 +121,8 @@ impl Shared {
         self.entry(&parent, held.fd(), name.bytes(), &found)
     }
 
-    /// Attributes: from the open file given, a directory's own descriptor, the name that is known, or any open file.
+    /// Attributes: from the open file given, a directory's own descriptor, the name that is known,
+    /// or any open file.
     pub(super) fn getattr(&self, node: &Arc<HostNode>, file: Option<&HostFile>) -> Result<Attr> {
         if let Some(file) = file {
             return self.attr_of(node, file.fd());
@@ -133,7 +149,8 @@ impl Shared {
     /// Attributes under one name; `None` where another file, or none, has it now.
     fn getattr_at(&self, node: &Arc<HostNode>, place: &Place) -> Result<Option<Attr>> {
         let name = place.name.bytes();
-        let found = self.directories.get(&place.parent).and_then(|held| Ok((self.examine(held.fd(), name, false)?, held)));
+        let found =
+            self.directories.get(&place.parent).and_then(|held| Ok((self.examine(held.fd(), name, false)?, held)));
         match found {
             Ok((found, held)) if found.id == node.id() => {
                 let attr = stat::attr(&found.statx, found.id)?;
@@ -151,7 +168,8 @@ impl Shared {
     /// What `access(2)` says of the file, by the effective ids of this process.
     pub(super) fn access(&self, node: &Arc<HostNode>, mask: u32) -> Result<()> {
         let pin = self.pin(node)?;
-        // The magic link leads to the file itself: by the name ".", a directory would have to be searchable as well.
+        // The magic link leads to the file itself: by the name ".", a directory would have to be
+        // searchable as well.
         let path = nacre_sys::inode::proc_path(pin.fd());
         let wanted = Access::from_bits_truncate(mask) & (Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK);
         rustix::fs::accessat(rustix::fs::CWD, path, wanted, AtFlags::EACCESS).map_err(errno)
@@ -161,7 +179,12 @@ impl Shared {
     pub(super) fn attr_of(&self, node: &HostNode, file: BorrowedFd<'_>) -> Result<Attr> {
         let attr = stat::attr(&stat::of_file(file)?, node.id())?;
         Ok(self.shown(attr, || {
-            rustix::fs::open(nacre_sys::inode::proc_path(file), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()
+            rustix::fs::open(
+                nacre_sys::inode::proc_path(file),
+                OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+            .ok()
         }))
     }
 

@@ -1,9 +1,10 @@
 //! Locks that are forwarded to the source.
 //!
-//! Natively a byte-range lock belongs to a process, and a `flock` to an open file; here one process holds them for all users. So each owner
-//! gets an open file of its own: byte-range locks as open-file-description locks, one per file and owner, and `flock` one per open file and
-//! owner. They then conflict with each other, and with locks taken directly on the source, exactly as the owners would natively.
-//! Invariant: no lock of ours is held while a call waits.
+//! Natively a byte-range lock belongs to a process, and a `flock` to an open file; here one process
+//! holds them for all users. So each owner gets an open file of its own: byte-range locks as
+//! open-file-description locks, one per file and owner, and `flock` one per open file and owner.
+//! They then conflict with each other, and with locks taken directly on the source, exactly as the
+//! owners would natively. Invariant: no lock of ours is held while a call waits.
 
 use super::{errno, open::reopen};
 use nacre_sys::locks::{self, Kind, Range};
@@ -35,7 +36,8 @@ fn range(lock: FileLock) -> Range {
     Range { kind, start: lock.start, length, pid: 0 }
 }
 
-/// An open file of its own, for reading and writing where possible, so that both kinds of lock can be held on it.
+/// An open file of its own, for reading and writing where possible, so that both kinds of lock can
+/// be held on it.
 fn separate(file: BorrowedFd<'_>, access: OFlags) -> Result<Arc<OwnedFd>> {
     Ok(Arc::new(match reopen(file, OFlags::RDWR) {
         Ok(descriptor) => descriptor,
@@ -53,7 +55,13 @@ impl LockTables {
     }
 
     /// The first lock in the way of `lock`, or one of kind `Unlock`.
-    pub(super) fn test(&self, key: (FileId, LockOwner), file: BorrowedFd<'_>, access: OFlags, lock: FileLock) -> Result<FileLock> {
+    pub(super) fn test(
+        &self,
+        key: (FileId, LockOwner),
+        file: BorrowedFd<'_>,
+        access: OFlags,
+        lock: FileLock,
+    ) -> Result<FileLock> {
         let descriptor = self.descriptor(key, file, access)?;
         let found = locks::test(descriptor.as_fd(), range(lock))?;
         let kind = match found.kind {
@@ -66,7 +74,14 @@ impl LockTables {
     }
 
     /// Sets or releases a lock.
-    pub(super) fn set(&self, key: (FileId, LockOwner), file: BorrowedFd<'_>, access: OFlags, lock: FileLock, wait: bool) -> Result<()> {
+    pub(super) fn set(
+        &self,
+        key: (FileId, LockOwner),
+        file: BorrowedFd<'_>,
+        access: OFlags,
+        lock: FileLock,
+        wait: bool,
+    ) -> Result<()> {
         if lock.kind == LockKind::Unlock {
             let known = self.ranges.lock().get(&key).cloned();
             return known.map_or(Ok(()), |descriptor| Ok(locks::set(descriptor.as_fd(), range(lock), false)?));
@@ -78,7 +93,8 @@ impl LockTables {
     /// An owner closed the file: all its locks go, as with `close(2)`.
     pub(super) fn release(&self, key: (FileId, LockOwner)) {
         let Some(gone) = self.ranges.lock().remove(&key) else { return };
-        // Closing alone would leave them with a process that is being started just now, until it has closed its copy of the descriptor.
+        // Closing alone would leave them with a process that is being started just now, until it
+        // has closed its copy of the descriptor.
         let all = Range { kind: Kind::Unlock, start: 0, length: 0, pid: 0 };
         if let Err(error) = locks::set(gone.as_fd(), all, false) {
             tracing::debug!(%error, "byte-range locks go with their descriptor");
@@ -98,7 +114,8 @@ impl Drop for Flocks {
     }
 }
 
-/// Releases a `flock`, also from the copies of the descriptor that a process has which is being started just now.
+/// Releases a `flock`, also from the copies of the descriptor that a process has which is being
+/// started just now.
 fn unlock(descriptor: &OwnedFd) {
     if let Err(error) = rustix::fs::flock(descriptor, FlockOperation::Unlock) {
         tracing::debug!(%error, "a lock of a whole file goes with its descriptor");
@@ -110,7 +127,14 @@ impl Flocks {
         self.owners.lock().iter().find(|(known, _)| *known == owner).map(|(_, descriptor)| Arc::clone(descriptor))
     }
 
-    pub(super) fn set(&self, owner: LockOwner, file: BorrowedFd<'_>, access: OFlags, kind: LockKind, wait: bool) -> Result<()> {
+    pub(super) fn set(
+        &self,
+        owner: LockOwner,
+        file: BorrowedFd<'_>,
+        access: OFlags,
+        kind: LockKind,
+        wait: bool,
+    ) -> Result<()> {
         if kind == LockKind::Unlock {
             let gone: Vec<_> = self.owners.lock().extract_if(.., |(known, _)| *known == owner).collect();
             gone.iter().for_each(|(_, descriptor)| unlock(descriptor));
@@ -130,7 +154,8 @@ impl Flocks {
         if fresh {
             let mut owners = self.owners.lock();
             if owners.iter().any(|(known, _)| *known == owner) {
-                // Two calls of one owner at once: the later one would hold a second lock that nothing could release.
+                // Two calls of one owner at once: the later one would hold a second lock that
+                // nothing could release.
                 return Err(Errno::EAGAIN);
             }
             owners.push((owner, descriptor));

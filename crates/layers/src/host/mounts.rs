@@ -1,9 +1,11 @@
-//! Directories that show at more than one place below the source, because somebody bound them there.
+//! Directories that show at more than one place below the source, because somebody bound them
+//! there.
 //!
-//! Asked wherever an identity is made from a `statx(2)` answer. A file is one file by whatever mount it is reached, as its hard links are;
-//! a directory reached through another mount than the root's is a directory of its own, since it has another parent: told by the mount,
-//! which is part of its identity. Invariants: the identity of a directory that has been handed out names a mount that is known here; the
-//! ordinary source, without other mounts, never takes the lock.
+//! Asked wherever an identity is made from a `statx(2)` answer. A file is one file by whatever
+//! mount it is reached, as its hard links are; a directory reached through another mount than the
+//! root's is a directory of its own, since it has another parent: told by the mount, which is part
+//! of its identity. Invariants: the identity of a directory that has been handed out names a mount
+//! that is known here; the ordinary source, without other mounts, never takes the lock.
 
 use super::stat;
 use nacre_vfs::FileId;
@@ -18,7 +20,8 @@ use std::{
 pub(super) struct Mounts {
     /// That of the root directory, and its device.
     root: (u64, u32),
-    /// The others that directories were found through, by device. As many as there ever were at one time: the kernel reuses the numbers.
+    /// The others that directories were found through, by device. As many as there ever were at one
+    /// time: the kernel reuses the numbers.
     others: RwLock<HashMap<u32, Vec<u64>>>,
     /// Some directories may be known by more than one identity.
     shared: AtomicBool,
@@ -27,7 +30,11 @@ pub(super) struct Mounts {
 impl Mounts {
     /// `root` is the answer about the root directory.
     pub(super) fn new(root: &Statx) -> Mounts {
-        Mounts { root: (stat::mount(root), stat::device(root)), others: RwLock::default(), shared: AtomicBool::new(false) }
+        Mounts {
+            root: (stat::mount(root), stat::device(root)),
+            others: RwLock::default(),
+            shared: AtomicBool::new(false),
+        }
     }
 
     /// That of the root directory, and its device.
@@ -59,7 +66,8 @@ impl Mounts {
     pub(super) fn met(&self, statx: &Statx) {
         let Some(mount) = self.other(statx).filter(|_| stat::is_directory(statx)) else { return };
         let device = stat::device(statx);
-        let is_known = |others: &HashMap<u32, Vec<u64>>| others.get(&device).is_some_and(|mounts| mounts.contains(&mount));
+        let is_known =
+            |others: &HashMap<u32, Vec<u64>>| others.get(&device).is_some_and(|mounts| mounts.contains(&mount));
         if is_known(&self.others.read()) {
             return;
         }
@@ -73,14 +81,16 @@ impl Mounts {
         }
     }
 
-    /// Whether any directory may be known by more than one identity: a change made through one then concerns the others.
+    /// Whether any directory may be known by more than one identity: a change made through one then
+    /// concerns the others.
     pub(super) fn are_shared(&self) -> bool {
         self.shared.load(Ordering::Acquire)
     }
 
     /// Whether directories of that device may be known by more than one identity.
     pub(super) fn shares(&self, device: u32) -> bool {
-        self.are_shared() && self.others.read().get(&device).is_some_and(|mounts| device == self.root.1 || mounts.len() > 1)
+        self.are_shared()
+            && self.others.read().get(&device).is_some_and(|mounts| device == self.root.1 || mounts.len() > 1)
     }
 
     /// Every identity by which a directory may be known; `plain` is that of [`stat::id`].
@@ -93,7 +103,8 @@ impl Mounts {
 
 /// The identity of a directory as seen through a mount that is not the root's.
 fn through(plain: FileId, mount: u64) -> FileId {
-    // FNV-1a over one word; the rotation lets the mount's few low bits differ from those of a birth time.
+    // FNV-1a over one word; the rotation lets the mount's few low bits differ from those of a birth
+    // time.
     let generation = (plain.generation ^ mount.rotate_left(40)).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29);
     FileId { generation, ..plain }
 }

@@ -1,9 +1,10 @@
 //! What is kept for each file that somebody knows: identity, and where it was last seen.
 //!
-//! Made by look-ups, listings and creations; owned by whoever holds the [`nacre_vfs::Node`]. No descriptor per file. A file of one name of
-//! at most 22 bytes takes one allocation of 96 bytes; what few files need (more names, a directory's descriptor, open files) hangs off
-//! a pointer. Invariants: the chain of parents ends at the root without a cycle (kept by [`HostNode::adopt`] alone); a lock of one node is
-//! never held while another is taken.
+//! Made by look-ups, listings and creations; owned by whoever holds the [`nacre_vfs::Node`]. No
+//! descriptor per file. A file of one name of at most 22 bytes takes one allocation of 96 bytes;
+//! what few files need (more names, a directory's descriptor, open files) hangs off a pointer.
+//! Invariants: the chain of parents ends at the root without a cycle (kept by [`HostNode::adopt`]
+//! alone); a lock of one node is never held while another is taken.
 
 use super::{directories::Held, file::HostFile, stat, watch::Lease};
 use nacre_vfs::{FileId, Kind};
@@ -129,7 +130,11 @@ impl HostNode {
     }
 
     pub(super) fn id(&self) -> FileId {
-        FileId { fs: stat::user_device(self.device) | if self.resolved { 1 << 63 } else { 0 }, ino: self.ino, generation: self.generation }
+        FileId {
+            fs: stat::user_device(self.device) | if self.resolved { 1 << 63 } else { 0 },
+            ino: self.ino,
+            generation: self.generation,
+        }
     }
 
     pub(super) fn device(&self) -> u32 {
@@ -166,7 +171,8 @@ impl HostNode {
         self.state.lock().extra.as_ref().is_some_and(|extra| !extra.places.is_empty())
     }
 
-    /// Learns the name and open files of `fresh`, which is the same file. Where it has more than one name, those known so far stay good.
+    /// Learns the name and open files of `fresh`, which is the same file. Where it has more than
+    /// one name, those known so far stay good.
     pub(super) fn adopt(&self, fresh: &HostNode) {
         let (place, open) = {
             let mut state = fresh.state.lock();
@@ -263,7 +269,8 @@ impl HostNode {
         }
     }
 
-    /// Gives the descriptor up unless it was used since the last call. Answers whether it still has one.
+    /// Gives the descriptor up unless it was used since the last call. Answers whether it still has
+    /// one.
     pub(super) fn evict_descriptor(&self) -> bool {
         let taken = {
             let mut state = self.state.lock();
@@ -322,14 +329,21 @@ impl State {
 }
 
 impl Drop for HostNode {
-    /// Takes the chain of parents apart step by step: as a recursion it would be as deep as the tree.
+    /// Takes the chain of parents apart step by step: as a recursion it would be as deep as the
+    /// tree.
     fn drop(&mut self) {
         let mut last = std::mem::take(self.state.get_mut());
         let mut pending: Vec<Arc<HostNode>> = Vec::new();
         loop {
             pending.extend(last.place.take().map(|place| place.parent));
-            pending
-                .extend(last.extra.as_mut().map(|extra| std::mem::take(&mut extra.places)).into_iter().flatten().map(|place| place.parent));
+            pending.extend(
+                last.extra
+                    .as_mut()
+                    .map(|extra| std::mem::take(&mut extra.places))
+                    .into_iter()
+                    .flatten()
+                    .map(|place| place.parent),
+            );
             drop(last.extra.take());
             let Some(next) = pending.pop() else { return };
             last = match Arc::into_inner(next) {
@@ -385,7 +399,8 @@ mod tests {
         let root = node(0, None);
         let a = node(1, below(&root, b"a"));
         let b = node(2, below(&a, b"b"));
-        // Seen later as a below b (moved outside meanwhile): learning that would make each the other's parent.
+        // Seen later as a below b (moved outside meanwhile): learning that would make each the
+        // other's parent.
         let moved = node(1, below(&b, b"a"));
         a.adopt(&moved);
         assert_eq!(a.place().unwrap().name.bytes(), b"a");

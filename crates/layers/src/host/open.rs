@@ -1,9 +1,10 @@
 //! Opening files and asking them for their flags.
 //!
-//! `O_APPEND` is not passed to the source: whoever reads and writes in our place positions its own appends; those served here go to the end
-//! of the file as the source sees it at that moment ([`nacre_vfs::OpenFile::append`]), if the flag is still set then. A file that can only be
-//! appended to (`chattr +a`) is opened with it, since it is not opened for writing without. `O_TRUNC` takes effect only after the identity has
-//! been checked.
+//! `O_APPEND` is not passed to the source: whoever reads and writes in our place positions its own
+//! appends; those served here go to the end of the file as the source sees it at that moment
+//! ([`nacre_vfs::OpenFile::append`]), if the flag is still set then. A file that can only be
+//! appended to (`chattr +a`) is opened with it, since it is not opened for writing without.
+//! `O_TRUNC` takes effect only after the identity has been checked.
 
 use super::{
     Shared, errno,
@@ -55,7 +56,8 @@ impl Shared {
             opened = self.open_source(node, lower);
         }
         let descriptor = opened?;
-        // A device that is shown as a file has no length to change; natively the flag is ignored for it.
+        // A device that is shown as a file has no length to change; natively the flag is ignored
+        // for it.
         if flags.truncates() && node.kind() == Kind::File {
             cut(descriptor.as_fd(), 0)?;
         }
@@ -64,7 +66,8 @@ impl Shared {
 
     fn open_source(&self, node: &Arc<HostNode>, lower: OFlags) -> Result<OwnedFd> {
         match self.open_checked(node, lower) {
-            // Somebody holds a lease on it and is being asked to give it up: that takes an open that waits.
+            // Somebody holds a lease on it and is being asked to give it up: that takes an open
+            // that waits.
             Err(Errno::EAGAIN) => {
                 let pin = self.pin(node)?;
                 reopen(pin.fd(), lower)
@@ -75,18 +78,32 @@ impl Shared {
     }
 
     /// An open file, remembered by its node. The source was opened with `lower`.
-    pub(super) fn opened(self: &Arc<Shared>, node: &Arc<HostNode>, descriptor: OwnedFd, flags: OpenFlags, lower: OFlags) -> Opened {
+    pub(super) fn opened(
+        self: &Arc<Shared>,
+        node: &Arc<HostNode>,
+        descriptor: OwnedFd,
+        flags: OpenFlags,
+        lower: OFlags,
+    ) -> Opened {
         let direct = if lower.contains(OFlags::DIRECT) { self.options.forward_odirect } else { None };
         // One without a name is still to get one, through this very descriptor.
         let named = node.place().is_some();
         let before = descriptor.as_raw_fd();
-        let mut descriptor = if flags.writes() && named { self.watch.unreported(node, descriptor, lower) } else { descriptor };
+        let mut descriptor =
+            if flags.writes() && named { self.watch.unreported(node, descriptor, lower) } else { descriptor };
         if self.options.noatime && flags.reads() && named && descriptor.as_raw_fd() == before && !node.is_resolved() {
             descriptor = self.quiet.open(node.device(), descriptor, lower, || self.directory_beside(node));
         }
         let writing = (flags.writes() && self.watch.writing(node)).then(|| Arc::downgrade(self));
-        let file =
-            Arc::new(HostFile::new(Arc::clone(node), descriptor, flags, direct, self.options.ioctl, Arc::clone(&self.locks), writing));
+        let file = Arc::new(HostFile::new(
+            Arc::clone(node),
+            descriptor,
+            flags,
+            direct,
+            self.options.ioctl,
+            Arc::clone(&self.locks),
+            writing,
+        ));
         node.opened(&file);
         file
     }
@@ -121,7 +138,8 @@ pub(super) fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
     rustix::fs::open(proc_path(file), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()).map_err(errno)
 }
 
-/// Forwards the commands whose argument is a plain value (file flags, extended flags, inode version); ENOTTY for all others.
+/// Forwards the commands whose argument is a plain value (file flags, extended flags, inode
+/// version); ENOTTY for all others.
 pub(super) fn forward(file: BorrowedFd<'_>, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
     use ioctls::command;
     let mut answer = |bytes: &[u8]| {

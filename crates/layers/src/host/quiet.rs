@@ -1,8 +1,11 @@
-//! Mounts of our own without access times, through which files are read where the source's are to stay.
+//! Mounts of our own without access times, through which files are read where the source's are to
+//! stay.
 //!
-//! Used by `open.rs` where the layer is told `noatime`. `O_NOATIME` on our descriptor is not enough: what the kernel reads by itself (passthrough) it
-//! reads through an open file of its own, which has the user's flags and our descriptor's mount. Needs root; what cannot be opened so stays as it was
-//! opened. Invariants: a mount is made of a directory, so that no file's content is held by it; it lasts as long as the layer.
+//! Used by `open.rs` where the layer is told `noatime`. `O_NOATIME` on our descriptor is not
+//! enough: what the kernel reads by itself (passthrough) it reads through an open file of its own,
+//! which has the user's flags and our descriptor's mount. Needs root; what cannot be opened so
+//! stays as it was opened. Invariants: a mount is made of a directory, so that no file's content is
+//! held by it; it lasts as long as the layer.
 
 use super::detached_mount::{DetachedMount, MOUNTS_MAX};
 use parking_lot::Mutex;
@@ -18,9 +21,15 @@ use std::{
 pub(super) struct QuietMounts(Mutex<HashMap<u32, Option<Arc<DetachedMount>>>>);
 
 impl QuietMounts {
-    /// The file behind `descriptor`, of that device, opened through such a mount; else `descriptor` itself. `directory` is one of the same file system,
-    /// if there is one at hand.
-    pub(super) fn open(&self, device: u32, descriptor: OwnedFd, flags: OFlags, directory: impl FnOnce() -> Option<OwnedFd>) -> OwnedFd {
+    /// The file behind `descriptor`, of that device, opened through such a mount; else `descriptor`
+    /// itself. `directory` is one of the same file system, if there is one at hand.
+    pub(super) fn open(
+        &self,
+        device: u32,
+        descriptor: OwnedFd,
+        flags: OFlags,
+        directory: impl FnOnce() -> Option<OwnedFd>,
+    ) -> OwnedFd {
         match self.mount(device, directory) {
             Some(mount) => mount.open(descriptor, flags),
             None => descriptor,
@@ -35,8 +44,8 @@ impl QuietMounts {
         if known.len() >= MOUNTS_MAX {
             return None;
         }
-        let mount =
-            DetachedMount::of(directory()?.as_fd(), true).inspect_err(|error| tracing::debug!(%error, "no mount without access times"));
+        let mount = DetachedMount::of(directory()?.as_fd(), true)
+            .inspect_err(|error| tracing::debug!(%error, "no mount without access times"));
         known.entry(device).or_insert(mount.ok().map(Arc::new)).clone()
     }
 }

@@ -1,9 +1,11 @@
 //! Removing and renaming, and what both mean for links that are shown as their targets.
 //!
-//! The targets of such links may lie anywhere; what is removed or replaced there is reached through the real directory of the target,
-//! found by following the link once, and only if that directory's entry still is the file that the link led to. The door has checked the
-//! directory of the link, not that of the target: so the way there is gone, and the right to change that directory is asked for, with the
-//! caller's own rights. Otherwise whoever may make a link in the source could replace any file of the system.
+//! The targets of such links may lie anywhere; what is removed or replaced there is reached through
+//! the real directory of the target, found by following the link once, and only if that directory's
+//! entry still is the file that the link led to. The door has checked the directory of the link,
+//! not that of the target: so the way there is gone, and the right to change that directory is
+//! asked for, with the caller's own rights. Otherwise whoever may make a link in the source could
+//! replace any file of the system.
 
 use super::{Shared, errno, locate::is_gone, stat};
 use crate::{accounts::Processes, spec::SymlinkDeletion, system::SystemProcesses};
@@ -33,7 +35,8 @@ impl Target {
     }
 }
 
-/// Follows a link to its target's real directory and name, for a caller who wants that name removed or replaced.
+/// Follows a link to its target's real directory and name, for a caller who wants that name removed
+/// or replaced.
 ///
 /// # Errors
 /// EACCES and EPERM where the caller could not do so there; what following the link says.
@@ -45,8 +48,10 @@ fn target_for(caller: &Caller, directory: BorrowedFd<'_>, name: &[u8]) -> Result
     let find = || {
         let target = target_of(directory, name)?;
         let path = nacre_sys::inode::proc_path(target.directory.as_fd());
-        rustix::fs::accessat(rustix::fs::CWD, path, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).map_err(errno)?;
-        let (place, file) = (stat::of_file(target.directory.as_fd())?, stat::of_name(target.directory.as_fd(), &target.name)?);
+        rustix::fs::accessat(rustix::fs::CWD, path, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
+            .map_err(errno)?;
+        let (place, file) =
+            (stat::of_file(target.directory.as_fd())?, stat::of_name(target.directory.as_fd(), &target.name)?);
         // What the sticky bit asks for (unlink(2), rename(2)).
         let sticky = u32::from(place.stx_mode) & 0o1000 != 0;
         if sticky && ![place.stx_uid, file.stx_uid].contains(&caller.uid) { Err(Errno::EPERM) } else { Ok(target) }
@@ -61,7 +66,8 @@ fn target_of(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Target> {
     let path = rustix::fs::readlink(nacre_sys::inode::proc_path(target.as_fd()), Vec::new()).map_err(errno)?;
     let path = PathBuf::from(std::ffi::OsString::from_vec(path.into_bytes()));
     let (Some(parent), Some(last)) = (path.parent(), path.file_name()) else { return Err(Errno::EBUSY) };
-    let parent = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
+    let parent =
+        rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
     if stat::id(&stat::of_name(parent.as_fd(), last.as_bytes())?) != stat::id(&statx) {
         return Err(Errno::ESTALE);
     }
@@ -109,7 +115,13 @@ impl Shared {
         }
     }
 
-    pub(super) fn rename(&self, caller: &Caller, from: (&Node, Name<'_>), to: (&Node, Name<'_>), flags: RenameFlags) -> Result<()> {
+    pub(super) fn rename(
+        &self,
+        caller: &Caller,
+        from: (&Node, Name<'_>),
+        to: (&Node, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
         let (_, old) = self.enter(from.0)?;
         let (new_parent, new) = self.enter(to.0)?;
         self.watch.before_names(&new_parent, new.fd());
@@ -128,7 +140,11 @@ impl Shared {
         }
         let rename = || rustix::fs::renameat_with(old.fd(), old_name, new.fd(), new_name, flags).map_err(errno);
         // What it leaves behind is made by this call, and is nobody's but ours.
-        if flags.contains(rustix::fs::RenameFlags::WHITEOUT) { credentials::with_own_identity(rename)? } else { rename() }
+        if flags.contains(rustix::fs::RenameFlags::WHITEOUT) {
+            credentials::with_own_identity(rename)?
+        } else {
+            rename()
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use std::{
 /// Everything that an attribute and an identity need, in one call.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
 
-/// Marks, in [`FileId::fs`], a symbolic link that is shown as its target: no device number has this bit.
+/// Marks, in [`FileId::fs`], a symbolic link that is shown as its target: no device number has this
+/// bit.
 const RESOLVED: u64 = 1 << 63;
 
 /// The error number of a call.
@@ -49,13 +50,14 @@ pub(super) fn user_device(device: u32) -> u64 {
     rustix::fs::makedev(device >> 20, device & 0xf_ffff)
 }
 
-/// Devices, as [`device`] tells them, whose birth times are not to be relied on; few, and kept for good: it does no harm.
+/// Devices, as [`device`] tells them, whose birth times are not to be relied on; few, and kept for
+/// good: it does no harm.
 static CHANGING_BIRTHS: RwLock<Vec<u32>> = RwLock::new(Vec::new());
 /// Whether there are any.
 static BIRTHS_CHANGE: AtomicBool = AtomicBool::new(false);
 
-/// Files of this device may get another birth time while they stay the same: on overlayfs, when they are copied up. Said before anything on
-/// it is examined.
+/// Files of this device may get another birth time while they stay the same: on overlayfs, when
+/// they are copied up. Said before anything on it is examined.
 pub(super) fn births_change(device: u32) {
     let mut devices = CHANGING_BIRTHS.write();
     if !devices.contains(&device) {
@@ -64,12 +66,14 @@ pub(super) fn births_change(device: u32) {
     }
 }
 
-/// What tells successive owners of one inode number apart; 0 where the file system keeps no birth time, or not always the same.
+/// What tells successive owners of one inode number apart; 0 where the file system keeps no birth
+/// time, or not always the same.
 fn generation(statx: &Statx) -> u64 {
     if BIRTHS_CHANGE.load(Ordering::Acquire) && CHANGING_BIRTHS.read().contains(&device(statx)) {
         return 0;
     }
-    birth(statx).map_or(0, |time| time.sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.nsec)))
+    birth(statx)
+        .map_or(0, |time| time.sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.nsec)))
 }
 
 fn birth(statx: &Statx) -> Option<Time> {
@@ -90,13 +94,14 @@ pub(super) fn is_directory(statx: &Statx) -> bool {
     u32::from(statx.stx_mode) & 0o170_000 == Kind::Directory.mode()
 }
 
-/// The identity of a file, whatever mount it was reached through ([`super::mounts`] knows better of directories).
+/// The identity of a file, whatever mount it was reached through ([`super::mounts`] knows better of
+/// directories).
 pub(super) fn id(statx: &Statx) -> FileId {
     FileId { fs: user_device(device(statx)), ino: statx.stx_ino, generation: generation(statx) }
 }
 
-/// The identity of a link that is shown as its target: a file of its own (the target is one, too, and the door must not take the two for
-/// one directory), under the target's inode number.
+/// The identity of a link that is shown as its target: a file of its own (the target is one, too,
+/// and the door must not take the two for one directory), under the target's inode number.
 pub(super) fn resolved_id(link: &Statx, target: &Statx) -> FileId {
     let mut digest = 0xcbf2_9ce4_8422_2325_u64;
     for part in [link.stx_ino, generation(link), u64::from(device(target)), generation(target)] {

@@ -1,4 +1,5 @@
-//! The host layer against the host itself: every operation through [`Layer`], next to the native call where there is one.
+//! The host layer against the host itself: every operation through [`Layer`], next to the native
+//! call where there is one.
 
 mod binds;
 mod companies;
@@ -14,7 +15,8 @@ mod watching;
 use super::{Directories, Host, HostNode, HostOptions};
 use crate::spec::HostCoherence;
 use nacre_vfs::{
-    Attr, Caller, Entry, Errno, FileId, Kind, Layer, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, Result, SetAttr, XattrFlags,
+    Attr, Caller, Entry, Errno, FileId, Kind, Layer, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, Result,
+    SetAttr, XattrFlags,
 };
 use std::{
     collections::HashMap,

@@ -1,18 +1,23 @@
 //! Noticing what others change below, and saying how long answers stay true.
 //!
-//! Asked by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`]) and by the door ([`Shared::coherence`]);
-//! a thread sleeps in the kernel until something happens and sends [`Invalidation`]s. How each file system below is watched:
-//! * one mark for all of it (fanotify), where we may: it tells who changed what, so that our own changes cost nothing (`watch/marks.rs`);
-//!   while nobody asks, marks on what the door knows instead (`watch/resting.rs`);
-//! * else each directory that was looked into (inotify); no watch left means no promise for that directory;
+//! Asked by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`])
+//! and by the door ([`Shared::coherence`]); a thread sleeps in the kernel until something happens
+//! and sends [`Invalidation`]s. How each file system below is watched:
+//! * one mark for all of it (fanotify), where we may: it tells who changed what, so that our own
+//!   changes cost nothing (`watch/marks.rs`); while nobody asks, marks on what the door knows
+//!   instead (`watch/resting.rs`);
+//! * else each directory that was looked into (inotify); no watch left means no promise for that
+//!   directory;
 //! * not at all where changes come from elsewhere unnoticed (network and pseudo file systems).
 //!
-//! What programs write through us is written by the kernel in their name, under their process id; so files are opened for writing through
-//! a mount of our own, which is left out of the reports (`watch/own_mounts.rs`): a write then costs no event, and whoever else writes to
-//! the same file is still reported.
+//! What programs write through us is written by the kernel in their name, under their process id;
+//! so files are opened for writing through a mount of our own, which is left out of the reports
+//! (`watch/own_mounts.rs`): a write then costs no event, and whoever else writes to the same file
+//! is still reported.
 //!
-//! Invariants: a watch is in place before what it covers is read. Lost events, or a file that leaves the watched part, drop everything.
-//! Stores to a shared mapping are noticed when the file is closed, as the kernel tells nothing earlier.
+//! Invariants: a watch is in place before what it covers is read. Lost events, or a file that
+//! leaves the watched part, drop everything. Stores to a shared mapping are noticed when the file
+//! is closed, as the kernel tells nothing earlier.
 
 mod event_loop;
 mod inotify;
@@ -48,7 +53,8 @@ use std::{
 pub(super) use inotify::Lease;
 pub use marks::{Company, Tree};
 
-/// Storage whose every change passes through this kernel (statfs(2), linux/magic.h and the file systems' own headers).
+/// Storage whose every change passes through this kernel (statfs(2), linux/magic.h and the file
+/// systems' own headers).
 const LOCAL: [u32; 22] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // xfs
@@ -135,8 +141,8 @@ struct Running {
     mounts: Mutex<HashMap<[i32; 2], Arc<OwnedFd>>>,
     /// The mounts that files are opened for writing through.
     own_mounts: OwnMounts,
-    /// Files that are open for writing through us, where directories are watched one by one: their own writes must not empty the caches in
-    /// front of them.
+    /// Files that are open for writing through us, where directories are watched one by one: their
+    /// own writes must not empty the caches in front of them.
     writers: Mutex<HashMap<FileId, usize>>,
     /// A thread has failed: nothing is promised any more.
     failed: AtomicBool,
@@ -181,12 +187,15 @@ impl Running {
     fn directories(&self) -> Option<&Arc<DirectoryWatches>> {
         let start = || {
             let (shared, channel) = self.unstarted.lock().take()?;
-            Singly::start(shared, channel).inspect_err(|error| tracing::debug!(%error, "directories cannot be watched one by one")).ok()
+            Singly::start(shared, channel)
+                .inspect_err(|error| tracing::debug!(%error, "directories cannot be watched one by one"))
+                .ok()
         };
         self.directories.get_or_init(start).as_ref().map(|singly| &singly.watches)
     }
 
-    /// Watches the file system `device` of `file` (not an `O_PATH` descriptor) in the best way there is.
+    /// Watches the file system `device` of `file` (not an `O_PATH` descriptor) in the best way
+    /// there is.
     fn watch_file_system(&self, device: u32, file: OwnedFd) -> Method {
         if !magic(file.as_fd()).is_some_and(|magic| LOCAL.contains(&magic)) {
             return Method::Unseen;
@@ -230,7 +239,8 @@ fn has_other_names(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(file).map_or(true, |stat| stat.st_nlink > 1)
 }
 
-/// Whether something of the source's file system was found that other hosts may have written to unheard.
+/// Whether something of the source's file system was found that other hosts may have written to
+/// unheard.
 fn elsewhere(marks: &Marks, shared: &Shared, statx: &Statx) -> bool {
     if !marks.may_be_shared() || stat::mount(statx) == shared.directories.mounts().root().0 {
         return false;
@@ -265,8 +275,9 @@ impl Watch {
         }
     }
 
-    /// Called with what was found under a name: true where it lies on a file system that is only now being watched, or where less of it may
-    /// have been heard than will be from now on, so that it has to be examined once more.
+    /// Called with what was found under a name: true where it lies on a file system that is only
+    /// now being watched, or where less of it may have been heard than will be from now on, so that
+    /// it has to be examined once more.
     pub(super) fn cover(&self, shared: &Shared, directory: BorrowedFd<'_>, name: &[u8], found: &Found) -> bool {
         let Some(running) = self.running.get() else { return false };
         if found.device == self.root_device {
@@ -277,12 +288,14 @@ impl Watch {
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
         if !matches!(stat::kind(&found.statx), Ok(Kind::Directory | Kind::File)) {
-            // A single device or link mounted here cannot stand for its file system; the next directory of it will.
+            // A single device or link mounted here cannot stand for its file system; the next
+            // directory of it will.
             return false;
         }
         let opened = rustix::fs::openat(directory, name, flags, Mode::empty()).ok();
         // Only what is still the same file system may stand for it.
-        let opened = opened.filter(|file| stat::of_file(file.as_fd()).is_ok_and(|statx| stat::device(&statx) == found.device));
+        let opened =
+            opened.filter(|file| stat::of_file(file.as_fd()).is_ok_and(|statx| stat::device(&statx) == found.device));
         let method = opened.map_or(Method::Unseen, |file| running.watch_file_system(found.device, file));
         if let Some(marks) = running.marks.as_ref().filter(|_| method == Method::Marked) {
             marks.meet(shared, found.device);
@@ -292,10 +305,12 @@ impl Watch {
         method == Method::Marked
     }
 
-    /// A file was opened for writing: the descriptor to write through, so that what is written is not reported back to us.
+    /// A file was opened for writing: the descriptor to write through, so that what is written is
+    /// not reported back to us.
     pub(super) fn unreported(&self, node: &HostNode, descriptor: OwnedFd, flags: OFlags) -> OwnedFd {
         let Some(running) = self.running.get() else { return descriptor };
-        // A link that is shown as its target is a file of its own in front of us; only a report tells the target of its changes.
+        // A link that is shown as its target is a file of its own in front of us; only a report
+        // tells the target of its changes.
         if node.is_resolved() || node.kind() != Kind::File {
             return descriptor;
         }
@@ -305,7 +320,8 @@ impl Watch {
         running.own_mounts.open(node.device(), descriptor, flags)
     }
 
-    /// A file was opened for writing through us. Answers whether [`Watch::written`] is to be told of the end.
+    /// A file was opened for writing through us. Answers whether [`Watch::written`] is to be told
+    /// of the end.
     pub(super) fn writing(&self, node: &HostNode) -> bool {
         let Some(running) = self.running.get() else { return false };
         if running.method(self, node.device()) != Some(Method::Directories) {
@@ -336,7 +352,10 @@ impl Watch {
     /// How many directories are watched one by one.
     #[cfg(test)]
     pub(super) fn directory_count(&self) -> usize {
-        self.running.get().and_then(|running| running.directories.get()?.as_ref()).map_or(0, |singly| singly.watches.len())
+        self.running
+            .get()
+            .and_then(|running| running.directories.get()?.as_ref())
+            .map_or(0, |singly| singly.watches.len())
     }
 
     /// How many hosts hear by the same group.
@@ -349,7 +368,8 @@ impl Watch {
         self.running.get().is_some_and(|running| running.writers.lock().contains_key(&id))
     }
 
-    /// Ends what runs for this source alone and waits for its end. `shared` is the one this belongs to.
+    /// Ends what runs for this source alone and waits for its end. `shared` is the one this belongs
+    /// to.
     pub(super) fn stop(&self, shared: &Arc<Shared>) {
         let Some(running) = self.running.get() else { return };
         running.stop(shared);
@@ -387,11 +407,13 @@ impl Watch {
 }
 
 impl Shared {
-    /// Whether something is a directory that may be known by another identity, through which it may change.
+    /// Whether something is a directory that may be known by another identity, through which it may
+    /// change.
     fn has_other_identities(&self, scope: &Scope<'_>) -> bool {
         let mounts = self.directories.mounts();
         let (Scope::Names(node) | Scope::Attributes(node, _)) = scope;
-        mounts.are_shared() && hosted(node).is_ok_and(|node| node.kind() == Kind::Directory && mounts.shares(node.device()))
+        mounts.are_shared()
+            && hosted(node).is_ok_and(|node| node.kind() == Kind::Directory && mounts.shares(node.device()))
     }
 
     pub(super) fn coherence(&self, scope: Scope<'_>) -> Coherence {
@@ -404,19 +426,24 @@ impl Shared {
         let Some(running) = running.filter(|running| running.promises()) else { return Coherence::Shared };
         let watched = match scope {
             Scope::Names(node) => hosted(node).is_ok_and(|node| self.watch.names(running, &node)),
-            Scope::Attributes(node, attr) => hosted(node).is_ok_and(|node| self.watch.attributes(running, &node, attr.nlink)),
+            Scope::Attributes(node, attr) => {
+                hosted(node).is_ok_and(|node| self.watch.attributes(running, &node, attr.nlink))
+            }
         };
         if watched { Coherence::Watched } else { Coherence::Shared }
     }
 }
 
-/// Starts watching, where the options ask for it. Where it cannot be done, every answer is [`Coherence::Shared`].
+/// Starts watching, where the options ask for it. Where it cannot be done, every answer is
+/// [`Coherence::Shared`].
 pub(super) fn start(shared: &Arc<Shared>, channel: Sender<Invalidation>) {
     if shared.options.coherence != HostCoherence::Watch {
         return;
     }
-    let join =
-        || Marks::join(shared, &channel).inspect_err(|error| tracing::debug!(%error, "no fanotify, directories are watched one by one"));
+    let join = || {
+        Marks::join(shared, &channel)
+            .inspect_err(|error| tracing::debug!(%error, "no fanotify, directories are watched one by one"))
+    };
     let marks = join().ok();
     if let Err(error) = try_start(shared, marks, channel) {
         tracing::warn!(%error, source = %shared.options.source.display(), "cannot watch for changes; answers are asked for anew each time");

@@ -1,7 +1,7 @@
 //! Extended attributes, in one call by directory and name where nothing is changed.
 //!
-//! A read is followed by a check of the name's identity, because the kernel keeps what it learns (an ACL decides who may enter); a change
-//! goes through a descriptor that has been checked before.
+//! A read is followed by a check of the name's identity, because the kernel keeps what it learns
+//! (an ACL decides who may enter); a change goes through a descriptor that has been checked before.
 
 use super::{Shared, locate::is_gone, node::HostNode};
 use nacre_sys::{
@@ -14,10 +14,15 @@ use std::{io, sync::Arc};
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
-/// Refuses changes that nobody has judged: of `system.*`, the kernel in front of us checks the POSIX ACLs and leaves everything else (the
-/// ACLs of NFS and SMB, the attributes of NTFS) to the storage, which here sees this process and not the caller.
+/// Refuses changes that nobody has judged: of `system.*`, the kernel in front of us checks the
+/// POSIX ACLs and leaves everything else (the ACLs of NFS and SMB, the attributes of NTFS) to the
+/// storage, which here sees this process and not the caller.
 fn refuse_unjudged(name: &[u8]) -> Result<()> {
-    if name.starts_with(b"system.") && ![ACCESS_ACL, DEFAULT_ACL].contains(&name) { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
+    if name.starts_with(b"system.") && ![ACCESS_ACL, DEFAULT_ACL].contains(&name) {
+        Err(Errno::EOPNOTSUPP)
+    } else {
+        Ok(())
+    }
 }
 
 impl Shared {
@@ -70,8 +75,11 @@ impl Shared {
         if name != ACCESS_ACL {
             return self.change_attribute(node, |target| xattrat::set(target, name, value, bits));
         }
-        // Setting an ACL changes the mode; whether it costs the set-group-id bit depends on the caller's groups, which the kernel knows.
-        self.change_attribute(node, |target| credentials::with_set_id_kept(|| xattrat::set(target, name, value, bits))?)?;
+        // Setting an ACL changes the mode; whether it costs the set-group-id bit depends on the
+        // caller's groups, which the kernel knows.
+        self.change_attribute(node, |target| {
+            credentials::with_set_id_kept(|| xattrat::set(target, name, value, bits))?
+        })?;
         if flags.kill_sgid {
             let pin = self.pin(node)?;
             let mode = u32::from(super::stat::of_file(pin.fd())?.stx_mode) & 0o7777;
@@ -94,9 +102,14 @@ mod tests {
 
     #[test]
     fn what_only_the_storage_would_judge_is_not_changed_for_others() {
-        for name in
-            ["user.k", "trusted.k", "security.capability", "system.posix_acl_access", "system.posix_acl_default", "btrfs.compression"]
-        {
+        for name in [
+            "user.k",
+            "trusted.k",
+            "security.capability",
+            "system.posix_acl_access",
+            "system.posix_acl_default",
+            "btrfs.compression",
+        ] {
             assert_eq!(refuse_unjudged(name.as_bytes()), Ok(()), "{name}");
         }
         for name in ["system.nfs4_acl", "system.cifs_acl", "system.ntfs_security", "system."] {

@@ -8,7 +8,8 @@ const PAGE_LEN: usize = 4096;
 /// The longest file: what `off_t` can say.
 pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
 
-/// Content with holes. Invariant: no page lies wholly at or past `size`, and bytes of the last page past `size` are zero.
+/// Content with holes. Invariant: no page lies wholly at or past `size`, and bytes of the last page
+/// past `size` are zero.
 #[derive(Debug, Default)]
 pub(super) struct Content {
     pages: BTreeMap<u64, Box<[u8; PAGE_LEN]>>,
@@ -89,7 +90,10 @@ impl Content {
             let mut rest = later.split_off(&whole.end);
             self.pages.append(&mut rest);
         }
-        for edge in [(offset, offset.next_multiple_of(PAGE).min(offset + length)), ((offset + length) / PAGE * PAGE, offset + length)] {
+        for edge in [
+            (offset, offset.next_multiple_of(PAGE).min(offset + length)),
+            ((offset + length) / PAGE * PAGE, offset + length),
+        ] {
             let (start, end) = (edge.0.max(offset), edge.1);
             for (page, within, count) in pieces(start, end.saturating_sub(start)) {
                 if let Some(bytes) = self.pages.get_mut(&page).and_then(|page| page.get_mut(within..within + count)) {
@@ -107,7 +111,8 @@ impl Content {
         self.pages.range(offset / PAGE..).next().map(|(&page, _)| (page * PAGE).max(offset))
     }
 
-    /// The first byte at or after `offset` (before the end) that is in no page; the end of the file counts.
+    /// The first byte at or after `offset` (before the end) that is in no page; the end of the file
+    /// counts.
     pub(super) fn next_hole(&self, offset: u64) -> Option<u64> {
         if offset >= self.size {
             return None;

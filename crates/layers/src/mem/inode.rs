@@ -1,7 +1,8 @@
-//! A file of the tree in memory: its attributes, its content, and how they change. No names but those a directory holds.
+//! A file of the tree in memory: its attributes, its content, and how they change. No names but
+//! those a directory holds.
 //!
-//! Called by `mem.rs` and `mem/file.rs`. Invariants: locks of two files are never held at once; a file lives as long as a directory, a
-//! node or an open file refers to it.
+//! Called by `mem.rs` and `mem/file.rs`. Invariants: locks of two files are never held at once; a
+//! file lives as long as a directory, a node or an open file refers to it.
 
 use super::content::Content;
 use crate::ends::Ends;
@@ -54,7 +55,8 @@ pub(super) enum What {
     Special,
 }
 
-/// The names of a directory. A position in a listing says the number that a name got when it was made: it never means another name.
+/// The names of a directory. A position in a listing says the number that a name got when it was
+/// made: it never means another name.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) parent: Weak<Inode>,
@@ -118,7 +120,8 @@ impl Directory {
         let span = self.ends.enter(from, || self.last + 1);
         let first = span.behind.saturating_add(1);
         let places = self.order.range(first..span.end.max(first)).take(limit);
-        let names: Vec<_> = places.filter_map(|(&place, name)| Some((span.after(place), name.clone(), self.get(name)?))).collect();
+        let names: Vec<_> =
+            places.filter_map(|(&place, name)| Some((span.after(place), name.clone(), self.get(name)?))).collect();
         if names.is_empty() {
             self.ends.ended(&span);
         }
@@ -141,8 +144,19 @@ impl Inode {
     pub(super) fn new(birth: Birth, what: What) -> Inode {
         let Birth { id, kind, mode, uid, gid, device, now } = birth;
         let nlink = if kind == Kind::Directory { 2 } else { 1 };
-        let body =
-            Body { mode, uid, gid, nlink, linkable: false, atime: now, mtime: now, ctime: now, btime: now, xattrs: BTreeMap::new(), what };
+        let body = Body {
+            mode,
+            uid,
+            gid,
+            nlink,
+            linkable: false,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            xattrs: BTreeMap::new(),
+            what,
+        };
         Inode { id, kind, device, body: Mutex::new(body), locks: Locks::default() }
     }
 
@@ -238,7 +252,8 @@ impl Body {
             return;
         }
         self.mode &= !SET_UID;
-        // Without group x, the bit used to mean mandatory locking and stays (inode_init(9), chown(2)).
+        // Without group x, the bit used to mean mandatory locking and stays (inode_init(9),
+        // chown(2)).
         if self.mode & GROUP_X != 0 {
             self.mode &= !SET_GID;
         }
@@ -270,7 +285,8 @@ impl Body {
         Ok(())
     }
 
-    /// Updates the access time as `relatime` does: when it is not newer than the last change, or a day old.
+    /// Updates the access time as `relatime` does: when it is not newer than the last change, or a
+    /// day old.
     pub(super) fn touch_atime(&mut self, now: Time) {
         const DAY: i64 = 24 * 60 * 60;
         if self.atime <= self.mtime || self.atime <= self.ctime || now.sec - self.atime.sec >= DAY {

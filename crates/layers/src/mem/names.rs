@@ -1,4 +1,5 @@
-//! Names of the tree in memory: look-up, links, removal, rename. Everything that changes names is called with the tree's lock `names` held.
+//! Names of the tree in memory: look-up, links, removal, rename. Everything that changes names is
+//! called with the tree's lock `names` held.
 
 use super::inode::Inode;
 use nacre_vfs::{Errno, Kind, Name, RenameFlags, Result, Time};
@@ -135,7 +136,8 @@ fn replace(from: Place<'_>, source: &Arc<Inode>, to: Place<'_>, target: Option<&
             _ => {}
         }
     }
-    // A name that is there before and after stays where it was in listings, and so does a file that gets another name in its directory.
+    // A name that is there before and after stays where it was in listings, and so does a file that
+    // gets another name in its directory.
     let place = match target {
         Some(_) => place(to)?,
         None if Arc::ptr_eq(from.0, to.0) => place(from)?,

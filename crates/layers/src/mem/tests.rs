@@ -91,7 +91,11 @@ fn directories_are_emptied_before_they_go() {
     mem.unlink(&USER, &directory.node, name("f")).unwrap();
     mem.rmdir(&USER, &root, name("d")).unwrap();
     assert_eq!(nlink(&mem, &root), 2);
-    assert_eq!(mem.mkdir(&USER, &directory.node, name("x"), 0o777).unwrap_err(), Errno::ENOENT, "a removed directory takes no names");
+    assert_eq!(
+        mem.mkdir(&USER, &directory.node, name("x"), 0o777).unwrap_err(),
+        Errno::ENOENT,
+        "a removed directory takes no names"
+    );
 }
 
 #[test]
@@ -129,7 +133,11 @@ fn a_listing_goes_on_where_it_stopped_whatever_happens_in_between() {
     make(&mem, &root, "f0");
     let mut second = Some3(Vec::new(), Vec::new());
     mem.readdir(&USER, &root, first.0[2], true, &mut second).unwrap();
-    assert_eq!((first.1.join(" "), second.1.join(" ")), ("f0 f1 f2".to_owned(), "f3 f4".to_owned()), "what came since is not in it");
+    assert_eq!(
+        (first.1.join(" "), second.1.join(" ")),
+        ("f0 f1 f2".to_owned(), "f3 f4".to_owned()),
+        "what came since is not in it"
+    );
 }
 
 #[test]
@@ -190,11 +198,17 @@ fn acls_and_modes_follow_each_other_and_are_inherited() {
         let mut buffer = [0; 100];
         mem.getxattr(&USER, node, key, &mut buffer).map(|size| buffer[..size].to_vec())
     };
-    assert_eq!(read(&directory, acl::ACCESS), Ok(acl(&[(1, 7, NONE), (2, 6, 5), (4, 5, NONE), (16, 5, NONE), (32, 0, NONE)])));
+    assert_eq!(
+        read(&directory, acl::ACCESS),
+        Ok(acl(&[(1, 7, NONE), (2, 6, 5), (4, 5, NONE), (16, 5, NONE), (32, 0, NONE)]))
+    );
     mem.setxattr(&USER, &directory, acl::DEFAULT, &value, default()).unwrap();
     let file = make(&mem, &directory, "f");
     assert_eq!(file.attr.mode, 0o660, "the umask does not count");
-    assert_eq!(read(&file.node, acl::ACCESS), Ok(acl(&[(1, 6, NONE), (2, 6, 5), (4, 5, NONE), (16, 6, NONE), (32, 0, NONE)])));
+    assert_eq!(
+        read(&file.node, acl::ACCESS),
+        Ok(acl(&[(1, 6, NONE), (2, 6, 5), (4, 5, NONE), (16, 6, NONE), (32, 0, NONE)]))
+    );
     let inner = mem.mkdir(&USER, &directory, name("i"), 0o777).unwrap().node;
     assert_eq!(read(&inner, acl::DEFAULT), Ok(value));
     let minimal = acl(&[(1, 6, NONE), (4, 4, NONE), (32, 4, NONE)]);

@@ -23,13 +23,32 @@ fn value(below: &dyn Layer, node: &Node, attribute: &[u8]) -> String {
 
 #[test]
 fn records_come_back_as_they_were_written() {
-    for text in ["0:0:755:dir", "1:2:4644:file", "5:6:600:char-1-3", "5:6:600:block-7-3", "0:0:777:symlink", "1:1:1:pipe", "1:1:0:socket"] {
+    for text in [
+        "0:0:755:dir",
+        "1:2:4644:file",
+        "5:6:600:char-1-3",
+        "5:6:600:block-7-3",
+        "0:0:777:symlink",
+        "1:1:1:pipe",
+        "1:1:0:socket",
+    ] {
         assert_eq!(Record::parse(text.as_bytes()).unwrap().to_string(), text);
     }
     for (text, plain) in [("44:55:100751", "44:55:751"), ("0:0:0755", "0:0:755"), ("1:2:40755", "1:2:755")] {
         assert_eq!(Record::parse(text.as_bytes()).unwrap().to_string(), plain);
     }
-    for text in ["", "1", "1:2", "a:2:3", "1:2:8", "1:2:755:door", "1:2:755:char-1", "-1:2:755", "1:2:755:block-x-1", "\u{e9}:1:2"] {
+    for text in [
+        "",
+        "1",
+        "1:2",
+        "a:2:3",
+        "1:2:8",
+        "1:2:755:door",
+        "1:2:755:char-1",
+        "-1:2:755",
+        "1:2:755:block-x-1",
+        "\u{e9}:1:2",
+    ] {
         assert_eq!(Record::parse(text.as_bytes()), None, "{text}");
     }
     assert_eq!(Record::parse(b"\xff:1:2"), None);
@@ -60,11 +79,17 @@ fn owners_and_modes_are_kept_beside_the_files() {
 fn special_files_are_regular_ones_below() {
     let (below, layer) = over(Attribute::Containers);
     let root = layer.root().unwrap().node;
-    for (text, kind, device) in
-        [("c", Kind::Character, (1, 3)), ("b", Kind::Block, (7, 3)), ("p", Kind::Fifo, (0, 0)), ("s", Kind::Socket, (0, 0))]
-    {
+    for (text, kind, device) in [
+        ("c", Kind::Character, (1, 3)),
+        ("b", Kind::Block, (7, 3)),
+        ("p", Kind::Fifo, (0, 0)),
+        ("s", Kind::Socket, (0, 0)),
+    ] {
         let made = layer.mknod(&USER, &root, name(text), kind, 0o666, device).unwrap();
-        assert_eq!((made.attr.kind, (made.attr.rdev_major, made.attr.rdev_minor), made.attr.mode), (kind, device, 0o644));
+        assert_eq!(
+            (made.attr.kind, (made.attr.rdev_major, made.attr.rdev_minor), made.attr.mode),
+            (kind, device, 0o644)
+        );
         assert_eq!(below.lookup(&OWN, &root, name(text)).unwrap().attr.kind, Kind::File);
         assert_eq!(layer.lookup(&OWN, &root, name(text)).unwrap().attr.kind, kind);
     }
@@ -151,5 +176,8 @@ fn listings_tell_no_type_that_may_be_wrong() {
         taken.0
     };
     assert_eq!(listing(false), [("d".to_owned(), Some(Kind::Directory), None), ("p".to_owned(), None, None)]);
-    assert_eq!(listing(true), [("d".to_owned(), Some(Kind::Directory), Some(7)), ("p".to_owned(), Some(Kind::Fifo), Some(7))]);
+    assert_eq!(
+        listing(true),
+        [("d".to_owned(), Some(Kind::Directory), Some(7)), ("p".to_owned(), Some(Kind::Fifo), Some(7))]
+    );
 }

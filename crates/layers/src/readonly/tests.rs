@@ -9,7 +9,8 @@ const FLAGS: u32 = 0x4008_6602;
 fn frozen() -> (Filtered<Readonly>, Node, Node) {
     let mem = Arc::new(Mem::new());
     let root = mem.root().unwrap().node;
-    let (file, open) = mem.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
+    let (file, open) =
+        mem.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
     open.write(b"content", 0).unwrap();
     (Filtered::new(Arc::new(Readonly { keep_atime: true }), mem), root, file.node)
 }

@@ -84,7 +84,8 @@ pub fn for_each(value: &mut [u8], mut change: impl FnMut(&mut Entry) -> Result<(
             return Err(Errno::EINVAL);
         };
         let tag = Tag::from_raw(u16::from_le_bytes([tag_low, tag_high])).ok_or(Errno::EINVAL)?;
-        let mut entry = Entry { tag, perm: u16::from_le_bytes([perm_low, perm_high]), id: u32::from_le_bytes([a, b, c, d]) };
+        let mut entry =
+            Entry { tag, perm: u16::from_le_bytes([perm_low, perm_high]), id: u32::from_le_bytes([a, b, c, d]) };
         change(&mut entry)?;
         let [perm_low, perm_high] = entry.perm.to_le_bytes();
         let [a, b, c, d] = entry.id.to_le_bytes();
@@ -97,7 +98,11 @@ pub fn for_each(value: &mut [u8], mut change: impl FnMut(&mut Entry) -> Result<(
 ///
 /// # Errors
 /// EINVAL for a value that is no ACL, and what the translations say.
-pub fn translate(value: &mut [u8], user: impl Fn(u32) -> Result<u32>, group: impl Fn(u32) -> Result<u32>) -> Result<()> {
+pub fn translate(
+    value: &mut [u8],
+    user: impl Fn(u32) -> Result<u32>,
+    group: impl Fn(u32) -> Result<u32>,
+) -> Result<()> {
     for_each(value, |entry| {
         match entry.tag {
             Tag::User => entry.id = user(entry.id)?,
@@ -128,8 +133,9 @@ pub fn mode(value: &[u8]) -> Result<Option<u32>> {
     Ok((!value.is_empty()).then_some(owner << 6 | mask.unwrap_or(group) << 3 | other))
 }
 
-/// Rewrites the permissions of an ACL as `rule` rewrites a mode, so that the two cannot contradict each other: the owner's entry as
-/// the u bits, everybody else's as the o bits, and each other entry (named users and groups, the owning group, the mask) as the g bits.
+/// Rewrites the permissions of an ACL as `rule` rewrites a mode, so that the two cannot contradict
+/// each other: the owner's entry as the u bits, everybody else's as the o bits, and each other
+/// entry (named users and groups, the owning group, the mask) as the g bits.
 ///
 /// # Errors
 /// EINVAL for a value that is no ACL.
@@ -141,14 +147,17 @@ pub fn rewrite(value: &mut [u8], rule: impl Fn(u32) -> u32) -> Result<()> {
         let bits = match entry.tag {
             Tag::Owner => rule(before) >> 6,
             Tag::Other => rule(before),
-            Tag::User | Tag::OwningGroup | Tag::Group | Tag::Mask => rule(before & 0o707 | u32::from(entry.perm & 7) << 3) >> 3,
+            Tag::User | Tag::OwningGroup | Tag::Group | Tag::Mask => {
+                rule(before & 0o707 | u32::from(entry.perm & 7) << 3) >> 3
+            }
         };
         entry.perm = u16::try_from(bits & 7).map_err(|_| Errno::EINVAL)?;
         Ok(())
     })
 }
 
-/// Writes the nine bits of a mode into an ACL: owner, mask (without one: owning group), others. What `chmod(2)` does to an ACL.
+/// Writes the nine bits of a mode into an ACL: owner, mask (without one: owning group), others.
+/// What `chmod(2)` does to an ACL.
 ///
 /// # Errors
 /// EINVAL for a value that is no ACL.
@@ -156,7 +165,8 @@ pub fn apply_mode(value: &mut [u8], mode: u32) -> Result<()> {
     with_classes(value, |entry, bits| entry.perm = bits, mode)
 }
 
-/// Takes away from an ACL what the nine bits of a mode do not grant: what a creation with this mode does to an inherited ACL.
+/// Takes away from an ACL what the nine bits of a mode do not grant: what a creation with this mode
+/// does to an inherited ACL.
 ///
 /// # Errors
 /// EINVAL for a value that is no ACL.

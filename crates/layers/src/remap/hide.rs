@@ -1,7 +1,8 @@
 //! Names that do not exist for users, as globs over single names. Pure.
 //!
-//! `*` any characters, `?` one, `[a-z]` and `[!a-z]` one of a set, `{a,b}` alternatives, a backslash takes the next character literally.
-//! Matching works on bytes. A leading `!` at the start of a pattern is refused, since it would hide everything else.
+//! `*` any characters, `?` one, `[a-z]` and `[!a-z]` one of a set, `{a,b}` alternatives, a
+//! backslash takes the next character literally. Matching works on bytes. A leading `!` at the
+//! start of a pattern is refused, since it would hide everything else.
 
 use nacre_vfs::Name;
 

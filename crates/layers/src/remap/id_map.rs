@@ -1,14 +1,16 @@
-//! Translation of user and group ids: single ids, ranges, offsets. Pure but for the names, which a closure resolves.
+//! Translation of user and group ids: single ids, ranges, offsets. Pure but for the names, which a
+//! closure resolves.
 //!
-//! `A/B:@G/@H`: what belongs to A below appears as B, and B asked for from above means A below. A is an id or name, a range `1000-1999`,
-//! several of these joined by `+`, or `*` (every id that no other rule takes). B is an id or name, or, for a range, a range of the same length (an
-//! offset).
+//! `A/B:@G/@H`: what belongs to A below appears as B, and B asked for from above means A below. A
+//! is an id or name, a range `1000-1999`, several of these joined by `+`, or `*` (every id that no
+//! other rule takes). B is an id or name, or, for a range, a range of the same length (an offset).
 //!
 //! Back again, from shown to stored, in this order:
 //! 1. where exactly one id is shown as B (`A/B`, or a range to a range): that id;
 //! 2. an id that appears as itself through a rule: itself;
 //! 3. where several ids are shown as B (`1000-1999/5000`): the first id of the first such rule;
-//! 4. `*/B` is never turned back: an id that only `*` explains stays as it is. No one becomes id 0 by way of a star.
+//! 4. `*/B` is never turned back: an id that only `*` explains stays as it is. No one becomes id 0
+//!    by way of a star.
 
 use std::{fmt, ops::RangeInclusive};
 
@@ -72,7 +74,8 @@ pub struct IdMap {
     forward: Vec<Segment>,
     /// The one-to-one ones, sorted by `shown`, without overlaps there.
     back: Vec<Segment>,
-    /// Shown id and first stored id of many-to-one rules, in the order of writing, sorted by shown id.
+    /// Shown id and first stored id of many-to-one rules, in the order of writing, sorted by shown
+    /// id.
     first_of: Vec<(u32, u32)>,
     rest: Option<u32>,
 }
@@ -112,17 +115,21 @@ impl IdMap {
     fn one_to_one(&mut self, ids: RangeInclusive<u32>, shown: u32) -> Result<(), MapError> {
         let segment = Segment { first: *ids.start(), last: *ids.end(), shown, one_to_one: true };
         self.insert(segment)?;
-        // An id that is mapped to itself is only kept from a star; turned back, it is itself without a rule.
+        // An id that is mapped to itself is only kept from a star; turned back, it is itself
+        // without a rule.
         if segment.first == segment.shown {
             return Ok(());
         }
         let place = self.back.partition_point(|other| other.shown < shown);
-        let before = place.checked_sub(1).and_then(|place| self.back.get(place)).filter(|other| other.shown_last() >= shown);
+        let before =
+            place.checked_sub(1).and_then(|place| self.back.get(place)).filter(|other| other.shown_last() >= shown);
         let clash = before.or_else(|| self.back.get(place).filter(|other| other.shown <= segment.shown_last()));
         if let Some(other) = clash {
             let id = other.shown.max(shown);
             let (a, b) = (other.first + (id - other.shown), segment.first + (id - shown));
-            return Err(MapError(format!("ids {a} and {b} are both mapped to {id}; if that is meant, write one rule: {a}+{b}/{id}")));
+            return Err(MapError(format!(
+                "ids {a} and {b} are both mapped to {id}; if that is meant, write one rule: {a}+{b}/{id}"
+            )));
         }
         self.back.insert(place, segment);
         Ok(())
@@ -130,10 +137,14 @@ impl IdMap {
 
     fn insert(&mut self, segment: Segment) -> Result<(), MapError> {
         let place = self.forward.partition_point(|other| other.first < segment.first);
-        let before = place.checked_sub(1).and_then(|place| self.forward.get(place)).filter(|other| other.last >= segment.first);
+        let before =
+            place.checked_sub(1).and_then(|place| self.forward.get(place)).filter(|other| other.last >= segment.first);
         let clash = before.or_else(|| self.forward.get(place).filter(|other| other.first <= segment.last));
         if let Some(other) = clash {
-            return Err(MapError(format!("id {} is mapped twice; leave it out of one of the two rules", other.first.max(segment.first))));
+            return Err(MapError(format!(
+                "id {} is mapped twice; leave it out of one of the two rules",
+                other.first.max(segment.first)
+            )));
         }
         self.forward.insert(place, segment);
         Ok(())
@@ -160,7 +171,8 @@ impl IdMap {
     /// The stored id that is meant by a shown one: see the rules on top of this file.
     pub fn stored(&self, shown: u32) -> u32 {
         let place = self.back.partition_point(|segment| segment.shown <= shown);
-        let exact = place.checked_sub(1).and_then(|place| self.back.get(place)).filter(|segment| shown <= segment.shown_last());
+        let exact =
+            place.checked_sub(1).and_then(|place| self.back.get(place)).filter(|segment| shown <= segment.shown_last());
         if let Some(segment) = exact {
             return segment.first + (shown - segment.shown);
         }
@@ -171,7 +183,11 @@ impl IdMap {
         if itself {
             return shown;
         }
-        let first = self.first_of.binary_search_by_key(&shown, |&(shown, _)| shown).ok().and_then(|place| self.first_of.get(place));
+        let first = self
+            .first_of
+            .binary_search_by_key(&shown, |&(shown, _)| shown)
+            .ok()
+            .and_then(|place| self.first_of.get(place));
         first.map_or(shown, |&(_, stored)| stored)
     }
 }
@@ -180,7 +196,11 @@ impl IdMap {
 ///
 /// # Errors
 /// Text that is no map, an id that does not resolve, ranges that do not fit each other.
-pub fn parse_rule(text: &str, resolve: &dyn Fn(&str) -> Result<u32, String>, rules: &mut Vec<MapRule>) -> Result<(), MapError> {
+pub fn parse_rule(
+    text: &str,
+    resolve: &dyn Fn(&str) -> Result<u32, String>,
+    rules: &mut Vec<MapRule>,
+) -> Result<(), MapError> {
     let bad = |why: String| MapError(format!("invalid map \"{}\": {why}", text.escape_debug()));
     let (left, right) = text.split_once('/').ok_or_else(|| bad("there is no /; write FROM/TO".to_owned()))?;
     if right.contains('/') {
@@ -232,7 +252,10 @@ fn range(text: &str) -> Result<Option<RangeInclusive<u32>>, String> {
         return Ok(None);
     };
     let number = |part: &str| {
-        part.parse().ok().filter(|&id| id <= ID_MAX).ok_or_else(|| format!("id {part} is too large; ids go from 0 to {ID_MAX}"))
+        part.parse()
+            .ok()
+            .filter(|&id| id <= ID_MAX)
+            .ok_or_else(|| format!("id {part} is too large; ids go from 0 to {ID_MAX}"))
     };
     let (first, last) = (number(first)?, number(last)?);
     if first > last { Err(format!("the range {text} is the wrong way round")) } else { Ok(Some(first..=last)) }

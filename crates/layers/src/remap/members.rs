@@ -1,9 +1,11 @@
 //! Who belongs to a `mirror` list: users, and members of groups.
 //!
-//! Nobody is enumerated. A caller belongs to `@group` where its file-system group or a supplementary group of its process is that group, or where
-//! the databases of users and groups say so for its user id (a directory service is asked about this one user, once). Answers about
-//! user ids are kept until the rules are replaced; answers about processes for a second, since processes change their groups. Both
-//! tables are bounded. A question that fails counts as "no" for this request only.
+//! Nobody is enumerated. A caller belongs to `@group` where its file-system group or a
+//! supplementary group of its process is that group, or where the databases of users and groups say
+//! so for its user id (a directory service is asked about this one user, once). Answers about user
+//! ids are kept until the rules are replaced; answers about processes for a second, since processes
+//! change their groups. Both tables are bounded. A question that fails counts as "no" for this
+//! request only.
 
 use crate::{
     accounts::{self, Accounts, Processes},
@@ -92,7 +94,8 @@ impl Members {
         if let Some(&known) = self.by_user.lock().get(&uid) {
             return known;
         }
-        // Asked without the lock: a directory service may take its time, and others shall not wait for it.
+        // Asked without the lock: a directory service may take its time, and others shall not wait
+        // for it.
         let answer = wait_for(&self.waiting, || self.accounts.groups_of(uid));
         match answer.unwrap_or_else(|errno| Err(io::Error::from_raw_os_error(errno.raw()))) {
             Ok(groups) => {
@@ -148,7 +151,12 @@ mod tests {
         Caller { uid, gid, pid, umask: 0 }
     }
 
-    fn members(text: &str, accounts: &Arc<FakeAccounts>, processes: &Arc<FakeProcesses>, clock: &Arc<FakeClock>) -> Members {
+    fn members(
+        text: &str,
+        accounts: &Arc<FakeAccounts>,
+        processes: &Arc<FakeProcesses>,
+        clock: &Arc<FakeClock>,
+    ) -> Members {
         let list = MemberList::parse(text, &**accounts).unwrap();
         let context = Context {
             accounts: Arc::clone(accounts) as _,

@@ -1,13 +1,15 @@
 //! Owners on the way up and down: map, then offset. Pure.
 //!
-//! Up: shown = map(stored) + offset. Down: stored = map back(shown - offset). An owner whose offset leaves 0..=2^32-2 is shown as [`NOBODY`];
-//! nothing is given to one who cannot be stored (EOVERFLOW).
+//! Up: shown = map(stored) + offset. Down: stored = map back(shown - offset). An owner whose offset
+//! leaves 0..=2^32-2 is shown as [`NOBODY`]; nothing is given to one who cannot be stored
+//! (EOVERFLOW).
 
 use super::id_map::{ID_MAX, IdMap};
 use nacre_vfs::{Errno, Result};
 
-/// What the kernel takes for the id of nobody: programs see it as 65534, its owner's rights are nobody's, and nobody may write what has it before it has been
-/// given to somebody (user_namespaces(7), "Unmapped user and group IDs"; `HAS_UNMAPPED_ID` in Linux' fs/namei.c).
+/// What the kernel takes for the id of nobody: programs see it as 65534, its owner's rights are
+/// nobody's, and nobody may write what has it before it has been given to somebody
+/// (user_namespaces(7), "Unmapped user and group IDs"; `HAS_UNMAPPED_ID` in Linux' fs/namei.c).
 pub const NOBODY: u32 = u32::MAX;
 
 /// Translation of one kind of id.

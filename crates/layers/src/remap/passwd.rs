@@ -1,14 +1,16 @@
-//! Maps made of a passwd or group file: the number in the third column and the name in the first. Pure but for the names, which a closure
-//! resolves.
+//! Maps made of a passwd or group file: the number in the third column and the name in the first.
+//! Pure but for the names, which a closure resolves.
 
 use super::id_map::MapRule;
 use std::io;
 
-/// One rule for each line whose name the local system knows; others are skipped with a warning. Empty lines and comments are left out.
-/// Forward, the file's number appears as the local id; reversed, the local id appears as the file's number.
+/// One rule for each line whose name the local system knows; others are skipped with a warning.
+/// Empty lines and comments are left out. Forward, the file's number appears as the local id;
+/// reversed, the local id appears as the file's number.
 ///
 /// # Errors
-/// Text for the user, with the line: too few columns, a number that is none, or a database that does not answer.
+/// Text for the user, with the line: too few columns, a number that is none, or a database that
+/// does not answer.
 pub fn rules(
     text: &str,
     reversed: bool,
@@ -33,7 +35,11 @@ pub fn rules(
         match resolve(name).map_err(|error| bad(format!("cannot look up \"{}\": {error}", name.escape_debug())))? {
             Some(local) if reversed => rules.push(MapRule::One(local, number)),
             Some(local) => rules.push(MapRule::One(number, local)),
-            None => warnings.push(format!("line {}: \"{}\" is not known on this system and is left out", index + 1, name.escape_debug())),
+            None => warnings.push(format!(
+                "line {}: \"{}\" is not known on this system and is left out",
+                index + 1,
+                name.escape_debug()
+            )),
         }
     }
     Ok(rules)
@@ -55,19 +61,34 @@ mod tests {
     fn both_directions_and_unknown_names() {
         let text = "alice:x:501:20::/:/bin/sh\n# comment\n\nghost:x:9:9\nbob:x:502\n";
         let mut warnings = Vec::new();
-        assert_eq!(rules(text, false, &resolve, &mut warnings), Ok(vec![MapRule::One(501, 1000), MapRule::One(502, 1001)]));
-        assert!(matches!(warnings.as_slice(), [one] if one.contains("line 4") && one.contains("ghost")), "{warnings:?}");
-        assert_eq!(rules(text, true, &resolve, &mut warnings), Ok(vec![MapRule::One(1000, 501), MapRule::One(1001, 502)]));
+        assert_eq!(
+            rules(text, false, &resolve, &mut warnings),
+            Ok(vec![MapRule::One(501, 1000), MapRule::One(502, 1001)])
+        );
+        assert!(
+            matches!(warnings.as_slice(), [one] if one.contains("line 4") && one.contains("ghost")),
+            "{warnings:?}"
+        );
+        assert_eq!(
+            rules(text, true, &resolve, &mut warnings),
+            Ok(vec![MapRule::One(1000, 501), MapRule::One(1001, 502)])
+        );
     }
 
     #[test]
     fn damaged_files_are_refused() {
-        for (text, part) in
-            [("alice:x", "line 1"), ("alice:x:1\nbob:x:two", "line 2"), ("alice:x:-1", "no id"), ("alice:x:4294967295", "no id")]
-        {
+        for (text, part) in [
+            ("alice:x", "line 1"),
+            ("alice:x:1\nbob:x:two", "line 2"),
+            ("alice:x:-1", "no id"),
+            ("alice:x:4294967295", "no id"),
+        ] {
             assert!(rules(text, false, &resolve, &mut Vec::new()).is_err_and(|error| error.contains(part)), "{text}");
         }
         let down = |_: &str| Err(io::Error::other("directory service down"));
-        assert!(rules("alice:x:1", false, &down, &mut Vec::new()).is_err_and(|error| error.contains("directory service down")));
+        assert!(
+            rules("alice:x:1", false, &down, &mut Vec::new())
+                .is_err_and(|error| error.contains("directory service down"))
+        );
     }
 }

@@ -1,15 +1,18 @@
-//! Permission rules: the grammar of `perms`, `create-with-perms` and `chmod-filter`, and their effect on a mode. Pure.
+//! Permission rules: the grammar of `perms`, `create-with-perms` and `chmod-filter`, and their
+//! effect on a mode. Pure.
 //!
-//! `RULE[,RULE...]` (`:` separates as well), applied from left to right. A rule is octal (`0640`: replaces the nine bits) or symbolic:
-//! `[ugoafd]*` then one of `= + -` then `[rwxXDstugo]*`.
-//! * Left: whose bits; none of the letters means all three. `f` and `d` restrict the rule to non-directories and directories, both or
-//!   neither mean everything; alone they select no bits.
-//! * Right: `r w x`; `X` is x for directories and where any x bit was set; `D` is x for directories; `u g o` copy those bits; `s` and `t`
-//!   are accepted without effect.
-//! * Operands (`X u g o`) look at the mode before the first rule, the bits outside the left side at the result of the rules before.
+//! `RULE[,RULE...]` (`:` separates as well), applied from left to right. A rule is octal (`0640`:
+//! replaces the nine bits) or symbolic: `[ugoafd]*` then one of `= + -` then `[rwxXDstugo]*`.
+//! * Left: whose bits; none of the letters means all three. `f` and `d` restrict the rule to
+//!   non-directories and directories, both or neither mean everything; alone they select no bits.
+//! * Right: `r w x`; `X` is x for directories and where any x bit was set; `D` is x for
+//!   directories; `u g o` copy those bits; `s` and `t` are accepted without effect.
+//! * Operands (`X u g o`) look at the mode before the first rule, the bits outside the left side at
+//!   the result of the rules before.
 //! * Set-user-id, set-group-id and sticky never change.
 //!
-//! The grammar is that of `bindfs(1)`, but for two mistakes that it lets pass: a wrong octal digit and a rule without a sign are errors.
+//! The grammar is that of `bindfs(1)`, but for two mistakes that it lets pass: a wrong octal digit
+//! and a rule without a sign are errors.
 
 use std::{fmt, str::FromStr};
 
@@ -72,7 +75,8 @@ impl std::error::Error for PermsError {}
 impl FromStr for Perms {
     type Err = PermsError;
 
-    /// Reads rules separated by `,` or `:`. One separator at the end is allowed, an empty rule elsewhere is not.
+    /// Reads rules separated by `,` or `:`. One separator at the end is allowed, an empty rule
+    /// elsewhere is not.
     fn from_str(text: &str) -> Result<Perms, PermsError> {
         let rules = text.strip_suffix([',', ':']).filter(|rest| !rest.is_empty()).unwrap_or(text);
         if rules.is_empty() {

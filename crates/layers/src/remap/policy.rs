@@ -1,4 +1,5 @@
-//! Which changes pass, and as what: policies for owner, group, mode, extended attributes, deletion, rename and truncation. Pure.
+//! Which changes pass, and as what: policies for owner, group, mode, extended attributes, deletion,
+//! rename and truncation. Pure.
 
 use super::{acl, owner::Owners, perms::Perms};
 use crate::spec::{ChangePolicy, XattrPolicy};
@@ -36,7 +37,8 @@ impl Policies {
     /// Refuses an operation as a whole.
     ///
     /// # Errors
-    /// EPERM for deletions, renames and ACLs that would change a mode; EACCES and EOPNOTSUPP for extended attributes.
+    /// EPERM for deletions, renames and ACLs that would change a mode; EACCES and EOPNOTSUPP for
+    /// extended attributes.
     pub fn allow(&self, op: &Op<'_>) -> Result<()> {
         match op {
             Op::Unlink(_) | Op::Rmdir(_) if self.delete_deny => Err(Errno::EPERM),
@@ -53,7 +55,8 @@ impl Policies {
             XattrPolicy::Ro => return Err(Errno::EACCES),
             XattrPolicy::Rw => {}
         }
-        // The access ACL holds the mode: what holds for chmod holds for it. "Not supported" makes tools that copy go on without.
+        // The access ACL holds the mode: what holds for chmod holds for it. "Not supported" makes
+        // tools that copy go on without.
         match self.chmod {
             ChangePolicy::Deny if name == acl::ACCESS => Err(Errno::EPERM),
             ChangePolicy::Ignore if name == acl::ACCESS => Err(Errno::EOPNOTSUPP),
@@ -61,8 +64,9 @@ impl Policies {
         }
     }
 
-    /// Changes a change of attributes on its way down: refused parts fail the whole, ignored ones vanish, owners are translated back, and
-    /// a mode passes the `filter` for its type, if there is any.
+    /// Changes a change of attributes on its way down: refused parts fail the whole, ignored ones
+    /// vanish, owners are translated back, and a mode passes the `filter` for its type, if there is
+    /// any.
     ///
     /// # Errors
     /// EPERM where a part is denied, EOVERFLOW where an owner cannot be translated.
@@ -97,7 +101,12 @@ impl Policies {
     }
 
     /// The mode to set below; `None` for none.
-    fn mode<'a>(&self, asked: u32, filter: Option<impl Fn(Kind) -> &'a Perms>, before: Before<'_>) -> Result<Option<u32>> {
+    fn mode<'a>(
+        &self,
+        asked: u32,
+        filter: Option<impl Fn(Kind) -> &'a Perms>,
+        before: Before<'_>,
+    ) -> Result<Option<u32>> {
         match self.chmod {
             ChangePolicy::Normal => {
                 let Some(filter) = filter else { return Ok(Some(asked)) };
@@ -105,10 +114,13 @@ impl Policies {
                 Ok(Some(filter(kind).apply(asked, kind == Kind::Directory)))
             }
             ChangePolicy::Ignore | ChangePolicy::Deny => {
-                let present = if self.chmod_allow_x { Some(before()?).filter(|attr| attr.kind == Kind::File) } else { None };
+                let present =
+                    if self.chmod_allow_x { Some(before()?).filter(|attr| attr.kind == Kind::File) } else { None };
                 let only_x = present.as_ref().is_some_and(|attr| (attr.mode ^ asked) & !X_BITS == 0);
                 match present {
-                    Some(attr) if only_x || self.chmod == ChangePolicy::Ignore => Ok(Some((attr.mode & !X_BITS) | (asked & X_BITS))),
+                    Some(attr) if only_x || self.chmod == ChangePolicy::Ignore => {
+                        Ok(Some((attr.mode & !X_BITS) | (asked & X_BITS)))
+                    }
                     _ if self.chmod == ChangePolicy::Ignore => Ok(None),
                     _ => Err(Errno::EPERM),
                 }
@@ -129,7 +141,8 @@ impl Policies {
         {
             return Err(Errno::EPERM);
         }
-        // A new file is empty without being truncated, and one that got content in the meantime keeps it.
+        // A new file is empty without being truncated, and one that got content in the meantime
+        // keeps it.
         flags.0 &= !OpenFlags::TRUNC;
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! `realistic-permissions`: shows no permission that the mounter itself lacks. Pure.
 //!
-//! Computed from owner, group and mode of the object below and from the ids of the mounter, by the kernel's rule for files without an ACL:
-//! the superuser may read and write everything, and execute directories and what has an x bit; everybody else gets the bits of
-//! the first class that fits. ACLs and read-only file systems below are not looked at.
+//! Computed from owner, group and mode of the object below and from the ids of the mounter, by the
+//! kernel's rule for files without an ACL: the superuser may read and write everything, and execute
+//! directories and what has an x bit; everybody else gets the bits of the first class that fits.
+//! ACLs and read-only file systems below are not looked at.
 
 use crate::context::Mounter;
 use nacre_vfs::{Attr, Kind};
@@ -32,7 +33,10 @@ mod tests {
     fn the_first_class_that_fits_decides() {
         let mounter = Mounter { uid: 1000, gid: 100, groups: vec![50] };
         let file = |uid, gid| Attr { uid, gid, mode: 0o741, ..attr(Kind::File) };
-        assert_eq!([file(1000, 100), file(5, 100), file(5, 50), file(5, 5)].map(|file| access(&mounter, &file)), [7, 4, 4, 1]);
+        assert_eq!(
+            [file(1000, 100), file(5, 100), file(5, 50), file(5, 5)].map(|file| access(&mounter, &file)),
+            [7, 4, 4, 1]
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! From settings to rules: names are looked up, grammars parsed, contradictions refused, once, before anything is served.
+//! From settings to rules: names are looked up, grammars parsed, contradictions refused, once,
+//! before anything is served.
 //!
 //! Called when a stack is built and again at each reload. The result is immutable and shared.
 
@@ -91,7 +92,8 @@ pub struct Rules {
     pub(super) mirror: Option<Mirror>,
     /// Whose access limits the permissions that are shown.
     pub(super) realistic: Option<Mounter>,
-    /// Whether new objects are their callers', unless a rule for their type says otherwise, or the mounter's ...
+    /// Whether new objects are their callers', unless a rule for their type says otherwise, or the
+    /// mounter's ...
     pub(super) callers_own: bool,
     /// ... who has these ids.
     pub(super) mounter: (u32, u32),
@@ -143,7 +145,8 @@ fn at<T>(key: &str, result: Result<T, impl fmt::Display>) -> Outcome<T> {
 }
 
 impl Rules {
-    /// Whether settings are written as they have to be, whatever the machine is like: here every user and group exists.
+    /// Whether settings are written as they have to be, whatever the machine is like: here every
+    /// user and group exists.
     ///
     /// # Errors
     /// A setting that is not understood or contradicts another.
@@ -162,7 +165,8 @@ impl Rules {
         Ok(())
     }
 
-    /// Makes rules of settings. Things that are left out without harm (unknown names in a passwd file) are added to `warnings`.
+    /// Makes rules of settings. Things that are left out without harm (unknown names in a passwd
+    /// file) are added to `warnings`.
     ///
     /// # Errors
     /// A setting that is not understood, contradicts another, or needs root.
@@ -197,7 +201,8 @@ impl Rules {
 }
 
 fn refuse_contradictions(spec: &RemapSpec) -> Outcome<()> {
-    let clash = |a: &str, b: &str, why: &str| Err(RulesError::new(format!("{a} and {b} cannot be used together: {why}")));
+    let clash =
+        |a: &str, b: &str, why: &str| Err(RulesError::new(format!("{a} and {b} cannot be used together: {why}")));
     if spec.mirror.is_some() && spec.mirror_only.is_some() {
         return clash("mirror", "mirror-only", "name all users in one of the two");
     }
@@ -217,7 +222,9 @@ fn refuse_contradictions(spec: &RemapSpec) -> Outcome<()> {
 }
 
 fn refuse_without_root(spec: &RemapSpec, mounter: &Mounter) -> Outcome<()> {
-    let for_types = |key: &str| spec.for_types.iter().any(|rule| rule.split_once(':').is_some_and(|(_, rest)| rest.starts_with(key)));
+    let for_types = |key: &str| {
+        spec.for_types.iter().any(|rule| rule.split_once(':').is_some_and(|(_, rest)| rest.starts_with(key)))
+    };
     let asked = [
         ("map", spec.map.is_some()),
         ("map-passwd", spec.map_passwd.is_some()),
@@ -273,7 +280,8 @@ fn kinds(spec: &RemapSpec, accounts: &dyn Accounts) -> Outcome<PerKind<KindRules
 }
 
 /// Keys that `for` takes.
-const FOR_KEYS: &str = "force-user, force-group, perms, create-for-user, create-for-group, create-with-perms, chmod-filter";
+const FOR_KEYS: &str =
+    "force-user, force-group, perms, create-for-user, create-for-group, create-with-perms, chmod-filter";
 
 fn apply(rules: &mut KindRules, key: &str, value: &str, accounts: &dyn Accounts) -> Outcome<()> {
     match key {
@@ -285,7 +293,10 @@ fn apply(rules: &mut KindRules, key: &str, value: &str, accounts: &dyn Accounts)
         "create-with-perms" => rules.create_with_perms = at(key, value.parse::<Perms>())?,
         "chmod-filter" => rules.chmod_filter = at(key, value.parse::<Perms>())?,
         _ => {
-            return Err(RulesError::new(format!("\"{}\" cannot depend on the type of a file; allowed are {FOR_KEYS}", key.escape_debug())));
+            return Err(RulesError::new(format!(
+                "\"{}\" cannot depend on the type of a file; allowed are {FOR_KEYS}",
+                key.escape_debug()
+            )));
         }
     }
     Ok(())
@@ -318,9 +329,11 @@ fn map_rules(text: &str, accounts: &dyn Accounts) -> Outcome<(Vec<MapRule>, Vec<
             "map",
             match item {
                 MapItem::User(text) => id_map::parse_rule(text, &|name| user_id(accounts, name), &mut users),
-                MapItem::Group(left, right) => {
-                    id_map::parse_rule(&format!("{left}/{right}"), &|name| group_id(accounts, name.trim_start_matches('@')), &mut groups)
-                }
+                MapItem::Group(left, right) => id_map::parse_rule(
+                    &format!("{left}/{right}"),
+                    &|name| group_id(accounts, name.trim_start_matches('@')),
+                    &mut groups,
+                ),
             },
         )?;
     }
@@ -329,17 +342,24 @@ fn map_rules(text: &str, accounts: &dyn Accounts) -> Outcome<(Vec<MapRule>, Vec<
 
 /// Both together, users first.
 fn id_maps(users: &[MapRule], groups: &[MapRule]) -> Outcome<(IdMap, IdMap)> {
-    let map = |kind: &str, rules: &[MapRule]| IdMap::new(rules).map_err(|error| RulesError::new(format!("map: {kind} {error}")));
+    let map = |kind: &str, rules: &[MapRule]| {
+        IdMap::new(rules).map_err(|error| RulesError::new(format!("map: {kind} {error}")))
+    };
     Ok((map("user", users)?, map("group", groups)?))
 }
 
 fn owners(spec: &RemapSpec, context: &Context, warnings: &mut Vec<String>) -> Outcome<Owners> {
     let accounts = &*context.accounts;
     let (mut users, mut groups) = map_rules(spec.map.as_deref().unwrap_or_default(), accounts)?;
-    for (key, path, reversed) in [("map-passwd", &spec.map_passwd, false), ("map-passwd-rev", &spec.map_passwd_rev, true)] {
+    for (key, path, reversed) in
+        [("map-passwd", &spec.map_passwd, false), ("map-passwd-rev", &spec.map_passwd_rev, true)]
+    {
         if let Some(path) = path {
             let text = at(key, read(path))?;
-            users.extend(at(key, passwd::rules(&text, reversed, &|name| Ok(accounts.user(name)?.map(|user| user.uid)), warnings))?);
+            users.extend(at(
+                key,
+                passwd::rules(&text, reversed, &|name| Ok(accounts.user(name)?.map(|user| user.uid)), warnings),
+            )?);
         }
     }
     for (key, path, reversed) in [("map-group", &spec.map_group, false), ("map-group-rev", &spec.map_group_rev, true)] {
@@ -368,14 +388,18 @@ fn map_items(text: &str) -> Outcome<Vec<MapItem<'_>>> {
         None => Ok(MapItem::User(item)),
         Some(group) => match group.split_once("/@") {
             Some((left, right)) => Ok(MapItem::Group(left, right)),
-            None => Err(RulesError::new(format!("map: invalid map \"{}\": write @FROM/@TO for groups", str::escape_debug(item)))),
+            None => Err(RulesError::new(format!(
+                "map: invalid map \"{}\": write @FROM/@TO for groups",
+                str::escape_debug(item)
+            ))),
         },
     };
     text.split([',', ':']).map(item).collect()
 }
 
 fn read(path: &std::path::Path) -> Result<String, String> {
-    let bytes = std::fs::read(path).map_err(|error| format!("cannot read {}: {error}; check the path", path.display()))?;
+    let bytes =
+        std::fs::read(path).map_err(|error| format!("cannot read {}: {error}; check the path", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

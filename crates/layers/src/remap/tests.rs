@@ -187,7 +187,11 @@ fn whom_mirror_only_shuts_out_gets_nowhere_whatever_mode_the_kernel_has_in_mind(
     for caller in [ALICE, Caller::ROOT] {
         assert_eq!((sees(&caller), opens(&caller)), (Ok(()), Ok(())));
     }
-    assert_eq!(both.seen.getattr(&outsider, &node, None).map(|attr| attr.mode), Ok(0), "what the kernel needs to refuse by itself");
+    assert_eq!(
+        both.seen.getattr(&outsider, &node, None).map(|attr| attr.mode),
+        Ok(0),
+        "what the kernel needs to refuse by itself"
+    );
 }
 
 #[test]
@@ -195,7 +199,10 @@ fn block_devices_show_their_size() {
     let device = |minor| Attr { rdev_major: 8, rdev_minor: minor, ..attr(Kind::Block) };
     let files = |spec: &mut RemapSpec| spec.block_devices_as_files = true;
     let shown_one = shown(files, ALICE, device(1));
-    assert_eq!((shown_one.kind, shown_one.size, shown_one.blocks, shown_one.rdev_major), (Kind::File, 1_000_001, 1954, 0));
+    assert_eq!(
+        (shown_one.kind, shown_one.size, shown_one.blocks, shown_one.rdev_major),
+        (Kind::File, 1_000_001, 1954, 0)
+    );
     assert_eq!(shown(files, ALICE, device(2)).size, 0);
     assert_eq!(shown(|_| {}, ALICE, device(1)).kind, Kind::Block);
 }
@@ -231,7 +238,10 @@ fn new_objects_belong_to_whom_the_rules_say() {
     };
     assert_eq!(owner(|_| {}, ALICE), ((1000, 100), (1000, 100)));
     assert_eq!(owner(|spec| spec.map = Some("5/alice:@6/@users".into()), ALICE), ((1000, 100), (5, 6)));
-    assert_eq!(owner(|spec| (spec.uid_offset, spec.gid_offset) = (Some(900), Some(-10)), ALICE), ((1000, 100), (100, 110)));
+    assert_eq!(
+        owner(|spec| (spec.uid_offset, spec.gid_offset) = (Some(900), Some(-10)), ALICE),
+        ((1000, 100), (100, 110))
+    );
     assert_eq!(owner(|spec| spec.create_as = CreateAs::Mounter, ALICE), ((0, 0), (0, 0)));
     let for_user = |spec: &mut RemapSpec| {
         spec.create_for_user = Some("bob".into());
@@ -239,21 +249,35 @@ fn new_objects_belong_to_whom_the_rules_say() {
     };
     assert_eq!(owner(for_user, ALICE), ((1001, 100), (1001, 100)), "create-for beats the map");
     assert_eq!(owner(|spec| spec.force_user = Some("77".into()), ALICE), ((77, 100), (1000, 100)));
-    assert_eq!(owner(|spec| spec.map = Some("2000-2999/alice".into()), ALICE), ((1000, 100), (2000, 100)), "the first of the range");
-    assert_eq!(owner(|spec| spec.map = Some("*/0".into()), ALICE), ((0, 100), (1000, 100)), "a star is not turned back");
+    assert_eq!(
+        owner(|spec| spec.map = Some("2000-2999/alice".into()), ALICE),
+        ((1000, 100), (2000, 100)),
+        "the first of the range"
+    );
+    assert_eq!(
+        owner(|spec| spec.map = Some("*/0".into()), ALICE),
+        ((0, 100), (1000, 100)),
+        "a star is not turned back"
+    );
 }
 
 #[test]
 fn create_for_group_wins_over_a_set_group_id_directory() {
     let both = Both::new(|spec| spec.create_for_group = Some("staff".into()));
-    let parent = both.plain.mkdir(&Caller { gid: 7, umask: 0, ..Caller::ROOT }, &both.root(), name("sg"), 0o2777).unwrap().node;
+    let parent =
+        both.plain.mkdir(&Caller { gid: 7, umask: 0, ..Caller::ROOT }, &both.root(), name("sg"), 0o2777).unwrap().node;
     let (file, _) = both.seen.create(&ALICE, &parent, name("f"), 0o644, OpenFlags::WRITE).unwrap();
     let directory = both.seen.mkdir(&ALICE, &parent, name("d"), 0o755).unwrap();
     let (unnamed, _) = both.seen.tmpfile(&ALICE, &parent, 0o644, OpenFlags::WRITE).unwrap();
     let fifo = both.seen.mknod(&ALICE, &parent, name("p"), Kind::Fifo, 0o644, (0, 0)).unwrap();
     let link = both.seen.symlink(&ALICE, &parent, name("l"), b"f").unwrap();
     for made in [&file, &directory, &unnamed, &fifo, &link] {
-        assert_eq!((made.attr.gid, both.plain.getattr(&ALICE, &made.node, None).unwrap().gid), (50, 50), "{:?}", made.attr.kind);
+        assert_eq!(
+            (made.attr.gid, both.plain.getattr(&ALICE, &made.node, None).unwrap().gid),
+            (50, 50),
+            "{:?}",
+            made.attr.kind
+        );
     }
     assert_eq!(directory.attr.mode, 0o2755);
     // A creation that meets an existing file leaves it alone.
@@ -284,7 +308,9 @@ fn what_its_creator_cannot_own_is_the_mounters_without_his_power() {
 
 #[test]
 fn create_with_perms_has_the_last_word() {
-    let mode = |spec: &str, asked| Both::new(|rules| rules.create_with_perms = Some(spec.to_owned())).make(&ALICE, "new", asked).1.mode;
+    let mode = |spec: &str, asked| {
+        Both::new(|rules| rules.create_with_perms = Some(spec.to_owned())).make(&ALICE, "new", asked).1.mode
+    };
     assert_eq!(mode("", 0o666), 0o644, "only the umask");
     assert_eq!(mode("a+w", 0o666), 0o666, "after the umask");
     assert_eq!(mode("g=u,o=", 0o666), 0o660);
@@ -310,10 +336,18 @@ fn changes_of_owner_follow_the_policy() {
     assert_eq!(result(|spec| spec.map = Some("3/7:@4/@8".into()), chown), (Ok((7, 8)), (3, 4, 0o755)));
     assert_eq!(result(|spec| (spec.uid_offset, spec.gid_offset) = (Some(2), Some(-2)), chown).1, (5, 10, 0o755));
     assert_eq!(result(|spec| spec.chown = ChangePolicy::Ignore, chown).1, (1000, 8, 0o755), "ignore drops its half");
-    assert_eq!(result(|spec| spec.chgrp = ChangePolicy::Deny, chown), (Err(Errno::EPERM), (1000, 100, 0o4755)), "deny fails the whole");
+    assert_eq!(
+        result(|spec| spec.chgrp = ChangePolicy::Deny, chown),
+        (Err(Errno::EPERM), (1000, 100, 0o4755)),
+        "deny fails the whole"
+    );
     let both_ignored = |spec: &mut RemapSpec| (spec.chown, spec.chgrp) = (ChangePolicy::Ignore, ChangePolicy::Ignore);
     assert_eq!(result(both_ignored, chown), (Ok((1000, 100)), (1000, 100, 0o4755)), "nothing happens at all");
-    assert_eq!(result(|spec| spec.force_user = Some("9".into()), chown), (Ok((9, 8)), (7, 8, 0o755)), "force-user does not stop chown");
+    assert_eq!(
+        result(|spec| spec.force_user = Some("9".into()), chown),
+        (Ok((9, 8)), (7, 8, 0o755)),
+        "force-user does not stop chown"
+    );
 }
 
 #[test]
@@ -435,8 +469,9 @@ fn acls_are_translated_both_ways_and_obey_permission_rules() {
         spec.perms = Some("a-w".into());
     });
     let file = both.file("f", 0o664, 0, 0);
-    let entries =
-        |perm, user, group| acl(&[(1, perm, NONE), (2, perm, user), (4, 4, NONE), (8, 4, group), (16, perm, NONE), (32, 4, NONE)]);
+    let entries = |perm, user, group| {
+        acl(&[(1, perm, NONE), (2, perm, user), (4, 4, NONE), (8, 4, group), (16, perm, NONE), (32, 4, NONE)])
+    };
     both.seen.setxattr(&ALICE, &file.node, acl::ACCESS, &entries(6, 2000, 200), XattrFlags::default()).unwrap();
     let read = |layer: &dyn Layer| {
         let mut buffer = [0; 200];

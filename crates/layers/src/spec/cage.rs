@@ -17,7 +17,8 @@ impl CageSpec {
     /// The limits, users looked up.
     ///
     /// # Errors
-    /// Texts that are no sizes or limits, sizes below a block, users that do not exist, limits that are given twice.
+    /// Texts that are no sizes or limits, sizes below a block, users that do not exist, limits that
+    /// are given twice.
     pub fn limits(&self, context: &Context) -> Result<Limits, SpecError> {
         self.limits_of(&*context.accounts)
     }
@@ -40,13 +41,17 @@ impl CageSpec {
             (None, _) => None,
             (Some(soft), limit) => match within("soft", soft.parse::<Share>())? {
                 Share::Percent(_) if limit.is_none() => {
-                    return Err(SpecError("\"soft\": a percentage needs a size that it is a part of; give one, or a size here".to_owned()));
+                    return Err(SpecError(
+                        "\"soft\": a percentage needs a size that it is a part of; give one, or a size here".to_owned(),
+                    ));
                 }
                 share => Some(share.of(limit.unwrap_or(u64::MAX))),
             },
         };
         if self.inodes == Some(0) {
-            return Err(SpecError("\"inodes\": with 0 no file could be made; give the number of files and directories".to_owned()));
+            return Err(SpecError(
+                "\"inodes\": with 0 no file could be made; give the number of files and directories".to_owned(),
+            ));
         }
         let mut limits = Limits { bytes, inodes: self.inodes, soft, ..Limits::default() };
         for (rule, text) in self.rules()?.into_iter().zip(&self.limit) {
@@ -99,7 +104,9 @@ impl CageSpec {
             return Err(SpecError("\"size\" is missing; write how much may be stored, as in size=10G".to_owned()));
         }
         if self.on_soft.is_some() && self.soft.is_none() {
-            return Err(SpecError("\"on-soft\" needs \"soft\": write from which use on it is to be run, as in soft=80%".to_owned()));
+            return Err(SpecError(
+                "\"on-soft\" needs \"soft\": write from which use on it is to be run, as in soft=80%".to_owned(),
+            ));
         }
         Ok(CageOptions {
             limits,

@@ -1,6 +1,8 @@
-//! How one setting is read from text and printed, and the macros that make a structure of settings from a table of keys.
+//! How one setting is read from text and printed, and the macros that make a structure of settings
+//! from a table of keys.
 //!
-//! Called by `spec.rs` only. Invariant: for every value, `set` of what `print` gave yields the value again.
+//! Called by `spec.rs` only. Invariant: for every value, `set` of what `print` gave yields the
+//! value again.
 
 use super::{LayerSpec, SpecError, StackSpec};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -30,7 +32,10 @@ impl Field for bool {
             None | Some(b"true" | b"yes" | b"on" | b"1") => true,
             Some(b"false" | b"no" | b"off" | b"0") => false,
             Some(other) => {
-                return Err(format!("is a switch: leave the value out or write true or false, not \"{}\"", other.escape_ascii()));
+                return Err(format!(
+                    "is a switch: leave the value out or write true or false, not \"{}\"",
+                    other.escape_ascii()
+                ));
             }
         };
         Ok(())
@@ -182,7 +187,8 @@ macro_rules! settings {
             /// All keys, in the order of the documentation.
             pub const KEYS: &'static [&'static str] = &[$($key),*];
 
-            /// The settings that differ from the default, as key and value; a switch has an empty value.
+            /// The settings that differ from the default, as key and value; a switch has an empty
+            /// value.
             pub fn settings(&self) -> Vec<(&'static str, Vec<u8>)> {
                 #[allow(unused_mut)]
                 let mut settings = Vec::new();
@@ -209,11 +215,16 @@ pub(super) use {settings, words};
 
 /// The error for a key that a layer does not have.
 pub(super) fn unknown_key(key: &str, allowed: &[&str]) -> SpecError {
-    let allowed = if allowed.is_empty() { "it has no settings".to_owned() } else { format!("allowed are {}", allowed.join(", ")) };
+    let allowed = if allowed.is_empty() {
+        "it has no settings".to_owned()
+    } else {
+        format!("allowed are {}", allowed.join(", "))
+    };
     SpecError(format!("unknown key \"{}\"; {allowed}", key.escape_debug()))
 }
 
-/// The file as it is written, with the layers still untyped: so that an error can say which layer it is in.
+/// The file as it is written, with the layers still untyped: so that an error can say which layer
+/// it is in.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct RawStack {
@@ -224,7 +235,8 @@ struct RawStack {
 /// Reads the TOML form of a stack.
 pub(super) fn from_toml(text: &str) -> Result<StackSpec, SpecError> {
     let raw: RawStack = toml::from_str(text).map_err(|error| SpecError(error.to_string().trim_end().to_owned()))?;
-    let layers = raw.layer.into_iter().enumerate().map(|(place, table)| layer(place + 1, table)).collect::<Result<_, _>>()?;
+    let layers =
+        raw.layer.into_iter().enumerate().map(|(place, table)| layer(place + 1, table)).collect::<Result<_, _>>()?;
     Ok(StackSpec { layers })
 }
 
@@ -233,10 +245,17 @@ fn layer(place: usize, mut table: toml::Table) -> Result<LayerSpec, SpecError> {
     let name = match table.remove("type") {
         Some(toml::Value::String(name)) => name,
         Some(other) => return Err(SpecError(format!("layer {place}: \"type\" takes one of {known}, not {other}"))),
-        None => return Err(SpecError(format!("layer {place}: \"type\" is missing; write type = \"...\" with one of {known}"))),
+        None => {
+            return Err(SpecError(format!(
+                "layer {place}: \"type\" is missing; write type = \"...\" with one of {known}"
+            )));
+        }
     };
     let Some(empty) = LayerSpec::named(&name) else {
-        return Err(SpecError(format!("layer {place}: there is no layer \"{}\"; there are {known}", name.escape_debug())));
+        return Err(SpecError(format!(
+            "layer {place}: there is no layer \"{}\"; there are {known}",
+            name.escape_debug()
+        )));
     };
     let read = match empty {
         LayerSpec::Host(_) => typed(table, super::HostSpec::KEYS).map(LayerSpec::Host),

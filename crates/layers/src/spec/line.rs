@@ -1,9 +1,10 @@
 //! The one-line form of a stack: `LAYER[:SETTING,...] | LAYER...`, from the bottom up.
 //!
-//! A setting is `key=value`, or `key` alone for a switch; the first setting of `host` may be the bare path, that of
-//! `union` the bare branches. A backslash takes the next
-//! character literally (needed before `,`, `|`, `\` and for blanks at either end of a value), `\xHH` is a byte. Colons and equals signs
-//! in values need no escape: the first colon ends the layer's name, the first equals sign the key.
+//! A setting is `key=value`, or `key` alone for a switch; the first setting of `host` may be the
+//! bare path, that of `union` the bare branches. A backslash takes the next character literally
+//! (needed before `,`, `|`, `\` and for blanks at either end of a value), `\xHH` is a byte. Colons
+//! and equals signs in values need no escape: the first colon ends the layer's name, the first
+//! equals sign the key.
 
 use super::{LayerSpec, SpecError, StackSpec};
 
@@ -78,7 +79,8 @@ fn finish(layers: &mut Vec<Words>, layer: &mut Words, word: &mut Word, named: &m
 
 /// The byte behind a backslash.
 fn escaped(bytes: &mut impl Iterator<Item = u8>) -> Result<u8, SpecError> {
-    let bad = || SpecError("a backslash at the end escapes nothing; write \\\\ for a backslash, \\xHH for a byte".to_owned());
+    let bad =
+        || SpecError("a backslash at the end escapes nothing; write \\\\ for a backslash, \\xHH for a byte".to_owned());
     let byte = bytes.next().ok_or_else(bad)?;
     if byte != b'x' {
         return Ok(byte);
@@ -100,7 +102,8 @@ pub(super) fn parse(text: &[u8]) -> Result<StackSpec, SpecError> {
     {
         return Ok(StackSpec::default());
     }
-    let layers = layers.into_iter().enumerate().map(|(place, words)| layer(place + 1, words)).collect::<Result<_, _>>()?;
+    let layers =
+        layers.into_iter().enumerate().map(|(place, words)| layer(place + 1, words)).collect::<Result<_, _>>()?;
     Ok(StackSpec { layers })
 }
 
@@ -111,7 +114,10 @@ fn layer(place: usize, words: Words) -> Result<LayerSpec, SpecError> {
     }
     let named = std::str::from_utf8(&words.name).ok().and_then(LayerSpec::named);
     let Some(mut layer) = named else {
-        return Err(SpecError(format!("layer {place}: there is no layer \"{}\"; there are {known}", words.name.escape_ascii())));
+        return Err(SpecError(format!(
+            "layer {place}: there is no layer \"{}\"; there are {known}",
+            words.name.escape_ascii()
+        )));
     };
     let name = layer.name();
     let within = |error: SpecError| SpecError(format!("layer {place} ({name}): {error}"));

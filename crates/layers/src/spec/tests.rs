@@ -1,4 +1,5 @@
-//! Tests of the two texts: what they mean, that they mean the same, and what they refuse. The examples of docs/stack.md run here.
+//! Tests of the two texts: what they mean, that they mean the same, and what they refuse. The
+//! examples of docs/stack.md run here.
 
 use super::*;
 use proptest::prelude::*;
@@ -25,7 +26,12 @@ fn a_line_says_what_it_says() {
         "host:/srv/data,coherence=exclusive,ioctl | remap:force-user=alice,perms=u=rwX:g=rD,hide=*.o,hide=*.tmp,delete-deny | readonly",
     );
     assert_eq!(spec.layers.len(), 3);
-    let host = HostSpec { source: "/srv/data".into(), coherence: HostCoherence::Exclusive, ioctl: true, ..HostSpec::default() };
+    let host = HostSpec {
+        source: "/srv/data".into(),
+        coherence: HostCoherence::Exclusive,
+        ioctl: true,
+        ..HostSpec::default()
+    };
     assert_eq!(spec.layers[0], LayerSpec::Host(host));
     let remap = remap(&spec);
     assert_eq!(remap.force_user.as_deref(), Some("alice"));
@@ -40,7 +46,8 @@ fn escapes_protect_separators() {
     let spec = line("host:/a\\,b\\|c\\\\d\\ ,coherence=watch|remap:hide=x\\x2cy , perms=a+r ");
     assert_eq!(spec.layers[0], LayerSpec::Host(HostSpec { source: "/a,b|c\\d ".into(), ..HostSpec::default() }));
     assert_eq!((remap(&spec).hide.as_slice(), remap(&spec).perms.as_deref()), (&["x,y".to_owned()][..], Some("a+r")));
-    // Blanks around a key belong to it, and such a key does not exist: only the ends of a setting are trimmed.
+    // Blanks around a key belong to it, and such a key does not exist: only the ends of a setting
+    // are trimmed.
     assert!(refusal("host:/a|remap:perms =a+r").contains("unknown key \"perms \""));
     let bytes = line("host:/\\xff\\x0a");
     assert_eq!(
@@ -53,7 +60,8 @@ fn escapes_protect_separators() {
 #[test]
 fn the_source_may_look_like_anything() {
     for source in ["/a=b", "a", "coherence=watch", "source=x", "/x:y", "/\u{e9}", " /a ", "\\"] {
-        let spec = StackSpec { layers: vec![LayerSpec::Host(HostSpec { source: source.into(), ..HostSpec::default() })] };
+        let spec =
+            StackSpec { layers: vec![LayerSpec::Host(HostSpec { source: source.into(), ..HostSpec::default() })] };
         assert_eq!(StackSpec::from_line(spec.to_line().as_bytes()), Ok(spec), "{source}");
     }
 }
@@ -88,8 +96,9 @@ fn mistakes_are_named_with_what_is_allowed() {
 
 #[test]
 fn branches_are_directories_or_stacks() {
-    let spec =
-        line("union:/a:{host:/b\\,ioctl \\| remap:perms=a-w\\,force-user=5}:/c\\\\:d=nc,option=create=mfs,coherence=exclusive | readonly");
+    let spec = line(
+        "union:/a:{host:/b\\,ioctl \\| remap:perms=a-w\\,force-user=5}:/c\\\\:d=nc,option=create=mfs,coherence=exclusive | readonly",
+    );
     let LayerSpec::Union(union) = &spec.layers[0] else { panic!("{spec}") };
     let names: Vec<_> = union.branch.0.iter().map(BranchSpec::name).collect();
     assert_eq!(names, [PathBuf::from("/a"), "/b".into(), "/c:d".into()]);
@@ -151,7 +160,9 @@ fn toml_says_the_same() {
 
 #[test]
 fn toml_mistakes_are_named() {
-    let with = |body: &str| StackSpec::from_toml(&format!("[[layer]]\ntype = \"mem\"\n[[layer]]\n{body}")).unwrap_err().to_string();
+    let with = |body: &str| {
+        StackSpec::from_toml(&format!("[[layer]]\ntype = \"mem\"\n[[layer]]\n{body}")).unwrap_err().to_string()
+    };
     for (body, parts) in [
         ("type = \"remap\"\ncolour = \"red\"", &["layer 2 (remap)", "\"colour\"", "force-user", "hide"][..]),
         ("perms = \"a+r\"", &["layer 2", "type"]),
@@ -169,7 +180,8 @@ fn toml_mistakes_are_named() {
     assert!(StackSpec::from_toml("[[layer]").unwrap_err().to_string().contains("line 1"));
 }
 
-/// Every fenced block of a document that is marked `stack` or `toml` is a stack that parses; one marked `error` is a line and its answer.
+/// Every fenced block of a document that is marked `stack` or `toml` is a stack that parses; one
+/// marked `error` is a line and its answer.
 fn examples(document: &str) -> usize {
     let mut examples = 0;
     let mut blocks = document.split("```");
@@ -248,12 +260,22 @@ prop_compose! {
 }
 
 fn leaf() -> impl Strategy<Value = LayerSpec> {
-    let coherence = (0..HostCoherence::WORDS.len()).prop_map(|place| HostCoherence::from_word(HostCoherence::WORDS[place]).unwrap());
+    let coherence = (0..HostCoherence::WORDS.len())
+        .prop_map(|place| HostCoherence::from_word(HostCoherence::WORDS[place]).unwrap());
     prop_oneof![
         Just(LayerSpec::Mem(MemSpec {})),
-        (source(), coherence, any::<bool>(), prop::option::of(any::<u32>())).prop_map(|(source, coherence, ioctl, forward_odirect)| {
-            LayerSpec::Host(HostSpec { source, coherence, ioctl, forward_odirect, symlinks: Symlinks::Resolve, ..HostSpec::default() })
-        }),
+        (source(), coherence, any::<bool>(), prop::option::of(any::<u32>())).prop_map(
+            |(source, coherence, ioctl, forward_odirect)| {
+                LayerSpec::Host(HostSpec {
+                    source,
+                    coherence,
+                    ioctl,
+                    forward_odirect,
+                    symlinks: Symlinks::Resolve,
+                    ..HostSpec::default()
+                })
+            }
+        ),
     ]
 }
 
@@ -263,14 +285,23 @@ fn union() -> impl Strategy<Value = LayerSpec> {
     let stack = filter().prop_map(|filter| StackSpec { layers: vec![LayerSpec::Mem(MemSpec {}), filter] });
     let branch = prop_oneof![source().prop_map(BranchSource::Directory), stack.prop_map(BranchSource::Stack)];
     let branch = (branch, mode).prop_map(|(source, mode)| BranchSpec { source, mode: mode.parse().unwrap() });
-    let option = prop::collection::vec(prop::sample::select(vec!["create=mfs:30", "sum", "route={a,b}=ff", "dirren=copy:5"]), 0..3);
+    let option = prop::collection::vec(
+        prop::sample::select(vec!["create=mfs:30", "sum", "route={a,b}=ff", "dirren=copy:5"]),
+        0..3,
+    );
     (prop::collection::vec(branch, 1..4), option).prop_map(|(branches, option)| {
         let option = option.into_iter().map(str::to_owned).collect();
-        LayerSpec::Union(Box::new(UnionSpec { branch: Branches(branches), option, coherence: HostCoherence::Exclusive, noatime: false }))
+        LayerSpec::Union(Box::new(UnionSpec {
+            branch: Branches(branches),
+            option,
+            coherence: HostCoherence::Exclusive,
+            noatime: false,
+        }))
     })
 }
 
-/// Each is read by a call within a call: what nests without end must not end the process that reads it.
+/// Each is read by a call within a call: what nests without end must not end the process that reads
+/// it.
 #[test]
 fn stacks_within_stacks_have_a_limit() {
     let nested = |deep: usize| format!("union:{}{{mem}}{}", "{union:".repeat(deep), "}".repeat(deep));

@@ -1,7 +1,8 @@
 //! Branches of a union as settings, and what a union's settings mean.
 //!
-//! A branch is written `PATH[=ATTRIBUTES]`, or `{STACK}[=ATTRIBUTES]` where something stands between the directory and the union; several are
-//! divided by `:`. Backslashes take the next character literally, in a path as in a stack.
+//! A branch is written `PATH[=ATTRIBUTES]`, or `{STACK}[=ATTRIBUTES]` where something stands
+//! between the directory and the union; several are divided by `:`. Backslashes take the next
+//! character literally, in a path as in a stack.
 
 use super::{HostSpec, LayerSpec, SpecError, StackSpec, UnionSpec, field::Field};
 use nacre_union::{BRANCHES_MAX, BranchMode, UnionOptions, Words, escape_path, parse_one};
@@ -30,7 +31,8 @@ pub struct BranchSpec {
     pub mode: BranchMode,
 }
 
-/// So deep are stacks within branches of stacks. Each is read by a call within a call, and written with twice as many backslashes as the one around it.
+/// So deep are stacks within branches of stacks. Each is read by a call within a call, and written
+/// with twice as many backslashes as the one around it.
 const NESTED_MOST: usize = 8;
 
 /// How deep braces nest, also those that are escaped: those of an inner stack are.
@@ -66,17 +68,21 @@ impl BranchSpec {
         let (line, rest) = (inner.get(..end).unwrap_or_default(), inner.get(end + 1..).unwrap_or_default());
         let mode = match rest {
             [] => default,
-            [b'=', mode @ ..] => BranchMode::parse(&String::from_utf8_lossy(mode)).map_err(|error| error.to_string())?,
+            [b'=', mode @ ..] => {
+                BranchMode::parse(&String::from_utf8_lossy(mode)).map_err(|error| error.to_string())?
+            }
             _ => return Err("behind the } of a stack, only =ATTRIBUTES may follow".to_owned()),
         };
         if depth(line) >= NESTED_MOST {
             return Err(format!("stacks are nested more than {NESTED_MOST} deep; mount some of them by themselves"));
         }
-        let stack = StackSpec::from_line(line).map_err(|error| format!("the stack of a branch is not understood: {error}"))?;
+        let stack =
+            StackSpec::from_line(line).map_err(|error| format!("the stack of a branch is not understood: {error}"))?;
         Ok(BranchSpec { source: BranchSource::Stack(stack), mode })
     }
 
-    /// Reads several, divided by `:`. Where nothing else is said, the first of the union is `rw`, all others `ro`; with `all_writable`, all are `rw`.
+    /// Reads several, divided by `:`. Where nothing else is said, the first of the union is `rw`,
+    /// all others `ro`; with `all_writable`, all are `rw`.
     ///
     /// # Errors
     /// As [`BranchSpec::parse`].
@@ -94,7 +100,9 @@ impl BranchSpec {
                 if text.starts_with(b"{") { [b"\\".as_slice(), &text].concat() } else { text }
             }
             // In a line, a backslash may stand before any character.
-            BranchSource::Stack(stack) => format!("{{{}}}", stack.to_line().replace('{', "\\{").replace('}', "\\}")).into_bytes(),
+            BranchSource::Stack(stack) => {
+                format!("{{{}}}", stack.to_line().replace('{', "\\{").replace('}', "\\}")).into_bytes()
+            }
         };
         text.extend_from_slice(format!("={}", self.mode).as_bytes());
         OsString::from_vec(text)
@@ -133,7 +141,12 @@ impl BranchSpec {
         match &self.source {
             BranchSource::Stack(stack) => stack.clone(),
             BranchSource::Directory(path) => {
-                let host = HostSpec { source: path.clone(), coherence: union.coherence, noatime: union.noatime, ..HostSpec::default() };
+                let host = HostSpec {
+                    source: path.clone(),
+                    coherence: union.coherence,
+                    noatime: union.noatime,
+                    ..HostSpec::default()
+                };
                 StackSpec { layers: vec![LayerSpec::Host(host)] }
             }
         }
@@ -148,7 +161,9 @@ impl Serialize for Branches {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let texts = self.0.iter().map(|branch| branch.text().into_string());
         let texts: Result<Vec<String>, OsString> = texts.collect();
-        texts.map_err(|text| S::Error::custom(format!("the branch {} is not UTF-8", text.display())))?.serialize(serializer)
+        texts
+            .map_err(|text| S::Error::custom(format!("the branch {} is not UTF-8", text.display())))?
+            .serialize(serializer)
     }
 }
 
@@ -218,7 +233,10 @@ impl UnionSpec {
         let list = Words::join(self.option.iter().map(OsStr::new));
         let words = Words::parse(&list).map_err(failed)?;
         if let Some(other) = words.rest.first() {
-            return Err(SpecError(format!("\"option\": there is no word \"{}\" of unions", other.to_string_lossy().escape_debug())));
+            return Err(SpecError(format!(
+                "\"option\": there is no word \"{}\" of unions",
+                other.to_string_lossy().escape_debug()
+            )));
         }
         if !words.branches.is_empty() {
             return Err(SpecError("\"option\": branches are settings of their own: write branch=PATH".to_owned()));
@@ -239,18 +257,25 @@ impl UnionSpec {
     /// No branch, too many, a stack that cannot stand, or words that are not understood.
     pub(super) fn check(&self) -> Result<(), SpecError> {
         if self.branch.0.is_empty() {
-            return Err(SpecError("\"branch\" is missing; name at least one directory, as in union:branch=/upper=rw:/lower".to_owned()));
+            return Err(SpecError(
+                "\"branch\" is missing; name at least one directory, as in union:branch=/upper=rw:/lower".to_owned(),
+            ));
         }
         if self.branch.0.len() > BRANCHES_MAX {
-            return Err(SpecError(format!("\"branch\": {} branches are more than a union can have ({BRANCHES_MAX})", self.branch.0.len())));
+            return Err(SpecError(format!(
+                "\"branch\": {} branches are more than a union can have ({BRANCHES_MAX})",
+                self.branch.0.len()
+            )));
         }
         for branch in &self.branch.0 {
             if let BranchSource::Stack(stack) = &branch.source {
                 stack.check()?;
-                // The books of a cage are closed by whoever serves the mount, who knows only those above the union.
+                // The books of a cage are closed by whoever serves the mount, who knows only those
+                // above the union.
                 if stack.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
                     return Err(SpecError(
-                        "\"branch\": a cage cannot lie below a union; put it on top: 'union:... | cage:size=10G'".to_owned(),
+                        "\"branch\": a cage cannot lie below a union; put it on top: 'union:... | cage:size=10G'"
+                            .to_owned(),
                     ));
                 }
             }

@@ -1,4 +1,5 @@
-//! Tests of the builder: what it builds, what it refuses, and what can be changed while a stack serves.
+//! Tests of the builder: what it builds, what it refuses, and what can be changed while a stack
+//! serves.
 
 use super::*;
 use crate::remap::tests::context;
@@ -29,7 +30,13 @@ fn layers_lie_on_each_other_in_the_order_of_writing() {
         description = below;
     }
     assert_eq!(names, ["readonly", "trace", "throttle", "remap", "remap", "mem"]);
-    let create = stack.layer.create(&Caller::ROOT, &stack.layer.root().unwrap().node, Name::new(b"x").unwrap(), 0o644, OpenFlags::WRITE);
+    let create = stack.layer.create(
+        &Caller::ROOT,
+        &stack.layer.root().unwrap().node,
+        Name::new(b"x").unwrap(),
+        0o644,
+        OpenFlags::WRITE,
+    );
     assert_eq!(create.map(|_| ()).unwrap_err(), Errno::EROFS);
 }
 

@@ -1,7 +1,8 @@
-//! Unions of a stack: opening their branches, holding those that are written for ourselves alone, and changing the list while it serves.
+//! Unions of a stack: opening their branches, holding those that are written for ourselves alone,
+//! and changing the list while it serves.
 //!
-//! Called by the builder above and, for changes, by whoever serves the stack. Invariant: the branches in the specification are those of
-//! the union, in the same order.
+//! Called by the builder above and, for changes, by whoever serves the stack. Invariant: the
+//! branches in the specification are those of the union, in the same order.
 
 use super::{BuildError, Handle, Stack, build_in};
 use crate::{
@@ -22,9 +23,11 @@ use std::{
     time::Duration,
 };
 
-/// How often, and after which pause, a work directory is tried that an ending process may still hold.
+/// How often, and after which pause, a work directory is tried that an ending process may still
+/// hold.
 const PATIENCE: usize = 100;
-/// The same where a person waits for the answer: umount(8) does not wait for the process that served the mount.
+/// The same where a person waits for the answer: umount(8) does not wait for the process that
+/// served the mount.
 const SHORT_PATIENCE: usize = 60;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -76,21 +79,28 @@ pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<Strin
         members.push(opened);
         claims.push(claim);
     }
-    let compared: Vec<_> =
-        members.iter().filter(|_| options.warn_permissions).map(|member| (member.name.clone(), Arc::clone(&member.layer))).collect();
-    let union = Arc::new(Union::named(members, options).map_err(|error| BuildError { what: error.to_string(), reason: error.reason })?);
+    let compared: Vec<_> = members
+        .iter()
+        .filter(|_| options.warn_permissions)
+        .map(|member| (member.name.clone(), Arc::clone(&member.layer)))
+        .collect();
+    let union = Arc::new(
+        Union::named(members, options).map_err(|error| BuildError { what: error.to_string(), reason: error.reason })?,
+    );
     warnings.extend(compared.iter().filter_map(|(name, layer)| other_permissions(&union, name, &**layer)));
     let slots = union.control().list().into_iter().map(|branch| branch.slot);
     let claims = slots.zip(claims).filter_map(|(slot, claim)| claim.map(|claim| (slot, claim))).collect();
     Ok(Served { union, tree, claims: Mutex::new(claims) })
 }
 
-/// What to say of a branch whose top directory has another owner or mode than the one that is shown.
+/// What to say of a branch whose top directory has another owner or mode than the one that is
+/// shown.
 fn other_permissions(union: &Union, name: &Path, layer: &dyn Layer) -> Option<String> {
     let permissions = |layer: &dyn Layer| layer.root().ok().map(|root| (root.attr.uid, root.attr.gid, root.attr.mode));
     let (shown, here) = (permissions(union)?, permissions(layer)?);
     let told = |(uid, gid, mode): (u32, u32, u32)| format!("{uid}:{gid} {mode:04o}");
-    (shown != here).then(|| format!("branch {}: its top directory is {}, shown is {}", name.display(), told(here), told(shown)))
+    (shown != here)
+        .then(|| format!("branch {}: its top directory is {}, shown is {}", name.display(), told(here), told(shown)))
 }
 
 /// Opens a branch, and claims it where it is written.
@@ -101,7 +111,8 @@ fn member(
     warnings: &mut Vec<String>,
 ) -> Result<(Member, Option<OwnedFd>), BranchError> {
     let name = branch.name();
-    let within = |why: BuildError| BranchError { what: format!("branch {}: {why}", name.display()), reason: why.reason };
+    let within =
+        |why: BuildError| BranchError { what: format!("branch {}: {why}", name.display()), reason: why.reason };
     let claim = match claimed(branch, &branch.mode) {
         Some(claimed) => claim(claimed, warnings)?,
         None => None,
@@ -122,12 +133,14 @@ struct Claimed<'a> {
 
 /// The directory that has to be ours alone for this mode.
 fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode) -> Option<Claimed<'a>> {
-    let at_the_top = |path: &'a Path| Claimed { branch: path, place: path.join(".wh..wh.work"), attempts: SHORT_PATIENCE };
+    let at_the_top =
+        |path: &'a Path| Claimed { branch: path, place: path.join(".wh..wh.work"), attempts: SHORT_PATIENCE };
     let leaf = match &branch.source {
         BranchSource::Directory(path) => Some(at_the_top(path)),
         BranchSource::Stack(StackSpec { layers }) => match layers.first() {
             Some(LayerSpec::Host(host)) => Some(match &host.work {
-                // Container engines mount again at once what they have just unmounted, and the process before is still ending.
+                // Container engines mount again at once what they have just unmounted, and the
+                // process before is still ending.
                 Some(work) => Claimed { branch: &host.source, place: work.join("work"), attempts: PATIENCE },
                 None => at_the_top(&host.source),
             }),
@@ -137,10 +150,14 @@ fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode) -> Option<Claimed<'a>>
     leaf.filter(|_| mode.writable())
 }
 
-/// Sees to it that only one union writes to a directory: the second one would clear away what the first is building there. The mark is
-/// a lock on the union's own directory, which nobody else may open; it goes with the process.
+/// Sees to it that only one union writes to a directory: the second one would clear away what the
+/// first is building there. The mark is a lock on the union's own directory, which nobody else may
+/// open; it goes with the process.
 #[expect(clippy::disallowed_methods, reason = "another process has the lock, and no call waits for it with an end")]
-fn claim(Claimed { branch, place, attempts }: Claimed<'_>, warnings: &mut Vec<String>) -> Result<Option<OwnedFd>, BranchError> {
+fn claim(
+    Claimed { branch, place, attempts }: Claimed<'_>,
+    warnings: &mut Vec<String>,
+) -> Result<Option<OwnedFd>, BranchError> {
     match rustix::fs::mkdir(&place, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         // The union says what it lacks, in its own words.
@@ -168,7 +185,8 @@ fn claim(Claimed { branch, place, attempts }: Claimed<'_>, warnings: &mut Vec<St
         }),
         Err(error) => {
             let why = io::Error::from(error);
-            warnings.push(format!("branch {}: nothing keeps another union from writing to it ({why})", branch.display()));
+            warnings
+                .push(format!("branch {}: nothing keeps another union from writing to it ({why})", branch.display()));
             Ok(None)
         }
     }
@@ -189,7 +207,8 @@ impl Stack {
         self.handles.iter().find_map(|handle| if let Handle::Union(served) = handle { Some(served) } else { None })
     }
 
-    /// Adds a branch to the union, at this place from the top (0 is on top). Answers warnings, as [`Stack::warnings`].
+    /// Adds a branch to the union, at this place from the top (0 is on top). Answers warnings, as
+    /// [`Stack::warnings`].
     ///
     /// # Errors
     /// There is no union, the branch cannot be opened, or the union does not take it.
@@ -210,7 +229,8 @@ impl Stack {
         Ok(warnings)
     }
 
-    /// Takes a branch out of the union, by its place from the top; `force` also while files on it are open.
+    /// Takes a branch out of the union, by its place from the top; `force` also while files on it
+    /// are open.
     ///
     /// # Errors
     /// There is no such branch, or it is in use.
@@ -224,7 +244,8 @@ impl Stack {
         })
     }
 
-    /// Gives a branch of the union other attributes, by its place from the top. Answers warnings, as [`Stack::warnings`].
+    /// Gives a branch of the union other attributes, by its place from the top. Answers warnings,
+    /// as [`Stack::warnings`].
     ///
     /// # Errors
     /// There is no such branch, or what is open on it does not go with them.
@@ -250,11 +271,17 @@ impl Stack {
         Ok(warnings)
     }
 
-    fn change(&self, change: impl FnOnce(&mut UnionSpec, &Served, Control) -> Result<(), BranchError>) -> Result<(), BranchError> {
+    fn change(
+        &self,
+        change: impl FnOnce(&mut UnionSpec, &Served, Control) -> Result<(), BranchError>,
+    ) -> Result<(), BranchError> {
         let mut spec = self.spec.lock();
         let none = || BranchError::new("there is no union in this mount");
         let served = self.served().ok_or_else(none)?;
-        let union = spec.layers.iter_mut().find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union) } else { None });
+        let union = spec
+            .layers
+            .iter_mut()
+            .find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union) } else { None });
         change(union.ok_or_else(none)?, served, served.union.control())
     }
 }

@@ -1,7 +1,7 @@
 //! One direction's bucket. Pure but for its own state: the time is passed in.
 //!
-//! The bucket remembers when all that was charged so far will have been paid for. An idle bucket keeps a credit of a fifth of a second,
-//! so that small requests do not wait at all.
+//! The bucket remembers when all that was charged so far will have been paid for. An idle bucket
+//! keeps a credit of a fifth of a second, so that small requests do not wait at all.
 
 use super::rate::Rate;
 use parking_lot::Mutex;

@@ -41,8 +41,11 @@ fn rates_print_as_they_are_read() {
 fn throttled(read: Option<&str>, write: Option<&str>) -> (Arc<FakeClock>, Arc<Throttle>, Opened) {
     let clock = Arc::new(FakeClock::default());
     clock.advance(Duration::from_secs(100));
-    let throttle =
-        Arc::new(Throttle::new(Rates { read: read.map(rate), write: write.map(rate) }, Arc::clone(&clock) as _, simply_waiting()));
+    let throttle = Arc::new(Throttle::new(
+        Rates { read: read.map(rate), write: write.map(rate) },
+        Arc::clone(&clock) as _,
+        simply_waiting(),
+    ));
     let layer = Filtered::new(Arc::clone(&throttle), Arc::new(Mem::new()));
     let root = layer.root().unwrap().node;
     let (_, file) = layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
@@ -82,9 +85,11 @@ fn the_rate_holds_over_time() {
 fn a_user_who_gives_up_has_written_nothing() {
     let clock = Arc::new(FakeClock::default());
     let rates = Rates { read: None, write: Some(rate("1k")) };
-    let layer = Filtered::new(Arc::new(Throttle::new(rates, clock, Arc::new(|_| Err(Errno::EINTR)))), Arc::new(Mem::new()));
+    let layer =
+        Filtered::new(Arc::new(Throttle::new(rates, clock, Arc::new(|_| Err(Errno::EINTR)))), Arc::new(Mem::new()));
     let root = layer.root().unwrap().node;
-    let (made, file) = layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
+    let (made, file) =
+        layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
     assert_eq!(file.write(&[1; 1 << 20], 0), Err(Errno::EINTR));
     assert_eq!(layer.getattr(&Caller::ROOT, &made.node, None).unwrap().size, 0);
 }

@@ -1,4 +1,5 @@
-//! The stacks that every suite runs over: each layer alone, each filter over each leaf, and many filters at once.
+//! The stacks that every suite runs over: each layer alone, each filter over each leaf, and many
+//! filters at once.
 //!
 //! Callers: `conformance.rs` and `model.rs`. A new layer is added here, and both suites cover it.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]

@@ -133,7 +133,12 @@ impl PoolHead {
     /// [`PoolError::Format`] for other bytes, as for all rows here.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         whole(bytes, |from| {
-            Ok(Self { next: from.varint()?, root: from.varint()?, freeing: ListId(from.varint()?), history: from.varint()? })
+            Ok(Self {
+                next: from.varint()?,
+                root: from.varint()?,
+                freeing: ListId(from.varint()?),
+                history: from.varint()?,
+            })
         })
     }
 }
@@ -418,7 +423,9 @@ impl DoomedRow {
     /// # Errors
     /// [`PoolError::Format`].
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
-        whole(bytes, |from| Ok(Self { root: Pointer::decode(from)?, since: Txg(from.varint()?), from: from.string()?.to_vec() }))
+        whole(bytes, |from| {
+            Ok(Self { root: Pointer::decode(from)?, since: Txg(from.varint()?), from: from.string()?.to_vec() })
+        })
     }
 }
 
@@ -459,7 +466,9 @@ impl HistoryRow {
     /// [`PoolError::Format`].
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         let mut from = Reader::new(bytes);
-        let text = |bytes: &[u8]| std::str::from_utf8(bytes).map(ToOwned::to_owned).map_err(|_| damaged("a history that is no text"));
+        let text = |bytes: &[u8]| {
+            std::str::from_utf8(bytes).map(ToOwned::to_owned).map_err(|_| damaged("a history that is no text"))
+        };
         Ok(Self {
             at: from.u64()? as i64,
             txg: Txg(from.varint()?),

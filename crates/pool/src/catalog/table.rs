@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::rows::{self, BookmarkRow, DatasetRow, DoomedRow, HistoryRow, PoolHead, PropertyRow, PropertySource, SharedRow, SnapshotRow};
+use super::rows::{
+    self, BookmarkRow, DatasetRow, DoomedRow, HistoryRow, PoolHead, PropertyRow, PropertySource, SharedRow, SnapshotRow,
+};
 use crate::cache::Cache;
 use crate::deadlist::{Deadlists, Point, RowVisitor, Rows};
 use crate::error::{Damage, PoolError};
@@ -41,7 +43,14 @@ impl Catalog {
     /// The catalog with this root; what changes now belongs to `txg`.
     #[must_use]
     pub fn open(frames: Arc<dyn Frames>, cache: Arc<Cache>, root: Option<Pointer>, txg: Txg) -> Self {
-        Self { tree: Tree::open(root, CATALOG, Settings::default()), frames, cache, txg, changes: 0, snapshots_changed: BTreeSet::new() }
+        Self {
+            tree: Tree::open(root, CATALOG, Settings::default()),
+            frames,
+            cache,
+            txg,
+            changes: 0,
+            snapshots_changed: BTreeSet::new(),
+        }
     }
 
     /// How often anything was changed since it was opened.
@@ -65,7 +74,8 @@ impl Catalog {
     /// Those of the frames.
     pub fn write_out(&mut self, txg: Txg) -> Result<(Written, Vec<Pointer>), PoolError> {
         let frozen = self.tree.freeze();
-        let written = frozen.write_out(&self.context(), Form { txg, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 })?;
+        let written =
+            frozen.write_out(&self.context(), Form { txg, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 })?;
         self.tree.settle(&frozen)?;
         Ok((written, self.tree.take_dead(txg)))
     }
@@ -87,7 +97,11 @@ impl Catalog {
     }
 
     /// All rows of a range, decoded, with their keys.
-    fn all<R>(&self, range: Range<Vec<u8>>, decode: impl Fn(&[u8], &[u8]) -> Result<R, PoolError>) -> Result<Vec<R>, PoolError> {
+    fn all<R>(
+        &self,
+        range: Range<Vec<u8>>,
+        decode: impl Fn(&[u8], &[u8]) -> Result<R, PoolError>,
+    ) -> Result<Vec<R>, PoolError> {
         let mut found = Vec::new();
         self.range(range, &mut |key, row| {
             found.push(decode(key, row)?);
@@ -101,7 +115,8 @@ impl Catalog {
     /// # Errors
     /// Those of the tree, as for all here; a catalog without a head is damaged.
     pub fn head(&self) -> Result<PoolHead, PoolError> {
-        self.typed(&rows::key(rows::HEAD, &[], b""), PoolHead::decode)?.ok_or_else(|| missing("a catalog without a head"))
+        self.typed(&rows::key(rows::HEAD, &[], b""), PoolHead::decode)?
+            .ok_or_else(|| missing("a catalog without a head"))
     }
 
     /// Sets the head.
@@ -127,7 +142,8 @@ impl Catalog {
     /// A dataset.
     ///
     /// # Errors
-    /// As [`Self::head`]; one that is not there is damage: whoever names it has found it in the catalog.
+    /// As [`Self::head`]; one that is not there is damage: whoever names it has found it in the
+    /// catalog.
     pub fn dataset(&self, id: u64) -> Result<DatasetRow, PoolError> {
         self.typed(&rows::key(rows::DATASET, &[id], b""), DatasetRow::decode)?
             .ok_or_else(|| missing("a dataset that is not in the catalog"))
@@ -138,7 +154,9 @@ impl Catalog {
     /// # Errors
     /// As [`Self::head`].
     pub fn datasets(&self) -> Result<Vec<(u64, DatasetRow)>, PoolError> {
-        self.all(rows::below(rows::DATASET, &[]), |key, row| Ok((rows::parts::<1>(key)?.0[0], DatasetRow::decode(row)?)))
+        self.all(rows::below(rows::DATASET, &[]), |key, row| {
+            Ok((rows::parts::<1>(key)?.0[0], DatasetRow::decode(row)?))
+        })
     }
 
     /// Sets a dataset that is there, with the name it has.
@@ -203,7 +221,8 @@ impl Catalog {
         })
     }
 
-    /// The stored properties of a dataset (0: the pool): what was set there by name, then what was received by name.
+    /// The stored properties of a dataset (0: the pool): what was set there by name, then what was
+    /// received by name.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -211,7 +230,8 @@ impl Catalog {
         let mut all = Vec::new();
         for kind in [rows::PROPERTY, rows::RECEIVED] {
             all.extend(self.all(rows::below(kind, &[dataset]), |key, row| {
-                let name = std::str::from_utf8(rows::parts::<1>(key)?.1).map_err(|_| missing("the name of a property"))?;
+                let name =
+                    std::str::from_utf8(rows::parts::<1>(key)?.1).map_err(|_| missing("the name of a property"))?;
                 Ok((name.to_owned(), PropertyRow::decode(row)?))
             })?);
         }
@@ -265,7 +285,9 @@ impl Catalog {
     /// # Errors
     /// As [`Self::head`].
     pub fn snapshots(&self, dataset: u64) -> Result<Vec<(Txg, SnapshotRow)>, PoolError> {
-        self.all(rows::below(rows::SNAPSHOT, &[dataset]), |key, row| Ok((Txg(rows::parts::<2>(key)?.0[1]), SnapshotRow::decode(row)?)))
+        self.all(rows::below(rows::SNAPSHOT, &[dataset]), |key, row| {
+            Ok((Txg(rows::parts::<2>(key)?.0[1]), SnapshotRow::decode(row)?))
+        })
     }
 
     /// The snapshot with this name.
@@ -307,7 +329,8 @@ impl Catalog {
         self.delete(&rows::key(rows::SNAPSHOT, &[dataset, txg.0], b""))
     }
 
-    /// Notes the time (seconds since 1970) at those datasets that have got or lost snapshots since this was called last.
+    /// Notes the time (seconds since 1970) at those datasets that have got or lost snapshots since
+    /// this was called last.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -336,7 +359,13 @@ impl Catalog {
     ///
     /// # Errors
     /// As [`Self::head`].
-    pub fn set_snapshot_property(&mut self, dataset: u64, txg: Txg, name: &str, value: Option<&PropertyRow>) -> Result<(), PoolError> {
+    pub fn set_snapshot_property(
+        &mut self,
+        dataset: u64,
+        txg: Txg,
+        name: &str,
+        value: Option<&PropertyRow>,
+    ) -> Result<(), PoolError> {
         let key = rows::key(rows::SNAPSHOT_PROPERTY, &[dataset, txg.0], name.as_bytes());
         match value {
             Some(value) => self.put(&key, &value.encode()),
@@ -418,8 +447,9 @@ impl Catalog {
         self.set_snapshot(dataset, txg, &row)
     }
 
-    /// The line of points that a dataset's head descends from, as the deadlists speak of it: the snapshots of its origins up to where each was
-    /// cloned, its own, the head. With it, the position of the first point that is its own.
+    /// The line of points that a dataset's head descends from, as the deadlists speak of it: the
+    /// snapshots of its origins up to where each was cloned, its own, the head. With it, the
+    /// position of the first point that is its own.
     ///
     /// # Errors
     /// As [`Self::dataset`]; origins that lead in a circle are damage.
@@ -438,13 +468,20 @@ impl Catalog {
         }
         let own = lines.iter().skip(1).map(Vec::len).sum();
         let mut points: Vec<Point> = lines.into_iter().rev().flatten().collect();
-        points.push(Point { txg: Point::HEAD, referenced: head.usage.referenced, logical: head.usage.logical_referenced, list: head.list });
+        points.push(Point {
+            txg: Point::HEAD,
+            referenced: head.usage.referenced,
+            logical: head.usage.logical_referenced,
+            list: head.list,
+        });
         Ok((points, own))
     }
 
     fn points(&self, dataset: u64, through: Txg) -> Result<Vec<Point>, PoolError> {
         let snapshots = self.snapshots(dataset)?.into_iter().filter(|(txg, _)| *txg <= through);
-        Ok(snapshots.map(|(txg, row)| Point { txg, referenced: row.referenced, logical: row.logical, list: row.list }).collect())
+        Ok(snapshots
+            .map(|(txg, row)| Point { txg, referenced: row.referenced, logical: row.logical, list: row.list })
+            .collect())
     }
 
     /// What is shared of a frame, by its segment and index.

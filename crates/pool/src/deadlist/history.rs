@@ -1,8 +1,9 @@
-//! What snapshots and heads use, from the deadlists of their history: `used` of a snapshot, `usedbysnapshots`, `written`, `written@`, what
-//! destroying a range would free, and the counters of a head after promote, rollback and destroy.
+//! What snapshots and heads use, from the deadlists of their history: `used` of a snapshot,
+//! `usedbysnapshots`, `written`, `written@`, what destroying a range would free, and the counters
+//! of a head after promote, rollback and destroy.
 //!
-//! A history is the line of points that a head descends from, the oldest first, the snapshots of its origins included, itself last. Positions are
-//! indices into it.
+//! A history is the line of points that a head descends from, the oldest first, the snapshots of
+//! its origins included, itself last. Positions are indices into it.
 
 use super::{Births, Dead, Deadlists, ListId, Rows, Totals, damaged};
 use crate::error::PoolError;
@@ -44,7 +45,9 @@ impl Extent {
     }
 
     fn less(self, other: Self) -> Result<Self, PoolError> {
-        let less = |from: u64, bytes| from.checked_sub(bytes).ok_or_else(|| damaged("a deadlist that holds more than its snapshot"));
+        let less = |from: u64, bytes| {
+            from.checked_sub(bytes).ok_or_else(|| damaged("a deadlist that holds more than its snapshot"))
+        };
         Ok(Self { charged: less(self.charged, other.charged)?, logical: less(self.logical, other.logical)? })
     }
 
@@ -63,8 +66,9 @@ pub enum Fate {
     Listed,
 }
 
-/// The free rule: the fate of a frame, and what it changes of the head's counters. `newest` is the newest snapshot that the head descends from, its
-/// origin included; `origin` the snapshot that it was cloned from; 0 where there is none.
+/// The free rule: the fate of a frame, and what it changes of the head's counters. `newest` is the
+/// newest snapshot that the head descends from, its origin included; `origin` the snapshot that it
+/// was cloned from; 0 where there is none.
 ///
 /// # Errors
 /// [`PoolError::Format`] for a length of more than 63 bits.
@@ -75,7 +79,14 @@ pub fn killed(dead: &Dead, newest: Txg, origin: Txg) -> Result<(Fate, Change), P
         return Ok((Fate::Freed, Change::stored(-bytes, -logical)));
     }
     let own = if dead.birth > origin { bytes } else { 0 };
-    let change = Change { dataset: -own, snapshots: own, referenced: -bytes, unique: 0, logical_used: 0, logical_referenced: -logical };
+    let change = Change {
+        dataset: -own,
+        snapshots: own,
+        referenced: -bytes,
+        unique: 0,
+        logical_used: 0,
+        logical_referenced: -logical,
+    };
     Ok((Fate::Listed, change))
 }
 
@@ -83,7 +94,8 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
     /// How much of what one point references a later one references as well, bytes.
     ///
     /// # Errors
-    /// Those of the rows; [`PoolError::Format`] for figures that cannot be, and positions outside the history, as for all here.
+    /// Those of the rows; [`PoolError::Format`] for figures that cannot be, and positions outside
+    /// the history, as for all here.
     pub fn shared(&self, history: &[Point], earlier: usize, later: usize) -> Result<u64, PoolError> {
         Ok(self.shared_extent(history, earlier, later)?.charged)
     }
@@ -97,7 +109,8 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
         Ok(shared)
     }
 
-    /// What a point references that an earlier one does not: `written@EARLIER`; `written` for the point just before. Bytes.
+    /// What a point references that an earlier one does not: `written@EARLIER`; `written` for the
+    /// point just before. Bytes.
     ///
     /// # Errors
     /// As [`Self::shared`].
@@ -109,7 +122,8 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
         at(history, later)?.extent().less(self.shared_extent(history, earlier, later)?)
     }
 
-    /// What a snapshot references and neither its neighbours nor anybody but its clones: the property `used` of a snapshot. Bytes.
+    /// What a snapshot references and neither its neighbours nor anybody but its clones: the
+    /// property `used` of a snapshot. Bytes.
     ///
     /// # Errors
     /// As [`Self::shared`].
@@ -131,8 +145,8 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
         Ok(sum.charged)
     }
 
-    /// The counters of the head at the end of a history; `own` is the position of its oldest own snapshot, or its own. What a catalog counts as it
-    /// goes comes to the same.
+    /// The counters of the head at the end of a history; `own` is the position of its oldest own
+    /// snapshot, or its own. What a catalog counts as it goes comes to the same.
     ///
     /// # Errors
     /// As [`Self::shared`].

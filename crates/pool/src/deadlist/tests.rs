@@ -1,4 +1,5 @@
-//! Deadlists against a naive simulation that knows every block of every snapshot: what is freed, when, and every figure.
+//! Deadlists against a naive simulation that knows every block of every snapshot: what is freed,
+//! when, and every figure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -77,5 +78,8 @@ fn an_entry_is_its_pointer() {
         birth: Txg(6),
         checksum: [0; 16],
     };
-    assert_eq!(Dead::of(&pointer, true), Dead { segment: 3, index: 4, charged: 192, logical: 4096, birth: Txg(6), shared: true });
+    assert_eq!(
+        Dead::of(&pointer, true),
+        Dead { segment: 3, index: 4, charged: 192, logical: 4096, birth: Txg(6), shared: true }
+    );
 }

@@ -1,8 +1,9 @@
 //! A device that is a file or a block device of the system.
 //!
-//! Invariants: one process has it open for writing (an exclusive `flock`; block devices `O_EXCL` too, which also keeps mounted ones out);
-//! readers share it among themselves. I/O goes through the page cache, but for streams that are written: kept there, they would cost a copy, memory and
-//! the writing back, and nobody reads them soon. All of it at whole multiples of 4 KiB.
+//! Invariants: one process has it open for writing (an exclusive `flock`; block devices `O_EXCL`
+//! too, which also keeps mounted ones out); readers share it among themselves. I/O goes through the
+//! page cache, but for streams that are written: kept there, they would cost a copy, memory and the
+//! writing back, and nobody reads them soon. All of it at whole multiples of 4 KiB.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -69,28 +70,35 @@ impl FileDevice {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device"));
         }
-        // Whose directory it lies in may put a pipe in its place at this moment, or hold a lease on it: nobody is waited for.
+        // Whose directory it lies in may put a pipe in its place at this moment, or hold a lease on
+        // it: nobody is waited for.
         let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK | if writable { OFlags::RDWR } else { OFlags::RDONLY };
         if kind.is_block_device() && writable {
             flags |= OFlags::EXCL;
         }
         let file = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(file) => File::from(file),
-            Err(Errno::WOULDBLOCK) => return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process has a lease on it")),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process has a lease on it"));
+            }
             Err(other) => return Err(other.into()),
         };
         if file.metadata()?.file_type() != kind {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is something else now"));
         }
-        let lock = if writable { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+        let lock =
+            if writable { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
         match rustix::fs::flock(&file, lock) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(io::Error::new(io::ErrorKind::ResourceBusy, "in use by another process")),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "in use by another process"));
+            }
             Err(other) => return Err(other.into()),
         }
         let length = rustix::fs::seek(&file, SeekFrom::End(0))?;
-        // After a failed sync the page cache may hold what the medium does not have, and call it clean: what is read from here on comes from the medium.
-        // Where the system does not do it (memory file systems), there is nothing behind the cache.
+        // After a failed sync the page cache may hold what the medium does not have, and call it
+        // clean: what is read from here on comes from the medium. Where the system does not do it
+        // (memory file systems), there is nothing behind the cache.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
         let direct = if writable { direct(&file) } else { None };
         Ok(Self {
@@ -104,14 +112,15 @@ impl FileDevice {
     }
 }
 
-/// Whether nobody but root may write a file that is open; to a block device the group that the system has for that may, too.
+/// Whether nobody but root may write a file that is open; to a block device the group that the
+/// system has for that may, too.
 fn is_written_by_root(file: &Metadata) -> bool {
     let others = if file.file_type().is_block_device() { 0o002 } else { 0o022 };
     file.uid() == 0 && file.mode() & others == 0
 }
 
-/// Whether nobody but root can put something else at a path: of the directories above it that others may write, each is one where they cannot remove what is
-/// root's (sticky).
+/// Whether nobody but root can put something else at a path: of the directories above it that
+/// others may write, each is one where they cannot remove what is root's (sticky).
 fn is_named_by_root(path: &Path) -> io::Result<bool> {
     for directory in path.ancestors().skip(1) {
         let there = std::fs::symlink_metadata(directory)?;
@@ -164,7 +173,8 @@ impl Device for FileDevice {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        // A file must not grow by a write behind its end: the place of its last labels is told by its length.
+        // A file must not grow by a write behind its end: the place of its last labels is told by
+        // its length.
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.length()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a write behind the end of the device"));
         }
@@ -172,12 +182,15 @@ impl Device for FileDevice {
     }
 
     fn write_stream(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let aligned = bytes.as_ptr().align_offset(ALIGN) == 0 && bytes.len().is_multiple_of(ALIGN) && offset.is_multiple_of(ALIGN as u64);
+        let aligned = bytes.as_ptr().align_offset(ALIGN) == 0
+            && bytes.len().is_multiple_of(ALIGN)
+            && offset.is_multiple_of(ALIGN as u64);
         if let Some(direct) = self.direct.as_ref().filter(|_| aligned)
             && offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.length())
         {
             match direct.write_all_at(bytes, offset) {
-                // It wants larger blocks, or had written a part: all of it once more, the ordinary way.
+                // It wants larger blocks, or had written a part: all of it once more, the ordinary
+                // way.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
                 outcome => return outcome,
             }

@@ -1,7 +1,8 @@
 //! A device in memory that fails as real ones do: for tests of every module of the engine.
 //!
-//! Callers: tests here and in the crates above. Until a sync, writes are kept apart sector by sector; [`Simulator::crash`] lets any subset of
-//! these sectors survive, in any order, so writes are lost, torn and reordered. Errors, bit rot and latency are put in on demand.
+//! Callers: tests here and in the crates above. Until a sync, writes are kept apart sector by
+//! sector; [`Simulator::crash`] lets any subset of these sectors survive, in any order, so writes
+//! are lost, torn and reordered. Errors, bit rot and latency are put in on demand.
 //!
 //! Invariant: the same seed gives the same crash.
 
@@ -69,7 +70,11 @@ impl Simulator {
     /// A device that holds these bytes, durably.
     #[must_use]
     pub fn with_bytes(name: &str, bytes: Vec<u8>) -> Self {
-        Self { name: name.to_owned(), length: bytes.len() as u64, state: Mutex::new(State { bytes, ..State::default() }) }
+        Self {
+            name: name.to_owned(),
+            length: bytes.len() as u64,
+            state: Mutex::new(State { bytes, ..State::default() }),
+        }
     }
 
     /// What a read would see of the whole device.
@@ -78,8 +83,8 @@ impl Simulator {
         self.state.lock().bytes.clone()
     }
 
-    /// The power fails: of the sectors written since the last sync any subset is kept, chosen by the seed. The device works again afterwards.
-    /// Every fourth seed keeps all, every fourth none.
+    /// The power fails: of the sectors written since the last sync any subset is kept, chosen by
+    /// the seed. The device works again afterwards. Every fourth seed keeps all, every fourth none.
     pub fn crash(&self, seed: u64) {
         let mut random = Random(seed);
         let mut state = self.state.lock();
@@ -109,7 +114,8 @@ impl Simulator {
                 at = end;
             }
         }
-        // A device may keep a later write of a sector and then an earlier one only if nothing was ordered between them: swap some neighbours.
+        // A device may keep a later write of a sector and then an earlier one only if nothing was
+        // ordered between them: swap some neighbours.
         for at in 1..sectors.len() {
             if share < 100 && random.below(8) == 0 {
                 sectors.swap(at - 1, at);
@@ -124,7 +130,8 @@ impl Simulator {
         state.failing_reads = false;
     }
 
-    /// Lets this many more writes and syncs succeed; all after them fail, as on a device that was unplugged.
+    /// Lets this many more writes and syncs succeed; all after them fail, as on a device that was
+    /// unplugged.
     pub fn fail_after(&self, operations: u64) {
         self.state.lock().allowed = Some(operations);
     }

@@ -106,9 +106,13 @@ fn streams_are_written_whatever_lies_at_multiples_of_blocks() {
     let device = FileDevice::create(&directory.path().join("file"), 1 << 20).unwrap();
     let memory: Vec<u8> = (0..300_000u32).map(|number| (number % 241) as u8).collect();
     let even = memory.as_ptr().align_offset(4096);
-    for (from, length, offset) in
-        [(even, 8192, 4096), (even + 1, 8192, 16384), (even, 5000, 32768), (even, 65536, 131_072), (even, 4096, 300_001)]
-    {
+    for (from, length, offset) in [
+        (even, 8192, 4096),
+        (even + 1, 8192, 16384),
+        (even, 5000, 32768),
+        (even, 65536, 131_072),
+        (even, 4096, 300_001),
+    ] {
         let bytes = &memory[from..from + length];
         device.write_at(&[255; 20_000], offset).unwrap();
         device.write_stream(bytes, offset).unwrap();

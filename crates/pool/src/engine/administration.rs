@@ -1,6 +1,8 @@
-//! What `fs` commands change: datasets, snapshots, clones, rollback, promote, destroy, rename, holds, bookmarks.
+//! What `fs` commands change: datasets, snapshots, clones, rollback, promote, destroy, rename,
+//! holds, bookmarks.
 //!
-//! Invariants: each is part of one commit, so it is durable when it returns and never seen in part; what is refused has changed nothing.
+//! Invariants: each is part of one commit, so it is durable when it returns and never seen in part;
+//! what is refused has changed nothing.
 
 mod clones;
 mod datasets;

@@ -1,4 +1,5 @@
-//! The desk of admission: who may write how much more, asked before anything is accepted, so that what was accepted always finds room.
+//! The desk of admission: who may write how much more, asked before anything is accepted, so that
+//! what was accepted always finds room.
 //!
 //! ```text
 //!  an operation   admit: promised in the accounts of its dataset and all above it, and in the store
@@ -7,7 +8,8 @@
 //!  a commit       settle: the promises of its txg become what the dataset uses, at the same moment
 //! ```
 //!
-//! Callers: files of datasets through [`Admission`]; commits; administration, which has the accounts ([`Forest`]) from here.
+//! Callers: files of datasets through [`Admission`]; commits; administration, which has the
+//! accounts ([`Forest`]) from here.
 //!
 //! Invariant: the lock here is the last one; nothing is waited for under it.
 
@@ -22,7 +24,8 @@ use crate::files::{Admission, FileError};
 use crate::pointer::Txg;
 use crate::space::{Change, Forest, Purpose, Shortage};
 
-/// By how much rows grow with an operation, beside what is promised for it: a few of them, and a node that is divided. Bytes.
+/// By how much rows grow with an operation, beside what is promised for it: a few of them, and a
+/// node that is divided. Bytes.
 const ROWS: u64 = 4096;
 
 /// Makes room, where a commit can.
@@ -86,7 +89,8 @@ impl Desk {
         let room = self.storage.room(Purpose::Write);
         let mut books = self.books.lock();
         // What open txgs have written is in the store and not in the accounts yet.
-        let written = books.due.values().map(|due| due.promised.saturating_sub(due.outstanding)).fold(0, u64::saturating_add);
+        let written =
+            books.due.values().map(|due| due.promised.saturating_sub(due.outstanding)).fold(0, u64::saturating_add);
         books.forest.set_room(room.saturating_add(written));
     }
 
@@ -147,14 +151,16 @@ impl Books {
 }
 
 impl Pool {
-    /// From now on a write that finds no room waits for a commit, which may have freed some, before it is refused.
+    /// From now on a write that finds no room waits for a commit, which may have freed some, before
+    /// it is refused.
     pub fn make_room_by_commits(self: &Arc<Self>) {
         let pool = Arc::downgrade(self);
         self.desk.set_relief(move || pool.upgrade().map_or(Ok(()), |pool| pool.commit().map(drop)));
     }
 
-    /// What may be written to a dataset at this moment, beside what was promised to others: within its quotas and reservations, and those above it, and
-    /// within what ordinary writes may have of the pool. Bytes. It asks no lock that a commit holds.
+    /// What may be written to a dataset at this moment, beside what was promised to others: within
+    /// its quotas and reservations, and those above it, and within what ordinary writes may have of
+    /// the pool. Bytes. It asks no lock that a commit holds.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -176,7 +182,9 @@ impl Admission for Desk {
         let mut books = self.books.lock();
         match purpose {
             Some(purpose) => self.judge(&books, dataset, bytes, purpose)?,
-            None if self.storage.room(Purpose::Destroy) < books.outstanding.saturating_add(bytes) => return Err(PoolError::NoSpace.into()),
+            None if self.storage.room(Purpose::Destroy) < books.outstanding.saturating_add(bytes) => {
+                return Err(PoolError::NoSpace.into());
+            }
             None => {}
         }
         books.forest.promise(dataset, bytes)?;

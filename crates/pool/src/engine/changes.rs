@@ -1,7 +1,9 @@
 //! What has changed between two snapshots, with names: `fs diff`.
 //!
-//! The trees of both are walked together, and what they share is not read: the cost is that of the changes. Only rows of inodes are looked at, for nothing
-//! of a file changes without a time in its inode. Invariant: what is told is told as it is found, so memory does not grow with the number of changes.
+//! The trees of both are walked together, and what they share is not read: the cost is that of the
+//! changes. Only rows of inodes are looked at, for nothing of a file changes without a time in its
+//! inode. Invariant: what is told is told as it is found, so memory does not grow with the number
+//! of changes.
 
 use super::{Dataset, Pool, as_pool_error};
 use crate::error::PoolError;
@@ -29,7 +31,8 @@ pub enum Change {
 pub struct Difference {
     /// How.
     pub change: Change,
-    /// Its path below the root of the file system: what it was where it is gone, otherwise what it is. Empty for the root itself.
+    /// Its path below the root of the file system: what it was where it is gone, otherwise what it
+    /// is. Empty for the root itself.
     pub path: Vec<u8>,
     /// Its type.
     pub file_type: FileType,
@@ -41,12 +44,17 @@ pub struct Difference {
 type Moment = (u64, Txg);
 
 impl Pool {
-    /// Tells what a later snapshot has that an earlier one has not, and the other way round. They may be snapshots of different datasets, as those of a
-    /// clone and its origin are.
+    /// Tells what a later snapshot has that an earlier one has not, and the other way round. They
+    /// may be snapshots of different datasets, as those of a clone and its origin are.
     ///
     /// # Errors
     /// Those of the store; a snapshot that is not there; whatever `tell` answers.
-    pub fn diff(&self, from: Moment, to: Moment, tell: &mut dyn FnMut(Difference) -> Result<(), PoolError>) -> Result<(), PoolError> {
+    pub fn diff(
+        &self,
+        from: Moment,
+        to: Moment,
+        tell: &mut dyn FnMut(Difference) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
         let (old, new) = (self.snapshot_files(from.0, from.1)?, self.snapshot_files(to.0, to.1)?);
         let (old_root, new_root) = {
             let admin = self.admin.lock();
@@ -74,7 +82,8 @@ impl Pool {
     }
 }
 
-/// What of a file changes with it. The time of change does, as a rule; what the kernel gave its time before a snapshot may come after it.
+/// What of a file changes with it. The time of change does, as a rule; what the kernel gave its
+/// time before a snapshot may come after it.
 fn told(inode: &Inode) -> impl PartialEq + use<> {
     (inode.changed, inode.modified, inode.links, inode.size, inode.mode, inode.uid, inode.gid)
 }
@@ -93,7 +102,11 @@ fn difference(
         (Some(before), Some(after)) if told(&before) == told(&after) => return Ok(None),
         (Some(before), Some(after)) => {
             let (was, is) = (path(old, number)?, path(new, number)?);
-            let change = if was == is { Change::Modified(i64::from(after.links) - i64::from(before.links)) } else { Change::Renamed(was) };
+            let change = if was == is {
+                Change::Modified(i64::from(after.links) - i64::from(before.links))
+            } else {
+                Change::Renamed(was)
+            };
             (change, is, after)
         }
     };

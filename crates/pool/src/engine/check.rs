@@ -1,9 +1,11 @@
 //! Everything against everything: `nacre pool check`.
 //!
-//! Every tree that the catalog names is walked, heads and snapshots; what they reach is compared with what the store says is alive, and within each head
-//! names, inodes and link counts with each other. Contents are not read: that is what a scrub does.
+//! Every tree that the catalog names is walked, heads and snapshots; what they reach is compared
+//! with what the store says is alive, and within each head names, inodes and link counts with each
+//! other. Contents are not read: that is what a scrub does.
 //!
-//! Invariants: nothing is changed; commits wait meanwhile. Memory: about 50 bytes for each frame of the pool, and for each inode of the largest dataset.
+//! Invariants: nothing is changed; commits wait meanwhile. Memory: about 50 bytes for each frame of
+//! the pool, and for each inode of the largest dataset.
 
 use std::collections::{HashMap, HashSet};
 
@@ -71,7 +73,8 @@ struct Directory {
     counted: u64,
     /// Names found.
     found: u64,
-    /// The sum of the rows that find its names by their hashes, and of those that would: equal where each name is found, and under its own hash.
+    /// The sum of the rows that find its names by their hashes, and of those that would: equal
+    /// where each name is found, and under its own hash.
     indexed: u64,
     wanted: u64,
 }
@@ -206,11 +209,14 @@ impl Structure {
                 findings.problem(&format!("{name}: directory {number} counts {counted} names and has {found}"));
             }
             if self.head.is_some() && indexed != wanted {
-                findings.problem(&format!("{name}: directory {number} has names that are not found, or lead elsewhere than listings say"));
+                findings.problem(&format!(
+                    "{name}: directory {number} has names that are not found, or lead elsewhere than listings say"
+                ));
             }
         }
         if self.entries != self.names {
-            findings.problem(&format!("{name}: {} entries in the order of listings, {} by name", self.entries, self.names));
+            findings
+                .problem(&format!("{name}: {} entries in the order of listings, {} by name", self.entries, self.names));
         }
     }
 }
@@ -238,7 +244,8 @@ impl Pool {
             findings.seen.datasets += 1;
             let mut structure = Structure::default();
             if let Some(root) = &row.root {
-                let mut reach = Reach { name: &name, all: &mut all, findings: &mut findings, structure: Some(&mut structure) };
+                let mut reach =
+                    Reach { name: &name, all: &mut all, findings: &mut findings, structure: Some(&mut structure) };
                 walk(&context, root, Txg(0), &mut reach)?;
             }
             findings.seen.inodes += structure.inodes.len() as u64;
@@ -300,7 +307,13 @@ impl Visitor for CatalogRows<'_, '_, '_> {
 }
 
 /// What trees reach against what the store keeps.
-fn compare(pool: &Pool, admin: &mut Admin, store: &Store, reached: &mut Frames, findings: &mut Findings<'_>) -> Result<(), PoolError> {
+fn compare(
+    pool: &Pool,
+    admin: &mut Admin,
+    store: &Store,
+    reached: &mut Frames,
+    findings: &mut Findings<'_>,
+) -> Result<(), PoolError> {
     let freeing = admin.catalog.head()?.freeing;
     let mut going = Frames::default();
     let all = Births { after: Txg(0), through: Txg(u64::MAX) };
@@ -317,7 +330,8 @@ fn compare(pool: &Pool, admin: &mut Admin, store: &Store, reached: &mut Frames, 
     for name in reached.keys().filter(|name| !alive.contains(*name)) {
         findings.problem(&format!("frame {}:{} is named by a tree, and free", name.0, name.1));
     }
-    let lost: HashSet<(u32, u32)> = alive.into_iter().filter(|name| !reached.contains_key(name) && !going.contains_key(name)).collect();
+    let lost: HashSet<(u32, u32)> =
+        alive.into_iter().filter(|name| !reached.contains_key(name) && !going.contains_key(name)).collect();
     // What is written at this moment belongs to a transaction group that is not durable.
     let births = store.births(&lost)?;
     for name in &lost {

@@ -1,7 +1,8 @@
 //! Commits: everything that was done becomes durable at one moment.
 //!
-//! Invariant: the order. Content and trees are written before the catalog that names them, the catalog before the store's root record; frames are freed by
-//! the same commit that makes their owners unreachable.
+//! Invariant: the order. Content and trees are written before the catalog that names them, the
+//! catalog before the store's root record; frames are freed by the same commit that makes their
+//! owners unreachable.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +22,8 @@ use crate::tree::{Context, commit::Form};
 
 /// How many frames of destroyed snapshots and datasets one commit frees: so that none takes long.
 const FREED_AT_ONCE: usize = 20_000;
-/// How many rows of inodes without a name one commit frees; what is left goes with the next, or between.
+/// How many rows of inodes without a name one commit frees; what is left goes with the next, or
+/// between.
 const LET_GO_AT_ONCE: u64 = 64 << 10;
 
 impl Pool {
@@ -33,7 +35,8 @@ impl Pool {
         self.commit_with(|_, txg| Ok(txg))
     }
 
-    /// Makes a txg durable: by a commit, or by waiting for the one that holds it. Whoever waits meanwhile shares it.
+    /// Makes a txg durable: by a commit, or by waiting for the one that holds it. Whoever waits
+    /// meanwhile shares it.
     ///
     /// # Errors
     /// As [`Self::commit`].
@@ -54,9 +57,13 @@ impl Pool {
         self.freeing.load(Ordering::Relaxed)
     }
 
-    /// A commit of which `administer` is a part: it sees the datasets as this commit leaves them. Where it refuses, the commit is made without what it did,
-    /// so it must not change anything before it refuses.
-    pub(super) fn commit_with<R>(&self, administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>) -> Result<R, PoolError> {
+    /// A commit of which `administer` is a part: it sees the datasets as this commit leaves them.
+    /// Where it refuses, the commit is made without what it did, so it must not change anything
+    /// before it refuses.
+    pub(super) fn commit_with<R>(
+        &self,
+        administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
+    ) -> Result<R, PoolError> {
         let mut admin = self.admin.lock();
         self.commit_under(&mut admin, administer)
     }
@@ -70,7 +77,8 @@ impl Pool {
         self.commit_frozen(admin, None, administer)
     }
 
-    /// The same; `frozen` is called when operations that begin from then on belong to the next commit. They have later times than those before.
+    /// The same; `frozen` is called when operations that begin from then on belong to the next
+    /// commit. They have later times than those before.
     pub(super) fn commit_frozen<R>(
         &self,
         admin: &mut MutexGuard<'_, Admin>,
@@ -95,8 +103,8 @@ impl Pool {
         (self.clock)().seconds.try_into().unwrap_or(0)
     }
 
-    /// Waits until the clock shows another time. It moves once a tick, as the kernel's does that files have times from; what has changed since a snapshot is
-    /// told by times.
+    /// Waits until the clock shows another time. It moves once a tick, as the kernel's does that
+    /// files have times from; what has changed since a snapshot is told by times.
     fn await_tick(&self) {
         /// The longest tick, ms.
         const MOST: u32 = 10;
@@ -195,8 +203,16 @@ impl Pool {
         self.account(admin, dataset.id(), txg, written, &freed)
     }
 
-    /// Applies the free rule to what a head does not reference any more, and counts what it has written.
-    pub(super) fn account(&self, admin: &mut Admin, id: u64, txg: Txg, written: Stored, freed: &[Dead]) -> Result<(), PoolError> {
+    /// Applies the free rule to what a head does not reference any more, and counts what it has
+    /// written.
+    pub(super) fn account(
+        &self,
+        admin: &mut Admin,
+        id: u64,
+        txg: Txg,
+        written: Stored,
+        freed: &[Dead],
+    ) -> Result<(), PoolError> {
         let mut row = admin.catalog.dataset(id)?;
         let origin = row.origin.map_or(Txg(0), |(_, txg)| txg);
         let bytes = |bytes: u64| i64::try_from(bytes).map_err(|_| too_much());
@@ -212,7 +228,8 @@ impl Pool {
         }
         if !listed.is_empty() {
             let (points, _) = admin.catalog.history_of(id)?;
-            let history: Vec<Txg> = points.iter().map(|point| point.txg).filter(|txg| *txg != crate::deadlist::Point::HEAD).collect();
+            let history: Vec<Txg> =
+                points.iter().map(|point| point.txg).filter(|txg| *txg != crate::deadlist::Point::HEAD).collect();
             admin.catalog.deadlists().append(row.list, &history, &listed)?;
         }
         admin.desk.settle(id, txg, change)?;
@@ -232,7 +249,8 @@ impl Pool {
     }
 }
 
-/// Whether something on a device cannot be read, and not that it is refused or that there is no room.
+/// Whether something on a device cannot be read, and not that it is refused or that there is no
+/// room.
 pub(super) fn is_damage(error: &PoolError) -> bool {
     matches!(error, PoolError::Device { .. } | PoolError::Frame { .. } | PoolError::Format(_))
 }

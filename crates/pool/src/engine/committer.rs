@@ -1,6 +1,7 @@
 //! The engine runs by itself: commits in time, cleaning, freeing of what was destroyed.
 //!
-//! Called by the process that owns the pool: [`Pool::start_committer`] after the import, [`Committer::stop`] before the export.
+//! Called by the process that owns the pool: [`Pool::start_committer`] after the import,
+//! [`Committer::stop`] before the export.
 //!
 //! ```text
 //!  commit   every 5 s where something has changed; earlier when much is held in memory or the log is half full
@@ -8,7 +9,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A commit that fails is the last one: the pool is suspended, says why, and whoever waits for room is told.
+//! - A commit that fails is the last one: the pool is suspended, says why, and whoever waits for
+//!   room is told.
 //! - Chores yield: each step is short, and what they do is undone by no crash.
 
 use std::sync::Arc;
@@ -41,8 +43,9 @@ impl Pace {
 }
 
 impl Pace {
-    /// The pace where commits come too often because of trees: twice as much is held. Changes all over a large tree soon have all of it in memory,
-    /// and commits write all of it; what comes in between must be worth that.
+    /// The pace where commits come too often because of trees: twice as much is held. Changes all
+    /// over a large tree soon have all of it in memory, and commits write all of it; what comes in
+    /// between must be worth that.
     fn wide(self) -> Self {
         let begin = self.begin.saturating_mul(2);
         Self { begin, most: self.most.max(begin / 4 * 5), ..self }
@@ -74,7 +77,8 @@ const CLEANED_AT_ONCE: u64 = 4 << 20;
 /// Rows of inodes without a name that one step frees.
 const FREED_AT_ONCE: u64 = 16 << 10;
 
-/// The running engine of a pool. It ends when it is stopped, or dropped; only the first tells how it ended.
+/// The running engine of a pool. It ends when it is stopped, or dropped; only the first tells how
+/// it ended.
 #[derive(Debug)]
 pub struct Committer {
     pool: Arc<Pool>,
@@ -99,7 +103,9 @@ impl Pool {
             let task = move || if name == COMMITS { pool.commit_in_time(pace, cache) } else { pool.do_chores() };
             let thread = std::thread::Builder::new().name(name.to_owned()).spawn(task);
             // Dropping the committer ends what was started before.
-            committer.threads.push(thread.map_err(|error| PoolError::Refused(format!("no thread for {name}: {error}")))?);
+            committer
+                .threads
+                .push(thread.map_err(|error| PoolError::Refused(format!("no thread for {name}: {error}")))?);
         }
         Ok(committer)
     }
@@ -124,7 +130,8 @@ impl Pool {
 
     /// Whether most of what is held are nodes of trees.
     fn holds_trees(&self, held: u64) -> bool {
-        let trees: u64 = self.open_datasets().iter().map(|dataset| dataset.files().look_at_table(Table::dirty_bytes)).sum();
+        let trees: u64 =
+            self.open_datasets().iter().map(|dataset| dataset.files().look_at_table(Table::dirty_bytes)).sum();
         trees > held / 4 * 3
     }
 
@@ -169,7 +176,8 @@ impl Pool {
         }
     }
 
-    /// Commits where there is anything to commit; tells whether more is to be freed by further ones.
+    /// Commits where there is anything to commit; tells whether more is to be freed by further
+    /// ones.
     pub(super) fn commit_if_changed(&self) -> Result<Work, PoolError> {
         if self.is_freeing() {
             self.commit()?;
@@ -179,7 +187,8 @@ impl Pool {
         Ok(if self.is_freeing() { Work::More } else { Work::None })
     }
 
-    /// Makes everything durable that was done before the call; costs nothing where that is so already.
+    /// Makes everything durable that was done before the call; costs nothing where that is so
+    /// already.
     ///
     /// # Errors
     /// As [`Self::commit`].
@@ -201,7 +210,8 @@ impl Pool {
                     more
                 }
                 Err(error) => {
-                    // A device that cannot be read, a pool that is suspended: neither is cured by haste, nor by saying it twice a second.
+                    // A device that cannot be read, a pool that is suspended: neither is cured by
+                    // haste, nor by saying it twice a second.
                     let why = error.to_string();
                     if told.as_ref() != Some(&why) {
                         tracing::warn!(%error, "the pool's chores are put off");
@@ -213,7 +223,8 @@ impl Pool {
             // Neither commits nor chores alone see all that becomes free.
             nacre_sys::memory::trim_grown(WORTH_GIVING_BACK);
             // Chores take a part of the time only, unless nothing is to be done at all.
-            let pause = if more == Work::More { (began.elapsed() * CHORES_SHARE).min(CHORES_EVERY) } else { CHORES_EVERY };
+            let pause =
+                if more == Work::More { (began.elapsed() * CHORES_SHARE).min(CHORES_EVERY) } else { CHORES_EVERY };
             self.throttle.pause(pause);
         }
     }

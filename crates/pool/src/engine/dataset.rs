@@ -110,7 +110,8 @@ impl Dataset {
         self.files.has_changes() || self.files.look_at_table(|table| table.tree.has_changes())
     }
 
-    /// Whatever lost its last name before the pool was closed or died is nobody's now: it is freed by and by.
+    /// Whatever lost its last name before the pool was closed or died is nobody's now: it is freed
+    /// by and by.
     pub(super) fn sweep(&self) -> Result<(), PoolError> {
         let swept = self.files.let_orphans_go(&HashSet::new()).map_err(as_pool_error);
         swept.or_else(|error| passed_over(error, "files without a name cannot be freed now"))

@@ -1,4 +1,5 @@
-//! The intent log of an imported pool: operations are recorded as they happen, an fsync flushes the records, import replays them.
+//! The intent log of an imported pool: operations are recorded as they happen, an fsync flushes the
+//! records, import replays them.
 //!
 //! Invariant: what cannot be recorded makes an fsync wait for a commit, never return early.
 
@@ -68,7 +69,8 @@ impl Pool {
         let (mut promised, mut skipped) = (0, Skipped::default());
         let (ring, replayed) = Ring::replay(area, guid, durable.log, durable.txg, &mut |record| {
             let (dataset, _) = self.open_dataset(record.dataset)?;
-            // What belongs to damaged rows keeps no pool from being imported. An operation is done whole or not at all.
+            // What belongs to damaged rows keeps no pool from being imported. An operation is done
+            // whole or not at all.
             let Some(adjusted) = judge(&skipped, &dataset, record)? else {
                 skipped.leave_out(&dataset, record);
                 return Ok(());
@@ -92,14 +94,16 @@ impl Pool {
         }
         self.start_log(ring);
         if records > 0 {
-            // What was replayed leaves memory first: what waits there of an inode would come into the table again after it was freed.
+            // What was replayed leaves memory first: what waits there of an inode would come into
+            // the table again after it was freed.
             self.commit()?;
             self.open_datasets().iter().try_for_each(|dataset| dataset.sweep())?;
         }
         Ok(())
     }
 
-    /// Makes frames of the content that was replayed, so that neither memory nor promises grow with the log; answers what is promised still.
+    /// Makes frames of the content that was replayed, so that neither memory nor promises grow with
+    /// the log; answers what is promised still.
     fn store_replayed(&self) -> Result<u64, PoolError> {
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().flush_most()).map_err(as_pool_error)?;
         Ok(self.desk.outstanding().max(self.held()))
@@ -149,7 +153,8 @@ impl Pool {
     /// Makes everything durable that was done to a file system before the call.
     ///
     /// # Errors
-    /// Those of the engine; where something that was written cannot be stored, why, and once where it was given up.
+    /// Those of the engine; where something that was written cannot be stored, why, and once where
+    /// it was given up.
     pub fn sync_all(&self, dataset: &Dataset) -> files::Result<()> {
         self.commit()?;
         dataset.files().check_all_stored()
@@ -178,7 +183,8 @@ impl Pool {
             let txg = self.gate.enter().txg();
             return self.commit_through(txg);
         };
-        // The commit may be of an earlier txg than the record: it only has to be over before anything may be logged.
+        // The commit may be of an earlier txg than the record: it only has to be over before
+        // anything may be logged.
         while let Some(txg) = log.flush(ticket)? {
             self.commit_through(txg)?;
         }
@@ -189,9 +195,11 @@ impl Pool {
     }
 }
 
-/// What a record is to be applied with; none where something that it needs cannot be read, or was left out.
+/// What a record is to be applied with; none where something that it needs cannot be read, or was
+/// left out.
 fn judge(skipped: &Skipped, dataset: &Dataset, record: &Record<'_>) -> Result<Option<Adjusted>, PoolError> {
-    let unreadable = record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(files::is_rotten));
+    let unreadable =
+        record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(files::is_rotten));
     match unreadable.map_or_else(|| skipped.judge(dataset, record), Err) {
         Ok(None) => {
             tracing::error!(dataset = record.dataset, "something that was synced builds on what is lost, and is lost");

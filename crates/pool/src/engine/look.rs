@@ -1,9 +1,11 @@
-//! Looking at everything that the catalog knows in one consistent moment: what `list`, `get` and the previews of `destroy` show.
+//! Looking at everything that the catalog knows in one consistent moment: what `list`, `get` and
+//! the previews of `destroy` show.
 //!
-//! Called by the commands' meaning. Reads only. It shows the state of the last commit: what was written since is in it with the next one.
+//! Called by the commands' meaning. Reads only. It shows the state of the last commit: what was
+//! written since is in it with the next one.
 //!
-//! Invariant: a [`Look`] holds the lock of administration, so nothing changes while it lives, but when it pauses ([`Look::pause`]); and it must not live
-//! over a call that waits.
+//! Invariant: a [`Look`] holds the lock of administration, so nothing changes while it lives, but
+//! when it pauses ([`Look::pause`]); and it must not live over a call that waits.
 
 use parking_lot::MutexGuard;
 
@@ -118,7 +120,8 @@ impl Look<'_> {
         self.admin.catalog.snapshot_properties(id, txg)
     }
 
-    /// Lets others have their turn (commits wait for a look); answers whether anything has changed meanwhile: what was seen before may be gone.
+    /// Lets others have their turn (commits wait for a look); answers whether anything has changed
+    /// meanwhile: what was seen before may be gone.
     pub fn pause(&mut self) -> bool {
         let before = self.admin.catalog.changes();
         MutexGuard::bump(&mut self.admin);
@@ -151,7 +154,8 @@ impl Look<'_> {
         self.admin.catalog.deadlists().used_by_snapshot(&line.history, line.before + place)
     }
 
-    /// What the snapshot at this place of its line references and the one before it does not, bytes.
+    /// What the snapshot at this place of its line references and the one before it does not,
+    /// bytes.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -187,7 +191,8 @@ impl Look<'_> {
         self.admin.catalog.snapshot(id, txg)
     }
 
-    /// What a head, or a snapshot of the line of this dataset, references and an earlier snapshot of its line does not, bytes. `None` where either is not in the line.
+    /// What a head, or a snapshot of the line of this dataset, references and an earlier snapshot
+    /// of its line does not, bytes. `None` where either is not in the line.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -277,7 +282,8 @@ impl Look<'_> {
         self.admin.forest().available_to_head(id)
     }
 
-    /// What a dataset and all below it store, as it is charged and before packing, bytes: the sides of its ratio of compression.
+    /// What a dataset and all below it store, as it is charged and before packing, bytes: the sides
+    /// of its ratio of compression.
     ///
     /// # Errors
     /// As [`Self::breakdown`].

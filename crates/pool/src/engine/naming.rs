@@ -1,7 +1,8 @@
 //! Whose a frame is that cannot say so itself, as its header is damaged: `nacre pool status -v`.
 //!
-//! The trees of all file systems and snapshots are walked until all frames are found; the catalog's own frames are not looked for. Invariants: nothing is changed; commits wait meanwhile, so
-//! that no frame is used anew under the walk. Memory: some 50 bytes for each node of the trees.
+//! The trees of all file systems and snapshots are walked until all frames are found; the catalog's
+//! own frames are not looked for. Invariants: nothing is changed; commits wait meanwhile, so that
+//! no frame is used anew under the walk. Memory: some 50 bytes for each node of the trees.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -68,7 +69,8 @@ impl Visitor for Search<'_> {
 }
 
 impl Pool {
-    /// Whose frames these are (segment and number), as far as a file system or a snapshot names them.
+    /// Whose frames these are (segment and number), as far as a file system or a snapshot names
+    /// them.
     ///
     /// # Errors
     /// A catalog that cannot be read.
@@ -80,7 +82,8 @@ impl Pool {
             let snapshots = admin.catalog.snapshots(*id)?;
             search.dataset = *id;
             // The head first: what is there now is what somebody looks for.
-            for root in row.root.iter().chain(snapshots.iter().rev().filter_map(|(_, snapshot)| snapshot.root.as_ref())) {
+            for root in row.root.iter().chain(snapshots.iter().rev().filter_map(|(_, snapshot)| snapshot.root.as_ref()))
+            {
                 walk(&context, root, Txg(0), &mut search)?;
             }
         }

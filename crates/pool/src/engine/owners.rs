@@ -1,4 +1,5 @@
-//! What users and groups use of a file system or a snapshot: for `userspace` and `groupspace`, and properties like `userused@`.
+//! What users and groups use of a file system or a snapshot: for `userspace` and `groupspace`, and
+//! properties like `userused@`.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,8 @@ pub struct OwnerUsed {
 }
 
 impl Pool {
-    /// The owners of a dataset as it is now, or as it was in a snapshot; quotas are those of now. Users come before groups, by their numbers.
+    /// The owners of a dataset as it is now, or as it was in a snapshot; quotas are those of now.
+    /// Users come before groups, by their numbers.
     ///
     /// # Errors
     /// Those of the store; a snapshot that is not there.

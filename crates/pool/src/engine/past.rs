@@ -1,6 +1,7 @@
 //! The snapshots of a dataset as their readers see them: names, and files as they were.
 //!
-//! Called by the layer `dataset` for `.zfs/snapshot`. Reads only: what is opened here is in no commit.
+//! Called by the layer `dataset` for `.zfs/snapshot`. Reads only: what is opened here is in no
+//! commit.
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ impl Pool {
         self.admin.lock().catalog.snapshot_named(id, name)
     }
 
-    /// What a dataset references, what is written to it at this moment counted as it is promised; bytes. It asks no lock that a commit holds.
+    /// What a dataset references, what is written to it at this moment counted as it is promised;
+    /// bytes. It asks no lock that a commit holds.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -35,8 +37,9 @@ impl Pool {
         forest.expected(id)
     }
 
-    /// The files of a snapshot, to be read only: what is changed in them is in no commit. Whoever holds them lets go before the snapshot is destroyed; later
-    /// reads meet frames that are used anew, which is damage to them.
+    /// The files of a snapshot, to be read only: what is changed in them is in no commit. Whoever
+    /// holds them lets go before the snapshot is destroyed; later reads meet frames that are used
+    /// anew, which is damage to them.
     ///
     /// # Errors
     /// Those of the store; a snapshot that is not there.

@@ -1,4 +1,5 @@
-//! Properties of datasets: which values hold, setting and inheriting them, and what becomes of them at once in datasets that are open.
+//! Properties of datasets: which values hold, setting and inheriting them, and what becomes of them
+//! at once in datasets that are open.
 //!
 //! Invariants:
 //! - Of the edits of one call all hold or none; they are durable when it returns.
@@ -11,7 +12,9 @@ use crate::catalog::{PropertyRow, PropertySource};
 use crate::error::{Damage, PoolError};
 use crate::files::AccessTimes;
 use crate::pointer::Txg;
-use crate::properties::{Behaviour, Chain, Property, PropertyError, chain::Stored, dataset_property, effective, spelling};
+use crate::properties::{
+    Behaviour, Chain, Property, PropertyError, chain::Stored, dataset_property, effective, spelling,
+};
 use crate::space::{Forest, LimitRefusal, Limits, OwnerQuotas, Usage};
 
 /// What a property shall become.
@@ -45,7 +48,8 @@ pub(super) struct Bounds {
     pub(super) record_shift: u8,
 }
 
-/// A row that an edit comes to: the name, and the rows of both kinds as they shall be; none for one that stays.
+/// A row that an edit comes to: the name, and the rows of both kinds as they shall be; none for one
+/// that stays.
 struct Planned {
     dataset: u64,
     name: String,
@@ -73,7 +77,8 @@ impl Pool {
     /// Changes properties; answers the txg in which they hold.
     ///
     /// # Errors
-    /// [`PoolError::Property`] for a property or value that is none, [`PoolError::Limit`] for a limit that does not fit what is used or available.
+    /// [`PoolError::Property`] for a property or value that is none, [`PoolError::Limit`] for a
+    /// limit that does not fit what is used or available.
     pub fn set_properties(&self, edits: &[Edit]) -> Result<Txg, PoolError> {
         let bounds = self.bounds();
         self.commit_with(|admin, txg| {
@@ -143,12 +148,15 @@ fn stored_name(property: &Property, given: &str) -> Result<String, PoolError> {
     Ok(match property {
         Property::Known(definition) => definition.name.to_owned(),
         Property::User(name) => name.clone(),
-        Property::Owner(owner) => owner.stored_name(owner.id().ok_or_else(|| PropertyError::BadOwner(given.to_owned()))?),
+        Property::Owner(owner) => {
+            owner.stored_name(owner.id().ok_or_else(|| PropertyError::BadOwner(given.to_owned()))?)
+        }
         Property::WrittenSince(_) | Property::Feature(_) => return Err(PropertyError::ReadOnly("written@").into()),
     })
 }
 
-/// Applies limits that are to be stored, where they fit what is used and available. With `old` those that stay are not asked about again.
+/// Applies limits that are to be stored, where they fit what is used and available. With `old`
+/// those that stay are not asked about again.
 fn apply_limits(forest: &mut Forest, id: u64, old: &Limits, new: &Limits) -> Result<(), PoolError> {
     let judged = |name: &str, outcome: Result<Result<(), LimitRefusal>, PoolError>| {
         outcome?.map_err(|why| PoolError::Limit { name: name.to_owned(), why })
@@ -303,7 +311,8 @@ impl Admin {
         Ok(())
     }
 
-    /// The rows with which a dataset is made below a parent (0: it is the pool's own): rules for names that are not among them are the parent's.
+    /// The rows with which a dataset is made below a parent (0: it is the pool's own): rules for
+    /// names that are not among them are the parent's.
     pub(super) fn with_rules_for_names(
         &self,
         parent: u64,
@@ -313,8 +322,14 @@ impl Admin {
         Ok(spelling::of_new(rows, &above)?)
     }
 
-    /// Whether a dataset with these properties and this use may be made below a parent (0: it is the pool's own); its limits.
-    pub(super) fn judge_new(&self, parent: u64, rows: &[(String, PropertyRow)], usage: Usage) -> Result<Limits, PoolError> {
+    /// Whether a dataset with these properties and this use may be made below a parent (0: it is
+    /// the pool's own); its limits.
+    pub(super) fn judge_new(
+        &self,
+        parent: u64,
+        rows: &[(String, PropertyRow)],
+        usage: Usage,
+    ) -> Result<Limits, PoolError> {
         let limits = limits_of(rows)?;
         if parent == 0 {
             return Ok(limits);
@@ -342,8 +357,8 @@ impl Admin {
         Ok(())
     }
 
-    /// Whether a dataset with its descendants is within the limits of numbers above its new parent. What it has in common with the old place does not
-    /// count again.
+    /// Whether a dataset with its descendants is within the limits of numbers above its new parent.
+    /// What it has in common with the old place does not count again.
     pub(super) fn judge_move(&self, id: u64, parent: u64) -> Result<(), PoolError> {
         let mut forest = self.forest().clone();
         let (_, snapshots) = forest.counts(id)?;

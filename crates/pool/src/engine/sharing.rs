@@ -2,8 +2,9 @@
 //!
 //! Called by commits: what came to be shared in a txg is counted before anything of it is freed.
 //!
-//! Invariant: a frame that n rows name, each with its snapshots and clones as one, has n - 1 in its row of the catalog, and none for 1. Each dataset is
-//! charged for its rows; what the pool saves by that is room that the accounts may go beyond the pool's size by.
+//! Invariant: a frame that n rows name, each with its snapshots and clones as one, has n - 1 in its
+//! row of the catalog, and none for 1. Each dataset is charged for its rows; what the pool saves by
+//! that is room that the accounts may go beyond the pool's size by.
 
 use super::{Admin, Pool};
 use crate::catalog::rows::SharedRow;
@@ -12,7 +13,8 @@ use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 
 impl Pool {
-    /// A row names the frame no more, and no snapshot holds the row: it is free, or one that shares it less.
+    /// A row names the frame no more, and no snapshot holds the row: it is free, or one that shares
+    /// it less.
     pub(super) fn release(&self, admin: &mut Admin, dead: &Dead, txg: Txg) -> Result<(), PoolError> {
         if admin.sharing && admin.unshare(dead)? { Ok(()) } else { self.free(dead, txg) }
     }
@@ -28,7 +30,10 @@ impl Admin {
     pub(super) fn share(&mut self, pointers: &[Pointer]) -> Result<(), PoolError> {
         let mut saved = 0u64;
         for pointer in pointers {
-            let mut row = self.catalog.shared(pointer.segment, pointer.index)?.unwrap_or(SharedRow { more: 0, charged: pointer.charged() });
+            let mut row = self
+                .catalog
+                .shared(pointer.segment, pointer.index)?
+                .unwrap_or(SharedRow { more: 0, charged: pointer.charged() });
             row.more += 1;
             self.catalog.set_shared(pointer.segment, pointer.index, Some(&row))?;
             saved = saved.saturating_add(pointer.charged());

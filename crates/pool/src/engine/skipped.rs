@@ -1,10 +1,12 @@
-//! What a replay of the intent log leaves out because rows are damaged, so that nothing which comes later in the log builds on it.
+//! What a replay of the intent log leaves out because rows are damaged, so that nothing which comes
+//! later in the log builds on it.
 //!
 //! Called by the replay of an import, and empty where nothing is damaged.
 //!
-//! Invariant: what is applied is of one piece. A row of an inode in the log says how many names there were with all that was done before; where some of
-//! that was left out, it is applied with as many as there are here. What names or changes an inode that was never made here, or takes a name that was
-//! given or taken by what was left out, is left out as well.
+//! Invariant: what is applied is of one piece. A row of an inode in the log says how many names
+//! there were with all that was done before; where some of that was left out, it is applied with as
+//! many as there are here. What names or changes an inode that was never made here, or takes a name
+//! that was given or taken by what was left out, is left out as well.
 
 use std::collections::{HashMap, HashSet};
 
@@ -67,16 +69,27 @@ impl Skipped {
             Change::DeleteRange { .. } => return false,
         };
         match keys::Key::decode(key) {
-            Ok(keys::Key::Name { directory, hash, .. }) => unmade(directory) || self.names.contains(&(dataset, directory, hash)),
+            Ok(keys::Key::Name { directory, hash, .. }) => {
+                unmade(directory) || self.names.contains(&(dataset, directory, hash))
+            }
             Ok(keys::Key::Entry { directory, .. }) => unmade(directory) || entry_of(change).is_some_and(unmade),
             Ok(keys::Key::Inode(number) | keys::Key::Orphan(number) | keys::Key::Cut(number)) => unmade(number),
-            Ok(keys::Key::Xattr { inode, .. } | keys::Key::Extent { inode, .. } | keys::Key::Patch { inode, .. }) => unmade(inode),
+            Ok(keys::Key::Xattr { inode, .. } | keys::Key::Extent { inode, .. } | keys::Key::Patch { inode, .. }) => {
+                unmade(inode)
+            }
             Ok(keys::Key::Head | keys::Key::OwnerUse(..)) | Err(_) => false,
         }
     }
 
-    /// The row with the names that there are here; none where it would have none left, or some that the log says are gone.
-    fn adjust(&self, dataset: &Dataset, record: &Record<'_>, number: u64, (mut row, ahead): (Row, Ahead)) -> files::Result<Option<Row>> {
+    /// The row with the names that there are here; none where it would have none left, or some that
+    /// the log says are gone.
+    fn adjust(
+        &self,
+        dataset: &Dataset,
+        record: &Record<'_>,
+        number: u64,
+        (mut row, ahead): (Row, Ahead),
+    ) -> files::Result<Option<Row>> {
         let Ok(links) = u32::try_from(i64::from(row.links).saturating_sub(ahead.links)) else { return Ok(None) };
         if (links == 0) != (row.links == 0) {
             return Ok(None);
@@ -88,7 +101,10 @@ impl Skipped {
         }
         let Some(hint) = row.hint else { return Ok(Some(row)) };
         let key = keys::entry(hint.directory, hint.sequence);
-        let is_made = record.changes.iter().any(|change| matches!(change, Change::Put { key: made, .. } if *made == key.as_slice()));
+        let is_made = record
+            .changes
+            .iter()
+            .any(|change| matches!(change, Change::Put { key: made, .. } if *made == key.as_slice()));
         if !is_made && dataset.files().look_at_table(|table| table.get(&key))?.is_none() {
             row.hint = dataset.files().attributes(&dataset.files().inode(number))?.hint;
         }
@@ -111,7 +127,9 @@ impl Skipped {
             match dataset.files().attributes(&dataset.files().inode(number)) {
                 Ok(here) => {
                     let links = i64::from(row.links) - i64::from(here.links);
-                    let size = i64::try_from(row.size).unwrap_or(i64::MAX).saturating_sub(i64::try_from(here.size).unwrap_or(i64::MAX));
+                    let size = i64::try_from(row.size)
+                        .unwrap_or(i64::MAX)
+                        .saturating_sub(i64::try_from(here.size).unwrap_or(i64::MAX));
                     self.ahead.insert(inode, Ahead { links, size });
                 }
                 Err(error) => {

@@ -1,5 +1,5 @@
-//! The engine over a store in memory: what is committed is there after reopening, snapshots keep what they saw, and no frame is lost, freed twice or
-//! counted wrong.
+//! The engine over a store in memory: what is committed is there after reopening, snapshots keep
+//! what they saw, and no frame is lost, freed twice or counted wrong.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -137,8 +137,11 @@ fn reopen(storage: &Arc<MapStorage>) -> Pool {
         let durable = state.durable;
         // What no commit named is not there after a crash.
         state.frames.retain(|_, (_, birth)| *birth <= durable.0);
-        state.charged =
-            state.frames.values().map(|(content, _)| (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16)).sum();
+        state.charged = state
+            .frames
+            .values()
+            .map(|(content, _)| (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16))
+            .sum();
         state.freed.clear();
         durable
     };
@@ -159,7 +162,11 @@ fn put(dataset: &Dataset, name: &str, content: &[u8]) {
 
 fn make(dataset: &Dataset, directory: &Inode, name: &str, file_type: FileType) -> Arc<Inode> {
     let new = |parent: &ParentView| {
-        Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: vec![(b"user.x".to_vec(), vec![3; 5000])] })
+        Ok(NewInode {
+            row: Row::new(file_type, 0o644, parent.now),
+            target: None,
+            attributes: vec![(b"user.x".to_vec(), vec![3; 5000])],
+        })
     };
     dataset.files().make(directory, name.as_bytes(), b"", &new).unwrap().0
 }
@@ -178,7 +185,8 @@ fn contents<T: crate::files::Table>(files: &crate::files::Files<T>) -> Tree {
     read.collect()
 }
 
-/// Collects everything that a root reaches: frames by their names; one that a row shares by that row and since when as well.
+/// Collects everything that a root reaches: frames by their names; one that a row shares by that
+/// row and since when as well.
 #[derive(Default)]
 struct Reached(HashMap<Name, u64>);
 
@@ -189,7 +197,8 @@ impl Reached {
         self.0.insert((pointer.segment, pointer.index, Txg(0), Vec::new()), pointer.charged());
     }
 
-    /// The same, where rows that share something are those of the file system in which they came to: a clone may do the same at the same moment.
+    /// The same, where rows that share something are those of the file system in which they came
+    /// to: a clone may do the same at the same moment.
     fn of(self, id: u64, origins: &HashMap<u64, (u64, Txg)>) -> HashMap<Name, u64> {
         let one = |((segment, index, since, mut key), charged): (Name, u64)| {
             if since != Txg(0) {
@@ -247,8 +256,8 @@ impl Visitor for CatalogFrames {
     }
 }
 
-/// After a commit: the frames in the store are exactly those that the catalog, heads, snapshots and the list of what is being freed reach; and what
-/// every head is charged is what it reaches.
+/// After a commit: the frames in the store are exactly those that the catalog, heads, snapshots and
+/// the list of what is being freed reach; and what every head is charged is what it reaches.
 fn check(pool: &Pool, storage: &MapStorage) {
     for _ in 0..3 {
         pool.commit().unwrap();
@@ -443,7 +452,9 @@ fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Ste
                 tree.insert(b, content);
             }
         }
-        Step::Share(d, a, b) => share(&pool.dataset(model.pick(d)).unwrap(), model.live.get_mut(&model.pick(d)).unwrap(), a, b),
+        Step::Share(d, a, b) => {
+            share(&pool.dataset(model.pick(d)).unwrap(), model.live.get_mut(&model.pick(d)).unwrap(), a, b)
+        }
         Step::Commit => {
             pool.commit().unwrap();
         }
@@ -488,7 +499,8 @@ fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Ste
             let before = pool.admin.lock().catalog.dataset(id).unwrap().origin;
             assert_eq!(pool.promote(id).is_ok(), before.is_some());
             if let Some((from, origin)) = before {
-                let moved: Vec<_> = model.snapshots.keys().filter(|(of, txg)| *of == from && *txg <= origin).copied().collect();
+                let moved: Vec<_> =
+                    model.snapshots.keys().filter(|(of, txg)| *of == from && *txg <= origin).copied().collect();
                 for (of, txg) in moved {
                     let snapshot = model.snapshots.remove(&(of, txg)).unwrap();
                     model.snapshots.insert((id, txg), snapshot);
@@ -522,7 +534,9 @@ fn a_clone_may_share_the_same_at_the_same_moment() {
     let mut pool = Pool::create(ground(&storage), "tank").unwrap();
     let mut model = Model::default();
     model.live.insert(pool.find("tank").unwrap().unwrap(), Tree::new());
-    for step in [Step::Put(0, 2, 2049), Step::Snapshot(0), Step::Clone(0, 0), Step::Share(1, 2, 3), Step::Share(0, 2, 3)] {
+    for step in
+        [Step::Put(0, 2, 2049), Step::Snapshot(0), Step::Clone(0, 0), Step::Share(1, 2, 3), Step::Share(0, 2, 3)]
+    {
         run(&mut pool, &storage, &mut model, &step);
     }
     check(&pool, &storage);
@@ -543,7 +557,8 @@ fn share(dataset: &Dataset, tree: &mut Tree, a: u8, b: u8) {
         // Patches belong to one file: such records are copied.
         let patched = files.attributes(&from).unwrap().flags & crate::rows::inode::flags::HAS_PATCHES != 0;
         assert!(shared > 0 || patched, "a whole file is shared");
-        let until = files.until_sharing(&from, &to, range).unwrap().map_or(content.len(), |until| done + until as usize);
+        let until =
+            files.until_sharing(&from, &to, range).unwrap().map_or(content.len(), |until| done + until as usize);
         let end = if shared > 0 { done + shared } else { until.min(content.len()) };
         if shared == 0 {
             files.write(&to, Some(done as u64), &content[done..end]).unwrap();
@@ -619,7 +634,8 @@ fn an_fsync_while_a_commit_is_under_way_waits_for_what_that_has_taken() {
         // The file itself, with an attribute that no record can hold.
         pool.commit().unwrap();
         put(&dataset, name, &vec![7; length]);
-        // What a commit does first: the content goes into the table, of which nothing is durable yet.
+        // What a commit does first: the content goes into the table, of which nothing is durable
+        // yet.
         let entered = pool.gate.enter();
         dataset.files().flush(entered.txg()).unwrap();
         drop(entered);
@@ -653,9 +669,11 @@ fn what_is_done_to_a_synced_file_takes_nothing_away_from_it() {
             files.write(&inode, Some(0), &vec![7; length]).unwrap();
             pool.sync_file(&dataset, &inode).unwrap();
         }
-        // What a kernel or a user does next: a new name, other times, an unsynced append. None of it is synced but for the names.
+        // What a kernel or a user does next: a new name, other times, an unsynced append. None of
+        // it is synced but for the names.
         files.rename((&root, b"new"), (&root, b"renamed"), MayReplace::Yes).unwrap();
-        let times = crate::files::AttributeChange { modified: Some(crate::files::TimeChange::Now), ..Default::default() };
+        let times =
+            crate::files::AttributeChange { modified: Some(crate::files::TimeChange::Now), ..Default::default() };
         files.set_attributes(&find(b"old"), &times).unwrap();
         files.write(&find(b"old"), None, b"unsynced").unwrap();
         files.set_attributes(&find(b"old"), &times).unwrap();
@@ -674,7 +692,11 @@ fn what_is_done_to_a_synced_file_takes_nothing_away_from_it() {
         for content in now.values_mut() {
             content.truncate(length);
         }
-        assert_eq!(now, Tree::from([("renamed".to_owned(), vec![7; length]), ("old".to_owned(), vec![7; length])]), "{length}");
+        assert_eq!(
+            now,
+            Tree::from([("renamed".to_owned(), vec![7; length]), ("old".to_owned(), vec![7; length])]),
+            "{length}"
+        );
     }
 }
 

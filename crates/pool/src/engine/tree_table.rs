@@ -1,6 +1,7 @@
 //! The rows of a dataset in its tree.
 //!
-//! Callers: files of a dataset, under the lock of their table. Invariant: what the tree holds in memory for a commit to come is counted.
+//! Callers: files of a dataset, under the lock of their table. Invariant: what the tree holds in
+//! memory for a commit to come is counted.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,12 +21,14 @@ pub struct TreeTable {
     frames: Arc<dyn Frames>,
     cache: Arc<Cache>,
     held: Share,
-    /// The cache's misses when this table last looked, and how many more times it looks for what is missing.
+    /// The cache's misses when this table last looked, and how many more times it looks for what is
+    /// missing.
     misses: AtomicU64,
     looks: AtomicU64,
 }
 
-/// After a miss of the cache so many keys are looked at for what is missing: each look is a way down the tree, which a warm cache does not need.
+/// After a miss of the cache so many keys are looked at for what is missing: each look is a way
+/// down the tree, which a warm cache does not need.
 const LOOKS: u64 = 512;
 
 impl std::fmt::Debug for TreeTable {
@@ -81,8 +84,8 @@ impl TreeTable {
 }
 
 impl TreeTable {
-    /// Finds what cannot be read before anything is changed, and which rows are there that are to go. The first change may still find it: nothing is half
-    /// done by then.
+    /// Finds what cannot be read before anything is changed, and which rows are there that are to
+    /// go. The first change may still find it: nothing is half done by then.
     fn prepare(&mut self, txg: Txg, turns: &Turns<'_>) -> Result<Found, PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
         let mut found = Found::of(turns.changes.len());
@@ -118,8 +121,9 @@ impl TreeTable {
     }
 }
 
-/// The changes of a batch in the order in which they are made: rows are put before others are removed. A leaf of which nothing is left goes, and its keys
-/// are those of a neighbour then, which nobody has made ready to take a row.
+/// The changes of a batch in the order in which they are made: rows are put before others are
+/// removed. A leaf of which nothing is left goes, and its keys are those of a neighbour then, which
+/// nobody has made ready to take a row.
 struct Turns<'b> {
     changes: &'b [RowChange],
     /// The last put of each key, where there are many changes.
@@ -133,7 +137,13 @@ impl<'b> Turns<'b> {
     fn of(changes: &'b [RowChange]) -> Self {
         let mut puts = HashMap::new();
         if changes.len() > FEW && changes.iter().any(|change| change.row.is_none()) {
-            puts.extend(changes.iter().enumerate().filter(|(_, change)| change.row.is_some()).map(|(at, change)| (&*change.key, at)));
+            puts.extend(
+                changes
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, change)| change.row.is_some())
+                    .map(|(at, change)| (&*change.key, at)),
+            );
         }
         Self { changes, puts }
     }
@@ -141,9 +151,9 @@ impl<'b> Turns<'b> {
     /// The changes with their places in the batch.
     fn in_order(&self) -> impl Iterator<Item = (usize, &'b RowChange)> + use<'b> {
         let changes = self.changes;
-        [false, true]
-            .into_iter()
-            .flat_map(move |removed| changes.iter().enumerate().filter(move |(_, change)| change.row.is_none() == removed))
+        [false, true].into_iter().flat_map(move |removed| {
+            changes.iter().enumerate().filter(move |(_, change)| change.row.is_none() == removed)
+        })
     }
 
     fn last_put(&self, key: &[u8]) -> Option<usize> {

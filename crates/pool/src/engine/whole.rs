@@ -1,4 +1,5 @@
-//! What concerns the pool as a whole: its root dataset, its own properties, its history, its size, and the names of files that are damaged.
+//! What concerns the pool as a whole: its root dataset, its own properties, its history, its size,
+//! and the names of files that are damaged.
 
 use super::Pool;
 use crate::catalog::{HistoryRow, PropertyRow, PropertySource};
@@ -40,7 +41,8 @@ impl Pool {
         Ok(rows.into_iter().map(|(name, row)| (name, row.value)).collect())
     }
 
-    /// Stores properties of the pool, or (`None`) removes them. Values are canonical; what they mean is the caller's.
+    /// Stores properties of the pool, or (`None`) removes them. Values are canonical; what they
+    /// mean is the caller's.
     ///
     /// # Errors
     /// Those of a commit.
@@ -84,12 +86,17 @@ impl Pool {
         walk(&Context { frames: &*self.frames, cache: &self.cache }, root, Txg(0), visitor)
     }
 
-    /// The paths of files below the root of their dataset, of the head or of the newest snapshot that has them: then with that snapshot's name. In the order of
-    /// the files. Each snapshot is opened once, and none that is not needed.
+    /// The paths of files below the root of their dataset, of the head or of the newest snapshot
+    /// that has them: then with that snapshot's name. In the order of the files. Each snapshot is
+    /// opened once, and none that is not needed.
     ///
     /// # Errors
     /// Those of the store; those that concern one file stand for its path.
-    pub fn paths_of(&self, dataset: u64, inodes: &[u64]) -> Result<Vec<Result<Option<FilePath>, PoolError>>, PoolError> {
+    pub fn paths_of(
+        &self,
+        dataset: u64,
+        inodes: &[u64],
+    ) -> Result<Vec<Result<Option<FilePath>, PoolError>>, PoolError> {
         let named = |files: &super::Dataset, inode: u64| {
             let files = files.files();
             match files.by_number(inode).and_then(|inode| files.path(&inode)) {
@@ -102,13 +109,15 @@ impl Pool {
         let mut look = |files: &super::Dataset, snapshot: Option<&str>| {
             let mut left = false;
             for (inode, found) in inodes.iter().zip(&mut found).filter(|(_, found)| matches!(found, Ok(None))) {
-                *found = named(files, *inode).map(|path| path.map(|path| FilePath { snapshot: snapshot.map(str::to_owned), path }));
+                *found = named(files, *inode)
+                    .map(|path| path.map(|path| FilePath { snapshot: snapshot.map(str::to_owned), path }));
                 left |= matches!(found, Ok(None));
             }
             left
         };
         let mut left = look(&*self.dataset(dataset)?, None);
-        let snapshots: Vec<(Txg, String)> = self.snapshot_rows(dataset)?.into_iter().map(|(txg, row)| (txg, row.name)).collect();
+        let snapshots: Vec<(Txg, String)> =
+            self.snapshot_rows(dataset)?.into_iter().map(|(txg, row)| (txg, row.name)).collect();
         for (txg, name) in snapshots.into_iter().rev() {
             if !left {
                 break;

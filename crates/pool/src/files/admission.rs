@@ -1,9 +1,12 @@
-//! Whether an operation may take what it needs: the rules of the dataset, quotas of owners, and the desk that knows all limits of the pool.
+//! Whether an operation may take what it needs: the rules of the dataset, quotas of owners, and the
+//! desk that knows all limits of the pool.
 //!
-//! An operation asks before it changes anything. What waits in memory stays promised until it is a frame; what a commit will write of the table is
-//! counted as it becomes dirty. So what was accepted finds room, and no figure is overrun between commits.
+//! An operation asks before it changes anything. What waits in memory stays promised until it is a
+//! frame; what a commit will write of the table is counted as it becomes dirty. So what was
+//! accepted finds room, and no figure is overrun between commits.
 //!
-//! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with one before it is told.
+//! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with
+//! one before it is told.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,9 +18,11 @@ use crate::pointer::{Pointer, Txg};
 use crate::rows::{Inode as Row, OwnerKind, OwnerUse, keys};
 use crate::space::{OwnerQuota, OwnerQuotas, Purpose};
 
-/// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is done.
+/// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is
+/// done.
 const ROWS: u64 = 1;
-/// After the removal of a file it may count for so long although it is closed: its last user is heard of later.
+/// After the removal of a file it may count for so long although it is closed: its last user is
+/// heard of later.
 const CLOSING: Duration = Duration::from_millis(100);
 const CLOSING_STEP: Duration = Duration::from_millis(5);
 /// How often a commit is tried to make room.
@@ -25,7 +30,8 @@ const RELIEFS: usize = 2;
 
 /// The desk of admission of a pool.
 pub trait Admission: Send + Sync {
-    /// Promises a dataset so many bytes, if all limits allow it; without a purpose as long as the pool has any room.
+    /// Promises a dataset so many bytes, if all limits allow it; without a purpose as long as the
+    /// pool has any room.
     ///
     /// # Errors
     /// [`FileError::Quota`], [`PoolError::NoSpace`].
@@ -37,14 +43,16 @@ pub trait Admission: Send + Sync {
     /// As [`Self::admit`].
     fn check(&self, dataset: u64, bytes: u64, purpose: Purpose) -> Result<()>;
 
-    /// What was promised has become a frame of this txg that is charged so much; 0 where none was needed.
+    /// What was promised has become a frame of this txg that is charged so much; 0 where none was
+    /// needed.
     fn turn(&self, dataset: u64, txg: Txg, promised: u64, charged: u64);
 
     /// The commit of this txg will write so much more of the table.
     fn dirtied(&self, dataset: u64, txg: Txg, bytes: u64);
 
-    /// Makes room by a commit, if one may help: where something is known to be `freed` by the next, or was done since the last; with a dataset, whose quota
-    /// was in the way, was done there. Whether there was one. Not under any lock.
+    /// Makes room by a commit, if one may help: where something is known to be `freed` by the next,
+    /// or was done since the last; with a dataset, whose quota was in the way, was done there.
+    /// Whether there was one. Not under any lock.
     ///
     /// # Errors
     /// Those of the engine.
@@ -85,7 +93,8 @@ impl Admission for Unlimited {
 pub enum AccessTimes {
     /// Never.
     Off,
-    /// When the noted time is not newer than the last change, or a day old (`relatime` of mount(8)).
+    /// When the noted time is not newer than the last change, or a day old (`relatime` of
+    /// mount(8)).
     #[default]
     Relative,
     /// Always.
@@ -110,7 +119,8 @@ pub struct Rules {
 pub enum Admit {
     /// If all limits allow it.
     Asked,
-    /// It was accepted before, by whoever collects writes: only a pool that has nothing left but what removals need refuses it.
+    /// It was accepted before, by whoever collects writes: only a pool that has nothing left but
+    /// what removals need refuses it.
     Held,
     /// It makes room in the end: no quota refuses it.
     Freeing,
@@ -164,8 +174,8 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// Promises an owner's writes to come so many bytes, if all limits allow them beside what is expected otherwise: by anybody, and by owners alone.
-    /// [`Self::withdraw`] ends the promise.
+    /// Promises an owner's writes to come so many bytes, if all limits allow them beside what is
+    /// expected otherwise: by anybody, and by owners alone. [`Self::withdraw`] ends the promise.
     ///
     /// # Errors
     /// As [`Self::would_admit`].
@@ -182,7 +192,8 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// So much of what was promised is not wanted any more, or is asked for now by what it was promised to.
+    /// So much of what was promised is not wanted any more, or is asked for now by what it was
+    /// promised to.
     pub fn withdraw(&self, bytes: u64) {
         if bytes > 0 {
             // Nothing of it is a frame, of whatever txg.
@@ -192,20 +203,26 @@ impl<T: Table> Files<T> {
 
     pub(super) fn check_writable(&self) -> Result<()> {
         if self.headless.load(Ordering::Relaxed) {
-            return Err(PoolError::Format(Damage::Structure("the head of the file system cannot be read: it is read-only")).into());
+            return Err(PoolError::Format(Damage::Structure(
+                "the head of the file system cannot be read: it is read-only",
+            ))
+            .into());
         }
         if self.rules.read().read_only && !self.is_replaying() { Err(FileError::ReadOnly) } else { Ok(()) }
     }
 
-    /// Runs an operation; where it is short of room, again after a commit that may have made some. Not under any lock.
+    /// Runs an operation; where it is short of room, again after a commit that may have made some.
+    /// Not under any lock.
     pub(super) fn with_relief<R>(&self, operation: impl Fn() -> Result<R>) -> Result<R> {
         self.with_relief_for(Admit::Asked, operation)
     }
 
-    /// The same; nothing that was held back waits for others who are short, since commits of snapshots wait for it.
+    /// The same; nothing that was held back waits for others who are short, since commits of
+    /// snapshots wait for it.
     pub(super) fn with_relief_for<R>(&self, admit: Admit, operation: impl Fn() -> Result<R>) -> Result<R> {
         let outcome = self.relieved(admit, &operation);
-        // Who has just removed a file may write at once: whoever had it open for him tells a little later that he has not any more.
+        // Who has just removed a file may write at once: whoever had it open for him tells a little
+        // later that he has not any more.
         let short = matches!(outcome, Err(FileError::Quota | FileError::Pool(PoolError::NoSpace)));
         if !short || !self.lost_name.lock().is_some_and(|since| since.elapsed() < CLOSING) {
             return outcome;
@@ -228,7 +245,8 @@ impl<T: Table> Files<T> {
         if !outcome.as_ref().is_err_and(is_shortage) {
             return outcome;
         }
-        // One after the other: what a commit gave to one who waited would be taken by those who came later.
+        // One after the other: what a commit gave to one who waited would be taken by those who
+        // came later.
         let _line = (admit == Admit::Asked).then(|| self.short.lock());
         outcome = operation();
         for _ in 0..RELIEFS {
@@ -236,13 +254,15 @@ impl<T: Table> Files<T> {
             let relieved = match &outcome {
                 Err(FileError::Pool(PoolError::NoSpace)) => self.admission.relieve(None, freed)?,
                 Err(FileError::Pool(PoolError::Quota { dataset })) => self.admission.relieve(Some(*dataset), freed)?,
-                // What waits counts as it may become at worst, and what lost its last name still counts.
+                // What waits counts as it may become at worst, and what lost its last name still
+                // counts.
                 Err(FileError::OwnerQuota) if freed || !self.waiting.lock().is_empty() => {
                     self.admission.relieve(Some(self.dataset), freed)?
                 }
                 _ => break,
             };
-            // Where nothing is left to commit, another's commit may have made room since the operation was refused.
+            // Where nothing is left to commit, another's commit may have made room since the
+            // operation was refused.
             outcome = operation();
             if !relieved {
                 break;
@@ -303,10 +323,14 @@ impl<T: Table> Files<T> {
 
     /// What an owner uses now, what waits in memory included.
     pub(super) fn owner_use(&self, (kind, id): (OwnerKind, u32)) -> Result<OwnerUse> {
-        // The table first: what the flush moves there in between is counted twice rather than not at all.
+        // The table first: what the flush moves there in between is counted twice rather than not
+        // at all.
         let (changed, waiting) = {
             let uses = self.uses.lock();
-            (uses.get(&(kind, id)).copied().unwrap_or_default(), self.waiting.lock().get(&(kind, id)).copied().unwrap_or_default())
+            (
+                uses.get(&(kind, id)).copied().unwrap_or_default(),
+                self.waiting.lock().get(&(kind, id)).copied().unwrap_or_default(),
+            )
         };
         let row = self.table.read().get(&keys::owner_use(kind, id))?;
         let stored = row.map_or(Ok(OwnerUse::default()), |row| OwnerUse::decode(&row))?;

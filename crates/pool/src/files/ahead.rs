@@ -1,7 +1,9 @@
 //! Reading ahead of a listing: what it comes to next is read and unpacked beside it.
 //!
-//! Called by `listing.rs`. Only the cache is filled: what a listing shows is decided when it looks, so it sees every change made before. Invariants:
-//! - what is read ahead is a hint: it may be dropped, and what goes wrong is met again by whoever needs it;
+//! Called by `listing.rs`. Only the cache is filled: what a listing shows is decided when it looks,
+//! so it sees every change made before. Invariants:
+//! - what is read ahead is a hint: it may be dropped, and what goes wrong is met again by whoever
+//!   needs it;
 //! - the thread is gone when the files are dropped, and after [`IDLE`] without anything to do.
 
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};

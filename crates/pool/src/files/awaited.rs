@@ -1,9 +1,12 @@
-//! Locks that are held for a few microseconds: whoever finds one taken looks again for a while before it sleeps.
+//! Locks that are held for a few microseconds: whoever finds one taken looks again for a while
+//! before it sleeps.
 //!
-//! Callers: everything in `files`. Going to sleep and being woken takes longer than what the holder does, above all where the processor has halted
-//! meanwhile: two threads that make files beside each other were slower together than one alone.
+//! Callers: everything in `files`. Going to sleep and being woken takes longer than what the holder
+//! does, above all where the processor has halted meanwhile: two threads that make files beside
+//! each other were slower together than one alone.
 //!
-//! Invariant: nobody looks again where there is one processor, and nobody for longer than [`LOOKS`] pauses: the holder may not be running.
+//! Invariant: nobody looks again where there is one processor, and nobody for longer than [`LOOKS`]
+//! pauses: the holder may not be running.
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

@@ -1,7 +1,8 @@
 //! Content: read, write; sizes and holes; the flush of what is held in memory.
 //!
-//! A file is cut into records of its record size. A write that covers a whole record becomes a frame at once; parts of records are collected in memory
-//! until the next flush. A record that is all zeros is a hole where content may be packed (as ZFS has it); content up to
+//! A file is cut into records of its record size. A write that covers a whole record becomes a
+//! frame at once; parts of records are collected in memory until the next flush. A record that is
+//! all zeros is a hole where content may be packed (as ZFS has it); content up to
 //! [`crate::rows::extent::INLINE_FILE`] bytes lies in the row.
 
 mod flush;
@@ -27,13 +28,15 @@ use crate::rows::extent::INLINE_FILE;
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::{Extent, FileType, Inode as Row, keys};
 
-/// So many leaves of extents are read before the table's lock is taken: more than a read of ordinary records needs.
+/// So many leaves of extents are read before the table's lock is taken: more than a read of
+/// ordinary records needs.
 const WARMED_LEAVES: usize = 8;
 
 /// The largest size of a file, bytes: offsets are signed.
 const SIZE_MOST: u64 = i64::MAX as u64;
 
-/// Reads of so much at once belong to a stream, bytes: the kernel asks so for files that are read from front to back.
+/// Reads of so much at once belong to a stream, bytes: the kernel asks so for files that are read
+/// from front to back.
 const STREAM: usize = 256 << 10;
 /// So far ahead of a stream devices are asked, bytes.
 const AHEAD: u64 = 8 << 20;
@@ -119,7 +122,11 @@ impl<T: Table> Files<T> {
                 copy_or_zero(part, &record.content, piece.from);
                 continue;
             }
-            match stored.binary_search_by_key(&piece.record, |(record, _)| *record).ok().and_then(|found| stored.get(found)) {
+            match stored
+                .binary_search_by_key(&piece.record, |(record, _)| *record)
+                .ok()
+                .and_then(|found| stored.get(found))
+            {
                 None => part.fill(0),
                 Some((_, Stored::Inline(content))) => copy_or_zero(part, content, piece.from),
                 Some((_, Stored::Frame(pointer))) if piece.from == 0 && pointer.logical as usize <= part.len() => {
@@ -152,10 +159,20 @@ impl<T: Table> Files<T> {
         Ok(length)
     }
 
-    /// Tells the devices what will be read: at once what is wanted now, and, where so much is wanted that it is a stream, what comes next.
-    fn expect_stored(&self, inode: &Inode, row: &Row, (first, last, length): (u64, u64, usize), stored: &[(u64, Stored)]) -> Result<()> {
+    /// Tells the devices what will be read: at once what is wanted now, and, where so much is
+    /// wanted that it is a stream, what comes next.
+    fn expect_stored(
+        &self,
+        inode: &Inode,
+        row: &Row,
+        (first, last, length): (u64, u64, usize),
+        stored: &[(u64, Stored)],
+    ) -> Result<()> {
         let frames = |stored: &[(u64, Stored)]| -> Vec<Pointer> {
-            stored.iter().filter_map(|(_, stored)| if let Stored::Frame(pointer) = stored { Some(*pointer) } else { None }).collect()
+            stored
+                .iter()
+                .filter_map(|(_, stored)| if let Stored::Frame(pointer) = stored { Some(*pointer) } else { None })
+                .collect()
         };
         let asked = inode.asked.load(Ordering::Relaxed);
         let window = (AHEAD >> self.shift_of(row)).max(1);
@@ -184,7 +201,8 @@ impl<T: Table> Files<T> {
     /// Writes at an offset; `None` appends.
     ///
     /// # Errors
-    /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where nothing could be written.
+    /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where nothing
+    /// could be written.
     pub fn write(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8]) -> Result<WriteOutcome> {
         let ahead = self.pack_ahead(inode, offset, data);
         self.with_relief(|| {
@@ -193,7 +211,8 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// As [`Self::write`], for what was stored to a mapping: nobody has been asked before. Where it is `timed`, the times stay, as in [`Self::write_held`].
+    /// As [`Self::write`], for what was stored to a mapping: nobody has been asked before. Where it
+    /// is `timed`, the times stay, as in [`Self::write_held`].
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -205,14 +224,23 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// As [`Self::write`], for what was accepted before: no limit refuses it any more. Where it is `timed`, the times stay: whoever held it back tells them
-    /// by himself, before or after.
+    /// As [`Self::write`], for what was accepted before: no limit refuses it any more. Where it is
+    /// `timed`, the times stay: whoever held it back tells them by himself, before or after.
     ///
     /// # Errors
-    /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where the pool has no room at all.
-    pub fn write_held(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8], timed: bool) -> Result<WriteOutcome> {
+    /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where the pool has
+    /// no room at all.
+    pub fn write_held(
+        &self,
+        inode: &Arc<Inode>,
+        offset: Option<u64>,
+        data: &[u8],
+        timed: bool,
+    ) -> Result<WriteOutcome> {
         let ahead = self.pack_ahead(inode, offset, data);
-        self.with_relief_for(Admit::Held, || self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Held, timed)))
+        self.with_relief_for(Admit::Held, || {
+            self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Held, timed))
+        })
     }
 
     fn write_admitted(
@@ -298,8 +326,15 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// The first content of a file, where it lies in its row: nothing of it stays in memory, and a record of the log holds it.
-    fn write_small(&self, txg: Txg, mut edited: Editing<'_>, data: &[u8], (admit, timed): (Admit, bool)) -> Result<WriteOutcome> {
+    /// The first content of a file, where it lies in its row: nothing of it stays in memory, and a
+    /// record of the log holds it.
+    fn write_small(
+        &self,
+        txg: Txg,
+        mut edited: Editing<'_>,
+        data: &[u8],
+        (admit, timed): (Admit, bool),
+    ) -> Result<WriteOutcome> {
         let promised = worst(data.len());
         self.admit_content(&edited.row, promised, admit)?;
         let mut batch = Batch::default();
@@ -315,7 +350,8 @@ impl<T: Table> Files<T> {
         applied.map(|()| WriteOutcome { written: data.len(), offset: 0, has_attributes })
     }
 
-    /// Replaces whole records, packed ahead or by several threads where that pays; answers how many bytes of them, from the front, and what stopped it.
+    /// Replaces whole records, packed ahead or by several threads where that pays; answers how many
+    /// bytes of them, from the front, and what stopped it.
     fn write_records(
         &self,
         txg: Txg,
@@ -336,12 +372,16 @@ impl<T: Table> Files<T> {
             admitted
         };
         let records: Vec<&(Piece, &[u8])> = records.iter().take_while(admitted).collect();
-        let forms: Vec<Form> = records.iter().map(|(piece, content)| form_of(&storing, piece.record, content)).collect();
+        let forms: Vec<Form> =
+            records.iter().map(|(piece, content)| form_of(&storing, piece.record, content)).collect();
         let framed = records.iter().zip(&forms).filter(|(_, form)| **form == Form::Frame);
-        let frames: Vec<NewFrame<'_>> =
-            framed.map(|((piece, content), _)| self.new_frame(&storing, txg, (number, piece.record << shift), content)).collect();
+        let frames: Vec<NewFrame<'_>> = framed
+            .map(|((piece, content), _)| self.new_frame(&storing, txg, (number, piece.record << shift), content))
+            .collect();
         let mut pointers = Vec::with_capacity(frames.len());
-        let outcome = match ahead.and_then(|ahead| ahead.of(&storing, shift, frames.iter().map(|frame| frame.owner.offset >> shift))) {
+        let outcome = match ahead
+            .and_then(|ahead| ahead.of(&storing, shift, frames.iter().map(|frame| frame.owner.offset >> shift)))
+        {
             Some(packed) => frames.iter().zip(packed).try_for_each(|(frame, packed)| {
                 pointers.push(self.frames.write_packed(frame, packed)?);
                 Ok(())
@@ -385,7 +425,8 @@ impl<T: Table> Files<T> {
         self.became(txg, row, buffered, 0);
     }
 
-    /// Content that waited in memory has become a frame that is charged so much; 0 where none was needed.
+    /// Content that waited in memory has become a frame that is charged so much; 0 where none was
+    /// needed.
     pub(super) fn became(&self, txg: Txg, row: &Row, buffered: &Buffered, charged: u64) {
         self.buffered.shrink(buffered.held());
         self.admission.turn(self.dataset, txg, buffered.promised, charged);
@@ -398,7 +439,13 @@ impl<T: Table> Files<T> {
     }
 
     /// The record's row becomes this; the frame that it named is freed.
-    pub(super) fn replace(&self, edited: &mut Editing<'_>, record: u64, new: Option<Extent<'_>>, batch: &mut Batch) -> Result<()> {
+    pub(super) fn replace(
+        &self,
+        edited: &mut Editing<'_>,
+        record: u64,
+        new: Option<Extent<'_>>,
+        batch: &mut Batch,
+    ) -> Result<()> {
         let key = keys::extent(edited.number, record);
         let read = self.table.read().get(&key);
         let named = read.and_then(|old| {
@@ -406,7 +453,9 @@ impl<T: Table> Files<T> {
             Ok((old.is_some(), dead))
         });
         let (existed, old) = named.inspect_err(|_| self.give_back(new.as_ref()))?;
-        let patches = self.stored_patches(&edited.row, edited.number, record, record).inspect_err(|_| self.give_back(new.as_ref()))?;
+        let patches = self
+            .stored_patches(&edited.row, edited.number, record, record)
+            .inspect_err(|_| self.give_back(new.as_ref()))?;
         let mut charged = -(self.drop_patches(patches, edited.number, batch) as i64);
         if let Some(dead) = old {
             charged -= dead.charged as i64;
@@ -441,7 +490,13 @@ impl<T: Table> Files<T> {
     }
 
     /// A frame of file content.
-    pub(super) fn new_frame<'a>(&self, storing: &Storing, birth: Txg, (object, offset): (u64, u64), content: &'a [u8]) -> NewFrame<'a> {
+    pub(super) fn new_frame<'a>(
+        &self,
+        storing: &Storing,
+        birth: Txg,
+        (object, offset): (u64, u64),
+        content: &'a [u8],
+    ) -> NewFrame<'a> {
         let owner = Owner { dataset: self.dataset, object, offset };
         let (packing, checksum) = (storing.packing, storing.checksum);
         NewFrame { stream: Stream::Data, kind: FrameKind::Data, owner, birth, content, packing, checksum }
@@ -620,7 +675,8 @@ fn copy_or_zero(part: &mut [u8], content: &[u8], from: usize) {
 }
 
 fn is_zero(content: &[u8]) -> bool {
-    // Most content is not, which its first bytes tell; the rest in steps that the compiler turns into wide instructions.
+    // Most content is not, which its first bytes tell; the rest in steps that the compiler turns
+    // into wide instructions.
     let mut parts = content.chunks(256);
     parts.all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
 }

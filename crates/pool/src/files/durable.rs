@@ -1,7 +1,8 @@
 //! What an fsync needs of a file, and the replay of what was recorded.
 //!
-//! Content in memory is recorded when somebody asks for it, never before; content that went to frames already is durable with the next commit only. Replay
-//! is called before anybody uses the dataset; it ends with a commit.
+//! Content in memory is recorded when somebody asks for it, never before; content that went to
+//! frames already is durable with the next commit only. Replay is called before anybody uses the
+//! dataset; it ends with a commit.
 //!
 //! Invariant: applying a record twice is applying it once.
 
@@ -47,7 +48,11 @@ impl<T: Table> Files<T> {
             if let Some(part) = &buffered.unrecorded
                 && let Some(data) = buffered.content.get(part.clone())
             {
-                changes.push(Change::Write { inode: inode.number(), offset: (record << shift) + part.start as u64, data });
+                changes.push(Change::Write {
+                    inode: inode.number(),
+                    offset: (record << shift) + part.start as u64,
+                    data,
+                });
             }
             for (from, data) in buffered.fragments.unrecorded() {
                 changes.push(Change::Write { inode: inode.number(), offset: (record << shift) + from as u64, data });
@@ -63,7 +68,8 @@ impl<T: Table> Files<T> {
             buffered.unrecorded = None;
             buffered.fragments.recorded();
         }
-        // The log has all of it now: whatever it is told of the inode next (a new name, other times) must not cut the file off again.
+        // The log has all of it now: whatever it is told of the inode next (a new name, other
+        // times) must not cut the file off again.
         active.stored_size = row.size;
         Ok(Durable::Logged(ticket))
     }
@@ -81,9 +87,9 @@ impl<T: Table> Files<T> {
             Change::Put { key, .. } | Change::Delete { key } => {
                 row(key)?;
                 match keys::Key::decode(key)? {
-                    keys::Key::Extent { inode, .. } | keys::Key::Patch { inode, .. } | keys::Key::Xattr { inode, .. } => {
-                        row(&keys::inode(inode)).map(drop)
-                    }
+                    keys::Key::Extent { inode, .. }
+                    | keys::Key::Patch { inode, .. }
+                    | keys::Key::Xattr { inode, .. } => row(&keys::inode(inode)).map(drop),
                     _ => Ok(()),
                 }
             }
@@ -121,7 +127,9 @@ impl<T: Table> Files<T> {
             }
             Change::Put { key, value } => self.replay_put(key, value),
             Change::Delete { key } => self.replay_delete(key),
-            Change::DeleteRange { .. } => Err(PoolError::Refused("a log with ranges, which this version does not write".to_owned()).into()),
+            Change::DeleteRange { .. } => {
+                Err(PoolError::Refused("a log with ranges, which this version does not write".to_owned()).into())
+            }
         }
     }
 
@@ -146,10 +154,16 @@ impl<T: Table> Files<T> {
             // The cut makes it by itself.
             keys::Key::Cut(_) => 0,
             keys::Key::Patch { .. } => {
-                return Err(PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into());
+                return Err(PoolError::Refused(
+                    "a log that names frames, which this version does not write".to_owned(),
+                )
+                .into());
             }
             keys::Key::Extent { .. } if !matches!(Extent::decode(value)?, Extent::Inline(_)) => {
-                return Err(PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into());
+                return Err(PoolError::Refused(
+                    "a log that names frames, which this version does not write".to_owned(),
+                )
+                .into());
             }
             _ => {
                 self.replay_row(key, value)?;
@@ -163,7 +177,9 @@ impl<T: Table> Files<T> {
 
     fn replay_attribute(&self, key: &[u8], value: &[u8], inode: u64, name: &[u8]) -> Result<()> {
         let Xattr::Inline(content) = Xattr::decode(value)? else {
-            return Err(PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into());
+            return Err(
+                PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into()
+            );
         };
         match self.set_attribute(&self.known.get(inode), name, content, None, None) {
             // The attributes of a new file come before its inode.
@@ -185,7 +201,8 @@ impl<T: Table> Files<T> {
         if matches!(self.attributes(&inode), Err(FileError::NotFound)) {
             let entered = self.gate.enter();
             let mut batch = Batch::default();
-            let new = Row { size: if row.file_type() == Some(FileType::Regular) { 0 } else { row.size }, charged: 0, ..*row };
+            let new =
+                Row { size: if row.file_type() == Some(FileType::Regular) { 0 } else { row.size }, charged: 0, ..*row };
             batch.put(&keys::inode(number), new.encode());
             self.apply(entered.txg(), &batch)?;
             self.numbers.objects.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -204,7 +221,8 @@ impl<T: Table> Files<T> {
             flags: Some(row.flags),
         };
         let now = self.set_attributes(&inode, &change)?;
-        // What lies behind the end and cannot be read keeps no pool from being imported: it goes before the file grows.
+        // What lies behind the end and cannot be read keeps no pool from being imported: it goes
+        // before the file grows.
         if let Err(error) = self.finish_cut(&inode, now) {
             if !is_unreadable(&error) {
                 return Err(error);
@@ -228,7 +246,8 @@ impl<T: Table> Files<T> {
         let entered = self.gate.enter();
         let mut batch = Batch::default();
         match keys::Key::decode(key)? {
-            // A record or a patch behind the end of a file, a long attribute: the frame goes with the row.
+            // A record or a patch behind the end of a file, a long attribute: the frame goes with
+            // the row.
             keys::Key::Extent { inode, .. } => {
                 let inode = self.known.get(inode);
                 let mut edited = match self.edit(&inode) {

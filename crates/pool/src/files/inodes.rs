@@ -87,7 +87,8 @@ impl Drop for Inode {
 pub(super) struct Active {
     /// The attributes as everybody sees them.
     pub(super) row: Row,
-    /// The size that the content in the table, or in the log, supports; what is put into the table, and so into the log, has this one.
+    /// The size that the content in the table, or in the log, supports; what is put into the table,
+    /// and so into the log, has this one.
     pub(super) stored_size: u64,
     /// Whether the row differs from the table's.
     pub(super) changed: bool,
@@ -102,7 +103,8 @@ pub(super) struct Active {
 }
 
 impl Active {
-    /// The attributes as users see them: content that waits in memory counts as well, as it is, unpacked.
+    /// The attributes as users see them: content that waits in memory counts as well, as it is,
+    /// unpacked.
     pub(super) fn shown(&self) -> Row {
         let waiting: u64 = self.records.values().map(|record| record.content.len() as u64).sum();
         Row { charged: self.row.charged.saturating_add(waiting), ..self.row }
@@ -110,7 +112,9 @@ impl Active {
 
     /// Whether the table does not have all of it.
     fn differs(&self) -> bool {
-        self.changed || !self.records.is_empty() || (self.stored_size != self.row.size && self.row.file_type() == Some(FileType::Regular))
+        self.changed
+            || !self.records.is_empty()
+            || (self.stored_size != self.row.size && self.row.file_type() == Some(FileType::Regular))
     }
 }
 
@@ -189,7 +193,8 @@ pub struct AttributeChange {
     pub modified: Option<TimeChange>,
     /// Time of change; where it stays, another size leaves the modification time as well.
     pub changed: ChangedTime,
-    /// Takes set-user-id, and set-group-id where the group may execute, as a write by somebody else does.
+    /// Takes set-user-id, and set-group-id where the group may execute, as a write by somebody else
+    /// does.
     pub kill_privileges: bool,
     /// File flags, all bits.
     pub flags: Option<u32>,
@@ -337,7 +342,8 @@ impl<T: Table> Files<T> {
         });
     }
 
-    /// Ends an edit: an inode that differs from the table is noted for the next flush, any other is no longer active.
+    /// Ends an edit: an inode that differs from the table is noted for the next flush, any other is
+    /// no longer active.
     pub(super) fn finish(&self, inode: &Arc<Inode>, mut edited: Editing<'_>) {
         if edited.row.flags & CUT != 0 {
             // Whoever cuts goes on with it; where he cannot, or was gone, it is swept.
@@ -354,13 +360,16 @@ impl<T: Table> Files<T> {
     /// Changes attributes; answers what they are then.
     ///
     /// # Errors
-    /// [`FileError::IsDirectory`] or [`FileError::Invalid`] for the size of what has none, [`FileError::TooLarge`].
+    /// [`FileError::IsDirectory`] or [`FileError::Invalid`] for the size of what has none,
+    /// [`FileError::TooLarge`].
     pub fn set_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<Row> {
         self.with_relief(|| {
             self.admit_rows(Purpose::Free)?;
             self.change_attributes(inode, change)
         })
-        .and_then(|row| if change.size.is_some() && !self.is_replaying() { self.finish_cut(inode, row) } else { Ok(row) })
+        .and_then(|row| {
+            if change.size.is_some() && !self.is_replaying() { self.finish_cut(inode, row) } else { Ok(row) }
+        })
     }
 
     fn change_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<Row> {
@@ -384,11 +393,13 @@ impl<T: Table> Files<T> {
         if changed.is_ok() {
             self.settle(txg, &before, &mut edited);
             if (before.uid, before.gid) != (row.uid, row.gid) {
-                // What it was charged before is the old owner's, and what follows from the size is in the batch.
+                // What it was charged before is the old owner's, and what follows from the size is
+                // in the batch.
                 let charged = i64::try_from(row.charged).unwrap_or(i64::MAX);
                 self.count_owner(&before, charged.saturating_neg(), -1);
                 self.count_owner(&row, charged, 1);
-                let waiting: u64 = edited.active.iter().flat_map(|active| active.records.values()).map(|record| record.promised).sum();
+                let waiting: u64 =
+                    edited.active.iter().flat_map(|active| active.records.values()).map(|record| record.promised).sum();
                 self.count_waiting(&before, -(waiting as i64));
                 self.count_waiting(&row, waiting as i64);
             }
@@ -402,7 +413,13 @@ impl<T: Table> Files<T> {
         changed.map(|()| row)
     }
 
-    fn change_edited(&self, txg: Txg, edited: &mut Editing<'_>, change: &AttributeChange, batch: &mut Batch) -> Result<()> {
+    fn change_edited(
+        &self,
+        txg: Txg,
+        edited: &mut Editing<'_>,
+        change: &AttributeChange,
+        batch: &mut Batch,
+    ) -> Result<()> {
         let now = (self.clock)();
         self.judge_new_owner(&edited.row, change)?;
         if let Some(size) = change.size.filter(|size| !change.only_longer || *size > edited.row.size) {
@@ -431,8 +448,9 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Notes that the content was read, if access times are kept; with `relatime` as mount(8) has it: when the noted time is not newer than the last
-    /// change, or a day old. Nobody's reading fails by that: where it cannot be noted, it is not.
+    /// Notes that the content was read, if access times are kept; with `relatime` as mount(8) has
+    /// it: when the noted time is not newer than the last change, or a day old. Nobody's reading
+    /// fails by that: where it cannot be noted, it is not.
     pub fn touch(&self, inode: &Arc<Inode>) {
         // Whatever is wrong with the inode is told to whoever asks for its attributes.
         if let Err(error) = self.note_access(inode) {
@@ -444,7 +462,9 @@ impl<T: Table> Files<T> {
         const DAY: i64 = 24 * 60 * 60;
         let now = (self.clock)();
         let due = |row: &Row| {
-            row.accessed <= row.modified || row.accessed <= row.changed || now.seconds.saturating_sub(row.accessed.seconds) >= DAY
+            row.accessed <= row.modified
+                || row.accessed <= row.changed
+                || now.seconds.saturating_sub(row.accessed.seconds) >= DAY
         };
         let access = self.rules.read().access;
         let off = access == AccessTimes::Off || self.check_writable().is_err();
@@ -487,7 +507,8 @@ impl<T: Table> Files<T> {
         if let Err(error) = &put
             && is_rotten(error)
         {
-            // Numbers that are given now could be given again: nobody changes anything here until it can be noted, and the others go on.
+            // Numbers that are given now could be given again: nobody changes anything here until
+            // it can be noted, and the others go on.
             if !self.headless.swap(true, std::sync::atomic::Ordering::Relaxed) {
                 tracing::error!(dataset = self.dataset, %error, "the head of a file system cannot be read: it is read-only");
             }
@@ -529,9 +550,17 @@ impl<T: Table> Files<T> {
         let key = keys::owner_use(kind, id);
         let mut used = table.get(&key)?.map_or(Ok(OwnerUse::default()), |row| OwnerUse::decode(&row))?;
         if used.bytes.checked_add_signed(bytes).is_none() || used.objects.checked_add_signed(objects).is_none() {
-            tracing::error!(?kind, id, ?used, bytes, objects, "the use of an owner was counted wrong: it begins anew at nothing");
+            tracing::error!(
+                ?kind,
+                id,
+                ?used,
+                bytes,
+                objects,
+                "the use of an owner was counted wrong: it begins anew at nothing"
+            );
         }
-        (used.bytes, used.objects) = (used.bytes.saturating_add_signed(bytes), used.objects.saturating_add_signed(objects));
+        (used.bytes, used.objects) =
+            (used.bytes.saturating_add_signed(bytes), used.objects.saturating_add_signed(objects));
         if used == OwnerUse::default() {
             batch.remove(&key);
         } else {
@@ -541,13 +570,15 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// Times of a file that has lost its last name for good: they live as long as it is held, so nothing but memory has to know them. The kernel tells one
-/// with each removal where it keeps times itself.
+/// Times of a file that has lost its last name for good: they live as long as it is held, so
+/// nothing but memory has to know them. The kernel tells one with each removal where it keeps times
+/// itself.
 fn change_nameless(edited: &mut Editing<'_>, change: &AttributeChange, now: Timestamp) -> Option<Row> {
     let AttributeChange { accessed, modified, changed, .. } = *change;
     let only_times = AttributeChange { accessed, modified, changed, ..AttributeChange::default() };
     let row = &mut edited.row;
-    let active = edited.active.as_mut().filter(|active| active.nameless && !active.linkable && *change == only_times)?;
+    let active =
+        edited.active.as_mut().filter(|active| active.nameless && !active.linkable && *change == only_times)?;
     apply_change(row, change, now);
     active.row = *row;
     Some(active.shown())

@@ -1,7 +1,8 @@
-//! Which inodes are known: while somebody holds one, everybody gets the same; when the last holder lets go of one that has no name left, its number goes
-//! to the list of those that are to be freed.
+//! Which inodes are known: while somebody holds one, everybody gets the same; when the last holder
+//! lets go of one that has no name left, its number goes to the list of those that are to be freed.
 //!
-//! Invariant: an entry of the table leads to an inode that lives, or is taken out by the one that ends.
+//! Invariant: an entry of the table leads to an inode that lives, or is taken out by the one that
+//! ends.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -34,7 +35,8 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // By the golden ratio (Knuth, The Art of Computer Programming, 6.4), with the upper half, which depends on all bits, in the lower one too.
+        // By the golden ratio (Knuth, The Art of Computer Programming, 6.4), with the upper half,
+        // which depends on all bits, in the lower one too.
         let product = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = product ^ (product >> 32);
     }

@@ -1,11 +1,15 @@
-//! Listings: the entries of a directory in the order of their creation, with attributes where they are wanted.
+//! Listings: the entries of a directory in the order of their creation, with attributes where they
+//! are wanted.
 //!
-//! An entry's sequence is the cookie: it is unique, never given twice, and stays while the name stays; so a listing may be left and taken up again at any
-//! time, over a remount as well, and shows every name that is there throughout exactly once. New names have higher ones: a listing that ends at the
-//! sequence that was next when it began ends, whatever is made or renamed meanwhile.
+//! An entry's sequence is the cookie: it is unique, never given twice, and stays while the name
+//! stays; so a listing may be left and taken up again at any time, over a remount as well, and
+//! shows every name that is there throughout exactly once. New names have higher ones: a listing
+//! that ends at the sequence that was next when it began ends, whatever is made or renamed
+//! meanwhile.
 //!
-//! Inodes are numbered in the order in which their names were made, so the attributes of a directory's files lie together as well: where they do, they
-//! are read in one pass beside that over the names, not one by one.
+//! Inodes are numbered in the order in which their names were made, so the attributes of a
+//! directory's files lie together as well: where they do, they are read in one pass beside that
+//! over the names, not one by one.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,13 +53,15 @@ pub struct Seen<'a> {
 const TOGETHER: usize = 512;
 /// And at least so many, where more are wanted than were expected.
 const FEWEST: usize = 16;
-/// Of so many files it is kept which have no extended attributes: whoever wants so many often asks for the access control list of each.
+/// Of so many files it is kept which have no extended attributes: whoever wants so many often asks
+/// for the access control list of each.
 const LONG: usize = 64;
-/// Attributes are read in one pass where at most so many inodes lie between the first and the last for each that is wanted.
+/// Attributes are read in one pass where at most so many inodes lie between the first and the last
+/// for each that is wanted.
 const DENSE: u64 = 8;
 
-/// Some entries, their names in one buffer, their attributes, where they are wanted, in another one: most listings go without, and each entry is
-/// written and read once more on its way.
+/// Some entries, their names in one buffer, their attributes, where they are wanted, in another
+/// one: most listings go without, and each entry is written and read once more on its way.
 #[derive(Default)]
 struct Chunk {
     names: Vec<u8>,
@@ -96,7 +102,8 @@ const CHUNK_LEAVES: usize = 8;
 const NEAR_LEAVES: usize = 24;
 /// ... so many of them: 2 MiB.
 const FAR_LEAVES: usize = 64;
-/// So often rows are looked at again after something that was missing was read; then they are read as they are.
+/// So often rows are looked at again after something that was missing was read; then they are read
+/// as they are.
 const LOOKS_MOST: usize = 3;
 
 /// The rows of inodes from one to another.
@@ -126,14 +133,16 @@ impl<T: Table> Files<T> {
         Ok(listed)
     }
 
-    /// Above the sequences of all names that are there now, and not above those of names that will be.
+    /// Above the sequences of all names that are there now, and not above those of names that will
+    /// be.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
         self.numbers.next.load(Ordering::Relaxed)
     }
 
-    /// Shows the entries behind the sequence `behind` (0: from the beginning) and below `end` until `visit` answers false. About `expected` of them will be wanted.
-    /// The visitor may do whatever it likes: no lock is held.
+    /// Shows the entries behind the sequence `behind` (0: from the beginning) and below `end` until
+    /// `visit` answers false. About `expected` of them will be wanted. The visitor may do whatever
+    /// it likes: no lock is held.
     ///
     /// # Errors
     /// [`FileError::NotDirectory`], those of the engine.
@@ -180,21 +189,24 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Whether a file is known, without a look at the table, to have no extended attributes, and so no access control list. Those are that a listing with
-    /// attributes has just shown, or that were looked at.
+    /// Whether a file is known, without a look at the table, to have no extended attributes, and so
+    /// no access control list. Those are that a listing with attributes has just shown, or that
+    /// were looked at.
     #[must_use]
     pub fn is_bare(&self, number: u64) -> bool {
         self.recent.is_bare(number)
     }
 
-    /// Has what comes behind these entries read beside whoever gets them now, with the inodes of so many names where they are wanted.
+    /// Has what comes behind these entries read beside whoever gets them now, with the inodes of so
+    /// many names where they are wanted.
     fn read_ahead(&self, (directory, end): (u64, u64), inodes_of: Option<u64>, chunk: &Chunk) -> Result<()> {
         let Some(last) = chunk.entries.last() else { return Ok(()) };
         let leaves = (NEAR_LEAVES, FAR_LEAVES);
         let table = self.table.read();
         let names = table.absent_ahead(&entries(directory, last.sequence, end), leaves)?;
         // Where inodes lie in the order of the names, those of the names to come follow.
-        let ordered = chunk.entries.is_sorted_by(|one, next| one.number < next.number && next.number - one.number <= DENSE);
+        let ordered =
+            chunk.entries.is_sorted_by(|one, next| one.number < next.number && next.number - one.number <= DENSE);
         let rows = match inodes_of.filter(|_| ordered) {
             Some(names) => table.absent_ahead(&inodes(last.number, last.number.saturating_add(names)), leaves)?,
             None => None,
@@ -204,7 +216,8 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Reads the next entries, and the attributes that the table has of them, as they are at one moment.
+    /// Reads the next entries, and the attributes that the table has of them, as they are at one
+    /// moment.
     fn read_chunk(&self, range: Range<Vec<u8>>, (attributes, wanted): (bool, usize), chunk: &mut Chunk) -> Result<()> {
         self.warm_range(&range, CHUNK_LEAVES)?;
         let mut looks = 0..LOOKS_MOST;
@@ -220,13 +233,16 @@ impl<T: Table> Files<T> {
             if !attributes {
                 return Ok(());
             }
-            // Entries made with their inodes are in the inodes' order; links and renamed files are among them anywhere.
-            let mut order: Vec<(u64, usize)> = chunk.entries.iter().enumerate().map(|(at, found)| (found.number, at)).collect();
+            // Entries made with their inodes are in the inodes' order; links and renamed files are
+            // among them anywhere.
+            let mut order: Vec<(u64, usize)> =
+                chunk.entries.iter().enumerate().map(|(at, found)| (found.number, at)).collect();
             order.sort_unstable();
             if looks.next().is_none() {
                 break (table, order);
             }
-            // Nobody is to wait at the table for a device: what is missing is read without its lock, then all is looked at again.
+            // Nobody is to wait at the table for a device: what is missing is read without its
+            // lock, then all is looked at again.
             let mut absent = Vec::new();
             for group in order.chunk_by(|(one, _), (next, _)| next - one <= DENSE) {
                 if let (Some((first, _)), Some((last, _))) = (group.first(), group.last()) {

@@ -1,7 +1,9 @@
 //! Names: look-up, new files, links, removal, rename.
 //!
-//! Invariants: whoever looks for a name finds the one that is the same in this file system ([`crate::rows::Folding`]), and it keeps the spelling that it was
-//! given; whoever changes names holds `names` for the whole operation, and applies one batch; look-ups take the table's lock alone.
+//! Invariants: whoever looks for a name finds the one that is the same in this file system
+//! ([`crate::rows::Folding`]), and it keeps the spelling that it was given; whoever changes names
+//! holds `names` for the whole operation, and applies one batch; look-ups take the table's lock
+//! alone.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -112,7 +114,11 @@ impl<T: Table> Files<T> {
     fn check_new_name(&self, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let utf8 = name.is_ascii() || std::str::from_utf8(name).is_ok();
-        if utf8 || self.numbers.folding.normal == Normal::None && !self.rules.read().utf8_only { Ok(()) } else { Err(FileError::NotUtf8) }
+        if utf8 || self.numbers.folding.normal == Normal::None && !self.rules.read().utf8_only {
+            Ok(())
+        } else {
+            Err(FileError::NotUtf8)
+        }
     }
 
     fn directory_row(&self, directory: &Inode) -> Result<Row> {
@@ -140,11 +146,12 @@ impl<T: Table> Files<T> {
         Ok(None)
     }
 
-    /// Makes a file and gives it a name. `new` sees the directory as it is at that moment, and the value of the directory's extended attribute
-    /// `inherited` (its default access control list).
+    /// Makes a file and gives it a name. `new` sees the directory as it is at that moment, and the
+    /// value of the directory's extended attribute `inherited` (its default access control list).
     ///
     /// # Errors
-    /// [`FileError::Exists`], [`FileError::NotFound`] for a removed directory, [`FileError::NotDirectory`], [`FileError::NameTooLong`].
+    /// [`FileError::Exists`], [`FileError::NotFound`] for a removed directory,
+    /// [`FileError::NotDirectory`], [`FileError::NameTooLong`].
     pub fn make(
         &self,
         directory: &Inode,
@@ -298,8 +305,8 @@ impl<T: Table> Files<T> {
     /// Gives a file a further name.
     ///
     /// # Errors
-    /// As [`Self::make`]; [`FileError::NotPermitted`] for directories, [`FileError::NotFound`] for a file that lost its last name,
-    /// [`FileError::TooManyLinks`].
+    /// As [`Self::make`]; [`FileError::NotPermitted`] for directories, [`FileError::NotFound`] for
+    /// a file that lost its last name, [`FileError::TooManyLinks`].
     pub fn link(&self, inode: &Arc<Inode>, directory: &Inode, name: &[u8]) -> Result<Row> {
         self.check_new_name(name)?;
         self.with_relief(|| self.admit_rows(Purpose::Write))?;
@@ -323,7 +330,12 @@ impl<T: Table> Files<T> {
         let mut batch = Batch::default();
         let now = (self.clock)();
         let sequence = self.number();
-        self.enter_name(&mut batch, &Place { directory: directory.number(), name }, sequence, (inode.number(), file_type));
+        self.enter_name(
+            &mut batch,
+            &Place { directory: directory.number(), name },
+            sequence,
+            (inode.number(), file_type),
+        );
         if linked.row.links == 0 {
             batch.remove(&keys::orphan(inode.number()));
             linked.row.hint = Some(NameHint { directory: directory.number(), sequence });
@@ -355,7 +367,8 @@ impl<T: Table> Files<T> {
         self.take(directory, name, true).map(drop)
     }
 
-    /// Takes the name of a directory that is empty, or of anything else; answers whose it was, and how many names are left to that.
+    /// Takes the name of a directory that is empty, or of anything else; answers whose it was, and
+    /// how many names are left to that.
     ///
     /// # Errors
     /// As [`Self::unlink`] and [`Self::remove_directory`].
@@ -397,22 +410,40 @@ impl<T: Table> Files<T> {
     /// Renames.
     ///
     /// # Errors
-    /// [`FileError::NotFound`], [`FileError::Exists`] with [`MayReplace::No`], [`FileError::NotEmpty`], [`FileError::NotDirectory`],
-    /// [`FileError::IsDirectory`], [`FileError::Invalid`] for a directory that would come below itself.
+    /// [`FileError::NotFound`], [`FileError::Exists`] with [`MayReplace::No`],
+    /// [`FileError::NotEmpty`], [`FileError::NotDirectory`], [`FileError::IsDirectory`],
+    /// [`FileError::Invalid`] for a directory that would come below itself.
     pub fn rename(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8]), replace: MayReplace) -> Result<()> {
         self.rename_and(from, to, replace, None)
     }
 
-    /// As [`Self::rename`], and makes another file in the place of the one that has moved, at the same moment: what overlays leave for names that are gone
-    /// (`RENAME_WHITEOUT`). Not together with [`MayReplace::Exchange`].
+    /// As [`Self::rename`], and makes another file in the place of the one that has moved, at the
+    /// same moment: what overlays leave for names that are gone (`RENAME_WHITEOUT`). Not together
+    /// with [`MayReplace::Exchange`].
     ///
     /// # Errors
     /// Besides, [`FileError::Invalid`] for an exchange, and what [`Self::make`] says of limits.
-    pub fn rename_leaving(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8]), replace: MayReplace, left: &Making<'_>) -> Result<()> {
-        if replace == MayReplace::Exchange { Err(FileError::Invalid) } else { self.rename_and(from, to, replace, Some(left)) }
+    pub fn rename_leaving(
+        &self,
+        from: (&Inode, &[u8]),
+        to: (&Inode, &[u8]),
+        replace: MayReplace,
+        left: &Making<'_>,
+    ) -> Result<()> {
+        if replace == MayReplace::Exchange {
+            Err(FileError::Invalid)
+        } else {
+            self.rename_and(from, to, replace, Some(left))
+        }
     }
 
-    fn rename_and(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8]), replace: MayReplace, left: Option<&Making<'_>>) -> Result<()> {
+    fn rename_and(
+        &self,
+        from: (&Inode, &[u8]),
+        to: (&Inode, &[u8]),
+        replace: MayReplace,
+        left: Option<&Making<'_>>,
+    ) -> Result<()> {
         check_name(from.1)?;
         self.check_new_name(to.1)?;
         let purpose = if left.is_some() { Purpose::Write } else { Purpose::Free };
@@ -453,13 +484,17 @@ impl<T: Table> Files<T> {
         }
         let now = (self.clock)();
         let mut batch = Batch::default();
-        let (old, new) = (Place { directory: from.0.number(), name: &old_name }, Place { directory: to.0.number(), name: &new_name });
+        let (old, new) = (
+            Place { directory: from.0.number(), name: &old_name },
+            Place { directory: to.0.number(), name: &new_name },
+        );
         let moved = self.known.get(source.inode);
         let mut moving = self.edit(&moved)?;
         let other = target.map(|target| self.known.get(target.inode));
         let mut replaced = other.as_deref().map(|other| self.edit(other)).transpose()?;
-        // A name that is there before and after stays where it was in listings, and so does a file that gets another name in its directory: whoever is reading
-        // the directory meets each of them once.
+        // A name that is there before and after stays where it was in listings, and so does a file
+        // that gets another name in its directory: whoever is reading the directory meets each of
+        // them once.
         let beside = from.0.number() == to.0.number() && left.is_none();
         let sequence = match target {
             Some(target) => target.sequence,
@@ -488,7 +523,9 @@ impl<T: Table> Files<T> {
         moving.row.hint = Some(NameHint { directory: new.directory, sequence });
         moving.row.changed = now;
         moving.put(&mut batch);
-        let made = left.map(|new| self.leave_another(entered.txg(), (from.0, &old, source.sequence), parents.from(), new, now, &mut batch));
+        let made = left.map(|new| {
+            self.leave_another(entered.txg(), (from.0, &old, source.sequence), parents.from(), new, now, &mut batch)
+        });
         let made = made.transpose().inspect_err(|_| self.abandon(&batch))?;
         parents.put(&mut batch);
         self.apply_recorded(entered.txg(), &batch)?;
@@ -560,7 +597,8 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Whether `directory` is `above` itself or lies below it. Directories have one name each, so their hints lead to the root.
+    /// Whether `directory` is `above` itself or lies below it. Directories have one name each, so
+    /// their hints lead to the root.
     fn is_at_or_below(&self, directory: u64, above: u64) -> Result<bool> {
         let mut at = directory;
         loop {
@@ -583,7 +621,8 @@ impl<T: Table> Files<T> {
         Ok(self.known.get(above))
     }
 
-    /// The path of a file below the root, by the name that its hint names; `None` where that name is gone.
+    /// The path of a file below the root, by the name that its hint names; `None` where that name
+    /// is gone.
     ///
     /// # Errors
     /// Those of the engine.
@@ -592,7 +631,9 @@ impl<T: Table> Files<T> {
         let mut at = inode.number();
         while at != self.numbers.root {
             let Some(hint) = self.attributes(&self.known.get(at))?.hint else { return Ok(None) };
-            let Some(row) = self.table.read().get(&keys::entry(hint.directory, hint.sequence))? else { return Ok(None) };
+            let Some(row) = self.table.read().get(&keys::entry(hint.directory, hint.sequence))? else {
+                return Ok(None);
+            };
             let entry = Entry::decode(&row)?;
             if entry.inode != at {
                 return Ok(None);

@@ -1,4 +1,5 @@
-//! Inodes without a name: they live while somebody holds them, and are freed piece by piece afterwards; after a crash, at the next start.
+//! Inodes without a name: they live while somebody holds them, and are freed piece by piece
+//! afterwards; after a crash, at the next start.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -32,7 +33,8 @@ enum Freed {
 }
 
 impl<T: Table> Files<T> {
-    /// Frees the inodes that nobody holds any more, until about so many rows are gone; answers what is done.
+    /// Frees the inodes that nobody holds any more, until about so many rows are gone; answers what
+    /// is done.
     ///
     /// # Errors
     /// Those of the engine; what is left is freed at the next start.
@@ -55,7 +57,8 @@ impl<T: Table> Files<T> {
         outcome.map(|()| Swept { gone, more: self.known.has_let_go() })
     }
 
-    /// Frees all orphans of the table at once: after a start, when nobody can hold one. Answers how many are gone.
+    /// Frees all orphans of the table at once: after a start, when nobody can hold one. Answers how
+    /// many are gone.
     ///
     /// # Errors
     /// Those of the engine.
@@ -64,8 +67,9 @@ impl<T: Table> Files<T> {
         self.free_let_go(u64::MAX).map(|swept| swept.gone)
     }
 
-    /// Has the orphans of the table freed as those that were let go, step by step, but for some that are held: after a start, or when the table is another.
-    /// There may be as many as files were ever removed within a moment.
+    /// Has the orphans of the table freed as those that were let go, step by step, but for some
+    /// that are held: after a start, or when the table is another. There may be as many as files
+    /// were ever removed within a moment.
     ///
     /// # Errors
     /// Those of reading the table.
@@ -147,8 +151,9 @@ impl<T: Table> Files<T> {
                 let dead = match key.first() {
                     Some(&keys::EXTENT) => Extent::decode(row).map(|extent| extent.dead()),
                     Some(&keys::PATCH) => super::patches::dead_of(row),
-                    _ => Xattr::decode(row)
-                        .map(|value| if let Xattr::Frame(pointer) = value { Some(Dead::of(&pointer, false)) } else { None }),
+                    _ => Xattr::decode(row).map(|value| {
+                        if let Xattr::Frame(pointer) = value { Some(Dead::of(&pointer, false)) } else { None }
+                    }),
                 };
                 match dead {
                     Ok(dead) => freed.extend(dead),

@@ -1,13 +1,17 @@
-//! Small writes into large records: a part of a stored record waits in memory without the record, and becomes a small frame of its own, a *patch*, where
-//! rewriting the whole record would cost many times what was written.
+//! Small writes into large records: a part of a stored record waits in memory without the record,
+//! and becomes a small frame of its own, a *patch*, where rewriting the whole record would cost
+//! many times what was written.
 //!
-//! What a record holds is its extent's frame, overlaid by its patches in their order, overlaid by what waits in memory.
+//! What a record holds is its extent's frame, overlaid by its patches in their order, overlaid by
+//! what waits in memory.
 //!
 //! Invariants:
-//! - Patches and waiting pieces lie within the content of the extent's frame; whatever changes the length of that makes the record whole first.
-//! - What was accepted is stored whatever the old content is: a record that cannot be read any more gets patches where it would be stored anew, so that
-//!   damage of one file never stops a commit.
-//! - A record that is stored anew, or goes, takes its patches with it ([`Files::replace`] is the one place).
+//! - Patches and waiting pieces lie within the content of the extent's frame; whatever changes the
+//!   length of that makes the record whole first.
+//! - What was accepted is stored whatever the old content is: a record that cannot be read any more
+//!   gets patches where it would be stored anew, so that damage of one file never stops a commit.
+//! - A record that is stored anew, or goes, takes its patches with it ([`Files::replace`] is the
+//!   one place).
 
 use std::collections::BTreeMap;
 
@@ -89,7 +93,10 @@ impl Fragments {
 
     /// The parts that no record of the log holds, with their places.
     pub(super) fn unrecorded(&self) -> impl Iterator<Item = (usize, &[u8])> {
-        self.0.iter().filter(|(_, fragment)| fragment.unrecorded).map(|(start, fragment)| (*start, fragment.bytes.as_slice()))
+        self.0
+            .iter()
+            .filter(|(_, fragment)| fragment.unrecorded)
+            .map(|(start, fragment)| (*start, fragment.bytes.as_slice()))
     }
 
     /// The only part, where it is the whole record of this length.
@@ -132,8 +139,15 @@ pub(super) fn overlap(target: &mut [u8], at: usize, from: usize, part: &[u8]) {
 }
 
 impl<T: Table> Files<T> {
-    /// Takes a part of a stored record into memory, without the record; `false` where the record itself must be there.
-    pub(super) fn buffer_fragment(&self, edited: &mut Editing<'_>, piece: Piece, part: &[u8], admit: Admit) -> Result<bool> {
+    /// Takes a part of a stored record into memory, without the record; `false` where the record
+    /// itself must be there.
+    pub(super) fn buffer_fragment(
+        &self,
+        edited: &mut Editing<'_>,
+        piece: Piece,
+        part: &[u8],
+        admit: Admit,
+    ) -> Result<bool> {
         let end = piece.from + piece.length;
         if let Some(buffered) = edited.activate().records.get_mut(&piece.record) {
             if !buffered.is_sparse() || end > buffered.base {
@@ -144,7 +158,9 @@ impl<T: Table> Files<T> {
         }
         self.warm(&keys::extent(edited.number, piece.record))?;
         let stored = self.table.read().get(&keys::extent(edited.number, piece.record))?;
-        let Some(pointer) = stored.as_deref().map(Extent::decode).transpose()?.and_then(|extent| extent.pointer().copied()) else {
+        let Some(pointer) =
+            stored.as_deref().map(Extent::decode).transpose()?.and_then(|extent| extent.pointer().copied())
+        else {
             return Ok(false);
         };
         let base = pointer.logical as usize;
@@ -152,12 +168,14 @@ impl<T: Table> Files<T> {
         if end > base || !inside || part.len() * PATCH_SHARE > base {
             return Ok(false);
         }
-        // The flush looks at them, and must not fail by what is damaged: whoever writes here is told now.
+        // The flush looks at them, and must not fail by what is damaged: whoever writes here is
+        // told now.
         self.stored_patches(&edited.row, edited.number, piece.record, piece.record)?;
         let promised = worst(base);
         self.admit_content(&edited.row, promised, admit)?;
         self.count_waiting(&edited.row, promised as i64);
-        let buffered = edited.activate().records.entry(piece.record).or_insert(Buffered { promised, base, ..Buffered::default() });
+        let buffered =
+            edited.activate().records.entry(piece.record).or_insert(Buffered { promised, base, ..Buffered::default() });
         self.grow_fragments(buffered, piece.from, part);
         Ok(true)
     }
@@ -189,7 +207,13 @@ impl<T: Table> Files<T> {
     }
 
     /// The patches of some records, in their order; with their numbers.
-    pub(super) fn stored_patches(&self, row: &Row, number: u64, first: u64, last: u64) -> Result<Vec<(u64, u64, Patch)>> {
+    pub(super) fn stored_patches(
+        &self,
+        row: &Row,
+        number: u64,
+        first: u64,
+        last: u64,
+    ) -> Result<Vec<(u64, u64, Patch)>> {
         let mut found = Vec::new();
         if row.flags & HAS_PATCHES == 0 {
             return Ok(found);
@@ -210,7 +234,9 @@ impl<T: Table> Files<T> {
 
     /// Overlays a part of a record (at `at` of it) with a patch.
     pub(super) fn apply_patch(&self, target: &mut [u8], at: usize, patch: &Patch) -> Result<()> {
-        let wanted = |(from, length): &(u32, u32)| (*from as usize) < at + target.len() && at < *from as usize + *length as usize;
+        let wanted = |(from, length): &(u32, u32)| {
+            (*from as usize) < at + target.len() && at < *from as usize + *length as usize
+        };
         if !patch.pieces.iter().any(wanted) {
             return Ok(());
         }
@@ -249,7 +275,8 @@ impl<T: Table> Files<T> {
 
     /// The number of the next patch of a record, where what waits is worth one.
     fn next_patch(&self, edited: &Editing<'_>, record: u64, buffered: &Buffered) -> Result<Option<u64>> {
-        let small = buffered.fragments.bytes() * PATCH_SHARE <= buffered.base && buffered.fragments.0.len() <= PIECES_MOST;
+        let small =
+            buffered.fragments.bytes() * PATCH_SHARE <= buffered.base && buffered.fragments.0.len() <= PIECES_MOST;
         if !small {
             return Ok(None);
         }
@@ -258,7 +285,8 @@ impl<T: Table> Files<T> {
         Ok((there.len() < PATCHES_MOST).then_some(next))
     }
 
-    /// Stores as patches what is worth it; answers the rest, whole in memory, and what could not be done, which is in memory still.
+    /// Stores as patches what is worth it; answers the rest, whole in memory, and what could not be
+    /// done, which is in memory still.
     pub(super) fn flush_patches(
         &self,
         txg: Txg,
@@ -305,14 +333,22 @@ impl<T: Table> Files<T> {
         (whole, graver(outcome, stored))
     }
 
-    fn store_patches(&self, txg: Txg, edited: &mut Editing<'_>, patches: Vec<(u64, Buffered, u64)>, batch: &mut Batch) -> Result<()> {
+    fn store_patches(
+        &self,
+        txg: Txg,
+        edited: &mut Editing<'_>,
+        patches: Vec<(u64, Buffered, u64)>,
+        batch: &mut Batch,
+    ) -> Result<()> {
         if patches.is_empty() {
             return Ok(());
         }
         let storing = *self.storing.read();
         let (number, shift) = (edited.number, edited.row.record_shift);
-        let contents: Vec<Vec<u8>> =
-            patches.iter().map(|(_, buffered, _)| buffered.fragments.parts().flat_map(|(_, part)| part).copied().collect()).collect();
+        let contents: Vec<Vec<u8>> = patches
+            .iter()
+            .map(|(_, buffered, _)| buffered.fragments.parts().flat_map(|(_, part)| part).copied().collect())
+            .collect();
         let frames: Vec<NewFrame<'_>> = patches
             .iter()
             .zip(&contents)
@@ -344,10 +380,14 @@ impl<T: Table> Files<T> {
 
 /// Whether an error is about what was to be read, not about the pool.
 pub(crate) fn is_unreadable(error: &FileError) -> bool {
-    matches!(error, FileError::Pool(PoolError::Frame { .. } | PoolError::Format(_) | PoolError::Device { doing: "reading", .. }))
+    matches!(
+        error,
+        FileError::Pool(PoolError::Frame { .. } | PoolError::Format(_) | PoolError::Device { doing: "reading", .. })
+    )
 }
 
-/// Whether an error is about what was to be read, and will stay: what a device refuses to read now it may read another time.
+/// Whether an error is about what was to be read, and will stay: what a device refuses to read now
+/// it may read another time.
 pub(crate) fn is_rotten(error: &FileError) -> bool {
     matches!(error, FileError::Pool(PoolError::Frame { .. } | PoolError::Format(_)))
 }
@@ -357,7 +397,11 @@ fn apart(buffered: Buffered) -> impl Iterator<Item = Buffered> {
     let mut rest = Some(buffered);
     std::iter::from_fn(move || {
         let mut now = rest.take()?;
-        rest = now.fragments.split(PIECES_MOST).map(|fragments| Buffered { fragments, base: now.base, ..Buffered::default() });
+        rest = now.fragments.split(PIECES_MOST).map(|fragments| Buffered {
+            fragments,
+            base: now.base,
+            ..Buffered::default()
+        });
         Some(now)
     })
 }

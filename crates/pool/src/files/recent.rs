@@ -1,8 +1,11 @@
-//! Attributes that were looked at last: each operation on a file begins with them, and a way down the tree costs more than all else about them. And which
-//! files were seen without extended attributes: a long listing asks for the ACL of each file that it has just been given.
+//! Attributes that were looked at last: each operation on a file begins with them, and a way down
+//! the tree costs more than all else about them. And which files were seen without extended
+//! attributes: a long listing asks for the ACL of each file that it has just been given.
 //!
-//! Asked and filled by `inodes.rs` and `listing.rs`, kept true by whoever changes the table. Invariants: what is noted is what the table has, since it is noted under
-//! the table's lock, and replaced or taken out under the same lock held for writing; nothing is allocated before anybody asks.
+//! Asked and filled by `inodes.rs` and `listing.rs`, kept true by whoever changes the table.
+//! Invariants: what is noted is what the table has, since it is noted under the table's lock, and
+//! replaced or taken out under the same lock held for writing; nothing is allocated before anybody
+//! asks.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +18,8 @@ use crate::rows::{FileType, Inode as Row, keys};
 
 /// How many are kept.
 const PLACES: usize = 64;
-/// Of so many files it is kept that they have no extended attributes: more than a program takes from a listing before it asks about them. 16 KiB.
+/// Of so many files it is kept that they have no extended attributes: more than a program takes
+/// from a listing before it asks about them. 16 KiB.
 const BARE: usize = 2048;
 
 type Place = Mutex<Option<(u64, Row)>>;
@@ -24,7 +28,8 @@ type Place = Mutex<Option<(u64, Row)>>;
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     places: OnceLock<Box<[Place]>>,
-    /// Numbers of inodes without extended attributes, each at the place that it chooses; 0: none. Nothing before a listing is long.
+    /// Numbers of inodes without extended attributes, each at the place that it chooses; 0: none.
+    /// Nothing before a listing is long.
     bare: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -65,7 +70,8 @@ impl Recent {
         self.bare.get()?.get(number as usize % BARE)
     }
 
-    /// The table has taken a batch, or a part of it where that failed; its lock is held for writing.
+    /// The table has taken a batch, or a part of it where that failed; its lock is held for
+    /// writing.
     pub(super) fn follow(&self, batch: &Batch, failed: bool) {
         for change in batch.changes() {
             let Some((&keys::INODE, number)) = change.key.split_first() else { continue };
@@ -153,7 +159,10 @@ mod tests {
         recent.note(5, &row(0));
         assert!(!recent.is_bare(5) && !recent.is_bare(0), "nothing is kept before there is a listing");
         recent.note_bare([(5, &row(0)), (6, &row(HAS_XATTRS)), (7, &link)].into_iter());
-        assert_eq!([0, 5, 6, 7, 5 + BARE as u64].map(|number| recent.is_bare(number)), [false, true, false, false, false]);
+        assert_eq!(
+            [0, 5, 6, 7, 5 + BARE as u64].map(|number| recent.is_bare(number)),
+            [false, true, false, false, false]
+        );
         recent.note(8, &row(0));
         assert!(recent.is_bare(8));
         let put = |number, flags| {

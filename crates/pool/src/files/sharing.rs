@@ -1,7 +1,8 @@
-//! Sharing: a range of one file becomes a range of another without being copied. Both name the same frames afterwards.
+//! Sharing: a range of one file becomes a range of another without being copied. Both name the same
+//! frames afterwards.
 //!
-//! The frame is counted in the catalog with the commit; whatever goes by births takes the new row's frame for one that was born with it. Each file is
-//! charged as if it had the content for itself.
+//! The frame is counted in the catalog with the commit; whatever goes by births takes the new row's
+//! frame for one that was born with it. Each file is charged as if it had the content for itself.
 //!
 //! Invariant: a record is shared as a whole, with all that is in it.
 
@@ -35,8 +36,10 @@ enum Source {
 }
 
 impl<T: Table> Files<T> {
-    /// Shares as much of a range as can be, from its beginning; answers how much that is. What is left has to be copied: ends of records, content that
-    /// waits in memory, records with patches, files of different record sizes, a range of the same file. At the end of the source a record may be shared that is not full.
+    /// Shares as much of a range as can be, from its beginning; answers how much that is. What is
+    /// left has to be copied: ends of records, content that waits in memory, records with patches,
+    /// files of different record sizes, a range of the same file. At the end of the source a record
+    /// may be shared that is not full.
     ///
     /// # Errors
     /// As a write's.
@@ -46,7 +49,11 @@ impl<T: Table> Files<T> {
             return Ok(done);
         }
         loop {
-            let rest = Range { from: range.from.saturating_add(done), to: range.to.saturating_add(done), length: range.length - done };
+            let rest = Range {
+                from: range.from.saturating_add(done),
+                to: range.to.saturating_add(done),
+                length: range.length - done,
+            };
             let step = self.with_relief(|| {
                 self.check_writable()?;
                 self.share_some(from, to, rest)
@@ -61,8 +68,9 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Where a range cannot be shared from its beginning: how much of it is to be copied before sharing may go on, up to the end of the record.
-    /// `None` where nothing behind it can be shared, either: records of other sizes, or at other places.
+    /// Where a range cannot be shared from its beginning: how much of it is to be copied before
+    /// sharing may go on, up to the end of the record. `None` where nothing behind it can be
+    /// shared, either: records of other sizes, or at other places.
     ///
     /// # Errors
     /// Those of reading rows.
@@ -180,7 +188,8 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// How many records of a range can be shared; gives a target that has no record size yet that of the source.
+/// How many records of a range can be shared; gives a target that has no record size yet that of
+/// the source.
 fn plan(source: &Editing<'_>, target: &mut Editing<'_>, range: Range) -> Result<Option<u64>> {
     for edited in [source, &*target] {
         match edited.file_type() {

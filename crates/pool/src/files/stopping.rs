@@ -1,6 +1,8 @@
-//! Stopping the operations of one dataset for as long as its tree is replaced by another: rollback of a file system in use.
+//! Stopping the operations of one dataset for as long as its tree is replaced by another: rollback
+//! of a file system in use.
 //!
-//! Invariant: operations wait before they hold anything, so whoever stops them can commit; reads go on.
+//! Invariant: operations wait before they hold anything, so whoever stops them can commit; reads go
+//! on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +55,8 @@ impl<T: Table> Drop for Stopped<'_, T> {
 }
 
 impl<T: Table> Files<T> {
-    /// Stops operations: those that begin after the next closing of a txg wait. By one at a time, who has the administration of the pool.
+    /// Stops operations: those that begin after the next closing of a txg wait. By one at a time,
+    /// who has the administration of the pool.
     pub fn stop(&self) -> Stopped<'_, T> {
         self.stop.set(true);
         Stopped { files: self }
@@ -61,8 +64,9 @@ impl<T: Table> Files<T> {
 }
 
 impl<T: Table> Stopped<'_, T> {
-    /// The files are those of another table from now on, of the same dataset at another time: whoever holds an inode has what has its number there, or
-    /// nothing. Called when a commit has taken all that memory held.
+    /// The files are those of another table from now on, of the same dataset at another time:
+    /// whoever holds an inode has what has its number there, or nothing. Called when a commit has
+    /// taken all that memory held.
     ///
     /// # Errors
     /// Those of the table; nothing is changed then.
@@ -99,16 +103,20 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Takes out of memory what is there of an inode: nothing, after a commit, but where rows are damaged.
+    /// Takes out of memory what is there of an inode: nothing, after a commit, but where rows are
+    /// damaged.
     fn empty(&self, inode: &super::Inode) {
         let txg = self.gate.enter().txg();
         let active = inode.active.write().take();
         inode.apart.lock().take();
         self.note_stored(inode.number());
-        active.iter().for_each(|active| active.records.values().for_each(|buffered| self.let_go(txg, &active.row, buffered)));
+        active
+            .iter()
+            .for_each(|active| active.records.values().for_each(|buffered| self.let_go(txg, &active.row, buffered)));
     }
 
-    /// Marks what is held and has no name, after a table was replaced: it goes when its last holder lets go. Other inodes without a name are freed.
+    /// Marks what is held and has no name, after a table was replaced: it goes when its last holder
+    /// lets go. Other inodes without a name are freed.
     ///
     /// # Errors
     /// Those of the engine.

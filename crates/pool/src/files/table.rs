@@ -1,4 +1,5 @@
-//! The edge between files and the dataset's tree: rows read one by one or in ranges, and changed in batches. Tests put an ordered map behind it.
+//! The edge between files and the dataset's tree: rows read one by one or in ranges, and changed in
+//! batches. Tests put an ordered map behind it.
 
 use std::ops::Range;
 
@@ -19,8 +20,9 @@ pub trait Table: Send + Sync {
     /// Damage of the tree, a device that fails.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError>;
 
-    /// What must be read before a row can be got or changed without waiting for a device: read it without the table's lock, then ask again. `None`
-    /// where nothing is known to be missing; a table may say so although something is.
+    /// What must be read before a row can be got or changed without waiting for a device: read it
+    /// without the table's lock, then ask again. `None` where nothing is known to be missing; a
+    /// table may say so although something is.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -55,7 +57,8 @@ pub trait Table: Send + Sync {
     /// Makes all changes of a batch, in its order.
     ///
     /// # Errors
-    /// As [`Self::get`]. Either nothing is changed, or the table has seen to it that what is half changed is never committed.
+    /// As [`Self::get`]. Either nothing is changed, or the table has seen to it that what is half
+    /// changed is never committed.
     fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError>;
 
     /// What the next commits will write of the table, bytes.
@@ -84,7 +87,8 @@ impl RowChange {
     }
 }
 
-/// What one operation changes, and what follows from it: nothing of that is told to anybody before the table has taken the rows.
+/// What one operation changes, and what follows from it: nothing of that is told to anybody before
+/// the table has taken the rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     changes: Vec<RowChange>,

@@ -1,4 +1,5 @@
-//! Files over a map: each operation by itself, then random ones against a plain model, over flushes and reopening.
+//! Files over a map: each operation by itself, then random ones against a plain model, over flushes
+//! and reopening.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -50,7 +51,11 @@ impl Table for MapTable {
         Ok(self.0.get(key).cloned())
     }
 
-    fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> std::result::Result<(), PoolError> {
+    fn scan(
+        &self,
+        range: Range<Vec<u8>>,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> std::result::Result<(), PoolError> {
         for (key, row) in self.0.range(range) {
             self.1.look(key)?;
             self.1.shown.fetch_add(1, Ordering::Relaxed);
@@ -137,7 +142,10 @@ fn ground(frames: &Arc<MapFrames>) -> Ground {
 
 fn empty() -> (Files<MapTable>, Arc<MapFrames>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
-    (Files::format(ground(&frames), MapTable::default(), (keys::Hashing::Near, Folding::EXACT, 99), (0, 0)).unwrap(), frames)
+    (
+        Files::format(ground(&frames), MapTable::default(), (keys::Hashing::Near, Folding::EXACT, 99), (0, 0)).unwrap(),
+        frames,
+    )
 }
 
 fn new(file_type: FileType) -> impl Fn(&ParentView) -> Result<NewInode> {
@@ -166,8 +174,8 @@ fn names(files: &MapFiles, directory: &Inode) -> Vec<Vec<u8>> {
     files.list(directory, 0, false, usize::MAX).unwrap().into_iter().map(|entry| entry.name).collect()
 }
 
-/// Everything that must hold between the rows: counts, sizes, names by hash and by sequence, use of owners, and the frames that rows name are exactly
-/// those that were written and not freed.
+/// Everything that must hold between the rows: counts, sizes, names by hash and by sequence, use of
+/// owners, and the frames that rows name are exactly those that were written and not freed.
 fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
     let entered = files.gate.enter();
     files.flush(entered.txg()).unwrap();
@@ -299,8 +307,11 @@ fn a_listing_meets_each_name_once_and_none_that_came_later() {
         names
     };
     let first = listed(0, end, 2);
-    // Moved behind the reader and before him; put in the place of another; exchanged; new; one that leaves another.
-    for (old, new, replace) in [("a", "moved-a", MayReplace::No), ("c", "moved-c", MayReplace::No), ("d", "e", MayReplace::Yes)] {
+    // Moved behind the reader and before him; put in the place of another; exchanged; new; one that
+    // leaves another.
+    for (old, new, replace) in
+        [("a", "moved-a", MayReplace::No), ("c", "moved-c", MayReplace::No), ("d", "e", MayReplace::Yes)]
+    {
         files.rename((&root, old.as_bytes()), (&root, new.as_bytes()), replace).unwrap();
     }
     files.rename((&root, b"f"), (&root, b"g"), MayReplace::Exchange).unwrap();
@@ -322,7 +333,8 @@ fn times_are_those_that_whoever_keeps_them_tells() {
     let file = make(&files, &root, b"f", FileType::Regular);
     let at = |seconds| Timestamp { seconds, nanoseconds: 5 };
     let told = |modified, changed| {
-        let change = AttributeChange { modified: Some(TimeChange::To(at(modified))), changed, ..AttributeChange::default() };
+        let change =
+            AttributeChange { modified: Some(TimeChange::To(at(modified))), changed, ..AttributeChange::default() };
         let row = files.set_attributes(&file, &change).unwrap();
         (row.modified, row.changed)
     };
@@ -459,7 +471,8 @@ fn small_writes_into_records_are_patches_until_there_are_too_many() {
     };
     assert_eq!(patches(&files), (0, 5));
     for round in 0..30usize {
-        // Two parts of one record and one of another, overlapping those of the rounds before; each is read back before and after it is stored.
+        // Two parts of one record and one of another, overlapping those of the rounds before; each
+        // is read back before and after it is stored.
         for (from, length) in [(100 + round * 37 % 300, 50), (700 + round, 200), (5000 + round * 10, 11)] {
             let part = vec![round as u8 | 1; length];
             files.write(&a, Some(from as u64), &part).unwrap();
@@ -577,7 +590,9 @@ impl Model {
 
     fn holds(&self, above: u64, directory: u64) -> bool {
         above == directory
-            || self.directories[&above].values().any(|inside| self.directories.contains_key(inside) && self.holds(*inside, directory))
+            || self.directories[&above]
+                .values()
+                .any(|inside| self.directories.contains_key(inside) && self.holds(*inside, directory))
     }
 
     fn forget(&mut self, number: u64) {
@@ -628,7 +643,12 @@ fn run(files: &mut MapFiles, frames: &Arc<MapFrames>, model: &mut Model, step: &
         }
         Step::Resize(f, size) => {
             let Some(f) = model.file(f) else { return };
-            files.set_attributes(&known(files, f), &AttributeChange { size: Some(size.into()), ..AttributeChange::default() }).unwrap();
+            files
+                .set_attributes(
+                    &known(files, f),
+                    &AttributeChange { size: Some(size.into()), ..AttributeChange::default() },
+                )
+                .unwrap();
             model.files.get_mut(&f).unwrap().resize(size as usize, 0);
         }
         Step::Zero(f, offset, length) => {
@@ -708,7 +728,8 @@ fn run(files: &mut MapFiles, frames: &Arc<MapFrames>, model: &mut Model, step: &
         }
         Step::Chown(f, uid) => {
             let Some(f) = model.file(f) else { return };
-            let change = AttributeChange { uid: Some(uid.into()), permissions: Some(0o600), ..AttributeChange::default() };
+            let change =
+                AttributeChange { uid: Some(uid.into()), permissions: Some(0o600), ..AttributeChange::default() };
             assert_eq!(files.set_attributes(&known(files, f), &change).unwrap().uid, u32::from(uid));
         }
         Step::Flush => {

@@ -1,6 +1,8 @@
-//! What the pool holds in memory that no commit has made durable yet, and who waits because it is too much.
+//! What the pool holds in memory that no commit has made durable yet, and who waits because it is
+//! too much.
 //!
-//! Callers: files (they say what they hold, and wait before an operation begins), the tables of datasets (dirty nodes), the committer (it is woken here).
+//! Callers: files (they say what they hold, and wait before an operation begins), the tables of
+//! datasets (dirty nodes), the committer (it is woken here).
 //!
 //! Invariants:
 //! - Nobody waits here who holds the gate or any lock: a commit needs them to make room.
@@ -130,7 +132,8 @@ impl Throttle {
         self.failed.get().cloned()
     }
 
-    /// A committer works: operations may wait for it. Bytes at which a commit is due, and at which operations wait.
+    /// A committer works: operations may wait for it. Bytes at which a commit is due, and at which
+    /// operations wait.
     pub fn arm(&self, begin: u64, most: u64) {
         self.state.lock().stop = false;
         self.begin.store(begin, Ordering::Relaxed);
@@ -217,7 +220,8 @@ impl Share {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// From now on nothing is accepted by whom it belongs to: what is in memory must not be committed.
+    /// From now on nothing is accepted by whom it belongs to: what is in memory must not be
+    /// committed.
     pub fn fail(&self, error: &PoolError) {
         self.throttle.fail(error);
     }

@@ -1,6 +1,8 @@
-//! Files whose content cannot be stored, because rows that it belongs to are damaged: who syncs, snapshots or exports all of a file system is told.
+//! Files whose content cannot be stored, because rows that it belongs to are damaged: who syncs,
+//! snapshots or exports all of a file system is told.
 //!
-//! Callers: the flush notes them; the engine asks. Invariant: a file is here from the flush that found it until one has stored it, or has given it up.
+//! Callers: the flush notes them; the engine asks. Invariant: a file is here from the flush that
+//! found it until one has stored it, or has given it up.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +55,8 @@ impl<T: Table> Files<T> {
         unstored.now.values().next().map(|error| (unstored.now.len(), error.clone()))
     }
 
-    /// After a commit: whether all that was written before is stored. What was given up is told once.
+    /// After a commit: whether all that was written before is stored. What was given up is told
+    /// once.
     ///
     /// # Errors
     /// Why something is not.

@@ -1,4 +1,5 @@
-//! Extended attributes: values in rows, long ones in frames of their own. Which names may be used by whom is judged above.
+//! Extended attributes: values in rows, long ones in frames of their own. Which names may be used
+//! by whom is judged above.
 
 use std::sync::Arc;
 
@@ -49,12 +50,13 @@ impl<T: Table> Files<T> {
         Ok(names)
     }
 
-    /// Sets an attribute; `exists` demands that it is there already, or that it is not. With `permissions` the permission bits become these in the same
-    /// step, as an access control list asks for.
+    /// Sets an attribute; `exists` demands that it is there already, or that it is not. With
+    /// `permissions` the permission bits become these in the same step, as an access control list
+    /// asks for.
     ///
     /// # Errors
-    /// [`FileError::AttributeExists`], [`FileError::NoData`], [`FileError::TooLarge`] for a value of more than 64 KiB, [`FileError::Invalid`] for an
-    /// impossible name.
+    /// [`FileError::AttributeExists`], [`FileError::NoData`], [`FileError::TooLarge`] for a value
+    /// of more than 64 KiB, [`FileError::Invalid`] for an impossible name.
     pub fn set_attribute(
         &self,
         inode: &Arc<Inode>,
@@ -106,7 +108,8 @@ impl<T: Table> Files<T> {
         self.settle_attributes(entered.txg(), edited, (old, 0), batch)
     }
 
-    /// The frame that an attribute has now, if any; checks that the attribute exists where that matters.
+    /// The frame that an attribute has now, if any; checks that the attribute exists where that
+    /// matters.
     fn old_frame(&self, number: u64, name: &[u8], exists: Option<bool>) -> Result<Option<Pointer>> {
         let old = self.table.read().get(&keys::xattr(number, name))?;
         match (exists, &old) {
@@ -120,7 +123,8 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// Applies a change of an attribute that had a frame and is charged so much now. The old frame is free only once no row names it.
+    /// Applies a change of an attribute that had a frame and is charged so much now. The old frame
+    /// is free only once no row names it.
     fn settle_attributes(
         &self,
         txg: Txg,
@@ -143,7 +147,14 @@ impl<T: Table> Files<T> {
     }
 
     /// Puts an attribute; answers what it is charged beyond its row.
-    pub(super) fn put_attribute(&self, txg: Txg, number: u64, name: &[u8], value: &[u8], batch: &mut Batch) -> Result<u64> {
+    pub(super) fn put_attribute(
+        &self,
+        txg: Txg,
+        number: u64,
+        name: &[u8],
+        value: &[u8],
+        batch: &mut Batch,
+    ) -> Result<u64> {
         if keys::check_xattr_name(name).is_err() {
             return Err(FileError::Invalid);
         }
@@ -174,7 +185,8 @@ impl<T: Table> Files<T> {
         let pointer = written?;
         batch.put(&key, Xattr::Frame(pointer).encode());
         batch.written.push(Dead::of(&pointer, false));
-        // The frame is durable with the commit only, and other records may come to depend on this one.
+        // The frame is durable with the commit only, and other records may come to depend on this
+        // one.
         self.recorder.get().iter().for_each(|recorder| recorder.cannot_record(txg));
         Ok(pointer.charged())
     }

@@ -67,9 +67,11 @@ pub struct Identity {
 impl Identity {
     /// A feature that every user must know: metadata lies in two places.
     pub const TWICE: u64 = 1;
-    /// Another one: file systems may have names of neighbouring numbers side by side ([`crate::rows::keys::near_hash`]).
+    /// Another one: file systems may have names of neighbouring numbers side by side
+    /// ([`crate::rows::keys::near_hash`]).
     pub const NEAR: u64 = 2;
-    /// A third one: there may be file systems in which names are the same though their bytes differ ([`crate::rows::Folding`]).
+    /// A third one: there may be file systems in which names are the same though their bytes differ
+    /// ([`crate::rows::Folding`]).
     pub const FOLDED: u64 = 4;
 
     /// Whether it fits the labels.
@@ -128,12 +130,16 @@ impl Identity {
     fn decode_body(from: &mut Reader<'_>) -> Result<Self, PoolError> {
         let version = from.u32()?;
         if version != VERSION {
-            return Err(PoolError::Refused(format!("the pool has format {version}; this program knows format {VERSION}")));
+            return Err(PoolError::Refused(format!(
+                "the pool has format {version}; this program knows format {VERSION}"
+            )));
         }
         let (revision, incompatible) = (from.u64()?, from.u64()?);
         let unknown = incompatible & !(Self::TWICE | Self::NEAR | Self::FOLDED);
         if unknown != 0 {
-            return Err(PoolError::Refused(format!("the pool uses features that this program does not know: {unknown:#x}")));
+            return Err(PoolError::Refused(format!(
+                "the pool uses features that this program does not know: {unknown:#x}"
+            )));
         }
         let (read_only_compatible, compatible, pool) = (from.u64()?, from.u64()?, from.u64()?);
         let name = text(from)?;
@@ -155,7 +161,20 @@ impl Identity {
         for _ in 0..count {
             members.push(Member { guid: from.u64()?, length: from.u64()?, path: from.string()?.to_vec() });
         }
-        Ok(Self { revision, incompatible, read_only_compatible, compatible, pool, name, state, host, time, slot, index, members })
+        Ok(Self {
+            revision,
+            incompatible,
+            read_only_compatible,
+            compatible,
+            pool,
+            name,
+            state,
+            host,
+            time,
+            slot,
+            index,
+            members,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Root records: each names one committed state of the pool, whole.
 //!
-//! Numbers of roots ("generations") go up by one with every record; a txg may have several, because the store also commits moves of the cleaner
-//! by itself, with the upper level's part unchanged.
+//! Numbers of roots ("generations") go up by one with every record; a txg may have several, because
+//! the store also commits moves of the cleaner by itself, with the upper level's part unchanged.
 
 use crate::checksum;
 use crate::codec::{Reader, Writer};
@@ -84,7 +84,8 @@ pub struct Root {
     pub table: Option<Pointer>,
     /// What has changed in the table since, oldest first.
     pub deltas: Vec<Pointer>,
-    /// The record of the next generation is written in two rounds, to places that all hold records: where no copy of it can be read, it is damaged.
+    /// The record of the next generation is written in two rounds, to places that all hold records:
+    /// where no copy of it can be read, it is damaged.
     pub guarded: bool,
 }
 
@@ -154,7 +155,8 @@ impl Root {
     }
 
     fn decode_body(from: &mut Reader<'_>) -> Result<Self, PoolError> {
-        let (pool, generation, kept, txg, time) = (from.u64()?, from.u64()?, from.u64()?, Txg(from.u64()?), from.u64()?);
+        let (pool, generation, kept, txg, time) =
+            (from.u64()?, from.u64()?, from.u64()?, Txg(from.u64()?), from.u64()?);
         let clean = match from.u8()? {
             0 => false,
             1 => true,
@@ -162,7 +164,10 @@ impl Root {
         };
         let next_segment = from.u32()?;
         let log_start = LogStart { position: from.u64()?, sequence: from.u64()?, chain: from.u64()? };
-        if [generation, kept, txg.0, log_start.position, log_start.sequence].iter().any(|counter| *counter > COUNTER_MOST) {
+        if [generation, kept, txg.0, log_start.position, log_start.sequence]
+            .iter()
+            .any(|counter| *counter > COUNTER_MOST)
+        {
             return structure("a counter that no pool comes to");
         }
         let catalog = read_optional(from)?;

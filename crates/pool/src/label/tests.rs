@@ -1,4 +1,5 @@
-//! Tests of labels: decoders survive any bytes, copies replace each other, rings keep the last roots.
+//! Tests of labels: decoders survive any bytes, copies replace each other, rings keep the last
+//! roots.
 
 use super::*;
 use crate::checksum;

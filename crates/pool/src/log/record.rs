@@ -1,5 +1,6 @@
-//! Records of the intent log: what one operation changed in the rows of one dataset. Replay applies them in order and knows nothing of files but
-//! data writes; applying one twice is applying it once.
+//! Records of the intent log: what one operation changed in the rows of one dataset. Replay applies
+//! them in order and knows nothing of files but data writes; applying one twice is applying it
+//! once.
 
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -32,7 +33,8 @@ pub enum Change<'a> {
         /// The key after the last.
         to: &'a [u8],
     },
-    /// Content was written to a file; its records are made anew from it. The inode's row is a change of its own.
+    /// Content was written to a file; its records are made anew from it. The inode's row is a
+    /// change of its own.
     Write {
         /// The file.
         inode: u64,

@@ -1,9 +1,12 @@
-//! Blocks of the intent log in a ring of preallocated space. Import replays it, [`super::Log`] appends to it.
+//! Blocks of the intent log in a ring of preallocated space. Import replays it, [`super::Log`]
+//! appends to it.
 //!
-//! A block is a header of 48 bytes and its records, padded to 4 KiB. It names its pool, its sequence and the checksum of the block before, so that
-//! what an earlier lap left behind is never taken for what follows. Positions only grow; where they lie in the area is their remainder.
+//! A block is a header of 48 bytes and its records, padded to 4 KiB. It names its pool, its
+//! sequence and the checksum of the block before, so that what an earlier lap left behind is never
+//! taken for what follows. Positions only grow; where they lie in the area is their remainder.
 //!
-//! Invariants: a block is written and synced before the next is begun; a block that the last durable root may need is not written over.
+//! Invariants: a block is written and synced before the next is begun; a block that the last
+//! durable root may need is not written over.
 
 use std::collections::VecDeque;
 
@@ -16,8 +19,9 @@ use super::record::Record;
 /// Blocks begin at multiples of this, and the area's length is one, bytes.
 pub const BLOCK: u64 = 4096;
 
-/// In the first lap, so much ahead of the newest block is written with zeros from time to time, bytes: a sync of a block in a hole of a file
-/// would wait for the journal of the file's own file system as well.
+/// In the first lap, so much ahead of the newest block is written with zeros from time to time,
+/// bytes: a sync of a block in a hole of a file would wait for the journal of the file's own file
+/// system as well.
 const AHEAD: u64 = 1 << 20;
 
 /// Length of a block's header, bytes.
@@ -106,7 +110,8 @@ pub struct Replayed {
     pub blocks: u64,
     /// Records that were shown.
     pub records: u64,
-    /// The sequence of a block that is damaged although a later one is whole: from it on, what was promised durable is lost.
+    /// The sequence of a block that is damaged although a later one is whole: from it on, what was
+    /// promised durable is lost.
     pub lost: Option<u64>,
 }
 
@@ -130,8 +135,8 @@ pub struct Ring<A: Area> {
 }
 
 impl<A: Area> Ring<A> {
-    /// An empty ring. A start that was never used before: position 0 for a new pool; for a pool that goes back to an older root, a sequence above all
-    /// that the ring has seen.
+    /// An empty ring. A start that was never used before: position 0 for a new pool; for a pool
+    /// that goes back to an older root, a sequence above all that the ring has seen.
     ///
     /// # Errors
     /// [`PoolError::Format`] for an area or a position that is no multiple of [`BLOCK`].
@@ -142,11 +147,13 @@ impl<A: Area> Ring<A> {
         Ok(Self { area, pool, next: start, blocks: VecDeque::new(), torn: false, ready: start.position })
     }
 
-    /// Reads what the log holds from a start on, and shows each record of a txg after `committed`, in order. The ring then goes on behind the last
-    /// whole block; the blocks that were read stay until [`Self::forget`].
+    /// Reads what the log holds from a start on, and shows each record of a txg after `committed`,
+    /// in order. The ring then goes on behind the last whole block; the blocks that were read stay
+    /// until [`Self::forget`].
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Format`] for a whole block whose records are none; the visitor's.
+    /// [`PoolError::Device`]; [`PoolError::Format`] for a whole block whose records are none; the
+    /// visitor's.
     pub fn replay(
         area: A,
         pool: u64,
@@ -176,10 +183,18 @@ impl<A: Area> Ring<A> {
     /// Writes a block and syncs. `false`: the ring has no room, nothing was written.
     ///
     /// # Errors
-    /// [`PoolError::Device`]: whether the block is durable is unknown then, nothing may be appended any more.
+    /// [`PoolError::Device`]: whether the block is durable is unknown then, nothing may be appended
+    /// any more.
     pub fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
         let Ok(payload) = u32::try_from(records.len()) else { return Ok(false) };
-        let mut header = Header { payload, pool: self.pool, sequence: self.next.sequence, txg, previous: self.next.chain, checksum: 0 };
+        let mut header = Header {
+            payload,
+            pool: self.pool,
+            sequence: self.next.sequence,
+            txg,
+            previous: self.next.chain,
+            checksum: 0,
+        };
         let length = header.block_length();
         if length > self.area.length() - self.used() {
             return Ok(false);
@@ -201,17 +216,20 @@ impl<A: Area> Ring<A> {
 
     /// Writes zeros behind a block that ends here, unless something was written there before.
     fn make_ready(&mut self, end: u64) -> Result<(), PoolError> {
-        // In the first lap nothing ahead is in use; in later ones it may be, and there are no holes any more.
+        // In the first lap nothing ahead is in use; in later ones it may be, and there are no holes
+        // any more.
         if end < self.ready || end >= self.area.length() {
             return Ok(());
         }
         let until = end.saturating_add(AHEAD).min(self.area.length());
-        self.area.write_at(&vec![0; usize::try_from(until - end).map_err(|_| damaged("the length of the log"))?], end)?;
+        self.area
+            .write_at(&vec![0; usize::try_from(until - end).map_err(|_| damaged("the length of the log"))?], end)?;
         self.ready = until;
         Ok(())
     }
 
-    /// The start for a root that holds this txg: the first block with records of a later one, or where the next block goes.
+    /// The start for a root that holds this txg: the first block with records of a later one, or
+    /// where the next block goes.
     #[must_use]
     pub fn start_after(&self, txg: Txg) -> Start {
         self.blocks.iter().find(|block| block.txg > txg).map_or(self.next, |block| block.start)
@@ -240,11 +258,15 @@ impl<A: Area> Ring<A> {
         // Replay and appending are in order, so a later block never has an earlier txg.
         let txg = self.blocks.back().map_or(txg, |block| block.txg.max(txg));
         self.blocks.push_back(Block { start: self.next, txg });
-        self.next =
-            Start { position: self.next.position.wrapping_add(length), sequence: self.next.sequence.wrapping_add(1), chain: checksum };
+        self.next = Start {
+            position: self.next.position.wrapping_add(length),
+            sequence: self.next.sequence.wrapping_add(1),
+            chain: checksum,
+        };
     }
 
-    /// Removes the head of a torn block before its place is written anew: should that be torn as well, the two halves must not make a whole one.
+    /// Removes the head of a torn block before its place is written anew: should that be torn as
+    /// well, the two halves must not make a whole one.
     pub(super) fn wipe_torn(&mut self) -> Result<(), PoolError> {
         if self.torn {
             self.area.write_at(&[0; BLOCK as usize], self.next.position % self.area.length())?;
@@ -287,7 +309,8 @@ impl<A: Area> Ring<A> {
         (header.pool == self.pool && header.block_length() <= self.area.length()).then_some(header)
     }
 
-    /// Whether there is a whole block with a sequence above the one that was not found. Blocks are synced one by one, so a crash leaves none.
+    /// Whether there is a whole block with a sequence above the one that was not found. Blocks are
+    /// synced one by one, so a crash leaves none.
     fn later_block(&self) -> Result<bool, PoolError> {
         let mut buffer = vec![0; 1 << 20];
         let mut offset = 0;
@@ -315,8 +338,8 @@ impl<A: Area> Ring<A> {
     }
 }
 
-/// The highest sequence of all blocks of the pool that the area holds, whole or not; 0 without any. A ring that begins above it takes none of them for
-/// its own.
+/// The highest sequence of all blocks of the pool that the area holds, whole or not; 0 without any.
+/// A ring that begins above it takes none of them for its own.
 ///
 /// # Errors
 /// [`PoolError::Device`].

@@ -12,7 +12,8 @@ use proptest::prelude::*;
 mod group;
 mod ring;
 
-/// An area in memory that loses what is not synced: a crash keeps any subset of the sectors written since the last sync.
+/// An area in memory that loses what is not synced: a crash keeps any subset of the sectors written
+/// since the last sync.
 #[derive(Clone, Debug)]
 pub struct Memory(Arc<Mutex<Sectors>>);
 

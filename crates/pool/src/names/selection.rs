@@ -1,4 +1,5 @@
-//! Which snapshots an argument of `destroy` means: `fs@a,b`, `fs@first%last`, `fs@%last`, `fs@first%`, `fs@%`.
+//! Which snapshots an argument of `destroy` means: `fs@a,b`, `fs@first%last`, `fs@%last`,
+//! `fs@first%`, `fs@%`.
 
 use std::fmt;
 
@@ -39,7 +40,9 @@ pub enum SelectionError {
 impl fmt::Display for SelectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoSnapshot(name) => write!(f, "could not find any snapshots to destroy; check snapshot names: '{name}'"),
+            Self::NoSnapshot(name) => {
+                write!(f, "could not find any snapshots to destroy; check snapshot names: '{name}'")
+            }
             Self::Backwards(first, last) => write!(f, "snapshot '{last}' is older than '{first}'"),
         }
     }
@@ -67,13 +70,17 @@ impl SnapshotSelection {
         Ok(Self { filesystem: filesystem.to_owned(), ranges })
     }
 
-    /// The positions of the selected ones among the snapshots that there are, the oldest first; in order, each once.
+    /// The positions of the selected ones among the snapshots that there are, the oldest first; in
+    /// order, each once.
     ///
     /// # Errors
     /// [`SelectionError`].
     pub fn select(&self, existing: &[&str]) -> Result<Vec<usize>, SelectionError> {
         let find = |name: &String| {
-            existing.iter().position(|other| *other == name.as_str()).ok_or_else(|| SelectionError::NoSnapshot(name.clone()))
+            existing
+                .iter()
+                .position(|other| *other == name.as_str())
+                .ok_or_else(|| SelectionError::NoSnapshot(name.clone()))
         };
         let mut selected = vec![false; existing.len()];
         for range in &self.ranges {

@@ -53,7 +53,10 @@ fn names_of_pools() {
     for name in ["tank", "t", "a b", "logs", "disk", "file", "my-pool_1.2:3", "caches", "c", "ca0", "C0"] {
         assert_eq!(check_new_pool(name), Ok(()), "{name}");
     }
-    for name in ["mirror", "mirrorx", "mirror-1", "raidz", "raidz1", "draid", "spare", "spares", "log", "cache", "special", "dedup"] {
+    for name in [
+        "mirror", "mirrorx", "mirror-1", "raidz", "raidz1", "draid", "spare", "spares", "log", "cache", "special",
+        "dedup",
+    ] {
         assert_eq!(check_new_pool(name), Err(NameError::Reserved), "{name}");
     }
     for (name, error) in [

@@ -1,4 +1,5 @@
-//! A dataset and its ancestors with their stored properties, owned: what the engine hands out, so that values can be asked for without its lock.
+//! A dataset and its ancestors with their stored properties, owned: what the engine hands out, so
+//! that values can be asked for without its lock.
 
 use super::{Behaviour, Effective, Level, Property, effective, effective::limits};
 use crate::catalog::PropertyRow;
@@ -40,7 +41,10 @@ impl Chain {
     #[must_use]
     pub fn received(&self, name: &str) -> Option<&str> {
         let own = self.levels.first()?;
-        let found = own.rows.iter().find(|(stored, row)| stored == name && row.source == crate::catalog::PropertySource::Received);
+        let found = own
+            .rows
+            .iter()
+            .find(|(stored, row)| stored == name && row.source == crate::catalog::PropertySource::Received);
         found.map(|(_, row)| row.value.as_str())
     }
 

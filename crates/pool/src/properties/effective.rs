@@ -1,4 +1,5 @@
-//! Which value of a property holds for a dataset: its own, its ancestors', the default; and what the engine and the mount need of it.
+//! Which value of a property holds for a dataset: its own, its ancestors', the default; and what
+//! the engine and the mount need of it.
 //!
 //! A chain is the dataset, its parent, and so on to the pool's root, each with its stored rows.
 
@@ -21,7 +22,8 @@ pub struct Level<'a> {
 impl Level<'_> {
     /// The value that holds here: what was set, or what was received and nobody has masked.
     fn row(&self, name: &str) -> Option<&PropertyRow> {
-        let of = |source| self.rows.iter().find(|(stored, row)| stored == name && row.source == source).map(|(_, row)| row);
+        let of =
+            |source| self.rows.iter().find(|(stored, row)| stored == name && row.source == source).map(|(_, row)| row);
         of(PropertySource::Local).or_else(|| match of(PropertySource::Masked) {
             Some(_) => None,
             None => of(PropertySource::Received),
@@ -75,13 +77,15 @@ pub struct Effective {
     pub source: Source,
 }
 
-/// The value that holds for the first dataset of a chain. `None`: a figure, or a user property that nobody set.
+/// The value that holds for the first dataset of a chain. `None`: a figure, or a user property that
+/// nobody set.
 #[must_use]
 pub fn effective(property: &Property, chain: &[Level<'_>]) -> Option<Effective> {
     match property {
         Property::Known(definition) if definition.default.is_empty() => None,
         Property::Known(definition) if definition.name == "mountpoint" => Some(mountpoint(chain)),
-        // What a dataset has for good was set, inherited or the default once: ZFS tells none of that.
+        // What a dataset has for good was set, inherited or the default once: ZFS tells none of
+        // that.
         Property::Known(definition) if spelling::is_one(definition.name) => {
             Some(Effective { source: Source::None, ..known(definition, chain) })
         }
@@ -95,7 +99,8 @@ pub fn effective(property: &Property, chain: &[Level<'_>]) -> Option<Effective> 
     }
 }
 
-/// As [`effective`], where a mount or an import has set values of its own: name and canonical value.
+/// As [`effective`], where a mount or an import has set values of its own: name and canonical
+/// value.
 #[must_use]
 pub fn effective_with(property: &Property, chain: &[Level<'_>], temporary: &[(&str, &str)]) -> Option<Effective> {
     if let Property::Known(definition) = property
@@ -127,7 +132,8 @@ fn source_of(row: &PropertyRow, distance: usize, level: &Level<'_>) -> Source {
     }
 }
 
-/// The mount point of the first dataset of a chain: an inherited path goes on with the names between; without any it is the whole name below `/`.
+/// The mount point of the first dataset of a chain: an inherited path goes on with the names
+/// between; without any it is the whole name below `/`.
 #[must_use]
 pub fn mountpoint(chain: &[Level<'_>]) -> Effective {
     let own = chain.first().map_or("", |level| level.name);

@@ -1,4 +1,5 @@
-//! Features by the names that ZFS has for them (`feature@NAME` of a pool), and those of this format: which of them a pool has.
+//! Features by the names that ZFS has for them (`feature@NAME` of a pool), and those of this
+//! format: which of them a pool has.
 
 use super::PropertyError;
 
@@ -70,7 +71,8 @@ pub fn is_known(name: &str) -> bool {
     is_own(name) || SERVED.contains(&name) || NOT_SERVED.contains(&name)
 }
 
-/// Whether it is one of this format: a pool gets it by an upgrade, or, [`FOLDED`], by its first such file system.
+/// Whether it is one of this format: a pool gets it by an upgrade, or, [`FOLDED`], by its first
+/// such file system.
 #[must_use]
 pub fn is_own(name: &str) -> bool {
     [TWICE, NEAR, FOLDED].contains(&name)
@@ -83,7 +85,9 @@ pub(super) fn parse(name: &str, value: &str) -> Result<String, PropertyError> {
     match (value, lacking) {
         ("enabled", Some(known)) => Err(PropertyError::Unserved(known, "this pool has no such feature")),
         ("enabled", None) | ("disabled", Some(_)) if is_known(name) => Ok(value.to_owned()),
-        _ if is_known(name) => Err(PropertyError::NotOneOf("feature@", if lacking.is_some() { "disabled" } else { "enabled" })),
+        _ if is_known(name) => {
+            Err(PropertyError::NotOneOf("feature@", if lacking.is_some() { "disabled" } else { "enabled" }))
+        }
         _ => Err(unknown()),
     }
 }

@@ -5,7 +5,8 @@ use super::Definition;
 /// How many are named at most.
 const MOST: usize = 3;
 
-/// The names of a table that are nearest to a name that is not in it, the nearest first; none where none is near.
+/// The names of a table that are nearest to a name that is not in it, the nearest first; none where
+/// none is near.
 pub(super) fn near(wrong: &str, table: &[Definition]) -> Vec<&'static str> {
     let wrong: Vec<char> = wrong.to_lowercase().chars().collect();
     // A third of it may be wrong.
@@ -23,7 +24,8 @@ pub(super) fn near(wrong: &str, table: &[Definition]) -> Vec<&'static str> {
     found.into_iter().take(MOST).map(|(_, name)| name).collect()
 }
 
-/// How many letters have to be added, left out, changed, or swapped with their neighbours to make one of the other.
+/// How many letters have to be added, left out, changed, or swapped with their neighbours to make
+/// one of the other.
 fn distance(from: &[char], to: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -31,8 +33,11 @@ fn distance(from: &[char], to: &[char]) -> usize {
         let mut next = vec![line + 1];
         for (column, other) in to.iter().enumerate() {
             let at = |row: &[usize], column: usize| row.get(column).copied().unwrap_or(usize::MAX / 2);
-            let mut least = (at(&row, column) + usize::from(letter != other)).min(at(&row, column + 1) + 1).min(at(&next, column) + 1);
-            let swapped = line > 0 && column > 0 && from.get(line - 1) == Some(other) && to.get(column - 1) == Some(letter);
+            let mut least = (at(&row, column) + usize::from(letter != other))
+                .min(at(&row, column + 1) + 1)
+                .min(at(&next, column) + 1);
+            let swapped =
+                line > 0 && column > 0 && from.get(line - 1) == Some(other) && to.get(column - 1) == Some(letter);
             if swapped {
                 least = least.min(at(&before, column - 1) + 1);
             }
@@ -59,7 +64,12 @@ mod tests {
             ("snapdir", "snapdir"),
             ("record", "recordsize"),
         ] {
-            assert_eq!(near(wrong, DATASET_PROPERTIES).first(), Some(&meant), "{wrong}: {:?}", near(wrong, DATASET_PROPERTIES));
+            assert_eq!(
+                near(wrong, DATASET_PROPERTIES).first(),
+                Some(&meant),
+                "{wrong}: {:?}",
+                near(wrong, DATASET_PROPERTIES)
+            );
         }
         assert_eq!(near("autotirm", POOL_PROPERTIES), ["autotrim"]);
         assert!(near("zzzzzz", DATASET_PROPERTIES).is_empty());

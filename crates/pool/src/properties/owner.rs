@@ -1,4 +1,5 @@
-//! Properties of owners: `userquota@NAME`, `groupobjused@NAME`. Whom a name means is asked outside; the catalog stores them with the numeric id.
+//! Properties of owners: `userquota@NAME`, `groupobjused@NAME`. Whom a name means is asked outside;
+//! the catalog stores them with the numeric id.
 
 use super::{PropertyError, size};
 use crate::rows::OwnerKind;
@@ -42,14 +43,18 @@ impl OwnerProperty {
     /// Reads a name with `@`; `None` where it is another property.
     ///
     /// # Errors
-    /// [`PropertyError::BadOwner`] for one without an owner, [`PropertyError::Unserved`] for projects.
+    /// [`PropertyError::BadOwner`] for one without an owner, [`PropertyError::Unserved`] for
+    /// projects.
     pub fn parse(name: &str) -> Result<Option<Self>, PropertyError> {
         let Some((figure, owner)) = name.split_once('@') else { return Ok(None) };
         if figure.starts_with("project") {
             return Err(PropertyError::Unserved("projectquota@", "there are no projects"));
         }
         let Some((_, kind, figure)) = NAMES.iter().find(|(known, _, _)| *known == figure) else { return Ok(None) };
-        let fits = !owner.is_empty() && owner.len() <= 255 && !owner.contains(['@', '/', ':', ',']) && !owner.chars().any(char::is_control);
+        let fits = !owner.is_empty()
+            && owner.len() <= 255
+            && !owner.contains(['@', '/', ':', ','])
+            && !owner.chars().any(char::is_control);
         if !fits {
             return Err(PropertyError::BadOwner(name.to_owned()));
         }
@@ -65,7 +70,10 @@ impl OwnerProperty {
     /// The name under which the limit of this id is stored.
     #[must_use]
     pub fn stored_name(&self, id: u32) -> String {
-        let name = NAMES.iter().find(|(_, kind, figure)| (*kind, *figure) == (self.kind, self.figure)).map_or("", |(name, _, _)| name);
+        let name = NAMES
+            .iter()
+            .find(|(_, kind, figure)| (*kind, *figure) == (self.kind, self.figure))
+            .map_or("", |(name, _, _)| name);
         format!("{name}@{id}")
     }
 
@@ -90,7 +98,9 @@ impl OwnerProperty {
         match self.figure {
             OwnerFigure::Quota | OwnerFigure::ObjectQuota if value == "0" => "none".to_owned(),
             OwnerFigure::Used | OwnerFigure::Quota => size::human_bytes_of(value),
-            OwnerFigure::ObjectsUsed | OwnerFigure::ObjectQuota => value.parse().map_or_else(|_| value.to_owned(), size::human),
+            OwnerFigure::ObjectsUsed | OwnerFigure::ObjectQuota => {
+                value.parse().map_or_else(|_| value.to_owned(), size::human)
+            }
         }
     }
 }

@@ -3,11 +3,13 @@
 use super::PropertyError;
 
 /// What a size may look like, for whoever wrote something else.
-pub const FORM: &str = "a size is a number of bytes, or a number with one of K, M, G, T, P, E (of 1024), as in 10G or 1.5T";
+pub const FORM: &str =
+    "a size is a number of bytes, or a number with one of K, M, G, T, P, E (of 1024), as in 10G or 1.5T";
 
 const SUFFIXES: [char; 7] = ['B', 'K', 'M', 'G', 'T', 'P', 'E'];
 
-/// Reads a size: digits, perhaps a fraction, perhaps one of B K M G T P E, perhaps followed by "B" or "iB". What is finer than a byte is cut off.
+/// Reads a size: digits, perhaps a fraction, perhaps one of B K M G T P E, perhaps followed by "B"
+/// or "iB". What is finer than a byte is cut off.
 ///
 /// # Errors
 /// What is wrong with it.

@@ -1,8 +1,8 @@
-//! Properties that say which names are the same, `casesensitivity` and `normalization`, and which may be: `utf8only`. A dataset gets them when it is made, and
-//! keeps them.
+//! Properties that say which names are the same, `casesensitivity` and `normalization`, and which
+//! may be: `utf8only`. A dataset gets them when it is made, and keeps them.
 //!
-//! Asked by the engine when datasets are made. Invariants: what is not given is the parent's at that moment, or the snapshot's of a clone; where names are
-//! normalized, they have to be UTF-8.
+//! Asked by the engine when datasets are made. Invariants: what is not given is the parent's at
+//! that moment, or the snapshot's of a clone; where names are normalized, they have to be UTF-8.
 
 use super::{DATASET_PROPERTIES, PropertyError, find};
 use crate::catalog::{PropertyRow, PropertySource};
@@ -30,7 +30,10 @@ pub fn check(properties: &[(String, String)]) -> Result<(), PropertyError> {
     for (name, text) in properties {
         let Some(definition) = find(DATASET_PROPERTIES, name) else { continue };
         rows.retain(|(other, _)| other != definition.name);
-        rows.push((definition.name.to_owned(), PropertyRow { source: PropertySource::Local, value: definition.parse(text, true)? }));
+        rows.push((
+            definition.name.to_owned(),
+            PropertyRow { source: PropertySource::Local, value: definition.parse(text, true)? },
+        ));
     }
     of_new(rows, &[]).map(drop)
 }
@@ -68,7 +71,9 @@ pub fn of_clone(mut rows: Rows, origin: &[(String, PropertyRow)]) -> Result<Rows
             Some(other) if other != taken => return Err(PropertyError::NotOfClones(name)),
             Some(_) => {}
             None if taken == default => {}
-            None => rows.push((name.to_owned(), PropertyRow { source: PropertySource::Local, value: taken.to_owned() })),
+            None => {
+                rows.push((name.to_owned(), PropertyRow { source: PropertySource::Local, value: taken.to_owned() }))
+            }
         }
     }
     Ok(rows)

@@ -12,24 +12,75 @@ const VOLUMES: &str = "there are no volumes";
 const NO_PROJECTS: &str = "there are no projects, jails or security labels";
 const NFS4_ACL: &str = "access control lists are those of POSIX";
 
-const fn figure(name: &'static str, column: &'static str, kind: Kind, scope: Scope, values: &'static str) -> Definition {
-    Definition { name, short: None, column, kind, default: "", inherited: false, settable: Settable::Never, scope, values }
+const fn figure(
+    name: &'static str,
+    column: &'static str,
+    kind: Kind,
+    scope: Scope,
+    values: &'static str,
+) -> Definition {
+    Definition {
+        name,
+        short: None,
+        column,
+        kind,
+        default: "",
+        inherited: false,
+        settable: Settable::Never,
+        scope,
+        values,
+    }
 }
 
-const fn own(name: &'static str, column: &'static str, kind: Kind, default: &'static str, values: &'static str) -> Definition {
-    Definition { name, short: None, column, kind, default, inherited: false, settable: Settable::Always, scope: Scope::Filesystem, values }
+const fn own(
+    name: &'static str,
+    column: &'static str,
+    kind: Kind,
+    default: &'static str,
+    values: &'static str,
+) -> Definition {
+    Definition {
+        name,
+        short: None,
+        column,
+        kind,
+        default,
+        inherited: false,
+        settable: Settable::Always,
+        scope: Scope::Filesystem,
+        values,
+    }
 }
 
-const fn inherited(name: &'static str, column: &'static str, kind: Kind, default: &'static str, values: &'static str) -> Definition {
+const fn inherited(
+    name: &'static str,
+    column: &'static str,
+    kind: Kind,
+    default: &'static str,
+    values: &'static str,
+) -> Definition {
     Definition { inherited: true, ..own(name, column, kind, default, values) }
 }
 
-const fn fixed(name: &'static str, column: &'static str, kind: Kind, default: &'static str, values: &'static str) -> Definition {
+const fn fixed(
+    name: &'static str,
+    column: &'static str,
+    kind: Kind,
+    default: &'static str,
+    values: &'static str,
+) -> Definition {
     Definition { settable: Settable::AtCreation, ..inherited(name, column, kind, default, values) }
 }
 
-/// Given to a dataset when it is made, and taken over from the parent then: what becomes of that later changes nothing.
-const fn for_good(name: &'static str, column: &'static str, kind: Kind, default: &'static str, values: &'static str) -> Definition {
+/// Given to a dataset when it is made, and taken over from the parent then: what becomes of that
+/// later changes nothing.
+const fn for_good(
+    name: &'static str,
+    column: &'static str,
+    kind: Kind,
+    default: &'static str,
+    values: &'static str,
+) -> Definition {
     Definition { inherited: false, ..fixed(name, column, kind, default, values) }
 }
 
@@ -70,9 +121,18 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     figure("clones", "CLONES", Kind::Figure, Scope::Snapshot, "<dataset>[,...]"),
     short(
         "compress",
-        inherited("compression", "COMPRESS", Kind::Compression, "on", "on | off | lz4 | zstd | zstd-[1-19] | zstd-fast | zstd-fast-[1-7]"),
+        inherited(
+            "compression",
+            "COMPRESS",
+            Kind::Compression,
+            "on",
+            "on | off | lz4 | zstd | zstd-[1-19] | zstd-fast | zstd-fast-[1-7]",
+        ),
     ),
-    short("ratio", figure("compressratio", "RATIO", Kind::Figure, Scope::FilesystemAndSnapshot, "<1.00x or higher if compressed>")),
+    short(
+        "ratio",
+        figure("compressratio", "RATIO", Kind::Figure, Scope::FilesystemAndSnapshot, "<1.00x or higher if compressed>"),
+    ),
     unserved("context", "CONTEXT", NO_PROJECTS, &["none"], "none"),
     unserved("copies", "COPIES", REDUNDANCY, &["1"], "1"),
     figure("createtxg", "CREATETXG", Kind::Figure, Scope::All, "<number>"),
@@ -87,7 +147,13 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     unserved("defcontext", "DEFCONTEXT", NO_PROJECTS, &["none"], "none"),
     figure("defer_destroy", "DEFER_DESTROY", Kind::Figure, Scope::Snapshot, "yes | no"),
     inherited("devices", "DEVICES", ON_OFF, "on", "on | off"),
-    inherited("direct", "DIRECT", Kind::Choice(&["standard", "always", "disabled"]), "standard", "standard | always | disabled"),
+    inherited(
+        "direct",
+        "DIRECT",
+        Kind::Choice(&["standard", "always", "disabled"]),
+        "standard",
+        "standard | always | disabled",
+    ),
     unserved("dnodesize", "DNSIZE", "attributes have no fixed place", &["legacy", "auto"], "legacy"),
     fixed("encryption", "ENCRYPTION", Kind::Unserved(ENCRYPTION, &["off"]), "off", "off"),
     inherited("exec", "EXEC", ON_OFF, "on", "on | off"),
@@ -122,7 +188,13 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     figure("receive_resume_token", "RESUMETOKEN", Kind::Figure, Scope::Filesystem, "<string token>"),
     short("recsize", inherited("recordsize", "RECSIZE", Kind::RecordSize, "131072", "512 to 16M, power of 2")),
     unserved("redundant_metadata", "REDUND_MD", REDUNDANCY, &["none", "all"], "none"),
-    figure("refcompressratio", "REFRATIO", Kind::Figure, Scope::FilesystemAndSnapshot, "<1.00x or higher if compressed>"),
+    figure(
+        "refcompressratio",
+        "REFRATIO",
+        Kind::Figure,
+        Scope::FilesystemAndSnapshot,
+        "<1.00x or higher if compressed>",
+    ),
     short("refer", figure("referenced", "REFER", Kind::Bytes, Scope::All, "<size>")),
     own("refquota", "REFQUOTA", Kind::Limit, "0", "<size> | none"),
     short("refreserv", own("refreservation", "REFRESERV", Kind::Limit, "0", "<size> | none")),
@@ -133,13 +205,25 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     inherited("setuid", "SETUID", ON_OFF, "on", "on | off"),
     unserved("sharenfs", "SHARENFS", SHARING, &["off"], "off"),
     unserved("sharesmb", "SHARESMB", SHARING, &["off"], "off"),
-    inherited("snapdir", "SNAPDIR", Kind::Choice(&["hidden", "visible", "disabled"]), "hidden", "hidden | visible | disabled"),
+    inherited(
+        "snapdir",
+        "SNAPDIR",
+        Kind::Choice(&["hidden", "visible", "disabled"]),
+        "hidden",
+        "hidden | visible | disabled",
+    ),
     inherited("snapdev", "SNAPDEV", Kind::Unserved(VOLUMES, &["hidden"]), "hidden", "hidden"),
     figure("snapshot_count", "SSCOUNT", Kind::Figure, Scope::Filesystem, "<count>"),
     own("snapshot_limit", "SSLIMIT", Kind::Count, "none", "<count> | none"),
     figure("snapshots_changed", "SNAPSHOTS_CHANGED", Kind::Figure, Scope::Filesystem, "<date>"),
     unserved("special_small_blocks", "SPECIAL_SMALL_BLOCKS", "there are no special devices", &["0"], "0"),
-    inherited("sync", "SYNC", Kind::Choice(&["standard", "always", "disabled"]), "standard", "standard | always | disabled"),
+    inherited(
+        "sync",
+        "SYNC",
+        Kind::Choice(&["standard", "always", "disabled"]),
+        "standard",
+        "standard | always | disabled",
+    ),
     figure("type", "TYPE", Kind::Figure, Scope::All, "filesystem | snapshot | bookmark"),
     figure("used", "USED", Kind::Bytes, Scope::FilesystemAndSnapshot, "<size>"),
     short("usedbychildren", figure("usedbychildren", "USEDCHILD", Kind::Bytes, Scope::Filesystem, "<size>")),
@@ -181,7 +265,13 @@ pub const POOL_PROPERTIES: &[Definition] = &[
         "on | off",
     )),
     pool(figure("expandsize", "EXPANDSZ", Kind::Bytes, Scope::Pool, "<size>")),
-    pool(own("failmode", "FAILMODE", Kind::Choice(&["wait", "continue", "panic"]), "continue", "wait | continue | panic")),
+    pool(own(
+        "failmode",
+        "FAILMODE",
+        Kind::Choice(&["wait", "continue", "panic"]),
+        "continue",
+        "wait | continue | panic",
+    )),
     pool(short("frag", figure("fragmentation", "FRAG", Kind::Figure, Scope::Pool, "<percent>"))),
     pool(figure("free", "FREE", Kind::Bytes, Scope::Pool, "<size>")),
     pool(figure("freeing", "FREEING", Kind::Bytes, Scope::Pool, "<size>")),
@@ -189,7 +279,13 @@ pub const POOL_PROPERTIES: &[Definition] = &[
     pool(figure("health", "HEALTH", Kind::Figure, Scope::Pool, "<state>")),
     pool(figure("leaked", "LEAKED", Kind::Bytes, Scope::Pool, "<size>")),
     pool(short("listsnaps", own("listsnapshots", "LISTSNAPS", ON_OFF, "off", "on | off"))),
-    pool(own("multihost", "MULTIHOST", Kind::Unserved("devices are locked by the host that imports them", &["off"]), "off", "off")),
+    pool(own(
+        "multihost",
+        "MULTIHOST",
+        Kind::Unserved("devices are locked by the host that imports them", &["off"]),
+        "off",
+        "off",
+    )),
     pool(fixed("readonly", "RDONLY", ON_OFF, "off", "on | off")),
     pool(figure("size", "SIZE", Kind::Bytes, Scope::Pool, "<size>")),
     pool(figure("version", "VERSION", Kind::Figure, Scope::Pool, "<version>")),

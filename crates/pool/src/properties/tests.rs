@@ -23,7 +23,8 @@ fn rows(values: &[(&str, &str)]) -> Vec<(String, PropertyRow)> {
 fn each_line_of_the_table_is_sound() {
     for table in [DATASET_PROPERTIES, POOL_PROPERTIES] {
         let names: Vec<&str> = table.iter().map(|definition| definition.name).collect();
-        let mut known: Vec<&str> = table.iter().flat_map(|definition| [Some(definition.name), definition.short]).flatten().collect();
+        let mut known: Vec<&str> =
+            table.iter().flat_map(|definition| [Some(definition.name), definition.short]).flatten().collect();
         known.sort_unstable();
         let doubled: Vec<_> = known.windows(2).filter(|pair| pair[0] == pair[1]).collect();
         assert!(doubled.iter().all(|pair| pair[0] == "usedbychildren"), "{doubled:?}");
@@ -31,8 +32,14 @@ fn each_line_of_the_table_is_sound() {
             let shown_only = definition.settable == Settable::Never;
             assert_eq!(matches!(definition.kind, Kind::Bytes | Kind::Figure), shown_only, "{}", definition.name);
             assert!(!definition.values.is_empty() && !definition.column.is_empty(), "{}", definition.name);
-            if !shown_only && !["volsize", "volblocksize", "version", "mountpoint", "bootfs"].contains(&definition.name) {
-                assert_eq!(definition.canonical(definition.default).as_deref(), Ok(definition.default), "default of {}", definition.name);
+            if !shown_only && !["volsize", "volblocksize", "version", "mountpoint", "bootfs"].contains(&definition.name)
+            {
+                assert_eq!(
+                    definition.canonical(definition.default).as_deref(),
+                    Ok(definition.default),
+                    "default of {}",
+                    definition.name
+                );
             }
         }
         assert!(names.len() > 20);
@@ -94,7 +101,11 @@ fn what_is_refused_is_refused_in_the_words_of_zfs() {
         ("recordsize", "3000", "'recordsize' must be power of 2 from 512B to 16M"),
         ("recordsize", "32M", "'recordsize' must be power of 2 from 512B to 16M"),
         ("recordsize", "256", "'recordsize' must be power of 2 from 512B to 16M"),
-        ("compression", "zstd-20", "'compression' must be one of 'on | off | lz4 | zstd | zstd-[1-19] | zstd-fast | zstd-fast-[1-7]'"),
+        (
+            "compression",
+            "zstd-20",
+            "'compression' must be one of 'on | off | lz4 | zstd | zstd-[1-19] | zstd-fast | zstd-fast-[1-7]'",
+        ),
         ("compression", "gzip-9", "'compression' cannot be set: this pool compresses with lz4 and zstd"),
         ("atime", "maybe", "'atime' must be one of 'on | off'"),
         ("canmount", "maybe", "'canmount' must be one of 'on | off | noauto'"),
@@ -140,7 +151,10 @@ fn properties_of_pools() {
     assert_eq!(set("altroot", "/mnt/", true), Ok("/mnt".to_owned()));
     assert_eq!(set("altroot", "mnt", true), Err("'altroot' must be an absolute path or 'none'".to_owned()));
     assert_eq!(set("comment", "the old disk", false), Ok("the old disk".to_owned()));
-    assert_eq!(set("comment", &"x".repeat(33), false), Err("'comment' must be printable and at most 32 characters long".to_owned()));
+    assert_eq!(
+        set("comment", &"x".repeat(33), false),
+        Err("'comment' must be printable and at most 32 characters long".to_owned())
+    );
     assert!(matches!(pool_property("feature@extensible_dataset"), Ok(Property::Feature(_))));
     assert!(pool_property("feature@x").is_err());
     assert_eq!(pool_property("listsnaps").unwrap(), pool_property("listsnapshots").unwrap());
@@ -163,7 +177,8 @@ fn values_come_from_the_nearest_ancestor() {
     let middle = rows(&[("atime", "off")]);
     let mut own = rows(&[("module:x", "own")]);
     own.push(("readonly".to_owned(), PropertyRow { source: PropertySource::Received, value: "on".to_owned() }));
-    let chain = [Level { name: "t/a/b", rows: &own }, Level { name: "t/a", rows: &middle }, Level { name: "t", rows: &top }];
+    let chain =
+        [Level { name: "t/a/b", rows: &own }, Level { name: "t/a", rows: &middle }, Level { name: "t", rows: &top }];
     let value = |name: &str| {
         let found = effective(&dataset_property(name).unwrap(), &chain).unwrap();
         (found.value, found.source.to_string())
@@ -188,7 +203,11 @@ fn mount_points_go_on_with_the_names_between() {
     let none: Vec<(String, PropertyRow)> = Vec::new();
     let at = |top: &[(&str, &str)], middle: &[(&str, &str)]| {
         let (top, middle) = (rows(top), rows(middle));
-        let chain = [Level { name: "t/a/b", rows: &none }, Level { name: "t/a", rows: &middle }, Level { name: "t", rows: &top }];
+        let chain = [
+            Level { name: "t/a/b", rows: &none },
+            Level { name: "t/a", rows: &middle },
+            Level { name: "t", rows: &top },
+        ];
         let found = mountpoint(&chain);
         (found.value, found.source.to_string())
     };
@@ -208,7 +227,9 @@ fn the_engine_gets_what_was_set() {
     let none = Vec::new();
     let plain = Behaviour::of(&[Level { name: "t", rows: &none }]).unwrap();
     assert_eq!((plain.record_shift, plain.packing, plain.checksum), (17, Packing::Lz4, ChecksumKind::Xxh3));
-    assert!(plain.atime && plain.relatime && plain.exec && plain.xattrs && plain.acl && !plain.readonly && !plain.utf8_only);
+    assert!(
+        plain.atime && plain.relatime && plain.exec && plain.xattrs && plain.acl && !plain.readonly && !plain.utf8_only
+    );
     assert_eq!((plain.sync, plain.snapdir), (SyncMode::Standard, SnapshotDirectory::Hidden));
     let set = rows(&[
         ("recordsize", "16384"),
@@ -220,7 +241,10 @@ fn the_engine_gets_what_was_set() {
         ("primarycache", "metadata"),
     ]);
     let changed = Behaviour::of(&[Level { name: "t/a", rows: &none }, Level { name: "t", rows: &set }]).unwrap();
-    assert_eq!((changed.record_shift, changed.packing, changed.checksum), (14, Packing::Zstd(-3), ChecksumKind::Blake3));
+    assert_eq!(
+        (changed.record_shift, changed.packing, changed.checksum),
+        (14, Packing::Zstd(-3), ChecksumKind::Blake3)
+    );
     assert_eq!((changed.sync, changed.acl, changed.snapdir), (SyncMode::Disabled, false, SnapshotDirectory::Visible));
     assert!(!changed.cache_content && changed.prefetch);
     for (name, value) in [("recordsize", "5"), ("compression", "gzip"), ("atime", "perhaps")] {
@@ -231,7 +255,13 @@ fn the_engine_gets_what_was_set() {
 
 #[test]
 fn limits_are_a_datasets_own() {
-    let set = rows(&[("quota", "100"), ("refquota", "0"), ("reservation", "30"), ("snapshot_limit", "0"), ("filesystem_limit", "none")]);
+    let set = rows(&[
+        ("quota", "100"),
+        ("refquota", "0"),
+        ("reservation", "30"),
+        ("snapshot_limit", "0"),
+        ("filesystem_limit", "none"),
+    ]);
     let expected = Limits { quota: Some(100), reservation: 30, snapshots: Some(0), ..Limits::default() };
     assert_eq!(limits(&Level { name: "t", rows: &set }).unwrap(), expected);
     let damaged = rows(&[("quota", "ten")]);

@@ -1,4 +1,5 @@
-//! Values of the table's properties: text of users into canonical text, and canonical text for people.
+//! Values of the table's properties: text of users into canonical text, and canonical text for
+//! people.
 
 use super::{Definition, Kind, PropertyError, Settable, size};
 
@@ -10,7 +11,8 @@ const ZSTD_FAST_MOST: u8 = 7;
 const FOREIGN_COMPRESSION: &[&str] = &["gzip", "zle", "lzjb"];
 
 impl Definition {
-    /// The canonical value of what a user wants to set. `creating`: the dataset or pool is being made.
+    /// The canonical value of what a user wants to set. `creating`: the dataset or pool is being
+    /// made.
     ///
     /// # Errors
     /// Why it is not accepted.
@@ -71,7 +73,8 @@ impl Definition {
             }
             Kind::Words(most) => {
                 let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
-                let words = text.is_empty() || text.split(',').all(|word| !word.is_empty() && word.chars().all(allowed));
+                let words =
+                    text.is_empty() || text.split(',').all(|word| !word.is_empty() && word.chars().all(allowed));
                 match (words && text.len() <= most, text) {
                     (false, _) => Err(PropertyError::BadText(self.name, most)),
                     (true, "") => Ok(self.default.to_owned()),
@@ -91,8 +94,9 @@ impl Definition {
         if FOREIGN_COMPRESSION.contains(&base) {
             return Err(PropertyError::Unserved(self.name, "this pool compresses with lz4 and zstd"));
         }
-        let level =
-            |digits: &str, most: u8| digits.parse::<u8>().is_ok_and(|level| (1..=most).contains(&level) && level.to_string() == digits);
+        let level = |digits: &str, most: u8| {
+            digits.parse::<u8>().is_ok_and(|level| (1..=most).contains(&level) && level.to_string() == digits)
+        };
         let known = match text {
             "on" | "off" | "lz4" | "zstd" | "zstd-fast" => true,
             _ => match (text.strip_prefix("zstd-fast-"), text.strip_prefix("zstd-")) {
@@ -117,7 +121,8 @@ impl Definition {
     }
 }
 
-/// An absolute path without doubled or trailing slashes, "." and "..", and without what makes lines of its own where it is shown.
+/// An absolute path without doubled or trailing slashes, "." and "..", and without what makes lines
+/// of its own where it is shown.
 fn absolute(path: &str) -> Option<String> {
     if !path.starts_with('/') || path.chars().any(char::is_control) || path.len() > 4095 {
         return None;

@@ -1,4 +1,5 @@
-//! Names in directories: the row by sequence, which holds the name and is what listings read, and the row by hash, which finds it.
+//! Names in directories: the row by sequence, which holds the name and is what listings read, and
+//! the row by hash, which finds it.
 
 use super::{damaged, keys, whole};
 use crate::codec::Writer;
@@ -97,10 +98,14 @@ impl<'a> Entry<'a> {
 pub fn is_name(name: &[u8]) -> bool {
     let length = (1..=keys::NAME_MOST).contains(&name.len());
     // Without leaving early: many bytes are compared at a time.
-    length && name != b"." && name != b".." && !name.iter().fold(false, |found, byte| found | (*byte == 0) | (*byte == b'/'))
+    length
+        && name != b"."
+        && name != b".."
+        && !name.iter().fold(false, |found, byte| found | (*byte == 0) | (*byte == b'/'))
 }
 
-/// The value of an entry by its hash: enough for a look-up once the name has been compared in the row by sequence.
+/// The value of an entry by its hash: enough for a look-up once the name has been compared in the
+/// row by sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameTarget {
     /// What the name names.

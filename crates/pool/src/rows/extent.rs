@@ -1,6 +1,7 @@
 //! The content of a file, record by record. A record without a row is a hole.
 //!
-//! A file whose content fits the row has it inline at record 0; the target of a symbolic link always is.
+//! A file whose content fits the row has it inline at record 0; the target of a symbolic link
+//! always is.
 
 use super::damaged;
 use crate::codec::Reader;
@@ -27,7 +28,8 @@ pub enum Extent<'a> {
     Shared {
         /// The frame.
         pointer: Pointer,
-        /// The txg in which this record came to it: for whatever goes by births, the row's frame was born then.
+        /// The txg in which this record came to it: for whatever goes by births, the row's frame
+        /// was born then.
         since: Txg,
     },
     /// Here.

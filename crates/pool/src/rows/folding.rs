@@ -1,9 +1,11 @@
-//! Which names of a file system are the same though their bytes differ: `casesensitivity` and `normalization`. Part of the head; asked by whoever looks up or
-//! changes names, and by checks.
+//! Which names of a file system are the same though their bytes differ: `casesensitivity` and
+//! `normalization`. Part of the head; asked by whoever looks up or changes names, and by checks.
 //!
-//! Invariants: names are stored as they were given, and hashed and compared as what [`Folding::fold`] makes of them; what it makes of a name never changes, in
-//! no version of the program: tables are those of Unicode 16.0, for case in `case.rs`, for normalization in a library of that very version (a test
-//! compares what it does with what it did). Names that are not UTF-8 are the same only byte by byte.
+//! Invariants: names are stored as they were given, and hashed and compared as what
+//! [`Folding::fold`] makes of them; what it makes of a name never changes, in no version of the
+//! program: tables are those of Unicode 16.0, for case in `case.rs`, for normalization in a library
+//! of that very version (a test compares what it does with what it did). Names that are not UTF-8
+//! are the same only byte by byte.
 
 mod case;
 #[cfg(test)]
@@ -13,7 +15,8 @@ use std::borrow::Cow;
 
 use unicode_normalization::UnicodeNormalization;
 
-/// How names are normalized before they are compared. The forms C and D are one here, and so are KC and KD: the same names are equal in both.
+/// How names are normalized before they are compared. The forms C and D are one here, and so are KC
+/// and KD: the same names are equal in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Normal {
     /// Not at all.
@@ -92,7 +95,8 @@ impl Folding {
         }
         let Ok(text) = std::str::from_utf8(name) else { return Cow::Borrowed(name) };
         let cased = |of: char| if self.insensitive { case::fold(of) } else { of };
-        // As the standard defines caseless matching (section 3.13, D145 and D146), with simple case folding.
+        // As the standard defines caseless matching (section 3.13, D145 and D146), with simple case
+        // folding.
         let folded: String = match self.normal {
             Normal::None => text.chars().map(cased).collect(),
             Normal::Canonical => text.nfd().map(cased).nfd().collect(),

@@ -6,7 +6,8 @@ use super::{damaged, keys, whole};
 use crate::codec::Writer;
 use crate::error::PoolError;
 
-/// Layouts of the row: they tell how names are hashed. In the last a byte follows that tells which names are the same.
+/// Layouts of the row: they tell how names are hashed. In the last a byte follows that tells which
+/// names are the same.
 const WHOLE: u8 = 1;
 const NEAR: u8 = 2;
 const FOLDED: u8 = 3;
@@ -14,7 +15,8 @@ const FOLDED: u8 = 3;
 /// The value of the head's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The next number of an inode and the next sequence of an entry: one counter for both, so that inodes lie in the order of their names.
+    /// The next number of an inode and the next sequence of an entry: one counter for both, so that
+    /// inodes lie in the order of their names.
     pub next: u64,
     /// The inode of the root directory.
     pub root: u64,
@@ -22,7 +24,8 @@ pub struct Head {
     pub seed: u64,
     /// How names are hashed.
     pub hashing: Hashing,
-    /// Which names are the same. Where it is not [`Folding::EXACT`], names are hashed as [`Hashing::Near`] has it.
+    /// Which names are the same. Where it is not [`Folding::EXACT`], names are hashed as
+    /// [`Hashing::Near`] has it.
     pub folding: Folding,
     /// How many inodes there are.
     pub objects: u64,
@@ -69,7 +72,14 @@ impl Head {
                 }
                 _ => return Err(damaged("unknown layout of a head")),
             };
-            Ok(Self { hashing, folding, seed: from.u64()?, next: from.varint()?, root: from.varint()?, objects: from.varint()? })
+            Ok(Self {
+                hashing,
+                folding,
+                seed: from.u64()?,
+                next: from.varint()?,
+                root: from.varint()?,
+                objects: from.varint()?,
+            })
         })?;
         if head.next > keys::SEQUENCE_MOST || head.root >= head.next {
             return Err(damaged("the counters of a head"));

@@ -1,7 +1,8 @@
-//! The attributes of an inode. Every operation on a file reads this row, so it is small: what is usual takes no byte.
+//! The attributes of an inode. Every operation on a file reads this row, so it is small: what is
+//! usual takes no byte.
 //!
-//! Invariants: the type in the mode is one of [`FileType`]; nanoseconds are below 10^9; an inode of a fresh file takes about 30 bytes, one with
-//! four different times about 50.
+//! Invariants: the type in the mode is one of [`FileType`]; nanoseconds are below 10^9; an inode of
+//! a fresh file takes about 30 bytes, one with four different times about 50.
 
 use super::{FileType, damaged, whole};
 use crate::codec::{Reader, Writer};
@@ -29,7 +30,8 @@ pub struct Timestamp {
     pub nanoseconds: u32,
 }
 
-/// One place where the inode has a name: where a search for its path begins. A hard link may have others.
+/// One place where the inode has a name: where a search for its path begins. A hard link may have
+/// others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameHint {
     /// The directory.
@@ -58,7 +60,8 @@ pub mod flags {
     pub const SHARES_RECORDS: u32 = 1 << 18;
     /// Some of its records may have patches: without it nobody has to look for any.
     pub const HAS_PATCHES: u32 = 1 << 19;
-    /// It was cut off, and rows of records behind its end may be there still: they go before it grows.
+    /// It was cut off, and rows of records behind its end may be there still: they go before it
+    /// grows.
     pub const CUT: u32 = 1 << 20;
 }
 
@@ -89,9 +92,11 @@ pub struct Inode {
     pub device: u64,
     /// Bits of [`flags`].
     pub flags: u32,
-    /// Tells inodes apart that had the same number; numbers are not reused, so it is 0 but for received ones.
+    /// Tells inodes apart that had the same number; numbers are not reused, so it is 0 but for
+    /// received ones.
     pub generation: u64,
-    /// The record size of a regular file as a power of two, fixed when it grew beyond one record; 0 where it has none yet.
+    /// The record size of a regular file as a power of two, fixed when it grew beyond one record; 0
+    /// where it has none yet.
     pub record_shift: u8,
     /// One of its names.
     pub hint: Option<NameHint>,
@@ -148,7 +153,9 @@ impl Inode {
         if layout & CHANGED_IS_MODIFIED == 0 {
             write_time(&mut to, self.changed, self.born);
         }
-        for (bit, value) in [(HAS_DEVICE, self.device), (HAS_FLAGS, self.flags.into()), (HAS_GENERATION, self.generation)] {
+        for (bit, value) in
+            [(HAS_DEVICE, self.device), (HAS_FLAGS, self.flags.into()), (HAS_GENERATION, self.generation)]
+        {
             if layout & bit != 0 {
                 to.varint(value);
             }
@@ -208,8 +215,28 @@ impl Inode {
         if record_shift != 0 && !(9..=24).contains(&record_shift) {
             return Err(damaged("the record size of an inode"));
         }
-        let hint = if layout & HAS_HINT == 0 { None } else { Some(NameHint { directory: from.varint()?, sequence: from.varint()? }) };
-        Ok(Self { mode, uid, gid, links, size, charged, accessed, modified, changed, born, device, flags, generation, record_shift, hint })
+        let hint = if layout & HAS_HINT == 0 {
+            None
+        } else {
+            Some(NameHint { directory: from.varint()?, sequence: from.varint()? })
+        };
+        Ok(Self {
+            mode,
+            uid,
+            gid,
+            links,
+            size,
+            charged,
+            accessed,
+            modified,
+            changed,
+            born,
+            device,
+            flags,
+            generation,
+            record_shift,
+            hint,
+        })
     }
 }
 

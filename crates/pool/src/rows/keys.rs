@@ -1,4 +1,5 @@
-//! Keys of a dataset's rows. The dataset layer makes them for look-ups and range reads; checks and dumps read them back.
+//! Keys of a dataset's rows. The dataset layer makes them for look-ups and range reads; checks and
+//! dumps read them back.
 //!
 //! Invariant: numbers are big-endian, so that keys compare as bytes in the order of their numbers.
 
@@ -207,7 +208,8 @@ pub fn patches(inode: u64, first: u64, last: u64) -> Range<Vec<u8>> {
     two(PATCH, inode, first).to_vec()..after(&two(PATCH, inode, last))
 }
 
-/// The hash under which a name is looked up. The seed comes from the dataset's [`super::Head`], so that nobody can prepare names that collide.
+/// The hash under which a name is looked up. The seed comes from the dataset's [`super::Head`], so
+/// that nobody can prepare names that collide.
 #[must_use]
 pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(name, seed)
@@ -216,10 +218,12 @@ pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
 /// How names become hashes in a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hashing {
-    /// Each name by itself: names that follow each other lie anywhere. File systems of older versions have it.
+    /// Each name by itself: names that follow each other lie anywhere. File systems of older
+    /// versions have it.
     Whole,
-    /// Names that differ in the end of their number lie side by side, in its order ([`near_hash`]): who makes, asks for or removes many files one after the
-    /// other changes a few leaves of the tree, however many names the directory has.
+    /// Names that differ in the end of their number lie side by side, in its order ([`near_hash`]):
+    /// who makes, asks for or removes many files one after the other changes a few leaves of the
+    /// tree, however many names the directory has.
     #[default]
     Near,
 }
@@ -240,9 +244,10 @@ const NEAR_DIGITS: usize = 4;
 /// Bits of a hash that hold what those digits say: enough for 9,999.
 const NEAR_BITS: u32 = 14;
 
-/// The hash of a name by which its neighbours are near. Of the last number in the name (before its extension, if there is one), the last digits, at most four,
-/// are the lowest 14 bits of the hash; the other bits are [`name_hash`] of the name with a slash and the count of these digits in their place, which
-/// no other name has. A name without a digit has [`name_hash`].
+/// The hash of a name by which its neighbours are near. Of the last number in the name (before its
+/// extension, if there is one), the last digits, at most four, are the lowest 14 bits of the hash;
+/// the other bits are [`name_hash`] of the name with a slash and the count of these digits in their
+/// place, which no other name has. A name without a digit has [`name_hash`].
 #[must_use]
 pub fn near_hash(seed: u64, name: &[u8]) -> u64 {
     let Some((front, digits, behind)) = split_number(name) else { return name_hash(seed, name) };
@@ -270,7 +275,8 @@ fn split_number(name: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((front, digits, behind))
 }
 
-/// The first key after all that begin with this prefix; empty, hence before everything, where the prefix is all ones.
+/// The first key after all that begin with this prefix; empty, hence before everything, where the
+/// prefix is all ones.
 fn after(prefix: &[u8]) -> Vec<u8> {
     crate::tree::after_prefix(prefix).unwrap_or_default()
 }
@@ -317,7 +323,9 @@ impl Key {
             HEAD => Self::Head,
             INODE => Self::Inode(number(&mut rest)?),
             ENTRY => Self::Entry { directory: number(&mut rest)?, sequence: sequence(&mut rest)? },
-            NAME => Self::Name { directory: number(&mut rest)?, hash: number(&mut rest)?, sequence: sequence(&mut rest)? },
+            NAME => {
+                Self::Name { directory: number(&mut rest)?, hash: number(&mut rest)?, sequence: sequence(&mut rest)? }
+            }
             XATTR => {
                 let inode = number(&mut rest)?;
                 check_xattr_name(rest)?;
@@ -342,7 +350,8 @@ impl Key {
     }
 }
 
-/// The sequence of an entry by its key, as [`Key::decode`] reads it, by the short way: listings read many. `None` where it is no entry's.
+/// The sequence of an entry by its key, as [`Key::decode`] reads it, by the short way: listings
+/// read many. `None` where it is no entry's.
 ///
 /// # Errors
 /// [`PoolError::Format`] for bytes that are no key.

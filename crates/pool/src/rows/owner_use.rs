@@ -1,4 +1,5 @@
-//! What a user or group uses in a dataset: for `userspace`, user and group quotas. Changed together with the inode whose owner it counts.
+//! What a user or group uses in a dataset: for `userspace`, user and group quotas. Changed together
+//! with the inode whose owner it counts.
 
 use super::whole;
 use crate::codec::Writer;

@@ -1,4 +1,5 @@
-//! Patches of a record: parts that were written after the record's frame, in a small frame of their own, so that a small write costs a small write.
+//! Patches of a record: parts that were written after the record's frame, in a small frame of their
+//! own, so that a small write costs a small write.
 
 use super::{damaged, whole};
 use crate::codec::Writer;
@@ -10,7 +11,8 @@ pub const PIECES_MOST: usize = 64;
 /// No record is longer, bytes.
 const RECORD_MOST: u64 = 1 << 24;
 
-/// The value of a patch: a frame that holds the pieces one behind the other, and where they belong in the record.
+/// The value of a patch: a frame that holds the pieces one behind the other, and where they belong
+/// in the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
     /// The frame, of the kind [`FrameKind::Data`].
@@ -50,14 +52,19 @@ impl Patch {
             let (mut pieces, mut end, mut sum) = (Vec::new(), None, 0);
             for _ in 0..count {
                 let (at, length) = (from.varint()?, from.varint()?);
-                let fits = at < RECORD_MOST && length > 0 && length <= RECORD_MOST - at && end.is_none_or(|end| at > end);
+                let fits =
+                    at < RECORD_MOST && length > 0 && length <= RECORD_MOST - at && end.is_none_or(|end| at > end);
                 if !fits {
                     return Err(damaged("a piece of a patch"));
                 }
                 (end, sum) = (Some(at + length), sum + length);
                 pieces.push((at as u32, length as u32));
             }
-            if sum == u64::from(pointer.logical) { Ok(Self { pointer, pieces }) } else { Err(damaged("the length of a patch")) }
+            if sum == u64::from(pointer.logical) {
+                Ok(Self { pointer, pieces })
+            } else {
+                Err(damaged("the length of a patch"))
+            }
         })
     }
 }

@@ -1,4 +1,5 @@
-//! Tests of keys and rows: what is written is read; any bytes are a row or an error; keys sort as intended.
+//! Tests of keys and rows: what is written is read; any bytes are a row or an error; keys sort as
+//! intended.
 
 use super::*;
 use crate::codec::Writer;
@@ -33,12 +34,17 @@ fn key() -> impl Strategy<Value = Key> {
         Just(Key::Head),
         few.clone().prop_map(Key::Inode),
         (few.clone(), few.clone()).prop_map(|(directory, sequence)| Key::Entry { directory, sequence }),
-        (few.clone(), few.clone(), few.clone()).prop_map(|(directory, hash, sequence)| Key::Name { directory, hash, sequence }),
+        (few.clone(), few.clone(), few.clone()).prop_map(|(directory, hash, sequence)| Key::Name {
+            directory,
+            hash,
+            sequence
+        }),
         (few.clone(), proptest::collection::vec(1u8.., 1..=255)).prop_map(|(inode, name)| Key::Xattr { inode, name }),
         (few.clone(), few.clone()).prop_map(|(inode, record)| Key::Extent { inode, record }),
         few.clone().prop_map(Key::Orphan),
         few.prop_map(Key::Cut),
-        (any::<bool>(), any::<u32>()).prop_map(|(user, id)| Key::OwnerUse(if user { OwnerKind::User } else { OwnerKind::Group }, id)),
+        (any::<bool>(), any::<u32>())
+            .prop_map(|(user, id)| Key::OwnerUse(if user { OwnerKind::User } else { OwnerKind::Group }, id)),
     ]
 }
 
@@ -60,8 +66,13 @@ fn frame(kind: FrameKind, logical: u32) -> Pointer {
 fn inode() -> impl Strategy<Value = Inode> {
     let times = (timestamp(), timestamp(), timestamp(), timestamp(), 0u8..8);
     let small = (file_type(), 0u16..0o10000, any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
-    let rare =
-        (any::<u64>(), any::<u32>(), any::<u64>(), prop_oneof![Just(0u8), 9u8..=24], proptest::option::of((any::<u64>(), any::<u64>())));
+    let rare = (
+        any::<u64>(),
+        any::<u32>(),
+        any::<u64>(),
+        prop_oneof![Just(0u8), 9u8..=24],
+        proptest::option::of((any::<u64>(), any::<u64>())),
+    );
     (times, small, rare).prop_map(|((born, mut accessed, mut modified, mut changed, same), small, rare)| {
         let (file_type, permissions, uid, gid, links, size, charged) = small;
         let (device, flags, generation, record_shift, hint) = rare;
@@ -76,7 +87,23 @@ fn inode() -> impl Strategy<Value = Inode> {
         }
         let hint = hint.map(|(directory, sequence)| NameHint { directory, sequence });
         let mode = file_type.mode_bits() | permissions;
-        Inode { mode, uid, gid, links, size, charged, accessed, modified, changed, born, device, flags, generation, record_shift, hint }
+        Inode {
+            mode,
+            uid,
+            gid,
+            links,
+            size,
+            charged,
+            accessed,
+            modified,
+            changed,
+            born,
+            device,
+            flags,
+            generation,
+            record_shift,
+            hint,
+        }
     })
 }
 
@@ -196,8 +223,11 @@ fn what_no_row_may_hold() {
     assert!(Key::decode(&keys::entry(1, u64::MAX)).is_err());
     assert!(Key::decode(&keys::xattr(1, b"")).is_err());
     assert!(
-        Head::decode(&Head { next: 3, root: 3, seed: 0, hashing: keys::Hashing::Whole, folding: Folding::EXACT, objects: 0 }.encode())
-            .is_err()
+        Head::decode(
+            &Head { next: 3, root: 3, seed: 0, hashing: keys::Hashing::Whole, folding: Folding::EXACT, objects: 0 }
+                .encode()
+        )
+        .is_err()
     );
     let mut inode = Inode::new(FileType::Regular, 0o644, Timestamp::default());
     inode.mode = 0o644;
@@ -245,7 +275,9 @@ fn patches_survive_and_nonsense_is_refused() {
     }
     assert!(Patch::decode(&Patch { pointer: Pointer { kind: FrameKind::Leaf, ..pointer }, ..good }.encode()).is_err());
     let range = keys::patches(7, 3, u64::MAX);
-    assert!(range.contains(&keys::patch(7, 3, 0).to_vec()) && range.contains(&keys::patch(7, u64::MAX, u64::MAX).to_vec()));
+    assert!(
+        range.contains(&keys::patch(7, 3, 0).to_vec()) && range.contains(&keys::patch(7, u64::MAX, u64::MAX).to_vec())
+    );
     assert!(!range.contains(&keys::patch(7, 2, u64::MAX).to_vec()) && !range.contains(&keys::patch(8, 0, 0).to_vec()));
     let key = keys::Key::Patch { inode: 7, record: 8, number: 9 };
     assert_eq!(keys::Key::decode(&key.encode()).unwrap(), key);
@@ -268,7 +300,10 @@ fn an_inode_is_small() {
 #[test]
 fn ranges_hold_what_they_say() {
     let entries = keys::entries(1, 5);
-    assert!(entries.contains(&keys::entry(1, 5).to_vec()) && entries.contains(&keys::entry(1, keys::SEQUENCE_MOST).to_vec()));
+    assert!(
+        entries.contains(&keys::entry(1, 5).to_vec())
+            && entries.contains(&keys::entry(1, keys::SEQUENCE_MOST).to_vec())
+    );
     assert!(!entries.contains(&keys::entry(1, 4).to_vec()) && !entries.contains(&keys::entry(2, 0).to_vec()));
     let last = keys::extents(u64::MAX, 0);
     assert!(last.contains(&keys::extent(u64::MAX, u64::MAX).to_vec()) && !last.contains(&keys::orphan(0).to_vec()));
@@ -288,15 +323,21 @@ fn hashes_depend_on_the_seed_and_stay() {
 fn names_with_neighbouring_numbers_lie_side_by_side() {
     let near = |name: &str| keys::near_hash(5, name.as_bytes());
     let group = |name: &str| near(name) >> 14;
-    for (one, other) in
-        [("file-00000000.dat", "file-00009999.dat"), ("7", "8"), ("IMG_0001.mp3", "IMG_9000.mp3"), (".2", ".3"), ("a10b", "a99b")]
-    {
+    for (one, other) in [
+        ("file-00000000.dat", "file-00009999.dat"),
+        ("7", "8"),
+        ("IMG_0001.mp3", "IMG_9000.mp3"),
+        (".2", ".3"),
+        ("a10b", "a99b"),
+    ] {
         assert_eq!(group(one), group(other), "{one} {other}");
         assert!(near(one) < near(other), "{one} {other}");
     }
     assert_eq!((near("x-0042.y") & 0x3fff, near("x-0042.y7") & 0x3fff), (42, 42));
     // Another number of digits, another beginning or end: another group.
-    for (one, other) in [("f1", "f10"), ("f01", "f1"), ("f00001", "f10001"), ("a1b2.c", "a2b2.c"), ("1.2", "1.3"), ("x/1", "x7")] {
+    for (one, other) in
+        [("f1", "f10"), ("f01", "f1"), ("f00001", "f10001"), ("a1b2.c", "a2b2.c"), ("1.2", "1.3"), ("x/1", "x7")]
+    {
         assert_ne!(group(one), group(other), "{one} {other}");
     }
     assert_eq!(near("no digits. at all"), keys::name_hash(5, b"no digits. at all"));

@@ -1,8 +1,9 @@
 //! Which segments are worth moving, and when.
 //!
-//! Callers: the store's cleaning. The rule is that of log-structured file systems: benefit is the room won times the age of what is in the segment
-//! (old frames will not die soon, so moving them pays for long), cost is reading it and writing what lives. When slots run short, age does
-//! not matter: the emptiest goes first.
+//! Callers: the store's cleaning. The rule is that of log-structured file systems: benefit is the
+//! room won times the age of what is in the segment (old frames will not die soon, so moving them
+//! pays for long), cost is reading it and writing what lives. When slots run short, age does not
+//! matter: the emptiest goes first.
 
 use crate::frames::Stream;
 
@@ -13,7 +14,8 @@ use super::table::{Segment, Table};
 pub enum Pressure {
     /// Nothing to do.
     None,
-    /// There is room, but much of what is taken holds nothing: a pool on a file takes more of its disk than it must.
+    /// There is room, but much of what is taken holds nothing: a pool on a file takes more of its
+    /// disk than it must.
     Tidy,
     /// Cleaning pays: few slots are free.
     Some,
@@ -21,8 +23,8 @@ pub enum Pressure {
     Urgent,
 }
 
-/// How many slots stay free for others when a stream wants one: the table may take the last, ordinary data must leave enough for commits and
-/// for the cleaner.
+/// How many slots stay free for others when a stream wants one: the table may take the last,
+/// ordinary data must leave enough for commits and for the cleaner.
 #[must_use]
 pub fn reserve(stream: Stream) -> u64 {
     match stream {
@@ -63,14 +65,25 @@ pub fn coming(table: &Table) -> u64 {
 #[must_use]
 pub fn untidy(table: &Table, slot: u64) -> bool {
     const WORTH: u64 = 256 << 20;
-    let half_dead = table.segments().values().filter(|segment| segment.sealed && segment.live_frames > 0 && !segment.place.is_empty());
-    let (taken, lives) = half_dead.fold((0, 0), |(taken, lives), segment| (taken + slot, lives + u64::from(segment.live_units) * 16));
+    let half_dead = table
+        .segments()
+        .values()
+        .filter(|segment| segment.sealed && segment.live_frames > 0 && !segment.place.is_empty());
+    let (taken, lives) =
+        half_dead.fold((0, 0), |(taken, lives), segment| (taken + slot, lives + u64::from(segment.live_units) * 16));
     taken.saturating_sub(lives) > lives / 2 + WORTH
 }
 
-/// The segment to be moved next, of those sealed whose frames are all committed (`durable`); `excluded` are those that cannot be moved.
+/// The segment to be moved next, of those sealed whose frames are all committed (`durable`);
+/// `excluded` are those that cannot be moved.
 #[must_use]
-pub fn choose(table: &Table, slot: u64, durable: u64, pressure: Pressure, excluded: &dyn Fn(u32) -> bool) -> Option<u32> {
+pub fn choose(
+    table: &Table,
+    slot: u64,
+    durable: u64,
+    pressure: Pressure,
+    excluded: &dyn Fn(u32) -> bool,
+) -> Option<u32> {
     let worth = |segment: &Segment| {
         // In thousandths, so that nothing is rounded differently on another machine.
         let used = (u64::from(segment.live_units) * 16 * 1000 / slot).min(1000);
@@ -81,7 +94,8 @@ pub fn choose(table: &Table, slot: u64, durable: u64, pressure: Pressure, exclud
             _ => won * age.min(1 << 32) / (1000 + used),
         }
     };
-    // In need a little is worth it too: what stays dead would be room that was promised and cannot be had.
+    // In need a little is worth it too: what stays dead would be room that was promised and cannot
+    // be had.
     let least = if pressure == Pressure::Urgent { slot / 512 } else { slot / 64 };
     let may = |segment: &Segment| {
         segment.sealed
@@ -118,12 +132,24 @@ mod tests {
     fn the_best_is_chosen() {
         let slot = 1 << 20;
         let chosen = |table: &Table, pressure| choose(table, slot, 100, pressure, &|_| false);
-        // Emptier is better; among equals the older; open, full and uncommitted ones are left alone.
+        // Emptier is better; among equals the older; open, full and uncommitted ones are left
+        // alone.
         assert_eq!(chosen(&table(&[(1, 30_000, 50, true), (2, 20_000, 50, true)]), Pressure::Some), Some(2));
         assert_eq!(chosen(&table(&[(1, 20_000, 10, true), (2, 20_000, 90, true)]), Pressure::Some), Some(1));
-        assert_eq!(chosen(&table(&[(1, 30_000, 1, true), (2, 20_000, 99, true)]), Pressure::Some), Some(1), "age outweighs");
-        assert_eq!(chosen(&table(&[(1, 30_000, 1, true), (2, 20_000, 99, true)]), Pressure::Urgent), Some(2), "not in need");
-        assert_eq!(chosen(&table(&[(1, 65_450, 1, true), (2, 20_000, 50, false), (3, 100, 101, true)]), Pressure::Urgent), None);
+        assert_eq!(
+            chosen(&table(&[(1, 30_000, 1, true), (2, 20_000, 99, true)]), Pressure::Some),
+            Some(1),
+            "age outweighs"
+        );
+        assert_eq!(
+            chosen(&table(&[(1, 30_000, 1, true), (2, 20_000, 99, true)]), Pressure::Urgent),
+            Some(2),
+            "not in need"
+        );
+        assert_eq!(
+            chosen(&table(&[(1, 65_450, 1, true), (2, 20_000, 50, false), (3, 100, 101, true)]), Pressure::Urgent),
+            None
+        );
         let nearly_full = table(&[(1, 65_000, 1, true)]);
         assert_eq!((chosen(&nearly_full, Pressure::Some), chosen(&nearly_full, Pressure::Urgent)), (None, Some(1)));
         assert_eq!(choose(&table(&[(1, 100, 1, true)]), slot, 100, Pressure::Some, &|id| id == 1), None);
@@ -134,6 +160,9 @@ mod tests {
         assert_eq!(pressure(1000, 1000), Pressure::None);
         assert_eq!(pressure(130, 1000), Pressure::Some);
         assert_eq!(pressure(20, 1000), Pressure::Urgent);
-        assert!(reserve(Stream::Table) < reserve(Stream::Survivors) && reserve(Stream::Survivors) < reserve(Stream::Metadata));
+        assert!(
+            reserve(Stream::Table) < reserve(Stream::Survivors)
+                && reserve(Stream::Survivors) < reserve(Stream::Metadata)
+        );
     }
 }

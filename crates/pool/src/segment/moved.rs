@@ -1,9 +1,11 @@
 //! Where frames of one name are that have moved: frame numbers and their places, in little memory.
 //!
-//! Callers: the segment table, which has one of these for each segment. A pool that is cleaned for years has moved most of its frames, and every one of them
-//! is found through this: neighbours move together, so numbers are kept as differences, about five bytes for a frame.
+//! Callers: the segment table, which has one of these for each segment. A pool that is cleaned for
+//! years has moved most of its frames, and every one of them is found through this: neighbours move
+//! together, so numbers are kept as differences, about five bytes for a frame.
 //!
-//! Invariants: chunks are sorted and do not overlap; each has 1 to [`CHUNK`] entries; a chunk's bytes give its entries, and nothing else.
+//! Invariants: chunks are sorted and do not overlap; each has 1 to [`CHUNK`] entries; a chunk's
+//! bytes give its entries, and nothing else.
 
 use std::fmt;
 
@@ -18,7 +20,8 @@ pub type At = (u32, u32);
 /// A frame's number and where it is.
 type Entry = (u32, At);
 
-/// Frames that have moved, by their numbers. Equal where the same frames are in the same places, however they came there.
+/// Frames that have moved, by their numbers. Equal where the same frames are in the same places,
+/// however they came there.
 #[derive(Clone, Default)]
 pub struct Moved {
     chunks: Vec<Chunk>,
@@ -198,7 +201,9 @@ impl Moved {
     /// Makes one of two neighbours, or of the second and the one behind it, that have little left.
     fn join(&mut self, place: usize) {
         for place in [place + 1, place] {
-            let Some([left, right]) = self.chunks.get(place..).and_then(|chunks| chunks.first_chunk()) else { continue };
+            let Some([left, right]) = self.chunks.get(place..).and_then(|chunks| chunks.first_chunk()) else {
+                continue;
+            };
             if left.count + right.count <= LITTLE {
                 let entries: Vec<Entry> = left.entries().chain(right.entries()).collect();
                 self.chunks.splice(place..=place + 1, Chunk::of_all(&entries));
@@ -209,7 +214,8 @@ impl Moved {
     /// What it takes in memory, bytes.
     #[cfg(test)]
     fn memory(&self) -> usize {
-        self.chunks.capacity() * size_of::<Chunk>() + self.chunks.iter().map(|chunk| chunk.bytes.capacity()).sum::<usize>()
+        self.chunks.capacity() * size_of::<Chunk>()
+            + self.chunks.iter().map(|chunk| chunk.bytes.capacity()).sum::<usize>()
     }
 }
 
@@ -238,7 +244,12 @@ mod tests {
     fn assert_is(moved: &Moved, map: &BTreeMap<u32, At>) {
         assert_eq!((moved.len(), moved.is_empty()), (map.len(), map.is_empty()));
         assert!(moved.iter().eq(map.iter().map(|(index, at)| (*index, *at))));
-        assert!(moved.chunks.iter().all(|chunk| (1..=CHUNK).contains(&chunk.count) && chunk.entries().count() == chunk.count));
+        assert!(
+            moved
+                .chunks
+                .iter()
+                .all(|chunk| (1..=CHUNK).contains(&chunk.count) && chunk.entries().count() == chunk.count)
+        );
         assert!(moved.chunks.iter().all(|chunk| chunk.entries().last() == Some(chunk.last)));
     }
 
@@ -248,7 +259,9 @@ mod tests {
             assert_eq!(unfold(fold(number)), number);
         }
         let (mut moved, mut map) = (Moved::default(), BTreeMap::new());
-        for (index, at) in [(u32::MAX, (0, u32::MAX)), (0, (u32::MAX, 0)), (7, (1, 1 << 31)), (u32::MAX - 1, (1 << 31, 5))] {
+        for (index, at) in
+            [(u32::MAX, (0, u32::MAX)), (0, (u32::MAX, 0)), (7, (1, 1 << 31)), (u32::MAX - 1, (1 << 31, 5))]
+        {
             moved.insert(index, at);
             map.insert(index, at);
             assert_is(&moved, &map);

@@ -1,7 +1,7 @@
 //! Which slots of which device are in use.
 //!
-//! Callers: the store, under the lock of its table. Invariant: a slot is claimed once; claiming one that is taken, or that a device does not
-//! have, is damage of the table that says so.
+//! Callers: the store, under the lock of its table. Invariant: a slot is claimed once; claiming one
+//! that is taken, or that a device does not have, is damage of the table that says so.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,8 @@ struct Device {
     /// Whether each slot is taken.
     taken: Vec<bool>,
     free: usize,
-    /// No slot before this one is free: the lowest is taken first, so that a pool on a file stays compact.
+    /// No slot before this one is free: the lowest is taken first, so that a pool on a file stays
+    /// compact.
     next: usize,
 }
 
@@ -32,8 +33,9 @@ pub fn count(length: u64, slot: u64) -> u32 {
     u32::try_from(whole.saturating_sub(2 * label::ENDS) / slot).unwrap_or(u32::MAX)
 }
 
-/// The slots' length for devices of this length together: about five hundred slots, each 1 to 64 MiB; from 256 MiB on at least 2 MiB, so that large
-/// frames leave little unused at the ends of slots.
+/// The slots' length for devices of this length together: about five hundred slots, each 1 to 64
+/// MiB; from 256 MiB on at least 2 MiB, so that large frames leave little unused at the ends of
+/// slots.
 #[must_use]
 pub fn length(total: u64) -> u64 {
     let least = if total < 256 << 20 { 1 << 20 } else { 2 << 20 };
@@ -61,7 +63,8 @@ impl Slots {
         }
     }
 
-    /// From now on other devices are chosen before this one, until the next import; `false` where that was so.
+    /// From now on other devices are chosen before this one, until the next import; `false` where
+    /// that was so.
     pub fn avoid(&mut self, device: u16) -> bool {
         self.avoided.insert(usize::from(device))
     }
@@ -94,14 +97,14 @@ impl Slots {
         Some(Place { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
     }
 
-    /// Takes a free slot for the copy of what lies at another: on another device where one has room, else as far away as possible.
+    /// Takes a free slot for the copy of what lies at another: on another device where one has
+    /// room, else as far away as possible.
     pub fn take_apart(&mut self, from: Place) -> Option<Place> {
         let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.taken.len() as u128).max(1);
-        let others = self
-            .devices
-            .iter()
-            .enumerate()
-            .filter(|(at, device)| device.free > 0 && *at != usize::from(from.device) && !self.avoided.contains(at));
+        let others =
+            self.devices.iter().enumerate().filter(|(at, device)| {
+                device.free > 0 && *at != usize::from(from.device) && !self.avoided.contains(at)
+            });
         let other = others.max_by_key(|(at, device)| (share(device), usize::MAX - at)).map(|(at, _)| at);
         let number = other.unwrap_or(usize::from(from.device));
         let device = self.devices.get_mut(number)?;
@@ -114,8 +117,9 @@ impl Slots {
         Some(Place { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
     }
 
-    /// Takes the next free slots of a device from this one on, as many as lie side by side, but `most`, and as `spare` others stay free; answers the
-    /// first and how many. `None`: there are none that could be taken.
+    /// Takes the next free slots of a device from this one on, as many as lie side by side, but
+    /// `most`, and as `spare` others stay free; answers the first and how many. `None`: there are
+    /// none that could be taken.
     pub fn take_run(&mut self, device: u16, from: u32, most: u32, spare: u64) -> Option<(u32, u32)> {
         let most = u64::from(most).min(self.free().saturating_sub(spare)) as usize;
         let device = self.devices.get_mut(usize::from(device))?;
@@ -137,7 +141,9 @@ impl Slots {
     pub fn claim(&mut self, place: Place) -> Result<(), PoolError> {
         let device = self.devices.get_mut(usize::from(place.device));
         let Some(taken) = device.and_then(|device| device.claimable(place.slot)) else {
-            return Err(PoolError::Format(Damage::Structure("two segments in one slot, or a slot that does not exist")));
+            return Err(PoolError::Format(Damage::Structure(
+                "two segments in one slot, or a slot that does not exist",
+            )));
         };
         *taken = true;
         Ok(())
@@ -190,7 +196,10 @@ mod tests {
         slots.release(Place { device: 0, slot: 20 });
         slots.release(Place { device: 0, slot: 7 });
         slots.release(Place { device: 0, slot: 12 });
-        assert_eq!([slots.take(), slots.take(), slots.take()].map(|place| place.map(|place| place.slot)), [Some(7), Some(12), Some(20)]);
+        assert_eq!(
+            [slots.take(), slots.take(), slots.take()].map(|place| place.map(|place| place.slot)),
+            [Some(7), Some(12), Some(20)]
+        );
         let place = Place { device: 1, slot: 4 };
         slots.release(place);
         slots.release(place);

@@ -1,10 +1,13 @@
-//! Open segments being filled: one per stream. Frames are numbered and placed under the stream's lock and copied into pieces of 1 MiB, which
-//! are written to the device without it, by whoever filled them or by threads of their own; until then they are read from here.
+//! Open segments being filled: one per stream. Frames are numbered and placed under the stream's
+//! lock and copied into pieces of 1 MiB, which are written to the device without it, by whoever
+//! filled them or by threads of their own; until then they are read from here.
 //!
 //! Callers: the store. Invariants:
 //! - No I/O and no compression under the lock.
-//! - Pieces begin and end at multiples of 4 KiB: what was committed is never written over, not even with the same bytes.
-//! - The table learns of frames when a segment is sealed and when a stream is flushed ([`Growth`]), never of half of them.
+//! - Pieces begin and end at multiples of 4 KiB: what was committed is never written over, not even
+//!   with the same bytes.
+//! - The table learns of frames when a segment is sealed and when a stream is flushed ([`Growth`]),
+//!   never of half of them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +67,8 @@ struct Open {
     young: Vec<Young>,
 }
 
-/// Memory that begins at a multiple of [`ALIGN`], for writes past the page cache. It never grows beyond a piece.
+/// Memory that begins at a multiple of [`ALIGN`], for writes past the page cache. It never grows
+/// beyond a piece.
 #[derive(Debug, Default)]
 pub struct Buffer {
     memory: Vec<u8>,
@@ -128,7 +132,8 @@ impl Appender {
         self.state.lock()
     }
 
-    /// Waits until somebody has found a slot, or lets the caller be the one who looks for it: then it returns `true`.
+    /// Waits until somebody has found a slot, or lets the caller be the one who looks for it: then
+    /// it returns `true`.
     pub fn may_open(&self, state: &mut MutexGuard<'_, State>) -> bool {
         if state.opening {
             self.changed.wait(state);
@@ -178,7 +183,8 @@ impl Appender {
         !state.failed
     }
 
-    /// Copies what is still here of a range of a segment (offset in bytes) into the buffer, and tells which parts of it must come from the device.
+    /// Copies what is still here of a range of a segment (offset in bytes) into the buffer, and
+    /// tells which parts of it must come from the device.
     #[must_use]
     pub fn read(&self, segment: u32, offset: u64, buffer: &mut [u8]) -> Vec<Range<usize>> {
         let mut missing: Vec<Range<usize>> = std::iter::once(0..buffer.len()).collect();
@@ -203,7 +209,9 @@ impl Appender {
 }
 
 fn without(ranges: &[Range<usize>], taken: &Range<usize>) -> Vec<Range<usize>> {
-    let parts = ranges.iter().flat_map(|range| [range.start..range.end.min(taken.start), range.start.max(taken.end)..range.end]);
+    let parts = ranges
+        .iter()
+        .flat_map(|range| [range.start..range.end.min(taken.start), range.start.max(taken.end)..range.end]);
     parts.filter(|part| part.start < part.end).collect()
 }
 
@@ -229,14 +237,16 @@ impl State {
     /// Begins a segment, or goes on with one at its end. The one before must be sealed.
     pub fn begin(&mut self, id: u32, place: Vec<Place>, frames: u32, bytes: u32) {
         let piece = self.buffer();
-        self.open = Some(Open { id, place, frames, bytes, start: bytes, piece, units: 0, newest: Txg(0), young: Vec::new() });
+        self.open =
+            Some(Open { id, place, frames, bytes, start: bytes, piece, units: 0, newest: Txg(0), young: Vec::new() });
     }
 
     fn buffer(&mut self) -> Buffer {
         self.spare.pop().unwrap_or_else(Buffer::aligned)
     }
 
-    /// Appends a frame that gets its name here; returns the name's offset in the pointer too. `None` without an open segment.
+    /// Appends a frame that gets its name here; returns the name's offset in the pointer too.
+    /// `None` without an open segment.
     pub fn append(&mut self, mut header: Header, stored: &[u8], full: &mut Vec<Arc<Piece>>) -> Option<Pointer> {
         let open = self.open.as_mut()?;
         header.pointer.segment = open.id;
@@ -257,7 +267,13 @@ impl State {
     }
 
     /// Appends a frame that has its name already; returns the segment and the offset in units.
-    pub fn append_moved(&mut self, header: &[u8], stored: &[u8], birth: Txg, full: &mut Vec<Arc<Piece>>) -> Option<(u32, u32)> {
+    pub fn append_moved(
+        &mut self,
+        header: &[u8],
+        stored: &[u8],
+        birth: Txg,
+        full: &mut Vec<Arc<Piece>>,
+    ) -> Option<(u32, u32)> {
         let open = self.open.as_mut()?;
         open.newest = open.newest.max(birth);
         let at = (open.id, open.bytes / Pointer::UNIT);
@@ -372,7 +388,10 @@ mod tests {
         for at in 0..100usize {
             let stored = vec![at as u8; 1000 + at * 700];
             let pointer = state.append(header(stored.len(), 1 + at as u64 / 50), &stored, &mut full).unwrap();
-            assert_eq!((pointer.segment, pointer.index, u64::from(pointer.offset) * 16), (7, at as u32, image.len() as u64));
+            assert_eq!(
+                (pointer.segment, pointer.index, u64::from(pointer.offset) * 16),
+                (7, at as u32, image.len() as u64)
+            );
             names.push(pointer);
             image.extend(Header { pointer: Pointer { offset: 0, ..pointer }, owner: Owner::default() }.encode());
             image.extend(&stored);
@@ -381,7 +400,10 @@ mod tests {
                 let growth = state.flush(&mut full);
                 image.resize(image.len().next_multiple_of(4096), 0);
                 let units: u32 = names.iter().map(|name| (name.charged() / 16) as u32).sum();
-                assert_eq!(growth.ops, vec![Op::Grow { id: 7, frames: 61, bytes: image.len() as u32, units, newest: Txg(2) }]);
+                assert_eq!(
+                    growth.ops,
+                    vec![Op::Grow { id: 7, frames: 61, bytes: image.len() as u32, units, newest: Txg(2) }]
+                );
                 assert_eq!(
                     growth.young.iter().map(|run| (run.index, run.count, run.birth.0)).collect::<Vec<_>>(),
                     vec![(0, 50, 1), (50, 11, 2)]

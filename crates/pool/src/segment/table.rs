@@ -1,9 +1,12 @@
-//! The segment table: what is known of each segment, in memory. Which frames are alive, where segments lie, where single frames have moved.
+//! The segment table: what is known of each segment, in memory. Which frames are alive, where
+//! segments lie, where single frames have moved.
 //!
 //! Callers: the store, under its lock; [`super::table_log`] writes and reads it. Invariants:
 //! - It changes only by [`Op`]s, which are recorded: a replay of them gives the same table.
-//! - Impossible operations are refused before anything is changed, so a damaged record cannot make a wrong table.
-//! - A frame is alive in exactly one place: in the segment that its name says, or where that segment's `moved` says.
+//! - Impossible operations are refused before anything is changed, so a damaged record cannot make
+//!   a wrong table.
+//! - A frame is alive in exactly one place: in the segment that its name says, or where that
+//!   segment's `moved` says.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +68,8 @@ pub struct Segment {
     pub live_units: u32,
     /// The newest birth of a frame in it.
     pub newest: Txg,
-    /// Frames not alive at this place: freed, or moved away. Not used for survivors: their names are those of other segments.
+    /// Frames not alive at this place: freed, or moved away. Not used for survivors: their names
+    /// are those of other segments.
     pub dead: Bits,
     /// Frames of this name that live elsewhere: segment, and offset there in units of 16 bytes.
     pub moved: Moved,
@@ -91,7 +95,8 @@ pub enum Op {
         frames: u32,
         /// Bytes in it now.
         bytes: u32,
-        /// What the added frames are charged, units; 0 for survivors, which come alive by [`Op::Move`].
+        /// What the added frames are charged, units; 0 for survivors, which come alive by
+        /// [`Op::Move`].
         units: u32,
         /// The newest birth among them.
         newest: Txg,
@@ -184,7 +189,13 @@ impl Table {
             Some((to, offset)) => (to, self.segments.get(&to)?, offset),
             None => (segment, home, offset),
         };
-        Some(Found { segment: id, stream: holder.stream, place: *holder.place.first()?, copy: holder.place.get(1).copied(), offset })
+        Some(Found {
+            segment: id,
+            stream: holder.stream,
+            place: *holder.place.first()?,
+            copy: holder.place.get(1).copied(),
+            offset,
+        })
     }
 
     /// Whether a frame of this name is alive where it was found: `holder` at `offset` units.
@@ -283,7 +294,9 @@ impl Table {
     }
 
     fn free(&mut self, id: u32, index: u32, count: u32, units: u32) -> Result<(), PoolError> {
-        let Some(segment) = self.segments.get_mut(&id) else { return wrong("a frame is freed of a segment that is not there") };
+        let Some(segment) = self.segments.get_mut(&id) else {
+            return wrong("a frame is freed of a segment that is not there");
+        };
         if let Some((holder, _)) = segment.moved.get(index) {
             if count != 1 {
                 return wrong("moved frames are freed in a row");
@@ -310,8 +323,12 @@ impl Table {
 
     /// Takes frames from what is alive at a place.
     fn lose(&mut self, id: u32, frames: u32, units: u32) -> Result<(), PoolError> {
-        let Some(segment) = self.segments.get_mut(&id) else { return wrong("a frame is in a segment that is not there") };
-        let (Some(live_frames), Some(live_units)) = (segment.live_frames.checked_sub(frames), segment.live_units.checked_sub(units)) else {
+        let Some(segment) = self.segments.get_mut(&id) else {
+            return wrong("a frame is in a segment that is not there");
+        };
+        let (Some(live_frames), Some(live_units)) =
+            (segment.live_frames.checked_sub(frames), segment.live_units.checked_sub(units))
+        else {
             return wrong("more is freed of a segment than there is");
         };
         if (live_frames == 0) != (live_units == 0) {
@@ -325,7 +342,9 @@ impl Table {
         if !self.segments.get(&to.0).is_some_and(|target| target.stream.is_of_moved() && !target.place.is_empty()) {
             return wrong("a frame moves to where none can");
         }
-        let Some(segment) = self.segments.get(&id) else { return wrong("a frame moves of a segment that is not there") };
+        let Some(segment) = self.segments.get(&id) else {
+            return wrong("a frame moves of a segment that is not there");
+        };
         match segment.moved.get(index) {
             Some((holder, _)) => self.lose(holder, 1, units)?,
             None if !segment.stream.is_of_moved() && index < segment.frames && !segment.dead.get(index) => {
@@ -378,6 +397,10 @@ impl Table {
     #[must_use]
     pub fn releasable(&self, kept: u64) -> Vec<(u32, Vec<Place>)> {
         let old = |segment: &&Segment| segment.dead_since.is_some_and(|since| since <= kept);
-        self.segments.iter().filter(|(_, segment)| old(segment)).map(|(id, segment)| (*id, segment.place.clone())).collect()
+        self.segments
+            .iter()
+            .filter(|(_, segment)| old(segment))
+            .map(|(id, segment)| (*id, segment.place.clone()))
+            .collect()
     }
 }

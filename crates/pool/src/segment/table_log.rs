@@ -1,7 +1,9 @@
-//! How the segment table is kept on the pool: a full copy now and then, and with each commit what has changed since.
+//! How the segment table is kept on the pool: a full copy now and then, and with each commit what
+//! has changed since.
 //!
-//! Callers: the store's commit and import. The bytes made here become the content of frames of the table's own stream; the byte tables are in
-//! `docs/pool-format.md`. Invariant: any bytes give a table that could be, or an error.
+//! Callers: the store's commit and import. The bytes made here become the content of frames of the
+//! table's own stream; the byte tables are in `docs/pool-format.md`. Invariant: any bytes give a
+//! table that could be, or an error.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +20,8 @@ const FULL: u8 = 1;
 const DELTA: u8 = 2;
 const INDEX: u8 = 3;
 
-/// Frames in a row that belong to a txg later than the commit's: an import of this root takes them for dead.
+/// Frames in a row that belong to a txg later than the commit's: an import of this root takes them
+/// for dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Young {
     /// Their segment.
@@ -63,7 +66,13 @@ fn write_young(to: &mut Writer, young: &[Young]) {
 fn read_young(from: &mut Reader<'_>) -> Result<Vec<Young>, PoolError> {
     let mut young = Vec::new();
     for _ in 0..from.varint()? {
-        young.push(Young { segment: small(from)?, index: small(from)?, count: small(from)?, units: small(from)?, birth: Txg(0) });
+        young.push(Young {
+            segment: small(from)?,
+            index: small(from)?,
+            count: small(from)?,
+            units: small(from)?,
+            birth: Txg(0),
+        });
     }
     Ok(young)
 }
@@ -127,11 +136,23 @@ fn write_op(to: &mut Writer, op: &Op) {
 fn read_op(from: &mut Reader<'_>) -> Result<Op, PoolError> {
     Ok(match from.u8()? {
         1 => Op::Open { id: small(from)?, stream: read_stream(from)?, place: read_places(from)? },
-        2 => Op::Grow { id: small(from)?, frames: small(from)?, bytes: small(from)?, units: small(from)?, newest: Txg(from.varint()?) },
+        2 => Op::Grow {
+            id: small(from)?,
+            frames: small(from)?,
+            bytes: small(from)?,
+            units: small(from)?,
+            newest: Txg(from.varint()?),
+        },
         3 => Op::Seal { id: small(from)? },
         4 => Op::Free { segment: small(from)?, index: small(from)?, count: 1, units: small(from)? },
         5 => Op::Free { segment: small(from)?, index: small(from)?, count: small(from)?, units: small(from)? },
-        6 => Op::Move { segment: small(from)?, index: small(from)?, to: small(from)?, offset: small(from)?, units: small(from)? },
+        6 => Op::Move {
+            segment: small(from)?,
+            index: small(from)?,
+            to: small(from)?,
+            offset: small(from)?,
+            units: small(from)?,
+        },
         7 => Op::Release { id: small(from)? },
         _ => return wrong("unknown change of the segment table"),
     })
@@ -179,7 +200,8 @@ pub fn read_full(bytes: &[u8]) -> Result<(Table, Vec<Young>), PoolError> {
     Ok((Table::with(segments), young))
 }
 
-/// What one segment's record cannot say of others: moved frames must be where survivors are, and add up.
+/// What one segment's record cannot say of others: moved frames must be where survivors are, and
+/// add up.
 fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
     let mut arrived = BTreeMap::<u32, u32>::new();
     for (_, (to, _)) in segments.values().flat_map(|segment| segment.moved.iter()) {
@@ -188,8 +210,9 @@ fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
         }
         *arrived.entry(to).or_default() += 1;
     }
-    let fits =
-        |(id, segment): (&u32, &Segment)| !segment.stream.is_of_moved() || segment.live_frames == arrived.get(id).copied().unwrap_or(0);
+    let fits = |(id, segment): (&u32, &Segment)| {
+        !segment.stream.is_of_moved() || segment.live_frames == arrived.get(id).copied().unwrap_or(0)
+    };
     if segments.iter().all(fits) { Ok(()) } else { wrong("moved frames do not add up") }
 }
 
@@ -218,7 +241,8 @@ fn write_segment(to: &mut Writer, segment: &Segment) {
         to.varint(run);
     }
     to.varint(segment.moved.len() as u64);
-    // Neighbours move together: differences are small. They wrap around, so every order can be written.
+    // Neighbours move together: differences are small. They wrap around, so every order can be
+    // written.
     let mut last = (0u32, 0u32, 0u32);
     for (index, (segment, offset)) in segment.moved.iter() {
         for (now, before) in [(index, last.0), (segment, last.1), (offset, last.2)] {
@@ -250,16 +274,33 @@ fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> {
     let mut moved = Moved::default();
     let mut last = (0u32, 0u32, 0u32);
     for _ in 0..from.varint()? {
-        last = (last.0.wrapping_add(small(from)?), last.1.wrapping_add(small(from)?), last.2.wrapping_add(small(from)?));
+        last =
+            (last.0.wrapping_add(small(from)?), last.1.wrapping_add(small(from)?), last.2.wrapping_add(small(from)?));
         moved.insert(last.0, (last.1, last.2));
     }
     let home = !stream.is_of_moved();
     let most = if stream.is_metadata() { 2 } else { 1 };
     let sums = live_frames <= frames && (live_frames == 0) == (live_units == 0) && live_units <= bytes.div_ceil(16);
-    if !sums || place.len() > most || (home && u64::from(frames - live_frames) != dead.count()) || (place.is_empty() && live_frames > 0) {
+    if !sums
+        || place.len() > most
+        || (home && u64::from(frames - live_frames) != dead.count())
+        || (place.is_empty() && live_frames > 0)
+    {
         return wrong("the sums of a segment do not fit each other");
     }
-    Ok(Segment { stream, sealed: flags & 0x80 != 0, place, dead_since, frames, bytes, live_frames, live_units, newest, dead, moved })
+    Ok(Segment {
+        stream,
+        sealed: flags & 0x80 != 0,
+        place,
+        dead_since,
+        frames,
+        bytes,
+        live_frames,
+        live_units,
+        newest,
+        dead,
+        moved,
+    })
 }
 
 /// The list of the frames that a full copy is cut into.

@@ -17,13 +17,23 @@ fn grown(seed: u64, steps: usize) -> (Table, Vec<Op>) {
     let mut table = Table::default();
     for step in 0..steps {
         let op = match next(8) {
-            0 => Op::Open { id: next(12), stream: if next(3) == 0 { Stream::Survivors } else { Stream::Data }, place: place(next(1000)) },
+            0 => Op::Open {
+                id: next(12),
+                stream: if next(3) == 0 { Stream::Survivors } else { Stream::Data },
+                place: place(next(1000)),
+            },
             1 | 2 => {
                 let id = next(12);
                 let Some(segment) = table.segments().get(&id) else { continue };
                 let added = next(6);
                 let units = if segment.stream == Stream::Survivors { 0 } else { added * 7 };
-                Op::Grow { id, frames: segment.frames + added, bytes: segment.bytes + added * 112, units, newest: Txg(step as u64) }
+                Op::Grow {
+                    id,
+                    frames: segment.frames + added,
+                    bytes: segment.bytes + added * 112,
+                    units,
+                    newest: Txg(step as u64),
+                }
             }
             3 => Op::Seal { id: next(12) },
             4 => Op::Free { segment: next(12), index: next(40), count: 1, units: 7 },
@@ -33,7 +43,10 @@ fn grown(seed: u64, steps: usize) -> (Table, Vec<Op>) {
             }
             6 => {
                 let to = next(12);
-                let room = table.segments().get(&to).is_some_and(|target| target.live_frames < target.frames && !target.sealed);
+                let room = table
+                    .segments()
+                    .get(&to)
+                    .is_some_and(|target| target.live_frames < target.frames && !target.sealed);
                 if !room {
                     continue;
                 }
@@ -77,7 +90,8 @@ proptest! {
         let (mut table, ops) = grown(seed, steps);
         table.finish(1000);
         let (first, second) = ops.split_at(cut.min(ops.len()));
-        // Releases need segments that are dead: the copy ends the commits where the table did, at the latest before each release.
+        // Releases need segments that are dead: the copy ends the commits where the table did, at
+        // the latest before each release.
         let mut copy = Table::default();
         for op in first.iter().chain(second) {
             if matches!(op, Op::Release { .. }) {

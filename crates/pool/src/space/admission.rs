@@ -1,15 +1,18 @@
 //! Whether a write is admitted, and what was promised to those that were.
 //!
-//! Callers: the desk of admission, before an operation is accepted, and when a commit has made of promises what they have become.
+//! Callers: the desk of admission, before an operation is accepted, and when a commit has made of
+//! promises what they have become.
 //!
-//! Invariant: what is promised is worst case, so what is admitted is within all limits whatever becomes of it.
+//! Invariant: what is promised is worst case, so what is admitted is within all limits whatever
+//! becomes of it.
 
 use super::{Change, Forest, Purpose, Shortage};
 use crate::error::PoolError;
 
 impl Forest {
-    /// Whether the head may write so many bytes more, beside what is promised. What it frees by that is not known before the commit and does not
-    /// help. Quotas hold for writes only: who is beyond one has to be able to delete.
+    /// Whether the head may write so many bytes more, beside what is promised. What it frees by
+    /// that is not known before the commit and does not help. Quotas hold for writes only: who is
+    /// beyond one has to be able to delete.
     ///
     /// # Errors
     /// The [`Shortage`] inside `Ok`; [`PoolError::Refused`] for an unknown dataset.
@@ -96,7 +99,8 @@ impl Forest {
         Ok(())
     }
 
-    /// What the head may write more, beside what is promised: with its refreservation, within its refquota and all quotas above. Bytes.
+    /// What the head may write more, beside what is promised: with its refreservation, within its
+    /// refquota and all quotas above. Bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -116,6 +120,8 @@ impl Forest {
         let node = self.node(id)?;
         let uncovered = node.limits.refreservation.saturating_sub(node.usage.unique.saturating_add(node.promised));
         let referenced = node.usage.referenced.saturating_add(node.promised);
-        Ok(room.saturating_add(uncovered).min(node.limits.refquota.map_or(u64::MAX, |limit| limit.saturating_sub(referenced))))
+        Ok(room
+            .saturating_add(uncovered)
+            .min(node.limits.refquota.map_or(u64::MAX, |limit| limit.saturating_sub(referenced))))
     }
 }

@@ -24,7 +24,8 @@ impl Forest {
         Ok(available)
     }
 
-    /// What the head may write more: with its refreservation, within its refquota. The property `available`. Bytes.
+    /// What the head may write more: with its refreservation, within its refquota. The property
+    /// `available`. Bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
@@ -49,7 +50,8 @@ impl Forest {
         })
     }
 
-    /// What a dataset and all below it store, as it is charged and before packing, without reservations. Bytes.
+    /// What a dataset and all below it store, as it is charged and before packing, without
+    /// reservations. Bytes.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.

@@ -1,4 +1,5 @@
-//! Setting the limits of datasets: which sizes are accepted. `nacre fs set` and `create -o` come here.
+//! Setting the limits of datasets: which sizes are accepted. `nacre fs set` and `create -o` come
+//! here.
 //!
 //! Invariant: a limit that is refused changes nothing.
 
@@ -38,7 +39,8 @@ impl Forest {
         Ok(Ok(()))
     }
 
-    /// Sets `reservation`: what it takes more has to be available to the parent, and it has to fit the quota.
+    /// Sets `reservation`: what it takes more has to be available to the parent, and it has to fit
+    /// the quota.
     ///
     /// # Errors
     /// As [`Self::set_quota`].
@@ -61,7 +63,8 @@ impl Forest {
         Ok(Ok(()))
     }
 
-    /// Sets `refreservation`: what it takes more has to be available, and it has to fit the refquota.
+    /// Sets `refreservation`: what it takes more has to be available, and it has to fit the
+    /// refquota.
     ///
     /// # Errors
     /// As [`Self::set_quota`].

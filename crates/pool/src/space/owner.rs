@@ -1,4 +1,5 @@
-//! Quotas of users and groups within one dataset: `userquota@`, `groupquota@`, `defaultuserquota`, `defaultgroupquota` and their `obj` variants.
+//! Quotas of users and groups within one dataset: `userquota@`, `groupquota@`, `defaultuserquota`,
+//! `defaultgroupquota` and their `obj` variants.
 
 use std::collections::HashMap;
 
@@ -53,7 +54,8 @@ pub enum OwnerShortage {
 }
 
 impl OwnerQuota {
-    /// Whether an owner who uses so much may use so many bytes and inodes more. An owner beyond a limit may still do what does not grow.
+    /// Whether an owner who uses so much may use so many bytes and inodes more. An owner beyond a
+    /// limit may still do what does not grow.
     ///
     /// # Errors
     /// Which limit is in the way.

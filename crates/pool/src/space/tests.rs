@@ -1,4 +1,5 @@
-//! The accounting rules: random forests against a recomputation from the definitions, and the rules one by one.
+//! The accounting rules: random forests against a recomputation from the definitions, and the rules
+//! one by one.
 
 use super::*;
 use crate::rows::OwnerUse;
@@ -135,7 +136,9 @@ impl Pair {
                 let kept = share(usage.dataset - usage.unique, *percent);
                 self.change(
                     id,
-                    Change { snapshots: kept, ..written(-freed - kept) }.and(Change { unique: kept, ..Change::default() }).unwrap(),
+                    Change { snapshots: kept, ..written(-freed - kept) }
+                        .and(Change { unique: kept, ..Change::default() })
+                        .unwrap(),
                 );
             }
             Step::Snapshot { ids } => self.snapshot(ids.iter().map(|id| self.id(*id)).collect()),
@@ -146,7 +149,8 @@ impl Pair {
             }
             Step::Quota { id, limit } => {
                 let id = self.id(*id);
-                let fits = limit.is_none_or(|limit| limit >= self.naive.used(id) && limit >= self.naive.0[&id].limits.reservation);
+                let fits = limit
+                    .is_none_or(|limit| limit >= self.naive.used(id) && limit >= self.naive.0[&id].limits.reservation);
                 let outcome = self.forest.set_quota(id, *limit).unwrap();
                 assert_eq!(outcome, if fits { Ok(()) } else { Err(LimitRefusal::BelowUse) });
                 if fits {
@@ -167,7 +171,12 @@ impl Pair {
                 self.reserve(self.id(*id), *limit, |limits, limit| limits.reservation = limit, Forest::set_reservation)
             }
             Step::Refreservation { id, limit } => {
-                self.reserve(self.id(*id), *limit, |limits, limit| limits.refreservation = limit, Forest::set_refreservation);
+                self.reserve(
+                    self.id(*id),
+                    *limit,
+                    |limits, limit| limits.refreservation = limit,
+                    Forest::set_refreservation,
+                );
             }
             Step::Move { id, parent } => self.reparent(self.id(*id), self.id(*parent)),
         }
@@ -249,7 +258,8 @@ impl Pair {
             assert_eq!(breakdown.used, self.naive.used(*id), "used of {id}");
             assert_eq!(breakdown.by_children, self.naive.by_children(*id));
             assert_eq!(breakdown.by_refreservation, self.naive.by_refreservation(*id));
-            let parts = breakdown.by_dataset + breakdown.by_snapshots + breakdown.by_children + breakdown.by_refreservation;
+            let parts =
+                breakdown.by_dataset + breakdown.by_snapshots + breakdown.by_children + breakdown.by_refreservation;
             assert_eq!(breakdown.used, parts);
             assert_eq!(self.forest.available(*id).unwrap(), self.naive.available(*id, self.size), "available of {id}");
             assert_eq!(self.forest.usage(*id).unwrap(), self.naive.0[id].usage);
@@ -295,7 +305,9 @@ fn slop_of_known_sizes() {
 #[test]
 fn a_full_pool_and_a_full_quota_let_deletes_through() {
     let mut forest = Forest::new(1, GIB, Usage::default(), Limits::default());
-    forest.add(2, 1, Usage::default(), Limits { quota: Some(10 * MIB), refquota: Some(10 * MIB), ..Limits::default() }).unwrap();
+    forest
+        .add(2, 1, Usage::default(), Limits { quota: Some(10 * MIB), refquota: Some(10 * MIB), ..Limits::default() })
+        .unwrap();
     forest.charge(2, written((10 * MIB) as i64)).unwrap();
     assert_eq!(forest.admits(2, 1, Purpose::Write).unwrap(), Err(Shortage::Refquota(2)));
     forest.set_refquota(2, None).unwrap().unwrap();
@@ -319,7 +331,8 @@ fn moving_space_between_relatives_asks_the_receiver_only() {
     forest.add(2, 1, used, Limits::default()).unwrap();
     forest.add(3, 1, Usage::default(), Limits { quota: Some(30 * MIB), ..Limits::default() }).unwrap();
     let bytes = (40 * MIB) as i64;
-    let moves = [(2, Change { dataset: -bytes, ..Change::default() }), (3, Change { snapshots: bytes, ..Change::default() })];
+    let moves =
+        [(2, Change { dataset: -bytes, ..Change::default() }), (3, Change { snapshots: bytes, ..Change::default() })];
     let before = forest.breakdown(1).unwrap();
     assert_eq!(forest.charge_if_allowed(&moves, Purpose::Free).unwrap(), Err(Shortage::Quota(3)));
     assert_eq!(forest.breakdown(2).unwrap().used, 40 * MIB);

@@ -1,11 +1,13 @@
-//! Full pieces of file content on their way to devices, written by threads of their own: whoever has filled them goes on meanwhile, with the next
-//! request or with packing.
+//! Full pieces of file content on their way to devices, written by threads of their own: whoever
+//! has filled them goes on meanwhile, with the next request or with packing.
 //!
 //! Callers: the store, for the stream of content. Invariants:
-//! - A piece counts as settled only when its write has returned, and is read from memory until then. A commit waits for all of them
-//!   ([`Appender::wait_settled`]) before it syncs.
-//! - A write that fails suspends the store: the next one to write is told, and no commit succeeds any more.
-//! - At most [`WAITING`] pieces wait; whoever comes with one more writes it himself. So memory is bounded, and nobody writes faster than devices do.
+//! - A piece counts as settled only when its write has returned, and is read from memory until
+//!   then. A commit waits for all of them ([`Appender::wait_settled`]) before it syncs.
+//! - A write that fails suspends the store: the next one to write is told, and no commit succeeds
+//!   any more.
+//! - At most [`WAITING`] pieces wait; whoever comes with one more writes it himself. So memory is
+//!   bounded, and nobody writes faster than devices do.
 //! - The threads end with the store, after the last write.
 
 use std::sync::{Arc, OnceLock};
@@ -101,14 +103,21 @@ impl std::fmt::Debug for Behind {
 impl Store {
     /// Has a full piece of content written.
     pub(super) fn write_behind(&self, piece: Arc<Piece>) -> Result<()> {
-        let target =
-            |place: &crate::label::Place| Ok((self.device(place.device)?, slots::start(*place, self.slot) + u64::from(piece.start)));
+        let target = |place: &crate::label::Place| {
+            Ok((self.device(place.device)?, slots::start(*place, self.slot) + u64::from(piece.start)))
+        };
         let targets = piece.place.iter().map(target).collect::<Result<Vec<_>>>();
         let targets = targets.map_err(|error| {
             self.data.settle(&piece, false);
             self.suspend(&error)
         })?;
-        let job = Job { targets, piece, appender: Arc::clone(&self.data), stopped: Arc::clone(&self.suspended), settled: false };
+        let job = Job {
+            targets,
+            piece,
+            appender: Arc::clone(&self.data),
+            stopped: Arc::clone(&self.suspended),
+            settled: false,
+        };
         let workers = self.behind.0.get_or_init(|| Workers::start("pool-write", WRITERS, Job::run));
         let most = if workers.count() > 0 { WAITING } else { 0 };
         if let Some(room) = workers.room(most) {

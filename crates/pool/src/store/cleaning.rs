@@ -1,8 +1,10 @@
-//! Cleaning: frames that live are copied out of segments in which much is dead, so that whole slots become free.
+//! Cleaning: frames that live are copied out of segments in which much is dead, so that whole slots
+//! become free.
 //!
-//! Callers: a background thread of the level above (with a budget), and writers that find no slot. A moved frame is copied with its header, is
-//! checked before, and is believed at its new place only once it is on the device; the old place is given back when the commit that names the
-//! new one is durable.
+//! Callers: a background thread of the level above (with a budget), and writers that find no slot.
+//! A moved frame is copied with its header, is checked before, and is believed at its new place
+//! only once it is on the device; the old place is given back when the commit that names the new
+//! one is durable.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,10 +53,11 @@ impl Store {
         self.usable()?;
         let mut done = Cleaned::default();
         if let Some(mut uncleanable) = self.uncleanable.try_lock() {
-            let pressure = |map: &Map| match cleaner::pressure(map.free() + cleaner::coming(&map.table), map.slots.total()) {
-                Pressure::None if cleaner::untidy(&map.table, self.slot) => Pressure::Tidy,
-                pressure => pressure,
-            };
+            let pressure =
+                |map: &Map| match cleaner::pressure(map.free() + cleaner::coming(&map.table), map.slots.total()) {
+                    Pressure::None if cleaner::untidy(&map.table, self.slot) => Pressure::Tidy,
+                    pressure => pressure,
+                };
             self.clean(budget, &mut uncleanable, &mut done, &pressure)?;
             let pressed = pressure(&self.map.read()) != Pressure::None;
             if !pressed {
@@ -78,7 +81,9 @@ impl Store {
                 let map = self.map.read();
                 match pressure(&map) {
                     Pressure::None => None,
-                    pressure => cleaner::choose(&map.table, self.slot, durable, pressure, &|id| uncleanable.contains(&id)),
+                    pressure => {
+                        cleaner::choose(&map.table, self.slot, durable, pressure, &|id| uncleanable.contains(&id))
+                    }
                 }
             };
             let Some(id) = chosen else { break };
@@ -99,7 +104,8 @@ impl Store {
         Ok(())
     }
 
-    /// Moves what lives in a segment, until the budget is used up; perhaps only what trees consist of.
+    /// Moves what lives in a segment, until the budget is used up; perhaps only what trees consist
+    /// of.
     pub(super) fn move_out(&self, id: u32, budget: u64, only_trees: bool, done: &mut Cleaned) -> Result<Outcome> {
         let (mut moving, mut held, mut intact) = (Vec::new(), 0, true);
         let copy = self.half.good(id).unwrap_or(0);
@@ -120,7 +126,13 @@ impl Store {
                 state.append_moved(frame.raw_header, frame.stored, birth, full)
             };
             let to = self.append(self.survivors_of(stream, frame.header.pointer.kind), charged, put)?;
-            moving.push(Moving { segment, index, from: (id, offset), to, units: (charged / u64::from(Pointer::UNIT)) as u32 });
+            moving.push(Moving {
+                segment,
+                index,
+                from: (id, offset),
+                to,
+                units: (charged / u64::from(Pointer::UNIT)) as u32,
+            });
             done.bytes += charged;
             held += charged;
             if held >= BATCH {
@@ -151,7 +163,8 @@ impl Store {
         if self.is_twice() && metadata { &self.metadata_survivors } else { &self.survivors }
     }
 
-    /// Tells the table of copied frames, once they are on the device. Those freed or moved meanwhile are left out.
+    /// Tells the table of copied frames, once they are on the device. Those freed or moved
+    /// meanwhile are left out.
     fn publish(&self, moving: &mut Vec<Moving>) -> Result<u64> {
         self.flush(&self.survivors)?;
         self.flush(&self.metadata_survivors)?;
@@ -159,10 +172,18 @@ impl Store {
         let mut published = 0;
         for frame in moving.drain(..) {
             if map.table.lives_at(frame.segment, frame.index, frame.from.0, frame.from.1) {
-                let op = Op::Move { segment: frame.segment, index: frame.index, to: frame.to.0, offset: frame.to.1, units: frame.units };
+                let op = Op::Move {
+                    segment: frame.segment,
+                    index: frame.index,
+                    to: frame.to.0,
+                    offset: frame.to.1,
+                    units: frame.units,
+                };
                 map.table.apply(op)?;
                 published += 1;
-                self.sums.written_survivors.fetch_add(u64::from(frame.units) * u64::from(Pointer::UNIT), Ordering::Relaxed);
+                self.sums
+                    .written_survivors
+                    .fetch_add(u64::from(frame.units) * u64::from(Pointer::UNIT), Ordering::Relaxed);
             }
         }
         Ok(published)

@@ -1,10 +1,13 @@
-//! Commits: everything a root names is written and synced, then the root; then what no kept root reaches is free.
+//! Commits: everything a root names is written and synced, then the root; then what no kept root
+//! reaches is free.
 //!
-//! A root's record is durable after the first of its two rounds; the second is made durable by the sync that the next commit begins with, so that it costs none.
+//! A root's record is durable after the first of its two rounds; the second is made durable by the
+//! sync that the next commit begins with, so that it costs none.
 //!
-//! Besides the upper level's commits the store makes its own, of the same txg with the upper level's part unchanged, to make moves of the
-//! cleaner durable and so to get slots back. Frames of txgs that are not committed are named "young" in the table's record: an import of this
-//! root takes them for dead.
+//! Besides the upper level's commits the store makes its own, of the same txg with the upper
+//! level's part unchanged, to make moves of the cleaner durable and so to get slots back. Frames of
+//! txgs that are not committed are named "young" in the table's record: an import of this root
+//! takes them for dead.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -53,15 +56,20 @@ pub struct Commit<'a> {
 }
 
 impl Store {
-    /// Commits a txg: all frames of it were written, all frees of it were told. Durable when it returns.
+    /// Commits a txg: all frames of it were written, all frees of it were told. Durable when it
+    /// returns.
     ///
     /// # Errors
-    /// [`PoolError::Suspended`] when anything fails; the last durable root is then what counts. [`PoolError::Refused`] for a txg that is not later.
+    /// [`PoolError::Suspended`] when anything fails; the last durable root is then what counts.
+    /// [`PoolError::Refused`] for a txg that is not later.
     pub fn commit(&self, new: &Commit<'_>) -> Result<()> {
         self.usable()?;
         let mut committed = self.committed.lock();
         if new.txg <= committed.root.txg || new.upper.len() > UPPER_LIMIT {
-            return Err(PoolError::Refused(format!("txg {} cannot be committed after {}", new.txg, committed.root.txg)));
+            return Err(PoolError::Refused(format!(
+                "txg {} cannot be committed after {}",
+                new.txg, committed.root.txg
+            )));
         }
         self.commit_root(&mut committed, Some(new), false, false)
     }
@@ -73,7 +81,8 @@ impl Store {
         self.commit_root(&mut committed, None, false, true)
     }
 
-    /// Leaves the pool in order: a last root, and the label's state when it is exported. Nothing is accepted afterwards.
+    /// Leaves the pool in order: a last root, and the label's state when it is exported. Nothing is
+    /// accepted afterwards.
     ///
     /// # Errors
     /// As [`Self::commit`].
@@ -91,12 +100,24 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn commit_root(&self, committed: &mut Committed, new: Option<&Commit<'_>>, clean: bool, urgent: bool) -> Result<()> {
+    pub(super) fn commit_root(
+        &self,
+        committed: &mut Committed,
+        new: Option<&Commit<'_>>,
+        clean: bool,
+        urgent: bool,
+    ) -> Result<()> {
         self.usable()?;
         self.prepare_and_write(committed, new, clean, urgent).map_err(|error| self.suspend(&error))
     }
 
-    fn prepare_and_write(&self, committed: &mut Committed, new: Option<&Commit<'_>>, clean: bool, urgent: bool) -> Result<()> {
+    fn prepare_and_write(
+        &self,
+        committed: &mut Committed,
+        new: Option<&Commit<'_>>,
+        clean: bool,
+        urgent: bool,
+    ) -> Result<()> {
         for appender in [&self.metadata, &self.data, &self.survivors, &self.metadata_survivors] {
             self.flush(appender)?;
         }
@@ -122,7 +143,8 @@ impl Store {
         Ok(())
     }
 
-    /// Syncs all devices (with the second round of the record before), writes the first round of a root record, syncs that, and writes the second.
+    /// Syncs all devices (with the second round of the record before), writes the first round of a
+    /// root record, syncs that, and writes the second.
     pub(super) fn write_record(&self, generation: u64, record: &[u8]) -> Result<()> {
         let devices = Arc::clone(&self.devices.read());
         sync_all(&devices)?;
@@ -132,8 +154,8 @@ impl Store {
         self.write_round(written, generation, record, Round::Second).map(drop)
     }
 
-    /// Writes a round of a root record; answers where it could be written. One device that has it is enough to find it: an import looks at all, and wants all of
-    /// them.
+    /// Writes a round of a root record; answers where it could be written. One device that has it
+    /// is enough to find it: an import looks at all, and wants all of them.
     fn write_round(&self, labels: Numbered, generation: u64, record: &[u8], round: Round) -> Result<Numbered> {
         let (mut written, mut failed) = (Vec::new(), Ok(()));
         for (device, number) in labels {
@@ -148,12 +170,14 @@ impl Store {
         if written.is_empty() { failed.map(|()| written) } else { Ok(written) }
     }
 
-    /// Makes the rings of root records whole, so that the roots from the next on are guarded ([`Root::guarded`]). What a device refuses is passed over where
-    /// another one takes it.
+    /// Makes the rings of root records whole, so that the roots from the next on are guarded
+    /// ([`Root::guarded`]). What a device refuses is passed over where another one takes it.
     pub(super) fn guard(&self, committed: &mut Committed) -> Result<()> {
         let devices = Arc::clone(&self.devices.read());
         let (mut whole, mut failed) = (false, Ok(()));
-        for (number, mended) in (0..).zip(label::mend_rings(devices.get(..ROOT_DEVICES).unwrap_or(&devices), committed.root.pool)) {
+        for (number, mended) in
+            (0..).zip(label::mend_rings(devices.get(..ROOT_DEVICES).unwrap_or(&devices), committed.root.pool))
+        {
             match mended {
                 Ok(_) => whole = true,
                 Err(error) => {
@@ -181,7 +205,12 @@ impl Store {
             let mut map = self.map.write();
             for freed in batch {
                 bytes += u64::from(freed.units) * u64::from(Pointer::UNIT);
-                map.table.apply(Op::Free { segment: freed.segment, index: freed.index, count: 1, units: freed.units })?;
+                map.table.apply(Op::Free {
+                    segment: freed.segment,
+                    index: freed.index,
+                    count: 1,
+                    units: freed.units,
+                })?;
             }
         }
         Ok(bytes)
@@ -194,8 +223,9 @@ impl Store {
             let mut map = self.map.write();
             map.table.finish(root.generation);
             map.young.retain(|run| run.birth > root.txg);
-            let short =
-                urgent || cleaner::pressure(map.free(), map.slots.total()) == cleaner::Pressure::Urgent || root.table_segments.len() > 12;
+            let short = urgent
+                || cleaner::pressure(map.free(), map.slots.total()) == cleaner::Pressure::Urgent
+                || root.table_segments.len() > 12;
             root.kept = if short { root.generation } else { root.kept.max(root.generation.saturating_sub(KEPT)) };
             let delta = table_log::write_delta(root.generation, &map.table.take_ops(), &map.young);
             let grown = committed.delta_bytes + delta.len() as u64;
@@ -209,7 +239,9 @@ impl Store {
                 (table_log::write_full(root.generation, &map.table, &map.young), false)
             }
         };
-        if let Some(open) = committed.open_table.and_then(|id| root.table_segments.iter_mut().find(|segment| segment.id == id)) {
+        if let Some(open) =
+            committed.open_table.and_then(|id| root.table_segments.iter_mut().find(|segment| segment.id == id))
+        {
             open.bytes = open.bytes.next_multiple_of(4096);
         }
         if is_delta {
@@ -239,7 +271,8 @@ impl Store {
 
     fn write_table_frame(&self, committed: &mut Committed, root: &mut Root, content: &[u8]) -> Result<Pointer> {
         let packed = packing::pack(Packing::Zstd(1), content);
-        let (compression, stored) = packed.as_ref().map_or((Compression::Off, content), |(how, packed)| (*how, packed.as_slice()));
+        let (compression, stored) =
+            packed.as_ref().map_or((Compression::Off, content), |(how, packed)| (*how, packed.as_slice()));
         let pointer = Pointer {
             segment: 0,
             index: 0,
@@ -253,7 +286,9 @@ impl Store {
             checksum: checksum::structure(content),
         };
         let fits = |segment: &TableSegment| u64::from(segment.bytes) + pointer.charged() <= self.slot;
-        let open = committed.open_table.and_then(|id| root.table_segments.iter().position(|segment| segment.id == id && fits(segment)));
+        let open = committed
+            .open_table
+            .and_then(|id| root.table_segments.iter().position(|segment| segment.id == id && fits(segment)));
         let open = match open {
             Some(open) => open,
             None => {
@@ -275,7 +310,9 @@ impl Store {
         let mut failed = Vec::new();
         for place in &segment.place {
             match self.write_place(*place, u64::from(offset), &bytes) {
-                Err(error @ PoolError::Device { .. }) if failed.len() + 1 < segment.place.len() => failed.push((place.device, error)),
+                Err(error @ PoolError::Device { .. }) if failed.len() + 1 < segment.place.len() => {
+                    failed.push((place.device, error))
+                }
                 done => done?,
             }
         }
@@ -296,7 +333,9 @@ impl Store {
         let mut map = self.map.write();
         let place = map.slots.take().ok_or(PoolError::NoSpace)?;
         let id = map.next_segment;
-        map.next_segment = id.checked_add(1).ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
+        map.next_segment = id
+            .checked_add(1)
+            .ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
         let place = self.with_copy(&mut map, Stream::Table, place);
         Ok(TableSegment { id, place, frames: 0, bytes: 0, dead_since: None })
     }
@@ -325,17 +364,20 @@ pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<()> {
     Ok(())
 }
 
-/// What is lost at the ends of segments that were filled: a frame did not fit any more. Segments sealed early are won back by the cleaner.
+/// What is lost at the ends of segments that were filled: a frame did not fit any more. Segments
+/// sealed early are won back by the cleaner.
 pub(super) fn tails(map: &Map, slot: u64) -> u64 {
     let filled = map
         .table
         .segments()
         .values()
         .filter(|segment| segment.sealed && segment.live_frames > 0 && u64::from(segment.bytes) * 4 >= slot * 3);
-    // In proportion to what lives: the rest of the segment goes with the cleaner, and its tail with it.
+    // In proportion to what lives: the rest of the segment goes with the cleaner, and its tail with
+    // it.
     let lost = filled.map(|segment| {
         let live = u128::from(segment.live_units) * 16;
-        let tail = (u128::from(slot - u64::from(segment.bytes).min(slot)) * live / u128::from(segment.bytes.max(1))) as u64;
+        let tail =
+            (u128::from(slot - u64::from(segment.bytes).min(slot)) * live / u128::from(segment.bytes.max(1))) as u64;
         tail * segment.place.len().max(1) as u64
     });
     lost.sum()
@@ -356,6 +398,10 @@ pub(super) fn sync_all(devices: &[Arc<dyn Device>]) -> Result<()> {
     std::thread::scope(|scope| {
         let running: Vec<_> = devices.iter().map(|device| scope.spawn(move || sync(device))).collect();
         let lost = || Err(PoolError::Refused("a thread that synced a device is gone".to_owned()));
-        running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect::<Result<Vec<()>>>().map(|_| ())
+        running
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| lost()))
+            .collect::<Result<Vec<()>>>()
+            .map(|_| ())
     })
 }

@@ -1,11 +1,14 @@
-//! Metadata in two places: segments of trees and of the segment table lie twice, on different devices where there are several. A copy that is damaged is
-//! told, and written anew from the one that is whole: by whoever reads it, by a scrub, by the cleaner.
+//! Metadata in two places: segments of trees and of the segment table lie twice, on different
+//! devices where there are several. A copy that is damaged is told, and written anew from the one
+//! that is whole: by whoever reads it, by a scrub, by the cleaner.
 //!
-//! Callers: the store's reads, its scrub and its cleaner. Where slots are short, a segment has one place only.
+//! Callers: the store's reads, its scrub and its cleaner. Where slots are short, a segment has one
+//! place only.
 //!
 //! Invariants:
 //! - Both places hold the same bytes at the same offsets, and are durable before a root names them.
-//! - A place is written over only where it is damaged, only with what the other one holds, and only as long as it belongs to the segment.
+//! - A place is written over only where it is damaged, only with what the other one holds, and only
+//!   as long as it belongs to the segment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +26,8 @@ use crate::label::{Place, Root};
 use crate::pointer::Pointer;
 use crate::segment::cleaner::{self, Pressure};
 
-/// Devices are written in whole blocks of this, bytes: a part of one would have to be read, which is what fails.
+/// Devices are written in whole blocks of this, bytes: a part of one would have to be read, which
+/// is what fails.
 const BLOCK: u64 = 4096;
 
 /// The name of a frame: segment and number.
@@ -39,7 +43,8 @@ impl Store {
         self.sums.mended.load(Ordering::Relaxed)
     }
 
-    /// The places of a new segment that has this one: another, if its stream is written twice and slots are not short.
+    /// The places of a new segment that has this one: another, if its stream is written twice and
+    /// slots are not short.
     pub(super) fn with_copy(&self, map: &mut Map, stream: Stream, place: Place) -> Vec<Place> {
         let mut places = vec![place];
         let short = || cleaner::pressure(map.slots.free(), map.slots.total()) == Pressure::Urgent;
@@ -49,9 +54,12 @@ impl Store {
         places
     }
 
-    /// A frame's content by its copy, where it cannot be read at its first place; the damaged one is written anew.
+    /// A frame's content by its copy, where it cannot be read at its first place; the damaged one
+    /// is written anew.
     pub(super) fn read_copy(&self, pointer: &Pointer, at: Location, error: PoolError) -> Result<Arc<[u8]>> {
-        let Some(copy) = at.copy.filter(|_| matches!(error, PoolError::Frame { .. } | PoolError::Device { .. })) else { return Err(error) };
+        let Some(copy) = at.copy.filter(|_| matches!(error, PoolError::Frame { .. } | PoolError::Device { .. })) else {
+            return Err(error);
+        };
         let Ok(content) = self.read_at(pointer, Location { place: copy, ..at }) else { return Err(error) };
         // Its place may have been given to others meanwhile: then nothing is damaged.
         if pointer.birth <= self.durable() && self.find(pointer).is_ok_and(|now| now == at) {
@@ -63,24 +71,31 @@ impl Store {
 
     /// Whether a copy was mended; that it could not be is no error of whoever has the content.
     fn told(&self, mended: Result<bool>) -> bool {
-        mended.inspect_err(|error| tracing::warn!(%error, "a damaged copy of metadata cannot be written anew")).unwrap_or(false)
+        mended
+            .inspect_err(|error| tracing::warn!(%error, "a damaged copy of metadata cannot be written anew"))
+            .unwrap_or(false)
     }
 
-    /// Writes a frame anew at a place where it is damaged, from one where its content is whole. Answers whether it was still there.
+    /// Writes a frame anew at a place where it is damaged, from one where its content is whole.
+    /// Answers whether it was still there.
     fn mend(&self, pointer: &Pointer, at: Location, good: Place, bad: Place) -> Result<bool> {
         if self.usable().is_err() {
             return Ok(false);
         }
         let _giving = self.giving.lock();
-        let now = self.map.read().table.find(pointer.segment, pointer.index, (at.offset / u64::from(Pointer::UNIT)) as u32);
-        if now.is_none_or(|now| now.segment != at.segment || u64::from(now.offset) * u64::from(Pointer::UNIT) != at.offset) {
+        let now =
+            self.map.read().table.find(pointer.segment, pointer.index, (at.offset / u64::from(Pointer::UNIT)) as u32);
+        if now.is_none_or(|now| {
+            now.segment != at.segment || u64::from(now.offset) * u64::from(Pointer::UNIT) != at.offset
+        }) {
             return Ok(false);
         }
         self.write_over(pointer, at.offset, good, bad)?;
         Ok(true)
     }
 
-    /// Copies a frame from one place to the other. The frame's header goes with it unless that is the damaged part of the good one.
+    /// Copies a frame from one place to the other. The frame's header goes with it unless that is
+    /// the damaged part of the good one.
     fn write_over(&self, pointer: &Pointer, offset: u64, good: Place, bad: Place) -> Result<()> {
         let (from, to) = (offset / BLOCK * BLOCK, (offset + pointer.charged()).next_multiple_of(BLOCK).min(self.slot));
         let mut whole = vec![0; (to - from) as usize];
@@ -90,7 +105,8 @@ impl Store {
             blocks.clone_from(&whole);
         }
         let begin = (offset - from) as usize;
-        let header = whole.get(begin..).and_then(|frame| Header::decode(frame).ok()).is_some_and(|header| header.is_of(pointer));
+        let header =
+            whole.get(begin..).and_then(|frame| Header::decode(frame).ok()).is_some_and(|header| header.is_of(pointer));
         let begin = if header { begin } else { begin + Pointer::HEADER as usize };
         let range = begin..(offset + pointer.charged() - from) as usize;
         if let (Some(target), Some(source)) = (blocks.get_mut(range.clone()), whole.get(range)) {
@@ -101,8 +117,14 @@ impl Store {
         Ok(())
     }
 
-    /// Looks at a frame of the table at all its places; tells where it is damaged, how, and whether that is mended now.
-    pub(super) fn look_at_table_frame(&self, devices: &[Arc<dyn Device>], root: &Root, pointer: &Pointer) -> Option<(Place, Damage, bool)> {
+    /// Looks at a frame of the table at all its places; tells where it is damaged, how, and whether
+    /// that is mended now.
+    pub(super) fn look_at_table_frame(
+        &self,
+        devices: &[Arc<dyn Device>],
+        root: &Root,
+        pointer: &Pointer,
+    ) -> Option<(Place, Damage, bool)> {
         let places = table_places(root, pointer);
         let damage_at = |place: &Place| match read_table_copy(devices, self.slot, *place, pointer) {
             Ok(_) => None,
@@ -126,7 +148,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Mends what it can of a segment that lies twice; answers whether there was anything. The damage is told.
+    /// Mends what it can of a segment that lies twice; answers whether there was anything. The
+    /// damage is told.
     pub(super) fn mend_segment(&self, id: u32) -> Result<bool> {
         if self.map.read().table.segments().get(&id).is_none_or(|segment| segment.place.len() < 2) {
             return Ok(false);
@@ -137,18 +160,31 @@ impl Store {
             if let (true, Some(header)) = (checked.mended, checked.header) {
                 mended = true;
                 let damage = checked.damage.clone();
-                self.tell_watcher(&Damaged { pointer: header.pointer, owner: checked.owner, device: checked.device, damage, mended: true });
+                self.tell_watcher(&Damaged {
+                    pointer: header.pointer,
+                    owner: checked.owner,
+                    device: checked.device,
+                    damage,
+                    mended: true,
+                });
             }
             true
         })?;
         Ok(mended)
     }
 
-    /// Verifies these frames of a segment that lies twice, at both places, and mends what is damaged at one of them. All of them must be on the devices.
-    pub(super) fn scrub_twice(&self, id: u32, living: &BTreeSet<Name>, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
+    /// Verifies these frames of a segment that lies twice, at both places, and mends what is
+    /// damaged at one of them. All of them must be on the devices.
+    pub(super) fn scrub_twice(
+        &self,
+        id: u32,
+        living: &BTreeSet<Name>,
+        visit: &mut dyn FnMut(&Checked) -> bool,
+    ) -> Result<bool> {
         let places = self.map.read().table.segments().get(&id).map(|segment| segment.place.clone()).unwrap_or_default();
         let [first, second] = places.as_slice() else { return Ok(true) };
-        let mut damaged: [Damages; 2] = [0, 1].map(|_| living.iter().map(|name| (*name, (Damage::Header, None))).collect());
+        let mut damaged: [Damages; 2] =
+            [0, 1].map(|_| living.iter().map(|name| (*name, (Damage::Header, None))).collect());
         for (copy, damaged) in damaged.iter_mut().enumerate() {
             let mut go_on = true;
             self.walk(id, copy, false, &mut |frame| {
@@ -180,7 +216,8 @@ impl Store {
             && self.tell_lost(id, first.device, &at_first, &at_second, visit))
     }
 
-    /// Mends frames that are damaged at one place from the other copy, as far as they are whole there.
+    /// Mends frames that are damaged at one place from the other copy, as far as they are whole
+    /// there.
     fn mend_from(
         &self,
         id: u32,
@@ -200,7 +237,15 @@ impl Store {
             let at = Location { segment: id, stream, place: bad, copy: Some(good), offset: u64::from(frame.offset) };
             if self.told(self.mend(&frame.header.pointer, at, good, bad)) {
                 let (owner, header, device) = (Some(frame.header.owner), Some(frame.header), bad.device);
-                go_on = visit(&Checked { name, owner, header, bytes: 0, device, damage: Some(damage.clone()), mended: true });
+                go_on = visit(&Checked {
+                    name,
+                    owner,
+                    header,
+                    bytes: 0,
+                    device,
+                    damage: Some(damage.clone()),
+                    mended: true,
+                });
             }
             Ok(go_on)
         })?;
@@ -208,7 +253,14 @@ impl Store {
     }
 
     /// Tells of the frames that are whole nowhere.
-    fn tell_lost(&self, id: u32, device: u16, at_first: &Damages, at_second: &Damages, visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
+    fn tell_lost(
+        &self,
+        id: u32,
+        device: u16,
+        at_first: &Damages,
+        at_second: &Damages,
+        visit: &mut dyn FnMut(&Checked) -> bool,
+    ) -> bool {
         let now: BTreeSet<Name> = self.living(id);
         for (name, (damage, owner)) in at_first.iter().filter(|(name, _)| now.contains(name)) {
             let Some((_, other)) = at_second.get(name) else { continue };

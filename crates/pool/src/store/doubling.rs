@@ -1,11 +1,15 @@
-//! Second copies that are missing: of what was written before a pool had them, while slots were short, or to a place where a write has failed.
+//! Second copies that are missing: of what was written before a pool had them, while slots were
+//! short, or to a place where a write has failed.
 //!
-//! Callers: the store's writers, which tell of failed writes; its cleaner, which moves such frames to where they lie twice; commands.
+//! Callers: the store's writers, which tell of failed writes; its cleaner, which moves such frames
+//! to where they lie twice; commands.
 //!
 //! Invariants:
-//! - A write that fails at one of two places stops nobody as long as everything of the segment is at the other: that one is read from then on, and what
-//!   is written next goes elsewhere. One that fails at both, or of what lies once, suspends the pool; so does every sync that fails.
-//! - Where copies are missing is known from the segment table, or forgotten with the process: then the missing copy is found damaged, and mended.
+//! - A write that fails at one of two places stops nobody as long as everything of the segment is
+//!   at the other: that one is read from then on, and what is written next goes elsewhere. One that
+//!   fails at both, or of what lies once, suspends the pool; so does every sync that fails.
+//! - Where copies are missing is known from the segment table, or forgotten with the process: then
+//!   the missing copy is found damaged, and mended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,7 +33,8 @@ pub(super) struct Half {
     any: AtomicBool,
     /// Of segments with two places the one at which everything is.
     good: Mutex<BTreeMap<u32, usize>>,
-    /// Segments of survivors that hold trees as well, from a time when the pool had no copies; nobody has looked yet: none.
+    /// Segments of survivors that hold trees as well, from a time when the pool had no copies;
+    /// nobody has looked yet: none.
     mixed: Mutex<Option<BTreeSet<u32>>>,
 }
 
@@ -58,14 +63,16 @@ impl Store {
         self.near.load(Ordering::Acquire)
     }
 
-    /// Whether there is, or was, a file system in which names are the same though their bytes differ.
+    /// Whether there is, or was, a file system in which names are the same though their bytes
+    /// differ.
     #[must_use]
     pub fn is_folding(&self) -> bool {
         self.identity().incompatible & Identity::FOLDED != 0
     }
 
-    /// Before the first file system is made in which names are the same though their bytes differ: programs that do not know of such cannot import the pool
-    /// any more. `time` is now, seconds since 1970.
+    /// Before the first file system is made in which names are the same though their bytes differ:
+    /// programs that do not know of such cannot import the pool any more. `time` is now, seconds
+    /// since 1970.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
@@ -76,9 +83,10 @@ impl Store {
         self.relabel(time.max(self.identity().time), |identity| identity.incompatible |= Identity::FOLDED)
     }
 
-    /// From now on the pool has everything that this program knows: metadata is written twice, and what there is gets its second copies by cleaning; new file
-    /// systems have names of neighbouring numbers side by side. Answers whether anything is new. Programs that do not know of it cannot import the
-    /// pool any more.
+    /// From now on the pool has everything that this program knows: metadata is written twice, and
+    /// what there is gets its second copies by cleaning; new file systems have names of
+    /// neighbouring numbers side by side. Answers whether anything is new. Programs that do not
+    /// know of it cannot import the pool any more.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
@@ -126,13 +134,16 @@ impl Store {
         of_trees(&map) + mixed.iter().filter_map(|id| map.table.segments().get(id)).map(bytes).sum::<u64>()
     }
 
-    /// Writes a piece to all places of its segment, or to those that work. What is cut of the segment by that is to be written next.
+    /// Writes a piece to all places of its segment, or to those that work. What is cut of the
+    /// segment by that is to be written next.
     pub(super) fn write_piece(&self, appender: &Appender, piece: &Piece) -> Result<Vec<Arc<Piece>>> {
         let known = self.half.good(piece.segment);
         let mut failed = None;
         for (copy, place) in piece.place.iter().enumerate().filter(|(copy, _)| known.is_none_or(|good| good == *copy)) {
             match self.write_begun(appender.stream, *place, u64::from(piece.start), &piece.bytes) {
-                Err(error @ PoolError::Device { .. }) if piece.place.len() == 2 && known.is_none() && failed.is_none() => {
+                Err(error @ PoolError::Device { .. })
+                    if piece.place.len() == 2 && known.is_none() && failed.is_none() =>
+                {
                     failed = Some((copy, place.device, error));
                 }
                 done => done?,
@@ -152,7 +163,8 @@ impl Store {
         Ok(full)
     }
 
-    /// A device has failed to write what is at another place as well: from now on others are chosen before it.
+    /// A device has failed to write what is at another place as well: from now on others are chosen
+    /// before it.
     pub(super) fn avoid(&self, device: u16, error: &PoolError) {
         self.sums.unwritten.fetch_add(1, Ordering::Relaxed);
         if self.map.write().slots.avoid(device) {
@@ -178,13 +190,16 @@ impl Store {
         let found = mixed.get_or_insert_with(|| {
             let trees = segments.values().filter(|segment| segment.stream == Stream::Metadata);
             let held = trees.flat_map(|segment| segment.moved.iter().map(|(_, (to, _))| to)).collect::<BTreeSet<u32>>();
-            held.into_iter().filter(|id| segments.get(id).is_some_and(|segment| segment.stream == Stream::Survivors)).collect()
+            held.into_iter()
+                .filter(|id| segments.get(id).is_some_and(|segment| segment.stream == Stream::Survivors))
+                .collect()
         });
         found.retain(|id| segments.get(id).is_some_and(|segment| segment.live_frames > 0));
         found.clone()
     }
 
-    /// A segment to be moved to where it lies twice; and whether only trees are to be moved out of it.
+    /// A segment to be moved to where it lies twice; and whether only trees are to be moved out of
+    /// it.
     fn next_single(&self, excluded: &BTreeSet<u32>) -> Option<(u32, bool)> {
         let (durable, map) = (self.durable().0, self.map.read());
         if !self.is_twice() || cleaner::pressure(map.slots.free(), map.slots.total()) != Pressure::None {
@@ -192,7 +207,8 @@ impl Store {
         }
         let segments = map.table.segments();
         let may = |id: &u32, segment: &Segment| segment.sealed && segment.newest.0 <= durable && !excluded.contains(id);
-        if let Some((id, _)) = segments.iter().find(|(id, segment)| may(id, segment) && self.lacks_copy(**id, segment)) {
+        if let Some((id, _)) = segments.iter().find(|(id, segment)| may(id, segment) && self.lacks_copy(**id, segment))
+        {
             return Some((*id, false));
         }
         let mixed = self.mixed(&map);

@@ -1,6 +1,8 @@
-//! The log area: slots set aside when the pool is made, for the intent log. One address space from 0 to its length.
+//! The log area: slots set aside when the pool is made, for the intent log. One address space from
+//! 0 to its length.
 //!
-//! Callers: the intent log, which knows what is in it. Invariant: the area never moves and never grows.
+//! Callers: the intent log, which knows what is in it. Invariant: the area never moves and never
+//! grows.
 
 use std::sync::Arc;
 

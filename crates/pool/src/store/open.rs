@@ -1,7 +1,8 @@
 //! Making a pool, importing one, adding devices.
 //!
-//! An import reads labels, takes the newest root, reads the table that it names, and takes the frames of txgs after it for dead. Unless the pool
-//! was closed in order, nothing is appended to segments that were open: they are sealed where the root left them.
+//! An import reads labels, takes the newest root, reads the table that it names, and takes the
+//! frames of txgs after it for dead. Unless the pool was closed in order, nothing is appended to
+//! segments that were open: they are sealed where the root left them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,7 +89,8 @@ fn structure<T>(what: &'static str) -> Result<T> {
     Err(PoolError::Format(Damage::Structure(what)))
 }
 
-/// Where a device was when it was last seen. What is absurdly long would crowd the others out of the labels.
+/// Where a device was when it was last seen. What is absurdly long would crowd the others out of
+/// the labels.
 fn path_hint(device: &dyn Device) -> Vec<u8> {
     Some(device.name().as_bytes()).filter(|path| path.len() <= 1024).unwrap_or_default().to_vec()
 }
@@ -168,8 +170,9 @@ impl Store {
     /// Imports the pool on these devices, which may come in any order but must be all of it.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for devices that are missing or belong elsewhere, a newer format, a txg that is not kept; [`PoolError::Format`] and
-    /// [`PoolError::Frame`] for damage; [`PoolError::Device`].
+    /// [`PoolError::Refused`] for devices that are missing or belong elsewhere, a newer format, a
+    /// txg that is not kept; [`PoolError::Format`] and [`PoolError::Frame`] for damage;
+    /// [`PoolError::Device`].
     pub fn open(devices: Devices, import: &Import) -> Result<(Self, Root)> {
         let (devices, mut identity) = in_order(devices, import.access.writes())?;
         let roots = all_roots(&devices, identity.pool)?;
@@ -198,8 +201,9 @@ impl Store {
         Ok((store, root))
     }
 
-    /// Goes on from an older root, in memory: the log begins behind everything that it ever held, so that nothing of what is given up is replayed.
-    /// Nothing is written before [`Self::confirm`], so that a state that cannot be read does not cost the others.
+    /// Goes on from an older root, in memory: the log begins behind everything that it ever held,
+    /// so that nothing of what is given up is replayed. Nothing is written before
+    /// [`Self::confirm`], so that a state that cannot be read does not cost the others.
     fn begin_again(&self, pool: u64) -> Result<()> {
         let mut committed = self.committed.lock();
         let sequence = log::newest_sequence(&Borrowed(self), pool)?.wrapping_add(1);
@@ -208,8 +212,9 @@ impl Store {
         Ok(())
     }
 
-    /// The state that was opened can be read. Where it is an older one ([`Access::Rewind`]), all that came after it is given up now, by one root record
-    /// that is newer than all others: nothing was written over before it.
+    /// The state that was opened can be read. Where it is an older one ([`Access::Rewind`]), all
+    /// that came after it is given up now, by one root record that is newer than all others:
+    /// nothing was written over before it.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if it cannot be written.
@@ -220,7 +225,9 @@ impl Store {
         let mut committed = self.committed.lock();
         if self.unconfirmed.load(Ordering::Acquire) {
             let record = committed.root.encode()?;
-            let written = self.write_record(committed.root.generation, &record).and_then(|()| self.write_identities(&committed.identity));
+            let written = self
+                .write_record(committed.root.generation, &record)
+                .and_then(|()| self.write_identities(&committed.identity));
             written.and_then(|()| self.guard(&mut committed)).map_err(|error| self.suspend(&error))?;
             self.unconfirmed.store(false, Ordering::Release);
         }
@@ -230,7 +237,8 @@ impl Store {
     /// Adds a device; frames go to it from now on.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one that is too short or cannot be written; [`PoolError::Suspended`] if the labels of the others cannot be.
+    /// [`PoolError::Refused`] for one that is too short or cannot be written;
+    /// [`PoolError::Suspended`] if the labels of the others cannot be.
     pub fn add_device(&self, device: Arc<dyn Device>, time: u64) -> Result<()> {
         self.usable()?;
         if device.length() < MINIMUM_DEVICE.max(self.slot + (2 << 20)) {
@@ -248,7 +256,8 @@ impl Store {
         let index = u16::try_from(identity.members.len() - 1).or_else(|_| refused("too many devices"))?;
         if let Err(error) = label::write_identity(&*device, &Identity { index, ..identity.clone() }) {
             let Err(left) = label::clear(&*device) else { return refused(error.to_string()) };
-            // What it keeps must not count as newest. An import asks that labels are one revision apart at most, so the others go past it step by step.
+            // What it keeps must not count as newest. An import asks that labels are one revision
+            // apart at most, so the others go past it step by step.
             for _ in 0..2 {
                 committed.identity.revision += 1;
                 self.write_identities(&committed.identity).map_err(|error| self.suspend(&error))?;
@@ -265,12 +274,15 @@ impl Store {
         self.guard(&mut committed).map_err(|error| self.suspend(&error))
     }
 
-    /// Takes the room that devices have got since they became part of the pool; answers which, by their numbers.
+    /// Takes the room that devices have got since they became part of the pool; answers which, by
+    /// their numbers.
     ///
-    /// The labels tell of the room before anything lies there. Those at the old end are overwritten one day; the new end has its own.
+    /// The labels tell of the room before anything lies there. Those at the old end are overwritten
+    /// one day; the new end has its own.
     ///
     /// # Errors
-    /// [`PoolError::Device`] where the system does not tell a length, [`PoolError::Suspended`] if labels cannot be written.
+    /// [`PoolError::Device`] where the system does not tell a length, [`PoolError::Suspended`] if
+    /// labels cannot be written.
     pub fn expand(&self, time: u64) -> Result<Vec<usize>> {
         self.usable()?;
         let mut committed = self.committed.lock();
@@ -299,12 +311,14 @@ impl Store {
         Ok(grown.into_iter().map(|(number, _)| number).collect())
     }
 
-    /// What [`Self::expand`] would add, as far as is known without looking at the devices again, bytes.
+    /// What [`Self::expand`] would add, as far as is known without looking at the devices again,
+    /// bytes.
     #[must_use]
     pub fn expandable(&self) -> u64 {
         let (identity, devices) = (self.identity(), Arc::clone(&self.devices.read()));
         let more = |(member, device): (&Member, &Arc<dyn Device>)| {
-            u64::from(slots::count(device.length(), self.slot).saturating_sub(slots::count(member.length, self.slot))) * self.slot
+            u64::from(slots::count(device.length(), self.slot).saturating_sub(slots::count(member.length, self.slot)))
+                * self.slot
         };
         identity.members.iter().zip(devices.iter()).map(more).sum()
     }
@@ -317,7 +331,8 @@ impl Store {
         self.relabel(time, |identity| identity.name = name.to_owned())
     }
 
-    /// Marks the pool as destroyed, after it was closed or instead of that: no import takes it without being told to.
+    /// Marks the pool as destroyed, after it was closed or instead of that: no import takes it
+    /// without being told to.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
@@ -369,11 +384,16 @@ impl Store {
         let mut root = root;
         release(&mut map, &mut root)?;
         (map.tails, map.copies) = (tails(&map, identity.slot), copies(&map));
-        let open_table =
-            root.table_segments.iter().rev().find(|segment| segment.dead_since.is_none() && root.clean).map(|segment| segment.id);
+        let open_table = root
+            .table_segments
+            .iter()
+            .rev()
+            .find(|segment| segment.dead_since.is_none() && root.clean)
+            .map(|segment| segment.id);
         let streams = [Stream::Metadata, Stream::Data, Stream::Survivors, Stream::MetadataSurvivors].map(Appender::new);
         for appender in &streams {
-            let open = map.table.segments().iter().find(|(_, segment)| !segment.sealed && segment.stream == appender.stream);
+            let open =
+                map.table.segments().iter().find(|(_, segment)| !segment.sealed && segment.stream == appender.stream);
             if let Some((id, segment)) = open
                 && !segment.place.is_empty()
             {
@@ -381,7 +401,8 @@ impl Store {
             }
         }
         let [metadata, data, survivors, metadata_survivors] = streams;
-        // The first commit writes the whole table: what was recorded here of an import that wrote nothing is in no delta.
+        // The first commit writes the whole table: what was recorded here of an import that wrote
+        // nothing is in no delta.
         let committed = Committed {
             pieces: loaded.pieces,
             full_bytes: 0,
@@ -424,8 +445,9 @@ impl Store {
     }
 }
 
-/// Sorts the devices by the newest identity among them, and checks that they are all and only those of one pool. Of one that has become shorter, what is left
-/// may be read; what lies behind its last whole MiB was never used.
+/// Sorts the devices by the newest identity among them, and checks that they are all and only those
+/// of one pool. Of one that has become shorter, what is left may be read; what lies behind its last
+/// whole MiB was never used.
 fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
     let mut found = Vec::new();
     for device in devices {
@@ -434,7 +456,8 @@ fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
             None => return refused(format!("{}: not a device of a pool", device.name())),
         }
     }
-    let Some(newest) = found.iter().map(|(identity, _)| identity).max_by_key(|identity| identity.revision).cloned() else {
+    let Some(newest) = found.iter().map(|(identity, _)| identity).max_by_key(|identity| identity.revision).cloned()
+    else {
         return refused("a pool needs a device");
     };
     let mut by_index = BTreeMap::new();
@@ -458,7 +481,11 @@ fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
     }
     let missing = newest.members.iter().enumerate().find(|(index, _)| !by_index.contains_key(&(*index as u16)));
     if let Some((index, missing)) = missing {
-        return refused(format!("device {index} of pool {} is missing; it was at {}", newest.name, String::from_utf8_lossy(&missing.path)));
+        return refused(format!(
+            "device {index} of pool {} is missing; it was at {}",
+            newest.name,
+            String::from_utf8_lossy(&missing.path)
+        ));
     }
     Ok((by_index.into_values().collect(), newest))
 }
@@ -471,7 +498,8 @@ fn all_roots(devices: &Devices, pool: u64) -> Result<BTreeMap<u64, Root>> {
     Ok(all)
 }
 
-/// The root to begin with. Where later ones are given up, it is newer than they are and the only one that is kept.
+/// The root to begin with. Where later ones are given up, it is newer than they are and the only
+/// one that is kept.
 fn choose_root(devices: &Devices, roots: BTreeMap<u64, Root>, access: Access) -> Result<Root> {
     let Some((_, newest)) = roots.last_key_value() else { return refused("no root record of the pool can be read") };
     let lost = label::lost(devices.get(..ROOT_DEVICES).unwrap_or(devices), newest);
@@ -534,7 +562,12 @@ pub(super) fn table_places<'a>(root: &'a Root, pointer: &Pointer) -> &'a [Place]
 }
 
 /// Reads a frame of the table, from the first of its places where it is whole.
-pub(super) fn read_table_frame(devices: &[Arc<dyn Device>], slot: u64, root: &Root, pointer: &Pointer) -> Result<Vec<u8>> {
+pub(super) fn read_table_frame(
+    devices: &[Arc<dyn Device>],
+    slot: u64,
+    root: &Root,
+    pointer: &Pointer,
+) -> Result<Vec<u8>> {
     let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
     let mut read = Err(missing);
     for place in table_places(root, pointer) {
@@ -547,9 +580,16 @@ pub(super) fn read_table_frame(devices: &[Arc<dyn Device>], slot: u64, root: &Ro
 }
 
 /// Reads a frame of the table from one of its places.
-pub(super) fn read_table_copy(devices: &[Arc<dyn Device>], slot: u64, place: Place, pointer: &Pointer) -> Result<Vec<u8>> {
+pub(super) fn read_table_copy(
+    devices: &[Arc<dyn Device>],
+    slot: u64,
+    place: Place,
+    pointer: &Pointer,
+) -> Result<Vec<u8>> {
     let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
-    let Some(device) = devices.get(usize::from(place.device)) else { return Err(damaged(Damage::Structure("its device is not there"))) };
+    let Some(device) = devices.get(usize::from(place.device)) else {
+        return Err(damaged(Damage::Structure("its device is not there")));
+    };
     let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT);
     if offset + pointer.charged() > slot || u64::from(pointer.logical) > slot {
         return Err(damaged(Damage::Structure("behind the end of its segment")));
@@ -572,8 +612,13 @@ fn settle(loaded: &mut Loaded, resume: bool) -> Result<()> {
     for run in std::mem::take(&mut loaded.young) {
         loaded.table.apply(Op::Free { segment: run.segment, index: run.index, count: run.count, units: run.units })?;
     }
-    let open: Vec<(u32, Stream)> =
-        loaded.table.segments().iter().filter(|(_, segment)| !segment.sealed).map(|(id, segment)| (*id, segment.stream)).collect();
+    let open: Vec<(u32, Stream)> = loaded
+        .table
+        .segments()
+        .iter()
+        .filter(|(_, segment)| !segment.sealed)
+        .map(|(id, segment)| (*id, segment.stream))
+        .collect();
     for (id, stream) in &open {
         let last = open.iter().rev().find(|(_, of)| of == stream).is_some_and(|(last, _)| last == id);
         if !(resume && last) {

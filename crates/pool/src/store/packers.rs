@@ -1,9 +1,11 @@
-//! Packing of frames before they are written: by whoever brings them, and by threads that are there for it.
+//! Packing of frames before they are written: by whoever brings them, and by threads that are there
+//! for it.
 //!
 //! Callers: the store as [`Frames`](crate::frames::Frames). Invariants:
 //! - No lock is held while anything is packed, and nothing is taken of the pool.
-//! - Whoever brings frames packs them from the front himself; from the back he lends copies to the threads, as long as at most [`WAITING`] wait there: a
-//!   thread always has the next one, and what none has begun when he gets there he takes back. So nobody waits but for what is being packed.
+//! - Whoever brings frames packs them from the front himself; from the back he lends copies to the
+//!   threads, as long as at most [`WAITING`] wait there: a thread always has the next one, and what
+//!   none has begun when he gets there he takes back. So nobody waits but for what is being packed.
 //! - What a thread loses is packed by whoever lent it.
 //! - The threads end with the store.
 
@@ -201,14 +203,19 @@ impl Store {
         self.usable()?;
         let logical = frame.content.len();
         if logical == 0 || logical as u64 > self.largest_frame() {
-            return Err(PoolError::Refused(format!("a frame of {logical} bytes; 1 to {} are possible here", self.largest_frame())));
+            return Err(PoolError::Refused(format!(
+                "a frame of {logical} bytes; 1 to {} are possible here",
+                self.largest_frame()
+            )));
         }
         Ok(())
     }
 
-    /// Packs frames. What does not pack is no work for several: where nothing of what came before has packed, the first are tried alone.
+    /// Packs frames. What does not pack is no work for several: where nothing of what came before
+    /// has packed, the first are tried alone.
     pub(super) fn pack_each(&self, frames: &[NewFrame<'_>]) -> Vec<Result<Packed>> {
-        let alike = |one: &NewFrame<'_>, next: &NewFrame<'_>| (one.packing, one.checksum) == (next.packing, next.checksum);
+        let alike =
+            |one: &NewFrame<'_>, next: &NewFrame<'_>| (one.packing, one.checksum) == (next.packing, next.checksum);
         let is_one_kind = frames.windows(2).all(|pair| matches!(pair, [one, next] if alike(one, next)));
         if frames.len() < 2 || !is_one_kind || frames.iter().any(|frame| self.check_new(frame).is_err()) {
             return frames.iter().map(|frame| self.pack(frame)).collect();

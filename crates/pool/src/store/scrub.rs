@@ -1,6 +1,7 @@
 //! Walks over segments: to verify every frame that lives, and to show what is there.
 //!
-//! Callers: `nacre pool scrub` and `nacre pool inspect` through the level above; the cleaner. No tree is needed: headers name frames and owners.
+//! Callers: `nacre pool scrub` and `nacre pool inspect` through the level above; the cleaner. No
+//! tree is needed: headers name frames and owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,7 +45,8 @@ pub struct Checked {
     pub name: (u32, u32),
     /// Whose it is; `None` where the header is lost.
     pub owner: Option<Owner>,
-    /// What the header says; `None` where it is lost, and for what must be compared with the pointer.
+    /// What the header says; `None` where it is lost, and for what must be compared with the
+    /// pointer.
     pub header: Option<Header>,
     /// The bytes that were read for it.
     pub bytes: u64,
@@ -114,8 +116,8 @@ impl Store {
         map.table.segments().iter().map(info).collect()
     }
 
-    /// Shows the frames that lie in a segment, in their order, as far as it was committed: their headers, offsets (bytes) and whether they live.
-    /// Stops when the visitor returns `false`.
+    /// Shows the frames that lie in a segment, in their order, as far as it was committed: their
+    /// headers, offsets (bytes) and whether they live. Stops when the visitor returns `false`.
     ///
     /// # Errors
     /// [`PoolError::Device`]; [`PoolError::Refused`] for a segment that is not there.
@@ -131,8 +133,8 @@ impl Store {
         shown.map(|_| ())
     }
 
-    /// Verifies the labels: every copy of the identity and of the root records, which are written anew where they are damaged. Answers how many were, for
-    /// each device. Commits wait meanwhile.
+    /// Verifies the labels: every copy of the identity and of the root records, which are written
+    /// anew where they are damaged. Answers how many were, for each device. Commits wait meanwhile.
     ///
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Suspended`].
@@ -150,8 +152,8 @@ impl Store {
         devices.iter().enumerate().map(mend).collect()
     }
 
-    /// Verifies every frame that lives, segment by segment, and tells the visitor, which may stop it by `false`. What is written meanwhile is not
-    /// looked at. Damage is told, not returned.
+    /// Verifies every frame that lives, segment by segment, and tells the visitor, which may stop
+    /// it by `false`. What is written meanwhile is not looked at. Damage is told, not returned.
     ///
     /// # Errors
     /// [`PoolError::Device`] for a device that cannot be read at all.
@@ -159,12 +161,18 @@ impl Store {
         self.scrub_from(0, visit, &mut |_| {}).map(drop)
     }
 
-    /// The same from a segment on; `done` is told the number of each segment that is finished, with which a scrub may go on later (plus one). What is
-    /// written meanwhile is not looked at. Answers whether it came to the end.
+    /// The same from a segment on; `done` is told the number of each segment that is finished, with
+    /// which a scrub may go on later (plus one). What is written meanwhile is not looked at.
+    /// Answers whether it came to the end.
     ///
     /// # Errors
     /// As [`Self::scrub`].
-    pub fn scrub_from(&self, first: u32, visit: &mut dyn FnMut(&Checked) -> bool, done: &mut dyn FnMut(u32)) -> Result<bool> {
+    pub fn scrub_from(
+        &self,
+        first: u32,
+        visit: &mut dyn FnMut(&Checked) -> bool,
+        done: &mut dyn FnMut(u32),
+    ) -> Result<bool> {
         if first == 0 && !self.scrub_table(visit) {
             return Ok(false);
         }
@@ -194,7 +202,15 @@ impl Store {
                 _ => (table_places(&root, pointer).first().map_or(0, |place| place.device), None, false),
             };
             let name = (pointer.segment, pointer.index);
-            visit(&Checked { name, owner: Some(Owner::default()), header: None, bytes: pointer.charged(), device, damage, mended })
+            visit(&Checked {
+                name,
+                owner: Some(Owner::default()),
+                header: None,
+                bytes: pointer.charged(),
+                device,
+                damage,
+                mended,
+            })
         })
     }
 
@@ -242,9 +258,11 @@ impl Store {
             Ok(go_on)
         })?;
         if go_on && (found.len() != lives || self.lives_in(id) != lives) {
-            // Some came or went while we looked, or are not to be found by their headers. Only now their names are asked for, which takes long.
+            // Some came or went while we looked, or are not to be found by their headers. Only now
+            // their names are asked for, which takes long.
             for name in self.living_of(id, written).difference(&found) {
-                // Frames that move are in their new segment before the table says that they live there.
+                // Frames that move are in their new segment before the table says that they live
+                // there.
                 let came = |units: &u32| self.map.read().table.lives_at(name.0, name.1, id, *units);
                 if met.get(name).is_some_and(came) {
                     continue;
@@ -259,7 +277,8 @@ impl Store {
         Ok(go_on)
     }
 
-    /// Waits until what the table knows now of a stream is on the devices: it knows frames before the threads that write have come to them.
+    /// Waits until what the table knows now of a stream is on the devices: it knows frames before
+    /// the threads that write have come to them.
     fn wait_written(&self, stream: Stream) -> Result<()> {
         let appender = match stream {
             Stream::Metadata => &self.metadata,
@@ -275,8 +294,9 @@ impl Store {
         self.map.read().table.segments().get(&id).map_or(0, |segment| segment.live_frames as usize)
     }
 
-    /// The same as [`Self::living`], by the headers in the segment where all can be found by them. For a segment of frames that have moved, whose names are
-    /// with the segments that they are of: all of those would have to be looked through.
+    /// The same as [`Self::living`], by the headers in the segment where all can be found by them.
+    /// For a segment of frames that have moved, whose names are with the segments that they are of:
+    /// all of those would have to be looked through.
     ///
     /// # Errors
     /// [`PoolError::Device`].
@@ -307,8 +327,12 @@ impl Store {
         let segments = map.table.segments();
         match segments.get(&id) {
             Some(segment) if segment.stream.is_of_moved() => {
-                let here = |(to, offset): (u32, u32)| to == id && u64::from(offset) * u64::from(Pointer::UNIT) < u64::from(written.bytes);
-                let moved = segments.iter().flat_map(|(of, segment)| segment.moved.iter().map(move |(index, place)| (*of, index, place)));
+                let here = |(to, offset): (u32, u32)| {
+                    to == id && u64::from(offset) * u64::from(Pointer::UNIT) < u64::from(written.bytes)
+                };
+                let moved = segments
+                    .iter()
+                    .flat_map(|(of, segment)| segment.moved.iter().map(move |(index, place)| (*of, index, place)));
                 moved.filter(|(_, _, place)| here(*place)).map(|(of, index, _)| (of, index)).collect()
             }
             Some(segment) => {
@@ -319,11 +343,23 @@ impl Store {
         }
     }
 
-    /// Visits the frames of a segment, at one of its places, in their order; `true` if it came to the end. What is no header is passed over in search of the next one,
-    /// unless `strict`: then the walk ends there, because file content may look like a frame.
-    pub(super) fn walk(&self, id: u32, copy: usize, strict: bool, visit: &mut dyn FnMut(Walked<'_>) -> Result<bool>) -> Result<bool> {
-        let found =
-            self.map.read().table.segments().get(&id).map(|segment| (segment.place.get(copy).copied(), segment.bytes, segment.stream));
+    /// Visits the frames of a segment, at one of its places, in their order; `true` if it came to
+    /// the end. What is no header is passed over in search of the next one, unless `strict`: then
+    /// the walk ends there, because file content may look like a frame.
+    pub(super) fn walk(
+        &self,
+        id: u32,
+        copy: usize,
+        strict: bool,
+        visit: &mut dyn FnMut(Walked<'_>) -> Result<bool>,
+    ) -> Result<bool> {
+        let found = self
+            .map
+            .read()
+            .table
+            .segments()
+            .get(&id)
+            .map(|segment| (segment.place.get(copy).copied(), segment.bytes, segment.stream));
         let Some((Some(place), end, stream)) = found else { return Ok(true) };
         let unit = Pointer::UNIT as usize;
         let (mut at, mut start, mut window) = (0usize, 0usize, Vec::new());
@@ -339,7 +375,8 @@ impl Store {
             let Some(header) = header.and_then(std::result::Result::ok).filter(fits) else {
                 let next = (at + 1).next_multiple_of(4096).min(end);
                 self.slide(place, &mut window, &mut start, at, next, end)?;
-                let padding = window.get(at - start..next - start).is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
+                let padding =
+                    window.get(at - start..next - start).is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
                 match (padding, strict) {
                     (true, _) => at = next,
                     (false, true) => return Ok(false),
@@ -350,7 +387,9 @@ impl Store {
             let whole = header.pointer.charged() as usize;
             self.slide(place, &mut window, &mut start, at, at + whole, end)?;
             let frame = window.get(at - start..at - start + frame::LENGTH + header.pointer.stored as usize);
-            let Some((raw_header, stored)) = frame.and_then(|frame| frame.split_at_checked(frame::LENGTH)) else { return Ok(false) };
+            let Some((raw_header, stored)) = frame.and_then(|frame| frame.split_at_checked(frame::LENGTH)) else {
+                return Ok(false);
+            };
             if !visit(Walked::new(header, at as u32, raw_header, stored))? {
                 return Ok(false);
             }
@@ -360,7 +399,15 @@ impl Store {
     }
 
     /// Makes the window hold `from..to` of a segment.
-    fn slide(&self, place: Place, window: &mut Vec<u8>, start: &mut usize, from: usize, to: usize, end: usize) -> Result<()> {
+    fn slide(
+        &self,
+        place: Place,
+        window: &mut Vec<u8>,
+        start: &mut usize,
+        from: usize,
+        to: usize,
+        end: usize,
+    ) -> Result<()> {
         if from >= *start && to <= *start + window.len() {
             return Ok(());
         }
@@ -372,7 +419,8 @@ impl Store {
 }
 
 impl Store {
-    /// The names of all frames that live, the segment table's own left out. For checks: it takes memory for each of them.
+    /// The names of all frames that live, the segment table's own left out. For checks: it takes
+    /// memory for each of them.
     #[must_use]
     pub fn living_frames(&self) -> std::collections::HashSet<(u32, u32)> {
         let map = self.map.read();
@@ -386,11 +434,15 @@ impl Store {
         alive
     }
 
-    /// When these frames were born, by their headers; those without one that can be read are left out.
+    /// When these frames were born, by their headers; those without one that can be read are left
+    /// out.
     ///
     /// # Errors
     /// [`PoolError::Device`].
-    pub fn births(&self, names: &std::collections::HashSet<(u32, u32)>) -> Result<std::collections::HashMap<(u32, u32), Txg>> {
+    pub fn births(
+        &self,
+        names: &std::collections::HashSet<(u32, u32)>,
+    ) -> Result<std::collections::HashMap<(u32, u32), Txg>> {
         let mut found = std::collections::HashMap::new();
         for id in names.iter().map(|(segment, _)| *segment).collect::<BTreeSet<u32>>() {
             self.walk(id, 0, false, &mut |frame| {

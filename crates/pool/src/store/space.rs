@@ -1,6 +1,7 @@
 //! How much room there is, and who may have it.
 //!
-//! Invariant: what frames are charged adds up to the byte: `allocated` is the sum over all frames written and not yet freed by a durable commit.
+//! Invariant: what frames are charged adds up to the byte: `allocated` is the sum over all frames
+//! written and not yet freed by a durable commit.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +19,8 @@ pub enum Claim {
     Write,
     /// A change that frees room in the end (unlink, truncate): half of the slop.
     Delete,
-    /// Content that was admitted already, at the latest by what frees room in the end: three quarters of the slop, so that whatever was admitted fits.
+    /// Content that was admitted already, at the latest by what frees room in the end: three
+    /// quarters of the slop, so that whatever was admitted fits.
     Accepted,
     /// Destroying file systems and snapshots: three quarters of the slop.
     Destroy,
@@ -93,7 +95,8 @@ impl Store {
         }
     }
 
-    /// Whether so many bytes may be had for this. Asked before anything is accepted; it takes nothing.
+    /// Whether so many bytes may be had for this. Asked before anything is accepted; it takes
+    /// nothing.
     ///
     /// # Errors
     /// [`PoolError::NoSpace`].

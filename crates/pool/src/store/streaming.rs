@@ -1,8 +1,12 @@
-//! Streams of frames: many read at once to where they are wanted, and requests to devices made ahead of their readers.
+//! Streams of frames: many read at once to where they are wanted, and requests to devices made
+//! ahead of their readers.
 //!
-//! Callers: the store as [`Frames`](crate::frames::Frames), for content that is read from front to back. Invariants:
-//! - What is handed out was checked as by [`Frames::read`](crate::frames::Frames::read), which is asked for every frame that cannot be had in the short way.
-//! - The thread that goes ahead holds devices only while it makes a request, and ends with the store.
+//! Callers: the store as [`Frames`](crate::frames::Frames), for content that is read from front to
+//! back. Invariants:
+//! - What is handed out was checked as by [`Frames::read`](crate::frames::Frames::read), which is
+//!   asked for every frame that cannot be had in the short way.
+//! - The thread that goes ahead holds devices only while it makes a request, and ends with the
+//!   store.
 
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -80,10 +84,13 @@ impl Store {
             let map = self.map.read();
             for pointer in pointers {
                 if let Some(found) = map.table.find(pointer.segment, pointer.index, pointer.offset) {
-                    let start = slots::start(found.place, self.slot) + u64::from(found.offset) * u64::from(Pointer::UNIT);
+                    let start =
+                        slots::start(found.place, self.slot) + u64::from(found.offset) * u64::from(Pointer::UNIT);
                     let end = start + pointer.charged();
                     match ranges.last_mut() {
-                        Some((device, from, until)) if *device == found.place.device && *from <= start && start <= *until + NEAR => {
+                        Some((device, from, until))
+                            if *device == found.place.device && *from <= start && start <= *until + NEAR =>
+                        {
                             *until = end.max(*until);
                         }
                         _ => ranges.push((found.place.device, start, end)),
@@ -92,7 +99,9 @@ impl Store {
             }
         }
         let devices = Arc::clone(&self.devices.read());
-        let of_device = |(device, start, end): (u16, u64, u64)| Some((Arc::clone(devices.get(usize::from(device))?), start, end - start));
+        let of_device = |(device, start, end): (u16, u64, u64)| {
+            Some((Arc::clone(devices.get(usize::from(device))?), start, end - start))
+        };
         ranges.into_iter().filter_map(of_device).collect()
     }
 
@@ -108,20 +117,25 @@ impl Store {
         }
     }
 
-    /// Reads frames to where they are wanted. By one thread: a stream's requests come several at a time, and each has its own.
+    /// Reads frames to where they are wanted. By one thread: a stream's requests come several at a
+    /// time, and each has its own.
     pub(super) fn read_wanted(&self, wanted: &mut [Wanted<'_>]) -> Result<()> {
         wanted.iter_mut().try_for_each(|wanted| self.read_to(wanted))
     }
 
     fn read_to(&self, Wanted { pointer, target }: &mut Wanted<'_>) -> Result<()> {
         if target.len() != pointer.logical as usize {
-            return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("a frame of another length than expected") });
+            return Err(PoolError::Frame {
+                pointer: *pointer,
+                damage: Damage::Structure("a frame of another length than expected"),
+            });
         }
         let place = self.find(pointer)?;
         if self.fill(pointer, place, target).is_ok() {
             return Ok(());
         }
-        // It may have been moved meanwhile; it may have a copy; and if it is damaged, that is to be told.
+        // It may have been moved meanwhile; it may have a copy; and if it is damaged, that is to be
+        // told.
         target.copy_from_slice(&self.read(pointer)?);
         Ok(())
     }

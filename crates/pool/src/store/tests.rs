@@ -74,11 +74,24 @@ fn frame(stream: Stream, birth: u64, content: &[u8], number: u64) -> NewFrame<'_
         _ => (Packing::Zstd(1), ChecksumKind::Blake3),
     };
     let kind = if stream == Stream::Data { FrameKind::Data } else { FrameKind::Leaf };
-    NewFrame { stream, kind, owner: Owner { dataset: 1, object: number, offset: 0 }, birth: Txg(birth), content, packing, checksum }
+    NewFrame {
+        stream,
+        kind,
+        owner: Owner { dataset: 1, object: number, offset: 0 },
+        birth: Txg(birth),
+        content,
+        packing,
+        checksum,
+    }
 }
 
 fn put(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointer> {
-    store.write(&frame(if number.is_multiple_of(5) { Stream::Metadata } else { Stream::Data }, birth, &content(number, length), number))
+    store.write(&frame(
+        if number.is_multiple_of(5) { Stream::Metadata } else { Stream::Data },
+        birth,
+        &content(number, length),
+        number,
+    ))
 }
 
 fn commit(store: &Store, txg: u64) -> Result<()> {
@@ -118,12 +131,18 @@ fn frames_are_there_before_and_after_a_commit_and_an_import() {
     all(&store);
     let streamed = |store: &Store| {
         let mut targets: Vec<Vec<u8>> = frames.iter().map(|(_, _, length)| vec![1; *length]).collect();
-        let mut wanted: Vec<Wanted<'_>> =
-            frames.iter().zip(&mut targets).map(|((pointer, ..), target)| Wanted { pointer: *pointer, target }).collect();
+        let mut wanted: Vec<Wanted<'_>> = frames
+            .iter()
+            .zip(&mut targets)
+            .map(|((pointer, ..), target)| Wanted { pointer: *pointer, target })
+            .collect();
         store.read_all(&mut wanted).unwrap();
         assert!(frames.iter().zip(&targets).all(|((_, number, length), target)| *target == content(*number, *length)));
         let mut short = vec![0; frames[3].2 - 1];
-        assert!(store.read_all(&mut [Wanted { pointer: frames[3].0, target: &mut short }]).is_err(), "of another length");
+        assert!(
+            store.read_all(&mut [Wanted { pointer: frames[3].0, target: &mut short }]).is_err(),
+            "of another length"
+        );
     };
     streamed(&store);
     store.expect_later(&frames.iter().map(|(pointer, ..)| *pointer).collect::<Vec<_>>());
@@ -192,7 +211,8 @@ fn a_device_is_added_and_used() {
     store.add_device(sims[1].clone(), 9).unwrap();
     store.add_device(sims[2].clone(), 9).unwrap();
     assert_eq!(store.space().size, before.size + 2 * 62 * MIB);
-    let frames: Vec<_> = (0..300).map(|number| (put(&store, 1, number * 2 + 1, 90_000).unwrap(), number * 2 + 1)).collect();
+    let frames: Vec<_> =
+        (0..300).map(|number| (put(&store, 1, number * 2 + 1, 90_000).unwrap(), number * 2 + 1)).collect();
     commit(&store, 1).unwrap();
     assert!(sims.iter().all(|sim| sim.written() > 5 * MIB), "frames are spread over the devices");
     store.rename("lake", 10).unwrap();
@@ -256,7 +276,8 @@ fn many_threads_write_and_read() {
         writers.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     commit(&store, 1).unwrap();
-    let names: std::collections::BTreeSet<_> = frames.iter().map(|(pointer, ..)| (pointer.segment, pointer.index)).collect();
+    let names: std::collections::BTreeSet<_> =
+        frames.iter().map(|(pointer, ..)| (pointer.segment, pointer.index)).collect();
     assert_eq!(names.len(), frames.len());
     drop(store);
     let (store, _) = open(&sims, Access::ReadWrite).unwrap();
@@ -316,6 +337,10 @@ fn what_cannot_be_written_is_refused() {
     assert!(matches!(store.read(&unknown), Err(PoolError::Frame { damage: Damage::Structure(_), .. })));
     let behind = Pointer { offset: u32::MAX, ..pointer };
     assert!(store.read(&behind).is_err());
-    assert!(store.commit(&Commit { txg: Txg(1), catalog: None, upper: &[0; 2049], log_start: LogStart::default(), time: 0 }).is_err());
+    assert!(
+        store
+            .commit(&Commit { txg: Txg(1), catalog: None, upper: &[0; 2049], log_start: LogStart::default(), time: 0 })
+            .is_err()
+    );
     assert!(store.suspended().is_none());
 }

@@ -1,6 +1,8 @@
-//! Giving room back: a device is told of slots that hold nothing any more, so that a pool on a file takes no more than it holds.
+//! Giving room back: a device is told of slots that hold nothing any more, so that a pool on a file
+//! takes no more than it holds.
 //!
-//! Callers: the engine's chores. Invariant: a slot is not used again while its device is being told.
+//! Callers: the engine's chores. Invariant: a slot is not used again while its device is being
+//! told.
 
 use crate::device::failed;
 use crate::label::Place;
@@ -26,7 +28,8 @@ pub struct Told {
 }
 
 impl Store {
-    /// Tells a device of some slots from this one on that hold nothing, neither now nor in a state that could be gone back to.
+    /// Tells a device of some slots from this one on that hold nothing, neither now nor in a state
+    /// that could be gone back to.
     ///
     /// # Errors
     /// [`crate::PoolError::Device`]; no such device is refused.
@@ -36,7 +39,8 @@ impl Store {
         let _turn = self.trim_turn.lock();
         let most = (TOLD_AT_ONCE / self.slot.max(1)).clamp(1, TRIMMED_AT_ONCE as u64) as u32;
         let end = slots::count(known.length(), self.slot);
-        // A slot that an older root still needs is not among the free ones: it is released by the commit after which no root that is kept names it.
+        // A slot that an older root still needs is not among the free ones: it is released by the
+        // commit after which no root that is kept names it.
         let taken = {
             let mut map = self.map.write();
             let spare = cleaner::hurry(map.slots.total()) + SPARE;
@@ -47,7 +51,9 @@ impl Store {
         };
         let place = |slot| Place { device, slot };
         let bytes = u64::from(count) * self.slot;
-        let told = known.discard(slots::start(place(first), self.slot), bytes).map_err(|error| failed(&*known, "discarding on", error));
+        let told = known
+            .discard(slots::start(place(first), self.slot), bytes)
+            .map_err(|error| failed(&*known, "discarding on", error));
         let mut map = self.map.write();
         (first..first + count).for_each(|slot| map.slots.release(place(slot)));
         drop(map);
@@ -63,8 +69,8 @@ impl Store {
         }
     }
 
-    /// Tells the devices of some freed slots; answers whether there are more. Where little else is free, as many as lack
-    /// are given to writers untold first.
+    /// Tells the devices of some freed slots; answers whether there are more. Where little else is
+    /// free, as many as lack are given to writers untold first.
     ///
     /// # Errors
     /// [`crate::PoolError::Device`]; the slots are free all the same.
@@ -74,7 +80,8 @@ impl Store {
         let (places, more) = {
             let mut map = self.map.write();
             let spare = cleaner::hurry(map.slots.total()) + SPARE;
-            let lacking = usize::try_from(spare.saturating_sub(map.slots.free())).unwrap_or(usize::MAX).min(map.trimming.len());
+            let lacking =
+                usize::try_from(spare.saturating_sub(map.slots.free())).unwrap_or(usize::MAX).min(map.trimming.len());
             let given: Vec<_> = map.trimming.drain(..lacking).collect();
             given.into_iter().for_each(|place| map.slots.release(place));
             let from = map.trimming.len().saturating_sub(TRIMMED_AT_ONCE);
@@ -97,7 +104,9 @@ impl Store {
 
     fn tell(&self, place: Place) -> Result<()> {
         let device = self.device(place.device)?;
-        device.discard(slots::start(place, self.slot), self.slot).map_err(|error| failed(&*device, "discarding on", error))
+        device
+            .discard(slots::start(place, self.slot), self.slot)
+            .map_err(|error| failed(&*device, "discarding on", error))
     }
 
     /// Frees slots whose devices were not told yet; answers whether there were any.

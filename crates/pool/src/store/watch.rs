@@ -1,6 +1,8 @@
-//! Telling somebody of damage as it is met: who reads gets the error, whoever administers the pool hears of it as well.
+//! Telling somebody of damage as it is met: who reads gets the error, whoever administers the pool
+//! hears of it as well.
 //!
-//! Caller: the process that owns the pool, once. Invariant: what is told is what readers were told; being told changes nothing.
+//! Caller: the process that owns the pool, once. Invariant: what is told is what readers were told;
+//! being told changes nothing.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -22,7 +24,8 @@ pub struct Damaged {
     pub device: u16,
     /// What is wrong; `None` where the device could not read it at all.
     pub damage: Option<Damage>,
-    /// Another copy was whole: nothing is lost, and the damaged one was written anew where the pool may be written to.
+    /// Another copy was whole: nothing is lost, and the damaged one was written anew where the pool
+    /// may be written to.
     pub mended: bool,
 }
 

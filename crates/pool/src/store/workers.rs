@@ -2,7 +2,8 @@
 //!
 //! Callers: `behind.rs` (writing) and `packers.rs` (packing). Invariants:
 //! - The threads end with their owner, after the last job that waits.
-//! - A queue grows by what room was given for before: so what is prepared for it is never in vain, and its length is bounded.
+//! - A queue grows by what room was given for before: so what is prepared for it is never in vain,
+//!   and its length is bounded.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -10,7 +11,8 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-/// How many processors there are for threads of a pool, 8 at most. Those of the whole process: the threads that serve requests are bound to one each.
+/// How many processors there are for threads of a pool, 8 at most. Those of the whole process: the
+/// threads that serve requests are bound to one each.
 pub(crate) fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     let count = || {
@@ -20,12 +22,14 @@ pub(crate) fn processors() -> usize {
     *PROCESSORS.get_or_init(count)
 }
 
-/// Lets the calling thread run on all processors of the process. A thread begins on those of the one that starts it, and whoever serves the requests of one
-/// processor is bound to that one: what is done beside him would wait for him.
+/// Lets the calling thread run on all processors of the process. A thread begins on those of the
+/// one that starts it, and whoever serves the requests of one processor is bound to that one: what
+/// is done beside him would wait for him.
 pub(crate) fn roam() {
     let first = rustix::process::getpid();
     // Where it cannot, it is slower.
-    let _ = rustix::thread::sched_getaffinity(Some(first)).and_then(|all| rustix::thread::sched_setaffinity(None, &all));
+    let _ =
+        rustix::thread::sched_getaffinity(Some(first)).and_then(|all| rustix::thread::sched_setaffinity(None, &all));
 }
 
 struct Queue<J> {

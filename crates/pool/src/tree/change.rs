@@ -3,9 +3,11 @@
 //! Callers: [`super::Tree`] only.
 //!
 //! Invariants:
-//! - A node is changed in place exactly if it is of the live generation and nobody else holds it; otherwise a copy takes its place.
-//! - What takes the place of a stored node names its pointer dead. What takes the place of a node that a freeze holds names that node abandoned: it
-//!   becomes dead when it is known where it was stored.
+//! - A node is changed in place exactly if it is of the live generation and nobody else holds it;
+//!   otherwise a copy takes its place.
+//! - What takes the place of a stored node names its pointer dead. What takes the place of a node
+//!   that a freeze holds names that node abandoned: it becomes dead when it is known where it was
+//!   stored.
 //! - Nothing is named dead before everything that can fail has been done.
 
 use std::sync::Arc;
@@ -16,7 +18,8 @@ use super::page::{HEADER, Leaf};
 use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 
-/// Frames that the live tree does not reach any more, and nodes that will be such frames once they are stored.
+/// Frames that the live tree does not reach any more, and nodes that will be such frames once they
+/// are stored.
 #[derive(Debug, Default)]
 pub(super) struct Dead {
     by_txg: Vec<(Txg, Vec<Pointer>)>,
@@ -159,20 +162,30 @@ impl Change<'_> {
         self.hold(inner.children.get_mut(at).ok_or(BROKEN)?, below, key)
     }
 
-    fn put(&mut self, child: &mut Child, level: Option<u8>, key: &[u8], value: &[u8]) -> Result<Option<Split>, PoolError> {
+    fn put(
+        &mut self,
+        child: &mut Child,
+        level: Option<u8>,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Option<Split>, PoolError> {
         let node = self.own(child, level)?;
         let inner = match &mut node.body {
             Body::Leaf(leaf) => {
                 let before = leaf.cost();
                 let split = leaf.put(key, value, self.page);
                 self.account(before, leaf.cost());
-                return Ok(split.map(|split| Split { key: split.separator, child: self.new_node(Body::Leaf(split.right)) }));
+                return Ok(
+                    split.map(|split| Split { key: split.separator, child: self.new_node(Body::Leaf(split.right)) })
+                );
             }
             Body::Inner(inner) => inner,
         };
         let at = inner.find(key);
         let below = inner.level().checked_sub(1);
-        let Some(split) = self.put(inner.children.get_mut(at).ok_or(BROKEN)?, below, key, value)? else { return Ok(None) };
+        let Some(split) = self.put(inner.children.get_mut(at).ok_or(BROKEN)?, below, key, value)? else {
+            return Ok(None);
+        };
         let before = inner.cost();
         inner.insert(at + 1, &split.key, split.child);
         let up = (inner.used() > self.page).then(|| inner.split(at + 1));
@@ -230,7 +243,8 @@ impl Change<'_> {
         Ok(self.after_inner(inner))
     }
 
-    /// A leaf asks for a merge when it falls below a quarter of a page, an eighth, and so on: not with each row, since the neighbours may be full.
+    /// A leaf asks for a merge when it falls below a quarter of a page, an eighth, and so on: not
+    /// with each row, since the neighbours may be full.
     fn after_leaf(&self, leaf: &Leaf, before: usize) -> After {
         if leaf.len() == 0 {
             return After::Gone;
@@ -268,7 +282,8 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Merges a child with the one behind it if both are in memory and fit one node with some room left. A removal never reads for this.
+    /// Merges a child with the one behind it if both are in memory and fit one node with some room
+    /// left. A removal never reads for this.
     fn merge(&mut self, inner: &mut Inner, at: usize) -> Result<bool, PoolError> {
         let (Some(left), Some(right)) = (inner.child(at), inner.child(at + 1)) else { return Ok(false) };
         let (Some(left), Some(right)) = (self.in_memory(left), self.in_memory(right)) else { return Ok(false) };
@@ -286,7 +301,8 @@ impl Change<'_> {
         // Its holder here would make it look shared.
         drop(left);
         let below = inner.level().checked_sub(1);
-        // The left node may have left the cache since and be unreadable now: then there is no merge, and the removal has succeeded all the same.
+        // The left node may have left the cache since and be unreadable now: then there is no
+        // merge, and the removal has succeeded all the same.
         let Ok(node) = self.own(inner.children.get_mut(at).ok_or(BROKEN)?, below) else { return Ok(false) };
         let before = node.cost();
         match (&mut node.body, &right.body) {
@@ -317,13 +333,24 @@ impl Change<'_> {
         }
     }
 
-    pub(super) fn remove_range_root(&mut self, root: &mut Option<Child>, from: &[u8], to: Option<&[u8]>) -> Result<(), PoolError> {
+    pub(super) fn remove_range_root(
+        &mut self,
+        root: &mut Option<Child>,
+        from: &[u8],
+        to: Option<&[u8]>,
+    ) -> Result<(), PoolError> {
         let Some(child) = root else { return Ok(()) };
         let after = self.remove_range(child, None, from, to)?;
         self.lower(root, after)
     }
 
-    fn remove_range(&mut self, child: &mut Child, level: Option<u8>, from: &[u8], to: Option<&[u8]>) -> Result<After, PoolError> {
+    fn remove_range(
+        &mut self,
+        child: &mut Child,
+        level: Option<u8>,
+        from: &[u8],
+        to: Option<&[u8]>,
+    ) -> Result<After, PoolError> {
         let node = self.own(child, level)?;
         let inner = match &mut node.body {
             Body::Leaf(leaf) => {
@@ -344,7 +371,8 @@ impl Change<'_> {
 
     fn remove_children(&mut self, inner: &mut Inner, from: &[u8], to: Option<&[u8]>) -> Result<(), PoolError> {
         let below = inner.level().checked_sub(1).ok_or(BROKEN)?;
-        // Whole children first, from the back so that places stay; a child before the last ends where the next begins.
+        // Whole children first, from the back so that places stay; a child before the last ends
+        // where the next begins.
         let first = inner.find(from);
         let last = to.map_or(inner.len().saturating_sub(1), |to| inner.find(to));
         for at in (first + 1..last).rev() {
@@ -362,8 +390,16 @@ impl Change<'_> {
         self.remove_in_child(inner, first, below, from, to)
     }
 
-    fn remove_in_child(&mut self, inner: &mut Inner, at: usize, below: u8, from: &[u8], to: Option<&[u8]>) -> Result<(), PoolError> {
-        // Do not copy a child in which nothing is to be removed: its lower bound may be the end of the range.
+    fn remove_in_child(
+        &mut self,
+        inner: &mut Inner,
+        at: usize,
+        below: u8,
+        from: &[u8],
+        to: Option<&[u8]>,
+    ) -> Result<(), PoolError> {
+        // Do not copy a child in which nothing is to be removed: its lower bound may be the end of
+        // the range.
         if to.is_some_and(|to| at > 0 && inner.key(at) >= to) {
             return Ok(());
         }

@@ -3,9 +3,11 @@
 //! Callers: the commit of a txg, for each tree that changed in it.
 //!
 //! Invariants:
-//! - Children are written before the node that names them: a root that was returned reaches only frames that were written.
+//! - Children are written before the node that names them: a root that was returned reaches only
+//!   frames that were written.
 //! - A dirty node is written by the first freeze that holds it; later ones use where it went.
-//! - After settling, the live tree holds no node in memory that is stored; the cache does, as long as there is room.
+//! - After settling, the live tree holds no node in memory that is stored; the cache does, as long
+//!   as there is room.
 
 use std::sync::Arc;
 
@@ -45,7 +47,8 @@ pub struct Frozen {
     root: Option<Child>,
     generation: u64,
     dataset: u64,
-    /// Something was put or removed since the freeze before. The root may be clean all the same: what was removed may have left only what is stored.
+    /// Something was put or removed since the freeze before. The root may be clean all the same:
+    /// what was removed may have left only what is stored.
     changed: bool,
 }
 
@@ -60,7 +63,8 @@ impl Tree {
         frozen
     }
 
-    /// A freeze was written out: its nodes are let go, and what the live tree replaced of it is dead.
+    /// A freeze was written out: its nodes are let go, and what the live tree replaced of it is
+    /// dead.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for a freeze that was not written out; nothing is changed then.
@@ -95,7 +99,8 @@ fn settle(child: &mut Child, settled: u64, live: u64, dirty: &mut u64) {
         }
         return;
     }
-    // A node of a freeze between is settled with that one: as a whole, since it must stay the node that is written.
+    // A node of a freeze between is settled with that one: as a whole, since it must stay the node
+    // that is written.
     let Body::Inner(inner) = &node.body else { return };
     if node.generation != live || !inner.children.iter().any(|child| is_due(child, settled, live)) {
         return;
@@ -120,14 +125,15 @@ impl Frozen {
         View { root: self.root.clone() }
     }
 
-    /// Whether the root may differ from that of the freeze before, or is not written out yet: whether there is anything to commit.
+    /// Whether the root may differ from that of the freeze before, or is not written out yet:
+    /// whether there is anything to commit.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.changed || matches!(&self.root, Some(Child::Dirty(node)) if node.stored.get().is_none())
     }
 
-    /// Writes the nodes that are not stored yet, in the order of their keys, each inner node behind its children. By one thread at a time; after an
-    /// error it may be called again, and goes on.
+    /// Writes the nodes that are not stored yet, in the order of their keys, each inner node behind
+    /// its children. By one thread at a time; after an error it may be called again, and goes on.
     ///
     /// # Errors
     /// Those of [`crate::Frames::write`].
@@ -177,7 +183,8 @@ impl Writer<'_> {
         Ok(pointer)
     }
 
-    /// Writes the dirty ones of neighbouring leaves, many at once, so that several threads may pack them.
+    /// Writes the dirty ones of neighbouring leaves, many at once, so that several threads may pack
+    /// them.
     fn leaves(&mut self, children: &[Child]) -> Result<(), PoolError> {
         let dirty: Vec<&Arc<Node>> = children
             .iter()
@@ -188,7 +195,8 @@ impl Writer<'_> {
             .collect();
         for some in dirty.chunks(WRITTEN_TOGETHER) {
             let contents: Vec<Vec<u8>> = some.iter().map(|node| content_of(node, &[])).collect();
-            let frames: Vec<NewFrame<'_>> = some.iter().zip(&contents).map(|(node, content)| self.frame(node, content)).collect();
+            let frames: Vec<NewFrame<'_>> =
+                some.iter().zip(&contents).map(|(node, content)| self.frame(node, content)).collect();
             let mut written = Vec::with_capacity(frames.len());
             let outcome = self.ctx.frames.write_all(&frames, &mut written);
             for ((node, content), pointer) in some.iter().zip(contents).zip(written) {

@@ -4,7 +4,8 @@
 //!
 //! Invariants:
 //! - A cursor sees the rows of its view, whatever happens to the tree.
-//! - Read-ahead begins at the second leaf and doubles: a look at a few rows names no frame that it does not read.
+//! - Read-ahead begins at the second leaf and doubles: a look at a few rows names no frame that it
+//!   does not read.
 
 use std::sync::Arc;
 
@@ -57,8 +58,16 @@ impl View {
     /// # Errors
     /// Those of [`crate::Frames::read`], and damage, which names the frame.
     pub fn cursor<'a>(&self, ctx: Context<'a>, from: &[u8], to: Option<&[u8]>) -> Result<Cursor<'a>, PoolError> {
-        let mut cursor =
-            Cursor { ctx, steps: Vec::new(), leaf: None, row: 0, end: 0, until: to.map(<[u8]>::to_vec), window: 0, keep: true };
+        let mut cursor = Cursor {
+            ctx,
+            steps: Vec::new(),
+            leaf: None,
+            row: 0,
+            end: 0,
+            until: to.map(<[u8]>::to_vec),
+            window: 0,
+            keep: true,
+        };
         if let Some(root) = &self.root {
             let node = cursor.node(root, None)?;
             cursor.enter(node, Some(from))?;
@@ -185,7 +194,8 @@ impl Cursor<'_> {
         Ok(())
     }
 
-    /// Names the leaves to come when half of those named before are used up; near the end of an inner node also the next one.
+    /// Names the leaves to come when half of those named before are used up; near the end of an
+    /// inner node also the next one.
     fn name_ahead(&mut self) -> Result<(), PoolError> {
         let window = self.window;
         let Some((step, above)) = self.steps.split_last_mut() else { return Ok(()) };
@@ -218,7 +228,8 @@ impl Cursor<'_> {
             }
             parent.named = next + 1;
         }
-        // Everything up to the end counts as named, so that a full window in the cache is not looked through at each leaf.
+        // Everything up to the end counts as named, so that a full window in the cache is not
+        // looked through at each leaf.
         step.named = if end == inner.len() { usize::MAX } else { end };
         if !pointers.is_empty() {
             self.ctx.frames.expect(&pointers);

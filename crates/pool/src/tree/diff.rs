@@ -1,11 +1,13 @@
-//! What two roots differ in: both are walked together, and what they share is skipped without being read.
+//! What two roots differ in: both are walked together, and what they share is skipped without being
+//! read.
 //!
 //! Callers: `nacre fs diff`, incremental sending between two snapshots, `check`.
 //!
 //! Invariants:
 //! - Rows come in the order of their keys, each once, and only those that differ.
-//! - A subtree is skipped exactly if both sides come to the same frame at the same time. For a snapshot and what became of it that is everything born
-//!   before the snapshot; it also holds for clones and for any two other roots.
+//! - A subtree is skipped exactly if both sides come to the same frame at the same time. For a
+//!   snapshot and what became of it that is everything born before the snapshot; it also holds for
+//!   clones and for any two other roots.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -211,25 +213,32 @@ impl Diff<'_> {
                     let was = if old { Some(self.old.last_row()?) } else { None };
                     let is = if new { Some(self.new.last_row()?) } else { None };
                     let (key, _) = is.or(was).ok_or(BROKEN)?;
-                    return Ok(Some(Changed { key, old: was.map(|(_, value)| value), new: is.map(|(_, value)| value) }));
+                    return Ok(Some(Changed {
+                        key,
+                        old: was.map(|(_, value)| value),
+                        new: is.map(|(_, value)| value),
+                    }));
                 }
             }
         }
     }
 }
 
-/// The side that is behind goes on; where neither is, the higher one is entered, so that both come to what they share at the same time.
+/// The side that is behind goes on; where neither is, the higher one is entered, so that both come
+/// to what they share at the same time.
 fn decide(old: &Head<'_>, new: &Head<'_>) -> Next {
     const OLD: Next = Next::Yield { old: true, new: false };
     const NEW: Next = Next::Yield { old: false, new: true };
     match (old, new) {
         (Head::End, Head::End) => Next::End,
         (Head::Below(a, ..), Head::Below(b, ..)) if is_same(a, b) => Next::Skip,
-        (Head::Below(_, a_level, a_low), Head::Below(_, b_level, b_low)) => match a_low.cmp(b_low).then(b_level.cmp(a_level)) {
-            Ordering::Less => Next::Enter { old: true, new: false },
-            Ordering::Greater => Next::Enter { old: false, new: true },
-            Ordering::Equal => Next::Enter { old: true, new: true },
-        },
+        (Head::Below(_, a_level, a_low), Head::Below(_, b_level, b_low)) => {
+            match a_low.cmp(b_low).then(b_level.cmp(a_level)) {
+                Ordering::Less => Next::Enter { old: true, new: false },
+                Ordering::Greater => Next::Enter { old: false, new: true },
+                Ordering::Equal => Next::Enter { old: true, new: true },
+            }
+        }
         (Head::Row(..), Head::End) => OLD,
         (Head::End, Head::Row(..)) => NEW,
         (Head::Row(key, _), Head::Below(_, _, low)) if key < low => OLD,

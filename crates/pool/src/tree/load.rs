@@ -33,13 +33,23 @@ impl std::fmt::Debug for Loader<'_> {
 
 impl<'a> Loader<'a> {
     pub(super) fn new(ctx: Context<'a>, dataset: u64, settings: Settings, form: Form) -> Self {
-        Self { ctx, dataset, settings, form, leaf: Leaf::default(), bound: Vec::new(), open: Vec::new(), written: Written::default() }
+        Self {
+            ctx,
+            dataset,
+            settings,
+            form,
+            leaf: Leaf::default(),
+            bound: Vec::new(),
+            open: Vec::new(),
+            written: Written::default(),
+        }
     }
 
     /// Takes the next row.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a key that is not above the last one or a row that is too long; those of [`crate::Frames::write`].
+    /// [`PoolError::Refused`] for a key that is not above the last one or a row that is too long;
+    /// those of [`crate::Frames::write`].
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
         self.settings.check(key, value)?;
         if let Some(last) = self.leaf.len().checked_sub(1) {
@@ -112,7 +122,8 @@ impl<'a> Loader<'a> {
     }
 
     fn write(&mut self, body: Body, pointers: &[Pointer]) -> Result<Pointer, PoolError> {
-        let mut writer = Writer { ctx: &self.ctx, form: self.form, dataset: self.dataset, bytes: 0, logical: 0, frames: 0 };
+        let mut writer =
+            Writer { ctx: &self.ctx, form: self.form, dataset: self.dataset, bytes: 0, logical: 0, frames: 0 };
         let pointer = writer.node(&Node::new(0, body), pointers)?;
         self.written.bytes += writer.bytes;
         self.written.logical += writer.logical;

@@ -1,8 +1,10 @@
-//! Rows by key, without changing anything: the first, the last, the one at a key, the one before it.
+//! Rows by key, without changing anything: the first, the last, the one at a key, the one before
+//! it.
 //!
 //! Callers: the dataset layer, through [`Tree`] and [`View`].
 //!
-//! Invariant: looking never copies a node: dirty nodes are borrowed, clean ones are held while they are used.
+//! Invariant: looking never copies a node: dirty nodes are borrowed, clean ones are held while they
+//! are used.
 
 use std::sync::Arc;
 
@@ -85,14 +87,24 @@ fn value<'n>(node: &'n Node, key: &[u8]) -> Option<&'n [u8]> {
     }
 }
 
-fn get_with<R>(root: Option<&Child>, ctx: &Context<'_>, key: &[u8], then: impl FnOnce(Option<&[u8]>) -> R) -> Result<R, PoolError> {
+fn get_with<R>(
+    root: Option<&Child>,
+    ctx: &Context<'_>,
+    key: &[u8],
+    then: impl FnOnce(Option<&[u8]>) -> R,
+) -> Result<R, PoolError> {
     match root {
         None => Ok(then(None)),
         Some(root) => descend(ctx, root, Way::To(key), |leaf| then(value(leaf, key))),
     }
 }
 
-fn end_row<R>(root: Option<&Child>, ctx: &Context<'_>, last: bool, then: impl FnOnce(Option<Row<'_>>) -> R) -> Result<R, PoolError> {
+fn end_row<R>(
+    root: Option<&Child>,
+    ctx: &Context<'_>,
+    last: bool,
+    then: impl FnOnce(Option<Row<'_>>) -> R,
+) -> Result<R, PoolError> {
     let Some(root) = root else { return Ok(then(None)) };
     descend(ctx, root, if last { Way::Last } else { Way::First }, |node| match &node.body {
         Body::Leaf(leaf) => then(leaf.row(if last { leaf.len().wrapping_sub(1) } else { 0 })),
@@ -100,7 +112,8 @@ fn end_row<R>(root: Option<&Child>, ctx: &Context<'_>, last: bool, then: impl Fn
     })
 }
 
-/// The last row below `key`. The leaf of the key may hold none: then it is the last of what lies before, one way down further left.
+/// The last row below `key`. The leaf of the key may hold none: then it is the last of what lies
+/// before, one way down further left.
 fn before<R>(
     child: &Child,
     level: Option<u8>,
@@ -138,7 +151,12 @@ fn before<R>(
     }
 }
 
-fn before_with<R>(root: Option<&Child>, ctx: &Context<'_>, key: &[u8], then: impl FnOnce(Option<Row<'_>>) -> R) -> Result<R, PoolError> {
+fn before_with<R>(
+    root: Option<&Child>,
+    ctx: &Context<'_>,
+    key: &[u8],
+    then: impl FnOnce(Option<Row<'_>>) -> R,
+) -> Result<R, PoolError> {
     let mut then = Some(then);
     let found = match root {
         Some(root) => before(root, None, ctx, key, &mut then)?,
@@ -214,7 +232,8 @@ fn lacks(child: &Child, cache: &Cache, range: (Option<&[u8]>, &[u8]), left: &mut
 }
 
 impl View {
-    /// Whether reading the rows at `from` and before `to` (empty: to the end), as far as so many leaves reach, would wait for a device.
+    /// Whether reading the rows at `from` and before `to` (empty: to the end), as far as so many
+    /// leaves reach, would wait for a device.
     pub(crate) fn lacks(&self, cache: &Cache, from: &[u8], to: &[u8], leaves: usize) -> bool {
         self.root.as_ref().is_some_and(|root| lacks(root, cache, (Some(from), to), &mut leaves.max(1)))
     }
@@ -231,7 +250,12 @@ macro_rules! looks {
             ///
             /// # Errors
             /// Those of [`crate::Frames::read`], and damage, which names the frame.
-            pub fn get_with<R>(&self, ctx: &Context<'_>, key: &[u8], then: impl FnOnce(Option<&[u8]>) -> R) -> Result<R, PoolError> {
+            pub fn get_with<R>(
+                &self,
+                ctx: &Context<'_>,
+                key: &[u8],
+                then: impl FnOnce(Option<&[u8]>) -> R,
+            ) -> Result<R, PoolError> {
                 get_with(self.root.as_ref(), ctx, key, then)
             }
 
@@ -263,7 +287,12 @@ macro_rules! looks {
             ///
             /// # Errors
             /// As [`Self::get_with`].
-            pub fn before_with<R>(&self, ctx: &Context<'_>, key: &[u8], then: impl FnOnce(Option<Row<'_>>) -> R) -> Result<R, PoolError> {
+            pub fn before_with<R>(
+                &self,
+                ctx: &Context<'_>,
+                key: &[u8],
+                then: impl FnOnce(Option<Row<'_>>) -> R,
+            ) -> Result<R, PoolError> {
                 before_with(self.root.as_ref(), ctx, key, then)
             }
 
@@ -275,8 +304,9 @@ macro_rules! looks {
                 self.before_with(ctx, key, |row| row.map(copied))
             }
 
-            /// The next node on the way to a key that is not in memory; none when [`Self::get_with`] would read nothing. So a lock is let go before
-            /// a device is waited for: ask, fetch, ask again.
+            /// The next node on the way to a key that is not in memory; none when
+            /// [`Self::get_with`] would read nothing. So a lock is let go before a device is waited
+            /// for: ask, fetch, ask again.
             ///
             /// # Errors
             /// Only for a tree that breaks its own rules.

@@ -1,10 +1,13 @@
 //! Nodes of a tree: leaves of rows, and inner nodes of children with the keys between them.
 //!
-//! Callers: everything in `tree`, and `cache`, which keeps decoded ones. Byte table: `docs/pool-format.md`, "Trees".
+//! Callers: everything in `tree`, and `cache`, which keeps decoded ones. Byte table:
+//! `docs/pool-format.md`, "Trees".
 //!
 //! Invariants:
-//! - Child `i` of an inner node holds the keys from key `i` (the first: from the node's own lower bound) to before key `i + 1`.
-//! - A node of the live generation is reached by one tree only and changed in place; any other is never changed again.
+//! - Child `i` of an inner node holds the keys from key `i` (the first: from the node's own lower
+//!   bound) to before key `i + 1`.
+//! - A node of the live generation is reached by one tree only and changed in place; any other is
+//!   never changed again.
 //! - A node in the cache has clean children only, so that its weight is all that it keeps alive.
 
 use std::cmp::Ordering;
@@ -15,7 +18,8 @@ use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 use crate::pointer::{FrameKind, Pointer};
 
-/// No tree is higher: with two children per node this would already be more rows than there are bytes.
+/// No tree is higher: with two children per node this would already be more rows than there are
+/// bytes.
 pub(crate) const MAX_LEVEL: u8 = 40;
 /// The one version of the format of nodes.
 const VERSION: u8 = 1;
@@ -72,7 +76,8 @@ pub(crate) struct Inner {
     keys: Vec<u8>,
     /// Where each key ends in `keys`.
     ends: Vec<u32>,
-    /// The heads of the keys from the second on, as in a leaf. Of another length while children are pushed: then a search does without.
+    /// The heads of the keys from the second on, as in a leaf. Of another length while children are
+    /// pushed: then a search does without.
     heads: Vec<u32>,
     skip: usize,
     pub(crate) children: Vec<Child>,
@@ -97,7 +102,11 @@ impl Node {
             return Err(bad("reserved bytes of a node"));
         }
         let count = reader.u32()?;
-        let body = if leaf { Body::Leaf(Leaf::decode(content, count)?) } else { Body::Inner(Inner::decode(&content, level, count)?) };
+        let body = if leaf {
+            Body::Leaf(Leaf::decode(content, count)?)
+        } else {
+            Body::Inner(Inner::decode(&content, level, count)?)
+        };
         if count == 0 {
             return Err(bad("a node without entries"));
         }
@@ -157,7 +166,8 @@ impl Inner {
             return Err(bad("a node is too long"));
         }
         let room = (count as usize).min(content.len() / CHILD);
-        let mut inner = Self { ends: Vec::with_capacity(room), children: Vec::with_capacity(room), ..Self::empty(level) };
+        let mut inner =
+            Self { ends: Vec::with_capacity(room), children: Vec::with_capacity(room), ..Self::empty(level) };
         let mut reader = Reader::new(content);
         reader.take(HEADER)?;
         let mut last: Option<&[u8]> = None;
@@ -224,7 +234,9 @@ impl Inner {
     }
 
     pub(crate) fn cost(&self) -> u64 {
-        (self.keys.capacity() + 4 * (self.ends.capacity() + self.heads.capacity()) + size_of::<Child>() * self.children.capacity()) as u64
+        (self.keys.capacity()
+            + 4 * (self.ends.capacity() + self.heads.capacity())
+            + size_of::<Child>() * self.children.capacity()) as u64
     }
 
     /// The lower bound of a child; empty for the first.
@@ -289,7 +301,8 @@ impl Inner {
         self.index();
     }
 
-    /// Takes a child out; its keys belong to the one before then, or, if it was the first, to the one behind.
+    /// Takes a child out; its keys belong to the one before then, or, if it was the first, to the
+    /// one behind.
     pub(crate) fn remove(&mut self, at: usize) -> Option<Child> {
         if at >= self.len() {
             return None;
@@ -312,7 +325,8 @@ impl Inner {
         Some(child)
     }
 
-    /// Divides a node: the children from the returned node's on are in it, and the key between goes up.
+    /// Divides a node: the children from the returned node's on are in it, and the key between goes
+    /// up.
     pub(crate) fn split(&mut self, inserted: usize) -> (Vec<u8>, Self) {
         // Rising keys leave full nodes behind, as in leaves.
         let cut = if inserted + 1 >= self.len() { self.len().saturating_sub(1) } else { self.middle() };
@@ -343,7 +357,8 @@ impl Inner {
         self.len().saturating_sub(1)
     }
 
-    /// Appends the children of the node that follows this one; `separator` is the lower bound of its first.
+    /// Appends the children of the node that follows this one; `separator` is the lower bound of
+    /// its first.
     pub(crate) fn append(&mut self, separator: &[u8], next: &Self) {
         for (at, child) in next.children.iter().enumerate() {
             self.push(if at == 0 { separator } else { next.key(at) }, child.clone());

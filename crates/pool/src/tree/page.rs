@@ -1,10 +1,12 @@
-//! A leaf: rows in the order of their keys. In memory a slotted page (one buffer of rows, and their places in the order of the keys); on a device
-//! the rows follow each other in order, so that a leaf is read without copying and its places are found in the one pass that checks them.
+//! A leaf: rows in the order of their keys. In memory a slotted page (one buffer of rows, and their
+//! places in the order of the keys); on a device the rows follow each other in order, so that a
+//! leaf is read without copying and its places are found in the one pass that checks them.
 //!
 //! Callers: `node`, `change`, `cursor`. Byte table: `docs/pool-format.md`, "Trees".
 //!
 //! Invariants:
-//! - Keys rise strictly. Every slot is the place of a whole row in the buffer: checked when decoded, kept by every change.
+//! - Keys rise strictly. Every slot is the place of a whole row in the buffer: checked when
+//!   decoded, kept by every change.
 //! - `used` is the length of the encoded page.
 //! - Places fit in 16 bits: no buffer is longer than [`MAX_CONTENT`].
 
@@ -21,7 +23,8 @@ pub(crate) const HEADER: usize = 8;
 pub(crate) const ROW_HEADER: usize = 4;
 /// No node is longer than this, whatever the settings: places in it are 16 bits. Bytes.
 pub(crate) const MAX_CONTENT: usize = 1 << 16;
-/// So many rows put one behind the other make a run: a leaf in which one is going on is split at its end, not in the middle.
+/// So many rows put one behind the other make a run: a leaf in which one is going on is split at
+/// its end, not in the middle.
 const RUN: u16 = 4;
 
 const BAD_ROW: PoolError = PoolError::Format(Damage::Structure("a row of a leaf does not end inside it"));
@@ -36,7 +39,8 @@ struct Run {
     length: u16,
 }
 
-/// A row's place in the buffer, and the head of its key ([`head`]): a search looks at these, which lie together, and at one or two rows then.
+/// A row's place in the buffer, and the head of its key ([`head`]): a search looks at these, which
+/// lie together, and at one or two rows then.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     head: u32,
@@ -57,7 +61,8 @@ pub(crate) struct Leaf {
     run: Run,
 }
 
-/// What a put that overflowed the leaf made of it: the rows from `right` on are in a new leaf, behind this key.
+/// What a put that overflowed the leaf made of it: the rows from `right` on are in a new leaf,
+/// behind this key.
 pub(crate) struct LeafSplit {
     pub(crate) separator: Vec<u8>,
     pub(crate) right: Leaf,
@@ -80,7 +85,8 @@ fn key_at(bytes: &[u8], place: u16) -> &[u8] {
     row_at(bytes, place).map_or(&[], |(key, _)| key)
 }
 
-/// Four bytes of a key after those that are skipped, as a number in the order of the keys; missing ones are zero.
+/// Four bytes of a key after those that are skipped, as a number in the order of the keys; missing
+/// ones are zero.
 pub(crate) fn head(key: &[u8], skip: usize) -> u32 {
     let rest = key.get(skip..).unwrap_or(&[]);
     match rest.first_chunk::<4>() {
@@ -89,7 +95,8 @@ pub(crate) fn head(key: &[u8], skip: usize) -> u32 {
     }
 }
 
-/// How many items in front are of those that are sought, which come first: mostly none or one, but where keys of several kinds meet it may be nearly all.
+/// How many items in front are of those that are sought, which come first: mostly none or one, but
+/// where keys of several kinds meet it may be nearly all.
 pub(crate) fn equal_in_front<I>(items: &[I], sought: impl Fn(&I) -> bool) -> usize {
     const FEW: usize = 4;
     match items.iter().take(FEW).position(|item| !sought(item)) {
@@ -119,7 +126,8 @@ impl Leaf {
         if content.len() > MAX_CONTENT {
             return Err(TOO_LONG);
         }
-        // A count that the content cannot hold ends with the content: nothing is allocated for it beforehand.
+        // A count that the content cannot hold ends with the content: nothing is allocated for it
+        // beforehand.
         let mut slots = Vec::with_capacity((count as usize).min(content.len() / ROW_HEADER));
         let mut reader = Reader::new(&content);
         reader.take(HEADER)?;
@@ -201,7 +209,8 @@ impl Leaf {
         (self.slots, self.skip) = (slots, skip);
     }
 
-    /// The slot of a key that comes to `at`, and the heads right for it: a key between others begins as they do, one at an end may not.
+    /// The slot of a key that comes to `at`, and the heads right for it: a key between others
+    /// begins as they do, one at an end may not.
     fn slot(&mut self, at: usize, key: &[u8], place: usize) -> Slot {
         if self.slots.is_empty() {
             self.skip = key.len();
@@ -225,7 +234,8 @@ impl Leaf {
         }
     }
 
-    /// As [`Self::find`] for a key that begins as all here do; for any other key an error as well, but with no meaning.
+    /// As [`Self::find`] for a key that begins as all here do; for any other key an error as well,
+    /// but with no meaning.
     fn find_by_head(&self, key: &[u8]) -> Result<usize, usize> {
         let wanted = head(key, self.skip);
         let from = self.slots.partition_point(|slot| slot.head < wanted);
@@ -266,7 +276,8 @@ impl Leaf {
         copy
     }
 
-    /// The rows of this leaf as one that is fit for the cache: in order, without gaps. `content` is the encoded node.
+    /// The rows of this leaf as one that is fit for the cache: in order, without gaps. `content` is
+    /// the encoded node.
     pub(crate) fn settled(&self, content: Arc<[u8]>) -> Self {
         let mut slots = Vec::with_capacity(self.slots.len());
         let mut place = HEADER;
@@ -380,7 +391,8 @@ impl Leaf {
     /// How many of the rows, the new one at `at` among them, stay in the left leaf.
     fn cut(&self, at: usize, length: usize, run: bool, page: usize) -> usize {
         let total = self.used + length - HEADER;
-        let before: usize = (0..at).filter_map(|position| self.row(position)).map(|(key, value)| row_length(key, value)).sum();
+        let before: usize =
+            (0..at).filter_map(|position| self.row(position)).map(|(key, value)| row_length(key, value)).sum();
         if run {
             // The run goes on at the end of a leaf of its own: what follows it moves away.
             if HEADER + before + length <= page {
@@ -435,7 +447,8 @@ impl Leaf {
         if from >= to {
             return;
         }
-        let gone: usize = (from..to).filter_map(|position| self.row(position)).map(|(key, value)| row_length(key, value)).sum();
+        let gone: usize =
+            (from..to).filter_map(|position| self.row(position)).map(|(key, value)| row_length(key, value)).sum();
         self.slots.drain(from..to);
         self.used -= gone;
         self.run = Run::default();

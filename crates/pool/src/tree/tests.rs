@@ -79,7 +79,8 @@ fn assert_rows(ctx: Context<'_>, view: &View, map: &Map, what: &str) {
     assert!(rows.iter().map(|(key, value)| (key, value)).eq(map.iter()), "{what}");
 }
 
-/// Every rule of a tree in memory: order, bounds, sizes, heights, generations, and the account of dirty bytes to the byte.
+/// Every rule of a tree in memory: order, bounds, sizes, heights, generations, and the account of
+/// dirty bytes to the byte.
 fn assert_sound(ctx: Context<'_>, tree: &Tree) {
     let mut cost = 0;
     if let Some(root) = &tree.root {
@@ -89,7 +90,16 @@ fn assert_sound(ctx: Context<'_>, tree: &Tree) {
 }
 
 #[allow(clippy::too_many_arguments)]
-fn sound(ctx: Context<'_>, tree: &Tree, child: &Child, level: Option<u8>, low: &[u8], high: Option<&[u8]>, above: u64, cost: &mut u64) {
+fn sound(
+    ctx: Context<'_>,
+    tree: &Tree,
+    child: &Child,
+    level: Option<u8>,
+    low: &[u8],
+    high: Option<&[u8]>,
+    above: u64,
+    cost: &mut u64,
+) {
     let (node, dirty) = match child {
         Child::Clean(pointer) => (ctx.node(pointer, level).unwrap(), false),
         Child::Dirty(node) => (Arc::clone(node), true),
@@ -104,7 +114,8 @@ fn sound(ctx: Context<'_>, tree: &Tree, child: &Child, level: Option<u8>, low: &
     match &node.body {
         Body::Leaf(leaf) => {
             assert!(leaf.len() > 0 && leaf.used() <= tree.settings.page);
-            let used: usize = (0..leaf.len()).map(|at| leaf.row(at).map(|(key, value)| page::row_length(key, value)).unwrap()).sum();
+            let used: usize =
+                (0..leaf.len()).map(|at| leaf.row(at).map(|(key, value)| page::row_length(key, value)).unwrap()).sum();
             assert_eq!(used + page::HEADER, leaf.used());
             assert!((1..leaf.len()).all(|at| leaf.key(at - 1) < leaf.key(at)));
             assert!(low <= leaf.key(0) && high.is_none_or(|high| leaf.key(leaf.len() - 1) < high));
@@ -139,6 +150,8 @@ fn leaves(ctx: Context<'_>, child: &Child) -> (usize, usize) {
     };
     match &node.body {
         Body::Leaf(leaf) => (leaf.used(), 1),
-        Body::Inner(inner) => inner.children.iter().map(|child| leaves(ctx, child)).fold((0, 0), |(a, b), (c, d)| (a + c, b + d)),
+        Body::Inner(inner) => {
+            inner.children.iter().map(|child| leaves(ctx, child)).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Walks: all frames of a stored root, each before what is below it.
 //!
-//! Callers: `check` and scrub by dataset (everything), incremental sending from a bookmark (what was born after it), salvage.
-//! A dataset is destroyed by [`harvest`], in steps whose progress is committed.
+//! Callers: `check` and scrub by dataset (everything), incremental sending from a bookmark (what
+//! was born after it), salvage. A dataset is destroyed by [`harvest`], in steps whose progress is
+//! committed.
 //!
 //! Invariants:
 //! - What is read is not kept in the cache.
@@ -39,8 +40,9 @@ pub trait Visitor {
     }
 }
 
-/// Visits the frames of a root that were born after `since` (`Txg(0)`: all), parents first, in the order of their keys. A node is not older than what is
-/// below it, so what is skipped holds nothing that is younger.
+/// Visits the frames of a root that were born after `since` (`Txg(0)`: all), parents first, in the
+/// order of their keys. A node is not older than what is below it, so what is skipped holds nothing
+/// that is younger.
 ///
 /// # Errors
 /// The visitor's, and unless it takes damage, those of reading.
@@ -48,7 +50,13 @@ pub fn walk(ctx: &Context<'_>, root: &Pointer, since: Txg, visitor: &mut dyn Vis
     visit(ctx, root, None, since, visitor)
 }
 
-fn visit(ctx: &Context<'_>, pointer: &Pointer, level: Option<u8>, since: Txg, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
+fn visit(
+    ctx: &Context<'_>,
+    pointer: &Pointer,
+    level: Option<u8>,
+    since: Txg,
+    visitor: &mut dyn Visitor,
+) -> Result<(), PoolError> {
     if pointer.birth <= since || !visitor.frame(pointer)? {
         return Ok(());
     }
@@ -74,7 +82,8 @@ fn rows(leaf: &Leaf, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
 fn children(ctx: &Context<'_>, node: &Node, since: Txg, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
     let Body::Inner(inner) = &node.body else { return Err(BROKEN) };
     let below = inner.level().checked_sub(1).ok_or(BROKEN)?;
-    let pointers: Vec<Pointer> = inner.children.iter().filter_map(Child::pointer).filter(|pointer| pointer.birth > since).collect();
+    let pointers: Vec<Pointer> =
+        inner.children.iter().filter_map(Child::pointer).filter(|pointer| pointer.birth > since).collect();
     for window in pointers.chunks(WINDOW) {
         ctx.frames.expect(window);
         for pointer in window {
@@ -95,8 +104,9 @@ pub enum Reaped<'a> {
     Damaged(&'a Pointer, &'a PoolError),
 }
 
-/// Shows the frames of a root that were born after `since`, and their rows, children before parents, from a key on; stops when about `budget` of them
-/// were shown, and returns the key to go on with. A frame is shown when nothing below it will be asked for again.
+/// Shows the frames of a root that were born after `since`, and their rows, children before
+/// parents, from a key on; stops when about `budget` of them were shown, and returns the key to go
+/// on with. A frame is shown when nothing below it will be asked for again.
 ///
 /// # Errors
 /// The visitor's.
@@ -136,7 +146,8 @@ fn reap(
             Body::Inner(inner) => {
                 let below = inner.level().checked_sub(1).ok_or(BROKEN)?;
                 let first = inner.find(from);
-                let ahead: Vec<Pointer> = inner.children.iter().skip(first).take(WINDOW).filter_map(Child::pointer).collect();
+                let ahead: Vec<Pointer> =
+                    inner.children.iter().skip(first).take(WINDOW).filter_map(Child::pointer).collect();
                 ctx.frames.expect(&ahead);
                 for at in first..inner.len() {
                     let Some(child) = inner.child(at).and_then(Child::pointer) else { return Err(BROKEN) };

@@ -1,4 +1,5 @@
-//! What the pool should hold: the states that it went through since the last promise, and the contents that its files had.
+//! What the pool should hold: the states that it went through since the last promise, and the
+//! contents that its files had.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod steps;
@@ -45,7 +46,8 @@ pub struct Versions {
 
 /// The model.
 pub struct World {
-    /// The states that the pool may be in after a crash, oldest first, with the operation that led there.
+    /// The states that the pool may be in after a crash, oldest first, with the operation that led
+    /// there.
     pub states: Vec<(u64, State)>,
     pub files: BTreeMap<FileId, Versions>,
     pub operation: u64,
@@ -55,7 +57,8 @@ pub struct World {
 impl World {
     /// Of a new pool.
     pub fn new() -> World {
-        let state = State { datasets: Rc::new(BTreeMap::from([("tank".to_owned(), Rc::default())])), ..State::default() };
+        let state =
+            State { datasets: Rc::new(BTreeMap::from([("tank".to_owned(), Rc::default())])), ..State::default() };
         World { states: vec![(0, state)], files: BTreeMap::new(), operation: 0, next: 1 }
     }
 
@@ -91,7 +94,10 @@ impl World {
     }
 
     fn alive(&self) -> BTreeSet<FileId> {
-        self.states.iter().flat_map(|(_, state)| state.datasets.values().flat_map(|names| names.values().copied())).collect()
+        self.states
+            .iter()
+            .flat_map(|(_, state)| state.datasets.values().flat_map(|names| names.values().copied()))
+            .collect()
     }
 
     /// What a snapshot taken now holds.
@@ -118,13 +124,15 @@ impl World {
     fn compare_snapshots(&self, imported: &Imported, state: &State, what: &str) {
         for ((dataset, name), expected) in state.snapshots.iter() {
             let id = id_of(imported, dataset);
-            let txg = imported.pool.find_snapshot(id, name).unwrap().unwrap_or_else(|| panic!("{what}: no {dataset}@{name}"));
+            let txg =
+                imported.pool.find_snapshot(id, name).unwrap().unwrap_or_else(|| panic!("{what}: no {dataset}@{name}"));
             let then = imported.pool.snapshot_files(id, txg).unwrap();
             assert_same(expected, &read(then.files()), &format!("{what}, {dataset}@{name}"));
         }
     }
 
-    /// After a crash: finds the state that the pool is in, and goes on from there. `snapshots`: whether these are read as well.
+    /// After a crash: finds the state that the pool is in, and goes on from there. `snapshots`:
+    /// whether these are read as well.
     pub fn recover(&mut self, imported: &Imported, snapshots: bool, what: &str) {
         let found = look(imported);
         let mut reasons = Vec::new();
@@ -171,7 +179,9 @@ impl World {
                 if wanted != first {
                     return Err(format!("{dataset}/{name} is the same file as {first}, not as {wanted}"));
                 }
-                if state.attributes.get(file).map(|attributes| (**attributes).clone()).unwrap_or_default() != *attributes {
+                if state.attributes.get(file).map(|attributes| (**attributes).clone()).unwrap_or_default()
+                    != *attributes
+                {
                     return Err(format!("{dataset}/{name} has other attributes"));
                 }
                 self.content_fits(*file, content).map_err(|reason| format!("{dataset}/{name}: {reason}"))?;

@@ -45,7 +45,9 @@ fn place(dataset: &Dataset, path: &str) -> Result<(Arc<Inode>, String), FileErro
 }
 
 fn make(dataset: &Dataset, directory: &Inode, name: &str, kind: FileType) -> Result<Arc<Inode>, FileError> {
-    let new = |parent: &ParentView| Ok(NewInode { row: Row::new(kind, 0o644, parent.now), target: None, attributes: Vec::new() });
+    let new = |parent: &ParentView| {
+        Ok(NewInode { row: Row::new(kind, 0o644, parent.now), target: None, attributes: Vec::new() })
+    };
     dataset.files().make(directory, name.as_bytes(), b"", &new).map(|(inode, _)| inode)
 }
 
@@ -157,7 +159,8 @@ impl World {
         judge(make(dataset, &directory, &name, FileType::Regular)).map(drop)
     }
 
-    /// Remembers what a file holds now, before that is tried: it may come to be although the device fails.
+    /// Remembers what a file holds now, before that is tried: it may come to be although the device
+    /// fails.
     fn becomes(&mut self, file: FileId, content: Vec<u8>) {
         self.files.get_mut(&file).unwrap().list.push((self.operation, Rc::new(content)));
     }
@@ -169,7 +172,8 @@ impl World {
             1 | 2 => random.below(20_000),
             _ => random.below(3000),
         };
-        let offset = if random.below(2) == 0 { content.len() as u64 } else { random.below(content.len() as u64 + 5000) };
+        let offset =
+            if random.below(2) == 0 { content.len() as u64 } else { random.below(content.len() as u64 + 5000) };
         let data = bytes(random, length);
         let inode = judge(find(dataset, path))?;
         trace(|| format!("  write {} at {offset}", data.len()));
@@ -202,7 +206,9 @@ impl World {
         trace(|| format!("  resize from {} to {size}", content.len()));
         content.resize(usize::try_from(size).unwrap(), 0);
         let inode = judge(find(dataset, path))?;
-        let result = judge(dataset.files().set_attributes(&inode, &AttributeChange { size: Some(size), ..AttributeChange::default() }));
+        let result = judge(
+            dataset.files().set_attributes(&inode, &AttributeChange { size: Some(size), ..AttributeChange::default() }),
+        );
         if !matches!(result, Err(Came::Nothing)) {
             self.becomes(file, content);
         }
@@ -210,7 +216,14 @@ impl World {
     }
 
     /// Makes a part of a file one with a part of another.
-    fn share(&mut self, dataset: &Dataset, id: &str, path: &str, file: FileId, random: &mut Random) -> Result<(), Came> {
+    fn share(
+        &mut self,
+        dataset: &Dataset,
+        id: &str,
+        path: &str,
+        file: FileId,
+        random: &mut Random,
+    ) -> Result<(), Came> {
         let names = Rc::clone(&self.now().datasets[id]);
         let others: Vec<(&String, &FileId)> = names.iter().filter(|(_, other)| **other != file).collect();
         let Some((other_path, other)) = random.pick(&others).copied() else { return Err(Came::Nothing) };
@@ -248,7 +261,14 @@ impl World {
         result
     }
 
-    fn rename(&mut self, dataset: &Dataset, id: &str, path: &str, random: &mut Random, next: &mut State) -> Result<(), Came> {
+    fn rename(
+        &mut self,
+        dataset: &Dataset,
+        id: &str,
+        path: &str,
+        random: &mut Random,
+        next: &mut State,
+    ) -> Result<(), Came> {
         let other = self::path(random);
         let exchange = random.below(3) == 0;
         let names = Rc::make_mut(Rc::make_mut(&mut next.datasets).get_mut(id).unwrap());
@@ -265,7 +285,15 @@ impl World {
         judge(dataset.files().rename((&from.0, from.1.as_bytes()), (&to.0, to.1.as_bytes()), replace))
     }
 
-    fn link(&mut self, dataset: &Dataset, id: &str, path: &str, file: FileId, random: &mut Random, next: &mut State) -> Result<(), Came> {
+    fn link(
+        &mut self,
+        dataset: &Dataset,
+        id: &str,
+        path: &str,
+        file: FileId,
+        random: &mut Random,
+        next: &mut State,
+    ) -> Result<(), Came> {
         let other = self::path(random);
         let names = Rc::make_mut(Rc::make_mut(&mut next.datasets).get_mut(id).unwrap());
         let inode = judge(find(dataset, path))?;
@@ -288,7 +316,14 @@ impl World {
         judge(dataset.files().unlink(&directory, name.as_bytes()))
     }
 
-    fn attribute(&mut self, dataset: &Dataset, path: &str, file: FileId, random: &mut Random, next: &mut State) -> Result<(), Came> {
+    fn attribute(
+        &mut self,
+        dataset: &Dataset,
+        path: &str,
+        file: FileId,
+        random: &mut Random,
+        next: &mut State,
+    ) -> Result<(), Came> {
         let name = format!("user.{}", random.below(3));
         let attributes = Rc::make_mut(Rc::make_mut(&mut next.attributes).entry(file).or_default());
         let inode = judge(find(dataset, path))?;
@@ -381,7 +416,8 @@ impl World {
                 let from_name = administered(pool.look().name(from))?;
                 for (txg, row) in administered(pool.snapshot_rows(from))? {
                     if txg <= last {
-                        let tree = Rc::make_mut(&mut next.snapshots).remove(&(from_name.clone(), row.name.clone())).unwrap();
+                        let tree =
+                            Rc::make_mut(&mut next.snapshots).remove(&(from_name.clone(), row.name.clone())).unwrap();
                         assert!(Rc::make_mut(&mut next.snapshots).insert((name.clone(), row.name), tree).is_none());
                     }
                 }

@@ -1,4 +1,5 @@
-//! Reading a pool that is damaged: everything that can be read, errors where it cannot, and never longer than a limit.
+//! Reading a pool that is damaged: everything that can be read, errors where it cannot, and never
+//! longer than a limit.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::collections::BTreeMap;
@@ -13,7 +14,8 @@ use super::Imported;
 
 /// A trial that takes longer has no end. Far more than any needs.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Names, directories and bytes that a pool of the tests never has: beyond, a listing has no end or a size is a lie.
+/// Names, directories and bytes that a pool of the tests never has: beyond, a listing has no end or
+/// a size is a lie.
 const ENTRIES_MOST: usize = 100_000;
 const SIZE_MOST: u64 = 64 << 20;
 

@@ -70,7 +70,13 @@ fn host() -> (u64, String) {
 
 /// Makes a pool `tank`.
 pub fn create(disks: &[Arc<Simulator>], seed: u64) -> Imported {
-    let new = NewPool { name: "tank".to_owned(), guid: seed | 1, host: host(), time: 1_800_000_000, twice: seed.is_multiple_of(2) };
+    let new = NewPool {
+        name: "tank".to_owned(),
+        guid: seed | 1,
+        host: host(),
+        time: 1_800_000_000,
+        twice: seed.is_multiple_of(2),
+    };
     let (store, _) = Store::create(devices(disks), &new).unwrap();
     let store = Arc::new(store);
     let pool = Arc::new(Pool::create(ground(&store, seed, true), "tank").unwrap());

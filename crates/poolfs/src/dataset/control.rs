@@ -1,7 +1,8 @@
 //! `.zfs` of a file system: the directory below which its snapshots are.
 //!
-//! Its names are those of the catalog, looked up each time; what is found is kept open until somebody lets go of it. Invariant: a tree that is handed out is in
-//! the table until its snapshot is forgotten, so that forgetting ends all use of it.
+//! Its names are those of the catalog, looked up each time; what is found is kept open until
+//! somebody lets go of it. Invariant: a tree that is handed out is in the table until its snapshot
+//! is forgotten, so that forgetting ends all use of it.
 
 use super::translate::errno;
 use super::volume::{self, Place, Volume};
@@ -125,7 +126,9 @@ impl Control {
 
     /// The name of the snapshot that this means; itself where there is none.
     fn spelled(&self, name: &str) -> Result<String> {
-        if self.insensitive && self.pool.find_snapshot(self.dataset, name).map_err(|error| errno(error.into()))?.is_none() {
+        if self.insensitive
+            && self.pool.find_snapshot(self.dataset, name).map_err(|error| errno(error.into()))?.is_none()
+        {
             let rows = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
             if let Some((_, row)) = rows.into_iter().find(|(_, row)| row.name.eq_ignore_ascii_case(name)) {
                 return Ok(row.name);
@@ -212,21 +215,40 @@ impl Control {
     }
 
     /// Gives `.zfs` to a listing of the root; false where there is no room for it.
-    pub(super) fn list_itself(&self, head: &Volume, next: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<bool> {
+    pub(super) fn list_itself(
+        &self,
+        head: &Volume,
+        next: u64,
+        attributes: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<bool> {
         let entry = if attributes { Some(self.entry(head, &Place::Control)?) } else { None };
-        Ok(sink.push(DirEntry { name: Name::new(NAME)?, ino: volume::CONTROL, kind: Some(Kind::Directory), next, entry }))
+        Ok(sink.push(DirEntry {
+            name: Name::new(NAME)?,
+            ino: volume::CONTROL,
+            kind: Some(Kind::Directory),
+            next,
+            entry,
+        }))
     }
 
     /// Lists `.zfs`.
     pub(super) fn list(&self, head: &Volume, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         if from == 0 {
             let entry = if attributes { Some(self.entry(head, &Place::Snapshots)?) } else { None };
-            sink.push(DirEntry { name: Name::new(SNAPSHOT)?, ino: volume::SNAPSHOTS, kind: Some(Kind::Directory), next: LISTED, entry });
+            sink.push(DirEntry {
+                name: Name::new(SNAPSHOT)?,
+                ino: volume::SNAPSHOTS,
+                kind: Some(Kind::Directory),
+                next: LISTED,
+                entry,
+            });
         }
         Ok(())
     }
 
-    /// Lists `.zfs/snapshot`, in the order in which snapshots were taken: those that were there when the listing began.
+    /// Lists `.zfs/snapshot`, in the order in which snapshots were taken: those that were there
+    /// when the listing began.
     pub(super) fn list_snapshots(
         &self,
         from: u64,
@@ -241,7 +263,9 @@ impl Control {
             some = true;
             let entry = if attributes { Some(root_of(&self.volume_at(&row.name, txg)?)?) } else { None };
             // Every root directory has the same number in its tree.
-            let ino = entry.as_ref().map_or_else(|| self.tree(txg) << volume::SHIFT | volume::ROOT, |entry| entry.attr.id.ino);
+            let ino = entry
+                .as_ref()
+                .map_or_else(|| self.tree(txg) << volume::SHIFT | volume::ROOT, |entry| entry.attr.id.ino);
             if !sink.push(DirEntry {
                 name: Name::new(row.name.as_bytes())?,
                 ino,

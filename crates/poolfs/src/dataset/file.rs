@@ -60,7 +60,12 @@ impl Drop for DatasetFile {
 
 impl DatasetFile {
     /// A file that may be opened so; `quiet` where reading changes no access time.
-    pub(super) fn new(pool: &Arc<Pool>, placed: &Placed, (flags, quiet): (OpenFlags, bool), member: &Arc<Member>) -> DatasetFile {
+    pub(super) fn new(
+        pool: &Arc<Pool>,
+        placed: &Placed,
+        (flags, quiet): (OpenFlags, bool),
+        member: &Arc<Member>,
+    ) -> DatasetFile {
         placed.volume.open.fetch_add(1, Ordering::AcqRel);
         let touches = !quiet && !placed.volume.is_past() && flags.raw() & rustix::fs::OFlags::NOATIME.bits() == 0;
         DatasetFile {
@@ -155,7 +160,8 @@ impl OpenFile for DatasetFile {
         let _entered = self.placed.volume.enter()?;
         let files = self.placed.volume.files.files();
         match mode.0 & !AllocateMode::KEEP_SIZE {
-            // Room cannot be set aside where each write goes to a new place: as with ZFS, there has to be enough, and only the size is made.
+            // Room cannot be set aside where each write goes to a new place: as with ZFS, there has
+            // to be enough, and only the size is made.
             0 => {
                 let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
                 files.would_fill(&self.placed.inode, offset, length).map_err(errno)?;
@@ -166,10 +172,13 @@ impl OpenFile for DatasetFile {
                     return Ok(());
                 }
                 // Writes out of the page cache go on meanwhile: the file may be longer by now.
-                let change = nacre_pool::files::AttributeChange { size: Some(end), only_longer: true, ..Default::default() };
+                let change =
+                    nacre_pool::files::AttributeChange { size: Some(end), only_longer: true, ..Default::default() };
                 files.set_attributes(&self.placed.inode, &change).map_err(errno)?;
             }
-            AllocateMode::PUNCH_HOLE if !grow => files.zero(&self.placed.inode, offset, length, false).map_err(errno)?,
+            AllocateMode::PUNCH_HOLE if !grow => {
+                files.zero(&self.placed.inode, offset, length, false).map_err(errno)?
+            }
             AllocateMode::ZERO_RANGE => {
                 files.would_fill(&self.placed.inode, offset, length).map_err(errno)?;
                 files.zero(&self.placed.inode, offset, length, grow).map_err(errno)?;
@@ -216,7 +225,8 @@ impl OpenFile for DatasetFile {
                 target.done()?;
                 return Ok(shared);
             }
-            // The part of a record, or one that many small writes went to: what follows is shared again.
+            // The part of a record, or one that many small writes went to: what follows is shared
+            // again.
             let until = files.until_sharing(&self.placed.inode, &target.placed.inode, range).map_err(errno)?;
             step = until.map_or(STEP, |until| until.min(STEP));
         }

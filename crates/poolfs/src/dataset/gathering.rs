@@ -1,23 +1,35 @@
-//! Writes that doors collect before they pass them on: whether they may, and what has to stay free meanwhile.
+//! Writes that doors collect before they pass them on: whether they may, and what has to stay free
+//! meanwhile.
 //!
-//! One for all mounted datasets of a pool, since they share its room. As long as there is more room for each of them than all doors together can hold back,
-//! writes are taken without a word. With less, every write is announced before it happens: it is refused there if it would not fit, or promised its room.
+//! One for all mounted datasets of a pool, since they share its room. As long as there is more room
+//! for each of them than all doors together can hold back, writes are taken without a word. With
+//! less, every write is announced before it happens: it is refused there if it would not fit, or
+//! promised its room.
 //!
-//! What arrives is what such writes have left in pages, or stores to a shared mapping, of which nobody hears before; nothing tells one from the other. So
-//! what was accepted is counted by file, and what arrives is let in up to that ([`Tree::write_held`]); all the rest is asked for like any write:
-//! * of a file that is open for collected writes nowhere, only stores can arrive: closing passes on what was collected ([`Standing::Stores`]);
-//! * while writes are taken without a word, all that arrives of the others fits, whatever it is ([`Standing::Free`]);
-//! * from a recall until a settling, as much as could be held back at the recall ([`Gathering::recalled`]);
+//! What arrives is what such writes have left in pages, or stores to a shared mapping, of which
+//! nobody hears before; nothing tells one from the other. So what was accepted is counted by file,
+//! and what arrives is let in up to that ([`Tree::write_held`]); all the rest is asked for like any
+//! write:
+//! * of a file that is open for collected writes nowhere, only stores can arrive: closing passes on
+//!   what was collected ([`Standing::Stores`]);
+//! * while writes are taken without a word, all that arrives of the others fits, whatever it is
+//!   ([`Standing::Free`]);
+//! * from a recall until a settling, as much as could be held back at the recall
+//!   ([`Gathering::recalled`]);
 //! * from then on, as much as was promised to announced writes ([`Standing::Promised`]).
 //!
-//! So stores take room from nobody but from writes to the same file, and that only where all other room is taken.
+//! So stores take room from nobody but from writes to the same file, and that only where all other
+//! room is taken.
 //!
-//! A snapshot is one moment: while one is taken, whoever writes waits before his next write ([`StoppedWrites`]), and what he wrote before is passed on. Whoever
-//! sees his own write done before he begins the next finds no snapshot that holds only the second.
+//! A snapshot is one moment: while one is taken, whoever writes waits before his next write
+//! ([`StoppedWrites`]), and what he wrote before is passed on. Whoever sees his own write done
+//! before he begins the next finds no snapshot that holds only the second.
 //!
-//! Invariants: the room that others may take is counted whole for each dataset, so none can be short by another's writes; room is looked at again after every
-//! [`STEP`] bytes that anybody has written; what was promised is held by the desk of admission, so that nobody else gets it; it is an upper bound, ended by a
-//! settling, which comes by itself soon after a recall and where much is promised.
+//! Invariants: the room that others may take is counted whole for each dataset, so none can be
+//! short by another's writes; room is looked at again after every [`STEP`] bytes that anybody has
+//! written; what was promised is held by the desk of admission, so that nobody else gets it; it is
+//! an upper bound, ended by a settling, which comes by itself soon after a recall and where much is
+//! promised.
 
 use super::promises::{GRACE, Promises};
 use super::translate::errno;
@@ -39,14 +51,17 @@ use std::{
 
 /// Bytes written by anybody after which room is looked at again.
 const STEP: u64 = 4 << 20;
-/// What stays free beside what doors hold back: writes of a step that go on meanwhile, and the trees that name them.
+/// What stays free beside what doors hold back: writes of a step that go on meanwhile, and the
+/// trees that name them.
 const BESIDE: u64 = 32 << 20;
 /// What an announced write of unknown length counts as.
 const UNKNOWN: u64 = 1 << 20;
-/// What is written to name content: at most this part of it, and so much for the smallest, which arrives as the two pages that it may lie in.
+/// What is written to name content: at most this part of it, and so much for the smallest, which
+/// arrives as the two pages that it may lie in.
 const NAMING_PART: u64 = 64;
 const NAMING_LEAST: u64 = 8 << 10;
-/// Where more than this part of the room is promised, and more than so much, it is looked what has arrived already.
+/// Where more than this part of the room is promised, and more than so much, it is looked what has
+/// arrived already.
 const PROMISED_PART: u64 = 2;
 const PROMISED_MUCH: u64 = 4 << 20;
 
@@ -63,7 +78,8 @@ pub struct Gathering {
     since: AtomicU64,
     /// Every write is announced.
     tight: AtomicBool,
-    /// What may have been held back at the recall and not have arrived yet, bytes; 0 from the next settling on.
+    /// What may have been held back at the recall and not have arrived yet, bytes; 0 from the next
+    /// settling on.
     recalled: AtomicU64,
     /// Held by whoever announces or settles.
     announcing: Mutex<()>,
@@ -116,7 +132,8 @@ enum Standing {
     Promised(u64),
 }
 
-/// Writes that are about to be collected are stopped until this is dropped. Those that are written to directly go on.
+/// Writes that are about to be collected are stopped until this is dropped. Those that are written
+/// to directly go on.
 pub struct StoppedWrites(Arc<Member>);
 
 impl std::fmt::Debug for StoppedWrites {
@@ -198,11 +215,13 @@ impl Gathering {
         self.tight.load(Ordering::Acquire)
     }
 
-    /// Calls for announcements where there is too little room, or an owner's room has to be looked at. Takes no lock that a write could hold.
+    /// Calls for announcements where there is too little room, or an owner's room has to be looked
+    /// at. Takes no lock that a write could hold.
     fn look(self: &Arc<Self>) -> bool {
         let members = self.members();
         let held = Self::held(&members);
-        let of_owners = members.iter().any(|member| member.open.load(Ordering::Acquire) > 0 && member.tree().has_owner_quotas());
+        let of_owners =
+            members.iter().any(|member| member.open.load(Ordering::Acquire) > 0 && member.tree().has_owner_quotas());
         if self.is_tight() || !of_owners && Self::room(&members) >= held.saturating_add(BESIDE) {
             return !self.is_tight();
         }
@@ -231,7 +250,8 @@ impl Gathering {
         true
     }
 
-    /// Has everything passed on that any door holds back. By whom the lock of announcements is held.
+    /// Has everything passed on that any door holds back. By whom the lock of announcements is
+    /// held.
     #[expect(clippy::disallowed_methods, reason = "tells promises from before the settling from later ones")]
     fn settle(&self) -> Result<()> {
         let begun = Instant::now();
@@ -315,7 +335,8 @@ impl Member {
         }
     }
 
-    /// What may arrive of a file; of what was accepted, at most `length` bytes are taken to arrive now.
+    /// What may arrive of a file; of what was accepted, at most `length` bytes are taken to arrive
+    /// now.
     fn stand(&self, number: u64, length: u64) -> Standing {
         let bytes = match self.promised.lock().get_mut(&number) {
             None => return Standing::Stores,
@@ -342,12 +363,18 @@ impl Member {
     }
 
     /// Pages of a file arrive.
-    pub(super) fn arrive(&self, placed: &Placed, offset: u64, data: &[u8]) -> std::result::Result<WriteOutcome, FileError> {
+    pub(super) fn arrive(
+        &self,
+        placed: &Placed,
+        offset: u64,
+        data: &[u8],
+    ) -> std::result::Result<WriteOutcome, FileError> {
         let (tree, inode, timed) = (placed.volume.files.files(), &placed.inode, nacre_vfs::is_timed());
         match self.stand(inode.number(), data.len() as u64) {
             Standing::Free => tree.write_held(inode, Some(offset), data, timed),
             Standing::Stores | Standing::Promised(0) => match tree.write_stored(inode, offset, data, timed) {
-                // Many pages come at once, each promised what its record needs at worst: a commit shows what they really need, to one after the other.
+                // Many pages come at once, each promised what its record needs at worst: a commit
+                // shows what they really need, to one after the other.
                 Err(FileError::Quota | FileError::Pool(PoolError::NoSpace)) => {
                     let _one = self.all.storing.lock();
                     tree.write_stored(inode, offset, data, timed)
@@ -387,11 +414,16 @@ impl Member {
     }
 
     fn unannounced(&self) -> bool {
-        !self.is_stopped() && !self.tree().has_owner_quotas() && (!self.all.tight.load(Ordering::Acquire) || self.all.relax())
+        !self.is_stopped()
+            && !self.tree().has_owner_quotas()
+            && (!self.all.tight.load(Ordering::Acquire) || self.all.relax())
     }
 
     /// See [`Collected::announce`].
-    #[expect(clippy::disallowed_methods, reason = "the age of a promise; and writes under way get time to arrive, which nothing tells")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the age of a promise; and writes under way get time to arrive, which nothing tells"
+    )]
     fn announce(&self, placed: &Placed, length: Option<u64>) -> Result<()> {
         let bytes = length.unwrap_or(UNKNOWN);
         if bytes == 0 {
@@ -418,7 +450,8 @@ impl Member {
         }
         outcome?;
         promises.fetch_add(need, Ordering::AcqRel);
-        let noted = self.promised.lock().get_mut(&placed.inode.number()).map(|file| file.bytes.add(Instant::now(), need));
+        let noted =
+            self.promised.lock().get_mut(&placed.inode.number()).map(|file| file.bytes.add(Instant::now(), need));
         if noted.is_none() {
             self.withdraw(need);
         }

@@ -1,7 +1,8 @@
 //! The files of a dataset by their numbers: what a door keeps instead of nodes.
 //!
-//! Invariant: from the first question on, a file that loses its last name is kept until the door has forgotten it, so that its number finds it for whoever
-//! still holds it without having it open (a working directory, `O_PATH`).
+//! Invariant: from the first question on, a file that loses its last name is kept until the door
+//! has forgotten it, so that its number finds it for whoever still holds it without having it open
+//! (a working directory, `O_PATH`).
 
 use super::control::Control;
 use super::translate::errno;
@@ -77,7 +78,9 @@ impl Numbered for Numbers {
             (volume::SNAPSHOTS, _) => Place::Snapshots,
             (_, (0, number)) => return of(&self.head.now(), number),
             (_, (tree, number)) if self.head.now().is_tree(tree) => return of(&self.head.now(), number),
-            (_, (tree, number)) => return of(&self.control.as_ref().ok_or(Errno::ESTALE)?.volume_of_tree(tree)?, number),
+            (_, (tree, number)) => {
+                return of(&self.control.as_ref().ok_or(Errno::ESTALE)?.volume_of_tree(tree)?, number);
+            }
         };
         Ok(Node::new(Arc::new(place)))
     }
@@ -86,9 +89,12 @@ impl Numbered for Numbers {
         match volume::place(node) {
             Some(Place::File(placed)) => {
                 let own = placed.inode.number();
-                let hint = placed.files().ok().and_then(|files| files.attributes(&placed.inode).ok()).and_then(|row| row.hint);
+                let hint =
+                    placed.files().ok().and_then(|files| files.attributes(&placed.inode).ok()).and_then(|row| row.hint);
                 match hint {
-                    None if placed.volume.is_past() && !Arc::ptr_eq(&placed.volume, &self.head.now()) => volume::SNAPSHOTS,
+                    None if placed.volume.is_past() && !Arc::ptr_eq(&placed.volume, &self.head.now()) => {
+                        volume::SNAPSHOTS
+                    }
                     hint => placed.volume.shown(hint.map_or(own, |hint| hint.directory)),
                 }
             }

@@ -1,4 +1,5 @@
-//! Whether the files of a tree can be used: they can, or whoever wants something waits since they may be others in a moment, or never again.
+//! Whether the files of a tree can be used: they can, or whoever wants something waits since they
+//! may be others in a moment, or never again.
 //!
 //! Owned by a tree (`volume.rs`). Invariants:
 //! * between [`Passage::pause`] and what ends it, nobody is inside who came by [`Passage::enter`];
@@ -11,7 +12,8 @@ use nacre_vfs::{Errno, Result};
 const LIVE: u8 = 0;
 /// Whoever wants something of it waits: the files may be others in a moment.
 const PAUSED: u8 = 1;
-/// Nothing of it is read any more: the snapshot is being destroyed, the file system goes, or it was rolled back.
+/// Nothing of it is read any more: the snapshot is being destroyed, the file system goes, or it was
+/// rolled back.
 const ENDED: u8 = 2;
 
 /// See the file's head.
@@ -33,7 +35,8 @@ impl Passage {
         self.set(ENDED);
     }
 
-    /// Makes whoever begins something wait until [`Passage::resume`] or [`Passage::end`]; changes of content that are under way are waited for.
+    /// Makes whoever begins something wait until [`Passage::resume`] or [`Passage::end`]; changes
+    /// of content that are under way are waited for.
     pub(super) fn pause(&self) {
         self.set(PAUSED);
         drop(self.changing.write());
@@ -77,14 +80,16 @@ impl Passage {
     }
 }
 
-/// Every order of threads, tried by loom: `RUSTFLAGS="--cfg nacre_model" cargo test -p nacre-layers --lib model`.
+/// Every order of threads, tried by loom: `RUSTFLAGS="--cfg nacre_model" cargo test -p nacre-layers
+/// --lib model`.
 #[cfg(all(test, nacre_model))]
 mod model {
     use super::*;
     use crate::sync::atomic::AtomicUsize;
     use loom::{sync::Arc, thread};
 
-    /// Every order in which threads lose the processor unasked three times at most: all orders of three threads would take hours.
+    /// Every order in which threads lose the processor unasked three times at most: all orders of
+    /// three threads would take hours.
     fn model(run: impl Fn() + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);

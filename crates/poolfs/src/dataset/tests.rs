@@ -85,7 +85,8 @@ fn with_sync_always_whatever_changes_content_is_there_after_a_crash() {
         {
             let pool = create(&device);
             let layer = dataset(&pool);
-            let set = Edit { dataset: layer.number(), name: "sync".to_owned(), to: Setting::Local("always".to_owned()) };
+            let set =
+                Edit { dataset: layer.number(), name: "sync".to_owned(), to: Setting::Local("always".to_owned()) };
             pool.set_properties(&[set]).unwrap();
             let root = layer.root().unwrap().node;
             let create = |text| layer.create(&Caller::ROOT, &root, name(text), 0o600, OpenFlags::READ_WRITE).unwrap();
@@ -94,7 +95,9 @@ fn with_sync_always_whatever_changes_content_is_there_after_a_crash() {
             other.write(&vec![9; record], 0).unwrap();
             pool.commit().unwrap();
             match change {
-                0 => file.allocate(AllocateMode(AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE), 0, record as u64).unwrap(),
+                0 => file
+                    .allocate(AllocateMode(AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE), 0, record as u64)
+                    .unwrap(),
                 1 => file.allocate(AllocateMode(AllocateMode::ZERO_RANGE), 5, 10).unwrap(),
                 2 => file.allocate(AllocateMode(0), 0, 1 << 20).unwrap(),
                 3 => {
@@ -177,8 +180,9 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     assert!(layer.collect(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
     assert_eq!(door.lets_in.load(Ordering::Relaxed), 1);
     let root = layer.root().unwrap().node;
-    let create =
-        |name: &'static str| layer.create(&Caller::ROOT, &root, Name::new(name.as_bytes()).unwrap(), 0o600, OpenFlags::WRITE).unwrap().1;
+    let create = |name: &'static str| {
+        layer.create(&Caller::ROOT, &root, Name::new(name.as_bytes()).unwrap(), 0o600, OpenFlags::WRITE).unwrap().1
+    };
     let file = create("filled");
     // Before anything is collected, a file that is open for writing alone cannot be read.
     assert!(file.read(&mut [0], 0).is_err());
@@ -193,11 +197,13 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
         assert!(at < 256 << 20, "more than there is");
     }
     assert!(door.recalls.load(Ordering::Relaxed) > 0);
-    // There is room for something still; for all the rest of it there is not, and nobody says so before all has arrived.
+    // There is room for something still; for all the rest of it there is not, and nobody says so
+    // before all has arrived.
     assert_eq!(permission.announce(Some(1000)), Ok(()));
     assert_eq!(permission.announce(Some(256 << 20)), Err(nacre_vfs::Errno::ENOSPC));
     assert!(door.settled.load(Ordering::Relaxed) > 0);
-    // No further file is collected, and its writes are refused one by one; what was announced is not when it arrives.
+    // No further file is collected, and its writes are refused one by one; what was announced is
+    // not when it arrives.
     assert_eq!(permission.announce(Some(block.len() as u64)), Ok(()));
     let other = create("other");
     assert!(!other.collected().unwrap().begin());
@@ -232,7 +238,8 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
     let store = |id: u64, most: u64| {
         let layer = Dataset::open(&pool, id).unwrap();
         let root = layer.root().unwrap().node;
-        let file = layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o600, OpenFlags::READ_WRITE).unwrap().1;
+        let file =
+            layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o600, OpenFlags::READ_WRITE).unwrap().1;
         let mut at = 0;
         let refused = loop {
             match nacre_vfs::arriving(|| file.write(&block[..256 << 10], at)) {
@@ -251,7 +258,8 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
         assert!(stored > 3 << 20, "{property}: {stored}");
         assert!(pool.space(id).unwrap().1.referenced <= (4 << 20) + (64 << 10), "{property}");
         // With a larger one it goes on.
-        pool.set_properties(&[Edit { dataset: id, name: property.to_owned(), to: Setting::Local("16M".to_owned()) }]).unwrap();
+        pool.set_properties(&[Edit { dataset: id, name: property.to_owned(), to: Setting::Local("16M".to_owned()) }])
+            .unwrap();
         assert_eq!(nacre_vfs::arriving(|| file.write(&block, stored)), Ok(block.len()), "{property}");
     }
     let free = pool.room(top).unwrap();
@@ -323,7 +331,11 @@ fn a_whiteout_is_left_behind() {
     let attr = |text| layer.lookup(&Caller::ROOT, &root, name(text)).unwrap().attr;
     for left in ["f", "d"] {
         let attr = attr(left);
-        assert_eq!((attr.kind, attr.mode & 0o7777, attr.nlink, attr.rdev_major, attr.rdev_minor), (Kind::Character, 0, 1, 0, 0), "{left}");
+        assert_eq!(
+            (attr.kind, attr.mode & 0o7777, attr.nlink, attr.rdev_major, attr.rdev_minor),
+            (Kind::Character, 0, 1, 0, 0),
+            "{left}"
+        );
     }
     assert_eq!((attr("there").id, attr("moved").kind), (file, Kind::Directory));
     assert_eq!(layer.getattr(&Caller::ROOT, &root, None).unwrap().nlink, 3);
@@ -379,7 +391,10 @@ fn whoever_opens_a_file_to_read_it_is_noted() {
         layer.getattr(&Caller::ROOT, &entry.node, None).unwrap().atime.sec > 1_000_000_000
     };
     let noatime = OpenFlags(rustix::fs::OFlags::NOATIME.bits());
-    assert_eq!([OpenFlags::READ, noatime, OpenFlags::WRITE, OpenFlags::READ_WRITE].map(noted), [true, false, false, false]);
+    assert_eq!(
+        [OpenFlags::READ, noatime, OpenFlags::WRITE, OpenFlags::READ_WRITE].map(noted),
+        [true, false, false, false]
+    );
     layer.set_quiet(true);
     assert!(!noted(OpenFlags::READ));
 }
@@ -463,9 +478,13 @@ fn without_acls_there_are_none_to_be_seen_or_set() {
     let none = u32::MAX;
     let entries = [entry(1, 6, none), entry(2, 4, 7), entry(4, 4, none), entry(16, 4, none), entry(32, 0, none)];
     let acl = [&[2, 0, 0, 0][..], &entries.concat()].concat();
-    let find = |layer: &Dataset| layer.lookup(&Caller::ROOT, &layer.root().unwrap().node, Name::new(b"a").unwrap()).unwrap().node;
+    let find = |layer: &Dataset| {
+        layer.lookup(&Caller::ROOT, &layer.root().unwrap().node, Name::new(b"a").unwrap()).unwrap().node
+    };
     let layer = dataset(&pool);
-    layer.create(&Caller::ROOT, &layer.root().unwrap().node, Name::new(b"a").unwrap(), 0o600, OpenFlags::READ_WRITE).unwrap();
+    layer
+        .create(&Caller::ROOT, &layer.root().unwrap().node, Name::new(b"a").unwrap(), 0o600, OpenFlags::READ_WRITE)
+        .unwrap();
     layer.setxattr(&Caller::ROOT, &find(&layer), ACCESS, &acl, XattrFlags::default()).unwrap();
     layer.setxattr(&Caller::ROOT, &find(&layer), b"user.b", b"c", XattrFlags::default()).unwrap();
     assert!(layer.has_acls());

@@ -1,4 +1,5 @@
-//! Between the engine's words and the contract's: types, times, attributes, errors. One table for error numbers.
+//! Between the engine's words and the contract's: types, times, attributes, errors. One table for
+//! error numbers.
 
 use nacre_pool::PoolError;
 use nacre_pool::files::{AttributeChange, ChangedTime, FileError, TimeChange};
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant};
 
 static COMPLAINTS: Complaints = Complaints { since: Mutex::new(None), more: AtomicU64::new(0) };
 
-/// Errors of the engine for the log. Users can bring them about as often as they like: one line a second tells of them.
+/// Errors of the engine for the log. Users can bring them about as often as they like: one line a
+/// second tells of them.
 struct Complaints {
     since: Mutex<Option<Instant>>,
     /// Those that were not told since.

@@ -1,7 +1,8 @@
-//! The file trees that one mounted dataset consists of: the dataset as it is, and each of its snapshots that somebody has looked into.
+//! The file trees that one mounted dataset consists of: the dataset as it is, and each of its
+//! snapshots that somebody has looked into.
 //!
-//! Invariant: every file of all trees has an inode number of its own as users see it: programs take two files with the same number for one (cp, diff and
-//! tar do). The upper bits say which tree.
+//! Invariant: every file of all trees has an inode number of its own as users see it: programs take
+//! two files with the same number for one (cp, diff and tar do). The upper bits say which tree.
 
 use super::file::LockTable;
 use super::passage::Passage;
@@ -66,7 +67,15 @@ impl Volume {
     /// The dataset as it is, or a snapshot whose tree has this number.
     pub(super) fn new(files: Arc<Files>, snapshot: Option<(String, Txg)>, tree: u64) -> Volume {
         let ends = Ends::new(files.files().next_sequence());
-        Volume { files, snapshot, tree, ends, locks: LockTable::default(), open: AtomicUsize::new(0), passage: Passage::new() }
+        Volume {
+            files,
+            snapshot,
+            tree,
+            ends,
+            locks: LockTable::default(),
+            open: AtomicUsize::new(0),
+            passage: Passage::new(),
+        }
     }
 
     /// The content of a file has changed: with `sync=always` that is durable before it is answered.
@@ -107,7 +116,8 @@ impl Volume {
         self.passage.end();
     }
 
-    /// Makes whoever begins something wait until [`Volume::resume`] or [`Volume::end`]; changes of content that are under way are waited for.
+    /// Makes whoever begins something wait until [`Volume::resume`] or [`Volume::end`]; changes of
+    /// content that are under way are waited for.
     pub(super) fn pause(&self) {
         self.passage.pause();
     }
@@ -128,7 +138,8 @@ impl Volume {
     }
 }
 
-/// The tree that a mounted dataset begins with: the dataset as it is. It becomes another one when the dataset is rolled back.
+/// The tree that a mounted dataset begins with: the dataset as it is. It becomes another one when
+/// the dataset is rolled back.
 pub(super) struct Head {
     pub(super) files: Arc<Files>,
     now: ArcSwap<Volume>,
@@ -169,7 +180,8 @@ pub(super) fn is_listed(node: &Node) -> bool {
     node.get::<Listed>().is_some()
 }
 
-/// Whether a node is known, without a look at what the tree has of it, to have no extended attributes.
+/// Whether a node is known, without a look at what the tree has of it, to have no extended
+/// attributes.
 pub(super) fn is_bare(node: &Node) -> Result<bool> {
     node.get::<Listed>().map_or(Ok(false), Listed::is_bare)
 }
@@ -184,8 +196,9 @@ pub(super) enum Place {
     Snapshots,
 }
 
-/// A file of a listing, or one that was found by its number, which is a node as well: most of them are asked for nothing, or for nothing that takes more
-/// than the number, and become a [`Place`] when they are.
+/// A file of a listing, or one that was found by its number, which is a node as well: most of them
+/// are asked for nothing, or for nothing that takes more than the number, and become a [`Place`]
+/// when they are.
 pub(super) struct Listed {
     volume: Arc<Volume>,
     number: u64,

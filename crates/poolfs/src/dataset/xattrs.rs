@@ -1,4 +1,5 @@
-//! Extended attributes of a dataset's files, POSIX ACLs among them: an ACL and the permission bits never contradict each other.
+//! Extended attributes of a dataset's files, POSIX ACLs among them: an ACL and the permission bits
+//! never contradict each other.
 
 use super::translate::{errno, kind_of};
 use super::volume::Tree;
@@ -85,7 +86,10 @@ fn set_access(files: &Tree, inode: &Arc<Inode>, value: &[u8], kill_sgid: bool, e
         return files.set_attribute(inode, acl::ACCESS, value, exists, Some(mode)).map_err(too_large);
     }
     ignore_missing(files.remove_attribute(inode, acl::ACCESS))?;
-    files.set_attributes(inode, &AttributeChange { permissions: Some(mode), ..Default::default() }).map(drop).map_err(errno)
+    files
+        .set_attributes(inode, &AttributeChange { permissions: Some(mode), ..Default::default() })
+        .map(drop)
+        .map_err(errno)
 }
 
 pub(super) fn remove(files: &Tree, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
@@ -102,7 +106,8 @@ pub(super) fn drop_capability(files: &Tree, inode: &Arc<Inode>) -> Result<()> {
     }
 }
 
-/// What a change of attributes does to extended ones: an access ACL follows the mode, capabilities go with privileges.
+/// What a change of attributes does to extended ones: an access ACL follows the mode, capabilities
+/// go with privileges.
 pub(super) fn follow_change(files: &Tree, inode: &Arc<Inode>, change: &SetAttr) -> Result<()> {
     if change.kill_privileges {
         drop_capability(files, inode)?;

@@ -2,8 +2,8 @@
 
 use super::{Family, Kin, kin, listing::Listing};
 use nacre_vfs::{
-    Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags,
-    Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node,
+    OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use std::sync::{Arc, mpsc::Sender};
 
@@ -70,7 +70,10 @@ impl Layer for Family {
 
     fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
         let kin = kin(node)?;
-        if mask & EXECUTE != 0 && kin.member.rules.lock().no_exec && self.getattr(caller, node, None)?.kind == Kind::File {
+        if mask & EXECUTE != 0
+            && kin.member.rules.lock().no_exec
+            && self.getattr(caller, node, None)?.kind == Kind::File
+        {
             return Err(Errno::EACCES);
         }
         kin.member.layer.access(caller, &kin.node, mask)
@@ -86,7 +89,14 @@ impl Layer for Family {
         kin.member.layer.readlink(caller, &kin.node)
     }
 
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         let kin = self.changeable(parent)?;
         let (entry, file) = kin.member.layer.create(caller, &kin.node, name, mode, flags)?;
         Ok((self.wrap(&kin.member, entry), file))
@@ -103,7 +113,15 @@ impl Layer for Family {
         self.made(kin, kin.member.layer.mkdir(caller, &kin.node, name, mode))
     }
 
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         let kin = self.changeable(parent)?;
         self.made(kin, kin.member.layer.mknod(caller, &kin.node, name, kind, mode, device))
     }
@@ -113,7 +131,14 @@ impl Layer for Family {
         self.made(kin, kin.member.layer.symlink(caller, &kin.node, name, target))
     }
 
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         let (linked, parent) = (kin(node)?, self.changeable(parent)?);
         same(linked, parent)?;
         self.made(parent, parent.member.layer.link(caller, &linked.node, file, &parent.node, name))
@@ -158,7 +183,13 @@ impl Layer for Family {
 
     fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         let kin = kin(node)?;
-        kin.member.layer.readdir(caller, &kin.node, from, attributes, &mut Listing { family: self, member: &kin.member, sink })
+        kin.member.layer.readdir(
+            caller,
+            &kin.node,
+            from,
+            attributes,
+            &mut Listing { family: self, member: &kin.member, sink },
+        )
     }
 
     fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {

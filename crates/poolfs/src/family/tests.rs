@@ -6,7 +6,8 @@ use crate::dataset::tests::create;
 use nacre_pool::device::Simulator;
 use nacre_pool::engine::{NewDataset, Pool};
 use nacre_vfs::{
-    Attr, Caller, DirEntry, DirSink, Entry, Errno, Invalidation, Layer, Name, Node, Numbered, OpenFlags, RenameFlags, Result, SetAttr,
+    Attr, Caller, DirEntry, DirSink, Entry, Errno, Invalidation, Layer, Name, Node, Numbered, OpenFlags, RenameFlags,
+    Result, SetAttr,
 };
 use std::sync::{Arc, mpsc};
 
@@ -35,7 +36,9 @@ impl World {
     fn dataset(&self, called: &str) -> u64 {
         let parent = self.pool.find("tank").unwrap().unwrap();
         let found = self.pool.find(&format!("tank/{called}")).unwrap();
-        found.unwrap_or_else(|| self.pool.create_dataset(&NewDataset { parent, name: called.to_owned(), properties: Vec::new() }).unwrap())
+        found.unwrap_or_else(|| {
+            self.pool.create_dataset(&NewDataset { parent, name: called.to_owned(), properties: Vec::new() }).unwrap()
+        })
     }
 
     /// Puts a file system on a directory; answers its number.
@@ -55,7 +58,9 @@ impl World {
 
     fn find(&self, path: &str) -> Result<Entry> {
         let root = self.family.root()?;
-        path.split('/').filter(|part| !part.is_empty()).try_fold(root, |at, part| self.family.lookup(&WHO, &at.node, name(part)))
+        path.split('/')
+            .filter(|part| !part.is_empty())
+            .try_fold(root, |at, part| self.family.lookup(&WHO, &at.node, name(part)))
     }
 
     fn write(&self, path: &str, content: &[u8]) -> Attr {
@@ -133,7 +138,9 @@ fn they_stay_apart() {
     world.write("/f", b"f");
     world.write("a/g", b"g");
     let (root, a) = (world.root(), world.find("a").unwrap().node);
-    let rename = |from: &Node, old, to: &Node, new, flags| world.family.rename(&WHO, from, name(old), to, name(new), RenameFlags(flags));
+    let rename = |from: &Node, old, to: &Node, new, flags| {
+        world.family.rename(&WHO, from, name(old), to, name(new), RenameFlags(flags))
+    };
     assert_eq!(rename(&root, "f", &a, "f", 0), Err(Errno::EXDEV));
     assert_eq!(rename(&a, "g", &root, "f", RenameFlags::EXCHANGE), Err(Errno::EXDEV));
     let file = world.find("f").unwrap().node;
@@ -144,7 +151,11 @@ fn they_stay_apart() {
     assert_eq!(rename(&root, "free", &root, "a", 0), Err(Errno::EBUSY));
     assert_eq!(world.family.rmdir(&WHO, &root, name("a")), Err(Errno::EBUSY));
     assert_eq!(
-        world.family.graft(Arc::new(Dataset::open(&world.pool, world.dataset("x")).unwrap()), covered.attr.id.ino, Rules::default()),
+        world.family.graft(
+            Arc::new(Dataset::open(&world.pool, world.dataset("x")).unwrap()),
+            covered.attr.id.ino,
+            Rules::default()
+        ),
         Err(Errno::EBUSY)
     );
     assert_eq!(
@@ -226,7 +237,10 @@ fn each_has_its_rules_and_its_snapshots() {
     let (mine, other) = (world.find("a/f").unwrap().node, world.find("f").unwrap().node);
     assert!(matches!(world.family.mkdir(&WHO, &a, name("d"), 0o755), Err(Errno::EROFS)));
     assert!(matches!(world.family.open(&WHO, &mine, OpenFlags::WRITE), Err(Errno::EROFS)));
-    assert!(matches!(world.family.setattr(&WHO, &mine, None, &SetAttr { mode: Some(0o755), ..SetAttr::default() }), Err(Errno::EROFS)));
+    assert!(matches!(
+        world.family.setattr(&WHO, &mine, None, &SetAttr { mode: Some(0o755), ..SetAttr::default() }),
+        Err(Errno::EROFS)
+    ));
     assert_eq!(world.family.unlink(&WHO, &a, name("f")), Err(Errno::EROFS));
     assert_eq!((world.family.access(&WHO, &mine, 1), world.family.access(&WHO, &a, 1)), (Err(Errno::EACCES), Ok(())));
     assert_eq!(world.family.access(&WHO, &other, 1), Ok(()));

@@ -1,7 +1,9 @@
-//! The upper bits of inode numbers, as users see them: which of them mean which tree of which member.
+//! The upper bits of inode numbers, as users see them: which of them mean which tree of which
+//! member.
 //!
-//! A tree has the same ones after a remount, as a rule: they are chosen by its names and move on only where others have them. Invariants: two trees never have
-//! the same; what was given up is never given again.
+//! A tree has the same ones after a remount, as a rule: they are chosen by its names and move on
+//! only where others have them. Invariants: two trees never have the same; what was given up is
+//! never given again.
 
 use std::{
     collections::HashMap,

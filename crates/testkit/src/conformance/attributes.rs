@@ -84,7 +84,11 @@ fn made_by_caller(world: &World) {
         assert_eq!((entry.attr.uid, entry.attr.gid), (4_000, 5_000), "{:?}", entry.attr.kind);
     }
     let (own, _) = world.file_in(&open_to_all, b"own", b"");
-    assert_eq!((own.attr.uid, own.attr.gid), (world.caller.uid, world.caller.gid), "the next caller is not the last one");
+    assert_eq!(
+        (own.attr.uid, own.attr.gid),
+        (world.caller.uid, world.caller.gid),
+        "the next caller is not the last one"
+    );
 }
 
 const LONG_AGO: Time = Time { sec: 1_000_000_000, nsec: 123_456_789 };
@@ -94,7 +98,8 @@ fn times_are_set(world: &World) {
     let (made, _) = world.file(b"file", b"");
     let link = world.layer.symlink(&world.caller, &world.root, name(b"link"), b"file").expect("symlink");
     for node in [&made.node, &link.node, &world.directory(b"directory")] {
-        let change = SetAttr { atime: Some(SetTime::To(LONG_AGO)), mtime: Some(SetTime::To(LATER)), ..SetAttr::default() };
+        let change =
+            SetAttr { atime: Some(SetTime::To(LONG_AGO)), mtime: Some(SetTime::To(LATER)), ..SetAttr::default() };
         let changed = world.change(node, change);
         assert_eq!((changed.atime, changed.mtime), (LONG_AGO, LATER));
         assert_eq!((world.attr(node).atime, world.attr(node).mtime), (LONG_AGO, LATER));
@@ -103,7 +108,10 @@ fn times_are_set(world: &World) {
 
 fn one_time(world: &World) {
     let (made, _) = world.file(b"file", b"");
-    world.change(&made.node, SetAttr { atime: Some(SetTime::To(LONG_AGO)), mtime: Some(SetTime::To(LONG_AGO)), ..SetAttr::default() });
+    world.change(
+        &made.node,
+        SetAttr { atime: Some(SetTime::To(LONG_AGO)), mtime: Some(SetTime::To(LONG_AGO)), ..SetAttr::default() },
+    );
     let changed = world.change(&made.node, SetAttr { mtime: Some(SetTime::To(LATER)), ..SetAttr::default() });
     assert_eq!((changed.atime, changed.mtime), (LONG_AGO, LATER));
     let changed = world.change(&made.node, SetAttr { atime: Some(SetTime::To(LATER)), ..SetAttr::default() });
@@ -119,7 +127,10 @@ fn now_is_now(world: &World) {
 }
 
 fn past(world: &World, node: &nacre_vfs::Node) {
-    world.change(node, SetAttr { atime: Some(SetTime::To(LONG_AGO)), mtime: Some(SetTime::To(LONG_AGO)), ..SetAttr::default() });
+    world.change(
+        node,
+        SetAttr { atime: Some(SetTime::To(LONG_AGO)), mtime: Some(SetTime::To(LONG_AGO)), ..SetAttr::default() },
+    );
 }
 
 fn write_moves_mtime(world: &World) {
@@ -191,7 +202,8 @@ fn empty_change(world: &World) {
 
 fn blocks_follow_size(world: &World) {
     // Of no pattern: a layer that packs what it stores counts what that takes.
-    let content: Vec<u8> = (0..100_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 16) as u8 ^ (at >> 7) as u8).collect();
+    let content: Vec<u8> =
+        (0..100_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 16) as u8 ^ (at >> 7) as u8).collect();
     let (made, file) = world.file(b"file", &content);
     file.fsync(false).expect("fsync");
     let attr = world.attr(&made.node);

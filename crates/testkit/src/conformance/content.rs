@@ -22,7 +22,9 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 fn pattern(length: usize, seed: u8) -> Vec<u8> {
-    (0..length).map(|index| (index as u8).wrapping_mul(31).wrapping_add((index >> 8) as u8).wrapping_add(seed)).collect()
+    (0..length)
+        .map(|index| (index as u8).wrapping_mul(31).wrapping_add((index >> 8) as u8).wrapping_add(seed))
+        .collect()
 }
 
 fn written_is_read(world: &World) {

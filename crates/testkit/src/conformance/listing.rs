@@ -36,7 +36,8 @@ fn empty(world: &World) {
 fn each_name_once(world: &World) {
     let (directory, names) = filled(world, 500);
     for (room, attributes) in [(1, false), (7, true), (100, false), (1_000, true)] {
-        let mut listed: Vec<Vec<u8>> = world.list(&directory, attributes, room).into_iter().map(|listed| listed.name).collect();
+        let mut listed: Vec<Vec<u8>> =
+            world.list(&directory, attributes, room).into_iter().map(|listed| listed.name).collect();
         listed.sort();
         assert_eq!(listed, names, "pages of {room}");
     }
@@ -48,7 +49,8 @@ fn goes_on(world: &World) {
     let positions: BTreeSet<u64> = whole.iter().map(|listed| listed.next).collect();
     assert_eq!(positions.len(), whole.len(), "positions are different from each other");
     for (index, listed) in whole.iter().enumerate() {
-        let rest: Vec<_> = world.page(&directory, listed.next, false, 1_000).expect("readdir").into_iter().map(|l| l.name).collect();
+        let rest: Vec<_> =
+            world.page(&directory, listed.next, false, 1_000).expect("readdir").into_iter().map(|l| l.name).collect();
         let wanted: Vec<_> = whole[index + 1..].iter().map(|l| l.name.clone()).collect();
         assert_eq!(rest, wanted, "after {}", listed.name.escape_ascii());
     }
@@ -93,7 +95,8 @@ fn removal_while_listing(world: &World) {
 }
 
 fn removal_in_batches(world: &World) {
-    // What `rm -rf` does: list, remove all of the page, go on from the same position or from the start.
+    // What `rm -rf` does: list, remove all of the page, go on from the same position or from the
+    // start.
     let (directory, _) = filled(world, 300);
     let mut rounds = 0;
     loop {
@@ -147,7 +150,10 @@ fn begins_anew(world: &World) {
     let first = world.page(&directory, 0, false, 10).expect("readdir");
     world.file_in(&directory, b"name-new", b"");
     let moved = &names[59];
-    world.layer.rename(&world.caller, &directory, name(moved), &directory, name(b"name-other"), RenameFlags::default()).expect("rename");
+    world
+        .layer
+        .rename(&world.caller, &directory, name(moved), &directory, name(b"name-other"), RenameFlags::default())
+        .expect("rename");
     let mut now = names.clone();
     now.pop();
     now.extend([b"name-new".to_vec(), b"name-other".to_vec()]);

@@ -68,7 +68,8 @@ fn exclusive_creation(world: &World) {
 
 fn creation_opens_existing(world: &World) {
     let (made, _) = world.file(b"file", b"content");
-    let (entry, _) = world.layer.create(&world.caller, &world.root, name(b"file"), 0o600, OpenFlags::READ_WRITE).expect("create");
+    let (entry, _) =
+        world.layer.create(&world.caller, &world.root, name(b"file"), 0o600, OpenFlags::READ_WRITE).expect("create");
     assert_eq!(entry.attr.id, made.attr.id);
     assert_eq!(world.content(&entry.node), b"content");
     let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::TRUNC);
@@ -92,7 +93,10 @@ fn directories(world: &World) {
     let made = world.layer.mkdir(&world.caller, &world.root, name(b"directory"), 0o1755).expect("mkdir");
     assert_eq!(made.attr.kind, Kind::Directory);
     assert_eq!(made.attr.mode & 0o1000, 0o1000, "mkdir keeps the sticky bit");
-    assert_eq!(world.layer.mkdir(&world.caller, &world.root, name(b"directory"), 0o755).map(|_| ()), Err(Errno::EEXIST));
+    assert_eq!(
+        world.layer.mkdir(&world.caller, &world.root, name(b"directory"), 0o755).map(|_| ()),
+        Err(Errno::EEXIST)
+    );
     world.file_in(&made.node, b"inside", b"x");
     assert_eq!(world.names(&made.node), [b"inside".to_vec()]);
     world.layer.unlink(&world.caller, &made.node, name(b"inside")).expect("unlink");
@@ -116,8 +120,16 @@ fn removal_by_kind(world: &World) {
 }
 
 fn names_are_bytes(world: &World) {
-    let mut wanted: Vec<Vec<u8>> = (1..=255u8).filter(|byte| *byte != b'/' && *byte != b'.').map(|byte| vec![byte]).collect();
-    wanted.extend([b"...".to_vec(), b".hidden".to_vec(), b" ".repeat(3), vec![b'x'; 255], vec![0xff; 255], b"a\nb".to_vec()]);
+    let mut wanted: Vec<Vec<u8>> =
+        (1..=255u8).filter(|byte| *byte != b'/' && *byte != b'.').map(|byte| vec![byte]).collect();
+    wanted.extend([
+        b"...".to_vec(),
+        b".hidden".to_vec(),
+        b" ".repeat(3),
+        vec![b'x'; 255],
+        vec![0xff; 255],
+        b"a\nb".to_vec(),
+    ]);
     for bytes in &wanted {
         world.file(bytes, bytes);
     }
@@ -132,7 +144,9 @@ fn names_are_bytes(world: &World) {
 }
 
 fn symlinks(world: &World) {
-    for (bytes, target) in [(&b"short"[..], b"../a/b".to_vec()), (b"long", vec![b'y'; 4000]), (b"bytes", b"\xff\x01 \n".to_vec())] {
+    for (bytes, target) in
+        [(&b"short"[..], b"../a/b".to_vec()), (b"long", vec![b'y'; 4000]), (b"bytes", b"\xff\x01 \n".to_vec())]
+    {
         let made = world.layer.symlink(&world.caller, &world.root, name(bytes), &target).expect("symlink");
         assert_eq!((made.attr.kind, made.attr.size), (Kind::Symlink, target.len() as u64));
         assert_eq!(world.layer.readlink(&world.caller, &world.find(bytes).unwrap().node), Ok(target));
@@ -154,7 +168,10 @@ fn hard_links(world: &World) {
     assert_eq!((linked.attr.nlink, world.attr(&made.node).nlink), (2, 2));
     file.write(b"C", 0).expect("write");
     assert_eq!(world.content(&world.find(b"two").unwrap().node), b"Content");
-    assert_eq!(world.layer.link(&world.caller, &made.node, None, &world.root, name(b"two")).map(|_| ()), Err(Errno::EEXIST));
+    assert_eq!(
+        world.layer.link(&world.caller, &made.node, None, &world.root, name(b"two")).map(|_| ()),
+        Err(Errno::EEXIST)
+    );
     world.layer.unlink(&world.caller, &world.root, name(b"one")).expect("unlink");
     let left = world.find(b"two").expect("the other name stays");
     assert_eq!((left.attr.id, left.attr.nlink), (made.attr.id, 1));
@@ -184,7 +201,10 @@ fn special_files(world: &World) {
         let made = made.unwrap_or_else(|e| panic!("mknod {kind:?}: {e:?}"));
         assert_eq!(made.attr.kind, kind);
         assert_eq!(world.find(bytes).unwrap().attr.kind, kind);
-        assert_eq!(world.layer.mknod(&world.caller, &world.root, name(bytes), kind, 0o640, (0, 0)).map(|_| ()), Err(Errno::EEXIST));
+        assert_eq!(
+            world.layer.mknod(&world.caller, &world.root, name(bytes), kind, 0o640, (0, 0)).map(|_| ()),
+            Err(Errno::EEXIST)
+        );
     }
     if world.is_root() {
         let made = world.layer.mknod(&world.caller, &world.root, name(b"device"), Kind::Character, 0o640, (1, 3));

@@ -1,4 +1,5 @@
-//! Checks: files whose names go away while they are open, files that never had one, many open files.
+//! Checks: files whose names go away while they are open, files that never had one, many open
+//! files.
 
 use super::Check;
 use crate::world::{name, read_all};
@@ -19,12 +20,16 @@ fn unlinked_lives_on(world: &World) {
     let (made, file) = world.file(b"file", b"content");
     world.layer.unlink(&world.caller, &world.root, name(b"file")).expect("unlink");
     assert!(!world.exists(b"file"));
-    let attr = world.layer.getattr(&world.caller, &made.node, Some(file.inner())).expect("getattr through the open file");
+    let attr =
+        world.layer.getattr(&world.caller, &made.node, Some(file.inner())).expect("getattr through the open file");
     assert_eq!((attr.nlink, attr.size, attr.id), (0, 7, made.attr.id));
     assert_eq!(file.write(b"C", 0), Ok(1));
     assert_eq!(read_all(&file), b"Content");
     let cut = SetAttr { size: Some(3), mode: Some(0o600), ..SetAttr::default() };
-    let attr = world.layer.setattr(&world.caller, &made.node, Some(file.inner()), &cut).expect("setattr through the open file");
+    let attr = world
+        .layer
+        .setattr(&world.caller, &made.node, Some(file.inner()), &cut)
+        .expect("setattr through the open file");
     assert_eq!((attr.size, attr.mode), (3, 0o600));
     // A new file by the same name is another file.
     let (second, _) = world.file(b"file", b"second");
@@ -36,7 +41,10 @@ fn unlinked_lives_on(world: &World) {
 fn replaced_lives_on(world: &World) {
     let (_, old) = world.file(b"target", b"old");
     let (new, _) = world.file(b"source", b"new");
-    world.layer.rename(&world.caller, &world.root, name(b"source"), &world.root, name(b"target"), RenameFlags(0)).expect("rename");
+    world
+        .layer
+        .rename(&world.caller, &world.root, name(b"source"), &world.root, name(b"target"), RenameFlags(0))
+        .expect("rename");
     assert_eq!(read_all(&old), b"old");
     assert_eq!(world.id(b"target"), new.attr.id);
     assert!(!world.exists(b"source"));
@@ -52,7 +60,8 @@ fn nameless_files(world: &World) {
     assert_eq!((entry.attr.nlink, entry.attr.mode, entry.attr.size), (0, 0o600, 0));
     file.write(b"content", 0).expect("write");
     assert!(world.names(&directory).is_empty(), "it must not appear in its directory");
-    let linked = world.layer.link(&world.caller, &entry.node, Some(file.inner()), &world.root, name(b"named")).expect("link");
+    let linked =
+        world.layer.link(&world.caller, &entry.node, Some(file.inner()), &world.root, name(b"named")).expect("link");
     assert_eq!((linked.attr.id, linked.attr.nlink), (entry.attr.id, 1));
     assert_eq!(world.content(&world.find(b"named").unwrap().node), b"content");
 }
@@ -70,7 +79,10 @@ fn open_file_linked(world: &World) {
 fn renamed_open_file(world: &World) {
     let directory = world.directory(b"directory");
     let (made, file) = world.file(b"file", b"content");
-    world.layer.rename(&world.caller, &world.root, name(b"file"), &directory, name(b"moved"), RenameFlags(0)).expect("rename");
+    world
+        .layer
+        .rename(&world.caller, &world.root, name(b"file"), &directory, name(b"moved"), RenameFlags(0))
+        .expect("rename");
     let fresh = world.find_in(&directory, b"moved").expect("lookup");
     world.layer.adopt(&made.node, &fresh.node);
     assert_eq!(fresh.attr.id, made.attr.id);

@@ -1,11 +1,13 @@
-//! Checks for stacks that refuse every change: each call that would change something is EROFS, each that reads works.
+//! Checks for stacks that refuse every change: each call that would change something is EROFS, each
+//! that reads works.
 
 use crate::World;
 use crate::world::name;
 use nacre_vfs::{Errno, Kind, Layer, Node, OpenFlags, RenameFlags, SetAttr, SetTime, XattrFlags};
 use std::sync::Arc;
 
-/// Makes what [`read_only`] expects to find: call it on the layer below, before anything read-only is put over it.
+/// Makes what [`read_only`] expects to find: call it on the layer below, before anything read-only
+/// is put over it.
 ///
 /// # Panics
 /// Where the layer refuses.
@@ -32,7 +34,8 @@ pub fn read_only(layer: Arc<dyn Layer>) {
     refuses_names(&world, &file.node);
     refuses_changes(&world, &file.node);
     assert_eq!(world.content(&file.node), b"content");
-    let names = |listed: Vec<crate::Listed>| listed.into_iter().map(|l| (l.name, l.entry.map(|e| e.attr))).collect::<Vec<_>>();
+    let names =
+        |listed: Vec<crate::Listed>| listed.into_iter().map(|l| (l.name, l.entry.map(|e| e.attr))).collect::<Vec<_>>();
     assert_eq!(names(world.list(&world.root, true, 100)), names(before), "nothing changed");
 }
 

@@ -82,7 +82,8 @@ fn exchange(world: &World) {
         return;
     }
     answer.expect("exchange");
-    // A caller looks moved names up and tells the layer, before it goes on using the nodes that it knows.
+    // A caller looks moved names up and tells the layer, before it goes on using the nodes that it
+    // knows.
     let (of_a, of_d) = (world.find(b"d").expect("lookup"), world.find(b"a").expect("lookup"));
     world.layer.adopt(&a.node, &of_a.node);
     world.layer.adopt(&directory, &of_d.node);

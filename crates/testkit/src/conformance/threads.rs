@@ -20,7 +20,11 @@ fn one_creation_wins(world: &World) {
         let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
         let wins: usize = thread::scope(|scope| {
             let handles: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| world.layer.create(&world.caller, &world.root, name(&bytes), 0o644, flags).map(|_| ())))
+                .map(|_| {
+                    scope.spawn(|| {
+                        world.layer.create(&world.caller, &world.root, name(&bytes), 0o644, flags).map(|_| ())
+                    })
+                })
                 .collect();
             let answers: Vec<_> = handles.into_iter().map(|handle| handle.join().unwrap()).collect();
             assert!(answers.iter().all(|answer| matches!(answer, Ok(()) | Err(Errno::EEXIST))), "{answers:?}");
@@ -52,8 +56,9 @@ fn one_directory(world: &World) {
             });
         }
     });
-    let mut wanted: Vec<Vec<u8>> =
-        (0..4).flat_map(|thread| (0..100).filter(|i| i % 2 == 1).map(move |i| format!("{thread}-{i}-moved").into_bytes())).collect();
+    let mut wanted: Vec<Vec<u8>> = (0..4)
+        .flat_map(|thread| (0..100).filter(|i| i % 2 == 1).map(move |i| format!("{thread}-{i}-moved").into_bytes()))
+        .collect();
     wanted.sort();
     assert_eq!(world.names(&world.root), wanted);
 }
@@ -65,7 +70,8 @@ fn renames_and_lookups(world: &World) {
         scope.spawn(|| {
             for round in 0..500 {
                 let (from, to) = if round % 2 == 0 { (b"a", b"b") } else { (b"b", b"a") };
-                let answer = world.layer.rename(&world.caller, &world.root, name(from), &world.root, name(to), RenameFlags(0));
+                let answer =
+                    world.layer.rename(&world.caller, &world.root, name(from), &world.root, name(to), RenameFlags(0));
                 if answer.is_err() {
                     done.store(true, Ordering::Release);
                     panic!("rename {round}: {answer:?}");

@@ -26,7 +26,8 @@ fn get(world: &World, node: &Node, name: &[u8]) -> Result<Vec<u8>, Errno> {
 fn names(world: &World, node: &Node) -> Vec<Vec<u8>> {
     let mut buffer = vec![0; 65_536];
     let size = world.layer.listxattr(&world.caller, node, &mut buffer).expect("listxattr");
-    let mut names: Vec<Vec<u8>> = buffer[..size].split(|byte| *byte == 0).map(<[u8]>::to_vec).filter(|n| n.starts_with(b"user.")).collect();
+    let mut names: Vec<Vec<u8>> =
+        buffer[..size].split(|byte| *byte == 0).map(<[u8]>::to_vec).filter(|n| n.starts_with(b"user.")).collect();
     names.sort();
     names
 }

@@ -79,7 +79,8 @@ impl Reference {
     }
 
     fn take(&mut self, directory: Number, name: &[u8]) -> Number {
-        let number = self.inodes.get_mut(&directory).and_then(|inode| inode.names.remove(name)).expect("was just found");
+        let number =
+            self.inodes.get_mut(&directory).and_then(|inode| inode.names.remove(name)).expect("was just found");
         if self.kind(number) != Kind::Directory {
             self.leaf(number).links -= 1;
         }
@@ -238,7 +239,9 @@ impl Reference {
             return Ok(Vec::new());
         }
         match (self.kind(source), self.kind(target)) {
-            (Kind::Directory, Kind::Directory) if !self.inodes[&target].names.is_empty() => return Err(Errno::ENOTEMPTY),
+            (Kind::Directory, Kind::Directory) if !self.inodes[&target].names.is_empty() => {
+                return Err(Errno::ENOTEMPTY);
+            }
             (Kind::Directory, Kind::Directory) => {}
             (Kind::Directory, _) => return Err(Errno::ENOTDIR),
             (_, Kind::Directory) => return Err(Errno::EISDIR),

@@ -1,4 +1,5 @@
-//! Parity of calls about attributes: modes, owners, times, access checks, figures of the file system.
+//! Parity of calls about attributes: modes, owners, times, access checks, figures of the file
+//! system.
 
 use super::log::timestamps;
 use super::{Case, Log};
@@ -90,15 +91,19 @@ fn set_id_bits(log: &mut Log) {
     rustix::fs::chmod(log.at("d"), Mode::from_raw_mode(0o6777)).expect("chmod");
     owner(log, "d", Some(1000), Some(1000), AtFlags::empty());
     // An ordinary user's write, truncation and append drop the bits.
-    for (name, script) in [("suid", "echo x >> suid"), ("sgid", ": > sgid"), ("both", "dd if=/dev/zero of=both bs=1 count=1 conv=notrunc")]
-    {
+    for (name, script) in [
+        ("suid", "echo x >> suid"),
+        ("sgid", ": > sgid"),
+        ("both", "dd if=/dev/zero of=both bs=1 count=1 conv=notrunc"),
+    ] {
         rustix::fs::chmod(log.at(name), Mode::from_raw_mode(0o6777)).expect("chmod");
         act_as(log, "2000", script);
         log.stat(name);
     }
 }
 
-/// Runs a shell script as another user, without supplementary groups, and writes its output and status down.
+/// Runs a shell script as another user, without supplementary groups, and writes its output and
+/// status down.
 fn act_as(log: &mut Log, ids: &str, script: &str) {
     let (uid, gid) = ids.split_once(':').unwrap_or((ids, ids));
     act_with_groups(log, uid, gid, "--clear-groups", script);
@@ -143,8 +148,10 @@ fn times(log: &mut Log) {
     log.did("futimens now", answer);
     log.moved("futimens now", "file", mark);
     let mark = log.mark("file");
-    let set =
-        rustix::fs::Timestamps { last_access: Timespec { tv_sec: 5, tv_nsec: 6 }, last_modification: Timespec { tv_sec: 7, tv_nsec: 8 } };
+    let set = rustix::fs::Timestamps {
+        last_access: Timespec { tv_sec: 5, tv_nsec: 6 },
+        last_modification: Timespec { tv_sec: 7, tv_nsec: 8 },
+    };
     rustix::fs::futimens(&file, &set).expect("futimens");
     log.moved("futimens to the past", "file", mark);
     log.times("file");
@@ -154,7 +161,9 @@ fn access(log: &mut Log) {
     log.file("file", b"");
     for mode in [0o000, 0o444, 0o111, 0o755] {
         rustix::fs::chmod(log.at("file"), Mode::from_raw_mode(mode)).expect("chmod");
-        for (what, bits) in [("r", Access::READ_OK), ("w", Access::WRITE_OK), ("x", Access::EXEC_OK), ("e", Access::EXISTS)] {
+        for (what, bits) in
+            [("r", Access::READ_OK), ("w", Access::WRITE_OK), ("x", Access::EXEC_OK), ("e", Access::EXISTS)]
+        {
             let answer = rustix::fs::accessat(CWD, log.at("file"), bits, AtFlags::empty());
             log.did(&format!("access {mode:o} {what}"), answer);
         }
@@ -194,7 +203,9 @@ fn others(log: &mut Log) {
         act_as(log, "2000:2000", script);
     }
     // A supplementary group opens what belongs to it, and may be given away to.
-    for script in ["cat of-group", "chgrp 3000 own && stat -c %g own", "touch open/in-group && chgrp 3000 open/in-group"] {
+    for script in
+        ["cat of-group", "chgrp 3000 own && stat -c %g own", "touch open/in-group && chgrp 3000 open/in-group"]
+    {
         act_with_groups(log, "2000", "2000", "--groups=2500,3000", script);
     }
 }
@@ -205,7 +216,13 @@ fn setgid_directories(log: &mut Log) {
     rustix::fs::chmod(log.at("d"), Mode::from_raw_mode(0o2777)).expect("chmod");
     let show = "stat -c '%n %u:%g %a' d/*";
     act_as(log, "2000:2000", &format!("touch d/f && mkdir d/d && mkfifo d/p && ln -s x d/s && {show}"));
-    act_with_groups(log, "2000", "2000", "--groups=3000", &format!("mkdir d/e && touch d/e/g && {show} && stat -c '%n %u:%g %a' d/e/*"));
+    act_with_groups(
+        log,
+        "2000",
+        "2000",
+        "--groups=3000",
+        &format!("mkdir d/e && touch d/e/g && {show} && stat -c '%n %u:%g %a' d/e/*"),
+    );
     if let Some(file) = log.open("d/x", OFlags::CREATE | OFlags::RDWR, 0o2775) {
         drop(file);
         log.stat("d/x");
@@ -228,22 +245,33 @@ fn sticky_directories(log: &mut Log) {
 fn statfs(log: &mut Log) {
     let directory = log.at("");
     match rustix::fs::statvfs(&directory) {
-        Ok(figures) => log.say(format!("{} {} {} {}", figures.f_bsize, figures.f_frsize, figures.f_blocks, figures.f_namemax)),
+        Ok(figures) => {
+            log.say(format!("{} {} {} {}", figures.f_bsize, figures.f_frsize, figures.f_blocks, figures.f_namemax))
+        }
         Err(error) => log.say(format!("statvfs: {error}")),
     }
     log.file("file", b"");
-    let of_file = rustix::fs::statvfs(log.at("file")).map(|figures| (figures.f_blocks, figures.f_files, figures.f_namemax));
+    let of_file =
+        rustix::fs::statvfs(log.at("file")).map(|figures| (figures.f_blocks, figures.f_files, figures.f_namemax));
     log.saw("of a file", of_file);
 }
 
 fn statx(log: &mut Log) {
     log.file("file", &[1; 5_000]);
     for flags in [AtFlags::empty(), AtFlags::STATX_FORCE_SYNC, AtFlags::STATX_DONT_SYNC] {
-        let answer = rustix::fs::statx(CWD, log.at("file"), flags, rustix::fs::StatxFlags::BASIC_STATS | rustix::fs::StatxFlags::BTIME);
+        let answer = rustix::fs::statx(
+            CWD,
+            log.at("file"),
+            flags,
+            rustix::fs::StatxFlags::BASIC_STATS | rustix::fs::StatxFlags::BTIME,
+        );
         match answer {
             Ok(stat) => {
                 let born = stat.stx_btime.tv_sec > 0 && stat.stx_btime.tv_sec <= stat.stx_ctime.tv_sec;
-                log.say(format!("statx: size {} blksize {} born {born} nlink {}", stat.stx_size, stat.stx_blksize, stat.stx_nlink));
+                log.say(format!(
+                    "statx: size {} blksize {} born {born} nlink {}",
+                    stat.stx_size, stat.stx_blksize, stat.stx_nlink
+                ));
             }
             Err(error) => log.say(format!("statx: {error}")),
         }

@@ -56,8 +56,11 @@ fn reading_and_writing(log: &mut Log) {
 
 fn vectors(log: &mut Log) {
     let file = log.file("file", b"");
-    let written =
-        rustix::io::pwritev(&file, &[std::io::IoSlice::new(b"one "), std::io::IoSlice::new(b""), std::io::IoSlice::new(b"two")], 3);
+    let written = rustix::io::pwritev(
+        &file,
+        &[std::io::IoSlice::new(b"one "), std::io::IoSlice::new(b""), std::io::IoSlice::new(b"two")],
+        3,
+    );
     log.saw("pwritev", written);
     let (mut a, mut b) = ([0; 5], [0; 20]);
     let read = rustix::io::preadv(&file, &mut [std::io::IoSliceMut::new(&mut a), std::io::IoSliceMut::new(&mut b)], 0);
@@ -71,7 +74,8 @@ fn vectors(log: &mut Log) {
 fn without_waiting(log: &mut Log) {
     let file = log.file("file", b"content");
     let mut buffer = [0; 5];
-    let read = rustix::io::preadv2(&file, &mut [std::io::IoSliceMut::new(&mut buffer)], 0, rustix::io::ReadWriteFlags::NOWAIT);
+    let read =
+        rustix::io::preadv2(&file, &mut [std::io::IoSliceMut::new(&mut buffer)], 0, rustix::io::ReadWriteFlags::NOWAIT);
     log.saw("preadv2 without waiting, cached", read);
 }
 

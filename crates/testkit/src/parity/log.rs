@@ -1,4 +1,5 @@
-//! What a parity case saw, line by line, and the calls whose results are written down in one way everywhere.
+//! What a parity case saw, line by line, and the calls whose results are written down in one way
+//! everywhere.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, Timestamps};
 use rustix::io::{Errno, Result};
@@ -119,14 +120,16 @@ impl Log {
         }
     }
 
-    /// Writes down whether the status change time and, where asked, the modification time of a name moved since `mark`.
+    /// Writes down whether the status change time and, where asked, the modification time of a name
+    /// moved since `mark`.
     pub fn moved(&mut self, what: &str, name: &str, mark: Mark) {
         let now = Mark::of(&self.at(name));
         self.say(format!("{what}: mtime moved {} ctime moved {}", now.mtime > mark.mtime, now.ctime > mark.ctime));
     }
 
-    /// The times of a name, after a pause that is longer than a clock tick, so that the next change is seen. By the clock that files get their
-    /// times from: on a busy machine its ticks come late.
+    /// The times of a name, after a pause that is longer than a clock tick, so that the next change
+    /// is seen. By the clock that files get their times from: on a busy machine its ticks come
+    /// late.
     pub fn mark(&mut self, name: &str) -> Mark {
         let mark = Mark::of(&self.at(name));
         let now = || {
@@ -150,7 +153,8 @@ impl Log {
 
     /// Writes the names of a directory down, sorted, with types.
     pub fn list(&mut self, name: &str) {
-        let directory = rustix::fs::open(self.at(name), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let directory =
+            rustix::fs::open(self.at(name), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let Some(directory) = self.did(&format!("opendir {name}"), directory) else { return };
         let entries = rustix::fs::Dir::read_from(&directory).expect("opendir");
         let mut names: Vec<String> = entries
@@ -174,7 +178,10 @@ pub struct Mark {
 impl Mark {
     fn of(path: &Path) -> Mark {
         let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).expect("statx");
-        Mark { mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec), ctime: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec) }
+        Mark {
+            mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
+            ctime: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec),
+        }
     }
 }
 
@@ -188,7 +195,9 @@ fn digest(content: &[u8]) -> String {
         return content.escape_ascii().to_string();
     }
     // FNV-1a: enough to tell two runs of one test apart.
-    let hash = content.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
+    let hash = content
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
     format!("{} bytes, {hash:016x}", content.len())
 }
 

@@ -44,9 +44,14 @@ fn create_and_open(log: &mut Log) {
     log.open("sticky", OFlags::CREATE | OFlags::RDWR, 0o7777);
     log.stat("sticky");
     log.mkdir("d");
-    for flags in
-        [OFlags::RDWR, OFlags::WRONLY, OFlags::CREATE, OFlags::CREATE | OFlags::EXCL, OFlags::RDONLY, OFlags::TRUNC | OFlags::WRONLY]
-    {
+    for flags in [
+        OFlags::RDWR,
+        OFlags::WRONLY,
+        OFlags::CREATE,
+        OFlags::CREATE | OFlags::EXCL,
+        OFlags::RDONLY,
+        OFlags::TRUNC | OFlags::WRONLY,
+    ] {
         log.open("d", flags, 0o644);
     }
     log.open("missing/file", OFlags::CREATE | OFlags::RDWR, 0o644);

@@ -15,7 +15,10 @@ pub(super) const CASES: &[Case] = &[
 
 fn through(file: &OwnedFd, log: &mut Log, what: &str) {
     match rustix::fs::fstat(file) {
-        Ok(stat) => log.say(format!("{what}: mode {:o} nlink {} size {} owner {}", stat.st_mode, stat.st_nlink, stat.st_size, stat.st_uid)),
+        Ok(stat) => log.say(format!(
+            "{what}: mode {:o} nlink {} size {} owner {}",
+            stat.st_mode, stat.st_nlink, stat.st_size, stat.st_uid
+        )),
         Err(error) => log.say(format!("{what}: {error}")),
     }
 }
@@ -116,8 +119,8 @@ fn reopening(log: &mut Log) {
 }
 
 fn execution(log: &mut Log) {
-    // Made by a process of its own: a descriptor for writing in this one could be inherited by a child of another test, and a program
-    // that is open for writing cannot be run.
+    // Made by a process of its own: a descriptor for writing in this one could be inherited by a
+    // child of another test, and a program that is open for writing cannot be run.
     let make = "cp /bin/true true; chmod 755 true; printf '#!/bin/sh\\nexit 7\\n' > script; chmod 755 script";
     let made = std::process::Command::new("sh").args(["-c", make]).current_dir(log.at("")).status();
     log.say(format!("made: {:?}", made.map(|status| status.code()).map_err(|error| error.raw_os_error())));

@@ -3,7 +3,8 @@
 use super::{Case, Log};
 use rustix::fs::XattrFlags;
 
-pub(super) const CASES: &[Case] = &[("extended attributes", xattrs), ("extended attributes of other namespaces", namespaces)];
+pub(super) const CASES: &[Case] =
+    &[("extended attributes", xattrs), ("extended attributes of other namespaces", namespaces)];
 
 fn set(log: &mut Log, name: &str, key: &str, value: &[u8], flags: XattrFlags) {
     let answer = rustix::fs::lsetxattr(log.at(name), key, value, flags);
@@ -21,7 +22,8 @@ fn get(log: &mut Log, name: &str, key: &str, room: usize) {
 fn list(log: &mut Log, name: &str) {
     let mut buffer = vec![0; 4096];
     if let Some(size) = log.did("listxattr", rustix::fs::llistxattr(log.at(name), &mut buffer[..])) {
-        let mut names: Vec<String> = buffer[..size].split(|byte| *byte == 0).map(|name| name.escape_ascii().to_string()).collect();
+        let mut names: Vec<String> =
+            buffer[..size].split(|byte| *byte == 0).map(|name| name.escape_ascii().to_string()).collect();
         names.sort();
         log.say(names.join(" "));
     }

@@ -1,6 +1,8 @@
-//! What `deny.toml` says of the libraries, checked against what cargo resolves: licences, sources, double versions.
+//! What `deny.toml` says of the libraries, checked against what cargo resolves: licences, sources,
+//! double versions.
 //!
-//! `cargo deny` reads the same file and knows more (advisories); this needs no program but cargo, so that each run of the tests has it.
+//! `cargo deny` reads the same file and knows more (advisories); this needs no program but cargo,
+//! so that each run of the tests has it.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -18,7 +20,8 @@ fn words(value: &toml::Value) -> Vec<String> {
     value.as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect()
 }
 
-/// All packages that are built for this machine, ours as well. Those of other systems need not have been downloaded.
+/// All packages that are built for this machine, ours as well. Those of other systems need not have
+/// been downloaded.
 fn packages() -> Vec<serde_json::Value> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
@@ -55,7 +58,8 @@ fn libraries_come_from_one_place_in_one_version() {
     assert_eq!(words(&rules["sources"]["allow-registry"]), [CRATES_IO.strip_prefix("registry+").unwrap()]);
     assert!(words(&rules["sources"]["allow-git"]).is_empty());
     assert!(rules["bans"]["skip"].as_array().unwrap().is_empty(), "this test has to learn what `skip` means");
-    let banned: Vec<&str> = rules["bans"]["deny"].as_array().unwrap().iter().map(|one| one["crate"].as_str().unwrap()).collect();
+    let banned: Vec<&str> =
+        rules["bans"]["deny"].as_array().unwrap().iter().map(|one| one["crate"].as_str().unwrap()).collect();
     let mut complaints = Complaints::default();
     let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in packages() {
@@ -77,7 +81,8 @@ fn libraries_come_from_one_place_in_one_version() {
     complaints.none();
 }
 
-/// Whether terms as a package states them (an SPDX expression; `/` is an old word for `OR`) can be met by allowed licences only.
+/// Whether terms as a package states them (an SPDX expression; `/` is an old word for `OR`) can be
+/// met by allowed licences only.
 fn is_allowed(terms: &str, allowed: &[String]) -> bool {
     let spaced = terms.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut rest = spaced.split_whitespace().peekable();
@@ -120,12 +125,26 @@ fn one(words: &mut Words<'_>, allowed: &[String]) -> bool {
 #[test]
 fn licence_terms_are_read_rightly() {
     let allowed = ["MIT", "Apache-2.0", "Unicode-3.0"].map(str::to_owned);
-    for good in ["MIT", "MIT/Apache-2.0", "GPL-2.0 OR MIT", "(MIT OR GPL-2.0) AND Unicode-3.0", "GPL-3.0 WITH x OR (MIT AND Apache-2.0)"] {
+    for good in [
+        "MIT",
+        "MIT/Apache-2.0",
+        "GPL-2.0 OR MIT",
+        "(MIT OR GPL-2.0) AND Unicode-3.0",
+        "GPL-3.0 WITH x OR (MIT AND Apache-2.0)",
+    ] {
         assert!(is_allowed(good, &allowed), "{good}");
     }
-    for bad in
-        ["", "GPL-2.0", "MIT AND GPL-2.0", "GPL-2.0 OR", "(MIT", "MIT)", "MIT Apache-2.0", "MIT WITH x", "(GPL-2.0 OR MPL-2.0) AND MIT"]
-    {
+    for bad in [
+        "",
+        "GPL-2.0",
+        "MIT AND GPL-2.0",
+        "GPL-2.0 OR",
+        "(MIT",
+        "MIT)",
+        "MIT Apache-2.0",
+        "MIT WITH x",
+        "(GPL-2.0 OR MPL-2.0) AND MIT",
+    ] {
         assert!(!is_allowed(bad, &allowed), "{bad}");
     }
 }

@@ -21,7 +21,10 @@ fn branches_as_people_write_them() {
         ("/a=RW,4G:/b=NC,500M:/c=RO", &[("/a", "rw+minfree=4294967296"), ("/b", "nc+minfree=524288000"), ("/c", "ro")]),
         ("/a=rw+minfree=10K:/x", &[("/a", "rw+minfree=10240"), ("/x", "ro")]),
         ("/a=b=rw", &[("/a=b", "rw")]),
-        ("/a/minfree=ro:/a=b/minfree=rw:/a+minfree=ro", &[("/a/minfree", "ro"), ("/a=b/minfree", "rw"), ("/a+minfree", "ro")]),
+        (
+            "/a/minfree=ro:/a=b/minfree=rw:/a+minfree=ro",
+            &[("/a/minfree", "ro"), ("/a=b/minfree", "rw"), ("/a+minfree", "ro")],
+        ),
         (r"/a\=b:/c\:d=ro:/e\\f", &[("/a=b", "rw"), ("/c:d", "ro"), (r"/e\f", "ro")]),
         ("relative", &[("relative", "rw")]),
     ] {
@@ -63,7 +66,17 @@ fn nonsense_is_refused_with_what_exists() {
 
 #[test]
 fn modes_read_what_they_write() {
-    for text in ["rw", "ro", "rr+wh", "nc", "rw+icex", "ro+coo_reg", "rw+coo_all", "rw+moo+tier", "ro+wh+icexsec+icexoth+minfree=5"] {
+    for text in [
+        "rw",
+        "ro",
+        "rr+wh",
+        "nc",
+        "rw+icex",
+        "ro+coo_reg",
+        "rw+coo_all",
+        "rw+moo+tier",
+        "ro+wh+icexsec+icexoth+minfree=5",
+    ] {
         assert_eq!(BranchMode::parse(text).unwrap().to_string(), text);
     }
 }
@@ -117,8 +130,14 @@ fn pools_are_writable_throughout() {
 fn branches_must_not_overlap() {
     let paths = |texts: &[&str]| texts.iter().map(PathBuf::from).collect::<Vec<_>>();
     assert!(check_overlap(&paths(&["/a", "/ab", "/b/a"]), Some(Path::new("/m"))).is_ok());
-    assert!(check_overlap(&paths(&["/a", "/b"]), Some(Path::new("/a"))).is_ok(), "covering a branch hides it on purpose");
-    assert!(check_overlap(&paths(&["/a", "/b"]), Some(Path::new("/a/m"))).is_ok(), "a mount point in a branch is like any other in it");
+    assert!(
+        check_overlap(&paths(&["/a", "/b"]), Some(Path::new("/a"))).is_ok(),
+        "covering a branch hides it on purpose"
+    );
+    assert!(
+        check_overlap(&paths(&["/a", "/b"]), Some(Path::new("/a/m"))).is_ok(),
+        "a mount point in a branch is like any other in it"
+    );
     for (branches, mount_point, part) in [
         (paths(&["/a", "/a"]), None, "twice"),
         (paths(&["/a", "/a/b"]), None, "/a/b lies inside the branch /a"),

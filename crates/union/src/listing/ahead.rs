@@ -1,9 +1,12 @@
 //! Names of large directories, read by a thread while those before them are handed out.
 //!
-//! Asked for by a merge that has just taken a full batch; the merge comes back for what was read when it needs the next one. Invariants:
+//! Asked for by a merge that has just taken a full batch; the merge comes back for what was read
+//! when it needs the next one. Invariants:
 //! * a reader that has not begun by then is not waited for: the merge reads for itself;
-//! * what is read ahead is as good as names that a merge has taken and not handed out, and goes with them when something changes;
-//! * there is one thread for each union, made with it: threads that serve requests may be bound to one processor, and so would be its.
+//! * what is read ahead is as good as names that a merge has taken and not handed out, and goes
+//!   with them when something changes;
+//! * there is one thread for each union, made with it: threads that serve requests may be bound to
+//!   one processor, and so would be its.
 
 use super::{
     Source,
@@ -165,7 +168,14 @@ mod tests {
     fn what_is_read_ahead_is_what_the_branch_has() {
         let (layer, reader) = (filled(3), Reader::start());
         let root = layer.root().unwrap().node;
-        let source = Source { layer: &*layer, shared: Some(&layer), directory: &root, slot: 7, reads_marks: false, x_directory: false };
+        let source = Source {
+            layer: &*layer,
+            shared: Some(&layer),
+            directory: &root,
+            slot: 7,
+            reads_marks: false,
+            x_directory: false,
+        };
         // The first one may come too late: then the merge reads by itself.
         let batch = std::iter::repeat_with(|| reader.ask(&source, &Caller::ROOT, 0, hashes()).unwrap())
             .inspect(|ahead| assert!(ahead.is(7, 0) && !ahead.is(7, 1) && !ahead.is(6, 0)))
@@ -216,7 +226,14 @@ mod tests {
     fn nobody_waits_for_a_thread_that_is_not_there() {
         let layer = filled(1);
         let root = layer.root().unwrap().node;
-        let source = Source { layer: &*layer, shared: Some(&layer), directory: &root, slot: 0, reads_marks: false, x_directory: false };
+        let source = Source {
+            layer: &*layer,
+            shared: Some(&layer),
+            directory: &root,
+            slot: 0,
+            reads_marks: false,
+            x_directory: false,
+        };
         assert!(Reader { jobs: None }.ask(&source, &Caller::ROOT, 0, hashes()).is_none());
         let (jobs, queue) = channel();
         let ahead = Reader { jobs: Some(jobs) }.ask(&source, &Caller::ROOT, 0, hashes()).unwrap();

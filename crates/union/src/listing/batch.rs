@@ -1,4 +1,5 @@
-//! A few names of one branch's directory, taken at once so that nothing is asked of any branch while it hands out names.
+//! A few names of one branch's directory, taken at once so that nothing is asked of any branch
+//! while it hands out names.
 
 use super::{
     Source,
@@ -11,7 +12,8 @@ use std::sync::Arc;
 /// Names taken at once.
 const MOST: usize = if cfg!(test) { 16 } else { 512 };
 
-/// Names taken at once with attributes, which are good for the call in which they were asked for alone.
+/// Names taken at once with attributes, which are good for the call in which they were asked for
+/// alone.
 const MOST_WITH_ATTRIBUTES: usize = if cfg!(test) { 8 } else { 32 };
 
 /// Names read ahead at once.
@@ -29,7 +31,8 @@ pub(super) struct Taken {
     pub(super) next: u64,
 }
 
-/// What is found out about names when they are read ahead, for the set that they will be held against.
+/// What is found out about names when they are read ahead, for the set that they will be held
+/// against.
 #[derive(Clone)]
 pub(super) enum Preparing {
     /// The hash of each.
@@ -104,7 +107,8 @@ impl Batch {
         self.prepared = match preparing {
             Preparing::Digests(keys) => Prepared::Digests(all().map(|name| keys.digest(name.bytes())).collect()),
             Preparing::Hidden(hidden, source) => {
-                let is_hidden = |name: Name<'_>| marks::listed(name) != Listed::Plain || hidden.hides(name.bytes(), *source);
+                let is_hidden =
+                    |name: Name<'_>| marks::listed(name) != Listed::Plain || hidden.hides(name.bytes(), *source);
                 Prepared::Hidden(all().map(is_hidden).collect())
             }
         };
@@ -154,7 +158,8 @@ impl Batch {
         }
     }
 
-    /// Whether the first name that is left is hidden from its source, where that has been found out.
+    /// Whether the first name that is left is hidden from its source, where that has been found
+    /// out.
     pub(super) fn is_hidden(&self) -> Option<bool> {
         match &self.prepared {
             Prepared::Hidden(hidden) => hidden.get(self.first).copied(),

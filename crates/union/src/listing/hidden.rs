@@ -1,15 +1,21 @@
-//! The names that upper branches hide from lower ones, at a fixed cost per name however long the names are.
+//! The names that upper branches hide from lower ones, at a fixed cost per name however long the
+//! names are.
 //!
-//! Made by a merge, one for each. Instead of a name, 89 bits of a keyed hash of it are kept (two runs of the standard library's keyed hash with
-//! keys of this process): two names of a directory of a million are taken for one another once in 10^15 listings, and nobody who does not read
-//! our memory can make such names. Beside them, 7 bits say which source the name was seen on first.
-//! The table is kept in the order of the hashes (linear probing, ordered), so it grows in place and by small steps. Invariants:
-//! * `slots` is in ascending order but for empty slots; every entry stands at or behind its home, with no empty slot between;
-//! * at most `LOAD_MAX` of the homes are used, and after growing not less than `LOAD_MAX / GROWTH`: 12 bytes a slot make 15.7 a name at most.
+//! Made by a merge, one for each. Instead of a name, 89 bits of a keyed hash of it are kept (two
+//! runs of the standard library's keyed hash with keys of this process): two names of a directory
+//! of a million are taken for one another once in 10^15 listings, and nobody who does not read our
+//! memory can make such names. Beside them, 7 bits say which source the name was seen on first. The
+//! table is kept in the order of the hashes (linear probing, ordered), so it grows in place and by
+//! small steps. Invariants:
+//! * `slots` is in ascending order but for empty slots; every entry stands at or behind its home,
+//!   with no empty slot between;
+//! * at most `LOAD_MAX` of the homes are used, and after growing not less than `LOAD_MAX / GROWTH`:
+//!   12 bytes a slot make 15.7 a name at most.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// A slot: the bits of the hash, and in the lowest seven the source (counted from 1; 0 in an empty slot).
+/// A slot: the bits of the hash, and in the lowest seven the source (counted from 1; 0 in an empty
+/// slot).
 type Slot = [u32; 3];
 
 const EMPTY: Slot = [0; 3];
@@ -105,7 +111,8 @@ impl Hidden {
         &self.keys
     }
 
-    /// Whether a name may be there, by the first half of its hash: all that most names of a lower branch need.
+    /// Whether a name may be there, by the first half of its hash: all that most names of a lower
+    /// branch need.
     fn may_hold(&self, name: &[u8]) -> bool {
         let high = self.keys.first(name);
         let wanted = [(high >> 32) as u32, high as u32, 0];
@@ -167,7 +174,8 @@ impl Hidden {
         }
     }
 
-    /// The same as [`Hidden::hides`], and from now on the name is hidden from the sources below this one.
+    /// The same as [`Hidden::hides`], and from now on the name is hidden from the sources below
+    /// this one.
     pub(super) fn enter(&mut self, name: &[u8], source: usize) -> bool {
         self.enter_digest(self.keys.digest(name), source)
     }
@@ -189,7 +197,12 @@ impl Hidden {
             }
             return hidden;
         }
-        let end = self.slots.iter().skip(index).position(|slot| is_empty(*slot)).map_or(self.slots.len(), |empty| index + empty);
+        let end = self
+            .slots
+            .iter()
+            .skip(index)
+            .position(|slot| is_empty(*slot))
+            .map_or(self.slots.len(), |empty| index + empty);
         if end == self.slots.len() {
             self.slots.reserve_exact(if end == self.slots.capacity() { 64 } else { 0 });
             self.slots.push(EMPTY);
@@ -217,11 +230,14 @@ impl Hidden {
         self.slots.get(index).is_some_and(|slot| source(*slot) < source(wanted))
     }
 
-    /// Grows in place: all entries to the end of the larger table, then each to its new home or the next free slot behind it.
+    /// Grows in place: all entries to the end of the larger table, then each to its new home or the
+    /// next free slot behind it.
     fn grow(&mut self) {
         let homes = (self.homes * GROWTH / 100).max(SMALLEST);
-        let end = self.slots.iter().filter(|slot| !is_empty(**slot)).fold(0, |next, slot| home(*slot, homes).max(next) + 1);
-        // Room for what may run over the end later, so that one entry more does not double the table.
+        let end =
+            self.slots.iter().filter(|slot| !is_empty(**slot)).fold(0, |next, slot| home(*slot, homes).max(next) + 1);
+        // Room for what may run over the end later, so that one entry more does not double the
+        // table.
         let length = homes.max(end) + homes / 1024 + 16;
         let old = self.slots.len();
         self.slots.reserve_exact(length.saturating_sub(old));
@@ -263,12 +279,16 @@ mod tests {
     }
 
     fn check(hidden: &Hidden) {
-        let used: Vec<(usize, Slot)> = hidden.slots.iter().copied().enumerate().filter(|(_, slot)| !is_empty(*slot)).collect();
+        let used: Vec<(usize, Slot)> =
+            hidden.slots.iter().copied().enumerate().filter(|(_, slot)| !is_empty(*slot)).collect();
         assert_eq!(used.len(), hidden.count);
         assert!(used.windows(2).all(|pair| bits(pair[0].1) < bits(pair[1].1)), "not in order");
         for (index, slot) in used {
             let home = home(slot, hidden.homes);
-            assert!(home <= index && hidden.slots[home..index].iter().all(|slot| !is_empty(*slot)), "{index} is cut off from {home}");
+            assert!(
+                home <= index && hidden.slots[home..index].iter().all(|slot| !is_empty(*slot)),
+                "{index} is cut off from {home}"
+            );
         }
     }
 
@@ -315,7 +335,10 @@ mod tests {
             assert!(!hidden.enter(b"a", 1) && hidden.hides(b"a", 2), "the source comes to it again");
             hidden.unhide(1);
             assert!(!hidden.hides(b"a", 126) && hidden.hides(b"b", 3) && !hidden.hides(b"c", 126));
-            assert!(!hidden.enter(b"c", 2) && hidden.enter(b"c", 3), "a source below shows it, and hides it from then on");
+            assert!(
+                !hidden.enter(b"c", 2) && hidden.enter(b"c", 3),
+                "a source below shows it, and hides it from then on"
+            );
             check(&hidden);
         }
     }

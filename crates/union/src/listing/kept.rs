@@ -1,10 +1,12 @@
-//! Listings between two calls of the same reader: the merge it is in, or the whole listing that it reads from.
+//! Listings between two calls of the same reader: the merge it is in, or the whole listing that it
+//! reads from.
 //!
 //! Invariants:
-//! * what is kept is used by one call at a time (it is taken out meanwhile), and nobody takes it from its reader: who has none of his own and comes to
-//!   the same position gets a copy;
-//! * a reader ends with what it began with. What was shown to it is in its merge or in its whole listing, and in no other: files that were copied up
-//!   since stand at another place there, behind it or before it.
+//! * what is kept is used by one call at a time (it is taken out meanwhile), and nobody takes it
+//!   from its reader: who has none of his own and comes to the same position gets a copy;
+//! * a reader ends with what it began with. What was shown to it is in its merge or in its whole
+//!   listing, and in no other: files that were copied up since stand at another place there, behind
+//!   it or before it.
 
 use super::{Request, Source, merge::Merge, merged::Merged};
 use nacre_vfs::FileId;
@@ -20,12 +22,12 @@ use std::{
 /// The most merges that are kept.
 const KEPT_MAX: usize = 64;
 
-/// How long a reader may pause. What a merge knows of upper branches is as old as the listing, as natively; but it must not serve somebody who
-/// comes much later to the same position.
+/// How long a reader may pause. What a merge knows of upper branches is as old as the listing, as
+/// natively; but it must not serve somebody who comes much later to the same position.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
-/// Whoever has gone on within this time is at it, and would have to read the upper branches anew if his merge were gone: two readers of large
-/// directories must not take each other's away in turn.
+/// Whoever has gone on within this time is at it, and would have to read the upper branches anew if
+/// his merge were gone: two readers of large directories must not take each other's away in turn.
 const AT_IT: Duration = Duration::from_secs(1);
 
 /// Names that were taken ahead are handed out only as long as a native listing might do so.
@@ -59,11 +61,13 @@ impl Ticket {
         (self.key, self.token, &self.slots, self.gone) == (other.key, other.token, &other.slots, other.gone)
     }
 
-    /// Whether a listing of these branches can go on although the directory may be on more of them now, and some may have been removed. It must go on
-    /// without the new ones: a file copied up meanwhile is still to be shown where it was found.
+    /// Whether a listing of these branches can go on although the directory may be on more of them
+    /// now, and some may have been removed. It must go on without the new ones: a file copied up
+    /// meanwhile is still to be shown where it was found.
     fn is_part_of(&self, now: &Ticket) -> bool {
         let mut slots = now.slots.iter();
-        self.key == now.key && self.slots.iter().filter(|slot| !self.is_gone(**slot)).all(|slot| slots.any(|known| known == slot))
+        self.key == now.key
+            && self.slots.iter().filter(|slot| !self.is_gone(**slot)).all(|slot| slots.any(|known| known == slot))
     }
 
     /// Whether the branch in a slot has been removed since.
@@ -71,9 +75,11 @@ impl Ticket {
         self.gone & bit(slot) != 0
     }
 
-    /// Where each of the branches is among the directory's present ones; `None` for those that have been removed.
+    /// Where each of the branches is among the directory's present ones; `None` for those that have
+    /// been removed.
     pub(super) fn places(&self, sources: &[Source<'_>]) -> Vec<Option<usize>> {
-        let place = |slot: &u8| if self.is_gone(*slot) { None } else { sources.iter().position(|source| source.slot == *slot) };
+        let place =
+            |slot: &u8| if self.is_gone(*slot) { None } else { sources.iter().position(|source| source.slot == *slot) };
         self.slots.iter().map(place).collect()
     }
 }
@@ -214,7 +220,8 @@ impl KeptMerges {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Keeps a listing whose names were taken when `changes` was so; the oldest give way, those first that may have been left.
+    /// Keeps a listing whose names were taken when `changes` was so; the oldest give way, those
+    /// first that may have been left.
     #[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
     pub(super) fn keep(&self, ticket: Ticket, reached: u64, changes: u64, way: Way) {
         let _evicted: Vec<Kept> = {

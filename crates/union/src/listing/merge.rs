@@ -12,7 +12,8 @@ use crate::marks::{self, Listed, Marks};
 use nacre_vfs::{Entry, Errno, Name, Result};
 use std::sync::Arc;
 
-/// How many names of the upper of two branches are entered before it is asked whether the lower has fewer.
+/// How many names of the upper of two branches are entered before it is asked whether the lower has
+/// fewer.
 const FIRST_TRY: usize = if cfg!(test) { 8 } else { 16 << 10 };
 
 /// After how many times as many it is asked again.
@@ -26,7 +27,8 @@ const TOLD_MAX: usize = 1 << 16;
 pub(super) struct Merge {
     /// Shared with the thread that reads ahead, once it is complete.
     hidden: Arc<Hidden>,
-    /// Which names are entered in `hidden`: all of the sources before this one, and of this one those before this position of its own.
+    /// Which names are entered in `hidden`: all of the sources before this one, and of this one
+    /// those before this position of its own.
     covered: (usize, u64),
     /// Names taken and not handed out, and where the first of them stands.
     left: Batch,
@@ -47,7 +49,9 @@ pub(super) struct Merge {
 impl Merge {
     /// Memory held, bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.hidden.bytes() + self.left.bytes() + (self.told.capacity() + self.told_before.capacity()) * size_of::<(u64, u64)>()
+        self.hidden.bytes()
+            + self.left.bytes()
+            + (self.told.capacity() + self.told_before.capacity()) * size_of::<(u64, u64)>()
     }
 
     /// A merge that begins when names have changed so often.
@@ -117,7 +121,8 @@ pub(super) struct Run<'a> {
     /// Where the reader will come back to.
     reached: u64,
     reader: Option<&'a Reader>,
-    /// Whether the branch on which a name was found is still the one that shows it, for all that is known.
+    /// Whether the branch on which a name was found is still the one that shows it, for all that is
+    /// known.
     unchanged: bool,
 }
 
@@ -164,7 +169,8 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let wanted = position::unpack(self.request.from);
-        // A position that nobody remembers, in a branch that is gone: names come twice rather than not at all.
+        // A position that nobody remembers, in a branch that is gone: names come twice rather than
+        // not at all.
         let Some(index) = self.slots.iter().position(|slot| *slot == wanted.slot) else { return Ok(()) };
         while self.merge.covered.0 < index {
             self.enter_rest(self.merge.covered.0)?;
@@ -190,8 +196,8 @@ impl<'a> Run<'a> {
         self.sources.get(index)?.as_ref()
     }
 
-    /// Finds the full position again by reading the directory from its start. Where the name behind it is gone, positions that ascend tell the
-    /// next one; others mean starting over.
+    /// Finds the full position again by reading the directory from its start. Where the name behind
+    /// it is gone, positions that ascend tell the next one; others mean starting over.
     fn search(&self, index: usize, wanted: Own) -> Result<u64> {
         let Some(source) = self.source(index) else { return Err(Errno::EIO) };
         let (mut batch, mut own, mut ascends, mut behind) = (Batch::default(), 0, true, None);
@@ -230,8 +236,9 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Where the upper of two branches turns out to be the larger one, keeps the names of the lower one instead, each with whether it has been seen
-    /// above: the memory is that of the smaller side, whichever it is.
+    /// Where the upper of two branches turns out to be the larger one, keeps the names of the lower
+    /// one instead, each with whether it has been seen above: the memory is that of the smaller
+    /// side, whichever it is.
     fn turn_round(&mut self) -> Result<()> {
         let entered = self.merge.hidden.len();
         let [Some(_), Some(lower)] = self.sources else { return Ok(()) };
@@ -270,8 +277,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes the next names to hand out, and has those behind them read meanwhile. Files are not asked about ahead: what is said of them has to be
-    /// true when it is said.
+    /// Takes the next names to hand out, and has those behind them read meanwhile. Files are not
+    /// asked about ahead: what is said of them has to be true when it is said.
     fn take_next(&mut self, batch: &mut Batch, source: &Source<'_>) -> Result<bool> {
         let (own, attributes) = (self.at.1, self.request.attributes);
         let ahead = self.merge.ahead.take_if(|ahead| !attributes && ahead.is(source.slot, own)).and_then(Ahead::names);
@@ -344,8 +351,9 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// Goes on behind a source whose branch has been removed. What it hid and did not show (the reader may have come back, or had no room) is on the
-    /// sources below, if anywhere; a name that was shown just before may come twice.
+    /// Goes on behind a source whose branch has been removed. What it hid and did not show (the
+    /// reader may have come back, or had no room) is on the sources below, if anywhere; a name that
+    /// was shown just before may come twice.
     fn pass_over(&mut self) {
         let index = self.at.0;
         if self.merge.covered != self.at {
@@ -375,8 +383,15 @@ impl<'a> Run<'a> {
         self.at = next;
     }
 
-    /// Hands a name out if it is one to be seen, and enters what it hides; answers false where the reader has no more room.
-    fn consider(&mut self, source: &Source<'_>, (name, taken, entry): Item<'_>, known: Known, out: &mut dyn Present) -> Result<bool> {
+    /// Hands a name out if it is one to be seen, and enters what it hides; answers false where the
+    /// reader has no more room.
+    fn consider(
+        &mut self,
+        source: &Source<'_>,
+        (name, taken, entry): Item<'_>,
+        known: Known,
+        out: &mut dyn Present,
+    ) -> Result<bool> {
         let index = self.at.0;
         // The last source hides nothing from anybody.
         let enters = self.merge.covered == self.at && index + 1 < self.sources.len();
@@ -386,7 +401,11 @@ impl<'a> Run<'a> {
         } else {
             known.is_hidden.unwrap_or_else(|| said != Listed::Plain || self.merge.hidden.hides(name.bytes(), index))
         };
-        let shown = if hidden { self.request.show_whiteouts && source.reads_marks && matches!(said, Listed::Hides(_)) } else { true };
+        let shown = if hidden {
+            self.request.show_whiteouts && source.reads_marks && matches!(said, Listed::Hides(_))
+        } else {
+            true
+        };
         if shown && !self.present(source, (name, taken, entry), out)? {
             if enters {
                 // If its branch goes before the reader comes back, the next one shows it.
@@ -436,7 +455,8 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// The file of a name on the branch that shows it; `None` where it is a whiteout. Only the few types that can be one are looked at closer.
+    /// The file of a name on the branch that shows it; `None` where it is a whiteout. Only the few
+    /// types that can be one are looked at closer.
     fn examine(&self, source: &Source<'_>, (name, _, entry): Item<'_>, looked_at: bool) -> Result<Option<Entry>> {
         let entry = match entry {
             Some(entry) => entry.clone(),
@@ -449,8 +469,14 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Enters what a name hides from the sources below; answers whether the name itself is not to be seen.
-fn enter(hidden: &mut Hidden, index: usize, source: &Source<'_>, (name, digest): (Name<'_>, Option<Digest>)) -> Result<bool> {
+/// Enters what a name hides from the sources below; answers whether the name itself is not to be
+/// seen.
+fn enter(
+    hidden: &mut Hidden,
+    index: usize,
+    source: &Source<'_>,
+    (name, digest): (Name<'_>, Option<Digest>),
+) -> Result<bool> {
     match marks::listed(name) {
         Listed::Plain => {
             let digest = digest.unwrap_or_else(|| hidden.keys().digest(name.bytes()));

@@ -1,7 +1,9 @@
 //! Whole listings kept under a budget while their directory does not change.
 //!
-//! A listing is recorded while it is handed out, and kept only if it was read from start to end in order and the directory was not forgotten
-//! meanwhile. Record: next (8 bytes, little-endian), inode number (8), source (1), type as `d_type` (1, 0 where unknown), length of the name (1), name.
+//! A listing is recorded while it is handed out, and kept only if it was read from start to end in
+//! order and the directory was not forgotten meanwhile. Record: next (8 bytes, little-endian),
+//! inode number (8), source (1), type as `d_type` (1, 0 where unknown), length of the name (1),
+//! name.
 
 use super::kept::Ticket;
 use hashbrown::HashMap;
@@ -68,7 +70,8 @@ impl Merged {
         if let Some((_, offset)) = reached.iter().find(|(known, _)| *known == position) {
             return Some(*offset);
         }
-        // Most come back to somewhere in the last reply, which begins where the one before it ended.
+        // Most come back to somewhere in the last reply, which begins where the one before it
+        // ended.
         const NEAR: usize = 1 << 20;
         let near = reached.iter().find_map(|(_, offset)| self.scan(*offset, position, NEAR));
         near.or_else(|| self.scan(0, position, usize::MAX))
@@ -122,7 +125,8 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Records a name that stands at `at`, unless that is recorded already; answers false where the listing has become too large.
+    /// Records a name that stands at `at`, unless that is recorded already; answers false where the
+    /// listing has become too large.
     pub(super) fn add(&mut self, at: (usize, u64), name: Name<'_>, ino: u64, kind: Option<Kind>, next: u64) -> bool {
         if at != self.end {
             return true;
@@ -225,7 +229,14 @@ impl MergedListings {
         drop(table);
         // One directory may not drive out all others.
         let most = self.budget / 2;
-        Some(Recording { key: ticket.key, serial, records: Vec::new(), end: (0, 0), most, table: Arc::clone(&self.table) })
+        Some(Recording {
+            key: ticket.key,
+            serial,
+            records: Vec::new(),
+            end: (0, 0),
+            most,
+            table: Arc::clone(&self.table),
+        })
     }
 
     /// Keeps a recording, if it is of the whole directory and still true.

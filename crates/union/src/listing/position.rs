@@ -1,11 +1,13 @@
-//! Positions of a union's listing: which branch, and where in its directory, in 63 bits (`lseek(2)` takes no negative ones).
+//! Positions of a union's listing: which branch, and where in its directory, in 63 bits (`lseek(2)`
+//! takes no negative ones).
 //!
 //! ```text
 //! bit 63: 0 | 62..56: slot of the branch | 55: 1 = abridged | 54..0: the branch's own position, or its upper bits
 //! ```
-//! A position that needs more than 55 bits (ext4 has 63, a hash) is abridged; the full one is remembered by the listing under way, and found again
-//! by reading the branch's directory from its start else. So positions stay good over restarts and while a directory gains branches, and no memory is
-//! held for those that nobody comes back to.
+//! A position that needs more than 55 bits (ext4 has 63, a hash) is abridged; the full one is
+//! remembered by the listing under way, and found again by reading the branch's directory from its
+//! start else. So positions stay good over restarts and while a directory gains branches, and no
+//! memory is held for those that nobody comes back to.
 
 /// Bits for the branch's own position.
 const OWN: u32 = 55;
@@ -31,7 +33,8 @@ pub(super) enum Own {
     Abridged(u64),
 }
 
-/// What is left of a long position. A position that counts up or a hash alike keep their most significant bits of 63.
+/// What is left of a long position. A position that counts up or a hash alike keep their most
+/// significant bits of 63.
 fn abridge(own: u64) -> u64 {
     (own >> 8) & (ABRIDGED - 1)
 }

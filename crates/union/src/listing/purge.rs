@@ -3,10 +3,12 @@
 use super::{Source, batch::Batch};
 use nacre_vfs::{Caller, Errno, Kind, Layer, Name, Node, Result};
 
-/// Removes everything in a directory, marks and all. Follows nothing, and needs no stack: it goes down by nodes and comes back up by those it holds.
+/// Removes everything in a directory, marks and all. Follows nothing, and needs no stack: it goes
+/// down by nodes and comes back up by those it holds.
 ///
 /// # Errors
-/// What the storage says; what was removed until then is gone. What others put there meanwhile is removed too, or ENOTEMPTY.
+/// What the storage says; what was removed until then is gone. What others put there meanwhile is
+/// removed too, or ENOTEMPTY.
 pub(crate) fn purge(layer: &dyn Layer, directory: &Node) -> Result<()> {
     let caller = &Caller::ROOT;
     // From the top: directories that are being emptied, each with its name in the one before.
@@ -26,7 +28,8 @@ pub(crate) fn purge(layer: &dyn Layer, directory: &Node) -> Result<()> {
     }
 }
 
-/// Removes what is no directory until one is met, which is answered with its name; `None` where the directory is empty.
+/// Removes what is no directory until one is met, which is answered with its name; `None` where the
+/// directory is empty.
 fn empty_but_directories(layer: &dyn Layer, caller: &Caller, directory: &Node) -> Result<Option<(Vec<u8>, Node)>> {
     let source = Source { layer, shared: None, directory, slot: 0, reads_marks: false, x_directory: false };
     let mut batch = Batch::default();

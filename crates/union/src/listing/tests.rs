@@ -1,4 +1,5 @@
-//! Listings over trees in memory and over a real directory, against a merge that is written to be obviously right.
+//! Listings over trees in memory and over a real directory, against a merge that is written to be
+//! obviously right.
 
 use super::*;
 use crate::marks::{Namespace, Style};
@@ -65,7 +66,14 @@ impl Tree {
         self.page_for(Caller::ROOT.pid, listings, from, token, room)
     }
 
-    fn page_for(&self, pid: u32, listings: &Listings, from: u64, token: Option<u64>, room: usize) -> Vec<(String, u64)> {
+    fn page_for(
+        &self,
+        pid: u32,
+        listings: &Listings,
+        from: u64,
+        token: Option<u64>,
+        room: usize,
+    ) -> Vec<(String, u64)> {
         let (mut page, caller) = (Page::new(room), Caller { pid, ..Caller::ROOT });
         let request = Request { key: KEY, token, from, attributes: false, show_whiteouts: false, caller: &caller };
         listings.list(&MARKS, &request, &self.sources(), &mut page).unwrap();
@@ -80,7 +88,14 @@ impl Tree {
         self.rest_for(Caller::ROOT.pid, listings, from, token, room)
     }
 
-    fn rest_for(&self, pid: u32, listings: &Listings, from: u64, token: Option<u64>, room: usize) -> Vec<(String, u64)> {
+    fn rest_for(
+        &self,
+        pid: u32,
+        listings: &Listings,
+        from: u64,
+        token: Option<u64>,
+        room: usize,
+    ) -> Vec<(String, u64)> {
         let (mut all, mut from) = (Vec::new(), from);
         loop {
             let page = self.page_for(pid, listings, from, token, room);
@@ -108,7 +123,15 @@ impl Page {
 }
 
 impl Present for Page {
-    fn present(&mut self, source: Option<usize>, name: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, next: u64) -> Result<bool> {
+    fn present(
+        &mut self,
+        source: Option<usize>,
+        name: Name<'_>,
+        _: u64,
+        _: Option<Kind>,
+        _: Option<Entry>,
+        next: u64,
+    ) -> Result<bool> {
         if self.taken.len() == self.room {
             return Ok(false);
         }
@@ -146,7 +169,11 @@ fn upper_names_and_whiteouts_hide_lower_ones() {
         assert_eq!(sorted(&tree.all(&Listings::default(), None, room)), ["a", "c", "d", "f"], "room for {room}");
     }
     let tree = Tree { reads_marks: false, ..tree };
-    assert_eq!(sorted(&tree.all(&Listings::default(), None, 2)), ["a", "b", "c", "d", "e", "f"], "marks do not count, and are not shown");
+    assert_eq!(
+        sorted(&tree.all(&Listings::default(), None, 2)),
+        ["a", "b", "c", "d", "e", "f"],
+        "marks do not count, and are not shown"
+    );
 }
 
 #[test]
@@ -175,12 +202,15 @@ fn whiteouts_in_place_of_names() {
     layer.mknod(&Caller::ROOT, root, name(b"gone"), Kind::Character, 0, (0, 0)).unwrap();
     layer.mknod(&Caller::ROOT, root, name(b"device"), Kind::Character, 0, (1, 3)).unwrap();
     let empty = layer.mknod(&Caller::ROOT, root, name(b"empty"), Kind::File, 0, (0, 0)).unwrap();
-    layer.setxattr(&Caller::ROOT, &empty.node, b"trusted.overlay.whiteout", b"", nacre_vfs::XattrFlags::default()).unwrap();
+    layer
+        .setxattr(&Caller::ROOT, &empty.node, b"trusted.overlay.whiteout", b"", nacre_vfs::XattrFlags::default())
+        .unwrap();
     assert_eq!(sorted(&tree.all(&Listings::default(), None, 1)), ["device", "empty", "file"]);
     let mut sources = tree.sources();
     sources[0].x_directory = true;
     let mut page = Page::new(9);
-    let request = Request { key: KEY, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
+    let request =
+        Request { key: KEY, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
     Listings::default().list(&MARKS, &request, &sources, &mut page).unwrap();
     assert_eq!(sorted(&page.taken), ["device", "file"]);
 }
@@ -201,7 +231,8 @@ fn long_names_are_hidden_by_links() {
 fn whiteouts_are_shown_where_asked_for() {
     let tree = Tree::of(&[&["a", ".wh.b", ".wh..wh.aufs"], &["b"]]);
     let mut page = Page::new(9);
-    let request = Request { key: KEY, token: Some(1), from: 0, attributes: false, show_whiteouts: true, caller: &Caller::ROOT };
+    let request =
+        Request { key: KEY, token: Some(1), from: 0, attributes: false, show_whiteouts: true, caller: &Caller::ROOT };
     let listings = Listings::default();
     listings.list(&MARKS, &request, &tree.sources(), &mut page).unwrap();
     assert_eq!(sorted(&page.taken), [".wh.b", "a"]);
@@ -228,7 +259,8 @@ fn attributes_come_from_the_branch_that_shows_the_name() {
     }
     let tree = Tree::of(&[&["a"], &["a", "b"]]);
     let mut inodes = Inodes(BTreeMap::new());
-    let request = Request { key: KEY, token: None, from: 0, attributes: true, show_whiteouts: false, caller: &Caller::ROOT };
+    let request =
+        Request { key: KEY, token: None, from: 0, attributes: true, show_whiteouts: false, caller: &Caller::ROOT };
     Listings::default().list(&MARKS, &request, &tree.sources(), &mut inodes).unwrap();
     assert_eq!(
         inodes.0.iter().map(|(name, (source, _, same))| (name.as_str(), *source, *same)).collect::<Vec<_>>(),
@@ -283,7 +315,8 @@ fn it_agrees_with_the_obvious_merge() {
     for round in 0..150 {
         let count = 1 + random(&mut state) % 5;
         let branches = random_branches(&mut state, count, 60, 50);
-        let listed: Vec<Vec<&str>> = branches.iter().map(|branch| branch.iter().map(String::as_str).collect()).collect();
+        let listed: Vec<Vec<&str>> =
+            branches.iter().map(|branch| branch.iter().map(String::as_str).collect()).collect();
         let tree = Tree::of(&listed.iter().map(Vec::as_slice).collect::<Vec<_>>());
         let wanted = expected(&branches);
         let listings = Listings::default();
@@ -296,7 +329,8 @@ fn it_agrees_with_the_obvious_merge() {
     }
 }
 
-/// From every position, others see what the first reader saw after it: at once, and after a restart.
+/// From every position, others see what the first reader saw after it: at once, and after a
+/// restart.
 fn check_positions(tree: &Tree) {
     let whole = tree.all(&Listings::default(), None, 1000);
     let unique: BTreeSet<u64> = whole.iter().map(|(_, next)| *next).collect();
@@ -364,13 +398,18 @@ fn a_listing_goes_on_when_its_directory_gains_a_branch() {
     sources[1].slot = 40;
     let mut page = Page::new(1000);
     let from = first.last().unwrap().1;
-    let request = Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
+    let request =
+        Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
     listings.list(&MARKS, &request, &sources, &mut page).unwrap();
     let mut all: Vec<&str> = names(&first);
     all.extend(names(&page.taken));
     let unique: BTreeSet<&&str> = all.iter().collect();
     assert_eq!(unique.len(), all.len());
-    assert_eq!(all.len(), 1000, "the copy stands before the position now, and is shown all the same where it was found first");
+    assert_eq!(
+        all.len(),
+        1000,
+        "the copy stands before the position now, and is shown all the same where it was found first"
+    );
     assert!(page.sources.iter().all(|source| *source == Some(1)), "sources are told by their place among all");
 }
 
@@ -429,7 +468,8 @@ fn readers_share_a_whole_listing() {
     tree.add(1, b"new");
     assert_eq!(tree.rest_for(2, &listings, 0, Some(1), 30), first);
     // Two at the same time, in turn.
-    let (mut two, mut three) = (tree.page_for(2, &listings, 0, Some(1), 30), tree.page_for(3, &listings, 0, Some(1), 20));
+    let (mut two, mut three) =
+        (tree.page_for(2, &listings, 0, Some(1), 30), tree.page_for(3, &listings, 0, Some(1), 20));
     two.extend(tree.rest_for(2, &listings, two[29].1, Some(1), 7));
     three.extend(tree.rest_for(3, &listings, three[19].1, Some(1), 50));
     assert_eq!((two, three), (first.clone(), first));
@@ -441,7 +481,8 @@ fn who_began_with_a_whole_listing_ends_with_it() {
     let (tree, listings) = (hundred(), Listings::default());
     let whole = tree.rest_for(1, &listings, 0, Some(1), 1000);
     let begun = tree.page_for(2, &listings, 0, Some(1), 20);
-    // Copied up: before the reader's position on the upper branch, behind it on the lower one, and the other way round.
+    // Copied up: before the reader's position on the upper branch, behind it on the lower one, and
+    // the other way round.
     tree.add(0, b"n50");
     tree.add(0, b"n05");
     listings.forget(KEY);
@@ -477,10 +518,12 @@ fn a_listing_goes_on_without_a_branch_that_is_removed() {
         let count = 2 + random(&mut state) % 3;
         let mut branches = random_branches(&mut state, count, 60, 50);
         for names in &mut branches {
-            let whited: BTreeSet<String> = names.iter().filter_map(|name| name.strip_prefix(".wh.")).map(str::to_owned).collect();
+            let whited: BTreeSet<String> =
+                names.iter().filter_map(|name| name.strip_prefix(".wh.")).map(str::to_owned).collect();
             names.retain(|name| !whited.contains(name));
         }
-        let listed: Vec<Vec<&str>> = branches.iter().map(|branch| branch.iter().map(String::as_str).collect()).collect();
+        let listed: Vec<Vec<&str>> =
+            branches.iter().map(|branch| branch.iter().map(String::as_str).collect()).collect();
         let tree = Tree::of(&listed.iter().map(Vec::as_slice).collect::<Vec<_>>());
         let before = expected(&branches);
         let (listings, token) = (Listings::default(), (round % 2 == 0).then_some(1));
@@ -491,7 +534,8 @@ fn a_listing_goes_on_without_a_branch_that_is_removed() {
         let mut seen = Vec::new();
         let mut over = false;
         for _ in 0..random(&mut state) % 4 {
-            let page = tree.page(&listings, seen.last().map_or(0, |(_, next)| *next), token, 1 + random(&mut state) % 20);
+            let page =
+                tree.page(&listings, seen.last().map_or(0, |(_, next)| *next), token, 1 + random(&mut state) % 20);
             over |= page.is_empty();
             seen.extend(page);
         }
@@ -505,17 +549,28 @@ fn a_listing_goes_on_without_a_branch_that_is_removed() {
         let left = Tree { branches: tree.branches.clone(), reads_marks: true };
         let sources: Vec<Source<'_>> =
             left.sources().into_iter().enumerate().filter(|(at, _)| *at != gone).map(|(_, source)| source).collect();
-        let after =
-            expected(&branches.iter().enumerate().filter(|(at, _)| *at != gone).map(|(_, names)| names.clone()).collect::<Vec<_>>());
+        let after = expected(
+            &branches
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| *at != gone)
+                .map(|(_, names)| names.clone())
+                .collect::<Vec<_>>(),
+        );
         let mut from = *from;
         loop {
             let mut page = Page::new(9);
-            let request = Request { key: KEY, token, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
+            let request =
+                Request { key: KEY, token, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
             listings.list(&MARKS, &request, &sources, &mut page).unwrap();
             let Some((_, next)) = page.taken.last() else { break };
             from = *next;
             // What a look-up does not find goes unseen.
-            let there = page.taken.iter().zip(&page.sources).filter(|((name, _), source)| source.is_some() || after.contains(name));
+            let there = page
+                .taken
+                .iter()
+                .zip(&page.sources)
+                .filter(|((name, _), source)| source.is_some() || after.contains(name));
             seen.extend(there.map(|(listed, _)| listed.clone()));
         }
         let unique: BTreeSet<String> = seen.iter().map(|(name, _)| name.clone()).collect();
@@ -535,7 +590,14 @@ fn the_first_names_come_before_the_merge_is_complete() {
     let page = tree.page(&listings, 0, None, 10);
     assert_eq!(page.len(), 10);
     assert_eq!(listings.kept.len(), 1);
-    let request = Request { key: KEY, token: None, from: page[9].1, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
+    let request = Request {
+        key: KEY,
+        token: None,
+        from: page[9].1,
+        attributes: false,
+        show_whiteouts: false,
+        caller: &Caller::ROOT,
+    };
     let merge = listings.kept.take(&Ticket::new(&request, &tree.sources()), page[9].1).unwrap();
     let merge = merge_of(&merge);
     assert!(merge.entered() <= 11, "{} names were read before the first ten were handed out", merge.entered());
@@ -562,7 +624,8 @@ fn a_merge_holds_sixteen_bytes_for_each_upper_name() {
         count += page.len();
         let Some((_, next)) = page.last() else { break };
         from = *next;
-        let request = Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
+        let request =
+            Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
         let ticket = Ticket::new(&request, &tree.sources());
         let kept = listings.kept.take(&ticket, from).unwrap();
         most = most.max(merge_of(&kept).set_bytes());
@@ -594,7 +657,8 @@ fn a_merge_holds_the_names_of_the_smaller_side() {
         let Some((_, next)) = page.last() else { break };
         from = *next;
         all.extend(page);
-        let request = Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
+        let request =
+            Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
         let ticket = Ticket::new(&request, &tree.sources());
         let kept = listings.kept.take(&ticket, from).unwrap();
         last = merge_of(&kept).set_bytes();

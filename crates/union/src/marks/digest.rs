@@ -1,8 +1,10 @@
-//! SHA-256 (FIPS 180-4), for names of marks that must be found again by anybody and not be made to collide by anybody.
+//! SHA-256 (FIPS 180-4), for names of marks that must be found again by anybody and not be made to
+//! collide by anybody.
 //!
 //! Used for names over 251 bytes only, so it is written for clarity.
 
-/// The first 32 bits of the fractional parts of the cube roots of the first 64 primes (FIPS 180-4, 4.2.2).
+/// The first 32 bits of the fractional parts of the cube roots of the first 64 primes (FIPS 180-4,
+/// 4.2.2).
 const ROUNDS: [u32; 64] = [
     0x428a_2f98,
     0x7137_4491,
@@ -70,8 +72,10 @@ const ROUNDS: [u32; 64] = [
     0xc671_78f2,
 ];
 
-/// The first 32 bits of the fractional parts of the square roots of the first eight primes (FIPS 180-4, 5.3.3).
-const START: [u32; 8] = [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+/// The first 32 bits of the fractional parts of the square roots of the first eight primes (FIPS
+/// 180-4, 5.3.3).
+const START: [u32; 8] =
+    [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
 
 /// The digest of a message.
 pub(super) fn sha256(message: &[u8]) -> [u8; 32] {

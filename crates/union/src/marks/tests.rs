@@ -121,7 +121,11 @@ fn a_file_is_replaced_in_one_step_or_stands_beside_its_mark() {
         branch.file(b"f");
         let took = branch.hide(&marks, b"f").unwrap();
         assert_eq!(took, marks.style != Style::Wh, "{marks:?}");
-        assert_eq!(branch.look(&marks, b"f"), if took { "whited out" } else { "file" }, "a mark does not hide its own branch's file");
+        assert_eq!(
+            branch.look(&marks, b"f"),
+            if took { "whited out" } else { "file" },
+            "a mark does not hide its own branch's file"
+        );
         if !took {
             assert_eq!(stands_beside(&*branch.layer, &branch.d, name(b"f")), Ok(true));
             assert_eq!(stands_beside(&*branch.layer, &branch.d, name(b"g")), Ok(false));
@@ -180,7 +184,11 @@ fn directories_are_made_opaque_in_every_form() {
             }
             marks.make_opaque(&*branch.layer, &branch.d).unwrap();
             marks.make_opaque(&*branch.layer, &branch.d).unwrap();
-            assert_eq!(marks.opacity(&*branch.layer, &branch.d), Ok(Opacity { opaque: true, ..Opacity::default() }), "{marks:?}");
+            assert_eq!(
+                marks.opacity(&*branch.layer, &branch.d),
+                Ok(Opacity { opaque: true, ..Opacity::default() }),
+                "{marks:?}"
+            );
         }
     }
 }
@@ -266,7 +274,11 @@ fn names_that_fit_just_so() {
     }
     let [branch, _] = Branch::both();
     branch.layer.symlink(OWN, &branch.d, name(b".wh..wh.h.beef"), b"something").unwrap();
-    assert_eq!(long_name(&*branch.layer, &branch.d, name(b".wh..wh.h.beef")), Ok(None), "it must be the digest of the name");
+    assert_eq!(
+        long_name(&*branch.layer, &branch.d, name(b".wh..wh.h.beef")),
+        Ok(None),
+        "it must be the digest of the name"
+    );
 }
 
 #[test]

@@ -1,8 +1,11 @@
-//! The words of mergerfs: which of them change a union, which are only told, and which cannot be had. Pure.
+//! The words of mergerfs: which of them change a union, which are only told, and which cannot be
+//! had. Pure.
 //!
-//! Called by the reader of words for names that are not aufs'. mergerfs writes names with `-` in its later versions and with `_` in its earlier
-//! ones: both are the same here. Each word of its manual is in one of the tables or obeyed; a value that mergerfs would refuse is refused. What is
-//! taken and not done as it stands is told in one sentence ([`Words::notices`]), unless it asks for what happens anyway.
+//! Called by the reader of words for names that are not aufs'. mergerfs writes names with `-` in
+//! its later versions and with `_` in its earlier ones: both are the same here. Each word of its
+//! manual is in one of the tables or obeyed; a value that mergerfs would refuse is refused. What is
+//! taken and not done as it stands is told in one sentence ([`Words::notices`]), unless it asks for
+//! what happens anyway.
 
 use super::{ParseError, Word, Words};
 use crate::policy::CreatePolicy;
@@ -20,15 +23,15 @@ pub(crate) enum Value {
     Any,
 }
 
-/// A word that changes nothing: its name, its values, those that need no telling, and what is done instead.
+/// A word that changes nothing: its name, its values, those that need no telling, and what is done
+/// instead.
 pub(crate) type Told = (&'static str, Value, &'static [&'static str], &'static str);
 
 /// As mergerfs has it, seconds.
 const SYMLINKIFY_TIMEOUT: u64 = 3600;
 
 const THREADS: &str = "requests are served by as many threads as there are CPUs";
-const NO_EXDEV: &str =
-    "files stay on their branch when they are renamed or get another name, so that there is no EXDEV to replace by a link";
+const NO_EXDEV: &str = "files stay on their branch when they are renamed or get another name, so that there is no EXDEV to replace by a link";
 
 /// Words that are taken and change nothing.
 pub(crate) const TOLD: [Told; 27] = [
@@ -37,8 +40,18 @@ pub(crate) const TOLD: [Told; 27] = [
     ("process-thread-count", Value::Number, &["0", "-1"], THREADS),
     ("process-thread-queue-depth", Value::Number, &["0", "2"], THREADS),
     ("pin-threads", Value::Any, &["", "false"], "the kernel chooses the CPUs of threads"),
-    ("scheduling-priority", Value::Number, &["0", "-10"], "the process keeps the priority that it is started with (nice(1))"),
-    ("proxy-ioprio", Value::Bool, &["false"], "where the kernel reads and writes files by itself, it goes by the caller's priority"),
+    (
+        "scheduling-priority",
+        Value::Number,
+        &["0", "-10"],
+        "the process keeps the priority that it is started with (nice(1))",
+    ),
+    (
+        "proxy-ioprio",
+        Value::Bool,
+        &["false"],
+        "where the kernel reads and writes files by itself, it goes by the caller's priority",
+    ),
     ("fuse-msg-size", Value::Size, &["256", "1M", "1m"], "the largest size is agreed upon with the kernel"),
     ("readahead", Value::Number, &["0"], "files are read ahead as the devices of the branches have it"),
     (
@@ -55,8 +68,18 @@ pub(crate) const TOLD: [Told; 27] = [
     ("passthrough.max-stack-depth", Value::Number, &["0", "1", "2"], "the kernel is told what it needs"),
     ("ignorepponrename", Value::Bool, &["true", "false"], ""),
     ("rename-exdev", Value::OneOf(&["passthrough", "rel-symlink", "abs-symlink"]), &["passthrough"], NO_EXDEV),
-    ("link-exdev", Value::OneOf(&["passthrough", "rel-symlink", "abs-base-symlink", "abs-pool-symlink"]), &["passthrough"], NO_EXDEV),
-    ("lazy-umount-mountpoint", Value::Bool, &["false"], "what is mounted there stays below; `nacre umount` takes it away first"),
+    (
+        "link-exdev",
+        Value::OneOf(&["passthrough", "rel-symlink", "abs-base-symlink", "abs-pool-symlink"]),
+        &["passthrough"],
+        NO_EXDEV,
+    ),
+    (
+        "lazy-umount-mountpoint",
+        Value::Bool,
+        &["false"],
+        "what is mounted there stays below; `nacre umount` takes it away first",
+    ),
     (
         "nfsopenhack",
         Value::OneOf(&["off", "git", "all"]),
@@ -64,11 +87,21 @@ pub(crate) const TOLD: [Told; 27] = [
         "who has created a file may write to it, whatever its mode, as long as it is open",
     ),
     ("export-support", Value::Bool, &["true", "false"], ""),
-    ("never-forget-nodes", Value::Bool, &["false"], "files that the kernel has forgotten are found again on the branches"),
+    (
+        "never-forget-nodes",
+        Value::Bool,
+        &["false"],
+        "files that the kernel has forgotten are found again on the branches",
+    ),
     ("allow-idmap", Value::Bool, &["true", "false"], ""),
     ("kernel-permissions-check", Value::Bool, &["true"], "the kernel always checks permissions"),
     ("log.file", Value::Any, &[], "write log-file=FILE, and log=trace for every request"),
-    ("func.readdir", Value::Any, &["seq"], "the branches of a directory are read as far as the reader gets, and merged on the way"),
+    (
+        "func.readdir",
+        Value::Any,
+        &["seq"],
+        "the branches of a directory are read as far as the reader gets, and merged on the way",
+    ),
 ];
 
 /// Words with values that are refused; `nullrw=false` and the like are taken.
@@ -83,13 +116,19 @@ pub(crate) const IMPOSSIBLE: [(&str, &str); 4] = [
 ];
 
 const SEARCH: [&str; 7] = ["access", "getattr", "getxattr", "ioctl", "listxattr", "open", "readlink"];
-const ACTION: [&str; 10] = ["chmod", "chown", "link", "removexattr", "rename", "rmdir", "setxattr", "truncate", "unlink", "utimens"];
+const ACTION: [&str; 10] =
+    ["chmod", "chown", "link", "removexattr", "rename", "rmdir", "setxattr", "truncate", "unlink", "utimens"];
 
-/// What of a union's words only says that something is as it is: told once, and needless to those who build the union.
+/// What of a union's words only says that something is as it is: told once, and needless to those
+/// who build the union.
 pub(super) fn only_told(name: &str) -> bool {
     let is_of = |functions: &[&str]| name.strip_prefix("func.").is_some_and(|function| functions.contains(&function));
     let obeyed = ["func.getattr", "func.mkdir", "func.create"].contains(&name);
-    !obeyed && (TOLD.iter().any(|(known, ..)| same(name, known)) || is_of(&SEARCH) || is_of(&ACTION) || is_of(&["mknod", "symlink"]))
+    !obeyed
+        && (TOLD.iter().any(|(known, ..)| same(name, known))
+            || is_of(&SEARCH)
+            || is_of(&ACTION)
+            || is_of(&["mknod", "symlink"]))
         || ["nullrw", "posix-acl", "passthrough.io"].iter().any(|known| same(name, known))
 }
 
@@ -152,7 +191,8 @@ impl Words {
             }
             "statfs-ignore" => {
                 use crate::union::Ignored;
-                let values = [(&["none"][..], Ignored::Nothing), (&["ro"], Ignored::ReadOnly), (&["nc"], Ignored::NoCreate)];
+                let values =
+                    [(&["none"][..], Ignored::Nothing), (&["ro"], Ignored::ReadOnly), (&["nc"], Ignored::NoCreate)];
                 self.options.figures_ignored = word.choice(&values)?;
             }
             "posix-acl" => self.acl = Some(bool_of(word)?),
@@ -226,7 +266,8 @@ impl Words {
     pub(super) fn finish_pool(&mut self) {
         self.options.change_everywhere = self.everywhere.unwrap_or(self.pool);
         self.options.sum |= self.pool;
-        self.options.symlinkify = self.symlinkify.then(|| Duration::from_secs(self.symlinkify_timeout.unwrap_or(SYMLINKIFY_TIMEOUT)));
+        self.options.symlinkify =
+            self.symlinkify.then(|| Duration::from_secs(self.symlinkify_timeout.unwrap_or(SYMLINKIFY_TIMEOUT)));
         self.options.may_be_missing = !self.fails_late && (self.nofail || !self.options.mount_timeout.is_zero());
     }
 }

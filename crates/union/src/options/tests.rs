@@ -15,9 +15,13 @@ fn refused(list: &str) -> String {
 fn aufs_as_it_stands_in_fstabs() {
     let words =
         parse("br:/ssd=rw:/hdd=ro+wh,create=mfs:10,cpup=bu,udba=reval,rdblk=65536,rdhash=def,dirwh=20,sum,noatime,xino=/tmp/x").unwrap();
-    let branches: Vec<String> = words.branches.iter().map(|(path, mode)| format!("{} {mode}", path.display())).collect();
+    let branches: Vec<String> =
+        words.branches.iter().map(|(path, mode)| format!("{} {mode}", path.display())).collect();
     assert_eq!(branches, ["/ssd rw", "/hdd ro+wh"]);
-    assert_eq!((words.options.create.to_string(), words.options.copy_up.to_string()), ("mfs:10".to_owned(), "bu".to_owned()));
+    assert_eq!(
+        (words.options.create.to_string(), words.options.copy_up.to_string()),
+        ("mfs:10".to_owned(), "bu".to_owned())
+    );
     assert_eq!(words.udba, Some(Udba::Reval));
     assert!(words.options.sum);
     assert_eq!(
@@ -32,7 +36,8 @@ fn overlay_as_containers_call_it() {
     assert_eq!(parse("br:/a,xattr=nosys").unwrap().xattr, Some(false));
     assert!(parse("br:/a,xattr=none").is_err());
     let words = parse(r"lowerdir=/a\:b:/c,upperdir=/up,workdir=/work,volatile,noacl,nosuid").unwrap();
-    let branches: Vec<String> = words.branches.iter().map(|(path, mode)| format!("{} {mode}", path.display())).collect();
+    let branches: Vec<String> =
+        words.branches.iter().map(|(path, mode)| format!("{} {mode}", path.display())).collect();
     assert_eq!(branches, ["/up rw", "/a:b ro+wh", "/c ro+wh"]);
     assert!(!words.options.sync);
     assert_eq!((words.acl, words.rest), (Some(false), vec![OsString::from("nosuid")]));
@@ -40,7 +45,9 @@ fn overlay_as_containers_call_it() {
 
 #[test]
 fn pools() {
-    let words = parse("branches=/a=RW:/b=NC,category.create=pfrd,minfreespace=4G,category.search=ff,category.action=epff").unwrap();
+    let words =
+        parse("branches=/a=RW:/b=NC,category.create=pfrd,minfreespace=4G,category.search=ff,category.action=epff")
+            .unwrap();
     assert_eq!((words.options.create.to_string(), words.options.min_free), ("pfrd".to_owned(), 4 << 30));
 }
 
@@ -80,7 +87,10 @@ fn the_lines_of_mergerfs_are_taken_as_they_are() {
 fn words_of_pools_say_what_holds() {
     use crate::union::Ignored;
     for (list, holds) in [
-        ("category.create=pfrd", (|words| words.pool && words.options.sum && words.options.change_everywhere) as fn(&Words) -> bool),
+        (
+            "category.create=pfrd",
+            (|words| words.pool && words.options.sum && words.options.change_everywhere) as fn(&Words) -> bool,
+        ),
         ("create=pfrd", |words| !words.pool && !words.options.sum && !words.options.change_everywhere),
         ("category.action=epff", |words| words.pool && !words.options.change_everywhere),
         ("category.action=all", |words| words.options.change_everywhere),
@@ -124,7 +134,9 @@ fn each_word_sets_what_it_says() {
         ("acl", |words| words.acl == Some(true)),
         ("volatile", |words| !words.options.sync),
         ("link_cow=true", |words| words.options.link_cow && words.options.symlinkify.is_none()),
-        ("link-cow=true,link-cow=false,symlinkify_timeout=5", |words| !words.options.link_cow && words.options.symlinkify.is_none()),
+        ("link-cow=true,link-cow=false,symlinkify_timeout=5", |words| {
+            !words.options.link_cow && words.options.symlinkify.is_none()
+        }),
         ("symlinkify=true", |words| words.options.symlinkify == Some(Duration::from_secs(3600))),
         ("symlinkify-timeout=5,symlinkify=true", |words| words.options.symlinkify == Some(Duration::from_secs(5))),
         ("index=on,redirect_dir=off", |words| words.rest.is_empty()),
@@ -213,13 +225,19 @@ fn the_documentation_names_every_word() {
         assert!(row(word).is_some(), "docs/union.md does not name {word}");
     }
     for (word, _) in REFUSED {
-        assert!(row(word).is_some_and(|row| row.contains("refused")), "docs/union.md does not say that {word} is refused");
+        assert!(
+            row(word).is_some_and(|row| row.contains("refused")),
+            "docs/union.md does not say that {word} is refused"
+        );
     }
     for (word, ..) in pool::TOLD {
         assert!(row(word).is_some(), "docs/union.md does not name {word}");
     }
     for (word, _) in pool::IMPOSSIBLE {
-        assert!(row(word).is_some_and(|row| row.contains("refused")), "docs/union.md does not say that {word} is refused");
+        assert!(
+            row(word).is_some_and(|row| row.contains("refused")),
+            "docs/union.md does not say that {word} is refused"
+        );
     }
     let obeyed = [
         "func.getattr=",

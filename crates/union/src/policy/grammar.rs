@@ -4,7 +4,8 @@ use super::{CopyUpPolicy, CreatePolicy, Hold, Preference, Reach};
 use crate::branch::{ParseError, parse_size};
 use std::{fmt, str::FromStr};
 
-/// mergerfs' policies. `mfs` is not among them: aufs' policy of that name differs in which of two equals it takes.
+/// mergerfs' policies. `mfs` is not among them: aufs' policy of that name differs in which of two
+/// equals it takes.
 const POOL: [(&str, Reach, Preference); 18] = [
     ("ff", Reach::Anywhere, Preference::First),
     ("lfs", Reach::Anywhere, Preference::LeastFree),
@@ -40,14 +41,16 @@ impl FromStr for CreatePolicy {
         let policy = match name {
             "tdp" | "top-down-parent" => none(CreatePolicy::TopDownParent, &arguments),
             "rr" | "round-robin" => none(CreatePolicy::RoundRobin, &arguments),
-            "tdmfs" | "top-down-most-free-space" => low(&arguments).map(|(low, hold)| CreatePolicy::TopDownMostFree { low, hold }),
+            "tdmfs" | "top-down-most-free-space" => {
+                low(&arguments).map(|(low, hold)| CreatePolicy::TopDownMostFree { low, hold })
+            }
             "mfs" | "most-free-space" => held(&arguments).map(|hold| CreatePolicy::MostFree { hold }),
             "mfsrr" => low(&arguments).map(|(low, hold)| CreatePolicy::MostFreeRoundRobin { low, hold }),
             "pmfs" => held(&arguments).map(|hold| CreatePolicy::ParentMostFree { hold }),
             "pmfsrr" => low(&arguments).map(|(low, hold)| CreatePolicy::ParentMostFreeRoundRobin { low, hold }),
-            "all" | "epall" => {
-                Err(format!("{name} would create on several branches; one operation writes to one branch, so write ff or epff"))
-            }
+            "all" | "epall" => Err(format!(
+                "{name} would create on several branches; one operation writes to one branch, so write ff or epff"
+            )),
             _ => match POOL.iter().find(|(known, ..)| *known == name) {
                 Some((_, reach, preference)) => none(CreatePolicy::Pool(*reach, *preference), &arguments),
                 None => Err(format!(
@@ -110,7 +113,10 @@ impl FromStr for CopyUpPolicy {
             "tdp" | "top-down-parent" => Ok(CopyUpPolicy::TopDownParent),
             "bup" | "bottom-up-parent" => Ok(CopyUpPolicy::BottomUpParent),
             "bu" | "bottom-up" => Ok(CopyUpPolicy::BottomUp),
-            _ => Err(ParseError::new(format!("cpup={}: there is no such policy; there are tdp, bup and bu", text.escape_debug()))),
+            _ => Err(ParseError::new(format!(
+                "cpup={}: there is no such policy; there are tdp, bup and bu",
+                text.escape_debug()
+            ))),
         }
     }
 }

@@ -1,7 +1,9 @@
-//! Routes: patterns of paths with a policy or a branch of their own (`route=*.iso=mfs`, `route=movies/**=/hdd`).
+//! Routes: patterns of paths with a policy or a branch of their own (`route=*.iso=mfs`,
+//! `route=movies/**=/hdd`).
 //!
-//! The first route that matches counts. A pattern with a slash is held against the whole path from the union's top, one without against the
-//! last component; `*` stays within a component, `**` does not, `?`, `[a-z]` and `{a,b}` as in shells. Pure.
+//! The first route that matches counts. A pattern with a slash is held against the whole path from
+//! the union's top, one without against the last component; `*` stays within a component, `**` does
+//! not, `?`, `[a-z]` and `{a,b}` as in shells. Pure.
 
 use super::CreatePolicy;
 use crate::branch::{Escaped, ParseError, Unescaped, plain};
@@ -36,9 +38,11 @@ impl Route {
         let shown = text.to_string_lossy().into_owned();
         let bad = |why: &str| ParseError::new(format!("route={}: {why}", shown.escape_debug()));
         let bytes = text.as_bytes();
-        let plain_sign =
-            |at: &usize| at.checked_sub(1).and_then(|before| bytes.get(before)) != Some(&b'\\') && bytes.get(*at) == Some(&b'=');
-        let at = (0..bytes.len()).rev().find(plain_sign).ok_or_else(|| bad("write PATTERN=POLICY or PATTERN=/BRANCH"))?;
+        let plain_sign = |at: &usize| {
+            at.checked_sub(1).and_then(|before| bytes.get(before)) != Some(&b'\\') && bytes.get(*at) == Some(&b'=')
+        };
+        let at =
+            (0..bytes.len()).rev().find(plain_sign).ok_or_else(|| bad("write PATTERN=POLICY or PATTERN=/BRANCH"))?;
         let (pattern, target) = (bytes.get(..at).unwrap_or_default(), bytes.get(at + 1..).unwrap_or_default());
         let pattern = std::str::from_utf8(pattern).map_err(|_| bad("the pattern is no UTF-8"))?;
         let pattern = pattern.strip_prefix('/').unwrap_or(pattern);
@@ -57,9 +61,11 @@ impl Route {
         Ok(Route { pattern: pattern.to_owned(), target })
     }
 
-    /// Whether it is for this path, which is written from the union's top without a slash at the start.
+    /// Whether it is for this path, which is written from the union's top without a slash at the
+    /// start.
     fn matches(&self, path: &[u8]) -> bool {
-        let subject = if self.pattern.contains('/') { path } else { path.rsplit(|byte| *byte == b'/').next().unwrap_or(path) };
+        let subject =
+            if self.pattern.contains('/') { path } else { path.rsplit(|byte| *byte == b'/').next().unwrap_or(path) };
         fast_glob::glob_match(self.pattern.as_bytes(), subject)
     }
 }
@@ -93,12 +99,14 @@ impl Routes {
         found.collect::<Result<_, _>>().map(Routes)
     }
 
-    /// The same routes after branches have changed places: `place` tells where one has gone, if it is still there. A route to a branch that was
-    /// not there finds it by its name.
+    /// The same routes after branches have changed places: `place` tells where one has gone, if it
+    /// is still there. A route to a branch that was not there finds it by its name.
     pub(crate) fn moved(&self, place: &dyn Fn(usize) -> Option<usize>, names: &[PathBuf]) -> Routes {
         let found = self.0.iter().map(|(route, branch)| match &route.target {
             Target::Policy(_) => (route.clone(), None),
-            Target::Branch(path) => (route.clone(), branch.and_then(place).or_else(|| names.iter().position(|name| name == path))),
+            Target::Branch(path) => {
+                (route.clone(), branch.and_then(place).or_else(|| names.iter().position(|name| name == path)))
+            }
         });
         Routes(found.collect())
     }

@@ -8,14 +8,21 @@ use std::cmp::Reverse;
 type Candidate<'a> = (usize, &'a BranchView);
 
 /// The branch for something new.
-pub(super) fn create(policy: CreatePolicy, placement: &Placement<'_>, dice: Dice, notes: &mut impl Notes) -> Result<usize> {
+pub(super) fn create(
+    policy: CreatePolicy,
+    placement: &Placement<'_>,
+    dice: Dice,
+    notes: &mut impl Notes,
+) -> Result<usize> {
     let branches = placement.branches;
     let open = admitted(branches, notes)?;
     let chosen = match policy {
         CreatePolicy::TopDownParent => top_down_parent(branches, notes)?,
         CreatePolicy::TopDownMostFree { low, .. } => match open.iter().find(|(_, branch)| branch.free > low) {
             Some((index, branch)) => {
-                notes.because(|| format!("the highest with more than {} free (it has {})", Bytes(low), Bytes(branch.free)));
+                notes.because(|| {
+                    format!("the highest with more than {} free (it has {})", Bytes(low), Bytes(branch.free))
+                });
                 for (other, branch) in open.iter().take_while(|(other, _)| other < index) {
                     notes.refuse(*other, || format!("{} free, not more than {}", Bytes(branch.free), Bytes(low)));
                 }
@@ -44,9 +51,13 @@ pub(super) fn within(branches: &[BranchView], chosen: usize, limit: usize, notes
     if chosen <= limit {
         return Ok(chosen);
     }
-    notes.because(|| "the lowest on which it would be seen: a whiteout or an opaque directory hides what is below".to_owned());
+    notes.because(|| {
+        "the lowest on which it would be seen: a whiteout or an opaque directory hides what is below".to_owned()
+    });
     for below in limit + 1..branches.len() {
-        notes.refuse(below, || "it would not be seen there: a whiteout or an opaque directory above hides it".to_owned());
+        notes.refuse(below, || {
+            "it would not be seen there: a whiteout or an opaque directory above hides it".to_owned()
+        });
     }
     nearest_above(branches, limit, notes)
 }
@@ -134,7 +145,13 @@ fn in_turn(open: &[Candidate<'_>], dice: Dice, notes: &mut impl Notes) -> Result
 
 fn most_free(open: &[Candidate<'_>], notes: &mut impl Notes) -> Result<usize> {
     // Of equal ones the last, which is the lower.
-    best(open, notes, |(index, branch)| (branch.free, *index), |branch| format!("{} free", Bytes(branch.free)), "most free")
+    best(
+        open,
+        notes,
+        |(index, branch)| (branch.free, *index),
+        |branch| format!("{} free", Bytes(branch.free)),
+        "most free",
+    )
 }
 
 fn most_free_or_in_turn(open: &[Candidate<'_>], low: u64, dice: Dice, notes: &mut impl Notes) -> Result<usize> {
@@ -156,7 +173,12 @@ fn parent_most_free(branches: &[BranchView], open: &[Candidate<'_>], notes: &mut
 }
 
 /// The branches that a policy of the pooling kind looks at.
-fn reached<'a>(reach: Reach, preference: Preference, open: &[Candidate<'a>], notes: &mut impl Notes) -> Result<Vec<Candidate<'a>>> {
+fn reached<'a>(
+    reach: Reach,
+    preference: Preference,
+    open: &[Candidate<'a>],
+    notes: &mut impl Notes,
+) -> Result<Vec<Candidate<'a>>> {
     let deepest = open.iter().map(|(_, branch)| branch.parent_depth).max().unwrap_or(0);
     let (reached, rest): (Vec<_>, Vec<_>) = open.iter().copied().partition(|(_, branch)| match reach {
         // A directory that is not there has not changed there.
@@ -185,14 +207,24 @@ fn prefer(preference: Preference, of: &[Candidate<'_>], dice: Dice, notes: &mut 
     match preference {
         Preference::First => best(of, notes, |(index, _)| up(*index), |_| "lower".to_owned(), "the highest"),
         Preference::MostFree => best(of, notes, |(index, branch)| (branch.free, up(*index)), free, "most free"),
-        Preference::LeastFree => best(of, notes, |(index, branch)| (Reverse(branch.free), up(*index)), free, "least free"),
-        Preference::LeastUsed => best(of, notes, |(index, branch)| (Reverse(branch.used), up(*index)), used, "least used"),
+        Preference::LeastFree => {
+            best(of, notes, |(index, branch)| (Reverse(branch.free), up(*index)), free, "least free")
+        }
+        Preference::LeastUsed => {
+            best(of, notes, |(index, branch)| (Reverse(branch.used), up(*index)), used, "least used")
+        }
         Preference::LeastUsedShare => {
             best(of, notes, |(index, branch)| (Reverse(share(branch)), up(*index)), used, "the smallest part used")
         }
         Preference::Newest => {
             let changed = |branch: &BranchView| format!("the directory changed there at {}", branch.parent_changed.sec);
-            best(of, notes, |(index, branch)| (branch.parent_changed, up(*index)), changed, "the directory changed there last")
+            best(
+                of,
+                notes,
+                |(index, branch)| (branch.parent_changed, up(*index)),
+                changed,
+                "the directory changed there last",
+            )
         }
         Preference::Random => {
             let place = dice.random % (of.len() as u64).max(1);
@@ -250,7 +282,12 @@ fn best<K: Ord>(
 }
 
 /// The branch that gets a copy of a file on `source`.
-pub(super) fn copy_up(policy: CopyUpPolicy, branches: &[BranchView], source: usize, notes: &mut impl Notes) -> Result<usize> {
+pub(super) fn copy_up(
+    policy: CopyUpPolicy,
+    branches: &[BranchView],
+    source: usize,
+    notes: &mut impl Notes,
+) -> Result<usize> {
     if branches.get(source).is_some_and(|branch| branch.writable) {
         notes.because(|| "it is there, and can be changed there".to_owned());
         return Ok(source);
@@ -269,7 +306,9 @@ pub(super) fn copy_up(policy: CopyUpPolicy, branches: &[BranchView], source: usi
         }
         CopyUpPolicy::BottomUpParent => {
             notes.because(|| "the next above that has the directory, or the next writable one".to_owned());
-            let parent = (0..source).rev().find(|index| open(index) && above.get(*index).is_some_and(|branch| branch.parent_exists));
+            let parent = (0..source)
+                .rev()
+                .find(|index| open(index) && above.get(*index).is_some_and(|branch| branch.parent_exists));
             parent.or_else(|| nearest(source))
         }
         CopyUpPolicy::BottomUp => {

@@ -1,4 +1,5 @@
-//! Figures of free space, asked for anew only when they are old: a creation should not cost a `statfs(2)` per branch.
+//! Figures of free space, asked for anew only when they are old: a creation should not cost a
+//! `statfs(2)` per branch.
 
 use nacre_vfs::{Result, StatFs};
 use parking_lot::Mutex;
@@ -18,7 +19,11 @@ pub struct Space {
 impl From<&StatFs> for Space {
     fn from(statfs: &StatFs) -> Space {
         let bytes = |count: u64| count.saturating_mul(u64::from(statfs.fragment));
-        Space { free: bytes(statfs.available), used: bytes(statfs.blocks.saturating_sub(statfs.free)), total: bytes(statfs.blocks) }
+        Space {
+            free: bytes(statfs.available),
+            used: bytes(statfs.blocks.saturating_sub(statfs.free)),
+            total: bytes(statfs.blocks),
+        }
     }
 }
 
@@ -29,11 +34,18 @@ pub struct SpaceCache {
 }
 
 impl SpaceCache {
-    /// The figures of a branch, at most `hold` old at `now` (any clock that only goes forward); asked for without any lock.
+    /// The figures of a branch, at most `hold` old at `now` (any clock that only goes forward);
+    /// asked for without any lock.
     ///
     /// # Errors
     /// What `ask` says.
-    pub fn get(&self, branch: usize, now: Duration, hold: Duration, ask: impl FnOnce() -> Result<StatFs>) -> Result<Space> {
+    pub fn get(
+        &self,
+        branch: usize,
+        now: Duration,
+        hold: Duration,
+        ask: impl FnOnce() -> Result<StatFs>,
+    ) -> Result<Space> {
         let known = self.known.lock().get(branch).copied().flatten();
         if let Some((at, space)) = known
             && now.saturating_sub(at) < hold

@@ -1,4 +1,5 @@
-//! Policies by the table, and against a second implementation that is written from the rules without regard to speed.
+//! Policies by the table, and against a second implementation that is written from the rules
+//! without regard to speed.
 
 use super::*;
 use proptest::prelude::*;
@@ -83,7 +84,9 @@ fn every_policy_by_the_table() {
 fn files_take_turns_and_directories_do_not() {
     let branches = branches("w r w w");
     let state = PolicyState::new(0);
-    let choose = |directory| CreatePolicy::RoundRobin.choose(&Placement { branches: &branches, limit: 9, directory }, &state).unwrap();
+    let choose = |directory| {
+        CreatePolicy::RoundRobin.choose(&Placement { branches: &branches, limit: 9, directory }, &state).unwrap()
+    };
     let files: Vec<usize> = (0..4).map(|_| choose(false)).collect();
     assert_eq!(files, [3, 2, 0, 3]);
     assert_eq!([choose(true), choose(true), choose(false), choose(true)], [2, 2, 2, 0]);
@@ -105,7 +108,11 @@ fn minimum_free_space_is_kept() {
     assert_eq!(CreatePolicy::TopDownParent.choose(&placement, &state), Err(Errno::ENOSPC));
     branches[1].min_free = 60 * GIB;
     let placement = Placement { branches: &branches, limit: 9, directory: false };
-    assert_eq!(CreatePolicy::RoundRobin.choose(&placement, &state), Err(Errno::ENOSPC), "not EROFS: it could be written");
+    assert_eq!(
+        CreatePolicy::RoundRobin.choose(&placement, &state),
+        Err(Errno::ENOSPC),
+        "not EROFS: it could be written"
+    );
 }
 
 #[test]
@@ -153,7 +160,11 @@ fn copies_go_up() {
 fn names_stay_with_their_file() {
     let branches = branches("wp r wp rp");
     for (source, limit, wanted) in [(2, 9, 2), (0, 9, 0), (3, 9, 0), (2, 1, 0), (2, 0, 0)] {
-        assert_eq!(CopyUpPolicy::TopDownParent.choose_for_name(&branches, source, limit), Ok(wanted), "from {source}, limit {limit}");
+        assert_eq!(
+            CopyUpPolicy::TopDownParent.choose_for_name(&branches, source, limit),
+            Ok(wanted),
+            "from {source}, limit {limit}"
+        );
     }
     assert_eq!(CopyUpPolicy::BottomUp.choose_for_name(&branches, 3, 9), Ok(2));
     assert_eq!(CopyUpPolicy::BottomUp.choose_for_name(&branches[1..], 1, 0), Err(Errno::EROFS));
@@ -177,7 +188,10 @@ fn explanations_say_why_and_why_not() {
     let text = CreatePolicy::TopDownParent.explain(&placement, &PolicyState::new(0)).text(&names[2..]);
     assert_eq!(text, "nowhere (read-only file system): nothing new may be put on any branch\n  not /old: read-only\n");
     let text = CopyUpPolicy::BottomUp.explain(&branches, 2).text(&names);
-    assert_eq!(text, "/hdd: the next writable one above\n  not /ssd: the policy takes another one\n  not /old: read-only\n");
+    assert_eq!(
+        text,
+        "/hdd: the next writable one above\n  not /ssd: the policy takes another one\n  not /old: read-only\n"
+    );
 }
 
 #[test]
@@ -211,7 +225,12 @@ fn policies_read_what_they_write() {
     ] {
         assert_eq!(text.parse::<CreatePolicy>().unwrap().to_string(), text);
     }
-    for (long, short) in [("top-down-parent", "tdp"), ("round-robin", "rr"), ("most-free-space", "mfs:30"), ("tdmfs:1K", "tdmfs:1024:30")] {
+    for (long, short) in [
+        ("top-down-parent", "tdp"),
+        ("round-robin", "rr"),
+        ("most-free-space", "mfs:30"),
+        ("tdmfs:1K", "tdmfs:1024:30"),
+    ] {
         assert_eq!(long.parse::<CreatePolicy>().unwrap().to_string(), short);
     }
     for text in ["tdp", "bup", "bu"] {
@@ -242,9 +261,16 @@ fn unknown_policies_are_named() {
 #[test]
 fn figures_are_asked_for_when_they_are_old() {
     let cache = SpaceCache::default();
-    let statfs = |available| nacre_vfs::StatFs { fragment: 4096, available, free: available + 1, blocks: 100, ..Default::default() };
+    let statfs = |available| nacre_vfs::StatFs {
+        fragment: 4096,
+        available,
+        free: available + 1,
+        blocks: 100,
+        ..Default::default()
+    };
     let second = Duration::from_secs(1);
-    let get = |at: u32, available| cache.get(3, second * at, second * 30, || Ok(statfs(available))).unwrap().free / 4096;
+    let get =
+        |at: u32, available| cache.get(3, second * at, second * 30, || Ok(statfs(available))).unwrap().free / 4096;
     assert_eq!([get(0, 10), get(29, 20), get(30, 30), get(31, 40)], [10, 10, 30, 30]);
     cache.forget(3);
     assert_eq!(get(31, 50), 50);
@@ -296,17 +322,24 @@ mod routes {
             assert!(error.contains(part), "{text}: {error}");
         }
         let route = Route::parse(OsStr::new("*=/nowhere")).unwrap();
-        assert!(Routes::new(vec![route], &[PathBuf::from("/ssd")]).unwrap_err().to_string().contains("/nowhere, which is no branch"));
+        assert!(
+            Routes::new(vec![route], &[PathBuf::from("/ssd")])
+                .unwrap_err()
+                .to_string()
+                .contains("/nowhere, which is no branch")
+        );
     }
 }
 
-/// The rules once more, in the words of the manuals: candidates are filtered and sorted, nothing is shared with the real ones.
+/// The rules once more, in the words of the manuals: candidates are filtered and sorted, nothing is
+/// shared with the real ones.
 mod naive {
     use super::super::*;
 
     pub(super) fn create(policy: CreatePolicy, p: &Placement<'_>, turn: u64) -> Result<Vec<usize>> {
-        let open: Vec<usize> =
-            (0..p.branches.len()).filter(|i| p.branches[*i].creates && p.branches[*i].free >= p.branches[*i].min_free).collect();
+        let open: Vec<usize> = (0..p.branches.len())
+            .filter(|i| p.branches[*i].creates && p.branches[*i].free >= p.branches[*i].min_free)
+            .collect();
         let full = p.branches.iter().any(|b| b.creates && b.free < b.min_free);
         if open.is_empty() {
             return Err(if full { Errno::ENOSPC } else { Errno::EROFS });
@@ -334,7 +367,9 @@ mod naive {
         };
         let chosen = match policy {
             CreatePolicy::TopDownParent => tdp()?,
-            CreatePolicy::TopDownMostFree { low, .. } => open.iter().find(|i| free(i) > low).map_or_else(mfs, |i| vec![*i]),
+            CreatePolicy::TopDownMostFree { low, .. } => {
+                open.iter().find(|i| free(i) > low).map_or_else(mfs, |i| vec![*i])
+            }
             CreatePolicy::RoundRobin => rr(),
             CreatePolicy::MostFree { .. } => mfs(),
             CreatePolicy::MostFreeRoundRobin { low, .. } => mfsrr(low),
@@ -350,7 +385,13 @@ mod naive {
     }
 
     /// All that the dice could say.
-    fn pool(reach: Reach, preference: Preference, p: &Placement<'_>, open: &[usize], with_parent: &[usize]) -> Result<Vec<usize>> {
+    fn pool(
+        reach: Reach,
+        preference: Preference,
+        p: &Placement<'_>,
+        open: &[usize],
+        with_parent: &[usize],
+    ) -> Result<Vec<usize>> {
         let b = p.branches;
         let most = open.iter().map(|i| b[*i].parent_depth).max().unwrap();
         let mut of: Vec<usize> = match reach {
@@ -402,7 +443,9 @@ mod naive {
         }
         let upwards = |from: usize| (0..=from).rev().filter(|i| *i < source && b[*i].creates).collect::<Vec<usize>>();
         let found = match policy {
-            CopyUpPolicy::TopDownParent => upwards((0..=source).find(|i| *i == source || b[*i].parent_exists).unwrap()).first().copied(),
+            CopyUpPolicy::TopDownParent => {
+                upwards((0..=source).find(|i| *i == source || b[*i].parent_exists).unwrap()).first().copied()
+            }
             CopyUpPolicy::BottomUpParent => {
                 let above = upwards(source);
                 above.iter().find(|i| b[**i].parent_exists).or(above.first()).copied()

@@ -1,4 +1,5 @@
-//! How much files are used: opens, each of which counts half after a day. Kept in memory, bounded, and forgotten with the mount.
+//! How much files are used: opens, each of which counts half after a day. Kept in memory, bounded,
+//! and forgotten with the mount.
 
 use hashbrown::HashMap;
 use nacre_vfs::FileId;
@@ -77,7 +78,8 @@ impl Heat {
     /// Files with at least so much, with the paths that they had when they were first opened.
     pub(crate) fn above(&self, least: f64, now: Duration) -> Vec<(FileId, f64, Vec<u8>)> {
         let records = self.records.lock();
-        let hot = records.iter().map(|(id, record)| (*id, record.now(now), record)).filter(|(_, heat, _)| *heat >= least);
+        let hot =
+            records.iter().map(|(id, record)| (*id, record.now(now), record)).filter(|(_, heat, _)| *heat >= least);
         hot.map(|(id, heat, record)| (id, heat, record.path.to_vec())).collect()
     }
 }

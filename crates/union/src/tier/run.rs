@@ -1,8 +1,10 @@
-//! Tiering at work: finds the figures that decisions need, and moves files, while the union is in use.
+//! Tiering at work: finds the figures that decisions need, and moves files, while the union is in
+//! use.
 //!
-//! Started with the first union that has two tiers ([`start`]); commands call [`Control::tier_run`]. One run at a time. Files are looked for by
-//! walking the union's own directories that are on the tier; at most [`MOST`] are remembered, the ones unused for longest. The thread holds the union
-//! only while it works, and ends with it.
+//! Started with the first union that has two tiers ([`start`]); commands call
+//! [`Control::tier_run`]. One run at a time. Files are looked for by walking the union's own
+//! directories that are on the tier; at most [`MOST`] are remembered, the ones unused for longest.
+//! The thread holds the union only while it works, and ends with it.
 
 use super::{Candidate, Step, TierRules, TierView, Why, heat::Heat, plan};
 use crate::{
@@ -166,7 +168,12 @@ fn work(shared: &Weak<Shared>) {
             let gone = || shared.strong_count() <= 1;
             let report = control.tier_tick(now(), &mut |_| !gone());
             if report.moved > 0 || !report.left.is_empty() {
-                tracing::info!(moved = report.moved, bytes = report.bytes, left = report.left.len(), "tiers have been balanced");
+                tracing::info!(
+                    moved = report.moved,
+                    bytes = report.bytes,
+                    left = report.left.len(),
+                    "tiers have been balanced"
+                );
             }
             next = Instant::now() + control.shared.tiering.rules.lock().every;
             continue;
@@ -214,8 +221,8 @@ impl Control {
         }
     }
 
-    /// Looks at all files now and moves what has to go; with `dry`, only says what. `progress` is called before each piece with its bytes and answers
-    /// whether to go on.
+    /// Looks at all files now and moves what has to go; with `dry`, only says what. `progress` is
+    /// called before each piece with its bytes and answers whether to go on.
     ///
     /// # Errors
     /// EINVAL where there are less than two tiers; what the branches say.
@@ -244,7 +251,10 @@ impl Control {
         if tiers.len() < 2 {
             return TierReport::default();
         }
-        let full = tiers.iter().take(tiers.len() - 1).any(|branch| shared.tier_view(branch).is_ok_and(|view| view.is_above(rules.high)));
+        let full = tiers
+            .iter()
+            .take(tiers.len() - 1)
+            .any(|branch| shared.tier_view(branch).is_ok_and(|view| view.is_above(rules.high)));
         let last = shared.tiering.figures.lock().last_scan;
         let scan = rules.needs_scans() && last.is_none_or(|last| now.saturating_sub(last) >= rules.scan);
         let hot = rules.heat.is_some_and(|heat| !shared.tiering.heat.above(f64::from(heat), now).is_empty());
@@ -286,7 +296,13 @@ impl Control {
         for step in &steps {
             if let (Some(file), Some(to)) = (files.get(step.file), tiers.get(step.to)) {
                 let from = tiers.get(file.tier).map(|from| from.name.clone()).unwrap_or_default();
-                report.planned.push(PlannedMove { path: file.path.clone(), from, to: to.name.clone(), bytes: file.size, why: step.why });
+                report.planned.push(PlannedMove {
+                    path: file.path.clone(),
+                    from,
+                    to: to.name.clone(),
+                    bytes: file.size,
+                    why: step.why,
+                });
             }
         }
         if !dry {
@@ -327,7 +343,8 @@ impl Control {
         let mut pace = Rate { rate: rules.rate, start: Instant::now(), bytes: 0 };
         for step in steps {
             let (Some(file), Some(to)) = (files.get(step.file), tiers.get(step.to)) else { continue };
-            let moved = self.carry((file, to), &mut scans, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
+            let moved =
+                self.carry((file, to), &mut scans, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
             match moved {
                 Ok(bytes) => {
                     report.moved += 1;
@@ -340,7 +357,9 @@ impl Control {
                     report.stopped = true;
                     return;
                 }
-                Err(why) if report.left.len() < TOLD => report.left.push(Left { path: file.path.clone(), why: why.to_string() }),
+                Err(why) if report.left.len() < TOLD => {
+                    report.left.push(Left { path: file.path.clone(), why: why.to_string() })
+                }
                 Err(_) => {}
             }
         }
@@ -348,7 +367,12 @@ impl Control {
 
     /// Moves one file, as often as somebody who changes the branches gets in between.
     #[expect(clippy::disallowed_methods, reason = "whoever changes the branches is let go first")]
-    fn carry(&self, (file, to): (&Candidate, &Arc<Branch>), scans: &mut Scans, pace: &mut dyn FnMut(u64) -> bool) -> Result<u64, Stay> {
+    fn carry(
+        &self,
+        (file, to): (&Candidate, &Arc<Branch>),
+        scans: &mut Scans,
+        pace: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64, Stay> {
         loop {
             let mut stop = false;
             let moved = {
@@ -381,7 +405,8 @@ struct Rate {
 }
 
 impl Rate {
-    /// Waits until these bytes may be copied; false where somebody wants to change the branches meanwhile.
+    /// Waits until these bytes may be copied; false where somebody wants to change the branches
+    /// meanwhile.
     #[expect(clippy::disallowed_methods, reason = "keeps to a rate")]
     fn wait(&mut self, bytes: u64, shared: &Shared) -> bool {
         let Some(rate) = self.rate else { return true };
@@ -420,8 +445,15 @@ impl Shared {
         }
     }
 
-    /// What decisions need to know of a file, and how many names it has; `None` where it cannot go anywhere.
-    fn candidate(&self, node: &Arc<UnionNode>, path: Vec<u8>, tiers: &[Arc<Branch>], now: Duration) -> Result<Option<(Candidate, u32)>> {
+    /// What decisions need to know of a file, and how many names it has; `None` where it cannot go
+    /// anywhere.
+    fn candidate(
+        &self,
+        node: &Arc<UnionNode>,
+        path: Vec<u8>,
+        tiers: &[Arc<Branch>],
+        now: Duration,
+    ) -> Result<Option<(Candidate, u32)>> {
         let top = node.top()?;
         let Some(tier) = tiers.iter().position(|branch| branch.slot == top.branch.slot) else { return Ok(None) };
         if node.kind != Kind::File {
@@ -436,7 +468,13 @@ impl Shared {
     }
 
     /// The files on a tier.
-    fn candidates(self: &Arc<Shared>, tiers: &[Arc<Branch>], tier: usize, now: Duration, files: &mut Vec<Candidate>) -> Result<()> {
+    fn candidates(
+        self: &Arc<Shared>,
+        tiers: &[Arc<Branch>],
+        tier: usize,
+        now: Duration,
+        files: &mut Vec<Candidate>,
+    ) -> Result<()> {
         let Some(branch) = tiers.get(tier) else { return Ok(()) };
         let start = files.len();
         // Files with several names are one candidate.

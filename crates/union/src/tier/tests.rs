@@ -55,12 +55,16 @@ fn a_full_tier_sends_the_coldest_down() {
     let steps = plan(&TierRules::default(), Duration::from_secs(100), &tiers, &files);
     let step = |file| Step { file, to: 1, why: Why::Full };
     assert_eq!(steps, [step(1), step(0)]);
-    assert!(plan(&TierRules::default(), Duration::from_secs(100), &[TierView { used: 90, total: 100 }, tiers[1]], &files).is_empty());
+    assert!(
+        plan(&TierRules::default(), Duration::from_secs(100), &[TierView { used: 90, total: 100 }, tiers[1]], &files)
+            .is_empty()
+    );
 }
 
 #[test]
 fn patterns_ages_and_heat_are_obeyed() {
-    let tiers = [TierView { used: 10, total: 100 }, TierView { used: 10, total: 100 }, TierView { used: 10, total: 100 }];
+    let tiers =
+        [TierView { used: 10, total: 100 }, TierView { used: 10, total: 100 }, TierView { used: 10, total: 100 }];
     let named = |name: &str, file: Candidate| Candidate { path: name.as_bytes().to_vec(), ..file };
     let files = [
         named("a/x.iso", file(0, 1, 100, 0.0)),
@@ -79,21 +83,28 @@ fn patterns_ages_and_heat_are_obeyed() {
 }
 
 fn scene() -> impl Strategy<Value = (TierRules, Vec<TierView>, Vec<Candidate>)> {
-    let rules = (2_u8..=100, 0_u8..100, prop::option::of(0_u64..100), prop::option::of(1_u32..5), prop::option::of(1_u64..40)).prop_map(
-        |(high, low, age, heat, max_size)| TierRules {
-            high,
-            low: low % high,
-            age: age.map(Duration::from_secs),
-            heat,
-            max_size,
-            keep: vec!["keep".to_owned()],
-            hot: vec!["hot".to_owned()],
-            cold: vec!["cold".to_owned()],
-            ..TierRules::default()
-        },
-    );
+    let rules =
+        (2_u8..=100, 0_u8..100, prop::option::of(0_u64..100), prop::option::of(1_u32..5), prop::option::of(1_u64..40))
+            .prop_map(|(high, low, age, heat, max_size)| TierRules {
+                high,
+                low: low % high,
+                age: age.map(Duration::from_secs),
+                heat,
+                max_size,
+                keep: vec!["keep".to_owned()],
+                hot: vec!["hot".to_owned()],
+                cold: vec!["cold".to_owned()],
+                ..TierRules::default()
+            });
     let files = prop::collection::vec(
-        (0_usize..4, 0_u64..50, 0_u64..100, 0_u32..6, any::<bool>(), prop::sample::select(vec!["file", "keep", "hot", "cold"])),
+        (
+            0_usize..4,
+            0_u64..50,
+            0_u64..100,
+            0_u32..6,
+            any::<bool>(),
+            prop::sample::select(vec!["file", "keep", "hot", "cold"]),
+        ),
         0..40,
     );
     (rules, 1_usize..4, prop::collection::vec(1_u64..600, 3), files).prop_map(|(rules, count, extra, files)| {
@@ -142,8 +153,8 @@ proptest! {
                 }
             }
         }
-        // What has been done needs not be done again and again: where nobody uses anything meanwhile, files come to rest. A few may go back,
-        // where others have made room by then.
+        // What has been done needs not be done again and again: where nobody uses anything
+        // meanwhile, files come to rest. A few may go back, where others have made room by then.
         let (mut tiers, mut files) = (tiers, files);
         let mut left = 0;
         for _ in 0..20 {

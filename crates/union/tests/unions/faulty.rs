@@ -1,9 +1,9 @@
-//! A branch that fails: the call that is next in turn, or that and all later ones, as after a power cut. Only calls that change something
-//! count; those that fail change nothing.
+//! A branch that fails: the call that is next in turn, or that and all later ones, as after a power
+//! cut. Only calls that change something count; those that fail change nothing.
 
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Collector, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result,
-    SetAttr, XattrFlags,
+    AllocateMode, Attr, Caller, Collector, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened,
+    RenameFlags, Result, SetAttr, XattrFlags,
 };
 use std::{
     any::Any,
@@ -66,7 +66,14 @@ impl Layer for Faulty {
         self.fault.change()?;
         self.below.setattr(caller, node, file, change)
     }
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         self.fault.change()?;
         let (entry, file) = self.below.create(caller, parent, name, mode, flags)?;
         Ok((entry, self.wrap(file)))
@@ -80,7 +87,15 @@ impl Layer for Faulty {
         self.fault.change()?;
         self.below.mkdir(caller, parent, name, mode)
     }
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         self.fault.change()?;
         self.below.mknod(caller, parent, name, kind, mode, device)
     }
@@ -88,7 +103,14 @@ impl Layer for Faulty {
         self.fault.change()?;
         self.below.symlink(caller, parent, name, target)
     }
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         self.fault.change()?;
         self.below.link(caller, node, file, parent, name)
     }

@@ -1,5 +1,5 @@
-//! The operations of the model as plain system calls on a directory: what a real file system answers, with nothing of ours in between.
-//! Links are not followed on the way, as layers do not.
+//! The operations of the model as plain system calls on a directory: what a real file system
+//! answers, with nothing of ours in between. Links are not followed on the way, as layers do not.
 
 use nacre_testkit::model::{Answer, Leaf, Operation, Tree};
 use nacre_vfs::{Errno, Kind};
@@ -53,7 +53,9 @@ fn regular(base: &Path, way: &[&[u8]], flags: OFlags) -> Result<std::fs::File, E
     }
     let (last, parents) = way.split_last().unwrap();
     let parent = walk(base, parents)?;
-    rustix::fs::openat(parent, OsStr::from_bytes(last), flags | OFlags::NOFOLLOW, Mode::empty()).map(Into::into).map_err(errno)
+    rustix::fs::openat(parent, OsStr::from_bytes(last), flags | OFlags::NOFOLLOW, Mode::empty())
+        .map(Into::into)
+        .map_err(errno)
 }
 
 /// Runs one operation below a directory. The process must have the umask 0.
@@ -65,14 +67,17 @@ pub fn apply(base: &Path, operation: &Operation) -> Answer {
             return Ok(content);
         }
         Operation::List(at) => return list(base, &at.whole()),
-        Operation::Write(at, offset, data) => regular(base, &at.whole(), OFlags::RDWR)?.write_all_at(data, *offset).map_err(io)?,
+        Operation::Write(at, offset, data) => {
+            regular(base, &at.whole(), OFlags::RDWR)?.write_all_at(data, *offset).map_err(io)?
+        }
         Operation::Truncate(at, size) => regular(base, &at.whole(), OFlags::WRONLY)?.set_len(*size).map_err(io)?,
         Operation::Setxattr(at, key, value) => {
             let file = regular(base, &at.whole(), OFlags::RDONLY)?;
             rustix::fs::fsetxattr(file, OsStr::from_bytes(key), value, XattrFlags::empty()).map_err(errno)?;
         }
         Operation::Removexattr(at, key) => {
-            rustix::fs::fremovexattr(regular(base, &at.whole(), OFlags::RDONLY)?, OsStr::from_bytes(key)).map_err(errno)?;
+            rustix::fs::fremovexattr(regular(base, &at.whole(), OFlags::RDONLY)?, OsStr::from_bytes(key))
+                .map_err(errno)?;
         }
         names => change_names(base, names)?,
     }
@@ -86,7 +91,9 @@ fn change_names(base: &Path, operation: &Operation) -> Result<(), Errno> {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
             rustix::fs::openat(walk(base, &at.parents())?, os(at.last()), flags, Mode::from_raw_mode(*mode)).map(drop)
         }
-        Operation::Mkdir(at, mode) => rustix::fs::mkdirat(walk(base, &at.parents())?, os(at.last()), Mode::from_raw_mode(*mode)),
+        Operation::Mkdir(at, mode) => {
+            rustix::fs::mkdirat(walk(base, &at.parents())?, os(at.last()), Mode::from_raw_mode(*mode))
+        }
         Operation::Symlink(at, target) => rustix::fs::symlinkat(os(target), walk(base, &at.parents())?, os(at.last())),
         Operation::Link(from, to) => {
             let source = kind(&walk(base, &from.whole())?)?;
@@ -120,7 +127,8 @@ fn list(base: &Path, way: &[&[u8]]) -> Answer {
     directory(base, way)?;
     let (last, parents) = way.split_last().unwrap();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let opened = rustix::fs::openat(walk(base, parents)?, OsStr::from_bytes(last), flags, Mode::empty()).map_err(errno)?;
+    let opened =
+        rustix::fs::openat(walk(base, parents)?, OsStr::from_bytes(last), flags, Mode::empty()).map_err(errno)?;
     let mut names = Vec::new();
     for entry in Dir::read_from(opened.as_fd()).map_err(errno)? {
         let name = entry.map_err(errno)?.file_name().to_bytes().to_vec();

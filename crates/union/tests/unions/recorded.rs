@@ -1,7 +1,9 @@
-//! A branch that writes down, in one list with the others of its union, what changes on it and what is made durable, and whose syncs can fail.
+//! A branch that writes down, in one list with the others of its union, what changes on it and what
+//! is made durable, and whose syncs can fail.
 
 use nacre_vfs::{
-    Caller, Collector, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, XattrFlags,
+    Caller, Collector, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result,
+    XattrFlags,
 };
 use parking_lot::Mutex;
 use std::sync::{
@@ -68,11 +70,15 @@ pub fn last(events: &[Event], wanted: &Event) -> usize {
     events.iter().rposition(|event| event == wanted).unwrap_or_else(|| panic!("no {wanted:?} in {events:#?}"))
 }
 
-/// The first event has happened, then its directory has become durable, and only then has the second one happened.
+/// The first event has happened, then its directory has become durable, and only then has the
+/// second one happened.
 pub fn assert_durable_before(events: &[Event], first: &Event, second: &Event) {
     let (begin, end) = (last(events, first), last(events, second));
     let synced = (first.0, first.1, What::Synced);
-    assert!(begin < end && events[begin..end].contains(&synced), "{second:?} without {first:?} being durable: {events:#?}");
+    assert!(
+        begin < end && events[begin..end].contains(&synced),
+        "{second:?} without {first:?} being durable: {events:#?}"
+    );
 }
 
 /// The branch.
@@ -94,7 +100,14 @@ impl Recorded {
 }
 
 impl Layer for Recorded {
-    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
         let made = self.below.create(caller, parent, name, mode, flags)?;
         self.came(parent, name).map(|()| made)
     }
@@ -102,7 +115,15 @@ impl Layer for Recorded {
         let made = self.below.mkdir(caller, parent, name, mode)?;
         self.came(parent, name).map(|()| made)
     }
-    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
         let made = self.below.mknod(caller, parent, name, kind, mode, device)?;
         self.came(parent, name).map(|()| made)
     }
@@ -110,7 +131,14 @@ impl Layer for Recorded {
         let made = self.below.symlink(caller, parent, name, target)?;
         self.came(parent, name).map(|()| made)
     }
-    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         let made = self.below.link(caller, node, file, parent, name)?;
         self.came(parent, name).map(|()| made)
     }

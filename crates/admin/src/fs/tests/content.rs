@@ -73,7 +73,9 @@ fn a_preview_tells_what_destroying_frees() {
     }
     world.write("t/a", "f", 1 << 20, 9);
     let preview = |target: &str| {
-        let Answer::Destroyed(told) = world.ok(Request::Destroy(ToDestroy { dry: true, ..destroy(target) })) else { panic!() };
+        let Answer::Destroyed(told) = world.ok(Request::Destroy(ToDestroy { dry: true, ..destroy(target) })) else {
+            panic!()
+        };
         told
     };
     let one = preview("t/a@2");
@@ -82,7 +84,11 @@ fn a_preview_tells_what_destroying_frees() {
     let several = preview("t/a@1%3").freed;
     assert!(several > 3 << 20 && several < 4 << 20, "{several}");
     let all: u64 = world.value("t/a", "used").0.unwrap().parse().unwrap();
-    let Answer::Destroyed(told) = world.ok(Request::Destroy(ToDestroy { dry: true, recursive: true, ..destroy("t/a") })) else { panic!() };
+    let Answer::Destroyed(told) =
+        world.ok(Request::Destroy(ToDestroy { dry: true, recursive: true, ..destroy("t/a") }))
+    else {
+        panic!()
+    };
     assert_eq!((told.names.len(), told.freed), (5, all));
     assert_eq!(world.names().len(), 6);
 }
@@ -137,7 +143,8 @@ fn differences_have_names() {
         (How::Added, path("new")),
     ];
     let found = differences(&world, "t/a@1", None, 99);
-    let (links, mut rest): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, path)| path.ends_with("second") || path.ends_with("third"));
+    let (links, mut rest): (Vec<_>, Vec<_>) =
+        found.into_iter().partition(|(_, path)| path.ends_with("second") || path.ends_with("third"));
     assert_eq!(links.len(), 1);
     assert_eq!(links[0].0, renamed("linked"));
     let by_path = |a: &(How, String), b: &(How, String)| a.1.cmp(&b.1);

@@ -47,7 +47,8 @@ fn changing_a_mount_point_takes_those_that_inherit_along() {
     world.ok(set("t/a", "mountpoint", "none"));
     assert_eq!(world.mounted(), pairs(&[("t/a/own", "/own")]));
     world.ok(inherit("t/a", "mountpoint", false));
-    let back = [("t/a", "/nowhere/t/a"), ("t/a/b", "/nowhere/t/a/b"), ("t/a/b/c", "/nowhere/t/a/b/c"), ("t/a/own", "/own")];
+    let back =
+        [("t/a", "/nowhere/t/a"), ("t/a/b", "/nowhere/t/a/b"), ("t/a/b/c", "/nowhere/t/a/b/c"), ("t/a/own", "/own")];
     assert_eq!(world.mounted(), pairs(&back));
 }
 
@@ -100,7 +101,11 @@ fn options_follow_properties_at_once() {
     world.ok(set("t/a/b", "readonly", "off"));
     assert!(options("t/a").read_only && !options("t/a/b").read_only);
     world.ok(Request::Unmount { what: ToUnmount::Name("t/a/b".to_owned()), force: false });
-    let mount = ToMount { name: Some("t/a/b".to_owned()), words: vec!["ro".to_owned(), "exec".to_owned()], ..ToMount::default() };
+    let mount = ToMount {
+        name: Some("t/a/b".to_owned()),
+        words: vec!["ro".to_owned(), "exec".to_owned()],
+        ..ToMount::default()
+    };
     world.ok(Request::Mount(mount));
     assert_eq!(world.value("t/a/b", "readonly"), (Some("on".to_owned()), From::Temporary));
     assert_eq!(world.value("t/a/b", "exec"), (Some("on".to_owned()), From::Temporary));
@@ -121,7 +126,8 @@ fn renaming_moves_mounts() {
     world.ok(Request::Rename(rename("t/a", "t/a")));
     assert_eq!(world.refused(Request::Rename(rename("t/no", "t/no"))).0, "cannot open 't/no': dataset does not exist");
     world.ok(Request::Rename(rename("t/a", "t/x/y")));
-    let moved = [("t/x", "/nowhere/t/x"), ("t/x/y", "/nowhere/t/x/y"), ("t/x/y/b", "/nowhere/t/x/y/b"), ("t/x/y/own", "/own")];
+    let moved =
+        [("t/x", "/nowhere/t/x"), ("t/x/y", "/nowhere/t/x/y"), ("t/x/y/b", "/nowhere/t/x/y/b"), ("t/x/y/own", "/own")];
     assert_eq!(world.mounted(), pairs(&moved));
     let sources: HashSet<String> = world.mounts.mounted().into_iter().map(|mounted| mounted.options.source).collect();
     assert!(sources.contains("t/x/y/own"), "{sources:?}");
@@ -258,7 +264,10 @@ fn a_parent_that_is_mounted_later_hides_nothing() {
     world.ok(mount("t/a/b/c"));
     world.mounts.used.lock().insert(world.id("t/a/b/c"));
     let refused = world.refused(mount("t/a"));
-    assert_eq!((refused.0.starts_with("cannot mount 't/a': cannot unmount '/nowhere/t/a/b/c'"), refused.2), (true, Kind::Busy));
+    assert_eq!(
+        (refused.0.starts_with("cannot mount 't/a': cannot unmount '/nowhere/t/a/b/c'"), refused.2),
+        (true, Kind::Busy)
+    );
     assert_eq!(order(&world), ["/nowhere/t/a/b/c"]);
 }
 

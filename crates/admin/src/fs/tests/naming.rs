@@ -11,7 +11,8 @@ fn names_come_and_go() {
     assert_eq!(world.refused(create("t")).0, "cannot create 't': missing dataset name");
     assert_eq!(world.refused(create("t/a@b")).0, "cannot create 't/a@b': snapshot delimiter '@' in filesystem name");
     assert_eq!(world.refused(create("t/a$")).0, "cannot create 't/a$': invalid character '$' in name");
-    let with_parents = |name: &str| Request::Create(ToCreate { name: name.to_owned(), parents: true, ..ToCreate::default() });
+    let with_parents =
+        |name: &str| Request::Create(ToCreate { name: name.to_owned(), parents: true, ..ToCreate::default() });
     world.ok(with_parents("t/x/y/z"));
     world.ok(with_parents("t/x/y/z"));
     assert_eq!(world.names(), ["t", "t/a", "t/x", "t/x/y", "t/x/y/z"]);
@@ -89,8 +90,13 @@ fn snapshots_are_selected_by_lists_and_ranges() {
     }
     let of_a = |world: &World| world.names().into_iter().filter(|name| name.starts_with("t/a@")).collect::<Vec<_>>();
     let refused = world.refused(Request::Destroy(destroy("t/a@nope")));
-    assert_eq!((refused.0.as_str(), refused.2), ("could not find any snapshots to destroy; check snapshot names.", Kind::NotFound));
-    let Answer::Destroyed(told) = world.ok(Request::Destroy(ToDestroy { dry: true, ..destroy("t/a@1,nope") })) else { panic!() };
+    assert_eq!(
+        (refused.0.as_str(), refused.2),
+        ("could not find any snapshots to destroy; check snapshot names.", Kind::NotFound)
+    );
+    let Answer::Destroyed(told) = world.ok(Request::Destroy(ToDestroy { dry: true, ..destroy("t/a@1,nope") })) else {
+        panic!()
+    };
     assert_eq!((told.names, told.missing), (vec!["t/a@1".to_owned()], vec!["t/a@nope".to_owned()]));
     assert_eq!(of_a(&world).len(), 5);
     world.ok(Request::Destroy(destroy("t/a@2%3,5")));
@@ -112,10 +118,18 @@ fn holds_keep_and_deferred_destruction_waits() {
         Request::Hold(ToHold { tag: tag.to_owned(), snapshots: vec![name.to_owned()], recursive, release })
     };
     world.ok(hold("keep", "t/a@1", true, false));
-    assert_eq!(world.refused(hold("keep", "t/a@1", false, false)).0, "cannot hold snapshot 't/a@1': tag already exists on this dataset");
+    assert_eq!(
+        world.refused(hold("keep", "t/a@1", false, false)).0,
+        "cannot hold snapshot 't/a@1': tag already exists on this dataset"
+    );
     let release = world.refused(hold("other", "t/a@1", false, true));
-    assert_eq!((release.0.as_str(), release.2), ("cannot release hold from snapshot 't/a@1': no such tag on this dataset", Kind::NotFound));
-    let Answer::Holds(holds) = world.ok(Request::Holds { snapshots: vec!["t/a@1".to_owned()], recursive: true }) else { panic!() };
+    assert_eq!(
+        (release.0.as_str(), release.2),
+        ("cannot release hold from snapshot 't/a@1': no such tag on this dataset", Kind::NotFound)
+    );
+    let Answer::Holds(holds) = world.ok(Request::Holds { snapshots: vec!["t/a@1".to_owned()], recursive: true }) else {
+        panic!()
+    };
     assert_eq!(holds.iter().map(|hold| hold.snapshot.as_str()).collect::<Vec<_>>(), ["t/a@1", "t/a/b@1"]);
     let refused = world.refused(Request::Destroy(destroy("t/a@1")));
     assert_eq!((refused.0.as_str(), refused.2), ("cannot destroy 't/a@1': dataset is busy", Kind::Busy));
@@ -137,7 +151,9 @@ fn snapshots_are_taken_together_or_not_at_all() {
     let refused = world.refused(snapshot(&["t/a@1"], true));
     assert_eq!(refused.0, "cannot create snapshot 't/a/b@1': dataset already exists");
     assert_eq!(refused.1, "no snapshots were created");
-    assert!(world.refused(snapshot(&["t/a@x", "t/a@y"], false)).0.contains("multiple snapshots of same fs not allowed"));
+    assert!(
+        world.refused(snapshot(&["t/a@x", "t/a@y"], false)).0.contains("multiple snapshots of same fs not allowed")
+    );
     assert!(world.refused(snapshot(&["t/a"], false)).0.contains("missing '@' delimiter in snapshot name"));
     assert_eq!(world.names(), ["t", "t/a", "t/a/b", "t/a/b@1", "t/c"]);
     world.ok(snapshot(&["t/a@2", "t/c@2"], true));
@@ -154,8 +170,9 @@ fn snapshots_get_other_names() {
     world.create("t/a/b");
     world.ok(snapshot(&["t/a@1"], true));
     world.snapshot(&["t/a/b@2"]);
-    let rename =
-        |to: &str, recursive| Request::Rename(ToRename { from: "t/a@1".to_owned(), to: to.to_owned(), recursive, ..ToRename::default() });
+    let rename = |to: &str, recursive| {
+        Request::Rename(ToRename { from: "t/a@1".to_owned(), to: to.to_owned(), recursive, ..ToRename::default() })
+    };
     assert_eq!(world.refused(rename("t/a@2", true)).0, "cannot rename 't/a/b@1': dataset already exists");
     assert!(world.refused(rename("t@3", false)).0.contains("must be part of same dataset"));
     world.ok(rename("@3", true));

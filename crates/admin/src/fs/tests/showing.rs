@@ -4,7 +4,10 @@ use super::*;
 
 fn listed(world: &World, names: &[&str], depth: Option<u64>, types: Option<Types>) -> Vec<String> {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    let Answer::Listed(listed) = world.ok(Request::List(Listing { names, depth, types, properties: Some(Vec::new()) })) else { panic!() };
+    let Answer::Listed(listed) = world.ok(Request::List(Listing { names, depth, types, properties: Some(Vec::new()) }))
+    else {
+        panic!()
+    };
     listed.into_iter().map(|listed| listed.name).collect()
 }
 
@@ -45,7 +48,10 @@ fn values_come_from_where_they_were_set() {
     world.ok(inherit("t/a", "compression", true));
     assert_eq!(world.value("t/a/b", "compression"), (Some("on".to_owned()), From::Default));
     world.snapshot(&["t/a/b@1"]);
-    assert_eq!(world.value("t/a/b@1", "backup:policy"), (Some("daily".to_owned()), From::Inherited("t/a/b".to_owned())));
+    assert_eq!(
+        world.value("t/a/b@1", "backup:policy"),
+        (Some("daily".to_owned()), From::Inherited("t/a/b".to_owned()))
+    );
     assert_eq!(world.value("t/a/b@1", "compression"), (None, From::None));
     assert_eq!(world.refused(set("t/a/b@1", "compression", "off")).2, Kind::Invalid);
     assert_eq!(world.refused(set("t/a", "used", "1")).0, "cannot set property for 't/a': 'used' is readonly");
@@ -62,7 +68,10 @@ fn limits_that_cannot_be_are_refused_in_the_words_of_zfs() {
         world.refused(set("t/a", "quota", "1M")).0,
         "cannot set property for 't/a': size is less than current used or reserved space"
     );
-    assert_eq!(world.refused(set("t/a", "reservation", "1T")).0, "cannot set property for 't/a': size is greater than available space");
+    assert_eq!(
+        world.refused(set("t/a", "reservation", "1T")).0,
+        "cannot set property for 't/a': size is greater than available space"
+    );
     world.ok(set("t/a", "quota", "20M"));
     world.ok(set("t/a", "refreservation", "10M"));
     assert_eq!(world.value("t/a", "quota"), (Some((20 << 20).to_string()), From::Local));

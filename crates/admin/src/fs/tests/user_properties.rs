@@ -4,7 +4,11 @@ use super::*;
 
 fn snapshot_with(names: &[&str], recursive: bool, properties: &[(&str, &str)]) -> Request {
     let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    Request::Snapshot(ToSnapshot { names: names.iter().map(|name| (*name).to_owned()).collect(), recursive, properties })
+    Request::Snapshot(ToSnapshot {
+        names: names.iter().map(|name| (*name).to_owned()).collect(),
+        recursive,
+        properties,
+    })
 }
 
 fn local(value: &str) -> (Option<String>, From) {
@@ -41,7 +45,9 @@ fn snapshots_have_their_own_and_those_of_their_file_system() {
     let properties = vec![("b:policy".to_owned(), NewValue::Local("two".to_owned()))];
     world.ok(Request::Set(ToSet { names, properties, ..ToSet::default() }));
     assert_eq!((world.value("t/a/b", "b:policy"), world.value("t/a/b@1", "b:policy")), (local("two"), local("two")));
-    let Answer::Listed(listed) = world.ok(Request::List(Listing { names: vec!["t/a/b@1".to_owned()], ..Listing::default() })) else {
+    let Answer::Listed(listed) =
+        world.ok(Request::List(Listing { names: vec!["t/a/b@1".to_owned()], ..Listing::default() }))
+    else {
         panic!()
     };
     assert!(listed[0].values.iter().any(|shown| shown.property == "b:policy" && shown.source == From::Local));
@@ -81,7 +87,12 @@ fn absurd_values_are_refused_and_change_nothing() {
     assert_eq!(world.names(), ["t", "t/a"]);
     // A quota of all bytes that can be counted is one that never stops anybody.
     world.ok(set("t/a", "quota", "18446744073709551615"));
-    assert!(world.refused(set("t/a", "reservation", "18446744073709551615")).0.contains("size is greater than available space"));
+    assert!(
+        world
+            .refused(set("t/a", "reservation", "18446744073709551615"))
+            .0
+            .contains("size is greater than available space")
+    );
     assert!(world.refused(set("t/a", "quota", "18446744073709551616")).0.contains("too large"));
     assert!(world.refused(set("t/a", "quota", "-1")).0.contains("bad numeric value"));
     world.write("t/a", "f", 100_000, 1);

@@ -1,7 +1,8 @@
 //! The file that holds the file system: made whole or not at all, never overwritten.
 //!
-//! Invariants: a new image gets its name only when its file system is complete; an existing file is only taken up as it is, and only
-//! if nobody but root can have written it, since the kernel is going to trust what it says.
+//! Invariants: a new image gets its name only when its file system is complete; an existing file is
+//! only taken up as it is, and only if nobody but root can have written it, since the kernel is
+//! going to trust what it says.
 
 use super::programs;
 use crate::{
@@ -47,7 +48,8 @@ pub struct Image {
     pub fstype: FileSystem,
     /// Open for reading and writing, without the page cache where the host can.
     pub file: File,
-    /// The lock is on a descriptor of its own: the kernel keeps the other one as long as the image is attached.
+    /// The lock is on a descriptor of its own: the kernel keeps the other one as long as the image
+    /// is attached.
     _held: File,
 }
 
@@ -87,11 +89,20 @@ impl Image {
     ///
     /// # Errors
     /// No room on the host, a program that is missing or fails; nothing is left behind.
-    pub fn make(path: &Path, fstype: FileSystem, bytes: u64, inodes: Option<u64>, sparse: bool, tell: Tell<'_>) -> Result<Image, Failure> {
+    pub fn make(
+        path: &Path,
+        fstype: FileSystem,
+        bytes: u64,
+        inodes: Option<u64>,
+        sparse: bool,
+        tell: Tell<'_>,
+    ) -> Result<Image, Failure> {
         let new = Unready::new(path)?;
         no_copies(&new.file, tell);
         if sparse {
-            tell("the image takes room on the host only as it fills: when the host is full, writes in the cage fail with I/O errors");
+            tell(
+                "the image takes room on the host only as it fills: when the host is full, writes in the cage fail with I/O errors",
+            );
         }
         set_aside(&new, bytes, sparse)?;
         programs::make(fstype, &new.name, bytes, inodes)?;
@@ -103,7 +114,8 @@ impl Image {
     /// A new file, which `fill` makes out of this one, takes its place.
     ///
     /// # Errors
-    /// Those of `fill`, or the system's: this image is as it was then, and nothing else is left behind.
+    /// Those of `fill`, or the system's: this image is as it was then, and nothing else is left
+    /// behind.
     pub fn replaced(&self, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<Image, Failure> {
         let new = Unready::new(&self.path)?;
         no_copies(&new.file, &mut |_| ());
@@ -126,7 +138,8 @@ impl Image {
     pub fn set_length(&self, bytes: u64, filled: bool) -> Result<(), Failure> {
         let before = self.length()?;
         let set = if bytes != before { ftruncate(&self.file, bytes) } else { Ok(()) };
-        let set = set.and_then(|()| if filled { fallocate(&self.file, FallocateFlags::empty(), 0, bytes) } else { Ok(()) });
+        let set =
+            set.and_then(|()| if filled { fallocate(&self.file, FallocateFlags::empty(), 0, bytes) } else { Ok(()) });
         set.map_err(|error| {
             if bytes > before {
                 // Only what was added just now goes.
@@ -182,9 +195,9 @@ impl Image {
         attached.map_err(|error| {
             let failure = self.failed("cannot attach to a loop device:", &error);
             match error.kind() {
-                io::ErrorKind::NotFound => {
-                    failure.next("`modprobe loop` loads the driver; a container must be given /dev/loop-control and /dev/loop*")
-                }
+                io::ErrorKind::NotFound => failure.next(
+                    "`modprobe loop` loads the driver; a container must be given /dev/loop-control and /dev/loop*",
+                ),
                 io::ErrorKind::PermissionDenied => failure.next("--engine=fuse needs no privilege"),
                 _ => failure,
             }
@@ -196,7 +209,8 @@ impl Image {
     }
 }
 
-const NO_ROOM: &str = "the host has not that much room; --sparse makes an image that takes room only as it fills, and may then find none";
+const NO_ROOM: &str =
+    "the host has not that much room; --sparse makes an image that takes room only as it fills, and may then find none";
 
 /// An image that is being made, under a name of its own; gone when it is dropped.
 struct Unready {
@@ -232,7 +246,8 @@ impl Unready {
 
 impl Drop for Unready {
     fn drop(&mut self) {
-        // Where it has taken its place, nothing has this name; otherwise nobody else has the file: it was ours alone from the start.
+        // Where it has taken its place, nothing has this name; otherwise nobody else has the file:
+        // it was ours alone from the start.
         let _ = fs::remove_file(&self.name);
     }
 }
@@ -263,7 +278,8 @@ pub fn clear(image: &Path) -> Result<(), Failure> {
 
 /// Gives a new image its length, and (unless `sparse`) all its room.
 fn set_aside(new: &Unready, bytes: u64, sparse: bool) -> Result<(), Failure> {
-    let failed = |error: rustix::io::Errno| Failure::io("cannot set room aside for", path_text(&new.name), &error.into());
+    let failed =
+        |error: rustix::io::Errno| Failure::io("cannot set room aside for", path_text(&new.name), &error.into());
     if sparse {
         return ftruncate(&new.file, bytes).map_err(failed);
     }
@@ -285,7 +301,8 @@ fn held(path: &Path) -> Result<File, Failure> {
     Ok(file)
 }
 
-/// On Btrfs, an image that is copied on each write gets slow and may find no room for a block that it has already.
+/// On Btrfs, an image that is copied on each write gets slow and may find no room for a block that
+/// it has already.
 fn no_copies(file: &File, tell: Tell<'_>) {
     const BTRFS: FsWord = 0x9123_683E;
     let on_btrfs = rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == BTRFS);
@@ -294,7 +311,10 @@ fn no_copies(file: &File, tell: Tell<'_>) {
     }
     let set = ioctls::flags(file.as_fd()).and_then(|flags| ioctls::set_flags(file.as_fd(), flags | NO_COPY_ON_WRITE));
     if let Err(error) = set {
-        tell(&format!("the image is copied on each write, which is slow: chattr +C is refused ({})", crate::failure::reason(&error)));
+        tell(&format!(
+            "the image is copied on each write, which is slow: chattr +C is refused ({})",
+            crate::failure::reason(&error)
+        ));
     }
 }
 
@@ -303,7 +323,9 @@ fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flag = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or_default();
     let direct = options.custom_flags(flag(OFlags::NOFOLLOW | OFlags::DIRECT)).open(path);
     match direct {
-        Err(error) if error.raw_os_error() == Some(22) => options.create_new(false).custom_flags(flag(OFlags::NOFOLLOW)).open(path),
+        Err(error) if error.raw_os_error() == Some(22) => {
+            options.create_new(false).custom_flags(flag(OFlags::NOFOLLOW)).open(path)
+        }
         other => other,
     }
 }
@@ -320,7 +342,8 @@ fn sound(metadata: &fs::Metadata, path: &Path) -> Result<(), Failure> {
 }
 
 fn left_alone(path: &Path, why: &str) -> Failure {
-    Failure::new(format!("{} {why}, so it is left alone", path_text(path))).next("--image=FILE names another place for the image")
+    Failure::new(format!("{} {why}, so it is left alone", path_text(path)))
+        .next("--image=FILE names another place for the image")
 }
 
 /// The file system on a file, told by its magic number.

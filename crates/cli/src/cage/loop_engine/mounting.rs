@@ -1,6 +1,7 @@
 //! An image's way into the tree of mounts and out of it.
 //!
-//! A new file system gets the directory's owner, mode and access lists before anybody can see it: it is attached only then.
+//! A new file system gets the directory's owner, mode and access lists before anybody can see it:
+//! it is attached only then.
 
 use super::image::Image;
 use crate::{
@@ -14,7 +15,10 @@ use nacre_sys::{loop_devices::LoopDevice, mounts};
 use rustix::{
     fs::{AtFlags, Gid, Mode, Uid, XattrFlags, fchmod, fchown, fgetxattr, fsetxattr, openat},
     fs::{OFlags, statat},
-    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen},
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount,
+        fsopen,
+    },
 };
 use std::{
     io,
@@ -40,13 +44,19 @@ pub fn mount(image: &Image, sparse: bool, place: &Path, like: Option<&Path>) -> 
     let device = image.attach()?;
     let tree = file_system(image, sparse, &device, attributes)?;
     if let Some(like) = like {
-        resemble(&tree, like).map_err(|error| Failure::io("cannot give the cage the owner and mode of", path_text(like), &error))?;
+        resemble(&tree, like)
+            .map_err(|error| Failure::io("cannot give the cage the owner and mode of", path_text(like), &error))?;
     }
     mounts::attach(tree.as_fd(), place).map_err(|error| Failure::io("cannot mount at", path_text(place), &error))?;
     Ok(device)
 }
 
-fn file_system(image: &Image, sparse: bool, device: &LoopDevice, attributes: MountAttrFlags) -> Result<OwnedFd, Failure> {
+fn file_system(
+    image: &Image,
+    sparse: bool,
+    device: &LoopDevice,
+    attributes: MountAttrFlags,
+) -> Result<OwnedFd, Failure> {
     let failed = |context: Option<&OwnedFd>, error: rustix::io::Errno| {
         let said = context.map(said).unwrap_or_default();
         let mut failure = Failure::io("cannot mount", path_text(&image.path), &error.into());
@@ -102,7 +112,11 @@ fn surroundings(place: &Path) -> Result<MountAttrFlags, Failure> {
 
 /// The mount that a path lies on.
 pub fn around<'a>(table: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
-    let longest = table.iter().filter(|entry| path.starts_with(&entry.mountpoint)).map(|entry| entry.mountpoint.as_os_str().len()).max()?;
+    let longest = table
+        .iter()
+        .filter(|entry| path.starts_with(&entry.mountpoint))
+        .map(|entry| entry.mountpoint.as_os_str().len())
+        .max()?;
     table.iter().rfind(|entry| entry.mountpoint.as_os_str().len() == longest && path.starts_with(&entry.mountpoint))
 }
 
@@ -137,7 +151,8 @@ pub fn mounted(image: &Image, place: &Path) -> Result<Option<LoopDevice>, Failur
     Ok(image.device()?.filter(|device| device.path == entry.source))
 }
 
-/// Whether what is mounted on top at `place` is a loop device on an image that had this name when it was attached.
+/// Whether what is mounted on top at `place` is a loop device on an image that had this name when
+/// it was attached.
 ///
 /// # Errors
 /// Where the mount table cannot be read.

@@ -1,4 +1,5 @@
-//! The programs that make, check and resize file systems. They belong to the file systems; we only say what we want of them.
+//! The programs that make, check and resize file systems. They belong to the file systems; we only
+//! say what we want of them.
 
 use crate::{
     cage::engine::FileSystem,
@@ -58,7 +59,9 @@ pub fn run<S: AsRef<OsStr>>(program: Program, arguments: &[S], tolerated: i32) -
 
 fn missing(program: Program) -> Failure {
     let what = format!("{} is not installed", program.name);
-    Failure::new(what).exit(Exit::NotFound).next(format!("it is in Debian's package {}: apt install {0}", program.package))
+    Failure::new(what)
+        .exit(Exit::NotFound)
+        .next(format!("it is in Debian's package {}: apt install {0}", program.package))
 }
 
 /// Services are often started without the directories of administrators' programs.
@@ -92,7 +95,8 @@ fn is_version(line: &str) -> bool {
     matches!(words.as_slice(), [_, version, date] if version.starts_with(|c: char| c.is_ascii_digit()) && date.starts_with('('))
 }
 
-/// Makes a file system on a new image of `bytes` full of zeros. Nothing of it is given back to the host (`discard`).
+/// Makes a file system on a new image of `bytes` full of zeros. Nothing of it is given back to the
+/// host (`discard`).
 ///
 /// # Errors
 /// As [`run`].
@@ -100,12 +104,16 @@ pub fn make(kind: FileSystem, image: &Path, bytes: u64, inodes: Option<u64>) -> 
     let image = image.as_os_str();
     let with = |words: &[&str]| -> Vec<OsString> {
         let words = words.iter().map(|word| OsString::from(*word));
-        words.chain(inodes.map(|inodes| OsString::from(format!("-N{inodes}")))).chain([OsString::from("--"), image.to_owned()]).collect()
+        words
+            .chain(inodes.map(|inodes| OsString::from(format!("-N{inodes}"))))
+            .chain([OsString::from("--"), image.to_owned()])
+            .collect()
     };
     match kind {
         FileSystem::Ext4 => {
             let program = Program { name: "mkfs.ext4", package: "e2fsprogs" };
-            // 4 KiB blocks suit direct I/O on every disk; none is kept for root, who is in the cage like everybody.
+            // 4 KiB blocks suit direct I/O on every disk; none is kept for root, who is in the cage
+            // like everybody.
             let words = |extended| ["-q", "-F", "-b", "4096", "-m", "0", "-L", LABEL, "-E", extended];
             // The zeros are there already: neither mkfs nor the kernel, later, has to write them.
             let made = run(program, &with(&words("nodiscard,assume_storage_prezeroed=1")), 0);
@@ -119,11 +127,15 @@ pub fn make(kind: FileSystem, image: &Path, bytes: u64, inodes: Option<u64>) -> 
         }
         FileSystem::Btrfs => {
             let program = Program { name: "mkfs.btrfs", package: "btrfs-progs" };
-            // Data takes all the room that it can get, and then there is none for metadata, not even to delete something: in a small
-            // file system both share their room, in a large one mkfs sets enough aside for metadata (and a copy of it).
+            // Data takes all the room that it can get, and then there is none for metadata, not
+            // even to delete something: in a small file system both share their room, in a large
+            // one mkfs sets enough aside for metadata (and a copy of it).
             const SHARED_BELOW: u64 = 5 << 30;
-            let shared: &[&str] =
-                if bytes < SHARED_BELOW { &["--mixed", "-d", "single", "-m", "single"] } else { &["-d", "single", "-m", "dup"] };
+            let shared: &[&str] = if bytes < SHARED_BELOW {
+                &["--mixed", "-d", "single", "-m", "single"]
+            } else {
+                &["-d", "single", "-m", "dup"]
+            };
             run(program, &with(&[&["-q", "-K", "-L", LABEL], shared].concat()), 0).map(drop)
         }
     }
@@ -161,8 +173,11 @@ mod tests {
 
     #[test]
     fn the_last_words_of_a_program_are_told() {
-        let failure =
-            run(Program { name: "sh", package: "dash" }, &["-c", "echo resize2fs 1.47.0 '(5-Feb-2023)' >&2; echo no >&2; exit 3"], 1);
+        let failure = run(
+            Program { name: "sh", package: "dash" },
+            &["-c", "echo resize2fs 1.47.0 '(5-Feb-2023)' >&2; echo no >&2; exit 3"],
+            1,
+        );
         assert_eq!(failure.unwrap_err().what, "sh failed: no");
         let failure = run(Program { name: "sh", package: "dash" }, &["-c", "echo one; exit 1"], 0);
         assert_eq!(failure.unwrap_err().what, "sh failed: one");

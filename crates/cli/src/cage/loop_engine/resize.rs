@@ -1,9 +1,10 @@
 //! Other sizes for an image.
 //!
-//! Growing: file, device, file system. Shrinking: file system, device, file. So whatever is cut short, by a crash or a failure, leaves a
-//! file system that is no larger than its file, and the same command again completes it. While ext4 is resized unmounted, it is damaged in
-//! between, and what resize2fs can keep for such a case (`-z`) is not complete when it is killed: so it works on a copy of what is in use,
-//! which takes the image's place when it is whole.
+//! Growing: file, device, file system. Shrinking: file system, device, file. So whatever is cut
+//! short, by a crash or a failure, leaves a file system that is no larger than its file, and the
+//! same command again completes it. While ext4 is resized unmounted, it is damaged in between, and
+//! what resize2fs can keep for such a case (`-z`) is not complete when it is killed: so it works on
+//! a copy of what is in use, which takes the image's place when it is whole.
 
 use super::{
     image::Image,
@@ -70,7 +71,8 @@ fn may_grow_mounted() -> bool {
 /// Makes the cage smaller.
 ///
 /// # Errors
-/// A file system that cannot shrink, or not so far; a cage in use where it has to be unmounted. Nothing has changed.
+/// A file system that cannot shrink, or not so far; a cage in use where it has to be unmounted.
+/// Nothing has changed.
 pub fn shrink(image: &Image, sparse: bool, record: &Record, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
     match image.fstype {
         FileSystem::Xfs => Err(Failure::new("XFS cannot shrink").next(
@@ -85,8 +87,10 @@ fn shrink_btrfs(image: &Image, place: &Path, bytes: u64) -> Result<(), Failure> 
     let device = mounting::mounted(image, place)?.ok_or_else(|| not_mounted(place))?;
     let size = bytes.to_string();
     let mut shrunk = btrfs_settled(&size, place);
-    // Room that was in use once stays with data or metadata until its chunks are emptied: only then can the end be moved elsewhere. First
-    // the chunks that are empty, which takes no room, then those that are half full. (Where data and metadata share their room, both words have to say the same.)
+    // Room that was in use once stays with data or metadata until its chunks are emptied: only then
+    // can the end be moved elsewhere. First the chunks that are empty, which takes no room, then
+    // those that are half full. (Where data and metadata share their room, both words have to say
+    // the same.)
     for usage in [["-dusage=0", "-musage=0"], ["-dusage=50", "-musage=50"]] {
         if shrunk.is_err() {
             let words = [&["balance", "start"], &usage[..]].concat();
@@ -100,8 +104,8 @@ fn shrink_btrfs(image: &Image, place: &Path, bytes: u64) -> Result<(), Failure> 
     device.follow_length().map_err(|error| Failure::io("cannot resize", path_text(&device.path), &error))
 }
 
-/// Shrinks once the kernel's cleaner has freed the chunks of what was deleted just now: a sync of Btrfs' own kind wakes it, and it takes its
-/// time.
+/// Shrinks once the kernel's cleaner has freed the chunks of what was deleted just now: a sync of
+/// Btrfs' own kind wakes it, and it takes its time.
 fn btrfs_settled(size: &str, place: &Path) -> Result<Output, Failure> {
     const ATTEMPTS: u32 = 12;
     let mut shrunk = Err(Failure::new("not tried"));
@@ -177,7 +181,9 @@ fn resized_copy(image: &Image, bytes: u64) -> Result<Image, Failure> {
     image.replaced(|copy| {
         let words = [OsStr::new("-r"), OsStr::new("-a"), image.path.as_os_str(), copy.as_os_str()];
         let copied = programs::run(E2IMAGE, &words, 0);
-        copied.map_err(|failure| failure.next("meanwhile, the host needs room for a copy of what is in the cage; nothing has changed"))?;
+        copied.map_err(|failure| {
+            failure.next("meanwhile, the host needs room for a copy of what is in the cage; nothing has changed")
+        })?;
         programs::check_ext4(copy)?;
         let size = OsString::from(format!("{}K", bytes / 1024));
         let resized = programs::run(RESIZE2FS, &[copy.as_os_str(), &size], 0);

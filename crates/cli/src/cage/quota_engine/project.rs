@@ -1,7 +1,9 @@
-//! Project quotas of ext4 and XFS: all that is in the directory belongs to a project of its own, and the project has hard limits.
+//! Project quotas of ext4 and XFS: all that is in the directory belongs to a project of its own,
+//! and the project has hard limits.
 //!
-//! The order makes every end in between harmless: a free number is chosen and remembered, the tree moves into the project, and only then
-//! the limits are set. A command that was cut short continues when it is given again.
+//! The order makes every end in between harmless: a free number is chosen and remembered, the tree
+//! moves into the project, and only then the limits are set. A command that was cut short continues
+//! when it is given again.
 
 use super::{caged_already, refused, tree, unable};
 use crate::{
@@ -22,11 +24,13 @@ use std::{
     path::Path,
 };
 
-/// The first number that we give a project; below are those that administrators and containers choose.
+/// The first number that we give a project; below are those that administrators and containers
+/// choose.
 const FIRST: u32 = 0x6E61_0000;
 /// How many numbers are tried.
 const NUMBERS: u32 = 0x1_0000;
-/// Where administrators name projects (xfs_quota(8)): `number:directory` and `name:number`. We never write there.
+/// Where administrators name projects (xfs_quota(8)): `number:directory` and `name:number`. We
+/// never write there.
 const NAMED: [&str; 2] = ["/etc/projects", "/etc/projid"];
 
 /// Whether the file system below keeps limits of projects, and the directory is free for one.
@@ -37,14 +41,25 @@ pub fn ready(directory: &File, name: &Path, entry: &MountEntry, fstype: FileSyst
     let how = how_to_enable(entry, fstype);
     match project_quota::state(directory.as_fd()) {
         Ok(state) if state.enforced => {}
-        Ok(_) => return Err(unable(name, &format!("project quotas are not on for {}", path_text(&entry.mountpoint))).next(how)),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(refused("cannot see the quotas of", name, &error)),
+        Ok(_) => {
+            return Err(
+                unable(name, &format!("project quotas are not on for {}", path_text(&entry.mountpoint))).next(how)
+            );
+        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return Err(refused("cannot see the quotas of", name, &error));
+        }
         Err(error) => {
-            let why = format!("{fstype} at {} has no project quotas ({})", path_text(&entry.mountpoint), crate::failure::reason(&error));
+            let why = format!(
+                "{fstype} at {} has no project quotas ({})",
+                path_text(&entry.mountpoint),
+                crate::failure::reason(&error)
+            );
             return Err(unable(name, &why).next(how));
         }
     }
-    let membership = project_quota::membership(directory.as_fd()).map_err(|error| refused("cannot see the project of", name, &error))?;
+    let membership = project_quota::membership(directory.as_fd())
+        .map_err(|error| refused("cannot see the project of", name, &error))?;
     if membership.project == 0 {
         return Ok(());
     }
@@ -89,7 +104,8 @@ pub fn create(
 ) -> Result<Record, Failure> {
     let name = wanted.directory.as_path();
     large_enough(bytes)?;
-    let membership = project_quota::membership(open.as_fd()).map_err(|error| refused("cannot see the project of", name, &error))?;
+    let membership =
+        project_quota::membership(open.as_fd()).map_err(|error| refused("cannot see the project of", name, &error))?;
     let own = known.filter(|record| project_of(record).is_ok_and(|project| project == membership.project));
     let record = match own {
         // Cut short.
@@ -110,7 +126,8 @@ pub fn create(
     };
     let made = complete(record.clone(), open, tell);
     if made.is_err() && lift(&record, Some(open), &mut |_| ()).is_ok() {
-        // As if nothing had been asked. Where it cannot be undone, the record stays, and the same command goes on from there.
+        // As if nothing had been asked. Where it cannot be undone, the record stays, and the same
+        // command goes on from there.
         record.remove()?;
     }
     made
@@ -119,7 +136,11 @@ pub fn create(
 fn large_enough(bytes: u64) -> Result<(), Failure> {
     // One block of either file system.
     const LEAST: u64 = 4096;
-    if bytes >= LEAST { Ok(()) } else { Err(Failure::usage(format!("--size={bytes} is less than a block, {LEAST} bytes"))) }
+    if bytes >= LEAST {
+        Ok(())
+    } else {
+        Err(Failure::usage(format!("--size={bytes} is less than a block, {LEAST} bytes")))
+    }
 }
 
 fn complete(record: Record, open: &File, tell: Tell<'_>) -> Result<Record, Failure> {
@@ -132,10 +153,15 @@ fn complete(record: Record, open: &File, tell: Tell<'_>) -> Result<Record, Failu
     set(&record, open)?;
     let usage = usage(&record, open)?;
     if usage.used > record.bytes {
-        tell(&format!("{} bytes are in use already: nothing can be written until there are less than {}", usage.used, record.bytes));
+        tell(&format!(
+            "{} bytes are in use already: nothing can be written until there are less than {}",
+            usage.used, record.bytes
+        ));
     }
     let detail = match record.detail.clone() {
-        Detail::Project { fstype, project, filesystem, .. } => Detail::Project { fstype, project, filesystem, complete: true },
+        Detail::Project { fstype, project, filesystem, .. } => {
+            Detail::Project { fstype, project, filesystem, complete: true }
+        }
         other => other,
     };
     let record = Record { detail, ..record };
@@ -143,7 +169,8 @@ fn complete(record: Record, open: &File, tell: Tell<'_>) -> Result<Record, Failu
     Ok(record)
 }
 
-/// A number that no project has: neither by name, nor by one of our records, nor by anything on this file system.
+/// A number that no project has: neither by name, nor by one of our records, nor by anything on
+/// this file system.
 fn free_project(open: &File, name: &Path) -> Result<u32, Failure> {
     let mut taken: BTreeSet<u32> = Record::all()?.iter().filter_map(|record| project_of(record).ok()).collect();
     for file in NAMED {
@@ -154,7 +181,8 @@ fn free_project(open: &File, name: &Path) -> Result<u32, Failure> {
         taken.extend(named(&text));
     }
     for project in (FIRST..FIRST + NUMBERS).filter(|project| !taken.contains(project)) {
-        let usage = project_quota::usage(open.as_fd(), project).map_err(|error| refused("cannot see the quotas of", name, &error))?;
+        let usage = project_quota::usage(open.as_fd(), project)
+            .map_err(|error| refused("cannot see the quotas of", name, &error))?;
         if usage == Usage::default() {
             return Ok(project);
         }
@@ -197,8 +225,8 @@ pub fn set(record: &Record, open: &File) -> Result<(), Failure> {
 pub fn figures(record: &Record, open: &File) -> Result<Figures, Failure> {
     let project = project_of(record)?;
     let usage = usage(record, open)?;
-    let membership =
-        project_quota::membership(open.as_fd()).map_err(|error| refused("cannot see the project of", &record.directory, &error))?;
+    let membership = project_quota::membership(open.as_fd())
+        .map_err(|error| refused("cannot see the project of", &record.directory, &error))?;
     let attached = membership == Membership { project, inherited: true } && usage.limit > 0;
     let mut notes = Vec::new();
     if !attached {
@@ -253,9 +281,16 @@ mod tests {
     #[test]
     fn how_to_enable_depends_on_what_is_there() {
         let table = crate::mountinfo::parse(b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /srv rw - xfs /dev/b rw\n");
-        let told: Vec<String> =
-            [FileSystem::Ext4, FileSystem::Xfs].iter().zip(&table).map(|(kind, entry)| how_to_enable(entry, *kind)).collect();
-        assert!(told[0].contains("tune2fs -O project,quota -Q prjquota /dev/a") && told[0].contains("rescue"), "{}", told[0]);
+        let told: Vec<String> = [FileSystem::Ext4, FileSystem::Xfs]
+            .iter()
+            .zip(&table)
+            .map(|(kind, entry)| how_to_enable(entry, *kind))
+            .collect();
+        assert!(
+            told[0].contains("tune2fs -O project,quota -Q prjquota /dev/a") && told[0].contains("rescue"),
+            "{}",
+            told[0]
+        );
         assert!(told[1].contains("umount /srv; mount -o prjquota /dev/b /srv"), "{}", told[1]);
         assert!(large_enough(4095).is_err());
     }

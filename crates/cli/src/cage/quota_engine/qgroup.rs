@@ -1,6 +1,7 @@
 //! Btrfs qgroups: what a subvolume refers to is limited, whoever else refers to it, too.
 //!
-//! The figures come from sysfs, where the kernel shows what it counts at the moment, not what it wrote last.
+//! The figures come from sysfs, where the kernel shows what it counts at the moment, not what it
+//! wrote last.
 
 use super::{caged_already, mount_of, refused, unable};
 use crate::{
@@ -76,7 +77,8 @@ fn group(open: &File, name: &Path, subvolume: u64) -> Result<PathBuf, Failure> {
         return Ok(group);
     }
     let text = path_text(name);
-    Err(unable(name, "quotas are off on its file system").next(format!("`btrfs quota enable {text}` turns them on; or use --engine=fuse")))
+    Err(unable(name, "quotas are off on its file system")
+        .next(format!("`btrfs quota enable {text}` turns them on; or use --engine=fuse")))
 }
 
 /// The limit that is set, bytes.
@@ -86,7 +88,8 @@ fn limit(group: &Path) -> Option<u64> {
     number(group, "max_referenced").filter(|_| set)
 }
 
-/// A directory of the file system outside of the cage: a change made through the cage itself would have to find room in it.
+/// A directory of the file system outside of the cage: a change made through the cage itself would
+/// have to find room in it.
 fn outside(name: &Path) -> Result<OwnedFd, Failure> {
     const TOP_LEVEL: &str = "5";
     let source = mount_of(name)?.source;
@@ -136,7 +139,8 @@ fn large_enough(bytes: u64) -> Result<(), Failure> {
 
 /// Whether the directory is still the subvolume that was caged.
 fn same(record: &Record, open: &File) -> Result<(), Failure> {
-    let now = btrfs_quota::subvolume(open.as_fd()).map_err(|error| refused("cannot look at", &record.directory, &error))?;
+    let now =
+        btrfs_quota::subvolume(open.as_fd()).map_err(|error| refused("cannot look at", &record.directory, &error))?;
     let inode = open.metadata().map_err(|error| refused("cannot look at", &record.directory, &error))?.ino();
     if now == subvolume_of(record)? && inode == SUBVOLUME_INODE {
         return Ok(());
@@ -154,20 +158,24 @@ pub fn figures(record: &Record, open: &File) -> Result<Figures, Failure> {
     let subvolume = subvolume_of(record)?;
     same(record, open)?;
     let mut notes = Vec::new();
-    let mut figures = Figures { limit: record.bytes, mode: format!("qgroup 0/{subvolume} of btrfs"), ..Figures::default() };
+    let mut figures =
+        Figures { limit: record.bytes, mode: format!("qgroup 0/{subvolume} of btrfs"), ..Figures::default() };
     match group(open, &record.directory, subvolume) {
         Err(failure) => notes.push(format!("nothing is limited: {}", failure.what)),
         Ok(group) => {
             // Reserved: accepted, and not on the disk yet.
-            let used =
-                ["referenced", "rsv_data", "rsv_meta_pertrans", "rsv_meta_prealloc"].iter().filter_map(|file| number(&group, file)).sum();
+            let used = ["referenced", "rsv_data", "rsv_meta_pertrans", "rsv_meta_prealloc"]
+                .iter()
+                .filter_map(|file| number(&group, file))
+                .sum();
             let limit = limit(&group);
             figures.attached = limit.is_some();
             figures.limit = limit.unwrap_or(record.bytes);
             figures.used = used;
             figures.free = figures.limit.saturating_sub(used);
             if limit.is_none() {
-                notes.push("somebody has lifted the limit by other means; `nacre cage resize` sets it again".to_owned());
+                notes
+                    .push("somebody has lifted the limit by other means; `nacre cage resize` sets it again".to_owned());
             }
         }
     }
@@ -180,7 +188,9 @@ pub fn figures(record: &Record, open: &File) -> Result<Figures, Failure> {
 /// What the system says.
 pub fn lift(record: &Record, open: Option<&File>) -> Result<(), Failure> {
     let subvolume = subvolume_of(record)?;
-    let there = open.filter(|open| same(record, open).is_ok()).is_some_and(|open| group(open, &record.directory, subvolume).is_ok());
+    let there = open
+        .filter(|open| same(record, open).is_ok())
+        .is_some_and(|open| group(open, &record.directory, subvolume).is_ok());
     if !there {
         return Ok(());
     }

@@ -1,8 +1,9 @@
 //! A directory tree moves into a project, and out of it again.
 //!
-//! From the top down, each directory before its entries: what others make meanwhile in a directory that has moved already belongs to the
-//! project by inheritance, and what they make in one that has not is found when its turn comes. Names that lead out of the tree (links,
-//! other file systems) are not followed.
+//! From the top down, each directory before its entries: what others make meanwhile in a directory
+//! that has moved already belongs to the project by inheritance, and what they make in one that has
+//! not is found when its turn comes. Names that lead out of the tree (links, other file systems)
+//! are not followed.
 
 use crate::{failure::Failure, report::path_text};
 use nacre_sys::project_quota::{self, Membership};
@@ -35,7 +36,8 @@ pub struct Moved {
     pub example: Option<PathBuf>,
 }
 
-/// Moves everything at and below `root` that belongs to `from` to `to`; what belongs to a third project stays there.
+/// Moves everything at and below `root` that belongs to `from` to `to`; what belongs to a third
+/// project stays there.
 ///
 /// # Errors
 /// What the system refuses, at the first file; those before it have moved.
@@ -67,7 +69,9 @@ impl Walk<'_> {
     fn one(&mut self, file: impl AsFd, directory: bool, path: &Path) -> Result<(), Failure> {
         let now = project_quota::membership(file.as_fd()).map_err(|error| failed(path, &error))?;
         let inherited = directory && self.to != 0;
-        if (now.project == self.to && now.inherited == inherited) || (now.project != self.from && now.project != self.to) {
+        if (now.project == self.to && now.inherited == inherited)
+            || (now.project != self.from && now.project != self.to)
+        {
             return Ok(());
         }
         match project_quota::set_membership(file.as_fd(), Membership { project: self.to, inherited }) {
@@ -88,10 +92,15 @@ impl Walk<'_> {
         }
     }
 
-    /// Links, sockets and devices: they cannot be opened for this. Before Linux 6.17, those that are there already are not counted.
+    /// Links, sockets and devices: they cannot be opened for this. Before Linux 6.17, those that
+    /// are there already are not counted.
     fn special(&mut self, directory: &OwnedFd, name: &CStr, path: &Path) -> Result<(), Failure> {
         let moved = project_quota::membership_of(directory.as_fd(), name).and_then(|project| {
-            if project == self.from { project_quota::set_membership_of(directory.as_fd(), name, self.to).map(|()| true) } else { Ok(false) }
+            if project == self.from {
+                project_quota::set_membership_of(directory.as_fd(), name, self.to).map(|()| true)
+            } else {
+                Ok(false)
+            }
         });
         match moved {
             Ok(moved) => {
@@ -103,7 +112,13 @@ impl Walk<'_> {
         }
     }
 
-    fn entries(&mut self, directory: &OwnedFd, relative: &Path, name: &Path, waiting: &mut Vec<PathBuf>) -> Result<(), Failure> {
+    fn entries(
+        &mut self,
+        directory: &OwnedFd,
+        relative: &Path,
+        name: &Path,
+        waiting: &mut Vec<PathBuf>,
+    ) -> Result<(), Failure> {
         let list = Dir::read_from(directory).map_err(|error| failed(&name.join(relative), &error.into()))?;
         for entry in list {
             let entry = entry.map_err(|error| failed(&name.join(relative), &error.into()))?;
@@ -173,7 +188,8 @@ mod tests {
         process::{Command, Output},
     };
 
-    /// An XFS on an image knows projects even where the kernel has no quotas for it; gone when it is dropped.
+    /// An XFS on an image knows projects even where the kernel has no quotas for it; gone when it
+    /// is dropped.
     struct Xfs(tempfile::TempDir);
 
     fn run(program: &str, arguments: &[&OsStr]) -> Option<Output> {

@@ -265,7 +265,8 @@ impl Books {
         self.dirs = sums.dirs.iter().map(|(&group, &sum)| (group, sum)).filter(|(_, sum)| !sum.is_nothing()).collect();
     }
 
-    /// Every file has an owner, so the whole is the sum over the users: raised one by one, they may hold more together than either whole.
+    /// Every file has an owner, so the whole is the sum over the users: raised one by one, they may
+    /// hold more together than either whole.
     pub(super) fn raise(&mut self, sums: &Sums) {
         for (&uid, &sum) in sums.users.iter().filter(|(_, sum)| !sum.is_nothing()) {
             self.users.entry(uid).or_default().or_more(sum);

@@ -1,4 +1,5 @@
-//! The ledger against a naive one: plain lists of who holds what, summed up anew for every question.
+//! The ledger against a naive one: plain lists of who holds what, summed up anew for every
+//! question.
 
 use super::*;
 use proptest::prelude::*;
@@ -32,7 +33,8 @@ fn a_charge_fits_up_to_the_last_byte() {
 
 #[test]
 fn nothing_is_charged_unless_it_fits_everywhere() {
-    let set = Limits { bytes: Some(100), inodes: Some(2), soft: None, users: BTreeMap::from([(1, 50)]), dirs: vec![30, 80] };
+    let set =
+        Limits { bytes: Some(100), inodes: Some(2), soft: None, users: BTreeMap::from([(1, 50)]), dirs: vec![30, 80] };
     let ledger = Ledger::new(set);
     for (who, bytes, inodes, full) in [
         (owner(1, Some(0)), 101, 3, Full::Whole),
@@ -166,7 +168,9 @@ fn a_hook_that_comes_late_is_told_at_once_and_may_ask() {
     ledger.charge(NOBODY, 1, 0).unwrap();
     let seen = Arc::new(AtomicU64::new(0));
     let (asked, noted) = (Arc::downgrade(&ledger), Arc::clone(&seen));
-    ledger.on_soft(move |_| noted.store(asked.upgrade().map_or(0, |ledger| ledger.sums().whole.bytes), Ordering::Relaxed));
+    ledger.on_soft(move |_| {
+        noted.store(asked.upgrade().map_or(0, |ledger| ledger.sums().whole.bytes), Ordering::Relaxed)
+    });
     assert_eq!(seen.load(Ordering::Relaxed), 1);
 }
 
@@ -183,7 +187,8 @@ fn sums_can_be_replaced_and_raised() {
     ledger.replace(&fresh);
     assert_eq!(ledger.sums().users.len(), 2, "who owns nothing is left out");
     assert_eq!((ledger.sums().whole, ledger.room()), (sum(70, 3), 930));
-    let counted = Sums { whole: sum(60, 4), users: BTreeMap::from([(1, sum(60, 4))]), dirs: BTreeMap::from([(0, sum(60, 4))]) };
+    let counted =
+        Sums { whole: sum(60, 4), users: BTreeMap::from([(1, sum(60, 4))]), dirs: BTreeMap::from([(0, sum(60, 4))]) };
     ledger.raise(&counted);
     let sums = ledger.sums();
     assert_eq!(sums.users, BTreeMap::from([(1, sum(60, 4)), (2, sum(50, 2))]));
@@ -253,7 +258,9 @@ impl Naive {
     }
 
     fn dir_fits(&self, group: Option<usize>, bytes: u64) -> bool {
-        group.is_none_or(|index| Naive::fits(self.limits.dirs.get(index).copied(), self.used(|owner| owner.group == group).0, bytes))
+        group.is_none_or(|index| {
+            Naive::fits(self.limits.dirs.get(index).copied(), self.used(|owner| owner.group == group).0, bytes)
+        })
     }
 
     fn obstacle(&self, who: Owner, bytes: u64, inodes: u64) -> Option<Full> {
@@ -410,7 +417,8 @@ proptest! {
     }
 }
 
-/// Many threads at the edge, while the limit moves: what was granted is what is booked, and no charge went beyond the limit of its time.
+/// Many threads at the edge, while the limit moves: what was granted is what is booked, and no
+/// charge went beyond the limit of its time.
 #[test]
 fn threads_at_the_edge_never_exceed_the_limit() {
     const HIGH: u64 = 1 << 20;
@@ -443,7 +451,10 @@ fn threads_at_the_edge_never_exceed_the_limit() {
                                 ledger.release(who, back, 0);
                                 held -= back;
                             }
-                            15 => ledger.set_limits(Limits { soft: Some(LOW), ..limits(if bytes & 1 == 0 { HIGH } else { LOW }) }),
+                            15 => ledger.set_limits(Limits {
+                                soft: Some(LOW),
+                                ..limits(if bytes & 1 == 0 { HIGH } else { LOW })
+                            }),
                             _ => {}
                         }
                         assert!(ledger.sums().whole.bytes <= HIGH);

@@ -108,7 +108,8 @@ fn everything_counts_once_for_user_and_group() {
     let rule = rule(&mem, &[&a, &inner]);
     let counted = count(Arc::clone(&mem) as _, &rule);
     // `g` may be met first in `a` or in `inner`; a cage does not let links cross groups.
-    let with_linked = |group: usize| sum(3, 1).bytes * u64::from(counted.sums.dirs[&group].bytes >= sum(3, 1).bytes && group == 0);
+    let with_linked =
+        |group: usize| sum(3, 1).bytes * u64::from(counted.sums.dirs[&group].bytes >= sum(3, 1).bytes && group == 0);
     assert!(counted.complete && counted.unread.is_empty());
     assert_eq!(counted.sums.whole, sum(10, 8));
     assert_eq!(counted.sums.users, BTreeMap::from([(0, sum(0, 5)), (1, sum(2, 1)), (2, sum(8, 2))]));
@@ -161,7 +162,10 @@ fn other_file_systems_are_left_out_with_all_that_is_below() {
         }
         Ok(())
     };
-    assert_eq!(count(Arc::new(Filtered::new(Arc::new(Hook(hook)), Arc::clone(&mem) as _)), &rule).sums.whole, sum(1, 1));
+    assert_eq!(
+        count(Arc::new(Filtered::new(Arc::new(Hook(hook)), Arc::clone(&mem) as _)), &rule).sums.whole,
+        sum(1, 1)
+    );
     // A single file can be a mount point, too.
     let file = id(&mem, &inside);
     let hook = move |_: &Op<'_>, attr: Option<&mut Attr>| {
@@ -175,7 +179,8 @@ fn other_file_systems_are_left_out_with_all_that_is_below() {
 
 #[test]
 fn what_cannot_be_read_is_told_and_what_is_gone_is_not() {
-    for (errno, complete) in [(Errno::EACCES, false), (Errno::EIO, false), (Errno::ESTALE, true), (Errno::ENOENT, true)] {
+    for (errno, complete) in [(Errno::EACCES, false), (Errno::EIO, false), (Errno::ESTALE, true), (Errno::ENOENT, true)]
+    {
         let mem = Arc::new(Mem::new());
         let root = mem.root().unwrap().node;
         let sub = directory(&mem, &root, "sub");
@@ -193,8 +198,11 @@ fn what_cannot_be_read_is_told_and_what_is_gone_is_not() {
         let counted = count(Arc::new(Filtered::new(Arc::new(Hook(hook)), mem)), &rule);
         let mut unread = counted.unread;
         unread.sort_by(|one, other| one.path.cmp(&other.path));
-        let expected: Vec<Unread> =
-            [&b"bad"[..], b"sub/closed"].iter().filter(|_| !complete).map(|path| Unread { path: path.to_vec(), errno }).collect();
+        let expected: Vec<Unread> = [&b"bad"[..], b"sub/closed"]
+            .iter()
+            .filter(|_| !complete)
+            .map(|path| Unread { path: path.to_vec(), errno })
+            .collect();
         assert_eq!((counted.complete, unread), (complete, expected));
         assert_eq!(counted.sums.whole, sum(1, 3), "what can be seen counts");
     }
@@ -264,7 +272,8 @@ fn the_ledger_has_the_last_word_on_what_it_touched() {
     let mem = Arc::new(Mem::new());
     let root = mem.root().unwrap().node;
     let group = directory(&mem, &root, "group");
-    let (kept, written, gone) = (file(&mem, &root, "kept", 1, 1), file(&mem, &root, "written", 1, 2), file(&mem, &group, "gone", 2, 4));
+    let (kept, written, gone) =
+        (file(&mem, &root, "kept", 1, 1), file(&mem, &root, "written", 1, 2), file(&mem, &group, "gone", 2, 4));
     let rule = rule(&mem, &[&group]);
     let mut recount = recount(Arc::clone(&mem) as _, &rule);
     recount.run().unwrap();
@@ -295,7 +304,8 @@ fn a_directory_that_moves_behind_the_walk_is_walked_again() {
     let moving = directory(&mem, &late, "moving");
     file(&mem, &moving, "inside", 1, 3);
     let rule = rule(&mem, &[]);
-    // What comes last in a batch is walked first: so `b` is walked before `a`, and the directory moves the other way round, out of `a`.
+    // What comes last in a batch is walked first: so `b` is walked before `a`, and the directory
+    // moves the other way round, out of `a`.
     mem.rename(&Caller::ROOT, &late, name(b"moving"), &early, name(b"moving"), RenameFlags(0)).unwrap();
     let (below, target, from) = (Arc::clone(&mem), late.clone(), early.clone());
     let listings = AtomicU64::new(0);

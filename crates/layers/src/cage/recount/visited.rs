@@ -1,5 +1,6 @@
-//! What a walk has counted, file by file, packed: 64 neighbouring inode numbers share one page, which holds as many values as files were
-//! seen. File systems give out inode numbers in runs, so a file takes about ten bytes. Pure.
+//! What a walk has counted, file by file, packed: 64 neighbouring inode numbers share one page,
+//! which holds as many values as files were seen. File systems give out inode numbers in runs, so a
+//! file takes about ten bytes. Pure.
 
 use super::{
     super::ledger::{Sum, Sums},
@@ -52,8 +53,8 @@ pub(super) struct Visited {
     sums: Sums,
 }
 
-/// What a file is known by. Generations are left out: while a walk runs, only the cage itself gives an inode number out anew, and of that the
-/// ledger tells.
+/// What a file is known by. Generations are left out: while a walk runs, only the cage itself gives
+/// an inode number out anew, and of that the ledger tells.
 fn key(id: &FileId) -> (u64, u64) {
     (id.fs, id.ino)
 }
@@ -72,7 +73,10 @@ impl Visited {
         if page.has(bit) {
             return false;
         }
-        let units = u32::try_from(bytes / UNIT).ok().filter(|&units| bytes.is_multiple_of(UNIT) && units != LARGE).unwrap_or(LARGE);
+        let units = u32::try_from(bytes / UNIT)
+            .ok()
+            .filter(|&units| bytes.is_multiple_of(UNIT) && units != LARGE)
+            .unwrap_or(LARGE);
         if units == LARGE {
             self.apart.insert(key(id), bytes);
         }
@@ -87,7 +91,8 @@ impl Visited {
     }
 
     fn owner_index(&mut self, owner: Owner) -> u32 {
-        // More owners than files do not exist, and more files than inode numbers of 32 bits with as many users neither.
+        // More owners than files do not exist, and more files than inode numbers of 32 bits with as
+        // many users neither.
         let next = u32::try_from(self.owners.len()).unwrap_or(u32::MAX);
         let index = *self.indices.entry(owner).or_insert(next);
         if index == next {
@@ -105,8 +110,8 @@ impl Visited {
         Some((*owner, bytes))
     }
 
-    /// The sums, with these values in place of what was counted for these files. Two files that had one inode number after the
-    /// other were counted once, so that is taken back once.
+    /// The sums, with these values in place of what was counted for these files. Two files that had
+    /// one inode number after the other were counted once, so that is taken back once.
     pub(super) fn sums_with(&self, held: impl IntoIterator<Item = Held>) -> Sums {
         let latest: HashMap<_, Held> = held.into_iter().map(|held| (held.id, held)).collect();
         let mut sums = self.sums.clone();

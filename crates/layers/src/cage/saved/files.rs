@@ -50,7 +50,8 @@ fn private() -> OpenOptions {
     options
 }
 
-/// Takes a lock, for which no call waits with an end. A cage that has been ended keeps its own until its last thread has left the last call to the disk.
+/// Takes a lock, for which no call waits with an end. A cage that has been ended keeps its own
+/// until its last thread has left the last call to the disk.
 #[expect(clippy::disallowed_methods, reason = "no call waits for a lock with an end")]
 fn locked(lock: &File) -> rustix::io::Result<()> {
     let start = Instant::now();
@@ -69,7 +70,8 @@ pub(super) struct StateDir {
 }
 
 impl Drop for StateDir {
-    /// Closing alone would leave the lock with a process that is being started just now, until it has closed its copy of the descriptor.
+    /// Closing alone would leave the lock with a process that is being started just now, until it
+    /// has closed its copy of the descriptor.
     fn drop(&mut self) {
         if let Err(error) = rustix::fs::flock(&self.lock, FlockOperation::Unlock) {
             tracing::debug!(%error, "the lock of a state directory goes with its descriptor");
@@ -83,12 +85,18 @@ impl StateDir {
         let status = fs::metadata(path).map_err(failed("examine", path))?;
         let (owner, own) = (status.uid(), rustix::process::geteuid().as_raw());
         if owner != own && owner != 0 || status.mode() & 0o002 != 0 {
-            let error = io::Error::new(io::ErrorKind::PermissionDenied, "it is somebody else's, or everybody may write in it");
+            let error =
+                io::Error::new(io::ErrorKind::PermissionDenied, "it is somebody else's, or everybody may write in it");
             return Err(failed("keep accounts in", path)(error));
         }
         let lock_path = path.join("lock");
-        let mut lock =
-            private().read(true).write(true).create(true).truncate(false).open(&lock_path).map_err(failed("open", &lock_path))?;
+        let mut lock = private()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&lock_path)
+            .map_err(failed("open", &lock_path))?;
         match locked(&lock) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -120,7 +128,8 @@ impl StateDir {
     /// Writes a checkpoint beside the valid one, durably.
     pub(super) fn write_checkpoint_aside(&self, bytes: &[u8]) -> Result<(), SavedError> {
         let path = self.path.join(ASIDE);
-        let mut file = private().write(true).create(true).truncate(true).open(&path).map_err(failed("create", &path))?;
+        let mut file =
+            private().write(true).create(true).truncate(true).open(&path).map_err(failed("create", &path))?;
         file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed("write", &path))
     }
 
@@ -144,13 +153,16 @@ impl StateDir {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(failed("list", &self.path))? {
             let name = entry.map_err(failed("list", &self.path))?.file_name();
-            found.extend(name.to_str().and_then(|name| name.strip_prefix(LOG)).and_then(|number| number.parse::<u64>().ok()));
+            found.extend(
+                name.to_str().and_then(|name| name.strip_prefix(LOG)).and_then(|number| number.parse::<u64>().ok()),
+            );
         }
         found.sort_unstable();
         Ok(found)
     }
 
-    /// Removes the logs whose number is `doomed`, the lowest first: while one is there, those above it are too.
+    /// Removes the logs whose number is `doomed`, the lowest first: while one is there, those above
+    /// it are too.
     pub(super) fn remove_logs(&self, doomed: impl Fn(u64) -> bool) -> Result<(), SavedError> {
         for generation in self.logs()?.into_iter().filter(|&generation| doomed(generation)) {
             let path = self.log_path(generation);

@@ -1,6 +1,8 @@
-//! The bytes of checkpoint and log, both ways. Pure. All numbers are little-endian; `docs/cage-state.md` shows the layout.
+//! The bytes of checkpoint and log, both ways. Pure. All numbers are little-endian;
+//! `docs/cage-state.md` shows the layout.
 //!
-//! Invariant: reading never trusts a length or a count before it has been checked against what is there.
+//! Invariant: reading never trusts a length or a count before it has been checked against what is
+//! there.
 
 use super::{super::ledger::Owner, BootId};
 use crate::cage::ledger::{Sum, Sums};
@@ -23,7 +25,8 @@ pub(super) const HEADER: usize = 36;
 pub(super) const RECORD_HEAD: usize = 12;
 /// Bytes of a record without its place.
 const RECORD_FIXED: usize = 40;
-/// What a record's length can be: the longest place is one of the deepest tree that the layers follow.
+/// What a record's length can be: the longest place is one of the deepest tree that the layers
+/// follow.
 pub(super) const RECORD_LENGTHS: RangeInclusive<usize> = RECORD_FIXED..=RECORD_FIXED + (64 << 20);
 
 const NO_GROUP: u32 = u32::MAX;
@@ -50,7 +53,9 @@ const CRC_TABLE: [u32; 256] = {
 
 /// The checksum of `bytes`.
 pub(super) fn crc(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0, |crc, &byte| CRC_TABLE.get((crc as u8 ^ byte) as usize).map_or(crc, |entry| crc >> 8 ^ entry))
+    !bytes
+        .iter()
+        .fold(!0, |crc, &byte| CRC_TABLE.get((crc as u8 ^ byte) as usize).map_or(crc, |entry| crc >> 8 ^ entry))
 }
 
 /// A checkpoint.
@@ -117,7 +122,11 @@ impl Checkpoint {
         let magic: [u8; 8] = head.array().ok_or(Unreadable::Damaged)?;
         if magic != CHECKPOINT_MAGIC {
             let [name @ .., version] = magic;
-            return Err(if CHECKPOINT_MAGIC.starts_with(&name) { Unreadable::Version(version) } else { Unreadable::Damaged });
+            return Err(if CHECKPOINT_MAGIC.starts_with(&name) {
+                Unreadable::Version(version)
+            } else {
+                Unreadable::Damaged
+            });
         }
         let (Some(length), Some(sum)) = (head.count(), head.u32()) else { return Err(Unreadable::Damaged) };
         let Reader(body) = head;
@@ -183,7 +192,8 @@ impl Header {
 /// InvalidInput where the place is too long.
 pub(super) fn record(id: FileId, place: &[u8], charge: u64, owner: Owner) -> io::Result<Vec<u8>> {
     let length = RECORD_FIXED + place.len();
-    let group = owner.group.map_or(Some(NO_GROUP), |group| u32::try_from(group).ok().filter(|&group| group != NO_GROUP));
+    let group =
+        owner.group.map_or(Some(NO_GROUP), |group| u32::try_from(group).ok().filter(|&group| group != NO_GROUP));
     let (true, Some(group), Ok(length)) = (RECORD_LENGTHS.contains(&length), group, u32::try_from(length)) else {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     };
@@ -202,7 +212,8 @@ pub(super) fn record(id: FileId, place: &[u8], charge: u64, owner: Owner) -> io:
     Ok(bytes)
 }
 
-/// The length and the checksum of the payload that a record's head announces; `None` where it is none.
+/// The length and the checksum of the payload that a record's head announces; `None` where it is
+/// none.
 pub(super) fn record_head(bytes: &[u8; RECORD_HEAD]) -> Option<(usize, u32)> {
     let mut reader = Reader(bytes);
     let (length, complement, sum) = (reader.u32()?, reader.u32()?, reader.u32()?);

@@ -1,4 +1,5 @@
-//! Doors for the fuzzer (crates/fuzz) to the formats of checkpoint and log, which nobody else outside needs. No part of what this crate offers.
+//! Doors for the fuzzer (crates/fuzz) to the formats of checkpoint and log, which nobody else
+//! outside needs. No part of what this crate offers.
 
 use super::BootId;
 use super::format::{Checkpoint, HEADER, Header, crc};

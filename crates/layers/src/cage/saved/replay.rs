@@ -23,7 +23,8 @@ pub(super) struct Found {
 /// Reads the state of the cage `identity`.
 pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> Result<Found, SavedError> {
     let mut logs = directory.logs()?;
-    // One that was being started when the process died: no record can be in it, and the one before it was in use still.
+    // One that was being started when the process died: no record can be in it, and the one before
+    // it was in use still.
     if let Some(&last) = logs.last()
         && logs.len() > 1
         && directory.log_length(last)? < HEADER as u64
@@ -75,7 +76,9 @@ pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> R
 fn warn_unreadable(directory: &StateDir, unreadable: Unreadable) {
     let state = directory.path().display();
     match unreadable {
-        Unreadable::Version(version) => tracing::warn!(%state, version, "another version saved the accounting; all files are counted"),
+        Unreadable::Version(version) => {
+            tracing::warn!(%state, version, "another version saved the accounting; all files are counted")
+        }
         Unreadable::Damaged => tracing::warn!(%state, "the saved accounting is damaged; all files are counted"),
     }
 }
@@ -89,7 +92,8 @@ struct Records {
     torn: bool,
 }
 
-/// Reads the logs from the checkpoint's on. `None` where one is missing, damaged or not of this sequence.
+/// Reads the logs from the checkpoint's on. `None` where one is missing, damaged or not of this
+/// sequence.
 fn read_logs(directory: &StateDir, logs: &[u64], checkpoint: &Checkpoint) -> Result<Option<Records>, SavedError> {
     let numbers: Vec<u64> = logs.iter().copied().filter(|&number| number >= checkpoint.generation).collect();
     let Some(&newest) = numbers.last() else {
@@ -118,9 +122,15 @@ fn read_logs(directory: &StateDir, logs: &[u64], checkpoint: &Checkpoint) -> Res
     Ok(None)
 }
 
-/// Reads one log of `length` bytes; answers how many of them are good, `None` where it is damaged. A record that the end of the file
-/// cuts short was being written when the process was killed: its file had not changed yet.
-pub(super) fn read_log(mut log: impl Read, length: u64, header: Header, merged: &mut Merged) -> io::Result<Option<u64>> {
+/// Reads one log of `length` bytes; answers how many of them are good, `None` where it is damaged.
+/// A record that the end of the file cuts short was being written when the process was killed: its
+/// file had not changed yet.
+pub(super) fn read_log(
+    mut log: impl Read,
+    length: u64,
+    header: Header,
+    merged: &mut Merged,
+) -> io::Result<Option<u64>> {
     let mut bytes = [0; HEADER];
     if length < HEADER as u64 {
         return Ok(None);

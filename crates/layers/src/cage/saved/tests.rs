@@ -1,4 +1,5 @@
-//! Tests over real directories: every crash point is a copy of the directory at that instant, which is then opened as after a crash.
+//! Tests over real directories: every crash point is a copy of the directory at that instant, which
+//! is then opened as after a crash.
 
 mod crashes;
 mod killed;
@@ -243,7 +244,10 @@ fn a_log_that_was_being_started_does_no_harm() {
     drop(saved);
     for length in 0..format::HEADER {
         fs::write(&next, &bytes[..length]).unwrap();
-        assert!(matches!(find(&directory, BOOT), Start::Crashed { touched, .. } if touched == all_touched()), "{length}");
+        assert!(
+            matches!(find(&directory, BOOT), Start::Crashed { touched, .. } if touched == all_touched()),
+            "{length}"
+        );
     }
     let (saved, _) = open(&directory, BOOT);
     saved.touch(id(13), b"d", 5, owner(4, None));
@@ -299,7 +303,10 @@ fn checkpoints_read_as_they_were_written() {
         written: 1,
         root: (3, 4),
         groups: vec![Vec::new(), vec![0xff; 5000]],
-        sums: Sums { users: (0..1000).map(|uid| (uid, Sum { bytes: u64::MAX - u64::from(uid), inodes: 1 })).collect(), ..sums(u64::MAX) },
+        sums: Sums {
+            users: (0..1000).map(|uid| (uid, Sum { bytes: u64::MAX - u64::from(uid), inodes: 1 })).collect(),
+            ..sums(u64::MAX)
+        },
     };
     assert_eq!(Checkpoint::decode(&checkpoint.encode()), Ok(checkpoint.clone()));
     let mut other = checkpoint.encode();
@@ -432,7 +439,8 @@ fn a_missing_log_in_the_sequence_is_noticed() {
         assert!(matches!(find(&directory, BOOT), Start::Crashed { touched, .. } if touched.len() == 4));
         fs::remove_file(directory.path().join(format!("log.{}", first + missing))).unwrap();
         let start = find(&directory, BOOT);
-        // Nothing tells that there was a third log but the order in which logs are removed: the first one first.
+        // Nothing tells that there was a third log but the order in which logs are removed: the
+        // first one first.
         assert_eq!(start == Start::Lost { last: Some(sums(1000)) }, missing < 2, "{missing}");
     }
 }
@@ -467,7 +475,12 @@ fn threads_may_touch_together() {
             let saved = &saved;
             scope.spawn(move || {
                 for file in 0..500 {
-                    saved.touch(id(thread << 32 | file), &vec![b'p'; (file % 200) as usize], file, owner(thread as u32, None));
+                    saved.touch(
+                        id(thread << 32 | file),
+                        &vec![b'p'; (file % 200) as usize],
+                        file,
+                        owner(thread as u32, None),
+                    );
                 }
             });
         }
@@ -476,6 +489,7 @@ fn threads_may_touch_together() {
     let Start::Crashed { touched, .. } = find(&directory, BOOT) else { panic!() };
     assert_eq!(touched.len(), 4000);
     assert!(
-        touched.iter().all(|touched| touched.charge == touched.id.ino & 0xffff_ffff && touched.place.len() as u64 == touched.charge % 200)
+        touched.iter().all(|touched| touched.charge == touched.id.ino & 0xffff_ffff
+            && touched.place.len() as u64 == touched.charge % 200)
     );
 }

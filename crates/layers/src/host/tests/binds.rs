@@ -1,4 +1,5 @@
-//! Directories bound at several places below the source: each place is a directory of its own, each file is one file.
+//! Directories bound at several places below the source: each place is a directory of its own, each
+//! file is one file.
 
 use super::*;
 use nacre_vfs::{Coherence, Invalidation, Scope};
@@ -81,7 +82,8 @@ fn the_source_bound_inside_itself_can_be_used() {
     assert_eq!(inner.attr.id.ino, door.root().get::<HostNode>().unwrap().id().ino);
     assert_ne!(inner.attr.id, door.host.root().unwrap().attr.id);
     assert_eq!(door.find("inner/file").unwrap().attr.id, door.find("file").unwrap().attr.id);
-    // Under the bind lies what the directory held; in it, the directory is empty, as nothing is mounted there.
+    // Under the bind lies what the directory held; in it, the directory is empty, as nothing is
+    // mounted there.
     assert!(door.find("inner/inner/deeper").is_ok());
     assert_eq!(door.find("inner/deeper").err(), Some(Errno::ENOENT));
     door.create(&Caller::ROOT, "inner/inner/new", 0o644, 0o2).unwrap();
@@ -104,7 +106,15 @@ fn a_change_at_one_place_reaches_all_identities() {
     let (a, b) = (door.find("a/below").unwrap().attr.id, door.find("b/below").unwrap().attr.id);
     let entry = |parent, name: &str| Invalidation::Entry { parent, name: name.as_bytes().into() };
     shell(&door, "touch a/below/theirs; chmod 700 b/below");
-    expect(&receiver, vec![entry(a, "theirs"), entry(b, "theirs"), Invalidation::Attributes { id: a }, Invalidation::Attributes { id: b }]);
+    expect(
+        &receiver,
+        vec![
+            entry(a, "theirs"),
+            entry(b, "theirs"),
+            Invalidation::Attributes { id: a },
+            Invalidation::Attributes { id: b },
+        ],
+    );
     // Our own change at one place is news at the other.
     door.create(&Caller::ROOT, "a/below/ours", 0o644, 0o2).unwrap();
     expect(&receiver, vec![entry(b, "ours")]);

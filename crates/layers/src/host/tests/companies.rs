@@ -1,5 +1,6 @@
-//! Hosts that are shown as one tree: one group of marks for all, nothing heard of what is written through any of them, everything heard of
-//! what could be shown by two of them, and of what others do.
+//! Hosts that are shown as one tree: one group of marks for all, nothing heard of what is written
+//! through any of them, everything heard of what could be shown by two of them, and of what others
+//! do.
 
 use super::{
     super::watch::{Company, Tree},
@@ -45,7 +46,8 @@ fn shell(directory: &Path, script: &str) {
     assert!(Command::new("sh").arg("-c").arg(script).current_dir(directory).status().unwrap().success());
 }
 
-/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in that program's name.
+/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in
+/// that program's name.
 fn client_writes(file: &Opened) {
     let descriptor = file.backing().unwrap().try_clone_to_owned().unwrap();
     assert!(Command::new("sh").arg("-c").arg("echo content").stdout(descriptor).status().unwrap().success());

@@ -54,7 +54,9 @@ fn everything_belongs_to_the_caller_at_once() {
             fs::set_permissions(door.path("private"), fs::Permissions::from_mode(0o600)).unwrap();
             let change = SetAttr { uid: Some(9), mode: Some(0o400), size: Some(3), ..SetAttr::default() };
             assert_eq!(door.setattr("private", change).unwrap().size, 3);
-            door.host.setxattr(&Caller::ROOT, &door.find("private").unwrap().node, b"trusted.k", b"", XattrFlags::default()).unwrap();
+            door.host
+                .setxattr(&Caller::ROOT, &door.find("private").unwrap().node, b"trusted.k", b"", XattrFlags::default())
+                .unwrap();
             door.open("private", 2).unwrap().write(b"x", 0).unwrap();
             assert_eq!(door.link("private", "private-too").unwrap().attr.nlink, 2);
             // The next caller is another one.
@@ -91,9 +93,12 @@ fn sticky_and_set_group_id_directories_keep_their_bits() {
 fn a_default_acl_replaces_the_umask() {
     let door = Door::new();
     door.mkdir(&Caller::ROOT, "d", 0o755).unwrap();
-    // Version 2; user::rwx, user:4001:rwx, group::r-x, mask::rwx, other::--- (linux/posix_acl_xattr.h).
+    // Version 2; user::rwx, user:4001:rwx, group::r-x, mask::rwx, other::---
+    // (linux/posix_acl_xattr.h).
     let mut acl = 2_u32.to_le_bytes().to_vec();
-    for (tag, perm, id) in [(1_u16, 7_u16, u32::MAX), (2, 7, 4001), (4, 5, u32::MAX), (0x10, 7, u32::MAX), (0x20, 0, u32::MAX)] {
+    for (tag, perm, id) in
+        [(1_u16, 7_u16, u32::MAX), (2, 7, 4001), (4, 5, u32::MAX), (0x10, 7, u32::MAX), (0x20, 0, u32::MAX)]
+    {
         acl.extend(tag.to_le_bytes());
         acl.extend(perm.to_le_bytes());
         acl.extend(id.to_le_bytes());
@@ -165,7 +170,10 @@ fn a_nameless_file_can_be_used_and_given_a_name() {
     assert_eq!((entry.attr.nlink, entry.attr.kind), (0, Kind::File));
     file.write(b"nameless", 0).unwrap();
     assert_eq!(door.getattr(&entry.node).unwrap().size, 8);
-    let attr = door.host.setattr(&USER, &entry.node, Some(&*file), &SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
+    let attr = door
+        .host
+        .setattr(&USER, &entry.node, Some(&*file), &SetAttr { mode: Some(0o640), ..SetAttr::default() })
+        .unwrap();
     assert_eq!(attr.mode, 0o640);
     let linked = door.host.link(&USER, &entry.node, Some(&*file), &root, name(b"named")).unwrap();
     assert_eq!((linked.attr.nlink, linked.attr.id), (1, entry.attr.id));

@@ -41,7 +41,9 @@ fn two_appenders_never_overwrite_each_other() {
 #[test]
 fn opening_truncates_only_when_asked_and_in_every_mode() {
     let door = Door::new();
-    for (flags, left) in [(0, 4), (1, 4), (2, 4), (1 | OpenFlags::TRUNC, 0), (2 | OpenFlags::TRUNC, 0), (OpenFlags::TRUNC, 0)] {
+    for (flags, left) in
+        [(0, 4), (1, 4), (2, 4), (1 | OpenFlags::TRUNC, 0), (2 | OpenFlags::TRUNC, 0), (OpenFlags::TRUNC, 0)]
+    {
         fs::write(door.path("file"), b"four").unwrap();
         let file = door.open("file", flags | 0o100 | 0o400 | 0o40000).unwrap();
         assert_eq!(fs::metadata(door.path("file")).unwrap().len(), left, "{flags:o}");
@@ -60,7 +62,9 @@ fn holes_are_made_found_and_copied_around() {
     file.write(&[7; 4096], 1 << 20).unwrap();
     let native_file = fs::File::open(door.path("sparse")).unwrap();
     for offset in [0, 100, 1 << 20, (1 << 20) + 10] {
-        for (whence, from) in [(Whence::Data, rustix::fs::SeekFrom::Data(offset)), (Whence::Hole, rustix::fs::SeekFrom::Hole(offset))] {
+        for (whence, from) in
+            [(Whence::Data, rustix::fs::SeekFrom::Data(offset)), (Whence::Hole, rustix::fs::SeekFrom::Hole(offset))]
+        {
             let expected = rustix::fs::seek(&native_file, from).map_err(|error| Errno::from_raw(error.raw_os_error()));
             assert_eq!(file.seek(offset, whence), expected);
         }
@@ -96,7 +100,8 @@ fn writes_at_impossible_offsets_fail_as_natively() {
     let (_, file) = door.create(&Caller::ROOT, "limited", 0o644, 0o2).unwrap();
     let native_file = fs::File::options().write(true).open(door.path("limited")).unwrap();
     for offset in [i64::MAX as u64, 1 << 63, u64::MAX] {
-        let expected = rustix::io::pwrite(&native_file, b"x", offset).map_err(|error| Errno::from_raw(error.raw_os_error()));
+        let expected =
+            rustix::io::pwrite(&native_file, b"x", offset).map_err(|error| Errno::from_raw(error.raw_os_error()));
         assert!(expected.is_err());
         assert_eq!(file.write(b"x", offset), expected);
     }
@@ -120,7 +125,10 @@ fn byte_range_locks_belong_to_owners() {
     // Somebody on the source itself conflicts, too.
     let outside = fs::File::options().read(true).write(true).open(door.path("file")).unwrap();
     let range = nacre_sys::locks::Range { kind: nacre_sys::locks::Kind::Write, start: 3, length: 1, pid: 0 };
-    assert_eq!(nacre_sys::locks::set(outside.as_fd(), range, false).unwrap_err().raw_os_error(), Some(Errno::EAGAIN.raw()));
+    assert_eq!(
+        nacre_sys::locks::set(outside.as_fd(), range, false).unwrap_err().raw_os_error(),
+        Some(Errno::EAGAIN.raw())
+    );
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| one.set_lock(bob, lock(0, i64::MAX as u64, LockKind::Write), true));
         one.set_lock(alice, lock(0, i64::MAX as u64, LockKind::Unlock), false).unwrap();
@@ -146,7 +154,10 @@ fn whole_file_locks_conflict_between_owners_and_with_the_source() {
     two.flock(bob, LockKind::Write, true).unwrap();
     assert_eq!(one.flock(alice, LockKind::Read, false), Err(Errno::EAGAIN));
     let outside = fs::File::open(door.path("file")).unwrap();
-    assert_eq!(rustix::fs::flock(&outside, rustix::fs::FlockOperation::NonBlockingLockShared), Err(rustix::io::Errno::WOULDBLOCK));
+    assert_eq!(
+        rustix::fs::flock(&outside, rustix::fs::FlockOperation::NonBlockingLockShared),
+        Err(rustix::io::Errno::WOULDBLOCK)
+    );
     drop(two);
     rustix::fs::flock(&outside, rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
 }
@@ -175,7 +186,10 @@ fn set_id_bits_fall_as_the_kernel_asks() {
         door.setattr("tool", SetAttr { uid: Some(5), ..SetAttr::default() }).unwrap();
         assert_eq!(mode(), 0o755);
         // A mode given in the same change comes after the owner, as with two calls.
-        assert_eq!(door.setattr("tool", SetAttr { uid: Some(6), mode: Some(0o4711), ..SetAttr::default() }).unwrap().mode, 0o4711);
+        assert_eq!(
+            door.setattr("tool", SetAttr { uid: Some(6), mode: Some(0o4711), ..SetAttr::default() }).unwrap().mode,
+            0o4711
+        );
         // Who writes decides, not our own rights.
         door.open("tool", 1).unwrap().write(b"x", 0).unwrap();
         assert_eq!(mode(), 0o4711);
@@ -226,8 +240,11 @@ fn extended_attributes_of_every_kind_of_file() {
     for path in ["file", "directory"] {
         let node = door.find(path).unwrap().node;
         let caller = &Caller::ROOT;
-        door.host.setxattr(caller, &node, b"user.key", b"value", XattrFlags { create: true, ..XattrFlags::default() }).unwrap();
-        let again = door.host.setxattr(caller, &node, b"user.key", b"", XattrFlags { create: true, ..XattrFlags::default() });
+        door.host
+            .setxattr(caller, &node, b"user.key", b"value", XattrFlags { create: true, ..XattrFlags::default() })
+            .unwrap();
+        let again =
+            door.host.setxattr(caller, &node, b"user.key", b"", XattrFlags { create: true, ..XattrFlags::default() });
         assert_eq!(again, Err(Errno::EEXIST));
         assert_eq!(door.host.getxattr(caller, &node, b"user.key", &mut []), Ok(5));
         assert_eq!(door.host.getxattr(caller, &node, b"user.key", &mut buffer[..2]), Err(Errno::ERANGE));
@@ -244,8 +261,12 @@ fn extended_attributes_of_every_kind_of_file() {
     }
     for path in ["link", "fifo"] {
         let node = door.find(path).unwrap().node;
-        // user.* exists for files and directories only; trusted.* for all, and never that of a link's target.
-        assert_eq!(door.host.setxattr(&Caller::ROOT, &node, b"user.key", b"v", XattrFlags::default()), Err(Errno::EPERM));
+        // user.* exists for files and directories only; trusted.* for all, and never that of a
+        // link's target.
+        assert_eq!(
+            door.host.setxattr(&Caller::ROOT, &node, b"user.key", b"v", XattrFlags::default()),
+            Err(Errno::EPERM)
+        );
         if is_root() {
             door.host.setxattr(&Caller::ROOT, &node, b"trusted.key", b"v", XattrFlags::default()).unwrap();
             assert_eq!(door.host.getxattr(&Caller::ROOT, &node, b"trusted.key", &mut buffer), Ok(1));

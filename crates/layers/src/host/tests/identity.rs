@@ -1,4 +1,5 @@
-//! Files keep their identity whatever happens to names, and no name swapped in between leads to another file.
+//! Files keep their identity whatever happens to names, and no name swapped in between leads to
+//! another file.
 
 use super::*;
 use nacre_vfs::SetTime;
@@ -36,7 +37,9 @@ fn a_file_of_an_overlay_stays_itself_when_it_is_copied_up() {
     }
     let script = "mkdir lower upper work merged && echo content > lower/file && \
         mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work merged";
-    let shell = |at: &Path, script: &str| std::process::Command::new("sh").arg("-c").arg(script).current_dir(at).status().unwrap();
+    let shell = |at: &Path, script: &str| {
+        std::process::Command::new("sh").arg("-c").arg(script).current_dir(at).status().unwrap()
+    };
     let overlaid = |options: &mut HostOptions| {
         assert!(shell(&options.source, script).success());
         options.source.push("merged");
@@ -108,7 +111,8 @@ fn a_name_that_means_another_file_is_not_touched() {
     fs::write(door.path("fresh"), b"second").unwrap();
     fs::rename(door.path("fresh"), door.path("file")).unwrap();
     let before = fs::metadata(door.path("file")).unwrap();
-    let all = SetAttr { mode: Some(0o777), uid: Some(9), size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };
+    let all =
+        SetAttr { mode: Some(0o777), uid: Some(9), size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };
     assert_eq!(door.host.setattr(&Caller::ROOT, &node, None, &all).err(), Some(Errno::ESTALE));
     for flags in [0, 1, 2, 1 | OpenFlags::TRUNC, OpenFlags::TRUNC] {
         assert_eq!(door.host.open(&Caller::ROOT, &node, OpenFlags(flags)).err(), Some(Errno::ESTALE));
@@ -198,7 +202,8 @@ fn directories_beyond_the_budget_are_reopened() {
     assert_eq!(door.getattr(&entry.node).unwrap().id, entry.attr.id);
     door.host.open(&Caller::ROOT, &entry.node, OpenFlags::READ).unwrap();
     assert!(door.host.shared.directories.open() <= 10);
-    // A directory in the middle is moved by others: what lies below is stale until it is looked up again.
+    // A directory in the middle is moved by others: what lies below is stale until it is looked up
+    // again.
     fs::rename(door.path("d/d"), door.path("moved")).unwrap();
     for number in 0..100 {
         door.find(&format!("w{number}/below")).unwrap();
@@ -267,7 +272,8 @@ fn many_threads_and_few_descriptors_get_along() {
                     assert_eq!(door.find(&moved).unwrap().attr.size, 1);
                     door.unlink(&moved).unwrap();
                     // The same directory wanders about as well.
-                    let _either = door.rename(&format!("d{thread}/wanderer"), &format!("d{}/wanderer", (thread + 1) % 4), 0);
+                    let _either =
+                        door.rename(&format!("d{thread}/wanderer"), &format!("d{}/wanderer", (thread + 1) % 4), 0);
                     let _either = door.mkdir(&Caller::ROOT, &format!("d{thread}/wanderer"), 0o755);
                 }
             });

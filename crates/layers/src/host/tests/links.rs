@@ -59,7 +59,8 @@ fn links_look_like_their_targets() {
     let mut kinds = Kinds(Vec::new());
     door.host.readdir(&Caller::ROOT, &door.root(), 0, false, &mut kinds).unwrap();
     kinds.0.sort_by(|a, b| a.0.cmp(&b.0));
-    let expected = [("broken", Kind::Symlink), ("directory", Kind::Directory), ("file", Kind::File), ("loop", Kind::Directory)];
+    let expected =
+        [("broken", Kind::Symlink), ("directory", Kind::Directory), ("file", Kind::File), ("loop", Kind::Directory)];
     assert_eq!(kinds.0, expected.map(|(name, kind)| (name.as_bytes().to_vec(), Some(kind))));
 }
 
@@ -127,9 +128,13 @@ fn a_target_is_removed_or_replaced_only_by_whom_its_own_directory_admits() {
         return;
     }
     let user = Caller { uid: 4001, gid: 4002, pid: 0, umask: 0 };
-    for (mode, owner, reachable, admitted) in
-        [(0o755, 0, true, false), (0o757, 0, true, true), (0o757, 0, false, false), (0o700, 4001, true, true), (0o1777, 0, true, false)]
-    {
+    for (mode, owner, reachable, admitted) in [
+        (0o755, 0, true, false),
+        (0o757, 0, true, true),
+        (0o757, 0, false, false),
+        (0o700, 4001, true, true),
+        (0o1777, 0, true, false),
+    ] {
         let (door, outside) = resolving(SymlinkDeletion::TargetFirst);
         assert!(door.host.judges_callers());
         let inner = outside.path().join("inner");

@@ -1,4 +1,5 @@
-//! The same random operations on a native directory and through the layer: same results, same trees.
+//! The same random operations on a native directory and through the layer: same results, same
+//! trees.
 
 use super::*;
 use nacre_vfs::{SetTime, Time};
@@ -72,7 +73,8 @@ fn step(random: &mut Random) -> Step {
     }
 }
 
-/// Links in the middle are for the kernel in front of a layer; here a path through one is left out on both sides.
+/// Links in the middle are for the kernel in front of a layer; here a path through one is left out
+/// on both sides.
 fn passes_link(root: &Path, path: &str) -> bool {
     let parents = Path::new(path).ancestors().skip(1).filter(|part| !part.as_os_str().is_empty());
     parents.into_iter().any(|part| root.join(part).symlink_metadata().is_ok_and(|meta| meta.is_symlink()))
@@ -238,8 +240,13 @@ fn random_operations_have_the_same_results_and_effects() {
                     let step = step(&mut random);
                     let paths = match &step {
                         Step::Rename(one, two, _) | Step::Link(one, two) => vec![one, two],
-                        Step::Create(path, ..) | Step::Mkdir(path, _) | Step::Symlink(path, _) | Step::Fifo(path, _) => vec![path],
-                        Step::Unlink(path) | Step::Rmdir(path) | Step::Chmod(path, _) | Step::Chown(path, ..) => vec![path],
+                        Step::Create(path, ..)
+                        | Step::Mkdir(path, _)
+                        | Step::Symlink(path, _)
+                        | Step::Fifo(path, _) => vec![path],
+                        Step::Unlink(path) | Step::Rmdir(path) | Step::Chmod(path, _) | Step::Chown(path, ..) => {
+                            vec![path]
+                        }
                         Step::Truncate(path, _) | Step::Times(path, _) | Step::Write(path, ..) => vec![path],
                         Step::Setxattr(path, _) | Step::Removexattr(path) | Step::Readlink(path) => vec![path],
                     };
@@ -256,7 +263,9 @@ fn random_operations_have_the_same_results_and_effects() {
                         (Ok(_), Err(Errno::ESTALE | Errno::ENXIO | Errno::EINVAL))
                             if matches!(step, Step::Create(..) | Step::Write(..) | Step::Truncate(..))
                                 && is_special(twin.path(), paths[0]) => {}
-                        _ => assert_eq!(expected, ours, "seed {seed}, step {number}: {step:?} {:#?}", tree(twin.path())),
+                        _ => {
+                            assert_eq!(expected, ours, "seed {seed}, step {number}: {step:?} {:#?}", tree(twin.path()))
+                        }
                     }
                     if number % 50 == 0 {
                         assert_eq!(tree(twin.path()), tree(door.source.path()), "seed {seed}, step {number}: {step:?}");

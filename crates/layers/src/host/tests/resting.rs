@@ -1,4 +1,5 @@
-//! While nobody asks, what is known is heard and nothing else; who asks for something new is answered with everything heard again.
+//! While nobody asks, what is known is heard and nothing else; who asks for something new is
+//! answered with everything heard again.
 
 use super::{
     super::watch::{Company, Tree},
@@ -81,7 +82,8 @@ fn a_resting_host_hears_of_what_is_known_and_of_nothing_else() {
         "mkdir directory unknown; echo 1 > directory/file; echo 1 > linked; echo 1 > open; echo 1 > last; ln -s x link; mkfifo fifo",
     );
     shell(elsewhere.path(), &format!("ln {} linked", door.path("linked").display()));
-    let [directory, file, linked, last] = ["directory", "directory/file", "linked", "last"].map(|path| door.find(path).unwrap());
+    let [directory, file, linked, last] =
+        ["directory", "directory/file", "linked", "last"].map(|path| door.find(path).unwrap());
     let others = ["link", "fifo"].map(|path| door.find(path).unwrap());
     let open = door.open("open", OpenFlags::READ.raw()).unwrap();
     let unlinked = door.find("open").unwrap();
@@ -92,7 +94,10 @@ fn a_resting_host_hears_of_what_is_known_and_of_nothing_else() {
     assert_eq!(marks(&door), (0, known(&door).len()));
     // Ten thousand changes elsewhere, and not one notice.
     heard(&door, &receiver, &last);
-    shell(elsewhere.path(), "i=0; while [ $i -lt 5000 ]; do : > f$i; echo x >> f$i; i=$((i+1)); done; mkdir d; mv f1 d; rm f2");
+    shell(
+        elsewhere.path(),
+        "i=0; while [ $i -lt 5000 ]; do : > f$i; echo x >> f$i; i=$((i+1)); done; mkdir d; mv f1 d; rm f2",
+    );
     shell(&door.path("unknown"), "echo x > file; rm file");
     assert_eq!(heard(&door, &receiver, &last), []);
     // What is known, by whatever way it changes.
@@ -101,7 +106,10 @@ fn a_resting_host_hears_of_what_is_known_and_of_nothing_else() {
         ("echo 2 >> directory/file", content(&file)),
         (&format!("echo 2 >> {}/linked", elsewhere.path().display()), content(&linked)),
         ("touch directory/new", Invalidation::Entry { parent: directory.attr.id, name: Box::from(&b"new"[..]) }),
-        ("mv directory/new directory/newer", Invalidation::Entry { parent: directory.attr.id, name: Box::from(&b"newer"[..]) }),
+        (
+            "mv directory/new directory/newer",
+            Invalidation::Entry { parent: directory.attr.id, name: Box::from(&b"newer"[..]) },
+        ),
         ("chmod 700 directory", Invalidation::Attributes { id: directory.attr.id }),
         ("chmod 600 fifo", Invalidation::Attributes { id: others[1].attr.id }),
         ("chown -h 1 link", Invalidation::Attributes { id: others[0].attr.id }),
@@ -140,9 +148,10 @@ fn whoever_asks_meanwhile_keeps_a_host_from_resting() {
     shell(door.source.path(), "echo 1 > file");
     let everything = known(&door);
     assert!(!told(&door, &everything));
-    let asked: [&dyn Fn(); 3] = [&|| drop(door.find("file").unwrap()), &|| assert!(door.find("missing").is_err()), &|| {
-        drop(door.create(&Caller::ROOT, "fresh", 0o600, 0o2).unwrap())
-    }];
+    let asked: [&dyn Fn(); 3] =
+        [&|| drop(door.find("file").unwrap()), &|| assert!(door.find("missing").is_err()), &|| {
+            drop(door.create(&Caller::ROOT, "fresh", 0o600, 0o2).unwrap())
+        }];
     for ask in asked {
         assert!(door.host.rest(None));
         ask();

@@ -1,4 +1,5 @@
-//! Changes made by another process arrive; our own do not; what cannot be watched is said to be shared.
+//! Changes made by another process arrive; our own do not; what cannot be watched is said to be
+//! shared.
 
 use super::*;
 use nacre_vfs::{Coherence, Invalidation, Scope};
@@ -93,14 +94,16 @@ fn a_whole_file_system_is_watched() {
     while receiver.recv().is_ok() {}
 }
 
-/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in that program's name.
+/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in
+/// that program's name.
 fn client_writes(file: &Opened) {
     let descriptor = file.backing().unwrap().try_clone_to_owned().unwrap();
     let status = Command::new("sh").arg("-c").arg("echo content").stdout(descriptor).status().unwrap();
     assert!(status.success());
 }
 
-/// Waits for the notice of a change made just now, after which all earlier ones have come; fails on one of `unwanted`.
+/// Waits for the notice of a change made just now, after which all earlier ones have come; fails on
+/// one of `unwanted`.
 fn nothing_about(door: &Door, receiver: &Receiver<Invalidation>, unwanted: FileId) {
     // A name of its own each time: an earlier one may still be among the notices.
     static MARKERS: AtomicUsize = AtomicUsize::new(0);
@@ -113,7 +116,8 @@ fn nothing_about(door: &Door, receiver: &Receiver<Invalidation>, unwanted: FileI
     });
 }
 
-/// Others write to the file: that is reported, perhaps twice (as it is written and as it is closed), and all of it has come.
+/// Others write to the file: that is reported, perhaps twice (as it is written and as it is
+/// closed), and all of it has come.
 fn theirs(door: &Door, receiver: &Receiver<Invalidation>, name: &str, written: FileId) {
     shell(door, &format!("echo theirs >> {name}"));
     expect(receiver, |notice| *notice == Invalidation::Content { id: written });
@@ -245,7 +249,10 @@ fn single_directories_are_watched() {
     assert_eq!(door.host.shared.watch.method(), "inotify");
     let root = door.root();
     // The root from the beginning, every other directory when somebody looks into it.
-    assert_eq!((door.host.coherence(Scope::Names(&root)), door.host.shared.watch.directory_count()), (Coherence::Watched, 1));
+    assert_eq!(
+        (door.host.coherence(Scope::Names(&root)), door.host.shared.watch.directory_count()),
+        (Coherence::Watched, 1)
+    );
     changes_arrive(&door, &receiver);
     assert_eq!(door.host.coherence(Scope::Names(&root)), Coherence::Watched);
     shell(&door, "echo 1 > file; mkdir untouched");
@@ -302,7 +309,9 @@ fn watches_of_forgotten_directories_are_given_back() {
 
 #[test]
 fn without_watching_the_options_decide() {
-    for (mode, expected) in [(HostCoherence::Exclusive, Coherence::Exclusive), (HostCoherence::Revalidate, Coherence::Shared)] {
+    for (mode, expected) in
+        [(HostCoherence::Exclusive, Coherence::Exclusive), (HostCoherence::Revalidate, Coherence::Shared)]
+    {
         let door = Door::with(|options| options.coherence = mode, 64);
         let (sender, receiver) = channel();
         door.host.watch(sender);

@@ -1,9 +1,9 @@
-//! The watchers' threads: one for each group of marks, one for each host that watches directories one by one. They wait for events, turn
-//! them into invalidations, and send them.
+//! The watchers' threads: one for each group of marks, one for each host that watches directories
+//! one by one. They wait for events, turn them into invalidations, and send them.
 //!
-//! Invariants: they sleep in the kernel while nothing happens; the first event is taken at once, and after a batch they rest a moment, so
-//! that a storm comes in batches and costs those who cause it no wake-up per event; they never keep a source alive (weak references,
-//! upgraded per batch).
+//! Invariants: they sleep in the kernel while nothing happens; the first event is taken at once,
+//! and after a batch they rest a moment, so that a storm comes in batches and costs those who cause
+//! it no wake-up per event; they never keep a source alive (weak references, upgraded per batch).
 
 use super::{
     super::{Shared, stat},
@@ -29,7 +29,8 @@ use std::{
 /// Bytes of events read at once.
 const BUFFER: usize = 64 << 10;
 
-/// The pause after a batch: bounds how late a notice can be in a storm, and gives equal events time to become one in the kernel's queue.
+/// The pause after a batch: bounds how late a notice can be in a storm, and gives equal events time
+/// to become one in the kernel's queue.
 const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 6_000_000 };
 
 /// Identities of handles that are remembered.
@@ -156,7 +157,12 @@ fn promise_nothing(shared: &Shared) {
 }
 
 /// Hears what watches on directories report, until told to stop, or until nobody listens.
-pub(super) fn hear_directories(directories: &DirectoryWatches, stop: &OwnedFd, shared: &Weak<Shared>, channel: &Sender<Invalidation>) {
+pub(super) fn hear_directories(
+    directories: &DirectoryWatches,
+    stop: &OwnedFd,
+    shared: &Weak<Shared>,
+    channel: &Sender<Invalidation>,
+) {
     let ring = || {
         let Some(shared) = shared.upgrade() else { return };
         promise_nothing(&shared);
@@ -232,7 +238,8 @@ impl Hearing {
 
 fn marked_events(hearings: &mut [Hearing], several_trees: bool, bytes: &[u8], known: &mut HashMap<Key, Known>) {
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    let everything = |hearings: &mut [Hearing]| hearings.iter_mut().for_each(|it| it.batch.push(Invalidation::Everything));
+    let everything =
+        |hearings: &mut [Hearing]| hearings.iter_mut().for_each(|it| it.batch.push(Invalidation::Everything));
     let mut rest = bytes;
     while !rest.is_empty() {
         let Some((event, after)) = fanotify::first(rest) else {
@@ -247,9 +254,13 @@ fn marked_events(hearings: &mut [Hearing], several_trees: bool, bytes: &[u8], kn
             let about = About::of(&event, hearings, known);
             hearings.iter_mut().for_each(|it| about.tell(it));
         } else if event.mask & (NAMES | fanotify::ON_DIRECTORY) != 0 && hearings.iter().any(|it| it.shares) {
-            // Our own: whoever asked for it knows, but not those who know the directory by another mount.
+            // Our own: whoever asked for it knows, but not those who know the directory by another
+            // mount.
             let about = About::of(&event, hearings, known);
-            hearings.iter_mut().filter(|it| it.shares && about.concerns_shared(&it.by.shared)).for_each(|it| about.tell(it));
+            hearings
+                .iter_mut()
+                .filter(|it| it.shares && about.concerns_shared(&it.by.shared))
+                .for_each(|it| about.tell(it));
         } else if several_trees && event.mask & (NAMES | fanotify::ON_DIRECTORY) == 0 {
             // The same for a file that may have a name in another tree.
             let about = About::of(&event, hearings, known);
@@ -269,7 +280,9 @@ struct About<'a> {
 
 impl<'a> About<'a> {
     fn of(event: &fanotify::Event<'a>, hearings: &mut [Hearing], known: &mut HashMap<Key, Known>) -> About<'a> {
-        if let Some(object) = event.object.filter(|_| event.mask & (fanotify::ATTRIB | fanotify::ON_DIRECTORY) == fanotify::ATTRIB) {
+        if let Some(object) =
+            event.object.filter(|_| event.mask & (fanotify::ATTRIB | fanotify::ON_DIRECTORY) == fanotify::ATTRIB)
+        {
             // It may have got another name.
             known.remove(&key(object));
         }
@@ -296,7 +309,8 @@ impl<'a> About<'a> {
             }
         }
         // An event of a directory about itself names it as the parent, with "." below.
-        let itself = self.object.or_else(|| self.parent.filter(|(_, name)| *name == b".").map(|(directory, _)| directory));
+        let itself =
+            self.object.or_else(|| self.parent.filter(|(_, name)| *name == b".").map(|(directory, _)| directory));
         for id in itself.iter().flat_map(|itself| itself.ids(shared)) {
             if self.mask & (fanotify::MODIFY | fanotify::CLOSE_WRITE) != 0 {
                 batch.push(Invalidation::Content { id });
@@ -326,7 +340,8 @@ fn identify(hearings: &[Hearing], object: Object<'_>, known: &mut HashMap<Key, K
         return Ok(Some(*found));
     }
     let running = || hearings.iter().filter_map(|it| it.by.shared.watch.running.get());
-    let mut mounts: Vec<Arc<OwnedFd>> = running().filter_map(|running| running.mounts.lock().get(&object.fsid).cloned()).collect();
+    let mut mounts: Vec<Arc<OwnedFd>> =
+        running().filter_map(|running| running.mounts.lock().get(&object.fsid).cloned()).collect();
     if mounts.is_empty() {
         mounts = running().flat_map(|running| running.mounts.lock().values().cloned().collect::<Vec<_>>()).collect();
     }
@@ -344,8 +359,12 @@ fn identify(hearings: &[Hearing], object: Object<'_>, known: &mut HashMap<Key, K
     }
     let Some(file) = file else { return Ok(None) };
     let Ok(statx) = stat::of_file(file.as_fd()) else { return Ok(None) };
-    let found =
-        Known { plain: stat::id(&statx), device: stat::device(&statx), directory: stat::is_directory(&statx), linked: statx.stx_nlink > 1 };
+    let found = Known {
+        plain: stat::id(&statx),
+        device: stat::device(&statx),
+        directory: stat::is_directory(&statx),
+        linked: statx.stx_nlink > 1,
+    };
     if known.len() >= HANDLES_MAX {
         known.clear();
     }
@@ -384,7 +403,13 @@ fn directory_events(shared: &Shared, directories: &DirectoryWatches, bytes: &[u8
     }
 }
 
-fn directory_event(shared: &Shared, node: &Arc<super::super::node::HostNode>, mask: ReadFlags, name: &[u8], batch: &mut Batch) {
+fn directory_event(
+    shared: &Shared,
+    node: &Arc<super::super::node::HostNode>,
+    mask: ReadFlags,
+    name: &[u8],
+    batch: &mut Batch,
+) {
     if name.is_empty() {
         if mask.contains(ReadFlags::ATTRIB) {
             batch.push(Invalidation::Attributes { id: node.id() });
@@ -406,5 +431,9 @@ fn directory_event(shared: &Shared, node: &Arc<super::super::node::HostNode>, ma
         Err(_) => return,
     };
     let content = mask.intersects(ReadFlags::MODIFY | ReadFlags::CLOSE_WRITE) && !shared.watch.is_written(found.id);
-    batch.push(if content { Invalidation::Content { id: found.id } } else { Invalidation::Attributes { id: found.id } });
+    batch.push(if content {
+        Invalidation::Content { id: found.id }
+    } else {
+        Invalidation::Attributes { id: found.id }
+    });
 }

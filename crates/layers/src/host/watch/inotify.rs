@@ -1,7 +1,8 @@
 //! Watches on single directories.
 //!
-//! Added by look-ups and listings, removed when the last node of a directory is dropped ([`Lease`]). Invariant: the table is changed and
-//! the kernel told under one lock, so that a watch and its entry come and go together.
+//! Added by look-ups and listings, removed when the last node of a directory is dropped
+//! ([`Lease`]). Invariant: the table is changed and the kernel told under one lock, so that a watch
+//! and its entry come and go together.
 
 use super::super::node::HostNode;
 use parking_lot::Mutex;

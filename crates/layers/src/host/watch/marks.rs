@@ -1,24 +1,28 @@
 //! Marks on whole file systems: the group that they report to, and the hosts that hear by it.
 //!
-//! Made and joined when a host begins to watch. A host has a group of its own, unless it belongs to a [`Company`] (the branches of one union,
-//! or all mounts of one process): hosts of a company that lie on one mount share one. A change then makes one event however many they are,
-//! one thread hears it, and what is written through the own mount of one of them makes no event at all.
+//! Made and joined when a host begins to watch. A host has a group of its own, unless it belongs to
+//! a [`Company`] (the branches of one union, or all mounts of one process): hosts of a company that
+//! lie on one mount share one. A change then makes one event however many they are, one thread
+//! hears it, and what is written through the own mount of one of them makes no event at all.
 //!
-//! What may so go unheard: content that one host of a company writes to a file that another host of it shows, too. In one tree whoever stands
-//! in front takes that for one file, as the identities are the same, and knows of the write; but there may be a second identity that hosts do
-//! not know (a copy that carries the number of its origin, in a union), and another tree knows nothing. So all that could be shown by two
-//! hosts is heard by all:
-//! * a file with several names is written through the ordinary mount (`Watch::unreported`); where there are several trees, our own changes of
-//!   it are told, too;
+//! What may so go unheard: content that one host of a company writes to a file that another host of
+//! it shows, too. In one tree whoever stands in front takes that for one file, as the identities
+//! are the same, and knows of the write; but there may be a second identity that hosts do not know
+//! (a copy that carries the number of its origin, in a union), and another tree knows nothing. So
+//! all that could be shown by two hosts is heard by all:
+//! * a file with several names is written through the ordinary mount (`Watch::unreported`); where
+//!   there are several trees, our own changes of it are told, too;
 //! * hosts whose sources overlap have no mounts of their own (`Marks::admit`, [`Marks::settle`]);
-//! * where anything of the source's file system is met through another mount (a directory bound from elsewhere, perhaps from another
-//!   host's source), or where two hosts meet the same other file system, nobody has a mount of his own for it any more
-//!   ([`Marks::meet_elsewhere`], [`Marks::meet`]); nor does a host join that finds such a company.
+//! * where anything of the source's file system is met through another mount (a directory bound
+//!   from elsewhere, perhaps from another host's source), or where two hosts meet the same other
+//!   file system, nobody has a mount of his own for it any more ([`Marks::meet_elsewhere`],
+//!   [`Marks::meet`]); nor does a host join that finds such a company.
 //!
-//! Names and attributes that this process itself changes are told to nobody, as ever: two trees of one process of which one changes what the
-//! other shows are not for one company.
+//! Names and attributes that this process itself changes are told to nobody, as ever: two trees of
+//! one process of which one changes what the other shows are not for one company.
 //!
-//! Invariants: a host is a member before it promises anything; the last one who leaves ends the thread.
+//! Invariants: a host is a member before it promises anything; the last one who leaves ends the
+//! thread.
 
 use super::{super::Shared, event_loop};
 use crate::spec::Symlinks;
@@ -49,8 +53,8 @@ pub struct Company {
 }
 
 impl Company {
-    /// For the hosts of one more tree, in which one file of the storage is one file whichever of them shows it: they need not be told of each
-    /// other's writes.
+    /// For the hosts of one more tree, in which one file of the storage is one file whichever of
+    /// them shows it: they need not be told of each other's writes.
     pub fn tree(self: &Arc<Company>) -> Tree {
         Tree { company: Arc::clone(self), number: self.trees.fetch_add(1, Ordering::Relaxed) }
     }
@@ -123,7 +127,8 @@ pub(in super::super) struct Marks {
     /// The mount and the device of all sources, where there may be several.
     site: Option<(u64, u32)>,
     state: RwLock<State>,
-    /// Held while marks on file systems give way to marks on single files, and back (`resting.rs`). Taken before `state`.
+    /// Held while marks on file systems give way to marks on single files, and back (`resting.rs`).
+    /// Taken before `state`.
     pub(super) changing: Mutex<()>,
     /// Nothing is promised any more.
     failed: AtomicBool,
@@ -144,7 +149,8 @@ impl Marks {
     /// # Errors
     /// EPERM without `CAP_SYS_ADMIN`; EMFILE.
     pub(super) fn join(shared: &Arc<Shared>, channel: &Sender<Invalidation>) -> io::Result<Arc<Marks>> {
-        let Some((tree, site)) = shared.options.tree.as_ref().and_then(|tree| Some((tree, Site::of(shared, tree)?))) else {
+        let Some((tree, site)) = shared.options.tree.as_ref().and_then(|tree| Some((tree, Site::of(shared, tree)?)))
+        else {
             return Marks::start(shared, None, channel);
         };
         let mut known = tree.company.groups.lock();
@@ -172,7 +178,9 @@ impl Marks {
             thread: Mutex::default(),
         });
         let (group, stop, weak) = (marks.group.try_clone()?, marks.stop.try_clone()?, Arc::downgrade(&marks));
-        let thread = std::thread::Builder::new().name("nacre-watch".into()).spawn(move || event_loop::hear(&group, &stop, &weak))?;
+        let thread = std::thread::Builder::new()
+            .name("nacre-watch".into())
+            .spawn(move || event_loop::hear(&group, &stop, &weak))?;
         *marks.thread.lock() = Some(thread);
         Ok(marks)
     }
@@ -191,7 +199,14 @@ impl Marks {
             done = done.and(give_up(member, self.group(), site.device));
         }
         let (shared, source) = (Arc::downgrade(shared), site.path.clone());
-        state.members.push(Member { shared, source, tree: site.tree, overlaps, channel: channel.clone(), devices: Vec::new() });
+        state.members.push(Member {
+            shared,
+            source,
+            tree: site.tree,
+            overlaps,
+            channel: channel.clone(),
+            devices: Vec::new(),
+        });
         drop(state);
         self.judge(done);
         true
@@ -219,7 +234,8 @@ impl Marks {
         nobody
     }
 
-    /// Whether hosts of a company may share it: what any of them writes is then to be heard as the file's head says.
+    /// Whether hosts of a company may share it: what any of them writes is then to be heard as the
+    /// file's head says.
     pub(super) fn may_be_shared(&self) -> bool {
         self.site.is_some()
     }
@@ -243,11 +259,13 @@ impl Marks {
     /// All members.
     pub(super) fn hearers(&self) -> Vec<Hearer> {
         let state = self.state.read();
-        let hearer = |member: &Member| Some(Hearer { shared: member.shared.upgrade()?, channel: member.channel.clone() });
+        let hearer =
+            |member: &Member| Some(Hearer { shared: member.shared.upgrade()?, channel: member.channel.clone() });
         state.members.iter().filter_map(hearer).collect()
     }
 
-    /// A member has found something of the sources' file system through another mount than that of its source.
+    /// A member has found something of the sources' file system through another mount than that of
+    /// its source.
     pub(super) fn meet_elsewhere(&self) {
         let Some((_, device)) = self.site else { return };
         {
@@ -276,7 +294,8 @@ impl Marks {
         self.judge(done);
     }
 
-    /// A member has a mount of its own for that device: not for long where all writes there are to be heard.
+    /// A member has a mount of its own for that device: not for long where all writes there are to
+    /// be heard.
     pub(super) fn settle(&self, shared: *const Shared, running: &super::Running, device: u32) {
         let state = self.state.read();
         let overlaps = state.members.iter().any(|member| ptr::eq(member.shared.as_ptr(), shared) && member.overlaps);
@@ -308,7 +327,8 @@ impl Marks {
 }
 
 impl State {
-    /// Nobody writes to that device through a mount of his own any more. Under the lock: whoever finds it so may rely on it.
+    /// Nobody writes to that device through a mount of his own any more. Under the lock: whoever
+    /// finds it so may rely on it.
     fn hear(&mut self, group: BorrowedFd<'_>, device: u32) -> io::Result<()> {
         if !self.heard.contains(&device) {
             self.heard.push(device);

@@ -1,15 +1,19 @@
 //! Mounts of our own of the watched file systems, through which files are opened for writing.
 //!
-//! Made by [`super::Running::watch_file_system`], used at each opening for writing. A mount of our own is a detached clone of the mount
-//! that the source lies on: nobody else has files open through it, so that content events that come through it are our clients' own, and
-//! the kernel is told to leave them out. Events of the same file through any other mount are reported as ever.
+//! Made by [`super::Running::watch_file_system`], used at each opening for writing. A mount of our
+//! own is a detached clone of the mount that the source lies on: nobody else has files open through
+//! it, so that content events that come through it are our clients' own, and the kernel is told to
+//! leave them out. Events of the same file through any other mount are reported as ever.
 //!
-//! The hosts of one company share a group, so that this holds for all of them: see `marks.rs` for what must be heard all the same.
+//! The hosts of one company share a group, so that this holds for all of them: see `marks.rs` for
+//! what must be heard all the same.
 //!
-//! Invariants: a file is opened the ordinary way first, which decides whether it may be; what cannot be opened through a mount of our own
-//! (handles that do not lead back, a stricter mount) stays as it was opened and is merely reported. One mark per mount, none per file.
+//! Invariants: a file is opened the ordinary way first, which decides whether it may be; what
+//! cannot be opened through a mount of our own (handles that do not lead back, a stricter mount)
+//! stays as it was opened and is merely reported. One mark per mount, none per file.
 //!
-//! Why not a mark per file while it is written: files come and go by the thousand, and such a mark would hide the writes of others, too.
+//! Why not a mark per file while it is written: files come and go by the thousand, and such a mark
+//! would hide the writes of others, too.
 
 use super::super::detached_mount::{DetachedMount, MOUNTS_MAX};
 use nacre_sys::fanotify;
@@ -38,7 +42,8 @@ impl OwnMounts {
         OwnMounts { noatime, ..OwnMounts::default() }
     }
 
-    /// Makes a mount for the file system of `file` and tells `group` to leave it out. Without it, writes are dearer, not wrong.
+    /// Makes a mount for the file system of `file` and tells `group` to leave it out. Without it,
+    /// writes are dearer, not wrong.
     pub(super) fn add(&self, group: BorrowedFd<'_>, device: u32, file: BorrowedFd<'_>) {
         let mut known = self.mounts.write();
         if known.len() >= MOUNTS_MAX || known.contains_key(&device) {
@@ -53,7 +58,8 @@ impl OwnMounts {
         }
     }
 
-    /// Has no mount for that device any more: also what is written to files that are open already is reported from now on.
+    /// Has no mount for that device any more: also what is written to files that are open already
+    /// is reported from now on.
     ///
     /// # Errors
     /// What the kernel says; then it may not be reported.
@@ -62,7 +68,8 @@ impl OwnMounts {
         known.map_or(Ok(()), |mount| fanotify::hear_mount(group, mount.anchor(), OWN))
     }
 
-    /// The file behind `descriptor`, of that device, opened through our own mount; else `descriptor` itself.
+    /// The file behind `descriptor`, of that device, opened through our own mount; else
+    /// `descriptor` itself.
     pub(super) fn open(&self, device: u32, descriptor: OwnedFd, flags: OFlags) -> OwnedFd {
         let mount = self.mounts.read().get(&device).map(Arc::clone);
         match mount {

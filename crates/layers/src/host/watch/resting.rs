@@ -1,24 +1,34 @@
-//! Hearing less while nobody asks: marks on file systems give way to marks on the files and directories that the door knows.
+//! Hearing less while nobody asks: marks on file systems give way to marks on the files and
+//! directories that the door knows.
 //!
-//! A mark on a file system hears of everything on it, and every change there waits for that to be written down. For a mount that nobody uses this is
-//! all in vain. The door says when (`Layer::rest`): many changes have come that were about nothing it knows. What the kernel holds of a host is
-//! attributes and pages of files that the door knows, and names in directories that it knows; a mark on each of these hears all changes of that, by
-//! whatever name or mount they are made. So nothing that is kept need be dropped, and changes of it are heard as soon as ever.
+//! A mark on a file system hears of everything on it, and every change there waits for that to be
+//! written down. For a mount that nobody uses this is all in vain. The door says when
+//! (`Layer::rest`): many changes have come that were about nothing it knows. What the kernel holds
+//! of a host is attributes and pages of files that the door knows, and names in directories that it
+//! knows; a mark on each of these hears all changes of that, by whatever name or mount they are
+//! made. So nothing that is kept need be dropped, and changes of it are heard as soon as ever.
 //!
-//! What a mark on single files does not hear is what nobody knows yet. So whoever may find something new (a name, a listing, a creation) calls
-//! [`Shared::attend`] before he reads, which puts the marks on file systems back first. Questions about files that are known already need none of this.
+//! What a mark on single files does not hear is what nobody knows yet. So whoever may find
+//! something new (a name, a listing, a creation) calls [`Shared::attend`] before he reads, which
+//! puts the marks on file systems back first. Questions about files that are known already need
+//! none of this.
 //!
-//! A host is *awake*, *drowsy* (the door wants it to rest, and it is noticed whether somebody asks for names), or *resting*:
-//! * awake -> drowsy -> resting: `rest(None)`; then the door waits until all requests that came before have been answered, so that each either has made
-//!   known what it found, or came later and has attended; then `rest(known)` marks what is known, piece by piece, and only then, if it is still drowsy, it rests;
+//! A host is *awake*, *drowsy* (the door wants it to rest, and it is noticed whether somebody asks
+//! for names), or *resting*:
+//! * awake -> drowsy -> resting: `rest(None)`; then the door waits until all requests that came
+//!   before have been answered, so that each either has made known what it found, or came later and
+//!   has attended; then `rest(known)` marks what is known, piece by piece, and only then, if it is
+//!   still drowsy, it rests;
 //! * drowsy -> awake, resting -> awake: [`Shared::attend`].
 //!
-//! Hosts of a company share a group. Its marks on file systems go when all of its hosts rest; as soon as one is wanted they come back, the marks on
-//! single files go, and all hosts are awake.
+//! Hosts of a company share a group. Its marks on file systems go when all of its hosts rest; as
+//! soon as one is wanted they come back, the marks on single files go, and all hosts are awake.
 //!
-//! Invariants: new marks are in place before old ones go, in both directions; whoever removes the marks on single files makes all hosts of the group awake, so
-//! that none rests without its own. `Marks::changing` is held while marks on file systems or all single marks
-//! are removed, and while a host begins or ends its rest; it is taken before the members' lock, and no request waits for more than system calls under it.
+//! Invariants: new marks are in place before old ones go, in both directions; whoever removes the
+//! marks on single files makes all hosts of the group awake, so that none rests without its own.
+//! `Marks::changing` is held while marks on file systems or all single marks are removed, and while
+//! a host begins or ends its rest; it is taken before the members' lock, and no request waits for
+//! more than system calls under it.
 
 use super::{super::Shared, Method, Running, event_loop, marks::Marks};
 use crate::{
@@ -54,7 +64,9 @@ impl Shared {
 
     /// See `Layer::rest`.
     pub(in super::super) fn rest(&self, known: Option<&[Node]>) -> bool {
-        let Some((running, marks)) = self.watch.running.get().and_then(|running| Some((running, running.marks.as_ref()?))) else {
+        let Some((running, marks)) =
+            self.watch.running.get().and_then(|running| Some((running, running.marks.as_ref()?)))
+        else {
             return known.is_some();
         };
         let vigil = &self.watch.vigil;
@@ -62,7 +74,8 @@ impl Shared {
             vigil.turns(AWAKE, DROWSY);
             return !running.mounts.lock().is_empty();
         };
-        let marked = !vigil.is(AWAKE) && (vigil.is(RESTING) || known.iter().all(|node| self.mark(running, marks, node)));
+        let marked =
+            !vigil.is(AWAKE) && (vigil.is(RESTING) || known.iter().all(|node| self.mark(running, marks, node)));
         if marked && !known.is_empty() {
             return true;
         }
@@ -76,7 +89,9 @@ impl Shared {
             // Nothing is promised of it, or it is heard otherwise.
             return true;
         }
-        self.try_mark(marks, &node).inspect_err(|error| tracing::debug!(%error, "a file cannot be heard by itself: no rest")).is_ok()
+        self.try_mark(marks, &node)
+            .inspect_err(|error| tracing::debug!(%error, "a file cannot be heard by itself: no rest"))
+            .is_ok()
     }
 
     fn try_mark(&self, marks: &Marks, node: &Arc<HostNode>) -> io::Result<()> {

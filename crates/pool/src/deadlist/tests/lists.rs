@@ -27,7 +27,10 @@ fn a_long_list_has_chunks_of_bounded_length_and_exact_totals() {
         let entries: Vec<Dead> = (0..200).map(|n| dead(batch * 200 + n, u64::from(n % 20) + 1)).collect();
         lists.append(list, &history, &entries).unwrap();
     }
-    assert_eq!(lists.totals(list, Births::ALL).unwrap(), Totals { bytes: 1_600_000, logical: 5_000_000, entries: 10_000 });
+    assert_eq!(
+        lists.totals(list, Births::ALL).unwrap(),
+        Totals { bytes: 1_600_000, logical: 5_000_000, entries: 10_000 }
+    );
     assert_eq!(lists.totals(list, Births::through(Txg(10))).unwrap().entries, 5_000);
     assert_eq!(lists.totals(list, Births::after(Txg(10))).unwrap().entries, 5_000);
     assert_eq!(lists.totals(list, Births::after(Txg(20))).unwrap().entries, 0);
@@ -43,9 +46,11 @@ fn moving_a_long_list_leaves_its_chunks_where_they_are() {
     let (from, to) = (lists.create().unwrap(), lists.create().unwrap());
     let entries: Vec<Dead> = (0..5_000).map(|n| dead(n, 5)).collect();
     lists.append(from, &[], &entries).unwrap();
-    let before: Vec<_> = rows.0.iter().filter(|(key, _)| key[0] == CHUNK).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let before: Vec<_> =
+        rows.0.iter().filter(|(key, _)| key[0] == CHUNK).map(|(key, value)| (key.clone(), value.clone())).collect();
     assert_eq!(Deadlists::new(&mut rows).transfer(from, Births::ALL, to).unwrap().entries, 5_000);
-    let after: Vec<_> = rows.0.iter().filter(|(key, _)| key[0] == CHUNK).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let after: Vec<_> =
+        rows.0.iter().filter(|(key, _)| key[0] == CHUNK).map(|(key, value)| (key.clone(), value.clone())).collect();
     assert_eq!(before, after);
     assert_eq!((all(&mut rows, from).len(), all(&mut rows, to).len()), (0, 5_000));
 }

@@ -1,5 +1,5 @@
-//! A catalog in small: datasets with snapshots, clones and promotes over deadlists and the space accounting, beside sets of blocks that know
-//! the truth. After each step everything is compared.
+//! A catalog in small: datasets with snapshots, clones and promotes over deadlists and the space
+//! accounting, beside sets of blocks that know the truth. After each step everything is compared.
 
 use super::*;
 use crate::space::{Breakdown, Change, Forest, Limits, Purpose, Shortage, Usage};
@@ -76,7 +76,8 @@ impl Pool {
         self.datasets.values().any(|dataset| dataset.origin == Some(snapshot))
     }
 
-    /// The snapshots that a head descends from, the oldest first, and how many are those of origins.
+    /// The snapshots that a head descends from, the oldest first, and how many are those of
+    /// origins.
     fn ancestry(&self, id: u64) -> (Vec<u32>, usize) {
         let dataset = &self.datasets[&id];
         let mut line = match dataset.origin {
@@ -157,7 +158,8 @@ impl Pool {
         let referenced = self.forest.usage(id).unwrap().referenced;
         let txg = self.txg;
         let dataset = self.datasets.get_mut(&id).unwrap();
-        let point = Point { txg, referenced, logical: 3 * referenced, list: std::mem::replace(&mut dataset.list, list) };
+        let point =
+            Point { txg, referenced, logical: 3 * referenced, list: std::mem::replace(&mut dataset.list, list) };
         dataset.snapshots.push(snapshot);
         let blocks = dataset.blocks.clone();
         self.snapshots.insert(snapshot, Snapshot { point, blocks });
@@ -190,7 +192,8 @@ impl Pool {
         let announced = self.lists().used_by_snapshot(&history, place).unwrap();
         let previous = place.checked_sub(1).map_or(Txg(0), |place| history[place].txg);
         let freeing = self.freeing;
-        let (freed, list) = self.lists().destroy_snapshot(previous, &history[place], history[place + 1].list, freeing).unwrap();
+        let (freed, list) =
+            self.lists().destroy_snapshot(previous, &history[place], history[place + 1].list, freeing).unwrap();
         assert_eq!(freed.bytes, announced);
         let next = self.datasets[&owner].snapshots.get(place + 1 - own).copied();
         match next {
@@ -217,15 +220,22 @@ impl Pool {
 
     /// Back to the newest snapshot.
     pub fn rollback(&mut self, id: u64) {
-        let Some(snapshot) = self.datasets[&id].snapshots.last().map(|newest| self.snapshots[newest].clone()) else { return };
-        let born: Vec<u32> =
-            self.datasets[&id].blocks.iter().filter(|(_, (birth, _))| *birth > snapshot.point.txg).map(|(block, _)| *block).collect();
+        let Some(snapshot) = self.datasets[&id].snapshots.last().map(|newest| self.snapshots[newest].clone()) else {
+            return;
+        };
+        let born: Vec<u32> = self.datasets[&id]
+            .blocks
+            .iter()
+            .filter(|(_, (birth, _))| *birth > snapshot.point.txg)
+            .map(|(block, _)| *block)
+            .collect();
         self.kill(id, &born);
         let list = self.datasets[&id].list;
         self.lists().forget(list).unwrap();
         self.datasets.get_mut(&id).unwrap().blocks = snapshot.blocks;
         let usage = self.forest.usage(id).unwrap();
-        let referenced = Usage { referenced: snapshot.point.referenced, logical_referenced: snapshot.point.logical, ..usage };
+        let referenced =
+            Usage { referenced: snapshot.point.referenced, logical_referenced: snapshot.point.logical, ..usage };
         self.forest.charge(id, Change::between(&usage, &referenced).unwrap()).unwrap();
         self.recount(&[id]);
     }
@@ -233,13 +243,16 @@ impl Pool {
     pub fn clone(&mut self, snapshot: u32, parent: u64) -> u64 {
         let (id, list) = (self.number().into(), self.lists().create().unwrap());
         let origin = self.snapshots[&snapshot].clone();
-        let usage = Usage { referenced: origin.point.referenced, logical_referenced: origin.point.logical, ..Usage::default() };
+        let usage =
+            Usage { referenced: origin.point.referenced, logical_referenced: origin.point.logical, ..Usage::default() };
         self.forest.add(id, parent, usage, Limits::default()).unwrap();
-        self.datasets.insert(id, Dataset { origin: Some(snapshot), snapshots: Vec::new(), list, blocks: origin.blocks });
+        self.datasets
+            .insert(id, Dataset { origin: Some(snapshot), snapshots: Vec::new(), list, blocks: origin.blocks });
         id
     }
 
-    /// The clone takes the snapshots of its origin up to the one that it was made from, if its quotas hold what it takes over.
+    /// The clone takes the snapshots of its origin up to the one that it was made from, if its
+    /// quotas hold what it takes over.
     pub fn promote(&mut self, id: u64) -> Result<(), Shortage> {
         let Some(origin) = self.datasets[&id].origin else { return Ok(()) };
         let before = self.datasets.clone();
@@ -288,12 +301,20 @@ impl Pool {
 
     /// Everything, against the sets.
     pub fn compare(&mut self) {
-        let reached = self.datasets.values().map(|dataset| &dataset.blocks).chain(self.snapshots.values().map(|snapshot| &snapshot.blocks));
+        let reached = self
+            .datasets
+            .values()
+            .map(|dataset| &dataset.blocks)
+            .chain(self.snapshots.values().map(|snapshot| &snapshot.blocks));
         let reached: Blocks = reached.flatten().map(|(block, what)| (*block, *what)).collect();
         let lost: BTreeSet<u32> = self.written.keys().filter(|block| !reached.contains_key(block)).copied().collect();
         assert_eq!(self.freed, lost, "freed is what nothing reaches");
-        let charged: u64 =
-            self.datasets.keys().map(|id| self.forest.usage(*id).unwrap()).map(|usage| usage.dataset + usage.snapshots).sum();
+        let charged: u64 = self
+            .datasets
+            .keys()
+            .map(|id| self.forest.usage(*id).unwrap())
+            .map(|usage| usage.dataset + usage.snapshots)
+            .sum();
         assert_eq!(charged, bytes(&reached), "each block is charged once");
         for id in self.datasets.keys().copied().collect::<Vec<_>>() {
             self.compare_dataset(id);
@@ -322,19 +343,31 @@ impl Pool {
         blocks.push(head);
         for later in 1..history.len() {
             for earlier in 0..later {
-                let new: Blocks =
-                    blocks[later].iter().filter(|(block, _)| !blocks[earlier].contains_key(block)).map(|(b, w)| (*b, *w)).collect();
+                let new: Blocks = blocks[later]
+                    .iter()
+                    .filter(|(block, _)| !blocks[earlier].contains_key(block))
+                    .map(|(b, w)| (*b, *w))
+                    .collect();
                 assert_eq!(self.lists().written_since(&history, earlier, later).unwrap(), bytes(&new));
             }
         }
         for first in own..line.len() {
             for last in first..line.len() {
                 let outside = |block: &u32| {
-                    !first.checked_sub(1).is_some_and(|before| blocks[before].contains_key(block)) && !blocks[last + 1].contains_key(block)
+                    !first.checked_sub(1).is_some_and(|before| blocks[before].contains_key(block))
+                        && !blocks[last + 1].contains_key(block)
                 };
-                let only: Blocks =
-                    blocks[first..=last].iter().flatten().filter(|(block, _)| outside(block)).map(|(b, w)| (*b, *w)).collect();
-                assert_eq!(self.lists().used_by_range(&history, first, last).unwrap(), bytes(&only), "range {first}..={last} of {id}");
+                let only: Blocks = blocks[first..=last]
+                    .iter()
+                    .flatten()
+                    .filter(|(block, _)| outside(block))
+                    .map(|(b, w)| (*b, *w))
+                    .collect();
+                assert_eq!(
+                    self.lists().used_by_range(&history, first, last).unwrap(),
+                    bytes(&only),
+                    "range {first}..={last} of {id}"
+                );
             }
         }
     }
@@ -382,7 +415,8 @@ fn apply(pool: &mut Pool, step: &Step) {
         Step::Overwrite { id, picks } => {
             let id = pick(*id);
             let blocks: Vec<u32> = pool.datasets[&id].blocks.keys().copied().collect();
-            let chosen: BTreeSet<u32> = picks.iter().filter(|_| !blocks.is_empty()).map(|index| blocks[index % blocks.len()]).collect();
+            let chosen: BTreeSet<u32> =
+                picks.iter().filter(|_| !blocks.is_empty()).map(|index| blocks[index % blocks.len()]).collect();
             chosen.iter().for_each(|_| {
                 pool.write(id, 320);
             });

@@ -1,5 +1,6 @@
-//! The figures of zfs-fuse 0.7.0 (pool version 23, one file of 1 GiB, compression off), step by step, against our rules. Where they differ by less
-//! than half a MiB and 1/256 (3 MiB where the whole pool comes in) it is metadata, which we leave out of this table.
+//! The figures of zfs-fuse 0.7.0 (pool version 23, one file of 1 GiB, compression off), step by
+//! step, against our rules. Where they differ by less than half a MiB and 1/256 (3 MiB where the
+//! whole pool comes in) it is metadata, which we leave out of this table.
 
 use super::simulation::Pool;
 use super::*;
@@ -11,7 +12,8 @@ const ROUNDING: u64 = MIB / 2;
 /// Bytes that all datasets together may use: `used` + `available` of the root there.
 const USABLE: u64 = 1_031_798_784;
 
-/// One figure of a dataset there: used, available, referenced, by dataset, by snapshots, by children, by refreservation.
+/// One figure of a dataset there: used, available, referenced, by dataset, by snapshots, by
+/// children, by refreservation.
 type Row = [u64; 7];
 
 struct Bench {
@@ -162,7 +164,11 @@ fn snapshots_clones_and_reservations() {
     bench.check("child", k, [7_462_912, 955_027_456, 7_462_912, 7_462_912, 0, 0, 0]);
     assert_eq!(bench.pool.forest.set_quota(a, Some(60 * MIB)).unwrap(), Err(LimitRefusal::BelowUse));
     bench.write(k, "g", 60, 0);
-    bench.check("beyond the reservation", a, [107_249_664, 907_505_664, 21_118_976, 21_094_400, 90_112, 70_451_200, 15_613_952]);
+    bench.check(
+        "beyond the reservation",
+        a,
+        [107_249_664, 907_505_664, 21_118_976, 21_094_400, 90_112, 70_451_200, 15_613_952],
+    );
     bench.pool.destroy_snapshot(a3);
     bench.check("a@3 destroyed", a, [96_665_600, 907_620_352, 21_118_976, 21_094_400, 0, 70_451_200, 5_120_000]);
     assert_eq!(bench.pool.forest.set_reservation(a, 2048 * MIB).unwrap(), Err(LimitRefusal::BeyondAvailable));

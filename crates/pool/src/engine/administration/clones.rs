@@ -10,7 +10,8 @@ use crate::properties::spelling;
 use crate::space::{Change, Purpose, Usage};
 
 impl Pool {
-    /// Makes a file system that begins as a snapshot; answers its number. It takes no time and no space.
+    /// Makes a file system that begins as a snapshot; answers its number. It takes no time and no
+    /// space.
     ///
     /// # Errors
     /// [`PoolError::Refused`] where the snapshot is not there or the name is.
@@ -44,20 +45,25 @@ impl Pool {
         })
     }
 
-    /// Makes a clone the owner of the snapshot that it came from, and of all older ones; what was the origin becomes the clone.
+    /// Makes a clone the owner of the snapshot that it came from, and of all older ones; what was
+    /// the origin becomes the clone.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a dataset that is no clone, or where names of snapshots clash; [`PoolError::NoSpace`] where a quota above the clone
-    /// cannot hold what moves.
+    /// [`PoolError::Refused`] for a dataset that is no clone, or where names of snapshots clash;
+    /// [`PoolError::NoSpace`] where a quota above the clone cannot hold what moves.
     pub fn promote(&self, id: u64) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             let mut row = admin.catalog.dataset(id)?;
             let Some((from, origin)) = row.origin else { return refused("not a cloned filesystem".to_owned()) };
             let mut old = admin.catalog.dataset(from)?;
-            let moving: Vec<(Txg, SnapshotRow)> = admin.catalog.snapshots(from)?.into_iter().filter(|(txg, _)| *txg <= origin).collect();
+            let moving: Vec<(Txg, SnapshotRow)> =
+                admin.catalog.snapshots(from)?.into_iter().filter(|(txg, _)| *txg <= origin).collect();
             for (_, snapshot) in &moving {
                 if admin.catalog.snapshot_named(id, &snapshot.name)?.is_some() {
-                    return refused(format!("snapshot name '@{}' from origin conflicts with one of this dataset", snapshot.name));
+                    return refused(format!(
+                        "snapshot name '@{}' from origin conflicts with one of this dataset",
+                        snapshot.name
+                    ));
                 }
             }
             admin.charge_promotion(from, id, moving.len())?;
@@ -84,8 +90,9 @@ impl Pool {
 }
 
 impl Admin {
-    /// Charges a clone for the snapshots that it is about to own, and relieves their owner, where all quotas allow it. The lines of both stay what they
-    /// are; only where each line's own part begins moves.
+    /// Charges a clone for the snapshots that it is about to own, and relieves their owner, where
+    /// all quotas allow it. The lines of both stay what they are; only where each line's own part
+    /// begins moves.
     pub(super) fn charge_promotion(&mut self, from: u64, to: u64, snapshots: usize) -> Result<(), PoolError> {
         let mut changes = Vec::new();
         for (id, gains) in [(from, false), (to, true)] {
@@ -97,7 +104,8 @@ impl Admin {
         self.forest().charge_if_allowed(&changes, Purpose::Write)?.map_err(refusal)
     }
 
-    /// Moves a snapshot from one dataset's line to another's, with its holds, clones and properties.
+    /// Moves a snapshot from one dataset's line to another's, with its holds, clones and
+    /// properties.
     pub(super) fn move_snapshot(&mut self, from: u64, to: u64, txg: Txg, row: &SnapshotRow) -> Result<(), PoolError> {
         let (holds, clones) = (self.catalog.holds(from, txg)?, self.catalog.clones(from, txg)?);
         for (tag, _) in &holds {

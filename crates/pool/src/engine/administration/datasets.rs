@@ -40,7 +40,8 @@ impl Pool {
     }
 
     fn make(&self, parent: u64, name: &str, properties: &[(String, String)]) -> Result<u64, PoolError> {
-        // The files exist before the commit that enters them: it flushes and freezes them as those of any other dataset.
+        // The files exist before the commit that enters them: it flushes and freezes them as those
+        // of any other dataset.
         let mut admin = self.admin.lock();
         if let Some(failed) = &admin.failed {
             return Err(failed.clone());
@@ -111,7 +112,8 @@ impl Pool {
     /// Gives a dataset another name or parent.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the name exists or the parent lies below it; [`PoolError::NoSpace`] for a quota of the new parent.
+    /// [`PoolError::Refused`] where the name exists or the parent lies below it;
+    /// [`PoolError::NoSpace`] for a quota of the new parent.
     pub fn rename_dataset(&self, id: u64, new: &NewDataset) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
             if admin.catalog.child(new.parent, &new.name)?.is_some() {
@@ -125,7 +127,8 @@ impl Pool {
         })
     }
 
-    /// The name by which the pool's own file system goes in memory, as long as this pool is open: for one that nothing is written to.
+    /// The name by which the pool's own file system goes in memory, as long as this pool is open:
+    /// for one that nothing is written to.
     ///
     /// # Errors
     /// Those of the store.

@@ -12,7 +12,8 @@ use crate::patience;
 const PATIENCE: Duration = Duration::from_secs(3);
 
 impl Pool {
-    /// Makes a dataset what its newest snapshot is. Whoever uses it has the files of that time from then on, and has to forget what was kept of others.
+    /// Makes a dataset what its newest snapshot is. Whoever uses it has the files of that time from
+    /// then on, and has to forget what was kept of others.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for another snapshot than the newest.
@@ -20,22 +21,32 @@ impl Pool {
         self.roll_back_over(id, name, &Going::default())
     }
 
-    /// The same after what stands between has gone, in one commit: newer snapshots, bookmarks, clones.
+    /// The same after what stands between has gone, in one commit: newer snapshots, bookmarks,
+    /// clones.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] besides where a newer snapshot is not among what goes, and as [`Self::destroy_together`].
+    /// [`PoolError::Refused`] besides where a newer snapshot is not among what goes, and as
+    /// [`Self::destroy_together`].
     pub fn roll_back_over(&self, id: u64, name: &str, going: &Going) -> Result<(), PoolError> {
         self.close_datasets(&going.filesystems)?;
         let mut admin = self.admin.lock();
         let dataset = self.datasets.read().get(&id).cloned();
         let stopped = dataset.as_ref().map(|dataset| dataset.files().stop());
         self.commit_under(&mut admin, |admin, _| {
-            let Some(to) = admin.catalog.snapshot_named(id, name)? else { return refused(format!("there is no snapshot '@{name}'")) };
+            let Some(to) = admin.catalog.snapshot_named(id, name)? else {
+                return refused(format!("there is no snapshot '@{name}'"));
+            };
             self.judge_going(admin, going)?;
             let goes = |name: &String| going.snapshots.iter().any(|(of, names)| *of == id && names.contains(name));
             let newer = admin.catalog.snapshots(id)?.into_iter().filter(|(txg, _)| *txg > to).map(|(_, row)| row.name);
-            if going.deferred || going.filesystems.contains(&id) || !newer.into_iter().all(|name| goes(&name)) || goes(&name.to_owned()) {
-                return refused(format!("'@{name}' is not the newest snapshot: those after it must be destroyed first"));
+            if going.deferred
+                || going.filesystems.contains(&id)
+                || !newer.into_iter().all(|name| goes(&name))
+                || goes(&name.to_owned())
+            {
+                return refused(format!(
+                    "'@{name}' is not the newest snapshot: those after it must be destroyed first"
+                ));
             }
             self.let_go(admin, going)?;
             let mut row = admin.catalog.dataset(id)?;
@@ -49,7 +60,8 @@ impl Pool {
         })?;
         if let (Some(dataset), Some(stopped)) = (&dataset, stopped) {
             // Before the next commit, which would write the old tree.
-            let replaced = admin.catalog.dataset(id).and_then(|row| stopped.replace(Dataset::table(self, id, row.root)));
+            let replaced =
+                admin.catalog.dataset(id).and_then(|row| stopped.replace(Dataset::table(self, id, row.root)));
             if let Err(error) = replaced {
                 // The next commit would write the old tree over what is durable.
                 admin.failed = Some(error.clone());
@@ -66,7 +78,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Destroys a dataset that has neither children nor snapshots. Nobody may use it: it is closed before.
+    /// Destroys a dataset that has neither children nor snapshots. Nobody may use it: it is closed
+    /// before.
     ///
     /// # Errors
     /// [`PoolError::Refused`] where it has, is in use, or is the pool's own.
@@ -111,7 +124,8 @@ impl Pool {
                     Err(used) => drop(datasets.insert(id, used)),
                 }
             }
-            // A commit or the committer looks at it just now; whoever works with its files has it for longer.
+            // A commit or the committer looks at it just now; whoever works with its files has it
+            // for longer.
             if patience::now() >= until {
                 return refused("dataset is busy".to_owned());
             }

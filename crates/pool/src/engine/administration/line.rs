@@ -14,11 +14,13 @@ impl Admin {
         self.recount(id)
     }
 
-    /// As [`Self::drop_snapshot`]; what the head is counted to use is counted anew when the last of several is out.
+    /// As [`Self::drop_snapshot`]; what the head is counted to use is counted anew when the last of
+    /// several is out.
     pub(super) fn take_out_snapshot(&mut self, id: u64, txg: Txg) -> Result<(), PoolError> {
         let (history, _) = self.catalog.history_of(id)?;
         let position = history.iter().position(|point| point.txg == txg).unwrap_or_default();
-        let previous = position.checked_sub(1).and_then(|previous| history.get(previous)).map_or(Txg(0), |point| point.txg);
+        let previous =
+            position.checked_sub(1).and_then(|previous| history.get(previous)).map_or(Txg(0), |point| point.txg);
         let (Some(point), Some(next)) = (history.get(position).copied(), history.get(position + 1).copied()) else {
             return refused("a snapshot that is not in its own line".to_owned());
         };

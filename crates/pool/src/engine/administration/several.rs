@@ -8,8 +8,9 @@ use crate::error::PoolError;
 use crate::pointer::Txg;
 
 impl Pool {
-    /// Destroys snapshots of a dataset, all of them or none; what only they hold is freed in the background. With `deferred` those that are held or have
-    /// clones go when the last of these does.
+    /// Destroys snapshots of a dataset, all of them or none; what only they hold is freed in the
+    /// background. With `deferred` those that are held or have clones go when the last of these
+    /// does.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for one that is not there, is held, or has clones.
@@ -18,7 +19,9 @@ impl Pool {
             let mut now = Vec::new();
             let mut later = Vec::new();
             for name in names {
-                let Some(txg) = admin.catalog.snapshot_named(id, name)? else { return refused(format!("there is no snapshot '@{name}'")) };
+                let Some(txg) = admin.catalog.snapshot_named(id, name)? else {
+                    return refused(format!("there is no snapshot '@{name}'"));
+                };
                 let row = admin.catalog.snapshot(id, txg)?;
                 match (row.holds == 0 && row.clones == 0, deferred) {
                     (true, _) if now.contains(&txg) => {}
@@ -38,7 +41,8 @@ impl Pool {
         })
     }
 
-    /// Sets or releases a hold on several snapshots, on all or none. A snapshot whose destruction was deferred goes with its last hold.
+    /// Sets or releases a hold on several snapshots, on all or none. A snapshot whose destruction
+    /// was deferred goes with its last hold.
     ///
     /// # Errors
     /// [`PoolError::Refused`] where the tag is there already, or is not.
@@ -104,7 +108,9 @@ impl Pool {
         self.commit_with(|admin, _| {
             let mut found = Vec::new();
             for id in ids {
-                let Some(txg) = admin.catalog.snapshot_named(*id, old)? else { return refused(format!("there is no snapshot '@{old}'")) };
+                let Some(txg) = admin.catalog.snapshot_named(*id, old)? else {
+                    return refused(format!("there is no snapshot '@{old}'"));
+                };
                 if admin.catalog.snapshot_named(*id, new)?.is_some() {
                     return refused(format!("snapshot '@{new}' exists already"));
                 }

@@ -13,8 +13,12 @@ fn snapshot_row(name: &str, to: &Setting) -> Result<(String, Option<PropertyRow>
     let property = dataset_property(name)?;
     let Property::User(name) = &property else { return Err(PropertyError::NotOfSnapshots.into()) };
     let row = match to {
-        Setting::Local(text) => Some(PropertyRow { source: PropertySource::Local, value: property.parse(text, false)? }),
-        Setting::Received(text) => Some(PropertyRow { source: PropertySource::Received, value: property.parse(text, true)? }),
+        Setting::Local(text) => {
+            Some(PropertyRow { source: PropertySource::Local, value: property.parse(text, false)? })
+        }
+        Setting::Received(text) => {
+            Some(PropertyRow { source: PropertySource::Received, value: property.parse(text, true)? })
+        }
         Setting::Inherit | Setting::BackToReceived => None,
     };
     Ok((name.clone(), row))
@@ -24,7 +28,8 @@ impl Pool {
     /// Takes snapshots of several datasets at the same moment. Names are those behind the `@`.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where one exists or is named twice; [`PoolError::NoSpace`] where a refreservation asks for more than there is.
+    /// [`PoolError::Refused`] where one exists or is named twice; [`PoolError::NoSpace`] where a
+    /// refreservation asks for more than there is.
     pub fn snapshot(&self, wanted: &[(u64, String)]) -> Result<Txg, PoolError> {
         self.snapshot_with(wanted, &[])
     }
@@ -37,7 +42,8 @@ impl Pool {
         self.snapshot_at(wanted, properties, &mut || {})
     }
 
-    /// As [`Self::snapshot_with`]; `frozen` is called when what happens from then on is in none of them, some time before they are durable.
+    /// As [`Self::snapshot_with`]; `frozen` is called when what happens from then on is in none of
+    /// them, some time before they are durable.
     ///
     /// # Errors
     /// The same.
@@ -97,13 +103,16 @@ impl Pool {
         })
     }
 
-    /// Destroys a snapshot; what only it holds is freed in the background. With `deferred` one that is held or has clones goes when the last of them does.
+    /// Destroys a snapshot; what only it holds is freed in the background. With `deferred` one that
+    /// is held or has clones goes when the last of them does.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for one that is not there, is held, or has clones.
     pub fn destroy_snapshot(&self, id: u64, name: &str, deferred: bool) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
-            let Some(txg) = admin.catalog.snapshot_named(id, name)? else { return refused(format!("there is no snapshot '@{name}'")) };
+            let Some(txg) = admin.catalog.snapshot_named(id, name)? else {
+                return refused(format!("there is no snapshot '@{name}'"));
+            };
             let mut row = admin.catalog.snapshot(id, txg)?;
             if row.holds == 0 && row.clones == 0 {
                 return admin.drop_snapshot(id, txg);
@@ -123,7 +132,9 @@ impl Pool {
     /// [`PoolError::Refused`] where the tag is there already, or is not.
     pub fn hold(&self, id: u64, name: &str, tag: &str, hold: bool) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
-            let Some(txg) = admin.catalog.snapshot_named(id, name)? else { return refused(format!("there is no snapshot '@{name}'")) };
+            let Some(txg) = admin.catalog.snapshot_named(id, name)? else {
+                return refused(format!("there is no snapshot '@{name}'"));
+            };
             let there = admin.catalog.holds(id, txg)?.iter().any(|(there, _)| there == tag);
             if there == hold {
                 return refused(if hold {
@@ -154,11 +165,17 @@ impl Pool {
         })
     }
 
-    /// Changes properties of snapshots, all of them or none; those of users alone belong to snapshots.
+    /// Changes properties of snapshots, all of them or none; those of users alone belong to
+    /// snapshots.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a snapshot that is not there, [`PoolError::Property`] for a property that snapshots cannot have.
-    pub fn set_snapshot_properties(&self, snapshots: &[(u64, String)], changes: &[(String, Setting)]) -> Result<(), PoolError> {
+    /// [`PoolError::Refused`] for a snapshot that is not there, [`PoolError::Property`] for a
+    /// property that snapshots cannot have.
+    pub fn set_snapshot_properties(
+        &self,
+        snapshots: &[(u64, String)],
+        changes: &[(String, Setting)],
+    ) -> Result<(), PoolError> {
         let mut rows = Vec::new();
         for (name, to) in changes {
             rows.push(snapshot_row(name, to)?);
@@ -186,7 +203,9 @@ impl Pool {
     /// [`PoolError::Refused`] where the old one is not there or the new one is.
     pub fn rename_snapshot(&self, id: u64, old: &str, new: &str) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
-            let Some(txg) = admin.catalog.snapshot_named(id, old)? else { return refused(format!("there is no snapshot '@{old}'")) };
+            let Some(txg) = admin.catalog.snapshot_named(id, old)? else {
+                return refused(format!("there is no snapshot '@{old}'"));
+            };
             if admin.catalog.snapshot_named(id, new)?.is_some() {
                 return refused(format!("snapshot '@{new}' exists already"));
             }
@@ -197,7 +216,8 @@ impl Pool {
         })
     }
 
-    /// The snapshots of a dataset, the oldest first, each with what destroying it alone would free, bytes.
+    /// The snapshots of a dataset, the oldest first, each with what destroying it alone would free,
+    /// bytes.
     ///
     /// # Errors
     /// Those of the store.

@@ -1,7 +1,9 @@
-//! What goes at one moment: file systems with their snapshots, snapshots of others, bookmarks; alone, or before a head goes back to an older snapshot.
+//! What goes at one moment: file systems with their snapshots, snapshots of others, bookmarks;
+//! alone, or before a head goes back to an older snapshot.
 //!
-//! Called for `destroy -r`, `destroy -R` and `rollback -r`. Invariants: all is judged before the first is touched, so it all goes in one commit or nothing
-//! does; whoever uses a file system that is to go stops all of it.
+//! Called for `destroy -r`, `destroy -R` and `rollback -r`. Invariants: all is judged before the
+//! first is touched, so it all goes in one commit or nothing does; whoever uses a file system that
+//! is to go stops all of it.
 
 use std::collections::HashSet;
 
@@ -13,7 +15,8 @@ use crate::pointer::Txg;
 /// What goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Going {
-    /// File systems with all their snapshots, each behind what lies below it and behind the clones of its snapshots.
+    /// File systems with all their snapshots, each behind what lies below it and behind the clones
+    /// of its snapshots.
     pub filesystems: Vec<u64>,
     /// Snapshots of other file systems, by the names behind the `@`.
     pub snapshots: Vec<(u64, Vec<String>)>,
@@ -27,7 +30,8 @@ impl Pool {
     /// Destroys all of it, or nothing. What only it holds is freed in the background.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for what is not there, is held, has clones or children that stay, is in use, or is the pool's own file system.
+    /// [`PoolError::Refused`] for what is not there, is held, has clones or children that stay, is
+    /// in use, or is the pool's own file system.
     pub fn destroy_together(&self, going: &Going) -> Result<(), PoolError> {
         self.close_datasets(&going.filesystems)?;
         self.commit_with(|admin, _| {
@@ -58,7 +62,9 @@ impl Pool {
         }
         for (id, names) in &going.snapshots {
             for name in names {
-                let Some(txg) = admin.catalog.snapshot_named(*id, name)? else { return refused(format!("there is no snapshot '@{name}'")) };
+                let Some(txg) = admin.catalog.snapshot_named(*id, name)? else {
+                    return refused(format!("there is no snapshot '@{name}'"));
+                };
                 let row = admin.catalog.snapshot(*id, txg)?;
                 if !going.deferred {
                     admin.judge_snapshot((*id, txg), (&row.name, row.holds), &gone)?;
@@ -125,7 +131,12 @@ impl Pool {
 
 impl Admin {
     /// Whether a snapshot can go once these file systems are gone.
-    fn judge_snapshot(&self, (id, txg): (u64, Txg), (name, holds): (&str, u64), gone: &HashSet<u64>) -> Result<(), PoolError> {
+    fn judge_snapshot(
+        &self,
+        (id, txg): (u64, Txg),
+        (name, holds): (&str, u64),
+        gone: &HashSet<u64>,
+    ) -> Result<(), PoolError> {
         if holds > 0 {
             return refused(format!("snapshot '@{name}' cannot be destroyed: it is held"));
         }

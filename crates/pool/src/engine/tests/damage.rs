@@ -1,4 +1,5 @@
-//! What cannot be read stops whoever reads it, and nothing else: commits, imports and other files go on.
+//! What cannot be read stops whoever reads it, and nothing else: commits, imports and other files
+//! go on.
 
 use super::*;
 use crate::cache::Cache;
@@ -88,7 +89,10 @@ fn an_operation_that_cannot_be_done_whole_changes_nothing_and_stops_nobody() {
         let txg = pool.gate.enter().txg();
         let outcome = dataset.files().with_table(|table| crate::files::Table::change(table, txg, &batch));
         assert!(matches!(outcome, Err(PoolError::Frame { .. })), "{order} {outcome:?}");
-        assert_eq!(dataset.files().look_at_table(|table| crate::files::Table::get(table, &keys::inode(3))).unwrap(), row);
+        assert_eq!(
+            dataset.files().look_at_table(|table| crate::files::Table::get(table, &keys::inode(3))).unwrap(),
+            row
+        );
         pool.commit().unwrap();
         batch = crate::files::Batch::default();
         batch.remove(&keys::inode(1500));
@@ -123,7 +127,8 @@ fn files_whose_leaves_rot_are_set_apart_by_commits_and_by_imports() {
     let rotten = 600 << 12;
     let leaf = node_of(&pool, &dataset, &keys::extent(number, 600), FrameKind::Leaf);
     drop((dataset, pool));
-    // Written while the rows can be read; the cache does not keep them until they are to be changed.
+    // Written while the rows can be read; the cache does not keep them until they are to be
+    // changed.
     let (txg, root) = storage.state.lock().durable;
     let durable = Durable { txg, catalog: root.unwrap(), log: log::Start::default() };
     let fresh = Pool::open(Ground { cache: 1, ..ground(&storage) }, &durable).unwrap();
@@ -133,11 +138,15 @@ fn files_whose_leaves_rot_are_set_apart_by_commits_and_by_imports() {
     dataset.files().write(&file, Some(0), &[4; 3000]).unwrap();
     dataset.files().write(&other, Some(0), &[7; 5000]).unwrap();
     let (kept, birth) = lose(&storage, &leaf);
-    // Who syncs or snapshots all of it is told as long as it waits, and who syncs is once when it is given up.
+    // Who syncs or snapshots all of it is told as long as it waits, and who syncs is once when it
+    // is given up.
     assert!(fresh.sync_all(&dataset).is_err());
     assert!(fresh.unstored().is_some_and(|(files, _)| files == 1));
     let refused = fresh.snapshot(&[(id, "lacking".to_owned())]).unwrap_err();
-    assert!(matches!(&refused, PoolError::Refused(why) if why.starts_with("what was written to a file cannot be stored")), "{refused}");
+    assert!(
+        matches!(&refused, PoolError::Refused(why) if why.starts_with("what was written to a file cannot be stored")),
+        "{refused}"
+    );
     while fresh.unstored().is_some() {
         assert!(fresh.snapshot(&[(id, "lacking".to_owned())]).is_err());
     }
@@ -226,8 +235,11 @@ fn crashed(storage: &Arc<MapStorage>, log: &crate::log::tests::Memory) -> Pool {
         let mut state = storage.state.lock();
         let durable = state.durable;
         state.frames.retain(|_, (_, birth)| *birth <= durable.0);
-        state.charged =
-            state.frames.values().map(|(content, _)| (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16)).sum();
+        state.charged = state
+            .frames
+            .values()
+            .map(|(content, _)| (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16))
+            .sum();
         state.freed.clear();
         (durable, state.log)
     };
@@ -273,8 +285,12 @@ fn wrong_links(dataset: &Dataset) -> Vec<String> {
         let hint = row.hint.filter(|hint| !entries.contains(&(hint.directory, hint.sequence, *number)));
         wrong.extend(hint.map(|_| format!("{number} names a place where it is not")));
     }
-    wrong
-        .extend(names.keys().filter(|number| !inodes.contains_key(number)).map(|number| format!("a name of {number}, which is not there")));
+    wrong.extend(
+        names
+            .keys()
+            .filter(|number| !inodes.contains_key(number))
+            .map(|number| format!("a name of {number}, which is not there")),
+    );
     wrong
 }
 
@@ -287,7 +303,9 @@ fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
     let dataset = pool.dataset(id).unwrap();
     let (files, root) = (dataset.files(), dataset.files().root());
     let plain = |directory: &Inode, name: &str, file_type| {
-        let new = |parent: &ParentView| Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() });
+        let new = |parent: &ParentView| {
+            Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
+        };
         files.make(directory, name.as_bytes(), b"", &new).unwrap().0
     };
     let rot = plain(&root, "rot", FileType::Directory);
@@ -302,11 +320,20 @@ fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
         let head = dataset.files().look_at_table(|table| crate::files::Table::get(table, &keys::head())).unwrap();
         let head = crate::rows::Head::decode(&head.unwrap()).unwrap();
         let leaf = |name: &str| {
-            node_of(&pool, &dataset, &keys::name(rot.number(), head.hashing.hash(head.seed, name.as_bytes()), 0), FrameKind::Leaf)
+            node_of(
+                &pool,
+                &dataset,
+                &keys::name(rot.number(), head.hashing.hash(head.seed, name.as_bytes()), 0),
+                FrameKind::Leaf,
+            )
         };
         let first = leaf("0");
         let in_it = |wanted: usize, prefix: &str| {
-            (0..3000).map(|at| format!("{prefix}{at}")).filter(|name| leaf(name) == first).take(wanted).collect::<Vec<_>>()
+            (0..3000)
+                .map(|at| format!("{prefix}{at}"))
+                .filter(|name| leaf(name) == first)
+                .take(wanted)
+                .collect::<Vec<_>>()
         };
         (first, in_it(6, ""), in_it(1, "file "))
     };
@@ -332,7 +359,8 @@ fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
     files.rename((&good, b"lost later"), (&rot, new[4].as_bytes()), MayReplace::Yes).unwrap();
     let in_moved = plain(&lost_later, "in it", FileType::Regular);
     write(&in_moved, b"in a directory that stays where it was");
-    // A file that was made by what is left out takes the place of one that is there; then that name is used again.
+    // A file that was made by what is left out takes the place of one that is there; then that name
+    // is used again.
     files.rename((&inner, b"in it"), (&good, b"b"), MayReplace::Yes).unwrap();
     files.unlink(&good, b"b").unwrap();
     write(&plain(&good, "b", FileType::Regular), b"a second one of that name");
@@ -356,8 +384,10 @@ fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
     let files = dataset.files();
     let (good, _) = files.look_up(&files.root(), b"good").unwrap();
     let listed = files.list(&good, 0, true, usize::MAX).unwrap();
-    let listed: BTreeMap<String, u64> =
-        listed.into_iter().map(|entry| (String::from_utf8(entry.name).unwrap(), entry.file.unwrap().0.number())).collect();
+    let listed: BTreeMap<String, u64> = listed
+        .into_iter()
+        .map(|entry| (String::from_utf8(entry.name).unwrap(), entry.file.unwrap().0.number()))
+        .collect();
     assert_eq!(listed.keys().collect::<Vec<_>>(), ["a", "b", "c", "d", "lost later", "second name"]);
     assert_eq!([listed["a"], listed["b"], listed["c"], listed["second name"]], numbers);
     let content = |directory: &Inode, name: &str| {

@@ -1,4 +1,5 @@
-//! File systems in which names are the same though their bytes differ: who gets the properties, and that the pool says so before there is one.
+//! File systems in which names are the same though their bytes differ: who gets the properties, and
+//! that the pool says so before there is one.
 
 use super::*;
 use crate::catalog::PropertyRow;
@@ -16,8 +17,11 @@ fn with(parent: u64, name: &str, properties: &[(&str, &str)]) -> NewDataset {
 fn rules(pool: &Pool, id: u64) -> (String, bool) {
     let chain = pool.chain(id).unwrap();
     let own: &[(String, PropertyRow)] = &chain.levels[0].rows;
-    let mut own: Vec<String> =
-        own.iter().filter(|(name, _)| name != "snapshots_changed").map(|(name, row)| format!("{name}={}", row.value)).collect();
+    let mut own: Vec<String> = own
+        .iter()
+        .filter(|(name, _)| name != "snapshots_changed")
+        .map(|(name, row)| format!("{name}={}", row.value))
+        .collect();
     own.sort();
     (own.join(" "), pool.dataset(id).unwrap().files().folding().insensitive)
 }
@@ -27,13 +31,18 @@ fn a_new_file_system_takes_over_what_its_parent_has_and_a_clone_what_its_origin_
     let storage = Arc::new(MapStorage::default());
     let pool = Pool::create(ground(&storage), "tank").unwrap();
     let top = pool.find("tank").unwrap().unwrap();
-    let a = pool.create_dataset(&with(top, "a", &[("casesensitivity", "insensitive"), ("normalization", "formD")])).unwrap();
+    let a = pool
+        .create_dataset(&with(top, "a", &[("casesensitivity", "insensitive"), ("normalization", "formD")]))
+        .unwrap();
     let b = pool.create_dataset(&with(a, "b", &[])).unwrap();
-    let c = pool.create_dataset(&with(b, "c", &[("casesensitivity", "mixed"), ("normalization", "none"), ("utf8only", "off")])).unwrap();
+    let c = pool
+        .create_dataset(&with(b, "c", &[("casesensitivity", "mixed"), ("normalization", "none"), ("utf8only", "off")]))
+        .unwrap();
     let all = "casesensitivity=insensitive normalization=formD utf8only=on";
     assert_eq!((rules(&pool, a), rules(&pool, b)), ((all.to_owned(), true), (all.to_owned(), true)));
     assert_eq!(rules(&pool, c), ("casesensitivity=mixed normalization=none utf8only=off".to_owned(), false));
-    for (parent, given) in [(top, &[("normalization", "formC"), ("utf8only", "off")][..]), (a, &[("utf8only", "off")])] {
+    for (parent, given) in [(top, &[("normalization", "formC"), ("utf8only", "off")][..]), (a, &[("utf8only", "off")])]
+    {
         let new = with(parent, "x", given);
         let why = "'utf8only' must be 'on' where 'normalization' is not 'none'";
         assert_eq!(pool.would_create(&new).unwrap_err().to_string(), why);
@@ -121,7 +130,12 @@ fn a_check_finds_names_under_wrong_hashes() {
 
 fn whole(device: &Arc<crate::device::Simulator>) -> (Arc<Store>, Pool) {
     use crate::device::Device;
-    let import = crate::store::Import { access: crate::store::Access::ReadWrite, name: None, host: (1, "here".to_owned()), time: 2 };
+    let import = crate::store::Import {
+        access: crate::store::Access::ReadWrite,
+        name: None,
+        host: (1, "here".to_owned()),
+        time: 2,
+    };
     let (store, root) = Store::open(vec![Arc::clone(device) as Arc<dyn Device>], &import).unwrap();
     let store = Arc::new(store);
     let ground = Ground { storage: Arc::clone(&store) as Arc<dyn Storage>, ..ground(&Arc::new(MapStorage::default())) };

@@ -1,4 +1,5 @@
-//! The engine by itself: commits in time, back-pressure, suspension, freeing beside operations, and what a rewind gives up.
+//! The engine by itself: commits in time, back-pressure, suspension, freeing beside operations, and
+//! what a rewind gives up.
 
 use std::time::Duration;
 
@@ -38,7 +39,8 @@ fn what_changes_becomes_durable_by_itself_and_nothing_is_written_for_nothing() {
 #[test]
 fn writers_wait_for_room_and_lose_nothing() {
     let (storage, pool, dataset) = new_pool();
-    let committer = pool.start_committer(Pace { every: Duration::from_secs(3600), begin: 100_000, most: 400_000 }).unwrap();
+    let committer =
+        pool.start_committer(Pace { every: Duration::from_secs(3600), begin: 100_000, most: 400_000 }).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..3u8 {
             let (pool, dataset) = (&pool, &dataset);
@@ -65,7 +67,8 @@ fn a_failed_commit_suspends_the_pool_and_tells_whoever_waits() {
     let dataset = pool.dataset(pool.find("tank").unwrap().unwrap()).unwrap();
     put(&dataset, "before", b"durable");
     pool.commit().unwrap();
-    let committer = pool.start_committer(Pace { every: Duration::from_secs(3600), begin: 50_000, most: 100_000 }).unwrap();
+    let committer =
+        pool.start_committer(Pace { every: Duration::from_secs(3600), begin: 50_000, most: 100_000 }).unwrap();
     let file = make(&dataset, &dataset.files().root(), "file", FileType::Regular);
     device.fail_after(0);
     // Sooner or later a write waits for room that never comes, or meets the failure itself.
@@ -92,7 +95,8 @@ fn an_fsync_during_a_commit_waits_for_it_where_frames_are_what_was_written() {
     pool.sync_file(&dataset, &file).unwrap();
     for round in 1..3u8 {
         files.write(&file, Some(0), &vec![round; 256 << 10]).unwrap();
-        // A commit has begun: nothing of the file waits in memory any more, and no root names it yet.
+        // A commit has begun: nothing of the file waits in memory any more, and no root names it
+        // yet.
         files.flush_most().unwrap();
         let log = pool.log.get().unwrap();
         let ticket = match files.record_content(&file).unwrap() {
@@ -206,7 +210,8 @@ fn a_rewind_replays_nothing_of_what_it_gives_up() {
     };
     let copy = Arc::new(Simulator::with_bytes("copy", device.bytes()));
     assert_eq!(whole(&copy), ["kept", "synced 0", "synced 1"]);
-    // The rewind itself is one record: a crash right behind it, before anything else is done, finds the state that was asked for.
+    // The rewind itself is one record: a crash right behind it, before anything else is done, finds
+    // the state that was asked for.
     for finished in [false, true] {
         let copy = Arc::new(Simulator::with_bytes("copy", device.bytes()));
         let devices = vec![Arc::clone(&copy) as Arc<dyn Device>];

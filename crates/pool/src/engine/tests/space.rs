@@ -1,4 +1,5 @@
-//! Space: what is admitted finds room, limits hold at every moment, deletes go through, figures are exact.
+//! Space: what is admitted finds room, limits hold at every moment, deletes go through, figures are
+//! exact.
 
 use super::*;
 use crate::engine::{Edit, Setting};
@@ -167,8 +168,12 @@ fn owners_without_quotas_have_those_of_all() {
     let top = pool.root().unwrap();
     let dataset = pool.dataset(top).unwrap();
     assert!(!dataset.files().has_owner_quotas());
-    pool.set_properties(&[local(top, "defaultuserquota", "5M"), local(top, "defaultgroupobjquota", "3"), local(top, "userquota@8", "9M")])
-        .unwrap();
+    pool.set_properties(&[
+        local(top, "defaultuserquota", "5M"),
+        local(top, "defaultgroupobjquota", "3"),
+        local(top, "userquota@8", "9M"),
+    ])
+    .unwrap();
     assert!(dataset.files().has_owner_quotas());
     for (name, owner, most) in [("a", 7, 5 * MIB), ("b", 8, 9 * MIB)] {
         let file = plain(&dataset, name, owner).unwrap();
@@ -278,7 +283,9 @@ impl Numbers {
     /// Bytes that cannot be packed.
     fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length.div_ceil(8))
-            .flat_map(|_| (self.below(1 << 31) << 32 | self.below(1 << 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+            .flat_map(|_| {
+                (self.below(1 << 31) << 32 | self.below(1 << 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+            })
             .take(length)
             .collect()
     }
@@ -289,7 +296,8 @@ fn same(dataset: &Dataset, model: &BTreeMap<String, Vec<u8>>) {
     assert!(contents(dataset.files()) == *model, "the content is not what was accepted");
 }
 
-/// Writes, overwrites, deletes, snapshots on a pool that is full most of the time, over the store itself.
+/// Writes, overwrites, deletes, snapshots on a pool that is full most of the time, over the store
+/// itself.
 fn torture_full(seed: u64, steps: u64) {
     let device = Arc::new(crate::device::Simulator::new("disk", 96 << 20));
     let pool = Arc::new(on_device(&device, true));
@@ -630,7 +638,9 @@ fn what_is_refused_in_the_middle_takes_no_room() {
     let properties = vec![("refquota".to_owned(), "1M".to_owned())];
     let home = pool.create_dataset(&NewDataset { parent: top, name: "home".to_owned(), properties }).unwrap();
     let dataset = pool.dataset(home).unwrap();
-    let value = |seed: u32| (0..60_000_u32).map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8).collect::<Vec<_>>();
+    let value = |seed: u32| {
+        (0..60_000_u32).map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8).collect::<Vec<_>>()
+    };
     let new = |parent: &ParentView| {
         let attributes = (0..40).map(|at| (format!("user.{at}").into_bytes(), value(at))).collect();
         Ok(NewInode { row: Row::new(FileType::Directory, 0o755, parent.now), target: None, attributes })

@@ -3,7 +3,8 @@
 use super::*;
 use crate::engine::{Going, Setting};
 
-/// A pool with `tank/a` (snapshots one, two), its clone `tank/c` of one (snapshot own), and `tank/c/d` below that.
+/// A pool with `tank/a` (snapshots one, two), its clone `tank/c` of one (snapshot own), and
+/// `tank/c/d` below that.
 fn family(storage: &Arc<MapStorage>) -> (Pool, [u64; 4]) {
     let pool = Pool::create(ground(storage), "tank").unwrap();
     let top = pool.find("tank").unwrap().unwrap();
@@ -86,14 +87,22 @@ fn going_back_takes_what_stands_between_with_it() {
     let e = pool.clone_snapshot(a, "two", &NewDataset::named(top, "e")).unwrap();
     assert!(refused(pool.roll_back(a, "one")).contains("is not the newest snapshot"));
     let two = vec![(a, vec!["two".to_owned()])];
-    assert!(refused(pool.roll_back_over(a, "one", &Going { snapshots: two.clone(), ..Going::default() })).contains("it has clones"));
     assert!(
-        refused(pool.roll_back_over(a, "two", &Going { snapshots: two.clone(), filesystems: vec![e], ..Going::default() }))
-            .contains("newest")
+        refused(pool.roll_back_over(a, "one", &Going { snapshots: two.clone(), ..Going::default() }))
+            .contains("it has clones")
+    );
+    assert!(
+        refused(pool.roll_back_over(
+            a,
+            "two",
+            &Going { snapshots: two.clone(), filesystems: vec![e], ..Going::default() }
+        ))
+        .contains("newest")
     );
     pool.bookmark(a, "two", "mark").unwrap();
     let txg = pool.commit().unwrap();
-    let going = Going { filesystems: vec![e], snapshots: two, bookmarks: vec![(a, "mark".to_owned())], deferred: false };
+    let going =
+        Going { filesystems: vec![e], snapshots: two, bookmarks: vec![(a, "mark".to_owned())], deferred: false };
     pool.roll_back_over(a, "one", &going).unwrap();
     assert!(pool.commit().unwrap().0 <= txg.0 + 3);
     check(&pool, &storage);
@@ -120,8 +129,14 @@ fn properties_stay_with_their_snapshots() {
     let set = |name: &str, value: &str| (name.to_owned(), Setting::Local(value.to_owned()));
     let one = [(a, "one".to_owned())];
     assert!(matches!(pool.set_snapshot_properties(&one, &[set("quota", "1G")]), Err(PoolError::Property(_))));
-    assert!(matches!(pool.set_snapshot_properties(&[(a, "none".to_owned())], &[set("a:b", "1")]), Err(PoolError::Refused(_))));
-    assert!(matches!(pool.set_snapshot_properties(&one, &[set("a:b", &"x".repeat(7901))]), Err(PoolError::Property(_))));
+    assert!(matches!(
+        pool.set_snapshot_properties(&[(a, "none".to_owned())], &[set("a:b", "1")]),
+        Err(PoolError::Refused(_))
+    ));
+    assert!(matches!(
+        pool.set_snapshot_properties(&one, &[set("a:b", &"x".repeat(7901))]),
+        Err(PoolError::Property(_))
+    ));
     let long = (format!("a:{}", "b".repeat(253)), Setting::Local("x".repeat(7900)));
     pool.set_snapshot_properties(&one, &[long.clone(), set("a:b", "1")]).unwrap();
     pool.rename_snapshot(a, "one", "first").unwrap();

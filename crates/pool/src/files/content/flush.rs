@@ -13,8 +13,9 @@ use crate::pointer::{Pointer, Txg};
 use crate::rows::Extent;
 
 impl<T: Table> Files<T> {
-    /// Puts everything that memory holds into the table: when nobody is inside, right before a txg is frozen. What belongs to rows that are damaged, or
-    /// finds no room, stays where it is, [apart](Self::set_apart).
+    /// Puts everything that memory holds into the table: when nobody is inside, right before a txg
+    /// is frozen. What belongs to rows that are damaged, or finds no room, stays where it is,
+    /// [apart](Self::set_apart).
     ///
     /// # Errors
     /// Those of the engine; what could not be flushed stays in memory.
@@ -36,12 +37,14 @@ impl<T: Table> Files<T> {
         self.apply(txg, &batch)
     }
 
-    /// Puts most of what memory holds into the table while operations go on, so that little is left for the moment when they must wait.
+    /// Puts most of what memory holds into the table while operations go on, so that little is left
+    /// for the moment when they must wait.
     ///
     /// # Errors
     /// As [`Self::flush`].
     pub fn flush_most(&self) -> Result<()> {
-        // What is written meanwhile may need another round, and that one another: each is shorter than the one before, or it is the last.
+        // What is written meanwhile may need another round, and that one another: each is shorter
+        // than the one before, or it is the last.
         let mut before = usize::MAX;
         for _ in 0..FLUSH_ROUNDS {
             let dirty: Vec<Arc<Inode>> = self.dirty.lock().values().cloned().collect();
@@ -65,7 +68,8 @@ impl<T: Table> Files<T> {
                 return Ok(Flushed::Whole);
             }
         };
-        // What goes into the table here was in no record: an fsync that finds it there must wait for the commit.
+        // What goes into the table here was in no record: an fsync that finds it there must wait
+        // for the commit.
         self.recorder.get().iter().for_each(|recorder| recorder.cannot_record(txg));
         let holds = edited.active.as_ref().is_some_and(|active| !active.records.is_empty());
         // Before anything is taken out of memory it is known that there is a row to name it.
@@ -101,7 +105,8 @@ impl<T: Table> Files<T> {
         let row = edited.row;
         if let Some(active) = edited.active.as_mut() {
             active.row = row;
-            // The end of the file is where its content is, or it would end in holes that nobody made.
+            // The end of the file is where its content is, or it would end in holes that nobody
+            // made.
             let first = active.records.keys().next().map_or(u64::MAX, |record| record << row.record_shift);
             active.stored_size = row.size.min(first.max(active.stored_size));
             active.changed = false;
@@ -128,8 +133,9 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// What belongs to rows that are damaged, or finds no room, keeps nobody else's from being committed. It stays in memory, and is tried again by the next commits; in the
-    /// end it is given up. Whoever syncs the file is told from now on.
+    /// What belongs to rows that are damaged, or finds no room, keeps nobody else's from being
+    /// committed. It stays in memory, and is tried again by the next commits; in the end it is
+    /// given up. Whoever syncs the file is told from now on.
     fn set_apart(&self, txg: Txg, inode: &Arc<Inode>, mut edited: Editing<'_>, error: FileError) -> Flushed {
         let row = edited.row;
         let given_up = {
@@ -164,7 +170,8 @@ impl<T: Table> Files<T> {
         Flushed::Apart
     }
 
-    /// What was accepted is lost to memory: nobody may go on as if it had been stored. What is in the intent log is done again.
+    /// What was accepted is lost to memory: nobody may go on as if it had been stored. What is in
+    /// the intent log is done again.
     fn lose(&self, error: FileError) -> FileError {
         if let FileError::Pool(error) = &error {
             self.buffered.fail(error);
@@ -178,14 +185,22 @@ impl<T: Table> Files<T> {
     }
 
     /// Stores records that were in memory; those that cannot be stored go back there.
-    fn flush_records(&self, txg: Txg, edited: &mut Editing<'_>, some: Vec<(u64, Buffered)>, batch: &mut Batch) -> Result<()> {
+    fn flush_records(
+        &self,
+        txg: Txg,
+        edited: &mut Editing<'_>,
+        some: Vec<(u64, Buffered)>,
+        batch: &mut Batch,
+    ) -> Result<()> {
         let (some, patched) = self.flush_patches(txg, edited, some, batch);
         let storing = *self.storing.read();
         let (number, shift) = (edited.number, self.shift_of(&edited.row));
-        let forms: Vec<Form> = some.iter().map(|(record, buffered)| form_of(&storing, *record, &buffered.content)).collect();
+        let forms: Vec<Form> =
+            some.iter().map(|(record, buffered)| form_of(&storing, *record, &buffered.content)).collect();
         let framed = some.iter().zip(&forms).filter(|(_, form)| **form == Form::Frame);
-        let frames: Vec<NewFrame<'_>> =
-            framed.map(|((record, buffered), _)| self.new_frame(&storing, txg, (number, record << shift), &buffered.content)).collect();
+        let frames: Vec<NewFrame<'_>> = framed
+            .map(|((record, buffered), _)| self.new_frame(&storing, txg, (number, record << shift), &buffered.content))
+            .collect();
         let mut written = Vec::with_capacity(frames.len());
         let mut outcome = graver(patched, self.frames.write_all(&frames, &mut written).map_err(FileError::from));
         written.iter().for_each(|pointer| self.count_written(pointer));
@@ -228,13 +243,14 @@ pub(in crate::files) enum Flushed {
     Apart,
 }
 
-/// Whether what cannot be stored concerns one file only: rows that it belongs to are damaged, or there is no room for its content. The rest of the pool
-/// goes on.
+/// Whether what cannot be stored concerns one file only: rows that it belongs to are damaged, or
+/// there is no room for its content. The rest of the pool goes on.
 fn is_of_one_file(error: &FileError) -> bool {
     is_rotten(error) || matches!(error, FileError::Pool(PoolError::NoSpace))
 }
 
-/// Of two outcomes the one that stops more: what is damaged or finds no room concerns one file, all else the pool.
+/// Of two outcomes the one that stops more: what is damaged or finds no room concerns one file, all
+/// else the pool.
 pub(in crate::files) fn graver(one: Result<()>, other: Result<()>) -> Result<()> {
     match one {
         Ok(()) => other,
@@ -245,7 +261,8 @@ pub(in crate::files) fn graver(one: Result<()>, other: Result<()>) -> Result<()>
 
 /// So many txgs try to store what belongs to rows that are damaged.
 const APART_MOST: u64 = 3;
-/// So many try to store what finds no room: meanwhile somebody may remove something. Not for ever: memory that is full of it would stop everybody.
+/// So many try to store what finds no room: meanwhile somebody may remove something. Not for ever:
+/// memory that is full of it would stop everybody.
 const WITHOUT_ROOM_MOST: u64 = 60;
 /// How many rounds a flush makes beside operations.
 const FLUSH_ROUNDS: usize = 4;
@@ -254,7 +271,8 @@ const FLUSH_LITTLE: u64 = 4 << 20;
 /// How much of a file is stored together, bytes: enough for several threads to pack.
 const FLUSHED_TOGETHER: usize = 4 << 20;
 
-/// The first records in memory from one on, to be stored together; those that come back are not taken again.
+/// The first records in memory from one on, to be stored together; those that come back are not
+/// taken again.
 fn take_some(edited: &mut Editing<'_>, from: &mut u64) -> Vec<(u64, Buffered)> {
     let Some(active) = edited.active.as_mut() else { return Vec::new() };
     let (mut some, mut bytes) = (Vec::new(), 0);

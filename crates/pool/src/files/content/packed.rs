@@ -1,8 +1,9 @@
-//! Packing of whole records before their inode is locked: writes to one file, which several threads bring, are packed beside one another, and nobody waits
-//! for a packer who only wants to read.
+//! Packing of whole records before their inode is locked: writes to one file, which several threads
+//! bring, are packed beside one another, and nobody waits for a packer who only wants to read.
 //!
-//! Invariants: nothing is taken of the pool here, and nothing is promised: that comes under the lock, for the content as it is. What turns out not to fit the
-//! file as it is found there is packed again.
+//! Invariants: nothing is taken of the pool here, and nothing is promised: that comes under the
+//! lock, for the content as it is. What turns out not to fit the file as it is found there is
+//! packed again.
 
 use std::sync::atomic::Ordering;
 
@@ -61,7 +62,12 @@ impl<T: Table> Files<T> {
             frames.push(self.new_frame(&storing, Txg(0), (number, record << shift), content));
         }
         // Whatever is wrong is told where it is written.
-        let packed = self.frames.pack_all(&frames).ok().filter(|packed| !packed.is_empty() && packed.len() == frames.len())?;
-        Some(PackedAhead { storing, shift, records: records.into_iter().map(|(record, _)| record).zip(packed).collect() })
+        let packed =
+            self.frames.pack_all(&frames).ok().filter(|packed| !packed.is_empty() && packed.len() == frames.len())?;
+        Some(PackedAhead {
+            storing,
+            shift,
+            records: records.into_iter().map(|(record, _)| record).zip(packed).collect(),
+        })
     }
 }

@@ -1,4 +1,5 @@
-//! How an edit ends: what it makes of records in memory happens when the table has taken its rows, and not otherwise.
+//! How an edit ends: what it makes of records in memory happens when the table has taken its rows,
+//! and not otherwise.
 
 use std::sync::Arc;
 
@@ -8,8 +9,15 @@ use crate::pointer::Txg;
 use crate::rows::Inode as Row;
 
 impl<T: Table> Files<T> {
-    /// Ends an edit that a batch completes. Where the table does not take it, memory has what it had; a file may have grown by what reads as zeros.
-    pub(in crate::files) fn apply_and_finish(&self, txg: Txg, inode: &Arc<Inode>, mut edited: Editing<'_>, batch: &Batch) -> Result<()> {
+    /// Ends an edit that a batch completes. Where the table does not take it, memory has what it
+    /// had; a file may have grown by what reads as zeros.
+    pub(in crate::files) fn apply_and_finish(
+        &self,
+        txg: Txg,
+        inode: &Arc<Inode>,
+        mut edited: Editing<'_>,
+        batch: &Batch,
+    ) -> Result<()> {
         let applied = self.apply(txg, batch);
         let row = edited.row;
         if applied.is_ok() {
@@ -40,7 +48,8 @@ impl<T: Table> Files<T> {
                         buffer.content.truncate(keep);
                         // The record of the new size cuts there as well.
                         let part = buffer.unrecorded.take();
-                        buffer.unrecorded = part.map(|part| part.start.min(keep)..part.end.min(keep)).filter(|part| !part.is_empty());
+                        buffer.unrecorded =
+                            part.map(|part| part.start.min(keep)..part.end.min(keep)).filter(|part| !part.is_empty());
                         self.buffered.shrink(cut as u64);
                     }
                 }

@@ -1,9 +1,11 @@
 //! Sizes and holes: what is cut off, zeroed, and found again.
 //!
 //! Invariants:
-//! - The size of a file is cut in one step, and recorded; the rows behind its end go in steps, as many at a time as a commit may wait for. A row that has
-//!   [`CUT`] may have some left, whatever happens in between: they are gone before the file grows over them.
-//! - What an operation makes of records in memory it makes of them when the table has taken its rows ([`Files::settle`]).
+//! - The size of a file is cut in one step, and recorded; the rows behind its end go in steps, as
+//!   many at a time as a commit may wait for. A row that has [`CUT`] may have some left, whatever
+//!   happens in between: they are gone before the file grows over them.
+//! - What an operation makes of records in memory it makes of them when the table has taken its
+//!   rows ([`Files::settle`]).
 
 use std::sync::Arc;
 
@@ -16,7 +18,8 @@ use crate::rows::inode::flags::CUT;
 use crate::rows::{Inode as Row, keys};
 use crate::space::Purpose;
 
-/// How many records one step takes out: a step holds the txg open. Few in tests, where it is many steps that matter.
+/// How many records one step takes out: a step holds the txg open. Few in tests, where it is many
+/// steps that matter.
 pub(in crate::files) const STEP: usize = if cfg!(test) { 5 } else { 1024 };
 
 impl Editing<'_> {
@@ -27,7 +30,8 @@ impl Editing<'_> {
 }
 
 impl<T: Table> Files<T> {
-    /// Begins an operation after which the file may end at `end`: what a cut has left there goes first. Not under any lock.
+    /// Begins an operation after which the file may end at `end`: what a cut has left there goes
+    /// first. Not under any lock.
     pub(in crate::files) fn enter_growing<'a>(
         &'a self,
         inode: &'a Arc<Inode>,
@@ -45,7 +49,8 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// Takes out what a cut has left behind the end of a file, where it is to grow up to `end`. Not under any lock.
+    /// Takes out what a cut has left behind the end of a file, where it is to grow up to `end`. Not
+    /// under any lock.
     pub(in crate::files) fn uncut(&self, inode: &Arc<Inode>, end: u64) -> Result<()> {
         while self.edit(inode)?.is_cut_before(end) {
             self.cut_some(inode)?;
@@ -63,11 +68,13 @@ impl<T: Table> Files<T> {
         Ok(row)
     }
 
-    /// Takes out what cuts have left that were broken off, by a crash or by what could not be read: about so many rows. Answers whether there is more.
-    /// Not under any lock, and not by whom a commit waits for.
+    /// Takes out what cuts have left that were broken off, by a crash or by what could not be read:
+    /// about so many rows. Answers whether there is more. Not under any lock, and not by whom a
+    /// commit waits for.
     ///
     /// # Errors
-    /// Those of the engine; what is left is taken out after the next start, or before the file grows.
+    /// Those of the engine; what is left is taken out after the next start, or before the file
+    /// grows.
     pub fn sweep_cuts(&self, rows: u64) -> Result<bool> {
         let mut left = rows;
         let mut outcome = Ok(());
@@ -132,8 +139,15 @@ impl<T: Table> Files<T> {
         dropped
     }
 
-    /// Changes the size. What is cut off reads as zeros when the file grows again. On an error the caller puts back what the edit was.
-    pub(in crate::files) fn resize(&self, txg: Txg, edited: &mut Editing<'_>, size: u64, batch: &mut Batch) -> Result<()> {
+    /// Changes the size. What is cut off reads as zeros when the file grows again. On an error the
+    /// caller puts back what the edit was.
+    pub(in crate::files) fn resize(
+        &self,
+        txg: Txg,
+        edited: &mut Editing<'_>,
+        size: u64,
+        batch: &mut Batch,
+    ) -> Result<()> {
         if size > SIZE_MOST {
             return Err(FileError::TooLarge);
         }
@@ -156,7 +170,8 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Takes everything behind the size out of memory, and as much as one step may out of the table.
+    /// Takes everything behind the size out of memory, and as much as one step may out of the
+    /// table.
     fn drop_records(&self, txg: Txg, edited: &mut Editing<'_>, batch: &mut Batch) -> Result<()> {
         let (size, shift) = (edited.row.size, self.shift_of(&edited.row));
         let whole = size.div_ceil(1 << shift);
@@ -203,7 +218,8 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Whether a range of a file could be filled now. Nothing is set aside: content goes to a new place whenever it is written.
+    /// Whether a range of a file could be filled now. Nothing is set aside: content goes to a new
+    /// place whenever it is written.
     ///
     /// # Errors
     /// As [`Self::write`], at once.
@@ -226,7 +242,8 @@ impl<T: Table> Files<T> {
             other => return other,
         }
         // What holds something already is only written over.
-        let mut there = inode.active.read().as_ref().map_or(0, |active| active.records.range(first..=last).count() as u64);
+        let mut there =
+            inode.active.read().as_ref().map_or(0, |active| active.records.range(first..=last).count() as u64);
         let mut from = first;
         while from <= last {
             let stored = self.stored_numbers(inode.number(), from, last, STEP)?;
@@ -239,7 +256,8 @@ impl<T: Table> Files<T> {
         fits(there)
     }
 
-    /// Makes a range read as zeros; whole records become holes. With `grow` the file ends no earlier than the range.
+    /// Makes a range read as zeros; whole records become holes. With `grow` the file ends no
+    /// earlier than the range.
     ///
     /// # Errors
     /// As [`Self::write`]; what lies before the place of the error may be zeroed.
@@ -288,14 +306,21 @@ impl<T: Table> Files<T> {
         Ok(reached)
     }
 
-    fn zero_edited(&self, txg: Txg, edited: &mut Editing<'_>, (offset, end): (u64, u64), batch: &mut Batch) -> Result<u64> {
+    fn zero_edited(
+        &self,
+        txg: Txg,
+        edited: &mut Editing<'_>,
+        (offset, end): (u64, u64),
+        batch: &mut Batch,
+    ) -> Result<u64> {
         let (size, shift) = (edited.row.size, edited.row.record_shift);
         let stop = end.min(size);
         if offset >= stop {
             return Ok(end);
         }
         let (first, last) = (offset >> shift, (stop - 1) >> shift);
-        // Only records that hold something are looked at: a range of any length costs what is in it.
+        // Only records that hold something are looked at: a range of any length costs what is in
+        // it.
         let mut present = self.stored_numbers(edited.number, first, last, STEP)?;
         let (last, reached) = match present.last() {
             Some(last) if present.len() == STEP => (*last, ((last + 1) << shift).min(end)),
@@ -319,7 +344,11 @@ impl<T: Table> Files<T> {
             }
             let fresh = !edited.activate().records.contains_key(&record);
             self.promised_record(txg, edited, record, 0, Admit::Freeing)?;
-            edited.pending.push(Pending::Zeroed { record, part: (from - start) as usize..(to - start) as usize, fresh });
+            edited.pending.push(Pending::Zeroed {
+                record,
+                part: (from - start) as usize..(to - start) as usize,
+                fresh,
+            });
         }
         for record in covered {
             self.replace(edited, record, None, batch)?;
@@ -358,7 +387,9 @@ impl<T: Table> Files<T> {
         }
         let shift = self.shift_of(&row);
         let (first, last) = (offset >> shift, (row.size - 1) >> shift);
-        let waiting = |from: u64| active.as_ref().and_then(|active| active.records.range(from..).next()).map(|(record, _)| *record);
+        let waiting = |from: u64| {
+            active.as_ref().and_then(|active| active.records.range(from..).next()).map(|(record, _)| *record)
+        };
         if to == SeekTo::Data {
             let stored = self.stored_numbers(inode.number(), first, last, 1)?;
             let next = stored.into_iter().chain(waiting(first).filter(|record| *record <= last)).min();

@@ -242,7 +242,10 @@ fn what_a_broken_cut_leaves_is_swept_after_a_start() {
         let row = after.attributes(&after.inode(number)).unwrap();
         assert_eq!((row.flags & CUT, row.size), (0, 1000));
         assert!(row.charged < used / 3, "{} {used}", row.charged);
-        assert_eq!(after.look_at_table(|table| (left(&table.0), table.0.contains_key(keys::cut(number).as_slice()))), (0, false));
+        assert_eq!(
+            after.look_at_table(|table| (left(&table.0), table.0.contains_key(keys::cut(number).as_slice()))),
+            (0, false)
+        );
     }
     // Nothing is left of one that is removed in the middle.
     let rows = history.iter().find(|rows| left(rows) > 0).unwrap().clone();
@@ -308,7 +311,9 @@ fn a_crash_in_the_middle_of_a_cut_finds_a_file_that_is_cut() {
         assert_eq!((records.len(), history.len()), (steps + 1, steps + 1));
         // Where the end lies within a record, memory has a part of what a commit would write.
         let commits = if size == 1024 { steps + 1 } else { 1 };
-        for (committed, recorded) in (0..commits).flat_map(|committed| (committed..=steps + 1).map(move |recorded| (committed, recorded))) {
+        for (committed, recorded) in
+            (0..commits).flat_map(|committed| (committed..=steps + 1).map(move |recorded| (committed, recorded)))
+        {
             let after = Files::open(ground(&frames), MapTable(history[committed].clone(), Arc::default())).unwrap();
             after.storing.write().record_shift = 9;
             for record in &records[committed..recorded] {
@@ -333,7 +338,9 @@ fn a_crash_in_the_middle_of_a_cut_finds_a_file_that_is_cut() {
                 after.flush(Txg(7)).unwrap();
                 assert!(content(&after, &found) == expected, "{size}: {committed} {recorded}");
                 let is_left = |key: &[u8]| match keys::Key::decode(key).unwrap() {
-                    keys::Key::Extent { inode, record } => inode == file.number() && record > 1 && record < far as u64 >> 9,
+                    keys::Key::Extent { inode, record } => {
+                        inode == file.number() && record > 1 && record < far as u64 >> 9
+                    }
                     _ => false,
                 };
                 assert!(!after.look_at_table(|table| table.0.keys().any(|key| is_left(key))));

@@ -14,7 +14,11 @@ fn insensitive() -> (MapFiles, Arc<MapFrames>) {
 }
 
 fn listed(files: &MapFiles) -> String {
-    names(files, &files.root()).iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect::<Vec<_>>().join(" ")
+    names(files, &files.root())
+        .iter()
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[test]
@@ -42,7 +46,8 @@ fn a_name_is_found_by_any_case_and_keeps_its_own() {
 fn renames_give_the_spelling_that_is_asked_for() {
     let (files, frames) = insensitive();
     let root = files.root();
-    let rename = |from: &str, to: &str, replace| files.rename((&root, from.as_bytes()), (&root, to.as_bytes()), replace);
+    let rename =
+        |from: &str, to: &str, replace| files.rename((&root, from.as_bytes()), (&root, to.as_bytes()), replace);
     let [a, b] = ["one", "two"].map(|name| make(&files, &root, name.as_bytes(), FileType::Regular));
     let d = make(&files, &root, b"dir", FileType::Directory);
     // Only the case changes, of files and directories, even where nothing may be replaced.
@@ -58,7 +63,10 @@ fn renames_give_the_spelling_that_is_asked_for() {
     assert!(matches!(files.rename((&root, b"dir"), (&d, b"x"), MayReplace::Yes), Err(FileError::Invalid)));
     // Exchanged names keep their spellings, replaced ones take the new one.
     rename("ONE", "TWO", MayReplace::Exchange).unwrap();
-    assert_eq!((listed(&files), files.look_up(&root, b"ONE").unwrap().0.number()), ("One two DIR".to_owned(), b.number()));
+    assert_eq!(
+        (listed(&files), files.look_up(&root, b"ONE").unwrap().0.number()),
+        ("One two DIR".to_owned(), b.number())
+    );
     check(&files, &frames, &mut Vec::new());
     rename("two", "ONE", MayReplace::Yes).unwrap();
     assert_eq!((listed(&files), files.look_up(&root, b"one").unwrap().0.number()), ("ONE DIR".to_owned(), a.number()));

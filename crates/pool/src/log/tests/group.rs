@@ -14,7 +14,11 @@ fn log(length: u64) -> (Log<Memory>, Memory) {
 
 fn note<A: Area>(log: &Log<A>, number: u64, txg: u64, bytes: usize) -> Ticket {
     let data = vec![3; bytes];
-    log.record(&Record { txg: Txg(txg), dataset: 1, changes: vec![Change::Write { inode: number, offset: 0, data: &data }] })
+    log.record(&Record {
+        txg: Txg(txg),
+        dataset: 1,
+        changes: vec![Change::Write { inode: number, offset: 0, data: &data }],
+    })
 }
 
 fn replayed(memory: &Memory, start: Start, committed: u64) -> Vec<u64> {
@@ -125,7 +129,10 @@ fn threads_with_commits_between_lose_nothing() {
     let roots = roots.lock();
     let seen = replayed(&memory, roots.0, roots.1);
     for (number, at) in durable.lock().iter() {
-        assert!(*at <= roots.1 || seen.contains(number), "operation {number} of txg {at} is neither committed nor logged");
+        assert!(
+            *at <= roots.1 || seen.contains(number),
+            "operation {number} of txg {at} is neither committed nor logged"
+        );
     }
 }
 

@@ -71,7 +71,8 @@ proptest! {
                 Step::Crash { bytes, keep } => {
                     let whole = crash_within_append(&mut ring, &memory, operation(number, committed + 1, &vec![9; bytes.into()]), committed + 1, &keep);
                     let (again, replayed, seen) = open(&memory, root, committed);
-                    // The block was never promised: it may be there, and has to be if all of it arrived.
+                    // The block was never promised: it may be there, and has to be if all of it
+                    // arrived.
                     if whole || seen.last() == Some(&number) {
                         promised.push(number);
                     }
@@ -108,7 +109,8 @@ fn block_length(payload: usize) -> u64 {
     (48 + payload as u64).next_multiple_of(4096)
 }
 
-/// Writes a block whose sync does not happen and of which only some sectors arrive. Whether all did.
+/// Writes a block whose sync does not happen and of which only some sectors arrive. Whether all
+/// did.
 fn crash_within_append(ring: &mut Ring<Memory>, memory: &Memory, payload: Vec<u8>, txg: u64, keep: &[bool]) -> bool {
     // Otherwise it is the wiping of an earlier torn block that is cut short.
     let wiped = keep.len().is_multiple_of(2);

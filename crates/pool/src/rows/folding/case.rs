@@ -1,8 +1,11 @@
-//! Simple case folding of Unicode 16.0: the lines C and S of CaseFolding.txt, as runs. Asked by `folding.rs`.
+//! Simple case folding of Unicode 16.0: the lines C and S of CaseFolding.txt, as runs. Asked by
+//! `folding.rs`.
 //!
-//! Invariant: hashes in pools are made with this table, so it never changes. Letters that later versions of Unicode add stay what they are.
+//! Invariant: hashes in pools are made with this table, so it never changes. Letters that later
+//! versions of Unicode add stay what they are.
 
-/// First and last character of a run, the step from one to the next, and what is added to each. Letters of ASCII are left out: see [`fold`].
+/// First and last character of a run, the step from one to the next, and what is added to each.
+/// Letters of ASCII are left out: see [`fold`].
 #[rustfmt::skip]
 const RUNS: &[(u32, u32, u8, i32)] = &[
     (0xb5, 0xb5, 1, 775), (0xc0, 0xd6, 1, 32), (0xd8, 0xde, 1, 32), (0x100, 0x12e, 2, 1), (0x132, 0x136, 2, 1), (0x139, 0x147, 2, 1),

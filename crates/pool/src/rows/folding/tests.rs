@@ -67,7 +67,8 @@ fn folding_twice_changes_nothing_and_case_is_a_function_of_one_character() {
     }
 }
 
-/// Pools hold hashes of what folding makes of names: what this sums up is part of their format. Where this fails, a library has other tables: it must not be used.
+/// Pools hold hashes of what folding makes of names: what this sums up is part of their format.
+/// Where this fails, a library has other tables: it must not be used.
 #[test]
 fn tables_are_those_of_the_format() {
     assert_eq!(unicode_normalization::UNICODE_VERSION, (16, 0, 0));
@@ -83,7 +84,10 @@ fn tables_are_those_of_the_format() {
         all.extend_from_slice(&folding.fold(marks.as_bytes()));
         xxhash_rust::xxh3::xxh3_64(&all)
     });
-    assert_eq!(sums, [2_125_942_505_001_004_050, 12_715_212_372_459_592_910, 8_180_756_043_091_075_536, 11_248_500_924_543_434_495]);
+    assert_eq!(
+        sums,
+        [2_125_942_505_001_004_050, 12_715_212_372_459_592_910, 8_180_756_043_091_075_536, 11_248_500_924_543_434_495]
+    );
 }
 
 #[test]

@@ -51,7 +51,11 @@ fn several_threads_pack_what_one_packs_in_its_order() {
                 for round in 0..6u64 {
                     let count = 1 + (writer + round * 5) % 9;
                     let of = |nth: u64| {
-                        content(writer * 100 + round * 10 + nth, 20_000 + 1000 * nth as usize, !(nth + writer).is_multiple_of(4))
+                        content(
+                            writer * 100 + round * 10 + nth,
+                            20_000 + 1000 * nth as usize,
+                            !(nth + writer).is_multiple_of(4),
+                        )
                     };
                     let contents: Vec<Vec<u8>> = (0..count).map(of).collect();
                     assert!(together(running, &contents) == alone(&contents));

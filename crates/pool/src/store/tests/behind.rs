@@ -1,4 +1,5 @@
-//! Threads that write content behind whoever has filled it, on a device that keeps them waiting and then fails.
+//! Threads that write content behind whoever has filled it, on a device that keeps them waiting and
+//! then fails.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -87,7 +88,11 @@ const LENGTH: usize = 300_000;
 /// Incompressible content of a file.
 fn write(store: &Store, txg: u64, number: u64) -> Result<Pointer> {
     let content = content(2 * number + 1, LENGTH);
-    store.write(&NewFrame { packing: Packing::Off, checksum: ChecksumKind::Xxh3, ..frame(Stream::Data, txg, &content, 1) })
+    store.write(&NewFrame {
+        packing: Packing::Off,
+        checksum: ChecksumKind::Xxh3,
+        ..frame(Stream::Data, txg, &content, 1)
+    })
 }
 
 fn is_whole(store: &Store, pointer: &Pointer, number: u64) -> bool {

@@ -69,11 +69,17 @@ fn a_damaged_copy_is_mended_by_whoever_reads_it_and_by_a_scrub() {
         store.watch(move |damaged| telling.lock().push((damaged.mended, damaged.device, damaged.pointer)));
         let mut mends = 0;
         // Packed content has bits that mean nothing.
-        let unpacked = |(pointer, number, _): &&(Pointer, u64, usize)| is_metadata(*number) && pointer.compression == Compression::Off;
+        let unpacked = |(pointer, number, _): &&(Pointer, u64, usize)| {
+            is_metadata(*number) && pointer.compression == Compression::Off
+        };
         for (pointer, number, length) in frames.iter().filter(unpacked) {
             let places = places(&store, pointer.segment);
             assert_eq!(places.len(), 2, "trees lie twice");
-            assert_eq!(places[0].device == places[1].device, count == 1, "on different devices where there are several");
+            assert_eq!(
+                places[0].device == places[1].device,
+                count == 1,
+                "on different devices where there are several"
+            );
             let whole = bytes(&sims, &store, places[0], pointer);
             assert_eq!(bytes(&sims, &store, places[1], pointer), whole);
             for (copy, within) in [(0, 100), (1, 150), (0, 20), (1, 20), (0, 199)] {
@@ -86,11 +92,18 @@ fn a_damaged_copy_is_mended_by_whoever_reads_it_and_by_a_scrub() {
                     let (mended, lost, found) = scrubbed(&store);
                     // Where its header is damaged, the frame is not counted at its first place.
                     let whole = 50 - u64::from(copy == 0 && within < 80);
-                    assert_eq!((mended, lost.len(), found), (vec![(pointer.segment, pointer.index)], 0, whole), "{within}");
+                    assert_eq!(
+                        (mended, lost.len(), found),
+                        (vec![(pointer.segment, pointer.index)], 0, whole),
+                        "{within}"
+                    );
                 }
                 mends += 1;
                 assert_eq!(store.mended(), mends);
-                assert_eq!([0, 1].map(|copy| bytes(&sims, &store, places[copy], pointer)), [whole.clone(), whole.clone()]);
+                assert_eq!(
+                    [0, 1].map(|copy| bytes(&sims, &store, places[copy], pointer)),
+                    [whole.clone(), whole.clone()]
+                );
                 assert!(told.lock().is_empty());
             }
         }
@@ -152,7 +165,9 @@ fn the_table_is_read_from_its_copy_and_mended() {
         }
         let (store, again) = open(&sims, Access::ReadOnly).unwrap();
         assert_eq!(again.generation, root.generation);
-        frames.iter().for_each(|(pointer, number, length)| assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length)));
+        frames.iter().for_each(|(pointer, number, length)| {
+            assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length))
+        });
         drop(store);
         let (store, _) = open(&sims, Access::ReadWrite).unwrap();
         let (mended, lost, _) = scrubbed(&store);
@@ -174,18 +189,23 @@ fn what_the_cleaner_moves_is_written_twice_again() {
     assert!(store.mend_segment(id).unwrap());
     store.move_out_for_tests(id, 64 * MIB, &mut Cleaned::default()).unwrap();
     commit(&store, 2).unwrap();
-    let survivors: Vec<_> = store.segments().into_iter().filter(|info| info.stream == Stream::MetadataSurvivors).collect();
+    let survivors: Vec<_> =
+        store.segments().into_iter().filter(|info| info.stream == Stream::MetadataSurvivors).collect();
     assert_eq!(survivors.iter().map(|info| (info.place.len(), info.live_frames)).collect::<Vec<_>>(), vec![(2, 10)]);
     let at = slots::start(survivors[0].place[0], store.slot());
     (0..40).for_each(|step| sims[usize::from(survivors[0].place[0].device)].rot(at + step * 997, 2));
-    frames.iter().for_each(|(pointer, number, length)| assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length)));
+    frames
+        .iter()
+        .for_each(|(pointer, number, length)| assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length)));
     scrubbed(&store);
     assert_eq!(scrubbed(&store), (Vec::new(), Vec::new(), 50));
     drop(store);
     // A crash later it is still so.
     sims.iter().for_each(|sim| sim.crash(7));
     let (store, _) = open(&sims, Access::ReadWrite).unwrap();
-    frames.iter().for_each(|(pointer, number, length)| assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length)));
+    frames
+        .iter()
+        .for_each(|(pointer, number, length)| assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length)));
     assert_eq!(
         store.space().copies,
         frames.iter().filter(|(_, number, _)| is_metadata(*number)).map(|(pointer, ..)| pointer.charged()).sum()

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-/// The work: returns which frames each txg has, as far as it came, and the last txg that was told to be durable.
+/// The work: returns which frames each txg has, as far as it came, and the last txg that was told
+/// to be durable.
 fn work(store: &Store, states: &mut BTreeMap<u64, Vec<(Pointer, u64)>>, durable: &mut u64) -> Result<()> {
     let mut frames: Vec<(Pointer, u64)> = Vec::new();
     for txg in 1..=6u64 {
@@ -25,7 +26,8 @@ fn work(store: &Store, states: &mut BTreeMap<u64, Vec<(Pointer, u64)>>, durable:
         *durable = txg;
         store.free(&young, Txg(txg + 1));
         if txg == 3 {
-            let sealed: Vec<u32> = store.segments().iter().filter(|segment| segment.live_frames > 0).map(|segment| segment.id).collect();
+            let sealed: Vec<u32> =
+                store.segments().iter().filter(|segment| segment.live_frames > 0).map(|segment| segment.id).collect();
             for id in sealed {
                 store.move_out_for_tests(id, MIB, &mut Cleaned::default())?;
             }

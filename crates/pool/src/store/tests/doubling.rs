@@ -47,17 +47,21 @@ impl Device for Bad {
 type Kept = Vec<(Pointer, u64, usize)>;
 
 fn trees(store: &Store, birth: u64, numbers: Range<u64>) -> Kept {
-    let one =
-        |number: u64| (put(store, birth, number * 5, 3000 + number as usize * 701).unwrap(), number * 5, 3000 + number as usize * 701);
+    let one = |number: u64| {
+        (put(store, birth, number * 5, 3000 + number as usize * 701).unwrap(), number * 5, 3000 + number as usize * 701)
+    };
     numbers.map(one).collect()
 }
 
 fn all(store: &Store, frames: &Kept) {
-    frames.iter().for_each(|(pointer, number, length)| assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length)));
+    frames
+        .iter()
+        .for_each(|(pointer, number, length)| assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length)));
 }
 
 fn bad(sims: &[Arc<Simulator>]) -> (Vec<Arc<Bad>>, Vec<Arc<dyn Device>>) {
-    let bad: Vec<Arc<Bad>> = sims.iter().map(|device| Arc::new(Bad { device: Arc::clone(device), parts: Mutex::default() })).collect();
+    let bad: Vec<Arc<Bad>> =
+        sims.iter().map(|device| Arc::new(Bad { device: Arc::clone(device), parts: Mutex::default() })).collect();
     let devices = bad.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
     (bad, devices)
 }
@@ -99,7 +103,8 @@ fn a_write_that_fails_at_one_of_two_places_stops_nobody() {
         all(&store, &frames);
         assert_eq!(store.mended(), 0, "what is read is where it was written");
         // A crash now loses nothing.
-        let copies: Vec<Arc<Simulator>> = sims.iter().map(|sim| Arc::new(Simulator::with_bytes("copy", sim.bytes()))).collect();
+        let copies: Vec<Arc<Simulator>> =
+            sims.iter().map(|sim| Arc::new(Simulator::with_bytes("copy", sim.bytes()))).collect();
         all(&open(&copies, Access::ReadWrite).unwrap().0, &frames);
         // The copy is written elsewhere.
         assert!(store.lies_once() > 0);
@@ -107,7 +112,13 @@ fn a_write_that_fails_at_one_of_two_places_stops_nobody() {
         tend(&store, &mut txg);
         assert_eq!(store.lies_once(), 0);
         all(&store, &frames);
-        assert!(store.segments().iter().filter(|info| info.live_frames > 0).all(|info| info.place.len() == 2 && info.id != id));
+        assert!(
+            store
+                .segments()
+                .iter()
+                .filter(|info| info.live_frames > 0)
+                .all(|info| info.place.len() == 2 && info.id != id)
+        );
         drop(store);
         let (store, _) = open(&sims, Access::ReadWrite).unwrap();
         all(&store, &frames);
@@ -165,7 +176,9 @@ fn a_pool_without_second_copies_gets_them() {
         let sims = simulators(2, 64 * MIB);
         let store = create(&sims);
         let mut frames: Kept = (0..60)
-            .map(|number| (put(&store, 1, number, 900 + number as usize * 701).unwrap(), number, 900 + number as usize * 701))
+            .map(|number| {
+                (put(&store, 1, number, 900 + number as usize * 701).unwrap(), number, 900 + number as usize * 701)
+            })
             .collect();
         commit(&store, 1).unwrap();
         // Some of the trees lie beside data, where the cleaner has moved them to.
@@ -196,10 +209,19 @@ fn a_pool_without_second_copies_gets_them() {
         assert_eq!(store.lies_once(), 0);
         all(&store, &frames);
         let root = store.root();
-        assert!(root.table_segments.iter().filter(|segment| segment.dead_since.is_none()).all(|segment| segment.place.len() == 2));
+        assert!(
+            root.table_segments
+                .iter()
+                .filter(|segment| segment.dead_since.is_none())
+                .all(|segment| segment.place.len() == 2)
+        );
         drop(store);
         let (store, _) = open(&sims, Access::ReadWrite).unwrap();
-        let trees: u64 = frames.iter().filter(|(_, number, _)| number.is_multiple_of(5)).map(|(pointer, ..)| pointer.charged()).sum();
+        let trees: u64 = frames
+            .iter()
+            .filter(|(_, number, _)| number.is_multiple_of(5))
+            .map(|(pointer, ..)| pointer.charged())
+            .sum();
         assert_eq!(store.space().copies, trees);
         let twice: Vec<_> = store.segments().into_iter().filter(|info| info.place.len() == 2).collect();
         for info in &twice {

@@ -5,7 +5,8 @@ use crate::codec::{Reader, Writer};
 
 const FIXTURE: &[u8] = include_bytes!("fixture-v1.zst");
 
-/// The pool in the fixture: frames of all kinds, moved ones, freed ones, a later txg that was not committed; the pointers are in the root.
+/// The pool in the fixture: frames of all kinds, moved ones, freed ones, a later txg that was not
+/// committed; the pointers are in the root.
 fn make() -> Vec<u8> {
     let sims = simulators(1, 64 * MIB);
     let store = create(&sims);
@@ -80,7 +81,8 @@ fn what_is_written_today_is_what_the_fixture_holds() {
     check(make());
 }
 
-/// Run by hand, for a new format only: `NACRE_POOL_FIXTURE=FILE cargo test -p nacre-pool -- --ignored the_fixture_is_written`.
+/// Run by hand, for a new format only: `NACRE_POOL_FIXTURE=FILE cargo test -p nacre-pool --
+/// --ignored the_fixture_is_written`.
 #[test]
 #[ignore = "writes the fixture of a new format"]
 fn the_fixture_is_written() {

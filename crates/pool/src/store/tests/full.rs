@@ -82,7 +82,8 @@ fn what_is_freed_is_not_written_over_while_a_kept_root_reaches_it() {
     }
 }
 
-/// Fills a pool to a share of its size and overwrites at random; returns how many bytes were written for each byte of frames.
+/// Fills a pool to a share of its size and overwrites at random; returns how many bytes were
+/// written for each byte of frames.
 fn amplification(length: u64, percent: u64, overwrites: u64, step: u64) -> f64 {
     let sims = simulators(1, length);
     let mut store = create(&sims);
@@ -227,8 +228,9 @@ fn where_little_is_free_it_is_for_writers() {
     assert!(waiting.len() as u64 > spare, "{} of {spare}", waiting.len());
     while store.trim_step().unwrap() {}
     let bytes = sims[0].bytes();
-    let told =
-        waiting.iter().filter(|place| bytes[slots::start(**place, store.slot()) as usize..][..60_000].iter().all(|byte| *byte == 0xdb));
+    let told = waiting.iter().filter(|place| {
+        bytes[slots::start(**place, store.slot()) as usize..][..60_000].iter().all(|byte| *byte == 0xdb)
+    });
     assert!(told.count() as u64 >= waiting.len() as u64 - spare.saturating_sub(free));
 }
 

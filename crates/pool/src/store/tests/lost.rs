@@ -1,4 +1,5 @@
-//! Root records that cannot be read: power that fails never leaves a generation without a copy, and damage that does is no import's silent step back.
+//! Root records that cannot be read: power that fails never leaves a generation without a copy, and
+//! damage that does is no import's silent step back.
 
 use super::*;
 use crate::device::Random;
@@ -33,8 +34,8 @@ fn commit_long(store: &Store, txg: u64) -> Result<()> {
     store.commit(&Commit { txg: Txg(txg), catalog: None, upper: &upper, log_start, time: 1 })
 }
 
-/// Power fails at any write or sync of creations, imports, commits, added devices and growth, again and again, for longer than the ring is. Whatever the
-/// devices keep, the next import goes through.
+/// Power fails at any write or sync of creations, imports, commits, added devices and growth, again
+/// and again, for longer than the ring is. Whatever the devices keep, the next import goes through.
 fn cut(devices_at_first: usize, more: usize, seeds: u64) {
     for seed in 0..seeds {
         let mut random = Random(seed);
@@ -67,7 +68,8 @@ fn cut(devices_at_first: usize, more: usize, seeds: u64) {
                 // Power fails in imports too.
                 let allowed = random.below(60);
                 sims.iter().for_each(|sim| sim.fail_after(allowed));
-                let members = sims.iter().filter(|sim| label::probe(&***sim).unwrap().is_some()).cloned().collect::<Vec<_>>();
+                let members =
+                    sims.iter().filter(|sim| label::probe(&***sim).unwrap().is_some()).cloned().collect::<Vec<_>>();
                 match open(&members, Access::ReadWrite) {
                     Ok((opened, _)) => {
                         store = opened;
@@ -197,7 +199,10 @@ fn records_of_a_version_that_guarded_nothing_are_taken_as_they_are() {
     drop(store);
     assert!(open(&sims, Access::ReadOnly).unwrap().1.guarded);
     rot(&sims, root.generation + 2);
-    assert_eq!(open(&sims, Access::ReadOnly).err().unwrap().to_string(), PoolError::Lost { states: 1, txg: Txg(9) }.to_string());
+    assert_eq!(
+        open(&sims, Access::ReadOnly).err().unwrap().to_string(),
+        PoolError::Lost { states: 1, txg: Txg(9) }.to_string()
+    );
 }
 
 #[test]
@@ -208,6 +213,10 @@ fn two_rounds_take_no_more_barriers_than_one() {
     for txg in 2..20 {
         let before = sims[0].syncs();
         commit(&store, txg).unwrap();
-        assert_eq!(sims[0].syncs() - before, 2, "the one before the record, and the one that makes its first round durable");
+        assert_eq!(
+            sims[0].syncs() - before,
+            2,
+            "the one before the record, and the one that makes its first round durable"
+        );
     }
 }

@@ -86,8 +86,13 @@ impl Model {
     fn clean(&mut self) -> Result<()> {
         // Small pools are seldom short of slots: clean as if they were.
         let (map, durable) = (self.store.map.read(), self.store.durable().0);
-        let some =
-            crate::segment::cleaner::choose(&map.table, self.store.slot, durable, crate::segment::cleaner::Pressure::Some, &|_| false);
+        let some = crate::segment::cleaner::choose(
+            &map.table,
+            self.store.slot,
+            durable,
+            crate::segment::cleaner::Pressure::Some,
+            &|_| false,
+        );
         drop(map);
         if let Some(id) = some {
             let mut done = Cleaned::default();
@@ -150,8 +155,14 @@ impl Model {
                 true
             })
             .unwrap();
-        let expected: BTreeSet<_> =
-            self.states.last_key_value().unwrap().1.values().map(|(pointer, ..)| (pointer.segment, pointer.index)).collect();
+        let expected: BTreeSet<_> = self
+            .states
+            .last_key_value()
+            .unwrap()
+            .1
+            .values()
+            .map(|(pointer, ..)| (pointer.segment, pointer.index))
+            .collect();
         assert!(expected.is_subset(&names), "a scrub sees every committed frame");
     }
 }

@@ -9,7 +9,8 @@ use crate::segment::slots;
 fn every_flipped_bit_is_found_and_named() {
     let sims = simulators(1, 64 * MIB);
     let store = create(&sims);
-    let frames: Vec<_> = (0..60u64).map(|number| (put(&store, 1, number, 200 + number as usize * 301).unwrap(), number)).collect();
+    let frames: Vec<_> =
+        (0..60u64).map(|number| (put(&store, 1, number, 200 + number as usize * 301).unwrap(), number)).collect();
     commit(&store, 1).unwrap();
     let mut random = 1u64;
     for (pointer, number) in &frames {
@@ -69,7 +70,8 @@ fn what_comes_goes_and_moves_while_a_scrub_looks_is_not_called_damaged() {
                 seen += 1;
                 if seen % 7 == 1 {
                     txg += 1;
-                    // The open segments grow, some of what was there goes, and some moves to a segment of survivors, which grows as well.
+                    // The open segments grow, some of what was there goes, and some moves to a
+                    // segment of survivors, which grows as well.
                     frames.extend((0..5).map(|number| put(&store, txg, txg * 10 + number, 3000).unwrap()));
                     store.free(&frames.remove((txg as usize * 3) % frames.len()), Txg(txg));
                     let from = frames[(txg as usize * 5) % frames.len()].segment;
@@ -170,7 +172,9 @@ fn going_back_writes_nothing_before_it_is_confirmed() {
 fn names_that_do_not_fit_the_labels_are_refused_and_the_pool_goes_on() {
     let sims = simulators(1, 64 * MIB);
     let store = create(&sims);
-    let long = |at: usize| Arc::new(Simulator::new(&format!("{at}{}", "x".repeat(1000)), 64 * MIB)) as Arc<dyn crate::device::Device>;
+    let long = |at: usize| {
+        Arc::new(Simulator::new(&format!("{at}{}", "x".repeat(1000)), 64 * MIB)) as Arc<dyn crate::device::Device>
+    };
     let refused = (0..64).find_map(|at| store.add_device(long(at), 1).err());
     assert!(matches!(refused, Some(PoolError::Refused(_))), "{refused:?}");
     assert_eq!(store.suspended(), None);

@@ -1,4 +1,5 @@
-//! Writers, readers, commits and the cleaner at once, on a pool that is short of slots: an import at the end finds what was committed.
+//! Writers, readers, commits and the cleaner at once, on a pool that is short of slots: an import
+//! at the end finds what was committed.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
@@ -12,7 +13,8 @@ const LENGTH: usize = 50_000;
 
 struct Shared {
     store: Store,
-    /// The open txg: shared while a frame is written and its predecessor freed, exclusive to go on to the next.
+    /// The open txg: shared while a frame is written and its predecessor freed, exclusive to go on
+    /// to the next.
     txg: RwLock<u64>,
     alive: Vec<Mutex<Alive>>,
     stop: AtomicBool,
@@ -51,16 +53,17 @@ impl Shared {
         }
     }
 
-    /// Commits as an engine does: the state is frozen while no operation runs, and committed while they go on.
+    /// Commits as an engine does: the state is frozen while no operation runs, and committed while
+    /// they go on.
     fn commit(&self) -> (u64, Alive) {
         let (txg, frozen) = {
             let mut txg = self.txg.write();
             *txg += 1;
             (
                 *txg - 1,
-                self.alive
-                    .iter()
-                    .flat_map(|alive| alive.lock().clone().into_iter().map(|(key, frame)| (key * 8, frame)).collect::<Vec<_>>()),
+                self.alive.iter().flat_map(|alive| {
+                    alive.lock().clone().into_iter().map(|(key, frame)| (key * 8, frame)).collect::<Vec<_>>()
+                }),
             )
         };
         let mut state = Alive::new();
@@ -90,7 +93,13 @@ fn everything_at_once() {
         scope.spawn(|| {
             while !shared.stop.load(Ordering::Relaxed) {
                 let (map, durable) = (shared.store.map.read(), shared.store.durable().0);
-                let some = crate::segment::cleaner::choose(&map.table, MIB, durable, crate::segment::cleaner::Pressure::Some, &|_| false);
+                let some = crate::segment::cleaner::choose(
+                    &map.table,
+                    MIB,
+                    durable,
+                    crate::segment::cleaner::Pressure::Some,
+                    &|_| false,
+                );
                 drop(map);
                 match some.map_or(Ok(()), |id| shared.store.move_out_for_tests(id, MIB, &mut Cleaned::default())) {
                     Ok(()) | Err(PoolError::NoSpace) => std::thread::yield_now(),

@@ -43,7 +43,8 @@ fn encoded_inner(keys: &std::collections::BTreeSet<Vec<u8>>) -> Vec<u8> {
     content
 }
 
-/// Uses everything of a node that was decoded: nothing may panic, whatever it was decoded from, and what is encoded from it is the same.
+/// Uses everything of a node that was decoded: nothing may panic, whatever it was decoded from, and
+/// what is encoded from it is the same.
 fn exercise(content: &[u8], leaf: bool, probe: &[u8]) -> bool {
     let Ok(node) = Node::decode(Arc::from(content), leaf) else { return false };
     match &node.body {
@@ -59,7 +60,10 @@ fn exercise(content: &[u8], leaf: bool, probe: &[u8]) -> bool {
             let mut copy = leaf.thaw();
             if let Some(split) = copy.put(probe, probe, 512) {
                 assert!(copy.len() > 0 && split.right.len() > 0);
-                assert!(copy.key(copy.len() - 1) < split.separator.as_slice() && split.separator.as_slice() <= split.right.key(0));
+                assert!(
+                    copy.key(copy.len() - 1) < split.separator.as_slice()
+                        && split.separator.as_slice() <= split.right.key(0)
+                );
             } else {
                 assert_eq!(copy.get(probe), Some(probe));
                 copy.remove(copy.find(probe).unwrap());
@@ -151,6 +155,9 @@ fn what_is_refused() {
     assert_eq!(with(8, 200), "a row of a leaf does not end inside it");
     assert_eq!(with(12, b'b'), "the keys of a node do not rise");
     let empty = header(0, 0);
-    assert_eq!(Node::decode(empty.as_slice().into(), true).map(|_| ()).unwrap_err().to_string(), "a node without entries");
+    assert_eq!(
+        Node::decode(empty.as_slice().into(), true).map(|_| ()).unwrap_err().to_string(),
+        "a node without entries"
+    );
     assert!(Node::decode(vec![0; MAX_CONTENT + 1].into(), true).is_err());
 }

@@ -15,7 +15,11 @@ fn an_empty_tree_has_no_root_and_nothing_to_write() {
     let bench = Bench::new();
     let mut tree = Tree::empty(1, Settings::default());
     assert_eq!(bench.commit(&mut tree, 1), Written::default());
-    assert!(tree.is_empty() && tree.get(&bench.ctx(), b"a").unwrap().is_none() && tree.first(&bench.ctx()).unwrap().is_none());
+    assert!(
+        tree.is_empty()
+            && tree.get(&bench.ctx(), b"a").unwrap().is_none()
+            && tree.first(&bench.ctx()).unwrap().is_none()
+    );
     assert!(!tree.remove(&bench.ctx(), Txg(1), b"a").unwrap());
     assert!(bench.frames.written().is_empty());
 }
@@ -28,7 +32,10 @@ fn an_unchanged_tree_is_not_written_again() {
         tree.put(&bench.ctx(), Txg(1), &number(n), b"value").unwrap();
     }
     let first = bench.commit(&mut tree, 1);
-    assert!(first.frames > 10 && first.bytes == bench.frames.written().iter().map(|(pointer, _)| pointer.charged()).sum::<u64>());
+    assert!(
+        first.frames > 10
+            && first.bytes == bench.frames.written().iter().map(|(pointer, _)| pointer.charged()).sum::<u64>()
+    );
     assert!(bench.frames.written().iter().all(|(pointer, owner)| owner.dataset == 9 && pointer.birth == Txg(1)));
     assert_eq!(bench.commit(&mut tree, 2), Written { root: first.root, bytes: 0, logical: 0, frames: 0 });
     assert!(!tree.remove(&bench.ctx(), Txg(3), &number(1000)).unwrap());
@@ -58,7 +65,8 @@ fn a_row_changed_between_freeze_and_settle_kills_what_the_freeze_wrote() {
     assert_eq!(tree.get(&bench.ctx(), b"k").unwrap().unwrap(), b"2");
 }
 
-/// What is left after a removal may be a node that is stored already: then the root is another one although nothing is written.
+/// What is left after a removal may be a node that is stored already: then the root is another one
+/// although nothing is written.
 #[test]
 fn a_removal_that_writes_nothing_is_a_change_all_the_same() {
     let bench = Bench::new();
@@ -205,6 +213,8 @@ fn count(ctx: Context<'_>, root: Pointer) -> usize {
     let node = ctx.node(&root, None).unwrap();
     match &node.body {
         Body::Leaf(_) => 1,
-        Body::Inner(inner) => 1 + inner.children.iter().map(|child| count(ctx, child.pointer().unwrap())).sum::<usize>(),
+        Body::Inner(inner) => {
+            1 + inner.children.iter().map(|child| count(ctx, child.pointer().unwrap())).sum::<usize>()
+        }
     }
 }

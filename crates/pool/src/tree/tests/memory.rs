@@ -77,7 +77,8 @@ impl Frames for Memory {
         }
         let packed = if frame.packing == Packing::Lz4 { lz4_flex::block::compress(frame.content) } else { Vec::new() };
         let fits = frame.packing == Packing::Lz4 && packed.len() <= frame.content.len() - frame.content.len() / 8;
-        let (stored, compression) = if fits { (packed, Compression::Lz4) } else { (frame.content.to_vec(), Compression::Off) };
+        let (stored, compression) =
+            if fits { (packed, Compression::Lz4) } else { (frame.content.to_vec(), Compression::Off) };
         let mut written = self.written.lock();
         let pointer = Pointer {
             segment: 7,

@@ -166,7 +166,11 @@ impl History {
         let live = reached(ctx, written.root);
         let frames = self.bench.frames.all();
         assert!(live.is_disjoint(&self.dead), "dead and reached");
-        assert_eq!(live.union(&self.dead).copied().collect::<BTreeSet<_>>(), frames, "all that was written is live or dead");
+        assert_eq!(
+            live.union(&self.dead).copied().collect::<BTreeSet<_>>(),
+            frames,
+            "all that was written is live or dead"
+        );
         if self.dice.below(2) == 0 {
             self.kept.push(Kept { root: written.root, map, reached: live.clone() });
         }

@@ -79,7 +79,8 @@ fn a_range_names_nothing_behind_its_end() {
     let bench = Bench::new();
     let tree = tree_of(&bench, 20_000);
     let last_in_range = 400u32;
-    let mut cursor = View::at(tree.stored_root().unwrap()).cursor(bench.ctx(), &[], Some(&last_in_range.to_be_bytes())).unwrap();
+    let mut cursor =
+        View::at(tree.stored_root().unwrap()).cursor(bench.ctx(), &[], Some(&last_in_range.to_be_bytes())).unwrap();
     bench.cache.clear();
     let before = bench.frames.reads();
     let mut rows = 0u32;

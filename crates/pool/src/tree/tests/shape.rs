@@ -18,7 +18,8 @@ fn rising_keys_leave_full_leaves() {
     assert_sound(bench.ctx(), &tree);
 }
 
-/// As in a dataset: inodes rise while entries of several directories rise behind them, all in one tree.
+/// As in a dataset: inodes rise while entries of several directories rise behind them, all in one
+/// tree.
 #[test]
 fn rising_keys_between_others_leave_full_leaves() {
     let bench = Bench::new();

@@ -1,4 +1,5 @@
-//! Figures, printed, in processor time, so that a busy machine changes them little: `cargo test --release -p nacre-pool -- --ignored --nocapture speed_of_trees`.
+//! Figures, printed, in processor time, so that a busy machine changes them little: `cargo test
+//! --release -p nacre-pool -- --ignored --nocapture speed_of_trees`.
 
 use super::*;
 
@@ -23,7 +24,12 @@ fn say(what: &str, operations: usize, start: Instant) {
 }
 
 fn said(what: &str, operations: usize, seconds: f64) {
-    println!("{what:44} {:8.3} s {:9.2} M/s {:8.0} ns each", seconds, operations as f64 / seconds / 1e6, seconds * 1e9 / operations as f64);
+    println!(
+        "{what:44} {:8.3} s {:9.2} M/s {:8.0} ns each",
+        seconds,
+        operations as f64 / seconds / 1e6,
+        seconds * 1e9 / operations as f64
+    );
 }
 
 fn scan(ctx: Context<'_>, view: &View) -> usize {

@@ -1,4 +1,5 @@
-//! A cage's stand-in that changes the tree while it is counted, at every point where the walk asks the layer something, and in threads.
+//! A cage's stand-in that changes the tree while it is counted, at every point where the walk asks
+//! the layer something, and in threads.
 
 use super::*;
 use std::collections::HashSet;
@@ -13,7 +14,8 @@ struct Known {
     group: Option<usize>,
 }
 
-/// A tree, everything that is in it, and what was touched. Directories keep their number when others go.
+/// A tree, everything that is in it, and what was touched. Directories keep their number when
+/// others go.
 struct Cage {
     mem: Arc<Mem>,
     random: u64,
@@ -178,7 +180,8 @@ impl Cage {
 
     fn move_directory(&mut self) {
         let ((at, directory), (parent, above), fresh) = (self.a_directory(), self.a_directory(), self.fresh_name());
-        // Not out of its group, not a directory with a limit, and not into itself (the layer says so).
+        // Not out of its group, not a directory with a limit, and not into itself (the layer says
+        // so).
         if at > 2 && above.group == directory.group && self.rename(&directory, &above, &fresh).is_ok() {
             self.touch(directory.id, &directory.node, directory.group);
             if let Some(control) = &self.control {
@@ -212,7 +215,8 @@ impl Cage {
     }
 }
 
-/// Counts while `change` is called at every opportunity; the result must be what a count of the quiet tree finds.
+/// Counts while `change` is called at every opportunity; the result must be what a count of the
+/// quiet tree finds.
 fn count_while_changing(cage: Cage, at_once: usize, budget: usize) {
     let (rule, mem) = (cage.rule(), Arc::clone(&cage.mem));
     let cage = Arc::new(Mutex::new(Cage { budget, touched: HashMap::new(), gone: HashSet::new(), ..cage }));

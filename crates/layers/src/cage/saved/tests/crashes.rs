@@ -1,5 +1,6 @@
-//! Random lives of a cage: files change, checkpoints begin and are written (or not), the daemon dies at any step, the machine loses power.
-//! Whatever happens, a start after a crash must arrive at exactly what is on disk.
+//! Random lives of a cage: files change, checkpoints begin and are written (or not), the daemon
+//! dies at any step, the machine loses power. Whatever happens, a start after a crash must arrive
+//! at exactly what is on disk.
 
 use super::*;
 use proptest::prelude::*;
@@ -48,14 +49,16 @@ fn tidy(mut sums: Sums) -> Sums {
     sums
 }
 
-/// What a cage does at its start after a crash. `known` tells which files the checkpoint had, as a cage can tell by a charge.
+/// What a cage does at its start after a crash. `known` tells which files the checkpoint had, as a
+/// cage can tell by a charge.
 fn recover(start: Start, world: &World) -> Sums {
     let Start::Crashed { mut sums, touched, exact: true } = start else { panic!("{start:?}") };
     for touched in touched {
         let file = world.files.get(&touched.id.ino).copied().unwrap_or_default();
         for sum in accounts(&mut sums, touched.owner) {
             sum.bytes -= touched.charge;
-            // Every file costs something in this world, so a charge of 0 is a file that did not exist.
+            // Every file costs something in this world, so a charge of 0 is a file that did not
+            // exist.
             sum.inodes -= u64::from(touched.charge != 0);
         }
         if file.exists {
@@ -67,7 +70,8 @@ fn recover(start: Start, world: &World) -> Sums {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A change of a file to this size, and how much more than that is booked for it (corrected later).
+    /// A change of a file to this size, and how much more than that is booked for it (corrected
+    /// later).
     Change {
         ino: u64,
         bytes: u64,
@@ -109,7 +113,13 @@ struct Cage {
 
 impl Cage {
     fn new() -> Cage {
-        let mut cage = Cage { directory: TempDir::new().unwrap(), saved: None, world: Arc::default(), touched: BTreeSet::new(), boot: 1 };
+        let mut cage = Cage {
+            directory: TempDir::new().unwrap(),
+            saved: None,
+            world: Arc::default(),
+            touched: BTreeSet::new(),
+            boot: 1,
+        };
         assert_eq!(cage.open(), Start::New);
         cage.checkpoint();
         cage
@@ -167,8 +177,14 @@ impl Cage {
 
     fn after_begin(&mut self) {
         self.touched.clear();
-        let unsettled: Vec<u64> =
-            self.world.lock().files.iter().filter(|(_, file)| file.exists && file.booked != file.on_disk).map(|(&ino, _)| ino).collect();
+        let unsettled: Vec<u64> = self
+            .world
+            .lock()
+            .files
+            .iter()
+            .filter(|(_, file)| file.exists && file.booked != file.on_disk)
+            .map(|(&ino, _)| ino)
+            .collect();
         for ino in unsettled {
             self.touch(ino);
         }
@@ -178,15 +194,19 @@ impl Cage {
         let saved = self.saved.take().unwrap();
         {
             let sums = self.world.lock().sums(|file| file.booked);
-            // The first instant of a checkpoint is tried out before what is not settled has been noted: the older one is still valid.
+            // The first instant of a checkpoint is tried out before what is not settled has been
+            // noted: the older one is still valid.
             let pending = saved.begin_checkpoint(&sums, true).unwrap();
             self.touched.clear();
-            for (&ino, file) in self.world.lock().files.iter().filter(|(_, file)| file.exists && file.booked != file.on_disk) {
+            for (&ino, file) in
+                self.world.lock().files.iter().filter(|(_, file)| file.exists && file.booked != file.on_disk)
+            {
                 saved.touch(id(ino), b"", file.booked, file.owner);
                 self.touched.insert(ino);
             }
             pending.commit().unwrap();
-            *saved.observer.lock() = Some(Cage::observer(self.directory.path().to_path_buf(), Arc::clone(&self.world), self.boot()));
+            *saved.observer.lock() =
+                Some(Cage::observer(self.directory.path().to_path_buf(), Arc::clone(&self.world), self.boot()));
         }
         self.saved = Some(saved);
     }
@@ -202,7 +222,10 @@ impl Cage {
         match step {
             Step::Change { ino, bytes, slack, owner } => {
                 self.touch(ino);
-                self.world.lock().files.insert(ino, File { on_disk: bytes, booked: bytes + slack, exists: true, owner });
+                self.world
+                    .lock()
+                    .files
+                    .insert(ino, File { on_disk: bytes, booked: bytes + slack, exists: true, owner });
             }
             Step::Remove(ino) => {
                 self.touch(ino);

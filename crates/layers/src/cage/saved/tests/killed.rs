@@ -1,4 +1,5 @@
-//! A process that changes real files and keeps their accounts is killed at random moments; its successor must arrive at what the disk says.
+//! A process that changes real files and keeps their accounts is killed at random moments; its
+//! successor must arrive at what the disk says.
 
 use super::*;
 use std::{
@@ -70,14 +71,27 @@ fn changes_until_it_is_killed() {
                             touched.clear();
                         }
                         if touched.insert(name.clone()) {
-                            saved.touch(id(thread << 32 | u64::from(random % 40)), name.as_bytes(), was, owner(0, None));
+                            saved.touch(
+                                id(thread << 32 | u64::from(random % 40)),
+                                name.as_bytes(),
+                                was,
+                                owner(0, None),
+                            );
                         }
                         total.fetch_add(is.wrapping_sub(was), Ordering::Relaxed);
-                        // Under the lock: else a checkpoint would have to note this file as unsettled.
+                        // Under the lock: else a checkpoint would have to note this file as
+                        // unsettled.
                         if is == 0 {
                             let _ = fs::remove_file(&path);
                         } else {
-                            fs::OpenOptions::new().write(true).create(true).truncate(false).open(&path).unwrap().set_len(is).unwrap();
+                            fs::OpenOptions::new()
+                                .write(true)
+                                .create(true)
+                                .truncate(false)
+                                .open(&path)
+                                .unwrap()
+                                .set_len(is)
+                                .unwrap();
                         }
                     }
                 }
