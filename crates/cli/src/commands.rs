@@ -63,7 +63,7 @@ pub enum Order {
         /// Which.
         mountpoint: PathBuf,
         /// The new rules; `None` only reads users and groups again.
-        rules: Option<Box<nacre_layers::spec::RemapSpec>>,
+        rules: Option<Box<nacre_stack::spec::RemapSpec>>,
     },
     /// Print figures for Prometheus.
     Metrics {

@@ -22,7 +22,7 @@ use crate::{
     runtime::{self, Socket, Whose},
     union::run::{UnionAnswer, UnionRequest},
 };
-use nacre_layers::spec::RemapSpec;
+use nacre_stack::spec::RemapSpec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     cmp::Reverse,

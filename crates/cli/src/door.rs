@@ -5,7 +5,7 @@ use crate::{
     settings::{Atime, Door, Transport},
 };
 use nacre_fuse::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, XattrChoice};
-use nacre_layers::spec::{LayerSpec, RemapSpec, StackSpec, Symlinks};
+use nacre_stack::spec::{LayerSpec, RemapSpec, StackSpec, Symlinks};
 use std::{path::Path, sync::Arc};
 
 /// The type in the mount table, after `fuse.`: `mount.fuse.nacre` and `nacre` are the same there.

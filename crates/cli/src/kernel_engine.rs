@@ -20,8 +20,8 @@ use crate::{
 use nacre_layers::{
     accounts::{Accounts, group_id, user_id},
     remap::id_map::{MapRule, parse_rule},
-    spec::{CreateAs, HostSpec, LayerSpec, RemapSpec, Symlinks},
 };
+use nacre_stack::spec::{CreateAs, HostSpec, LayerSpec, RemapSpec, Symlinks};
 use nacre_sys::mounts::{self, IdRange, MountAttributes};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};

@@ -12,12 +12,10 @@ use crate::{
     settings::{Atime, Settings, Transport},
     shared,
 };
-use nacre_layers::{
-    shift::Ranges,
-    spec::{
-        BranchSource, BranchSpec, Branches, HostCoherence, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec,
-        ShiftSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec,
-    },
+use nacre_layers::shift::Ranges;
+use nacre_stack::spec::{
+    BranchSource, BranchSpec, Branches, HostCoherence, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec,
+    ShiftSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec,
 };
 use nacre_union::{BranchMode, parse_overlay};
 use std::{

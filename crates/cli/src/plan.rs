@@ -10,7 +10,7 @@ use crate::{
     failure::Failure,
     settings::{Door, Engine, Settings, Verbosity},
 };
-use nacre_layers::spec::StackSpec;
+use nacre_stack::spec::StackSpec;
 use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 
 /// What to do.
@@ -136,7 +136,7 @@ pub fn stack(program: &str, settings: Settings, positionals: Vec<OsString>) -> R
 /// followed by a colon or a bar.
 fn is_line(text: &[u8]) -> bool {
     let name: &[u8] = text.split(|byte| matches!(byte, b':' | b'|' | b' ')).next().unwrap_or_default();
-    nacre_layers::spec::LayerSpec::NAMES.iter().any(|known| known.as_bytes() == name)
+    nacre_stack::spec::LayerSpec::NAMES.iter().any(|known| known.as_bytes() == name)
 }
 
 /// A mount of this stack with these settings.

@@ -15,10 +15,10 @@ use crate::{
     settings::Engine,
     umount, union,
 };
-use nacre_layers::{
-    context::Context,
+use nacre_layers::context::Context;
+use nacre_stack::{
     spec::{LayerSpec, RemapSpec, StackSpec},
-    stack::{self, Stack},
+    {self, Stack},
 };
 use nacre_sys::signals::Signals;
 use nacre_vfs::Errno;
@@ -242,7 +242,7 @@ pub fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
             })?
         }
     };
-    stack::check_settings(&spec).map_err(|error| Failure::usage(error.to_string()))?;
+    nacre_stack::check_settings(&spec).map_err(|error| Failure::usage(error.to_string()))?;
     spec.directories_mut().into_iter().try_for_each(absolute)?;
     union::place::expand(&mut spec);
     if plan.program == crate::overlay::NAME {
@@ -440,7 +440,7 @@ fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failure> {
 /// # Errors
 /// Names the layer that cannot be built.
 pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, Failure> {
-    stack::build(spec, context).map_err(|error| Failure::of_stack(&error, error.reason))
+    nacre_stack::build(spec, context).map_err(|error| Failure::of_stack(&error, error.reason))
 }
 
 /// The first column of the mount table: as asked for, else the source, resolved.

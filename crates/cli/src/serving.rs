@@ -29,10 +29,10 @@ use crate::{
     },
 };
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
-use nacre_layers::{
-    context::Context,
+use nacre_layers::context::Context;
+use nacre_stack::{
+    Stack,
     spec::{BranchSpec, LayerSpec, RemapSpec, StackSpec},
-    stack::Stack,
 };
 use nacre_sys::signals::{Signal, Signals};
 use parking_lot::Mutex;

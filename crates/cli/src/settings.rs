@@ -14,11 +14,11 @@ use crate::{
 use nacre_layers::{
     remap::perms::Perms,
     size::{LimitRule, Share, Size},
-    spec::{
-        ChangePolicy, CreateAs, HostCoherence, HostSpec, LayerSpec, RemapSpec, SymlinkDeletion, Symlinks, ThrottleSpec,
-        TraceLevel, TraceSpec, WhenFull, Writes, XattrPolicy,
-    },
     throttle::rate::Rate,
+};
+use nacre_stack::spec::{
+    ChangePolicy, CreateAs, HostCoherence, HostSpec, LayerSpec, RemapSpec, SymlinkDeletion, Symlinks, ThrottleSpec,
+    TraceLevel, TraceSpec, WhenFull, Writes, XattrPolicy,
 };
 use serde::{Deserialize, Serialize};
 use std::{ffi::OsStr, fmt, path::PathBuf, str::FromStr, time::Duration};

@@ -7,10 +7,8 @@
 #![allow(clippy::print_stderr, reason = "a program")]
 
 use nacre_fuse::{FuseOptions, Mount, PassthroughChoice, TransportChoice, XattrChoice};
-use nacre_layers::{
-    host::{Host, HostOptions, prepare_worker},
-    spec::HostCoherence,
-};
+use nacre_layers::host::{Host, HostOptions, prepare_worker};
+use nacre_stack::spec::HostCoherence;
 use std::{error::Error, sync::Arc};
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -15,10 +15,8 @@ mod limited;
 use fixture::{eventually, mounted, on_each_transport, settle};
 use limited::{Limited, Room};
 use nacre_fuse::{FuseOptions, Mount, Status, TransportChoice};
-use nacre_layers::{
-    host::{Host, HostOptions},
-    spec::HostCoherence,
-};
+use nacre_layers::host::{Host, HostOptions};
+use nacre_stack::spec::HostCoherence;
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Seek, SeekFrom, Write},

@@ -10,10 +10,8 @@
 mod fixture;
 
 use fixture::{Mirror, counts, eventually, mounted, on_each_transport};
-use nacre_layers::{
-    host::{Host, HostOptions},
-    spec::HostCoherence,
-};
+use nacre_layers::host::{Host, HostOptions};
+use nacre_stack::spec::HostCoherence;
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Write},

@@ -10,7 +10,7 @@ mod fixture;
 
 use fixture::{Mirror, counts, on_each_transport};
 use nacre_fuse::{AclChoice, PassthroughChoice, XattrChoice};
-use nacre_layers::spec::HostCoherence;
+use nacre_stack::spec::HostCoherence;
 use std::{
     fs::{self, File, OpenOptions},
     io::{ErrorKind, Read, Write},

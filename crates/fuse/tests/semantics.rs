@@ -10,10 +10,8 @@ mod fixture;
 
 use fixture::{Mirror, eventually, mounted, on_each_transport};
 use nacre_fuse::{FuseOptions, PassthroughChoice, TransportChoice};
-use nacre_layers::{
-    host::{Host, HostOptions},
-    spec::HostCoherence,
-};
+use nacre_layers::host::{Host, HostOptions};
+use nacre_stack::spec::HostCoherence;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags, XattrFlags};
 use std::{
     collections::BTreeSet,

@@ -9,7 +9,7 @@
 mod fixture;
 
 use fixture::{Mirror, eventually, on_each_transport};
-use nacre_layers::spec::HostCoherence;
+use nacre_stack::spec::HostCoherence;
 use rustix::fs::inotify::{CreateFlags, ReadFlags, WatchFlags, add_watch, init};
 use std::{cell::RefCell, collections::BTreeSet, fs, mem::MaybeUninit, os::fd::OwnedFd, path::Path, process::Command};
 

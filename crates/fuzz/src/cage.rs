@@ -1,6 +1,6 @@
 //! The saved accounts of a cage: `docs/cage-state.md`.
 
-use nacre_layers::cage::saved::fuzz;
+use nacre_cage::saved::fuzz;
 
 /// The body of a checkpoint; its head is made to fit.
 pub fn cage_checkpoint(data: &[u8]) {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use nacre_layers::remap::{acl as lists, hide::Hidden, id_map, id_map::IdMap, perms::Perms};
 use nacre_layers::size::{LimitRule, Share, Size};
-use nacre_layers::spec::{BranchSpec, StackSpec};
+use nacre_stack::spec::{BranchSpec, StackSpec};
 use nacre_union::{BranchMode, CopyUpPolicy, CreatePolicy, Route, Routes, TierRules, Words};
 use nacre_vfs::Name;
 

@@ -40,7 +40,7 @@ pub trait Accounts: Send + Sync {
 /// A machine on which everybody exists, each with a number of their own: for looking at how rules
 /// are written before anybody is looked up.
 #[derive(Debug, Default)]
-pub(crate) struct Everybody(AtomicU32);
+pub struct Everybody(AtomicU32);
 
 impl Everybody {
     /// From the upper end, where no ids are in use.

@@ -26,7 +26,7 @@ pub fn simply_waiting() -> Waiting {
 ///
 /// # Errors
 /// Why it was not called.
-pub(crate) fn wait_for<T>(waiting: &Waiting, call: impl FnOnce() -> T) -> Result<T> {
+pub fn wait_for<T>(waiting: &Waiting, call: impl FnOnce() -> T) -> Result<T> {
     let (mut call, mut result) = (Some(call), None);
     waiting(&mut || result = call.take().map(|call| call()))?;
     // A `Waiting` that answers Ok without calling breaks its promise.

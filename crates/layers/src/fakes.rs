@@ -1,31 +1,37 @@
-//! Stand-ins for the system in unit tests: accounts, processes, block devices and a clock that only
+//! Stand-ins for the system in unit tests, of this crate and of those above (feature `fakes`): accounts, processes, block devices and a clock that only
 //! tests move.
 
 use crate::{
     accounts::{Accounts, Processes, User},
     clock::Clock,
+    context::{Context, Devices, Mounter, simply_waiting},
 };
 use nacre_vfs::Result;
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     io,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 /// alice 1000 (group users 100), bob 1001 (users, staff 50), carol 1002 (users).
 #[derive(Default)]
-pub(crate) struct FakeAccounts {
+pub struct FakeAccounts {
     asked: AtomicUsize,
     failing: AtomicBool,
 }
 
 impl FakeAccounts {
-    pub(crate) fn asked(&self) -> usize {
+    /// How often it was asked.
+    pub fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }
-    pub(crate) fn fail(&self, failing: bool) {
+    /// Whether it gives no answer.
+    pub fn fail(&self, failing: bool) {
         self.failing.store(failing, Ordering::Relaxed);
     }
     fn check(&self) -> io::Result<()> {
@@ -57,14 +63,17 @@ impl Accounts for FakeAccounts {
     }
 }
 
+/// Processes with the supplementary groups that a test gives them.
 #[derive(Default)]
-pub(crate) struct FakeProcesses {
-    pub(crate) groups: Mutex<HashMap<u32, Vec<u32>>>,
+pub struct FakeProcesses {
+    /// By process.
+    pub groups: Mutex<HashMap<u32, Vec<u32>>>,
     asked: AtomicUsize,
 }
 
 impl FakeProcesses {
-    pub(crate) fn asked(&self) -> usize {
+    /// How often it was asked.
+    pub fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }
 }
@@ -78,16 +87,18 @@ impl Processes for FakeProcesses {
 
 /// A clock that stands still until it is advanced; pausing advances it and adds up.
 #[derive(Default)]
-pub(crate) struct FakeClock {
+pub struct FakeClock {
     now: Mutex<Duration>,
     paused: Mutex<Duration>,
 }
 
 impl FakeClock {
-    pub(crate) fn advance(&self, by: Duration) {
+    /// Lets time pass.
+    pub fn advance(&self, by: Duration) {
         *self.now.lock() += by;
     }
-    pub(crate) fn paused(&self) -> Duration {
+    /// All pauses together.
+    pub fn paused(&self) -> Duration {
         *self.paused.lock()
     }
 }
@@ -100,5 +111,27 @@ impl Clock for FakeClock {
         *self.paused.lock() += duration;
         self.advance(duration);
         Ok(())
+    }
+}
+
+/// One block device, 8:1, of 1,000,001 bytes.
+struct FakeDevices;
+
+impl Devices for FakeDevices {
+    fn size(&self, major: u32, minor: u32) -> Option<u64> {
+        ((major, minor) == (8, 1)).then_some(1_000_001)
+    }
+}
+
+/// The surroundings of a mount by this user, of these stand-ins.
+pub fn context(uid: u32) -> Context {
+    Context {
+        mounter: Mounter { uid, gid: uid, groups: Vec::new() },
+        accounts: Arc::new(FakeAccounts::default()),
+        processes: Arc::new(FakeProcesses::default()),
+        devices: Arc::new(FakeDevices),
+        clock: Arc::new(FakeClock::default()),
+        waiting: simply_waiting(),
+        company: None,
     }
 }

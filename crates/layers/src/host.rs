@@ -32,7 +32,7 @@ mod tests;
 mod watch;
 mod xattr;
 
-use crate::spec::{HostCoherence, HostSpec, SymlinkDeletion, Symlinks};
+use crate::settings::{HostCoherence, HostSpec, SymlinkDeletion, Symlinks};
 use directories::Directories;
 use nacre_sys::xattrat;
 use nacre_vfs::{

@@ -252,7 +252,7 @@ impl Filter for Remap {
     }
 
     fn acls_up(&self, below: bool) -> bool {
-        below && self.rules.load().policies.xattr != crate::spec::XattrPolicy::None
+        below && self.rules.load().policies.xattr != crate::settings::XattrPolicy::None
     }
 }
 

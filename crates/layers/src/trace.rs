@@ -7,7 +7,7 @@
 //! changes at `debug`, questions at `trace` (or everything at `debug`). Errors are part of the line
 //! and never a warning: a name that does not exist is daily life.
 
-use crate::{clock::Clock, spec::TraceLevel};
+use crate::{clock::Clock, settings::TraceLevel};
 use nacre_vfs::{
     AllocateMode, Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
     Layer, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence,

@@ -1,34 +1,36 @@
 //! Whether a layer hears everything, or rests: see `Layer::rest`. Used by `host/watch/resting.rs`
-//! and `cage/resting.rs`, which say what it means there.
+//! and by cages, which say what it means there.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// It hears everything.
-pub(crate) const AWAKE: u8 = 0;
+pub const AWAKE: u8 = 0;
 /// It is to rest soon: whoever is wanted meanwhile makes it awake again.
-pub(crate) const DROWSY: u8 = 1;
+pub const DROWSY: u8 = 1;
 /// It rests.
-pub(crate) const RESTING: u8 = 2;
+pub const RESTING: u8 = 2;
 
 /// It rested, and what it has missed is being looked at: it hears everything, but who wants it has
 /// to wait.
-pub(crate) const WAKING: u8 = 3;
+pub const WAKING: u8 = 3;
 
 /// One of these.
 #[derive(Default)]
-pub(crate) struct Vigil(AtomicU8);
+pub struct Vigil(AtomicU8);
 
 impl Vigil {
-    pub(crate) fn is(&self, state: u8) -> bool {
+    /// Whether it is in this state.
+    pub fn is(&self, state: u8) -> bool {
         self.0.load(Ordering::Acquire) == state
     }
 
     /// Answers whether it was `from`, and is `to` now.
-    pub(crate) fn turns(&self, from: u8, to: u8) -> bool {
+    pub fn turns(&self, from: u8, to: u8) -> bool {
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    pub(crate) fn set(&self, state: u8) {
+    /// It is in this state from now on.
+    pub fn set(&self, state: u8) {
         self.0.store(state, Ordering::Release);
     }
 }

@@ -9,5 +9,5 @@ pub mod dataset;
 pub mod family;
 // The same locks as in `layers`: whether they are the real ones or loom's depends on how the crate
 // that uses them is built.
-#[path = "../../layers/src/sync.rs"]
+#[path = "../../cage/src/sync.rs"]
 mod sync;

@@ -8,10 +8,8 @@ use crate::{
     settings::{Atime, Engine, Settings},
     words::Given,
 };
-use nacre_layers::{
-    size::Share,
-    spec::{HostSpec, LayerSpec, StackSpec, TraceLevel, TraceSpec, WhenFull},
-};
+use nacre_layers::size::Share;
+use nacre_stack::spec::{HostSpec, LayerSpec, StackSpec, TraceLevel, TraceSpec, WhenFull};
 use std::{ffi::OsString, path::PathBuf};
 
 /// A cage to be made.

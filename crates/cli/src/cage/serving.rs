@@ -17,13 +17,10 @@ use crate::{
     report::{Report, path_text, printable},
     runtime::Whose,
 };
+use nacre_cage::{Cage, ledger::Limits};
 use nacre_fuse::Status;
-use nacre_layers::{
-    cage::{self, Cage, ledger::Limits},
-    context::Context,
-    size::Size,
-    spec::{CageSpec, LayerSpec, StackSpec, Writes},
-};
+use nacre_layers::{context::Context, size::Size};
+use nacre_stack::spec::{CageSpec, LayerSpec, StackSpec, Writes};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -157,16 +154,16 @@ pub fn reports(cages: &[Arc<Cage>], spec: &StackSpec, status: &Status, about: &A
     cages.iter().zip(specs).map(|(cage, spec)| report(cage.report(), spec, &directory, status, about)).collect()
 }
 
-fn report(told: cage::CageReport, spec: &CageSpec, directory: &str, status: &Status, about: &About) -> CageReport {
+fn report(told: nacre_cage::CageReport, spec: &CageSpec, directory: &str, status: &Status, about: &About) -> CageReport {
     let accounting = accounting(&told);
     let mode = mode(&told).to_owned();
-    let user = |user: cage::UserReport| UserReport {
+    let user = |user: nacre_cage::UserReport| UserReport {
         user: user_name(user.uid),
         uid: user.uid,
         used: user.used,
         limit: user.limit,
     };
-    let group = |group: cage::DirReport| DirectoryReport {
+    let group = |group: nacre_cage::DirReport| DirectoryReport {
         path: printable(group.path.as_bytes()),
         used: group.used,
         limit: group.limit,
@@ -214,7 +211,7 @@ fn report(told: cage::CageReport, spec: &CageSpec, directory: &str, status: &Sta
     }
 }
 
-fn mode(told: &cage::CageReport) -> &'static str {
+fn mode(told: &nacre_cage::CageReport) -> &'static str {
     match (told.writes.as_str(), told.unannounced, told.settled) {
         ("collected", true, _) => "collected",
         ("collected", false, true) => "announced",
@@ -223,7 +220,7 @@ fn mode(told: &cage::CageReport) -> &'static str {
     }
 }
 
-fn accounting(told: &cage::CageReport) -> String {
+fn accounting(told: &nacre_cage::CageReport) -> String {
     match (&told.recount, told.start.as_str()) {
         (recount, "lost") if recount.done == 0 => "last known, being counted anew",
         (recount, _) if recount.running => "exact, being checked",

@@ -2,10 +2,8 @@
 //! given, read by [`super::plan`].
 
 use super::engine::FileSystem;
-use nacre_layers::{
-    size::Size,
-    spec::{CageSpec, LayerSpec, WhenFull, Writes},
-};
+use nacre_layers::size::Size;
+use nacre_stack::spec::{CageSpec, LayerSpec, WhenFull, Writes};
 use std::path::PathBuf;
 
 /// Settings that only a cage has. Texts are well-formed; users and directories that they name are

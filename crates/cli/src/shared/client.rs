@@ -6,7 +6,7 @@ use super::{
     wire::{Order, Told, failure},
 };
 use crate::{control, daemon::Start, failure::Failure, plan::MountPlan, run, runtime, serve};
-use nacre_layers::spec::LayerSpec;
+use nacre_stack::spec::LayerSpec;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use std::{
     io::{self, BufReader, Write},

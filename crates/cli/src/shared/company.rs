@@ -10,10 +10,8 @@ use crate::{
     serving::Serving,
     union::run::{self, UnionRequest},
 };
-use nacre_layers::{
-    host,
-    spec::{BranchSpec, StackSpec},
-};
+use nacre_layers::host;
+use nacre_stack::spec::{BranchSpec, StackSpec};
 use nacre_union::BranchMode;
 use parking_lot::Mutex;
 use std::{

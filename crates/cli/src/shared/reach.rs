@@ -6,7 +6,7 @@
 //! open waits for itself when it is killed.
 
 use crate::report::path_text;
-use nacre_layers::spec::{LayerSpec, StackSpec};
+use nacre_stack::spec::{LayerSpec, StackSpec};
 use std::{
     fs,
     os::unix::fs::MetadataExt,

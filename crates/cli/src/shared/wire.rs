@@ -9,7 +9,7 @@ use crate::{
     settings::{Door, Engine, Verbosity},
     union,
 };
-use nacre_layers::spec::StackSpec;
+use nacre_stack::spec::StackSpec;
 use serde::{Deserialize, Serialize};
 use std::{ffi::OsString, path::PathBuf};
 

@@ -7,9 +7,9 @@ use crate::{
     settings::{Atime, Engine, Settings, Transport, Verbosity},
     words::{self, Unknown},
 };
-use nacre_layers::{
-    size::Size,
-    spec::{ChangePolicy, CreateAs, HostCoherence, SymlinkDeletion, Symlinks, WhenFull, Writes, XattrPolicy},
+use nacre_layers::size::Size;
+use nacre_stack::spec::{
+    ChangePolicy, CreateAs, HostCoherence, SymlinkDeletion, Symlinks, WhenFull, Writes, XattrPolicy,
 };
 use std::time::Duration;
 
@@ -254,7 +254,7 @@ fn the_last_one_wins() {
         (&["--group=5", "-g8"], "force-group=8"),
     ] {
         let layers = fold(arguments).unwrap().layers("/s".into());
-        let printed = nacre_layers::spec::StackSpec { layers }.to_line();
+        let printed = nacre_stack::spec::StackSpec { layers }.to_line();
         assert_eq!(printed, format!("host:/s | remap:{line}"), "{arguments:?}");
     }
     assert!(!fold(&["-r", "-o", "rw"]).unwrap().door.read_only);

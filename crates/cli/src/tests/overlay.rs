@@ -40,7 +40,7 @@ fn what_podman_says() {
         "{text}"
     );
     assert_eq!(text.matches("coherence=exclusive").count(), 4, "{text}");
-    assert_eq!(nacre_layers::spec::StackSpec::from_line(text.as_bytes()).unwrap().to_line(), text);
+    assert_eq!(nacre_stack::spec::StackSpec::from_line(text.as_bytes()).unwrap().to_line(), text);
     assert_eq!(plan.door.kernel_words, ["context=\"x\""]);
     assert_eq!(
         (plan.door.fsname.as_deref(), plan.door.subtype.as_deref()),

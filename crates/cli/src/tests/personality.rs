@@ -89,7 +89,7 @@ fn paths_are_bytes() {
     let name = OsStr::from_bytes(b"/s\xff\n");
     let plan = mount(personality::bindfs("bindfs", vec![name.to_owned(), OsString::from("MNT")]).unwrap());
     let StackSource::Spec(spec) = plan.stack else { panic!("a stack") };
-    let Some(nacre_layers::spec::LayerSpec::Host(host)) = spec.layers.first() else { panic!("a host layer") };
+    let Some(nacre_stack::spec::LayerSpec::Host(host)) = spec.layers.first() else { panic!("a host layer") };
     assert_eq!(host.source.as_os_str(), name);
 }
 

@@ -8,7 +8,7 @@ use crate::{
     plan::{MountPlan, Plan, Remount},
     union::command::{DrainHow, Place, TierOrder, UnionOrder},
 };
-use nacre_layers::spec::BranchSpec;
+use nacre_stack::spec::BranchSpec;
 use nacre_union::BranchMode;
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::Path};
 

@@ -10,7 +10,7 @@ use crate::{
     mountinfo,
     report::path_text,
 };
-use nacre_layers::spec::{BranchSpec, LayerSpec, StackSpec};
+use nacre_stack::spec::{BranchSpec, LayerSpec, StackSpec};
 use nacre_union::UnionOptions;
 use parking_lot::Mutex;
 use rustix::{

@@ -9,7 +9,7 @@ use crate::{
     words::Unknown,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use nacre_layers::spec::BranchSpec;
+use nacre_stack::spec::BranchSpec;
 use nacre_union::{BalanceRules, BranchMode, parse_size};
 use serde::{Deserialize, Serialize};
 use std::{

@@ -7,7 +7,7 @@ use crate::{
     failure::{Exit, Failure},
     report::path_text,
 };
-use nacre_layers::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec};
+use nacre_stack::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec};
 use nacre_union::{BRANCHES_MAX, check_overlap, escape_path};
 use std::{
     fs, io,

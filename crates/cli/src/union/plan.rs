@@ -7,9 +7,7 @@ use crate::{
     settings::{Atime, Engine, Settings},
     words::{self, Given, Unknown},
 };
-use nacre_layers::spec::{
-    BranchSpec, HostCoherence, LayerSpec, RemapSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec,
-};
+use nacre_stack::spec::{BranchSpec, HostCoherence, LayerSpec, RemapSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec};
 use nacre_union::{Udba, Words};
 use std::{
     ffi::{OsStr, OsString},
@@ -120,7 +118,7 @@ fn mount(
     };
     let read_only = branches.iter().all(|branch| !branch.mode.creates());
     let spec = UnionSpec {
-        branch: nacre_layers::spec::Branches(branches),
+        branch: nacre_stack::spec::Branches(branches),
         option,
         coherence,
         noatime: settings.door.atime == Some(Atime::No),

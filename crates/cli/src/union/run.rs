@@ -17,10 +17,10 @@ use crate::{
     runtime::Whose,
     serve,
 };
-use nacre_layers::{
-    size::Size,
+use nacre_layers::size::Size;
+use nacre_stack::{
+    self as stack,
     spec::{BranchSource, BranchSpec, Branches, HostCoherence, LayerSpec, StackSpec, UnionSpec},
-    stack,
 };
 use nacre_union::BranchMode;
 use serde::{Deserialize, Serialize};

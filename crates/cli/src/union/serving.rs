@@ -17,10 +17,10 @@ use crate::{
     failure::{Exit, Failure},
     report::{path_text, printable},
 };
-use nacre_layers::{
-    context::Context,
+use nacre_layers::context::Context;
+use nacre_stack::{
     spec::{BranchSpec, StackSpec},
-    stack::{BranchError, Stack},
+    {BranchError, Stack},
 };
 use nacre_union::{BalanceRules, BranchMode, BranchStatus, Control, Direction, Presence, Problem, Stay, Union};
 use nacre_vfs::Errno;
@@ -364,7 +364,7 @@ pub fn check(stack: &Stack, repair: bool, read_only: Option<&[bool]>) -> Result<
 pub fn plan(spec: &StackSpec, absent: &[Absent]) -> String {
     let mut text = String::from("branches, from the top\n");
     for layer in &spec.layers {
-        if let nacre_layers::spec::LayerSpec::Union(union) = layer {
+        if let nacre_stack::spec::LayerSpec::Union(union) = layer {
             for branch in &union.branch.0 {
                 text.push_str(&format!("  {} {}\n", path_text(&branch.name()), branch.mode));
             }

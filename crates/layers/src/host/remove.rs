@@ -8,7 +8,7 @@
 //! replace any file of the system.
 
 use super::{Shared, errno, locate::is_gone, stat};
-use crate::{accounts::Processes, spec::SymlinkDeletion, system::SystemProcesses};
+use crate::{accounts::Processes, settings::SymlinkDeletion, system::SystemProcesses};
 use nacre_sys::credentials;
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
 use rustix::fs::{Access, AtFlags, Mode, OFlags};

@@ -13,7 +13,7 @@ mod resting;
 mod watching;
 
 use super::{Directories, Host, HostNode, HostOptions};
-use crate::spec::HostCoherence;
+use crate::settings::HostCoherence;
 use nacre_vfs::{
     Attr, Caller, Entry, Errno, FileId, Kind, Layer, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, Result,
     SetAttr, XattrFlags,

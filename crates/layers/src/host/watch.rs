@@ -31,7 +31,7 @@ use super::{
     node::{HostNode, Place},
     stat,
 };
-use crate::{spec::HostCoherence, vigil::Vigil};
+use crate::{settings::HostCoherence, vigil::Vigil};
 use inotify::DirectoryWatches;
 use marks::Marks;
 use nacre_vfs::{Coherence, FileId, Invalidation, Kind, Scope};

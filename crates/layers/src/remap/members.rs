@@ -162,7 +162,7 @@ mod tests {
             accounts: Arc::clone(accounts) as _,
             processes: Arc::clone(processes) as _,
             clock: Arc::clone(clock) as _,
-            ..crate::remap::tests::context(0)
+            ..crate::fakes::context(0)
         };
         Members::new(list, &context)
     }

@@ -2,7 +2,7 @@
 //! rename and truncation. Pure.
 
 use super::{acl, owner::Owners, perms::Perms};
-use crate::spec::{ChangePolicy, XattrPolicy};
+use crate::settings::{ChangePolicy, XattrPolicy};
 use nacre_vfs::{Attr, Errno, Kind, Op, OpenFlags, Result, SetAttr};
 
 const X_BITS: u32 = 0o111;

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     accounts::{Accounts, Everybody, group_id, user_id},
     context::{Context, Devices, Mounter},
-    spec::{CreateAs, RemapSpec},
+    settings::{CreateAs, RemapSpec},
 };
 use nacre_vfs::Kind;
 use std::{fmt, sync::Arc};
@@ -120,7 +120,7 @@ impl fmt::Debug for Rules {
 pub struct RulesError {
     what: String,
     /// They are for root alone.
-    pub(crate) denied: bool,
+    pub denied: bool,
 }
 
 impl fmt::Display for RulesError {

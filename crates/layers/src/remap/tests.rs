@@ -2,10 +2,9 @@
 
 use super::*;
 use crate::{
-    context::{Context, Devices, Mounter, simply_waiting},
-    fakes::{FakeAccounts, FakeClock, FakeProcesses},
+    fakes::context,
     mem::Mem,
-    spec::{ChangePolicy, CreateAs, RemapSpec, XattrPolicy},
+    settings::{ChangePolicy, CreateAs, RemapSpec, XattrPolicy},
 };
 use nacre_vfs::{DirEntry, DirSink, Entry, FileId, Filtered, Layer, RenameFlags, SetTime, Time, XattrFlags};
 
@@ -27,26 +26,6 @@ pub(crate) fn attr(kind: Kind) -> Attr {
         mtime: Time { sec: 1, nsec: 0 },
         ctime: Time { sec: 2, nsec: 0 },
         btime: None,
-    }
-}
-
-struct FakeDevices;
-
-impl Devices for FakeDevices {
-    fn size(&self, major: u32, minor: u32) -> Option<u64> {
-        ((major, minor) == (8, 1)).then_some(1_000_001)
-    }
-}
-
-pub(crate) fn context(uid: u32) -> Context {
-    Context {
-        mounter: Mounter { uid, gid: uid, groups: Vec::new() },
-        accounts: Arc::new(FakeAccounts::default()),
-        processes: Arc::new(FakeProcesses::default()),
-        devices: Arc::new(FakeDevices),
-        clock: Arc::new(FakeClock::default()),
-        waiting: simply_waiting(),
-        company: None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Symbolic links shown as their targets, and what deleting and replacing them does.
 
 use super::*;
-use crate::spec::{SymlinkDeletion, Symlinks};
+use crate::settings::{SymlinkDeletion, Symlinks};
 use nacre_vfs::{DirEntry, DirSink};
 use std::{fs, os::unix::fs::symlink};
 

@@ -181,7 +181,7 @@ fn another_name_and_no_name_make_no_difference() {
 fn writes_through_a_link_shown_as_its_target_are_reported_for_the_target() {
     let watch = |options: &mut HostOptions| {
         options.coherence = HostCoherence::Watch;
-        options.symlinks = crate::spec::Symlinks::Resolve;
+        options.symlinks = crate::settings::Symlinks::Resolve;
     };
     let door = Door::with(watch, 64);
     let (sender, receiver) = channel();

@@ -25,7 +25,7 @@
 //! thread.
 
 use super::{super::Shared, event_loop};
-use crate::spec::Symlinks;
+use crate::settings::Symlinks;
 use nacre_sys::{fanotify, inode::proc_path};
 use nacre_vfs::Invalidation;
 use parking_lot::{Mutex, RwLock};

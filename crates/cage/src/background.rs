@@ -1,0 +1,654 @@
+//! What a cage does by itself: saving its accounts, counting, waiting for a door to settle, running
+//! the command of the soft limit.
+//!
+//! Started with the cage (and, for the settling, when a door collects), ended by
+//! [`super::Cage::shut_down`]. Invariants: nothing here is waited for by an operation, but for the
+//! settling; a count replaces the books, and a checkpoint copies them, only while no file is being
+//! made and nothing is being booked ([`Shared::naming`], then [`Shared::changing`]).
+
+use super::{
+    books::Shared,
+    collecting::Collecting,
+    inodes::Account,
+    ledger::Sums,
+    options::RecountReport,
+    recount::{Control, Held, Recount, Rule as CountRule, Stopped, lower_priority},
+    resting::Counting,
+};
+use nacre_vfs::{Attr, Collector, FileId, Name, Node};
+use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
+use std::{
+    collections::{HashMap, HashSet},
+    process::{Command, Stdio},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+/// How often changed accounts are saved.
+const SAVE_EVERY: Duration = Duration::from_secs(30);
+
+/// How often it is looked whether something is to be done.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// After a count, the next one because of changes from outside waits at least so long, and twenty
+/// times as long as the count took.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether a count is due.
+const DOUBT_EVERY: Duration = Duration::from_millis(500);
+
+/// When settling is tried again where a door could not.
+const SETTLE_AGAIN: Duration = Duration::from_secs(5);
+
+/// How late a change of our own may be reported; after that, the same is somebody else's.
+const REPORTED: Duration = Duration::from_secs(1);
+
+/// How long a call that is about to write may take to begin.
+const STRAGGLERS: Duration = Duration::from_millis(10);
+
+/// How long one who wants no name to be made stands in the way of those who make some.
+const PATIENCE_LEAST: Duration = Duration::from_millis(10);
+const PATIENCE_MOST: Duration = Duration::from_millis(200);
+
+/// Names of own changes that are remembered until they are reported.
+const OWN_NAMES: usize = 4096;
+
+/// See the file's head.
+#[derive(Default)]
+pub(super) struct Background {
+    wishes: Mutex<Wishes>,
+    /// Counts begun so far, and one.
+    counts: AtomicU64,
+    wake: Condvar,
+    changed: AtomicBool,
+    doubtful: AtomicBool,
+    /// Where a watch reports our own changes as well: the names of those.
+    own_names: Mutex<Option<HashMap<Box<[u8]>, Instant>>>,
+    /// The same for the files themselves.
+    own_ids: Mutex<Option<HashMap<FileId, Instant>>>,
+    /// Everything that was ever found in the cage, as far as it has been counted: a watch also
+    /// reports what lies elsewhere.
+    members: Mutex<Members>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Digests of identities.
+#[derive(Default)]
+struct Members {
+    present: HashSet<u64>,
+    /// Those of the count that is running.
+    next: Option<HashSet<u64>>,
+}
+
+/// Two that are taken for one do no harm but a count too many.
+fn digest(id: &FileId) -> u64 {
+    [id.ino, id.generation, id.fs].into_iter().fold(0xcbf2_9ce4_8422_2325, |digest: u64, part| {
+        // FNV-1a over words.
+        (digest ^ part).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29)
+    })
+}
+
+#[derive(Default)]
+struct Wishes {
+    stop: bool,
+    checkpoint: bool,
+    count: bool,
+    running: Option<Arc<Control>>,
+    report: RecountReport,
+}
+
+impl Background {
+    /// Something was noted, so that a checkpoint is worth making.
+    pub(super) fn note_change(&self) {
+        if !self.changed.swap(true, Ordering::Relaxed) {
+            self.rouse();
+        }
+    }
+
+    /// Wakes whoever has looked and found nothing to do.
+    fn rouse(&self) {
+        drop(self.wishes.lock());
+        self.wake.notify_all();
+    }
+
+    /// Something was changed that only a count can book.
+    pub(super) fn doubt(&self) {
+        if !self.doubtful.swap(true, Ordering::Relaxed) {
+            self.rouse();
+        }
+    }
+
+    /// Everything is counted before the books are used: that needs no count by itself.
+    pub(super) fn no_doubt(&self) {
+        self.doubtful.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.doubtful.load(Ordering::Relaxed)
+    }
+
+    /// Somebody waits for the count that runs.
+    pub(super) fn hurry(&self) {
+        if let Some(control) = &self.wishes.lock().running {
+            control.hurry(true);
+        }
+    }
+
+    pub(super) fn report(&self) -> RecountReport {
+        let mut report = self.wishes.lock().report;
+        report.due |= self.is_doubtful();
+        report
+    }
+
+    /// A directory has another place: a count walks it again, and what was noted of the files below
+    /// is out of date.
+    pub(super) fn directory_moved(&self, node: &Node, group: Option<usize>) {
+        let mut wishes = self.wishes.lock();
+        if let Some(control) = &wishes.running {
+            control.moved(node.clone(), group);
+        }
+        wishes.checkpoint = true;
+        self.wake.notify_all();
+    }
+
+    fn wish(&self, wish: impl FnOnce(&mut Wishes)) {
+        wish(&mut self.wishes.lock());
+        self.wake.notify_all();
+    }
+
+    /// The number that what is touched now is marked with.
+    pub(super) fn counts(&self) -> u64 {
+        self.counts.load(Ordering::Acquire) + 1
+    }
+
+    /// From now on, names that we change ourselves are remembered.
+    pub(super) fn expect_own_names(&self) {
+        *self.own_names.lock() = Some(HashMap::new());
+        *self.own_ids.lock() = Some(HashMap::new());
+    }
+
+    /// We are about to change this name.
+    #[expect(clippy::disallowed_methods, reason = "how long a name is remembered; nothing else depends on it")]
+    pub(super) fn own_name(&self, name: Name<'_>) {
+        if let Some(names) = &mut *self.own_names.lock() {
+            if names.len() >= OWN_NAMES {
+                names.clear();
+            }
+            names.insert(name.bytes().into(), Instant::now());
+        }
+    }
+
+    /// Whether a reported change of a name was ours.
+    pub(super) fn was_own(&self, name: &[u8]) -> bool {
+        self.own_names.lock().as_mut().and_then(|names| names.remove(name)).is_some_and(|at| at.elapsed() < REPORTED)
+    }
+
+    /// We are about to change this file in a way that the books do not notice.
+    #[expect(clippy::disallowed_methods, reason = "how long a number is remembered; nothing else depends on it")]
+    pub(super) fn own_id(&self, id: impl FnOnce() -> nacre_vfs::Result<FileId>) {
+        if let Some(ids) = &mut *self.own_ids.lock()
+            && let Ok(id) = id()
+        {
+            if ids.len() >= OWN_NAMES {
+                ids.clear();
+            }
+            ids.insert(id, Instant::now());
+        }
+    }
+
+    /// Whether a reported change of a file was ours.
+    pub(super) fn was_own_id(&self, id: &FileId) -> bool {
+        self.own_ids.lock().as_mut().and_then(|ids| ids.remove(id)).is_some_and(|at| at.elapsed() < REPORTED)
+    }
+
+    /// Something was made in the cage, or found there.
+    pub(super) fn belongs(&self, id: &FileId) {
+        let mut members = self.members.lock();
+        members.present.insert(digest(id));
+        if let Some(next) = &mut members.next {
+            next.insert(digest(id));
+        }
+    }
+
+    /// Whether something lies in the cage, as far as is known.
+    pub(super) fn has(&self, id: &FileId) -> bool {
+        let members = self.members.lock();
+        let is_in = |set: &HashSet<u64>| set.contains(&digest(id));
+        is_in(&members.present) || members.next.as_ref().is_some_and(is_in)
+    }
+
+    /// Something is no more, with its last name and its last open file.
+    pub(super) fn ended(&self, id: &FileId) {
+        let mut members = self.members.lock();
+        members.present.remove(&digest(id));
+        if let Some(next) = &mut members.next {
+            next.remove(&digest(id));
+        }
+    }
+
+    fn found(&self, id: &FileId) {
+        if let Some(next) = &mut self.members.lock().next {
+            next.insert(digest(id));
+        }
+    }
+
+    fn add(&self, thread: std::io::Result<JoinHandle<()>>) {
+        match thread {
+            Ok(thread) => self.threads.lock().push(thread),
+            Err(error) => {
+                tracing::error!(%error, "a thread of a cage cannot be started; its accounts are not saved, nor counted again")
+            }
+        }
+    }
+
+    /// Ends all threads and waits for them; once.
+    pub(super) fn stop(&self) {
+        self.wish(|wishes| {
+            wishes.stop = true;
+            if let Some(control) = &wishes.running {
+                control.cancel();
+            }
+        });
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread of a cage had failed");
+            }
+        }
+    }
+}
+
+fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work)
+}
+
+/// Starts the keeping of the books; with `count`, with a count.
+pub(super) fn start(shared: &Arc<Shared>, count: bool) {
+    shared.background.wish(|wishes| wishes.count = count);
+    let books = Arc::clone(shared);
+    shared.background.add(thread("nacre-cage-save", move || save(&books)));
+    let counts = Arc::clone(shared);
+    shared.background.add(thread("nacre-cage-count", move || keep_counting(&counts)));
+}
+
+/// Saves the accounts now and then, and when asked to.
+fn save(shared: &Shared) {
+    let background = &shared.background;
+    let Some(saved) = &shared.saved else { return };
+    let mut last = shared.clock.now();
+    loop {
+        {
+            let mut wishes = background.wishes.lock();
+            if !wishes.stop && !wishes.checkpoint {
+                if background.changed.load(Ordering::Relaxed) {
+                    background.wake.wait_for(&mut wishes, LOOK_EVERY);
+                } else {
+                    background.wake.wait(&mut wishes);
+                }
+            }
+            if wishes.stop {
+                return;
+            }
+            let due =
+                shared.clock.now().saturating_sub(last) >= SAVE_EVERY && background.changed.load(Ordering::Relaxed);
+            if !std::mem::take(&mut wishes.checkpoint) && !due && !saved.wants_checkpoint() {
+                continue;
+            }
+        }
+        background.changed.store(false, Ordering::Relaxed);
+        shared.checkpoint();
+        last = shared.clock.now();
+    }
+}
+
+impl Shared {
+    /// Holds off whatever makes names. Whoever makes one may be waiting for a door to settle
+    /// meanwhile, and those who come after a waiting writer wait, too: so it is tried for short
+    /// times only, lest all who serve the door come to wait here.
+    #[expect(clippy::disallowed_methods, reason = "a lock that nobody may queue for is tried again")]
+    fn nothing_made(&self) -> RwLockWriteGuard<'_, ()> {
+        let mut patience = PATIENCE_LEAST;
+        loop {
+            if let Some(naming) = self.naming.try_write_for(patience) {
+                return naming;
+            }
+            std::thread::sleep(PATIENCE_LEAST * 2);
+            patience = (patience * 2).min(PATIENCE_MOST);
+        }
+    }
+
+    /// Saves the accounts.
+    pub(super) fn checkpoint(&self) {
+        let Some(saved) = &self.saved else { return };
+        let pending = {
+            let _naming = self.nothing_made();
+            let _changing = self.changing.write();
+            saved.begin_checkpoint(&self.ledger.sums(), self.exact.load(Ordering::Relaxed))
+        };
+        // What is booked for these may be more than they need: after a crash they are looked at.
+        for inode in self.inodes.all() {
+            let mut state = inode.lock();
+            if state.loaded && (state.writers > 0 || state.pool > 0) {
+                self.touch(&inode, &mut state);
+            }
+        }
+        if let Err(error) = pending.and_then(super::saved::Pending::commit) {
+            tracing::warn!(cage = self.name, %error, "the accounts of a cage cannot be saved");
+            self.background.note_change();
+        }
+    }
+
+    /// Saves the accounts for the last time.
+    pub(super) fn close_books(&self) {
+        let Some(saved) = &self.saved else { return };
+        let sums = {
+            let _naming = self.nothing_made();
+            let _changing = self.changing.write();
+            self.ledger.sums()
+        };
+        if let Err(error) = saved.close(&sums, self.exact.load(Ordering::Relaxed)) {
+            tracing::warn!(cage = self.name, %error, "the accounts of a cage cannot be saved; they are put right at the next start");
+        }
+    }
+}
+
+/// How a count counts.
+struct OfShared {
+    shared: Weak<Shared>,
+}
+
+impl CountRule for OfShared {
+    fn counts(&self, _id: &FileId) -> bool {
+        // Subvolumes have device numbers of their own, and what is mounted inside is stored through
+        // the cage, too.
+        true
+    }
+
+    fn cost(&self, node: &Node, attr: &Attr) -> u64 {
+        let Some(shared) = self.shared.upgrade() else { return 0 };
+        shared.background.found(&attr.id);
+        shared.rule.cost(attr, shared.keeps(node, attr))
+    }
+
+    fn group(&self, directory: &FileId, above: Option<usize>) -> Option<usize> {
+        let shared = self.shared.upgrade()?;
+        shared.limited.read().get(directory).copied().or(above)
+    }
+}
+
+/// Counts when asked to, and when changes from outside have made it necessary.
+fn keep_counting(shared: &Arc<Shared>) {
+    lower_priority();
+    let background = &shared.background;
+    loop {
+        // Whoever counts takes this lock first, and that of the wishes then.
+        let not_before = {
+            let last = shared.resting.counting.lock();
+            last.ended + COUNT_EVERY.max(last.took * 20)
+        };
+        let asked = {
+            let mut wishes = background.wishes.lock();
+            if !wishes.stop && !wishes.count {
+                if background.doubtful.load(Ordering::Relaxed) {
+                    background.wake.wait_for(&mut wishes, DOUBT_EVERY);
+                } else {
+                    background.wake.wait(&mut wishes);
+                }
+            }
+            if wishes.stop {
+                return;
+            }
+            let due = background.is_doubtful() && shared.clock.now() >= not_before;
+            let asked = std::mem::take(&mut wishes.count);
+            if !asked && !due {
+                continue;
+            }
+            asked
+        };
+        let mut counting = shared.resting.counting.lock();
+        // It has begun to rest meanwhile: everything is counted before it matters.
+        if !asked && shared.resting.books_are_old() {
+            continue;
+        }
+        // Before it begins: what happens meanwhile needs another one.
+        background.doubtful.store(false, Ordering::Relaxed);
+        if let Err(error @ Stopped::Root(_)) = count_next(shared, &mut counting, false) {
+            tracing::warn!(cage = shared.name, ?error, "the files of a cage cannot be counted");
+            background.doubt();
+        }
+    }
+}
+
+/// Counts everything and puts the result in place of the books.
+///
+/// # Errors
+/// Told to stop, or the root cannot be reached.
+pub(super) fn count(shared: &Arc<Shared>, hurry: bool) -> Result<(), Stopped> {
+    count_next(shared, &mut shared.resting.counting.lock(), hurry)
+}
+
+/// The same, by who has waited for the counts before it.
+pub(super) fn count_next(shared: &Arc<Shared>, counting: &mut Counting, hurry: bool) -> Result<(), Stopped> {
+    shared.resting.wakes();
+    let _everything_touched = shared.inodes.pin();
+    // What is touched from here on is held against what the walk finds.
+    shared.background.counts.fetch_add(1, Ordering::AcqRel);
+    if !shared.dirs.is_empty() {
+        shared.find_limited_again();
+    }
+    let start = shared.clock.now();
+    let rule = Arc::new(OfShared { shared: Arc::downgrade(shared) });
+    let mut recount = Recount::new(Arc::clone(&shared.below), rule, Arc::clone(&shared.clock));
+    let control = recount.control();
+    control.hurry(hurry);
+    let background = &shared.background;
+    {
+        let mut wishes = background.wishes.lock();
+        if wishes.stop {
+            return Err(Stopped::Cancelled);
+        }
+        wishes.running = Some(Arc::clone(&control));
+        wishes.report.running = true;
+    }
+    background.members.lock().next = Some(HashSet::from([digest(&shared.root)]));
+    let result = count_and_settle(shared, &mut recount);
+    {
+        let mut members = background.members.lock();
+        if let Some(next) = members.next.take().filter(|_| result.is_ok()) {
+            members.present = next;
+        }
+    }
+    let ended = shared.clock.now();
+    counting.note(ended, ended.saturating_sub(start), hurry);
+    let seconds = counting.took.as_secs_f64();
+    shared.resting.woke(result.is_ok());
+    background.wish(|wishes| {
+        wishes.running = None;
+        wishes.report.running = false;
+        if let Ok(corrected) = result {
+            wishes.report.done += 1;
+            wishes.report.seconds = seconds;
+            wishes.report.corrected = corrected;
+            wishes.checkpoint = true;
+        }
+    });
+    result.map(|corrected| {
+        let progress = control.progress();
+        tracing::info!(
+            cage = shared.name,
+            files = progress.files,
+            bytes = progress.bytes,
+            corrected,
+            seconds,
+            "the files of a cage were counted"
+        );
+    })
+}
+
+fn count_and_settle(shared: &Shared, recount: &mut Recount) -> Result<i64, Stopped> {
+    loop {
+        recount.run()?;
+        let _naming = shared.nothing_made();
+        let _changing = shared.changing.write();
+        let touched = shared.inodes.all().into_iter().filter(|inode| inode.id != shared.root).filter_map(|inode| {
+            let account: Account = *inode.account.lock();
+            // What is open may have no name any more, so that the walk did not find it.
+            let held = account.count == shared.background.counts()
+                || account.count > 0 && inode.open.load(Ordering::Acquire) > 0;
+            if !held {
+                // The walk knows better, if somebody else has changed it.
+                inode.stale.store(true, Ordering::Release);
+            }
+            held.then(|| Held {
+                id: inode.id,
+                owner: account.owner,
+                bytes: account.bytes,
+                inodes: u64::from(account.counted),
+            })
+        });
+        let Some(counted) = recount.settle(touched) else { continue };
+        let before: Sums = shared.ledger.sums();
+        for unread in &counted.unread {
+            tracing::warn!(cage = shared.name, path = %unread.path.escape_ascii(), error = %unread.errno, "this could not be counted");
+        }
+        if counted.complete {
+            shared.ledger.replace(&counted.sums);
+        } else {
+            shared.ledger.raise(&counted.sums);
+        }
+        shared.set_exact(counted.complete);
+        let after = shared.ledger.sums();
+        drop((_changing, _naming));
+        shared.look_at_room();
+        return Ok(i64::try_from(i128::from(after.whole.bytes) - i128::from(before.whole.bytes)).unwrap_or(i64::MAX));
+    }
+}
+
+/// Lets a door collect, and waits for it to settle when its permission was recalled. Answers
+/// whether that can be done.
+pub(super) fn collect(shared: &Arc<Shared>, door: &Arc<dyn Collector>) -> bool {
+    let collecting = Arc::new(Collecting::new(Arc::clone(door)));
+    let (weak, waiting) = (Arc::downgrade(shared), Arc::clone(&collecting));
+    // It may be waiting for the door when the cage ends, so nobody waits for it.
+    match thread("nacre-cage-settle", move || settle(&weak, &waiting)) {
+        Ok(_detached) => shared.collecting.set(collecting).is_ok(),
+        Err(error) => {
+            tracing::warn!(%error, "no thread for settling: writes are not collected");
+            false
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "stragglers tell nobody when they have gone by")]
+fn settle(shared: &Weak<Shared>, collecting: &Collecting) {
+    while collecting.wait_unsettled(SETTLE_AGAIN) {
+        // A call that has asked whether it may, but not begun to copy, is seen by nobody: it is
+        // given time to begin, and waited for again.
+        let result = collecting.door.settle().and_then(|()| {
+            std::thread::sleep(STRAGGLERS);
+            collecting.door.settle()
+        });
+        let Some(shared) = shared.upgrade() else { return };
+        match result {
+            Ok(()) => {
+                shared.drain_stale();
+                collecting.settled(true);
+            }
+            Err(error) => {
+                tracing::warn!(cage = shared.name, %error, "what the kernel holds back cannot be written now; room is kept for it, and it is tried again");
+                collecting.settled(false);
+            }
+        }
+    }
+}
+
+/// Starts telling of crossings of the soft limit: in the log, and by a command.
+pub(super) fn watch_soft(shared: &Arc<Shared>, command: Option<String>) {
+    let (tell, told): (Sender<bool>, Receiver<bool>) = channel();
+    let weak = Arc::downgrade(shared);
+    let tell = Mutex::new(tell);
+    match thread("nacre-cage-soft", move || soft(&weak, &told, command.as_deref())) {
+        // Ends with the ledger, which holds the other end.
+        Ok(_detached) => shared.ledger.on_soft(move |above| {
+            if tell.lock().send(above).is_err() {
+                tracing::debug!("nobody is told of the soft limit any more");
+            }
+        }),
+        Err(error) => tracing::error!(%error, "no thread for the soft limit: nobody is told of it"),
+    }
+}
+
+fn soft(shared: &Weak<Shared>, told: &Receiver<bool>, command: Option<&str>) {
+    while let Ok(mut above) = told.recv() {
+        // Only the newest counts, where the command took longer than the change.
+        while let Ok(newer) = told.try_recv() {
+            above = newer;
+        }
+        let Some(shared) = shared.upgrade() else { return };
+        let totals = shared.ledger.totals();
+        let (name, used) = (shared.name.clone(), totals.sums.whole.bytes);
+        drop(shared);
+        let (limit, soft) = (totals.limits.bytes.unwrap_or(u64::MAX), totals.limits.soft.unwrap_or(u64::MAX));
+        if above {
+            tracing::warn!(cage = name, used, soft, limit, "use has reached the soft limit");
+        } else {
+            tracing::info!(cage = name, used, soft, limit, "use has fallen below the soft limit");
+        }
+        if let Some(command) = command {
+            run(command, &name, used, limit, if above { "soft" } else { "below" });
+        }
+    }
+}
+
+/// Runs the command and waits for its end.
+fn run(command: &str, name: &str, used: u64, limit: u64, event: &str) {
+    let result = Command::new("/bin/sh")
+        .args(["-c", command])
+        .env("NACRE_CAGE", name)
+        .env("NACRE_CAGE_USED", used.to_string())
+        .env("NACRE_CAGE_LIMIT", limit.to_string())
+        .env("NACRE_CAGE_EVENT", event)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .status();
+    match result {
+        Ok(status) if status.success() => tracing::info!(cage = name, event, "the command of the soft limit has ended"),
+        Ok(status) => tracing::warn!(cage = name, event, %status, "the command of the soft limit has failed"),
+        Err(error) => tracing::warn!(cage = name, event, %error, "the command of the soft limit cannot be run"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Cage, CageOptions, ledger::Limits};
+    use nacre_layers::{context::Context, mem::Mem};
+    use nacre_vfs::{Caller, Layer, Name, OpenFlags};
+    use std::sync::Arc;
+
+    #[test]
+    fn what_is_gone_takes_no_memory() {
+        let cage = Cage::new(
+            Arc::new(Mem::new()),
+            CageOptions::new(Limits::default()),
+            &Context::system().expect("the surroundings"),
+        )
+        .expect("a cage");
+        let members = || cage.shared.background.members.lock().present.len();
+        let (root, before) = (cage.root().expect("the root").node, members());
+        for number in 0..100 {
+            let text = number.to_string();
+            let name = Name::new(text.as_bytes()).expect("a name");
+            let (_, file) = cage.create(&Caller::ROOT, &root, name, 0o600, OpenFlags::READ_WRITE).expect("a file");
+            assert_eq!(members(), before + 1);
+            cage.unlink(&Caller::ROOT, &root, name).expect("gone");
+            assert_eq!(members(), before + 1, "somebody has it open");
+            drop(file);
+            assert_eq!(members(), before);
+        }
+    }
+}

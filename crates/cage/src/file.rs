@@ -1,0 +1,510 @@
+//! An open file in a cage.
+//!
+//! Made by the layer at open and creation. What is written is booked before it is written, under
+//! the file's lock, and corrected afterwards where the worst case need not have come true. No
+//! descriptor is handed out for the kernel to write through, nor to read through: a kernel that
+//! reads one open file of an inode that way has to write all of them that way.
+
+use super::{
+    Storage,
+    books::{ROUNDS, Shared, Short, Source},
+    collecting::Phase,
+    inodes::{Announced, Inode, State},
+    ledger::Full,
+};
+use nacre_sys::ioctls::command;
+use nacre_vfs::{AllocateMode, Caller, Collected, Errno, Ioctl, LockOwner, Node, OpenFile, OpenFlags, Opened, Result};
+use parking_lot::MutexGuard;
+use rustix::fs::OFlags;
+use std::{
+    any::Any,
+    os::fd::BorrowedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+/// What an announced write of unknown length counts as.
+const UNKNOWN: u64 = 1 << 20;
+
+/// An announced write that did not happen so long ago will not happen any more: between a call's
+/// question and its copying of bytes into the cache lies nothing that takes time.
+const STALE: Duration = Duration::from_secs(10);
+
+/// How long a write of unknown length waits for others to arrive: its caller may hold what they
+/// need.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// One open file's part in what is known of its inode; given back when it is closed.
+pub(super) struct Lease {
+    shared: Arc<Shared>,
+    inode: Arc<Inode>,
+    flags: OpenFlags,
+    /// A door may collect what is written through it.
+    collectable: bool,
+    /// It does.
+    collected: AtomicBool,
+}
+
+impl Lease {
+    /// Counts an open file, from before it is opened: what is unlinked meanwhile is not taken for
+    /// gone.
+    pub(super) fn new(shared: &Arc<Shared>, inode: &Arc<Inode>, flags: OpenFlags, collectable: bool) -> Lease {
+        inode.open.fetch_add(1, Ordering::AcqRel);
+        let mut state = inode.lock();
+        state.handles += 1;
+        if flags.writes() {
+            state.writers += 1;
+        }
+        if flags.writes() && flags.appends() {
+            state.appenders += 1;
+        }
+        drop(state);
+        Lease {
+            shared: Arc::clone(shared),
+            inode: Arc::clone(inode),
+            flags,
+            collectable,
+            collected: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut state = self.inode.lock();
+        state.handles -= 1;
+        if self.flags.writes() {
+            state.writers -= 1;
+        }
+        if self.flags.writes() && self.flags.appends() {
+            state.appenders -= 1;
+        }
+        let collected = *self.collected.get_mut();
+        if collected {
+            state.collected -= 1;
+            if state.collected == 0 {
+                // All of it arrived before the last one could be closed.
+                self.shared.drain_pool(&self.inode, &mut state);
+            }
+        }
+        if state.gone && state.handles == 0 && state.loaded {
+            self.shared.free(&self.inode, &mut state);
+        }
+        drop(state);
+        self.inode.open.fetch_sub(1, Ordering::AcqRel);
+        if collected && let Some(collecting) = self.shared.collecting.get() {
+            collecting.dismiss();
+        }
+    }
+}
+
+/// An open file.
+pub(super) struct CageFile {
+    // Closed first, then given back.
+    below: Opened,
+    node: Node,
+    lease: Lease,
+}
+
+impl CageFile {
+    pub(super) fn new(below: Opened, node: Node, lease: Lease) -> CageFile {
+        if lease.flags.writes() {
+            lease.shared.written.lock().insert(address(&*below), Arc::clone(&lease.inode));
+        }
+        CageFile { below, node, lease }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.lease.shared
+    }
+
+    fn inode(&self) -> &Inode {
+        &self.lease.inode
+    }
+
+    fn refresh(&self, state: &mut State) {
+        self.shared().refresh(self.inode(), state, &self.node, Some(&*self.below));
+    }
+
+    /// Does `work` under the file's lock until it is done or nothing helps against its lack of
+    /// room.
+    fn with_room<T>(&self, mut work: impl FnMut(&mut State, bool) -> Result<T, Lack>) -> Result<T> {
+        let mut round = 0;
+        // The kernel makes EIO of a short answer to a write by O_DIRECT that others may be under
+        // way with.
+        let whole = OFlags::from_bits_retain(self.lease.flags.raw()).contains(OFlags::DIRECT);
+        loop {
+            let mut state = self.inode().lock();
+            if !state.loaded {
+                self.refresh(&mut state);
+            }
+            let owner = state.owner;
+            // Room is made before a write is cut short, where it can be made.
+            let partly = !whole && (round >= ROUNDS || self.shared().when_full == crate::settings::WhenFull::Deny);
+            let (short, bytes) = match work(&mut state, partly) {
+                Ok(done) => return Ok(done),
+                Err(Lack::Other(error)) => return Err(error),
+                Err(Lack::Room(short, bytes)) => (short, bytes),
+            };
+            let holds = state.collected > 0;
+            drop(state);
+            match self.shared().relieve_holding(holds, short, owner, bytes, round) {
+                Ok(()) => round += 1,
+                // Nothing could be made free, but a part may fit.
+                Err(_) if !partly && !whole && matches!(short, Short::Full(_)) => round = ROUNDS,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether what is written may have been held back by a door: nobody can be told any more that
+    /// it does not fit.
+    fn source(state: &State) -> Source {
+        match state.collected {
+            0 => Source::Call,
+            _ if nacre_vfs::is_arriving() => Source::Held,
+            _ => Source::Beside,
+        }
+    }
+
+    fn write_under(&self, state: &mut State, data: &[u8], offset: Option<u64>, partly: bool) -> Result<usize, Lack> {
+        let (shared, inode) = (self.shared(), self.inode());
+        let at = match offset {
+            Some(offset) => offset,
+            None => {
+                // Somebody else may have appended, also from outside.
+                let attr = shared.below.getattr(&Caller::ROOT, &self.node, Some(&*self.below)).map_err(Lack::Other)?;
+                shared.learn(inode, state, &self.node, &attr);
+                attr.size
+            }
+        };
+        let length = data.len() as u64;
+        let source = CageFile::source(state);
+        shared.before_jump(inode, state, &self.node, Some(&*self.below), at);
+        let full_before = state.cost == shared.rule.whole(state.size);
+        let admitted = shared
+            .admit_write(inode, state, (at, length), source, partly)
+            .map_err(|short| Lack::Room(short, shared.worst(state, at, length)))?;
+        let part = data.get(..usize::try_from(admitted).unwrap_or(usize::MAX)).unwrap_or(data);
+        let result = match offset {
+            Some(offset) => self.below.write(part, offset),
+            None => self.below.append(part),
+        };
+        match result {
+            Ok(written) => {
+                if at >= state.size && written > 0 {
+                    state.grown = true;
+                }
+                state.size = state.size.max(at.saturating_add(written as u64));
+                state.add_solid(shared.rule.blocks(at, written as u64));
+                // Without holes before and after, what was booked is exact.
+                if written < part.len() || state.kept || !full_before || state.cost != shared.rule.whole(state.size) {
+                    self.refresh(state);
+                }
+                Ok(written)
+            }
+            Err(error) => {
+                self.refresh(state);
+                Err(Lack::Other(error))
+            }
+        }
+    }
+
+    fn write_at(&self, data: &[u8], offset: Option<u64>) -> Result<usize> {
+        if data.is_empty() || !self.lease.flags.writes() {
+            return match offset {
+                Some(offset) => self.below.write(data, offset),
+                None => self.below.append(data),
+            };
+        }
+        self.with_room(|state, partly| self.write_under(state, data, offset, partly))
+    }
+
+    fn allocate_under(&self, state: &mut State, mode: AllocateMode, offset: u64, length: u64) -> Result<(), Lack> {
+        let (shared, inode) = (self.shared(), self.inode());
+        let makes_holes =
+            mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE);
+        let end = offset.saturating_add(length);
+        if mode.any(AllocateMode::KEEP_SIZE) && !makes_holes && end > state.size {
+            // From here on, what lies behind its end is kept and counts.
+            state.kept = true;
+        }
+        shared.before_jump(inode, state, &self.node, Some(&*self.below), offset);
+        let new = if !makes_holes {
+            shared.worst(state, offset, length)
+        } else if mode.any(AllocateMode::INSERT_RANGE) && shared.rule.storage == Storage::Lagging {
+            // Moving the end of a file costs where its length does.
+            shared.rule.whole(state.size.saturating_add(length)).saturating_sub(state.cost)
+        } else {
+            0
+        };
+        shared.book_new(inode, state, new, Source::Call).map_err(|short| Lack::Room(short, new))?;
+        let worst = state.cost;
+        let result = self.below.allocate(mode, offset, length);
+        if result.is_ok() && mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE) {
+            shared.emptied(inode, state, offset, end);
+        }
+        if mode.any(AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE | AllocateMode::ZERO_RANGE)
+            || result.is_err()
+        {
+            state.unsure();
+        }
+        self.refresh(state);
+        if result.is_ok() && !makes_holes && state.cost >= worst {
+            state.add_solid(shared.rule.blocks(offset, length));
+        }
+        result.map_err(Lack::Other)
+    }
+
+    fn copy_under(&self, state: &mut State, inode: &Inode, copy: &Copy<'_>, partly: bool) -> Result<u64, Lack> {
+        let shared = self.shared();
+        if let Some(node) = state.node.clone() {
+            if !state.loaded {
+                shared.refresh(inode, state, &node, Some(copy.target));
+            }
+            shared.before_jump(inode, state, &node, Some(copy.target), copy.target_offset);
+        }
+        let admitted = shared
+            .admit_write(inode, state, (copy.target_offset, copy.length), CageFile::source(state), partly)
+            .map_err(|short| Lack::Room(short, shared.worst(state, copy.target_offset, copy.length)))?;
+        let result = self.below.copy_to(copy.offset, copy.target, copy.target_offset, admitted, copy.flags);
+        if let Ok(copied) = result {
+            state.add_solid(shared.rule.blocks(copy.target_offset, copied));
+        }
+        // The target's own attributes: its file is not ours to ask by, its node is.
+        if let Some(node) = state.node.clone() {
+            shared.refresh(inode, state, &node, Some(copy.target));
+        }
+        result.map_err(Lack::Other)
+    }
+
+    /// Books the blocks that an announced write will add behind the end.
+    fn announce_under(&self, state: &mut State, length: u64) -> Result<(), Lack> {
+        let (shared, inode) = (self.shared(), self.inode());
+        if state.announced.is_none() || !state.loaded {
+            // All has arrived, so the end is where the host says.
+            self.refresh(state);
+        }
+        let from = state.announced.map_or(state.size, |announced| announced.end.max(state.size));
+        let to = from.saturating_add(length);
+        let reserved = state.announced.map_or(0, |announced| shared.rule.whole(announced.end));
+        let start = shared.rule.floor(from);
+        let known = if state.solid.contains(&start) || state.solid.end == start { state.solid.end } else { start };
+        let new = shared.rule.whole(to).saturating_sub(known.max(reserved));
+        {
+            let _changing = shared.changing.read();
+            shared.touch(inode, state);
+            shared.take(state.owner, new, 0, Source::Call).map_err(|short| Lack::Room(short, new))?;
+            state.pool += new;
+        }
+        state.announced = Some(Announced { end: to, at: shared.clock.now() });
+        Ok(())
+    }
+}
+
+/// Why something is not done under a file's lock.
+enum Lack {
+    /// So many bytes do not fit.
+    Room(Short, u64),
+    Other(Errno),
+}
+
+struct Copy<'a> {
+    offset: u64,
+    target: &'a dyn OpenFile,
+    target_offset: u64,
+    length: u64,
+    flags: u32,
+}
+
+/// By what a file can be recognised when it comes back wrapped: the one that the lowest layer made.
+fn address(file: &dyn OpenFile) -> usize {
+    std::ptr::from_ref(file.inner()).cast::<()>().addr()
+}
+
+/// The commands that cannot make a file larger: flags, extended flags (with the project) and
+/// versions.
+pub(super) fn harmless(request: &Ioctl<'_>) -> bool {
+    matches!(
+        request.command,
+        command::GET_FLAGS | command::SET_FLAGS | command::GET_VERSION | command::GET_EXTENDED | command::SET_EXTENDED
+    )
+}
+
+impl Shared {
+    /// After a settling: what was announced long before it and has not arrived will not.
+    pub(super) fn drain_stale(&self) {
+        let now = self.clock.now();
+        for inode in self.inodes.all() {
+            let mut state = inode.lock();
+            if state.announced.is_some_and(|announced| now.saturating_sub(announced.at) > STALE) {
+                self.drain_pool(&inode, &mut state);
+            }
+        }
+    }
+
+    /// Whether a settling may find that something is booked in vain.
+    fn has_stale(&self) -> bool {
+        let now = self.clock.now();
+        let stale = |inode: &Arc<Inode>| {
+            let state: MutexGuard<'_, State> = inode.lock();
+            state.pool > 0 && state.announced.is_some_and(|announced| now.saturating_sub(announced.at) > STALE)
+        };
+        self.inodes.all().iter().any(stale)
+    }
+}
+
+impl Drop for CageFile {
+    fn drop(&mut self) {
+        if self.lease.flags.writes() {
+            // Before the file itself goes: another one may get its address.
+            self.shared().written.lock().remove(&address(&*self.below));
+        }
+    }
+}
+
+impl Collected for CageFile {
+    fn begin(&self) -> bool {
+        let shared = self.shared();
+        let Some(collecting) = shared.collecting.get() else { return false };
+        let mut state = self.inode().lock();
+        // Where a user or a directory has a limit of its own, each write is booked when it happens:
+        // room is kept free in the whole cage only.
+        let limited = state.owner.group.is_some() || shared.ledger.limits().users.contains_key(&state.owner.uid);
+        if limited || self.lease.collected.load(Ordering::Relaxed) || !collecting.admit(shared.ledger.room()) {
+            return false;
+        }
+        self.lease.collected.store(true, Ordering::Relaxed);
+        state.collected += 1;
+        // What is collected arrives at places that only the kernel knows: its blocks must be known
+        // as they are.
+        self.refresh(&mut state);
+        true
+    }
+
+    fn unannounced(&self) -> bool {
+        let shared = self.shared();
+        shared.collecting.get().is_some_and(|collecting| collecting.unannounced(shared.ledger.room()))
+    }
+
+    fn announce(&self, length: Option<u64>) -> Result<()> {
+        let shared = self.shared();
+        let Some(collecting) = shared.collecting.get() else { return Err(Errno::EIO) };
+        let most = if length.is_some() { super::books::ARRIVAL } else { PATIENCE };
+        let length = length.unwrap_or(UNKNOWN);
+        let (mut round, mut looked, mut waited) = (0, false, false);
+        while !collecting.unannounced(shared.ledger.room()) {
+            // What is still arriving has the first claim.
+            if collecting.phase() == Phase::Recalled && !waited {
+                shared.wait_settled(most)?;
+                waited = true;
+                continue;
+            }
+            let (short, owner, bytes) = {
+                let mut state = self.inode().lock();
+                match self.announce_under(&mut state, length) {
+                    Ok(()) => return Ok(()),
+                    Err(Lack::Other(error)) => return Err(error),
+                    Err(Lack::Room(short, bytes)) => (short, state.owner, bytes),
+                }
+            };
+            if short == Short::Full(Full::Whole) && !looked && shared.has_stale() {
+                looked = true;
+                collecting.unsettle();
+                continue;
+            }
+            if short == Short::Unsettled && waited {
+                return Err(shared.refuse(Full::Whole));
+            }
+            shared.relieve(short, owner, bytes, round)?;
+            round += 1;
+        }
+        Ok(())
+    }
+}
+
+impl OpenFile for CageFile {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+        self.write_at(data, Some(offset))
+    }
+
+    fn append(&self, data: &[u8]) -> Result<usize> {
+        self.write_at(data, None)
+    }
+
+    fn flush(&self, owner: LockOwner) -> Result<()> {
+        let result = self.below.flush(owner);
+        if self.lease.flags.writes() {
+            let mut state = self.inode().lock();
+            if state.kept || state.cost != self.shared().rule.whole(state.size) {
+                self.refresh(&mut state);
+            }
+        }
+        result
+    }
+
+    fn fsync(&self, data_only: bool) -> Result<()> {
+        let result = self.below.fsync(data_only);
+        if self.lease.flags.writes() {
+            self.refresh(&mut self.inode().lock());
+        }
+        result
+    }
+
+    fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        if !self.lease.flags.writes() || length == 0 {
+            return self.below.allocate(mode, offset, length);
+        }
+        self.with_room(|state, _| self.allocate_under(state, mode, offset, length))
+    }
+
+    fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64> {
+        let Some(inode) = self.shared().written.lock().get(&address(target)).cloned() else {
+            // Not open for writing, which is refused below; or not ours to book.
+            self.below.copy_to(offset, target, target_offset, 0, flags)?;
+            return Err(Errno::EXDEV);
+        };
+        let size = self.shared().below.getattr(&Caller::ROOT, &self.node, Some(&*self.below))?.size;
+        let length = length.min(size.saturating_sub(offset));
+        let copy = Copy { offset, target, target_offset, length, flags };
+        let mut round = 0;
+        loop {
+            let mut state = inode.lock();
+            let owner = state.owner;
+            let partly = round >= ROUNDS || self.shared().when_full == crate::settings::WhenFull::Deny;
+            let (short, bytes) = match self.copy_under(&mut state, &inode, &copy, partly) {
+                Ok(copied) => return Ok(copied),
+                Err(Lack::Other(error)) => return Err(error),
+                Err(Lack::Room(short, bytes)) => (short, bytes),
+            };
+            drop(state);
+            match self.shared().relieve(short, owner, bytes, round) {
+                Ok(()) => round += 1,
+                Err(_) if !partly && matches!(short, Short::Full(_)) => round = ROUNDS,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        // Others may clone or allocate.
+        if harmless(&request) { self.below.ioctl(request, output) } else { Err(Errno::ENOTTY) }
+    }
+
+    fn backing(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn collected(&self) -> Option<&dyn Collected> {
+        if self.lease.collectable { Some(self) } else { None }
+    }
+
+    nacre_vfs::forward_file! { inner read seek test_lock set_lock flock }
+}

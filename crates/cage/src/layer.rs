@@ -1,0 +1,537 @@
+//! The cage as a layer: which operations change what is stored, and what is booked for them.
+
+use super::{
+    Cage,
+    books::{Shared, Short},
+    file::{CageFile, Lease, harmless},
+    inodes::{Inode, State},
+    ledger::Owner,
+    names::{Changing, Reserve},
+};
+use crate::settings::Writes;
+use nacre_vfs::{
+    Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
+    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+};
+use rustix::fs::OFlags;
+use std::sync::{Arc, mpsc::Sender};
+
+/// How often a creation looks whether the name is there after all.
+const TRIES: usize = 8;
+
+impl Cage {
+    /// Opens what exists.
+    fn open_existing(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+        let shared = &self.shared;
+        let inode = shared.inodes.get(shared.below.id(node)?);
+        // Readable, since whoever collects parts of pages reads the rest; where that is refused, it
+        // is opened as asked, and not collected.
+        let collectable = collectable(flags) && shared.collects();
+        if collectable {
+            match self.open_with(caller, node, &inode, flags, both_ways(flags)) {
+                Err(error) => tracing::debug!(%error, "a file cannot be opened for collecting writes to it"),
+                opened => return opened,
+            }
+        }
+        self.open_with(caller, node, &inode, flags, flags)
+    }
+
+    /// Opens a file with the flags `lower` below.
+    fn open_with(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        inode: &Arc<Inode>,
+        flags: OpenFlags,
+        lower: OpenFlags,
+    ) -> Result<Opened> {
+        let shared = &self.shared;
+        let lease = Lease::new(shared, inode, flags, lower != flags);
+        let below = if flags.truncates() {
+            let mut state = inode.lock();
+            if !state.loaded {
+                let attr = shared.below.getattr(caller, node, None)?;
+                shared.load(&mut state, node, &attr);
+            }
+            shared.touch(inode, &mut state);
+            let below = shared.below.open(caller, node, lower)?;
+            cut(shared, inode, &mut state, node, &*below);
+            below
+        } else {
+            let below = shared.below.open(caller, node, lower)?;
+            let mut state = inode.lock();
+            // Each append has a look itself, and so has the beginning of collecting.
+            if flags.writes() && !(flags.appends() && state.loaded) {
+                let attr = shared.below.getattr(caller, node, Some(&*below))?;
+                shared.learn(inode, &mut state, node, &attr);
+            }
+            drop(state);
+            below
+        };
+        Ok(Arc::new(CageFile::new(below, node.clone(), lease)))
+    }
+
+    /// Creates a file that must not exist yet.
+    fn create_new(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        let shared = &self.shared;
+        let _naming = shared.naming.read();
+        let group = shared.group(parent);
+        let _parent = Changing::begin(shared, parent, true)?;
+        let reserve = Reserve::new(shared, Owner { uid: caller.uid, group }, 0, 1)?;
+        let fresh = OpenFlags((flags.raw() | OpenFlags::EXCL) & !OpenFlags::TRUNC);
+        let collectable = collectable(flags) && shared.collects();
+        let _name = shared.lock_name(parent, name)?;
+        let (entry, below) =
+            shared.below.create(caller, parent, name, mode, if collectable { both_ways(fresh) } else { fresh })?;
+        let inode = shared.born(&entry, group, true, reserve);
+        let lease = Lease::new(shared, &inode, flags, collectable);
+        let file = Arc::new(CageFile::new(below, entry.node.clone(), lease));
+        Ok((entry, file))
+    }
+}
+
+/// Whether writes to a file opened so can be collected: only at its end, by one who does not wait
+/// for the storage.
+fn collectable(flags: OpenFlags) -> bool {
+    let waits = OFlags::SYNC | OFlags::DSYNC | OFlags::DIRECT;
+    flags.writes() && !flags.reads() && flags.appends() && !OFlags::from_bits_retain(flags.raw()).intersects(waits)
+}
+
+/// The same flags for reading and writing, at any place.
+fn both_ways(flags: OpenFlags) -> OpenFlags {
+    OpenFlags((flags.raw() & !(3 | OpenFlags::APPEND)) | OpenFlags::READ_WRITE.raw())
+}
+
+/// A file was made empty.
+fn cut(shared: &Shared, inode: &Inode, state: &mut State, node: &Node, file: &dyn OpenFile) {
+    state.unsure();
+    state.kept = false;
+    if let Some(announced) = &mut state.announced {
+        announced.end = 0;
+    }
+    shared.refresh(inode, state, node, Some(file));
+}
+
+impl Layer for Cage {
+    fn root(&self) -> Result<Entry> {
+        self.shared.below.root()
+    }
+
+    fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        self.shared.below.lookup(caller, parent, name)
+    }
+
+    fn id(&self, node: &Node) -> Result<FileId> {
+        self.shared.below.id(node)
+    }
+
+    fn path(&self, node: &Node) -> Option<Vec<u8>> {
+        self.shared.below.path(node)
+    }
+
+    fn adopt(&self, known: &Node, fresh: &Node) {
+        self.shared.below.adopt(known, fresh);
+    }
+
+    fn hold(&self, directory: &Node, gone: bool) {
+        self.shared.below.hold(directory, gone);
+    }
+
+    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+        self.shared.below.getattr(caller, node, file)
+    }
+
+    fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
+        self.shared.below.access(caller, node, mask)
+    }
+
+    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+        self.shared.attend();
+        let shared = &self.shared;
+        shared.background.own_id(|| shared.below.id(node));
+        if change.size.is_none() && change.uid.is_none() {
+            return shared.below.setattr(caller, node, file, change);
+        }
+        let inode = shared.inodes.get(shared.below.id(node)?);
+        let mut round = 0;
+        loop {
+            let mut state = inode.lock();
+            if !state.loaded {
+                let attr = shared.below.getattr(caller, node, file)?;
+                shared.load(&mut state, node, &attr);
+            }
+            match change_under(shared, caller, (node, &inode, &mut state), file, change) {
+                Ok(attr) => return attr,
+                Err((short, bytes)) => {
+                    let owner = Owner { uid: change.uid.unwrap_or(state.owner.uid), ..state.owner };
+                    let holds = state.collected > 0;
+                    drop(state);
+                    shared.relieve_holding(holds, short, owner, bytes, round)?;
+                }
+            }
+            round += 1;
+        }
+    }
+
+    fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
+        self.shared.below.readlink(caller, node)
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        self.shared.attend();
+        self.shared.background.own_name(name);
+        for _ in 0..TRIES {
+            let refused = match self.create_new(caller, parent, name, mode, flags) {
+                // What is there needs no room.
+                Err(error @ (Errno::EEXIST | Errno::ENOSPC | Errno::EDQUOT)) if !flags.exclusive() => error,
+                other => return other,
+            };
+            match self.shared.below.lookup(caller, parent, name) {
+                Ok(entry) if entry.attr.kind == Kind::File => {
+                    let file = self.open_existing(caller, &entry.node, flags)?;
+                    let attr =
+                        if flags.truncates() { self.getattr(caller, &entry.node, Some(&*file))? } else { entry.attr };
+                    return Ok((Entry { attr, ..entry }, file));
+                }
+                Ok(entry) if entry.attr.kind == Kind::Directory => return Err(Errno::EISDIR),
+                // The kernel looks again and does what is right for it.
+                Ok(_) => return Err(Errno::ESTALE),
+                Err(Errno::ENOENT) if refused == Errno::EEXIST => {}
+                Err(Errno::ENOENT) => return Err(refused),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        self.shared.attend();
+        let shared = &self.shared;
+        let _naming = shared.naming.read();
+        let group = shared.group(parent);
+        let reserve = Reserve::new(shared, Owner { uid: caller.uid, group }, 0, 1)?;
+        let (entry, below) = shared.below.tmpfile(caller, parent, mode, flags)?;
+        let inode = shared.inodes.get(entry.attr.id);
+        let lease = Lease::new(shared, &inode, flags, false);
+        shared.born(&entry, group, false, reserve);
+        let file = Arc::new(CageFile::new(below, entry.node.clone(), lease));
+        Ok((entry, file))
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
+        self.shared.attend();
+        self.shared.background.own_name(name);
+        let bytes = if self.shared.directories_cost { self.shared.rule.unit } else { 0 };
+        let entry =
+            self.shared.make(caller, (parent, name), bytes, || self.shared.below.mkdir(caller, parent, name, mode))?;
+        self.shared.new_directory(&entry);
+        Ok(entry)
+    }
+
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        kind: Kind,
+        mode: u32,
+        device: (u32, u32),
+    ) -> Result<Entry> {
+        self.shared.attend();
+        self.shared.background.own_name(name);
+        self.shared
+            .make(caller, (parent, name), 0, || self.shared.below.mknod(caller, parent, name, kind, mode, device))
+    }
+
+    fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        self.shared.attend();
+        self.shared.background.own_name(name);
+        // Some keep short ones in the inode, some never do; it is corrected at once.
+        let bytes = self.shared.rule.whole(target.len() as u64);
+        self.shared.make(caller, (parent, name), bytes, || self.shared.below.symlink(caller, parent, name, target))
+    }
+
+    fn link(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
+        self.shared.attend();
+        self.shared.add_link(caller, node, file, parent, name)
+    }
+
+    fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.shared.attend();
+        self.shared.remove(caller, parent, name, false)
+    }
+
+    fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.shared.attend();
+        self.shared.remove(caller, parent, name, true)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        new_parent: &Node,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.shared.attend();
+        self.shared.move_name(caller, (parent, name), (new_parent, new_name), flags)
+    }
+
+    fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+        if flags.writes() || flags.truncates() {
+            self.shared.attend();
+        }
+        self.open_existing(caller, node, flags)
+    }
+
+    fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        self.shared.below.readdir(caller, node, from, attributes, sink)
+    }
+
+    fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
+        self.shared.below.fsyncdir(caller, node, data_only)
+    }
+
+    fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
+        self.shared.attend();
+        let shared = &self.shared;
+        let mut figures = shared.below.statfs(caller, node)?;
+        let totals = shared.ledger.totals();
+        let group = shared.group(node);
+        let of_group = group.and_then(|group| {
+            Some((*totals.limits.dirs.get(group)?, totals.sums.dirs.get(&group).map_or(0, |sum| sum.bytes)))
+        });
+        let whole = totals.limits.bytes.map(|limit| (limit, totals.sums.whole.bytes));
+        let fragment = u64::from(figures.fragment.max(1));
+        for (limit, used) in whole.into_iter().chain(of_group) {
+            let free = limit.saturating_sub(used) / fragment;
+            figures.blocks = if whole.is_some_and(|whole| whole.0 == limit) {
+                limit / fragment
+            } else {
+                figures.blocks.min(limit / fragment)
+            };
+            figures.free = figures.free.min(free);
+            figures.available = figures.available.min(free);
+        }
+        if let Some(limit) = totals.limits.inodes {
+            let free = limit.saturating_sub(totals.sums.whole.inodes);
+            // Some file systems make inodes as they need them, and say so by none.
+            figures.files_free = if figures.files == 0 { free } else { figures.files_free.min(free) };
+            figures.files = limit;
+        }
+        Ok(figures)
+    }
+
+    fn syncfs(&self) -> Result<()> {
+        self.shared.below.syncfs()
+    }
+
+    fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+        self.shared.below.getxattr(caller, node, name, buffer)
+    }
+
+    fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
+        self.shared.below.listxattr(caller, node, buffer)
+    }
+
+    fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.shared.attend();
+        let shared = &self.shared;
+        shared.background.own_id(|| shared.below.id(node));
+        let work = || shared.below.setxattr(caller, node, name, value, flags);
+        self.with_attributes(caller, node, shared.rule.whole(value.len() as u64).saturating_add(shared.rule.unit), work)
+    }
+
+    fn removexattr(&self, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
+        self.shared.attend();
+        self.shared.background.own_id(|| self.shared.below.id(node));
+        self.with_attributes(caller, node, 0, || self.shared.below.removexattr(caller, node, name))
+    }
+
+    fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        if harmless(&request) { self.shared.below.ioctl(caller, node, request, output) } else { Err(Errno::ENOTTY) }
+    }
+
+    fn coherence(&self, scope: Scope<'_>) -> Coherence {
+        self.shared.below.coherence(scope)
+    }
+
+    fn watch(&self, channel: Sender<Invalidation>) {
+        super::outside::watch(&self.shared, channel);
+    }
+
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        self.shared.rest(known)
+    }
+
+    fn has_acls(&self) -> bool {
+        self.shared.below.has_acls()
+    }
+
+    fn judges_callers(&self) -> bool {
+        self.shared.below.judges_callers()
+    }
+
+    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
+        None
+    }
+
+    fn collect(&self, door: &Arc<dyn Collector>) -> bool {
+        /// For fewer files than that, collecting is not worth a mount's other writers paying for
+        /// it.
+        const FILES: usize = 16;
+        let wanted = match self.shared.writes {
+            Writes::Through => false,
+            Writes::Collected => true,
+            Writes::Auto => {
+                let limit = self.shared.ledger.limits().bytes.unwrap_or(u64::MAX);
+                limit >= door.most_held(FILES).saturating_mul(3)
+            }
+        };
+        wanted && super::background::collect(&self.shared, door)
+    }
+
+    fn describe(&self) -> Description {
+        let limits = self.shared.ledger.limits();
+        let size = |bytes: u64| nacre_layers::size::Size::new(bytes).to_string();
+        let mut text = Description::new("cage");
+        if let Some(bytes) = limits.bytes {
+            text = text.with("size", size(bytes));
+        }
+        if let Some(inodes) = limits.inodes {
+            text = text.with("inodes", inodes.to_string());
+        }
+        if let Some(soft) = limits.soft {
+            text = text.with("soft", size(soft));
+        }
+        text = text.with("writes", self.writes()).with("when-full", self.shared.when_full.word());
+        for (uid, bytes) in &limits.users {
+            text = text.with("limit", format!("user:{uid}={}", size(*bytes)));
+        }
+        for (path, bytes) in self.shared.dirs.iter().zip(&limits.dirs) {
+            text = text.with("limit", format!("dir:{}={}", path.escape_ascii(), size(*bytes)));
+        }
+        text.over(self.shared.below.describe())
+    }
+}
+
+impl Cage {
+    /// Changes extended attributes, which may take a block of a directory's or a link's own. Of
+    /// regular files the content alone costs.
+    fn with_attributes(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        bytes: u64,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let shared = &self.shared;
+        if !shared.directories_cost {
+            return work();
+        }
+        let attr = shared.below.getattr(caller, node, None)?;
+        if attr.kind == Kind::File || attr.id == shared.root {
+            return work();
+        }
+        let inode = shared.inodes.get(attr.id);
+        let owner = Owner { uid: attr.uid, group: shared.group_of(node, attr.kind) };
+        let _naming = shared.naming.read();
+        let _room = if bytes > 0 { Some(Reserve::new(shared, owner, bytes, 0)?) } else { None };
+        let mut state = inode.lock();
+        if !state.loaded {
+            let attr = shared.below.getattr(caller, node, None)?;
+            shared.load(&mut state, node, &attr);
+        }
+        let result = work();
+        shared.refresh(&inode, &mut state, node, None);
+        result
+    }
+}
+
+/// A change of owner or length under the file's lock; what is lacking where it does not fit.
+fn change_under(
+    shared: &Shared,
+    caller: &Caller,
+    (node, inode, state): (&Node, &Inode, &mut State),
+    file: Option<&dyn OpenFile>,
+    change: &SetAttr,
+) -> Result<Result<Attr>, (Short, u64)> {
+    let before = state.owner;
+    if let Some(size) = change.size
+        && state.kind == Some(Kind::File)
+    {
+        // A hole costs nothing, unless the length is all that is known.
+        let lagging = shared.rule.storage == super::Storage::Lagging;
+        shared.before_jump(inode, state, node, file, size);
+        let new = match () {
+            () if lagging => shared.rule.whole(size).saturating_sub(state.cost),
+            () if size > state.size => shared.gap(state, size),
+            () => shared.tail(state, size),
+        };
+        match shared.book_new(inode, state, new, super::books::Source::Call) {
+            // To make a file shorter is what helps a full cage: it is not refused for a block of
+            // zeros.
+            Err(_) if size <= state.size => {}
+            booked => booked.map_err(|short| (short, new))?,
+        }
+    }
+    if let Some(uid) = change.uid {
+        shared
+            .try_give(inode, state, Owner { uid, ..state.owner })
+            .map_err(|full| (Short::Full(full), state.booked()))?;
+    }
+    {
+        let _changing = shared.changing.read();
+        shared.touch(inode, state);
+    }
+    let result = shared.below.setattr(caller, node, file, change);
+    if let Some(size) = change.size {
+        if size < state.size {
+            state.solid.end = state.solid.end.min(shared.rule.whole(size)).max(state.solid.start);
+        }
+        if shared.rule.storage != super::Storage::Lagging {
+            state.kept = false;
+        }
+        if let Some(announced) = &mut state.announced {
+            announced.end = size;
+        }
+    }
+    match &result {
+        Ok(attr) => {
+            // Changing the length of a file takes what lies behind its end away, unless something
+            // is said of that again.
+            if change.size.is_some() {
+                state.kept = shared.rule.seems_kept(attr);
+            }
+            shared.learn(inode, state, node, attr);
+        }
+        Err(_) => {
+            shared.give(inode, state, before);
+            shared.refresh(inode, state, node, file);
+        }
+    }
+    Ok(result)
+}

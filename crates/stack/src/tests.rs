@@ -1,0 +1,138 @@
+//! Tests of the builder: what it builds, what it refuses, and what can be changed while a stack
+//! serves.
+
+use super::*;
+use crate::spec::BranchSpec;
+use nacre_layers::fakes::context;
+use nacre_vfs::{Caller, Errno, Name, OpenFlags};
+
+fn spec(line: &str) -> StackSpec {
+    StackSpec::from_line(line.as_bytes()).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+fn built(line: &str) -> Stack {
+    build(&spec(line), &context(0)).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+fn root_uid(stack: &Stack) -> u32 {
+    stack.layer.root().unwrap().attr.uid
+}
+
+#[test]
+fn layers_lie_on_each_other_in_the_order_of_writing() {
+    let stack = built("mem | remap:map=0/5 | remap:map=5/6 | throttle:read-rate=1.5M | trace | readonly");
+    assert_eq!(root_uid(&stack), 6);
+    let mut description = stack.layer.describe();
+    let mut names = Vec::new();
+    loop {
+        names.push(description.layer.clone());
+        let Some(below) = description.below.pop() else { break };
+        description = below;
+    }
+    assert_eq!(names, ["readonly", "trace", "throttle", "remap", "remap", "mem"]);
+    let create = stack.layer.create(
+        &Caller::ROOT,
+        &stack.layer.root().unwrap().node,
+        Name::new(b"x").unwrap(),
+        0o644,
+        OpenFlags::WRITE,
+    );
+    assert_eq!(create.map(|_| ()).unwrap_err(), Errno::EROFS);
+}
+
+#[test]
+fn mistakes_name_the_layer_and_the_setting() {
+    for (line, parts) in [
+        ("mem | remap:perms=8", &["layer 2 (remap)", "perms", "\"8\""][..]),
+        ("mem | trace | throttle:write-rate=fast", &["layer 3 (throttle)", "write-rate", "fast", "1.5M"]),
+        ("host:/no/such/directory", &["layer 1 (host)", "/no/such/directory", "No such file"]),
+    ] {
+        let error = build(&spec(line), &context(0)).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
+    }
+    assert!(build(&StackSpec::default(), &context(0)).unwrap_err().to_string().contains("empty"));
+}
+
+#[test]
+fn rules_and_rates_are_replaced_while_serving() {
+    let stack = built("mem | remap:force-user=5 | throttle:read-rate=1k");
+    assert_eq!(root_uid(&stack), 5);
+    stack.reload(&spec("mem | remap:force-user=6 | throttle:write-rate=2k"), &context(0)).unwrap();
+    assert_eq!(root_uid(&stack), 6);
+    assert_eq!(stack.layer.describe().settings, [("write-rate".to_owned(), "2k".to_owned())]);
+}
+
+#[test]
+fn a_reload_happens_whole_or_not_at_all() {
+    let stack = built("mem | remap:force-user=5 | remap:force-group=5");
+    for (line, part) in [
+        ("mem | remap:force-user=6 | remap:force-group=nobody-here", "layer 3 (remap)"),
+        ("mem | remap:force-user=6", "added, removed or moved"),
+        ("mem | remap:force-user=6 | remap:block-devices-as-files", "block-devices-as-files"),
+        ("mem | remap:force-user=6 | remap:xattr=none", "xattr=none"),
+        ("mem | remap:force-user=6,mirror-only=0 | remap", "mirror list"),
+    ] {
+        let error = stack.reload(&spec(line), &context(0)).unwrap_err().to_string();
+        assert!(error.contains(part), "{line}: {error}");
+        assert_eq!(root_uid(&stack), 5, "{line}");
+    }
+    let stack = built("mem | trace");
+    let error = stack.reload(&spec("mem | trace:level=all"), &context(0)).unwrap_err().to_string();
+    assert!(error.contains("layer 2 (trace)") && error.contains("unmount"), "{error}");
+}
+
+#[test]
+fn host_and_filters_work_together() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("f"), "content").unwrap();
+    let stack = built(&format!("host:{} | remap:force-user=4294967294,perms=0444", directory.path().display()));
+    let root = stack.layer.root().unwrap().node;
+    let found = stack.layer.lookup(&Caller::ROOT, &root, Name::new(b"f").unwrap()).unwrap();
+    assert_eq!((found.attr.uid, found.attr.mode, found.attr.size), (4_294_967_294, 0o444, 7));
+}
+
+fn branch(text: String) -> BranchSpec {
+    BranchSpec::parse(text.as_bytes(), nacre_union::BranchMode::ro()).unwrap()
+}
+
+#[test]
+fn branches_of_a_union_change_while_it_serves() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = |name: &str| {
+        let path = place.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        path.display().to_string()
+    };
+    let (a, b, c) = (directory("a"), directory("b"), directory("c"));
+    std::fs::write(format!("{c}/file"), "c").unwrap();
+    let stack = built(&format!("union:{a}=rw:{b}=ro | trace"));
+    let seen = |stack: &Stack| {
+        let root = stack.layer.root().unwrap().node;
+        stack.layer.lookup(&Caller::ROOT, &root, Name::new(b"file").unwrap()).is_ok()
+    };
+    assert!(!seen(&stack));
+    assert_eq!(stack.add_branch(branch(format!("{c}=rw")), 1, &context(0)), Ok(vec![]));
+    assert!(seen(&stack));
+    assert_eq!(stack.spec().to_line(), format!("union:branch={a}=rw,branch={c}=rw,branch={b}=ro | trace"));
+    // What reloads compare with has followed.
+    stack.reload(&stack.spec(), &context(0)).unwrap();
+    // A branch that is written is ours alone, until it is not written any more.
+    let taken = |line: String| build(&spec(&line), &context(0)).map(drop).map_err(|error| error.to_string());
+    assert!(taken(format!("union:{c}=rw")).unwrap_err().contains("is written by another union"));
+    assert_eq!(taken(format!("union:{c}=ro+wh")), Ok(()));
+    assert_eq!(stack.modify_branch(1, "ro+wh".parse().unwrap()), Ok(vec![]));
+    assert_eq!(taken(format!("union:{c}=rw")), Ok(()));
+    let other = built(&format!("union:{c}=rw"));
+    assert_eq!(stack.modify_branch(1, "rw".parse().unwrap()).unwrap_err().reason, Some(nacre_vfs::Errno::EBUSY));
+    drop(other);
+    assert_eq!(stack.modify_branch(1, "rw".parse().unwrap()), Ok(vec![]));
+    // No other branch has the file.
+    assert!(stack.remove_branch(1, false).is_err());
+    assert_eq!(stack.remove_branch(1, true), Ok(()));
+    assert_eq!(taken(format!("union:{c}=rw")), Ok(()));
+    assert!(!seen(&stack));
+    assert!(stack.remove_branch(7, false).unwrap_err().what.contains("no such branch"));
+    assert!(stack.add_branch(branch(format!("{c}/missing")), 0, &context(0)).unwrap_err().what.contains("missing"));
+    assert_eq!(stack.spec().to_line(), format!("union:branch={a}=rw,branch={b}=ro | trace"));
+    assert!(built("mem").add_branch(branch(c), 0, &context(0)).unwrap_err().what.contains("no union"));
+}

@@ -1,0 +1,298 @@
+//! Unions of a stack: opening their branches, holding those that are written for ourselves alone,
+//! and changing the list while it serves.
+//!
+//! Called by the builder above and, for changes, by whoever serves the stack. Invariant: the
+//! branches in the specification are those of the union, in the same order.
+
+use super::{BuildError, Handle, Stack, build_in};
+use crate::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec, UnionSpec};
+use nacre_layers::{context::Context, host::Tree};
+use nacre_union::{BranchMode, ChangeError, Control, Member, Union};
+use nacre_vfs::{Errno, Layer};
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::{
+    fmt, io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+/// How often, and after which pause, a work directory is tried that an ending process may still
+/// hold.
+const PATIENCE: usize = 100;
+/// The same where a person waits for the answer: umount(8) does not wait for the process that
+/// served the mount.
+const SHORT_PATIENCE: usize = 60;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A union and what keeps others from writing to its branches.
+pub(super) struct Served {
+    pub(super) union: Arc<Union>,
+    /// That of the branches.
+    tree: Tree,
+    /// By the slot of the branch.
+    claims: Mutex<Vec<(u8, OwnedFd)>>,
+}
+
+/// Why the branches stay as they were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BranchError {
+    /// A sentence for the user.
+    pub what: String,
+    /// The error behind it, where there is one.
+    pub reason: Option<Errno>,
+}
+
+impl BranchError {
+    fn new(what: impl fmt::Display) -> BranchError {
+        BranchError { what: what.to_string(), reason: None }
+    }
+}
+
+impl fmt::Display for BranchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for BranchError {}
+
+impl From<ChangeError> for BranchError {
+    fn from(error: ChangeError) -> BranchError {
+        BranchError { reason: Some(error.errno()), what: error.to_string() }
+    }
+}
+
+/// Opens all branches and puts them together.
+pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<String>) -> Result<Served, BuildError> {
+    let options = spec.options().map_err(|error| error.to_string())?;
+    let (mut members, mut claims) = (Vec::with_capacity(spec.branch.0.len()), Vec::new());
+    let tree = context.company.clone().unwrap_or_default().tree();
+    for branch in &spec.branch.0 {
+        let (opened, claim) = member(branch, (spec, &tree), context, warnings)?;
+        members.push(opened);
+        claims.push(claim);
+    }
+    let compared: Vec<_> = members
+        .iter()
+        .filter(|_| options.warn_permissions)
+        .map(|member| (member.name.clone(), Arc::clone(&member.layer)))
+        .collect();
+    let union = Arc::new(
+        Union::named(members, options).map_err(|error| BuildError { what: error.to_string(), reason: error.reason })?,
+    );
+    warnings.extend(compared.iter().filter_map(|(name, layer)| other_permissions(&union, name, &**layer)));
+    let slots = union.control().list().into_iter().map(|branch| branch.slot);
+    let claims = slots.zip(claims).filter_map(|(slot, claim)| claim.map(|claim| (slot, claim))).collect();
+    Ok(Served { union, tree, claims: Mutex::new(claims) })
+}
+
+/// What to say of a branch whose top directory has another owner or mode than the one that is
+/// shown.
+fn other_permissions(union: &Union, name: &Path, layer: &dyn Layer) -> Option<String> {
+    let permissions = |layer: &dyn Layer| layer.root().ok().map(|root| (root.attr.uid, root.attr.gid, root.attr.mode));
+    let (shown, here) = (permissions(union)?, permissions(layer)?);
+    let told = |(uid, gid, mode): (u32, u32, u32)| format!("{uid}:{gid} {mode:04o}");
+    (shown != here)
+        .then(|| format!("branch {}: its top directory is {}, shown is {}", name.display(), told(here), told(shown)))
+}
+
+/// Opens a branch, and claims it where it is written.
+fn member(
+    branch: &BranchSpec,
+    (union, tree): (&UnionSpec, &Tree),
+    context: &Context,
+    warnings: &mut Vec<String>,
+) -> Result<(Member, Option<OwnedFd>), BranchError> {
+    let name = branch.name();
+    let within =
+        |why: BuildError| BranchError { what: format!("branch {}: {why}", name.display()), reason: why.reason };
+    let claim = match claimed(branch, &branch.mode) {
+        Some(claimed) => claim(claimed, warnings)?,
+        None => None,
+    };
+    let stack = build_in(&branch.stack(union), context, Some(tree)).map_err(within)?;
+    warnings.extend(stack.warnings);
+    Ok((Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work }, claim))
+}
+
+/// What has to be ours alone.
+struct Claimed<'a> {
+    branch: &'a Path,
+    /// The union's own directory.
+    place: PathBuf,
+    /// How often it is tried.
+    attempts: usize,
+}
+
+/// The directory that has to be ours alone for this mode.
+fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode) -> Option<Claimed<'a>> {
+    let at_the_top =
+        |path: &'a Path| Claimed { branch: path, place: path.join(".wh..wh.work"), attempts: SHORT_PATIENCE };
+    let leaf = match &branch.source {
+        BranchSource::Directory(path) => Some(at_the_top(path)),
+        BranchSource::Stack(StackSpec { layers }) => match layers.first() {
+            Some(LayerSpec::Host(host)) => Some(match &host.work {
+                // Container engines mount again at once what they have just unmounted, and the
+                // process before is still ending.
+                Some(work) => Claimed { branch: &host.source, place: work.join("work"), attempts: PATIENCE },
+                None => at_the_top(&host.source),
+            }),
+            _ => None,
+        },
+    };
+    leaf.filter(|_| mode.writable())
+}
+
+/// Sees to it that only one union writes to a directory: the second one would clear away what the
+/// first is building there. The mark is a lock on the union's own directory, which nobody else may
+/// open; it goes with the process.
+#[expect(clippy::disallowed_methods, reason = "another process has the lock, and no call waits for it with an end")]
+fn claim(
+    Claimed { branch, place, attempts }: Claimed<'_>,
+    warnings: &mut Vec<String>,
+) -> Result<Option<OwnedFd>, BranchError> {
+    match rustix::fs::mkdir(&place, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        // The union says what it lacks, in its own words.
+        Err(_) => return Ok(None),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(directory) = rustix::fs::open(&place, flags, Mode::empty()) else { return Ok(None) };
+    let lock = || rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive);
+    let mut locked = lock();
+    for _ in 1..attempts {
+        if locked != Err(rustix::io::Errno::WOULDBLOCK) {
+            break;
+        }
+        thread::sleep(PAUSE);
+        locked = lock();
+    }
+    match locked {
+        Ok(()) => Ok(Some(directory)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(BranchError {
+            what: format!(
+                "branch {} is written by another union; a branch that several unions share has to be ro in all of them",
+                branch.display()
+            ),
+            reason: Some(Errno::EBUSY),
+        }),
+        Err(error) => {
+            let why = io::Error::from(error);
+            warnings
+                .push(format!("branch {}: nothing keeps another union from writing to it ({why})", branch.display()));
+            Ok(None)
+        }
+    }
+}
+
+impl Stack {
+    /// The union at the bottom, if there is one.
+    pub fn union(&self) -> Option<Arc<Union>> {
+        self.served().map(|served| Arc::clone(&served.union))
+    }
+
+    /// What it consists of now.
+    pub fn spec(&self) -> StackSpec {
+        self.spec.lock().clone()
+    }
+
+    fn served(&self) -> Option<&Served> {
+        self.handles.iter().find_map(|handle| if let Handle::Union(served) = handle { Some(served) } else { None })
+    }
+
+    /// Adds a branch to the union, at this place from the top (0 is on top). Answers warnings, as
+    /// [`Stack::warnings`].
+    ///
+    /// # Errors
+    /// There is no union, the branch cannot be opened, or the union does not take it.
+    pub fn add_branch(&self, branch: BranchSpec, place: usize, context: &Context) -> Result<Vec<String>, BranchError> {
+        let mut warnings = Vec::new();
+        self.change(|union, served, control| {
+            let place = place.min(union.branch.0.len());
+            let (member, claim) = member(&branch, (union, &served.tree), context, &mut warnings)?;
+            let layer = Arc::clone(&member.layer);
+            let slot = control.add(member, place)?;
+            if union.options().is_ok_and(|options| options.warn_permissions) {
+                warnings.extend(other_permissions(&served.union, &branch.name(), &*layer));
+            }
+            served.claims.lock().extend(claim.map(|claim| (slot, claim)));
+            union.branch.0.insert(place, branch);
+            Ok(())
+        })?;
+        Ok(warnings)
+    }
+
+    /// Takes a branch out of the union, by its place from the top; `force` also while files on it
+    /// are open.
+    ///
+    /// # Errors
+    /// There is no such branch, or it is in use.
+    pub fn remove_branch(&self, place: usize, force: bool) -> Result<(), BranchError> {
+        self.change(|union, served, control| {
+            let slot = slot(&control, place)?;
+            control.remove(slot, force)?;
+            served.claims.lock().retain(|(of, _)| *of != slot);
+            union.branch.0.remove(place);
+            Ok(())
+        })
+    }
+
+    /// Gives a branch of the union other attributes, by its place from the top. Answers warnings,
+    /// as [`Stack::warnings`].
+    ///
+    /// # Errors
+    /// There is no such branch, or what is open on it does not go with them.
+    pub fn modify_branch(&self, place: usize, mode: BranchMode) -> Result<Vec<String>, BranchError> {
+        let mut warnings = Vec::new();
+        self.change(|union, served, control| {
+            let slot = slot(&control, place)?;
+            let branch = union.branch.0.get_mut(place).ok_or_else(missing)?;
+            let mut claims = served.claims.lock();
+            let held = claims.iter().any(|(of, _)| *of == slot);
+            let fresh = match claimed(branch, &mode).filter(|_| !held) {
+                Some(claimed) => claim(claimed, &mut warnings)?,
+                None => None,
+            };
+            control.modify(slot, mode.clone())?;
+            claims.extend(fresh.map(|claim| (slot, claim)));
+            if !mode.writable() {
+                claims.retain(|(of, _)| *of != slot);
+            }
+            branch.mode = mode;
+            Ok(())
+        })?;
+        Ok(warnings)
+    }
+
+    fn change(
+        &self,
+        change: impl FnOnce(&mut UnionSpec, &Served, Control) -> Result<(), BranchError>,
+    ) -> Result<(), BranchError> {
+        let mut spec = self.spec.lock();
+        let none = || BranchError::new("there is no union in this mount");
+        let served = self.served().ok_or_else(none)?;
+        let union = spec
+            .layers
+            .iter_mut()
+            .find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union) } else { None });
+        change(union.ok_or_else(none)?, served, served.union.control())
+    }
+}
+
+fn slot(control: &Control, place: usize) -> Result<u8, BranchError> {
+    control.list().get(place).map(|branch| branch.slot).ok_or_else(missing)
+}
+
+fn missing() -> BranchError {
+    BranchError::new("there is no such branch")
+}
+
+impl From<BranchError> for BuildError {
+    fn from(error: BranchError) -> BuildError {
+        BuildError { what: error.what, reason: error.reason }
+    }
+}
