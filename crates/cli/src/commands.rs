@@ -7,7 +7,6 @@
 use crate::{
     cage::command::{self as cage, CageOrder},
     copy::{self, CopyOrder},
-    failure::Failure,
     fs::command::{self as fs, FsOrder},
     options::{Form, Opt, Row, TABLE},
     plan::{self, Plan},
@@ -18,6 +17,7 @@ use crate::{
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
+use nacre_daemon::failure::Failure;
 use std::{ffi::OsString, path::PathBuf};
 
 /// What the user wants.
@@ -146,7 +146,7 @@ fn bindfs() -> Command {
 
 /// For the list of commands: the line itself is read by [`crate::overlay`].
 fn fuse_overlayfs() -> Command {
-    Command::new(crate::overlay::NAME)
+    Command::new(nacre_daemon::plan::FUSE_OVERLAYFS)
         .about("Like union, with fuse-overlayfs' grammar: the mount program of container engines")
         .after_help("Examples:\n  nacre fuse-overlayfs -o lowerdir=/base,upperdir=/changes,workdir=/work /merged\n  nacre fuse-overlayfs -o lowerdir=/app:/base /merged")
         .arg(Arg::new("words").short('o').value_name("WORD[,WORD...]").help("lowerdir=, upperdir=, workdir= and their like; docs/union.md lists them"))

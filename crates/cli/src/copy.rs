@@ -2,13 +2,15 @@
 
 use crate::{
     commands::{self, Order},
-    failure::{Exit, Failure},
-    report::path_text,
     run::print,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use nacre_copy::{Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Told, Verify};
+use nacre_daemon::{
+    failure::{Exit, Failure},
+    report::path_text,
+};
 use nacre_sys::signals::Signals;
 use rustix::process::{Resource, Rlimit};
 use serde_json::{Value, json};

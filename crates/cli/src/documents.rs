@@ -1,8 +1,9 @@
 //! What is generated from the table of commands: completion scripts and man pages.
 
-use crate::{commands, failure::Failure};
+use crate::commands;
 use clap::Command;
 use clap_complete::Shell;
+use nacre_daemon::failure::Failure;
 use std::{
     fs,
     io::{self, Write},

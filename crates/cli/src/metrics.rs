@@ -1,6 +1,6 @@
 //! `nacre metrics`: figures of mounts in Prometheus' text format (exposition format 0.0.4). Pure.
 
-use crate::report::{OperationReport, Report};
+use nacre_daemon::report::{OperationReport, Report};
 use std::fmt::Write;
 
 /// A family of samples: name, kind, help, and the value of one mount.

@@ -7,9 +7,12 @@
 //! change what is stored, and that are not obeyed here, are refused.
 
 use crate::{
+    plan::{self, Plan},
+    settings::Settings,
+};
+use nacre_daemon::{
     failure::Failure,
-    plan::{self, MountPlan, Plan, StackSource},
-    settings::{Atime, Settings, Transport},
+    plan::{Atime, FUSE_OVERLAYFS, MountPlan, StackSource, Transport},
     shared,
 };
 use nacre_layers::shift::Ranges;
@@ -24,9 +27,6 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
-
-/// The name that the program is called by, and the type and the source in the mount table.
-pub const NAME: &str = "fuse-overlayfs";
 
 /// Makes whiteouts `.wh.` files where it is set.
 pub const WHITEOUT_FILES: &str = "FUSE_OVERLAYFS_DISABLE_OVL_WHITEOUT";
@@ -131,8 +131,8 @@ fn defaults() -> Settings {
     let door = &mut settings.door;
     door.suid = true;
     door.atime = Some(Atime::No);
-    door.fsname = Some(NAME.to_owned());
-    door.subtype = Some(NAME.to_owned());
+    door.fsname = Some(FUSE_OVERLAYFS.to_owned());
+    door.subtype = Some(FUSE_OVERLAYFS.to_owned());
     settings
 }
 
@@ -361,7 +361,7 @@ impl Told {
         }
         let spec = StackSpec { layers };
         spec.check().map_err(|error| Failure::usage(error.to_string()))?;
-        Ok(plan::mount(NAME, StackSource::Spec(spec), mountpoint, self.settings))
+        Ok(plan::mount(FUSE_OVERLAYFS, StackSource::Spec(spec), mountpoint, self.settings))
     }
 
     fn upper_branch(&self, upper: &Path, work: &Path) -> Result<BranchSpec, Failure> {

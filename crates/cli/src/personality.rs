@@ -4,17 +4,14 @@
 //! Pure: names and arguments in, a [`Plan`] out.
 
 use crate::{
-    cage,
-    failure::Failure,
-    fs,
+    cage, fs,
     options::Opt,
-    overlay,
     plan::{self, Plan},
-    pool,
     settings::Settings,
     union,
     words::{self, Given, Unknown},
 };
+use nacre_daemon::{failure::Failure, plan::FUSE_OVERLAYFS, pool::start::ZPOOL};
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
@@ -49,9 +46,9 @@ pub fn program(argv0: &OsStr) -> String {
 pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
     match program {
         "bindfs" => Personality::Bindfs,
-        overlay::NAME => Personality::Overlay,
+        FUSE_OVERLAYFS => Personality::Overlay,
         fs::run::ZFS => Personality::Fs,
-        pool::run::ZPOOL => Personality::Pool,
+        ZPOOL => Personality::Pool,
         name if name.starts_with("mount.") => Personality::MountProgram,
         // No verb has a slash: this is how mount(8) runs the program that the type `fuse.nacre`
         // names.
@@ -68,7 +65,7 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     // Words of unions are not in bindfs' table: their line is read as mount(8) writes it.
     let others = |argument: &OsString| {
-        union::place::prefixed(argument).is_some()
+        nacre_daemon::union::place::prefixed(argument).is_some()
             || fs::words::dataset(program, std::slice::from_ref(argument)).is_some()
     };
     if program != "bindfs" && arguments.iter().any(others) {
@@ -101,7 +98,8 @@ pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString
         let plan = fs::words::mount(name, &positionals, &texts, !given.is_empty())?;
         return Ok(if fake { Plan::Nothing } else { plan });
     }
-    let branches = positionals.first().and_then(|first| union::place::prefixed(first)).map(OsStr::to_owned);
+    let branches =
+        positionals.first().and_then(|first| nacre_daemon::union::place::prefixed(first)).map(OsStr::to_owned);
     if branches.is_some() || union::plan::names_branches(&texts) {
         positionals.splice(..1.min(positionals.len()), [branches.unwrap_or_default()]);
         let plan = union::plan::union(program, given, union::plan::told(&texts, unknown)?, positionals);
@@ -178,7 +176,7 @@ fn mount_call(arguments: impl IntoIterator<Item = OsString>) -> Result<MountCall
 /// The paths of a cage, whose first column in fstab is `cage:DIR`.
 fn caged(positionals: &[OsString]) -> Option<Vec<OsString>> {
     let (first, rest) = positionals.split_first()?;
-    let directory = first.as_bytes().strip_prefix(cage::PREFIX.as_bytes())?;
+    let directory = first.as_bytes().strip_prefix(nacre_daemon::cage::PREFIX.as_bytes())?;
     Some(std::iter::once(OsStr::from_bytes(directory).to_owned()).chain(rest.iter().cloned()).collect())
 }
 

@@ -5,10 +5,10 @@
 //! here looks at the system: whether the source exists or a user is known is found out when the
 //! plan is carried out, before anything is mounted.
 
-use crate::{
-    cage::plan::CagePlan,
+use crate::{cage::plan::CagePlan, settings::Settings};
+use nacre_daemon::{
     failure::Failure,
-    settings::{Door, Engine, Settings, Verbosity},
+    plan::{Engine, MountPlan, Remount, StackSource},
 };
 use nacre_stack::spec::StackSpec;
 use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
@@ -32,55 +32,6 @@ pub enum Plan {
     Dataset(Box<nacre_admin::fs::ToMount>),
     /// A dry run of mount(8): everything was understood.
     Nothing,
-}
-
-/// Where the layers come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StackSource {
-    /// The options of the command line.
-    Spec(StackSpec),
-    /// A TOML file, to be read when the plan is carried out.
-    File(PathBuf),
-}
-
-/// A mount.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountPlan {
-    /// The name that the program was called by: in messages, and the type in the mount table.
-    pub program: String,
-    /// The layers.
-    pub stack: StackSource,
-    /// Where.
-    pub mountpoint: PathBuf,
-    /// What stands before the source in the mount table.
-    pub prefix: &'static str,
-    /// How.
-    pub door: Door,
-    /// What serves it.
-    pub engine: Engine,
-    /// In one process that ends with the mount.
-    pub foreground: bool,
-    /// Only say what would be done.
-    pub explain: bool,
-    /// How much is logged.
-    pub verbosity: Verbosity,
-    /// Where the log goes; `None`: standard error in the foreground, nowhere else.
-    pub log_file: Option<PathBuf>,
-    /// The name of the process that serves it together with other mounts; `None`: one to itself.
-    pub daemon: Option<String>,
-    /// Nothing is said of a mount point that is not empty.
-    pub nonempty: bool,
-    /// Things worth a line on standard error.
-    pub warnings: Vec<String>,
-}
-
-/// A change of the flags of a mount.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remount {
-    /// Which mount.
-    pub mountpoint: PathBuf,
-    /// The flags to change, as words, in the order given.
-    pub flags: Vec<&'static str>,
 }
 
 /// A mirror of a directory.

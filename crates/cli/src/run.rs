@@ -3,19 +3,20 @@
 use crate::{
     cage,
     commands::{self, Order},
-    control::{self, Request},
-    copy,
-    daemon::{self, Start},
-    documents,
-    failure::Failure,
-    fs, metrics,
+    copy, documents, fs, metrics,
     options::{Form, TABLE},
     overlay,
     personality::{self, Personality},
-    plan::{MountPlan, Plan},
-    pool, remount,
+    plan::Plan,
+    pool, remount, status, top, umount, union,
+};
+use nacre_daemon::{
+    background::{self, in_background},
+    control::{self, Request},
+    failure::Failure,
+    plan::{FUSE_OVERLAYFS, MountPlan},
     serve::{self, Served},
-    shared, status, top, umount, union,
+    shared,
 };
 use nacre_layers::remap::Rules;
 use std::{
@@ -30,10 +31,13 @@ pub fn main() -> ExitCode {
     if let Err(error) = nacre_sys::signals::keep_ended_children() {
         return Failure::io("cannot set", "what SIGCHLD does", &error).report("nacre");
     }
-    if let Some(order) = pool::serves() {
+    if let Some(order) = nacre_daemon::pool::serves() {
         // Who was called as `zpool` speaks as such, on behalf of whom this process is started.
         let program = order.as_ref().map_or("nacre", |start| start.program());
-        return finish(program, order.as_ref().map_err(Clone::clone).and_then(pool::serve).map(|()| ExitCode::SUCCESS));
+        return finish(
+            program,
+            order.as_ref().map_err(Clone::clone).and_then(nacre_daemon::pool::serve).map(|()| ExitCode::SUCCESS),
+        );
     }
     if let Some(name) = shared::process::name() {
         return finish("nacre", shared::process::run(&name).map(|()| ExitCode::SUCCESS));
@@ -51,7 +55,7 @@ pub fn main() -> ExitCode {
         }
         Personality::Overlay => as_overlay(arguments),
         // `nacre fuse-overlayfs ...` and `nacre bindfs ...` are these in everything but the name.
-        Personality::Nacre if arguments.first().is_some_and(|verb| verb == overlay::NAME) => {
+        Personality::Nacre if arguments.first().is_some_and(|verb| verb == FUSE_OVERLAYFS) => {
             as_overlay(arguments.into_iter().skip(1).collect())
         }
         Personality::Nacre if arguments.first().is_some_and(|verb| verb == "bindfs") => {
@@ -67,7 +71,7 @@ pub fn main() -> ExitCode {
 fn as_overlay(arguments: Vec<OsString>) -> ExitCode {
     let root = rustix::process::geteuid().is_root();
     let plan = overlay::overlay(arguments, root, std::env::var_os(overlay::WHITEOUT_FILES).is_some());
-    finish(overlay::NAME, plan.and_then(|plan| carry_out(overlay::NAME, plan)))
+    finish(FUSE_OVERLAYFS, plan.and_then(|plan| carry_out(FUSE_OVERLAYFS, plan)))
 }
 
 fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
@@ -116,11 +120,11 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
             let reports = status::gather(&mountpoints, everybody)?;
             let mut cages: Vec<_> = reports.iter().flat_map(|report| report.cages.clone()).collect();
             if mountpoints.is_empty() {
-                cages.extend(cage::find::of_kernel()?);
+                cages.extend(nacre_daemon::cage::find::of_kernel()?);
             }
             let unions: Vec<_> = reports.iter().flat_map(|report| report.branches.clone()).collect();
             if mountpoints.is_empty() {
-                pools = metrics::pools(&pool::expected::there());
+                pools = metrics::pools(&nacre_daemon::pool::expected::there());
             }
             print(&(pools + &metrics::text(&reports) + &cage::metrics::text(&cages) + &union::metrics::text(&unions)))?;
         }
@@ -137,7 +141,7 @@ fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
         Plan::Mount(plan) => return mount(&plan),
         Plan::Cage(plan) => return cage::run::make(&plan),
         Plan::Remount(plan) => remount::run(&plan)?,
-        Plan::Help if program == overlay::NAME => print(overlay::help())?,
+        Plan::Help if program == FUSE_OVERLAYFS => print(overlay::help())?,
         Plan::Help => print(&help(program))?,
         Plan::Version => print(&format!("{program} (nacre) {}\n", env!("CARGO_PKG_VERSION")))?,
         Plan::FuseVersion => print(&format!(
@@ -154,7 +158,7 @@ fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
 fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
     // What nobody can read is not worth failing for.
     let tell = |line: &String| drop(writeln!(io::stderr(), "{}: {line}", plan.program));
-    let background = daemon::is_background();
+    let background = background::is_background();
     if !background {
         plan.warnings.iter().for_each(tell);
     }
@@ -163,7 +167,7 @@ fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     if background {
-        return serve::run(plan, daemon::reason(), true).map(|()| ExitCode::SUCCESS);
+        return serve::run(plan, background::reason(), true).map(|()| ExitCode::SUCCESS);
     }
     if serve::is_there(plan)? {
         return Ok(ExitCode::SUCCESS);
@@ -189,17 +193,6 @@ fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
         notices.iter().for_each(tell);
     }
     Ok(code)
-}
-
-/// Has a second process serve the mount, for this reason; answers when the mount does.
-///
-/// # Errors
-/// The process cannot be started.
-pub fn in_background(reason: &str) -> Result<ExitCode, Failure> {
-    Ok(match daemon::start(reason)? {
-        Start::Ready => ExitCode::SUCCESS,
-        Start::Failed(code) => ExitCode::from(code),
-    })
 }
 
 /// bindfs' help: the options under their headings.

@@ -5,11 +5,15 @@
 //! cannot be in the table of [`crate::options`] without a meaning here.
 
 use crate::{
-    cage::{engine::FileSystem, settings::CageSettings},
-    failure::Failure,
+    cage::settings::CageSettings,
     options::{self, Opt, TABLE},
-    shared,
     words::{self, Given},
+};
+use nacre_daemon::{
+    cage::engine::FileSystem,
+    failure::Failure,
+    plan::{Atime, Door, Engine, Transport, Verbosity},
+    shared,
 };
 use nacre_layers::{
     remap::perms::Perms,
@@ -20,160 +24,7 @@ use nacre_stack::spec::{
     ChangePolicy, CreateAs, HostCoherence, HostSpec, LayerSpec, RemapSpec, SymlinkDeletion, Symlinks, ThrottleSpec,
     TraceLevel, TraceSpec, WhenFull, Writes, XattrPolicy,
 };
-use serde::{Deserialize, Serialize};
 use std::{ffi::OsStr, fmt, path::PathBuf, str::FromStr, time::Duration};
-
-/// What serves a mount.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Engine {
-    /// This program, through FUSE.
-    #[default]
-    Fuse,
-    /// The kernel alone: an idmapped, perhaps read-only bind mount.
-    Kernel,
-    /// A cage: an image with a file system of its own.
-    Loop,
-    /// A cage: quotas of the file system that the directory lies on.
-    Quota,
-    /// The kernel where it can do all that was asked for, else FUSE.
-    Auto,
-}
-
-impl Engine {
-    /// As it is written.
-    pub fn word(self) -> &'static str {
-        match self {
-            Engine::Fuse => "fuse",
-            Engine::Kernel => "kernel",
-            Engine::Loop => "loop",
-            Engine::Quota => "quota",
-            Engine::Auto => "auto",
-        }
-    }
-}
-
-/// How the kernel and the daemon talk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Transport {
-    /// Rings where the kernel has them, else the device.
-    #[default]
-    Auto,
-    /// FUSE over io_uring.
-    Uring,
-    /// The FUSE device.
-    Device,
-}
-
-/// Access times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Atime {
-    /// None.
-    No,
-    /// Now and then.
-    Relative,
-    /// All.
-    Strict,
-}
-
-/// Settings of the mount itself, whatever is mounted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Door {
-    /// No writing, for root either.
-    pub read_only: bool,
-    /// Users other than the mounter may use it.
-    pub allow_other: bool,
-    /// Set-user-id programs take effect.
-    pub suid: bool,
-    /// Device nodes work.
-    pub dev: bool,
-    /// Programs run.
-    pub exec: bool,
-    /// Symbolic links are followed.
-    pub symfollow: bool,
-    /// Access times; `None` leaves the kernel's default.
-    pub atime: Option<Atime>,
-    /// No access times of directories.
-    pub nodiratime: bool,
-    /// Write through.
-    pub sync: bool,
-    /// Write directories through.
-    pub dirsync: bool,
-    /// First column of the mount table, where it is not the source.
-    pub fsname: Option<String>,
-    /// Type after `fuse.`, where it is not the name of the program.
-    pub subtype: Option<String>,
-    /// Words that go to the kernel as they are (security contexts).
-    pub kernel_words: Vec<String>,
-    /// The kernel may read and write files of the source itself.
-    pub passthrough: bool,
-    /// Transport.
-    pub transport: Transport,
-    /// Nothing below changes: opens cost no request.
-    pub immutable: bool,
-    /// Locks are taken below.
-    pub lock_forwarding: bool,
-    /// No page cache.
-    pub direct_io: bool,
-    /// There are extended attributes at all.
-    pub xattr: bool,
-    /// ACLs are enforced where there are any.
-    pub acl: bool,
-    /// Names are cached for so long.
-    pub entry_timeout: Option<Duration>,
-    /// Attributes are cached for so long.
-    pub attr_timeout: Option<Duration>,
-    /// Missing names are cached for so long.
-    pub negative_timeout: Option<Duration>,
-    /// inotify events are raised for changes below.
-    pub notify_watchers: bool,
-}
-
-impl Default for Door {
-    fn default() -> Door {
-        Door {
-            read_only: false,
-            allow_other: true,
-            suid: false,
-            dev: false,
-            exec: true,
-            symfollow: true,
-            atime: None,
-            nodiratime: false,
-            sync: false,
-            dirsync: false,
-            fsname: None,
-            subtype: None,
-            kernel_words: Vec::new(),
-            passthrough: true,
-            transport: Transport::Auto,
-            immutable: false,
-            lock_forwarding: false,
-            direct_io: false,
-            xattr: true,
-            acl: true,
-            entry_timeout: None,
-            attr_timeout: None,
-            negative_timeout: None,
-            notify_watchers: false,
-        }
-    }
-}
-
-/// How much is logged; the default is [`Verbosity::Warn`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verbosity {
-    /// Only what failed.
-    Error,
-    /// And what may be wrong.
-    #[default]
-    Warn,
-    /// And what happens to the mount.
-    Info,
-    /// And each change.
-    Debug,
-    /// Everything.
-    Trace,
-}
 
 /// All options together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,11 +5,13 @@
 use crate::{
     columns::{self, Align},
     commands::View,
+};
+use nacre_daemon::{
     control::{self, Peer},
     failure::{Exit, Failure},
     kernel_engine, mountinfo,
     pool::expected,
-    report::{LayerReport, OperationReport, Report, path_text, printable},
+    report::{DETACHED, OperationReport, Report, path_text, printable, tell_detached, tree},
     runtime::Whose,
 };
 use std::{
@@ -171,21 +173,6 @@ fn tell_of_others() {
     }
 }
 
-/// What a mount is that only its users can still see.
-const DETACHED: &str = "detached: in use by open files or in other mount namespaces";
-
-/// Says which mounts (place, detached or not, process) are not where they were.
-pub fn tell_detached<'a>(mounts: impl Iterator<Item = (&'a String, bool, u32)>) {
-    for (place, _, pid) in mounts.filter(|(_, detached, _)| *detached) {
-        let place = printable(place.as_bytes());
-        // A warning that nobody can read is not worth failing for.
-        let _ = writeln!(
-            std::io::stderr(),
-            "nacre: the mount at {place} is {DETACHED}; `nacre umount {place}` or `kill {pid}` ends it"
-        );
-    }
-}
-
 /// Where mounts of ours are that nobody serves any more; `served` are those that answer.
 fn dead(served: &[Peer]) -> Vec<String> {
     use rustix::io::Errno;
@@ -228,7 +215,7 @@ fn sanitised(mut report: Report) -> Report {
     }
     passthrough.why_not.iter_mut().chain(transport_reason).for_each(clean);
     operations.iter_mut().for_each(|operation| clean(&mut operation.name));
-    cages.iter_mut().for_each(crate::cage::find::sanitise);
+    cages.iter_mut().for_each(nacre_daemon::cage::find::sanitise);
     branches.iter_mut().for_each(crate::union::run::sanitise);
     report
 }
@@ -324,21 +311,6 @@ fn detail(report: &Report, exact: bool) -> String {
         text.push_str(&operations(&report.operations, exact));
     }
     text
-}
-
-/// The layers from the top down, each indented below the one above.
-pub fn tree(layer: &LayerReport, depth: usize) -> String {
-    let settings: Vec<String> = layer.settings.iter().map(|(key, value)| setting(key, value)).collect();
-    let mut text = format!("{}{} {}", "  ".repeat(depth), printable(layer.layer.as_bytes()), settings.join(" "));
-    text.truncate(text.trim_end().len());
-    text.push('\n');
-    layer.below.iter().for_each(|below| text.push_str(&tree(below, depth + 1)));
-    text
-}
-
-fn setting(key: &str, value: &str) -> String {
-    let key = printable(key.as_bytes());
-    if value.is_empty() { key } else { format!("{key}={}", printable(value.as_bytes())) }
 }
 
 fn operations(operations: &[OperationReport], exact: bool) -> String {
@@ -483,20 +455,5 @@ mod tests {
         let mut hostile = report();
         hostile.source = "\x1b]0;x\x07".to_owned();
         assert_eq!(sanitised(hostile).source, "\\x1b]0;x\\x07");
-    }
-
-    #[test]
-    fn layers_are_indented() {
-        let host = LayerReport {
-            layer: "host".to_owned(),
-            settings: vec![("source".to_owned(), "/s".to_owned())],
-            below: vec![],
-        };
-        let remap = LayerReport {
-            layer: "remap".to_owned(),
-            settings: vec![("delete-deny".to_owned(), String::new())],
-            below: vec![host],
-        };
-        assert_eq!(tree(&remap, 1), "  remap delete-deny\n    host source=/s\n");
     }
 }

@@ -9,10 +9,8 @@ mod personality;
 mod serve;
 mod union;
 
-use crate::{
-    plan::{MountPlan, Plan, StackSource},
-    settings::Settings,
-};
+use crate::{plan::Plan, settings::Settings};
+use nacre_daemon::plan::{MountPlan, StackSource};
 use std::ffi::OsString;
 
 fn os(arguments: &[&str]) -> Vec<OsString> {

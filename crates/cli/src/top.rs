@@ -4,10 +4,9 @@
 
 use crate::{
     columns::{self, Align},
-    failure::Failure,
-    report::Report,
     status,
 };
+use nacre_daemon::{failure::Failure, report::Report};
 use std::{
     io::{self, IsTerminal, Write},
     path::PathBuf,
@@ -124,7 +123,7 @@ fn most(before: Option<&Report>, now: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::OperationReport;
+    use nacre_daemon::report::OperationReport;
 
     fn report(lookups: u64, reads: u64) -> Report {
         let operation = |name: &str, requests| OperationReport {

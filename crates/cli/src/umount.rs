@@ -1,13 +1,13 @@
 //! `nacre umount`: asks the process that serves a mount to end it, and takes mounts away that
 //! nobody serves any more.
 
-use crate::{
-    cage,
+use nacre_daemon::{
     control::{self, Peer, Request},
     failure::{Exit, Failure},
     kernel_engine, mountinfo,
     report::path_text,
     runtime::Whose,
+    unmount::refused,
 };
 use std::{
     path::{Path, PathBuf},
@@ -41,10 +41,10 @@ fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failu
     if let Some(place) = seen {
         return peers.remove(place).ask(&Request::Unmount { lazy }).map(drop);
     }
-    if let Some(record) = cage::find::record(mountpoint)?
+    if let Some(record) = nacre_daemon::cage::find::record(mountpoint)?
         .filter(|record| record.mountpoint == mountpoint || record.directory == mountpoint)
     {
-        return cage::run::engine_of(&record)?.detach(&record, lazy);
+        return nacre_daemon::cage::engine::engine_of(&record)?.detach(&record, lazy);
     }
     let mounted = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
     let Some(entry) = mounted else {
@@ -64,18 +64,4 @@ fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failu
     fusewire::unmount(entry.identity(), lazy).map_err(|error| refused(&text, &error))?;
     // Looking drops the record of what is gone.
     kernel_engine::records().map(drop)
-}
-
-/// An unmount that the system refused.
-pub fn refused(mountpoint: &str, error: &std::io::Error) -> Failure {
-    let mut failure = Failure::io("cannot unmount", mountpoint, error);
-    let told = crate::failure::reason(error);
-    if told.starts_with("cannot unmount") {
-        failure.what = told;
-    }
-    match failure.exit {
-        Exit::Busy => failure
-            .next(format!("somebody uses it; `fuser -vm {mountpoint}` says who, `nacre umount --lazy {mountpoint}` detaches it at once")),
-        _ => failure,
-    }
 }

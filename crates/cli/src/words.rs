@@ -7,10 +7,8 @@
 //! the next argument, letters are not bundled, `--` ends the options, a backslash after `-o` takes
 //! the next character literally (`\054` too).
 
-use crate::{
-    failure::Failure,
-    options::{self, Found, Opt, Row},
-};
+use crate::options::{self, Found, Opt, Row};
+use nacre_daemon::failure::Failure;
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},

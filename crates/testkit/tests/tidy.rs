@@ -39,10 +39,14 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-admin", &["nacre-pool"], &[]),
     ("nacre-bench", &[], &[]),
     ("nacre-copy", &["nacre-sys"], &[]),
-    ("nacre-fuzz", &["nacre-vfs", "nacre-layers", "nacre-cage", "nacre-stack", "nacre-union", "nacre-pool", "fusewire"], &[]),
+    (
+        "nacre-fuzz",
+        &["nacre-vfs", "nacre-layers", "nacre-cage", "nacre-stack", "nacre-union", "nacre-pool", "fusewire"],
+        &[],
+    ),
     ("nacre-testkit", &["nacre-vfs"], &[]),
     (
-        "nacre-cli",
+        "nacre-daemon",
         &[
             "nacre-vfs",
             "nacre-sys",
@@ -54,6 +58,20 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
             "nacre-pool",
             "nacre-admin",
             "nacre-fuse",
+            "fusewire",
+        ],
+        &[],
+    ),
+    (
+        "nacre-cli",
+        &[
+            "nacre-sys",
+            "nacre-layers",
+            "nacre-stack",
+            "nacre-union",
+            "nacre-pool",
+            "nacre-admin",
+            "nacre-daemon",
             "fusewire",
             "nacre-bench",
             "nacre-copy",

@@ -1,17 +1,17 @@
 //! The commands of cages, as part of the table in [`crate::commands`]. Pure: arguments in, what to
 //! do out.
 
-use super::{
-    plan,
-    resize::{InodeChange, SizeChange},
-};
+use super::plan;
 use crate::{
     commands::{self, Order, View},
-    failure::Failure,
     options::{Form, Row},
     settings::Settings,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use nacre_daemon::{
+    cage::resize::{InodeChange, SizeChange},
+    failure::Failure,
+};
 use std::{ffi::OsString, path::PathBuf};
 
 /// What to do with cages that there are.

@@ -1,7 +1,7 @@
 //! The part of `nacre metrics` that tells of cages. Pure.
 
-use super::report::CageReport;
 use crate::metrics::{escape, head, sample};
+use nacre_daemon::cage::report::CageReport;
 
 /// A figure that every cage has, or some: its name, its help, and its value.
 type Gauge = (&'static str, &'static str, fn(&CageReport) -> Option<u64>);
@@ -112,10 +112,8 @@ fn parts(text: &mut String, cages: &[CageReport]) {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::report::{DirectoryReport, RefusedReport, UserReport},
-        *,
-    };
+    use super::*;
+    use nacre_daemon::cage::report::{DirectoryReport, RefusedReport, UserReport};
 
     #[test]
     fn each_sample_has_a_type_and_labels() {

@@ -2,11 +2,14 @@
 
 use super::settings::CageSettings;
 use crate::{
-    failure::Failure,
     options::{self, Opt, TABLE},
-    plan::{self, MountPlan, Plan, StackSource},
-    settings::{Atime, Engine, Settings},
+    plan::{self, Plan},
+    settings::Settings,
     words::Given,
+};
+use nacre_daemon::{
+    failure::Failure,
+    plan::{Atime, Engine, MountPlan, StackSource},
 };
 use nacre_layers::size::Share;
 use nacre_stack::spec::{HostSpec, LayerSpec, StackSpec, TraceLevel, TraceSpec, WhenFull};
@@ -104,7 +107,7 @@ pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec
     // The kernel's engines are not those of a mirror: this mount is made only where FUSE was
     // chosen.
     mount.engine = Engine::Fuse;
-    mount.prefix = super::PREFIX;
+    mount.prefix = nacre_daemon::cage::PREFIX;
     let fuse_only = fuse_only.map(written);
     Ok(Plan::Cage(Box::new(CagePlan {
         mount,

@@ -3,19 +3,23 @@
 
 use super::{
     command::CageOrder,
-    engine::{self, EngineKind, Wanted},
-    find, place,
     plan::{self, CagePlan},
-    record::Record,
-    resize, state, status, writers,
+    status,
 };
-use crate::{
-    daemon,
+use crate::run;
+use nacre_daemon::{
+    background,
+    cage::{
+        engine::{self, EngineKind, Wanted, engine_of},
+        find, place,
+        record::Record,
+        resize, state, writers,
+    },
     failure::{Exit, Failure},
     mountinfo,
+    plan::Engine,
     report::path_text,
-    run, serve,
-    settings::Engine,
+    serve,
 };
 use nacre_layers::size::{LimitRule, Size};
 use std::{
@@ -29,8 +33,8 @@ use std::{
 /// # Errors
 /// Why there is none; nothing has changed then.
 pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
-    if daemon::is_background() {
-        return serve::run(&plan.mount, daemon::reason(), true).map(|()| ExitCode::SUCCESS);
+    if background::is_background() {
+        return serve::run(&plan.mount, background::reason(), true).map(|()| ExitCode::SUCCESS);
     }
     let program = plan.mount.program.as_str();
     plan.mount.warnings.iter().for_each(|warning| tell(program, warning));
@@ -64,7 +68,7 @@ pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
     match engine::engine(engine) {
         Some(engine) => engine.create(&wanted, &mut |line| tell(program, line)).map(|_| ExitCode::SUCCESS),
         None if plan.mount.foreground => serve::run(&plan.mount, reason, false).map(|()| ExitCode::SUCCESS),
-        None => run::in_background(&reason),
+        None => background::in_background(&reason),
     }
 }
 
@@ -187,7 +191,7 @@ pub fn order(order: &CageOrder) -> Result<(), Failure> {
 
 fn remove(directory: &Path, yes: bool) -> Result<(), Failure> {
     let Some(record) = find::record(directory)? else {
-        if find::named(&find::all(&crate::control::whose(&[directory.to_owned()]))?, directory).is_ok() {
+        if find::named(&find::all(&nacre_daemon::control::whose(&[directory.to_owned()]))?, directory).is_ok() {
             let text = path_text(directory);
             return Err(Failure::new(format!("{text} is a cage of the engine fuse: there is nothing to remove"))
                 .next(format!("`nacre umount {text}` ends it")));
@@ -202,14 +206,4 @@ fn remove(directory: &Path, yes: bool) -> Result<(), Failure> {
     }
     let engine = engine_of(&record)?;
     engine.destroy(&record, &mut |line| tell("nacre", line))
-}
-
-/// The engine that keeps a recorded cage.
-///
-/// # Errors
-/// A record of a cage that none keeps.
-pub fn engine_of(record: &Record) -> Result<&'static dyn engine::CageEngine, Failure> {
-    engine::engine(record.engine).ok_or_else(|| {
-        Failure::new(format!("the record of {} names no engine of the kernel", path_text(&record.directory)))
-    })
 }

@@ -1,7 +1,7 @@
 //! What a cage is asked to be, as plain data: filled in by [`crate::settings`] from the options as
 //! given, read by [`super::plan`].
 
-use super::engine::FileSystem;
+use nacre_daemon::cage::engine::FileSystem;
 use nacre_layers::size::Size;
 use nacre_stack::spec::{CageSpec, LayerSpec, WhenFull, Writes};
 use std::path::PathBuf;

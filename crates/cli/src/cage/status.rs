@@ -1,10 +1,12 @@
 //! `nacre cage status` and `nacre cage list`: cages as a table, in full, for scripts, or as JSON.
 //! Pure but for asking.
 
-use super::{find, report::CageReport};
 use crate::{
     columns::{self, Align},
     commands::View,
+};
+use nacre_daemon::{
+    cage::{find, report::CageReport},
     control,
     failure::{Exit, Failure},
     runtime::Whose,
@@ -240,7 +242,7 @@ fn users(cage: &CageReport, exact: bool) -> String {
     if cage.users.is_empty() {
         return String::new();
     }
-    let row = |user: &super::report::UserReport| {
+    let row = |user: &nacre_daemon::cage::report::UserReport| {
         vec![user.user.clone(), bytes(user.used, exact), optional(user.limit, exact)]
     };
     let rows: Vec<Vec<String>> = cage.users.iter().map(row).collect();
@@ -252,7 +254,7 @@ fn directories(cage: &CageReport, exact: bool) -> String {
     if cage.directories.is_empty() {
         return String::new();
     }
-    let row = |group: &super::report::DirectoryReport| {
+    let row = |group: &nacre_daemon::cage::report::DirectoryReport| {
         vec![group.path.clone(), bytes(group.used, exact), bytes(group.limit, exact)]
     };
     let rows: Vec<Vec<String>> = cage.directories.iter().map(row).collect();
@@ -262,10 +264,8 @@ fn directories(cage: &CageReport, exact: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::report::{CollectingReport, DirectoryReport, DroppedReport, RefusedReport, UserReport},
-        *,
-    };
+    use super::*;
+    use nacre_daemon::cage::report::{CollectingReport, DirectoryReport, DroppedReport, RefusedReport, UserReport};
 
     fn cage() -> CageReport {
         CageReport {

@@ -2,14 +2,12 @@
 //! what to do out. The letters are ZFS'.
 
 use super::words;
-use crate::{
-    commands::{self, Order},
-    failure::Failure,
-};
+use crate::commands::{self, Order};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_admin::fs::{
     Listing, Request, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types,
 };
+use nacre_daemon::failure::Failure;
 use nacre_pool::properties::DATASET_PROPERTIES;
 use std::{ffi::OsString, os::unix::ffi::OsStrExt};
 

@@ -1,8 +1,9 @@
 //! `diff`: a line for each path that has changed, as it is found.
 
 use super::command::DiffForm;
-use crate::{failure::Failure, pool::client, run::print};
+use crate::run::print;
 use nacre_admin::fs::{Difference, FileKind, How, Request};
+use nacre_daemon::{failure::Failure, pool::client};
 
 /// Asks and prints.
 ///

@@ -1,6 +1,6 @@
 //! Users and groups of this system, in properties and tables.
 
-use crate::failure::Failure;
+use nacre_daemon::failure::Failure;
 use nacre_layers::accounts;
 use nacre_pool::{
     properties::{Property, dataset_property},

@@ -8,19 +8,24 @@ use super::{
 use crate::{
     columns::{self, Align},
     commands::Order,
-    failure::{Exit, Failure},
     pool::{
-        client::{self, Owned},
-        expected::{self, Expected},
         manners,
-        run::{each, once, tell, typed, version},
+        run::{each, once, typed, version},
     },
     run::print,
-    runtime::Whose,
 };
 use nacre_admin::fs::{
     Answer, Destroyed, Listed, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet, ToSnapshot,
     ToUnmount, Types,
+};
+use nacre_daemon::{
+    failure::{Exit, Failure},
+    pool::{
+        client::{self, Owned},
+        expected::{self, Expected},
+    },
+    report::tell,
+    runtime::Whose,
 };
 use nacre_pool::properties::size::human_bytes;
 use std::{

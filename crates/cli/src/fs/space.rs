@@ -3,11 +3,11 @@
 use super::{owners::Names, run, words};
 use crate::{
     columns::{self, Align},
-    failure::Failure,
     run::print,
 };
 use clap::ArgMatches;
 use nacre_admin::fs::{Answer, OwnerSpace, Request};
+use nacre_daemon::failure::Failure;
 use nacre_pool::properties::size::{human, human_bytes};
 use std::cmp::Ordering;
 

@@ -1,8 +1,9 @@
 //! What stands in command lines of file systems: names, lists of properties and types, verbs that
 //! we do not have. Pure.
 
-use crate::{failure::Failure, plan::Plan};
+use crate::plan::Plan;
 use nacre_admin::fs::{NewValue, ToMount, ToRename, ToSet, Types};
+use nacre_daemon::failure::Failure;
 use nacre_pool::{
     names::Name,
     properties::{DATASET_PROPERTIES, Property, PropertyError, dataset_property},

@@ -4,9 +4,11 @@
 //! one that is older than the rest of its pool is none of it, and two of which neither is older are
 //! refused.
 
-use super::{dates, known};
-use crate::report::printable;
 use nacre_admin::host;
+use nacre_daemon::{
+    pool::{dates, known},
+    report::printable,
+};
 use nacre_pool::{
     PoolError,
     device::{Device, FileDevice},

@@ -1,23 +1,22 @@
 //! `nacre pool import`: which pools there are, and which of them is meant.
 
 use super::{
-    cachefile, client, dates,
     find::{self, Candidate, Search},
     order::{Target, ToImport},
-    process, run,
-    start::{How, Start, program},
+    run,
 };
-use crate::{
-    failure::{Exit, Failure},
-    report::printable,
-    run::print,
-};
+use crate::run::print;
 use nacre_admin::{Imported, pool::devices};
-use nacre_pool::{
-    label::{self, PoolState},
-    names,
-    store::Access,
+use nacre_daemon::{
+    failure::{Exit, Failure},
+    pool::{
+        cachefile, client, process,
+        rewind::{EarlierState, older},
+        start::{How, Start, program},
+    },
+    report::{printable, tell},
 };
+use nacre_pool::{label::PoolState, names, store::Access};
 use std::{
     path::PathBuf,
     process::ExitCode,
@@ -39,14 +38,14 @@ pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     let mut search = search(&places, noted.as_deref(), what.name.as_deref());
     search.pools.retain(|pool| (pool.identity.state == PoolState::Destroyed) == what.destroyed);
     for (path, why) in &search.refused {
-        run::tell(&format!("{}: {}", path.display(), printable(why.as_bytes())));
+        tell(&format!("{}: {}", path.display(), printable(why.as_bytes())));
     }
     if what.all {
         return all(&search, &what, command);
     }
     let Some(wanted) = &what.name else {
         if search.pools.is_empty() {
-            run::tell("no pools available to import");
+            tell("no pools available to import");
             return Ok(if search.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         let texts: Vec<String> = search.pools.iter().map(Candidate::text).collect();
@@ -113,7 +112,7 @@ fn choose<'a>(search: &'a Search, wanted: &str) -> Result<&'a Candidate, Failure
 fn all(search: &Search, what: &ToImport, command: &str) -> Result<ExitCode, Failure> {
     let mut code = ExitCode::SUCCESS;
     if search.pools.is_empty() {
-        run::tell("no pools available to import");
+        tell("no pools available to import");
     }
     for candidate in &search.pools {
         // Each that cannot be imported is told; the others are imported all the same.
@@ -176,8 +175,8 @@ fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
     match Imported::open(opened.clone(), Access::ReadOnly, None, process::opening(run::CACHE, None)) {
         Ok(_) => print("the last state can be read: nothing would be given up\n")?,
         Err(refusal) => {
-            run::tell(&format!("{doing}: {}", refusal.what));
-            let states: Vec<String> = older(&opened)?.iter().map(State::text).collect();
+            tell(&format!("{doing}: {}", refusal.what));
+            let states: Vec<String> = older(&opened)?.iter().map(EarlierState::text).collect();
             print(&format!(
                 "would go back to the newest of these transaction groups that can be read: {}\n",
                 states.join(", ")
@@ -185,47 +184,6 @@ fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// A state that can be gone back to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State {
-    /// Its last transaction group.
-    pub txg: u64,
-    /// When, seconds since 1970.
-    time: u64,
-}
-
-impl State {
-    /// What it is called.
-    pub(super) fn text(&self) -> String {
-        format!("{} ({})", self.txg, dates::long(self.time))
-    }
-}
-
-/// The states that can be gone back to where the last one cannot be had, the newest first.
-///
-/// # Errors
-/// Labels that cannot be read.
-pub(super) fn older(devices: &[std::sync::Arc<dyn nacre_pool::device::Device>]) -> Result<Vec<State>, Failure> {
-    let mut found = std::collections::BTreeMap::new();
-    for device in devices {
-        let failed = |error: nacre_pool::PoolError| Failure::new(error.to_string());
-        let Some(identity) = label::probe(&**device).map_err(failed)? else { continue };
-        found.extend(
-            label::roots(&**device, identity.pool).map_err(failed)?.into_iter().map(|root| (root.generation, root)),
-        );
-    }
-    let Some(newest) = found.values().next_back() else { return Ok(Vec::new()) };
-    let (kept, last) = (newest.kept, newest.txg.0);
-    // Where the records of the last ones are lost, the newest that is left has nothing against it.
-    let lost = label::lost(devices, newest) > 0;
-    let state = |root: label::Root| State { txg: root.txg.0, time: root.time };
-    let mut states: Vec<State> = found.into_values().filter(|root| root.generation >= kept).map(state).collect();
-    states.dedup_by_key(|state| state.txg);
-    states.reverse();
-    states.retain(|state| lost || state.txg < last);
-    Ok(states)
 }
 
 /// A pool that is opened here, for reading alone.

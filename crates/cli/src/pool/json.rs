@@ -4,13 +4,13 @@
 //! Numbers are text, for people or (`-p`) exactly; with `--json-int` they are numbers.
 
 use super::{
-    called, dates, list,
+    called, list,
     order::Form,
     status,
     vdevs::{self, Vdev},
 };
-use crate::failure::Failure;
 use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, properties};
+use nacre_daemon::{failure::Failure, pool::dates};
 use nacre_pool::properties::size::human_bytes;
 use serde_json::{Map, Value, json};
 

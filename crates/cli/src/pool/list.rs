@@ -1,15 +1,13 @@
 //! `nacre pool list` and `get`: tables. Pure.
 
-use super::{expected::UNAVAILABLE, json, order::Form, status};
-use crate::{
-    columns::{self, Align},
-    failure::Failure,
-};
+use super::{json, order::Form, status};
+use crate::columns::{self, Align};
 use nacre_admin::pool::{
     DeviceFigures, Figures,
     figures::percent,
     properties::{self, Value},
 };
+use nacre_daemon::{failure::Failure, pool::expected::UNAVAILABLE};
 use nacre_pool::properties::{POOL_PROPERTIES, PropertyError, size::human_bytes};
 
 /// The columns where none are named.

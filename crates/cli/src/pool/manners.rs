@@ -5,13 +5,13 @@
 //! Made from the tables of [`super::command`] and of `fs`, so that what is shown is what is taken.
 //! Pure but for [`report`] and [`refuse`].
 
-use crate::{
-    failure::{Exit, Failure},
-    report::printable,
-};
 use clap::{
     Arg, ArgAction, Command,
     error::{ContextKind, ContextValue, ErrorKind},
+};
+use nacre_daemon::{
+    failure::{Exit, Failure},
+    report::printable,
 };
 use std::{ffi::OsString, io::Write, process::ExitCode};
 

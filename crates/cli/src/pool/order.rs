@@ -1,9 +1,10 @@
 //! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
 
 use super::{called::Called, command::UNSERVED, histograms::Of, status, words};
-use crate::{commands::Order, failure::Failure};
+use crate::commands::Order;
 use clap::ArgMatches;
 use nacre_admin::pool::{ScrubOrder, TrimOrder, inspect::Wanted, properties};
+use nacre_daemon::failure::Failure;
 use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 
 /// What to do with pools.

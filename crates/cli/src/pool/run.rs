@@ -1,28 +1,29 @@
 //! Carries out what a command line asked of pools.
 
 use super::{
-    cachefile,
     called::{self, Called},
-    client::{self, Owned},
-    command, dates,
-    expected::{self, Expected},
-    histograms, importing, iostat, json, list, manners,
+    command, histograms, importing, iostat, json, list, manners,
     order::{self as orders, Again, Form, PoolOrder, Shown, Target, ToCreate},
     scripts::{self, Columns},
-    start::{How, Start},
     status, upgrade, vdevs,
 };
-use crate::{
-    commands::Order,
-    failure::{Exit, Failure},
-    report::printable,
-    run::print,
-    runtime::{self, Whose},
-};
+use crate::{commands::Order, run::print};
 use nacre_admin::{
     Refusal,
     pool::{Answer, DeviceFigures, Figures, Line, Request, ScrubOrder, Status, devices, properties},
     watch::Event,
+};
+use nacre_daemon::{
+    failure::{Exit, Failure},
+    pool::{
+        cachefile,
+        client::{self, Owned},
+        dates,
+        expected::{self, Expected},
+        start::{How, Start, ZPOOL},
+    },
+    report::{printable, tell},
+    runtime::{self, Whose},
 };
 use nacre_pool::{
     device::FileDevice,
@@ -44,9 +45,6 @@ use std::{
 pub const CACHE: u64 = 256 << 20;
 /// The least that can be worked with.
 const CACHE_LEAST: u64 = 8 << 20;
-
-/// What the program says when it was called as `zpool`.
-pub const ZPOOL: &str = "zpool";
 
 /// Called as `zpool`: the same command lines.
 pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
@@ -239,14 +237,6 @@ pub fn typed(program: &str) -> String {
         if word.is_empty() || word.contains(char::is_whitespace) { format!("'{word}'") } else { word }
     };
     std::iter::once(program.to_owned()).chain(std::env::args_os().skip(1).map(quoted)).collect::<Vec<_>>().join(" ")
-}
-
-/// A note for whoever waits.
-pub fn tell(line: &str) {
-    if !line.is_empty() {
-        // A word that nobody can read is not worth failing for.
-        let _ = writeln!(std::io::stderr(), "{line}");
-    }
 }
 
 /// A note that is the answer.

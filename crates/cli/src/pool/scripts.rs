@@ -6,7 +6,7 @@
 //! prints lines `NAME=VALUE`, or a value alone, whose column has the program's name. Root has to
 //! allow it: `ZPOOL_SCRIPTS_AS_ROOT=1`.
 
-use crate::{failure::Failure, report::printable};
+use nacre_daemon::{failure::Failure, report::printable};
 use std::{
     collections::BTreeMap,
     env,
@@ -79,7 +79,7 @@ impl Columns {
         let output = match command.output() {
             Ok(output) => output,
             Err(error) => {
-                super::run::tell(&Failure::io("cannot run", program.display(), &error).what);
+                nacre_daemon::report::tell(&Failure::io("cannot run", program.display(), &error).what);
                 return;
             }
         };

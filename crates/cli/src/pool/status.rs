@@ -1,7 +1,8 @@
 //! `nacre pool status`: the health of a pool in ZFS' form. Pure.
 
-use super::{dates, expected::UNAVAILABLE, order::Form, scripts::Columns};
+use super::{order::Form, scripts::Columns};
 use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, TrimReport, figures::percent};
+use nacre_daemon::pool::{dates, expected::UNAVAILABLE};
 use nacre_pool::properties::size::human_bytes;
 
 /// What is shown of pools.

@@ -1,17 +1,17 @@
 //! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices, by the names and in the
 //! order of OpenZFS. What nobody counts or knows here is `-`. Pure but for [`asked`].
 
-use super::{
-    client,
-    expected::{self, UNAVAILABLE},
-    json, list,
-    order::Form,
-    run, status,
-};
-use crate::failure::Failure;
+use super::{json, list, order::Form, run, status};
 use nacre_admin::{
     counted::Counts,
     pool::{DeviceFigures, Figures, Phase, properties::Value},
+};
+use nacre_daemon::{
+    failure::Failure,
+    pool::{
+        client,
+        expected::{self, UNAVAILABLE},
+    },
 };
 use std::path::Path;
 

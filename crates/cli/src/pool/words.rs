@@ -1,6 +1,6 @@
 //! What stands in command lines of pools: assignments, devices, intervals. Pure.
 
-use crate::failure::Failure;
+use nacre_daemon::failure::Failure;
 use std::path::{Path, PathBuf};
 
 /// Words by which `zpool` says how devices are put together.

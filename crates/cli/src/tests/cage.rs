@@ -2,16 +2,15 @@
 
 use super::os;
 use crate::{
-    cage::{
-        command::CageOrder,
-        plan::CagePlan,
-        resize::{InodeChange, SizeChange},
-    },
+    cage::{command::CageOrder, plan::CagePlan},
     commands::{self, Order, View},
-    failure::{Exit, Failure},
     personality,
-    plan::{Plan, StackSource},
-    settings::Engine,
+    plan::Plan,
+};
+use nacre_daemon::{
+    cage::resize::{InodeChange, SizeChange},
+    failure::{Exit, Failure},
+    plan::{Engine, StackSource},
 };
 use std::path::Path;
 

@@ -3,11 +3,11 @@
 use super::{line, mount, os};
 use crate::{
     commands::{self, Order, View},
-    failure::Failure,
     options::{Form, TABLE},
     personality,
     plan::Plan,
 };
+use nacre_daemon::failure::Failure;
 
 fn order(arguments: &[&str]) -> Result<Order, Failure> {
     let matches =

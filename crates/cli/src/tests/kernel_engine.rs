@@ -1,10 +1,8 @@
 //! Which plans the kernel can serve alone, and with which maps.
 
 use super::{mount, os};
-use crate::{
-    kernel_engine::{self, KernelMount},
-    personality,
-};
+use crate::personality;
+use nacre_daemon::kernel_engine::{self, KernelMount};
 use nacre_layers::accounts::{Accounts, User};
 use nacre_sys::mounts::{IdRange, MountAttributes};
 use std::{io, path::Path};
@@ -134,7 +132,7 @@ fn a_map_of_too_many_ranges_is_refused() {
 
 #[test]
 fn mounts_below_the_source_are_told() {
-    let table = crate::mountinfo::parse(
+    let table = nacre_daemon::mountinfo::parse(
         b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /srv/data rw - ext4 /dev/b rw\n3 1 8:2 / /srvx rw - ext4 /dev/b rw\n",
     );
     for (source, told) in [("/srv", true), ("/srv/data", false), ("/srv/data/x", false), ("/home", false), ("/", true)]

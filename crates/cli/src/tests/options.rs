@@ -2,10 +2,13 @@
 
 use super::{bare, os};
 use crate::{
-    cage::engine::FileSystem,
     options::{Form, Opt, TABLE},
-    settings::{Atime, Engine, Settings, Transport, Verbosity},
+    settings::Settings,
     words::{self, Unknown},
+};
+use nacre_daemon::{
+    cage::engine::FileSystem,
+    plan::{Atime, Engine, Transport, Verbosity},
 };
 use nacre_layers::size::Size;
 use nacre_stack::spec::{

@@ -1,11 +1,10 @@
 //! fuse-overlayfs' command line: what becomes of each word.
 
 use super::os;
-use crate::{
+use crate::{overlay::overlay, plan::Plan};
+use nacre_daemon::{
     failure::Failure,
-    overlay::overlay,
-    plan::{MountPlan, Plan, StackSource},
-    settings::{Atime, Transport},
+    plan::{Atime, MountPlan, StackSource, Transport},
 };
 
 fn read(arguments: &[&str]) -> Result<Plan, Failure> {

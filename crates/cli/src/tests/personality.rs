@@ -2,10 +2,12 @@
 
 use super::{line, mount, os};
 use crate::{
-    failure::Failure,
     personality::{self, Personality},
-    plan::{Plan, StackSource},
-    settings::Atime,
+    plan::Plan,
+};
+use nacre_daemon::{
+    failure::Failure,
+    plan::{Atime, StackSource},
 };
 use std::{
     ffi::{OsStr, OsString},

@@ -1,9 +1,9 @@
 //! Which engine serves a plan.
 
 use super::{mount, os};
-use crate::{
+use crate::personality;
+use nacre_daemon::{
     failure::Exit,
-    personality,
     serve::{self, Choice},
 };
 use nacre_layers::context::{Context, Mounter};

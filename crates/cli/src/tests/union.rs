@@ -3,10 +3,14 @@
 use super::{line, mount, os};
 use crate::{
     commands::{self, Order, View},
-    failure::{Exit, Failure},
     personality,
-    plan::{MountPlan, Plan, Remount},
-    union::command::{DrainHow, Place, TierOrder, UnionOrder},
+    plan::Plan,
+    union::command::{DrainHow, TierOrder, UnionOrder},
+};
+use nacre_daemon::{
+    failure::{Exit, Failure},
+    plan::{MountPlan, Remount},
+    union::requests::Place,
 };
 use nacre_stack::spec::BranchSpec;
 use nacre_union::BranchMode;

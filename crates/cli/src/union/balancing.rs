@@ -3,102 +3,20 @@
 
 use super::{
     command::DrainHow,
-    report::BalanceReport,
-    run::{UnionAnswer, UnionRequest, ask, at, tell},
-};
-use crate::{
-    failure::{Exit, Failure},
-    report::printable,
+    run::{ask, at, tell},
 };
 use indicatif::{ProgressBar, ProgressStyle};
-use nacre_layers::size::Size;
-use nacre_union::{BalanceRules, Control};
-use parking_lot::Mutex;
-use std::{
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+use nacre_daemon::{
+    failure::{Exit, Failure},
+    report::printable,
+    union::{
+        report::BalanceReport,
+        requests::{UnionAnswer, UnionRequest},
     },
-    thread,
-    time::Duration,
 };
-
-/// The balance that was started last.
-#[derive(Debug, Default)]
-pub struct Balances(Mutex<Option<Arc<Balance>>>);
-
-#[derive(Debug, Default)]
-struct Balance {
-    stop: AtomicBool,
-    told: Mutex<BalanceReport>,
-}
-
-impl Balances {
-    /// Begins one.
-    ///
-    /// # Errors
-    /// Another one is under way, or no thread can be had.
-    pub fn start(&self, control: Control, rules: BalanceRules) -> Result<(), Failure> {
-        let mut present = self.0.lock();
-        if present.as_ref().is_some_and(|balance| !balance.told.lock().ended) {
-            return Err(Failure::new("the branches are being balanced already")
-                .exit(Exit::Busy)
-                .next("wait for its end, or stop it: `nacre union balance --stop`"));
-        }
-        let balance = Arc::new(Balance::default());
-        *present = Some(Arc::clone(&balance));
-        let thread =
-            thread::Builder::new().name("nacre-balance".to_owned()).spawn(move || balance.run(&control, &rules));
-        thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread that moves files", &error))
-    }
-
-    /// Stops it.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn stop(&self) -> Result<(), Failure> {
-        let balance = self.0.lock().clone().filter(|balance| !balance.told.lock().ended);
-        let balance =
-            balance.ok_or_else(|| Failure::new("the branches are not being balanced").exit(Exit::NotFound))?;
-        balance.stop.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Nobody wants it any more.
-    pub fn end(&mut self) {
-        if let Some(balance) = self.0.get_mut() {
-            balance.stop.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// How far it is.
-    pub fn told(&self) -> BalanceReport {
-        self.0.lock().as_ref().map_or_else(BalanceReport::default, |balance| balance.told.lock().clone())
-    }
-}
-
-impl Balance {
-    fn run(&self, control: &Control, rules: &BalanceRules) {
-        let result = control.balance_branches(rules, &mut |progress| {
-            let mut told = self.told.lock();
-            (told.moved, told.bytes, told.expected) = (progress.moved, progress.bytes, progress.expected);
-            (told.spread, told.stays) = (progress.spread, progress.left);
-            !self.stop.load(Ordering::Relaxed)
-        });
-        let mut told = self.told.lock();
-        match result {
-            Ok(report) => {
-                (told.moved, told.bytes, told.expected) = (report.moved, report.bytes, report.expected);
-                (told.spread, told.stays) = (report.spread, report.left);
-                told.left = report.examples.into_iter().map(|left| (printable(&left.path), left.why)).collect();
-                told.failed = report.stopped.then(|| "the balance was stopped".to_owned());
-            }
-            Err(error) => told.failed = Some(error.to_string()),
-        }
-        told.ended = true;
-    }
-}
+use nacre_layers::size::Size;
+use nacre_union::BalanceRules;
+use std::{path::Path, thread, time::Duration};
 
 /// Carries out the command.
 ///

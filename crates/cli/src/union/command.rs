@@ -4,14 +4,13 @@
 use super::plan;
 use crate::{
     commands::{self, Order, View},
-    failure::Failure,
     options::{Form, Opt, Row},
     words::Unknown,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use nacre_daemon::{failure::Failure, union::requests::Place};
 use nacre_stack::spec::BranchSpec;
 use nacre_union::{BalanceRules, BranchMode, parse_size};
-use serde::{Deserialize, Serialize};
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
@@ -116,18 +115,6 @@ pub enum UnionOrder {
         /// What of it.
         how: DrainHow,
     },
-}
-
-/// Where a branch is added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Place {
-    /// Above all others.
-    Top,
-    /// Below all others.
-    Bottom,
-    /// There, counted from the top from 1 on.
-    At(usize),
 }
 
 /// What is asked about tiers.

@@ -1,11 +1,10 @@
 //! `nacre union list`: branches as a table, for scripts, or as JSON. Pure.
 
-use super::report::BranchReport;
 use crate::{
     columns::{self, Align},
     commands::View,
-    failure::Failure,
 };
+use nacre_daemon::{failure::Failure, union::report::BranchReport};
 use nacre_layers::size::Size;
 
 /// A column: its name, its heading, how it stands, and its cell.

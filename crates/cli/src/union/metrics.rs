@@ -1,7 +1,7 @@
 //! The part of `nacre metrics` that tells of unions. Pure.
 
-use super::report::BranchReport;
 use crate::metrics::{escape, head, sample};
+use nacre_daemon::union::report::BranchReport;
 
 /// A figure: its name, its help, and its value.
 type Gauge = (&'static str, &'static str, fn(&BranchReport) -> Option<u64>);

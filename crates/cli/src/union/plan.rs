@@ -1,11 +1,14 @@
 //! What a command line asks of a union, as plain data. Pure: nothing here looks at the system.
 
 use crate::{
-    failure::Failure,
     options::{self, Opt, TABLE},
-    plan::{self, MountPlan, Plan, StackSource},
-    settings::{Atime, Engine, Settings},
+    plan::{self, Plan},
+    settings::Settings,
     words::{self, Given, Unknown},
+};
+use nacre_daemon::{
+    failure::Failure,
+    plan::{Atime, Engine, MountPlan, StackSource},
 };
 use nacre_stack::spec::{BranchSpec, HostCoherence, LayerSpec, RemapSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec};
 use nacre_union::{Udba, Words};
@@ -94,7 +97,7 @@ pub fn union(program: &str, mut options: Vec<Given>, told: Told, positionals: Ve
         None => words.branches.iter().map(|(path, mode)| BranchSpec::directory(path, mode.clone())).collect(),
     };
     let mut mount = mount(program, settings, &words, branches, mountpoint)?;
-    mount.prefix = super::PREFIX;
+    mount.prefix = nacre_daemon::union::PREFIX;
     Ok(Plan::Mount(Box::new(mount)))
 }
 

@@ -1,0 +1,177 @@
+//! Into the background and back: a mount that is not in the foreground is served by a second
+//! process of the same program, and the first one returns when the mount answers.
+//!
+//! The second process is started anew rather than forked, so it has no threads or locks of the
+//! first. It is told apart by an environment variable that holds its parent's number, reports over
+//! its standard output, and says what goes wrong on the standard error that it shares with the
+//! first until then. Its exit code is the first one's.
+
+use crate::failure::Failure;
+use rustix::{
+    fs::{CWD, Mode, OFlags, openat},
+    process::{Resource, Rlimit, getrlimit, setrlimit, setsid},
+    stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs, io,
+    io::{Read, Write},
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+};
+
+/// Tells the second process that it is one.
+const MARK: &str = "NACRE_SERVES_FOR";
+/// Why it serves the mount, and not the kernel alone.
+const REASON: &str = "NACRE_ENGINE_REASON";
+/// What it says when the mount answers.
+const READY: &[u8] = b"ready\n";
+/// As many descriptors as a mount could want; more would only cost the kernel memory.
+const DESCRIPTORS: u64 = 1 << 20;
+
+/// How the background process ended its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The mount answers.
+    Ready,
+    /// It said why not, and ended with this code.
+    Failed(u8),
+}
+
+/// Whether this process is the second one.
+pub fn is_background() -> bool {
+    let parent = rustix::process::getppid().map(|parent| parent.as_raw_pid().to_string());
+    parent.is_some() && std::env::var(MARK).ok() == parent
+}
+
+/// Why this second process serves the mount.
+pub fn reason() -> String {
+    std::env::var(REASON).unwrap_or_default()
+}
+
+/// Starts the second process with the same arguments and waits until its mount answers.
+///
+/// # Errors
+/// The process cannot be started.
+pub fn start(reason: &str) -> Result<Start, Failure> {
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_else(|| OsString::from("nacre"));
+    spawn(&name, arguments, &[(REASON, reason)])
+}
+
+/// Starts a process that will serve mounts, and waits until it says that it is ready. `settings` go
+/// into its environment.
+///
+/// # Errors
+/// The process cannot be started.
+pub fn spawn(
+    name: &OsStr,
+    arguments: impl Iterator<Item = OsString>,
+    settings: &[(&str, &str)],
+) -> Result<Start, Failure> {
+    // A script's open files and locks are its own, not those of a process that outlives it.
+    if let Err(error) = nacre_sys::descriptors::close_on_exec_from(3) {
+        tracing::debug!(%error, "descriptors of the caller stay open");
+    }
+    let mut command = Command::new(program());
+    command
+        .arg0(name)
+        .args(arguments)
+        .env(MARK, std::process::id().to_string())
+        .envs(settings.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let failed = |error: io::Error| Failure::io("cannot start", "the process that serves the mount", &error);
+    let mut child = command.spawn().map_err(failed)?;
+    let mut said = Vec::new();
+    if let Some(mut output) = child.stdout.take() {
+        let mut line = [0; READY.len()];
+        if output.read_exact(&mut line).is_ok() {
+            said.extend_from_slice(&line);
+        }
+    }
+    if said == READY {
+        return Ok(Start::Ready);
+    }
+    let status = child.wait().map_err(failed)?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
+    code.map(Start::Failed)
+        .ok_or_else(|| Failure::new(format!("the process that serves the mount ended before it answered: {status}")))
+}
+
+/// Our own executable, by its path where that still leads to it, so that process lists show its
+/// name.
+fn program() -> PathBuf {
+    let link = PathBuf::from("/proc/self/exe");
+    fs::read_link(&link).ok().filter(|path| path.exists()).unwrap_or(link)
+}
+
+/// The second process leaves the session of the first, so that no terminal's signals reach it.
+///
+/// # Errors
+/// As `setsid(2)`.
+pub fn leave_session() -> Result<(), Failure> {
+    setsid().map(drop).map_err(|error| Failure::io("cannot leave", "the session of the terminal", &error.into()))
+}
+
+/// Says that the mount answers, and lets go of everything that belongs to the first process: its
+/// descriptors and its directory.
+///
+/// # Errors
+/// Nobody listens any more: whoever called for the mount does not want it.
+pub fn report_ready() -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::io("cannot report to", "the process that asked for the mount", &error);
+    let null = openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| failed(error.into()))?;
+    let mut out = io::stdout().lock();
+    out.write_all(READY).and_then(|()| out.flush()).map_err(failed)?;
+    let done = dup2_stdin(&null).and_then(|()| dup2_stdout(&null)).and_then(|()| dup2_stderr(&null));
+    done.map_err(|error| failed(error.into()))
+}
+
+/// Does not keep the directory that it was called in from being unmounted.
+///
+/// # Errors
+/// As `chdir(2)`.
+pub fn leave_directory() -> Result<(), Failure> {
+    std::env::set_current_dir("/").map_err(|error| Failure::io("cannot change to", "/", &error))
+}
+
+/// What every process that serves mounts does first.
+pub fn settle() {
+    raise_descriptor_limit();
+    // What a large listing or copy needed goes back when it is over.
+    nacre_sys::memory::keep_large_blocks_apart();
+}
+
+/// Raises the limit of open descriptors as far as allowed; root raises the hard limit, too. A limit
+/// that stays low is not fatal.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let hard = limit.maximum.unwrap_or(u64::MAX);
+    let most = fs::read_to_string("/proc/sys/fs/nr_open")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(DESCRIPTORS);
+    let wanted = hard.max(most.min(DESCRIPTORS));
+    let raised =
+        Rlimit { current: Some(wanted.min(DESCRIPTORS).max(limit.current.unwrap_or(0))), maximum: Some(wanted) };
+    let unprivileged = Rlimit { current: Some(hard), maximum: limit.maximum };
+    if setrlimit(Resource::Nofile, raised).is_err()
+        && let Err(error) = setrlimit(Resource::Nofile, unprivileged)
+    {
+        tracing::warn!(%error, limit = ?limit.current, "the limit of open files could not be raised");
+    }
+}
+
+/// Has a second process serve the mount, for this reason; answers when the mount does.
+///
+/// # Errors
+/// The process cannot be started.
+pub fn in_background(reason: &str) -> Result<ExitCode, Failure> {
+    Ok(match start(reason)? {
+        Start::Ready => ExitCode::SUCCESS,
+        Start::Failed(code) => ExitCode::from(code),
+    })
+}

@@ -1,0 +1,19 @@
+//! Cages: what enforces their limits, and what is known of those that there are.
+//!
+//! One of three engines holds a cage: this program through FUSE (a stack of the layers `host` and
+//! `cage`, served like any other mount: [`serving`]), or one of the kernel's ([`engine`]).
+
+pub mod engine;
+pub mod find;
+mod loop_engine;
+pub mod place;
+mod quota_engine;
+pub mod record;
+pub mod report;
+pub mod resize;
+pub mod serving;
+pub mod state;
+pub mod writers;
+
+/// What stands before the directory in the first column of the mount table, and of fstab.
+pub const PREFIX: &str = "cage:";

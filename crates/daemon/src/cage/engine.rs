@@ -1,0 +1,247 @@
+//! What all engines of cages have in common, and which one `--engine=auto` takes.
+//!
+//! The engines `loop` and `quota` leave all work to the kernel: no process of ours stays behind, so
+//! what they made is remembered in [`super::record`]. [`engine`] gives the one that a record names.
+//! The engine `fuse` is a mount with a daemon and made elsewhere.
+
+use super::{loop_engine::LoopEngine, quota_engine, quota_engine::QuotaEngine, record::Record};
+use crate::{failure::Failure, report::path_text};
+use serde::{Deserialize, Serialize};
+use std::{fmt, path::PathBuf};
+
+/// Who keeps a cage's limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The layer, in a daemon.
+    Fuse,
+    /// An image with a file system of its own.
+    Loop,
+    /// Quotas of the file system that the directory lies on.
+    Quota,
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            EngineKind::Fuse => "fuse",
+            EngineKind::Loop => "loop",
+            EngineKind::Quota => "quota",
+        })
+    }
+}
+
+/// A file system of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileSystem {
+    /// ext4.
+    Ext4,
+    /// XFS.
+    Xfs,
+    /// Btrfs.
+    Btrfs,
+}
+
+impl FileSystem {
+    /// The kernel's name of it.
+    pub fn word(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 => "ext4",
+            FileSystem::Xfs => "xfs",
+            FileSystem::Btrfs => "btrfs",
+        }
+    }
+
+    /// The one that has this name.
+    pub fn of(word: &str) -> Option<FileSystem> {
+        [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs].into_iter().find(|kind| kind.word() == word)
+    }
+}
+
+impl fmt::Display for FileSystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// A cage as it is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The directory: absolute and canonical.
+    pub directory: PathBuf,
+    /// Another place to show it at, as canonical; none: over the directory itself.
+    pub mountpoint: Option<PathBuf>,
+    /// How many bytes.
+    pub bytes: Option<u64>,
+    /// How many inodes.
+    pub inodes: Option<u64>,
+    /// The image of the engine `loop`.
+    pub image: Option<PathBuf>,
+    /// Its file system.
+    pub fstype: Option<FileSystem>,
+    /// It takes space only as it fills.
+    pub sparse: bool,
+    /// The first option given that only the engine `fuse` has, as it is written.
+    pub fuse_only: Option<String>,
+}
+
+impl Wanted {
+    /// Where the cage shows.
+    pub fn place(&self) -> &std::path::Path {
+        self.mountpoint.as_deref().unwrap_or(&self.directory)
+    }
+
+    /// Refuses what only the engine `fuse` can do.
+    ///
+    /// # Errors
+    /// The option.
+    pub fn only_limits(&self, engine: EngineKind) -> Result<(), Failure> {
+        match &self.fuse_only {
+            Some(option) => {
+                Err(Failure::usage(format!("{option} works only with --engine=fuse, not with --engine={engine}")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a cage holds now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Figures {
+    /// Whether it limits at present (engine `loop`: whether it is mounted; if not, figures of use
+    /// are 0).
+    pub attached: bool,
+    /// The limit, bytes: what the host can lose to it.
+    pub limit: u64,
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes that still fit.
+    pub free: u64,
+    /// The limit of inodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inode_limit: Option<u64>,
+    /// Inodes in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes_used: Option<u64>,
+    /// Bytes of the image on the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_host: Option<u64>,
+    /// How it works, for people: `ext4 on /dev/loop0, direct I/O`.
+    pub mode: String,
+    /// What to know about it, one sentence each.
+    pub notes: Vec<String>,
+    /// The line of fstab(5) that brings it back after a reboot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fstab: Option<String>,
+}
+
+/// Where progress and warnings go, a line each.
+pub type Tell<'a> = &'a mut dyn FnMut(&str);
+
+/// A way to keep a limit without a process of ours.
+pub trait CageEngine: Sync {
+    /// Makes a cage or takes an existing one up again, and remembers it.
+    ///
+    /// # Errors
+    /// What is in the way; nothing is left behind then, unless the message says so.
+    fn create(&self, wanted: &Wanted, tell: Tell<'_>) -> Result<Record, Failure>;
+
+    /// Changes the limits that are given.
+    ///
+    /// # Errors
+    /// A limit that this engine cannot take; the cage is as it was, or as the message says.
+    fn resize(
+        &self,
+        record: &Record,
+        bytes: Option<u64>,
+        inodes: Option<u64>,
+        tell: Tell<'_>,
+    ) -> Result<Record, Failure>;
+
+    /// What it holds.
+    ///
+    /// # Errors
+    /// Where the system does not say.
+    fn figures(&self, record: &Record) -> Result<Figures, Failure>;
+
+    /// Ends it: `nacre umount`. What is in it stays.
+    ///
+    /// # Errors
+    /// In use, or refused by the system.
+    fn detach(&self, record: &Record, lazy: bool) -> Result<(), Failure>;
+
+    /// Ends it and removes what was made for it. The engine `loop` removes the image **with all
+    /// that is in it**.
+    ///
+    /// # Errors
+    /// In use, or refused by the system.
+    fn destroy(&self, record: &Record, tell: Tell<'_>) -> Result<(), Failure>;
+}
+
+/// The engine of this kind; none for `fuse`.
+pub fn engine(kind: EngineKind) -> Option<&'static dyn CageEngine> {
+    match kind {
+        EngineKind::Fuse => None,
+        EngineKind::Loop => Some(&LoopEngine),
+        EngineKind::Quota => Some(&QuotaEngine),
+    }
+}
+
+/// The engine for `--engine=auto`, and why, as the end of a sentence. Quotas are taken only where
+/// they keep every promise of a cage: root is limited, too, a full cage says "no space left", `df`
+/// shows the limit. Of the file systems that have them, only XFS does all that.
+pub fn choose(wanted: &Wanted, root: bool) -> (EngineKind, String) {
+    let why_not = match (&wanted.fuse_only, &wanted.mountpoint) {
+        _ if !root => Some("only root can set quotas".to_owned()),
+        (Some(option), _) => Some(format!("quotas have no {option}")),
+        (_, Some(mountpoint)) => Some(format!("a quota cannot be shown at {}", path_text(mountpoint))),
+        (None, None) => quota_engine::shortcoming(&wanted.directory),
+    };
+    match why_not {
+        Some(why) => (EngineKind::Fuse, why),
+        None => (EngineKind::Quota, "the file system enforces project quotas".to_owned()),
+    }
+}
+
+/// The engine that keeps a recorded cage.
+///
+/// # Errors
+/// A record of a cage that none keeps.
+pub fn engine_of(record: &Record) -> Result<&'static dyn CageEngine, Failure> {
+    engine(record.engine).ok_or_else(|| {
+        Failure::new(format!("the record of {} names no engine of the kernel", path_text(&record.directory)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_takes_no_quota_that_could_break_a_promise() {
+        let wanted = Wanted { directory: PathBuf::from("/proc"), bytes: Some(1 << 30), ..Wanted::default() };
+        for (wanted, root, why) in [
+            (wanted.clone(), false, "only root can set quotas"),
+            (Wanted { fuse_only: Some("--soft".to_owned()), ..wanted.clone() }, true, "quotas have no --soft"),
+            (
+                Wanted { mountpoint: Some(PathBuf::from("/mnt")), ..wanted.clone() },
+                true,
+                "a quota cannot be shown at /mnt",
+            ),
+            (wanted, true, "proc has no quotas of directories"),
+        ] {
+            assert_eq!(choose(&wanted, root), (EngineKind::Fuse, why.to_owned()));
+        }
+    }
+
+    #[test]
+    fn file_systems_have_one_name_each() {
+        for kind in [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs] {
+            assert_eq!(FileSystem::of(kind.word()), Some(kind));
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.to_string());
+        }
+        assert_eq!(FileSystem::of("vfat"), None);
+        assert_eq!(serde_json::to_value(EngineKind::Loop).unwrap(), EngineKind::Loop.to_string());
+    }
+}

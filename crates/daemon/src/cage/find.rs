@@ -1,0 +1,220 @@
+//! Which cages there are: those that processes of ours serve are asked over their control sockets,
+//! those of the kernel are looked up.
+//!
+//! Paths are compared as text and not touched where that suffices: a mount that hangs would hang
+//! us.
+
+use super::{engine::Figures, record::Record, report::CageReport};
+use crate::{
+    control::{self, Found, Peer},
+    failure::{Exit, Failure},
+    report::{path_text, printable},
+    runtime::Whose,
+};
+use nacre_layers::size::Size;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// All cages of these users, by directory; says which processes do not answer.
+///
+/// # Errors
+/// Records of cages that cannot be read.
+pub fn all(whose: &Whose) -> Result<Vec<CageReport>, Failure> {
+    let found = control::find(whose);
+    found.tell_silent();
+    crate::report::tell_detached(
+        found.peers.iter().map(|peer| {
+            (&peer.report.mountpoint, peer.report.detached && !peer.report.cages.is_empty(), peer.report.pid)
+        }),
+    );
+    of(found)
+}
+
+/// The same without a word about those that do not answer: they are not what the user asked about.
+///
+/// # Errors
+/// As [`all`].
+pub fn known() -> Result<Vec<CageReport>, Failure> {
+    of(control::find(&Whose::Ours))
+}
+
+fn of(found: Found) -> Result<Vec<CageReport>, Failure> {
+    let mut cages: Vec<CageReport> = found.peers.into_iter().flat_map(|peer| peer.report.cages).collect();
+    cages.iter_mut().for_each(sanitise);
+    cages.extend(of_kernel()?);
+    cages.sort_by(|a, b| (&a.directory, &a.mountpoint).cmp(&(&b.directory, &b.mountpoint)));
+    Ok(cages)
+}
+
+/// Those that no process of ours serves.
+///
+/// # Errors
+/// Records that cannot be read.
+pub fn of_kernel() -> Result<Vec<CageReport>, Failure> {
+    Record::all()?.iter().map(of_record).collect()
+}
+
+/// What a cage of the kernel's tells. One whose figures cannot be had is shown without them, and
+/// with the reason.
+fn of_record(record: &Record) -> Result<CageReport, Failure> {
+    let mut notes = Vec::new();
+    let figures = match crate::cage::engine::engine_of(record)?.figures(record) {
+        Ok(figures) => figures,
+        Err(failure) => {
+            notes.push(failure.what);
+            Figures { limit: record.bytes, mode: "unknown".to_owned(), ..Figures::default() }
+        }
+    };
+    notes.extend(figures.notes);
+    notes.extend(figures.on_host.map(|bytes| format!("the image takes {} of the host", Size::new(bytes).short())));
+    notes.extend(figures.fstab.map(|line| format!("after a reboot, by fstab: {line}")));
+    Ok(CageReport {
+        directory: path_text(&record.directory),
+        mountpoint: path_text(&record.mountpoint),
+        engine: record.engine.to_string(),
+        mode: figures.mode,
+        attached: figures.attached,
+        when_full: "deny".to_owned(),
+        limit: Some(figures.limit),
+        used: figures.used,
+        free: figures.free,
+        inode_limit: figures.inode_limit,
+        inodes: figures.inodes_used,
+        accounting: "the kernel's".to_owned(),
+        notes,
+        ..CageReport::default()
+    })
+}
+
+/// The record of a cage of the kernel's.
+///
+/// # Errors
+/// Records that cannot be read.
+pub fn record(directory: &Path) -> Result<Option<Record>, Failure> {
+    for path in paths(directory)? {
+        if let Some(record) = Record::find(&path)? {
+            return Ok(Some(record));
+        }
+    }
+    Ok(None)
+}
+
+/// The cage of a directory, named by the directory or by where it is mounted.
+///
+/// # Errors
+/// A directory that is no cage.
+pub fn named<'a>(cages: &'a [CageReport], directory: &Path) -> Result<&'a CageReport, Failure> {
+    let found = candidates(directory)?.into_iter().find_map(|text| {
+        let by_place = cages.iter().find(|cage| cage.mountpoint == text);
+        by_place.or_else(|| cages.iter().find(|cage| cage.directory == text))
+    });
+    found.ok_or_else(|| missing(directory))
+}
+
+/// The process that serves the cage of a directory, and which of its cages that is.
+///
+/// # Errors
+/// A directory whose parent does not exist.
+pub fn served(peers: Vec<Peer>, directory: &Path) -> Result<Option<(Peer, usize)>, Failure> {
+    let texts = candidates(directory)?;
+    let place = |field: fn(&CageReport) -> &str| {
+        texts.iter().find_map(|text| {
+            let of = |peer: &Peer| peer.report.cages.iter().position(|cage| field(cage) == text.as_str());
+            peers.iter().enumerate().find_map(|(index, peer)| of(peer).map(|cage| (index, cage)))
+        })
+    };
+    let found = place(|cage| &cage.mountpoint).or_else(|| place(|cage| &cage.directory));
+    Ok(found.and_then(|(index, cage)| peers.into_iter().nth(index).map(|peer| (peer, cage))))
+}
+
+/// The failure for a directory that is no cage.
+pub fn missing(directory: &Path) -> Failure {
+    Failure::new(format!("{} is no cage", path_text(directory)))
+        .exit(Exit::NotFound)
+        .next("`nacre cage list` lists them")
+}
+
+/// How a directory may have been written down: as it is named, and with links resolved.
+fn paths(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let lexical = control::lexical(directory)?;
+    // Only a link is followed: what it leads to may hang, but then it is what the user named.
+    let real = match fs::read_link(&lexical) {
+        Ok(_) => fs::canonicalize(&lexical).ok(),
+        Err(_) => None,
+    };
+    Ok(std::iter::once(lexical).chain(real).collect())
+}
+
+/// The same as texts.
+fn candidates(directory: &Path) -> Result<Vec<String>, Failure> {
+    Ok(paths(directory)?.iter().map(|path| path_text(path)).collect())
+}
+
+/// Other users' daemons may say anything: nothing of it may reach a terminal as a command.
+pub fn sanitise(cage: &mut CageReport) {
+    let clean = |text: &mut String| {
+        if text.chars().any(char::is_control) {
+            *text = printable(text.as_bytes());
+        }
+    };
+    let CageReport {
+        directory,
+        mountpoint,
+        engine,
+        engine_reason,
+        mode,
+        when_full,
+        accounting,
+        users,
+        directories,
+        collecting,
+        notes,
+        ..
+    } = cage;
+    for text in [directory, mountpoint, engine, engine_reason, mode, when_full, accounting] {
+        clean(text);
+    }
+    users.iter_mut().for_each(|user| clean(&mut user.user));
+    directories.iter_mut().for_each(|directory| clean(&mut directory.path));
+    notes.iter_mut().for_each(clean);
+    collecting.iter_mut().filter_map(|collecting| collecting.why_not.as_mut()).for_each(clean);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cage(directory: &str, mountpoint: &str) -> CageReport {
+        CageReport { directory: directory.to_owned(), mountpoint: mountpoint.to_owned(), ..CageReport::default() }
+    }
+
+    #[test]
+    fn a_cage_is_named_by_its_place_or_its_directory() {
+        let scratch = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(scratch.path()).unwrap();
+        for name in ["a", "b", "c"] {
+            fs::create_dir(root.join(name)).unwrap();
+        }
+        std::os::unix::fs::symlink(root.join("a"), root.join("link")).unwrap();
+        let at = |name: &str| path_text(&root.join(name));
+        let cages = [cage(&at("a"), &at("b")), cage(&at("b"), &at("c"))];
+        for (named_by, expected) in [("a", 0), ("b", 0), ("c", 1), ("link", 0), ("./a", 0)] {
+            assert_eq!(named(&cages, &root.join(named_by)).unwrap(), &cages[expected], "{named_by}");
+        }
+        assert_eq!(named(&cages, &root.join("d")).unwrap_err().exit, Exit::NotFound);
+        assert_eq!(named(&cages, &root).unwrap_err().exit, Exit::NotFound);
+    }
+
+    #[test]
+    fn a_terminal_gets_no_commands_from_others() {
+        let mut hostile = cage("\x1b]0;x\x07", "/m");
+        hostile.notes.push("\x1b[2J".to_owned());
+        sanitise(&mut hostile);
+        assert_eq!(
+            (hostile.directory.as_str(), hostile.notes.as_slice()),
+            ("\\x1b]0;x\\x07", &["\\x1b[2J".to_owned()][..])
+        );
+    }
+}

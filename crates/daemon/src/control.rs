@@ -1,0 +1,453 @@
+//! How commands talk to the process that serves a mount: one Unix socket per mount, one JSON value
+//! per line in each direction.
+//!
+//! [`Server`] is used by [`crate::serving`], the rest by the commands. Only root and the mount's
+//! owner are answered (`SO_PEERCRED`). The other side is not trusted: lines are limited, waiting is
+//! limited, and what is shown on a terminal is made printable first.
+
+mod asking;
+mod server;
+
+pub use asking::{Hasty, ask_all, left};
+pub use server::{Desk, Server};
+
+use crate::{
+    cage::{
+        report::CageReport,
+        resize::{InodeChange, SizeChange},
+    },
+    failure::{Exit, Failure},
+    mountinfo,
+    report::Report,
+    runtime::{self, Socket, Whose},
+    union::requests::{UnionAnswer, UnionRequest},
+};
+use nacre_stack::spec::RemapSpec;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    cmp::Reverse,
+    collections::BTreeSet,
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// The longest line in either direction, bytes.
+const LINE_MAX: u64 = 4 << 20;
+/// As many links after one another as the kernel follows.
+const LINKS_MOST: usize = 40;
+/// How long to wait for the other side. Of another user's process, for all of its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The same for the end of a mount that is unmounted already.
+const END_PATIENCE: Duration = Duration::from_secs(30);
+/// The same for the figures of all mounts of ours together, which are at hand at any time.
+const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+/// The same for those of all other users together.
+pub const FOREIGN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What can be asked of a mount.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// Its figures.
+    Status,
+    /// New rules, or (without) users and groups read again.
+    Reload {
+        /// The new rules.
+        rules: Option<Box<RemapSpec>>,
+    },
+    /// Another limit for a cage.
+    ResizeCage {
+        /// Which of the mount's cages, from the bottom up.
+        cage: usize,
+        /// The new size.
+        size: Option<SizeChange>,
+        /// The new number of inodes.
+        inodes: Option<InodeChange>,
+    },
+    /// Something about its union.
+    Union(UnionRequest),
+    /// The end.
+    Unmount {
+        /// Even while it is in use.
+        lazy: bool,
+    },
+}
+
+/// What a mount answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// Its figures.
+    Status(Box<Report>),
+    /// It is done, and this is what the cage is like now.
+    Cage(Box<CageReport>),
+    /// What its union says.
+    Union(UnionAnswer),
+    /// It is done.
+    Done,
+    /// It is not, and why.
+    Failed {
+        /// What failed.
+        what: String,
+        /// What to do next.
+        next: String,
+        /// It is in use.
+        busy: bool,
+        /// The exit code of the command, as a number.
+        #[serde(default)]
+        exit: u8,
+    },
+}
+
+impl Answer {
+    /// Turns a failure of ours into an answer.
+    pub fn failed(failure: &Failure) -> Answer {
+        Answer::Failed {
+            what: failure.what.clone(),
+            next: failure.next.clone(),
+            busy: failure.exit == Exit::Busy,
+            exit: failure.exit as u8,
+        }
+    }
+}
+
+/// Sends a line.
+///
+/// # Errors
+/// Nobody reads it.
+pub fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+/// Receives a line.
+///
+/// # Errors
+/// The end of the connection, or something that is not understood.
+pub fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
+    let mut line = Vec::new();
+    reader.take(LINE_MAX).read_until(b'\n', &mut line)?;
+    if line.last() != Some(&b'\n') {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+    }
+    Ok(serde_json::from_slice(&line)?)
+}
+
+/// A mount that answers.
+#[derive(Debug)]
+pub struct Peer {
+    socket: Socket,
+    /// What it said last.
+    pub report: Report,
+}
+
+impl Peer {
+    /// Asks a mount.
+    ///
+    /// # Errors
+    /// What it answers, or that it does not.
+    pub fn ask(&self, request: &Request) -> Result<Answer, Failure> {
+        let failed = |error: io::Error| {
+            Failure::io("cannot reach the process that serves", &self.report.mountpoint, &error)
+                .next(format!("it is process {}; see whether it is stuck", self.report.pid))
+        };
+        match converse(&self.socket, request).map_err(failed)? {
+            Answer::Failed { what, next, busy, exit } => {
+                let exit = if busy { Exit::Busy } else { Exit::of(exit) };
+                let (what, next) =
+                    (crate::report::printable(what.as_bytes()), crate::report::printable(next.as_bytes()));
+                Err(Failure::new(what).next(next).exit(exit))
+            }
+            answer => Ok(answer),
+        }
+    }
+}
+
+/// What [`find`] found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The mounts that answer, by where they are mounted.
+    pub peers: Vec<Peer>,
+    /// The numbers of processes of ours that serve a mount and do not answer.
+    pub silent: Vec<String>,
+    /// Other users who keep sockets at which nobody answers in time.
+    pub unheard: BTreeSet<u32>,
+}
+
+impl Found {
+    /// Says who does not answer.
+    pub fn tell_silent(&self) {
+        // Warnings that nobody can read are not worth failing for.
+        for pid in &self.silent {
+            let _ = writeln!(io::stderr(), "nacre: process {pid} serves a mount and does not answer");
+        }
+        for uid in &self.unheard {
+            let _ = writeln!(io::stderr(), "nacre: user {uid} keeps sockets at which no mount answers in time");
+        }
+    }
+}
+
+/// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the
+/// other side, whatever it says itself.
+pub fn find(whose: &Whose) -> Found {
+    let uid = rustix::process::geteuid().as_raw();
+    let mut found = Found::default();
+    let (ours, foreign): (Vec<Socket>, Vec<Socket>) =
+        runtime::sockets(whose, "sock").into_iter().partition(|socket| socket.foreign().is_none());
+    for (sockets, patience) in [(ours, STATUS_PATIENCE), (foreign, FOREIGN_PATIENCE)] {
+        let until = Instant::now() + patience;
+        for (socket, answer) in ask_all(sockets, until, move |socket| status(socket, until)) {
+            let late = match answer {
+                Some(Ok(Answer::Status(report))) => {
+                    found.peers.push(Peer { socket, report: *report });
+                    continue;
+                }
+                // Nobody listens: the process died without cleaning up. Others' directories are
+                // theirs to clean.
+                Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused && socket.foreign().is_none() => {
+                    let _ = fs::remove_file(&socket.path);
+                    continue;
+                }
+                Some(Err(error)) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+                Some(Ok(_)) => false,
+                None => true,
+            };
+            if late {
+                let pid =
+                    socket.path.file_stem().and_then(|name| name.as_encoded_bytes().split(|byte| *byte == b'-').next());
+                match socket.foreign() {
+                    Some(uid) => drop(found.unheard.insert(uid)),
+                    None => found.silent.extend(pid.map(crate::report::printable)),
+                }
+            }
+        }
+    }
+    // Of several at one place our own come first, since others may claim any place; of these the
+    // topmost, which is the youngest: within one second, the higher process number.
+    let order = |peer: &Peer| {
+        (peer.report.mountpoint.clone(), peer.report.uid != uid, peer.report.uptime, Reverse(peer.report.pid))
+    };
+    found.peers.sort_by_cached_key(order);
+    found.silent.dedup();
+    found
+}
+
+/// Whom to ask about these paths: us, and other users who have mounted what is there, as the kernel
+/// says. Who names a place wants to hear of it.
+pub fn whose(paths: &[PathBuf]) -> Whose {
+    let uid = rustix::process::geteuid().as_raw();
+    // Without a table of mounts there are ours, or none.
+    let table = mountinfo::read().unwrap_or_default();
+    let owner = |path: &PathBuf| {
+        let path = lexical(path).ok()?;
+        let around = table.iter().filter(|entry| entry.is_served() && path.starts_with(&entry.mountpoint));
+        // The last one of the deepest.
+        let nearest = around.max_by_key(|entry| entry.mountpoint.components().count())?;
+        nearest.user().filter(|user| *user != uid)
+    };
+    let mut users: Vec<u32> = paths.iter().filter_map(owner).collect();
+    users.sort_unstable();
+    users.dedup();
+    if users.is_empty() { Whose::Ours } else { Whose::These(users) }
+}
+
+/// Asks something that may take its time. After an unmount that was not lazy, also waits for the
+/// end of whatever served it, so that what lies below is free when the command returns.
+fn converse(socket: &Socket, request: &Request) -> io::Result<Answer> {
+    let stream = socket.connect(PATIENCE)?;
+    let until = socket.foreign().map(|_| Instant::now() + PATIENCE);
+    if until.is_none() {
+        stream.set_read_timeout(Some(PATIENCE))?;
+    }
+    send(&stream, request)?;
+    let mut reader = BufReader::new(Hasty { stream: &stream, until });
+    let answer = receive(&mut reader)?;
+    if matches!((request, &answer), (Request::Unmount { lazy: false }, Answer::Done)) {
+        if until.is_none() {
+            stream.set_read_timeout(Some(END_PATIENCE))?;
+        }
+        // The end of the stream or the end of our patience: the mount is gone either way.
+        let _ = reader.read(&mut [0]);
+    }
+    Ok(answer)
+}
+
+fn status(socket: &Socket, until: Instant) -> io::Result<Answer> {
+    let stream = socket.connect(left(until))?;
+    send(&stream, &Request::Status)?;
+    let mut answer = receive(&mut BufReader::new(Hasty { stream: &stream, until: Some(until) }))?;
+    if let Answer::Status(report) = &mut answer {
+        report.uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
+    }
+    Ok(answer)
+}
+
+/// The peers at these mount points. The path is not touched: a mount that hangs would hang us.
+///
+/// # Errors
+/// A mount point where no mount of ours answers.
+pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
+    let mut peers = find(&whose(mountpoints)).peers;
+    let mut chosen = Vec::new();
+    for mountpoint in mountpoints {
+        let absolute = lexical(mountpoint)?;
+        let text = crate::report::path_text(&absolute);
+        match peers.iter().position(|peer| peer.report.mountpoint == text) {
+            Some(place) => chosen.push(peers.remove(place)),
+            None if crate::kernel_engine::records()?.iter().any(|report| report.mountpoint == text) => {
+                return Err(Failure::new(format!("the kernel alone serves {text} (--engine=kernel): there is no process to ask")).next(
+                    "what it shows cannot be changed while it is mounted; unmount it and mount it again, with --engine=fuse for rules \
+                     that can be reloaded",
+                ));
+            }
+            None => {
+                return Err(Failure::new(format!("no mount of nacre answers at {text}"))
+                    .exit(Exit::NotFound)
+                    .next("`nacre status` lists those that do"));
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+/// An absolute path without `.`, `..` and symbolic links. What is mounted there is not asked: it
+/// may hang.
+///
+/// # Errors
+/// A parent that does not exist, links that lead in a circle.
+pub fn lexical(path: &Path) -> Result<PathBuf, Failure> {
+    if path.as_os_str().is_empty() {
+        return Err(Failure::usage("an empty word is no path"));
+    }
+    let mut place = without_links_above(path)?;
+    for _ in 0..LINKS_MOST {
+        // The root of a mount is a directory, and the kernel answers that it is no link without
+        // asking whoever serves it.
+        let Ok(target) = fs::read_link(&place) else { return Ok(place) };
+        place = without_links_above(&place.parent().unwrap_or(Path::new("/")).join(target))?;
+    }
+    Err(Failure::io("cannot resolve", path.display(), &rustix::io::Errno::LOOP.into()))
+}
+
+fn without_links_above(path: &Path) -> Result<PathBuf, Failure> {
+    let failed = |error: io::Error| Failure::io("cannot resolve", path.display(), &error);
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) if !path.as_os_str().as_encoded_bytes().ends_with(b"..") => {
+            Ok(fs::canonicalize(parent).map_err(failed)?.join(name))
+        }
+        _ => fs::canonicalize(&absolute).map_err(failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        os::unix::net::UnixListener,
+        sync::{Arc, mpsc},
+        thread,
+    };
+
+    fn server(directory: &Path, answer: impl Fn(Request) -> Answer + Send + Sync + 'static) -> Server {
+        Server::start(&Desk::start().unwrap(), directory, "1", Arc::new(answer)).unwrap()
+    }
+
+    fn ask(socket: &Path) -> io::Result<Answer> {
+        status(&Socket::ours(socket.to_owned()), Instant::now() + STATUS_PATIENCE)
+    }
+
+    fn figures(request: Request) -> Answer {
+        match request {
+            Request::Status => Answer::Status(Box::new(Report { mountpoint: "/m".to_owned(), ..Report::default() })),
+            Request::Reload { rules: Some(rules) } if rules.force_user.as_deref() == Some("5") => Answer::Done,
+            _ => Answer::failed(&Failure::new("no\x1b[31m").next("try").exit(Exit::Busy)),
+        }
+    }
+
+    #[test]
+    fn questions_get_answers() {
+        let scratch = tempfile::tempdir().unwrap();
+        let server = server(scratch.path(), figures);
+        let Answer::Status(report) = ask(&server.path).unwrap() else { panic!("figures") };
+        let peer = Peer { socket: Socket::ours(server.path.clone()), report: *report };
+        assert_eq!(peer.report.mountpoint, "/m");
+        let rules = RemapSpec { force_user: Some("5".to_owned()), ..RemapSpec::default() };
+        assert!(matches!(peer.ask(&Request::Reload { rules: Some(Box::new(rules)) }), Ok(Answer::Done)));
+        let failure = peer.ask(&Request::Reload { rules: None }).unwrap_err();
+        assert_eq!((failure.what.as_str(), failure.next.as_str(), failure.exit), ("no\\x1b[31m", "try", Exit::Busy));
+    }
+
+    #[test]
+    fn nobody_passes_for_somebody_else() {
+        let scratch = tempfile::tempdir().unwrap();
+        let claims = |_| Answer::Status(Box::new(Report { uid: 4_000_000, ..Report::default() }));
+        let server = server(scratch.path(), claims);
+        let Answer::Status(report) = ask(&server.path).unwrap() else { panic!("figures") };
+        assert_eq!(report.uid, rustix::process::geteuid().as_raw());
+    }
+
+    #[test]
+    fn whoever_dribbles_or_does_not_accept_is_not_waited_for() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("slow.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        // The server's side is served by hand, one byte at a time and without an end.
+        let dribble = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(b" ").is_ok() {
+                thread::sleep(Duration::from_millis(100));
+            }
+            listener
+        });
+        assert!(ask(&path).is_err());
+        let listener = dribble.join().unwrap();
+        // Nobody accepts any more: at some number of callers the queue is full.
+        rustix::net::listen(&listener, 0).unwrap();
+        let waiting: Vec<UnixStream> =
+            (0..3).map_while(|_| runtime::connect(&path, Duration::from_millis(50)).ok()).collect();
+        assert!(waiting.len() < 3);
+        assert!(
+            matches!(runtime::connect(&path, Duration::from_millis(50)), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        );
+    }
+
+    #[test]
+    fn nonsense_ends_the_conversation_and_nothing_else() {
+        let scratch = tempfile::tempdir().unwrap();
+        let server = server(scratch.path(), figures);
+        for nonsense in [&b"\n"[..], b"{}\n", b"\"bogus\"\n", b"\xff\n", b"\"status\" x\n"] {
+            let mut stream = UnixStream::connect(&server.path).unwrap();
+            stream.write_all(nonsense).unwrap();
+            let mut rest = Vec::new();
+            assert_eq!(stream.read_to_end(&mut rest).unwrap(), 0, "{}", nonsense.escape_ascii());
+        }
+        assert!(ask(&server.path).is_ok());
+    }
+
+    #[test]
+    fn an_answer_in_the_making_is_still_given() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (asked, question) = mpsc::channel();
+        let (go, wait) = mpsc::channel::<()>();
+        let wait = parking_lot::Mutex::new(wait);
+        let server = server(scratch.path(), move |_| {
+            asked.send(()).unwrap();
+            wait.lock().recv().unwrap();
+            Answer::Done
+        });
+        let path = server.path.clone();
+        let client = thread::spawn(move || ask(&path));
+        question.recv().unwrap();
+        let path = server.path.clone();
+        let end = thread::spawn(move || drop(server));
+        go.send(()).unwrap();
+        end.join().unwrap();
+        assert!(matches!(client.join().unwrap(), Ok(Answer::Done)));
+        assert!(!path.exists());
+    }
+}

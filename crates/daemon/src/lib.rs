@@ -1,0 +1,26 @@
+//! Everything that lives on after a command has returned: processes that serve mounts, those that
+//! own pools, engines of cages, and how commands reach them.
+//!
+//! Callers: the command line, which reads arguments and prints what is answered here.
+#![forbid(unsafe_code)]
+
+pub mod background;
+pub mod cage;
+pub mod control;
+pub mod door;
+pub mod failure;
+pub mod figures;
+pub mod kernel_engine;
+pub mod log;
+pub mod mount_flags;
+pub mod mountinfo;
+pub mod plan;
+pub mod pool;
+pub mod report;
+pub mod runtime;
+pub mod serve;
+pub mod serving;
+pub mod shared;
+pub mod union;
+pub mod unmount;
+pub mod whole_file;

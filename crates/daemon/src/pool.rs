@@ -1,0 +1,23 @@
+//! The process that owns an imported pool ([`process`], started by [`start`]), the mounts of its
+//! file systems, and how commands reach it ([`client`]).
+//!
+//! What the verbs mean is in the crate `nacre-admin`.
+
+pub mod cachefile;
+mod carrier;
+pub mod client;
+pub mod dates;
+pub mod expected;
+pub mod known;
+mod log_file;
+mod mount_point;
+mod mounts;
+pub mod process;
+mod processors;
+pub mod rewind;
+mod snapshot_directory;
+pub mod start;
+mod telling;
+pub mod wire;
+
+pub use process::{order as serves, run as serve};

@@ -1,0 +1,432 @@
+//! How commands reach the processes that own pools: a socket per pool in the directory for sockets
+//! of whoever owns it.
+//!
+//! Root sees everybody's pools where it asks for them or names one, others their own. What comes
+//! over a socket is made printable before it is shown. Another user's socket is believed where it,
+//! its directory and whoever answers are that user's, and waited for until a point in time: nobody
+//! can hinder root by pretending to be a pool. A pool of ours is waited for as long as it is not
+//! stuck.
+
+use super::{
+    expected,
+    wire::{self, ANSWER_MAX},
+};
+use crate::{
+    control::{self, Hasty, left},
+    failure::{Exit, Failure},
+    report::printable,
+    runtime::{self, Socket, Whose},
+};
+use nacre_admin::{Kind, Order, Refusal, Told, Verb, fs, pool};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{PidfdFlags, pidfd_open},
+};
+use std::{
+    cell::OnceCell,
+    collections::BTreeSet,
+    io::{self, BufReader, IsTerminal, Read},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// How long to wait for a process that does not accept.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for the end of a process that has let its pool go, seconds.
+const END_PATIENCE: i64 = 60;
+/// How long a pool of ours may be silent before it is asked whether it is stuck.
+const STUCK_PATIENCE: Duration = Duration::from_secs(2);
+/// How long all pools of ours may take that are not stuck: lists can be long.
+const OURS_PATIENCE: Duration = Duration::from_secs(600);
+/// How long another user's process may take for all that it answers to what root tells its pool by
+/// name.
+const FOREIGN_PATIENCE: Duration = Duration::from_secs(30);
+/// The longest answer that is taken from another user's process, bytes.
+const FOREIGN_ANSWER_MAX: u64 = 64 << 20;
+/// How the names of sockets end.
+pub const END: &str = "pool";
+/// Names longer than this are cut, and told apart by a number: addresses of sockets have room for
+/// 107 bytes.
+const NAME_MOST: usize = 48;
+
+/// The file in the directory for sockets that stands for the pool of a name. Pure.
+pub fn file(name: &str) -> String {
+    // Names of pools are ASCII, so they may be cut anywhere.
+    match name.get(..NAME_MOST) {
+        Some(start) if name.len() > NAME_MOST => {
+            let [a, b, c, d, ..] = nacre_pool::checksum::structure(name.as_bytes());
+            format!("{start}-{:08x}.{END}", u32::from_le_bytes([a, b, c, d]))
+        }
+        _ => format!("{name}.{END}"),
+    }
+}
+
+/// A pool that somebody owns.
+#[derive(Clone, Debug)]
+pub struct Owned {
+    socket: Socket,
+    /// When it must have answered; `None`: it takes the time that it needs.
+    until: Option<Instant>,
+}
+
+/// The exit code for a kind of refusal.
+fn exit(kind: Kind) -> Exit {
+    match kind {
+        Kind::NotFound => Exit::NotFound,
+        Kind::Busy => Exit::Busy,
+        Kind::Permission => Exit::Denied,
+        Kind::Exists | Kind::Invalid | Kind::NoSpace | Kind::Quota | Kind::Io => Exit::Failure,
+    }
+}
+
+/// A refusal as the program says it.
+pub fn failure(refusal: &Refusal) -> Failure {
+    let next: Vec<String> = refusal.next.lines().map(|line| printable(line.as_bytes())).collect();
+    Failure::new(printable(refusal.what.as_bytes())).next(next.join("\n")).exit(exit(refusal.kind))
+}
+
+impl Owned {
+    /// Asks, and shows notes meanwhile.
+    ///
+    /// # Errors
+    /// What it refuses, or that it does not answer.
+    fn ask(&self, command: &str, verb: Verb, note: &mut dyn FnMut(&str)) -> Result<Told, Failure> {
+        let failed = |error: &io::Error| {
+            Failure::io("cannot reach the process that owns the pool at", self.socket.path.display(), error)
+                .next("see whether it is stuck")
+        };
+        let foreign = self.socket.foreign().is_some();
+        let (watched, awaits) = (is_question(&verb) && !foreign, awaits(&verb));
+        let until = self.until.or_else(|| (foreign && !awaits).then(|| Instant::now() + FOREIGN_PATIENCE));
+        let stream = self.socket.connect(until.map_or(PATIENCE, left).min(PATIENCE)).map_err(|error| failed(&error))?;
+        stay_here(&stream, &verb, note)?;
+        let most = if foreign { FOREIGN_ANSWER_MAX } else { ANSWER_MAX };
+        wire::send(&stream, &Order { command: command.to_owned(), verb }).map_err(|error| failed(&error))?;
+        let stuck = OnceCell::new();
+        let mut reader =
+            BufReader::new(Patient { stream: &stream, until, watched: watched.then_some(self), stuck: &stuck });
+        let failed = |error: io::Error| stuck.get().cloned().unwrap_or_else(|| failed(&error));
+        // What others have named is shown as text, and so is what users of the pool have, to
+        // whoever looks at it himself.
+        let receive =
+            if foreign || io::stdout().is_terminal() { wire::receive_harmless::<Told> } else { wire::receive::<Told> };
+        loop {
+            match receive(&mut reader, most).map_err(failed)? {
+                None => {
+                    return Err(Failure::new("the process that owns the pool ended before it answered")
+                        .next("`nacre pool import` imports the pool again"));
+                }
+                Some(Told::Note(line)) => note(&printable(line.as_bytes())),
+                Some(Told::Refused(refusal)) => return Err(failure(&refusal)),
+                Some(told) => return Ok(told),
+            }
+        }
+    }
+
+    /// Asks something about the pool.
+    ///
+    /// # Errors
+    /// What it refuses, or that it does not answer.
+    pub fn pool(
+        &self,
+        command: &str,
+        request: pool::Request,
+        note: &mut dyn FnMut(&str),
+    ) -> Result<pool::Answer, Failure> {
+        match self.ask(command, Verb::Pool(request), note)? {
+            Told::Pool(answer) => Ok(answer),
+            _ => Err(nonsense()),
+        }
+    }
+
+    /// Asks something about its datasets.
+    ///
+    /// # Errors
+    /// What it refuses, or that it does not answer.
+    pub fn fs(&self, command: &str, request: fs::Request, note: &mut dyn FnMut(&str)) -> Result<fs::Answer, Failure> {
+        match self.ask(command, Verb::Fs(request), note)? {
+            Told::Fs(answer) => Ok(answer),
+            _ => Err(nonsense()),
+        }
+    }
+
+    /// Whether the process still owns it: one that is just ending takes a connection, and closes it
+    /// without an answer.
+    pub fn lives(&self) -> bool {
+        match self.figures(PATIENCE) {
+            Ok(told) => told.is_some(),
+            // Whoever takes so long is there.
+            Err(error) => {
+                matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::InvalidData)
+            }
+        }
+    }
+
+    /// What everybody can be told at any time, whatever the pool waits for.
+    fn figures(&self, patience: Duration) -> io::Result<Option<Told>> {
+        let until = Instant::now() + patience;
+        let stream = self.socket.connect(patience)?;
+        wire::send(&stream, &Order { command: String::new(), verb: Verb::Pool(pool::Request::List) })?;
+        let most = if self.socket.foreign().is_some() { FOREIGN_ANSWER_MAX } else { ANSWER_MAX };
+        wire::receive::<Told>(&mut BufReader::new(Hasty { stream: &stream, until: Some(until) }), most)
+    }
+
+    /// Why a question is not answered, where that is not because the answer takes its time.
+    fn stuck(&self) -> Option<Failure> {
+        let name = self.socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default();
+        match self.figures(STUCK_PATIENCE) {
+            Ok(Some(Told::Pool(pool::Answer::Listed(figures)))) if figures.suspended.is_some() => {
+                let why = figures.suspended.unwrap_or_default();
+                Some(
+                    Failure::new(format!(
+                        "pool '{}' does not answer: it is suspended ({})",
+                        figures.name,
+                        printable(why.as_bytes())
+                    ))
+                    .next(format!("`nacre pool status {}` says what to do", figures.name)),
+                )
+            }
+            // It goes on working, or ends: what was asked is answered, or the connection closed.
+            Ok(_) => None,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => None,
+            Err(_) => Some(silent(&name)),
+        }
+    }
+
+    /// Whether it has just been let go.
+    pub fn gone(&self) -> bool {
+        !self.lives()
+    }
+
+    /// The process that owns the pool, by a descriptor that tells of its end.
+    ///
+    /// # Errors
+    /// It does not answer, or is gone.
+    pub fn process(&self) -> io::Result<OwnedFd> {
+        let stream = self.socket.connect(PATIENCE)?;
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+        Ok(pidfd_open(peer.pid, PidfdFlags::empty())?)
+    }
+}
+
+/// Waits for the end of a process: only then are its locks on devices gone, whatever it has
+/// answered before.
+pub fn wait_for_end(process: &OwnedFd) {
+    let most = Timespec { tv_sec: END_PATIENCE, tv_nsec: 0 };
+    loop {
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&most)) {
+            Err(rustix::io::Errno::INTR) => {}
+            // The end, or that of our patience: what was asked for is done either way.
+            Ok(_) | Err(_) => return,
+        }
+    }
+}
+
+fn nonsense() -> Failure {
+    Failure::new("the process that owns the pool answers something else than was asked")
+        .next("is it of another version of nacre?")
+}
+
+fn silent(name: &str) -> Failure {
+    Failure::new(format!("pool '{name}' does not answer: its process is stuck"))
+        .next("see what it waits for; its log lies beside its socket")
+}
+
+/// Waits for an answer: until a point in time, or as long as the pool is not known to be stuck.
+struct Patient<'a> {
+    stream: &'a UnixStream,
+    until: Option<Instant>,
+    /// The pool that is asked whether it is stuck.
+    watched: Option<&'a Owned>,
+    stuck: &'a OnceCell<Failure>,
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let (Some(owned), None) = (self.watched, self.until) else {
+            return Hasty { stream: self.stream, until: self.until }.read(buffer);
+        };
+        loop {
+            match (Hasty { stream: self.stream, until: Some(Instant::now() + STUCK_PATIENCE) }).read(buffer) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    if let Some(failure) = owned.stuck() {
+                        // The first one is the only one.
+                        let _ = self.stuck.set(failure);
+                        return Err(error);
+                    }
+                }
+                read => return read,
+            }
+        }
+    }
+}
+
+/// Whether something is only asked, which a pool answers unless it is stuck.
+fn is_question(verb: &Verb) -> bool {
+    match verb {
+        Verb::Fs(request) => !request.changes() && !request.alone(),
+        Verb::Pool(request) => {
+            matches!(request, pool::Request::List | pool::Request::Status { .. } | pool::Request::History)
+        }
+    }
+}
+
+/// The process of a pool mounts and unmounts in its own mount namespace. Who is in another one
+/// would be told of a mount that he cannot see: so he is refused what does nothing else, and told
+/// so where mounting is only a part of it.
+fn stay_here(stream: &UnixStream, verb: &Verb, note: &mut dyn FnMut(&str)) -> Result<(), Failure> {
+    let (what, alone) = match verb {
+        Verb::Fs(fs::Request::Mount(_)) => ("mount", true),
+        Verb::Fs(fs::Request::Unmount { .. }) => ("unmount", true),
+        Verb::Fs(fs::Request::Create(new)) if !new.dry => ("mount", false),
+        _ => return Ok(()),
+    };
+    let Some(there) = namespace_elsewhere(stream) else { return Ok(()) };
+    let why = format!("the pool's process ({there}) is in another mount namespace");
+    if alone {
+        let next = format!(
+            "nsenter -m -t {there} nacre fs {what} ... does it there; a pool that is exported, and imported here, is mounted here"
+        );
+        return Err(Failure::new(format!("cannot {what}: {why}, and would {what} there")).next(next));
+    }
+    note(&format!("{why}: what is mounted is seen there, not here"));
+    Ok(())
+}
+
+/// The process that answers, where it is known to be in another mount namespace than we are.
+fn namespace_elsewhere(stream: &UnixStream) -> Option<rustix::process::RawPid> {
+    let pid = rustix::net::sockopt::socket_peercred(stream).ok()?.pid.as_raw_nonzero().get();
+    let [there, here] =
+        [pid.to_string(), "self".to_owned()].map(|process| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok());
+    (there? != here?).then_some(pid)
+}
+
+/// Whether what is asked for may take any time.
+fn awaits(verb: &Verb) -> bool {
+    let Verb::Pool(request) = verb else { return false };
+    matches!(
+        request,
+        pool::Request::AwaitScrub
+            | pool::Request::AwaitTrim
+            | pool::Request::AwaitFree
+            | pool::Request::Events { follow: true }
+    )
+}
+
+/// The pool of this name that is ours, where somebody listens at its socket.
+fn answering(path: PathBuf) -> Option<Owned> {
+    let socket = Socket::ours(path);
+    let there = match socket.connect(PATIENCE) {
+        // Who does not accept in time is there all the same.
+        Err(error) => !matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied
+        ),
+        Ok(_) => true,
+    };
+    there.then_some(Owned { socket, until: None })
+}
+
+/// The pool of this name, ours before others'; `None` where nobody owns it. Who names a pool wants
+/// to hear of it, whosever it is: other users have a second to answer.
+pub fn find(name: &str) -> Option<Owned> {
+    let file = file(name);
+    if let Some(owned) = answering(runtime::ours().join(&file)) {
+        return Some(owned);
+    }
+    // One of ours that was lost is meant still, whoever has taken its name since.
+    if !expected::lost(&[name.to_owned()]).is_empty() {
+        return None;
+    }
+    let answers = |socket: &Socket| {
+        let owned = Owned { socket: socket.clone(), until: None };
+        matches!(owned.figures(control::FOREIGN_PATIENCE), Ok(Some(Told::Pool(_))))
+    };
+    let all =
+        control::ask_all(runtime::named(&Whose::Everybody, &file), Instant::now() + control::FOREIGN_PATIENCE, answers);
+    all.into_iter().find_map(|(socket, answer)| (answer == Some(true)).then_some(Owned { socket, until: None }))
+}
+
+/// Whether we own a pool of this name and will go on doing so. Others' names are no hindrance.
+pub fn lives(name: &str) -> bool {
+    answering(runtime::ours().join(file(name))).is_some_and(|owned| owned.lives())
+}
+
+/// The pool of this name.
+///
+/// # Errors
+/// In ZFS' words: there is none.
+pub fn owned(name: &str) -> Result<Owned, Failure> {
+    find(name).ok_or_else(|| {
+        if let Some(lost) = expected::lost(&[name.to_owned()]).pop() {
+            return lost.failure();
+        }
+        let name = printable(name.as_bytes());
+        Failure::new(format!("cannot open '{name}': no such pool"))
+            .exit(Exit::NotFound)
+            .next("`nacre pool list` shows those that are imported, `nacre pool import` those that can be")
+    })
+}
+
+/// The pools of these users. Whether others' are there shows when they are asked.
+pub fn all(whose: &Whose) -> Vec<Owned> {
+    let foreign = runtime::sockets(whose, END).into_iter().filter(|socket| socket.foreign().is_some());
+    ours().into_iter().chain(foreign.map(|socket| Owned { socket, until: None })).collect()
+}
+
+/// All pools that are ours: what is done to all is done to these.
+pub fn ours() -> Vec<Owned> {
+    runtime::sockets(&Whose::Ours, END).into_iter().filter_map(|socket| answering(socket.path)).collect()
+}
+
+/// What several pools answer to a question, asked side by side; and why not, in the order of the
+/// pools. One that was let go meanwhile says nothing, and other users' have a second together.
+pub fn ask_each<R: Send + 'static>(
+    pools: Vec<Owned>,
+    ask: impl Fn(&Owned) -> Result<R, Failure> + Send + Sync + Clone + 'static,
+) -> (Vec<R>, Vec<Failure>) {
+    let (ours, foreign): (Vec<Owned>, Vec<Owned>) =
+        pools.into_iter().partition(|owned| owned.socket.foreign().is_none());
+    let (mut answers, mut failures, mut unheard) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (pools, patience, until) in [(ours, OURS_PATIENCE, false), (foreign, control::FOREIGN_PATIENCE, true)] {
+        let sockets = pools.into_iter().map(|owned| owned.socket).collect();
+        let end = Instant::now() + patience;
+        let ask = ask.clone();
+        let asked = control::ask_all(sockets, end, move |socket| {
+            let owned = Owned { socket: socket.clone(), until: until.then_some(end) };
+            ask(&owned).map_err(|failure| (owned.socket.foreign().is_none() && owned.gone(), failure))
+        });
+        for (socket, answer) in asked {
+            match (answer, socket.foreign()) {
+                (Some(Ok(answer)), _) => answers.push(answer),
+                (_, Some(uid)) => drop(unheard.insert(uid)),
+                (Some(Err((true, _))), None) => {}
+                (Some(Err((false, failure))), None) => failures.push(failure),
+                (None, None) => failures.push(silent(
+                    &socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default(),
+                )),
+            }
+        }
+    }
+    for uid in unheard {
+        crate::report::tell(&format!("user {uid} keeps sockets at which no pool answers"));
+    }
+    (answers, failures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn sockets_have_names_that_fit() {
+        assert_eq!(file("tank"), "tank.pool");
+        let (long, other) = ("a".repeat(255), format!("{}b", "a".repeat(254)));
+        assert_ne!(file(&long), file(&other));
+        for name in [long, other, "x".repeat(NAME_MOST)] {
+            assert!(Path::new("/run/user/4294967294/nacre").join(file(&name)).as_os_str().len() < 108, "{name}");
+        }
+    }
+}

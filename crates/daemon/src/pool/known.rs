@@ -1,0 +1,62 @@
+//! Where the pools of this user lay when they were last imported: so that `nacre pool import` finds
+//! pools on files without being told.
+//!
+//! One file per pool in the directory for what survives a reboot. A hint only: what counts is on
+//! the devices.
+
+use crate::cage;
+use crate::{failure::Failure, whole_file};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::PathBuf,
+};
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    name: String,
+    devices: Vec<PathBuf>,
+}
+
+fn directory() -> Option<PathBuf> {
+    Some(cage::state::base()?.join("pools"))
+}
+
+fn file(guid: u64) -> Option<PathBuf> {
+    Some(directory()?.join(format!("{guid:016x}.json")))
+}
+
+/// Keeps where a pool lies.
+///
+/// # Errors
+/// It cannot be written; the pool is imported all the same.
+pub fn keep(guid: u64, name: &str, devices: Vec<PathBuf>) -> Result<(), Failure> {
+    let (Some(directory), Some(path)) = (directory(), file(guid)) else { return Ok(()) };
+    let failed = |error: io::Error| Failure::io("cannot keep where the pool lies in", path.display(), &error);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    let text = serde_json::to_vec(&Record { name: name.to_owned(), devices }).map_err(|error| failed(error.into()))?;
+    let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
+    whole_file::replace(&path, &path.with_extension("new"), &options, &text).map_err(failed)
+}
+
+/// Forgets a pool that is gone.
+pub fn forget(guid: u64) {
+    if let Some(path) = file(guid) {
+        // One that stays leads to a device without a label, or to none.
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// The devices of all pools that are known, each with the number of its pool: at its path something
+/// else may lie by now.
+pub fn devices() -> Vec<(PathBuf, u64)> {
+    let files = directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default();
+    let record = |path: PathBuf| {
+        let guid = path.file_name()?.to_str()?.strip_suffix(".json")?;
+        let record = serde_json::from_slice::<Record>(&fs::read(&path).ok()?).ok()?;
+        Some((u64::from_str_radix(guid, 16).ok()?, record.devices))
+    };
+    let records = files.into_iter().filter_map(record);
+    records.flat_map(|(guid, devices)| devices.into_iter().map(move |device| (device, guid))).collect()
+}

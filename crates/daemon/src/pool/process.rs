@@ -1,0 +1,816 @@
+//! The process that owns an imported pool: the engine, the mounts of its file systems, and the
+//! socket by which commands reach it.
+//!
+//! Started by [`super::start`]. It lives until the pool is exported or destroyed, or until it is
+//! told to end (SIGTERM, SIGINT: then it exports the pool). Invariants: the name of a pool is
+//! locked before anything is written, so that there is one process for it; the socket has its name
+//! only while it is listened to; an order that was received is carried out and answered before the
+//! process ends.
+
+use super::rewind;
+use super::{
+    client,
+    expected::{self, Expected},
+    known,
+    log_file::LogFile,
+    mounts::FuseMounts,
+    start::{self, How, Start},
+    wire::{self, ORDER_MAX},
+};
+use crate::{
+    background,
+    failure::{Exit, Failure},
+    report::printable,
+    runtime,
+};
+use nacre_admin::{
+    Imported, Kind, Mounts, Opening, Order, Progress, Refusal, Silent, Told, Verb, fs,
+    pool::{self, devices},
+};
+use nacre_fuse::{Duty, SyncCalls};
+use nacre_pool::Txg;
+use nacre_pool::device::{Device, FileDevice};
+use nacre_pool::label;
+use nacre_pool::store::Access;
+use nacre_sys::signals::{Signal, Signals};
+use parking_lot::Mutex;
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, ftruncate, memfd_create, open},
+    io::Errno,
+};
+use std::{
+    fs::File,
+    hash::{BuildHasher, RandomState},
+    io::{self, BufReader},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{
+            fs::MetadataExt,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a command may take to send its order, and to take a piece of an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a name may be held by somebody who does not answer.
+const TAKEN: Duration = Duration::from_secs(3);
+
+/// What this process was started for, if it was.
+///
+/// # Errors
+/// An order that is not understood.
+pub fn order() -> Option<Result<Start, Failure>> {
+    let text = std::env::var(start::NAME).ok().filter(|_| background::is_background())?;
+    Some(
+        serde_json::from_str(&text)
+            .map_err(|error| Failure::new(format!("the order to own a pool is not understood: {error}"))),
+    )
+}
+
+/// The name of a pool, taken by this process until it ends.
+pub(super) struct Name {
+    path: PathBuf,
+    _lock: OwnedFd,
+}
+
+impl Name {
+    fn take(directory: &Path, start: &Start) -> Result<Name, Failure> {
+        let path = directory.join(client::file(&start.name)).with_extension("lock");
+        let doing = if matches!(start.how, How::Create { .. }) { "create" } else { "import" };
+        Name::lock(path, || client::lives(&start.name))?.ok_or_else(|| {
+            Failure::new(format!("cannot {doing} '{}': a pool of that name is imported already", start.name))
+                .exit(Exit::Busy)
+        })
+    }
+
+    /// The name of a pool whose process was killed; nothing where somebody has it again.
+    pub(super) fn free(directory: &Path, name: &str) -> Result<Option<Name>, Failure> {
+        Name::lock(directory.join(client::file(name)).with_extension("lock"), || client::lives(name))
+    }
+
+    /// Removes what the process that was killed had beside the name: its socket, and the number of
+    /// the pool.
+    pub(super) fn give_up(self, guid: u64) {
+        let (socket, number) =
+            (self.path.with_extension("pool"), self.path.with_file_name(format!("{guid:016x}.guid")));
+        // What stays is replaced by the next import.
+        let _ = std::fs::remove_file(socket);
+        if let Ok(Some(number)) = Name::lock(number, || true) {
+            drop(number);
+        }
+    }
+
+    /// The number of a pool, so that no copy of it is imported beside it: its mount points are the
+    /// same.
+    fn number(directory: &Path, guid: u64, name: &str) -> Result<Option<Name>, Failure> {
+        let path = directory.join(format!("{guid:016x}.guid"));
+        let lives = || std::fs::read_to_string(&path).is_ok_and(|name| client::lives(&name));
+        let taken = Name::lock(path.clone(), lives)?;
+        if taken.is_some() {
+            std::fs::write(&path, name).map_err(|error| Failure::io("cannot write", path.display(), &error))?;
+        }
+        Ok(taken)
+    }
+
+    /// Takes what somebody who was killed holds yet; nothing where somebody who lives does.
+    fn lock(path: PathBuf, lives: impl Fn() -> bool) -> Result<Option<Name>, Failure> {
+        let failed = |error: Errno| Failure::io("cannot lock", path.display(), &error.into());
+        let until = Instant::now() + TAKEN;
+        loop {
+            let lock = open(
+                &path,
+                OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+                Mode::RUSR | Mode::WUSR,
+            )
+            .map_err(failed)?;
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                // Held by a process that was killed, or that is about to answer or to fail.
+                Err(Errno::WOULDBLOCK) if Instant::now() < until && !lives() => {
+                    thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(failed(error)),
+            }
+            // The one who had it may have removed the file since we opened it.
+            let held = File::from(lock);
+            let same = match (held.metadata(), std::fs::metadata(&path)) {
+                (Ok(held), Ok(there)) => (held.dev(), held.ino()) == (there.dev(), there.ino()),
+                _ => false,
+            };
+            if same {
+                return Ok(Some(Name { path, _lock: held.into() }));
+            }
+        }
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        // While it is locked still: whoever waits for it sees that it is another one then.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// What all threads of the process know.
+struct Office {
+    imported: Arc<Imported>,
+    /// Another copy of it is imported: the place of that one is remembered.
+    copy: bool,
+    mounts: Arc<dyn Mounts>,
+    /// Verbs that change something, one at a time.
+    changing: Mutex<()>,
+    /// Orders in the making.
+    busy: Mutex<usize>,
+    /// Written to when there are fewer of these, or when the end is asked for.
+    changed: OwnedFd,
+    ending: AtomicBool,
+    /// The pool is exported or destroyed: nothing is left to do.
+    gone: AtomicBool,
+}
+
+impl Office {
+    /// Whether the pool is gone, or the process is told to end.
+    fn ends(&self) -> bool {
+        self.ending.load(Ordering::SeqCst) || self.gone.load(Ordering::SeqCst)
+    }
+
+    fn tell(&self) {
+        // It cannot fail before 2^64 of them were not read.
+        let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
+    }
+}
+
+/// An order in the making.
+struct Busy(Arc<Office>);
+
+impl Busy {
+    fn new(office: &Arc<Office>) -> Busy {
+        *office.busy.lock() += 1;
+        Busy(Arc::clone(office))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        *self.0.busy.lock() -= 1;
+        self.0.tell();
+    }
+}
+
+/// How long a snapshot that is asked for by its directory waits for other commands.
+const TURN: Duration = Duration::from_secs(5);
+
+/// Owns a pool to its end.
+///
+/// # Errors
+/// Why it does not, or how it ended badly.
+pub fn run(start: &Start) -> Result<(), Failure> {
+    background::leave_session()?;
+    let directory = runtime::own()?;
+    let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
+    background::settle();
+    let name = Name::take(&directory, start)?;
+    log(&directory, start)?;
+    let (imported, number, mut fresh) = import(start, &directory).map_err(|refusal| {
+        drop_empty_log(&directory, start);
+        client::failure(&refusal)
+    })?;
+    let imported = Arc::new(imported);
+    let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let changed = changed.map_err(|error| Failure::io("cannot make", "an event descriptor", &error.into()))?;
+    let harmless = matches!(start.how, How::Import { trusted: false, .. }) && is_anybodys(&imported);
+    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), harmless));
+    let office = Arc::new(Office {
+        mounts: mounts.clone(),
+        imported,
+        copy: number.is_none(),
+        changing: Mutex::new(()),
+        busy: Mutex::new(0),
+        changed,
+        ending: AtomicBool::new(false),
+        gone: AtomicBool::new(false),
+    });
+    let behind = Arc::downgrade(&office);
+    mounts.carry_out(Arc::new(move |request| {
+        let Some(office) = behind.upgrade() else { return Err(Refusal::new(Kind::Busy, "the pool is being let go")) };
+        // Whoever changes something may wait for this mount to end, and so for us.
+        let changing = office.changing.try_lock_for(TURN);
+        let _changing = changing.ok_or_else(|| Refusal::new(Kind::Busy, "the pool is busy with another command"))?;
+        fs::run(&office.imported, &*office.mounts, request, &mut Silent).map(drop)
+    }));
+    let hearing = hear_sync(&office, &mounts);
+    let served = serve(start, &directory, &office, signals, &mut fresh);
+    drop(hearing);
+    let ended = match &fresh {
+        _ if office.gone.load(Ordering::SeqCst) => Ok(()),
+        Some(_) => undo(&office),
+        None => leave(&office),
+    };
+    drop(fresh);
+    drop_empty_log(&directory, start);
+    if ended.is_ok() {
+        expected::forget(&directory, &start.name);
+    }
+    drop((number, name));
+    served.and(ended)
+}
+
+/// Whoever calls sync(2) finds durable afterwards what was done before, where the kernel lets us
+/// hear of it.
+fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
+    if office.imported.read_only || !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let (pool, mounts, same) =
+        (Arc::downgrade(&office.imported), Arc::downgrade(mounts), Arc::downgrade(&office.imported));
+    let make_durable = move || {
+        let (Some(pool), Some(mounts)) = (pool.upgrade(), mounts.upgrade()) else { return };
+        mounts.pass_on();
+        if let Err(error) = pool.commit_changes() {
+            // The pool is suspended, and says so to whoever asks.
+            tracing::debug!(%error, "sync(2) was called in vain");
+        }
+    };
+    let stuck =
+        move || same.upgrade().is_some_and(|pool| pool.failing.waiting().is_some() || pool.pool.suspended().is_some());
+    let heard = SyncCalls::hear(Duty { make_durable: Box::new(make_durable), stuck: Box::new(stuck) });
+    heard
+        .inspect_err(
+            |error| tracing::info!(%error, "sync(2) is not heard: commits come by themselves, every few seconds"),
+        )
+        .ok()
+}
+
+/// Serves the pool until it is gone or the end is asked for. What was made for a new pool is
+/// `fresh` until whoever asked for the pool has heard of it.
+fn serve(
+    start: &Start,
+    directory: &Path,
+    office: &Arc<Office>,
+    signals: Signals,
+    fresh: &mut Option<devices::Fresh>,
+) -> Result<(), Failure> {
+    obey(signals, Arc::clone(office))?;
+    let socket = directory.join(client::file(&start.name));
+    let listener = listen_on(&socket)?;
+    let ready = get_ready(start, directory, office).and_then(|()| background::report_ready());
+    if ready.is_ok() {
+        drop(fresh.take().map(devices::Fresh::take));
+    }
+    let ready = ready.and_then(|()| background::leave_directory());
+    let listened = ready.and_then(|()| listen(office, &listener));
+    // The name first: a command that finds none knows that the pool is not imported.
+    let removed = std::fs::remove_file(&socket);
+    drop(listener);
+    while *office.busy.lock() > 0 {
+        wait(office, None)?;
+    }
+    listened.and(removed.map_err(|error| Failure::io("cannot remove", socket.display(), &error)))
+}
+
+/// What follows an import: notes for later, mounts.
+fn get_ready(start: &Start, directory: &Path, office: &Office) -> Result<(), Failure> {
+    let Office { imported, mounts, .. } = office;
+    pool::remember(imported, rustix::process::getuid().as_raw(), &start.command);
+    let class = if matches!(start.how, How::Create { .. }) { "pool_create" } else { "pool_import" };
+    imported.watch.note(&format!("sysevent.fs.zfs.{class}"), vec![("pool".to_owned(), imported.name())]);
+    keep(office);
+    let devices = imported.devices.read().iter().map(|device| printable(Device::name(&**device).as_bytes())).collect();
+    if let Err(failure) = Expected::new(&start.name, imported.store.identity().pool, devices).keep(directory) {
+        tracing::warn!(error = %failure, "nobody will be told if this process is killed");
+    }
+    if start.mount {
+        fs::mount_all(imported, &**mounts, &mut Said).map_err(|refusal| client::failure(&refusal))?;
+    }
+    Ok(())
+}
+
+/// Refuses devices that are reached through a file system of the pool itself: to open them, this
+/// process would wait for its own answers.
+fn outside(pool: &str, devices: &[PathBuf]) -> Result<(), Refusal> {
+    let entries = crate::mountinfo::read().map_err(|error| {
+        Refusal::new(Kind::Io, format!("cannot add to '{pool}': the table of mounts cannot be read: {error}"))
+    })?;
+    let is_own = |source: &str| source == pool || source.strip_prefix(pool).is_some_and(|rest| rest.starts_with('/'));
+    let own: Vec<_> = entries
+        .iter()
+        .filter(|entry| entry.kind == "fuse.nacre" && entry.source.to_str().is_some_and(is_own))
+        .collect();
+    for device in devices {
+        let resolved = fusewire::apart(|| match (std::fs::canonicalize(device), device.parent(), device.file_name()) {
+            // One that is to be made.
+            (Err(_), Some(parent), Some(name)) => Ok(std::fs::canonicalize(parent)?.join(name)),
+            (found, ..) => found,
+        });
+        // What cannot be found is told by who opens it.
+        let Some(place) = resolved.ok().and_then(|place| own.iter().find(|entry| place.starts_with(&entry.mountpoint)))
+        else {
+            continue;
+        };
+        let (device, place) = (crate::report::path_text(device), crate::report::path_text(&place.source));
+        let what = format!("cannot add to '{pool}': '{device}' lies in '{place}', a file system of the pool itself");
+        return Err(Refusal::new(Kind::Invalid, what).next("name a device, or a file that lies elsewhere"));
+    }
+    Ok(())
+}
+
+/// Keeps where the pool lies, so that an import finds it.
+fn keep(office: &Office) {
+    let imported = &office.imported;
+    if office.copy {
+        return;
+    }
+    let devices = imported
+        .devices
+        .read()
+        .iter()
+        .map(|device| PathBuf::from(nacre_pool::device::Device::name(&**device)))
+        .collect();
+    // What is kept may lie in a file system of this very pool.
+    let identity = imported.store.identity();
+    let kept = fusewire::apart(|| Ok(known::keep(identity.pool, &identity.name, devices)));
+    if let Err(failure) = kept.unwrap_or_else(|error| Err(Failure::io("cannot start", "a thread", &error))) {
+        tracing::warn!(error = %failure, "an import will have to be told where the pool lies");
+    }
+}
+
+/// A log that says nothing is not worth keeping.
+fn drop_empty_log(directory: &Path, start: &Start) {
+    let path = directory.join(client::file(&start.name)).with_extension("log");
+    if std::fs::metadata(&path).is_ok_and(|log| log.len() == 0) {
+        // One that stays is written over by the next import.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// What is worth a line goes to a file beside the socket; it begins anew with each import.
+fn log(directory: &Path, start: &Start) -> Result<(), Failure> {
+    let path = directory.join(client::file(&start.name)).with_extension("log");
+    let file = LogFile::start(&path).map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
+    let builder = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
+        .with_target(false)
+        .with_ansi(false);
+    let started = builder.with_writer(std::sync::Mutex::new(file)).try_init();
+    started.map_err(|error| Failure::new(format!("cannot start the log: {error}")))
+}
+
+/// Exports because the process must end.
+fn leave(office: &Office) -> Result<(), Failure> {
+    let _changing = office.changing.lock();
+    if let Err(refusal) = pool::stays(&office.imported) {
+        tracing::error!(%refusal, next = refusal.next, "the pool is let go all the same: the process is told to end");
+    }
+    let unmounted = fs::leave_all(&*office.mounts);
+    // What was accepted becomes durable, whatever became of the mounts.
+    let exported = office.imported.export().map_err(Refusal::from).and(unmounted);
+    exported.map_err(|refusal| {
+        tracing::error!(error = %refusal, "the pool was not exported in order");
+        client::failure(&refusal)
+    })
+}
+
+/// A new pool that could not be mounted, or whose maker was killed before he heard of it, was never
+/// there.
+fn undo(office: &Office) -> Result<(), Failure> {
+    let _changing = office.changing.lock();
+    let unmounted = fs::leave_all(&*office.mounts);
+    known::forget(office.imported.store.identity().pool);
+    let destroyed = office.imported.destroy().map_err(Refusal::from).and(unmounted);
+    destroyed.map_err(|refusal| client::failure(&refusal))
+}
+
+/// What an import by this user on this machine stands on.
+pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
+    let home = match rustix::process::geteuid().is_root() {
+        true => PathBuf::from("/"),
+        false => std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
+    };
+    Opening { host: nacre_admin::host::this(), entropy: entropy(), cache, altroot, alias: None, home }
+}
+
+/// Whether root has imported what others can write.
+fn is_anybodys(imported: &Imported) -> bool {
+    runtime::user() == 0 && imported.devices.read().iter().any(|device| device.is_anybodys())
+}
+
+/// Below it lies what nobody has said a place for that can be trusted.
+const ELSEWHERE: &str = "/mnt";
+
+/// What root imports from devices that others can write is nothing to trust: neither its programs
+/// and devices nor its mount points.
+fn elsewhere(start: &Start, opened: &[Arc<dyn Device>], altroot: &mut Option<PathBuf>) {
+    let Some(device) = opened.iter().find(|device| device.is_anybodys()).filter(|_| runtime::user() == 0) else {
+        return;
+    };
+    let below = altroot.get_or_insert_with(|| Path::new(ELSEWHERE).join(&start.name));
+    crate::report::tell(&format!(
+        "'{}' can be written or replaced by others than root: '{}' is imported nosuid, nodev, and below '{}' (-f: as its properties say)",
+        device.name(),
+        start.name,
+        below.display()
+    ));
+}
+
+/// The number of the pool, unless it is in use and the user has said where this one is to be seen.
+/// What is remembered is the place of the one that has it.
+fn own_number(start: &Start, directory: &Path, opened: &[Arc<dyn Device>]) -> Result<Option<Name>, Refusal> {
+    let Some(identity) = opened.first().and_then(|device| label::probe(&**device).ok().flatten()) else {
+        return Ok(None);
+    };
+    let busy = |failure: Failure| Refusal::new(Kind::Busy, failure.what);
+    let number = Name::number(directory, identity.pool, &start.name).map_err(busy)?;
+    if number.is_none() && start.mount && start.altroot.is_none() {
+        let what = format!(
+            "cannot import '{}': it is a copy of a pool that is imported, with the same mount points",
+            identity.name
+        );
+        let next = "-R DIRECTORY shows it below a directory of its own, -N imports it without mounts";
+        return Err(Refusal::new(Kind::Busy, what).next(next));
+    }
+    Ok(number)
+}
+
+/// The pool, its number, and what was made for it where it is new.
+fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<Name>, Option<devices::Fresh>), Refusal> {
+    let mut opening = opening(start.cache, start.altroot.clone());
+    let (imported, number) = match &start.how {
+        How::Create { size, force, properties } => {
+            let doing = format!("cannot create '{}'", start.name);
+            free_mountpoint(&doing, &opening, &start.name, properties)?;
+            let fresh = devices::fresh(&start.devices, *size, *force)?;
+            fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
+            try_out(start, properties, &fresh.devices(), &opening)?;
+            let imported = Imported::create(fresh.devices(), &start.name, properties, opening)?;
+            let set = imported.set_up(properties, &start.properties);
+            if let Err(refusal) = set {
+                // Nobody must take what is left for a pool.
+                if let Err(error) = imported.destroy() {
+                    tracing::warn!(%error, "a pool that was not finished keeps its labels");
+                }
+                return Err(refusal);
+            }
+            let number = Name::number(directory, imported.store.identity().pool, &start.name);
+            return Ok((imported, number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?, Some(fresh)));
+        }
+        How::Import { old, read_only, txg, rewind, temporary, trusted } => {
+            let other = start.name != *old;
+            let name = (other && !temporary).then_some(start.name.as_str());
+            let alias = (other && *temporary).then(|| start.name.clone());
+            opening.alias = alias;
+            let opened = open_devices(&start.devices, !read_only)?;
+            let number = own_number(start, directory, &opened)?;
+            if !trusted {
+                elsewhere(start, &opened, &mut opening.altroot);
+            }
+            let access = match (read_only, txg) {
+                (true, _) if *rewind => Access::Salvage,
+                (true, _) => Access::ReadOnly,
+                (false, Some(txg)) => Access::Rewind(Txg(*txg)),
+                (false, None) => Access::ReadWrite,
+            };
+            let imported = match Imported::open(opened.clone(), access, name, opening.clone()) {
+                Err(refusal) if *rewind && access == Access::ReadWrite && refusal.kind == Kind::Io => {
+                    go_back(&refusal, opened, name, &opening)?
+                }
+                imported => imported.map_err(|refusal| of_import(old, refusal))?,
+            };
+            (imported, number)
+        }
+    };
+    if !imported.read_only {
+        imported.set_up(&[], &start.properties)?;
+    }
+    Ok((imported, number, None))
+}
+
+/// Tries limits of a new pool on devices as long as its own that are in memory alone: what is
+/// refused then has changed nothing.
+fn try_out(
+    start: &Start,
+    properties: &[(String, String)],
+    devices: &[Arc<dyn Device>],
+    opening: &Opening,
+) -> Result<(), Refusal> {
+    if !properties.iter().any(|(name, _)| name.contains("quota") || name.contains("reserv")) {
+        return Ok(());
+    }
+    let in_memory = |device: &Arc<dyn Device>| -> io::Result<Arc<dyn Device>> {
+        let memory = memfd_create("nacre-pool", MemfdFlags::CLOEXEC)?;
+        ftruncate(&memory, device.length())?;
+        Ok(Arc::new(FileDevice::open(&PathBuf::from(format!("/proc/self/fd/{}", memory.as_raw_fd())), true)?))
+    };
+    let Ok(copies) = devices.iter().map(in_memory).collect::<io::Result<Vec<_>>>() else {
+        tracing::debug!("properties of the new pool are not tried before");
+        return Ok(());
+    };
+    let tried = Imported::create(copies, &start.name, properties, opening.clone())?;
+    let set = tried.set_up(properties, &start.properties);
+    if let Err(error) = tried.destroy() {
+        tracing::debug!(%error, "a pool in memory ends");
+    }
+    set
+}
+
+/// Opens the devices; one that a process which was killed still holds is waited for.
+fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn nacre_pool::device::Device>>, Refusal> {
+    let until = Instant::now() + TAKEN / 2;
+    loop {
+        match devices::open(paths, writable) {
+            Err(refusal) if refusal.kind == Kind::Busy && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(10))
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
+    refusal.what = format!("cannot import '{name}': {}", refusal.what);
+    if refusal.kind == Kind::Io && refusal.next.is_empty() {
+        refusal.next =
+            "-F goes back to the newest state that can be read; -F -n says which, and does nothing".to_owned();
+    }
+    refusal
+}
+
+/// The newest state that can be read, since the last one cannot.
+fn go_back(
+    why: &Refusal,
+    opened: Vec<Arc<dyn nacre_pool::device::Device>>,
+    name: Option<&str>,
+    opening: &Opening,
+) -> Result<Imported, Refusal> {
+    let states = rewind::older(&opened).map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
+    for state in states {
+        let txg = state.txg;
+        match Imported::open(opened.clone(), Access::Rewind(Txg(txg)), name, opening.clone()) {
+            Ok(imported) => {
+                let back = state.text();
+                crate::report::tell(&format!(
+                    "the last state cannot be read ({why}): the pool is as it was after transaction group {back}; all that came after it is given up"
+                ));
+                return Ok(imported);
+            }
+            Err(refusal) => tracing::info!(txg, error = %refusal, "this state cannot be read either"),
+        }
+    }
+    Err(Refusal::new(Kind::Io, format!("no state that is kept can be read: {why}")))
+}
+
+/// A new pool's file system is not mounted over something.
+fn free_mountpoint(doing: &str, opening: &Opening, name: &str, properties: &[(String, String)]) -> Result<(), Refusal> {
+    let named = properties.iter().find(|(property, _)| property == "mountpoint").map(|(_, value)| value.as_str());
+    let place = match named {
+        Some("none" | "legacy") => return Ok(()),
+        Some(path) => PathBuf::from(path),
+        None => opening.home.join(name),
+    };
+    let place = opening
+        .altroot
+        .as_ref()
+        .map_or_else(|| place.clone(), |root| root.join(place.strip_prefix("/").unwrap_or(&place)));
+    let used = match std::fs::read_dir(&place) {
+        Ok(mut entries) => entries.next().map(|_| "exists and is not empty"),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Some("is not a directory"),
+        Err(_) => None,
+    };
+    used.map_or(Ok(()), |used| {
+        let what = format!("{doing}: mountpoint '{}' {used}", place.display());
+        Err(Refusal::new(Kind::Exists, what).next("use '-m' option to provide a different default"))
+    })
+}
+
+/// Numbers that nobody guesses: a keyed hash of a counter, the key from the system.
+fn entropy() -> nacre_pool::engine::Entropy {
+    let (key, count) = (RandomState::new(), AtomicU64::new(0));
+    Arc::new(move || key.hash_one(count.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// A socket that has its name only when it is listened to.
+fn listen_on(socket: &Path) -> Result<UnixListener, Failure> {
+    let failed = |error: io::Error| Failure::io("cannot listen on", socket.display(), &error);
+    let unready = socket.with_extension("new");
+    // Left by a process that is gone: we hold the name.
+    let _ = std::fs::remove_file(&unready);
+    socket.parent().into_iter().for_each(runtime::sweep);
+    let listener = UnixListener::bind(&unready).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    std::fs::rename(&unready, socket).map_err(failed)?;
+    Ok(listener)
+}
+
+fn obey(signals: Signals, office: Arc<Office>) -> Result<(), Failure> {
+    let act = move || {
+        loop {
+            match signals.next() {
+                Ok(Signal::Interrupt | Signal::Terminate) => {
+                    office.ending.store(true, Ordering::SeqCst);
+                    // Whoever waits for a device would keep us from ending.
+                    office.imported.failing.give_up();
+                    office.tell();
+                }
+                Ok(Signal::Hangup | Signal::User1) => {}
+                Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("nacre-signals".to_owned()).spawn(act);
+    thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread for signals", &error))
+}
+
+/// Waits for something to happen.
+fn wait(office: &Office, listener: Option<&UnixListener>) -> Result<(), Failure> {
+    let mut waited = vec![PollFd::new(&office.changed, PollFlags::IN)];
+    waited.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
+    match poll(&mut waited, None) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(Failure::io("cannot wait for", "orders", &error.into())),
+    }
+    // What was told is looked up by whoever waits; there may be nothing to read.
+    let _ = rustix::io::read(&office.changed, &mut [0; 8]);
+    Ok(())
+}
+
+/// Takes orders until the pool is gone or the end is asked for.
+fn listen(office: &Arc<Office>, listener: &UnixListener) -> Result<(), Failure> {
+    loop {
+        if office.ends() {
+            return Ok(());
+        }
+        wait(office, Some(listener))?;
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let busy = Arc::clone(office);
+                let thread =
+                    thread::Builder::new().name("nacre-order".to_owned()).spawn(move || answer(&stream, &busy));
+                if let Err(error) = thread {
+                    tracing::warn!(%error, "an order could not be taken");
+                }
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
+            Err(error) => {
+                tracing::warn!(%error, "an order could not be taken");
+                // Out of descriptors: do not turn in circles until there are some again.
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Answers the orders of one caller. Only root and the pool's owner are answered.
+fn answer(stream: &UnixStream, office: &Arc<Office>) {
+    let Ok(peer) = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.uid) else { return };
+    if !peer.is_root() && peer != rustix::process::geteuid() {
+        return;
+    }
+    if stream.set_nonblocking(false).and_then(|()| stream.set_write_timeout(Some(PATIENCE))).is_err() {
+        return;
+    }
+    let mut reader = BufReader::new(stream);
+    // The other side is gone, or talks nonsense: nothing is owed to it.
+    while let Ok(Some(order)) = wire::receive::<Order>(&mut reader, ORDER_MAX) {
+        let busy = Busy::new(office);
+        if office.ends() {
+            return;
+        }
+        let told = carry_out(office, order, peer.as_raw(), &mut Notes { stream, office });
+        if wire::send(stream, &told).is_err() {
+            return;
+        }
+        drop(busy);
+    }
+}
+
+fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> Told {
+    let (imported, mounts) = (&*office.imported, &*office.mounts);
+    match order.verb {
+        Verb::Fs(request) => {
+            let changes = request.changes();
+            let _changing = request.alone().then(|| office.changing.lock());
+            let done = fs::run(imported, mounts, request, notes);
+            if changes && done.is_ok() {
+                pool::remember(imported, uid, &order.command);
+            }
+            done.map_or_else(Told::Refused, Told::Fs)
+        }
+        Verb::Pool(request) => {
+            let (changes, ends) = (request.changes(), request.ends());
+            let destroys = matches!(request, pool::Request::Destroy { .. });
+            let adds = matches!(request, pool::Request::Add { .. });
+            match request {
+                // Another order may wait for a device, and hold what we need.
+                pool::Request::Export { force: true } | pool::Request::Destroy { force: true } => {
+                    imported.failing.give_up()
+                }
+                pool::Request::Clear { .. } => imported.failing.try_again(),
+                _ => {}
+            }
+            let _changing = changes.then(|| office.changing.lock());
+            if let pool::Request::Add { devices, .. } = &request
+                && let Err(refusal) = outside(&imported.name(), devices)
+            {
+                return Told::Refused(refusal);
+            }
+            if ends {
+                // Afterwards nothing is written any more.
+                pool::remember(imported, uid, &order.command);
+            }
+            let done = pool::run(imported, mounts, request, notes);
+            if done.is_ok() {
+                office.gone.fetch_or(ends, Ordering::SeqCst);
+                if changes && !ends {
+                    pool::remember(imported, uid, &order.command);
+                }
+                if adds {
+                    keep(office);
+                }
+                if destroys && !office.copy {
+                    let pool = imported.store.identity().pool;
+                    let forgotten = fusewire::apart(|| {
+                        known::forget(pool);
+                        Ok(())
+                    });
+                    if let Err(error) = forgotten {
+                        tracing::warn!(%error, "it stays known where a pool lay that is destroyed");
+                    }
+                }
+            }
+            done.map_or_else(Told::Refused, Told::Pool)
+        }
+    }
+}
+
+/// Notes go to the caller; whoever only waits is told to end when the process does.
+struct Notes<'a> {
+    stream: &'a UnixStream,
+    office: &'a Office,
+}
+
+impl Progress for Notes<'_> {
+    fn note(&mut self, line: &str) -> bool {
+        !self.office.ends() && wire::send(self.stream, &Told::Note(line.to_owned())).is_ok()
+    }
+}
+
+/// Notes go to standard error, which leads to whoever started us until we are ready.
+struct Said;
+
+impl Progress for Said {
+    fn note(&mut self, line: &str) -> bool {
+        crate::report::tell(line);
+        true
+    }
+}

@@ -1,0 +1,104 @@
+//! What the mounts of a pool tell `nacre status`, `top` and `metrics`, and how `nacre umount` ends
+//! them: as every other mount, each has a control socket.
+//!
+//! Used by `mounts.rs`. Invariants: a socket is there before the verb that mounts returns, and goes
+//! before its mount does; a mount without one serves files all the same.
+
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use super::carrier::Carrier;
+use crate::unmount;
+use crate::{
+    control::{Answer, Desk, Request, Server},
+    failure::{Exit, Failure},
+    figures,
+    report::path_text,
+    runtime,
+};
+
+/// The sockets of a pool's mounts.
+pub(super) struct Telling {
+    /// None where no thread could be had to listen.
+    desk: Option<Arc<Desk>>,
+    next: AtomicU64,
+}
+
+impl Telling {
+    /// Starts to listen; no mount is told of yet.
+    pub fn start() -> Telling {
+        let desk = Desk::start()
+            .inspect_err(|failure| tracing::warn!("`nacre status` will not find the mounts of this pool: {failure}"));
+        Telling { desk: desk.ok(), next: AtomicU64::new(0) }
+    }
+
+    /// Opens the socket of a mount; `ended` is called, by a thread of its own, when the mount was
+    /// ended through it.
+    pub fn of(&self, carrier: &Arc<Carrier>, source: &str, ended: impl Fn() + Send + Sync + 'static) -> Option<Server> {
+        let about = figures::About {
+            source: source.to_owned(),
+            engine_reason: "it is a file system of a pool".to_owned(),
+            immutable: false,
+            started: Instant::now(),
+        };
+        // The socket must not keep the mount.
+        let (carrier, ended): (Weak<Carrier>, _) = (Arc::downgrade(carrier), Arc::new(ended));
+        let answer = move |request| match carrier.upgrade() {
+            Some(carrier) => answer(&carrier, &about, request, &ended),
+            None => Answer::failed(&Failure::new("the mount has ended").exit(Exit::NotFound)),
+        };
+        let name = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
+        let desk = self.desk.as_ref()?;
+        let server = runtime::own().and_then(|directory| Server::start(desk, &directory, &name, Arc::new(answer)));
+        server.inspect_err(|failure| tracing::warn!("`nacre status` will not find this mount: {failure}")).ok()
+    }
+}
+
+fn answer<E: Fn() + Send + Sync + 'static>(
+    carrier: &Arc<Carrier>,
+    about: &figures::About,
+    request: Request,
+    ended: &Arc<E>,
+) -> Answer {
+    let refused = match request {
+        Request::Status => {
+            let stack = format!("dataset:{}", about.source);
+            return Answer::Status(Box::new(figures::report(about, stack, carrier.mount.status())));
+        }
+        Request::Unmount { lazy } => match unmount(carrier, lazy) {
+            Ok(()) => {
+                let (ended, carrier) = (Arc::clone(ended), Arc::clone(carrier));
+                let clear = move || {
+                    carrier.mount.wait();
+                    drop(carrier);
+                    ended();
+                };
+                // Whoever clears the mount away closes this socket, and waits for this answer.
+                let clearing = std::thread::Builder::new().name("nacre-unmounted".to_owned()).spawn(clear);
+                if let Err(error) = clearing {
+                    tracing::warn!(%error, "an ended mount stays on the list until somebody looks");
+                }
+                return Answer::Done;
+            }
+            Err(failure) => failure,
+        },
+        Request::Reload { .. } => Failure::new("this mount has no rules that could be changed")
+            .next("`nacre fs set` changes what a file system does"),
+        Request::ResizeCage { .. } => {
+            Failure::new("this mount has no cage").next("`nacre fs set quota=SIZE` limits a file system")
+        }
+        Request::Union(_) => Failure::new("this mount is no union"),
+    };
+    Answer::failed(&refused)
+}
+
+/// What the kernel holds of files is passed on first: unmounting says so where that fails.
+fn unmount(carrier: &Carrier, lazy: bool) -> Result<(), Failure> {
+    let ended = carrier.mount.settle().and_then(|()| carrier.mount.unmount(lazy));
+    ended.map_err(|error| unmount::refused(&path_text(&carrier.mount.status().mountpoint), &error))
+}

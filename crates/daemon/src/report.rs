@@ -1,0 +1,266 @@
+//! What a mount tells about itself: the data of `status`, `top` and `metrics`, as it goes over the
+//! control socket.
+//!
+//! Filled in by the process that serves the mount ([`crate::serve`]), shown by [`nacre_cli::status`],
+//! [`nacre_cli::top`] and [`nacre_cli::metrics`]. The JSON form is an interface for scripts: fields are
+//! added, never renamed.
+
+use crate::{cage::report::CageReport, union::report::BranchReport};
+use nacre_vfs::Description;
+use serde::{Deserialize, Serialize};
+use std::io::Write as _;
+use std::{os::unix::ffi::OsStrExt, path::Path};
+
+/// One layer of a stack and what lies below it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerReport {
+    /// The layer's name.
+    pub layer: String,
+    /// Its settings: key and value.
+    pub settings: Vec<(String, String)>,
+    /// The layers below.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub below: Vec<LayerReport>,
+}
+
+/// How many layers below each other are told one by one: readers of JSON bound its depth
+/// (serde_json at 128, two for each layer).
+const LAYERS_MAX: usize = 48;
+
+impl From<Description> for LayerReport {
+    /// Of a very high stack, the lower part is left out; [`Report::stack`] names all of it.
+    fn from(description: Description) -> LayerReport {
+        layers_within(description, LAYERS_MAX)
+    }
+}
+
+fn layers_within(description: Description, most: usize) -> LayerReport {
+    if most == 0 {
+        return LayerReport { layer: "...".to_owned(), ..LayerReport::default() };
+    }
+    let below = description.below.into_iter().map(|below| layers_within(below, most - 1)).collect();
+    LayerReport { layer: description.layer, settings: description.settings, below }
+}
+
+/// The figures of one kind of request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationReport {
+    /// What was asked for (`lookup`, `read`).
+    pub name: String,
+    /// How often.
+    pub requests: u64,
+    /// How often the answer was an error.
+    pub errors: u64,
+    /// Time spent answering, nanoseconds.
+    pub total_ns: u64,
+    /// Requests by time: upper bound in nanoseconds (the last one has none) and how many took no
+    /// longer, not cumulated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latency: Vec<(Option<u64>, u64)>,
+}
+
+/// How opened files were served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassthroughReport {
+    /// The kernel reads and writes the source's files itself.
+    pub on: bool,
+    /// Why not, where it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<String>,
+}
+
+/// Everything about one mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Where.
+    pub mountpoint: String,
+    /// What: the first column of the mount table.
+    pub source: String,
+    /// The process that serves it; 0 where the kernel alone does.
+    pub pid: u32,
+    /// Whose process that is.
+    pub uid: u32,
+    /// Seconds since it was mounted.
+    pub uptime: u64,
+    /// `fuse` or `kernel`.
+    pub engine: String,
+    /// Why this engine.
+    pub engine_reason: String,
+    /// The stack in one line.
+    pub stack: String,
+    /// The stack as the layers see themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<LayerReport>,
+    /// It is not to be seen at its place any more, and lives on for whoever has it open, or in
+    /// other mount namespaces.
+    #[serde(default)]
+    pub detached: bool,
+    /// Nothing below changes while it is mounted.
+    #[serde(default)]
+    pub immutable: bool,
+    /// How kernel and daemon talk, in one word.
+    pub transport: String,
+    /// Why not by io_uring, where that was wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport_reason: Option<String>,
+    /// Whether the kernel serves data itself.
+    pub passthrough: PassthroughReport,
+    /// Who else may change what lies below.
+    pub coherence: String,
+    /// How often all caches were dropped: watching what lies below lost count, or rules were
+    /// reloaded.
+    pub full_invalidations: u64,
+    /// Changes of what the kernel knew of the source, that it was told of.
+    pub invalidations: u64,
+    /// All requests.
+    pub requests: u64,
+    /// All answers that were errors.
+    pub errors: u64,
+    /// Requests being answered now.
+    pub in_flight: u64,
+    /// Files that the kernel knows.
+    pub inodes: u64,
+    /// Open files.
+    pub open_files: u64,
+    /// Opens that the kernel serves itself.
+    pub passthrough_opens: u64,
+    /// Opens that were served without looking anything up again.
+    pub cache_hits: u64,
+    /// The kinds of request that came at all.
+    pub operations: Vec<OperationReport>,
+    /// The cages in the stack, from the bottom up.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cages: Vec<CageReport>,
+    /// The branches of its union, from the top.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub branches: Vec<BranchReport>,
+}
+
+impl Report {
+    /// Time spent answering, nanoseconds.
+    pub fn total_ns(&self) -> u64 {
+        self.operations.iter().fold(0, |sum, operation| sum.saturating_add(operation.total_ns))
+    }
+}
+
+/// A path as text that is the same everywhere and harmless on a terminal: bytes that are no
+/// printable UTF-8 are written `\xNN`.
+pub fn path_text(path: &Path) -> String {
+    printable(path.as_os_str().as_bytes())
+}
+
+/// The same for any bytes.
+pub fn printable(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '\\' => text.push_str("\\\\"),
+                character if character.is_control() => {
+                    let mut buffer = [0; 4];
+                    character
+                        .encode_utf8(&mut buffer)
+                        .bytes()
+                        .for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+                }
+                character => text.push(character),
+            }
+        }
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    }
+    text
+}
+
+/// What a mount is that only its users can still see.
+pub const DETACHED: &str = "detached: in use by open files or in other mount namespaces";
+
+/// Says which mounts (place, detached or not, process) are not where they were.
+pub fn tell_detached<'a>(mounts: impl Iterator<Item = (&'a String, bool, u32)>) {
+    for (place, _, pid) in mounts.filter(|(_, detached, _)| *detached) {
+        let place = printable(place.as_bytes());
+        // A warning that nobody can read is not worth failing for.
+        let _ = writeln!(
+            std::io::stderr(),
+            "nacre: the mount at {place} is {DETACHED}; `nacre umount {place}` or `kill {pid}` ends it"
+        );
+    }
+}
+
+/// The layers from the top down, each indented below the one above.
+pub fn tree(layer: &LayerReport, depth: usize) -> String {
+    let settings: Vec<String> = layer.settings.iter().map(|(key, value)| setting(key, value)).collect();
+    let mut text = format!("{}{} {}", "  ".repeat(depth), printable(layer.layer.as_bytes()), settings.join(" "));
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    layer.below.iter().for_each(|below| text.push_str(&tree(below, depth + 1)));
+    text
+}
+
+fn setting(key: &str, value: &str) -> String {
+    let key = printable(key.as_bytes());
+    if value.is_empty() { key } else { format!("{key}={}", printable(value.as_bytes())) }
+}
+
+/// A note for whoever waits.
+pub fn tell(line: &str) {
+    if !line.is_empty() {
+        // A word that nobody can read is not worth failing for.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_printable_and_distinct() {
+        for (bytes, text) in [
+            (&b"/a b"[..], "/a b"),
+            ("/\u{fc}".as_bytes(), "/\u{fc}"),
+            (b"/\xff\n", "/\\xff\\x0a"),
+            (b"/\\xff", "/\\\\xff"),
+            (b"/\x1b[31m", "/\\x1b[31m"),
+        ] {
+            assert_eq!(printable(bytes), text);
+        }
+    }
+
+    #[test]
+    fn a_report_of_any_number_of_layers_can_be_read_back() {
+        let mut stack = Description::new("host");
+        for _ in 0..1000 {
+            let mut layer = Description::new("remap");
+            layer.below.push(stack);
+            stack = layer;
+        }
+        let report = Report { layers: Some(LayerReport::from(stack)), ..Report::default() };
+        // As deep as it is sent: within an answer.
+        let text = serde_json::to_vec(&[Some([&report])]).unwrap();
+        let [Some([read])] = serde_json::from_slice::<[Option<[Report; 1]>; 1]>(&text).unwrap() else {
+            panic!("one report")
+        };
+        assert_eq!(read, report);
+        let mut layer = read.layers.unwrap();
+        for _ in 0..LAYERS_MAX {
+            assert_eq!(layer.layer, "remap");
+            layer = layer.below.remove(0);
+        }
+        assert_eq!(layer.layer, "...");
+    }
+
+    #[test]
+    fn layers_are_indented() {
+        let host = LayerReport {
+            layer: "host".to_owned(),
+            settings: vec![("source".to_owned(), "/s".to_owned())],
+            below: vec![],
+        };
+        let remap = LayerReport {
+            layer: "remap".to_owned(),
+            settings: vec![("delete-deny".to_owned(), String::new())],
+            below: vec![host],
+        };
+        assert_eq!(tree(&remap, 1), "  remap delete-deny\n    host source=/s\n");
+    }
+}

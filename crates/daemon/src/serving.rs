@@ -1,0 +1,532 @@
+//! A mount that this process serves: how it is made, what it answers to commands, and its end.
+//!
+//! Called by [`crate::serve`] for a process of one mount, by [`crate::shared`] for one of several.
+//! Order: the stack is open before anything is mounted (so a source may lie below its own mount
+//! point), the control socket is there before the mount is reported ready. When [`Live::wait`]
+//! returns, nothing of the mount is left in the process.
+
+use crate::{cage, union, unmount};
+use crate::{
+    cage::{
+        report::CageReport,
+        resize::{InodeChange, SizeChange},
+    },
+    control::{Answer, Desk, Request, Server},
+    door,
+    failure::{Exit, Failure},
+    figures,
+    log::Log,
+    plan::{Door, MountPlan},
+    report::{Report, path_text},
+    runtime, serve,
+    shared::company::Seat,
+    union::requests::{Place, UnionAnswer, UnionRequest},
+};
+use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
+use nacre_layers::context::Context;
+use nacre_stack::{
+    Stack,
+    spec::{BranchSpec, LayerSpec, RemapSpec, StackSpec},
+};
+use nacre_sys::signals::{Signal, Signals};
+use parking_lot::Mutex;
+use std::{
+    io,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a mount that nobody here uses any more may take to end. One that lasts longer is held
+/// by other mount namespaces.
+const HELD: Duration = Duration::from_secs(1);
+/// How long the kernel may take to drop its caches.
+const TELLING: Duration = Duration::from_secs(10);
+
+/// What a mount finds in the process that serves it.
+pub struct Surroundings {
+    /// Who listens to commands.
+    desk: Arc<Desk>,
+    /// The name of the control socket.
+    socket: String,
+    /// Of a mount among others: its log, and its place among them.
+    shared: Option<(Arc<Log>, Seat)>,
+}
+
+impl Surroundings {
+    /// Of the only mount of a process.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub fn alone() -> Result<Surroundings, Failure> {
+        Ok(Surroundings { desk: Desk::start()?, socket: std::process::id().to_string(), shared: None })
+    }
+
+    /// Of one among others.
+    pub fn shared(desk: Arc<Desk>, log: Arc<Log>, seat: Seat) -> Surroundings {
+        let socket = format!("{}-{}", std::process::id(), seat.number());
+        Surroundings { desk, socket, shared: Some((log, seat)) }
+    }
+}
+
+/// A mount that is served. Dropped, it ends.
+pub struct Live {
+    /// What it consists of.
+    pub serving: Arc<Serving>,
+    server: Option<Server>,
+    mountpoint: PathBuf,
+    /// What was made for it, and goes with it until it [`Live::stays`].
+    begun: Vec<cage::state::Begun>,
+}
+
+impl Live {
+    /// Mounts.
+    ///
+    /// # Errors
+    /// Why nothing was mounted.
+    pub fn start(plan: &MountPlan, reason: String, surroundings: Surroundings) -> Result<Live, Failure> {
+        let Surroundings { desk, socket, shared } = surroundings;
+        let mut context = serve::surroundings()?;
+        context.company = shared.as_ref().map(|(_, seat)| seat.watching());
+        let mut spec = serve::spec(plan)?;
+        serve::clear(&plan.mountpoint, plan)?;
+        let mountpoint = serve::target(&plan.mountpoint)?;
+        let source = serve::source_name(&spec, plan)?;
+        let absent = union::absent::hold_back(&mut spec, &mountpoint, true)?;
+        serve::check_sources(&spec, &mountpoint)?;
+        cage::serving::take_over(&spec)?;
+        cage::serving::check(&spec, &mountpoint, &context)?;
+        let (warnings, begun) = cage::serving::keep_accounts(&mut spec, &mountpoint)?;
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let stack = serve::build(&spec, &context)?;
+        stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let mut options = door::options(plan, &spec, &mountpoint, &source);
+        let judged_below = !options.default_permissions;
+        if let Some((log, seat)) = &shared {
+            among_others(&mut options, log, seat);
+        }
+        let mount = Mount::start(Arc::clone(&stack.layer), options).map_err(|error| unmountable(&error))?;
+        let serving = Arc::new(Serving {
+            about: figures::About {
+                source,
+                engine_reason: reason,
+                immutable: plan.door.immutable,
+                started: Instant::now(),
+            },
+            spec: Mutex::new(spec),
+            mount,
+            judged_below,
+            stack,
+            context,
+            drains: union::serving::Drains::default(),
+            absent: Mutex::new(absent),
+            shared,
+        });
+        serving.await_branches()?;
+        if let Some((_, seat)) = &serving.shared {
+            seat.taken(&serving, &mountpoint);
+        }
+        narrow(&plan.door, &mountpoint)?;
+        let server =
+            match runtime::own().and_then(|directory| Server::start(&desk, &directory, &socket, answers(&serving))) {
+                Ok(server) => Some(server),
+                Err(failure) => {
+                    // Files matter more than figures.
+                    tracing::warn!("`nacre status` and `nacre reload` will not find this mount: {failure}");
+                    None
+                }
+            };
+        Ok(Live { serving, server, mountpoint, begun })
+    }
+
+    /// Whoever asked for the mount has heard of it: what was made for it stays.
+    pub fn stays(&mut self) {
+        self.begun.drain(..).for_each(cage::state::Begun::mounted);
+    }
+
+    /// What the calling thread says goes to the log of this mount, where it has one to itself.
+    pub fn enter_log(&self) {
+        if let Some((log, _)) = &self.serving.shared {
+            log.enter();
+        }
+    }
+
+    /// Serves until the mount has ended, and puts everything away.
+    pub fn wait(self) {
+        let Live { serving, server, mountpoint, begun: _begun } = self;
+        serving.mount.wait();
+        // Nothing arrives any more: the books can be closed, and the next start need not count.
+        serving.stack.cages().iter().for_each(|cage| cage.shut_down());
+        if let Some(server) = &server {
+            server.close();
+        }
+        // What lies below is free before those hear of it who wait for the end.
+        drop(serving);
+        tracing::info!(mountpoint = %path_text(&mountpoint), "unmounted");
+        drop(server);
+    }
+}
+
+/// How a mount among others differs from one that has a process to itself.
+fn among_others(options: &mut FuseOptions, log: &Arc<Log>, seat: &Seat) {
+    // Threads are started as they are needed: most of many mounts are idle most of the time.
+    options.threads = 1;
+    if options.transport == TransportChoice::Auto && seat.is_in_a_crowd() {
+        options.transport = TransportChoice::Device;
+    }
+    let (setup, log) = (options.worker_setup.take(), Arc::clone(log));
+    options.worker_setup = Some(Arc::new(move || {
+        log.enter();
+        if let Some(setup) = &setup {
+            setup();
+        }
+    }));
+}
+
+/// What a running mount consists of.
+pub struct Serving {
+    about: figures::About,
+    spec: Mutex<StackSpec>,
+    mount: Mount,
+    /// The kernel checks no permissions, so no rule may change what they are.
+    judged_below: bool,
+    stack: Stack,
+    context: Context,
+    /// Of the union, where there is one.
+    drains: union::serving::Drains,
+    /// Branches that are not there yet.
+    absent: union::absent::Waiting,
+    /// Its log and its place among the other mounts of the process, where it is one of several.
+    shared: Option<(Arc<Log>, Seat)>,
+}
+
+impl Serving {
+    /// Does something for this mount: what is logged goes to its log.
+    fn within<T>(&self, call: impl FnOnce() -> T) -> T {
+        match &self.shared {
+            Some((log, _)) => log.within(call),
+            None => call(),
+        }
+    }
+
+    fn answer(&self, request: Request) -> Answer {
+        let done = match request {
+            Request::Status => {
+                return Answer::Status(Box::new(self.report()));
+            }
+            Request::ResizeCage { cage, size, inodes } => match self.resize(cage, size, inodes) {
+                Ok(report) => return Answer::Cage(Box::new(report)),
+                Err(failure) => Err(failure),
+            },
+            Request::Union(request) => match self.union(request) {
+                Ok(answer) => return Answer::Union(answer),
+                Err(failure) => Err(failure),
+            },
+            Request::Reload { rules } => self.reload(rules.map(|rules| *rules)),
+            Request::Unmount { lazy } => self.unmount(lazy),
+        };
+        match done {
+            Ok(()) => Answer::Done,
+            Err(failure) => Answer::failed(&failure),
+        }
+    }
+
+    fn report(&self) -> Report {
+        let (spec, status) = (self.spec.lock().clone(), self.mount.status());
+        let cages = cage::serving::reports(&self.stack.cages(), &spec, &status, &self.about);
+        let absent = self.absent.lock().clone();
+        let branches = self
+            .stack
+            .union()
+            .map(|union| union::serving::branches(&union, &status.mountpoint, &absent))
+            .unwrap_or_default();
+        Report { cages, branches, ..figures::report(&self.about, spec.to_line(), status) }
+    }
+
+    /// Gives a cage other limits; what it is like then.
+    fn resize(
+        &self,
+        which: usize,
+        size: Option<SizeChange>,
+        inodes: Option<InodeChange>,
+    ) -> Result<CageReport, Failure> {
+        let gone = || Failure::new("this mount has no such cage");
+        let mut spec = self.spec.lock();
+        let mut changed = spec.clone();
+        let limits = cage::serving::resized(&mut changed, which, size, inodes, &self.context)?;
+        let cages = self.stack.cages();
+        let resized = cages.get(which).ok_or_else(gone)?.resize(limits);
+        resized.map_err(|error| Failure::new(format!("the limits stay as they were: {error}")))?;
+        *spec = changed;
+        let mut reports = cage::serving::reports(&cages, &spec, &self.mount.status(), &self.about);
+        if which < reports.len() { Ok(reports.swap_remove(which)) } else { Err(gone()) }
+    }
+
+    /// Answers a command on the union, which may change what the stack consists of.
+    fn union(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
+        let mountpoint = self.mount.status().mountpoint;
+        let served = union::serving::Served {
+            stack: &self.stack,
+            context: &self.context,
+            mountpoint: &mountpoint,
+            drains: &self.drains,
+            absent: &self.absent,
+        };
+        let seat = self.shared.as_ref().map(|(_, seat)| seat);
+        let changes = seat.map_or(Ok(false), |seat| seat.reserve(&request))?;
+        let answer = served.answer(request);
+        if let Some(seat) = seat.filter(|_| changes) {
+            seat.settle(&self.stack.spec());
+        }
+        if matches!(answer, Ok(UnionAnswer::Changed { .. })) {
+            *self.spec.lock() = self.stack.spec();
+            self.tell_kernel();
+        }
+        answer
+    }
+
+    /// Has branches that are missing come in when they are there.
+    fn await_branches(self: &Arc<Serving>) -> Result<(), Failure> {
+        if self.absent.lock().is_empty() {
+            return Ok(());
+        }
+        let (adding, asking) = (Arc::downgrade(self), Arc::downgrade(self));
+        let add = move |absent: &union::absent::Absent, place: &dyn Fn(&[BranchSpec]) -> usize| {
+            let serving = adding.upgrade()?;
+            serving.within(|| serving.take_in(absent, place));
+            Some(())
+        };
+        union::absent::watch(add, move || asking.upgrade().map(|serving| serving.absent.lock().clone()))
+    }
+
+    /// Adds a branch that was missing, if that is possible now.
+    fn take_in(&self, absent: &union::absent::Absent, place: &dyn Fn(&[BranchSpec]) -> usize) {
+        let spec = self.stack.spec();
+        let present: Vec<BranchSpec> = spec
+            .layers
+            .iter()
+            .find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union.branch.0.clone()) } else { None })
+            .unwrap_or_default();
+        let name = path_text(&absent.branch.name());
+        let added = match present.iter().any(|branch| branch.source == absent.branch.source) {
+            // Somebody has added it by hand.
+            true => Ok(()),
+            false => {
+                let place = Place::At(place(&present) + 1);
+                self.union(UnionRequest::Add { branch: absent.branch.text().into_vec(), place }).map(drop)
+            }
+        };
+        match added {
+            Ok(()) => {
+                self.absent.lock().retain(|other| other != absent);
+                tracing::info!(branch = %name, "a branch that was missing is there");
+            }
+            Err(failure) => tracing::debug!(branch = %name, "a branch that was missing cannot be added: {failure}"),
+        }
+    }
+
+    /// Returns when nobody is answered any more from what the kernel cached before a change: what a
+    /// command did can be seen when it returns.
+    fn tell_kernel(&self) {
+        if !self.mount.delivered(TELLING) {
+            tracing::warn!("the kernel has not dropped all of its caches yet: old answers may be seen for a while");
+        }
+    }
+
+    fn unmount(&self, lazy: bool) -> Result<(), Failure> {
+        if !self.mount.attached() {
+            return if lazy { Ok(()) } else { self.end_detached() };
+        }
+        let mut ended = self.mount.unmount(lazy);
+        // Whoever settles the collected writes of a cage is a user of the mount himself, for a
+        // moment. Each try takes its time, too: whoever asked must hear of the end of this before
+        // he gives up, since what was refused is not done later.
+        let until = Instant::now() + HELD;
+        while !self.stack.cages().is_empty()
+            && Instant::now() < until
+            && ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+        {
+            thread::sleep(Duration::from_millis(10));
+            ended = self.mount.unmount(lazy);
+        }
+        let place = || path_text(&self.mount.status().mountpoint);
+        ended.map_err(|error| unmount::refused(&place(), &error))?;
+        if lazy || self.ends_soon(Instant::now() + HELD) {
+            return Ok(());
+        }
+        let what = format!(
+            "{} is unmounted, but other mount namespaces have it, too: process {} goes on serving it",
+            place(),
+            std::process::id()
+        );
+        Err(Failure::new(what)
+            .exit(Exit::Busy)
+            .next(format!("`nacre umount {}` once more ends it there, as long as no file is open", place())))
+    }
+
+    /// The end of a mount that only others can see.
+    fn end_detached(&self) -> Result<(), Failure> {
+        let status = self.mount.status();
+        if status.open_files > 0 {
+            let (place, pid) = (path_text(&status.mountpoint), std::process::id());
+            let what = format!(
+                "{place} is unmounted, but {} files in it are still open: process {pid} serves them",
+                status.open_files
+            );
+            let next = format!(
+                "it ends with the last of its users; reload or restart them (or `kill {pid}`: then they get errors)"
+            );
+            return Err(Failure::new(what).exit(Exit::Busy).next(next));
+        }
+        self.mount.cut_off();
+        Ok(())
+    }
+
+    /// Waits for the end of the mount; false where it does not come.
+    fn ends_soon(&self, until: Instant) -> bool {
+        while !self.mount.ended() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.mount.ended()
+    }
+
+    /// Puts other rules in place, or has users and groups read again where `rules` is none.
+    fn reload(&self, rules: Option<RemapSpec>) -> Result<(), Failure> {
+        let mut spec = self.spec.lock();
+        let mut changed = spec.clone();
+        if let Some(rules) = rules {
+            if self.judged_below && rules != RemapSpec::default() {
+                return Err(Failure::new(
+                    "this mount was made without rules, for one user: the kernel would not enforce them",
+                )
+                .next("unmount it and mount it again with the rules"));
+            }
+            let remap = changed.layers.iter_mut().find_map(|layer| match layer {
+                LayerSpec::Remap(remap) => Some(remap),
+                _ => None,
+            });
+            **remap.ok_or_else(|| {
+                Failure::new("this mount has no rules that could be changed")
+                    .next("unmount it and mount it again with the rules")
+            })? = rules;
+        }
+        let reloaded = self.stack.reload(&changed, &self.context);
+        let warnings = reloaded.map_err(|error| Failure::new(format!("the rules stay as they were: {error}")))?;
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        *spec = changed;
+        self.mount.invalidate_everything();
+        self.tell_kernel();
+        tracing::info!("rules are reloaded");
+        Ok(())
+    }
+
+    /// The orderly end that a signal asks for: true where the mount is gone from here, and nobody
+    /// here used it.
+    fn end(&self) -> bool {
+        if !self.mount.attached() {
+            tracing::info!("the mount is detached: whoever still uses it is cut off");
+            self.mount.cut_off();
+            return false;
+        }
+        let ended = match self.mount.unmount(false) {
+            Ok(()) => return true,
+            Err(error) => {
+                tracing::info!(%error, "the mount is in use: it is detached and ends with its last user");
+                self.mount.unmount(true)
+            }
+        };
+        if let Err(error) = ended {
+            tracing::error!(%error, "the mount cannot be taken away");
+        }
+        false
+    }
+}
+
+/// The control socket must not keep the mount: it answers for as long as it is there.
+fn answers(serving: &Arc<Serving>) -> Arc<dyn Fn(Request) -> Answer + Send + Sync> {
+    let serving: Weak<Serving> = Arc::downgrade(serving);
+    Arc::new(move |request| match serving.upgrade() {
+        Some(serving) => serving.within(|| serving.answer(request)),
+        None => Answer::failed(&Failure::new("the mount has ended").exit(Exit::NotFound)),
+    })
+}
+
+/// Acts on signals, for all mounts of this process, in a thread of its own, which ends with the
+/// process.
+///
+/// # Errors
+/// No thread can be had.
+pub fn obey(signals: Signals, mounts: impl Fn(Signal) -> Vec<Arc<Serving>> + Send + 'static) -> Result<(), Failure> {
+    let act = move || {
+        loop {
+            let signal = match signals.next() {
+                Ok(signal) => signal,
+                Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
+            };
+            let mut gone = Vec::new();
+            for serving in mounts(signal) {
+                serving.within(|| match signal {
+                    Signal::Interrupt | Signal::Terminate if serving.end() => gone.push(Arc::downgrade(&serving)),
+                    Signal::Interrupt | Signal::Terminate => {}
+                    Signal::Hangup | Signal::User1 => {
+                        if let Err(failure) = serving.reload(None) {
+                            tracing::error!(error = %failure, "users and groups are not reloaded");
+                        }
+                    }
+                });
+            }
+            end_elsewhere(gone);
+        }
+    };
+    let thread = thread::Builder::new().name("nacre-signals".to_owned()).spawn(act);
+    thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread for signals", &error))
+}
+
+/// Ends what is left after a moment of mounts that are gone from here, and that nobody here used:
+/// other mount namespaces have them, too.
+fn end_elsewhere(mut gone: Vec<Weak<Serving>>) {
+    let until = Instant::now() + HELD;
+    loop {
+        gone.retain(|mount| mount.upgrade().is_some_and(|serving| !serving.mount.ended()));
+        if gone.is_empty() || Instant::now() >= until {
+            break;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    for serving in gone.iter().filter_map(Weak::upgrade) {
+        serving.within(|| {
+            tracing::info!("other mount namespaces have the mount, too: it is cut off there");
+            serving.mount.cut_off();
+        });
+    }
+}
+
+/// Flags that a mount can be given only afterwards.
+fn narrow(door: &Door, mountpoint: &Path) -> Result<(), Failure> {
+    if door.symfollow {
+        return Ok(());
+    }
+    crate::mount_flags::narrow(mountpoint, &["nosymfollow"])
+}
+
+fn unmountable(error: &MountError) -> Failure {
+    let kind = match error {
+        MountError::Mount(error) | MountError::Session(error) | MountError::Thread(error) => error.kind(),
+        MountError::Root(error) => io::Error::from_raw_os_error(error.raw()).kind(),
+    };
+    let failure = Failure::new(error.to_string());
+    if failure.what.contains("user_allow_other") {
+        return failure
+            .exit(Exit::Denied)
+            .next("--no-allow-other mounts for yourself only; root can put user_allow_other into /etc/fuse.conf");
+    }
+    match kind {
+        io::ErrorKind::PermissionDenied => failure
+            .exit(Exit::Denied)
+            .next("an ordinary user needs fusermount3, the right to write to the mount point, and user_allow_other in /etc/fuse.conf or --no-allow-other"),
+        io::ErrorKind::NotFound => failure.next("is the FUSE module loaded (modprobe fuse), and fusermount3 installed?"),
+        _ => failure,
+    }
+}

@@ -1,0 +1,138 @@
+//! The command's side of a shared process: finds it or starts it, hands over the plan, and says
+//! what comes of it.
+
+use super::{
+    identity, process, socket,
+    wire::{Order, Told, failure},
+};
+use crate::background;
+use crate::{background::Start, control, failure::Failure, plan::MountPlan, runtime, serve};
+use nacre_stack::spec::LayerSpec;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use std::{
+    io::{self, BufReader, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    process::ExitCode,
+    time::Duration,
+};
+
+/// How often a process may end just when it is asked before something must be wrong.
+const ATTEMPTS: usize = 100;
+/// The time between two of them.
+const AGAIN: Duration = Duration::from_millis(20);
+/// How long to wait for a process that does not accept.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Has the process of a name serve a mount that is not for the kernel, for this reason.
+///
+/// # Errors
+/// What a process of its own would say; or that the shared one cannot be reached.
+pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Failure> {
+    let resolved = serve::resolve(plan)?;
+    if resolved.spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
+        return Err(Failure::usage(
+            "a cage has a process to itself: its hooks and its accounting follow whoever makes it",
+        )
+        .next("leave --daemon out"));
+    }
+    let Some(order) = Order::new(plan, resolved, reason) else {
+        return alone(plan, "the stack cannot be written in one line", reason);
+    };
+    let identity = identity::own().map_err(|error| {
+        Failure::io("cannot read", "/proc/self", &error).next("mount the proc file system at /proc")
+    })?;
+    let directory = runtime::own()?;
+    let socket = socket(&directory, name, &identity);
+    for _ in 0..ATTEMPTS {
+        let outcome = match reach(&directory, &socket, name)? {
+            Reached::Stream(stream) => converse(&stream, &order)?,
+            Reached::Code(code) => return Ok(code),
+        };
+        match outcome {
+            Some(Told::Mounted { said }) => {
+                tell(&said);
+                return Ok(ExitCode::SUCCESS);
+            }
+            Some(Told::Failed { said, what, next, exit }) => {
+                tell(&said);
+                return Err(failure(what, next, exit));
+            }
+            Some(Told::Apart { why }) => return alone(plan, &why, reason),
+            // It has just ended, or was told to: soon nobody listens there any more.
+            Some(Told::Accepted) | None => std::thread::sleep(AGAIN),
+        }
+    }
+    Err(Failure::new(format!("the process of the name {name} ends each time it is asked"))
+        .next("leave --daemon out, or choose another name"))
+}
+
+/// Mounts by a process of its own after all.
+fn alone(plan: &MountPlan, why: &str, reason: &str) -> Result<ExitCode, Failure> {
+    // A word that nobody can read is not worth failing for.
+    let _ = writeln!(io::stderr(), "{}: served by a process of its own: {why}", plan.program);
+    background::in_background(reason)
+}
+
+/// What was logged while the mount was made.
+fn tell(said: &str) {
+    let _ = io::stderr().write_all(said.as_bytes());
+}
+
+enum Reached {
+    Stream(UnixStream),
+    /// The process could not be started, has said why, and this is its code.
+    Code(ExitCode),
+}
+
+/// Connects to the process, which is started if need be. Of several that find none, one starts it.
+fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure> {
+    if let Some(stream) = connect(socket)? {
+        return Ok(Reached::Stream(stream));
+    }
+    let path = directory.join(runtime::STARTING);
+    let failed = |error: rustix::io::Errno| Failure::io("cannot lock", path.display(), &error.into());
+    let lock = open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR)
+        .map_err(failed)?;
+    // Let go of when it is closed.
+    flock(&lock, FlockOperation::LockExclusive).map_err(failed)?;
+    if let Some(stream) = connect(socket)? {
+        return Ok(Reached::Stream(stream));
+    }
+    match process::start(name)? {
+        Start::Failed(code) => Ok(Reached::Code(ExitCode::from(code))),
+        Start::Ready => {
+            let stream = connect(socket)?;
+            stream
+                .map(Reached::Stream)
+                .ok_or_else(|| Failure::new("the process that was to serve the mount has ended at once"))
+        }
+    }
+}
+
+/// `None` where nobody listens.
+fn connect(socket: &Path) -> Result<Option<UnixStream>, Failure> {
+    match runtime::connect(socket, PATIENCE) {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(None),
+        Err(error) => Err(Failure::io("cannot reach the process that serves", socket.display(), &error)),
+    }
+}
+
+/// Sends the order and waits for the last word; `None` where the process ended before it had begun.
+fn converse(stream: &UnixStream, order: &Order) -> Result<Option<Told>, Failure> {
+    let mut reader = BufReader::new(stream);
+    // Where it cannot be sent, an answer may have come all the same.
+    let _ = control::send(stream, order);
+    match control::receive::<Told>(&mut reader) {
+        Ok(Told::Accepted) => {}
+        Ok(told) => return Ok(Some(told)),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            return Err(Failure::io("cannot understand", "the process that serves such mounts", &error));
+        }
+        Err(_) => return Ok(None),
+    }
+    // However long it takes: a source may be far away.
+    let last = control::receive::<Told>(&mut reader);
+    last.map(Some).map_err(|_| Failure::new("the process that was to serve the mount ended before it answered"))
+}

@@ -1,0 +1,116 @@
+//! What a command says to the process that is to serve its mount, and what that answers: one JSON
+//! value per line.
+
+use crate::{cage, union};
+use crate::{
+    failure::{Exit, Failure},
+    plan::{Door, Engine, MountPlan, StackSource, Verbosity},
+    serve::Resolved,
+};
+use nacre_stack::spec::StackSpec;
+use serde::{Deserialize, Serialize};
+use std::{ffi::OsString, path::PathBuf};
+
+/// A mount to be made: a plan that depends on nothing but itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Order {
+    program: String,
+    /// In one line, which holds any path.
+    stack: String,
+    mountpoint: OsString,
+    prefix: String,
+    door: Door,
+    verbosity: Verbosity,
+    log_file: Option<OsString>,
+    daemon: Option<String>,
+    /// Why it is not the kernel that serves it.
+    pub reason: String,
+}
+
+/// The answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Told {
+    /// It was read, and is being carried out; the last word follows. Before this, nothing has been
+    /// done.
+    Accepted,
+    /// It is not to be served here, because of this.
+    Apart {
+        /// Why.
+        why: String,
+    },
+    /// The mount answers.
+    Mounted {
+        /// What was logged meanwhile.
+        said: String,
+    },
+    /// Nothing was mounted.
+    Failed {
+        /// What was logged meanwhile.
+        said: String,
+        /// What failed.
+        what: String,
+        /// What to do next.
+        next: String,
+        /// The exit code.
+        exit: u8,
+    },
+}
+
+impl Order {
+    /// The order for a plan; none where it cannot be written down.
+    pub fn new(plan: &MountPlan, resolved: Resolved, reason: &str) -> Option<Order> {
+        let Resolved { spec, mountpoint, log_file } = resolved;
+        let stack = spec.to_line();
+        let same = StackSpec::from_line(stack.as_bytes()).is_ok_and(|read| read == spec);
+        same.then(|| Order {
+            program: plan.program.clone(),
+            stack,
+            mountpoint: mountpoint.into(),
+            prefix: plan.prefix.to_owned(),
+            door: plan.door.clone(),
+            verbosity: plan.verbosity,
+            log_file: log_file.map(PathBuf::into_os_string),
+            daemon: plan.daemon.clone(),
+            reason: reason.to_owned(),
+        })
+    }
+
+    /// The plan.
+    ///
+    /// # Errors
+    /// A stack that is not understood.
+    pub fn plan(&self) -> Result<MountPlan, Failure> {
+        let spec = StackSpec::from_line(self.stack.as_bytes());
+        let spec = spec.map_err(|error| Failure::usage(format!("the stack is not understood: {error}")))?;
+        Ok(MountPlan {
+            program: self.program.clone(),
+            stack: StackSource::Spec(spec),
+            mountpoint: PathBuf::from(&self.mountpoint),
+            prefix: [union::PREFIX, cage::PREFIX].into_iter().find(|prefix| *prefix == self.prefix).unwrap_or_default(),
+            door: self.door.clone(),
+            engine: Engine::Fuse,
+            foreground: false,
+            explain: false,
+            verbosity: self.verbosity,
+            log_file: self.log_file.as_ref().map(PathBuf::from),
+            daemon: self.daemon.clone(),
+            // That is told by who asks for the mount.
+            nonempty: true,
+            warnings: Vec::new(),
+        })
+    }
+}
+
+impl Told {
+    /// Nothing was mounted.
+    pub fn failed(failure: Failure, said: String) -> Told {
+        let Failure { what, next, exit } = failure;
+        Told::Failed { said, what, next, exit: exit as u8 }
+    }
+}
+
+/// What [`Told::Failed`] was made from.
+pub fn failure(what: String, next: String, exit: u8) -> Failure {
+    Failure { what, next, exit: Exit::of(exit) }
+}

@@ -1,0 +1,382 @@
+//! The union of a mount that this process serves: answers to commands, and the drain that may be
+//! under way.
+//!
+//! Called by [`crate::serve`]; [`check`] also by the command itself, for branches that are not
+//! mounted.
+
+use super::{
+    absent::{Absent, Waiting},
+    place,
+    report::{BranchReport, DrainReport, FindingReport, PathReport, PlaceReport},
+    tiering,
+};
+use super::{balancing, requests};
+use crate::union::requests::{Place, UnionAnswer, UnionRequest};
+use crate::{
+    failure::{Exit, Failure},
+    report::{path_text, printable},
+};
+use nacre_layers::context::Context;
+use nacre_stack::{
+    spec::{BranchSpec, StackSpec},
+    {BranchError, Stack},
+};
+use nacre_union::{BalanceRules, BranchMode, BranchStatus, Control, Direction, Presence, Problem, Stay, Union};
+use nacre_vfs::Errno;
+use parking_lot::Mutex;
+use std::{
+    fs,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+/// The drain and the balance that were started last.
+#[derive(Debug, Default)]
+pub struct Drains {
+    drain: Mutex<Option<Arc<Drain>>>,
+    balance: balancing::Balances,
+}
+
+#[derive(Debug)]
+struct Drain {
+    slot: u8,
+    stop: AtomicBool,
+    told: Mutex<DrainReport>,
+}
+
+/// They end with the mount: in a process that serves others, too, their threads would hold its
+/// branches.
+impl Drop for Drains {
+    fn drop(&mut self) {
+        self.balance.end();
+        if let Some(drain) = self.drain.get_mut() {
+            drain.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a command needs to know of the mount.
+pub struct Served<'a> {
+    /// What is served.
+    pub stack: &'a Stack,
+    /// Who we are.
+    pub context: &'a Context,
+    /// Where.
+    pub mountpoint: &'a Path,
+    /// What is being moved.
+    pub drains: &'a Drains,
+    /// What is to come.
+    pub absent: &'a Waiting,
+}
+
+impl Served<'_> {
+    /// Answers a command.
+    ///
+    /// # Errors
+    /// What cannot be done, and why.
+    pub fn answer(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
+        let changed = |warnings| UnionAnswer::Changed { warnings };
+        Ok(match request {
+            UnionRequest::List => {
+                UnionAnswer::Branches(branches(&*self.union()?, self.mountpoint, &self.absent.lock()))
+            }
+            UnionRequest::Explain { path, directory } => {
+                UnionAnswer::Path(Box::new(explain(&*self.union()?, &path, directory)?))
+            }
+            UnionRequest::Check { repair } => UnionAnswer::Findings(check(self.stack, repair, None)?),
+            UnionRequest::Add { branch, place } => changed(self.add(&branch, place)?),
+            UnionRequest::Remove { branch, force } => {
+                let named = requests::named(branch);
+                let mut absent = self.absent.lock();
+                let waiting = absent.len();
+                absent.retain(|absent| absent.branch.name() != named);
+                if absent.len() < waiting {
+                    return Ok(changed(Vec::new()));
+                }
+                drop(absent);
+                let place = self.find(&named)?;
+                self.stack
+                    .remove_branch(place, force)
+                    .map_err(|error| unchanged(&error, "--force takes it out all the same"))?;
+                changed(Vec::new())
+            }
+            UnionRequest::Modify { branch, mode } => {
+                let place = self.find(&requests::named(branch))?;
+                let next = "close what is open on it, or wait for it to be closed";
+                changed(
+                    self.stack.modify_branch(place, requests::mode(&mode)?).map_err(|error| unchanged(&error, next))?,
+                )
+            }
+            UnionRequest::Move { path, up } => UnionAnswer::Moved(self.move_file(&path, up)?),
+            UnionRequest::Tier => UnionAnswer::Tier(Box::new(tiering::status(&self.union()?.control()))),
+            UnionRequest::TierRules { rules } => {
+                tiering::set(&self.union()?.control(), &rules)?;
+                changed(Vec::new())
+            }
+            UnionRequest::TierRun { dry } => {
+                UnionAnswer::TierRun(Box::new(tiering::run(&self.union()?.control(), dry)?))
+            }
+            UnionRequest::Drain { branch } => {
+                self.drain(&requests::named(branch))?;
+                changed(Vec::new())
+            }
+            UnionRequest::StopDrain { branch } => {
+                self.stop(&requests::named(branch))?;
+                changed(Vec::new())
+            }
+            UnionRequest::Balance { spread, min_size, max_size, include, exclude } => {
+                let rules = BalanceRules { spread, min_size, max_size, include, exclude };
+                self.drains.balance.start(self.union()?.control(), rules)?;
+                changed(Vec::new())
+            }
+            UnionRequest::StopBalance => {
+                self.drains.balance.stop()?;
+                changed(Vec::new())
+            }
+            UnionRequest::BalanceStatus => UnionAnswer::Balance(self.drains.balance.told()),
+            UnionRequest::DrainStatus => {
+                let drain = self.drains.drain.lock().clone();
+                UnionAnswer::Drain(drain.map_or_else(DrainReport::default, |drain| drain.told.lock().clone()))
+            }
+        })
+    }
+
+    fn union(&self) -> Result<Arc<Union>, Failure> {
+        self.stack.union().ok_or_else(|| Failure::new("this mount is no union").exit(Exit::NotFound))
+    }
+
+    /// The place of a branch from the top, by its path.
+    fn find(&self, named: &Path) -> Result<usize, Failure> {
+        let branches = self.union()?.control().list();
+        let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let wanted = real(named);
+        let place = branches.iter().position(|branch| branch.name == named);
+        place.or_else(|| branches.iter().position(|branch| real(&branch.name) == wanted)).ok_or_else(|| {
+            let names: Vec<String> = branches.iter().map(|branch| path_text(&branch.name)).collect();
+            Failure::new(format!("{} is no branch of this union", path_text(named)))
+                .exit(Exit::NotFound)
+                .next(format!("there are: {}", names.join(", ")))
+        })
+    }
+
+    fn add(&self, text: &[u8], place: Place) -> Result<Vec<String>, Failure> {
+        let understood = |error: String| Failure::usage(format!("BRANCH: {error}"));
+        let branch = BranchSpec::parse(text, BranchMode::ro()).map_err(understood)?;
+        let present = self.stack.spec();
+        let directories = present.directories().into_iter().chain(branch.directories());
+        let directories = directories.map(place::branch).collect::<Result<Vec<PathBuf>, _>>()?;
+        // The top of the mount is what is over the mount point, not what lies below it any more.
+        let itself = |directory: &Path| place::branch(directory).is_ok_and(|real| real == self.mountpoint);
+        if branch.directories().into_iter().any(itself) {
+            return Err(Failure::new(format!("{} is the union itself", path_text(self.mountpoint)))
+                .next("a branch lies elsewhere"));
+        }
+        place::apart(&directories, self.mountpoint)?;
+        let place = match place {
+            Place::Top => 0,
+            Place::At(place) => place.saturating_sub(1),
+            Place::Bottom => usize::MAX,
+        };
+        self.stack.add_branch(branch, place, self.context).map_err(|error| unchanged(&error, ""))
+    }
+
+    fn move_file(&self, path: &[u8], up: bool) -> Result<u64, Failure> {
+        let control = self.union()?.control();
+        control.locate(path).map_err(|error| unseen(path, error))?;
+        let direction = if up { Direction::Up } else { Direction::Down };
+        control.move_file(path, direction, &mut |_| true).map_err(|stay| {
+            let failure = Failure::new(format!("/{} stays where it is: {stay}", printable(path)));
+            match stay {
+                Stay::Open | Stay::InUse => failure.exit(Exit::Busy).next("close it first"),
+                _ => failure,
+            }
+        })
+    }
+
+    fn drain(&self, named: &Path) -> Result<(), Failure> {
+        let place = self.find(named)?;
+        let control = self.union()?.control();
+        let branch = control.list().into_iter().nth(place).ok_or_else(|| Failure::new("there is no such branch"))?;
+        let mut present = self.drains.drain.lock();
+        if let Some(other) = present.as_ref().filter(|drain| !drain.told.lock().ended) {
+            return Err(Failure::new(format!("{} is being drained", other.told.lock().branch))
+                .exit(Exit::Busy)
+                .next("wait for its end, or stop it: `nacre union drain --stop`"));
+        }
+        let told = Mutex::new(DrainReport { branch: path_text(&branch.name), ..DrainReport::default() });
+        let drain = Arc::new(Drain { slot: branch.slot, stop: AtomicBool::new(false), told });
+        *present = Some(Arc::clone(&drain));
+        let thread = thread::Builder::new().name("nacre-drain".to_owned()).spawn(move || drain.run(&control));
+        thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread that moves files", &error))
+    }
+
+    fn stop(&self, named: &Path) -> Result<(), Failure> {
+        let place = self.find(named)?;
+        let slot = self.union()?.control().list().get(place).map(|branch| branch.slot);
+        let drain =
+            self.drains.drain.lock().clone().filter(|drain| Some(drain.slot) == slot && !drain.told.lock().ended);
+        let drain = drain
+            .ok_or_else(|| Failure::new(format!("{} is not being drained", path_text(named))).exit(Exit::NotFound))?;
+        drain.stop.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drain {
+    fn run(&self, control: &Control) {
+        let result = control.drain(self.slot, &mut |progress| {
+            let mut told = self.told.lock();
+            (told.moved, told.bytes, told.stays) = (progress.moved, progress.bytes, progress.left);
+            !self.stop.load(Ordering::Relaxed)
+        });
+        let mut told = self.told.lock();
+        match result {
+            Ok(report) => {
+                (told.moved, told.bytes, told.stays) = (report.moved, report.bytes, report.left);
+                told.left = report.examples.into_iter().map(|left| (printable(&left.path), left.why)).collect();
+                told.failed = report.stopped.then(|| "the move was stopped".to_owned());
+            }
+            Err(error) => told.failed = Some(error.to_string()),
+        }
+        told.ended = true;
+    }
+}
+
+fn unseen(path: &[u8], error: Errno) -> Failure {
+    let failure = Failure::new(format!("cannot look for /{} in the union: {error}", printable(path)));
+    if matches!(error, Errno::ENOENT | Errno::ENOTDIR) { failure.exit(Exit::NotFound) } else { failure }
+}
+
+fn unchanged(error: &BranchError, next: &str) -> Failure {
+    let failure = Failure::of_stack(format!("the branches stay as they were: {}", error.what), error.reason);
+    if failure.exit == Exit::Busy { failure.next(next) } else { failure }
+}
+
+/// The branches of a union, from the top.
+pub fn branches(union: &Union, mountpoint: &Path, absent: &[Absent]) -> Vec<BranchReport> {
+    let mountpoint = path_text(mountpoint);
+    let report = |(index, branch): (usize, BranchStatus)| BranchReport {
+        mountpoint: mountpoint.clone(),
+        place: index + 1,
+        branch: path_text(&branch.name),
+        mode: branch.mode.to_string(),
+        state: if branch.draining { "draining" } else { "active" }.to_owned(),
+        size: branch.space.map(|space| space.total),
+        used: branch.space.map(|space| space.used),
+        free: branch.space.map(|space| space.free),
+        open_files: branch.open_files as u64,
+    };
+    let missing = absent.iter().map(|absent| BranchReport {
+        mountpoint: mountpoint.clone(),
+        branch: path_text(&absent.branch.name()),
+        mode: absent.branch.mode.to_string(),
+        state: "missing".to_owned(),
+        ..BranchReport::default()
+    });
+    union.control().list().into_iter().enumerate().map(report).chain(missing).collect()
+}
+
+fn explain(union: &Union, path: &[u8], directory: bool) -> Result<PathReport, Failure> {
+    let branches: Vec<PathBuf> = union.control().list().into_iter().map(|branch| branch.name).collect();
+    let name = |index: usize| branches.get(index).map_or_else(|| "?".to_owned(), |branch| path_text(branch));
+    let shown =
+        |index: usize| branches.get(index).map(|branch| path_text(&branch.join(std::ffi::OsStr::from_bytes(path))));
+    if path.is_empty() {
+        let here =
+            (0..branches.len()).map(|index| PlaceReport { branch: name(index), state: "merged".to_owned() }).collect();
+        let (branch, file) =
+            (branches.first().map(|branch| path_text(branch)), branches.first().map(|branch| path_text(branch)));
+        let because = "the top of a union is on all branches".to_owned();
+        return Ok(PathReport {
+            branch: branch.clone(),
+            file,
+            here,
+            rule: "none".to_owned(),
+            chosen: branch,
+            because,
+            ..PathReport::default()
+        });
+    }
+    let told = union.explain(path, directory).map_err(|error| unseen(path, error))?;
+    let visible = told.here.iter().find(|(_, presence)| *presence != Presence::Whiteout);
+    let visible = visible.filter(|(_, presence)| *presence != Presence::Hidden).map(|(index, _)| *index);
+    let pinned = visible.is_some() && union.control().locate(path).is_ok_and(|location| location.pinned);
+    let state = |presence| match presence {
+        Presence::Shown => "shown",
+        Presence::Merged => "merged",
+        Presence::Hidden => "hidden",
+        Presence::Whiteout => "whiteout",
+    };
+    Ok(PathReport {
+        path: printable(path),
+        branch: visible.map(name),
+        file: visible.and_then(shown),
+        pinned,
+        here: told
+            .here
+            .iter()
+            .map(|(index, presence)| PlaceReport { branch: name(*index), state: state(*presence).to_owned() })
+            .collect(),
+        rule: told.rule,
+        chosen: told.next.chosen.ok().map(name),
+        because: told.next.because,
+        refused: told.next.refused.into_iter().map(|(index, why)| (name(index), why)).collect(),
+    })
+}
+
+/// Looks the union of a stack over. Of one that was opened to be read only it is told which
+/// branches are written to otherwise.
+///
+/// # Errors
+/// What the branches say.
+pub fn check(stack: &Stack, repair: bool, read_only: Option<&[bool]>) -> Result<Vec<FindingReport>, Failure> {
+    let union = stack.union().ok_or_else(|| Failure::new("this mount is no union").exit(Exit::NotFound))?;
+    let findings = read_only.map_or_else(|| union.check(repair), |written| union.check_read_only(written));
+    let findings = findings.map_err(|error| Failure::new(format!("not everything could be looked at: {error}")))?;
+    let branches = union.control().list();
+    let report = |finding: nacre_union::Finding| {
+        let (problem, text) = match finding.problem {
+            Problem::Leftover => ("leftover", "left over from something that was interrupted".to_owned()),
+            Problem::UselessWhiteout => {
+                ("useless-whiteout", "a whiteout beside the name that it would hide".to_owned())
+            }
+            Problem::TooManyLinks { counted, found } => {
+                ("too-many-links", format!("{counted} names on lower branches, of which {found} are there"))
+            }
+        };
+        FindingReport {
+            branch: branches.get(finding.branch).map_or_else(|| "?".to_owned(), |branch| path_text(&branch.name)),
+            path: printable(&finding.path),
+            problem: problem.to_owned(),
+            text,
+            repaired: finding.repaired,
+        }
+    };
+    Ok(findings.into_iter().map(report).collect())
+}
+
+/// What `--explain` says of a stack with a union: nothing is opened, as opening branches means
+/// writing to them.
+pub fn plan(spec: &StackSpec, absent: &[Absent]) -> String {
+    let mut text = String::from("branches, from the top\n");
+    for layer in &spec.layers {
+        if let nacre_stack::spec::LayerSpec::Union(union) = layer {
+            for branch in &union.branch.0 {
+                text.push_str(&format!("  {} {}\n", path_text(&branch.name()), branch.mode));
+            }
+        }
+    }
+    for absent in absent {
+        text.push_str(&format!(
+            "  {} {} (missing: it comes in when it is there)\n",
+            path_text(&absent.branch.name()),
+            absent.branch.mode
+        ));
+    }
+    text
+}
