@@ -2,27 +2,27 @@
 //! pages are made.
 //!
 //! The options of mounts come from the table in [`crate::options`]. Pure: arguments in, an
-//! [`Order`] out.
+//! [`Invocation`] out.
 
 use crate::{
-    cage::command::{self as cage, CageOrder},
-    copy::{self, CopyOrder},
-    fs::command::{self as fs, FsOrder},
-    options::{Form, Opt, Row, TABLE},
-    plan::{self, Plan},
-    pool::{self, order::PoolOrder},
+    arguments::{View, all_users, given, many, mounts, one, options, path, view, view_arguments, words_argument},
+    cage::command::{self as cage, CageVerb},
+    copy::{self, CopyCommand},
+    fs::command::{self as fs, FsVerb},
+    options::{Form, Opt, TABLE},
+    plan::{self, Asked, Plan},
+    pool::{self, verb::PoolVerb},
     settings::{self, Settings},
-    union::command::{self as union, UnionOrder},
-    words::{self, Given, Unknown},
+    union::command::{self as union, UnionVerb},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 use nacre_daemon::failure::Failure;
-use std::{ffi::OsString, path::PathBuf};
+use std::path::PathBuf;
 
 /// What the user wants.
 #[derive(Debug)]
-pub enum Order {
+pub enum Invocation {
     /// Mount something, or a variant of it.
     Mount(Plan),
     /// Unmount.
@@ -51,13 +51,13 @@ pub enum Order {
         mountpoints: Vec<PathBuf>,
     },
     /// Something with the cages that there are.
-    Cage(CageOrder),
+    Cage(CageVerb),
     /// Something with the unions that there are.
-    Union(UnionOrder),
+    Union(UnionVerb),
     /// Something with pools.
-    Pool(PoolOrder),
+    Pool(PoolVerb),
     /// Something with the file systems of pools.
-    Fs(FsOrder),
+    Fs(FsVerb),
     /// Change the rules of a mount.
     Reload {
         /// Which.
@@ -73,28 +73,13 @@ pub enum Order {
         mountpoints: Vec<PathBuf>,
     },
     /// Copy a tree.
-    Copy(Box<CopyOrder>),
+    Copy(Box<CopyCommand>),
     /// Measure.
     Bench(Box<ArgMatches>),
     /// Print a completion script.
     Completions(Shell),
     /// Write man pages.
     Man(PathBuf),
-}
-
-/// How `status` shows mounts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct View {
-    /// As JSON, everything.
-    pub json: bool,
-    /// Without headings, columns separated by one tab.
-    pub scripted: bool,
-    /// Exact numbers.
-    pub exact: bool,
-    /// Which columns; `None`: the usual table, or all of one mount.
-    pub columns: Option<Vec<String>>,
-    /// Other users' as well.
-    pub everybody: bool,
 }
 
 /// The table.
@@ -185,28 +170,6 @@ fn status() -> Command {
         .arg(mounts())
 }
 
-/// How a command that shows a table is told what to show.
-pub fn view_arguments(command: Command) -> Command {
-    command
-        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Everything, as JSON"))
-        .arg(Arg::new("scripted").short('H').action(ArgAction::SetTrue).help("No headings, one tab between columns"))
-        .arg(Arg::new("exact").short('p').action(ArgAction::SetTrue).help("Exact numbers"))
-        .arg(
-            Arg::new("columns")
-                .short('o')
-                .value_name("COLUMN,...")
-                .value_delimiter(',')
-                .help("Which columns ('all' shows every one)"),
-        )
-        .arg(all_users())
-}
-
-/// `--all-users`.
-pub fn all_users() -> Arg {
-    let help = "For root: other users' as well. Their processes are asked, and have a second to answer";
-    Arg::new("all-users").long("all-users").action(ArgAction::SetTrue).help(help)
-}
-
 fn top() -> Command {
     Command::new("top")
         .about("Watch mounts: requests per second, times, passthrough")
@@ -269,151 +232,61 @@ fn man() -> Command {
         .arg(path("DIR", "An existing directory"))
 }
 
-/// A path that has to be given.
-pub fn path(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).required(true).value_parser(value_parser!(OsString)).help(help)
-}
-
-fn mounts() -> Arg {
-    Arg::new("MOUNTPOINT")
-        .value_parser(value_parser!(OsString))
-        .num_args(0..)
-        .action(ArgAction::Append)
-        .help("Which mounts [default: all]")
-}
-
-/// The options of the table that pass, as `clap` knows them.
-pub fn options(pass: impl Fn(&Row) -> bool) -> Vec<Arg> {
-    TABLE.iter().filter(|row| row.form != Form::Word && row.heading != "About" && pass(row)).map(option).collect()
-}
-
-fn option(row: &'static Row) -> Arg {
-    let mut arg = Arg::new(key(row)).help_heading(row.heading).help(row.help);
-    if !row.name.is_empty() {
-        arg = arg.long(row.name);
-    }
-    if let Some(letter) = row.short {
-        arg = arg.short(letter);
-    }
-    match row.value {
-        // Only the last of several counts, as for every option.
-        None => arg.action(ArgAction::SetTrue).overrides_with(key(row)),
-        Some(value) => {
-            let negative = matches!(row.id, Opt::UidOffset | Opt::GidOffset);
-            arg.action(ArgAction::Append)
-                .value_name(value)
-                .value_parser(value_parser!(OsString))
-                .allow_negative_numbers(negative)
-        }
-    }
-}
-
-fn words_argument() -> Arg {
-    TABLE.iter().find(|row| row.id == Opt::Words).map_or_else(|| Arg::new("-o"), option)
-}
-
-/// What an option is called inside `clap`.
-fn key(row: &Row) -> &'static str {
-    match (row.id, row.name) {
-        (Opt::Words, _) => "-o",
-        (Opt::SingleThread, _) => "-s",
-        (Opt::NoAllowOther, name) | (_, name) => name,
-    }
-}
-
-/// The options as given, in the order given, texts after `-o` as they are.
-pub fn raw(matches: &ArgMatches) -> Vec<Given> {
-    let mut found: Vec<(usize, Given)> = Vec::new();
-    for row in TABLE.iter().filter(|row| row.form != Form::Word && row.heading != "About") {
-        let Ok(Some(mut values)) = matches.try_get_raw(key(row)) else { continue };
-        if matches.value_source(key(row)) != Some(clap::parser::ValueSource::CommandLine) {
-            continue;
-        }
-        for index in matches.indices_of(key(row)).into_iter().flatten() {
-            let value =
-                if row.value.is_some() { values.next().unwrap_or_default().to_owned() } else { OsString::new() };
-            found.push((index, Given::new(row.id, value)));
-        }
-    }
-    found.sort_by_key(|(index, _)| *index);
-    found.into_iter().map(|(_, option)| option).collect()
-}
-
-/// The options as given, in the order given.
-///
-/// # Errors
-/// Words of `-o` that are not understood.
-pub fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
-    let mut given = Vec::new();
-    for option in raw(matches) {
-        match option.option {
-            Opt::Words => words::parse_words(&option.value, Unknown::Refuse, &mut given)?,
-            _ => given.push(option),
-        }
-    }
-    Ok(given)
-}
-
 /// Reads what `clap` has matched.
 ///
 /// # Errors
 /// A value that does not fit, or options that cannot go together.
-pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
+pub fn parse(matches: &ArgMatches) -> Result<Invocation, Failure> {
     let Some((verb, matches)) = matches.subcommand() else {
         return Err(Failure::usage("a command is needed").next("nacre --help lists them"));
     };
     Ok(match verb {
-        "mirror" | "bindfs" => Order::Mount(plan::mirror(
+        "mirror" | "bindfs" => Invocation::Mount(plan::mirror(
             "nacre",
             Settings::fold(&given(matches)?)?,
             vec![one(matches, "SOURCE"), one(matches, "MOUNTPOINT")],
         )?),
-        "cage" => cage::order(matches)?,
-        "union" => union::order(matches)?,
-        "pool" => pool::order::order(matches)?,
-        "fs" => fs::order(matches)?,
-        "mount" => Order::Mount(plan::stack(
+        "cage" => match cage::parse(matches)? {
+            Asked::Mount(plan) => Invocation::Mount(plan),
+            Asked::Verb(verb) => Invocation::Cage(verb),
+        },
+        "union" => match union::parse(matches)? {
+            Asked::Mount(plan) => Invocation::Mount(plan),
+            Asked::Verb(verb) => Invocation::Union(verb),
+        },
+        "pool" => Invocation::Pool(pool::verb::parse(matches)?),
+        "fs" => Invocation::Fs(fs::parse(matches)?),
+        "mount" => Invocation::Mount(plan::stack(
             "nacre",
             Settings::fold(&given(matches)?)?,
             vec![one(matches, "STACK"), one(matches, "MOUNTPOINT")],
         )?),
-        "umount" => Order::Umount { lazy: matches.get_flag("lazy"), mountpoints: many(matches) },
-        "status" => Order::Status { view: view(matches), mountpoints: many(matches) },
+        "umount" => Invocation::Umount { lazy: matches.get_flag("lazy"), mountpoints: many(matches) },
+        "status" => Invocation::Status { view: view(matches), mountpoints: many(matches) },
         "top" => top_order(matches)?,
         "reload" => reload_order(matches)?,
-        "metrics" => Order::Metrics { everybody: matches.get_flag("all-users"), mountpoints: many(matches) },
-        "copy" => copy::order(matches),
-        "bench" => Order::Bench(Box::new(matches.clone())),
+        "metrics" => Invocation::Metrics { everybody: matches.get_flag("all-users"), mountpoints: many(matches) },
+        "copy" => Invocation::Copy(Box::new(copy::parse(matches))),
+        "bench" => Invocation::Bench(Box::new(matches.clone())),
         "completions" => {
             let shell = matches.get_one::<Shell>("SHELL").copied();
-            Order::Completions(shell.ok_or_else(|| Failure::usage("which shell? bash, zsh or fish"))?)
+            Invocation::Completions(shell.ok_or_else(|| Failure::usage("which shell? bash, zsh or fish"))?)
         }
-        "man" => Order::Man(PathBuf::from(one(matches, "DIR"))),
+        "man" => Invocation::Man(PathBuf::from(one(matches, "DIR"))),
         other => return Err(Failure::usage(format!("unknown command {other}"))),
     })
 }
 
-/// What was matched of [`view_arguments`].
-pub fn view(matches: &ArgMatches) -> View {
-    View {
-        json: matches.get_flag("json"),
-        scripted: matches.get_flag("scripted"),
-        exact: matches.get_flag("exact"),
-        columns: matches.get_many::<String>("columns").map(|columns| columns.cloned().collect()),
-        everybody: matches.get_flag("all-users"),
-    }
-}
-
-fn top_order(matches: &ArgMatches) -> Result<Order, Failure> {
+fn top_order(matches: &ArgMatches) -> Result<Invocation, Failure> {
     let interval = matches.get_one::<f64>("interval").copied().unwrap_or(1.0);
     if !(0.05..=86_400.0).contains(&interval) {
         return Err(Failure::usage(format!("interval: \"{interval}\" is not a number of seconds from 0.05 to 86400")));
     }
     let rounds = if matches.get_flag("once") { Some(1) } else { matches.get_one::<u64>("rounds").copied() };
-    Ok(Order::Top { rounds, interval, everybody: matches.get_flag("all-users"), mountpoints: many(matches) })
+    Ok(Invocation::Top { rounds, interval, everybody: matches.get_flag("all-users"), mountpoints: many(matches) })
 }
 
-fn reload_order(matches: &ArgMatches) -> Result<Order, Failure> {
+fn reload_order(matches: &ArgMatches) -> Result<Invocation, Failure> {
     let given = given(matches)?;
     if let Some(other) = given.iter().find(|given| !settings::is_rule(given.option)) {
         let name = TABLE.iter().find(|row| row.id == other.option).map_or("", |row| row.name);
@@ -422,14 +295,5 @@ fn reload_order(matches: &ArgMatches) -> Result<Order, Failure> {
         );
     }
     let rules = if given.is_empty() { None } else { Some(Box::new(Settings::fold(&given)?.remap)) };
-    Ok(Order::Reload { mountpoint: PathBuf::from(one(matches, "MOUNTPOINT")), rules })
-}
-
-/// An argument that is there.
-pub fn one(matches: &ArgMatches, name: &str) -> OsString {
-    matches.get_one::<OsString>(name).cloned().unwrap_or_default()
-}
-
-fn many(matches: &ArgMatches) -> Vec<PathBuf> {
-    matches.get_many::<OsString>("MOUNTPOINT").into_iter().flatten().map(PathBuf::from).collect()
+    Ok(Invocation::Reload { mountpoint: PathBuf::from(one(matches, "MOUNTPOINT")), rules })
 }

@@ -1,9 +1,6 @@
 //! `nacre copy`: the command line of `nacre_copy`, its progress and its last words.
 
-use crate::{
-    commands::{self, Order},
-    run::print,
-};
+use crate::{arguments, output::print};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use nacre_copy::{Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Told, Verify};
@@ -28,7 +25,7 @@ use std::{
 
 /// What to copy, and how to talk about it.
 #[derive(Clone, Debug)]
-pub struct CopyOrder {
+pub struct CopyCommand {
     options: Options,
     /// Everything as JSON, one object per line, on standard output.
     json: bool,
@@ -50,8 +47,8 @@ pub fn command() -> Command {
         .after_help(
             "Examples:\n  nacre copy /srv/photos /tank/photos\n  nacre copy --verify /srv/mail /mnt/new-disk/mail\n  nacre copy --update /srv/photos /tank/photos\n  nacre copy --verify-only /srv/photos /tank/photos\n  nacre copy --json /srv/photos /tank/photos | tee copy.log\n\nThe content of SOURCE becomes the content of DEST. A copy that was interrupted goes on when the same command is given again.",
         )
-        .arg(commands::path("SOURCE", "The directory to copy"))
-        .arg(commands::path("DEST", "The directory that becomes like it; made if missing, else it has to be empty"))
+        .arg(arguments::path("SOURCE", "The directory to copy"))
+        .arg(arguments::path("DEST", "The directory that becomes like it; made if missing, else it has to be empty"))
         .arg(
             Arg::new("jobs")
                 .short('j')
@@ -84,7 +81,7 @@ fn flag(name: &'static str, help: &'static str) -> Arg {
 }
 
 /// Reads what `clap` has matched.
-pub fn order(matches: &ArgMatches) -> Order {
+pub fn parse(matches: &ArgMatches) -> CopyCommand {
     let processors = thread::available_parallelism().map_or(2, usize::from);
     let jobs = matches.get_one::<u64>("jobs").and_then(|jobs| usize::try_from(*jobs).ok());
     let (json, quiet, progress) = (matches.get_flag("json"), matches.get_flag("quiet"), matches.get_flag("progress"));
@@ -99,8 +96,8 @@ pub fn order(matches: &ArgMatches) -> Order {
         _ => Reflink::Auto,
     };
     let options = Options {
-        source: PathBuf::from(commands::one(matches, "SOURCE")),
-        destination: PathBuf::from(commands::one(matches, "DEST")),
+        source: PathBuf::from(arguments::one(matches, "SOURCE")),
+        destination: PathBuf::from(arguments::one(matches, "DEST")),
         jobs: jobs.unwrap_or((processors * 2).clamp(4, 32)),
         update: matches.get_flag("update"),
         verify,
@@ -110,14 +107,14 @@ pub fn order(matches: &ArgMatches) -> Order {
         sync: !matches.get_flag("no-sync"),
         estimate: json || progress || (!quiet && io::stderr().is_terminal()),
     };
-    Order::Copy(Box::new(CopyOrder { options, json, quiet, progress }))
+    CopyCommand { options, json, quiet, progress }
 }
 
 /// Copies.
 ///
 /// # Errors
 /// The copy could not begin, or it did not become complete.
-pub fn run(order: &CopyOrder) -> Result<ExitCode, Failure> {
+pub fn run(order: &CopyCommand) -> Result<ExitCode, Failure> {
     // Modes are given as SOURCE has them.
     rustix::process::umask(rustix::fs::Mode::empty());
     // Open directories are the only thing of which a deep tree needs many; where the limit cannot
@@ -178,7 +175,7 @@ struct Voice {
 }
 
 impl Voice {
-    fn new(order: &CopyOrder) -> Voice {
+    fn new(order: &CopyCommand) -> Voice {
         // Hidden by itself when standard error is not a terminal.
         let bar = if order.json || order.quiet || !order.options.estimate {
             ProgressBar::hidden()
@@ -284,7 +281,7 @@ fn progress_text(now: &Snapshot, left: Option<f64>, elapsed: f64) -> String {
 }
 
 /// What is said in the end, and the exit code.
-fn last_words(order: &CopyOrder, outcome: &Outcome, now: &Snapshot, elapsed: f64) -> Result<ExitCode, Failure> {
+fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f64) -> Result<ExitCode, Failure> {
     if order.json {
         let mut object = figures_json("end", now, elapsed);
         add(&mut object, "complete", json!(outcome.complete()));

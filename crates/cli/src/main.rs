@@ -4,6 +4,7 @@
 //! names.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod cage;
 mod columns;
 mod commands;
@@ -12,6 +13,7 @@ mod documents;
 mod fs;
 mod metrics;
 mod options;
+mod output;
 mod overlay;
 mod personality;
 mod plan;

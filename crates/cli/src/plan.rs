@@ -34,6 +34,15 @@ pub enum Plan {
     Nothing,
 }
 
+/// What a command asks for that mounts something, and has verbs for what is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked<V> {
+    /// A mount.
+    Mount(Plan),
+    /// Something with those that there are.
+    Verb(V),
+}
+
 /// A mirror of a directory.
 ///
 /// # Errors

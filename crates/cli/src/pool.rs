@@ -1,4 +1,4 @@
-//! `nacre pool` and `zpool`: the command line ([`command`], [`order`]) and what is printed. The
+//! `nacre pool` and `zpool`: the command line ([`command`], [`verb`]) and what is printed. The
 //! process that owns a pool is in `nacre_daemon::pool`, what the verbs mean in `nacre_admin`.
 
 mod called;
@@ -10,10 +10,10 @@ mod iostat;
 mod json;
 mod list;
 pub mod manners;
-pub mod order;
 pub mod run;
 mod scripts;
 mod status;
 mod upgrade;
 mod vdevs;
+pub mod verb;
 mod words;

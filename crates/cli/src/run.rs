@@ -2,9 +2,10 @@
 
 use crate::{
     cage,
-    commands::{self, Order},
+    commands::{self, Invocation},
     copy, documents, fs, metrics,
     options::{Form, TABLE},
+    output::print,
     overlay,
     personality::{self, Personality},
     plan::Plan,
@@ -14,6 +15,7 @@ use nacre_daemon::{
     background::{self, in_background},
     control::{self, Request},
     failure::Failure,
+    opening,
     plan::{FUSE_OVERLAYFS, MountPlan},
     serve::{self, Served},
     shared,
@@ -31,12 +33,12 @@ pub fn main() -> ExitCode {
     if let Err(error) = nacre_sys::signals::keep_ended_children() {
         return Failure::io("cannot set", "what SIGCHLD does", &error).report("nacre");
     }
-    if let Some(order) = nacre_daemon::pool::serves() {
+    if let Some(start) = nacre_daemon::pool::serves() {
         // Who was called as `zpool` speaks as such, on behalf of whom this process is started.
-        let program = order.as_ref().map_or("nacre", |start| start.program());
+        let program = start.as_ref().map_or("nacre", |start| start.program());
         return finish(
             program,
-            order.as_ref().map_err(Clone::clone).and_then(nacre_daemon::pool::serve).map(|()| ExitCode::SUCCESS),
+            start.as_ref().map_err(Clone::clone).and_then(nacre_daemon::pool::serve).map(|()| ExitCode::SUCCESS),
         );
     }
     if let Some(name) = shared::process::name() {
@@ -88,7 +90,7 @@ fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    let done = commands::order(&matches).and_then(carry_out_order);
+    let done = commands::parse(&matches).and_then(invoke);
     finish("nacre", done.map_err(|failure| pool::manners::explained(failure, &table, &arguments)))
 }
 
@@ -96,26 +98,28 @@ fn finish(program: &str, outcome: Result<ExitCode, Failure>) -> ExitCode {
     outcome.unwrap_or_else(|failure| failure.report(program))
 }
 
-fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
-    match order {
-        Order::Mount(plan) => return carry_out("nacre", plan),
-        Order::Umount { lazy, mountpoints } => return Ok(umount::run(lazy, &mountpoints)),
-        Order::Status { view, mountpoints } => print(&status::run(&view, &mountpoints)?)?,
-        Order::Top { rounds, interval, mountpoints, everybody } => top::run(rounds, interval, &mountpoints, everybody)?,
-        Order::Reload { mountpoint, mut rules } => {
+fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
+    match invocation {
+        Invocation::Mount(plan) => return carry_out("nacre", plan),
+        Invocation::Umount { lazy, mountpoints } => return Ok(umount::run(lazy, &mountpoints)),
+        Invocation::Status { view, mountpoints } => print(&status::run(&view, &mountpoints)?)?,
+        Invocation::Top { rounds, interval, mountpoints, everybody } => {
+            top::run(rounds, interval, &mountpoints, everybody)?
+        }
+        Invocation::Reload { mountpoint, mut rules } => {
             if let Some(rules) = &mut rules {
                 Rules::check(rules).map_err(|error| Failure::usage(error.to_string()))?;
-                serve::absolute_files(rules)?;
+                opening::absolute_files(rules)?;
             }
             for peer in control::at(&[mountpoint])? {
                 peer.ask(&Request::Reload { rules: rules.clone() })?;
             }
         }
-        Order::Cage(order) => cage::run::order(&order)?,
-        Order::Union(order) => union::run::order(&order)?,
-        Order::Pool(order) => return pool::run::order(order, &pool::run::typed("nacre")),
-        Order::Fs(order) => return fs::run::order(order, &pool::run::typed("nacre")),
-        Order::Metrics { mountpoints, everybody } => {
+        Invocation::Cage(verb) => cage::run::run(&verb)?,
+        Invocation::Union(verb) => union::run::run(&verb)?,
+        Invocation::Pool(verb) => return pool::run::run(verb, &pool::run::typed("nacre")),
+        Invocation::Fs(verb) => return fs::run::run(verb, &pool::run::typed("nacre")),
+        Invocation::Metrics { mountpoints, everybody } => {
             let mut pools = String::new();
             let reports = status::gather(&mountpoints, everybody)?;
             let mut cages: Vec<_> = reports.iter().flat_map(|report| report.cages.clone()).collect();
@@ -128,10 +132,10 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
             }
             print(&(pools + &metrics::text(&reports) + &cage::metrics::text(&cages) + &union::metrics::text(&unions)))?;
         }
-        Order::Copy(order) => return copy::run(&order),
-        Order::Bench(matches) => return Ok(nacre_bench::run(&matches)),
-        Order::Completions(shell) => documents::completions(shell)?,
-        Order::Man(directory) => print(&(documents::man(&directory)?.join("\n") + "\n"))?,
+        Invocation::Copy(command) => return copy::run(&command),
+        Invocation::Bench(matches) => return Ok(nacre_bench::run(&matches)),
+        Invocation::Completions(shell) => documents::completions(shell)?,
+        Invocation::Man(directory) => print(&(documents::man(&directory)?.join("\n") + "\n"))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -217,17 +221,4 @@ fn help(program: &str) -> String {
     }
     text.push_str("\nEach long option is also a word of -o, without its dashes.\n");
     text
-}
-
-/// Prints what a command answers.
-///
-/// # Errors
-/// An output that cannot be written; a reader who has seen enough is none.
-pub fn print(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // Whoever reads us has seen enough (`| head`).
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(|error| Failure::io("cannot write", "the output", &error)),
-    }
 }

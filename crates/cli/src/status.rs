@@ -3,8 +3,8 @@
 //! [`gather`] asks the mounts; everything else is pure.
 
 use crate::{
+    arguments::View,
     columns::{self, Align},
-    commands::View,
 };
 use nacre_daemon::{
     control::{self, Peer},

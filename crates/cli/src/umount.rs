@@ -44,7 +44,7 @@ fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failu
     if let Some(record) = nacre_daemon::cage::find::record(mountpoint)?
         .filter(|record| record.mountpoint == mountpoint || record.directory == mountpoint)
     {
-        return nacre_daemon::cage::engine::engine_of(&record)?.detach(&record, lazy);
+        return nacre_daemon::cage::engines::engine_of(&record)?.detach(&record, lazy);
     }
     let mounted = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
     let Some(entry) = mounted else {

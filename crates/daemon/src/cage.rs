@@ -3,7 +3,9 @@
 //! One of three engines holds a cage: this program through FUSE (a stack of the layers `host` and
 //! `cage`, served like any other mount: [`serving`]), or one of the kernel's ([`engine`]).
 
+pub mod change;
 pub mod engine;
+pub mod engines;
 pub mod find;
 mod loop_engine;
 pub mod place;

@@ -13,8 +13,8 @@ pub use server::{Desk, Server};
 
 use crate::{
     cage::{
+        change::{InodeChange, SizeChange},
         report::CageReport,
-        resize::{InodeChange, SizeChange},
     },
     failure::{Exit, Failure},
     mountinfo,

@@ -14,6 +14,7 @@ pub mod kernel_engine;
 pub mod log;
 pub mod mount_flags;
 pub mod mountinfo;
+pub mod opening;
 pub mod plan;
 pub mod pool;
 pub mod report;

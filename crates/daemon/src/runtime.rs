@@ -137,7 +137,7 @@ pub fn sweep(directory: &Path) {
             // It says whose it is.
             Some("guid") if kind.is_file() => {
                 let name = fs::read_to_string(&path).unwrap_or_default();
-                sweep_lock(&path, &directory.join(crate::pool::client::file(&name)));
+                sweep_lock(&path, &directory.join(crate::pool::runtime_files::file(&name)));
                 false
             }
             _ => false,
@@ -160,12 +160,12 @@ fn sweep_shared(directory: &Path, socket: &Path) {
 
 /// Removes a lock of a pool, and the socket of this name, unless the pool is expected to be there.
 fn sweep_lock(lock: &Path, pool: &Path) {
-    if pool.with_extension(crate::pool::expected::END).exists() {
+    if pool.with_extension(crate::pool::runtime_files::EXPECTED).exists() {
         return;
     }
     let Some(_held) = take_abandoned(lock) else { return };
     if lock == pool {
-        let _ = fs::remove_file(lock.with_extension(crate::pool::client::END));
+        let _ = fs::remove_file(lock.with_extension(crate::pool::runtime_files::SOCKET));
     }
     // While it is locked still: whoever waits for it sees that it is another one then.
     let _ = fs::remove_file(lock);

@@ -4,29 +4,25 @@
 //! no process of ours; [`run`] serves the others, by [`crate::serving`]. Order: signals are blocked
 //! before any thread is made.
 
+use crate::opening::{absolute, build, check_source, check_sources, source_name, spec, surroundings, target};
+use crate::unmount::clear;
 use crate::{
-    background, control, door,
+    background, door,
     failure::Failure,
     kernel_engine::{self, KernelMount},
     log, mountinfo,
-    plan::{Engine, MountPlan, StackSource},
+    plan::{Engine, MountPlan},
     report::path_text,
     serving::{self, Live, Surroundings},
 };
-use crate::{cage, union, unmount};
+use crate::{cage, union};
 use nacre_layers::context::Context;
 use nacre_stack::{
-    spec::{LayerSpec, RemapSpec, StackSpec},
-    {self, Stack},
+    spec::{LayerSpec, StackSpec},
+    {self},
 };
 use nacre_sys::signals::Signals;
-use nacre_vfs::Errno;
-use std::{
-    fs, io,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fs, path::PathBuf, sync::Arc};
 
 /// What serves a mount, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,95 +200,6 @@ pub fn explain_as(plan: &MountPlan, reason: &str) -> Result<String, Failure> {
     Ok(format!("{head}{warnings}stack       {}\nlayers, from the top\n{layers}", spec.to_line()))
 }
 
-/// Who we are, and how we wait.
-///
-/// # Errors
-/// Groups that cannot be read.
-pub fn surroundings() -> Result<Context, Failure> {
-    let mut context = Context::system().map_err(|error| Failure::io("cannot read", "our own groups", &error))?;
-    // Rate limits and directory services may wait long: another thread serves the queue meanwhile,
-    // and a killed caller ends the wait.
-    context.waiting = Arc::new(|call| match fusewire::blocking(&mut *call) {
-        Ok(()) => Ok(()),
-        Err(error) if error.0 == Errno::EAGAIN.raw() => {
-            // No further thread can be had: wait in this one.
-            call();
-            Ok(())
-        }
-        Err(error) => Err(Errno::from_raw(error.0)),
-    });
-    Ok(context)
-}
-
-/// The stack with absolute sources, from wherever the plan has it.
-///
-/// # Errors
-/// A file that cannot be read, a stack that is not understood, or one that cannot be mounted so.
-pub fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
-    let mut spec = match &plan.stack {
-        StackSource::Spec(spec) => spec.clone(),
-        StackSource::File(path) => {
-            let text = fs::read_to_string(path).map_err(|error| {
-                Failure::io("cannot read the stack", path_text(path), &error)
-                    .next("STACK is a TOML file, or one line such as 'host:/srv/data | readonly'")
-            })?;
-            StackSpec::from_toml(&text).map_err(|error| {
-                Failure::usage(format!("the stack in {} is not understood: {error}", path_text(path)))
-            })?
-        }
-    };
-    nacre_stack::check_settings(&spec).map_err(|error| Failure::usage(error.to_string()))?;
-    spec.directories_mut().into_iter().try_for_each(absolute)?;
-    union::place::expand(&mut spec);
-    if plan.program == crate::plan::FUSE_OVERLAYFS {
-        union::place::hide(&mut spec, &plan.mountpoint);
-    }
-    for layer in &mut spec.layers {
-        if let LayerSpec::Remap(remap) = layer {
-            absolute_files(remap)?;
-        }
-        // A lock on a file of a lower branch would stay there when the file is copied up.
-        if matches!(layer, LayerSpec::Union(_)) && plan.door.lock_forwarding {
-            return Err(Failure::usage(
-                "locks cannot be forwarded over a union: they would not follow a file that is copied up",
-            )
-            .next("leave --enable-lock-forwarding out: locks taken in the mount are seen by all who use the mount"));
-        }
-    }
-    Ok(spec)
-}
-
-/// Makes the files that rules are read from independent of the directory that we are called in:
-/// they are read again on a reload.
-///
-/// # Errors
-/// Where that directory is gone; a file that cannot be read.
-pub fn absolute_files(remap: &mut RemapSpec) -> Result<(), Failure> {
-    let RemapSpec { map_passwd, map_passwd_rev, map_group, map_group_rev, .. } = remap;
-    [map_passwd, map_passwd_rev, map_group, map_group_rev].into_iter().flatten().try_for_each(|file| {
-        absolute(file)?;
-        let opened = fs::File::open(&*file);
-        opened.map(drop).map_err(|error| Failure::io("cannot read the rules in", path_text(file), &error))
-    })
-}
-
-/// Makes a path independent of the directory that we are called in.
-///
-/// # Errors
-/// Where that directory is gone.
-pub fn absolute(path: &mut PathBuf) -> Result<(), Failure> {
-    *path = std::path::absolute(&*path).map_err(|error| Failure::io("cannot resolve", path_text(path), &error))?;
-    Ok(())
-}
-
-/// The mount point, resolved.
-///
-/// # Errors
-/// A path that leads nowhere, with what to do.
-pub fn target(mountpoint: &Path) -> Result<PathBuf, Failure> {
-    fs::canonicalize(mountpoint).map_err(|error| unusable(mountpoint, &error))
-}
-
 /// Whether mount(8) asks for what is there already: the same source at the same place. It looks for
 /// that itself before it calls us, but takes a mount whose root has a name of its own
 /// (docs/decisions/root-of-its-own.md) for another one; `mount -a` would mount it again each time.
@@ -346,122 +253,4 @@ pub fn notices(plan: &MountPlan) -> Vec<String> {
     } else {
         Vec::new()
     }
-}
-
-/// Takes away what a killed process of ours left at a mount point: nobody can use it any more, and
-/// it would only be in the way.
-///
-/// # Errors
-/// What the system says to its removal.
-pub fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
-    clear_of(mountpoint, &["nacre".to_owned(), "bindfs".to_owned(), door::subtype(plan)])
-}
-
-/// The same for mounts of these subtypes.
-///
-/// # Errors
-/// As [`clear`].
-pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
-    use rustix::io::Errno;
-    // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose
-    // process is just ending says ECONNABORTED, or ECANCELED as long as its rings are being taken
-    // down. By a thread without descriptors: what answers may be a mount of this process.
-    let ask = || fusewire::apart(|| Ok(rustix::fs::statfs(mountpoint).err())).unwrap_or_default();
-    let mut lost = ask();
-    for _ in 0..500 {
-        if lost != Some(Errno::CANCELED) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        lost = ask();
-    }
-    if !matches!(lost, Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)) {
-        return Ok(());
-    }
-    let place =
-        fusewire::apart(|| Ok(control::lexical(mountpoint))).map_err(|error| unusable(mountpoint, &error))??;
-    let entry = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == place);
-    let ours =
-        |kind: &str| kind.strip_prefix("fuse.").is_some_and(|subtype| types.iter().any(|known| known == subtype));
-    let Some(entry) = entry.filter(|entry| ours(&entry.kind)) else { return Ok(()) };
-    let text = path_text(&place);
-    tracing::warn!("the mount at {text} had lost its process and is taken away");
-    fusewire::unmount(entry.identity(), true).map_err(|error| unmount::refused(&text, &error))
-}
-
-fn unusable(mountpoint: &Path, error: &io::Error) -> Failure {
-    let text = path_text(mountpoint);
-    let failure = Failure::io("cannot use the mount point", &text, error);
-    match error.raw_os_error() {
-        Some(2) => failure.next("make it first: an empty directory will do"),
-        Some(107) => {
-            failure.next(format!("a mount whose process is gone is in the way; `nacre umount {text}` removes it"))
-        }
-        _ => failure,
-    }
-}
-
-/// Whether the sources can be shown at this place.
-///
-/// # Errors
-/// Names what is in the way.
-pub fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
-    spec.layers.iter().try_for_each(|layer| match layer {
-        LayerSpec::Host(host) => check_source(&host.source, mountpoint),
-        _ => Ok(()),
-    })?;
-    if !fs::metadata(mountpoint).map_err(|error| unusable(mountpoint, &error))?.is_dir() {
-        let failure = Failure::new(format!("the mount point {} is not a directory", path_text(mountpoint)));
-        let of_host = matches!(spec.layers[..], [LayerSpec::Host(_), ..]);
-        return Err(if of_host { failure.next("--engine=kernel can show a single file") } else { failure });
-    }
-    union::place::check(spec, mountpoint)
-}
-
-/// A directory is shown at a directory, anything else at a file.
-fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failure> {
-    let below =
-        fs::metadata(source).map_err(|error| Failure::io("cannot use the source", path_text(source), &error))?;
-    let above = fs::metadata(mountpoint).map_err(|error| unusable(mountpoint, &error))?;
-    match (below.is_dir(), above.is_dir()) {
-        (true, false) => {
-            Err(Failure::new(format!("the mount point {} is not a directory, the source is", path_text(mountpoint))))
-        }
-        (false, true) => {
-            Err(Failure::new(format!("the source {} is not a directory, the mount point is", path_text(source))))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Builds the layers.
-///
-/// # Errors
-/// Names the layer that cannot be built.
-pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, Failure> {
-    nacre_stack::build(spec, context).map_err(|error| Failure::of_stack(&error, error.reason))
-}
-
-/// The first column of the mount table: as asked for, else the source, resolved.
-///
-/// # Errors
-/// A source that leads nowhere.
-pub fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure> {
-    if let Some(name) = &plan.door.fsname {
-        return Ok(name.clone());
-    }
-    Ok(match spec.layers.first() {
-        Some(LayerSpec::Host(host)) => {
-            // A source below /proc names another process' view of the tree: resolving it would lead
-            // out of there.
-            let kept = host.source.as_os_str().as_bytes().starts_with(b"/proc/");
-            let resolved = if kept { Ok(host.source.clone()) } else { fs::canonicalize(&host.source) };
-            let resolved =
-                resolved.map_err(|error| Failure::io("cannot use the source", path_text(&host.source), &error))?;
-            format!("{}{}", plan.prefix, path_text(&resolved))
-        }
-        Some(LayerSpec::Union(union)) => union::place::name(&union.branch.0),
-        Some(layer) => layer.name().to_owned(),
-        None => "nacre".to_owned(),
-    })
 }

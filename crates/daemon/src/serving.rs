@@ -8,17 +8,18 @@
 use crate::{cage, union, unmount};
 use crate::{
     cage::{
+        change::{InodeChange, SizeChange},
         report::CageReport,
-        resize::{InodeChange, SizeChange},
     },
     control::{Answer, Desk, Request, Server},
     door,
     failure::{Exit, Failure},
     figures,
     log::Log,
+    opening,
     plan::{Door, MountPlan},
     report::{Report, path_text},
-    runtime, serve,
+    runtime,
     shared::company::Seat,
     union::requests::{Place, UnionAnswer, UnionRequest},
 };
@@ -88,19 +89,19 @@ impl Live {
     /// Why nothing was mounted.
     pub fn start(plan: &MountPlan, reason: String, surroundings: Surroundings) -> Result<Live, Failure> {
         let Surroundings { desk, socket, shared } = surroundings;
-        let mut context = serve::surroundings()?;
+        let mut context = opening::surroundings()?;
         context.company = shared.as_ref().map(|(_, seat)| seat.watching());
-        let mut spec = serve::spec(plan)?;
-        serve::clear(&plan.mountpoint, plan)?;
-        let mountpoint = serve::target(&plan.mountpoint)?;
-        let source = serve::source_name(&spec, plan)?;
+        let mut spec = opening::spec(plan)?;
+        unmount::clear(&plan.mountpoint, plan)?;
+        let mountpoint = opening::target(&plan.mountpoint)?;
+        let source = opening::source_name(&spec, plan)?;
         let absent = union::absent::hold_back(&mut spec, &mountpoint, true)?;
-        serve::check_sources(&spec, &mountpoint)?;
+        opening::check_sources(&spec, &mountpoint)?;
         cage::serving::take_over(&spec)?;
         cage::serving::check(&spec, &mountpoint, &context)?;
         let (warnings, begun) = cage::serving::keep_accounts(&mut spec, &mountpoint)?;
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let stack = serve::build(&spec, &context)?;
+        let stack = opening::build(&spec, &context)?;
         stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let mut options = door::options(plan, &spec, &mountpoint, &source);
         let judged_below = !options.default_permissions;

@@ -1,6 +1,13 @@
-//! What users are told of an unmount that the system refused.
+//! Unmounts that the system refuses, and mounts whose process was killed.
 
-use crate::failure::{Exit, Failure};
+use crate::{
+    control, door,
+    failure::{Exit, Failure},
+    mountinfo, opening,
+    plan::MountPlan,
+    report::path_text,
+};
+use std::path::Path;
 
 /// An unmount that the system refused.
 pub fn refused(mountpoint: &str, error: &std::io::Error) -> Failure {
@@ -14,4 +21,45 @@ pub fn refused(mountpoint: &str, error: &std::io::Error) -> Failure {
             .next(format!("somebody uses it; `fuser -vm {mountpoint}` says who, `nacre umount --lazy {mountpoint}` detaches it at once")),
         _ => failure,
     }
+}
+
+/// Takes away what a killed process of ours left at a mount point: nobody can use it any more, and
+/// it would only be in the way.
+///
+/// # Errors
+/// What the system says to its removal.
+pub fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
+    clear_of(mountpoint, &["nacre".to_owned(), "bindfs".to_owned(), door::subtype(plan)])
+}
+
+/// Takes away what a killed process left at a mount point, where its subtype is one of these.
+///
+/// # Errors
+/// As [`clear`].
+pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
+    use rustix::io::Errno;
+    // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose
+    // process is just ending says ECONNABORTED, or ECANCELED as long as its rings are being taken
+    // down. By a thread without descriptors: what answers may be a mount of this process.
+    let ask = || fusewire::apart(|| Ok(rustix::fs::statfs(mountpoint).err())).unwrap_or_default();
+    let mut lost = ask();
+    for _ in 0..500 {
+        if lost != Some(Errno::CANCELED) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        lost = ask();
+    }
+    if !matches!(lost, Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)) {
+        return Ok(());
+    }
+    let place = fusewire::apart(|| Ok(control::lexical(mountpoint)))
+        .map_err(|error| opening::unusable(mountpoint, &error))??;
+    let entry = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == place);
+    let ours =
+        |kind: &str| kind.strip_prefix("fuse.").is_some_and(|subtype| types.iter().any(|known| known == subtype));
+    let Some(entry) = entry.filter(|entry| ours(&entry.kind)) else { return Ok(()) };
+    let text = path_text(&place);
+    tracing::warn!("the mount at {text} had lost its process and is taken away");
+    fusewire::unmount(entry.identity(), true).map_err(|error| refused(&text, &error))
 }

@@ -3,20 +3,21 @@
 
 use super::plan;
 use crate::{
-    commands::{self, Order, View},
+    arguments::{self, View},
     options::{Form, Row},
+    plan::Asked,
     settings::Settings,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use nacre_daemon::{
-    cage::resize::{InodeChange, SizeChange},
+    cage::change::{InodeChange, SizeChange},
     failure::Failure,
 };
 use std::{ffi::OsString, path::PathBuf};
 
 /// What to do with cages that there are.
 #[derive(Debug, PartialEq, Eq)]
-pub enum CageOrder {
+pub enum CageVerb {
     /// Another limit.
     Resize {
         /// Of which.
@@ -53,7 +54,7 @@ pub fn command() -> Command {
                   or Btrfs qgroups of the file system below, where they are enabled), auto (quota where it keeps every promise, else fuse; says which and why). A \
                   directory that is in an image already goes on with loop where no other engine is named";
     let options =
-        commands::options(shown).into_iter().map(|arg| if arg.get_id() == "engine" { arg.help(engine) } else { arg });
+        arguments::options(shown).into_iter().map(|arg| if arg.get_id() == "engine" { arg.help(engine) } else { arg });
     Command::new("cage")
         .about("Limit what a directory may hold, in bytes and files")
         .after_help(
@@ -62,10 +63,10 @@ pub fn command() -> Command {
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
         .disable_help_subcommand(true)
-        .arg(commands::path("DIR", "The directory to limit: an existing one; what is in it counts"))
-        .arg(commands::path("MOUNTPOINT", "Where the limited directory is shown [default: over DIR itself]").required(false))
+        .arg(arguments::path("DIR", "The directory to limit: an existing one; what is in it counts"))
+        .arg(arguments::path("MOUNTPOINT", "Where the limited directory is shown [default: over DIR itself]").required(false))
         // Only so that too many paths are told as such.
-        .arg(commands::path("MORE", "").required(false).num_args(0..).action(ArgAction::Append).hide(true))
+        .arg(arguments::path("MORE", "").required(false).num_args(0..).action(ArgAction::Append).hide(true))
         .args(options)
         .subcommand(resize())
         .subcommand(status())
@@ -84,20 +85,20 @@ fn resize() -> Command {
         .after_help(
             "Examples:\n  nacre cage resize /var/log/nginx 20G\n  nacre cage resize /var/log/nginx +5G\n  nacre cage resize /var/log/nginx --inodes 200000\n\nBelow what is used, the limit is taken all the same: nothing can grow until enough is deleted.",
         )
-        .arg(commands::path("DIR", "Which cage"))
-        .arg(commands::path("SIZE", "The new size, or +SIZE, -SIZE").required(false).required_unless_present("inodes").allow_hyphen_values(true))
+        .arg(arguments::path("DIR", "Which cage"))
+        .arg(arguments::path("SIZE", "The new size, or +SIZE, -SIZE").required(false).required_unless_present("inodes").allow_hyphen_values(true))
         .arg(Arg::new("inodes").long("inodes").value_name("N|none").help("The new number of files, directories and links"))
 }
 
 fn status() -> Command {
-    commands::view_arguments(Command::new("status"))
+    arguments::view_arguments(Command::new("status"))
         .about("Show cages: limit, use, refused writes, engine and mode, the users who use most")
         .after_help("Examples:\n  nacre cage status\n  nacre cage status /var/log/nginx\n  nacre cage status --json\n  nacre cage status -H -p -o name,used,free")
-        .arg(commands::path("DIR", "Which cages [default: all]").required(false).num_args(0..).action(ArgAction::Append))
+        .arg(arguments::path("DIR", "Which cages [default: all]").required(false).num_args(0..).action(ArgAction::Append))
 }
 
 fn list() -> Command {
-    commands::view_arguments(Command::new("list"))
+    arguments::view_arguments(Command::new("list"))
         .about("List cages")
         .after_help("Examples:\n  nacre cage list\n  nacre cage list -H -p -o name,limit,used")
 }
@@ -107,45 +108,45 @@ fn remove() -> Command {
         .about("Give up a cage of the engines loop and quota: its image, or its quota")
         .after_help("Examples:\n  nacre cage remove --yes /var/log/nginx\n\nA cage of the engine fuse has nothing to remove: `nacre umount` ends it. Of an image, all content is lost.")
         .arg(Arg::new("yes").long("yes").action(ArgAction::SetTrue).help("Delete an image with everything in it"))
-        .arg(commands::path("DIR", "Which cage"))
+        .arg(arguments::path("DIR", "Which cage"))
 }
 
 /// Reads what `clap` has matched.
 ///
 /// # Errors
 /// A value that does not fit, or options that cannot go together.
-pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
-    let directory = |matches| PathBuf::from(commands::one(matches, "DIR"));
+pub fn parse(matches: &ArgMatches) -> Result<Asked<CageVerb>, Failure> {
+    let directory = |matches| PathBuf::from(arguments::one(matches, "DIR"));
     Ok(match matches.subcommand() {
         None => {
-            let given = commands::given(matches)?;
+            let given = arguments::given(matches)?;
             let positionals = ["DIR", "MOUNTPOINT", "MORE"]
                 .into_iter()
                 .flat_map(|name| matches.get_many::<OsString>(name))
                 .flatten()
                 .cloned()
                 .collect();
-            Order::Mount(plan::cage("nacre", Settings::fold(&given)?, &given, positionals)?)
+            Asked::Mount(plan::cage("nacre", Settings::fold(&given)?, &given, positionals)?)
         }
         Some(("resize", matches)) => {
             let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
             let size = matches
                 .contains_id("SIZE")
-                .then(|| commands::one(matches, "SIZE"))
+                .then(|| arguments::one(matches, "SIZE"))
                 .map(|text| text.to_string_lossy().parse());
-            Order::Cage(CageOrder::Resize {
+            Asked::Verb(CageVerb::Resize {
                 directory: directory(matches),
                 size: size.transpose()?,
                 inodes: text("inodes").map(str::parse).transpose()?,
             })
         }
-        Some(("status", matches)) => Order::Cage(CageOrder::Status {
-            view: commands::view(matches),
+        Some(("status", matches)) => Asked::Verb(CageVerb::Status {
+            view: arguments::view(matches),
             directories: matches.get_many::<OsString>("DIR").into_iter().flatten().map(PathBuf::from).collect(),
         }),
-        Some(("list", matches)) => Order::Cage(CageOrder::List { view: commands::view(matches) }),
+        Some(("list", matches)) => Asked::Verb(CageVerb::List { view: arguments::view(matches) }),
         Some(("remove", matches)) => {
-            Order::Cage(CageOrder::Remove { directory: directory(matches), yes: matches.get_flag("yes") })
+            Asked::Verb(CageVerb::Remove { directory: directory(matches), yes: matches.get_flag("yes") })
         }
         Some((other, _)) => return Err(Failure::usage(format!("unknown command {other}"))),
     })

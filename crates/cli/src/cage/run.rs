@@ -2,24 +2,26 @@
 //! changes, shows and removes them.
 
 use super::{
-    command::CageOrder,
+    command::CageVerb,
     plan::{self, CagePlan},
     status,
 };
-use crate::run;
+use crate::output;
 use nacre_daemon::{
     background,
     cage::{
-        engine::{self, EngineKind, Wanted, engine_of},
+        change,
+        engine::{EngineKind, Wanted},
+        engines::{self, engine_of},
         find, place,
         record::Record,
         resize, state, writers,
     },
     failure::{Exit, Failure},
-    mountinfo,
+    mountinfo, opening,
     plan::Engine,
     report::path_text,
-    serve,
+    serve, unmount,
 };
 use nacre_layers::size::{LimitRule, Size};
 use std::{
@@ -43,7 +45,7 @@ pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
     if plan.settings.size.is_none() && plan.engine != Engine::Loop && image.is_none() {
         return Err(plan::no_size());
     }
-    serve::clear(&plan.mount.mountpoint, &plan.mount)?;
+    unmount::clear(&plan.mount.mountpoint, &plan.mount)?;
     if serve::is_there(&plan.mount)? {
         return Ok(ExitCode::SUCCESS);
     }
@@ -65,7 +67,7 @@ pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
     if wanted.mountpoint.is_none() && engine != EngineKind::Quota {
         writers::warnings(&wanted.directory).iter().for_each(|warning| tell(program, warning));
     }
-    match engine::engine(engine) {
+    match engines::engine(engine) {
         Some(engine) => engine.create(&wanted, &mut |line| tell(program, line)).map(|_| ExitCode::SUCCESS),
         None if plan.mount.foreground => serve::run(&plan.mount, reason, false).map(|()| ExitCode::SUCCESS),
         None => background::in_background(&reason),
@@ -106,7 +108,7 @@ fn larger_than_cage(limits: &[String], whole: Option<u64>) -> Vec<String> {
 fn wanted(plan: &CagePlan) -> Result<Wanted, Failure> {
     let directory = place::directory(&plan.directory)?;
     let mountpoint = match &plan.mountpoint {
-        Some(named) => Some(serve::target(named)?).filter(|mountpoint| *mountpoint != directory),
+        Some(named) => Some(opening::target(named)?).filter(|mountpoint| *mountpoint != directory),
         None => None,
     };
     Ok(Wanted {
@@ -140,7 +142,7 @@ fn choose(plan: &CagePlan, wanted: &Wanted, image: Option<&Record>) -> (EngineKi
         return (EngineKind::Loop, format!("this cage is in the image {}", path_text(path)));
     }
     match plan.engine {
-        Engine::Auto => engine::choose(wanted, rustix::process::geteuid().is_root()),
+        Engine::Auto => engines::choose(wanted, rustix::process::geteuid().is_root()),
         Engine::Loop => asked(EngineKind::Loop),
         Engine::Quota => asked(EngineKind::Quota),
         Engine::Fuse | Engine::Kernel => (EngineKind::Fuse, "--engine=fuse, the default".to_owned()),
@@ -159,7 +161,7 @@ fn explain(plan: &CagePlan, wanted: &Wanted, engine: EngineKind, reason: &str) -
             )
         }
     };
-    run::print(&text)?;
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -172,20 +174,20 @@ fn tell(program: &str, line: &str) {
 ///
 /// # Errors
 /// No such cage, or what its engine says.
-pub fn order(order: &CageOrder) -> Result<(), Failure> {
+pub fn run(verb: &CageVerb) -> Result<(), Failure> {
     state::sweep();
-    match order {
-        CageOrder::Resize { directory, size, inodes } => {
+    match verb {
+        CageVerb::Resize { directory, size, inodes } => {
             resize::run(directory, *size, *inodes)?.iter().for_each(|line| tell("nacre", line));
-            let limit = if let Some(resize::SizeChange::To(bytes)) = size { Some(*bytes) } else { None };
+            let limit = if let Some(change::SizeChange::To(bytes)) = size { Some(*bytes) } else { None };
             // A mounted cage answers with its limit: what lies below it is asked beside it.
             let place = std::path::absolute(directory).unwrap_or_else(|_| directory.clone());
             larger_than_disk(place.parent().unwrap_or(&place), limit).iter().for_each(|line| tell("nacre", line));
             Ok(())
         }
-        CageOrder::Status { view, directories } => run::print(&status::status(view, directories)?),
-        CageOrder::List { view } => run::print(&status::list(view)?),
-        CageOrder::Remove { directory, yes } => remove(directory, *yes),
+        CageVerb::Status { view, directories } => output::print(&status::status(view, directories)?),
+        CageVerb::List { view } => output::print(&status::list(view)?),
+        CageVerb::Remove { directory, yes } => remove(directory, *yes),
     }
 }
 

@@ -2,8 +2,8 @@
 //! Pure but for asking.
 
 use crate::{
+    arguments::View,
     columns::{self, Align},
-    commands::View,
 };
 use nacre_daemon::{
     cage::{find, report::CageReport},

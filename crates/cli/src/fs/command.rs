@@ -2,7 +2,7 @@
 //! what to do out. The letters are ZFS'.
 
 use super::words;
-use crate::commands::{self, Order};
+use crate::arguments;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_admin::fs::{
     Listing, Request, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types,
@@ -13,7 +13,7 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt};
 
 /// What to do with file systems.
 #[derive(Debug)]
-pub enum FsOrder {
+pub enum FsVerb {
     /// A table of objects, or of their properties.
     Show(Show),
     /// One request to one pool.
@@ -95,7 +95,7 @@ pub enum FsOrder {
     /// What would be done to all that are shared or encrypted: there are none.
     Nothing,
     /// What owners use.
-    Space(super::space::SpaceOrder),
+    Space(super::space::SpaceVerb),
     /// The version.
     Version {
         /// As JSON.
@@ -189,7 +189,7 @@ fn view(command: Command) -> Command {
                 .requires("json")
                 .help("As JSON, with numbers as exact numbers instead of text"),
         )
-        .arg(commands::all_users())
+        .arg(arguments::all_users())
         .arg(flag('r', "recursive", "Of everything below as well"))
         .arg(
             Arg::new("depth")
@@ -442,14 +442,14 @@ fn form(matches: &ArgMatches) -> Form {
 ///
 /// # Errors
 /// A value that does not fit, or options that cannot go together.
-pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
+pub fn parse(matches: &ArgMatches) -> Result<FsVerb, Failure> {
     let Some((verb, matches)) = matches.subcommand() else {
         return Err(Failure::usage("a command is needed").next("nacre fs --help lists them"));
     };
-    Ok(Order::Fs(of_verb(verb, matches)?))
+    of_verb(verb, matches)
 }
 
-fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
+fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
     let has = |name: &str| matches.get_flag(name);
     Ok(match verb {
         "create" | "clone" => {
@@ -464,9 +464,9 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
             let (parents, unmounted) = (has("parents"), has("unmounted"));
             let what = ToCreate { name, from, parents, unmounted, dry: told("dry"), properties };
             words::same_pool(what.from.as_deref(), &what.name)?;
-            FsOrder::Create { what, verbose: told("verbose"), parsable: told("parsable") }
+            FsVerb::Create { what, verbose: told("verbose"), parsable: told("parsable") }
         }
-        "destroy" => FsOrder::Destroy {
+        "destroy" => FsVerb::Destroy {
             what: ToDestroy {
                 target: text(matches, "WHAT"),
                 recursive: has("recursive"),
@@ -493,19 +493,19 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
             words::renamed_within(&rename)?;
             ask(&rename.from.clone(), Request::Rename(rename))
         }
-        "list" => FsOrder::Show(list(matches)?),
-        "get" => FsOrder::Show(get(matches)?),
-        "set" => FsOrder::Set(ToSet { unmounted: has("unmounted"), ..words::settings(&texts(matches, "ARGUMENT"))? }),
-        "inherit" => FsOrder::Set(words::inheritance(
+        "list" => FsVerb::Show(list(matches)?),
+        "get" => FsVerb::Show(get(matches)?),
+        "set" => FsVerb::Set(ToSet { unmounted: has("unmounted"), ..words::settings(&texts(matches, "ARGUMENT"))? }),
+        "inherit" => FsVerb::Set(words::inheritance(
             &text(matches, "PROPERTY"),
             texts(matches, "FILESYSTEM"),
             has("recursive"),
             has("received"),
         )?),
-        "userspace" | "groupspace" => FsOrder::Space(super::space::order(verb == "groupspace", matches)?),
+        "userspace" | "groupspace" => FsVerb::Space(super::space::parse(verb == "groupspace", matches)?),
         "snapshot" => {
             let properties = words::assignments(&texts(matches, "properties"), "cannot create snapshots")?;
-            FsOrder::Snapshot(ToSnapshot { names: texts(matches, "SNAPSHOT"), recursive: has("recursive"), properties })
+            FsVerb::Snapshot(ToSnapshot { names: texts(matches, "SNAPSHOT"), recursive: has("recursive"), properties })
         }
         "rollback" => {
             let snapshot = text(matches, "SNAPSHOT");
@@ -528,10 +528,10 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
         }
         "hold" | "release" => {
             let (tag, snapshots) = (text(matches, "TAG"), texts(matches, "SNAPSHOT"));
-            FsOrder::Hold(ToHold { tag, snapshots, recursive: has("recursive"), release: verb == "release" })
+            FsVerb::Hold(ToHold { tag, snapshots, recursive: has("recursive"), release: verb == "release" })
         }
         "holds" => {
-            FsOrder::Holds { snapshots: texts(matches, "SNAPSHOT"), recursive: has("recursive"), form: form(matches) }
+            FsVerb::Holds { snapshots: texts(matches, "SNAPSHOT"), recursive: has("recursive"), form: form(matches) }
         }
         "diff" => {
             let (from, to) = (text(matches, "SNAPSHOT"), matches.get_one::<String>("TO").cloned());
@@ -539,18 +539,18 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
                 if to.starts_with('@') { format!("{}{to}", from.split('@').next().unwrap_or_default()) } else { to }
             });
             let form = DiffForm { types: has("types"), scripted: has("scripted"), times: has("times") };
-            FsOrder::Diff { pool: words::pool(&from).to_owned(), from, to, form }
+            FsVerb::Diff { pool: words::pool(&from).to_owned(), from, to, form }
         }
-        "version" => FsOrder::Version { json: has("json") },
+        "version" => FsVerb::Version { json: has("json") },
         "mount" => mount(matches),
-        "unmount" => FsOrder::Unmount { what: matches.get_one::<String>("WHAT").cloned(), force: has("force") },
-        "upgrade" => FsOrder::Upgrade,
+        "unmount" => FsVerb::Unmount { what: matches.get_one::<String>("WHAT").cloned(), force: has("force") },
+        "upgrade" => FsVerb::Upgrade,
         other => {
             let rest: Vec<&OsString> = matches.get_many("").into_iter().flatten().collect();
             match (other, rest.as_slice()) {
-                ("share" | "unshare" | "load-key" | "unload-key", [all, ..]) if *all == "-a" => FsOrder::Nothing,
+                ("share" | "unshare" | "load-key" | "unload-key", [all, ..]) if *all == "-a" => FsVerb::Nothing,
                 ("allow", [name]) if !name.as_bytes().starts_with(b"-") => {
-                    FsOrder::Allowed(name.to_string_lossy().into_owned())
+                    FsVerb::Allowed(name.to_string_lossy().into_owned())
                 }
                 (other, rest) => return Err(words::not_here(other, rest.is_empty())),
             }
@@ -558,11 +558,11 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
     })
 }
 
-fn ask(name: &str, request: Request) -> FsOrder {
-    FsOrder::Ask { pool: words::pool(name).to_owned(), request }
+fn ask(name: &str, request: Request) -> FsVerb {
+    FsVerb::Ask { pool: words::pool(name).to_owned(), request }
 }
 
-fn mount(matches: &ArgMatches) -> FsOrder {
+fn mount(matches: &ArgMatches) -> FsVerb {
     let what = ToMount {
         name: matches.get_one::<String>("FILESYSTEM").cloned(),
         words: listed(matches, "words"),
@@ -570,10 +570,10 @@ fn mount(matches: &ArgMatches) -> FsOrder {
         at: None,
     };
     match (&what.name, matches.get_flag("all")) {
-        (Some(name), _) if matches.get_flag("recursive") => FsOrder::MountBelow { name: name.clone(), what },
+        (Some(name), _) if matches.get_flag("recursive") => FsVerb::MountBelow { name: name.clone(), what },
         (Some(name), _) => ask(&name.clone(), Request::Mount(what)),
-        (None, true) => FsOrder::MountAll(what),
-        (None, false) => FsOrder::Mounted { json: matches.get_flag("json") },
+        (None, true) => FsVerb::MountAll(what),
+        (None, false) => FsVerb::Mounted { json: matches.get_flag("json") },
     }
 }
 

@@ -1,7 +1,7 @@
 //! `diff`: a line for each path that has changed, as it is found.
 
 use super::command::DiffForm;
-use crate::run::print;
+use crate::output::print;
 use nacre_admin::fs::{Difference, FileKind, How, Request};
 use nacre_daemon::{failure::Failure, pool::client};
 

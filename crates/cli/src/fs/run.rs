@@ -2,17 +2,16 @@
 //! what it answers.
 
 use super::{
-    command::{self, Form, FsOrder, Show},
+    command::{self, Form, FsVerb, Show},
     json, list, owners, value, words,
 };
 use crate::{
     columns::{self, Align},
-    commands::Order,
+    output::print,
     pool::{
         manners,
         run::{each, once, typed, version},
     },
-    run::print,
 };
 use nacre_admin::fs::{
     Answer, Destroyed, Listed, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet, ToSnapshot,
@@ -50,11 +49,7 @@ pub fn as_zfs(arguments: Vec<OsString>) -> ExitCode {
             Ok(matches) => matches,
             Err(error) => return manners::report(&error, &table, &arguments),
         };
-    let done = match command::order(&matches) {
-        Ok(Order::Fs(order)) => self::order(order, &typed(ZFS)),
-        Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(failure) => Err(failure),
-    };
+    let done = command::parse(&matches).and_then(|verb| run(verb, &typed(ZFS)));
     done.unwrap_or_else(|failure| manners::refuse(&failure, ZFS, &table, &arguments))
 }
 
@@ -62,32 +57,32 @@ pub fn as_zfs(arguments: Vec<OsString>) -> ExitCode {
 ///
 /// # Errors
 /// Why not.
-pub fn order(order: FsOrder, command: &str) -> Result<ExitCode, Failure> {
-    match order {
-        FsOrder::Show(show) => return self::show(&show),
-        FsOrder::Ask { pool, request } => return Ok(incomplete(&done(ask(&pool, command, request)?))),
-        FsOrder::Create { what, verbose, parsable } => return create(what, verbose, parsable, command),
-        FsOrder::Destroy { what, verbose, parsable } => destroy(what, verbose, parsable, command)?,
-        FsOrder::Set(what) => {
+pub fn run(verb: FsVerb, command: &str) -> Result<ExitCode, Failure> {
+    match verb {
+        FsVerb::Show(show) => return self::show(&show),
+        FsVerb::Ask { pool, request } => return Ok(incomplete(&done(ask(&pool, command, request)?))),
+        FsVerb::Create { what, verbose, parsable } => return create(what, verbose, parsable, command),
+        FsVerb::Destroy { what, verbose, parsable } => destroy(what, verbose, parsable, command)?,
+        FsVerb::Set(what) => {
             return of_each(what.names.clone(), command, |names| Request::Set(ToSet { names, ..what.clone() }));
         }
-        FsOrder::Snapshot(what) => snapshot(what, command)?,
-        FsOrder::Hold(what) => {
+        FsVerb::Snapshot(what) => snapshot(what, command)?,
+        FsVerb::Hold(what) => {
             return of_each(what.snapshots.clone(), command, |snapshots| {
                 Request::Hold(ToHold { snapshots, ..what.clone() })
             });
         }
-        FsOrder::Holds { snapshots, recursive, form } => holds(&snapshots, recursive, form)?,
-        FsOrder::Mounted { json } => mounted(json)?,
-        FsOrder::MountAll(what) => return of_all(command, &Request::Mount(what)),
-        FsOrder::MountBelow { name, what } => return mount_below(name, &what, command),
-        FsOrder::Unmount { what, force } => return unmount(what, force, command),
-        FsOrder::Diff { pool, from, to, form } => super::diff::run(&pool, from, to, form)?,
-        FsOrder::Space(order) => super::space::run(&order)?,
-        FsOrder::Nothing => {}
-        FsOrder::Upgrade => print("All filesystems are formatted with the current version: that of their pool.\n")?,
-        FsOrder::Version { json } => print(&version(ZFS, command, json))?,
-        FsOrder::Allowed(name) => {
+        FsVerb::Holds { snapshots, recursive, form } => holds(&snapshots, recursive, form)?,
+        FsVerb::Mounted { json } => mounted(json)?,
+        FsVerb::MountAll(what) => return of_all(command, &Request::Mount(what)),
+        FsVerb::MountBelow { name, what } => return mount_below(name, &what, command),
+        FsVerb::Unmount { what, force } => return unmount(what, force, command),
+        FsVerb::Diff { pool, from, to, form } => super::diff::run(&pool, from, to, form)?,
+        FsVerb::Space(order) => super::space::run(&order)?,
+        FsVerb::Nothing => {}
+        FsVerb::Upgrade => print("All filesystems are formatted with the current version: that of their pool.\n")?,
+        FsVerb::Version { json } => print(&version(ZFS, command, json))?,
+        FsVerb::Allowed(name) => {
             // Whoever asks is told whether there is such a file system.
             let listing = Listing { depth: Some(0), properties: Some(Vec::new()), ..Listing::default() };
             gather(&listing, &[name], false)?.1.map_or(Ok(()), Err)?;

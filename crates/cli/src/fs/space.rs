@@ -3,7 +3,7 @@
 use super::{owners::Names, run, words};
 use crate::{
     columns::{self, Align},
-    run::print,
+    output::print,
 };
 use clap::ArgMatches;
 use nacre_admin::fs::{Answer, OwnerSpace, Request};
@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 
 /// What is asked.
 #[derive(Debug, PartialEq, Eq)]
-pub struct SpaceOrder {
+pub struct SpaceVerb {
     /// Of what.
     what: String,
     users: bool,
@@ -32,7 +32,7 @@ const FIELDS: [&str; 6] = ["type", "name", "used", "quota", "objused", "objquota
 ///
 /// # Errors
 /// A field or type that is none.
-pub fn order(group: bool, matches: &ArgMatches) -> Result<SpaceOrder, Failure> {
+pub fn parse(group: bool, matches: &ArgMatches) -> Result<SpaceVerb, Failure> {
     let listed = |name: &str| -> Vec<String> {
         let lists = matches.get_many::<String>(name).into_iter().flatten();
         lists.flat_map(|list| list.split(',')).filter(|one| !one.is_empty()).map(ToOwned::to_owned).collect()
@@ -69,7 +69,7 @@ pub fn order(group: bool, matches: &ArgMatches) -> Result<SpaceOrder, Failure> {
     if matches.get_many::<String>("types").is_none() {
         (users, groups) = (!group, group);
     }
-    Ok(SpaceOrder {
+    Ok(SpaceVerb {
         what: matches.get_one::<String>("WHAT").cloned().unwrap_or_default(),
         users,
         groups,
@@ -85,7 +85,7 @@ pub fn order(group: bool, matches: &ArgMatches) -> Result<SpaceOrder, Failure> {
 ///
 /// # Errors
 /// Why not.
-pub fn run(order: &SpaceOrder) -> Result<(), Failure> {
+pub fn run(order: &SpaceVerb) -> Result<(), Failure> {
     let Answer::Owners(owners) = run::ask(words::pool(&order.what), "", Request::Owners(order.what.clone()))? else {
         return Ok(());
     };
@@ -119,7 +119,7 @@ fn sort(rows: &mut [(OwnerSpace, String)], order: &[(String, bool)]) {
     });
 }
 
-fn table(rows: &[(OwnerSpace, String)], order: &SpaceOrder) -> String {
+fn table(rows: &[(OwnerSpace, String)], order: &SpaceVerb) -> String {
     let exact = order.exact;
     let bytes = |number: u64| if exact { number.to_string() } else { human_bytes(number) };
     let count = |number: u64| if exact { number.to_string() } else { human(number) };

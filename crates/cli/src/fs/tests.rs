@@ -1,25 +1,20 @@
 //! Command lines into orders, answers into text.
 
 use super::{
-    command::{self, DiffForm, Form, FsOrder, Get, Show},
+    command::{self, DiffForm, Form, FsVerb, Get, Show},
     diff, list, words,
 };
-use crate::commands::Order;
 use nacre_admin::fs::{Difference, FileKind, From, How, Listed, NewValue, ObjectType, Request, Shown};
 
-fn order(line: &str) -> Result<FsOrder, String> {
+fn order(line: &str) -> Result<FsVerb, String> {
     let words = std::iter::once("fs").chain(line.split(' '));
     let matches = command::command().try_get_matches_from(words).map_err(|error| error.to_string())?;
-    match command::order(&matches) {
-        Ok(Order::Fs(order)) => Ok(order),
-        Ok(_) => Err("no order of file systems".to_owned()),
-        Err(failure) => Err(failure.what),
-    }
+    command::parse(&matches).map_err(|failure| failure.what)
 }
 
 fn shown(line: &str) -> Show {
     match order(line) {
-        Ok(FsOrder::Show(show)) => show,
+        Ok(FsVerb::Show(show)) => show,
         other => panic!("{line}: {other:?}"),
     }
 }
@@ -94,19 +89,19 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 #[test]
 fn words_become_requests() {
     match order("rename t/a@1 @2").unwrap() {
-        FsOrder::Ask { pool, request: Request::Rename(rename) } => {
+        FsVerb::Ask { pool, request: Request::Rename(rename) } => {
             assert_eq!((pool.as_str(), rename.to.as_str()), ("t", "@2"))
         }
         other => panic!("{other:?}"),
     }
     match order("bookmark t/a@1 #m").unwrap() {
-        FsOrder::Ask { request: Request::Bookmark { of, name }, .. } => {
+        FsVerb::Ask { request: Request::Bookmark { of, name }, .. } => {
             assert_eq!((of.as_str(), name.as_str()), ("t/a@1", "t/a#m"))
         }
         other => panic!("{other:?}"),
     }
     match order("set userquota@0=1G atime=off t/a").unwrap() {
-        FsOrder::Set(set) => {
+        FsVerb::Set(set) => {
             assert_eq!(set.properties[0], ("userquota@0".to_owned(), NewValue::Local("1G".to_owned())));
             assert_eq!(set.names, ["t/a"]);
         }

@@ -1,7 +1,7 @@
 //! `nacre pool iostat -w` and `-r`: how long requests of devices took, and how large they were, by
 //! powers of two. Pure.
 
-use super::order::Form;
+use super::verb::Form;
 use crate::columns;
 use nacre_admin::counted::{Histogram, Request, Spread};
 use nacre_admin::pool::Figures;

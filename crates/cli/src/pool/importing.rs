@@ -2,10 +2,10 @@
 
 use super::{
     find::{self, Candidate, Search},
-    order::{Target, ToImport},
     run,
+    verb::{Target, ToImport},
 };
-use crate::run::print;
+use crate::output::print;
 use nacre_admin::{Imported, pool::devices};
 use nacre_daemon::{
     failure::{Exit, Failure},

@@ -3,7 +3,7 @@
 
 use super::{
     list::bytes,
-    order::{Form, Shown},
+    verb::{Form, Shown},
 };
 use crate::columns;
 use nacre_admin::{counted::Counts, pool::Figures};

@@ -4,10 +4,9 @@
 //! Numbers are text, for people or (`-p`) exactly; with `--json-int` they are numbers.
 
 use super::{
-    called, list,
-    order::Form,
-    status,
+    called, list, status,
     vdevs::{self, Vdev},
+    verb::Form,
 };
 use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, properties};
 use nacre_daemon::{failure::Failure, pool::dates};

@@ -3,11 +3,11 @@
 use super::{
     called::{self, Called},
     command, histograms, importing, iostat, json, list, manners,
-    order::{self as orders, Again, Form, PoolOrder, Shown, Target, ToCreate},
     scripts::{self, Columns},
     status, upgrade, vdevs,
+    verb::{self, Again, Form, PoolVerb, Shown, Target, ToCreate},
 };
-use crate::{commands::Order, run::print};
+use crate::output::print;
 use nacre_admin::{
     Refusal,
     pool::{Answer, DeviceFigures, Figures, Line, Request, ScrubOrder, Status, devices, properties},
@@ -59,11 +59,7 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
         Ok(matches) => matches,
         Err(error) => return manners::report(&error, &table, &arguments),
     };
-    let done = match orders::order(&matches) {
-        Ok(Order::Pool(order)) => self::order(order, &typed(ZPOOL)),
-        Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(failure) => Err(failure),
-    };
+    let done = verb::parse(&matches).and_then(|verb| run(verb, &typed(ZPOOL)));
     done.unwrap_or_else(|failure| manners::refuse(&failure, ZPOOL, &table, &arguments))
 }
 
@@ -71,11 +67,11 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
 ///
 /// # Errors
 /// Why not.
-pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
-    match order {
-        PoolOrder::Create(what) => return create(what, command),
-        PoolOrder::Destroy { name, force } => leave(&client::owned(&name)?, command, Request::Destroy { force })?,
-        PoolOrder::List { form, columns, verbose, names, everybody, again } => repeat(again, |_| {
+pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
+    match verb {
+        PoolVerb::Create(what) => return create(what, command),
+        PoolVerb::Destroy { name, force } => leave(&client::owned(&name)?, command, Request::Destroy { force })?,
+        PoolVerb::List { form, columns, verbose, names, everybody, again } => repeat(again, |_| {
             let (mut pools, missing) = figures(&names, everybody);
             pools.iter_mut().for_each(|pool| form.called.name(pool));
             match pools.is_empty() && !form.json {
@@ -85,21 +81,21 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
             }
             seen(missing, pools.is_empty())
         })?,
-        PoolOrder::Status { shown, names, everybody, again } => {
+        PoolVerb::Status { shown, names, everybody, again } => {
             repeat(again, |_| show_status(&names, everybody, &shown))?
         }
-        PoolOrder::Add { name, devices, size, force, only_say: true, called } => {
+        PoolVerb::Add { name, devices, size, force, only_say: true, called } => {
             would_add(&name, &devices, size, force, called)?
         }
-        PoolOrder::Add { name, devices, size, force, .. } => {
+        PoolVerb::Add { name, devices, size, force, .. } => {
             let owned = client::owned(&name)?;
             if size.is_none() {
                 not_in_use(&devices)?;
             }
             done(&owned, command, Request::Add { devices, size, force })?;
         }
-        PoolOrder::Import(what) => return importing::import(what, command),
-        PoolOrder::Export { names, all, force } => {
+        PoolVerb::Import(what) => return importing::import(what, command),
+        PoolVerb::Export { names, all, force } => {
             let lost = expected::lost(&names);
             let there = names.into_iter().filter(|name| !lost.iter().any(|lost| lost.name == *name)).collect();
             let let_go = |owned: &Owned| leave(owned, command, Request::Export { force });
@@ -113,7 +109,7 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
             });
             last.map_or(Ok(()), Err)?;
         }
-        PoolOrder::Get { form, fields, properties, names } => {
+        PoolVerb::Get { form, fields, properties, names } => {
             if let Some(said) = vdevs::asked(&names, &properties, fields.as_deref(), form)? {
                 print(&said)?;
                 return Ok(ExitCode::SUCCESS);
@@ -124,27 +120,27 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
             }
             missing.map_or(Ok(()), Err)?;
         }
-        PoolOrder::Expand { name, devices } => {
+        PoolVerb::Expand { name, devices } => {
             let owned = client::owned(&name)?;
             let devices = of_pool(&owned, devices)?;
             done(&owned, command, Request::Expand { devices })?;
         }
-        PoolOrder::Online { name, devices } => {
+        PoolVerb::Online { name, devices } => {
             let figures = list_of(&client::owned(&name)?)?;
             if let Some(device) = devices.iter().find(|device| named_device(&figures, device).is_none()) {
                 let why = format!("cannot online {}: no such device in pool", device.display());
                 return Err(Failure::new(why).exit(Exit::NotFound));
             }
         }
-        PoolOrder::Set { name, value, pool } => {
+        PoolVerb::Set { name, value, pool } => {
             let file = cachefile::of(&[(name.clone(), value.clone())]);
             done(&client::owned(&pool)?, command, Request::Set { name, value })?;
             file.map_or(Ok(()), |path| cachefile::keep(&path, &pool))?;
         }
-        PoolOrder::History { names, internal, long } => history(&names, internal, long)?,
-        PoolOrder::Events { name, follow, verbose, scripted, clear } => events(name, follow, verbose, scripted, clear)?,
-        PoolOrder::Iostat { form, verbose, shown, names, again } => show_iostat(&names, verbose, shown, form, again)?,
-        PoolOrder::Scrub { names, all, order, wait } => {
+        PoolVerb::History { names, internal, long } => history(&names, internal, long)?,
+        PoolVerb::Events { name, follow, verbose, scripted, clear } => events(name, follow, verbose, scripted, clear)?,
+        PoolVerb::Iostat { form, verbose, shown, names, again } => show_iostat(&names, verbose, shown, form, again)?,
+        PoolVerb::Scrub { names, all, order, wait } => {
             let (mut last, mut begun) = (None, Vec::new());
             let named = || once(names).iter().map(|name| client::owned(name)).collect::<Vec<_>>();
             let found = if all { client::ours().into_iter().map(Ok).collect() } else { named() };
@@ -159,7 +155,7 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
             });
             last.map_or(Ok(()), Err)?;
         }
-        PoolOrder::Trim { pool, devices, order, wait } => {
+        PoolVerb::Trim { pool, devices, order, wait } => {
             let owned = client::owned(&pool)?;
             let devices = of_pool(&owned, devices)?;
             done(&owned, command, Request::Trim { devices, order })?;
@@ -167,7 +163,7 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
                 done(&owned, "", Request::AwaitTrim)?;
             }
         }
-        PoolOrder::Wait { name, activities } => {
+        PoolVerb::Wait { name, activities } => {
             let owned = client::owned(&name)?;
             let asked = |activity: &str| activities.is_empty() || activities.iter().any(|asked| asked == activity);
             for (activity, request) in
@@ -178,32 +174,32 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
                 }
             }
         }
-        PoolOrder::Sync { names } => {
+        PoolVerb::Sync { names } => {
             if names.is_empty() {
                 of_all(|owned| done(owned, "", Request::Sync))?;
             }
             of_each(names, |owned| done(owned, "", Request::Sync))?;
         }
-        PoolOrder::Clear { name, device } => {
+        PoolVerb::Clear { name, device } => {
             let owned = client::owned(&name)?;
             let device = of_pool(&owned, device.into_iter().collect())?.pop();
             done(&owned, command, Request::Clear { device })?;
         }
-        PoolOrder::LabelClear { device, force } => label_clear(&device, force)?,
-        PoolOrder::Inspect { target, wanted } => drop(offline(target, Request::Inspect(wanted))?),
-        PoolOrder::Check { target } => return check(target),
-        PoolOrder::Upgrade { list: true, .. } => print(&upgrade::known())?,
-        PoolOrder::Upgrade { all: false, names, .. } if names.is_empty() => {
+        PoolVerb::LabelClear { device, force } => label_clear(&device, force)?,
+        PoolVerb::Inspect { target, wanted } => drop(offline(target, Request::Inspect(wanted))?),
+        PoolVerb::Check { target } => return check(target),
+        PoolVerb::Upgrade { list: true, .. } => print(&upgrade::known())?,
+        PoolVerb::Upgrade { all: false, names, .. } if names.is_empty() => {
             print(&upgrade::lacking(&figures(&[], false).0))?
         }
-        PoolOrder::Upgrade { all, names, .. } => {
+        PoolVerb::Upgrade { all, names, .. } => {
             if all {
                 of_all(|owned| owned.pool(command, Request::Upgrade, &mut say).map(drop))?;
             }
             of_each(names, |owned| owned.pool(command, Request::Upgrade, &mut say).map(drop))?;
         }
-        PoolOrder::Version { json } => print(&version(ZPOOL, command, json))?,
-        PoolOrder::Unserved { verb, why } => return Err(Failure::new(format!("cannot {verb}: {why}"))),
+        PoolVerb::Version { json } => print(&version(ZPOOL, command, json))?,
+        PoolVerb::Unserved { verb, why } => return Err(Failure::new(format!("cannot {verb}: {why}"))),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,7 @@
 //! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices, by the names and in the
 //! order of OpenZFS. What nobody counts or knows here is `-`. Pure but for [`asked`].
 
-use super::{json, list, order::Form, run, status};
+use super::{json, list, run, status, verb::Form};
 use nacre_admin::{
     counted::Counts,
     pool::{DeviceFigures, Figures, Phase, properties::Value},

@@ -2,23 +2,24 @@
 
 use super::os;
 use crate::{
-    cage::{command::CageOrder, plan::CagePlan},
-    commands::{self, Order, View},
+    arguments::View,
+    cage::{command::CageVerb, plan::CagePlan},
+    commands::{self, Invocation},
     personality,
     plan::Plan,
 };
 use nacre_daemon::{
-    cage::resize::{InodeChange, SizeChange},
+    cage::change::{InodeChange, SizeChange},
     failure::{Exit, Failure},
     plan::{Engine, StackSource},
 };
 use std::path::Path;
 
-fn order(arguments: &[&str]) -> Result<Order, Failure> {
+fn order(arguments: &[&str]) -> Result<Invocation, Failure> {
     let all = [&["nacre", "cage"], arguments].concat();
     let matches =
         commands::table().try_get_matches_from(os(&all)).map_err(|error| Failure::usage(error.to_string()))?;
-    commands::order(&matches)
+    commands::parse(&matches)
 }
 
 fn planned(plan: Plan) -> CagePlan {
@@ -30,7 +31,7 @@ fn planned(plan: Plan) -> CagePlan {
 
 fn cage(arguments: &[&str]) -> CagePlan {
     match order(arguments) {
-        Ok(Order::Mount(plan)) => planned(plan),
+        Ok(Invocation::Mount(plan)) => planned(plan),
         other => panic!("{arguments:?}: {other:?}"),
     }
 }
@@ -151,7 +152,7 @@ fn what_makes_no_sense_is_refused() {
 #[test]
 fn commands_on_cages_that_there_are() {
     let resize = |arguments: &[&str]| match order(arguments) {
-        Ok(Order::Cage(CageOrder::Resize { directory, size, inodes })) => {
+        Ok(Invocation::Cage(CageVerb::Resize { directory, size, inodes })) => {
             (directory.display().to_string(), size, inodes)
         }
         other => panic!("{arguments:?}: {other:?}"),
@@ -162,7 +163,7 @@ fn commands_on_cages_that_there_are() {
     assert_eq!(resize(&["resize", "/d", "--inodes", "none"]), ("/d".to_owned(), None, Some(InodeChange::None)));
     assert_eq!(resize(&["resize", "/d", "1G", "--inodes=5"]).2, Some(InodeChange::To(5)));
     match order(&["status", "-H", "-p", "-o", "name,used", "/d", "/e"]) {
-        Ok(Order::Cage(CageOrder::Status { view, directories })) => {
+        Ok(Invocation::Cage(CageVerb::Status { view, directories })) => {
             let columns = Some(vec!["name".to_owned(), "used".to_owned()]);
             assert_eq!(view, View { json: false, scripted: true, exact: true, columns, everybody: false });
             assert_eq!(directories.len(), 2);
@@ -170,11 +171,11 @@ fn commands_on_cages_that_there_are() {
         other => panic!("{other:?}"),
     }
     assert!(
-        matches!(order(&["status"]), Ok(Order::Cage(CageOrder::Status { directories, .. })) if directories.is_empty())
+        matches!(order(&["status"]), Ok(Invocation::Cage(CageVerb::Status { directories, .. })) if directories.is_empty())
     );
-    assert!(matches!(order(&["list", "--json"]), Ok(Order::Cage(CageOrder::List { view })) if view.json));
-    assert!(matches!(order(&["remove", "/d"]), Ok(Order::Cage(CageOrder::Remove { yes: false, .. }))));
-    assert!(matches!(order(&["remove", "--yes", "/d"]), Ok(Order::Cage(CageOrder::Remove { yes: true, .. }))));
+    assert!(matches!(order(&["list", "--json"]), Ok(Invocation::Cage(CageVerb::List { view })) if view.json));
+    assert!(matches!(order(&["remove", "/d"]), Ok(Invocation::Cage(CageVerb::Remove { yes: false, .. }))));
+    assert!(matches!(order(&["remove", "--yes", "/d"]), Ok(Invocation::Cage(CageVerb::Remove { yes: true, .. }))));
     // Directories may have the names of commands.
     assert_eq!(cage(&["--size=1G", "list"]).directory, Path::new("list"));
     assert_eq!(cage(&["--size=1G", "./status"]).directory, Path::new("./status"));

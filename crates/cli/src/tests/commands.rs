@@ -2,22 +2,23 @@
 
 use super::{line, mount, os};
 use crate::{
-    commands::{self, Order, View},
+    arguments::View,
+    commands::{self, Invocation},
     options::{Form, TABLE},
     personality,
     plan::Plan,
 };
 use nacre_daemon::failure::Failure;
 
-fn order(arguments: &[&str]) -> Result<Order, Failure> {
+fn order(arguments: &[&str]) -> Result<Invocation, Failure> {
     let matches =
         commands::table().try_get_matches_from(os(arguments)).map_err(|error| Failure::usage(error.to_string()))?;
-    commands::order(&matches)
+    commands::parse(&matches)
 }
 
 fn planned(arguments: &[&str]) -> Plan {
     match order(arguments) {
-        Ok(Order::Mount(plan)) => plan,
+        Ok(Invocation::Mount(plan)) => plan,
         other => panic!("{arguments:?}: {other:?}"),
     }
 }
@@ -100,11 +101,11 @@ fn a_stack_comes_from_a_line_or_a_file() {
 #[test]
 fn reload_takes_rules_only() {
     match order(&["nacre", "reload", "/mnt"]).unwrap() {
-        Order::Reload { mountpoint, rules: None } => assert_eq!(mountpoint, std::path::Path::new("/mnt")),
+        Invocation::Reload { mountpoint, rules: None } => assert_eq!(mountpoint, std::path::Path::new("/mnt")),
         other => panic!("{other:?}"),
     }
     match order(&["nacre", "reload", "/mnt", "-u5", "-o", "perms=a-w"]).unwrap() {
-        Order::Reload { rules: Some(rules), .. } => {
+        Invocation::Reload { rules: Some(rules), .. } => {
             assert_eq!((rules.force_user.as_deref(), rules.perms.as_deref()), (Some("5"), Some("a-w")));
         }
         other => panic!("{other:?}"),
@@ -118,21 +119,21 @@ fn reload_takes_rules_only() {
 #[test]
 fn the_other_verbs() {
     match order(&["nacre", "umount", "-l", "/a", "/b"]).unwrap() {
-        Order::Umount { lazy: true, mountpoints } => assert_eq!(mountpoints.len(), 2),
+        Invocation::Umount { lazy: true, mountpoints } => assert_eq!(mountpoints.len(), 2),
         other => panic!("{other:?}"),
     }
     match order(&["nacre", "status", "-H", "-p", "-o", "mountpoint,pid", "/a"]).unwrap() {
-        Order::Status { view, mountpoints } => {
+        Invocation::Status { view, mountpoints } => {
             let columns = Some(vec!["mountpoint".to_owned(), "pid".to_owned()]);
             assert_eq!(view, View { json: false, scripted: true, exact: true, columns, everybody: false });
             assert_eq!(mountpoints.len(), 1);
         }
         other => panic!("{other:?}"),
     }
-    assert!(matches!(order(&["nacre", "top", "--once"]).unwrap(), Order::Top { rounds: Some(1), .. }));
-    assert!(matches!(order(&["nacre", "top", "-n3", "-i0.5"]).unwrap(), Order::Top { rounds: Some(3), .. }));
-    assert!(matches!(order(&["nacre", "metrics"]).unwrap(), Order::Metrics { .. }));
-    assert!(matches!(order(&["nacre", "completions", "fish"]).unwrap(), Order::Completions(_)));
+    assert!(matches!(order(&["nacre", "top", "--once"]).unwrap(), Invocation::Top { rounds: Some(1), .. }));
+    assert!(matches!(order(&["nacre", "top", "-n3", "-i0.5"]).unwrap(), Invocation::Top { rounds: Some(3), .. }));
+    assert!(matches!(order(&["nacre", "metrics"]).unwrap(), Invocation::Metrics { .. }));
+    assert!(matches!(order(&["nacre", "completions", "fish"]).unwrap(), Invocation::Completions(_)));
     for wrong in [
         &["nacre"][..],
         &["nacre", "bogus"],

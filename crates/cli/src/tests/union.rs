@@ -2,10 +2,11 @@
 
 use super::{line, mount, os};
 use crate::{
-    commands::{self, Order, View},
+    arguments::View,
+    commands::{self, Invocation},
     personality,
     plan::Plan,
-    union::command::{DrainHow, TierOrder, UnionOrder},
+    union::command::{DrainHow, TierVerb, UnionVerb},
 };
 use nacre_daemon::{
     failure::{Exit, Failure},
@@ -16,16 +17,16 @@ use nacre_stack::spec::BranchSpec;
 use nacre_union::BranchMode;
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::Path};
 
-fn order(arguments: &[&str]) -> Result<Order, Failure> {
+fn order(arguments: &[&str]) -> Result<Invocation, Failure> {
     let all = [&["nacre", "union"], arguments].concat();
     let matches =
         commands::table().try_get_matches_from(os(&all)).map_err(|error| Failure::usage(error.to_string()))?;
-    commands::order(&matches)
+    commands::parse(&matches)
 }
 
 fn union(arguments: &[&str]) -> MountPlan {
     match order(arguments) {
-        Ok(Order::Mount(plan)) => mount(plan),
+        Ok(Invocation::Mount(plan)) => mount(plan),
         other => panic!("{arguments:?}: {other:?}"),
     }
 }
@@ -37,9 +38,9 @@ fn refused(arguments: &[&str]) -> Failure {
     }
 }
 
-fn verb(arguments: &[&str]) -> UnionOrder {
+fn verb(arguments: &[&str]) -> UnionVerb {
     match order(arguments) {
-        Ok(Order::Union(order)) => order,
+        Ok(Invocation::Union(order)) => order,
         other => panic!("{arguments:?}: {other:?}"),
     }
 }
@@ -185,7 +186,7 @@ fn paths_may_have_any_bytes() {
     let odd = OsString::from_vec(b"/a\\:b\xff=rw:/c".to_vec());
     let all = [OsString::from("nacre"), "union".into(), odd, "/m".into()];
     let matches = commands::table().try_get_matches_from(all).unwrap();
-    let Ok(Order::Mount(plan)) = commands::order(&matches) else { panic!("no mount") };
+    let Ok(Invocation::Mount(plan)) = commands::parse(&matches) else { panic!("no mount") };
     let plan = mount(plan);
     assert_eq!(line(&plan), "union:branch=/a\\\\:b\\xff=rw,branch=/c=ro");
 }
@@ -194,21 +195,21 @@ fn paths_may_have_any_bytes() {
 fn verbs_say_what_they_say() {
     let (m, d) = (|| "/m".into(), || "/d".into());
     for (arguments, expected) in [
-        (&["list"][..], UnionOrder::List { view: View::default(), mountpoints: vec![] }),
+        (&["list"][..], UnionVerb::List { view: View::default(), mountpoints: vec![] }),
         (
             &["list", "--json", "/m"],
-            UnionOrder::List { view: View { json: true, ..View::default() }, mountpoints: vec![m()] },
+            UnionVerb::List { view: View { json: true, ..View::default() }, mountpoints: vec![m()] },
         ),
         (
             &["where", "/m/a", "/m/b"],
-            UnionOrder::Where { json: false, all: false, paths: vec!["/m/a".into(), "/m/b".into()] },
+            UnionVerb::Where { json: false, all: false, paths: vec!["/m/a".into(), "/m/b".into()] },
         ),
-        (&["where", "-a", "/m/a"], UnionOrder::Where { json: false, all: true, paths: vec!["/m/a".into()] }),
-        (&["explain", "-d", "/m/a"], UnionOrder::Explain { json: false, directory: true, path: "/m/a".into() }),
-        (&["check", "--repair", "/a:/b"], UnionOrder::Check { json: false, repair: true, what: "/a:/b".into() }),
+        (&["where", "-a", "/m/a"], UnionVerb::Where { json: false, all: true, paths: vec!["/m/a".into()] }),
+        (&["explain", "-d", "/m/a"], UnionVerb::Explain { json: false, directory: true, path: "/m/a".into() }),
+        (&["check", "--repair", "/a:/b"], UnionVerb::Check { json: false, repair: true, what: "/a:/b".into() }),
         (
             &["add", "/m", "/d"],
-            UnionOrder::Add {
+            UnionVerb::Add {
                 mountpoint: m(),
                 branch: BranchSpec::directory("/d", BranchMode::ro()),
                 place: Place::Bottom,
@@ -216,7 +217,7 @@ fn verbs_say_what_they_say() {
         ),
         (
             &["add", "--top", "/m", "/d=rw"],
-            UnionOrder::Add {
+            UnionVerb::Add {
                 mountpoint: m(),
                 branch: BranchSpec::directory("/d", BranchMode::rw()),
                 place: Place::Top,
@@ -224,28 +225,28 @@ fn verbs_say_what_they_say() {
         ),
         (
             &["add", "--position=3", "/m", "/d"],
-            UnionOrder::Add {
+            UnionVerb::Add {
                 mountpoint: m(),
                 branch: BranchSpec::directory("/d", BranchMode::ro()),
                 place: Place::At(3),
             },
         ),
-        (&["del", "--force", "/m", "/d"], UnionOrder::Remove { mountpoint: m(), branch: d(), force: true }),
-        (&["mod", "/m", "/d=ro+wh"], UnionOrder::Modify { mountpoint: m(), branch: d(), mode: BranchMode::layer() }),
-        (&["drain", "/m", "/d"], UnionOrder::Drain { mountpoint: m(), branch: d(), how: DrainHow::Wait }),
-        (&["drain", "--stop", "/m", "/d"], UnionOrder::Drain { mountpoint: m(), branch: d(), how: DrainHow::Stop }),
-        (&["drain", "--no-wait", "/m", "/d"], UnionOrder::Drain { mountpoint: m(), branch: d(), how: DrainHow::Start }),
-        (&["mvup", "/m/a", "/m/b"], UnionOrder::Move { up: true, paths: vec!["/m/a".into(), "/m/b".into()] }),
-        (&["mvdown", "/m/a"], UnionOrder::Move { up: false, paths: vec!["/m/a".into()] }),
-        (&["tier", "/m"], UnionOrder::Tier { mountpoint: m(), json: false, what: TierOrder::Status }),
+        (&["del", "--force", "/m", "/d"], UnionVerb::Remove { mountpoint: m(), branch: d(), force: true }),
+        (&["mod", "/m", "/d=ro+wh"], UnionVerb::Modify { mountpoint: m(), branch: d(), mode: BranchMode::layer() }),
+        (&["drain", "/m", "/d"], UnionVerb::Drain { mountpoint: m(), branch: d(), how: DrainHow::Wait }),
+        (&["drain", "--stop", "/m", "/d"], UnionVerb::Drain { mountpoint: m(), branch: d(), how: DrainHow::Stop }),
+        (&["drain", "--no-wait", "/m", "/d"], UnionVerb::Drain { mountpoint: m(), branch: d(), how: DrainHow::Start }),
+        (&["mvup", "/m/a", "/m/b"], UnionVerb::Move { up: true, paths: vec!["/m/a".into(), "/m/b".into()] }),
+        (&["mvdown", "/m/a"], UnionVerb::Move { up: false, paths: vec!["/m/a".into()] }),
+        (&["tier", "/m"], UnionVerb::Tier { mountpoint: m(), json: false, what: TierVerb::Status }),
         (
             &["tier", "/m", "high=90"],
-            UnionOrder::Tier { mountpoint: m(), json: false, what: TierOrder::Rules("high=90".to_owned()) },
+            UnionVerb::Tier { mountpoint: m(), json: false, what: TierVerb::Rules("high=90".to_owned()) },
         ),
-        (&["tier", "-n", "/m"], UnionOrder::Tier { mountpoint: m(), json: false, what: TierOrder::Run { dry: true } }),
+        (&["tier", "-n", "/m"], UnionVerb::Tier { mountpoint: m(), json: false, what: TierVerb::Run { dry: true } }),
         (
             &["tier", "--run", "--json", "/m"],
-            UnionOrder::Tier { mountpoint: m(), json: true, what: TierOrder::Run { dry: false } },
+            UnionVerb::Tier { mountpoint: m(), json: true, what: TierVerb::Run { dry: false } },
         ),
     ] {
         assert_eq!(verb(arguments), expected, "{arguments:?}");

@@ -22,7 +22,7 @@ use std::{path::Path, thread, time::Duration};
 ///
 /// # Errors
 /// No such union, what it says, or a balance that was stopped.
-pub fn order(mountpoint: &Path, rules: &BalanceRules, how: DrainHow) -> Result<(), Failure> {
+pub fn run(mountpoint: &Path, rules: &BalanceRules, how: DrainHow) -> Result<(), Failure> {
     let peer = at(mountpoint)?;
     if how == DrainHow::Stop {
         return ask(&peer, UnionRequest::StopBalance).map(drop);
@@ -62,7 +62,7 @@ fn ended(told: &BalanceReport, figures: &str, wanted: u32) -> Result<(), Failure
     if let Some(why) = &told.failed {
         return Err(Failure::new(printable(why.as_bytes())));
     }
-    crate::run::print(&format!("{figures}\n"))?;
+    crate::output::print(&format!("{figures}\n"))?;
     if told.spread <= wanted {
         return Ok(());
     }

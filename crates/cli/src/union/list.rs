@@ -1,8 +1,8 @@
 //! `nacre union list`: branches as a table, for scripts, or as JSON. Pure.
 
 use crate::{
+    arguments::View,
     columns::{self, Align},
-    commands::View,
 };
 use nacre_daemon::{failure::Failure, union::report::BranchReport};
 use nacre_layers::size::Size;

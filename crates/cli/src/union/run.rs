@@ -3,16 +3,16 @@
 
 use super::{
     balancing,
-    command::{DrainHow, TierOrder, UnionOrder},
+    command::{DrainHow, TierVerb, UnionVerb},
     list,
 };
-use crate::{commands::View, run};
+use crate::{arguments::View, output};
 use nacre_daemon::{
     control::{self, Answer, Peer, Request},
     failure::{Exit, Failure},
+    opening,
     report::{path_text, printable},
     runtime::Whose,
-    serve,
     union::{
         place,
         report::{BranchReport, DrainReport, FindingReport, PathReport, TierRunReport, TieringReport},
@@ -40,33 +40,33 @@ use std::{
 ///
 /// # Errors
 /// No such union, or what it says.
-pub fn order(order: &UnionOrder) -> Result<(), Failure> {
-    match order {
-        UnionOrder::List { view, mountpoints } => list(view, mountpoints),
-        UnionOrder::Where { json, all, paths } => location(*json, *all, paths),
-        UnionOrder::Explain { json, directory, path } => explain(*json, *directory, path),
-        UnionOrder::Check { json, repair, what } => check(*json, *repair, what),
-        UnionOrder::Add { mountpoint, branch, place } => {
+pub fn run(verb: &UnionVerb) -> Result<(), Failure> {
+    match verb {
+        UnionVerb::List { view, mountpoints } => list(view, mountpoints),
+        UnionVerb::Where { json, all, paths } => location(*json, *all, paths),
+        UnionVerb::Explain { json, directory, path } => explain(*json, *directory, path),
+        UnionVerb::Check { json, repair, what } => check(*json, *repair, what),
+        UnionVerb::Add { mountpoint, branch, place } => {
             let mut branch = branch.clone();
             match &mut branch.source {
-                BranchSource::Directory(path) => serve::absolute(path)?,
-                BranchSource::Stack(stack) => stack.directories_mut().into_iter().try_for_each(serve::absolute)?,
+                BranchSource::Directory(path) => opening::absolute(path)?,
+                BranchSource::Stack(stack) => stack.directories_mut().into_iter().try_for_each(opening::absolute)?,
             }
             change(mountpoint, UnionRequest::Add { branch: branch.text().into_vec(), place: *place })
         }
-        UnionOrder::Remove { mountpoint, branch, force } => {
+        UnionVerb::Remove { mountpoint, branch, force } => {
             change(mountpoint, UnionRequest::Remove { branch: absolute(branch)?, force: *force })
         }
-        UnionOrder::Modify { mountpoint, branch, mode } => {
+        UnionVerb::Modify { mountpoint, branch, mode } => {
             change(mountpoint, UnionRequest::Modify { branch: absolute(branch)?, mode: mode.to_string() })
         }
-        UnionOrder::Move { up, paths } => paths.iter().try_for_each(|path| {
+        UnionVerb::Move { up, paths } => paths.iter().try_for_each(|path| {
             let (peer, inner) = around(path)?;
             ask(&peer, UnionRequest::Move { path: inner, up: *up }).map(drop)
         }),
-        UnionOrder::Tier { mountpoint, json, what } => tier(mountpoint, *json, what),
-        UnionOrder::Balance { mountpoint, rules, how } => balancing::order(mountpoint, rules, *how),
-        UnionOrder::Drain { mountpoint, branch, how } => drain(mountpoint, absolute(branch)?, *how),
+        UnionVerb::Tier { mountpoint, json, what } => tier(mountpoint, *json, what),
+        UnionVerb::Balance { mountpoint, rules, how } => balancing::run(mountpoint, rules, *how),
+        UnionVerb::Drain { mountpoint, branch, how } => drain(mountpoint, absolute(branch)?, *how),
     }
 }
 
@@ -82,7 +82,7 @@ pub fn json(value: &impl Serialize) -> Result<String, Failure> {
 
 fn absolute(branch: &Path) -> Result<Vec<u8>, Failure> {
     let mut path = branch.to_owned();
-    serve::absolute(&mut path)?;
+    opening::absolute(&mut path)?;
     Ok(path.into_os_string().into_vec())
 }
 
@@ -148,7 +148,7 @@ fn list(view: &View, mountpoints: &[PathBuf]) -> Result<(), Failure> {
         }
     }
     branches.iter_mut().for_each(sanitise);
-    run::print(&list::text(&branches, view, io::stdout().is_terminal())?)
+    output::print(&list::text(&branches, view, io::stdout().is_terminal())?)
 }
 
 /// Other users' processes may say anything.
@@ -171,7 +171,7 @@ fn path(path: &Path, directory: bool) -> Result<PathReport, Failure> {
 fn location(as_json: bool, all: bool, paths: &[PathBuf]) -> Result<(), Failure> {
     let told = paths.iter().map(|named| path(named, false)).collect::<Result<Vec<_>, _>>()?;
     if as_json {
-        return run::print(&json(&told)?);
+        return output::print(&json(&told)?);
     }
     let mut text = String::new();
     for told in &told {
@@ -188,13 +188,13 @@ fn location(as_json: bool, all: bool, paths: &[PathBuf]) -> Result<(), Failure> 
             }
         }
     }
-    run::print(&text)
+    output::print(&text)
 }
 
 fn explain(as_json: bool, directory: bool, named: &Path) -> Result<(), Failure> {
     let told = path(named, directory)?;
     if as_json {
-        return run::print(&json(&told)?);
+        return output::print(&json(&told)?);
     }
     let mut text = String::new();
     for here in &told.here {
@@ -208,7 +208,7 @@ fn explain(as_json: bool, directory: bool, named: &Path) -> Result<(), Failure> 
     let chosen = told.chosen.as_deref().unwrap_or("nowhere");
     text.push_str(&format!("{}: {chosen}: {}\n", told.rule, told.because));
     told.refused.iter().for_each(|(branch, why)| text.push_str(&format!("  not {branch}: {why}\n")));
-    run::print(&text)
+    output::print(&text)
 }
 
 fn check(as_json: bool, repair: bool, what: &OsStr) -> Result<(), Failure> {
@@ -230,7 +230,7 @@ fn check(as_json: bool, repair: bool, what: &OsStr) -> Result<(), Failure> {
             })
             .collect(),
     };
-    run::print(&text)?;
+    output::print(&text)?;
     match findings.iter().filter(|finding| !finding.repaired).count() {
         0 => Ok(()),
         1 => Err(Failure::new("one thing is not as it should be; it hides and shows no wrong file")
@@ -251,7 +251,7 @@ fn check_branches(repair: bool, text: &OsStr) -> Result<Vec<FindingReport>, Fail
         noatime: false,
     };
     let mut spec = StackSpec { layers: vec![LayerSpec::Union(Box::new(union))] };
-    spec.directories_mut().into_iter().try_for_each(serve::absolute)?;
+    spec.directories_mut().into_iter().try_for_each(opening::absolute)?;
     spec.check().map_err(|error| Failure::usage(error.to_string()))?;
     let named = spec.directories().into_iter().map(place::branch).collect::<Result<Vec<_>, _>>()?;
     if let [only] = named.as_slice()
@@ -267,7 +267,7 @@ fn check_branches(repair: bool, text: &OsStr) -> Result<Vec<FindingReport>, Fail
     // Who only looks writes nothing, as whoever opens a branch to write to it does.
     let written = (!repair).then(|| read_only(&mut spec));
     let stack =
-        stack::build(&spec, &serve::surroundings()?).map_err(|error| Failure::of_stack(&error, error.reason))?;
+        stack::build(&spec, &opening::surroundings()?).map_err(|error| Failure::of_stack(&error, error.reason))?;
     serving::check(&stack, repair, written.as_deref())
 }
 
@@ -347,16 +347,16 @@ fn drained(told: &DrainReport) -> Result<(), Failure> {
     }
 }
 
-fn tier(mountpoint: &Path, as_json: bool, what: &TierOrder) -> Result<(), Failure> {
+fn tier(mountpoint: &Path, as_json: bool, what: &TierVerb) -> Result<(), Failure> {
     let request = match what {
-        TierOrder::Status => UnionRequest::Tier,
-        TierOrder::Rules(rules) => UnionRequest::TierRules { rules: rules.clone() },
-        TierOrder::Run { dry } => UnionRequest::TierRun { dry: *dry },
+        TierVerb::Status => UnionRequest::Tier,
+        TierVerb::Rules(rules) => UnionRequest::TierRules { rules: rules.clone() },
+        TierVerb::Run { dry } => UnionRequest::TierRun { dry: *dry },
     };
     match ask(&at(mountpoint)?, request)? {
         UnionAnswer::Changed { .. } => Ok(()),
-        UnionAnswer::Tier(told) => run::print(&if as_json { json(&told)? } else { tiering(&told) }),
-        UnionAnswer::TierRun(told) => run::print(&if as_json { json(&told)? } else { moves(&told) }),
+        UnionAnswer::Tier(told) => output::print(&if as_json { json(&told)? } else { tiering(&told) }),
+        UnionAnswer::TierRun(told) => output::print(&if as_json { json(&told)? } else { moves(&told) }),
         other => Err(unexpected(&other)),
     }
 }

@@ -60,7 +60,7 @@ pub fn of_kernel() -> Result<Vec<CageReport>, Failure> {
 /// with the reason.
 fn of_record(record: &Record) -> Result<CageReport, Failure> {
     let mut notes = Vec::new();
-    let figures = match crate::cage::engine::engine_of(record)?.figures(record) {
+    let figures = match crate::cage::engines::engine_of(record)?.figures(record) {
         Ok(figures) => figures,
         Err(failure) => {
             notes.push(failure.what);

@@ -4,9 +4,9 @@
 //! Called by [`crate::serve`], for `nacre cage` and for every other stack with cages in it.
 
 use super::{
+    change::{InodeChange, SizeChange},
     find, place,
     report::{CageReport, CollectingReport, DirectoryReport, DroppedReport, RefusedReport, UserReport},
-    resize::{InodeChange, SizeChange},
     state,
 };
 use crate::{
@@ -83,7 +83,7 @@ pub fn keep_accounts(spec: &mut StackSpec, mountpoint: &Path) -> Result<(Vec<Str
     for (place, cage) in cages.enumerate() {
         match &mut cage.state {
             Some(named) => {
-                crate::serve::absolute(named)?;
+                crate::opening::absolute(named)?;
                 state::named(named, &directory, mountpoint)?;
             }
             none => {

@@ -25,7 +25,7 @@ use nacre_poolfs::{
 use nacre_vfs::{Errno, FileId, Layer};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 
-use super::{mount_point::MountPoint, mounts::kind};
+use super::{mount_point::MountPoint, mount_point::kind};
 
 /// How long the kernel may take to be told of a name, which waits for whoever holds its directory.
 const TOLD: Duration = Duration::from_secs(5);

@@ -7,6 +7,7 @@
 //! can hinder root by pretending to be a pool. A pool of ours is waited for as long as it is not
 //! stuck.
 
+use super::runtime_files;
 use super::{
     expected,
     wire::{self, ANSWER_MAX},
@@ -44,24 +45,6 @@ const OURS_PATIENCE: Duration = Duration::from_secs(600);
 const FOREIGN_PATIENCE: Duration = Duration::from_secs(30);
 /// The longest answer that is taken from another user's process, bytes.
 const FOREIGN_ANSWER_MAX: u64 = 64 << 20;
-/// How the names of sockets end.
-pub const END: &str = "pool";
-/// Names longer than this are cut, and told apart by a number: addresses of sockets have room for
-/// 107 bytes.
-const NAME_MOST: usize = 48;
-
-/// The file in the directory for sockets that stands for the pool of a name. Pure.
-pub fn file(name: &str) -> String {
-    // Names of pools are ASCII, so they may be cut anywhere.
-    match name.get(..NAME_MOST) {
-        Some(start) if name.len() > NAME_MOST => {
-            let [a, b, c, d, ..] = nacre_pool::checksum::structure(name.as_bytes());
-            format!("{start}-{:08x}.{END}", u32::from_le_bytes([a, b, c, d]))
-        }
-        _ => format!("{name}.{END}"),
-    }
-}
-
 /// A pool that somebody owns.
 #[derive(Clone, Debug)]
 pub struct Owned {
@@ -331,7 +314,7 @@ fn answering(path: PathBuf) -> Option<Owned> {
 /// The pool of this name, ours before others'; `None` where nobody owns it. Who names a pool wants
 /// to hear of it, whosever it is: other users have a second to answer.
 pub fn find(name: &str) -> Option<Owned> {
-    let file = file(name);
+    let file = runtime_files::file(name);
     if let Some(owned) = answering(runtime::ours().join(&file)) {
         return Some(owned);
     }
@@ -350,7 +333,7 @@ pub fn find(name: &str) -> Option<Owned> {
 
 /// Whether we own a pool of this name and will go on doing so. Others' names are no hindrance.
 pub fn lives(name: &str) -> bool {
-    answering(runtime::ours().join(file(name))).is_some_and(|owned| owned.lives())
+    answering(runtime::ours().join(runtime_files::file(name))).is_some_and(|owned| owned.lives())
 }
 
 /// The pool of this name.
@@ -371,13 +354,17 @@ pub fn owned(name: &str) -> Result<Owned, Failure> {
 
 /// The pools of these users. Whether others' are there shows when they are asked.
 pub fn all(whose: &Whose) -> Vec<Owned> {
-    let foreign = runtime::sockets(whose, END).into_iter().filter(|socket| socket.foreign().is_some());
+    let foreign =
+        runtime::sockets(whose, runtime_files::SOCKET).into_iter().filter(|socket| socket.foreign().is_some());
     ours().into_iter().chain(foreign.map(|socket| Owned { socket, until: None })).collect()
 }
 
 /// All pools that are ours: what is done to all is done to these.
 pub fn ours() -> Vec<Owned> {
-    runtime::sockets(&Whose::Ours, END).into_iter().filter_map(|socket| answering(socket.path)).collect()
+    runtime::sockets(&Whose::Ours, runtime_files::SOCKET)
+        .into_iter()
+        .filter_map(|socket| answering(socket.path))
+        .collect()
 }
 
 /// What several pools answer to a question, asked side by side; and why not, in the order of the
@@ -413,20 +400,4 @@ pub fn ask_each<R: Send + 'static>(
         crate::report::tell(&format!("user {uid} keeps sockets at which no pool answers"));
     }
     (answers, failures)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-
-    #[test]
-    fn sockets_have_names_that_fit() {
-        assert_eq!(file("tank"), "tank.pool");
-        let (long, other) = ("a".repeat(255), format!("{}b", "a".repeat(254)));
-        assert_ne!(file(&long), file(&other));
-        for name in [long, other, "x".repeat(NAME_MOST)] {
-            assert!(Path::new("/run/user/4294967294/nacre").join(file(&name)).as_os_str().len() < 108, "{name}");
-        }
-    }
 }

@@ -11,12 +11,16 @@
 //! Callers: the process (`process.rs`), and the commands that show or import pools. Only our own
 //! directory is read.
 
-use super::{client, process::Name};
+use super::{
+    name_lock::NameLock,
+    runtime_files::{self, EXPECTED},
+};
+use crate::unmount;
 use crate::{
     failure::{Exit, Failure},
     mountinfo,
     runtime::{self, Whose},
-    serve, whole_file,
+    whole_file,
 };
 use nacre_admin::pool::{DeviceFigures, Figures, Status};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -27,8 +31,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How the names of the files end.
-pub const END: &str = "imported";
 /// The longest that is read, bytes: a pool has at most some thousand devices.
 const MOST: u64 = 16 << 20;
 
@@ -57,7 +59,7 @@ fn boot() -> String {
 }
 
 fn path(directory: &Path, name: &str) -> PathBuf {
-    directory.join(client::file(name)).with_extension(END)
+    directory.join(runtime_files::file(name)).with_extension(EXPECTED)
 }
 
 impl Expected {
@@ -87,7 +89,7 @@ impl Expected {
     /// Whether its process is there: it holds the lock on the name from before the import to its
     /// very end.
     fn is_owned(&self) -> bool {
-        let lock = runtime::ours().join(client::file(&self.name)).with_extension("lock");
+        let lock = runtime::ours().join(runtime_files::file(&self.name)).with_extension("lock");
         match open(&lock, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
             Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK),
             Err(_) => false,
@@ -132,13 +134,13 @@ impl Expected {
     /// # Errors
     /// Somebody imports it just now, or a mount that nobody serves cannot be taken away.
     pub fn give_up(&self, directory: &Path) -> Result<(), Failure> {
-        let Some(name) = Name::free(directory, &self.name)? else { return Err(self.failure().exit(Exit::Busy)) };
+        let Some(name) = NameLock::free(directory, &self.name)? else { return Err(self.failure().exit(Exit::Busy)) };
         let is_of = |source: &Path| {
             source.to_str().is_some_and(|source| source.split(['/', '@']).next() == Some(self.name.as_str()))
         };
         let entries = mountinfo::read()?;
         for entry in entries.iter().rev().filter(|entry| entry.kind == "fuse.nacre" && is_of(&entry.source)) {
-            serve::clear_of(&entry.mountpoint, &["nacre".to_owned()])?;
+            unmount::clear_of(&entry.mountpoint, &["nacre".to_owned()])?;
         }
         forget(directory, &self.name);
         name.give_up(self.guid);
@@ -165,7 +167,7 @@ pub fn all() -> Vec<Expected> {
         let text = small.then(|| fs::read(&path).ok()).flatten()?;
         serde_json::from_slice::<Expected>(&text).ok()
     };
-    let files = runtime::sockets(&Whose::Ours, END).into_iter().map(|file| file.path);
+    let files = runtime::sockets(&Whose::Ours, EXPECTED).into_iter().map(|file| file.path);
     let mut found: Vec<Expected> = files.filter_map(read).filter(|expected| expected.boot == boot).collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found

@@ -28,7 +28,6 @@ use std::{
 
 use fusewire::apart;
 
-use super::mounts::kind;
 use crate::{failure::reason, report::path_text};
 
 /// How often a path may lead elsewhere on the way, as the kernel has it (path_resolution(7)).
@@ -90,7 +89,7 @@ impl MountPoint {
             place.path = path;
         }
         // What a process that was killed has left there would only be in the way.
-        crate::serve::clear_of(&place.path, &["nacre".to_owned()])
+        crate::unmount::clear_of(&place.path, &["nacre".to_owned()])
             .map_err(|failure| Refusal::new(Kind::Busy, failure.what).next(failure.next))?;
         place.check(at, source)?;
         match apart(|| place.holds_something()) {
@@ -296,6 +295,18 @@ fn link(directory: &OwnedFd, name: &OsStr, trusted: bool) -> Result<PathBuf, Sto
 /// The path of what is open, as the kernel has it.
 fn name_of(file: &impl AsFd) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd()))
+}
+
+pub(super) fn kind(error: &io::Error) -> Kind {
+    match error.kind() {
+        io::ErrorKind::NotFound => Kind::NotFound,
+        io::ErrorKind::PermissionDenied => Kind::Permission,
+        io::ErrorKind::ResourceBusy => Kind::Busy,
+        io::ErrorKind::StorageFull => Kind::NoSpace,
+        io::ErrorKind::QuotaExceeded => Kind::Quota,
+        io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => Kind::Invalid,
+        _ => Kind::Io,
+    }
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use rustix::mount::MountFlags;
 pub use super::snapshot_directory::SnapshotVerbs;
 use super::{
     carrier::{self, Carrier},
+    mount_point::kind,
     mount_point::{self, MountPoint},
     processors,
     snapshot_directory::{Directory, Verbs},
@@ -466,16 +467,4 @@ fn flags(options: &MountOptions) -> MountFlags {
         (options.no_atime, MountFlags::NOATIME),
     ];
     choices.into_iter().filter(|(wanted, _)| *wanted).fold(MountFlags::empty(), |all, (_, flag)| all | flag)
-}
-
-pub(super) fn kind(error: &io::Error) -> Kind {
-    match error.kind() {
-        io::ErrorKind::NotFound => Kind::NotFound,
-        io::ErrorKind::PermissionDenied => Kind::Permission,
-        io::ErrorKind::ResourceBusy => Kind::Busy,
-        io::ErrorKind::StorageFull => Kind::NoSpace,
-        io::ErrorKind::QuotaExceeded => Kind::Quota,
-        io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => Kind::Invalid,
-        _ => Kind::Io,
-    }
 }

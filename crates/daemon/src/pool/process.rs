@@ -7,22 +7,18 @@
 //! only while it is listened to; an order that was received is carried out and answered before the
 //! process ends.
 
-use super::rewind;
 use super::{
     client,
     expected::{self, Expected},
     known,
     log_file::LogFile,
     mounts::FuseMounts,
+    name_lock::{NameLock, TAKEN},
+    rewind, runtime_files,
     start::{self, How, Start},
     wire::{self, ORDER_MAX},
 };
-use crate::{
-    background,
-    failure::{Exit, Failure},
-    report::printable,
-    runtime,
-};
+use crate::{background, failure::Failure, report::printable, runtime};
 use nacre_admin::{
     Imported, Kind, Mounts, Opening, Order, Progress, Refusal, Silent, Told, Verb, fs,
     pool::{self, devices},
@@ -36,19 +32,15 @@ use nacre_sys::signals::{Signal, Signals};
 use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
-    fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, ftruncate, memfd_create, open},
+    fs::{MemfdFlags, ftruncate, memfd_create},
     io::Errno,
 };
 use std::{
-    fs::File,
     hash::{BuildHasher, RandomState},
     io::{self, BufReader},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::{
-            fs::MetadataExt,
-            net::{UnixListener, UnixStream},
-        },
+        unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
     sync::{
@@ -62,9 +54,6 @@ use std::{
 /// How long a command may take to send its order, and to take a piece of an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a name may be held by somebody who does not answer.
-const TAKEN: Duration = Duration::from_secs(3);
-
 /// What this process was started for, if it was.
 ///
 /// # Errors
@@ -75,92 +64,6 @@ pub fn order() -> Option<Result<Start, Failure>> {
         serde_json::from_str(&text)
             .map_err(|error| Failure::new(format!("the order to own a pool is not understood: {error}"))),
     )
-}
-
-/// The name of a pool, taken by this process until it ends.
-pub(super) struct Name {
-    path: PathBuf,
-    _lock: OwnedFd,
-}
-
-impl Name {
-    fn take(directory: &Path, start: &Start) -> Result<Name, Failure> {
-        let path = directory.join(client::file(&start.name)).with_extension("lock");
-        let doing = if matches!(start.how, How::Create { .. }) { "create" } else { "import" };
-        Name::lock(path, || client::lives(&start.name))?.ok_or_else(|| {
-            Failure::new(format!("cannot {doing} '{}': a pool of that name is imported already", start.name))
-                .exit(Exit::Busy)
-        })
-    }
-
-    /// The name of a pool whose process was killed; nothing where somebody has it again.
-    pub(super) fn free(directory: &Path, name: &str) -> Result<Option<Name>, Failure> {
-        Name::lock(directory.join(client::file(name)).with_extension("lock"), || client::lives(name))
-    }
-
-    /// Removes what the process that was killed had beside the name: its socket, and the number of
-    /// the pool.
-    pub(super) fn give_up(self, guid: u64) {
-        let (socket, number) =
-            (self.path.with_extension("pool"), self.path.with_file_name(format!("{guid:016x}.guid")));
-        // What stays is replaced by the next import.
-        let _ = std::fs::remove_file(socket);
-        if let Ok(Some(number)) = Name::lock(number, || true) {
-            drop(number);
-        }
-    }
-
-    /// The number of a pool, so that no copy of it is imported beside it: its mount points are the
-    /// same.
-    fn number(directory: &Path, guid: u64, name: &str) -> Result<Option<Name>, Failure> {
-        let path = directory.join(format!("{guid:016x}.guid"));
-        let lives = || std::fs::read_to_string(&path).is_ok_and(|name| client::lives(&name));
-        let taken = Name::lock(path.clone(), lives)?;
-        if taken.is_some() {
-            std::fs::write(&path, name).map_err(|error| Failure::io("cannot write", path.display(), &error))?;
-        }
-        Ok(taken)
-    }
-
-    /// Takes what somebody who was killed holds yet; nothing where somebody who lives does.
-    fn lock(path: PathBuf, lives: impl Fn() -> bool) -> Result<Option<Name>, Failure> {
-        let failed = |error: Errno| Failure::io("cannot lock", path.display(), &error.into());
-        let until = Instant::now() + TAKEN;
-        loop {
-            let lock = open(
-                &path,
-                OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW,
-                Mode::RUSR | Mode::WUSR,
-            )
-            .map_err(failed)?;
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                // Held by a process that was killed, or that is about to answer or to fail.
-                Err(Errno::WOULDBLOCK) if Instant::now() < until && !lives() => {
-                    thread::sleep(Duration::from_millis(10));
-                    continue;
-                }
-                Err(Errno::WOULDBLOCK) => return Ok(None),
-                Err(error) => return Err(failed(error)),
-            }
-            // The one who had it may have removed the file since we opened it.
-            let held = File::from(lock);
-            let same = match (held.metadata(), std::fs::metadata(&path)) {
-                (Ok(held), Ok(there)) => (held.dev(), held.ino()) == (there.dev(), there.ino()),
-                _ => false,
-            };
-            if same {
-                return Ok(Some(Name { path, _lock: held.into() }));
-            }
-        }
-    }
-}
-
-impl Drop for Name {
-    fn drop(&mut self) {
-        // While it is locked still: whoever waits for it sees that it is another one then.
-        let _ = std::fs::remove_file(&self.path);
-    }
 }
 
 /// What all threads of the process know.
@@ -221,7 +124,7 @@ pub fn run(start: &Start) -> Result<(), Failure> {
     let directory = runtime::own()?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     background::settle();
-    let name = Name::take(&directory, start)?;
+    let name = NameLock::take(&directory, start)?;
     log(&directory, start)?;
     let (imported, number, mut fresh) = import(start, &directory).map_err(|refusal| {
         drop_empty_log(&directory, start);
@@ -303,7 +206,7 @@ fn serve(
     fresh: &mut Option<devices::Fresh>,
 ) -> Result<(), Failure> {
     obey(signals, Arc::clone(office))?;
-    let socket = directory.join(client::file(&start.name));
+    let socket = directory.join(runtime_files::file(&start.name));
     let listener = listen_on(&socket)?;
     let ready = get_ready(start, directory, office).and_then(|()| background::report_ready());
     if ready.is_ok() {
@@ -388,7 +291,7 @@ fn keep(office: &Office) {
 
 /// A log that says nothing is not worth keeping.
 fn drop_empty_log(directory: &Path, start: &Start) {
-    let path = directory.join(client::file(&start.name)).with_extension("log");
+    let path = directory.join(runtime_files::file(&start.name)).with_extension("log");
     if std::fs::metadata(&path).is_ok_and(|log| log.len() == 0) {
         // One that stays is written over by the next import.
         let _ = std::fs::remove_file(path);
@@ -397,7 +300,7 @@ fn drop_empty_log(directory: &Path, start: &Start) {
 
 /// What is worth a line goes to a file beside the socket; it begins anew with each import.
 fn log(directory: &Path, start: &Start) -> Result<(), Failure> {
-    let path = directory.join(client::file(&start.name)).with_extension("log");
+    let path = directory.join(runtime_files::file(&start.name)).with_extension("log");
     let file = LogFile::start(&path).map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
     let builder = tracing_subscriber::fmt()
         .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
@@ -466,12 +369,12 @@ fn elsewhere(start: &Start, opened: &[Arc<dyn Device>], altroot: &mut Option<Pat
 
 /// The number of the pool, unless it is in use and the user has said where this one is to be seen.
 /// What is remembered is the place of the one that has it.
-fn own_number(start: &Start, directory: &Path, opened: &[Arc<dyn Device>]) -> Result<Option<Name>, Refusal> {
+fn own_number(start: &Start, directory: &Path, opened: &[Arc<dyn Device>]) -> Result<Option<NameLock>, Refusal> {
     let Some(identity) = opened.first().and_then(|device| label::probe(&**device).ok().flatten()) else {
         return Ok(None);
     };
     let busy = |failure: Failure| Refusal::new(Kind::Busy, failure.what);
-    let number = Name::number(directory, identity.pool, &start.name).map_err(busy)?;
+    let number = NameLock::number(directory, identity.pool, &start.name).map_err(busy)?;
     if number.is_none() && start.mount && start.altroot.is_none() {
         let what = format!(
             "cannot import '{}': it is a copy of a pool that is imported, with the same mount points",
@@ -484,7 +387,7 @@ fn own_number(start: &Start, directory: &Path, opened: &[Arc<dyn Device>]) -> Re
 }
 
 /// The pool, its number, and what was made for it where it is new.
-fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<Name>, Option<devices::Fresh>), Refusal> {
+fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
     let mut opening = opening(start.cache, start.altroot.clone());
     let (imported, number) = match &start.how {
         How::Create { size, force, properties } => {
@@ -502,7 +405,7 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<Name>, Op
                 }
                 return Err(refusal);
             }
-            let number = Name::number(directory, imported.store.identity().pool, &start.name);
+            let number = NameLock::number(directory, imported.store.identity().pool, &start.name);
             return Ok((imported, number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?, Some(fresh)));
         }
         How::Import { old, read_only, txg, rewind, temporary, trusted } => {

@@ -1,7 +1,6 @@
 //! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
 
 use super::{called::Called, command::UNSERVED, histograms::Of, status, words};
-use crate::commands::Order;
 use clap::ArgMatches;
 use nacre_admin::pool::{ScrubOrder, TrimOrder, inspect::Wanted, properties};
 use nacre_daemon::failure::Failure;
@@ -9,7 +8,7 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 
 /// What to do with pools.
 #[derive(Debug, PartialEq, Eq)]
-pub enum PoolOrder {
+pub enum PoolVerb {
     /// Make one.
     Create(ToCreate),
     /// Destroy one.
@@ -213,19 +212,19 @@ fn target_of(matches: &ArgMatches) -> Target {
 ///
 /// # Errors
 /// A value that does not fit, or options that cannot go together.
-pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
+pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
     let Some((verb, matches)) = matches.subcommand() else {
         return Err(Failure::usage("a command is needed").next("nacre pool --help lists them"));
     };
     let pool = || text(matches, "POOL").unwrap_or_default();
     let names = || texts(matches, "POOL");
     let flag = |name| matches.get_flag(name);
-    Ok(Order::Pool(match verb {
-        "create" => PoolOrder::Create(to_create(matches)?),
-        "destroy" => PoolOrder::Destroy { name: pool(), force: flag("force") },
+    Ok(match verb {
+        "create" => PoolVerb::Create(to_create(matches)?),
+        "destroy" => PoolVerb::Destroy { name: pool(), force: flag("force") },
         "list" => {
             let (names, again) = names_again(matches)?;
-            PoolOrder::List {
+            PoolVerb::List {
                 form: form_of(matches),
                 columns: list_of(matches, "columns"),
                 verbose: flag("verbose"),
@@ -245,7 +244,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 ill_devices: flag("ill-devices"),
                 scripts: text(matches, "scripts"),
             };
-            PoolOrder::Status { shown, names, everybody: flag("all-users"), again }
+            PoolVerb::Status { shown, names, everybody: flag("all-users"), again }
         }
         "add" => {
             for (name, value) in words::assignments(&texts(matches, "properties"))? {
@@ -258,7 +257,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                     return Err(Failure::new(format!("cannot add to '{}': {why}", pool())));
                 }
             }
-            PoolOrder::Add {
+            PoolVerb::Add {
                 name: pool(),
                 devices: words::devices(paths(matches, "DEVICE"))?,
                 size: bytes(matches, "size")?,
@@ -267,9 +266,9 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 called: called_of(matches),
             }
         }
-        "import" => PoolOrder::Import(to_import(matches)?),
-        "export" => PoolOrder::Export { names: names(), all: flag("all"), force: flag("force") },
-        "get" => PoolOrder::Get {
+        "import" => PoolVerb::Import(to_import(matches)?),
+        "export" => PoolVerb::Export { names: names(), all: flag("all"), force: flag("force") },
+        "get" => PoolVerb::Get {
             form: form_of(matches),
             fields: list_of(matches, "fields"),
             properties: list_of(matches, "PROPERTIES").unwrap_or_default(),
@@ -283,10 +282,10 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                     pool()
                 )));
             }
-            PoolOrder::Set { name, value, pool: pool() }
+            PoolVerb::Set { name, value, pool: pool() }
         }
-        "history" => PoolOrder::History { names: names(), internal: flag("internal"), long: flag("long") },
-        "events" => PoolOrder::Events {
+        "history" => PoolVerb::History { names: names(), internal: flag("internal"), long: flag("long") },
+        "events" => PoolVerb::Events {
             name: text(matches, "POOL"),
             follow: flag("follow"),
             verbose: flag("verbose"),
@@ -301,7 +300,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 _ => None,
             };
             let shown = Shown { latency: flag("latency"), queue: flag("queue"), histograms };
-            PoolOrder::Iostat { form: form_of(matches), verbose: flag("verbose"), shown, names, again }
+            PoolVerb::Iostat { form: form_of(matches), verbose: flag("verbose"), shown, names, again }
         }
         "scrub" => {
             let order = match (flag("stop"), flag("pause")) {
@@ -309,7 +308,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 (_, true) => ScrubOrder::Pause,
                 _ => ScrubOrder::Start,
             };
-            PoolOrder::Scrub { names: names(), all: flag("all"), order, wait: flag("wait") }
+            PoolVerb::Scrub { names: names(), all: flag("all"), order, wait: flag("wait") }
         }
         "wait" => {
             let all = texts(matches, "activity");
@@ -319,9 +318,9 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             }) {
                 return Err(Failure::usage(format!("there is no activity '{other}'")).next("scrub, trim, free"));
             }
-            PoolOrder::Wait { name: pool(), activities: all }
+            PoolVerb::Wait { name: pool(), activities: all }
         }
-        "sync" => PoolOrder::Sync { names: names() },
+        "sync" => PoolVerb::Sync { names: names() },
         "trim" if flag("secure") => {
             return Err(Failure::new(format!(
                 "cannot trim '{}': devices are not made to forget for good (-d)",
@@ -338,7 +337,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 (_, true) => TrimOrder::Suspend,
                 _ => TrimOrder::Start { rate },
             };
-            PoolOrder::Trim { pool: pool(), devices: paths(matches, "DEVICE"), order, wait: flag("wait") }
+            PoolVerb::Trim { pool: pool(), devices: paths(matches, "DEVICE"), order, wait: flag("wait") }
         }
         "clear" if flag("rewind") => {
             let why = "a pool that is imported has lost nothing that could be gone back to";
@@ -346,16 +345,16 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 Failure::usage(why).next("nacre pool import -F goes back, where a pool cannot be imported otherwise")
             );
         }
-        "clear" => PoolOrder::Clear { name: pool(), device: paths(matches, "DEVICE").pop() },
+        "clear" => PoolVerb::Clear { name: pool(), device: paths(matches, "DEVICE").pop() },
         "online" => {
             let (name, devices) = (pool(), paths(matches, "DEVICE"));
             match matches.get_flag("expand") {
-                true => PoolOrder::Expand { name, devices },
+                true => PoolVerb::Expand { name, devices },
                 false if devices.is_empty() => return Err(Failure::usage("missing device name")),
-                false => PoolOrder::Online { name, devices },
+                false => PoolVerb::Online { name, devices },
             }
         }
-        "labelclear" => PoolOrder::LabelClear {
+        "labelclear" => PoolVerb::LabelClear {
             device: words::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(),
             force: flag("force"),
         },
@@ -365,11 +364,11 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 frames: matches.get_one::<u32>("frames").copied(),
                 rows: text(matches, "rows"),
             };
-            PoolOrder::Inspect { target: target_of(matches), wanted }
+            PoolVerb::Inspect { target: target_of(matches), wanted }
         }
-        "check" => PoolOrder::Check { target: target_of(matches) },
-        "upgrade" => PoolOrder::Upgrade { list: flag("list"), all: flag("all"), names: names() },
-        "version" => PoolOrder::Version { json: flag("json") },
+        "check" => PoolVerb::Check { target: target_of(matches) },
+        "upgrade" => PoolVerb::Upgrade { list: flag("list"), all: flag("all"), names: names() },
+        "version" => PoolVerb::Version { json: flag("json") },
         other => match UNSERVED.iter().find(|(verb, ..)| *verb == other) {
             Some((_, least, _))
                 if paths(matches, "REST")
@@ -380,10 +379,10 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             {
                 return Err(Failure::usage("missing pool name or device"));
             }
-            Some((verb, _, why)) => PoolOrder::Unserved { verb: (*verb).to_owned(), why },
+            Some((verb, _, why)) => PoolVerb::Unserved { verb: (*verb).to_owned(), why },
             None => return Err(Failure::usage(format!("unknown command {other}"))),
         },
-    }))
+    })
 }
 
 fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
