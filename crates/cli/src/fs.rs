@@ -8,6 +8,7 @@
 //!  value    values as people read them
 //! ```
 
+mod ask;
 pub mod command;
 mod diff;
 mod json;

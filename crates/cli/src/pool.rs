@@ -2,8 +2,10 @@
 //! process that owns a pool is in `nacre_daemon::pool`, what the verbs mean in `nacre_admin`.
 
 mod called;
+pub mod chosen;
 pub mod command;
 mod find;
+mod form;
 mod histograms;
 mod importing;
 mod iostat;
@@ -12,8 +14,10 @@ mod list;
 pub mod manners;
 pub mod run;
 mod scripts;
+mod starting;
 mod status;
 mod upgrade;
 mod vdevs;
 pub mod verb;
+pub mod version;
 mod words;

@@ -2,6 +2,7 @@
 //! what it answers.
 
 use super::{
+    ask::ask,
     command::{self, Form, FsVerb, Show},
     json, list, owners, value, words,
 };
@@ -9,8 +10,10 @@ use crate::{
     columns::{self, Align},
     output::print,
     pool::{
+        chosen::{each, once},
         manners,
-        run::{each, once, typed, version},
+        run::typed,
+        version::version,
     },
 };
 use nacre_admin::fs::{
@@ -89,14 +92,6 @@ pub fn run(verb: FsVerb, command: &str) -> Result<ExitCode, Failure> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Asks the process that owns a pool.
-pub fn ask(pool: &str, command: &str, request: Request) -> Result<Answer, Failure> {
-    if pool.is_empty() {
-        return Err(Failure::new("a name begins with that of a pool: POOL/NAME, without a slash before it"));
-    }
-    client::owned(pool)?.fs(command, request, &mut tell)
 }
 
 fn done(answer: Answer) -> Vec<String> {

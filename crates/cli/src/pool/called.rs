@@ -2,7 +2,11 @@
 //! last part of it (`-P`: all of it), with links followed (`-L`), or by their numbers (`-g`).
 
 use nacre_admin::pool::{DeviceFigures, Figures};
-use std::{fs, os::unix::fs::FileTypeExt, path::Path};
+use std::{
+    fs,
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::Path,
+};
 
 /// How devices are called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,4 +56,19 @@ pub fn is_meant(device: &DeviceFigures, word: &Path) -> bool {
         || device.path == text
         || absolute.is_ok_and(|absolute| absolute == Path::new(&device.path))
         || !text.contains('/') && last_of(&device.path) == text && is_disk(&device.path)
+}
+
+/// Whether two paths lead to one file or device.
+pub(super) fn same(a: &Path, b: &Path) -> bool {
+    let itself = |path: &Path| {
+        let there = std::fs::metadata(path).ok()?;
+        let block = there.file_type().is_block_device();
+        Some(if block { (None, there.rdev()) } else { (Some(there.dev()), there.ino()) })
+    };
+    a == b || itself(a).is_some_and(|a| Some(a) == itself(b))
+}
+
+/// The device of a pool that is meant.
+pub(super) fn named_device<'a>(pool: &'a Figures, word: &Path) -> Option<&'a DeviceFigures> {
+    pool.devices.iter().find(|device| is_meant(device, word) || same(Path::new(&device.path), word))
 }

@@ -1,7 +1,7 @@
 //! `nacre pool iostat -w` and `-r`: how long requests of devices took, and how large they were, by
 //! powers of two. Pure.
 
-use super::verb::Form;
+use super::form::Form;
 use crate::columns;
 use nacre_admin::counted::{Histogram, Request, Spread};
 use nacre_admin::pool::Figures;
@@ -165,7 +165,7 @@ fn json(of: Of, tables: &[Table]) -> String {
             json!({ "name": table.name, "of": if of == Of::Times { "nanoseconds" } else { "bytes" }, "by_powers_of_two": columns })
         })
         .collect();
-    json!({ "output_version": super::json::version("iostat"), "histograms": rows }).to_string() + "\n"
+    json!({ "output_version": super::form::json_head("iostat"), "histograms": rows }).to_string() + "\n"
 }
 
 #[cfg(test)]

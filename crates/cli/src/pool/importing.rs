@@ -2,7 +2,7 @@
 
 use super::{
     find::{self, Candidate, Search},
-    run,
+    starting,
     verb::{Target, ToImport},
 };
 use crate::output::print;
@@ -149,7 +149,7 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         return Err(Failure::new(format!("{doing}: one or more devices is currently unavailable"))
             .next("`nacre pool import` shows which; -d says where to look"));
     }
-    let mut properties = run::check_properties(&doing, &what.properties)?;
+    let mut properties = starting::check_properties(&doing, &what.properties)?;
     let read_only = properties
         .iter()
         .position(|(name, _)| name == "readonly")
@@ -165,14 +165,23 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
     }
     let (txg, rewind, temporary, trusted) = (what.txg, what.rewind, what.temporary, what.force);
     let how = How::Import { old, read_only, txg, rewind, temporary, trusted };
-    let (altroot, cache) = (what.altroot.clone(), run::cache(what.cache)?);
-    run::start(Start { name, devices, how, properties, altroot, mount: what.mount, cache, command: command.to_owned() })
+    let (altroot, cache) = (what.altroot.clone(), starting::cache(what.cache)?);
+    starting::start(Start {
+        name,
+        devices,
+        how,
+        properties,
+        altroot,
+        mount: what.mount,
+        cache,
+        command: command.to_owned(),
+    })
 }
 
 /// What `-F` would do.
 fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
-    let opened = devices::open(paths, false).map_err(run::failed)?;
-    match Imported::open(opened.clone(), Access::ReadOnly, None, process::opening(run::CACHE, None)) {
+    let opened = devices::open(paths, false).map_err(starting::failed)?;
+    match Imported::open(opened.clone(), Access::ReadOnly, None, process::opening(starting::CACHE, None)) {
         Ok(_) => print("the last state can be read: nothing would be given up\n")?,
         Err(refusal) => {
             tell(&format!("{doing}: {}", refusal.what));
@@ -199,6 +208,6 @@ pub fn read_only(target: &Target, access: Access) -> Result<Imported, Failure> {
         (None, _) => return Err(Failure::usage("which pool? there are several")),
     };
     let paths: Vec<PathBuf> = candidate.devices.values().cloned().collect();
-    let opened = devices::open(&paths, false).map_err(run::failed)?;
-    Imported::open(opened, access, None, process::opening(run::CACHE, None)).map_err(run::failed)
+    let opened = devices::open(&paths, false).map_err(starting::failed)?;
+    Imported::open(opened, access, None, process::opening(starting::CACHE, None)).map_err(starting::failed)
 }

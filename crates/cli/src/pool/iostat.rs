@@ -1,14 +1,22 @@
 //! `nacre pool iostat`: what pools and devices read and write, from two looks at their counters.
 //! Pure.
 
-use super::{
-    list::bytes,
-    verb::{Form, Shown},
-};
+use super::{form::Form, histograms::Of, list::bytes};
 use crate::columns;
 use nacre_admin::{counted::Counts, pool::Figures};
 use nacre_pool::properties::size::human;
 use serde_json::json;
+
+/// What `iostat` shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// How long requests take on average.
+    pub latency: bool,
+    /// How many are under way.
+    pub queue: bool,
+    /// Histograms instead.
+    pub histograms: Option<Of>,
+}
 
 /// So many lines of headings a table has.
 pub const HEADINGS: usize = 3;
@@ -194,7 +202,7 @@ fn json(rows: &[Row]) -> String {
             "active": { "read": row.active[0], "write": row.active[1], "sync": row.active[2], "trim": row.active[3] },
         })
     };
-    json!({ "output_version": super::json::version("iostat"), "rows": rows.iter().map(row).collect::<Vec<_>>() })
+    json!({ "output_version": super::form::json_head("iostat"), "rows": rows.iter().map(row).collect::<Vec<_>>() })
         .to_string()
         + "\n"
 }

@@ -4,19 +4,15 @@
 //! Numbers are text, for people or (`-p`) exactly; with `--json-int` they are numbers.
 
 use super::{
-    called, list, status,
+    called,
+    form::{Form, json_head},
+    list, status,
     vdevs::{self, Vdev},
-    verb::Form,
 };
 use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, properties};
 use nacre_daemon::{failure::Failure, pool::dates};
 use nacre_pool::properties::size::human_bytes;
 use serde_json::{Map, Value, json};
-
-/// The head of an answer.
-pub fn version(command: &str) -> Value {
-    json!({ "command": format!("zpool {command}"), "vers_major": 0, "vers_minor": 1 })
-}
 
 fn exactly(number: u64, form: Form) -> Value {
     if form.integers { json!(number) } else { json!(number.to_string()) }
@@ -64,7 +60,7 @@ fn whole(command: &str, pools: impl Iterator<Item = (String, u64, Map<String, Va
     let key = |name, guid: u64| if form.by_guid { guid.to_string() } else { name };
     let pools: Map<String, Value> =
         pools.map(|(name, guid, fields)| (key(name, guid), Value::Object(fields))).collect();
-    json!({ "output_version": version(command), "pools": pools }).to_string() + "\n"
+    json!({ "output_version": json_head(command), "pools": pools }).to_string() + "\n"
 }
 
 /// What a device is.
@@ -135,7 +131,7 @@ pub fn vdevs(pool: &Figures, vdevs: &[Vdev<'_>], names: &[String], form: Form) -
         (vdev.name().to_owned(), Value::Object(fields))
     };
     let all: Map<String, Value> = vdevs.iter().map(one).collect();
-    json!({ "output_version": version("get"), "vdevs": all }).to_string() + "\n"
+    json!({ "output_version": json_head("get"), "vdevs": all }).to_string() + "\n"
 }
 
 /// What stands for all devices of a pool.

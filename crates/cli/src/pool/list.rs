@@ -1,6 +1,6 @@
 //! `nacre pool list` and `get`: tables. Pure.
 
-use super::{json, status, verb::Form};
+use super::{form::Form, json, status};
 use crate::columns::{self, Align};
 use nacre_admin::pool::{
     DeviceFigures, Figures,

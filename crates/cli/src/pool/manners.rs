@@ -20,7 +20,7 @@ use std::{ffi::OsString, io::Write, process::ExitCode};
 pub fn report(error: &clap::Error, table: &Command, arguments: &[OsString]) -> ExitCode {
     if error.kind() == ErrorKind::DisplayVersion {
         // Nobody is left to tell when the output is closed.
-        let _ = writeln!(std::io::stdout(), "{}", super::run::zfs_version().join("\n"));
+        let _ = writeln!(std::io::stdout(), "{}", super::version::zfs_version().join("\n"));
         return ExitCode::SUCCESS;
     }
     if error.kind() == ErrorKind::DisplayHelp {

@@ -1,16 +1,22 @@
 //! Carries out what a command line asked of pools.
 
 use super::{
-    called::{self, Called},
-    command, histograms, importing, iostat, json, list, manners,
+    called::{Called, named_device, same},
+    chosen::{Chosen, each, figures, note, once, some},
+    command,
+    form::Form,
+    histograms, importing,
+    iostat::{self, Shown},
+    json, list, manners,
     scripts::{self, Columns},
+    starting::{cache, check_properties, failed, start},
     status, upgrade, vdevs,
-    verb::{self, Again, Form, PoolVerb, Shown, Target, ToCreate},
+    verb::{self, Again, PoolVerb, Target, ToCreate},
+    version::version,
 };
 use crate::output::print;
 use nacre_admin::{
-    Refusal,
-    pool::{Answer, DeviceFigures, Figures, Line, Request, ScrubOrder, Status, devices, properties},
+    pool::{Answer, Figures, Line, Request, ScrubOrder, Status, devices},
     watch::Event,
 };
 use nacre_daemon::{
@@ -28,23 +34,16 @@ use nacre_daemon::{
 use nacre_pool::{
     device::FileDevice,
     label, names,
-    properties::{DATASET_PROPERTIES, POOL_PROPERTIES, PropertyError, dataset_property},
+    properties::{DATASET_PROPERTIES, PropertyError, dataset_property},
     store::{Access, MINIMUM_DEVICE},
 };
 use std::{
-    collections::HashSet,
     ffi::OsString,
     io::Write,
-    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
-
-/// The limit of the cache where none is named, bytes.
-pub const CACHE: u64 = 256 << 20;
-/// The least that can be worked with.
-const CACHE_LEAST: u64 = 8 << 20;
 
 /// Called as `zpool`: the same command lines.
 pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
@@ -204,28 +203,6 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The version as `zfs` and `zpool` tell it: of the commands and of what is in the kernel, both of
-/// which are this program. The first number is that of the OpenZFS whose letters, tables and JSON
-/// are taken over, since programs choose by it how to call us.
-pub fn zfs_version() -> [String; 2] {
-    ["zfs", "zfs-kmod"].map(|part| format!("{part}-2.3.0-nacre{}", env!("CARGO_PKG_VERSION")))
-}
-
-/// What `version` prints, of `program` as it was called by `command`.
-pub fn version(program: &str, command: &str, json: bool) -> String {
-    let [userland, kernel] = zfs_version();
-    if json {
-        let head = serde_json::json!({ "command": format!("{program} version"), "vers_major": 0, "vers_minor": 1 });
-        let both = serde_json::json!({ "userland": userland, "kernel": kernel });
-        return serde_json::json!({ "output_version": head, "zfs_version": both }).to_string() + "\n";
-    }
-    if command.starts_with("nacre") {
-        format!("nacre {}\n", env!("CARGO_PKG_VERSION"))
-    } else {
-        format!("{userland}\n{kernel}\n")
-    }
-}
-
 /// The command line as it was typed, for the pool's history. Words with blanks are quoted.
 pub fn typed(program: &str) -> String {
     let quoted = |word: OsString| {
@@ -243,65 +220,11 @@ fn say(line: &str) {
     }
 }
 
-pub(super) fn failed(refusal: Refusal) -> Failure {
-    client::failure(&refusal)
-}
-
-/// What is named twice is meant once.
-pub fn once(mut names: Vec<String>) -> Vec<String> {
-    let mut seen = HashSet::new();
-    names.retain(|name| seen.insert(name.clone()));
-    names
-}
-
-/// Does something to each; one that fails keeps no other from it.
-pub fn each<T>(
-    last: &mut Option<Failure>,
-    all: impl IntoIterator<Item = T>,
-    mut act: impl FnMut(T) -> Result<(), Failure>,
-) {
-    all.into_iter().filter_map(|one| act(one).err()).for_each(|failure| note(last, failure));
-}
-
 /// Asks something of the pools of these names.
 fn of_each(names: Vec<String>, ask: impl Fn(&Owned) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut last = None;
     each(&mut last, once(names), |name| ask(&client::owned(&name)?));
     last.map_or(Ok(()), Err)
-}
-
-/// Pools as far as they can be had.
-struct Chosen {
-    /// Those that are imported.
-    owned: Vec<Owned>,
-    /// Those that should be.
-    lost: Vec<Expected>,
-    /// Why others are not there.
-    missing: Option<Failure>,
-}
-
-/// The pools of these names, all where none is named. Those that are there are shown, whatever has
-/// become of others.
-fn some(names: &[String], everybody: bool) -> Chosen {
-    if names.is_empty() {
-        return Chosen { owned: client::all(&Whose::told(everybody)), lost: expected::lost(names), missing: None };
-    }
-    let (mut owned, mut missing) = (Vec::new(), None);
-    let lost = expected::lost(names);
-    for name in names.iter().filter(|name| !lost.iter().any(|lost| lost.name == **name)) {
-        match client::owned(name) {
-            Ok(found) => owned.push(found),
-            Err(failure) => note(&mut missing, failure),
-        }
-    }
-    Chosen { owned, lost, missing }
-}
-
-/// Of several failures, the last one is for the end; those before it are told.
-pub fn note(last: &mut Option<Failure>, failure: Failure) {
-    if let Some(before) = last.replace(failure) {
-        tell(&before.what);
-    }
 }
 
 fn done(owned: &Owned, command: &str, request: Request) -> Result<(), Failure> {
@@ -325,21 +248,6 @@ fn leave(owned: &Owned, command: &str, request: Request) -> Result<(), Failure> 
         client::wait_for_end(&process);
     }
     Ok(())
-}
-
-pub(super) fn figures(names: &[String], everybody: bool) -> (Vec<Figures>, Option<Failure>) {
-    let mut all = Vec::new();
-    let Chosen { owned, lost, mut missing } = some(names, everybody);
-    let (answers, failures) = client::ask_each(owned, |owned| owned.pool("", Request::List, &mut |_| {}));
-    for answer in answers {
-        if let Answer::Listed(figures) = answer {
-            all.push(*figures);
-        }
-    }
-    failures.into_iter().for_each(|failure| note(&mut missing, failure));
-    all.extend(lost.iter().map(Expected::figures));
-    all.sort_by(|a, b| a.name.cmp(&b.name));
-    (all, missing)
 }
 
 /// What comes of showing some pools while others are missing; where `nothing` was shown, that is
@@ -443,33 +351,6 @@ fn show_iostat(names: &[String], verbose: bool, shown: Shown, form: Form, again:
     })
 }
 
-/// What can be seen wrong with the properties of a pool that is to be made or imported, before
-/// anything is done.
-pub(super) fn check_properties(doing: &str, given: &[(String, String)]) -> Result<Vec<(String, String)>, Failure> {
-    let refused = |error: PropertyError| Failure::new(format!("{doing}: {error}")).next(error.next(POOL_PROPERTIES));
-    let parse = |(name, value): &(String, String)| properties::parse(name, value, true).map_err(refused);
-    let mut properties: Vec<(String, String)> = given.iter().map(parse).collect::<Result<_, _>>()?;
-    // Features are those of the format: what is asked for is so already.
-    properties.retain(|(name, _)| !name.starts_with("feature@"));
-    Ok(properties)
-}
-
-/// The limit of the cache where none is named, in so much memory: an eighth, since what waits to be
-/// written and what the process itself needs come on top, and the kernel counts its own cache of
-/// what is read and written to the same control group. Pure.
-fn usual_cache(memory: Option<u64>) -> u64 {
-    memory.map_or(CACHE, |memory| (memory / 8).clamp(CACHE_LEAST, CACHE))
-}
-
-/// The limit of the cache, bytes.
-pub(super) fn cache(wanted: Option<u64>) -> Result<u64, Failure> {
-    match wanted {
-        None => Ok(usual_cache(nacre_sys::memory_limit::limit())),
-        Some(bytes) if bytes >= CACHE_LEAST => Ok(bytes),
-        Some(bytes) => Err(Failure::usage(format!("cache: {bytes} bytes are too few; {CACHE_LEAST} are the least"))),
-    }
-}
-
 fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     let name = what.name;
     let doing = format!("cannot create '{}'", printable(name.as_bytes()));
@@ -522,26 +403,6 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Has a process own a pool; where a file is named for that, it is written down there where the
-/// pool lies.
-pub(super) fn start(start: Start) -> Result<ExitCode, Failure> {
-    let code = start.start()?;
-    match cachefile::of(&start.properties) {
-        Some(path) if code == ExitCode::SUCCESS => cachefile::keep(&path, &start.name).map(|()| code),
-        _ => Ok(code),
-    }
-}
-
-/// Whether two paths lead to one file or device.
-fn same(a: &Path, b: &Path) -> bool {
-    let itself = |path: &Path| {
-        let there = std::fs::metadata(path).ok()?;
-        let block = there.file_type().is_block_device();
-        Some(if block { (None, there.rdev()) } else { (Some(there.dev()), there.ino()) })
-    };
-    a == b || itself(a).is_some_and(|a| Some(a) == itself(b))
-}
-
 /// Refuses what belongs to a pool that is imported, by the name of that pool: no force helps.
 fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     for pool in figures(&[], false).0 {
@@ -578,11 +439,6 @@ fn list_of(owned: &Owned) -> Result<Figures, Failure> {
         Answer::Listed(figures) => Ok(*figures),
         _ => Ok(Figures::default()),
     }
-}
-
-/// The device of a pool that is meant.
-pub(super) fn named_device<'a>(pool: &'a Figures, word: &Path) -> Option<&'a DeviceFigures> {
-    pool.devices.iter().find(|device| called::is_meant(device, word) || same(Path::new(&device.path), word))
 }
 
 /// Devices of a pool by the paths that it knows; what it does not know, it refuses in its own

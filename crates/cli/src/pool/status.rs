@@ -1,6 +1,6 @@
 //! `nacre pool status`: the health of a pool in ZFS' form. Pure.
 
-use super::{scripts::Columns, verb::Form};
+use super::{form::Form, scripts::Columns};
 use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, TrimReport, figures::percent};
 use nacre_daemon::pool::{dates, expected::UNAVAILABLE};
 use nacre_pool::properties::size::human_bytes;

@@ -1,7 +1,7 @@
 //! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices, by the names and in the
 //! order of OpenZFS. What nobody counts or knows here is `-`. Pure but for [`asked`].
 
-use super::{json, list, run, status, verb::Form};
+use super::{called, chosen, form::Form, json, list, status};
 use nacre_admin::{
     counted::Counts,
     pool::{DeviceFigures, Figures, Phase, properties::Value},
@@ -112,7 +112,7 @@ pub fn asked(
     if words.is_empty() || words.iter().all(is_pool) || !is_pool(first) {
         return Ok(None);
     }
-    let (mut pools, missing) = run::figures(std::slice::from_ref(first), false);
+    let (mut pools, missing) = chosen::figures(std::slice::from_ref(first), false);
     let Some(mut pool) = pools.pop() else { return missing.map_or(Ok(None), Err) };
     form.called.name(&mut pool);
     let leaves = pool.devices.iter().map(Vdev::Leaf);
@@ -134,7 +134,7 @@ pub fn asked(
 }
 
 fn of_word<'a>(pool: &'a Figures, word: &str) -> Result<Vdev<'a>, Failure> {
-    match run::named_device(pool, Path::new(word)) {
+    match called::named_device(pool, Path::new(word)) {
         _ if ["root", ROOT].contains(&word) => Ok(Vdev::Root),
         Some(device) => Ok(Vdev::Leaf(device)),
         None => Err(Failure::usage(format!("Expected a list of vdevs in \"{}\", but got: {word}", pool.name))),

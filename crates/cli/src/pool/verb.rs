@@ -1,6 +1,6 @@
 //! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
 
-use super::{called::Called, command::UNSERVED, histograms::Of, status, words};
+use super::{called::Called, command::UNSERVED, form::Form, histograms::Of, iostat::Shown, status, words};
 use clap::ArgMatches;
 use nacre_admin::pool::{ScrubOrder, TrimOrder, inspect::Wanted, properties};
 use nacre_daemon::failure::Failure;
@@ -103,31 +103,6 @@ pub struct ToImport {
     pub only_say: bool,
     pub mount: bool,
     pub cache: Option<u64>,
-}
-
-/// How a table looks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Form {
-    pub scripted: bool,
-    pub exact: bool,
-    pub json: bool,
-    /// As JSON, numbers are numbers.
-    pub integers: bool,
-    /// As JSON, pools are found by their numbers.
-    pub by_guid: bool,
-    /// What devices are called.
-    pub called: Called,
-}
-
-/// What `iostat` shows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shown {
-    /// How long requests take on average.
-    pub latency: bool,
-    /// How many are under way.
-    pub queue: bool,
-    /// Histograms instead.
-    pub histograms: Option<Of>,
 }
 
 /// How often something is shown, and with which time before it.

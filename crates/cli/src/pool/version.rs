@@ -1,0 +1,23 @@
+//! The version, as `zfs` and `zpool` tell it.
+
+/// The version as `zfs` and `zpool` tell it: of the commands and of what is in the kernel, both of
+/// which are this program. The first number is that of the OpenZFS whose letters, tables and JSON
+/// are taken over, since programs choose by it how to call us.
+pub fn zfs_version() -> [String; 2] {
+    ["zfs", "zfs-kmod"].map(|part| format!("{part}-2.3.0-nacre{}", env!("CARGO_PKG_VERSION")))
+}
+
+/// What `version` prints, of `program` as it was called by `command`.
+pub fn version(program: &str, command: &str, json: bool) -> String {
+    let [userland, kernel] = zfs_version();
+    if json {
+        let head = serde_json::json!({ "command": format!("{program} version"), "vers_major": 0, "vers_minor": 1 });
+        let both = serde_json::json!({ "userland": userland, "kernel": kernel });
+        return serde_json::json!({ "output_version": head, "zfs_version": both }).to_string() + "\n";
+    }
+    if command.starts_with("nacre") {
+        format!("nacre {}\n", env!("CARGO_PKG_VERSION"))
+    } else {
+        format!("{userland}\n{kernel}\n")
+    }
+}
