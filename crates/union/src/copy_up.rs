@@ -13,12 +13,11 @@
 use crate::{
     branch::CopyOnOpen,
     branches::Branch,
-    identity,
-    links::links_of,
-    marks,
-    node::{Part, Place, UnionNode},
+    hardlinks::index::index_directory,
+    identity, marks,
+    node::{NodePlace, Part, UnionNode},
     relocate::{PIECE, Pace},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
     work::Temporary,
 };
 use nacre_vfs::{
@@ -62,13 +61,13 @@ impl Built {
     }
 }
 
-impl Shared {
+impl UnionShared {
     /// Makes sure that a file is where it may be changed: on a writable branch, and not below
     /// `most`. Of its content, only the first `length` bytes are needed.
     ///
     /// # Errors
     /// EROFS where there is no such branch; ENOSPC and what else the storages say.
-    pub(crate) fn copy_up(self: &Arc<Shared>, node: &Arc<UnionNode>, most: usize, length: u64) -> Result<Part> {
+    pub(crate) fn copy_up(self: &Arc<UnionShared>, node: &Arc<UnionNode>, most: usize, length: u64) -> Result<Part> {
         if node.kind == Kind::Directory {
             return self.raise_directory(node);
         }
@@ -259,7 +258,7 @@ impl Shared {
         node: &Arc<UnionNode>,
         (top, attr): (&Part, &Attr),
         built: &Built,
-        home: Option<(&Place, &Part)>,
+        home: Option<(&NodePlace, &Part)>,
     ) -> Result<Option<Part>> {
         let Some((place, parent)) = home else { return self.put_nowhere(node, attr, built).map(Some) };
         let _unlisted = top.branch.is_writable().then(|| place.parent.listing.write());
@@ -271,14 +270,14 @@ impl Shared {
         let name = Name::new(&place.name)?;
         let before = layer.getattr(&OWN, &parent.node, None)?;
         self.mark_home(&place.parent, parent)?;
-        let is_linked = attr.nlink > 1 || self.links.knows(node.id);
+        let is_linked = attr.nlink > 1 || self.hardlinks.knows(node.id);
         if is_linked {
-            let part = self.links.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
+            let part = self.hardlinks.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
             // From now on every name shows the copy, even if it gets no name of its own here.
             self.now_on(node, &part);
             let linked = layer.link(&OWN, &part.node, None, &parent.node, name)?;
             layer.adopt(&part.node, &linked.node);
-            self.links
+            self.hardlinks
                 .one_less(node.id, attr.nlink, &built.branch, || self.make_durable(&built.branch, &parent.node))?;
         } else {
             move_in(&**layer, (&work.directory, built.temporary.name()?), (&parent.node, name))?;
@@ -292,7 +291,7 @@ impl Shared {
         let part = node.top()?;
         self.tidy_parent(&part, parent, &before);
         if is_linked {
-            self.make_durable(&built.branch, links_of(&built.branch)?)?;
+            self.make_durable(&built.branch, index_directory(&built.branch)?)?;
         }
         self.make_durable(&built.branch, &parent.node)?;
         // A move between writable branches leaves nothing behind.
@@ -322,10 +321,10 @@ impl Shared {
     /// For a file to which no name is known to lead: one of several, which then find it in the
     /// index, or none at all.
     fn put_nowhere(&self, node: &Arc<UnionNode>, attr: &Attr, built: &Built) -> Result<Part> {
-        if !node.is_gone() && (attr.nlink > 1 || self.links.knows(node.id)) {
-            let part = self.links.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
+        if !node.is_gone() && (attr.nlink > 1 || self.hardlinks.knows(node.id)) {
+            let part = self.hardlinks.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
             self.now_on(node, &part);
-            self.make_durable(&built.branch, links_of(&built.branch)?)?;
+            self.make_durable(&built.branch, index_directory(&built.branch)?)?;
             return Ok(part);
         }
         self.now_on(node, &built.part);

@@ -7,11 +7,11 @@
 
 use crate::{
     branches::Branch,
-    lookup::{Found, Sight},
+    lookup::{FoundFile, Sight},
     marks,
     node::{Part, UnionNode},
     open_file::UnionFile,
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
     work::Temporary,
 };
 use nacre_vfs::{
@@ -112,7 +112,7 @@ enum On<'a> {
     Branch(&'a Arc<Branch>),
 }
 
-impl Shared {
+impl UnionShared {
     /// Finds the spot for a new name and makes it there.
     fn make<T>(
         &self,
@@ -177,7 +177,7 @@ impl Shared {
     }
 
     pub(crate) fn create(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         parent: &Node,
         name: Name<'_>,
@@ -206,7 +206,7 @@ impl Shared {
     }
 
     fn open_existing(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         parent: &Arc<UnionNode>,
         name: Name<'_>,
@@ -226,7 +226,7 @@ impl Shared {
     }
 
     pub(crate) fn tmpfile(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         parent: &Node,
         mode: u32,
@@ -324,7 +324,7 @@ impl Shared {
     }
 
     pub(crate) fn link(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         node: &Node,
         file: Option<&dyn OpenFile>,
@@ -407,7 +407,7 @@ fn spot<'a>(branch: &'a Arc<Branch>, part: &'a Part, name: Name<'a>, sight: &Sig
     Ok(Spot { branch, directory: &part.node, part, name, occupied, covered: hidden_here && !occupied, floor })
 }
 
-impl Found {
+impl FoundFile {
     /// Whether it is a directory.
     pub(crate) fn is_directory(&self) -> bool {
         self.kind == Kind::Directory

@@ -27,7 +27,7 @@ pub(crate) use purge::purge;
 
 use crate::marks::Marks;
 use ahead::Reader;
-use kept::{Kept, KeptMerges, Reading, Ticket, Way};
+use kept::{Kept, KeptMerges, ListingWay, Reading, Ticket};
 use merge::{Merge, Run};
 use merged::{Merged, MergedListings};
 use nacre_vfs::{Caller, Entry, Errno, FileId, Kind, Layer, Name, Node, Result};
@@ -138,7 +138,7 @@ impl Listings {
             begun => begun,
         };
         match begun {
-            Some(Kept { ticket, reached, way: Way::Whole(reading), .. }) => {
+            Some(Kept { ticket, reached, way: ListingWay::Whole(reading), .. }) => {
                 let known = (reached == request.from).then_some(reading.told.1);
                 self.read(ticket, request, (reading.whole, known), (sources, out))
             }
@@ -168,7 +168,12 @@ impl Listings {
         };
         if ended != Ok(true) || reached != request.from {
             whole.reached(reached, at);
-            self.kept.keep(ticket, reached, self.kept.changes(), Way::Whole(Reading { whole, told: (start, at) }));
+            self.kept.keep(
+                ticket,
+                reached,
+                self.kept.changes(),
+                ListingWay::Whole(Reading { whole, told: (start, at) }),
+            );
         }
         ended.map(drop)
     }
@@ -189,7 +194,7 @@ impl Listings {
                 ticket = kept.ticket;
                 ticket.token = request.token;
                 reached = Some(kept.reached);
-                if let Way::Merging(kept) = kept.way {
+                if let ListingWay::Merging(kept) = kept.way {
                     merge = *kept;
                 }
             }
@@ -212,7 +217,7 @@ impl Listings {
         // At the end, one more call will come that finds it so; after an error, a second attempt
         // goes on with what was entered, which is true.
         if ended != Ok(true) || reached != request.from {
-            self.kept.keep(ticket, reached, changes, Way::Merging(Box::new(merge)));
+            self.kept.keep(ticket, reached, changes, ListingWay::Merging(Box::new(merge)));
         }
         ended.map(drop)
     }

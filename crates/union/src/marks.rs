@@ -161,7 +161,7 @@ pub(crate) fn is_private_xattr(name: &[u8]) -> bool {
 
 /// What a name in a listing says, as far as the name alone tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Listed<'a> {
+pub(crate) enum NameMark<'a> {
     /// A file, unless its type and its attributes say otherwise.
     Plain,
     /// The whiteout of this name.
@@ -173,15 +173,15 @@ pub(crate) enum Listed<'a> {
 }
 
 /// Reads the name of a listed entry.
-pub(crate) fn listed(name: Name<'_>) -> Listed<'_> {
-    let Some(hidden) = name.bytes().strip_prefix(PREFIX) else { return Listed::Plain };
+pub(crate) fn listed(name: Name<'_>) -> NameMark<'_> {
+    let Some(hidden) = name.bytes().strip_prefix(PREFIX) else { return NameMark::Plain };
     if name.bytes().starts_with(LONG) {
-        Listed::HidesLong
+        NameMark::HidesLong
     } else if is_reserved(hidden) {
-        Listed::Private
+        NameMark::Private
     } else {
         // Whiteouts of nothing, `.` and `..` hide nothing.
-        Name::new(hidden).map_or(Listed::Private, Listed::Hides)
+        Name::new(hidden).map_or(NameMark::Private, NameMark::Hides)
     }
 }
 

@@ -9,7 +9,7 @@
 //! while it is open for writing, while the kernel reads it by itself, and while anybody holds it
 //! open or mapped on its branch.
 //!
-//! Files with several names go together, as `linked.rs` tells.
+//! Files with several names go together, as `hardlinks/relocate.rs` tells.
 //!
 //! For open files whose branch is full ([`crate::UnionOptions::move_when_full`]), writers wait:
 //! whoever changes a file holds its `moving` lock for reading meanwhile, and every open file
@@ -19,10 +19,10 @@ use crate::{
     branches::Branch,
     copy_up::{Built, learn, move_in},
     marks,
-    node::{Part, Place, UnionNode},
+    node::{NodePlace, Part, UnionNode},
     policy::Placement,
     rename::uncover,
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Attr, Errno, Invalidation, Kind, Name, OpenFlags, Result};
 use parking_lot::RwLockReadGuard;
@@ -114,19 +114,19 @@ pub(crate) enum Goal {
 /// Called before each piece with its bytes; false ends the move.
 pub(crate) type Pace<'a> = &'a mut dyn FnMut(u64) -> bool;
 
-impl Shared {
+impl UnionShared {
     /// Moves a file off a full branch in the middle of a write.
     ///
     /// # Errors
     /// ENOSPC where it cannot go anywhere else: no branch with room on which it would be seen, or a
     /// file with several names.
-    pub(crate) fn move_elsewhere(self: &Arc<Shared>, node: &Arc<UnionNode>) -> Result<()> {
+    pub(crate) fn move_elsewhere(self: &Arc<UnionShared>, node: &Arc<UnionNode>) -> Result<()> {
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
         let top = node.top()?;
         let place = node.place().filter(|_| !node.is_gone() && top.branch.is_writable()).ok_or(Errno::ENOSPC)?;
         let attr = self.attr_of_source(node, &top)?;
-        if attr.nlink != 1 || self.links.knows(node.id) {
+        if attr.nlink != 1 || self.hardlinks.knows(node.id) {
             return Err(Errno::ENOSPC);
         }
         let target = self.branch_when_full(&place, &top, attr.size)?;
@@ -152,7 +152,7 @@ impl Shared {
     /// # Errors
     /// Why it stays.
     pub(crate) fn relocate(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         node: &Arc<UnionNode>,
         goal: &Goal,
         pace: Pace<'_>,
@@ -178,7 +178,7 @@ impl Shared {
     /// Whether a file could go now. Nobody can open it meanwhile.
     pub(crate) fn movable(&self, node: &Arc<UnionNode>, top: &Part) -> std::result::Result<Attr, Stay> {
         let attr = self.free_to_go(node, top)?;
-        if attr.nlink != 1 || self.links.knows(node.id) { Err(Stay::Names(attr.nlink)) } else { Ok(attr) }
+        if attr.nlink != 1 || self.hardlinks.knows(node.id) { Err(Stay::Names(attr.nlink)) } else { Ok(attr) }
     }
 
     /// The same, however many names it has.
@@ -212,7 +212,7 @@ impl Shared {
     }
 
     /// The branch to which a file can go.
-    fn target(&self, place: &Place, top: &Part, goal: &Goal, size: u64) -> std::result::Result<Arc<Branch>, Stay> {
+    fn target(&self, place: &NodePlace, top: &Part, goal: &Goal, size: u64) -> std::result::Result<Arc<Branch>, Stay> {
         let fits = |branch: &Arc<Branch>| Ok::<_, Errno>(self.room(branch)? > size);
         match goal {
             Goal::Branch(branch) => {
@@ -235,7 +235,7 @@ impl Shared {
 
     /// Removes an older state of the very file that is hidden below it: what a move that was
     /// interrupted has left, or what was copied up on open.
-    fn remove_older(&self, node: &Arc<UnionNode>, place: &Place, top: &Part) -> Result<()> {
+    fn remove_older(&self, node: &Arc<UnionNode>, place: &NodePlace, top: &Part) -> Result<()> {
         let _names = place.parent.names.write();
         let (view, name) = (place.parent.view(), Name::new(&place.name)?);
         if node.is_gone() || !node.place().is_some_and(|now| now.is(&place.parent, &place.name)) {
@@ -253,7 +253,7 @@ impl Shared {
     }
 
     /// The last branch on which a file would be seen once it is gone from its own.
-    pub(crate) fn limit_elsewhere(&self, place: &Place, top: &Part) -> Result<usize> {
+    pub(crate) fn limit_elsewhere(&self, place: &NodePlace, top: &Part) -> Result<usize> {
         let _names = place.parent.names.read();
         let name = Name::new(&place.name)?;
         let sight = self.sight_from(&OWN, &place.parent.view(), name, top.branch.index().saturating_add(1))?;
@@ -287,7 +287,7 @@ impl Shared {
     }
 
     /// The branch to which a file goes whose own is full.
-    fn branch_when_full(&self, place: &Place, top: &Part, size: u64) -> Result<Arc<Branch>> {
+    fn branch_when_full(&self, place: &NodePlace, top: &Part, size: u64) -> Result<Arc<Branch>> {
         let policy = self.options.move_when_full.ok_or(Errno::ENOSPC)?;
         let limit = self.limit_elsewhere(place, top)?;
         let branches = self.branches();
@@ -297,12 +297,12 @@ impl Shared {
             view.creates &= branch.index() <= limit && branch.slot != top.branch.slot && self.room(branch)? > size;
         }
         let placement = Placement { branches: &views, limit, directory: false };
-        let chosen = policy.choose(&placement, &self.policy).map_err(|_| Errno::ENOSPC)?;
+        let chosen = policy.choose(&placement, &self.placing.policy).map_err(|_| Errno::ENOSPC)?;
         branches.get(chosen).map(Arc::clone).ok_or(Errno::EIO)
     }
 
     /// The branch with most room on which the file would be seen once it is gone from its own.
-    fn branch_with_room(&self, place: &Place, top: &Part, size: u64) -> Result<Arc<Branch>> {
+    fn branch_with_room(&self, place: &NodePlace, top: &Part, size: u64) -> Result<Arc<Branch>> {
         self.most_room(self.limit_elsewhere(place, top)?, &top.branch, size)
     }
 
@@ -336,7 +336,7 @@ impl Shared {
     ) -> std::result::Result<Built, Stay> {
         let mut stopped = false;
         let mut go_on = |bytes: u64| {
-            let goes_on = self.wanted.load(Ordering::Relaxed) == 0 && pace(bytes);
+            let goes_on = self.membership.wanted.load(Ordering::Relaxed) == 0 && pace(bytes);
             stopped |= !goes_on;
             goes_on
         };
@@ -351,7 +351,7 @@ impl Shared {
     fn switch_unchanged(
         &self,
         node: &Arc<UnionNode>,
-        (place, changes): (&Place, u64),
+        (place, changes): (&NodePlace, u64),
         (top, before): (&Part, &Attr),
         parent: &Part,
         built: &Built,
@@ -387,7 +387,7 @@ impl Shared {
         top.id.generation == 0 && !self.is_copy(node, top)
     }
 
-    fn switch(&self, node: &Arc<UnionNode>, place: &Place, top: &Part, parent: &Part, built: &Built) -> Result<()> {
+    fn switch(&self, node: &Arc<UnionNode>, place: &NodePlace, top: &Part, parent: &Part, built: &Built) -> Result<()> {
         let _unlisted = place.parent.listing.write();
         let _names = place.parent.names.write();
         if node.is_gone() || !node.place().is_some_and(|now| now.is(&place.parent, &place.name)) {

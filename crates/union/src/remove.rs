@@ -9,10 +9,10 @@ use crate::{
     branches::Branch,
     create::ATTEMPTS,
     listing::{self, Source},
-    lookup::Found,
+    lookup::FoundFile,
     marks::{self, Style},
     node::{Part, UnionNode, View},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
     work::Temporary,
 };
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
@@ -55,8 +55,8 @@ pub(crate) fn lock_names<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLockWr
     locks.into_iter().map(RwLock::write).collect()
 }
 
-impl Shared {
-    pub(crate) fn unlink(self: &Arc<Shared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+impl UnionShared {
+    pub(crate) fn unlink(self: &Arc<UnionShared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let parent = self.directory(parent)?;
         check_existing(name)?;
         self.settle();
@@ -88,12 +88,12 @@ impl Shared {
         parent: &Arc<UnionNode>,
         view: &View,
         name: Name<'_>,
-        found: Found,
+        found: FoundFile,
     ) -> Result<Removal> {
         let (top, attr) = (found.top()?.clone(), found.attr);
         // Once removed, it could not be asked who it was.
         let node = self.node_of(found)?;
-        if self.links.moved.holds(node.id) {
+        if self.hardlinks.journal.holds(node.id) {
             return Err(Errno::EIO);
         }
         let branch = if top.branch.is_writable() {
@@ -131,11 +131,11 @@ impl Shared {
         // The copy's own count, or that of a name below that only shows the copy.
         let last = if seen.branch.is_writable() && node.top()?.branch.index() == seen.branch.index() {
             count <= 1
-        } else if count <= 1 && !self.links.knows(node.id) {
+        } else if count <= 1 && !self.hardlinks.knows(node.id) {
             true
         } else {
             let lasting = || parent.part_on(branch).map_or(Ok(()), |part| self.make_durable(branch, &part.node));
-            let left = self.links.one_less(node.id, count, branch, lasting).unwrap_or_else(|error| {
+            let left = self.hardlinks.one_less(node.id, count, branch, lasting).unwrap_or_else(|error| {
                 // The name is gone all the same; the count stays too high, which loses nothing.
                 tracing::warn!(branch = branch.index(), ?error, "the count of links of a file is too high");
                 1
@@ -183,7 +183,7 @@ impl Shared {
         Ok(replaced)
     }
 
-    pub(crate) fn rmdir(self: &Arc<Shared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+    pub(crate) fn rmdir(self: &Arc<UnionShared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let parent = self.directory(parent)?;
         check_existing(name)?;
         for _ in 0..ATTEMPTS {
@@ -199,7 +199,7 @@ impl Shared {
                 self.known(&parent, name, found)?
             };
             let outcome = {
-                let _tree = self.tree.lock();
+                let _tree = self.tree.lock.lock();
                 let _names = lock_names(&[&parent, &node]);
                 if node.is_gone() || !node.place().is_some_and(|place| place.is(&parent, name.bytes())) {
                     continue;

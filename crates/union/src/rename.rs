@@ -13,7 +13,7 @@
 //! | a file that was copied up by another of its names | above this name | the copy gets this name, too | `name_copy` |
 //! | a directory | on several branches, all writable, the new name free on all | it is renamed on each of them | `move_everywhere` |
 //! | a directory | on one writable branch, down to the limit | nothing | `move_directory` |
-//! | a directory | on several branches, or on one that is only read | its content is copied together, as far as `directory_copy_limit` allows | `make_whole`, `whole.rs` |
+//! | a directory | on several branches, or on one that is only read | its content is copied together, as far as `directory_copy_limit` allows | `copy_up_dir`, `copy_up_dir.rs` |
 //! | the same, with more in it | | with redirects, a mark says where it goes on below; else EXDEV | `redirect_directory`, `redirect.rs` |
 //! | a directory | on a writable branch where nothing new may be made, and there is one where it may | EXDEV: programs copy by themselves | `whole` |
 //! | both of an exchange | on the higher of their branches, each as above | one exchange there | `exchange` |
@@ -29,11 +29,11 @@ use crate::{
     branches::Branch,
     create::{ATTEMPTS, check_name},
     identity,
-    lookup::{Found, Sight},
+    lookup::{FoundFile, Sight},
     marks::{Marks, Style},
     node::{Part, Redirect, UnionNode, View},
     remove::{Leftover, check_existing, lock_names},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Caller, Errno, Invalidation, Kind, Name, Node, RenameFlags, Result};
 use std::{
@@ -70,14 +70,14 @@ struct Side {
 }
 
 impl Side {
-    fn found(&self) -> Option<&Found> {
+    fn found(&self) -> Option<&FoundFile> {
         self.sight.found.as_ref()
     }
 }
 
-impl Shared {
+impl UnionShared {
     pub(crate) fn rename(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         from: (&Node, Name<'_>),
         to: (&Node, Name<'_>),
@@ -108,7 +108,7 @@ impl Shared {
                 Step::Whole(directory, branch) => {
                     match self.may_redirect(&branch) && !self.is_small(&directory, &branch)? {
                         true => self.redirect_directory(&directory, &branch)?,
-                        false => self.make_whole(&directory, &branch)?,
+                        false => self.copy_up_dir(&directory, &branch)?,
                     }
                 }
             }
@@ -129,7 +129,7 @@ impl Shared {
     /// writable branch has to stay there; doors hold files open for a moment that nobody has open
     /// any more, and are asked to close them. No lock is held.
     #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
-    fn raise_file(self: &Arc<Shared>, node: &Arc<UnionNode>, most: usize) -> Result<()> {
+    fn raise_file(self: &Arc<UnionShared>, node: &Arc<UnionNode>, most: usize) -> Result<()> {
         match self.copy_up(node, most, u64::MAX) {
             Err(Errno::EXDEV) => {}
             other => return other.map(drop),
@@ -153,19 +153,19 @@ impl Shared {
     }
 
     fn try_rename(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         from: Spot<'_>,
         to: Spot<'_>,
         flags: RenameFlags,
     ) -> Result<Step> {
         let (first, second) = (self.peek(caller, from)?, self.peek(caller, to)?);
-        if [&first, &second].into_iter().flatten().any(|node| self.links.moved.holds(node.id)) {
+        if [&first, &second].into_iter().flatten().any(|node| self.hardlinks.journal.holds(node.id)) {
             return Err(Errno::EIO);
         }
         let is_directory =
             |node: &Option<Arc<UnionNode>>| node.as_ref().is_some_and(|node| node.kind == Kind::Directory);
-        let _tree = (is_directory(&first) || is_directory(&second)).then(|| self.tree.lock());
+        let _tree = (is_directory(&first) || is_directory(&second)).then(|| self.tree.lock.lock());
         let mut locked = vec![from.0, to.0];
         let replaced = second.as_ref().filter(|node| node.kind == Kind::Directory && !flags.has(RenameFlags::EXCHANGE));
         // A directory inside one that is being moved cannot be its parent as well: that is refused
@@ -239,7 +239,7 @@ impl Shared {
         }
         if let Some((found, replaced)) = target.found().zip(target.node.as_ref()) {
             let below = &found.top()?.branch;
-            if below.index() != branch.index() && (below.is_writable() || self.links.knows(replaced.id)) {
+            if below.index() != branch.index() && (below.is_writable() || self.hardlinks.knows(replaced.id)) {
                 self.remove_replaced(target, below, new_home, new.1);
             }
             self.name_is_gone(new, replaced, found.top()?, found.attr.nlink, branch)?;
@@ -382,7 +382,7 @@ impl Shared {
         let fresh = layer.lookup(&OWN, &homes.1.node, new.1)?;
         layer.adopt(&top.node, &fresh.node);
         if node.kind == Kind::Directory {
-            self.moves.fetch_add(1, Ordering::Relaxed);
+            self.tree.count.fetch_add(1, Ordering::Relaxed);
         }
         node.leave(old.0, old.1.bytes(), false);
         node.arrive(new.0, new.1.bytes());
@@ -671,7 +671,7 @@ impl Shared {
         self.mark_home(parent, home)?;
         let linked = copy.branch.layer.link(&OWN, &copy.node, None, &home.node, name)?;
         copy.branch.layer.adopt(&copy.node, &linked.node);
-        self.links.one_less(node.id, count, &copy.branch, || self.make_durable(&copy.branch, &home.node)).map(drop)
+        self.hardlinks.one_less(node.id, count, &copy.branch, || self.make_durable(&copy.branch, &home.node)).map(drop)
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     merged::Recording,
     position::{self, Own},
 };
-use crate::marks::{self, Listed, Marks};
+use crate::marks::{self, Marks, NameMark};
 use nacre_vfs::{Entry, Errno, Name, Result};
 use std::sync::Arc;
 
@@ -250,7 +250,7 @@ impl<'a> Run<'a> {
         let (mut names, mut batch, mut own) = (Hidden::with(self.merge.hidden.keys().clone()), Batch::default(), 0);
         while self.take(&mut batch, lower, own)? {
             while let Some((name, taken)) = batch.first() {
-                if marks::listed(name) == Listed::Plain {
+                if marks::listed(name) == NameMark::Plain {
                     let seen = self.merge.hidden.hides(name.bytes(), 1);
                     names.enter(name.bytes(), if seen { 0 } else { 1 });
                 }
@@ -399,10 +399,10 @@ impl<'a> Run<'a> {
         let hidden = if enters {
             enter(Arc::make_mut(&mut self.merge.hidden), index, source, (name, known.digest))?
         } else {
-            known.is_hidden.unwrap_or_else(|| said != Listed::Plain || self.merge.hidden.hides(name.bytes(), index))
+            known.is_hidden.unwrap_or_else(|| said != NameMark::Plain || self.merge.hidden.hides(name.bytes(), index))
         };
         let shown = if hidden {
-            self.request.show_whiteouts && source.reads_marks && matches!(said, Listed::Hides(_))
+            self.request.show_whiteouts && source.reads_marks && matches!(said, NameMark::Hides(_))
         } else {
             true
         };
@@ -478,19 +478,19 @@ fn enter(
     (name, digest): (Name<'_>, Option<Digest>),
 ) -> Result<bool> {
     match marks::listed(name) {
-        Listed::Plain => {
+        NameMark::Plain => {
             let digest = digest.unwrap_or_else(|| hidden.keys().digest(name.bytes()));
             return Ok(hidden.enter_digest(digest, index));
         }
-        Listed::Hides(name) if source.reads_marks => {
+        NameMark::Hides(name) if source.reads_marks => {
             hidden.enter(name.bytes(), index);
         }
-        Listed::HidesLong if source.reads_marks => {
+        NameMark::HidesLong if source.reads_marks => {
             if let Some(name) = marks::long_name(source.layer, source.directory, name)? {
                 hidden.enter(&name, index);
             }
         }
-        Listed::Hides(_) | Listed::HidesLong | Listed::Private => {}
+        NameMark::Hides(_) | NameMark::HidesLong | NameMark::Private => {}
     }
     Ok(true)
 }

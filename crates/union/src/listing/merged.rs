@@ -24,7 +24,7 @@ const HEAD: usize = 19;
 const REACHED_MAX: usize = 16;
 
 /// One name of a kept listing.
-pub(super) struct Listed<'a> {
+pub(super) struct KeptName<'a> {
     pub(super) source: usize,
     pub(super) name: Name<'a>,
     pub(super) ino: u64,
@@ -47,11 +47,11 @@ fn number(bytes: &[u8]) -> Option<u64> {
 
 impl Merged {
     /// The name at an offset, and the offset of the one behind it; `None` at the end.
-    pub(super) fn at(&self, offset: usize) -> Option<(Listed<'_>, usize)> {
+    pub(super) fn at(&self, offset: usize) -> Option<(KeptName<'_>, usize)> {
         let head = self.records.get(offset..offset + HEAD)?;
         let [source, kind, length] = *head.get(16..)?.first_chunk()?;
         let end = offset + HEAD + usize::from(length);
-        let listed = Listed {
+        let listed = KeptName {
             source: usize::from(source),
             name: Name::new(self.records.get(offset + HEAD..end)?).ok()?,
             ino: number(head.get(8..16)?)?,

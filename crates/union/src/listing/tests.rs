@@ -143,8 +143,8 @@ impl Present for Page {
 
 fn merge_of(kept: &Kept) -> &Merge {
     match &kept.way {
-        Way::Merging(merge) => merge,
-        Way::Whole(_) => panic!("it reads a whole listing"),
+        ListingWay::Merging(merge) => merge,
+        ListingWay::Whole(_) => panic!("it reads a whole listing"),
     }
 }
 
