@@ -16,7 +16,7 @@ use crate::options::{Plan, User};
 use crate::pools;
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::table::Place;
+use crate::table::TablePlace;
 use crate::target::{Cage, Ground, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
 
@@ -274,7 +274,7 @@ impl<'a> Mounted<'a> {
         let (image, log, undo) = (self.root.join(IMAGE), self.scratch.log(), self.scratch.undo());
         if !image.exists() {
             // The other tables fill their images with data.
-            let names = if self.plan.table.place == Place::Images { self.plan.scale.names_in_one() } else { 0 };
+            let names = if self.plan.table.place == TablePlace::Images { self.plan.scale.names_in_one() } else { 0 };
             images::make(&image, kind, self.start.limit, names, &log)?;
         }
         let device = images::attach(&image, direct_io, undo, &log)?;
@@ -314,14 +314,14 @@ impl<'a> Mounted<'a> {
         pool: Pool,
         point: &Path,
         image: &Path,
-        work: impl FnOnce(&pools::Place<'_>) -> Result<T, Failure>,
+        work: impl FnOnce(&pools::PoolSite<'_>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let nacre = || {
             let mut command = Command::new(&self.plan.nacre);
             self.as_owner(&mut command)?;
             Ok(command)
         };
-        work(&pools::Place { pool, image: image.to_owned(), point, log: self.scratch.log(), nacre: &nacre })
+        work(&pools::PoolSite { pool, image: image.to_owned(), point, log: self.scratch.log(), nacre: &nacre })
     }
 
     /// The image that the last step keeps everything in: below the path to which that step was

@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use crate::export::{Exports, Show};
 use crate::failure::{Doing, Failure};
 use crate::scale::{self, Scale, size};
-use crate::table::{Place, TABLES, Table, Test};
+use crate::table::{TABLES, Table, TablePlace, Test};
 use crate::target::Target;
 
 /// Size of the image of `--fs` unless one is given.
@@ -106,9 +106,9 @@ fn table_command(table: &'static Table) -> Command {
         .next_help_heading("Where")
         .arg(path("source", "DIR", "Measure in a fresh subdirectory of DIR").conflicts_with("fs"))
         .arg(Arg::new("fs").long("fs").value_name("TYPE").value_parser(FILE_SYSTEMS).help(match table.place {
-            Place::Image("xfs") => "Measure on a new file system on a loop device (root; default xfs)",
-            Place::Image(_) => "Measure on a new file system on a loop device (root; default ext4)",
-            Place::Scratch | Place::Images => {
+            TablePlace::Image("xfs") => "Measure on a new file system on a loop device (root; default xfs)",
+            TablePlace::Image(_) => "Measure on a new file system on a loop device (root; default ext4)",
+            TablePlace::Scratch | TablePlace::Images => {
                 "Measure on a new file system on a loop device (root; default: in the scratch directory itself)"
             }
         }))
@@ -225,7 +225,7 @@ fn free_at(path: &Path) -> Result<u64, Failure> {
 /// An image must hold what the largest cage may hold, and the images of file systems in it.
 fn room_for_cages(table: &Table, scale: &Scale) -> u64 {
     match table.place {
-        Place::Images => scale.image.saturating_add(IMAGE_SIZE),
+        TablePlace::Images => scale.image.saturating_add(IMAGE_SIZE),
         _ if table.targets.iter().any(Target::is_bounded) => 2 * scale.cage.max(scale.fill),
         _ => 0,
     }
@@ -245,7 +245,7 @@ fn source(table: &Table, matches: &ArgMatches, scale: &Scale, root: bool, tempor
         return Ok(Source::Directory(fs::canonicalize(directory).doing("resolving", directory)?));
     }
     let kind = matches.get_one::<String>("fs").map(String::as_str);
-    if kind.is_none() && matches!(table.place, Place::Scratch | Place::Images) {
+    if kind.is_none() && matches!(table.place, TablePlace::Scratch | TablePlace::Images) {
         return Ok(Source::Scratch);
     }
     if !root && kind.is_none() {
@@ -255,7 +255,7 @@ fn source(table: &Table, matches: &ArgMatches, scale: &Scale, root: bool, tempor
         return Err(Failure::new("--fs needs root; use --source"));
     }
     let bytes = matches.get_one::<u64>("image-size").copied().unwrap_or(IMAGE_SIZE.max(room_for_cages(table, scale)));
-    let usual = if let Place::Image(kind) = table.place { kind } else { "ext4" };
+    let usual = if let TablePlace::Image(kind) = table.place { kind } else { "ext4" };
     let kind = FILE_SYSTEMS.iter().copied().find(|known| kind == Some(*known)).unwrap_or(usual);
     Ok(Source::Image { kind, bytes: bytes.max(room_for_inodes(kind, table, scale)) })
 }

@@ -29,7 +29,7 @@ const SETTLED: &str = "settled";
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A pool of a visit: where it lies and where it is shown.
-pub struct Place<'a> {
+pub struct PoolSite<'a> {
     /// Whose, and how compressed.
     pub pool: Pool,
     /// The file that it is kept in.
@@ -42,7 +42,7 @@ pub struct Place<'a> {
     pub nacre: &'a dyn Fn() -> Result<Command, Failure>,
 }
 
-impl Place<'_> {
+impl PoolSite<'_> {
     /// `zpool` or `zfs`, or what nacre calls them.
     fn command(&self, verbs: &str) -> Result<Command, Failure> {
         match self.pool.by {

@@ -21,7 +21,7 @@ use crate::failure::{Doing, Failure};
 use crate::images;
 use crate::mounts;
 use crate::options::{Plan, Source};
-use crate::table::Place;
+use crate::table::TablePlace;
 use crate::target::Ground;
 use crate::undo::{self, Effect, Undo};
 
@@ -86,7 +86,7 @@ impl Scratch {
         }
         let in_place = match (rustix::process::geteuid().is_root(), plan.table.place) {
             (false, _) => Cold::FreshMountOnly,
-            (true, Place::Images) => Cold::DropEverything,
+            (true, TablePlace::Images) => Cold::DropEverything,
             (true, _) => Cold::DropCaches,
         };
         let (source, lower, cold) = match &plan.source {

@@ -199,7 +199,7 @@ pub const COUNT: &str = "count";
 
 /// Where a table is measured when neither `--source` nor `--fs` says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum TablePlace {
     /// Root: on a new file system of this type in an image; others: in the temporary directory.
     Image(&'static str),
     /// In the scratch directory itself, so that syncs meet a real disk if it lies on one.
@@ -237,7 +237,7 @@ pub struct Table {
     /// Identifiers of the columns measured by default.
     pub default_targets: &'static [&'static str],
     /// Where it is measured by default.
-    pub place: Place,
+    pub place: TablePlace,
     /// Identifiers of the options that say how much work it does.
     pub amounts: &'static [&'static str],
     /// Programs whose versions are recorded, with the argument that makes them tell.
@@ -324,7 +324,7 @@ mod tests {
             }
             for target in table.targets {
                 let baseline = table.target(target.baseline).expect("baseline");
-                let image = table.place == Place::Images;
+                let image = table.place == TablePlace::Images;
                 assert!(baseline.steps.is_empty() || image, "{} is measured against a mount", target.id);
                 assert_eq!(baseline.baseline, baseline.id);
                 // A file system of the kernel's in an image is root's.

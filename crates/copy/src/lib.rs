@@ -84,7 +84,7 @@ pub enum Reflink {
 
 /// Something to be told while the copy goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum CopyEvent {
     /// An entry that was not copied, or is not the same: what, where and why.
     Failed(String),
     /// Something that whoever copies may want to know.

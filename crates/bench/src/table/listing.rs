@@ -1,7 +1,7 @@
 //! The table `listing`: directories of millions of names.
 
 use super::pool::{BTRFS, BTRFS_ZSTD, EXT4, IMAGE, NACRE, NACRE_NO_ACL, NACRE_OFF, XFS, ZFS_FUSE, ZFS_FUSE_ON};
-use super::{Place, Table, Test, count, operations};
+use super::{Table, TablePlace, Test, count, operations};
 use crate::table::Group;
 use crate::target::Target;
 
@@ -13,7 +13,7 @@ pub static LISTING: Table = Table {
     tests: TESTS,
     targets: TARGETS,
     default_targets: &["xfs", "ext4", "btrfs", "zfs-fuse", "nacre-pool"],
-    place: Place::Images,
+    place: TablePlace::Images,
     amounts: &["full", "image", "files", "directories", "mix"],
     programs: &[
         ("ls", "--version"),

@@ -1,6 +1,6 @@
 //! The table `logs`: a directory that cannot outgrow its size, under the load of logs.
 
-use super::{Place, Table, Test, bytes, count, operations};
+use super::{Table, TablePlace, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Cage, Ground, Step, Target};
 
@@ -26,7 +26,7 @@ pub static LOGS: Table = Table {
         "nacre-btrfs",
         "nacre-qgroup",
     ],
-    place: Place::Scratch,
+    place: TablePlace::Scratch,
     amounts: &["cage", "dd", "appends", "fill", "cache", "files"],
     programs: &[
         ("dd", "--version"),

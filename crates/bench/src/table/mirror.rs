@@ -1,6 +1,6 @@
 //! The table `mirror`: a directory at a second place.
 
-use super::{Place, Table, Test, bytes, operations};
+use super::{Table, TablePlace, Test, bytes, operations};
 use crate::table::Group;
 use crate::target::{Step, Target};
 
@@ -21,7 +21,7 @@ pub static MIRROR: Table = Table {
         "nacre-nacre",
         "bind-nacre",
     ],
-    place: Place::Image("ext4"),
+    place: TablePlace::Image("ext4"),
     amounts: &["full", "sizes", "records", "cache", "files", "listing", "tree"],
     programs: &[
         ("bindfs", "--version"),

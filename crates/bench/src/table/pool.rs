@@ -1,6 +1,6 @@
 //! The table `pool`: file systems in an image file, of the kernel, of zfs-fuse and of nacre.
 
-use super::{Place, Table, Test, bytes, operations};
+use super::{Table, TablePlace, Test, bytes, operations};
 use crate::table::Group;
 use crate::target::{Ground, Pool, PoolOf, Step, Target};
 
@@ -12,7 +12,7 @@ pub static POOL: Table = Table {
     tests: TESTS,
     targets: TARGETS,
     default_targets: &["xfs", "ext4", "btrfs", "zfs-fuse", "nacre-pool", "nacre-pool-off"],
-    place: Place::Images,
+    place: TablePlace::Images,
     amounts: &["image", "size", "files", "overwrite", "fsyncs", "snapshots"],
     programs: &[("mkfs.xfs", "-V"), ("mkfs.ext4", "-V"), ("mkfs.btrfs", "-V"), ("fusermount3", "-V")],
 };

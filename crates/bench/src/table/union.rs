@@ -1,6 +1,6 @@
 //! The table `union`: two branches shown as one tree.
 
-use super::{Place, Table, Test, bytes, count, operations};
+use super::{Table, TablePlace, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Ground, Step, Target, Union};
 
@@ -21,7 +21,7 @@ pub static UNION: Table = Table {
         "nacre-union-noxattr",
     ],
     // The founding document's file system; it makes reflinks, and inodes as they are needed.
-    place: Place::Image("xfs"),
+    place: TablePlace::Image("xfs"),
     amounts: &["full", "names", "files", "copy", "cache"],
     programs: &[
         ("fuse-overlayfs", "--version"),
