@@ -162,11 +162,11 @@ fn with_exports(command: Command) -> Command {
 }
 
 /// A section's name stands in the markers, which are comments: nothing in it may end one.
-fn section(text: &str) -> Result<String, String> {
+fn section(text: &str) -> Result<String, Failure> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     match text.starts_with(plain) && text.split('-').all(|word| !word.is_empty() && word.chars().all(plain)) {
         true => Ok(text.to_owned()),
-        false => Err("small letters and digits, words joined by '-'".to_owned()),
+        false => Err(Failure::usage("small letters and digits, words joined by '-'")),
     }
 }
 

@@ -337,7 +337,7 @@ fn points(sizes: &[u64], records: &[u64], as_iozone: bool) -> Vec<Point> {
 }
 
 /// A size with an optional suffix K, M or G (powers of 1024).
-pub fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, Failure> {
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (text.get(..at), KIB),
         Some((at, 'm' | 'M')) => (text.get(..at), MIB),
@@ -347,7 +347,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let number = digits.and_then(|digits| digits.parse::<u64>().ok()).filter(|number| *number > 0);
     number
         .and_then(|number| number.checked_mul(factor))
-        .ok_or_else(|| format!("{text} is not a size such as 64K or 16M"))
+        .ok_or_else(|| Failure::usage(format!("{text} is not a size such as 64K or 16M")))
 }
 
 #[cfg(test)]

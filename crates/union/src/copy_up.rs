@@ -44,6 +44,23 @@ enum Number {
     Own,
 }
 
+/// What is copied: a file as it was shown when the copy was begun.
+#[derive(Clone, Copy)]
+pub(crate) struct Original<'a> {
+    pub(crate) node: &'a Arc<UnionNode>,
+    /// The part that is shown.
+    pub(crate) part: &'a Part,
+    pub(crate) attr: &'a Attr,
+}
+
+/// How a copy is made.
+struct CopyRequest<'a> {
+    number: Number,
+    /// Bytes of the content that are needed.
+    length: u64,
+    pace: Option<Pace<'a>>,
+}
+
 /// A copy that has no name yet.
 pub(crate) struct Built {
     pub(crate) branch: Arc<Branch>,
@@ -95,8 +112,9 @@ impl UnionShared {
             let target = self.branch_for_copy(place.as_ref(), top.branch.index(), most)?;
             let parent = place.as_ref().map(|place| self.grow(&place.parent, &target)).transpose()?;
             let attr = self.attr_of_source(node, &top)?;
-            let built = self.build(node, &top, &attr, &target, length)?;
-            match self.put_in_place(node, (&top, &attr), &built, place.as_ref().zip(parent.as_ref())) {
+            let original = Original { node, part: &top, attr: &attr };
+            let built = self.build(original, &target, length)?;
+            match self.put_in_place(original, &built, place.as_ref().zip(parent.as_ref())) {
                 Ok(Some(part)) => return Ok(part),
                 Ok(None) => self.discard(&built),
                 Err(error) => {
@@ -115,54 +133,28 @@ impl UnionShared {
     }
 
     /// Makes the copy of a file on a branch, complete and on stable storage, but for its name.
-    pub(crate) fn build(
-        &self,
-        node: &Arc<UnionNode>,
-        top: &Part,
-        attr: &Attr,
-        target: &Arc<Branch>,
-        length: u64,
-    ) -> Result<Built> {
-        self.build_paced(node, (top, attr), target, length, None)
+    pub(crate) fn build(&self, original: Original<'_>, target: &Arc<Branch>, length: u64) -> Result<Built> {
+        self.build_as(original, target, CopyRequest { number: Number::Kept, length, pace: None })
     }
 
-    /// The same; before each piece is copied, somebody says whether to go on: EINTR where not.
-    pub(crate) fn build_paced(
-        &self,
-        node: &Arc<UnionNode>,
-        of: (&Part, &Attr),
-        target: &Arc<Branch>,
-        length: u64,
-        pace: Option<Pace<'_>>,
-    ) -> Result<Built> {
-        self.build_as(Number::Kept, node, of, target, (length, pace))
+    /// Makes such a copy piece by piece: before each one, `pace` says whether to go on. EINTR where
+    /// not.
+    pub(crate) fn build_paced(&self, original: Original<'_>, target: &Arc<Branch>, pace: Pace<'_>) -> Result<Built> {
+        self.build_as(original, target, CopyRequest { number: Number::Kept, length: u64::MAX, pace: Some(pace) })
     }
 
     /// Makes another file that is like this one.
-    pub(crate) fn build_another(
-        &self,
-        node: &Arc<UnionNode>,
-        of: (&Part, &Attr),
-        target: &Arc<Branch>,
-    ) -> Result<Built> {
-        self.build_as(Number::Own, node, of, target, (u64::MAX, None))
+    pub(crate) fn build_another(&self, original: Original<'_>, target: &Arc<Branch>) -> Result<Built> {
+        self.build_as(original, target, CopyRequest { number: Number::Own, length: u64::MAX, pace: None })
     }
 
-    fn build_as(
-        &self,
-        number: Number,
-        node: &Arc<UnionNode>,
-        (top, attr): (&Part, &Attr),
-        target: &Arc<Branch>,
-        extent: (u64, Option<Pace<'_>>),
-    ) -> Result<Built> {
+    fn build_as(&self, original: Original<'_>, target: &Arc<Branch>, request: CopyRequest<'_>) -> Result<Built> {
         let work = target.work()?;
         let temporary = work.temporary();
         let (layer, directory) = (&target.layer, &work.directory);
-        let made = self.make_like(node, top, attr, layer, directory, temporary.name()?)?;
-        let (entry, file) = made;
+        let (entry, file) = make_like(original, layer, directory, temporary.name()?)?;
         let built = Built { branch: Arc::clone(target), part: Part::new(target, entry.node, entry.attr.id), temporary };
-        match self.fill(node, (top, attr), (&built, number), file, extent) {
+        match self.fill(original, &built, file, request) {
             Ok(()) => Ok(built),
             Err(error) => {
                 self.discard(&built);
@@ -171,37 +163,12 @@ impl UnionShared {
         }
     }
 
-    fn make_like(
-        &self,
-        node: &UnionNode,
-        top: &Part,
-        attr: &Attr,
-        layer: &Arc<dyn Layer>,
-        directory: &Node,
-        name: Name<'_>,
-    ) -> Result<(nacre_vfs::Entry, Option<Opened>)> {
-        Ok(match node.kind {
-            Kind::File => {
-                let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
-                let (entry, file) = layer.create(&OWN, directory, name, 0o600, flags)?;
-                (entry, Some(file))
-            }
-            Kind::Symlink => {
-                let target = top.branch.layer.readlink(&OWN, &top.node)?;
-                (layer.symlink(&OWN, directory, name, &target)?, None)
-            }
-            Kind::Directory => return Err(Errno::EISDIR),
-            kind => (layer.mknod(&OWN, directory, name, kind, 0o600, (attr.rdev_major, attr.rdev_minor))?, None),
-        })
-    }
-
     fn fill(
         &self,
-        node: &Arc<UnionNode>,
-        (top, attr): (&Part, &Attr),
-        (built, number): (&Built, Number),
+        Original { node, part: top, attr }: Original<'_>,
+        built: &Built,
         file: Option<Opened>,
-        (length, pace): (u64, Option<Pace<'_>>),
+        CopyRequest { number, length, pace }: CopyRequest<'_>,
     ) -> Result<()> {
         if let Some(file) = &file {
             let size = attr.size.min(length);
@@ -255,8 +222,7 @@ impl UnionShared {
     /// The last step. `None` where the file has been renamed meanwhile.
     pub(crate) fn put_in_place(
         &self,
-        node: &Arc<UnionNode>,
-        (top, attr): (&Part, &Attr),
+        Original { node, part: top, attr }: Original<'_>,
         built: &Built,
         home: Option<(&NodePlace, &Part)>,
     ) -> Result<Option<Part>> {
@@ -348,6 +314,28 @@ impl UnionShared {
             }
         }
     }
+}
+
+/// Makes an empty file of the original's type.
+fn make_like(
+    Original { node, part, attr }: Original<'_>,
+    layer: &Arc<dyn Layer>,
+    directory: &Node,
+    name: Name<'_>,
+) -> Result<(nacre_vfs::Entry, Option<Opened>)> {
+    Ok(match node.kind {
+        Kind::File => {
+            let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
+            let (entry, file) = layer.create(&OWN, directory, name, 0o600, flags)?;
+            (entry, Some(file))
+        }
+        Kind::Symlink => {
+            let target = part.branch.layer.readlink(&OWN, &part.node)?;
+            (layer.symlink(&OWN, directory, name, &target)?, None)
+        }
+        Kind::Directory => return Err(Errno::EISDIR),
+        kind => (layer.mknod(&OWN, directory, name, kind, 0o600, (attr.rdev_major, attr.rdev_minor))?, None),
+    })
 }
 
 /// Tells a file's node on its branch where it is now.

@@ -347,7 +347,7 @@ impl UnionShared {
         let mut most = usize::MAX;
         for _ in 0..ATTEMPTS {
             let part = self.copy_up(&node, most, u64::MAX)?;
-            match self.link_on(caller, &node, &part, file, (&parent, name)) {
+            match self.link_on(caller, &node, &part, file, &parent, name) {
                 // The name is hidden on a branch above: the file has to go there, unless somebody
                 // may be writing to it where it is.
                 Err(Errno::EXDEV) if part.branch.index() > 0 && node.open_files().is_empty() => {
@@ -367,7 +367,8 @@ impl UnionShared {
         node: &Arc<UnionNode>,
         part: &Part,
         file: Option<&dyn OpenFile>,
-        (parent, name): (&Arc<UnionNode>, Name<'_>),
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
     ) -> Result<Entry> {
         let _still = self.hold_still(node);
         if node.top()?.branch.index() != part.branch.index() {

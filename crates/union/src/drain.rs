@@ -517,7 +517,7 @@ impl UnionShared {
             let _names = directory.names.write();
             // It may have been made anew meanwhile.
             if self.hides(directory, branch, name)?.is_some() {
-                self.hide((directory, &home), name)?;
+                self.hide(directory, &home, name)?;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@
 //! goes wrong, so that a name that turns out to be the wrong one costs space alone.
 
 use crate::{
-    copy_up::{Built, move_in},
+    copy_up::{Built, Original, move_in},
     create::ATTEMPTS,
     lookup::FoundFile,
     node::{NodePlace, UnionNode},
@@ -103,7 +103,7 @@ impl UnionShared {
             }
         };
         self.grow(parent, &target)?;
-        let built = self.build_another(node, (&top, &attr), &target)?;
+        let built = self.build_another(Original { node, part: &top, attr: &attr }, &target)?;
         let put = self.put_another(parent, name, node, &built);
         if !matches!(put, Ok(Outcome::Broken)) {
             self.discard(&built);
@@ -132,7 +132,7 @@ impl UnionShared {
         } else {
             move_in(&**layer, from, (&home.node, name))?;
         }
-        if let Err(error) = self.name_is_gone((parent, name), node, found.top()?, found.attr.nlink, target) {
+        if let Err(error) = self.name_is_gone(parent, name, node, found.top()?, found.attr.nlink, target) {
             tracing::warn!(
                 branch = target.index(),
                 ?error,

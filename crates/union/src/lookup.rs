@@ -78,7 +78,7 @@ impl UnionShared {
                     break;
                 }
                 Seen::Found(entry) => {
-                    if !self.merge(&mut sight, directory, (part, name), entry)? {
+                    if !self.merge(&mut sight, directory, part, name, entry)? {
                         break;
                     }
                 }
@@ -105,7 +105,7 @@ impl UnionShared {
     }
 
     /// Adds what one branch has; answers whether branches below count.
-    fn merge(&self, sight: &mut Sight, view: &View, (home, name): (&Part, Name<'_>), entry: Entry) -> Result<bool> {
+    fn merge(&self, sight: &mut Sight, view: &View, home: &Part, name: Name<'_>, entry: Entry) -> Result<bool> {
         let branch = &home.branch;
         let kind = entry.attr.kind;
         if kind != Kind::Directory {

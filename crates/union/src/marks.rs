@@ -24,6 +24,7 @@ mod digest;
 #[cfg(test)]
 mod tests;
 
+use crate::branch::ParseError;
 use digest::sha256;
 use nacre_vfs::{
     Caller, DirEntry, DirSink, Entry, Errno, Kind, Layer, NAME_MAX, Name, Node, RenameFlags, Result, XattrFlags,
@@ -56,14 +57,17 @@ pub enum Style {
 }
 
 impl FromStr for Style {
-    type Err = String;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> std::result::Result<Style, String> {
+    fn from_str(text: &str) -> std::result::Result<Style, ParseError> {
         match text {
             "wh" => Ok(Style::Wh),
             "chardev" => Ok(Style::Chardev),
             "xattr" => Ok(Style::Xattr),
-            _ => Err(format!("\"{}\" is no form of whiteout; there are wh, chardev and xattr", text.escape_debug())),
+            _ => Err(ParseError::new(format!(
+                "\"{}\" is no form of whiteout; there are wh, chardev and xattr",
+                text.escape_debug()
+            ))),
         }
     }
 }

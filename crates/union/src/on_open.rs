@@ -4,7 +4,7 @@
 //! Called before a file is opened and before a directory is listed from its start. Whatever stands
 //! in the way, the file is then opened where it is: nobody asked for a copy.
 
-use crate::{branch::CopyOnOpen, branches::Branch, node::UnionNode, union::UnionShared};
+use crate::{branch::CopyOnOpen, branches::Branch, copy_up::Original, node::UnionNode, union::UnionShared};
 use nacre_vfs::{Errno, Kind, Result};
 use std::sync::Arc;
 
@@ -55,8 +55,9 @@ impl UnionShared {
             return Err(Errno::ENOSPC);
         }
         let parent = self.grow(&place.parent, &target)?;
-        let built = self.build(node, &top, &attr, &target, u64::MAX)?;
-        match self.put_in_place(node, (&top, &attr), &built, Some((&place, &parent))) {
+        let original = Original { node, part: &top, attr: &attr };
+        let built = self.build(original, &target, u64::MAX)?;
+        match self.put_in_place(original, &built, Some((&place, &parent))) {
             Ok(Some(_)) => Ok(()),
             Ok(None) => {
                 self.discard(&built);

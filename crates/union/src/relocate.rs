@@ -17,7 +17,7 @@
 
 use crate::{
     branches::Branch,
-    copy_up::{Built, learn, move_in},
+    copy_up::{Built, Original, learn, move_in},
     marks,
     node::{NodePlace, Part, UnionNode},
     policy::Placement,
@@ -131,7 +131,7 @@ impl UnionShared {
         }
         let target = self.branch_when_full(&place, &top, attr.size)?;
         let parent = self.grow(&place.parent, &target)?;
-        let built = self.build(node, &top, &attr, &target, u64::MAX)?;
+        let built = self.build(Original { node, part: &top, attr: &attr }, &target, u64::MAX)?;
         let moved = self.switch(node, &place, &top, &parent, &built);
         if moved.is_err() {
             self.discard(&built);
@@ -167,8 +167,9 @@ impl UnionShared {
         self.remove_older(node, &place, &top)?;
         let target = self.target(&place, &top, goal, attr.size)?;
         let parent = self.grow(&place.parent, &target)?;
-        let built = self.build_at_leisure(node, (&top, &attr), &target, pace)?;
-        let moved = self.switch_unchanged(node, (&place, changes), (&top, &attr), &parent, &built);
+        let original = Original { node, part: &top, attr: &attr };
+        let built = self.build_at_leisure(original, &target, pace)?;
+        let moved = self.switch_unchanged(original, changes, &place, &parent, &built);
         if moved.is_err() {
             self.discard(&built);
         }
@@ -329,8 +330,7 @@ impl UnionShared {
     /// Builds the copy piece by piece, with nothing held.
     pub(crate) fn build_at_leisure(
         &self,
-        node: &Arc<UnionNode>,
-        (top, attr): (&Part, &Attr),
+        original: Original<'_>,
         target: &Arc<Branch>,
         pace: Pace<'_>,
     ) -> std::result::Result<Built, Stay> {
@@ -340,7 +340,7 @@ impl UnionShared {
             stopped |= !goes_on;
             goes_on
         };
-        let built = self.build_paced(node, (top, attr), target, u64::MAX, Some(&mut go_on));
+        let built = self.build_paced(original, target, &mut go_on);
         match built {
             Err(Errno::EINTR) if stopped => Err(Stay::Stopped),
             other => Ok(other?),
@@ -350,23 +350,23 @@ impl UnionShared {
     /// The last step of a move at leisure: with the file held, everything must be as it was.
     fn switch_unchanged(
         &self,
-        node: &Arc<UnionNode>,
-        (place, changes): (&NodePlace, u64),
-        (top, before): (&Part, &Attr),
+        original: Original<'_>,
+        changes: u64,
+        place: &NodePlace,
         parent: &Part,
         built: &Built,
     ) -> std::result::Result<(), Stay> {
+        let node = original.node;
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
-        let now = self.unchanged(node, (top, before), changes, |now| self.movable(node, now))?;
+        let now = self.unchanged(original, changes, |now| self.movable(node, now))?;
         Ok(self.switch(node, place, &now, parent, built)?)
     }
 
     /// What is shown of a file that is held, if nobody has changed it and it is still free to go.
     pub(crate) fn unchanged(
         &self,
-        node: &UnionNode,
-        (top, before): (&Part, &Attr),
+        Original { node, part: top, attr: before }: Original<'_>,
         changes: u64,
         free: impl FnOnce(&Part) -> std::result::Result<Attr, Stay>,
     ) -> std::result::Result<Part, Stay> {

@@ -99,7 +99,7 @@ impl UnionShared {
         let branch = if top.branch.is_writable() {
             let shows = self.shows_below(view, name, top.branch.index())?;
             let part = view.on(&top.branch).ok_or(Errno::EIO)?;
-            if !(shows && self.hide((parent, part), name)?)
+            if !(shows && self.hide(parent, part, name)?)
                 && let Err(error) = top.branch.layer.unlink(caller, &part.node, name)
             {
                 if shows {
@@ -111,17 +111,18 @@ impl UnionShared {
         } else {
             let target = self.branch_for_copy(None, top.branch.index(), usize::MAX)?;
             let Some(part) = view.on(&target) else { return Ok(Removal::Needs(target)) };
-            self.hide((parent, part), name)?;
+            self.hide(parent, part, name)?;
             target
         };
-        self.name_is_gone((parent, name), &node, &top, attr.nlink, &branch)?;
+        self.name_is_gone(parent, name, &node, &top, attr.nlink, &branch)?;
         Ok(Removal::Done(Vec::new()))
     }
 
     /// Enters into node and index that a name of a file no longer leads to it.
     pub(crate) fn name_is_gone(
         &self,
-        (parent, name): (&Arc<UnionNode>, Name<'_>),
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
         node: &Arc<UnionNode>,
         seen: &Part,
         count: u32,
@@ -162,18 +163,19 @@ impl UnionShared {
     }
 
     /// Hides a name on a branch; answers whether that has replaced what stood there.
-    pub(crate) fn hide(&self, home: (&Arc<UnionNode>, &Part), name: Name<'_>) -> Result<bool> {
-        self.hide_leaving(home, name, &home.1.branch.work()?.temporary())
+    pub(crate) fn hide(&self, directory: &UnionNode, part: &Part, name: Name<'_>) -> Result<bool> {
+        self.hide_leaving(directory, part, name, &part.branch.work()?.temporary())
     }
 
-    /// The same; a directory that stood there is then in the work directory under that name.
+    /// Hides a name on a branch. A directory that stood there is then in the work directory under
+    /// the temporary name.
     pub(crate) fn hide_leaving(
         &self,
-        home: (&Arc<UnionNode>, &Part),
+        directory: &UnionNode,
+        part: &Part,
         name: Name<'_>,
         temporary: &Temporary,
     ) -> Result<bool> {
-        let (directory, part) = home;
         let branch = &part.branch;
         let replaced =
             branch.marks().hide(&*branch.layer, &branch.work()?.directory, temporary.name()?, &part.node, name)?;
@@ -263,10 +265,10 @@ impl UnionShared {
         }
         let shows = parts.len() > 1 || !top.branch.is_writable() || self.shows_below(&view, name, target.index())?;
         if !top.branch.is_writable() {
-            self.hide((parent, home), name)?;
+            self.hide(parent, home, name)?;
         } else if shows {
             let temporary = target.work()?.temporary();
-            if self.hide_leaving((parent, home), name, &temporary)? {
+            if self.hide_leaving(parent, home, name, &temporary)? {
                 leftovers.push(Leftover { branch: Arc::clone(&target), temporary });
             } else {
                 leftovers.push(self.move_out(&target, &home.node, name)?);

@@ -115,6 +115,22 @@ impl Journal {
     }
 }
 
+/// A copy that is to stand for an original.
+pub(crate) struct StandIn<'a> {
+    /// The file's number in the union.
+    pub(crate) id: FileId,
+    pub(crate) original: &'a Part,
+    pub(crate) copy: &'a Part,
+    /// The copy's name in the work directory of its branch.
+    pub(crate) temporary: Name<'a>,
+    /// All names of the original, from the top directory down.
+    pub(crate) paths: &'a [Vec<u8>],
+    /// How many there are, one in the hard-link index included.
+    pub(crate) names: u32,
+    /// Whether every step is made durable.
+    pub(crate) sync: bool,
+}
+
 /// The name of a copy or list in an index.
 fn entry_name(identities: &Identities, own: FileId, ending: &str) -> Vec<u8> {
     let mut name = index_entry(identities, own);
@@ -218,13 +234,8 @@ impl HardlinkIndex {
     ///
     /// # Errors
     /// What the storage says: then nothing has changed.
-    pub(crate) fn stand_for(
-        &self,
-        (original, id): (&Part, FileId),
-        (copy, temporary): (&Part, Name<'_>),
-        paths: &[Vec<u8>],
-        (names, sync): (u32, bool),
-    ) -> Result<()> {
+    pub(crate) fn stand_for(&self, stand_in: &StandIn<'_>) -> Result<()> {
+        let StandIn { id, original, copy, temporary, paths, names, sync } = *stand_in;
         let own = self.identities.of(original.id);
         let (branch, layer) = (&copy.branch, &copy.branch.layer);
         self.write_list(branch, own, &paths.join(&0), sync)?;

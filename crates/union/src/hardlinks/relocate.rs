@@ -8,8 +8,8 @@
 
 use crate::{
     branches::Branch,
-    copy_up::Built,
-    hardlinks::index::write_count,
+    copy_up::{Built, Original},
+    hardlinks::{index::write_count, journal::StandIn},
     identity::Identities,
     node::{NodePlace, Part, UnionNode},
     relocate::{Goal, Pace, Stay},
@@ -52,8 +52,12 @@ pub(crate) struct LinkScan {
 /// What has been found of several branches, by slot.
 pub(crate) type Scans = HashMap<u8, LinkScan>;
 
-/// An entry of a directory: name, type, and the file itself, as far as they were told.
-type ScannedEntry = (Vec<u8>, Option<Kind>, Option<(Node, Attr)>);
+/// An entry of a directory, as far as it was told.
+struct ScannedEntry {
+    name: Vec<u8>,
+    kind: Option<Kind>,
+    file: Option<(Node, Attr)>,
+}
 
 #[derive(Default)]
 struct ScanPage {
@@ -67,8 +71,8 @@ impl DirSink for ScanPage {
             return false;
         }
         self.next = entry.next;
-        let known = entry.entry.map(|found| (found.node, found.attr));
-        self.entries.push((entry.name.bytes().to_vec(), entry.kind, known));
+        let file = entry.entry.map(|found| (found.node, found.attr));
+        self.entries.push(ScannedEntry { name: entry.name.bytes().to_vec(), kind: entry.kind, file });
         true
     }
 }
@@ -102,8 +106,8 @@ impl LinkScan {
                 if page.entries.is_empty() {
                     break;
                 }
-                for (name, kind, known) in page.entries.drain(..) {
-                    scan.entry(branch, only, (&directory, &path), (name, kind, known), &mut waiting)?;
+                for entry in page.entries.drain(..) {
+                    scan.entry(branch, only, &directory, &path, entry, &mut waiting)?;
                 }
             }
         }
@@ -114,15 +118,16 @@ impl LinkScan {
         &mut self,
         branch: &Branch,
         only: Option<(&Identities, FileId)>,
-        (directory, path): (&Node, &[u8]),
-        (name, kind, known): ScannedEntry,
+        directory: &Node,
+        path: &[u8],
+        ScannedEntry { name, kind, file }: ScannedEntry,
         waiting: &mut Vec<(Node, Vec<u8>)>,
     ) -> Result<()> {
         if crate::marks::is_reserved(&name) {
             return Ok(());
         }
-        let (node, attr) = match known {
-            Some(known) => known,
+        let (node, attr) = match file {
+            Some(told) => told,
             None => match branch.layer.lookup(&OWN, directory, Name::new(&name)?) {
                 Ok(found) => (found.node, found.attr),
                 Err(Errno::ENOENT | Errno::ESTALE) => return Ok(()),
@@ -193,17 +198,17 @@ impl UnionShared {
             let attr = self.free_to_go(node, &top)?;
             (top, attr, node.changes.load(Ordering::Acquire))
         };
+        let original = Original { node, part: &top, attr: &attr };
         let below = self.indexed_names(node, &top, &attr)?;
-        let homes = self.homes((&top, &attr), scan, below.is_some())?;
+        let homes = self.homes(original, scan, below.is_some())?;
         let target = self.target_of_all(&homes, &top, goal, &attr, below.is_some())?;
         for home in &homes {
             self.grow(&home.parent, &target)?;
         }
-        let built = self.build_at_leisure(node, (&top, &attr), &target, pace)?;
+        let built = self.build_at_leisure(original, &target, pace)?;
         let counted = below.map_or(Ok(()), |below| write_count(&target, &built.part.node, below));
-        let moved = counted
-            .map_err(Stay::from)
-            .and_then(|()| self.switch_all(node, &homes, (&top, &attr, changes), &built, below));
+        let moved =
+            counted.map_err(Stay::from).and_then(|()| self.switch_all(original, changes, &homes, &built, below));
         if moved.is_err() {
             self.discard(&built);
         }
@@ -237,7 +242,7 @@ impl UnionShared {
     /// All names of a file, if each one is seen.
     fn homes(
         &self,
-        (top, attr): (&Part, &Attr),
+        Original { part: top, attr, .. }: Original<'_>,
         scan: &LinkScan,
         indexed: bool,
     ) -> std::result::Result<Vec<HardlinkName>, Stay> {
@@ -317,15 +322,16 @@ impl UnionShared {
     /// The last step: with everything held, everything must be as it was.
     fn switch_all(
         self: &Arc<UnionShared>,
-        node: &Arc<UnionNode>,
+        original: Original<'_>,
+        changes: u64,
         homes: &[HardlinkName],
-        (top, before, changes): (&Part, &Attr, u64),
         built: &Built,
         below: Option<u32>,
     ) -> std::result::Result<(), Stay> {
+        let Original { node, part: top, .. } = original;
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
-        self.unchanged(node, (top, before), changes, |now| self.free_to_go(node, now))?;
+        self.unchanged(original, changes, |now| self.free_to_go(node, now))?;
         let parents: Vec<_> = homes.iter().map(|home| &home.parent).collect();
         let _unlisted = lock_listings(&parents);
         let _names = lock_names(&parents);
@@ -343,7 +349,15 @@ impl UnionShared {
             paths.push(crate::drain::path_in(&home.parent, &home.name));
         }
         let names = u32::try_from(homes.len()).unwrap_or(u32::MAX).saturating_add(u32::from(below.is_some()));
-        self.hardlinks.stand_for((top, node.id), (&built.part, built.name()?), &paths, (names, self.options.sync))?;
+        self.hardlinks.stand_for(&StandIn {
+            id: node.id,
+            original: top,
+            copy: &built.part,
+            temporary: built.name()?,
+            paths: &paths,
+            names,
+            sync: self.options.sync,
+        })?;
         // From now on every name shows the copy.
         self.now_on(node, &built.part);
         let own = self.identities.of(top.id);

@@ -12,6 +12,7 @@ use super::{Request, Source, merge::Merge, merged::Merged};
 use nacre_vfs::FileId;
 use parking_lot::Mutex;
 use std::{
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -93,7 +94,7 @@ fn bit(slot: u8) -> u128 {
 pub(super) struct Reading {
     pub(super) whole: Arc<Merged>,
     /// The part of it that was handed out in the last call, as offsets.
-    pub(super) told: (usize, usize),
+    pub(super) told: Range<usize>,
 }
 
 /// How a listing goes on.
@@ -115,7 +116,7 @@ impl ListingWay {
     fn told(&self, position: u64) -> bool {
         match self {
             ListingWay::Merging(merge) => merge.told(position),
-            ListingWay::Whole(reading) => reading.whole.find_between(reading.told, position).is_some(),
+            ListingWay::Whole(reading) => reading.whole.find_between(reading.told.clone(), position).is_some(),
         }
     }
 

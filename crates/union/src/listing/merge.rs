@@ -135,7 +135,8 @@ impl<'a> Run<'a> {
     pub(super) fn new(
         marks: &'a Marks,
         request: &'a Request<'a>,
-        (sources, slots): (&'a [Option<Source<'a>>], &'a [u8]),
+        sources: &'a [Option<Source<'a>>],
+        slots: &'a [u8],
         mut merge: Merge,
         changes: u64,
     ) -> Run<'a> {
@@ -226,7 +227,7 @@ impl<'a> Run<'a> {
             && self.take(&mut batch, source, own)?
         {
             while let Some((name, taken)) = batch.first() {
-                enter(Arc::make_mut(&mut self.merge.hidden), index, source, (name, None))?;
+                enter(Arc::make_mut(&mut self.merge.hidden), index, source, name, None)?;
                 own = taken.next;
                 batch.advance();
             }
@@ -397,7 +398,7 @@ impl<'a> Run<'a> {
         let enters = self.merge.covered == self.at && index + 1 < self.sources.len();
         let said = marks::listed(name);
         let hidden = if enters {
-            enter(Arc::make_mut(&mut self.merge.hidden), index, source, (name, known.digest))?
+            enter(Arc::make_mut(&mut self.merge.hidden), index, source, name, known.digest)?
         } else {
             known.is_hidden.unwrap_or_else(|| said != NameMark::Plain || self.merge.hidden.hides(name.bytes(), index))
         };
@@ -475,7 +476,8 @@ fn enter(
     hidden: &mut Hidden,
     index: usize,
     source: &Source<'_>,
-    (name, digest): (Name<'_>, Option<Digest>),
+    name: Name<'_>,
+    digest: Option<Digest>,
 ) -> Result<bool> {
     match marks::listed(name) {
         NameMark::Plain => {

@@ -11,6 +11,7 @@ use nacre_vfs::{FileId, Kind, Name};
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -78,8 +79,8 @@ impl Merged {
     }
 
     /// The same for a position that was told between two offsets.
-    pub(super) fn find_between(&self, (from, to): (usize, usize), position: u64) -> Option<usize> {
-        self.scan(from, position, to.checked_sub(from)?)
+    pub(super) fn find_between(&self, Range { start, end }: Range<usize>, position: u64) -> Option<usize> {
+        self.scan(start, position, end.checked_sub(start)?)
     }
 
     /// Looks for a position from an offset on, in at most so many bytes.

@@ -311,5 +311,5 @@ fn forms_read_what_they_write() {
     for text in ["wh", "chardev", "xattr"] {
         assert_eq!(text.parse::<Style>().unwrap().to_string(), text);
     }
-    assert!("aufs".parse::<Style>().unwrap_err().contains("there are wh, chardev and xattr"));
+    assert!("aufs".parse::<Style>().unwrap_err().to_string().contains("there are wh, chardev and xattr"));
 }

@@ -344,7 +344,7 @@ impl Control {
         for step in steps {
             let (Some(file), Some(to)) = (files.get(step.file), tiers.get(step.to)) else { continue };
             let moved =
-                self.carry((file, to), &mut scans, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
+                self.carry(file, to, &mut scans, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
             match moved {
                 Ok(bytes) => {
                     report.moved += 1;
@@ -369,7 +369,8 @@ impl Control {
     #[expect(clippy::disallowed_methods, reason = "whoever changes the branches is let go first")]
     fn carry(
         &self,
-        (file, to): (&Candidate, &Arc<Branch>),
+        file: &Candidate,
+        to: &Arc<Branch>,
         scans: &mut Scans,
         pace: &mut dyn FnMut(u64) -> bool,
     ) -> Result<u64, Stay> {
