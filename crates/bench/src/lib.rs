@@ -8,12 +8,15 @@
 //! measure   Plan -> Report: rounds, turns, visits
 //!   scratch, images, pools, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
 //!   workload/*                                    what happens while the clock runs
+//! clock     time, and waiting until a deadline
 //! report    the result as data
 //! summary, stats, figures, export/*               Report -> text (pure)
 //! ```
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod clock;
 mod export;
 mod failure;
 mod figures;

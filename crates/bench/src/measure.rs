@@ -10,10 +10,10 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::clock;
 use crate::failure::{Doing, Failure};
 use crate::machine;
 use crate::mounted::{Mounted, Start, obstacle};
@@ -38,7 +38,7 @@ pub fn run(plan: &Plan) -> Result<Report, Failure> {
     let _guard = Guard::start(undo.clone())?;
     let scratch = Scratch::prepare(plan, &undo)?;
     let mut report = empty_report(plan, &scratch)?;
-    let start = Instant::now();
+    let start = clock::now();
     let mut run = Run { plan, scratch: &scratch, buffer: Buffer::new(largest_record(plan)), progress: progress(plan) };
     let result = run.all(&mut report);
     run.progress.finish_and_clear();

@@ -5,9 +5,9 @@ use std::os::unix::fs::{chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::clock::{self, Deadline};
 use crate::failure::{Doing, Failure};
 use crate::holders;
 use crate::images;
@@ -340,7 +340,7 @@ impl<'a> Mounted<'a> {
 
     /// Does something to the states of the file system under test; returns how long it took.
     pub fn version(&self, version: &Version) -> Result<Duration, Failure> {
-        let start = Instant::now();
+        let start = clock::now();
         match self.made.last().map(|made| (made.step, &made.point)) {
             Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), |place| match version {
                 Version::Snapshot(name) => place.snapshot(name),
@@ -401,7 +401,7 @@ impl<'a> Mounted<'a> {
             (Step::Pool(pool), _) => {
                 let daemon = made.daemon.take();
                 self.pool(pool, &point, &image, |place| place.kill(daemon))?;
-                let start = Instant::now();
+                let start = clock::now();
                 made.daemon =
                     self.pool(pool, &point, &image, |place| place.put_in_place(self.start.limit, |_| Ok(())))?;
                 Ok(start.elapsed())
@@ -409,7 +409,7 @@ impl<'a> Mounted<'a> {
             (Step::Loop { kind, options, .. }, Some(device)) => {
                 programs::run(Command::new("xfs_io").args(["-x", "-c", "shutdown"]).arg(&point), &log)?;
                 mounts::unmount(&point, PATIENCE)?;
-                let start = Instant::now();
+                let start = clock::now();
                 images::mount(device, kind, options, &point, &log)?;
                 Ok(start.elapsed())
             }
@@ -440,14 +440,13 @@ impl<'a> Mounted<'a> {
     fn launch(&self, command: &mut Command, point: Option<&Path>) -> Result<(), Failure> {
         self.as_owner(command)?;
         programs::run(command, &self.scratch.log())?;
-        let start = Instant::now();
         let Some(point) = point else { return Ok(()) };
+        let (watch, deadline) = (mounts::Watch::start()?, Deadline::after(PATIENCE));
         while !mounts::is_mounted(point)? {
-            if start.elapsed() > PATIENCE {
+            if !watch.changed(deadline)? {
                 let name = command.get_program().to_string_lossy().into_owned();
                 return Err(Failure::new(format!("{name} returned but nothing is mounted at {}", point.display())));
             }
-            thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }

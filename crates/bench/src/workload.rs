@@ -8,8 +8,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::clock;
 use crate::failure::{Doing, Failure};
 use crate::mounted::Version;
 use crate::options::User;
@@ -305,7 +306,7 @@ pub fn become_user(user: User) -> Result<(), Failure> {
 
 /// Runs `work` and returns how long it took.
 fn timed<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<(Duration, T), Failure> {
-    let start = Instant::now();
+    let start = clock::now();
     let result = work()?;
     Ok((start.elapsed(), result))
 }
@@ -316,7 +317,7 @@ const LONG_ENOUGH: Duration = Duration::from_millis(30);
 /// Runs `work`, which leaves everything as it found it, again and again until the clock has
 /// something to measure; returns the time of one pass.
 fn repeated(mut work: impl FnMut() -> Result<(), Failure>) -> Result<Duration, Failure> {
-    let start = Instant::now();
+    let start = clock::now();
     let mut passes = 0_u32;
     loop {
         work()?;

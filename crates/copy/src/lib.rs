@@ -14,6 +14,7 @@
 //! - memory does not grow with the number of files; it grows with the number of files with several
 //!   names that have not been met yet, by about 150 bytes each.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod compare;
 mod content;

@@ -51,7 +51,8 @@ pub(crate) struct CopyState {
 }
 
 impl CopyState {
-    /// Of a new copy.
+    /// Of a new copy. No other one has its number.
+    #[expect(clippy::disallowed_methods, reason = "the one place of this crate that asks for chance")]
     pub(crate) fn new(source: &Path) -> CopyState {
         // Each such state begins with other random numbers.
         let id = format!("{:016x}", RandomState::new().build_hasher().finish());
