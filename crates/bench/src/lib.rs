@@ -1,6 +1,6 @@
 //! `nacre bench`: tables of file-system operations, measured on this machine over the directory
-//! itself, mounts of nacre and of its rivals. Called by the program `nacre`; drives every program,
-//! nacre included, from outside.
+//! itself, mounts of nacre and of its rivals. Called by the program `nacre-bench`, which `nacre`
+//! starts; drives every program, nacre included, from outside.
 //!
 //! ```text
 //! options   arguments -> Plan                     (pure)
@@ -54,11 +54,6 @@ use failure::{Doing, Failure};
 use report::Report;
 use table::Table;
 
-/// The grammar of `nacre bench`.
-pub fn command() -> clap::Command {
-    options::command()
-}
-
 /// Runs what the arguments ask for. Exit codes: 0 done, 1 failed (or a figure missed, with
 /// `--check`), 2 a wrong command line.
 pub fn run(matches: &ArgMatches) -> ExitCode {
@@ -85,7 +80,7 @@ fn dispatch(matches: &ArgMatches) -> Result<ExitCode, Failure> {
 
 fn bench(table: &'static Table, matches: &ArgMatches) -> Result<ExitCode, Failure> {
     let plan = options::plan(table, matches)?;
-    plan.exports.check(table.name)?;
+    plan.exports.check(table.arguments.name)?;
     let report = measure::run(&plan)?;
     publish(&report, &plan.exports, plan.check)
 }

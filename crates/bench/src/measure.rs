@@ -13,6 +13,8 @@ use std::thread;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use nacre_bench_arguments::TablePlace;
+
 use crate::clock;
 use crate::failure::{Doing, Failure};
 use crate::machine;
@@ -21,7 +23,7 @@ use crate::options::{Plan, User};
 use crate::programs;
 use crate::report::{FORMAT, Report, Settings, TargetEntry, TestEntry};
 use crate::scratch::Scratch;
-use crate::table::{Group, TablePlace};
+use crate::table::Group;
 use crate::target::{Ground, Target};
 use crate::undo::{Guard, Undo};
 use crate::workload::{self, Answer, Ask, Bounds, Buffer, Event, Link, Visit, WorkUnit};
@@ -87,8 +89,8 @@ fn empty_report(plan: &Plan, scratch: &Scratch) -> Result<Report, Failure> {
     });
     Ok(Report {
         format: FORMAT,
-        table: plan.table.name.to_owned(),
-        title: plan.table.title.to_owned(),
+        table: plan.table.arguments.name.to_owned(),
+        title: plan.table.arguments.title.to_owned(),
         started: machine::now(),
         seconds: 0.0,
         machine: machine::describe(plan, scratch.source())?,
@@ -184,7 +186,7 @@ impl Run<'_> {
         self.scratch.settle()?;
         let limit = match unit.group() {
             Group::Fill => self.plan.scale.fill,
-            _ if self.plan.table.place == TablePlace::Images => self.plan.scale.image,
+            _ if self.plan.table.arguments.place == TablePlace::Images => self.plan.scale.image,
             _ => self.plan.scale.cage,
         };
         let start = self.start(unit, target, &ground, &own, limit)?;

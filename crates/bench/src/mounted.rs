@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use nacre_bench_arguments::TablePlace;
+
 use crate::clock::{self, Deadline};
 use crate::failure::{Doing, Failure};
 use crate::holders;
@@ -16,7 +18,6 @@ use crate::options::{Plan, User};
 use crate::pools;
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::table::TablePlace;
 use crate::target::{Cage, Ground, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
 
@@ -274,7 +275,8 @@ impl<'a> Mounted<'a> {
         let (image, log, undo) = (self.root.join(IMAGE), self.scratch.log(), self.scratch.undo());
         if !image.exists() {
             // The other tables fill their images with data.
-            let names = if self.plan.table.place == TablePlace::Images { self.plan.scale.names_in_one() } else { 0 };
+            let names =
+                if self.plan.table.arguments.place == TablePlace::Images { self.plan.scale.names_in_one() } else { 0 };
             images::make(&image, kind, self.start.limit, names, &log)?;
         }
         let device = images::attach(&image, direct_io, undo, &log)?;

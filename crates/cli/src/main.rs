@@ -4,6 +4,7 @@
 //! names.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cage;
 mod columns;
 mod commands;

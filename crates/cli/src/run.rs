@@ -1,7 +1,7 @@
 //! Carries out what the command line asked for: the end of everything pure.
 
 use crate::{
-    cage,
+    bench, cage,
     commands::{self, Order},
     control::{self, Request},
     copy,
@@ -125,7 +125,7 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
             print(&(pools + &metrics::text(&reports) + &cage::metrics::text(&cages) + &union::metrics::text(&unions)))?;
         }
         Order::Copy(order) => return copy::run(&order),
-        Order::Bench(matches) => return Ok(nacre_bench::run(&matches)),
+        Order::Bench(matches) => bench::run(&matches)?,
         Order::Completions(shell) => documents::completions(shell)?,
         Order::Man(directory) => print(&(documents::man(&directory)?.join("\n") + "\n"))?,
     }
