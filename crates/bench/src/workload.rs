@@ -37,7 +37,7 @@ mod tree;
 pub mod union;
 mod warm;
 
-use material::Material;
+use material::{Material, Numbers};
 
 pub use big_file::Buffer;
 
@@ -354,13 +354,9 @@ fn finished(directory: &Path) -> Result<(), Failure> {
 /// Numbers 0 to `count - 1` in an order without pattern, the same in every run.
 fn shuffled(count: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count).collect();
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = Numbers::new(0);
     for at in (1..numbers.len()).rev() {
-        // Xorshift: any generator does, but it must be the same for all targets.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let other = usize::try_from(state % (at as u64 + 1)).unwrap_or(at);
+        let other = usize::try_from(random.below(at as u64 + 1)).unwrap_or(at);
         numbers.swap(at, other);
     }
     numbers

@@ -59,6 +59,7 @@ mod remove;
 mod rename;
 mod resting;
 mod revalidate;
+mod splitmix;
 mod tier;
 mod union;
 mod watch;

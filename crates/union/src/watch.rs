@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     fn key(ino: u64) -> Key {
-        (3, FileId { fs: 1, ino, generation: 0 })
+        (3, crate::identity::file_of_test(ino))
     }
 
     #[test]

@@ -87,10 +87,7 @@ impl Heat {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn id(ino: u64) -> FileId {
-        FileId { fs: 0, ino, generation: 1 }
-    }
+    use crate::identity::file_of_test as id;
 
     #[test]
     fn opens_add_up_and_fade() {
