@@ -63,7 +63,7 @@ pub enum Group {
     BranchData,
     /// bonnie++'s big file, of data that cannot be compressed.
     Bonnie,
-    /// The same of text.
+    /// bonnie++'s big file, of text.
     BonnieText,
     /// bonnie++'s many files.
     BonnieFiles,

@@ -110,7 +110,7 @@ impl Job<'_> {
         pair.is_root() && state::is_own_name(name)
     }
 
-    /// The same for an entry of the root.
+    /// Whether an entry of the root is none that is copied.
     pub(crate) fn is_own_name(&self, name: &[u8]) -> bool {
         state::is_own_name(name)
     }

@@ -31,7 +31,7 @@ use std::{
 /// Room for one reading of a directory; its names are then met in the order of their inodes, which
 /// is how they lie on most devices.
 const READING: usize = 256 << 10;
-/// The same for directories that are open below many others.
+/// Room for one reading of a directory that is open below many others.
 const READING_DEEP: usize = 8 << 10;
 /// How many are open before that.
 const DEEP: usize = 8;

@@ -106,7 +106,7 @@ pub(crate) fn check_name(name: Name<'_>) -> Result<()> {
 enum On<'a> {
     /// As the policy says.
     Any,
-    /// The same, for a directory.
+    /// As the policy says for a directory.
     AnyForDirectory,
     /// This one.
     Branch(&'a Arc<Branch>),

@@ -30,7 +30,7 @@ impl UnionShared {
         self.grow_chain(directory, branch)
     }
 
-    /// The same with the tree lock held.
+    /// Grows the directory, with the tree lock held.
     fn grow_chain(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<Part> {
         let mut missing: Vec<(Arc<UnionNode>, NodePlace)> = Vec::new();
         let mut at = Arc::clone(directory);

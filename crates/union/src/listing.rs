@@ -45,7 +45,7 @@ const IDLE_BUDGET: usize = 16 << 20;
 pub(crate) struct Source<'a> {
     /// The branch.
     pub layer: &'a dyn Layer,
-    /// The same, for a thread that reads ahead; `None` where the directory is not worth that.
+    /// The branch, for a thread that reads ahead; `None` where the directory is not worth that.
     pub shared: Option<&'a Arc<dyn Layer>>,
     /// The directory there.
     pub directory: &'a Node,

@@ -52,7 +52,7 @@ impl UnionShared {
         self.sight_from(caller, directory, name, 0)
     }
 
-    /// The same, as if there were no branches above `first`.
+    /// What a name would mean if there were no branches above `first`.
     pub(crate) fn sight_from(&self, caller: &Caller, directory: &View, name: Name<'_>, first: usize) -> Result<Sight> {
         let mut sight = Sight { found: None, whiteout: None, limit: directory.floor };
         for part in directory.parts.iter().filter(|part| part.branch.index() >= first) {

@@ -497,7 +497,8 @@ impl Nodes {
         self.get_compared(found).0
     }
 
-    /// The same, and whether it was known as made of other files of branches.
+    /// The node as [`Nodes::get`] has it, and whether it was known as made of other files of
+    /// branches.
     pub(crate) fn get_compared(self: &Arc<Nodes>, mut found: Known) -> (Arc<UnionNode>, bool) {
         if let Some(node) = self.by_id(found.id).filter(|node| node.can_be(found.kind, &found.parts)) {
             let others = self.refresh(&node, found);

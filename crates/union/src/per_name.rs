@@ -41,7 +41,7 @@ const WRITE: u32 = 0o222;
 struct Named {
     /// The union's node.
     below: Node,
-    /// The same.
+    /// What `below` holds.
     file: Arc<UnionNode>,
     id: FileId,
     /// It is shown as a symbolic link.
@@ -290,8 +290,8 @@ impl PerName {
         attr
     }
 
-    /// The same of a node that is known; where it is to be shown otherwise, its name is to be
-    /// looked up anew.
+    /// The attributes of a node that is known, as users see them; where it is to be shown otherwise,
+    /// its name is to be looked up anew.
     fn attr_of(&self, node: &Node, attr: Attr) -> Attr {
         let Some(named) = named(node) else { return attr };
         if self.shared().options.symlinkify.is_some() {

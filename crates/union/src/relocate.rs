@@ -182,7 +182,7 @@ impl UnionShared {
         if attr.nlink != 1 || self.hardlinks.knows(node.id) { Err(Stay::Names(attr.nlink)) } else { Ok(attr) }
     }
 
-    /// The same, however many names it has.
+    /// Whether a file could go now, however many names it has.
     pub(crate) fn free_to_go(&self, node: &Arc<UnionNode>, top: &Part) -> std::result::Result<Attr, Stay> {
         if !top.branch.is_writable() {
             return Err(Stay::ReadOnly);

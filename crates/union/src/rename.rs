@@ -46,13 +46,13 @@ const CLOSING: Duration = Duration::from_millis(200);
 
 /// A directory and a name in it.
 #[derive(Clone, Copy)]
-struct Spot<'a> {
+struct NameIn<'a> {
     parent: &'a Arc<UnionNode>,
     name: Name<'a>,
 }
 
 /// What has to happen before a rename can be made.
-enum Step {
+enum RenameStep {
     Done(Vec<Leftover>),
     /// Something has changed meanwhile.
     Again,
@@ -75,16 +75,16 @@ struct Side {
 
 /// What is renamed, with all locks held.
 #[derive(Clone, Copy)]
-struct Moving<'a> {
-    spot: Spot<'a>,
+struct RenameSource<'a> {
+    spot: NameIn<'a>,
     side: &'a Side,
     node: &'a Arc<UnionNode>,
 }
 
 /// Where it goes.
 #[derive(Clone, Copy)]
-struct Destination<'a> {
-    spot: Spot<'a>,
+struct RenameTarget<'a> {
+    spot: NameIn<'a>,
     side: &'a Side,
 }
 
@@ -117,19 +117,19 @@ impl UnionShared {
         for _ in 0..ATTEMPTS {
             match self.try_rename(
                 caller,
-                Spot { parent: &old, name: from.1 },
-                Spot { parent: &new, name: to.1 },
+                NameIn { parent: &old, name: from.1 },
+                NameIn { parent: &new, name: to.1 },
                 flags,
             )? {
-                Step::Done(leftovers) => {
+                RenameStep::Done(leftovers) => {
                     self.clear(&leftovers);
                     return Ok(());
                 }
-                Step::Again => {}
-                Step::Grow(directory, branch) => drop(self.grow(&directory, &branch)?),
-                Step::Raise(node, most) => self.raise_file(&node, most)?,
-                Step::Name(parent, name, node) => self.name_copy(&parent, Name::new(&name)?, &node)?,
-                Step::Whole(directory, branch) => {
+                RenameStep::Again => {}
+                RenameStep::Grow(directory, branch) => drop(self.grow(&directory, &branch)?),
+                RenameStep::Raise(node, most) => self.raise_file(&node, most)?,
+                RenameStep::Name(parent, name, node) => self.name_copy(&parent, Name::new(&name)?, &node)?,
+                RenameStep::Whole(directory, branch) => {
                     match self.may_redirect(&branch) && !self.is_small(&directory, &branch)? {
                         true => self.redirect_directory(&directory, &branch)?,
                         false => self.copy_up_dir(&directory, &branch)?,
@@ -140,7 +140,7 @@ impl UnionShared {
         Err(Errno::EBUSY)
     }
 
-    fn peek(&self, caller: &Caller, spot: Spot<'_>) -> Result<Option<Arc<UnionNode>>> {
+    fn peek(&self, caller: &Caller, spot: NameIn<'_>) -> Result<Option<Arc<UnionNode>>> {
         let _names = spot.parent.names.read();
         if spot.parent.is_gone() {
             return Err(Errno::ENOENT);
@@ -166,7 +166,7 @@ impl UnionShared {
         self.copy_up(node, most, u64::MAX).map(drop)
     }
 
-    fn side(&self, caller: &Caller, spot: Spot<'_>) -> Result<Side> {
+    fn side(&self, caller: &Caller, spot: NameIn<'_>) -> Result<Side> {
         if spot.parent.is_gone() {
             return Err(Errno::ENOENT);
         }
@@ -179,10 +179,10 @@ impl UnionShared {
     fn try_rename(
         self: &Arc<UnionShared>,
         caller: &Caller,
-        from: Spot<'_>,
-        to: Spot<'_>,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         flags: RenameFlags,
-    ) -> Result<Step> {
+    ) -> Result<RenameStep> {
         let (first, second) = (self.peek(caller, from)?, self.peek(caller, to)?);
         if [&first, &second].into_iter().flatten().any(|node| self.hardlinks.journal.holds(node.id)) {
             return Err(Errno::EIO);
@@ -204,40 +204,40 @@ impl UnionShared {
             _ => false,
         };
         if !same(&first, &source.node) || !same(&second, &target.node) {
-            return Ok(Step::Again);
+            return Ok(RenameStep::Again);
         }
         let node = Arc::clone(source.node.as_ref().ok_or(Errno::ENOENT)?);
         if check(from, to, &node, target.node.as_ref(), flags)? {
-            return Ok(Step::Done(Vec::new()));
+            return Ok(RenameStep::Done(Vec::new()));
         }
-        let moving = Moving { spot: from, side: &source, node: &node };
-        let destination = Destination { spot: to, side: &target };
+        let moving = RenameSource { spot: from, side: &source, node: &node };
+        let destination = RenameTarget { spot: to, side: &target };
         match (&target.node, flags.has(RenameFlags::EXCHANGE)) {
-            (Some(other), true) => self.exchange(caller, moving, Moving { spot: to, side: &target, node: other }),
+            (Some(other), true) => self.exchange(caller, moving, RenameSource { spot: to, side: &target, node: other }),
             _ if node.kind == Kind::Directory => self.move_directory(caller, moving, destination),
             _ => self.move_file(caller, moving, destination),
         }
     }
 
     /// What a file needs before it can be renamed on its branch, not below `limit`.
-    fn ready(&self, spot: Spot<'_>, side: &Side, node: &Arc<UnionNode>, limit: usize) -> Result<Option<Step>> {
+    fn ready(&self, spot: NameIn<'_>, side: &Side, node: &Arc<UnionNode>, limit: usize) -> Result<Option<RenameStep>> {
         let seen = side.found().ok_or(Errno::ENOENT)?.top()?;
         let top = node.top()?;
         if !top.branch.is_writable() || top.branch.index() > limit {
-            return Ok(Some(Step::Raise(Arc::clone(node), limit)));
+            return Ok(Some(RenameStep::Raise(Arc::clone(node), limit)));
         }
         if seen.branch.index() != top.branch.index() {
             if side.view.on(&top.branch).is_none() {
-                return Ok(Some(Step::Grow(Arc::clone(spot.parent), Arc::clone(&top.branch))));
+                return Ok(Some(RenameStep::Grow(Arc::clone(spot.parent), Arc::clone(&top.branch))));
             }
-            return Ok(Some(Step::Name(Arc::clone(spot.parent), spot.name.bytes().to_vec(), Arc::clone(node))));
+            return Ok(Some(RenameStep::Name(Arc::clone(spot.parent), spot.name.bytes().to_vec(), Arc::clone(node))));
         }
         Ok(None)
     }
 
-    fn move_file(&self, caller: &Caller, from: Moving<'_>, to: Destination<'_>) -> Result<Step> {
-        let Moving { spot: old, side: source, node } = from;
-        let Destination { spot: new, side: target } = to;
+    fn move_file(&self, caller: &Caller, from: RenameSource<'_>, to: RenameTarget<'_>) -> Result<RenameStep> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameTarget { spot: new, side: target } = to;
         if let Some(step) = self.replace_above(caller, from, to)? {
             return Ok(step);
         }
@@ -247,7 +247,7 @@ impl UnionShared {
         let top = node.top()?;
         let branch = &top.branch;
         let Some(new_home) = target.view.on(branch) else {
-            return Ok(Step::Grow(Arc::clone(new.parent), Arc::clone(branch)));
+            return Ok(RenameStep::Grow(Arc::clone(new.parent), Arc::clone(branch)));
         };
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
         let shows = self.shows_below(&source.view, old.name, branch.index())?;
@@ -266,7 +266,7 @@ impl UnionShared {
             self.name_is_gone(new.parent, new.name, replaced, found.top()?, found.attr.nlink, branch)?;
         }
         self.moved(node, &top, old, new, new_home)?;
-        Ok(Step::Done(Vec::new()))
+        Ok(RenameStep::Done(Vec::new()))
     }
 
     /// Removes from a lower branch what a rename has replaced. Where the new name does not last,
@@ -285,9 +285,14 @@ impl UnionShared {
     /// it does not matter who has the file open. A crash leaves the old file under the name, or the
     /// new one under both: each step on one of the two branches is durable before the next one on
     /// the other. `None` where that is not enough.
-    fn replace_above(&self, caller: &Caller, from: Moving<'_>, to: Destination<'_>) -> Result<Option<Step>> {
-        let Moving { spot: old, side: source, node } = from;
-        let Destination { spot: new, side: target } = to;
+    fn replace_above(
+        &self,
+        caller: &Caller,
+        from: RenameSource<'_>,
+        to: RenameTarget<'_>,
+    ) -> Result<Option<RenameStep>> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameTarget { spot: new, side: target } = to;
         let (Some(found), Some(replaced)) = (target.found(), &target.node) else { return Ok(None) };
         let (above, top, seen) = (found.top()?, node.top()?, source.found().ok_or(Errno::ENOENT)?.top()?);
         let (branch, index) = (&top.branch, top.branch.index());
@@ -333,7 +338,7 @@ impl UnionShared {
         // It has both names then.
         left?;
         self.moved(node, &top, old, new, new_home)?;
-        Ok(Some(Step::Done(Vec::new())))
+        Ok(Some(RenameStep::Done(Vec::new())))
     }
 
     /// The rename of a file or directory on its branch; with `shows`, something below would take
@@ -341,13 +346,13 @@ impl UnionShared {
     fn move_and_hide(
         &self,
         caller: &Caller,
-        old: Spot<'_>,
+        old: NameIn<'_>,
         home: &Part,
         new_home: &Part,
         new_name: Name<'_>,
         shows: bool,
     ) -> Result<()> {
-        let Spot { parent: directory, name } = old;
+        let NameIn { parent: directory, name } = old;
         let branch = &home.branch;
         let rename =
             |flags: u32| branch.layer.rename(caller, &home.node, name, &new_home.node, new_name, RenameFlags(flags));
@@ -389,7 +394,14 @@ impl UnionShared {
     }
 
     /// Enters a rename into the nodes.
-    fn moved(&self, node: &Arc<UnionNode>, top: &Part, old: Spot<'_>, new: Spot<'_>, new_home: &Part) -> Result<()> {
+    fn moved(
+        &self,
+        node: &Arc<UnionNode>,
+        top: &Part,
+        old: NameIn<'_>,
+        new: NameIn<'_>,
+        new_home: &Part,
+    ) -> Result<()> {
         let layer = &top.branch.layer;
         let fresh = layer.lookup(&OWN, &new_home.node, new.name)?;
         layer.adopt(&top.node, &fresh.node);
@@ -404,7 +416,7 @@ impl UnionShared {
     }
 
     /// What a directory needs before it can be renamed on one branch.
-    fn whole(&self, node: &Arc<UnionNode>, limit: usize) -> Result<Option<Step>> {
+    fn whole(&self, node: &Arc<UnionNode>, limit: usize) -> Result<Option<RenameStep>> {
         let parts = node.parts();
         let top = node.top()?;
         if top.branch.is_writable() && top.branch.index() <= limit {
@@ -414,7 +426,7 @@ impl UnionShared {
                 Redirect::Path => true,
             };
             if is_ready || top.branch.creates() {
-                return Ok((!is_ready).then(|| Step::Whole(Arc::clone(node), Arc::clone(&top.branch))));
+                return Ok((!is_ready).then(|| RenameStep::Whole(Arc::clone(node), Arc::clone(&top.branch))));
             }
         }
         match self.branch_for_copy(node.place().as_ref(), top.branch.index(), limit) {
@@ -423,13 +435,13 @@ impl UnionShared {
             Err(Errno::EROFS) if top.branch.is_writable() && self.branches().iter().any(|branch| branch.creates()) => {
                 Err(Errno::EXDEV)
             }
-            other => Ok(Some(Step::Whole(Arc::clone(node), other?))),
+            other => Ok(Some(RenameStep::Whole(Arc::clone(node), other?))),
         }
     }
 
-    fn move_directory(&self, caller: &Caller, from: Moving<'_>, to: Destination<'_>) -> Result<Step> {
-        let Moving { spot: old, side: source, node } = from;
-        let Destination { spot: new, side: target } = to;
+    fn move_directory(&self, caller: &Caller, from: RenameSource<'_>, to: RenameTarget<'_>) -> Result<RenameStep> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameTarget { spot: new, side: target } = to;
         if let Some(replaced) = &target.node {
             self.check_empty(replaced)?;
         }
@@ -442,7 +454,7 @@ impl UnionShared {
         let top = node.top()?;
         let (branch, layer) = (&top.branch, &top.branch.layer);
         let Some(new_home) = target.view.on(branch) else {
-            return Ok(Step::Grow(Arc::clone(new.parent), Arc::clone(branch)));
+            return Ok(RenameStep::Grow(Arc::clone(new.parent), Arc::clone(branch)));
         };
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
         let shows = self.shows_below(&source.view, old.name, branch.index())?;
@@ -503,16 +515,21 @@ impl UnionShared {
         };
         node.settle(node.parts().to_vec(), floor);
         self.moved(node, &top, old, new, new_home)?;
-        Ok(Step::Done(leftovers))
+        Ok(RenameStep::Done(leftovers))
     }
 
     /// Renames a directory on all of its branches, where all of them are writable and nothing is
     /// hidden by it or has to be: a pool's directories move without copying a byte. `None` where
     /// that is not so. A crash in between leaves part of the files under the old name and part
     /// under the new.
-    fn move_everywhere(&self, caller: &Caller, from: Moving<'_>, to: Destination<'_>) -> Result<Option<Step>> {
-        let Moving { spot: old, side: source, node } = from;
-        let Destination { spot: new, side: target } = to;
+    fn move_everywhere(
+        &self,
+        caller: &Caller,
+        from: RenameSource<'_>,
+        to: RenameTarget<'_>,
+    ) -> Result<Option<RenameStep>> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameTarget { spot: new, side: target } = to;
         let parts = node.parts();
         let [_, .., last] = &*parts else { return Ok(None) };
         let is_free = target.sight.found.is_none()
@@ -527,7 +544,7 @@ impl UnionShared {
             return Ok(None);
         }
         if let Some(missing) = parts.iter().find(|part| target.view.on(&part.branch).is_none()) {
-            return Ok(Some(Step::Grow(Arc::clone(new.parent), Arc::clone(&missing.branch))));
+            return Ok(Some(RenameStep::Grow(Arc::clone(new.parent), Arc::clone(&missing.branch))));
         }
         let mut moved: Vec<(&Part, &Part, &Part)> = Vec::new();
         for part in parts.iter().rev() {
@@ -552,12 +569,12 @@ impl UnionShared {
         // An opaque part ends it where it did before.
         let floor = if node.view().floor == last.branch.index() { last.branch.index() } else { target.sight.limit };
         node.settle(parts.to_vec(), floor);
-        Ok(Some(Step::Done(Vec::new())))
+        Ok(Some(RenameStep::Done(Vec::new())))
     }
 
     /// Puts a directory without anything in it, whiteouts included, in the place of one in which
     /// nothing can be seen. `None` where the branch cannot say by an attribute that it is opaque.
-    fn empty_for_good(&self, at: Spot<'_>, home: &Part, node: &Arc<UnionNode>) -> Result<Option<Leftover>> {
+    fn empty_for_good(&self, at: NameIn<'_>, home: &Part, node: &Arc<UnionNode>) -> Result<Option<Leftover>> {
         let (branch, layer) = (&home.branch, &home.branch.layer);
         let work = branch.work()?;
         let temporary = work.temporary();
@@ -594,7 +611,7 @@ impl UnionShared {
     /// Removes from the old name what an exchange has brought there.
     fn clear_old_name(
         &self,
-        old: Spot<'_>,
+        old: NameIn<'_>,
         home: &Part,
         kind: Kind,
         shows: bool,
@@ -621,13 +638,13 @@ impl UnionShared {
         Ok(())
     }
 
-    fn exchange(&self, caller: &Caller, from: Moving<'_>, to: Moving<'_>) -> Result<Step> {
-        let Moving { spot: old, side: source, node } = from;
-        let Moving { spot: new, side: target, node: swapped } = to;
+    fn exchange(&self, caller: &Caller, from: RenameSource<'_>, to: RenameSource<'_>) -> Result<RenameStep> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameSource { spot: new, side: target, node: swapped } = to;
         let (one, other) = (node.top()?, swapped.top()?);
         // Both have to be on the higher of the two branches.
         let most = one.branch.index().min(other.branch.index());
-        for Moving { spot, side, node } in [from, to] {
+        for RenameSource { spot, side, node } in [from, to] {
             let step = if node.kind == Kind::Directory {
                 self.whole(node, most)?
             } else {
@@ -639,7 +656,7 @@ impl UnionShared {
         }
         let branch = &one.branch;
         if branch.index() != other.branch.index() {
-            return Ok(Step::Again);
+            return Ok(RenameStep::Again);
         }
         let layer = &branch.layer;
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
@@ -662,7 +679,7 @@ impl UnionShared {
         swapped.leave(new.parent, new.name.bytes(), false);
         self.moved(node, &one, old, new, new_home)?;
         self.moved(swapped, &other, new, old, home)?;
-        Ok(Step::Done(Vec::new()))
+        Ok(RenameStep::Done(Vec::new()))
     }
 
     /// Gives a copy in the hard-link index a name above that it has only below.
@@ -693,8 +710,8 @@ pub(crate) fn uncover(home: &Part, name: Name<'_>) {
 
 /// Checks in the order of the kernel; true where there is nothing to do.
 fn check(
-    from: Spot<'_>,
-    to: Spot<'_>,
+    from: NameIn<'_>,
+    to: NameIn<'_>,
     node: &Arc<UnionNode>,
     target: Option<&Arc<UnionNode>>,
     flags: RenameFlags,

@@ -270,7 +270,7 @@ impl Union {
         Union::named(branches.into_iter().enumerate().map(member).collect(), options)
     }
 
-    /// The same with branches that have names.
+    /// Puts branches that have names together, as [`Union::new`].
     ///
     /// # Errors
     /// As [`Union::new`].

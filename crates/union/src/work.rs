@@ -15,8 +15,8 @@ use std::{
 
 const WORK: &[u8] = b".wh..wh.work";
 pub(crate) const LINKS: &[u8] = b".wh..wh.links";
-/// The same in a directory of their own; the first is what the kernel's overlay file system calls
-/// it as well.
+/// Their names in a directory of their own; the kernel's overlay file system calls the first one
+/// that, too.
 const WORK_APART: &[u8] = b"work";
 const LINKS_APART: &[u8] = b"links";
 /// What begins temporary names outside the work directory.

@@ -49,7 +49,7 @@ impl IndexRecord {
         if self.counts_all { self.below } else { count.saturating_sub(1).saturating_add(self.below) }
     }
 
-    /// The same, asking the copy.
+    /// How many names users see; the copy is asked for its count.
     fn visible(&self) -> Result<u32> {
         match &self.copy {
             Some(copy) if !self.counts_all => Ok(self.shown(copy.branch.layer.getattr(&OWN, &copy.node, None)?.nlink)),

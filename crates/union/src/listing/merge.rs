@@ -75,7 +75,7 @@ impl Merge {
         self.hidden.bytes()
     }
 
-    /// The same for somebody else who goes on from here.
+    /// A merge of his own for somebody else who goes on from here.
     pub(super) fn copy(&self) -> Merge {
         Merge {
             hidden: Arc::clone(&self.hidden),
@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
         Run { marks, request, sources, slots, merge, at: (0, 0), reached: request.from, reader: None, unchanged }
     }
 
-    /// The same, with names read ahead by this thread.
+    /// Has this thread read names ahead.
     pub(super) fn reading_ahead(self, reader: &'a Reader) -> Run<'a> {
         Run { reader: Some(reader), ..self }
     }

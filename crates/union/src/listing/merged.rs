@@ -78,7 +78,7 @@ impl Merged {
         near.or_else(|| self.scan(0, position, usize::MAX))
     }
 
-    /// The same for a position that was told between two offsets.
+    /// Where a position is that was told between two offsets.
     pub(super) fn find_between(&self, Range { start, end }: Range<usize>, position: u64) -> Option<usize> {
         self.scan(start, position, end.checked_sub(start)?)
     }

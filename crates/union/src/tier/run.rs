@@ -230,7 +230,7 @@ impl Control {
         self.tier_run_at(now(), dry, progress)
     }
 
-    /// The same at another time.
+    /// Does what [`Control::tier_run`] does, as if it were another time.
     ///
     /// # Errors
     /// As [`Control::tier_run`].
