@@ -5,13 +5,15 @@
 //! are ever ended.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::clock::Deadline;
 use crate::failure::{Doing, Failure};
 
 /// How long a killed process may take to be gone.
@@ -43,53 +45,61 @@ pub fn of(image: &Path) -> Result<Vec<Pid>, Failure> {
     Ok(holders)
 }
 
-/// Whether the process has ended with all its threads, so that its locks are gone as well.
-fn is_gone(process: Pid) -> bool {
-    let Ok(status) = fs::read_to_string(format!("/proc/{process}/status")) else { return true };
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    // Nobody may have waited for it yet.
-    field("State:").is_some_and(|state| state.starts_with(['Z', 'X']))
-        && field("Threads:").is_none_or(|count| count == "1")
+/// The processes that have `image` open, each by a descriptor that stands for it and for no later
+/// one of its number.
+fn held(image: &Path) -> Result<Vec<(Pid, OwnedFd)>, Failure> {
+    let mut held = Vec::new();
+    for holder in of(image)? {
+        match rustix::process::pidfd_open(holder, PidfdFlags::empty()) {
+            Ok(process) => held.push((holder, process)),
+            // Gone by itself.
+            Err(Errno::SRCH) => {}
+            Err(error) => return Err(Failure::new(format!("looking at process {holder}: {error}"))),
+        }
+    }
+    Ok(held)
+}
+
+fn signal((holder, process): &(Pid, OwnedFd), signal: Signal, doing: &str) -> Result<(), Failure> {
+    match rustix::process::pidfd_send_signal(process, signal) {
+        // Gone by itself.
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
+        Err(error) => Err(Failure::new(format!("{doing} process {holder}: {error}"))),
+    }
+}
+
+/// Waits until all these processes have ended; false where the deadline comes first.
+fn have_ended(holders: &[(Pid, OwnedFd)], deadline: Deadline) -> Result<bool, Failure> {
+    for (holder, process) in holders {
+        let ended = deadline.wait_for_end(process);
+        if !ended.map_err(|error| Failure::new(format!("waiting for process {holder}: {error}")))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Asks whoever has `image` open to end, and kills who does not in time.
 pub fn end(image: &Path) -> Result<(), Failure> {
-    let (start, holders) = (Instant::now(), of(image)?);
-    for holder in &holders {
-        match rustix::process::kill_process(*holder, Signal::TERM) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-            Err(error) => return Err(Failure::new(format!("ending process {holder}: {error}"))),
-        }
-    }
-    while start.elapsed() < PATIENCE && !holders.iter().all(|holder| is_gone(*holder)) {
-        thread::sleep(Duration::from_millis(2));
-    }
+    let deadline = Deadline::after(PATIENCE);
+    let holders = held(image)?;
+    holders.iter().try_for_each(|holder| signal(holder, Signal::TERM, "ending"))?;
+    have_ended(&holders, deadline)?;
     kill(image)
 }
 
 /// Kills whoever has `image` open, and waits until they have ended.
 pub fn kill(image: &Path) -> Result<(), Failure> {
-    let (start, mut killed) = (Instant::now(), Vec::new());
+    let deadline = Deadline::after(PATIENCE);
     loop {
-        let holders = of(image)?;
-        killed.retain(|process| !is_gone(*process));
-        if holders.is_empty() && killed.is_empty() {
+        let holders = held(image)?;
+        if holders.is_empty() {
             return Ok(());
         }
-        for holder in &holders {
-            if !killed.contains(holder) {
-                killed.push(*holder);
-            }
-            match rustix::process::kill_process(*holder, Signal::KILL) {
-                // Gone by itself.
-                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-                Err(error) => return Err(Failure::new(format!("killing process {holder}: {error}"))),
-            }
-        }
-        if start.elapsed() > PATIENCE {
+        holders.iter().try_for_each(|holder| signal(holder, Signal::KILL, "killing"))?;
+        if !have_ended(&holders, deadline)? || deadline.is_over() {
             return Err(Failure::new(format!("{} is still held by a process that was killed", image.display())));
         }
-        thread::sleep(Duration::from_millis(2));
     }
 }
 

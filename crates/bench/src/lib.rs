@@ -1,6 +1,6 @@
 //! `nacre bench`: tables of file-system operations, measured on this machine over the directory
-//! itself, mounts of nacre and of its rivals. Called by the program `nacre`; drives every program,
-//! nacre included, from outside.
+//! itself, mounts of nacre and of its rivals. Called by the program `nacre-bench`, which `nacre`
+//! starts; drives every program, nacre included, from outside.
 //!
 //! ```text
 //! options   arguments -> Plan                     (pure)
@@ -8,12 +8,15 @@
 //! measure   Plan -> Report: rounds, turns, visits
 //!   scratch, images, pools, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
 //!   workload/*                                    what happens while the clock runs
+//! clock     time, and waiting until a deadline
 //! report    the result as data
 //! summary, stats, figures, export/*               Report -> text (pure)
 //! ```
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod clock;
 mod export;
 mod failure;
 mod figures;
@@ -51,11 +54,6 @@ use failure::{Doing, Failure};
 use report::Report;
 use table::Table;
 
-/// The grammar of `nacre bench`.
-pub fn command() -> clap::Command {
-    options::command()
-}
-
 /// Runs what the arguments ask for. Exit codes: 0 done, 1 failed (or a figure missed, with
 /// `--check`), 2 a wrong command line.
 pub fn run(matches: &ArgMatches) -> ExitCode {
@@ -82,7 +80,7 @@ fn dispatch(matches: &ArgMatches) -> Result<ExitCode, Failure> {
 
 fn bench(table: &'static Table, matches: &ArgMatches) -> Result<ExitCode, Failure> {
     let plan = options::plan(table, matches)?;
-    plan.exports.check(table.name)?;
+    plan.exports.check(table.arguments.name)?;
     let report = measure::run(&plan)?;
     publish(&report, &plan.exports, plan.check)
 }

@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::clock;
 use crate::failure::Failure;
 use crate::mounts;
 use crate::options::{Plan, Source};
@@ -76,7 +76,7 @@ fn memory(meminfo: &str) -> u64 {
 
 /// The present moment in UTC as `YYYY-MM-DD HH:MM`.
 pub fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let seconds = clock::since_epoch().as_secs();
     calendar(seconds)
 }
 

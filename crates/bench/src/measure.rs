@@ -10,10 +10,12 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use nacre_bench_arguments::TablePlace;
+
+use crate::clock;
 use crate::failure::{Doing, Failure};
 use crate::machine;
 use crate::mounted::{Mounted, Start, obstacle};
@@ -21,10 +23,10 @@ use crate::options::{Plan, User};
 use crate::programs;
 use crate::report::{FORMAT, Report, Settings, TargetEntry, TestEntry};
 use crate::scratch::Scratch;
-use crate::table::{Group, Place};
+use crate::table::Group;
 use crate::target::{Ground, Target};
 use crate::undo::{Guard, Undo};
-use crate::workload::{self, Answer, Ask, Bounds, Buffer, Event, Link, Unit, Visit};
+use crate::workload::{self, Answer, Ask, Bounds, Buffer, Event, Link, Visit, WorkUnit};
 
 /// Records are at most this big.
 const LARGEST_RECORD: u64 = 16 * 1024 * 1024;
@@ -38,7 +40,7 @@ pub fn run(plan: &Plan) -> Result<Report, Failure> {
     let _guard = Guard::start(undo.clone())?;
     let scratch = Scratch::prepare(plan, &undo)?;
     let mut report = empty_report(plan, &scratch)?;
-    let start = Instant::now();
+    let start = clock::now();
     let mut run = Run { plan, scratch: &scratch, buffer: Buffer::new(largest_record(plan)), progress: progress(plan) };
     let result = run.all(&mut report);
     run.progress.finish_and_clear();
@@ -55,8 +57,8 @@ fn groups(plan: &Plan) -> Vec<Group> {
     plan.table.groups().into_iter().filter(|group| plan.tests.iter().any(|test| test.group == *group)).collect()
 }
 
-fn units(plan: &Plan) -> Vec<Unit> {
-    groups(plan).into_iter().flat_map(|group| Unit::of(group, &plan.scale)).collect()
+fn units(plan: &Plan) -> Vec<WorkUnit> {
+    groups(plan).into_iter().flat_map(|group| WorkUnit::of(group, &plan.scale)).collect()
 }
 
 fn progress(plan: &Plan) -> ProgressBar {
@@ -87,8 +89,8 @@ fn empty_report(plan: &Plan, scratch: &Scratch) -> Result<Report, Failure> {
     });
     Ok(Report {
         format: FORMAT,
-        table: plan.table.name.to_owned(),
-        title: plan.table.title.to_owned(),
+        table: plan.table.arguments.name.to_owned(),
+        title: plan.table.arguments.title.to_owned(),
         started: machine::now(),
         seconds: 0.0,
         machine: machine::describe(plan, scratch.source())?,
@@ -129,7 +131,7 @@ impl Run<'_> {
         for group in groups(self.plan) {
             let missing: Vec<&str> =
                 group.needs().iter().copied().filter(|name| programs::find(name).is_none()).collect();
-            let units = Unit::of(group, &self.plan.scale);
+            let units = WorkUnit::of(group, &self.plan.scale);
             if !missing.is_empty() {
                 report.notes.push(format!("{} left out: {} is not installed", group.title(), missing.join(", ")));
                 self.progress
@@ -143,7 +145,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn unit(&mut self, unit: Unit, report: &mut Report) -> Result<(), Failure> {
+    fn unit(&mut self, unit: WorkUnit, report: &mut Report) -> Result<(), Failure> {
         self.progress.set_message(format!("preparing {}", unit.group().id()));
         workload::prepare(unit, self.scratch.source(), &self.plan.scale, &mut self.buffer)?;
         let mut failed: Vec<&str> = Vec::new();
@@ -164,13 +166,13 @@ impl Run<'_> {
     }
 
     /// Whether any test of the unit's group was asked for and may be made on the target.
-    fn has_work(&self, unit: Unit, target: &Target) -> bool {
+    fn has_work(&self, unit: WorkUnit, target: &Target) -> bool {
         self.plan.tests.iter().any(|test| test.group == unit.group() && test.suits(target))
     }
 
     /// One visit; false if the target failed, which is then in the report. Errors are the bench's
     /// own.
-    fn visit(&mut self, unit: Unit, target: &'static Target, report: &mut Report) -> Result<bool, Failure> {
+    fn visit(&mut self, unit: WorkUnit, target: &'static Target, report: &mut Report) -> Result<bool, Failure> {
         let mut skip = |failure: Failure| {
             let entry = report.targets.iter_mut().find(|entry| entry.id == target.id);
             entry.into_iter().for_each(|entry| entry.skipped = Some(failure.to_string()));
@@ -184,7 +186,7 @@ impl Run<'_> {
         self.scratch.settle()?;
         let limit = match unit.group() {
             Group::Fill => self.plan.scale.fill,
-            _ if self.plan.table.place == Place::Images => self.plan.scale.image,
+            _ if self.plan.table.arguments.place == TablePlace::Images => self.plan.scale.image,
             _ => self.plan.scale.cage,
         };
         let start = self.start(unit, target, &ground, &own, limit)?;
@@ -209,7 +211,7 @@ impl Run<'_> {
     }
 
     /// Where a visit's steps begin.
-    fn start(&self, unit: Unit, target: &Target, ground: &Path, own: &Path, limit: u64) -> Result<Start, Failure> {
+    fn start(&self, unit: WorkUnit, target: &Target, ground: &Path, own: &Path, limit: u64) -> Result<Start, Failure> {
         let (upper, work) = (own.join("upper"), own.join("work"));
         let place = match target.ground {
             Ground::Source => ground.to_owned(),
@@ -244,7 +246,7 @@ impl Run<'_> {
 
     fn measure(
         &mut self,
-        unit: Unit,
+        unit: WorkUnit,
         target: &Target,
         mounted: &mut Mounted<'_>,
         bounds: Bounds,

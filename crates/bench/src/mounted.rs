@@ -5,9 +5,11 @@ use std::os::unix::fs::{chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use nacre_bench_arguments::TablePlace;
+
+use crate::clock::{self, Deadline};
 use crate::failure::{Doing, Failure};
 use crate::holders;
 use crate::images;
@@ -16,7 +18,6 @@ use crate::options::{Plan, User};
 use crate::pools;
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::table::Place;
 use crate::target::{Cage, Ground, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
 
@@ -274,7 +275,8 @@ impl<'a> Mounted<'a> {
         let (image, log, undo) = (self.root.join(IMAGE), self.scratch.log(), self.scratch.undo());
         if !image.exists() {
             // The other tables fill their images with data.
-            let names = if self.plan.table.place == Place::Images { self.plan.scale.names_in_one() } else { 0 };
+            let names =
+                if self.plan.table.arguments.place == TablePlace::Images { self.plan.scale.names_in_one() } else { 0 };
             images::make(&image, kind, self.start.limit, names, &log)?;
         }
         let device = images::attach(&image, direct_io, undo, &log)?;
@@ -314,14 +316,14 @@ impl<'a> Mounted<'a> {
         pool: Pool,
         point: &Path,
         image: &Path,
-        work: impl FnOnce(&pools::Place<'_>) -> Result<T, Failure>,
+        work: impl FnOnce(&pools::PoolSite<'_>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let nacre = || {
             let mut command = Command::new(&self.plan.nacre);
             self.as_owner(&mut command)?;
             Ok(command)
         };
-        work(&pools::Place { pool, image: image.to_owned(), point, log: self.scratch.log(), nacre: &nacre })
+        work(&pools::PoolSite { pool, image: image.to_owned(), point, log: self.scratch.log(), nacre: &nacre })
     }
 
     /// The image that the last step keeps everything in: below the path to which that step was
@@ -340,7 +342,7 @@ impl<'a> Mounted<'a> {
 
     /// Does something to the states of the file system under test; returns how long it took.
     pub fn version(&self, version: &Version) -> Result<Duration, Failure> {
-        let start = Instant::now();
+        let start = clock::now();
         match self.made.last().map(|made| (made.step, &made.point)) {
             Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), |place| match version {
                 Version::Snapshot(name) => place.snapshot(name),
@@ -401,7 +403,7 @@ impl<'a> Mounted<'a> {
             (Step::Pool(pool), _) => {
                 let daemon = made.daemon.take();
                 self.pool(pool, &point, &image, |place| place.kill(daemon))?;
-                let start = Instant::now();
+                let start = clock::now();
                 made.daemon =
                     self.pool(pool, &point, &image, |place| place.put_in_place(self.start.limit, |_| Ok(())))?;
                 Ok(start.elapsed())
@@ -409,7 +411,7 @@ impl<'a> Mounted<'a> {
             (Step::Loop { kind, options, .. }, Some(device)) => {
                 programs::run(Command::new("xfs_io").args(["-x", "-c", "shutdown"]).arg(&point), &log)?;
                 mounts::unmount(&point, PATIENCE)?;
-                let start = Instant::now();
+                let start = clock::now();
                 images::mount(device, kind, options, &point, &log)?;
                 Ok(start.elapsed())
             }
@@ -440,14 +442,13 @@ impl<'a> Mounted<'a> {
     fn launch(&self, command: &mut Command, point: Option<&Path>) -> Result<(), Failure> {
         self.as_owner(command)?;
         programs::run(command, &self.scratch.log())?;
-        let start = Instant::now();
         let Some(point) = point else { return Ok(()) };
+        let (watch, deadline) = (mounts::Watch::start()?, Deadline::after(PATIENCE));
         while !mounts::is_mounted(point)? {
-            if start.elapsed() > PATIENCE {
+            if !watch.changed(deadline)? {
                 let name = command.get_program().to_string_lossy().into_owned();
                 return Err(Failure::new(format!("{name} returned but nothing is mounted at {}", point.display())));
             }
-            thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }

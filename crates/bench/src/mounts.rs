@@ -4,16 +4,20 @@
 //! caller names are touched.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use rustix::event::PollFlags;
 use rustix::mount::UnmountFlags;
 
+use crate::clock::Deadline;
 use crate::failure::{Doing, Failure};
+
+/// The kernel's mount table of this process's namespace.
+const TABLE: &str = "/proc/self/mountinfo";
 
 /// One line of the kernel's mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +32,7 @@ pub struct MountLine {
 
 /// The mounts of this process's namespace, oldest first.
 pub fn table() -> Result<Vec<MountLine>, Failure> {
-    let path = Path::new("/proc/self/mountinfo");
+    let path = Path::new(TABLE);
     let text = fs::read(path).doing("reading", path)?;
     Ok(parse(&text))
 }
@@ -76,6 +80,22 @@ pub fn is_mounted(path: &Path) -> Result<bool, Failure> {
     Ok(table()?.iter().any(|line| line.point == path))
 }
 
+/// A view of the mount table that is told when it changes.
+pub struct Watch(File);
+
+impl Watch {
+    /// Of changes from now on.
+    pub fn start() -> Result<Self, Failure> {
+        let path = Path::new(TABLE);
+        File::open(path).doing("opening", path).map(Self)
+    }
+
+    /// Waits for the next change; false where the deadline comes first.
+    pub fn changed(&self, deadline: Deadline) -> Result<bool, Failure> {
+        deadline.wait_for(&self.0, PollFlags::PRI).doing("watching", Path::new(TABLE))
+    }
+}
+
 /// The mount that `path` lies on.
 pub fn of(path: &Path) -> Result<Option<MountLine>, Failure> {
     let lines = table()?;
@@ -92,11 +112,12 @@ pub fn of(path: &Path) -> Result<Option<MountLine>, Failure> {
 /// Unmounts `path`, waiting up to `patience` for users of it to go away and detaching it lazily
 /// after that.
 pub fn unmount(path: &Path, patience: Duration) -> Result<(), Failure> {
-    let start = Instant::now();
+    let deadline = Deadline::after(patience);
     while is_mounted(path)? {
         match unmount_once(path, false) {
             Ok(()) => {}
-            Err(_) if start.elapsed() < patience => thread::sleep(Duration::from_millis(5)),
+            // Nobody tells when the last user has gone.
+            Err(_) if !deadline.is_over() => deadline.pause(Duration::from_millis(5)),
             Err(_) => return unmount_once(path, true),
         }
     }

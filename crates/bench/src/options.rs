@@ -1,23 +1,23 @@
 //! The command line of `nacre bench` and the [`Plan`] that it becomes: pure data, no effects.
 //!
-//! `lib.rs` calls [`command`] for the grammar and [`plan`] for the meaning.
+//! The grammar is in the crate `nacre-bench-arguments`; `lib.rs` calls [`plan`] for the meaning.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::ArgMatches;
+use nacre_bench_arguments::{FILE_SYSTEMS, TablePlace};
 
 use crate::export::{Exports, Show};
 use crate::failure::{Doing, Failure};
-use crate::scale::{self, Scale, size};
-use crate::table::{Place, TABLES, Table, Test};
+use crate::programs;
+use crate::scale::{self, Scale};
+use crate::table::{Table, Test};
 use crate::target::Target;
 
 /// Size of the image of `--fs` unless one is given.
 const IMAGE_SIZE: u64 = 8 << 30;
-/// What `--fs` may be.
-const FILE_SYSTEMS: [&str; 3] = ["xfs", "ext4", "btrfs"];
 
 /// What the measured directory lies on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,107 +69,6 @@ pub struct Plan {
     pub check: bool,
 }
 
-/// The grammar.
-pub fn command() -> Command {
-    let mut bench = Command::new("bench")
-        .about("Measure a table of file-system operations on this machine, beside the directory itself and rivals")
-        .subcommand_required(true)
-        .arg_required_else_help(true);
-    for table in TABLES {
-        bench = bench.subcommand(table_command(table));
-    }
-    let show = Command::new("show").about("Print or export a result saved with --json again").arg(
-        Arg::new("result")
-            .value_name("FILE")
-            .help("Result to read")
-            .required(true)
-            .value_parser(value_parser!(PathBuf)),
-    );
-    bench.subcommand(with_exports(show))
-}
-
-fn path(id: &'static str, value: &'static str, help: &'static str) -> Arg {
-    Arg::new(id).long(id).value_name(value).help(help).value_parser(value_parser!(PathBuf))
-}
-
-fn list(id: &'static str, help: &'static str) -> Arg {
-    Arg::new(id).long(id).value_name("LIST").help(help).value_delimiter(',')
-}
-
-fn flag(id: &'static str, help: &'static str) -> Arg {
-    Arg::new(id).long(id).help(help).action(ArgAction::SetTrue)
-}
-
-fn table_command(table: &'static Table) -> Command {
-    let command = Command::new(table.name)
-        .about(table.title)
-        .next_help_heading("Where")
-        .arg(path("source", "DIR", "Measure in a fresh subdirectory of DIR").conflicts_with("fs"))
-        .arg(Arg::new("fs").long("fs").value_name("TYPE").value_parser(FILE_SYSTEMS).help(match table.place {
-            Place::Image("xfs") => "Measure on a new file system on a loop device (root; default xfs)",
-            Place::Image(_) => "Measure on a new file system on a loop device (root; default ext4)",
-            Place::Scratch | Place::Images => {
-                "Measure on a new file system on a loop device (root; default: in the scratch directory itself)"
-            }
-        }))
-        .arg(size("image-size", "Size of that file system (default 8G, sparse)"))
-        .arg(path(
-            "scratch",
-            "DIR",
-            "Directory of our own: new, empty, or left by an earlier run (default: a new one in the temporary directory)",
-        ))
-        .arg(path("nacre", "PROGRAM", "The nacre to measure (default: this one)"))
-        .arg(
-            Arg::new("user")
-                .long("user")
-                .value_name("NAME")
-                .help("Ordinary user for the targets that need one (default: who called sudo, or nobody)"),
-        )
-        .next_help_heading("What")
-        .arg(list("targets", "Columns: names, or `all`").conflicts_with("list"))
-        .arg(list("tests", "Rows: names of tests or groups"))
-        .arg(flag("list", "List the names of targets and tests and do nothing"))
-        .next_help_heading("How much")
-        .args(scale::arguments(table))
-        .next_help_heading("Result")
-        .arg(flag("check", "Exit with 1 if a figure that nacre promises is missed; measures every target unless some are chosen"));
-    with_exports(command)
-}
-
-fn with_exports(command: Command) -> Command {
-    command
-        .next_help_heading("Result")
-        .arg(
-            Arg::new("show")
-                .long("show")
-                .value_name("AS")
-                .value_parser(["percent", "ratio", "time"])
-                .default_value("percent")
-                .help("Cells of the terminal table"),
-        )
-        .arg(path("json", "FILE", "Write the result as JSON"))
-        .arg(path("csv", "FILE", "Write the result as CSV"))
-        .arg(path("html", "FILE", "Write one self-contained page with plots"))
-        .arg(path("markdown", "FILE", "Put the table between its markers in FILE (made if missing)"))
-        .arg(
-            Arg::new("section")
-                .long("section")
-                .value_name("NAME")
-                .requires("markdown")
-                .value_parser(section)
-                .help("Keep it there beside the table's other results, under this name"),
-        )
-}
-
-/// A section's name stands in the markers, which are comments: nothing in it may end one.
-fn section(text: &str) -> Result<String, String> {
-    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    match text.starts_with(plain) && text.split('-').all(|word| !word.is_empty() && word.chars().all(plain)) {
-        true => Ok(text.to_owned()),
-        false => Err("small letters and digits, words joined by '-'".to_owned()),
-    }
-}
-
 /// The exports asked for.
 pub fn exports(matches: &ArgMatches) -> Exports {
     let show = match matches.get_one::<String>("show").map(String::as_str) {
@@ -196,7 +95,7 @@ pub fn plan(table: &'static Table, matches: &ArgMatches) -> Result<Plan, Failure
     let scratch = scratch.unwrap_or_else(|| temporary.join(format!("nacre-bench-scratch-{}", std::process::id())));
     let nacre = match matches.get_one::<PathBuf>("nacre") {
         Some(path) => fs::canonicalize(path).doing("resolving", path)?,
-        None => env::current_exe().map_err(|error| Failure::new(format!("finding this program: {error}")))?,
+        None => usual_nacre()?,
     };
     let check = matches.get_flag("check");
     let scale = scale::scale(table, matches, free_at(matches.get_one::<PathBuf>("source").unwrap_or(&scratch))?)?;
@@ -214,6 +113,14 @@ pub fn plan(table: &'static Table, matches: &ArgMatches) -> Result<Plan, Failure
     })
 }
 
+/// The program `nacre` beside this one, or else on the search path. Where there is none, the targets
+/// that need it say so.
+fn usual_nacre() -> Result<PathBuf, Failure> {
+    let own = env::current_exe().map_err(|error| Failure::new(format!("finding this program: {error}")))?;
+    let beside = own.with_file_name("nacre");
+    Ok(if programs::is_executable(&beside) { beside } else { programs::find("nacre").unwrap_or(beside) })
+}
+
 /// Bytes free for us where `path` is, or will be.
 fn free_at(path: &Path) -> Result<u64, Failure> {
     let path = std::path::absolute(path).doing("resolving", path)?;
@@ -224,8 +131,8 @@ fn free_at(path: &Path) -> Result<u64, Failure> {
 
 /// An image must hold what the largest cage may hold, and the images of file systems in it.
 fn room_for_cages(table: &Table, scale: &Scale) -> u64 {
-    match table.place {
-        Place::Images => scale.image.saturating_add(IMAGE_SIZE),
+    match table.arguments.place {
+        TablePlace::Images => scale.image.saturating_add(IMAGE_SIZE),
         _ if table.targets.iter().any(Target::is_bounded) => 2 * scale.cage.max(scale.fill),
         _ => 0,
     }
@@ -233,7 +140,7 @@ fn room_for_cages(table: &Table, scale: &Scale) -> u64 {
 
 /// ext4 sets its inodes aside when it is made, one for each 16 KiB.
 fn room_for_inodes(kind: &str, table: &Table, scale: &Scale) -> u64 {
-    if kind == "ext4" && table.amounts.contains(&"names") { 2 * scale.names * (16 << 10) } else { 0 }
+    if kind == "ext4" && table.arguments.amounts.contains(&"names") { 2 * scale.names * (16 << 10) } else { 0 }
 }
 
 fn words(matches: &ArgMatches, id: &str) -> Vec<String> {
@@ -245,7 +152,7 @@ fn source(table: &Table, matches: &ArgMatches, scale: &Scale, root: bool, tempor
         return Ok(Source::Directory(fs::canonicalize(directory).doing("resolving", directory)?));
     }
     let kind = matches.get_one::<String>("fs").map(String::as_str);
-    if kind.is_none() && matches!(table.place, Place::Scratch | Place::Images) {
+    if kind.is_none() && matches!(table.arguments.place, TablePlace::Scratch | TablePlace::Images) {
         return Ok(Source::Scratch);
     }
     if !root && kind.is_none() {
@@ -255,7 +162,7 @@ fn source(table: &Table, matches: &ArgMatches, scale: &Scale, root: bool, tempor
         return Err(Failure::new("--fs needs root; use --source"));
     }
     let bytes = matches.get_one::<u64>("image-size").copied().unwrap_or(IMAGE_SIZE.max(room_for_cages(table, scale)));
-    let usual = if let Place::Image(kind) = table.place { kind } else { "ext4" };
+    let usual = if let TablePlace::Image(kind) = table.arguments.place { kind } else { "ext4" };
     let kind = FILE_SYSTEMS.iter().copied().find(|known| kind == Some(*known)).unwrap_or(usual);
     Ok(Source::Image { kind, bytes: bytes.max(room_for_inodes(kind, table, scale)) })
 }
@@ -314,11 +221,6 @@ fn find_user(passwd: &str, wanted: &str) -> Option<User> {
 mod tests {
     use super::*;
     use crate::table::MIRROR;
-
-    #[test]
-    fn the_grammar_is_sound() {
-        command().debug_assert();
-    }
 
     #[test]
     fn a_target_brings_its_baseline() {

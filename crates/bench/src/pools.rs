@@ -8,9 +8,9 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::clock::Deadline;
 use crate::failure::{Doing, Failure};
 use crate::holders;
 use crate::images;
@@ -27,9 +27,11 @@ fn name() -> String {
 const SETTLED: &str = "settled";
 /// How long zfs-fuse may take to answer its first command, and to end.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How long it has between two questions whether it answers.
+const ASKED_AGAIN: Duration = Duration::from_millis(5);
 
 /// A pool of a visit: where it lies and where it is shown.
-pub struct Place<'a> {
+pub struct PoolSite<'a> {
     /// Whose, and how compressed.
     pub pool: Pool,
     /// The file that it is kept in.
@@ -42,7 +44,7 @@ pub struct Place<'a> {
     pub nacre: &'a dyn Fn() -> Result<Command, Failure>,
 }
 
-impl Place<'_> {
+impl PoolSite<'_> {
     /// `zpool` or `zfs`, or what nacre calls them.
     fn command(&self, verbs: &str) -> Result<Command, Failure> {
         match self.pool.by {
@@ -123,7 +125,7 @@ impl Place<'_> {
             .args(["--no-daemon", "--no-kstat-mount"])
             .current_dir("/");
         let mut daemon = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn().map_err(failed)?;
-        let start = Instant::now();
+        let deadline = Deadline::after(PATIENCE);
         loop {
             let answer = self
                 .command("zpool")?
@@ -135,7 +137,9 @@ impl Place<'_> {
             if answer.success() {
                 return Ok(daemon);
             }
-            if daemon.try_wait().map_err(failed)?.is_some() || start.elapsed() > PATIENCE {
+            // It tells nobody when it answers, but ends where it cannot.
+            let ended = Deadline::after(ASKED_AGAIN).wait_for_child(&mut daemon).map_err(failed)?;
+            if ended.is_some() || deadline.is_over() {
                 self.end_daemon(daemon)?;
                 let said = std::fs::read_to_string(&log).doing("reading", &log)?;
                 return Err(Failure::new(format!(
@@ -143,7 +147,6 @@ impl Place<'_> {
                     said.lines().last().unwrap_or("it says nothing")
                 )));
             }
-            thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -152,14 +155,9 @@ impl Place<'_> {
         let term =
             rustix::process::kill_process(rustix::process::Pid::from_child(&daemon), rustix::process::Signal::TERM);
         term.or_else(|error| if error == rustix::io::Errno::SRCH { Ok(()) } else { Err(failed(error.into())) })?;
-        let start = Instant::now();
-        while daemon.try_wait().map_err(failed)?.is_none() {
-            if start.elapsed() > PATIENCE {
-                daemon.kill().map_err(failed)?;
-                daemon.wait().map_err(failed)?;
-                break;
-            }
-            thread::sleep(Duration::from_millis(2));
+        if Deadline::after(PATIENCE).wait_for_child(&mut daemon).map_err(failed)?.is_none() {
+            daemon.kill().map_err(failed)?;
+            daemon.wait().map_err(failed)?;
         }
         Ok(())
     }
@@ -207,14 +205,14 @@ impl Place<'_> {
 
     /// Destroys a clone.
     pub fn destroy_clone(&self, name: &str) -> Result<(), Failure> {
-        let start = Instant::now();
+        let deadline = Deadline::after(PATIENCE);
         loop {
             let destroyed = self.run("zfs", &["destroy", &format!("{}/{name}", self::name())]);
             // zfs-fuse calls what it has just mounted busy for a moment.
-            if destroyed.is_ok() || self.pool.by != PoolOf::ZfsFuse || start.elapsed() > PATIENCE {
+            if destroyed.is_ok() || self.pool.by != PoolOf::ZfsFuse || deadline.is_over() {
                 return destroyed;
             }
-            thread::sleep(Duration::from_millis(100));
+            deadline.pause(Duration::from_millis(100));
         }
     }
 

@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::clock::Deadline;
 use crate::failure::{Doing, Failure};
 
 /// How long setting up or taking away one mount may last before it counts as hung.
@@ -35,17 +35,10 @@ pub fn run(command: &mut Command, log: &Path) -> Result<String, Failure> {
     let errors = output.try_clone().doing("sharing", log)?;
     let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
     let mut child = child.map_err(|error| Failure::new(format!("starting {name}: {error}")))?;
-    let start = Instant::now();
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if start.elapsed() < SETUP_PATIENCE => thread::sleep(Duration::from_millis(1)),
-            Ok(None) => {
-                child.kill().map_err(|error| Failure::new(format!("stopping {name}: {error}")))?;
-                return Err(Failure::new(format!("{name} did not finish within {} s", SETUP_PATIENCE.as_secs())));
-            }
-            Err(error) => return Err(Failure::new(format!("waiting for {name}: {error}"))),
-        }
+    let ended = Deadline::after(SETUP_PATIENCE).wait_for_child(&mut child);
+    let Some(status) = ended.map_err(|error| Failure::new(format!("waiting for {name}: {error}")))? else {
+        child.kill().map_err(|error| Failure::new(format!("stopping {name}: {error}")))?;
+        return Err(Failure::new(format!("{name} did not finish within {} s", SETUP_PATIENCE.as_secs())));
     };
     let text = String::from_utf8_lossy(&fs::read(log).doing("reading", log)?).trim().to_owned();
     if status.success() {

@@ -1,10 +1,10 @@
 //! How much work each test does: the usual amounts, those of `--quick` and `--full`, and the
 //! options that change them.
 //!
-//! `options` calls [`arguments`] for the grammar and [`scale`] for the meaning; a table names the
-//! options it knows.
+//! `options` calls [`scale`]; the options themselves are in the crate `nacre-bench-arguments`, where a
+//! table names those that it knows.
 
-use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use clap::ArgMatches;
 
 use crate::failure::Failure;
 use crate::report::Point;
@@ -106,7 +106,7 @@ impl Scale {
                 _ => return None,
             })
         };
-        table.amounts.iter().filter_map(|id| shown(id)).collect::<Vec<String>>().join(", ")
+        table.arguments.amounts.iter().filter_map(|id| shown(id)).collect::<Vec<String>>().join(", ")
     }
 
     /// Names that a new file system of a target's own must be able to hold.
@@ -120,61 +120,6 @@ impl Scale {
     }
 }
 
-fn number(id: &'static str, help: &'static str) -> Arg {
-    Arg::new(id).long(id).value_name("N").help(help).value_parser(value_parser!(u64).range(1..))
-}
-
-/// An option that takes a size.
-pub fn size(id: &'static str, help: &'static str) -> Arg {
-    Arg::new(id).long(id).value_name("SIZE").help(help).value_parser(parse_size)
-}
-
-fn sizes(id: &'static str, help: &'static str) -> Arg {
-    size(id, help).value_name("LIST").value_delimiter(',')
-}
-
-/// The options about amounts that `table` knows.
-pub fn arguments(table: &Table) -> Vec<Arg> {
-    let quick = Arg::new("quick")
-        .long("quick")
-        .action(ArgAction::SetTrue)
-        .help("A minute or a few: small amounts, three rounds");
-    let full = Arg::new("full").long("full").action(ArgAction::SetTrue).conflicts_with("quick");
-    let known = [
-        full.help(if table.amounts.contains(&"names") {
-            "The founding document's 1,382,438 names: hours with every rival"
-        } else if table.amounts.contains(&"directories") {
-            "The founding document's 1,644,553 files and 1,100,000 directories: hours with every rival"
-        } else {
-            "Every file and record size of iozone's automatic mode: hours"
-        }),
-        sizes("sizes", "File sizes of the iozone tests"),
-        sizes("records", "Record sizes of the iozone tests"),
-        size("cache", "Size of the page-cache file"),
-        number("files", "Small files"),
-        number("listing", "Files of the big directory"),
-        number("tree", "Files of the source tree"),
-        size("cage", "Size of cages and images (default 10G, or 4G where less than 30G are free)"),
-        number("dd", "Blocks of 1 MiB that dd writes (default 1000)"),
-        number("appends", "Lines appended in each test (default 100000)"),
-        size("fill", "Size of the cages that are filled (default 1G)"),
-        number("names", "Names of the directory that lies on two branches (default 300000)"),
-        size("copy", "Size of the large file that is copied up (default 1G)"),
-        size("image", "Size of the images that the file systems lie in, sparse (default 24G)"),
-        size("size", "Size of bonnie++'s file (default 2G)"),
-        size("overwrite", "Size of the file that is overwritten in small blocks (default 512M)"),
-        number("fsyncs", "Appends that are synced one by one (default 1000)"),
-        number("snapshots", "Snapshots beside which is written (default 1000)"),
-        number("directories", "Directories in one directory (default 100000)"),
-        Arg::new("mix")
-            .long("mix")
-            .action(ArgAction::SetTrue)
-            .help("Files of 50 to 500 KB of text, as in the founding document, and not of 100 bytes (1,644,553 of them are 450 GB)"),
-    ];
-    let known = known.into_iter().filter(|argument| table.amounts.contains(&argument.get_id().as_str()));
-    [quick, number("rounds", "Rounds of which the median counts (default 5)")].into_iter().chain(known).collect()
-}
-
 /// The amounts asked for, with cages that suit the bytes that are free where they will lie.
 pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
     // A table does not have the options that are not about it.
@@ -184,7 +129,7 @@ pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Fa
     };
     let number = |id: &str| matches.try_get_one::<u64>(id).ok().flatten().copied();
     let mut scale = if flag("quick") { quick_scale() } else { usual_scale() };
-    if table.amounts.contains(&"directories") {
+    if table.arguments.amounts.contains(&"directories") {
         scale.files = match (flag("full"), flag("quick")) {
             (true, _) => DOCUMENTED_FILES,
             (_, true) => 10_000,
@@ -336,34 +281,10 @@ fn points(sizes: &[u64], records: &[u64], as_iozone: bool) -> Vec<Point> {
     points
 }
 
-/// A size with an optional suffix K, M or G (powers of 1024).
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let (digits, factor) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (text.get(..at), KIB),
-        Some((at, 'm' | 'M')) => (text.get(..at), MIB),
-        Some((at, 'g' | 'G')) => (text.get(..at), GIB),
-        _ => (Some(text), 1),
-    };
-    let number = digits.and_then(|digits| digits.parse::<u64>().ok()).filter(|number| *number > 0);
-    number
-        .and_then(|number| number.checked_mul(factor))
-        .ok_or_else(|| format!("{text} is not a size such as 64K or 16M"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::table::{LOGS, MIRROR};
-
-    #[test]
-    fn sizes() {
-        assert_eq!(parse_size("64K"), Ok(65536));
-        assert_eq!(parse_size("16m"), Ok(16 << 20));
-        assert_eq!(parse_size("512"), Ok(512));
-        for bad in ["", "K", "0", "-1", "1T", "1.5M", "99999999999999999999", "99999999999999G"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn full_mode_is_iozones() {
@@ -378,7 +299,7 @@ mod tests {
     #[test]
     fn tables_have_their_own_amounts() {
         let of = |words: &[&str]| {
-            let matches = crate::options::command()
+            let matches = nacre_bench_arguments::command()
                 .try_get_matches_from([&["bench"], words].concat())
                 .map_err(|error| error.to_string())?;
             let (name, matches) = matches.subcommand().unwrap();
@@ -389,7 +310,7 @@ mod tests {
             Ok((3, 2))
         );
         assert_eq!(of(&["mirror", "--quick"]), Ok(quick_scale()));
-        let matches = crate::options::command().try_get_matches_from(["bench", "logs"]).unwrap();
+        let matches = nacre_bench_arguments::command().try_get_matches_from(["bench", "logs"]).unwrap();
         assert_eq!(scale(&LOGS, matches.subcommand().unwrap().1, PLENTY - 1).map(|scale| scale.cage), Ok(TIGHT_CAGE));
         assert!(of(&["mirror", "--dd", "3"]).is_err() && of(&["logs", "--listing", "3"]).is_err());
         assert_eq!(of(&["union", "--full"]).map(|scale| scale.names), Ok(1_382_438));

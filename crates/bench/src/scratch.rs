@@ -17,11 +17,12 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nacre_bench_arguments::TablePlace;
+
 use crate::failure::{Doing, Failure};
 use crate::images;
 use crate::mounts;
 use crate::options::{Plan, Source};
-use crate::table::Place;
 use crate::target::Ground;
 use crate::undo::{self, Effect, Undo};
 
@@ -84,9 +85,9 @@ impl Scratch {
             let path = root.join(name);
             fs::create_dir(&path).doing("creating", &path)?;
         }
-        let in_place = match (rustix::process::geteuid().is_root(), plan.table.place) {
+        let in_place = match (rustix::process::geteuid().is_root(), plan.table.arguments.place) {
             (false, _) => Cold::FreshMountOnly,
-            (true, Place::Images) => Cold::DropEverything,
+            (true, TablePlace::Images) => Cold::DropEverything,
             (true, _) => Cold::DropCaches,
         };
         let (source, lower, cold) = match &plan.source {

@@ -4,6 +4,8 @@
 //! Read by `options` (names on the command line), `measure` (what to run) and `summary` (order of
 //! rows). A new table is one more file here plus the workloads that its groups name in `workload`.
 
+use nacre_bench_arguments::TableArguments;
+
 use crate::target::Target;
 
 mod listing;
@@ -61,7 +63,7 @@ pub enum Group {
     BranchData,
     /// bonnie++'s big file, of data that cannot be compressed.
     Bonnie,
-    /// The same of text.
+    /// bonnie++'s big file, of text.
     BonnieText,
     /// bonnie++'s many files.
     BonnieFiles,
@@ -197,17 +199,6 @@ impl Unit {
 /// The word of [`Unit::Count`] in reports, and instead of a base in the figures file.
 pub const COUNT: &str = "count";
 
-/// Where a table is measured when neither `--source` nor `--fs` says so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// Root: on a new file system of this type in an image; others: in the temporary directory.
-    Image(&'static str),
-    /// In the scratch directory itself, so that syncs meet a real disk if it lies on one.
-    Scratch,
-    /// There, too; every target is a file system of its own in an image.
-    Images,
-}
-
 /// One row of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Test {
@@ -226,20 +217,14 @@ pub struct Test {
 /// A table: rows, columns and the columns shown when none are chosen.
 #[derive(Debug)]
 pub struct Table {
-    /// Name of the subcommand.
-    pub name: &'static str,
-    /// Heading of exports.
-    pub title: &'static str,
+    /// Its name, title and options on the command line.
+    pub arguments: TableArguments,
     /// Rows, in the order in which they are shown.
     pub tests: &'static [Test],
     /// Every column known.
     pub targets: &'static [Target],
     /// Identifiers of the columns measured by default.
     pub default_targets: &'static [&'static str],
-    /// Where it is measured by default.
-    pub place: Place,
-    /// Identifiers of the options that say how much work it does.
-    pub amounts: &'static [&'static str],
     /// Programs whose versions are recorded, with the argument that makes them tell.
     pub programs: &'static [(&'static str, &'static str)],
 }
@@ -291,7 +276,7 @@ impl Table {
 
 /// The table called `name`.
 pub fn find(name: &str) -> Option<&'static Table> {
-    TABLES.iter().copied().find(|table| table.name == name)
+    TABLES.iter().copied().find(|table| table.arguments.name == name)
 }
 
 /// Every table, in the order of the subcommands.
@@ -312,6 +297,12 @@ const fn count(id: &'static str, title: &'static str, group: Group, writes: bool
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nacre_bench_arguments::TablePlace;
+
+    #[test]
+    fn every_table_of_the_command_line_is_here() {
+        assert!(TABLES.iter().map(|table| table.arguments).eq(nacre_bench_arguments::TABLES.iter().copied()));
+    }
 
     #[test]
     fn names_are_unique_and_defaults_exist() {
@@ -324,7 +315,7 @@ mod tests {
             }
             for target in table.targets {
                 let baseline = table.target(target.baseline).expect("baseline");
-                let image = table.place == Place::Images;
+                let image = table.arguments.place == TablePlace::Images;
                 assert!(baseline.steps.is_empty() || image, "{} is measured against a mount", target.id);
                 assert_eq!(baseline.baseline, baseline.id);
                 // A file system of the kernel's in an image is root's.

@@ -158,7 +158,8 @@ pub enum Ground {
     Source,
     /// A directory on the source's file system that is new in each visit.
     Fresh,
-    /// The same on Btrfs: the source's file system if it is one, an image beside the source if not.
+    /// A new directory on Btrfs: the source's file system if it is one, an image beside the source if
+    /// not.
     FreshBtrfs,
     /// The lower of two branches in the source directory, the same for all targets.
     Branches,

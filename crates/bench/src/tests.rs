@@ -10,7 +10,7 @@ use super::*;
 mod pools;
 
 fn arguments(words: &[&str]) -> ArgMatches {
-    command().try_get_matches_from([&["bench"], words].concat()).unwrap()
+    nacre_bench_arguments::command().try_get_matches_from([&["bench"], words].concat()).unwrap()
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn bad_arguments_are_errors() {
         &["nothing"],
         &[],
     ] {
-        assert!(command().try_get_matches_from([&["bench"], bad].concat()).is_err(), "{bad:?}");
+        assert!(nacre_bench_arguments::command().try_get_matches_from([&["bench"], bad].concat()).is_err(), "{bad:?}");
     }
     assert_eq!(run(&arguments(&["mirror", "--targets", "nonsense"])), ExitCode::from(2));
     assert_eq!(run(&arguments(&["mirror", "--cache", "1000"])), ExitCode::from(2));

@@ -14,10 +14,14 @@ use std::time::Duration;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
+use crate::clock::Deadline;
 use crate::failure::{Doing, Failure};
 use crate::holders;
 use crate::mounts;
 use crate::programs;
+
+/// How long mounts are looked for that a stopped program was still making.
+const LATE_MOUNTS: Duration = Duration::from_millis(60);
 
 /// An effect on the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,13 +118,15 @@ fn release_loops_below(directory: &Path) -> Result<(), Failure> {
 /// must never go through a mount into files that belong to somebody else, so it is refused if that
 /// fails.
 pub fn remove_tree(path: &Path) -> Result<(), Failure> {
-    // A mount being made by a program that was running when we were stopped may still appear: look
-    // more than once.
-    for _ in 0..3 {
+    // A mount being made by a program that was running when we were stopped may still appear.
+    let (watch, deadline) = (mounts::Watch::start()?, Deadline::after(LATE_MOUNTS));
+    loop {
         for point in mounts::below(path)? {
             mounts::detach(&point)?;
         }
-        thread::sleep(Duration::from_millis(20));
+        if !watch.changed(deadline)? || deadline.is_over() {
+            break;
+        }
     }
     if !mounts::below(path)?.is_empty() {
         return Err(Failure::new(format!("{} is kept: something is still mounted below it", path.display())));

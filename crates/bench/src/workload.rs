@@ -8,8 +8,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::clock;
 use crate::failure::{Doing, Failure};
 use crate::mounted::Version;
 use crate::options::User;
@@ -36,20 +37,20 @@ mod tree;
 pub mod union;
 mod warm;
 
-use material::Material;
+use material::{Material, Numbers};
 
 pub use big_file::Buffer;
 
 /// The part of a group that is measured in one visit to a target. Targets take turns between units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum WorkUnit {
     /// One point of iozone's automatic mode.
     Iozone(Point),
     /// A whole group.
     Whole(Group),
 }
 
-impl Unit {
+impl WorkUnit {
     /// The units of a group.
     pub fn of(group: Group, scale: &Scale) -> Vec<Self> {
         match group {
@@ -231,63 +232,65 @@ fn time(answer: Answer) -> Result<Duration, Failure> {
 
 /// Makes what the visits of a unit share, once, directly in the source. It is left there for later
 /// rounds.
-pub fn prepare(unit: Unit, source: &Path, scale: &Scale, buffer: &mut Buffer) -> Result<(), Failure> {
+pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer) -> Result<(), Failure> {
     match unit {
-        Unit::Iozone(_) => Ok(()),
-        Unit::Whole(Group::Iozone) => Err(Failure::new("iozone is measured point by point")),
-        Unit::Whole(Group::Cache | Group::Mmap) => big_file::prepare(source, scale, buffer),
-        Unit::Whole(Group::Files) => files::prepare(source, scale),
-        Unit::Whole(Group::Listing) => listing::prepare(source, scale),
-        Unit::Whole(Group::Tree) => tree::prepare(source, scale),
-        Unit::Whole(Group::Clients) => clients::prepare(source, scale, buffer),
-        Unit::Whole(Group::Copying) => copying::prepare(source, scale),
-        Unit::Whole(Group::LongNames) => union::prepare_long(source),
-        Unit::Whole(Group::ManyNames) => union::prepare_many(source, scale),
-        Unit::Whole(Group::Lookups | Group::Changes) => union::prepare_files(source, scale),
-        Unit::Whole(Group::CopyUp) => union::prepare_large(source, "copied-up", scale.copy, buffer),
-        Unit::Whole(Group::BranchData) => union::prepare_large(source, "data", scale.cache, buffer),
+        WorkUnit::Iozone(_) => Ok(()),
+        WorkUnit::Whole(Group::Iozone) => Err(Failure::new("iozone is measured point by point")),
+        WorkUnit::Whole(Group::Cache | Group::Mmap) => big_file::prepare(source, scale, buffer),
+        WorkUnit::Whole(Group::Files) => files::prepare(source, scale),
+        WorkUnit::Whole(Group::Listing) => listing::prepare(source, scale),
+        WorkUnit::Whole(Group::Tree) => tree::prepare(source, scale),
+        WorkUnit::Whole(Group::Clients) => clients::prepare(source, scale, buffer),
+        WorkUnit::Whole(Group::Copying) => copying::prepare(source, scale),
+        WorkUnit::Whole(Group::LongNames) => union::prepare_long(source),
+        WorkUnit::Whole(Group::ManyNames) => union::prepare_many(source, scale),
+        WorkUnit::Whole(Group::Lookups | Group::Changes) => union::prepare_files(source, scale),
+        WorkUnit::Whole(Group::CopyUp) => union::prepare_large(source, "copied-up", scale.copy, buffer),
+        WorkUnit::Whole(Group::BranchData) => union::prepare_large(source, "data", scale.cache, buffer),
         // Their targets share nothing.
-        Unit::Whole(Group::Dd | Group::Shell | Group::Appends | Group::Writers | Group::Warm | Group::Fill) => Ok(()),
-        Unit::Whole(
+        WorkUnit::Whole(Group::Dd | Group::Shell | Group::Appends | Group::Writers | Group::Warm | Group::Fill) => {
+            Ok(())
+        }
+        WorkUnit::Whole(
             Group::Bonnie | Group::BonnieText | Group::BonnieFiles | Group::SmallWrites | Group::SmallFiles,
         ) => Ok(()),
-        Unit::Whole(Group::Versions | Group::Recovery | Group::ManyFiles | Group::ManyDirectories) => Ok(()),
+        WorkUnit::Whole(Group::Versions | Group::Recovery | Group::ManyFiles | Group::ManyDirectories) => Ok(()),
     }
 }
 
 /// Measures a unit on a target.
-pub fn run(unit: Unit, visit: &mut Visit<'_>) -> Result<(), Failure> {
+pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
     match unit {
-        Unit::Iozone(point) => iozone::run(visit, point),
-        Unit::Whole(Group::Iozone) => Err(Failure::new("iozone is measured point by point")),
-        Unit::Whole(Group::Cache) => big_file::run(visit),
-        Unit::Whole(Group::Mmap) => mmap::run(visit),
-        Unit::Whole(Group::Files) => files::run(visit),
-        Unit::Whole(Group::Listing) => listing::run(visit),
-        Unit::Whole(Group::Tree) => tree::run(visit),
-        Unit::Whole(Group::Clients) => clients::run(visit),
-        Unit::Whole(Group::Dd) => dd::run(visit),
-        Unit::Whole(Group::Shell) => shell::run(visit),
-        Unit::Whole(Group::Appends) => appends::run(visit),
-        Unit::Whole(Group::Writers) => dd::run_writers(visit),
-        Unit::Whole(Group::Warm) => warm::run(visit),
-        Unit::Whole(Group::Fill) => fill::run(visit),
-        Unit::Whole(Group::LongNames) => union::run_long(visit),
-        Unit::Whole(Group::ManyNames) => union::run_many(visit),
-        Unit::Whole(Group::Lookups) => files::run_lookups(visit),
-        Unit::Whole(Group::Changes) => union::run_changes(visit),
-        Unit::Whole(Group::CopyUp) => union::run_copy_up(visit),
-        Unit::Whole(Group::BranchData) => union::run_data(visit),
-        Unit::Whole(Group::Bonnie) => bonnie::run(visit, Material::Random),
-        Unit::Whole(Group::BonnieText) => bonnie::run(visit, Material::Text),
-        Unit::Whole(Group::BonnieFiles) => bonnie::run_files(visit),
-        Unit::Whole(Group::SmallWrites) => pool::run_writes(visit),
-        Unit::Whole(Group::SmallFiles) => pool::run_files(visit),
-        Unit::Whole(Group::Versions) => pool::run_versions(visit),
-        Unit::Whole(Group::Recovery) => pool::run_recovery(visit),
-        Unit::Whole(Group::ManyFiles) => many::run_files(visit),
-        Unit::Whole(Group::ManyDirectories) => many::run_directories(visit),
-        Unit::Whole(Group::Copying) => copying::run(visit),
+        WorkUnit::Iozone(point) => iozone::run(visit, point),
+        WorkUnit::Whole(Group::Iozone) => Err(Failure::new("iozone is measured point by point")),
+        WorkUnit::Whole(Group::Cache) => big_file::run(visit),
+        WorkUnit::Whole(Group::Mmap) => mmap::run(visit),
+        WorkUnit::Whole(Group::Files) => files::run(visit),
+        WorkUnit::Whole(Group::Listing) => listing::run(visit),
+        WorkUnit::Whole(Group::Tree) => tree::run(visit),
+        WorkUnit::Whole(Group::Clients) => clients::run(visit),
+        WorkUnit::Whole(Group::Dd) => dd::run(visit),
+        WorkUnit::Whole(Group::Shell) => shell::run(visit),
+        WorkUnit::Whole(Group::Appends) => appends::run(visit),
+        WorkUnit::Whole(Group::Writers) => dd::run_writers(visit),
+        WorkUnit::Whole(Group::Warm) => warm::run(visit),
+        WorkUnit::Whole(Group::Fill) => fill::run(visit),
+        WorkUnit::Whole(Group::LongNames) => union::run_long(visit),
+        WorkUnit::Whole(Group::ManyNames) => union::run_many(visit),
+        WorkUnit::Whole(Group::Lookups) => files::run_lookups(visit),
+        WorkUnit::Whole(Group::Changes) => union::run_changes(visit),
+        WorkUnit::Whole(Group::CopyUp) => union::run_copy_up(visit),
+        WorkUnit::Whole(Group::BranchData) => union::run_data(visit),
+        WorkUnit::Whole(Group::Bonnie) => bonnie::run(visit, Material::Random),
+        WorkUnit::Whole(Group::BonnieText) => bonnie::run(visit, Material::Text),
+        WorkUnit::Whole(Group::BonnieFiles) => bonnie::run_files(visit),
+        WorkUnit::Whole(Group::SmallWrites) => pool::run_writes(visit),
+        WorkUnit::Whole(Group::SmallFiles) => pool::run_files(visit),
+        WorkUnit::Whole(Group::Versions) => pool::run_versions(visit),
+        WorkUnit::Whole(Group::Recovery) => pool::run_recovery(visit),
+        WorkUnit::Whole(Group::ManyFiles) => many::run_files(visit),
+        WorkUnit::Whole(Group::ManyDirectories) => many::run_directories(visit),
+        WorkUnit::Whole(Group::Copying) => copying::run(visit),
     }
 }
 
@@ -303,7 +306,7 @@ pub fn become_user(user: User) -> Result<(), Failure> {
 
 /// Runs `work` and returns how long it took.
 fn timed<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<(Duration, T), Failure> {
-    let start = Instant::now();
+    let start = clock::now();
     let result = work()?;
     Ok((start.elapsed(), result))
 }
@@ -314,7 +317,7 @@ const LONG_ENOUGH: Duration = Duration::from_millis(30);
 /// Runs `work`, which leaves everything as it found it, again and again until the clock has
 /// something to measure; returns the time of one pass.
 fn repeated(mut work: impl FnMut() -> Result<(), Failure>) -> Result<Duration, Failure> {
-    let start = Instant::now();
+    let start = clock::now();
     let mut passes = 0_u32;
     loop {
         work()?;
@@ -351,13 +354,9 @@ fn finished(directory: &Path) -> Result<(), Failure> {
 /// Numbers 0 to `count - 1` in an order without pattern, the same in every run.
 fn shuffled(count: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count).collect();
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = Numbers::new(0);
     for at in (1..numbers.len()).rev() {
-        // Xorshift: any generator does, but it must be the same for all targets.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let other = usize::try_from(state % (at as u64 + 1)).unwrap_or(at);
+        let other = usize::try_from(random.below(at as u64 + 1)).unwrap_or(at);
         numbers.swap(at, other);
     }
     numbers

@@ -104,7 +104,7 @@ pub fn table() -> Command {
         .subcommand(reload())
         .subcommand(metrics())
         .subcommand(copy::command())
-        .subcommand(nacre_bench::command())
+        .subcommand(nacre_bench_arguments::command())
         .subcommand(completions())
         .subcommand(man())
 }

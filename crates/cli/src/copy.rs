@@ -3,7 +3,7 @@
 use crate::{arguments, output::print};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
-use nacre_copy::{Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Told, Verify};
+use nacre_copy::{CopyEvent, Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Verify};
 use nacre_daemon::{
     failure::{Exit, Failure},
     report::path_text,
@@ -188,10 +188,10 @@ impl Voice {
         Voice { lines: order.progress && bar.is_hidden(), bar, json: order.json }
     }
 
-    fn tell(&self, told: &Told) {
+    fn tell(&self, told: &CopyEvent) {
         let (event, text) = match told {
-            Told::Failed(text) => ("failed", text),
-            Told::Notice(text) => ("notice", text),
+            CopyEvent::Failed(text) => ("failed", text),
+            CopyEvent::Notice(text) => ("notice", text),
         };
         if self.json {
             line(&json!({ "event": event, "text": text }));

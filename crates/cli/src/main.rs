@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bench;
 mod cage;
 mod columns;
 mod commands;

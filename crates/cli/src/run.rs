@@ -1,7 +1,7 @@
 //! Carries out what the command line asked for: the end of everything pure.
 
 use crate::{
-    cage,
+    bench, cage,
     commands::{self, Invocation},
     copy, documents, fs, metrics,
     options::{Form, TABLE},
@@ -133,7 +133,7 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
             print(&(pools + &metrics::text(&reports) + &cage::metrics::text(&cages) + &union::metrics::text(&unions)))?;
         }
         Invocation::Copy(command) => return copy::run(&command),
-        Invocation::Bench(matches) => return Ok(nacre_bench::run(&matches)),
+        Invocation::Bench(matches) => bench::run(&matches)?,
         Invocation::Completions(shell) => documents::completions(shell)?,
         Invocation::Man(directory) => print(&(documents::man(&directory)?.join("\n") + "\n"))?,
     }

@@ -5,7 +5,10 @@
 
 use std::{
     fs,
-    os::unix::{fs::symlink, process::CommandExt},
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        process::CommandExt,
+    },
     path::Path,
     process::{Command, Output},
 };
@@ -112,11 +115,8 @@ fn a_wrong_command_line_says_why_and_mounts_nothing() {
         ("nacre", &["mount", "host:s | cage:size=10X", "m"], 2, "10X"),
         ("nacre", &["umount", "m"], 3, "nothing is mounted at"),
         ("nacre", &["umount", "missing/x", "m"], 3, "/m\n"),
-        ("nacre", &["bench", "mirror", "--targets", "foo"], 2, "no target foo"),
-        ("nacre", &["bench", "mirror", "--tests", "foo"], 2, "no test foo"),
-        ("nacre", &["bench", "mirror", "--user", "root"], 2, "must not be root"),
-        ("nacre", &["bench", "mirror", "--html", "missing/x.html"], 1, "missing/x.html"),
-        ("nacre", &["bench", "mirror", "--json", "m"], 1, "writing m"),
+        ("nacre", &["bench", "mirror", "--bogus"], 2, "--bogus"),
+        ("nacre", &["bench", "mirror", "--cache", "1T"], 2, "1T is not a size such as 64K or 16M"),
         ("nacre", &["pool", "create", "--size", "10X", "new", "image"], 2, "one of K, M, G, T, P, E"),
         ("nacre", &["pool", "create", "--size", "10", "new", "image"], 2, "at least 64M"),
         (
@@ -232,4 +232,32 @@ fn a_link_chooses_the_personality() {
     symlink(env!("CARGO_BIN_EXE_nacre"), &link).unwrap();
     let output = Command::new(&link).arg("-V").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("bindfs (nacre)"));
+}
+
+#[test]
+fn a_program_of_its_own_measures() {
+    // The program under a name of its own, so that only what the test puts there is beside it.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (nacre, beside, path) =
+        (directory.path().join("nacre"), directory.path().join("nacre-bench"), directory.path().join("path"));
+    fs::hard_link(env!("CARGO_BIN_EXE_nacre"), &nacre).unwrap();
+    fs::create_dir(&path).unwrap();
+    let bench = |words: &[&str]| {
+        let output = Command::new(&nacre).arg("bench").args(words).env("PATH", &path).output().unwrap();
+        outcome(&output)
+    };
+    let (code, out, error) = bench(&["mirror", "--list"]);
+    assert_eq!((code, out.as_str()), (1, ""), "{error}");
+    let first = format!("nacre: bench: nacre-bench is neither beside {} nor in PATH\n", nacre.display());
+    assert!(error.starts_with(&first) && error.contains("install"), "{error}");
+    let write = |file: &Path, says: &str| {
+        fs::write(file, format!("#!/bin/sh\necho {says} \"$@\"\nexit 7\n")).unwrap();
+        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    write(&path.join("nacre-bench"), "path");
+    assert_eq!(bench(&["show", "x"]), (7, "path show x\n".to_owned(), String::new()));
+    write(&beside, "beside");
+    let ours = format!("beside mirror --nacre {} --list\n", nacre.display());
+    assert_eq!(bench(&["mirror", "--list"]), (7, ours, String::new()));
+    assert_eq!(bench(&["mirror", "--nacre", "x"]), (7, "beside mirror --nacre x\n".to_owned(), String::new()));
 }

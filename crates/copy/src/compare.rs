@@ -5,7 +5,7 @@ use crate::{
     content::BUFFER,
     figures::add,
     links::{Claim, Copied},
-    metadata::{self, Meta, Place},
+    metadata::{self, Meta, MetadataTarget},
     trouble::{During, Side, Trouble},
     walk::{Pair, Worker},
 };
@@ -27,8 +27,8 @@ impl Worker<'_> {
         self.compare_metadata(
             &source,
             &copy,
-            Place::Entry(pair.source.as_fd(), name),
-            Place::Entry(pair.dest.as_fd(), name),
+            MetadataTarget::Entry(pair.source.as_fd(), name),
+            MetadataTarget::Entry(pair.dest.as_fd(), name),
         )?;
         if source.links > 1 && !self.compare_links(pair, name, &source, &copy)? {
             // Another name of a file that has been compared.
@@ -52,13 +52,24 @@ impl Worker<'_> {
     pub(crate) fn compare_directory(&mut self, pair: &Pair) -> Result<(), Trouble> {
         let source = Meta::of_file(pair.source.as_fd()).source("look at")?;
         let copy = Meta::of_file(pair.dest.as_fd()).destination("look at")?;
-        self.compare_metadata(&source, &copy, Place::Open(pair.source.as_fd()), Place::Open(pair.dest.as_fd()))?;
+        self.compare_metadata(
+            &source,
+            &copy,
+            MetadataTarget::Open(pair.source.as_fd()),
+            MetadataTarget::Open(pair.dest.as_fd()),
+        )?;
         add(&self.job().figures.verified, 1);
         Ok(())
     }
 
     /// What the copy had to leave out by its own account is not held against it.
-    fn compare_metadata(&mut self, source: &Meta, copy: &Meta, from: Place<'_>, to: Place<'_>) -> Result<(), Trouble> {
+    fn compare_metadata(
+        &mut self,
+        source: &Meta,
+        copy: &Meta,
+        from: MetadataTarget<'_>,
+        to: MetadataTarget<'_>,
+    ) -> Result<(), Trouble> {
         let job = self.job();
         same(source.kind == copy.kind, "is of another type")?;
         let owner = (source.uid, source.gid) == (copy.uid, copy.gid);

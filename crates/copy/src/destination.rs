@@ -4,7 +4,7 @@
 use crate::{
     Options, Refusal, RefusalKind, Verify,
     metadata::Meta,
-    state::{self, State},
+    state::{self, CopyState},
     trouble::{reason, shown},
 };
 use nacre_sys::directory;
@@ -29,7 +29,7 @@ pub(crate) struct Prepared {
     /// DEST was empty: nothing can be in it but what the copy puts there.
     pub(crate) fresh: bool,
     /// The copy that is under way; `None` when nothing is to be copied.
-    pub(crate) state: Option<State>,
+    pub(crate) state: Option<CopyState>,
     /// It was begun earlier.
     pub(crate) resumed: bool,
 }
@@ -138,7 +138,7 @@ fn begin(options: &Options, prepared: &mut Prepared) -> Result<(), Refusal> {
         let what = format!("another copy into {} is at work", shown(path));
         return Err(Refusal { what, next: String::new(), kind: RefusalKind::Busy });
     }
-    let found = State::read(dest).map_err(|error| {
+    let found = CopyState::read(dest).map_err(|error| {
         let mut refusal = failed("cannot read", &path.join(state::NAME), &error);
         refusal.next =
             "a copy into this directory was not finished; use the program that began it, or remove this file"
@@ -167,9 +167,9 @@ fn begin(options: &Options, prepared: &mut Prepared) -> Result<(), Refusal> {
                 "--update copies what is missing or differs and leaves the rest alone".to_owned(),
             ));
         }
-        None => State::new(&prepared.source_path),
+        None => CopyState::new(&prepared.source_path),
     };
-    let noted = State::time_of(dest).and_then(|now| {
+    let noted = CopyState::time_of(dest).and_then(|now| {
         state.take_up(now);
         state.write(dest)
     });

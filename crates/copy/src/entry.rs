@@ -4,7 +4,7 @@
 use crate::{
     figures::add,
     links::{Claim, Copied, Further, Identity},
-    metadata::{self, Given, Meta, Place},
+    metadata::{self, Given, Meta, MetadataTarget},
     trouble::{During, Side, Trouble},
     walk::{Pair, Worker},
 };
@@ -244,7 +244,7 @@ impl Worker<'_> {
         if Meta::of_file(handle.as_fd()).destination("look at")?.identity() != there.identity() {
             return Err(Trouble::Fact(Side::Destination, "was replaced by somebody else meanwhile".to_owned()));
         }
-        let from = Place::Entry(pair.source.as_fd(), name);
+        let from = MetadataTarget::Entry(pair.source.as_fd(), name);
         let given = Given { file: handle.as_fd(), handle: true, existing: true, from };
         let (_, changed) = metadata::give(self.job(), &mut self.rooms, meta, given)?;
         self.renew_flags(pair, name, meta, there.identity())?;
@@ -325,7 +325,7 @@ impl Worker<'_> {
             fs::ftruncate(&copy, 0).destination("set the length of")?;
             meta = later;
         }
-        let given = Given { file: copy.as_fd(), handle: false, existing: false, from: Place::Open(source) };
+        let given = Given { file: copy.as_fd(), handle: false, existing: false, from: MetadataTarget::Open(source) };
         let (identity, _) = metadata::give(self.job(), &mut self.rooms, &meta, given)?;
         // Some file systems tell only now that they could not keep what was written.
         inode::close(copy).destination("write")?;
@@ -382,7 +382,7 @@ impl Worker<'_> {
         if made.kind != meta.kind || made.links > 1 {
             return Err(Trouble::Fact(Side::Destination, "was replaced by somebody else meanwhile".to_owned()));
         }
-        let given = Given { file: handle.as_fd(), handle: true, existing: false, from: Place::Handle(source) };
+        let given = Given { file: handle.as_fd(), handle: true, existing: false, from: MetadataTarget::Handle(source) };
         metadata::give(self.job(), &mut self.rooms, meta, given)?;
         Ok(made.identity())
     }

@@ -1,14 +1,14 @@
 //! One copy from beginning to end: what all workers know, the phases, and how it ends.
 
 use crate::{
-    Options, Outcome, Refusal, Told, Verify,
+    CopyEvent, Options, Outcome, Refusal, Verify,
     destination::{self, Prepared, failed},
     figures::{Figures, add},
     links::{Identity, Links},
     metadata::Meta,
     queue::Queue,
     scout,
-    state::{self, State},
+    state::{self, CopyState},
     trouble::{Trouble, shown},
     walk::{Pair, Walk, Worker, duplicate},
 };
@@ -36,7 +36,7 @@ pub(crate) struct Job<'a> {
     pub(crate) options: &'a Options,
     pub(crate) figures: &'a Figures,
     stop: &'a AtomicBool,
-    told: &'a (dyn Fn(Told) + Sync),
+    told: &'a (dyn Fn(CopyEvent) + Sync),
     pub(crate) source_device: u64,
     pub(crate) dest: OwnedFd,
     pub(crate) dest_identity: Identity,
@@ -79,7 +79,7 @@ impl Job<'_> {
         let sentence = trouble.sentence(&self.options.source, &self.options.destination, path);
         add(&self.figures.failures, 1);
         if !trouble.is_fatal() {
-            (self.told)(Told::Failed(sentence));
+            (self.told)(CopyEvent::Failed(sentence));
             return;
         }
         self.fatal.lock().get_or_insert(sentence);
@@ -88,7 +88,7 @@ impl Job<'_> {
 
     /// Tells something.
     pub(crate) fn notice(&self, what: String) {
-        (self.told)(Told::Notice(what));
+        (self.told)(CopyEvent::Notice(what));
     }
 
     /// Whether DEST has no room left: what an attribute was refused for, where it may be about the
@@ -110,7 +110,7 @@ impl Job<'_> {
         pair.is_root() && state::is_own_name(name)
     }
 
-    /// The same for an entry of the root.
+    /// Whether an entry of the root is none that is copied.
     pub(crate) fn is_own_name(&self, name: &[u8]) -> bool {
         state::is_own_name(name)
     }
@@ -174,7 +174,7 @@ pub fn run(
     options: &Options,
     figures: &Figures,
     stop: &AtomicBool,
-    told: &(dyn Fn(Told) + Sync),
+    told: &(dyn Fn(CopyEvent) + Sync),
 ) -> Result<Outcome, Refusal> {
     let Prepared { source, source_path: _, source_meta, dest, dest_meta, fresh, state, resumed } =
         destination::prepare(options)?;
@@ -216,7 +216,7 @@ pub fn run(
 
 impl Job<'_> {
     /// All phases.
-    fn whole(&self, root: Arc<Pair>, dest: &Meta, state: Option<State>) {
+    fn whole(&self, root: Arc<Pair>, dest: &Meta, state: Option<CopyState>) {
         thread::scope(|scope| {
             if self.options.estimate {
                 let root = Arc::clone(&root);
@@ -234,7 +234,7 @@ impl Job<'_> {
         });
     }
 
-    fn copy(&self, root: &Arc<Pair>, dest: &Meta, state: State) {
+    fn copy(&self, root: &Arc<Pair>, dest: &Meta, state: CopyState) {
         let walk = Walk { job: self, compare: false, queue: Queue::new(0), links: Links::default() };
         let prepared = Worker::new(&walk, 0).prepare(root, dest);
         drop(walk);
@@ -261,7 +261,7 @@ impl Job<'_> {
 
     /// The copy is complete: the note goes, and the root, which it has changed, gets its metadata.
     fn end(&self, root: &Arc<Pair>) {
-        if let Err(error) = State::remove(root.dest.as_fd()) {
+        if let Err(error) = CopyState::remove(root.dest.as_fd()) {
             self.fail_wholly(failed("cannot remove", &self.options.destination.join(state::NAME), &error).what);
             return;
         }
@@ -286,7 +286,7 @@ impl Job<'_> {
     }
 
     /// The walk that copies, with a note now and then of how far everything is on the device.
-    fn copy_and_note(&self, root: &Arc<Pair>, mut state: State) {
+    fn copy_and_note(&self, root: &Arc<Pair>, mut state: CopyState) {
         let done = (Mutex::new(false), Condvar::new());
         thread::scope(|scope| {
             let done = &done;
@@ -303,8 +303,8 @@ impl Job<'_> {
     }
 
     /// Writes out what there is and notes the time before which everything is on the device.
-    fn note(&self, root: &Pair, state: &mut State) {
-        let noted = State::time_of(root.dest.as_fd()).and_then(|now| {
+    fn note(&self, root: &Pair, state: &mut CopyState) {
+        let noted = CopyState::time_of(root.dest.as_fd()).and_then(|now| {
             fs::syncfs(&root.dest)?;
             state.synced = Some(now);
             state.write(root.dest.as_fd())

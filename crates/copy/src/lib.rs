@@ -14,6 +14,7 @@
 //! - memory does not grow with the number of files; it grows with the number of files with several
 //!   names that have not been met yet, by about 150 bytes each.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod compare;
 mod content;
@@ -84,7 +85,7 @@ pub enum Reflink {
 
 /// Something to be told while the copy goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum CopyEvent {
     /// An entry that was not copied, or is not the same: what, where and why.
     Failed(String),
     /// Something that whoever copies may want to know.

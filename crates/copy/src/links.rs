@@ -39,14 +39,14 @@ pub(crate) enum Claim {
 }
 
 #[derive(Debug)]
-enum State {
+enum LinkState {
     Copying(Vec<Further>),
     Copied(Copied),
 }
 
 #[derive(Debug)]
 struct Row {
-    state: State,
+    state: LinkState,
     /// Names that have not been met yet.
     left: u32,
 }
@@ -60,17 +60,17 @@ impl Links {
     pub(crate) fn claim(&self, of: Identity, names: u32, pair: &Arc<Pair>, name: &[u8]) -> Claim {
         let mut rows = self.0.lock();
         let Some(row) = rows.get_mut(&of) else {
-            rows.insert(of, Row { state: State::Copying(Vec::new()), left: names.saturating_sub(1) });
+            rows.insert(of, Row { state: LinkState::Copying(Vec::new()), left: names.saturating_sub(1) });
             return Claim::First;
         };
         row.left = row.left.saturating_sub(1);
         let last = row.left == 0;
         match &mut row.state {
-            State::Copying(waiting) => {
+            LinkState::Copying(waiting) => {
                 waiting.push(Further { pair: Arc::clone(pair), name: name.into() });
                 Claim::Waits
             }
-            State::Copied(copied) => {
+            LinkState::Copied(copied) => {
                 let copied = copied.clone();
                 if last {
                     rows.remove(&of);
@@ -84,9 +84,9 @@ impl Links {
     pub(crate) fn copied(&self, of: Identity, copied: &Copied) -> Vec<Further> {
         let mut rows = self.0.lock();
         let Some(row) = rows.get_mut(&of) else { return Vec::new() };
-        let waiting = match std::mem::replace(&mut row.state, State::Copied(copied.clone())) {
-            State::Copying(waiting) => waiting,
-            State::Copied(_) => Vec::new(),
+        let waiting = match std::mem::replace(&mut row.state, LinkState::Copied(copied.clone())) {
+            LinkState::Copying(waiting) => waiting,
+            LinkState::Copied(_) => Vec::new(),
         };
         if row.left == 0 {
             rows.remove(&of);
@@ -98,7 +98,7 @@ impl Links {
     pub(crate) fn failed(&self, of: Identity) -> Option<Further> {
         let mut rows = self.0.lock();
         let next = match rows.get_mut(&of).map(|row| &mut row.state) {
-            Some(State::Copying(waiting)) => waiting.pop(),
+            Some(LinkState::Copying(waiting)) => waiting.pop(),
             _ => None,
         };
         if next.is_none() {
@@ -109,8 +109,8 @@ impl Links {
 
     /// The copy cannot have another name (too many already): from now on this one gets them.
     pub(crate) fn replace(&self, of: Identity, copied: &Copied) {
-        if let Some(Row { state: state @ State::Copied(_), .. }) = self.0.lock().get_mut(&of) {
-            *state = State::Copied(copied.clone());
+        if let Some(Row { state: state @ LinkState::Copied(_), .. }) = self.0.lock().get_mut(&of) {
+            *state = LinkState::Copied(copied.clone());
         }
     }
 }

@@ -118,7 +118,7 @@ impl Meta {
 
 /// Where attributes are read and set.
 #[derive(Clone, Copy)]
-pub(crate) enum Place<'a> {
+pub(crate) enum MetadataTarget<'a> {
     /// A file that is open for reading or writing.
     Open(BorrowedFd<'a>),
     /// A file behind an `O_PATH` descriptor.
@@ -127,31 +127,31 @@ pub(crate) enum Place<'a> {
     Entry(BorrowedFd<'a>, &'a [u8]),
 }
 
-impl<'a> Place<'a> {
+impl<'a> MetadataTarget<'a> {
     fn target(self) -> Target<'a> {
         match self {
-            Place::Open(file) | Place::Handle(file) => Target::File(file),
-            Place::Entry(directory, name) => Target::Entry(directory, name),
+            MetadataTarget::Open(file) | MetadataTarget::Handle(file) => Target::File(file),
+            MetadataTarget::Entry(directory, name) => Target::Entry(directory, name),
         }
     }
 
     fn list(self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Place::Open(file) => Ok(fs::flistxattr(file, buffer)?),
+            MetadataTarget::Open(file) => Ok(fs::flistxattr(file, buffer)?),
             other => xattrat::list(other.target(), buffer),
         }
     }
 
     fn get(self, name: &[u8], buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Place::Open(file) => Ok(fs::fgetxattr(file, name, buffer)?),
+            MetadataTarget::Open(file) => Ok(fs::fgetxattr(file, name, buffer)?),
             other => xattrat::get(other.target(), name, buffer),
         }
     }
 
     fn set(self, name: &[u8], value: &[u8]) -> io::Result<()> {
         match self {
-            Place::Open(file) => Ok(fs::fsetxattr(file, name, value, fs::XattrFlags::empty())?),
+            MetadataTarget::Open(file) => Ok(fs::fsetxattr(file, name, value, fs::XattrFlags::empty())?),
             other => xattrat::set(other.target(), name, value, 0),
         }
     }
@@ -159,7 +159,7 @@ impl<'a> Place<'a> {
     /// Takes an attribute away; one that is not there is no error.
     pub(crate) fn remove(self, name: &[u8]) -> io::Result<()> {
         let done = match self {
-            Place::Open(file) => fs::fremovexattr(file, name).map_err(io::Error::from),
+            MetadataTarget::Open(file) => fs::fremovexattr(file, name).map_err(io::Error::from),
             other => xattrat::remove(other.target(), name),
         };
         match errno_of(&done) {
@@ -202,7 +202,7 @@ pub(crate) struct Given<'a> {
     /// Whether it was there before this copy, and may have attributes that SOURCE has not.
     pub(crate) existing: bool,
     /// The attributes of the entry in SOURCE.
-    pub(crate) from: Place<'a>,
+    pub(crate) from: MetadataTarget<'a>,
 }
 
 /// Gives an entry all metadata but its file flags: owner first (the kernel then takes away set-id
@@ -265,7 +265,7 @@ fn give_owner(job: &Job<'_>, wanted: &Meta, now: &Meta, file: BorrowedFd<'_>) ->
 /// Copies all attributes; whether any was other than it should be, and whether an access control
 /// list was among these, which changes the mode.
 fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<(bool, bool), Trouble> {
-    let place = if to.handle { Place::Handle(to.file) } else { Place::Open(to.file) };
+    let place = if to.handle { MetadataTarget::Handle(to.file) } else { MetadataTarget::Open(to.file) };
     let Rooms { names, value, other } = rooms;
     let length = to.from.names(names).source("list the attributes of")?;
     let names = names.get(..length).unwrap_or_default();
@@ -339,8 +339,8 @@ pub(crate) fn give_flags(job: &Job<'_>, wanted: &Meta, file: BorrowedFd<'_>) -> 
 /// The first attribute that differs between an entry and its copy; `None` when they are the same.
 pub(crate) fn attribute_that_differs(
     rooms: &mut Rooms,
-    source: Place<'_>,
-    copy: Place<'_>,
+    source: MetadataTarget<'_>,
+    copy: MetadataTarget<'_>,
 ) -> Result<Option<String>, Trouble> {
     let Rooms { names, value, other } = rooms;
     let length = source.names(names).source("list the attributes of")?;

@@ -33,7 +33,7 @@ pub(crate) type Time = (i64, u32);
 
 /// The note.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct CopyState {
     /// The form of this note.
     pub(crate) version: u32,
     /// Part of all temporary names of this copy.
@@ -50,19 +50,20 @@ pub(crate) struct State {
     pub(crate) doubtful: Option<(Time, Time)>,
 }
 
-impl State {
-    /// Of a new copy.
-    pub(crate) fn new(source: &Path) -> State {
+impl CopyState {
+    /// Of a new copy. No other one has its number.
+    #[expect(clippy::disallowed_methods, reason = "the one place of this crate that asks for chance")]
+    pub(crate) fn new(source: &Path) -> CopyState {
         // Each such state begins with other random numbers.
         let id = format!("{:016x}", RandomState::new().build_hasher().finish());
-        State { version: VERSION, id, source: source.to_path_buf(), boot: boot(), synced: None, doubtful: None }
+        CopyState { version: VERSION, id, source: source.to_path_buf(), boot: boot(), synced: None, doubtful: None }
     }
 
     /// The one in a directory.
     ///
     /// # Errors
     /// InvalidData: not written by this program, or by a newer one.
-    pub(crate) fn read(directory: BorrowedFd<'_>) -> io::Result<Option<State>> {
+    pub(crate) fn read(directory: BorrowedFd<'_>) -> io::Result<Option<CopyState>> {
         let file = match fs::openat(
             directory,
             NAME,
@@ -74,7 +75,7 @@ impl State {
         };
         let mut text = Vec::new();
         file.take(LONGEST).read_to_end(&mut text)?;
-        let state: State = serde_json::from_slice(&text)
+        let state: CopyState = serde_json::from_slice(&text)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
         if state.version != VERSION {
             let told = format!("it has form {}, and this program knows form {VERSION}", state.version);
@@ -192,30 +193,30 @@ mod tests {
     fn a_note_comes_back_as_it_was_written() {
         let place = tempfile::tempdir().unwrap();
         let directory = File::open(place.path()).unwrap();
-        assert_eq!(State::read(directory.as_fd()).unwrap(), None);
+        assert_eq!(CopyState::read(directory.as_fd()).unwrap(), None);
         for path in [Path::new("/a b/c"), Path::new(OsStr::from_bytes(b"/\xff\n"))] {
-            let mut state = State::new(path);
+            let mut state = CopyState::new(path);
             state.synced = Some((5, 7));
             state.write(directory.as_fd()).unwrap();
-            assert_eq!(State::read(directory.as_fd()).unwrap(), Some(state.clone()));
-            assert_ne!(State::new(path).id, state.id);
+            assert_eq!(CopyState::read(directory.as_fd()).unwrap(), Some(state.clone()));
+            assert_ne!(CopyState::new(path).id, state.id);
         }
-        State::time_of(directory.as_fd()).unwrap();
-        State::remove(directory.as_fd()).unwrap();
+        CopyState::time_of(directory.as_fd()).unwrap();
+        CopyState::remove(directory.as_fd()).unwrap();
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
     }
 
     #[test]
     fn only_a_new_start_of_the_machine_makes_files_doubtful() {
-        let mut state = State::new(Path::new("/a"));
+        let mut state = CopyState::new(Path::new("/a"));
         state.take_up((10, 0));
         assert_eq!(state.doubtful, None);
-        let new_start = |state: &mut State, now| {
+        let new_start = |state: &mut CopyState, now| {
             state.boot = "another".to_owned();
             state.take_up(now);
             assert_eq!(state.boot, boot());
         };
-        let mut synced = State { synced: Some((5, 0)), ..state.clone() };
+        let mut synced = CopyState { synced: Some((5, 0)), ..state.clone() };
         new_start(&mut synced, (10, 0));
         assert_eq!(synced.doubtful, Some(((5, 0), (10, 0))));
         synced.synced = Some((12, 0));
@@ -234,7 +235,7 @@ mod tests {
         for text in ["", "{}", "[1]", r#"{"version":2,"id":"x","source":"/","boot":"","synced":null,"doubtful":null}"#]
         {
             std::fs::write(place.path().join(NAME), text).unwrap();
-            let error = State::read(directory.as_fd()).unwrap_err();
+            let error = CopyState::read(directory.as_fd()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{text}");
         }
     }

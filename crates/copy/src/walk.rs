@@ -12,7 +12,7 @@ use crate::{
     figures::add,
     job::Job,
     links::Links,
-    metadata::{self, DEFAULT_ACL, Given, Meta, Place, Rooms},
+    metadata::{self, DEFAULT_ACL, Given, Meta, MetadataTarget, Rooms},
     queue::{List, Queue, Subdirectory, Work},
     trouble::{During, Side, Trouble},
 };
@@ -31,7 +31,7 @@ use std::{
 /// Room for one reading of a directory; its names are then met in the order of their inodes, which
 /// is how they lie on most devices.
 const READING: usize = 256 << 10;
-/// The same for directories that are open below many others.
+/// Room for one reading of a directory that is open below many others.
 const READING_DEEP: usize = 8 << 10;
 /// How many are open before that.
 const DEEP: usize = 8;
@@ -348,7 +348,9 @@ impl<'a> Worker<'a> {
             let _ = fs::fchmod(&pair.dest, Mode::from_raw_mode(there.mode | 0o700));
         }
         // What is made here gets the lists of SOURCE, not these.
-        Place::Open(pair.dest.as_fd()).remove(DEFAULT_ACL).destination("remove the default access control list of")?;
+        MetadataTarget::Open(pair.dest.as_fd())
+            .remove(DEFAULT_ACL)
+            .destination("remove the default access control list of")?;
         if job.resumed {
             self.sweep(pair)?;
         }
@@ -395,7 +397,7 @@ impl<'a> Worker<'a> {
 
     /// The metadata of a directory whose content is there.
     pub(crate) fn finish(&mut self, pair: &Pair) -> Result<(), Trouble> {
-        let from = Place::Open(pair.source.as_fd());
+        let from = MetadataTarget::Open(pair.source.as_fd());
         let given = Given { file: pair.dest.as_fd(), handle: false, existing: !pair.fresh || pair.is_root(), from };
         metadata::give(self.job(), &mut self.rooms, &pair.meta, given)?;
         if pair.meta.flags != 0 {

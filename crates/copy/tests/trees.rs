@@ -7,7 +7,7 @@
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use nacre_copy::{Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Told, Verify, run};
+use nacre_copy::{CopyEvent, Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Verify, run};
 use rustix::fs::{self as sys, AtFlags, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use std::{
     collections::BTreeMap,
@@ -51,7 +51,7 @@ fn options(source: &Path, destination: &Path) -> Options {
 struct Run {
     outcome: Result<Outcome, Refusal>,
     now: Snapshot,
-    told: Vec<Told>,
+    told: Vec<CopyEvent>,
 }
 
 fn copy(options: &Options) -> Run {
@@ -445,7 +445,7 @@ fn nothing_of_somebody_else_is_replaced() {
     assert!(!outcome.complete() && outcome.failures >= 2 && outcome.fatal.is_none(), "{outcome:?}");
     assert!(destination.join("small").is_dir() && destination.join("d").is_file());
     assert!(
-        run.told.iter().any(|told| matches!(told, Told::Failed(text) if text.contains("is a directory"))),
+        run.told.iter().any(|told| matches!(told, CopyEvent::Failed(text) if text.contains("is a directory"))),
         "{:?}",
         run.told
     );

@@ -91,8 +91,8 @@ pub fn leave_all_to_others() -> io::Result<()> {
     lead_standard_ones_nowhere()
 }
 
-/// The same, but for one descriptor, which is none of the standard ones. It is another copy, with
-/// the same number: whoever hands it over keeps his.
+/// Leaves all descriptors to others but one, which is none of the standard ones. It is another
+/// copy, with the same number: whoever hands it over keeps his.
 ///
 /// # Errors
 /// As [`leave_all_to_others`].

@@ -9,7 +9,7 @@ use std::{
 
 /// One record of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record<'a> {
+pub struct DirRecord<'a> {
     /// Inode number.
     pub ino: u64,
     /// Position after this record, for `lseek(2)`; its meaning is the file system's.
@@ -32,7 +32,7 @@ pub fn read(directory: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
 }
 
 /// The first record in `bytes`, which [`read`] filled; `None` at their end.
-pub fn first(bytes: &[u8]) -> Option<Record<'_>> {
+pub fn first(bytes: &[u8]) -> Option<DirRecord<'_>> {
     // struct linux_dirent64: d_ino u64, d_off i64, d_reclen u16, d_type u8, d_name NUL-terminated,
     // padded.
     let ino = u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?);
@@ -41,7 +41,7 @@ pub fn first(bytes: &[u8]) -> Option<Record<'_>> {
     let kind = *bytes.get(18)?;
     let tail = bytes.get(19..length)?;
     let end = tail.iter().position(|&byte| byte == 0)?;
-    Some(Record { ino, next, kind, name: tail.get(..end)?, length })
+    Some(DirRecord { ino, next, kind, name: tail.get(..end)?, length })
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ pub fn open(mount: BorrowedFd<'_>, handle: Handle<'_>, flags: libc::c_int) -> io
 /// ext4 says ENOMEM instead of ESTALE of a file that is gone while its number is being given to a
 /// new one: whoever took that for a lack of memory would know nothing of the file. So it is asked
 /// again for as long as making a file takes.
+#[expect(clippy::disallowed_methods, reason = "nobody tells when a file has been made")]
 fn open_raw(mount: BorrowedFd<'_>, raw: &Raw, flags: libc::c_int) -> io::Result<OwnedFd> {
     let attempt = || {
         // SAFETY: the structure is complete, aligned to 4 as file_handle is, and lives during the

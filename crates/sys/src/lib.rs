@@ -3,6 +3,7 @@
 //! This and `fusewire` are the only crates with `unsafe`. Invariants: every function checks what
 //! its safety rests on, returns [`std::io::Error`] with the kernel's number, and keeps no state but
 //! what its file's head names.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod accounts;
 pub mod btrfs_quota;

@@ -140,7 +140,7 @@ pub fn attach(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", rustix::fs::CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// The same, where no part of the path is a symbolic link.
+/// Attaches a detached mount at `target`, where no part of the path is a symbolic link.
 fn attach_where_named(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     let target = rustix::fs::openat2(
         rustix::fs::CWD,
@@ -205,10 +205,10 @@ fn clone_within(mount: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
     open_tree(mount, name, flags)
 }
 
-/// The same before Linux 6.15, which clones nothing of a mount that is at no place: it is attached
-/// for that moment in a mount namespace that the calling thread alone has, where nobody sees it.
-/// Where its directory cannot be cloned, its root is. The thread must have a root directory of its
-/// own; the mount itself is of no use afterwards.
+/// A detached clone before Linux 6.15, which clones nothing of a mount that is at no place: it is
+/// attached for that moment in a mount namespace that the calling thread alone has, where nobody
+/// sees it. Where its directory cannot be cloned, its root is. The thread must have a root directory
+/// of its own; the mount itself is of no use afterwards.
 fn clone_in_own_namespace(mount: &OwnedFd, name: &str) -> io::Result<(OwnedFd, bool)> {
     // Any directory will do.
     let place = c"/proc";

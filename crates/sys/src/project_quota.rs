@@ -49,14 +49,14 @@ struct Block {
 
 /// `struct fs_quota_statv`: version, padding, flags, and what does not concern us.
 #[repr(C, align(8))]
-struct State {
+struct QuotaState {
     version: i8,
     pad: u8,
     flags: u16,
     rest: [u8; 156],
 }
 
-const _: () = assert!(mem::size_of::<Block>() == 72 && mem::size_of::<State>() == 160);
+const _: () = assert!(mem::size_of::<Block>() == 72 && mem::size_of::<QuotaState>() == 160);
 
 /// # Safety
 /// `argument` points to what `command` reads and writes.
@@ -80,7 +80,7 @@ pub struct Quotas {
 /// # Errors
 /// ENOSYS, EOPNOTSUPP, EINVAL, ESRCH where the kernel or the file system has no quotas; EPERM.
 pub fn state(file: BorrowedFd<'_>) -> io::Result<Quotas> {
-    let mut state = State { version: 1, pad: 0, flags: 0, rest: [0; 156] };
+    let mut state = QuotaState { version: 1, pad: 0, flags: 0, rest: [0; 156] };
     // SAFETY: the command reads the version and writes a struct fs_quota_statv.
     unsafe { quotactl(file, GET_STATE, 0, (&raw mut state).cast()) }?;
     Ok(Quotas { counted: state.flags & STATE_COUNTED != 0, enforced: state.flags & STATE_ENFORCED != 0 })

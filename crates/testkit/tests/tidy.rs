@@ -37,7 +37,8 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-union", &["nacre-vfs", "nacre-sys"], &["nacre-layers", "nacre-testkit"]),
     ("nacre-pool", &["nacre-sys"], &[]),
     ("nacre-admin", &["nacre-pool"], &[]),
-    ("nacre-bench", &[], &[]),
+    ("nacre-bench-arguments", &[], &[]),
+    ("nacre-bench", &["nacre-bench-arguments"], &[]),
     ("nacre-copy", &["nacre-sys"], &[]),
     (
         "nacre-fuzz",
@@ -73,7 +74,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
             "nacre-admin",
             "nacre-daemon",
             "fusewire",
-            "nacre-bench",
+            "nacre-bench-arguments",
             "nacre-copy",
         ],
         &["nacre-testkit"],

@@ -10,7 +10,7 @@ use crate::{
     marks,
     node::{Part, UnionNode},
     open_file::{UnionFile, may_change},
-    union::{Ignored, OWN, Shared},
+    union::{Ignored, OWN, UnionShared},
 };
 use nacre_vfs::{Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ fn on_top<T>(node: &UnionNode, mut ask: impl FnMut(&Part) -> Result<T>) -> Resul
     }
 }
 
-impl Shared {
+impl UnionShared {
     pub(crate) fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
         let node = self.node(node)?;
         let attr = on_top(&node, |top| {
@@ -65,7 +65,7 @@ impl Shared {
     }
 
     pub(crate) fn setattr(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         node: &Node,
         file: Option<&dyn OpenFile>,
@@ -176,7 +176,7 @@ impl Shared {
     }
 
     pub(crate) fn setxattr(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         node: &Node,
         name: &[u8],
@@ -203,7 +203,7 @@ impl Shared {
         Ok(())
     }
 
-    pub(crate) fn removexattr(self: &Arc<Shared>, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
+    pub(crate) fn removexattr(self: &Arc<UnionShared>, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
         let node = self.node(node)?;
         if name == PIN {
             return self.set_pin(&node, false);
@@ -230,7 +230,7 @@ impl Shared {
     }
 
     pub(crate) fn ioctl(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         node: &Node,
         request: Ioctl<'_>,

@@ -10,12 +10,12 @@ use crate::{
     branches::Branch,
     control::{ChangeError, Control},
     drain::{Left, path_in},
-    linked::Scans,
+    hardlinks::relocate::Scans,
     node::UnionNode,
     policy::Space,
     relocate::{Goal, Stay},
     tier,
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use hashbrown::HashSet;
 use nacre_vfs::{Errno, Invalidation, Kind, Result};
@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How often a file is tried that is open or changes meanwhile.
 const ATTEMPTS: usize = 4;
 /// What is told at most of what stays.
-const TOLD: usize = 1_000;
+const EXAMPLES_MAX: usize = 1_000;
 /// Bytes of a block in the attributes of files.
 const BLOCK: u64 = 512;
 
@@ -126,7 +126,7 @@ struct Walk {
 }
 
 struct Balance<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<UnionShared>,
     rules: &'a BalanceRules,
     groups: Vec<Group>,
     walks: Vec<Walk>,
@@ -188,7 +188,7 @@ impl Balance<'_> {
             }
         }
         let root = &self.shared.root;
-        self.shared.renew(root)?;
+        self.shared.revalidate(root)?;
         for walk in &mut self.walks {
             let names = self.shared.names_on(root, &walk.branch)?;
             walk.frames.push(Frame { directory: Arc::clone(root), names: names.into_iter() });
@@ -255,7 +255,7 @@ impl Balance<'_> {
             let _branches = self.shared.gate.read();
             match self.shared.node_on(&directory, &name, &branch) {
                 Ok(Some(node)) if node.kind == Kind::Directory => {
-                    let names = self.shared.renew(&node).and_then(|()| {
+                    let names = self.shared.revalidate(&node).and_then(|()| {
                         if node.is_redirected() { Err(Errno::EXDEV) } else { self.shared.names_on(&node, &branch) }
                     });
                     match names {
@@ -268,7 +268,7 @@ impl Balance<'_> {
                 Err(error) => {
                     let path = path_in(&directory, &name);
                     self.report.left += 1;
-                    if self.report.examples.len() < TOLD {
+                    if self.report.examples.len() < EXAMPLES_MAX {
                         self.report.examples.push(Left { path, why: error.to_string() });
                     }
                 }
@@ -341,7 +341,7 @@ impl Balance<'_> {
 
     fn stays(&mut self, path: Vec<u8>, why: String) {
         self.report.left += 1;
-        if self.report.examples.len() < TOLD {
+        if self.report.examples.len() < EXAMPLES_MAX {
             self.report.examples.push(Left { path, why });
         }
     }

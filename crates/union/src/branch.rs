@@ -376,7 +376,7 @@ pub fn parse_one(text: &OsStr, default: BranchMode) -> Result<(PathBuf, BranchMo
     }
 }
 
-/// The same as mergerfs has it: without attributes all branches are `rw`.
+/// Reads a list of branches as mergerfs has it: without attributes all are `rw`.
 ///
 /// # Errors
 /// As [`parse_branches`].

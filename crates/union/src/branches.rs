@@ -9,7 +9,7 @@ use crate::{
     branch::{BRANCHES_MAX, BranchMode, CopyOnOpen},
     marks::{Marks, Namespace, Style},
     union::Member,
-    work::{Home, Work},
+    work::{Work, WorkHome},
 };
 use nacre_vfs::{Errno, FileId, Layer, Node, Result};
 use parking_lot::RwLock;
@@ -76,7 +76,7 @@ pub(crate) struct Branch {
     mode: RwLock<Arc<BranchMode>>,
     /// Where its own directories are instead of at its top.
     apart: Option<Node>,
-    links: OnceLock<Node>,
+    hardlink_index: OnceLock<Node>,
     work: OnceLock<Work>,
 }
 
@@ -104,7 +104,7 @@ impl Branch {
             user_marks: AtomicBool::new(false),
             mode: RwLock::new(Arc::new(BranchMode::ro())),
             apart: work,
-            links: OnceLock::new(),
+            hardlink_index: OnceLock::new(),
             work: OnceLock::new(),
         };
         branch.prepare(&mode)?;
@@ -125,17 +125,17 @@ impl Branch {
             let _ = self.work.set(work);
         }
         if mode.reads_marks()
-            && self.links.get().is_none()
-            && let Some(links) = Work::links(&*self.layer, self.home(), mode.writable())?
+            && self.hardlink_index.get().is_none()
+            && let Some(index) = Work::hardlink_index(&*self.layer, self.home(), mode.writable())?
         {
-            let _ = self.links.set(links);
+            let _ = self.hardlink_index.set(index);
         }
         Ok(())
     }
 
     /// Where its own directories are.
-    fn home(&self) -> Home<'_> {
-        self.apart.as_ref().map_or(Home::Top(&self.root), Home::Apart)
+    fn home(&self) -> WorkHome<'_> {
+        self.apart.as_ref().map_or(WorkHome::Top(&self.root), WorkHome::Apart)
     }
 
     /// From now on, this is what may be done. [`Branch::prepare`] has been called with it.
@@ -227,8 +227,8 @@ impl Branch {
     }
 
     /// The hard-link index, where marks are read.
-    pub(crate) fn links(&self) -> Option<&Node> {
-        self.links.get().filter(|_| self.reads_marks())
+    pub(crate) fn hardlink_index(&self) -> Option<&Node> {
+        self.hardlink_index.get().filter(|_| self.reads_marks())
     }
 
     /// Its own directories.

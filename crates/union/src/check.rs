@@ -12,7 +12,7 @@ use crate::{
     marks,
     node::{Part, UnionNode},
     remove::source,
-    union::{OWN, Shared, Union},
+    union::{OWN, Union, UnionShared},
     work,
 };
 use hashbrown::HashMap;
@@ -93,7 +93,7 @@ impl Present for Visible {
 
 /// A check under way.
 struct Check<'a> {
-    shared: &'a Shared,
+    shared: &'a UnionShared,
     repair: bool,
     /// The branches that are written to when the union is mounted, where all are open to be read
     /// only.
@@ -123,7 +123,7 @@ impl Union {
 
     fn look_over(&self, repair: bool, written: &[bool]) -> Result<Vec<Finding>> {
         let mut check = Check { shared: self.shared(), repair, written, findings: Vec::new(), names: HashMap::new() };
-        let moves = self.shared().moves.load(Ordering::Relaxed);
+        let moves = self.shared().tree.count.load(Ordering::Relaxed);
         let mut complete = true;
         let mut waiting = vec![Arc::clone(&self.shared().root)];
         while let Some(directory) = waiting.pop() {
@@ -136,7 +136,7 @@ impl Union {
         }
         // An entry of the index that is still needed must not go: names in a directory that has
         // moved may have been missed.
-        if complete && self.shared().moves.load(Ordering::Relaxed) == moves {
+        if complete && self.shared().tree.count.load(Ordering::Relaxed) == moves {
             check.links()?;
         }
         Ok(check.findings)
@@ -150,7 +150,7 @@ impl Check<'_> {
 
     fn directory(&mut self, directory: &Arc<UnionNode>, waiting: &mut Vec<Arc<UnionNode>>) -> Result<()> {
         let _branches = self.shared.gate.read();
-        self.shared.renew(directory)?;
+        self.shared.revalidate(directory)?;
         let _names = directory.names.read();
         if directory.is_gone() {
             return Ok(());
@@ -193,12 +193,12 @@ impl Check<'_> {
             return Ok(());
         }
         let hidden = match marks::listed(name) {
-            marks::Listed::Hides(hidden) => hidden.bytes().to_vec(),
-            marks::Listed::HidesLong => match marks::long_name(&*branch.layer, &part.node, name)? {
+            marks::NameMark::Hides(hidden) => hidden.bytes().to_vec(),
+            marks::NameMark::HidesLong => match marks::long_name(&*branch.layer, &part.node, name)? {
                 Some(hidden) => hidden,
                 None => return Ok(()),
             },
-            marks::Listed::Plain | marks::Listed::Private => return Ok(()),
+            marks::NameMark::Plain | marks::NameMark::Private => return Ok(()),
         };
         match branch.layer.lookup(&OWN, &part.node, Name::new(&hidden)?) {
             // Other programs hide with it what lies below a directory.
@@ -216,10 +216,11 @@ impl Check<'_> {
     /// Counts of the hard-link index against what the walk has found.
     fn links(&mut self) -> Result<()> {
         let _branches = self.shared.gate.read();
-        for (id, branch, counted) in self.shared.links.counts(|branch| self.is_written(branch)) {
+        for (id, branch, counted) in self.shared.hardlinks.counts(|branch| self.is_written(branch)) {
             let found = self.names.get(&id).copied().unwrap_or(0);
             if found < counted {
-                let repaired = self.repair && self.shared.links.correct(id, counted, found, || self.shared.syncfs())?;
+                let repaired =
+                    self.repair && self.shared.hardlinks.correct(id, counted, found, || self.shared.syncfs())?;
                 let path = work::LINKS.to_vec();
                 self.findings.push(Finding {
                     branch,

@@ -1,8 +1,8 @@
 //! Branches come, go and change while the union is in use.
 //!
 //! Called by whoever controls a mount, from any thread. A change is prepared while operations go
-//! on, then made in a moment when none is under way ([`Shared::gate`]); files are looked up again
-//! when somebody comes to them (`renew.rs`). Invariants:
+//! on, then made in a moment when none is under way ([`UnionShared::gate`]); files are looked up
+//! again when somebody comes to them (`revalidate.rs`). Invariants:
 //! * one change at a time; a change that fails leaves everything as it was;
 //! * no file that the kernel reads by itself comes to be one that could be copied up: its reader
 //!   would not see the copy;
@@ -14,9 +14,9 @@ use crate::{
     node::UnionNode,
     open_file::UnionFile,
     policy::Space,
-    sole::Sole,
+    removal_check::RemovalCheck,
     tier,
-    union::{Member, OWN, Shared, Union, believe},
+    union::{Member, OWN, Union, UnionShared, believe},
     watch,
 };
 use nacre_vfs::{Errno, Invalidation};
@@ -87,7 +87,7 @@ pub struct BranchStatus {
 /// The control of a union: cheap to clone, for any thread. It holds the union.
 #[derive(Clone)]
 pub struct Control {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<UnionShared>,
 }
 
 impl fmt::Debug for Control {
@@ -133,7 +133,7 @@ impl Control {
     /// says.
     pub fn add(&self, member: Member, position: usize) -> Result<u8, ChangeError> {
         let shared = &self.shared;
-        let mut slots = shared.changing.lock();
+        let mut slots = shared.membership.changing.lock();
         let before: Vec<Arc<Branch>> = shared.branches().to_vec();
         let invalid = |text: &str| ChangeError::new(Errno::EINVAL, text);
         if shared.options.show_whiteouts && member.mode.writable() {
@@ -152,8 +152,8 @@ impl Control {
         after.insert(position.min(before.len()), Arc::clone(&branch));
         shared.replace(&before, after)?;
         slots.take(&branch);
-        shared.space.forget(usize::from(slot));
-        for out in shared.watchers.lock().iter() {
+        shared.placing.space.forget(usize::from(slot));
+        for out in shared.notices.watchers.lock().iter() {
             watch::watch(shared, &branch, out);
         }
         tier::start(shared);
@@ -168,7 +168,7 @@ impl Control {
     /// it, and where it is writable and users would miss something without it.
     pub fn remove(&self, slot: u8, force: bool) -> Result<(), ChangeError> {
         let shared = &self.shared;
-        let _slots = shared.changing.lock();
+        let _slots = shared.membership.changing.lock();
         let branch = shared.in_slot(slot)?;
         {
             let _branches = shared.gate.read();
@@ -211,7 +211,9 @@ impl Control {
             }
             // Something may have been renamed to where had been looked before.
             match looked_at {
-                Some(few) if few <= LOOKED_AT_ALONE => refuse_loss(&branch, shared.sole(&branch, || ())).map(drop),
+                Some(few) if few <= LOOKED_AT_ALONE => {
+                    refuse_loss(&branch, shared.check_removal(&branch, || ())).map(drop)
+                }
                 _ => Ok(()),
             }
         });
@@ -232,7 +234,7 @@ impl Control {
     /// what the storage says.
     pub fn modify(&self, slot: u8, mode: BranchMode) -> Result<(), ChangeError> {
         let shared = &self.shared;
-        let _slots = shared.changing.lock();
+        let _slots = shared.membership.changing.lock();
         let branch = shared.in_slot(slot)?;
         if shared.options.show_whiteouts && mode.writable() {
             return Err(ChangeError::new(Errno::EINVAL, "whiteouts are shown, so no branch can be writable"));
@@ -270,7 +272,7 @@ impl Control {
 }
 
 /// Refuses to take out a branch that users would miss; answers how many names have been looked at.
-fn refuse_loss(branch: &Branch, sole: Result<Sole, Errno>) -> Result<usize, ChangeError> {
+fn refuse_loss(branch: &Branch, check: Result<RemovalCheck, Errno>) -> Result<usize, ChangeError> {
     let failed = |error: Errno| {
         let text = format!(
             "{} cannot be looked at: {error}: nobody knows what would be missed; repair it, or use force",
@@ -278,10 +280,10 @@ fn refuse_loss(branch: &Branch, sole: Result<Sole, Errno>) -> Result<usize, Chan
         );
         ChangeError::new(error, text)
     };
-    let sole = sole.map_err(failed)?;
-    match sole.reason(branch) {
+    let check = check.map_err(failed)?;
+    match check.reason(branch) {
         Some(reason) => Err(ChangeError::new(Errno::EBUSY, reason)),
-        None => Ok(sole.looked_at),
+        None => Ok(check.looked_at),
     }
 }
 
@@ -306,7 +308,7 @@ fn names(files: &[Arc<UnionNode>]) -> String {
     text
 }
 
-impl Shared {
+impl UnionShared {
     /// Makes sure that nobody would miss anything without a branch, which takes nothing new from
     /// then on. Answers how many names were looked at.
     fn missed(&self, branch: &Arc<Branch>) -> Result<usize, ChangeError> {
@@ -316,7 +318,7 @@ impl Shared {
             let _alone = self.alone()?;
             branch.set_draining(true);
         }
-        let looked = refuse_loss(branch, self.sole(branch, || self.gate.read()));
+        let looked = refuse_loss(branch, self.check_removal(branch, || self.gate.read()));
         if looked.is_err() {
             branch.set_draining(was_draining);
         }
@@ -344,7 +346,7 @@ impl Shared {
     /// Tells doors that something has changed that did not come through them; answers whether there
     /// are any.
     pub(crate) fn tell(&self, what: &Invalidation) -> bool {
-        let mut watchers = self.watchers.lock();
+        let mut watchers = self.notices.watchers.lock();
         watchers.retain(|out| self.send(out, what.clone()));
         !watchers.is_empty()
     }
@@ -376,7 +378,7 @@ impl Shared {
     #[expect(clippy::disallowed_methods, reason = "a lock that nobody may queue for is tried again, with an end")]
     pub(crate) fn alone(&self) -> Result<RwLockWriteGuard<'_, ()>, ChangeError> {
         let start = Instant::now();
-        self.wanted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.membership.wanted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let gate = loop {
             if let Some(gate) = self.gate.try_write_for(BURST) {
                 break Ok(gate);
@@ -389,7 +391,7 @@ impl Shared {
             }
             std::thread::sleep(BURST / 4);
         };
-        self.wanted.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        self.membership.wanted.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
         gate
     }
 
@@ -402,7 +404,7 @@ impl Shared {
         &self,
         before: &[Arc<Branch>],
         after: Vec<Arc<Branch>>,
-        check: impl FnOnce(&Shared) -> Result<(), ChangeError>,
+        check: impl FnOnce(&UnionShared) -> Result<(), ChangeError>,
     ) -> Result<(), ChangeError> {
         let lent = |file: &UnionFile| file.is_lent() && !file.branch().is_writable();
         // The kernel may be holding such files only in the hope of the next open.
@@ -411,7 +413,7 @@ impl Shared {
         }
         let alone = self.alone()?;
         check(self)?;
-        let routes = self.routes.load_full();
+        let routes = self.placing.routes.load_full();
         let done = self.enter(&after).and_then(|()| self.check_lent());
         if done.is_err() {
             self.enter(before)?;
@@ -419,7 +421,7 @@ impl Shared {
             let names: Vec<PathBuf> = after.iter().map(|branch| branch.name.clone()).collect();
             let place =
                 |index: usize| before.get(index).map(|branch| branch.index()).filter(|index| *index != usize::MAX);
-            self.routes.store(Arc::new(routes.moved(&place, &names)));
+            self.placing.routes.store(Arc::new(routes.moved(&place, &names)));
             for gone in before.iter().filter(|old| !after.iter().any(|new| new.slot == old.slot)) {
                 self.listings.branch_is_gone(gone.slot);
             }
@@ -447,7 +449,7 @@ impl Shared {
         self.nodes.next_epoch();
         self.listings.forget_all();
         let failed = |error: Errno| ChangeError::new(error, format!("the branches cannot be put together: {error}"));
-        self.links.reload(branches).map_err(failed)?;
+        self.hardlinks.reload(branches).map_err(failed)?;
         self.renew_root().map_err(failed)
     }
 
@@ -477,7 +479,7 @@ impl Shared {
                 continue;
             }
             let _branches = self.gate.read();
-            if let Err(error) = self.renew(&node) {
+            if let Err(error) = self.revalidate(&node) {
                 tracing::debug!(?error, "a file of a removed branch is looked up again later");
             } else if node.part_on(branch).is_some() && node.open_files().is_empty() {
                 node.settle(Vec::new(), 0);

@@ -13,12 +13,11 @@
 use crate::{
     branch::CopyOnOpen,
     branches::Branch,
-    identity,
-    links::links_of,
-    marks,
-    node::{Part, Place, UnionNode},
+    hardlinks::index::index_directory,
+    identity, marks,
+    node::{NodePlace, Part, UnionNode},
     relocate::{PIECE, Pace},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
     work::Temporary,
 };
 use nacre_vfs::{
@@ -45,6 +44,23 @@ enum Number {
     Own,
 }
 
+/// What is copied: a file as it was shown when the copy was begun.
+#[derive(Clone, Copy)]
+pub(crate) struct Original<'a> {
+    pub(crate) node: &'a Arc<UnionNode>,
+    /// The part that is shown.
+    pub(crate) part: &'a Part,
+    pub(crate) attr: &'a Attr,
+}
+
+/// How a copy is made.
+struct CopyRequest<'a> {
+    number: Number,
+    /// Bytes of the content that are needed.
+    length: u64,
+    pace: Option<Pace<'a>>,
+}
+
 /// A copy that has no name yet.
 pub(crate) struct Built {
     pub(crate) branch: Arc<Branch>,
@@ -62,13 +78,13 @@ impl Built {
     }
 }
 
-impl Shared {
+impl UnionShared {
     /// Makes sure that a file is where it may be changed: on a writable branch, and not below
     /// `most`. Of its content, only the first `length` bytes are needed.
     ///
     /// # Errors
     /// EROFS where there is no such branch; ENOSPC and what else the storages say.
-    pub(crate) fn copy_up(self: &Arc<Shared>, node: &Arc<UnionNode>, most: usize, length: u64) -> Result<Part> {
+    pub(crate) fn copy_up(self: &Arc<UnionShared>, node: &Arc<UnionNode>, most: usize, length: u64) -> Result<Part> {
         if node.kind == Kind::Directory {
             return self.raise_directory(node);
         }
@@ -96,8 +112,9 @@ impl Shared {
             let target = self.branch_for_copy(place.as_ref(), top.branch.index(), most)?;
             let parent = place.as_ref().map(|place| self.grow(&place.parent, &target)).transpose()?;
             let attr = self.attr_of_source(node, &top)?;
-            let built = self.build(node, &top, &attr, &target, length)?;
-            match self.put_in_place(node, (&top, &attr), &built, place.as_ref().zip(parent.as_ref())) {
+            let original = Original { node, part: &top, attr: &attr };
+            let built = self.build(original, &target, length)?;
+            match self.put_in_place(original, &built, place.as_ref().zip(parent.as_ref())) {
                 Ok(Some(part)) => return Ok(part),
                 Ok(None) => self.discard(&built),
                 Err(error) => {
@@ -116,54 +133,28 @@ impl Shared {
     }
 
     /// Makes the copy of a file on a branch, complete and on stable storage, but for its name.
-    pub(crate) fn build(
-        &self,
-        node: &Arc<UnionNode>,
-        top: &Part,
-        attr: &Attr,
-        target: &Arc<Branch>,
-        length: u64,
-    ) -> Result<Built> {
-        self.build_paced(node, (top, attr), target, length, None)
+    pub(crate) fn build(&self, original: Original<'_>, target: &Arc<Branch>, length: u64) -> Result<Built> {
+        self.build_as(original, target, CopyRequest { number: Number::Kept, length, pace: None })
     }
 
-    /// The same; before each piece is copied, somebody says whether to go on: EINTR where not.
-    pub(crate) fn build_paced(
-        &self,
-        node: &Arc<UnionNode>,
-        of: (&Part, &Attr),
-        target: &Arc<Branch>,
-        length: u64,
-        pace: Option<Pace<'_>>,
-    ) -> Result<Built> {
-        self.build_as(Number::Kept, node, of, target, (length, pace))
+    /// Makes such a copy piece by piece: before each one, `pace` says whether to go on. EINTR where
+    /// not.
+    pub(crate) fn build_paced(&self, original: Original<'_>, target: &Arc<Branch>, pace: Pace<'_>) -> Result<Built> {
+        self.build_as(original, target, CopyRequest { number: Number::Kept, length: u64::MAX, pace: Some(pace) })
     }
 
     /// Makes another file that is like this one.
-    pub(crate) fn build_another(
-        &self,
-        node: &Arc<UnionNode>,
-        of: (&Part, &Attr),
-        target: &Arc<Branch>,
-    ) -> Result<Built> {
-        self.build_as(Number::Own, node, of, target, (u64::MAX, None))
+    pub(crate) fn build_another(&self, original: Original<'_>, target: &Arc<Branch>) -> Result<Built> {
+        self.build_as(original, target, CopyRequest { number: Number::Own, length: u64::MAX, pace: None })
     }
 
-    fn build_as(
-        &self,
-        number: Number,
-        node: &Arc<UnionNode>,
-        (top, attr): (&Part, &Attr),
-        target: &Arc<Branch>,
-        extent: (u64, Option<Pace<'_>>),
-    ) -> Result<Built> {
+    fn build_as(&self, original: Original<'_>, target: &Arc<Branch>, request: CopyRequest<'_>) -> Result<Built> {
         let work = target.work()?;
         let temporary = work.temporary();
         let (layer, directory) = (&target.layer, &work.directory);
-        let made = self.make_like(node, top, attr, layer, directory, temporary.name()?)?;
-        let (entry, file) = made;
+        let (entry, file) = make_like(original, layer, directory, temporary.name()?)?;
         let built = Built { branch: Arc::clone(target), part: Part::new(target, entry.node, entry.attr.id), temporary };
-        match self.fill(node, (top, attr), (&built, number), file, extent) {
+        match self.fill(original, &built, file, request) {
             Ok(()) => Ok(built),
             Err(error) => {
                 self.discard(&built);
@@ -172,37 +163,12 @@ impl Shared {
         }
     }
 
-    fn make_like(
-        &self,
-        node: &UnionNode,
-        top: &Part,
-        attr: &Attr,
-        layer: &Arc<dyn Layer>,
-        directory: &Node,
-        name: Name<'_>,
-    ) -> Result<(nacre_vfs::Entry, Option<Opened>)> {
-        Ok(match node.kind {
-            Kind::File => {
-                let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
-                let (entry, file) = layer.create(&OWN, directory, name, 0o600, flags)?;
-                (entry, Some(file))
-            }
-            Kind::Symlink => {
-                let target = top.branch.layer.readlink(&OWN, &top.node)?;
-                (layer.symlink(&OWN, directory, name, &target)?, None)
-            }
-            Kind::Directory => return Err(Errno::EISDIR),
-            kind => (layer.mknod(&OWN, directory, name, kind, 0o600, (attr.rdev_major, attr.rdev_minor))?, None),
-        })
-    }
-
     fn fill(
         &self,
-        node: &Arc<UnionNode>,
-        (top, attr): (&Part, &Attr),
-        (built, number): (&Built, Number),
+        Original { node, part: top, attr }: Original<'_>,
+        built: &Built,
         file: Option<Opened>,
-        (length, pace): (u64, Option<Pace<'_>>),
+        CopyRequest { number, length, pace }: CopyRequest<'_>,
     ) -> Result<()> {
         if let Some(file) = &file {
             let size = attr.size.min(length);
@@ -256,10 +222,9 @@ impl Shared {
     /// The last step. `None` where the file has been renamed meanwhile.
     pub(crate) fn put_in_place(
         &self,
-        node: &Arc<UnionNode>,
-        (top, attr): (&Part, &Attr),
+        Original { node, part: top, attr }: Original<'_>,
         built: &Built,
-        home: Option<(&Place, &Part)>,
+        home: Option<(&NodePlace, &Part)>,
     ) -> Result<Option<Part>> {
         let Some((place, parent)) = home else { return self.put_nowhere(node, attr, built).map(Some) };
         let _unlisted = top.branch.is_writable().then(|| place.parent.listing.write());
@@ -271,14 +236,14 @@ impl Shared {
         let name = Name::new(&place.name)?;
         let before = layer.getattr(&OWN, &parent.node, None)?;
         self.mark_home(&place.parent, parent)?;
-        let is_linked = attr.nlink > 1 || self.links.knows(node.id);
+        let is_linked = attr.nlink > 1 || self.hardlinks.knows(node.id);
         if is_linked {
-            let part = self.links.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
+            let part = self.hardlinks.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
             // From now on every name shows the copy, even if it gets no name of its own here.
             self.now_on(node, &part);
             let linked = layer.link(&OWN, &part.node, None, &parent.node, name)?;
             layer.adopt(&part.node, &linked.node);
-            self.links
+            self.hardlinks
                 .one_less(node.id, attr.nlink, &built.branch, || self.make_durable(&built.branch, &parent.node))?;
         } else {
             move_in(&**layer, (&work.directory, built.temporary.name()?), (&parent.node, name))?;
@@ -292,7 +257,7 @@ impl Shared {
         let part = node.top()?;
         self.tidy_parent(&part, parent, &before);
         if is_linked {
-            self.make_durable(&built.branch, links_of(&built.branch)?)?;
+            self.make_durable(&built.branch, index_directory(&built.branch)?)?;
         }
         self.make_durable(&built.branch, &parent.node)?;
         // A move between writable branches leaves nothing behind.
@@ -322,10 +287,10 @@ impl Shared {
     /// For a file to which no name is known to lead: one of several, which then find it in the
     /// index, or none at all.
     fn put_nowhere(&self, node: &Arc<UnionNode>, attr: &Attr, built: &Built) -> Result<Part> {
-        if !node.is_gone() && (attr.nlink > 1 || self.links.knows(node.id)) {
-            let part = self.links.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
+        if !node.is_gone() && (attr.nlink > 1 || self.hardlinks.knows(node.id)) {
+            let part = self.hardlinks.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
             self.now_on(node, &part);
-            self.make_durable(&built.branch, links_of(&built.branch)?)?;
+            self.make_durable(&built.branch, index_directory(&built.branch)?)?;
             return Ok(part);
         }
         self.now_on(node, &built.part);
@@ -349,6 +314,28 @@ impl Shared {
             }
         }
     }
+}
+
+/// Makes an empty file of the original's type.
+fn make_like(
+    Original { node, part, attr }: Original<'_>,
+    layer: &Arc<dyn Layer>,
+    directory: &Node,
+    name: Name<'_>,
+) -> Result<(nacre_vfs::Entry, Option<Opened>)> {
+    Ok(match node.kind {
+        Kind::File => {
+            let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
+            let (entry, file) = layer.create(&OWN, directory, name, 0o600, flags)?;
+            (entry, Some(file))
+        }
+        Kind::Symlink => {
+            let target = part.branch.layer.readlink(&OWN, &part.node)?;
+            (layer.symlink(&OWN, directory, name, &target)?, None)
+        }
+        Kind::Directory => return Err(Errno::EISDIR),
+        kind => (layer.mknod(&OWN, directory, name, kind, 0o600, (attr.rdev_major, attr.rdev_minor))?, None),
+    })
 }
 
 /// Tells a file's node on its branch where it is now.

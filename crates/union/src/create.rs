@@ -7,11 +7,11 @@
 
 use crate::{
     branches::Branch,
-    lookup::{Found, Sight},
+    lookup::{FoundFile, Sight},
     marks,
     node::{Part, UnionNode},
     open_file::UnionFile,
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
     work::Temporary,
 };
 use nacre_vfs::{
@@ -106,13 +106,13 @@ pub(crate) fn check_name(name: Name<'_>) -> Result<()> {
 enum On<'a> {
     /// As the policy says.
     Any,
-    /// The same, for a directory.
+    /// As the policy says for a directory.
     AnyForDirectory,
     /// This one.
     Branch(&'a Arc<Branch>),
 }
 
-impl Shared {
+impl UnionShared {
     /// Finds the spot for a new name and makes it there.
     fn make<T>(
         &self,
@@ -177,7 +177,7 @@ impl Shared {
     }
 
     pub(crate) fn create(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         parent: &Node,
         name: Name<'_>,
@@ -206,7 +206,7 @@ impl Shared {
     }
 
     fn open_existing(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         parent: &Arc<UnionNode>,
         name: Name<'_>,
@@ -226,7 +226,7 @@ impl Shared {
     }
 
     pub(crate) fn tmpfile(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         parent: &Node,
         mode: u32,
@@ -324,7 +324,7 @@ impl Shared {
     }
 
     pub(crate) fn link(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         node: &Node,
         file: Option<&dyn OpenFile>,
@@ -347,7 +347,7 @@ impl Shared {
         let mut most = usize::MAX;
         for _ in 0..ATTEMPTS {
             let part = self.copy_up(&node, most, u64::MAX)?;
-            match self.link_on(caller, &node, &part, file, (&parent, name)) {
+            match self.link_on(caller, &node, &part, file, &parent, name) {
                 // The name is hidden on a branch above: the file has to go there, unless somebody
                 // may be writing to it where it is.
                 Err(Errno::EXDEV) if part.branch.index() > 0 && node.open_files().is_empty() => {
@@ -367,7 +367,8 @@ impl Shared {
         node: &Arc<UnionNode>,
         part: &Part,
         file: Option<&dyn OpenFile>,
-        (parent, name): (&Arc<UnionNode>, Name<'_>),
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
     ) -> Result<Entry> {
         let _still = self.hold_still(node);
         if node.top()?.branch.index() != part.branch.index() {
@@ -407,7 +408,7 @@ fn spot<'a>(branch: &'a Arc<Branch>, part: &'a Part, name: Name<'a>, sight: &Sig
     Ok(Spot { branch, directory: &part.node, part, name, occupied, covered: hidden_here && !occupied, floor })
 }
 
-impl Found {
+impl FoundFile {
     /// Whether it is a directory.
     pub(crate) fn is_directory(&self) -> bool {
         self.kind == Kind::Directory

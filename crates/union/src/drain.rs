@@ -10,14 +10,14 @@
 use crate::{
     branches::Branch,
     control::{ChangeError, Control},
-    linked::Scans,
+    hardlinks::relocate::Scans,
     listing::{Present, Request},
-    lookup::Found,
+    lookup::FoundFile,
     marks,
     node::{Part, Redirect, UnionNode},
     relocate::{Goal, Stay},
     remove::{holds_marks_only, lock_names, source},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Kind, Name, Result};
 use std::{
@@ -30,7 +30,7 @@ const ATTEMPTS: usize = 4;
 /// How long it is left alone in between: doors close files that nobody has open any more.
 const REST: Duration = Duration::from_millis(20);
 /// What is told at most of what stays.
-const TOLD: usize = 1_000;
+const EXAMPLES_MAX: usize = 1_000;
 
 /// How far a drain has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,7 +76,7 @@ struct Frame {
 }
 
 struct Drain<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<UnionShared>,
     branch: Arc<Branch>,
     report: DrainReport,
     scans: Scans,
@@ -97,7 +97,7 @@ impl Control {
         progress: &mut dyn FnMut(&DrainProgress) -> bool,
     ) -> Result<DrainReport, ChangeError> {
         let branch = {
-            let _slots = self.shared.changing.lock();
+            let _slots = self.shared.membership.changing.lock();
             let branch = self.shared.in_slot(slot)?;
             let name = branch.name.display();
             if !branch.is_writable() {
@@ -164,7 +164,7 @@ impl Drain<'_> {
     fn index(&mut self) {
         let records = {
             let _branches = self.shared.gate.read();
-            self.shared.links.records_on(&self.branch)
+            self.shared.hardlinks.records_on(&self.branch)
         };
         for (id, counts_only) in records {
             if self.report.stopped || !self.branch.is_member() {
@@ -187,12 +187,12 @@ impl Drain<'_> {
         let branches = self.shared.branches();
         let other =
             branches.iter().find(|other| other.creates() && other.slot != self.branch.slot).ok_or(Errno::EROFS)?;
-        self.shared.links.move_counter(id, other)
+        self.shared.hardlinks.move_counter(id, other)
     }
 
     fn stays(&mut self, path: Vec<u8>, why: String) {
         self.report.left += 1;
-        if self.report.examples.len() < TOLD {
+        if self.report.examples.len() < EXAMPLES_MAX {
             self.report.examples.push(Left { path, why });
         }
     }
@@ -269,7 +269,7 @@ impl Drain<'_> {
     fn enter(&mut self, directory: Arc<UnionNode>) -> Option<Frame> {
         let begun = {
             let _branches = self.shared.gate.read();
-            self.shared.renew(&directory).and_then(|()| {
+            self.shared.revalidate(&directory).and_then(|()| {
                 if directory.is_redirected() {
                     return Err(Errno::EXDEV);
                 }
@@ -295,7 +295,7 @@ impl Drain<'_> {
     fn leave(&mut self, directory: &Arc<UnionNode>) {
         let done = {
             let _branches = self.shared.gate.read();
-            self.shared.renew(directory).and_then(|()| self.shared.take_off(directory, &self.branch))
+            self.shared.revalidate(directory).and_then(|()| self.shared.take_off(directory, &self.branch))
         };
         match done {
             Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => {}
@@ -365,7 +365,7 @@ impl DirSink for Marked {
     }
 }
 
-impl Shared {
+impl UnionShared {
     /// A name of a directory, if any of it is on a branch.
     pub(crate) fn node_on(
         &self,
@@ -373,7 +373,7 @@ impl Shared {
         name: &[u8],
         branch: &Branch,
     ) -> Result<Option<Arc<UnionNode>>> {
-        self.renew(directory)?;
+        self.revalidate(directory)?;
         let _names = directory.names.read();
         let Some(found) = self.sight(&OWN, &directory.view(), Name::new(name)?)?.found else { return Ok(None) };
         let is_there = found.parts.iter().any(|part| part.branch.slot == branch.slot);
@@ -409,10 +409,10 @@ impl Shared {
         for bytes in marked.names {
             let name = Name::new(&bytes)?;
             match marks::listed(name) {
-                marks::Listed::Hides(name) => hidden.push(name.bytes().to_vec()),
-                marks::Listed::HidesLong => hidden.extend(marks::long_name(layer, &part.node, name)?),
-                marks::Listed::Private => {}
-                marks::Listed::Plain => match layer.lookup(&OWN, &part.node, name) {
+                marks::NameMark::Hides(name) => hidden.push(name.bytes().to_vec()),
+                marks::NameMark::HidesLong => hidden.extend(marks::long_name(layer, &part.node, name)?),
+                marks::NameMark::Private => {}
+                marks::NameMark::Plain => match layer.lookup(&OWN, &part.node, name) {
                     Ok(entry) if branch.marks().is_whiteout(layer, &entry, part.x_directory)? => hidden.push(bytes),
                     Ok(_) | Err(Errno::ENOENT) => {}
                     Err(error) => return Err(error),
@@ -429,7 +429,7 @@ impl Shared {
     }
 
     /// What the branches below one have under a name.
-    fn below(&self, parent: &UnionNode, name: Name<'_>, branch: &Branch) -> Result<Option<Found>> {
+    fn below(&self, parent: &UnionNode, name: Name<'_>, branch: &Branch) -> Result<Option<FoundFile>> {
         Ok(self.sight_from(&OWN, &parent.view(), name, branch.index().saturating_add(1))?.found)
     }
 
@@ -517,7 +517,7 @@ impl Shared {
             let _names = directory.names.write();
             // It may have been made anew meanwhile.
             if self.hides(directory, branch, name)?.is_some() {
-                self.hide((directory, &home), name)?;
+                self.hide(directory, &home, name)?;
             }
         }
         Ok(())
@@ -557,7 +557,7 @@ impl Shared {
 
     /// Takes a directory off a branch, if nothing is left in it there. The tree that users see
     /// stays as it is.
-    fn take_off(self: &Arc<Shared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
+    fn take_off(self: &Arc<UnionShared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         let is_root = Arc::ptr_eq(directory, &self.root);
         for _ in 0..ATTEMPTS {
             self.pass_whiteouts_on(directory, branch)?;
@@ -636,9 +636,9 @@ impl Shared {
     }
 
     /// Removes a directory from one branch. False where something has come up meanwhile.
-    fn remove_part(self: &Arc<Shared>, directory: &Arc<UnionNode>, part: &Part) -> Result<bool> {
+    fn remove_part(self: &Arc<UnionShared>, directory: &Arc<UnionNode>, part: &Part) -> Result<bool> {
         let leftover = {
-            let _tree = self.tree.lock();
+            let _tree = self.tree.lock.lock();
             let place = directory.place().filter(|_| !directory.is_gone()).ok_or(Errno::ENOENT)?;
             let _names = lock_names(&[&place.parent, directory]);
             if !directory.place().is_some_and(|now| now.is(&place.parent, &place.name)) {

@@ -7,7 +7,7 @@ use crate::{
     marks::Seen,
     node::UnionNode,
     policy::{Explanation, Placement, Way},
-    union::{OWN, Shared, Union},
+    union::{OWN, Union, UnionShared},
 };
 use nacre_vfs::{Errno, Kind, Layer, Name, Result};
 use std::sync::Arc;
@@ -76,7 +76,7 @@ impl Union {
     }
 }
 
-impl Shared {
+impl UnionShared {
     fn explain(&self, parent: &Arc<UnionNode>, name: Name<'_>, directory: bool) -> Result<Report> {
         let here = self.presences(parent, name)?;
         let sight = self.sight(&OWN, &parent.view(), name)?;
@@ -100,7 +100,7 @@ impl Shared {
                 None => (format!("create={}", self.options.create), self.options.create),
             };
             let views = self.views_for(policy, parent)?;
-            let next = policy.explain(&Placement { branches: &views, limit, directory }, &self.policy);
+            let next = policy.explain(&Placement { branches: &views, limit, directory }, &self.placing.policy);
             return Ok(Report { here, rule, next });
         };
         let views = self.views(Some(&parent.view()));

@@ -9,14 +9,14 @@ use crate::{
     branches::Branch,
     copy_up::{learn, move_in},
     identity,
-    node::{Part, Place, UnionNode, View},
+    node::{NodePlace, Part, UnionNode, View},
     policy::{BranchView, CreatePolicy, Hold, Placement, Space, Way},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Errno, Kind, Name, Result};
 use std::sync::Arc;
 
-impl Shared {
+impl UnionShared {
     /// The part of a directory on a branch, made where it is missing.
     ///
     /// # Errors
@@ -26,13 +26,13 @@ impl Shared {
         if let Some(part) = directory.part_on(branch) {
             return Ok(part);
         }
-        let _tree = self.tree.lock();
+        let _tree = self.tree.lock.lock();
         self.grow_chain(directory, branch)
     }
 
-    /// The same with the tree lock held.
+    /// Grows the directory, with the tree lock held.
     fn grow_chain(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<Part> {
-        let mut missing: Vec<(Arc<UnionNode>, Place)> = Vec::new();
+        let mut missing: Vec<(Arc<UnionNode>, NodePlace)> = Vec::new();
         let mut at = Arc::clone(directory);
         let mut part = loop {
             if let Some(part) = at.part_on(branch) {
@@ -49,7 +49,7 @@ impl Shared {
         Ok(part)
     }
 
-    fn grow_one(&self, node: &Arc<UnionNode>, place: &Place, parent: &Part, branch: &Arc<Branch>) -> Result<Part> {
+    fn grow_one(&self, node: &Arc<UnionNode>, place: &NodePlace, parent: &Part, branch: &Arc<Branch>) -> Result<Part> {
         let _names = place.parent.names.write();
         if node.is_gone() {
             return Err(Errno::ENOENT);
@@ -109,7 +109,7 @@ impl Shared {
     }
 
     /// Where a file on branch `source` is copied to, not below `most`.
-    pub(crate) fn branch_for_copy(&self, place: Option<&Place>, source: usize, most: usize) -> Result<Arc<Branch>> {
+    pub(crate) fn branch_for_copy(&self, place: Option<&NodePlace>, source: usize, most: usize) -> Result<Arc<Branch>> {
         let fits = |branch: &&Arc<Branch>| branch.index() < source && branch.index() <= most && branch.creates();
         let branches = self.branches();
         let mut candidates = branches.iter().filter(fits);
@@ -156,7 +156,7 @@ impl Shared {
             None => usual,
         };
         let views = self.views_for(policy, parent)?;
-        let chosen = policy.choose(&Placement { branches: &views, limit, directory }, &self.policy)?;
+        let chosen = policy.choose(&Placement { branches: &views, limit, directory }, &self.placing.policy)?;
         branches.get(chosen).filter(fits).map(Arc::clone).ok_or(Errno::EIO)
     }
 
@@ -169,7 +169,7 @@ impl Shared {
     /// What a route says of a name, and the route's pattern; nothing where there are no routes, so
     /// that nobody needs paths.
     pub(crate) fn way(&self, parent: &UnionNode, name: Option<Name<'_>>) -> Option<(Way, String)> {
-        let routes = self.routes.load();
+        let routes = self.placing.routes.load();
         if routes.is_empty() {
             return None;
         }
@@ -186,7 +186,7 @@ impl Shared {
     }
 
     fn space(&self, branch: &Branch, hold: Hold) -> Result<Space> {
-        self.space.get(usize::from(branch.slot), self.started.elapsed(), hold.duration(), || {
+        self.placing.space.get(usize::from(branch.slot), self.placing.started.elapsed(), hold.duration(), || {
             branch.layer.statfs(&OWN, &branch.root)
         })
     }

@@ -11,7 +11,7 @@
 //! the same wherever the branch stands in the list. What cannot be told apart so (snapshots, file
 //! systems without times of birth) gets a mark that only this mount knows.
 
-use crate::{branches::Branch, marks::Namespace, union::OWN};
+use crate::{branches::Branch, marks::Namespace, splitmix::mix, union::OWN};
 use hashbrown::HashMap;
 use nacre_vfs::{Errno, FileId, Node, Result, XattrFlags};
 use parking_lot::{Mutex, RwLock};
@@ -58,13 +58,6 @@ impl Default for Identities {
     }
 }
 
-/// The finalizer of splitmix64: each bit of the input changes half of the output's.
-fn mix(value: u64) -> u64 {
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
-}
-
 /// The mark of a branch with this top directory.
 fn mark(root: FileId) -> u64 {
     let born = if root.generation == 0 { root.fs } else { root.generation };
@@ -82,7 +75,7 @@ impl Identities {
         self.index(fs, None)
     }
 
-    /// The same as [`Identities::of`] for many files of a file system with this index.
+    /// The number of a file, as [`Identities::of`], for callers that know its file system's index.
     pub(crate) fn of_on(&self, index: u64, id: FileId) -> FileId {
         let ino = if index < OVERFLOW && id.ino >> BITS == 0 { index << BITS | id.ino } else { self.large(id) };
         FileId { fs: FS, ino, generation: id.generation }
@@ -218,4 +211,10 @@ pub(crate) fn mark_impure(branch: &Branch, directory: &Node) -> Result<()> {
         Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => Ok(()),
         other => other,
     }
+}
+
+/// A file for tests.
+#[cfg(test)]
+pub(crate) fn file_of_test(ino: u64) -> FileId {
+    FileId { fs: 1, ino, generation: 1 }
 }

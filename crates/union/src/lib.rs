@@ -7,20 +7,19 @@
 //!   with its own directories (`work.rs`);
 //! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes what hides names,
 //!   `listing.rs` merges listings;
-//! * `copy_up.rs`, `grow.rs` and `whole.rs` bring files, directories and trees to branches where
-//!   they may be changed, `redirect.rs` saves that;
+//! * `copy_up.rs`, `grow.rs` and `copy_up_dir.rs` bring files, directories and trees to branches
+//!   where they may be changed, `redirect.rs` saves that;
 //! * `relocate.rs` moves files between branches: off full ones, off those that are being drained
 //!   (`drain.rs`), between tiers (`tier.rs`), and when they are opened (`on_open.rs`); `locate.rs`
 //!   tells where they are;
-//! * `linked.rs` does so with files that have several names, `moved.rs` keeps these one file
-//!   meanwhile;
+//! * `hardlinks/` does so with files that have several names, and keeps these one file on the way;
 //! * `per_name.rs` gives doors a file for each name, for the words of mergerfs that need it:
 //!   `link_cow.rs` breaks hard links before writes;
-//! * `control.rs` changes the list of branches while operations go on, `renew.rs` what is known of
-//!   files then; `sole.rs` says what users would miss without a branch;
+//! * `control.rs` changes the list of branches while operations go on, `revalidate.rs` what is known
+//!   of files then; `removal_check.rs` says what users would miss without a branch;
 //! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
 //! * `check.rs` looks for what a crash has left behind;
-//! * `identity.rs` and `links.rs` keep inode numbers and hard links what they were; `watch.rs`
+//! * `identity.rs` keeps inode numbers what they were, `hardlinks/index.rs` hard links; `watch.rs`
 //!   passes on what branches notice;
 //! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` words, `policy.rs` decides
 //!   where things go: all are pure; `explain.rs` says what it would decide, and why.
@@ -35,19 +34,18 @@ mod branches;
 mod check;
 mod control;
 mod copy_up;
+mod copy_up_dir;
 mod create;
 mod drain;
 mod explain;
 mod grow;
+mod hardlinks;
 mod identity;
 mod link_cow;
-mod linked;
-mod links;
 mod listing;
 mod locate;
 mod lookup;
 mod marks;
-mod moved;
 mod node;
 mod on_open;
 mod open_file;
@@ -56,15 +54,15 @@ mod per_name;
 mod policy;
 mod redirect;
 mod relocate;
+mod removal_check;
 mod remove;
 mod rename;
-mod renew;
 mod resting;
-mod sole;
+mod revalidate;
+mod splitmix;
 mod tier;
 mod union;
 mod watch;
-mod whole;
 mod work;
 
 pub use balance::{BalanceReport, BalanceRules};

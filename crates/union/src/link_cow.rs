@@ -7,11 +7,11 @@
 //! goes wrong, so that a name that turns out to be the wrong one costs space alone.
 
 use crate::{
-    copy_up::{Built, move_in},
+    copy_up::{Built, Original, move_in},
     create::ATTEMPTS,
-    lookup::Found,
-    node::{Place, UnionNode},
-    union::{OWN, Shared},
+    lookup::FoundFile,
+    node::{NodePlace, UnionNode},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Errno, Invalidation, Name, Node, RenameFlags, Result};
 use std::sync::Arc;
@@ -28,13 +28,13 @@ enum Outcome {
     Again,
 }
 
-impl Shared {
+impl UnionShared {
     /// Gives a name a file of its own where it leads to a file with several names. Answers whether
     /// the name leads to another file than `node` now.
     ///
     /// # Errors
     /// EROFS where nothing can be put, ENOSPC and what else the storages say.
-    pub(crate) fn break_link(self: &Arc<Shared>, place: &Place, node: &Arc<UnionNode>) -> Result<bool> {
+    pub(crate) fn break_link(self: &Arc<UnionShared>, place: &NodePlace, node: &Arc<UnionNode>) -> Result<bool> {
         // Its parts are true of the present branches.
         let parent = self.directory(&Node::new(Arc::clone(&place.parent)))?;
         let name = Name::new(&place.name)?;
@@ -58,7 +58,7 @@ impl Shared {
     }
 
     /// What a name shows, if that is this file. The names of the directory are held.
-    fn leading_to(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<Option<Found>> {
+    fn leading_to(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<Option<FoundFile>> {
         if parent.is_gone() {
             return Ok(None);
         }
@@ -69,7 +69,7 @@ impl Shared {
     }
 
     fn try_to_break(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         parent: &Arc<UnionNode>,
         name: Name<'_>,
         node: &Arc<UnionNode>,
@@ -86,24 +86,24 @@ impl Shared {
             Err(Errno::ESTALE | Errno::ENOENT) if !leads => return Ok(Outcome::Elsewhere),
             attr => attr?,
         };
-        match (leads, self.links.shown(node, attr.nlink)) {
+        match (leads, self.hardlinks.shown(node, attr.nlink)) {
             // What has no name at all, only those change who have it open.
             (true, 0 | 1) | (false, 0) => return Ok(Outcome::Alone),
             (true, _) => {}
             (false, _) => return Ok(Outcome::Elsewhere),
         }
-        if self.links.moved.holds(node.id) {
+        if self.hardlinks.journal.holds(node.id) {
             return Err(Errno::EIO);
         }
         let target = match top.branch.is_writable() {
             true => Arc::clone(&top.branch),
             false => {
-                let place = Place { parent: Arc::clone(parent), name: name.bytes().into() };
+                let place = NodePlace { parent: Arc::clone(parent), name: name.bytes().into() };
                 self.branch_for_copy(Some(&place), top.branch.index(), usize::MAX)?
             }
         };
         self.grow(parent, &target)?;
-        let built = self.build_another(node, (&top, &attr), &target)?;
+        let built = self.build_another(Original { node, part: &top, attr: &attr }, &target)?;
         let put = self.put_another(parent, name, node, &built);
         if !matches!(put, Ok(Outcome::Broken)) {
             self.discard(&built);
@@ -132,7 +132,7 @@ impl Shared {
         } else {
             move_in(&**layer, from, (&home.node, name))?;
         }
-        if let Err(error) = self.name_is_gone((parent, name), node, found.top()?, found.attr.nlink, target) {
+        if let Err(error) = self.name_is_gone(parent, name, node, found.top()?, found.attr.nlink, target) {
             tracing::warn!(
                 branch = target.index(),
                 ?error,

@@ -27,7 +27,7 @@ pub(crate) use purge::purge;
 
 use crate::marks::Marks;
 use ahead::Reader;
-use kept::{Kept, KeptMerges, Reading, Ticket, Way};
+use kept::{Kept, KeptMerges, ListingWay, Reading, Ticket};
 use merge::{Merge, Run};
 use merged::{Merged, MergedListings};
 use nacre_vfs::{Caller, Entry, Errno, FileId, Kind, Layer, Name, Node, Result};
@@ -45,7 +45,7 @@ const IDLE_BUDGET: usize = 16 << 20;
 pub(crate) struct Source<'a> {
     /// The branch.
     pub layer: &'a dyn Layer,
-    /// The same, for a thread that reads ahead; `None` where the directory is not worth that.
+    /// The branch, for a thread that reads ahead; `None` where the directory is not worth that.
     pub shared: Option<&'a Arc<dyn Layer>>,
     /// The directory there.
     pub directory: &'a Node,
@@ -132,17 +132,17 @@ impl Listings {
         let merges = sources.len() > 1 && !request.show_whiteouts;
         let begun = match begun {
             None if merges && let Some(whole) = self.merged.get(&ticket, request.from) => {
-                return self.read(ticket, request, (whole, None), (sources, out));
+                return self.read(ticket, request, whole, None, sources, out);
             }
             None if request.from != 0 => self.kept.take_equal(&ticket, request.from),
             begun => begun,
         };
         match begun {
-            Some(Kept { ticket, reached, way: Way::Whole(reading), .. }) => {
-                let known = (reached == request.from).then_some(reading.told.1);
-                self.read(ticket, request, (reading.whole, known), (sources, out))
+            Some(Kept { ticket, reached, way: ListingWay::Whole(reading), .. }) => {
+                let known = (reached == request.from).then_some(reading.told.end);
+                self.read(ticket, request, reading.whole, known, sources, out)
             }
-            begun => self.merge(marks, request, (ticket, begun), (sources, out)),
+            begun => self.merge(marks, request, ticket, begun, sources, out),
         }
     }
 
@@ -151,8 +151,10 @@ impl Listings {
         &self,
         ticket: Ticket,
         request: &Request<'_>,
-        (whole, known): (Arc<Merged>, Option<usize>),
-        (sources, out): (&[Source<'_>], &mut dyn Present),
+        whole: Arc<Merged>,
+        known: Option<usize>,
+        sources: &[Source<'_>],
+        out: &mut dyn Present,
     ) -> Result<()> {
         let start = known.or_else(|| whole.find(request.from)).ok_or(Errno::EIO)?;
         let (mut at, mut reached) = (start, request.from);
@@ -168,7 +170,7 @@ impl Listings {
         };
         if ended != Ok(true) || reached != request.from {
             whole.reached(reached, at);
-            self.kept.keep(ticket, reached, self.kept.changes(), Way::Whole(Reading { whole, told: (start, at) }));
+            self.kept.keep(ticket, reached, self.kept.changes(), ListingWay::Whole(Reading { whole, told: start..at }));
         }
         ended.map(drop)
     }
@@ -178,8 +180,10 @@ impl Listings {
         &self,
         marks: &Marks,
         request: &Request<'_>,
-        (mut ticket, begun): (Ticket, Option<Kept>),
-        (sources, out): (&[Source<'_>], &mut dyn Present),
+        mut ticket: Ticket,
+        begun: Option<Kept>,
+        sources: &[Source<'_>],
+        out: &mut dyn Present,
     ) -> Result<()> {
         let changes = self.kept.changes();
         let (mut merge, mut reached) = (Merge::new(changes), None);
@@ -189,7 +193,7 @@ impl Listings {
                 ticket = kept.ticket;
                 ticket.token = request.token;
                 reached = Some(kept.reached);
-                if let Way::Merging(kept) = kept.way {
+                if let ListingWay::Merging(kept) = kept.way {
                     merge = *kept;
                 }
             }
@@ -201,7 +205,7 @@ impl Listings {
         let places = ticket.places(sources);
         let known: Vec<Option<Source<'_>>> = places.iter().map(|place| sources.get((*place)?).copied()).collect();
         let mut narrowed = Narrowed { places: &places, out };
-        let mut run = Run::new(marks, request, (&known, &ticket.slots), merge, changes).reading_ahead(&self.reader);
+        let mut run = Run::new(marks, request, &known, &ticket.slots, merge, changes).reading_ahead(&self.reader);
         let ended = run.start(reached).and_then(|()| run.go_on(&mut narrowed));
         let (mut merge, reached) = run.finish();
         if ended == Ok(true)
@@ -212,7 +216,7 @@ impl Listings {
         // At the end, one more call will come that finds it so; after an error, a second attempt
         // goes on with what was entered, which is true.
         if ended != Ok(true) || reached != request.from {
-            self.kept.keep(ticket, reached, changes, Way::Merging(Box::new(merge)));
+            self.kept.keep(ticket, reached, changes, ListingWay::Merging(Box::new(merge)));
         }
         ended.map(drop)
     }
@@ -287,6 +291,6 @@ pub(crate) fn is_empty(marks: &Marks, sources: &[Source<'_>]) -> Result<bool> {
     let mut first = First(false);
     let slots: Vec<u8> = sources.iter().map(|source| source.slot).collect();
     let sources: Vec<Option<Source<'_>>> = sources.iter().copied().map(Some).collect();
-    Run::new(marks, &request, (&sources, &slots), Merge::default(), 0).go_on(&mut first)?;
+    Run::new(marks, &request, &sources, &slots, Merge::default(), 0).go_on(&mut first)?;
     Ok(!first.0)
 }

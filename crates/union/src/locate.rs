@@ -9,11 +9,11 @@ use crate::{
     branches::Branch,
     control::Control,
     explain::Presence,
-    linked::Scans,
+    hardlinks::relocate::Scans,
     marks::Namespace,
     node::UnionNode,
     relocate::{Goal, Stay},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Attr, Errno, Kind, Name, Result, XattrFlags};
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, sync::Arc};
@@ -167,7 +167,7 @@ impl Control {
     }
 }
 
-impl Shared {
+impl UnionShared {
     /// The branches to which something may go, the nearest first.
     pub(crate) fn targets(&self, from: &Branch, direction: Direction) -> Vec<Arc<Branch>> {
         let branches = self.branches();

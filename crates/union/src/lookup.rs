@@ -10,14 +10,14 @@ use crate::{
     marks,
     marks::Seen,
     node::{Known, Part, Redirect, UnionNode, View},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, Invalidation, Kind, Name, Node, Result};
 use std::sync::{Arc, atomic::Ordering};
 
 /// A file found under a name.
 #[derive(Clone)]
-pub(crate) struct Found {
+pub(crate) struct FoundFile {
     pub(crate) kind: Kind,
     /// From the top; one for anything but a directory.
     pub(crate) parts: Vec<Part>,
@@ -27,7 +27,7 @@ pub(crate) struct Found {
     pub(crate) floor: usize,
 }
 
-impl Found {
+impl FoundFile {
     /// The part that is shown.
     ///
     /// # Errors
@@ -39,20 +39,20 @@ impl Found {
 
 /// What a name means.
 pub(crate) struct Sight {
-    pub(crate) found: Option<Found>,
+    pub(crate) found: Option<FoundFile>,
     /// The branch whose whiteout ended the search.
     pub(crate) whiteout: Option<usize>,
     /// The last branch on which something new of this name would be seen.
     pub(crate) limit: usize,
 }
 
-impl Shared {
+impl UnionShared {
     /// What a name means in a directory.
     pub(crate) fn sight(&self, caller: &Caller, directory: &View, name: Name<'_>) -> Result<Sight> {
         self.sight_from(caller, directory, name, 0)
     }
 
-    /// The same, as if there were no branches above `first`.
+    /// What a name would mean if there were no branches above `first`.
     pub(crate) fn sight_from(&self, caller: &Caller, directory: &View, name: Name<'_>, first: usize) -> Result<Sight> {
         let mut sight = Sight { found: None, whiteout: None, limit: directory.floor };
         for part in directory.parts.iter().filter(|part| part.branch.index() >= first) {
@@ -78,7 +78,7 @@ impl Shared {
                     break;
                 }
                 Seen::Found(entry) => {
-                    if !self.merge(&mut sight, directory, (part, name), entry)? {
+                    if !self.merge(&mut sight, directory, part, name, entry)? {
                         break;
                     }
                 }
@@ -105,7 +105,7 @@ impl Shared {
     }
 
     /// Adds what one branch has; answers whether branches below count.
-    fn merge(&self, sight: &mut Sight, view: &View, (home, name): (&Part, Name<'_>), entry: Entry) -> Result<bool> {
+    fn merge(&self, sight: &mut Sight, view: &View, home: &Part, name: Name<'_>, entry: Entry) -> Result<bool> {
         let branch = &home.branch;
         let kind = entry.attr.kind;
         if kind != Kind::Directory {
@@ -114,7 +114,7 @@ impl Shared {
                 return Ok(false);
             }
             let part = Part { in_impure: home.impure, ..Part::new(branch, entry.node, entry.attr.id) };
-            sight.found = Some(Found { kind, parts: vec![part], attr: entry.attr, floor: branch.index() });
+            sight.found = Some(FoundFile { kind, parts: vec![part], attr: entry.attr, floor: branch.index() });
             return Ok(false);
         }
         let opacity = if branch.reads_marks() {
@@ -146,7 +146,7 @@ impl Shared {
                 found.parts.push(part);
                 found.floor = floor;
             }
-            None => sight.found = Some(Found { kind, parts: vec![part], attr: entry.attr, floor }),
+            None => sight.found = Some(FoundFile { kind, parts: vec![part], attr: entry.attr, floor }),
         }
         if opaque {
             return Ok(false);
@@ -171,7 +171,7 @@ impl Shared {
 
     /// The directory to which a redirect leads on the branches from `first` down: a name in the
     /// same directory, or a path from the top.
-    pub(crate) fn resolve(&self, directory: &View, target: &[u8], first: usize) -> Result<Option<Found>> {
+    pub(crate) fn resolve(&self, directory: &View, target: &[u8], first: usize) -> Result<Option<FoundFile>> {
         let mut at = match target.strip_prefix(b"/") {
             Some(_) => self.root.view(),
             None => directory.clone(),
@@ -180,7 +180,7 @@ impl Shared {
         for component in target.split(|byte| *byte == b'/').filter(|component| !component.is_empty()) {
             // What is no name leads nowhere.
             let Ok(name) = Name::new(component) else { return Ok(None) };
-            let found = self.sight_from(&OWN, &at, name, first)?.found.filter(Found::is_directory);
+            let found = self.sight_from(&OWN, &at, name, first)?.found.filter(FoundFile::is_directory);
             let Some(found) = found else { return Ok(None) };
             at = View { parts: found.parts.clone().into(), floor: found.floor };
             below = Some(found);
@@ -195,7 +195,7 @@ impl Shared {
     }
 
     /// The node of something found, which learns that name.
-    pub(crate) fn known(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: Found) -> Result<Arc<UnionNode>> {
+    pub(crate) fn known(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: FoundFile) -> Result<Arc<UnionNode>> {
         let node = self.node_of(found)?;
         let moves = node.kind == Kind::Directory && !node.place().is_some_and(|place| place.is(parent, name.bytes()));
         if moves && parent.is_within(&node) {
@@ -207,7 +207,7 @@ impl Shared {
     }
 
     /// The node of something found.
-    pub(crate) fn node_of(&self, mut found: Found) -> Result<Arc<UnionNode>> {
+    pub(crate) fn node_of(&self, mut found: FoundFile) -> Result<Arc<UnionNode>> {
         // A directory's number is that of its lowest part, which stays where it is when copies
         // appear above.
         let last = found.parts.last().ok_or(Errno::EIO)?;
@@ -263,7 +263,7 @@ impl Shared {
 
     /// What is shown of something found: attributes are asked anew where another branch shows them
     /// than the one that was looked at.
-    pub(crate) fn entry(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: Found) -> Result<Entry> {
+    pub(crate) fn entry(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: FoundFile) -> Result<Entry> {
         let (seen, attr) = (found.top()?.id, found.attr);
         let node = self.known(parent, name, found)?;
         let top = node.top()?;
@@ -284,7 +284,7 @@ impl Shared {
                 self.newest_times(&parts, &mut attr);
             }
         } else {
-            attr.nlink = self.links.shown(node, attr.nlink);
+            attr.nlink = self.hardlinks.shown(node, attr.nlink);
         }
         attr
     }
@@ -318,7 +318,7 @@ impl Shared {
     pub(crate) fn node(&self, node: &Node) -> Result<Arc<UnionNode>> {
         let node = self.held(node)?;
         if !node.is_current(self.nodes.epoch()) {
-            self.renew(&node)?;
+            self.revalidate(&node)?;
         }
         Ok(node)
     }
@@ -330,7 +330,7 @@ impl Shared {
 
 /// A listing on its way to a door.
 struct Shown<'a> {
-    shared: &'a Shared,
+    shared: &'a UnionShared,
     caller: &'a Caller,
     directory: &'a Arc<UnionNode>,
     view: View,
@@ -381,7 +381,7 @@ impl Shown<'_> {
                 let home = source.and_then(|source| self.view.parts.get(source)).ok_or(Errno::EIO)?;
                 let branch = &home.branch;
                 let part = Part { in_impure: home.impure, ..Part::new(branch, entry.node, entry.attr.id) };
-                Found { kind: entry.attr.kind, parts: vec![part], attr: entry.attr, floor: branch.index() }
+                FoundFile { kind: entry.attr.kind, parts: vec![part], attr: entry.attr, floor: branch.index() }
             }
             _ => self.shared.sight(self.caller, &self.directory.view(), name)?.found.ok_or(Errno::ENOENT)?,
         };
@@ -417,7 +417,7 @@ impl Shown<'_> {
 /// # Errors
 /// ENOTDIR, and what the branches say.
 pub(crate) fn list(
-    shared: &Arc<Shared>,
+    shared: &Arc<UnionShared>,
     caller: &Caller,
     node: &Node,
     from: u64,

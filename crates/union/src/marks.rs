@@ -24,6 +24,7 @@ mod digest;
 #[cfg(test)]
 mod tests;
 
+use crate::branch::ParseError;
 use digest::sha256;
 use nacre_vfs::{
     Caller, DirEntry, DirSink, Entry, Errno, Kind, Layer, NAME_MAX, Name, Node, RenameFlags, Result, XattrFlags,
@@ -56,14 +57,17 @@ pub enum Style {
 }
 
 impl FromStr for Style {
-    type Err = String;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> std::result::Result<Style, String> {
+    fn from_str(text: &str) -> std::result::Result<Style, ParseError> {
         match text {
             "wh" => Ok(Style::Wh),
             "chardev" => Ok(Style::Chardev),
             "xattr" => Ok(Style::Xattr),
-            _ => Err(format!("\"{}\" is no form of whiteout; there are wh, chardev and xattr", text.escape_debug())),
+            _ => Err(ParseError::new(format!(
+                "\"{}\" is no form of whiteout; there are wh, chardev and xattr",
+                text.escape_debug()
+            ))),
         }
     }
 }
@@ -161,7 +165,7 @@ pub(crate) fn is_private_xattr(name: &[u8]) -> bool {
 
 /// What a name in a listing says, as far as the name alone tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Listed<'a> {
+pub(crate) enum NameMark<'a> {
     /// A file, unless its type and its attributes say otherwise.
     Plain,
     /// The whiteout of this name.
@@ -173,15 +177,15 @@ pub(crate) enum Listed<'a> {
 }
 
 /// Reads the name of a listed entry.
-pub(crate) fn listed(name: Name<'_>) -> Listed<'_> {
-    let Some(hidden) = name.bytes().strip_prefix(PREFIX) else { return Listed::Plain };
+pub(crate) fn listed(name: Name<'_>) -> NameMark<'_> {
+    let Some(hidden) = name.bytes().strip_prefix(PREFIX) else { return NameMark::Plain };
     if name.bytes().starts_with(LONG) {
-        Listed::HidesLong
+        NameMark::HidesLong
     } else if is_reserved(hidden) {
-        Listed::Private
+        NameMark::Private
     } else {
         // Whiteouts of nothing, `.` and `..` hide nothing.
-        Name::new(hidden).map_or(Listed::Private, Listed::Hides)
+        Name::new(hidden).map_or(NameMark::Private, NameMark::Hides)
     }
 }
 

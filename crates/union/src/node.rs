@@ -85,12 +85,12 @@ impl Part {
 
 /// Where a file was last seen.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct NodePlace {
     pub(crate) parent: Arc<UnionNode>,
     pub(crate) name: Box<[u8]>,
 }
 
-impl Place {
+impl NodePlace {
     pub(crate) fn is(&self, parent: &Arc<UnionNode>, name: &[u8]) -> bool {
         Arc::ptr_eq(&self.parent, parent) && *self.name == *name
     }
@@ -120,19 +120,19 @@ pub(crate) struct UnionNode {
     epoch: AtomicU64,
     /// Of a directory: how often a file in it has gone to another branch.
     pub(crate) relocations: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<NodeState>,
     table: Weak<Nodes>,
 }
 
 /// Nodes by name.
 type Directories = HashMap<Box<[u8]>, Weak<UnionNode>>;
 
-struct State {
+struct NodeState {
     parts: Arc<[Part]>,
     /// Of a directory: the last branch that could still show part of it; whiteouts, opaque
     /// directories and files hide all below.
     floor: usize,
-    place: Option<Place>,
+    place: Option<NodePlace>,
     /// No name leads to it any more.
     gone: bool,
     open: Vec<Weak<UnionFile>>,
@@ -186,7 +186,7 @@ impl UnionNode {
         self.epoch.store(epoch, Ordering::Release);
     }
 
-    pub(crate) fn place(&self) -> Option<Place> {
+    pub(crate) fn place(&self) -> Option<NodePlace> {
         self.state.lock().place.clone()
     }
 
@@ -202,7 +202,7 @@ impl UnionNode {
             if state.place.as_ref().is_some_and(|place| place.is(parent, name)) {
                 return;
             }
-            state.place.replace(Place { parent: Arc::clone(parent), name: name.into() })
+            state.place.replace(NodePlace { parent: Arc::clone(parent), name: name.into() })
         };
         if self.kind == Kind::Directory {
             parent.enter_directory(name, self);
@@ -390,7 +390,7 @@ impl Drop for UnionNode {
         }
         let mut place = state.place.take();
         let mut kind = self.kind;
-        while let Some(Place { parent, name }) = place {
+        while let Some(NodePlace { parent, name }) = place {
             if kind == Kind::Directory {
                 // Unless another one is there by now.
                 parent.forget_directory_if(&name, |known| known.strong_count() == 0);
@@ -497,7 +497,8 @@ impl Nodes {
         self.get_compared(found).0
     }
 
-    /// The same, and whether it was known as made of other files of branches.
+    /// The node as [`Nodes::get`] has it, and whether it was known as made of other files of
+    /// branches.
     pub(crate) fn get_compared(self: &Arc<Nodes>, mut found: Known) -> (Arc<UnionNode>, bool) {
         if let Some(node) = self.by_id(found.id).filter(|node| node.can_be(found.kind, &found.parts)) {
             let others = self.refresh(&node, found);
@@ -536,7 +537,7 @@ impl Nodes {
             epoch: AtomicU64::new(self.epoch()),
             relocations: AtomicU64::new(0),
             changes: AtomicU64::new(0),
-            state: Mutex::new(State {
+            state: Mutex::new(NodeState {
                 parts: found.parts.into(),
                 floor: found.floor,
                 place: None,

@@ -4,13 +4,13 @@
 //! Called before a file is opened and before a directory is listed from its start. Whatever stands
 //! in the way, the file is then opened where it is: nobody asked for a copy.
 
-use crate::{branch::CopyOnOpen, branches::Branch, node::UnionNode, union::Shared};
+use crate::{branch::CopyOnOpen, branches::Branch, copy_up::Original, node::UnionNode, union::UnionShared};
 use nacre_vfs::{Errno, Kind, Result};
 use std::sync::Arc;
 
-impl Shared {
+impl UnionShared {
     /// Brings a file up, if its branch says so and it can go.
-    pub(crate) fn rise_on_open(self: &Arc<Shared>, node: &Arc<UnionNode>) {
+    pub(crate) fn rise_on_open(self: &Arc<UnionShared>, node: &Arc<UnionNode>) {
         let Ok(top) = node.top() else { return };
         if !top.branch.copies_on_open() {
             return;
@@ -38,7 +38,7 @@ impl Shared {
         self.branches().iter().rev().find(|other| other.index() < branch.index() && other.creates()).map(Arc::clone)
     }
 
-    fn bring_up(self: &Arc<Shared>, node: &Arc<UnionNode>) -> Result<()> {
+    fn bring_up(self: &Arc<UnionShared>, node: &Arc<UnionNode>) -> Result<()> {
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
         let top = node.top()?;
@@ -55,8 +55,9 @@ impl Shared {
             return Err(Errno::ENOSPC);
         }
         let parent = self.grow(&place.parent, &target)?;
-        let built = self.build(node, &top, &attr, &target, u64::MAX)?;
-        match self.put_in_place(node, (&top, &attr), &built, Some((&place, &parent))) {
+        let original = Original { node, part: &top, attr: &attr };
+        let built = self.build(original, &target, u64::MAX)?;
+        match self.put_in_place(original, &built, Some((&place, &parent))) {
             Ok(Some(_)) => Ok(()),
             Ok(None) => {
                 self.discard(&built);

@@ -8,7 +8,7 @@
 use crate::{
     branches::Branch,
     node::{Part, UnionNode},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_sys::descriptors::{self, Counted};
 use nacre_vfs::{
@@ -54,7 +54,7 @@ impl Stage {
 
 /// An open file.
 pub(crate) struct UnionFile {
-    shared: Arc<Shared>,
+    shared: Arc<UnionShared>,
     node: Arc<UnionNode>,
     flags: OpenFlags,
     first: Stage,
@@ -66,8 +66,8 @@ pub(crate) struct UnionFile {
     _follows: Option<Counted>,
 }
 
-impl Shared {
-    pub(crate) fn open(self: &Arc<Shared>, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+impl UnionShared {
+    pub(crate) fn open(self: &Arc<UnionShared>, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         let node = self.node(node)?;
         self.rise_on_open(&node);
         self.note_open(&node);
@@ -75,7 +75,7 @@ impl Shared {
     }
 
     pub(crate) fn open_node(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         node: &Arc<UnionNode>,
         flags: OpenFlags,
@@ -98,7 +98,7 @@ impl Shared {
 
     /// The union's file for one that has just been opened on a branch.
     pub(crate) fn wrap(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         node: &Arc<UnionNode>,
         branch: &Arc<Branch>,
         file: Opened,

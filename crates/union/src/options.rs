@@ -279,7 +279,7 @@ impl Words {
             "cpup" | "copyup" | "copyup_policy" => options.copy_up = word.text()?.parse()?,
             "route" => self.routes.push(Route::parse(word.raw()?)?),
             "minfreespace" => options.min_free = parse_size(word.text()?)?,
-            "whiteout" => options.whiteout = word.text()?.parse().map_err(ParseError::new)?,
+            "whiteout" => options.whiteout = word.text()?.parse()?,
             "shwh" => options.show_whiteouts = word.flag()?,
             "sum" => options.sum = word.flag()?,
             "warn_perm" => options.warn_permissions = word.flag()?,

@@ -13,9 +13,9 @@
 //! * `tables` is held for a moment only, and nothing of the union is called or dropped under it.
 
 use crate::{
-    node::{Place, UnionNode},
+    node::{NodePlace, UnionNode},
     open_file::UnionFile,
-    union::{Shared, Union},
+    union::{Union, UnionShared},
 };
 use hashbrown::HashMap;
 use nacre_vfs::{
@@ -41,13 +41,13 @@ const WRITE: u32 = 0o222;
 struct Named {
     /// The union's node.
     below: Node,
-    /// The same.
+    /// What `below` holds.
     file: Arc<UnionNode>,
     id: FileId,
     /// It is shown as a symbolic link.
     is_link: bool,
     /// Where it was last seen.
-    place: Mutex<Place>,
+    place: Mutex<NodePlace>,
     names: Weak<Names>,
 }
 
@@ -69,12 +69,12 @@ struct Tables {
     by_file: HashMap<FileId, Vec<Weak<Named>>>,
 }
 
-fn key(place: &Place) -> Key {
+fn key(place: &NodePlace) -> Key {
     (place.parent.id, place.name.clone())
 }
 
 impl Named {
-    fn place(&self) -> Place {
+    fn place(&self) -> NodePlace {
         self.place.lock().clone()
     }
 }
@@ -102,7 +102,7 @@ impl Drop for Named {
 impl Names {
     /// The node of a name that leads to this file, which may be shown as a link: the known one or a
     /// new one.
-    fn get(self: &Arc<Names>, place: Place, below: &Node, file: &Arc<UnionNode>, is_link: bool) -> Arc<Named> {
+    fn get(self: &Arc<Names>, place: NodePlace, below: &Node, file: &Arc<UnionNode>, is_link: bool) -> Arc<Named> {
         let key = key(&place);
         let mut tables = self.tables.lock();
         let others: Vec<Arc<Named>> =
@@ -128,10 +128,10 @@ impl Names {
     }
 
     /// A rename is done.
-    fn moved(&self, from: &Place, to: &Place, exchange: bool) {
+    fn moved(&self, from: &NodePlace, to: &NodePlace, exchange: bool) {
         let mut left = Vec::new();
         let mut tables = self.tables.lock();
-        let mut take = |place: &Place| {
+        let mut take = |place: &NodePlace| {
             let nodes = tables.by_name.remove(&key(place));
             nodes.into_iter().flatten().filter_map(|weak| weak.upgrade()).collect::<Vec<Arc<Named>>>()
         };
@@ -161,7 +161,7 @@ impl Names {
     }
 }
 
-impl Shared {
+impl UnionShared {
     /// Tells a door of a change. That of a file is one of each of its names. False where the door
     /// is gone.
     pub(crate) fn send(&self, out: &Sender<Invalidation>, what: Invalidation) -> bool {
@@ -182,7 +182,7 @@ impl Shared {
     }
 }
 
-fn entry_of(place: &Place) -> Invalidation {
+fn entry_of(place: &NodePlace) -> Invalidation {
     Invalidation::Entry { parent: place.parent.id, name: place.name.clone() }
 }
 
@@ -236,17 +236,17 @@ impl PerName {
         PerName { below, names }
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    fn shared(&self) -> &Arc<UnionShared> {
         self.below.shared()
     }
 
-    fn place(&self, parent: &Node, name: Name<'_>) -> Result<Place> {
-        Ok(Place { parent: self.shared().held(parent)?, name: name.bytes().into() })
+    fn place(&self, parent: &Node, name: Name<'_>) -> Result<NodePlace> {
+        Ok(NodePlace { parent: self.shared().held(parent)?, name: name.bytes().into() })
     }
 
     /// Whether a file with these attributes is to be shown as a link.
     #[expect(clippy::disallowed_methods, reason = "the age of a file, whose times are those of the system")]
-    fn is_settled(&self, place: &Place, file: &UnionNode, attr: &Attr) -> bool {
+    fn is_settled(&self, place: &NodePlace, file: &UnionNode, attr: &Attr) -> bool {
         let Some(age) = self.shared().options.symlinkify else { return false };
         if attr.kind != Kind::File || attr.mode & WRITE != 0 {
             return false;
@@ -258,7 +258,7 @@ impl PerName {
     }
 
     /// Where a file is on its branch; `None` where that is no path.
-    fn target(&self, place: &Place, file: &UnionNode) -> Option<Vec<u8>> {
+    fn target(&self, place: &NodePlace, file: &UnionNode) -> Option<Vec<u8>> {
         let branch = file.top().ok()?.branch;
         let home = place.parent.part_on(&branch)?;
         let (base, within) = (branch.name.as_os_str().as_bytes(), branch.layer.path(&home.node)?);
@@ -271,7 +271,7 @@ impl PerName {
     /// at last.
     fn up(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: Entry, changes: bool) -> Entry {
         let Some(file) = found.node.arc::<UnionNode>().filter(|_| found.attr.kind == Kind::File) else { return found };
-        let place = Place { parent: Arc::clone(parent), name: name.bytes().into() };
+        let place = NodePlace { parent: Arc::clone(parent), name: name.bytes().into() };
         let is_link = changes && self.is_settled(&place, &file, &found.attr);
         self.entry(self.names.get(place, &found.node, &file, is_link), found.attr)
     }
@@ -290,8 +290,8 @@ impl PerName {
         attr
     }
 
-    /// The same of a node that is known; where it is to be shown otherwise, its name is to be
-    /// looked up anew.
+    /// The attributes of a node that is known, as users see them; where it is to be shown otherwise,
+    /// its name is to be looked up anew.
     fn attr_of(&self, node: &Node, attr: Attr) -> Attr {
         let Some(named) = named(node) else { return attr };
         if self.shared().options.symlinkify.is_some() {

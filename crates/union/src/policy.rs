@@ -18,6 +18,7 @@ mod tests;
 pub use route::{Route, Routes, Target, Way};
 pub use space::{Space, SpaceCache};
 
+use crate::splitmix;
 use nacre_vfs::{Errno, Result, Time};
 use std::{
     fmt,
@@ -133,7 +134,7 @@ pub enum CreatePolicy {
         /// How long figures stay good.
         hold: Hold,
     },
-    /// The same, but in turn once the best has less than `low` bytes free.
+    /// As `MostFree`, but in turn once the best has less than `low` bytes free.
     MostFreeRoundRobin {
         /// Bytes.
         low: u64,
@@ -146,7 +147,7 @@ pub enum CreatePolicy {
         /// How long figures stay good.
         hold: Hold,
     },
-    /// The same, but as `MostFreeRoundRobin` once it has less than `low` bytes free.
+    /// As `ParentMostFree`, but as `MostFreeRoundRobin` once it has less than `low` bytes free.
     ParentMostFreeRoundRobin {
         /// Bytes.
         low: u64,
@@ -214,13 +215,8 @@ impl PolicyState {
     }
 
     fn dice(&self, moves_on: bool) -> Dice {
-        /// SplitMix64 (Steele, Lea, Flood 2014): every state is good, so that threads need only
-        /// agree on an addition.
-        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mut random = self.random.fetch_add(if moves_on { STEP } else { 0 }, Ordering::Relaxed);
-        random = (random ^ random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        random = (random ^ random >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Dice { turn: self.turn.load(Ordering::Relaxed), random: random ^ random >> 31 }
+        let state = self.random.fetch_add(if moves_on { splitmix::STEP } else { 0 }, Ordering::Relaxed);
+        Dice { turn: self.turn.load(Ordering::Relaxed), random: splitmix::mix(state) }
     }
 
     fn take_turn(&self) -> u64 {

@@ -11,7 +11,7 @@
 use crate::{
     branches::Branch,
     node::{Redirect, UnionNode},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Errno, Result, XattrFlags};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// The longest path that the kernel's overlay file system follows.
 const LENGTH_MAX: usize = 256;
 
-impl Shared {
+impl UnionShared {
     /// Whether directories whose upper part is on a branch may go on elsewhere below.
     pub(crate) fn may_redirect(&self, branch: &Branch) -> bool {
         self.options.directory_redirect
@@ -33,7 +33,7 @@ impl Shared {
     /// storage says.
     pub(crate) fn redirect_directory(&self, node: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         self.grow(node, branch)?;
-        let _tree = self.tree.lock();
+        let _tree = self.tree.lock.lock();
         let view = node.view();
         let part = view.on(branch).ok_or(Errno::ESTALE)?;
         if part.redirect == Redirect::Path {

@@ -9,7 +9,7 @@
 //! while it is open for writing, while the kernel reads it by itself, and while anybody holds it
 //! open or mapped on its branch.
 //!
-//! Files with several names go together, as `linked.rs` tells.
+//! Files with several names go together, as `hardlinks/relocate.rs` tells.
 //!
 //! For open files whose branch is full ([`crate::UnionOptions::move_when_full`]), writers wait:
 //! whoever changes a file holds its `moving` lock for reading meanwhile, and every open file
@@ -17,12 +17,12 @@
 
 use crate::{
     branches::Branch,
-    copy_up::{Built, learn, move_in},
+    copy_up::{Built, Original, learn, move_in},
     marks,
-    node::{Part, Place, UnionNode},
+    node::{NodePlace, Part, UnionNode},
     policy::Placement,
     rename::uncover,
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Attr, Errno, Invalidation, Kind, Name, OpenFlags, Result};
 use parking_lot::RwLockReadGuard;
@@ -114,24 +114,24 @@ pub(crate) enum Goal {
 /// Called before each piece with its bytes; false ends the move.
 pub(crate) type Pace<'a> = &'a mut dyn FnMut(u64) -> bool;
 
-impl Shared {
+impl UnionShared {
     /// Moves a file off a full branch in the middle of a write.
     ///
     /// # Errors
     /// ENOSPC where it cannot go anywhere else: no branch with room on which it would be seen, or a
     /// file with several names.
-    pub(crate) fn move_elsewhere(self: &Arc<Shared>, node: &Arc<UnionNode>) -> Result<()> {
+    pub(crate) fn move_elsewhere(self: &Arc<UnionShared>, node: &Arc<UnionNode>) -> Result<()> {
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
         let top = node.top()?;
         let place = node.place().filter(|_| !node.is_gone() && top.branch.is_writable()).ok_or(Errno::ENOSPC)?;
         let attr = self.attr_of_source(node, &top)?;
-        if attr.nlink != 1 || self.links.knows(node.id) {
+        if attr.nlink != 1 || self.hardlinks.knows(node.id) {
             return Err(Errno::ENOSPC);
         }
         let target = self.branch_when_full(&place, &top, attr.size)?;
         let parent = self.grow(&place.parent, &target)?;
-        let built = self.build(node, &top, &attr, &target, u64::MAX)?;
+        let built = self.build(Original { node, part: &top, attr: &attr }, &target, u64::MAX)?;
         let moved = self.switch(node, &place, &top, &parent, &built);
         if moved.is_err() {
             self.discard(&built);
@@ -152,7 +152,7 @@ impl Shared {
     /// # Errors
     /// Why it stays.
     pub(crate) fn relocate(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         node: &Arc<UnionNode>,
         goal: &Goal,
         pace: Pace<'_>,
@@ -167,8 +167,9 @@ impl Shared {
         self.remove_older(node, &place, &top)?;
         let target = self.target(&place, &top, goal, attr.size)?;
         let parent = self.grow(&place.parent, &target)?;
-        let built = self.build_at_leisure(node, (&top, &attr), &target, pace)?;
-        let moved = self.switch_unchanged(node, (&place, changes), (&top, &attr), &parent, &built);
+        let original = Original { node, part: &top, attr: &attr };
+        let built = self.build_at_leisure(original, &target, pace)?;
+        let moved = self.switch_unchanged(original, changes, &place, &parent, &built);
         if moved.is_err() {
             self.discard(&built);
         }
@@ -178,10 +179,10 @@ impl Shared {
     /// Whether a file could go now. Nobody can open it meanwhile.
     pub(crate) fn movable(&self, node: &Arc<UnionNode>, top: &Part) -> std::result::Result<Attr, Stay> {
         let attr = self.free_to_go(node, top)?;
-        if attr.nlink != 1 || self.links.knows(node.id) { Err(Stay::Names(attr.nlink)) } else { Ok(attr) }
+        if attr.nlink != 1 || self.hardlinks.knows(node.id) { Err(Stay::Names(attr.nlink)) } else { Ok(attr) }
     }
 
-    /// The same, however many names it has.
+    /// Whether a file could go now, however many names it has.
     pub(crate) fn free_to_go(&self, node: &Arc<UnionNode>, top: &Part) -> std::result::Result<Attr, Stay> {
         if !top.branch.is_writable() {
             return Err(Stay::ReadOnly);
@@ -212,7 +213,7 @@ impl Shared {
     }
 
     /// The branch to which a file can go.
-    fn target(&self, place: &Place, top: &Part, goal: &Goal, size: u64) -> std::result::Result<Arc<Branch>, Stay> {
+    fn target(&self, place: &NodePlace, top: &Part, goal: &Goal, size: u64) -> std::result::Result<Arc<Branch>, Stay> {
         let fits = |branch: &Arc<Branch>| Ok::<_, Errno>(self.room(branch)? > size);
         match goal {
             Goal::Branch(branch) => {
@@ -235,7 +236,7 @@ impl Shared {
 
     /// Removes an older state of the very file that is hidden below it: what a move that was
     /// interrupted has left, or what was copied up on open.
-    fn remove_older(&self, node: &Arc<UnionNode>, place: &Place, top: &Part) -> Result<()> {
+    fn remove_older(&self, node: &Arc<UnionNode>, place: &NodePlace, top: &Part) -> Result<()> {
         let _names = place.parent.names.write();
         let (view, name) = (place.parent.view(), Name::new(&place.name)?);
         if node.is_gone() || !node.place().is_some_and(|now| now.is(&place.parent, &place.name)) {
@@ -253,7 +254,7 @@ impl Shared {
     }
 
     /// The last branch on which a file would be seen once it is gone from its own.
-    pub(crate) fn limit_elsewhere(&self, place: &Place, top: &Part) -> Result<usize> {
+    pub(crate) fn limit_elsewhere(&self, place: &NodePlace, top: &Part) -> Result<usize> {
         let _names = place.parent.names.read();
         let name = Name::new(&place.name)?;
         let sight = self.sight_from(&OWN, &place.parent.view(), name, top.branch.index().saturating_add(1))?;
@@ -287,7 +288,7 @@ impl Shared {
     }
 
     /// The branch to which a file goes whose own is full.
-    fn branch_when_full(&self, place: &Place, top: &Part, size: u64) -> Result<Arc<Branch>> {
+    fn branch_when_full(&self, place: &NodePlace, top: &Part, size: u64) -> Result<Arc<Branch>> {
         let policy = self.options.move_when_full.ok_or(Errno::ENOSPC)?;
         let limit = self.limit_elsewhere(place, top)?;
         let branches = self.branches();
@@ -297,12 +298,12 @@ impl Shared {
             view.creates &= branch.index() <= limit && branch.slot != top.branch.slot && self.room(branch)? > size;
         }
         let placement = Placement { branches: &views, limit, directory: false };
-        let chosen = policy.choose(&placement, &self.policy).map_err(|_| Errno::ENOSPC)?;
+        let chosen = policy.choose(&placement, &self.placing.policy).map_err(|_| Errno::ENOSPC)?;
         branches.get(chosen).map(Arc::clone).ok_or(Errno::EIO)
     }
 
     /// The branch with most room on which the file would be seen once it is gone from its own.
-    fn branch_with_room(&self, place: &Place, top: &Part, size: u64) -> Result<Arc<Branch>> {
+    fn branch_with_room(&self, place: &NodePlace, top: &Part, size: u64) -> Result<Arc<Branch>> {
         self.most_room(self.limit_elsewhere(place, top)?, &top.branch, size)
     }
 
@@ -329,18 +330,17 @@ impl Shared {
     /// Builds the copy piece by piece, with nothing held.
     pub(crate) fn build_at_leisure(
         &self,
-        node: &Arc<UnionNode>,
-        (top, attr): (&Part, &Attr),
+        original: Original<'_>,
         target: &Arc<Branch>,
         pace: Pace<'_>,
     ) -> std::result::Result<Built, Stay> {
         let mut stopped = false;
         let mut go_on = |bytes: u64| {
-            let goes_on = self.wanted.load(Ordering::Relaxed) == 0 && pace(bytes);
+            let goes_on = self.membership.wanted.load(Ordering::Relaxed) == 0 && pace(bytes);
             stopped |= !goes_on;
             goes_on
         };
-        let built = self.build_paced(node, (top, attr), target, u64::MAX, Some(&mut go_on));
+        let built = self.build_paced(original, target, &mut go_on);
         match built {
             Err(Errno::EINTR) if stopped => Err(Stay::Stopped),
             other => Ok(other?),
@@ -350,23 +350,23 @@ impl Shared {
     /// The last step of a move at leisure: with the file held, everything must be as it was.
     fn switch_unchanged(
         &self,
-        node: &Arc<UnionNode>,
-        (place, changes): (&Place, u64),
-        (top, before): (&Part, &Attr),
+        original: Original<'_>,
+        changes: u64,
+        place: &NodePlace,
         parent: &Part,
         built: &Built,
     ) -> std::result::Result<(), Stay> {
+        let node = original.node;
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
-        let now = self.unchanged(node, (top, before), changes, |now| self.movable(node, now))?;
+        let now = self.unchanged(original, changes, |now| self.movable(node, now))?;
         Ok(self.switch(node, place, &now, parent, built)?)
     }
 
     /// What is shown of a file that is held, if nobody has changed it and it is still free to go.
     pub(crate) fn unchanged(
         &self,
-        node: &UnionNode,
-        (top, before): (&Part, &Attr),
+        Original { node, part: top, attr: before }: Original<'_>,
         changes: u64,
         free: impl FnOnce(&Part) -> std::result::Result<Attr, Stay>,
     ) -> std::result::Result<Part, Stay> {
@@ -387,7 +387,7 @@ impl Shared {
         top.id.generation == 0 && !self.is_copy(node, top)
     }
 
-    fn switch(&self, node: &Arc<UnionNode>, place: &Place, top: &Part, parent: &Part, built: &Built) -> Result<()> {
+    fn switch(&self, node: &Arc<UnionNode>, place: &NodePlace, top: &Part, parent: &Part, built: &Built) -> Result<()> {
         let _unlisted = place.parent.listing.write();
         let _names = place.parent.names.write();
         if node.is_gone() || !node.place().is_some_and(|now| now.is(&place.parent, &place.name)) {

@@ -9,10 +9,10 @@ use crate::{
     branches::Branch,
     create::ATTEMPTS,
     listing::{self, Source},
-    lookup::Found,
+    lookup::FoundFile,
     marks::{self, Style},
     node::{Part, UnionNode, View},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
     work::Temporary,
 };
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
@@ -55,8 +55,8 @@ pub(crate) fn lock_names<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLockWr
     locks.into_iter().map(RwLock::write).collect()
 }
 
-impl Shared {
-    pub(crate) fn unlink(self: &Arc<Shared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+impl UnionShared {
+    pub(crate) fn unlink(self: &Arc<UnionShared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let parent = self.directory(parent)?;
         check_existing(name)?;
         self.settle();
@@ -88,18 +88,18 @@ impl Shared {
         parent: &Arc<UnionNode>,
         view: &View,
         name: Name<'_>,
-        found: Found,
+        found: FoundFile,
     ) -> Result<Removal> {
         let (top, attr) = (found.top()?.clone(), found.attr);
         // Once removed, it could not be asked who it was.
         let node = self.node_of(found)?;
-        if self.links.moved.holds(node.id) {
+        if self.hardlinks.journal.holds(node.id) {
             return Err(Errno::EIO);
         }
         let branch = if top.branch.is_writable() {
             let shows = self.shows_below(view, name, top.branch.index())?;
             let part = view.on(&top.branch).ok_or(Errno::EIO)?;
-            if !(shows && self.hide((parent, part), name)?)
+            if !(shows && self.hide(parent, part, name)?)
                 && let Err(error) = top.branch.layer.unlink(caller, &part.node, name)
             {
                 if shows {
@@ -111,17 +111,18 @@ impl Shared {
         } else {
             let target = self.branch_for_copy(None, top.branch.index(), usize::MAX)?;
             let Some(part) = view.on(&target) else { return Ok(Removal::Needs(target)) };
-            self.hide((parent, part), name)?;
+            self.hide(parent, part, name)?;
             target
         };
-        self.name_is_gone((parent, name), &node, &top, attr.nlink, &branch)?;
+        self.name_is_gone(parent, name, &node, &top, attr.nlink, &branch)?;
         Ok(Removal::Done(Vec::new()))
     }
 
     /// Enters into node and index that a name of a file no longer leads to it.
     pub(crate) fn name_is_gone(
         &self,
-        (parent, name): (&Arc<UnionNode>, Name<'_>),
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
         node: &Arc<UnionNode>,
         seen: &Part,
         count: u32,
@@ -131,11 +132,11 @@ impl Shared {
         // The copy's own count, or that of a name below that only shows the copy.
         let last = if seen.branch.is_writable() && node.top()?.branch.index() == seen.branch.index() {
             count <= 1
-        } else if count <= 1 && !self.links.knows(node.id) {
+        } else if count <= 1 && !self.hardlinks.knows(node.id) {
             true
         } else {
             let lasting = || parent.part_on(branch).map_or(Ok(()), |part| self.make_durable(branch, &part.node));
-            let left = self.links.one_less(node.id, count, branch, lasting).unwrap_or_else(|error| {
+            let left = self.hardlinks.one_less(node.id, count, branch, lasting).unwrap_or_else(|error| {
                 // The name is gone all the same; the count stays too high, which loses nothing.
                 tracing::warn!(branch = branch.index(), ?error, "the count of links of a file is too high");
                 1
@@ -162,18 +163,19 @@ impl Shared {
     }
 
     /// Hides a name on a branch; answers whether that has replaced what stood there.
-    pub(crate) fn hide(&self, home: (&Arc<UnionNode>, &Part), name: Name<'_>) -> Result<bool> {
-        self.hide_leaving(home, name, &home.1.branch.work()?.temporary())
+    pub(crate) fn hide(&self, directory: &UnionNode, part: &Part, name: Name<'_>) -> Result<bool> {
+        self.hide_leaving(directory, part, name, &part.branch.work()?.temporary())
     }
 
-    /// The same; a directory that stood there is then in the work directory under that name.
+    /// Hides a name on a branch. A directory that stood there is then in the work directory under
+    /// the temporary name.
     pub(crate) fn hide_leaving(
         &self,
-        home: (&Arc<UnionNode>, &Part),
+        directory: &UnionNode,
+        part: &Part,
         name: Name<'_>,
         temporary: &Temporary,
     ) -> Result<bool> {
-        let (directory, part) = home;
         let branch = &part.branch;
         let replaced =
             branch.marks().hide(&*branch.layer, &branch.work()?.directory, temporary.name()?, &part.node, name)?;
@@ -183,7 +185,7 @@ impl Shared {
         Ok(replaced)
     }
 
-    pub(crate) fn rmdir(self: &Arc<Shared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+    pub(crate) fn rmdir(self: &Arc<UnionShared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let parent = self.directory(parent)?;
         check_existing(name)?;
         for _ in 0..ATTEMPTS {
@@ -199,7 +201,7 @@ impl Shared {
                 self.known(&parent, name, found)?
             };
             let outcome = {
-                let _tree = self.tree.lock();
+                let _tree = self.tree.lock.lock();
                 let _names = lock_names(&[&parent, &node]);
                 if node.is_gone() || !node.place().is_some_and(|place| place.is(&parent, name.bytes())) {
                     continue;
@@ -263,10 +265,10 @@ impl Shared {
         }
         let shows = parts.len() > 1 || !top.branch.is_writable() || self.shows_below(&view, name, target.index())?;
         if !top.branch.is_writable() {
-            self.hide((parent, home), name)?;
+            self.hide(parent, home, name)?;
         } else if shows {
             let temporary = target.work()?.temporary();
-            if self.hide_leaving((parent, home), name, &temporary)? {
+            if self.hide_leaving(parent, home, name, &temporary)? {
                 leftovers.push(Leftover { branch: Arc::clone(&target), temporary });
             } else {
                 leftovers.push(self.move_out(&target, &home.node, name)?);

@@ -13,7 +13,7 @@
 //! | a file that was copied up by another of its names | above this name | the copy gets this name, too | `name_copy` |
 //! | a directory | on several branches, all writable, the new name free on all | it is renamed on each of them | `move_everywhere` |
 //! | a directory | on one writable branch, down to the limit | nothing | `move_directory` |
-//! | a directory | on several branches, or on one that is only read | its content is copied together, as far as `directory_copy_limit` allows | `make_whole`, `whole.rs` |
+//! | a directory | on several branches, or on one that is only read | its content is copied together, as far as `directory_copy_limit` allows | `copy_up_dir`, `copy_up_dir.rs` |
 //! | the same, with more in it | | with redirects, a mark says where it goes on below; else EXDEV | `redirect_directory`, `redirect.rs` |
 //! | a directory | on a writable branch where nothing new may be made, and there is one where it may | EXDEV: programs copy by themselves | `whole` |
 //! | both of an exchange | on the higher of their branches, each as above | one exchange there | `exchange` |
@@ -29,11 +29,11 @@ use crate::{
     branches::Branch,
     create::{ATTEMPTS, check_name},
     identity,
-    lookup::{Found, Sight},
+    lookup::{FoundFile, Sight},
     marks::{Marks, Style},
     node::{Part, Redirect, UnionNode, View},
     remove::{Leftover, check_existing, lock_names},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Caller, Errno, Invalidation, Kind, Name, Node, RenameFlags, Result};
 use std::{
@@ -45,10 +45,14 @@ use std::{
 const CLOSING: Duration = Duration::from_millis(200);
 
 /// A directory and a name in it.
-type Spot<'a> = (&'a Arc<UnionNode>, Name<'a>);
+#[derive(Clone, Copy)]
+struct NameIn<'a> {
+    parent: &'a Arc<UnionNode>,
+    name: Name<'a>,
+}
 
 /// What has to happen before a rename can be made.
-enum Step {
+enum RenameStep {
     Done(Vec<Leftover>),
     /// Something has changed meanwhile.
     Again,
@@ -69,15 +73,30 @@ struct Side {
     node: Option<Arc<UnionNode>>,
 }
 
+/// What is renamed, with all locks held.
+#[derive(Clone, Copy)]
+struct RenameSource<'a> {
+    spot: NameIn<'a>,
+    side: &'a Side,
+    node: &'a Arc<UnionNode>,
+}
+
+/// Where it goes.
+#[derive(Clone, Copy)]
+struct RenameTarget<'a> {
+    spot: NameIn<'a>,
+    side: &'a Side,
+}
+
 impl Side {
-    fn found(&self) -> Option<&Found> {
+    fn found(&self) -> Option<&FoundFile> {
         self.sight.found.as_ref()
     }
 }
 
-impl Shared {
+impl UnionShared {
     pub(crate) fn rename(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
         from: (&Node, Name<'_>),
         to: (&Node, Name<'_>),
@@ -96,19 +115,24 @@ impl Shared {
         }
         self.settle();
         for _ in 0..ATTEMPTS {
-            match self.try_rename(caller, (&old, from.1), (&new, to.1), flags)? {
-                Step::Done(leftovers) => {
+            match self.try_rename(
+                caller,
+                NameIn { parent: &old, name: from.1 },
+                NameIn { parent: &new, name: to.1 },
+                flags,
+            )? {
+                RenameStep::Done(leftovers) => {
                     self.clear(&leftovers);
                     return Ok(());
                 }
-                Step::Again => {}
-                Step::Grow(directory, branch) => drop(self.grow(&directory, &branch)?),
-                Step::Raise(node, most) => self.raise_file(&node, most)?,
-                Step::Name(parent, name, node) => self.name_copy(&parent, Name::new(&name)?, &node)?,
-                Step::Whole(directory, branch) => {
+                RenameStep::Again => {}
+                RenameStep::Grow(directory, branch) => drop(self.grow(&directory, &branch)?),
+                RenameStep::Raise(node, most) => self.raise_file(&node, most)?,
+                RenameStep::Name(parent, name, node) => self.name_copy(&parent, Name::new(&name)?, &node)?,
+                RenameStep::Whole(directory, branch) => {
                     match self.may_redirect(&branch) && !self.is_small(&directory, &branch)? {
                         true => self.redirect_directory(&directory, &branch)?,
-                        false => self.make_whole(&directory, &branch)?,
+                        false => self.copy_up_dir(&directory, &branch)?,
                     }
                 }
             }
@@ -116,20 +140,20 @@ impl Shared {
         Err(Errno::EBUSY)
     }
 
-    fn peek(&self, caller: &Caller, spot: Spot<'_>) -> Result<Option<Arc<UnionNode>>> {
-        let _names = spot.0.names.read();
-        if spot.0.is_gone() {
+    fn peek(&self, caller: &Caller, spot: NameIn<'_>) -> Result<Option<Arc<UnionNode>>> {
+        let _names = spot.parent.names.read();
+        if spot.parent.is_gone() {
             return Err(Errno::ENOENT);
         }
-        let found = self.sight(caller, &spot.0.view(), spot.1)?.found;
-        found.map(|found| self.known(spot.0, spot.1, found)).transpose()
+        let found = self.sight(caller, &spot.parent.view(), spot.name)?.found;
+        found.map(|found| self.known(spot.parent, spot.name, found)).transpose()
     }
 
     /// Copies a file to a branch from which it can have the new name. One that is open on a
     /// writable branch has to stay there; doors hold files open for a moment that nobody has open
     /// any more, and are asked to close them. No lock is held.
     #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
-    fn raise_file(self: &Arc<Shared>, node: &Arc<UnionNode>, most: usize) -> Result<()> {
+    fn raise_file(self: &Arc<UnionShared>, node: &Arc<UnionNode>, most: usize) -> Result<()> {
         match self.copy_up(node, most, u64::MAX) {
             Err(Errno::EXDEV) => {}
             other => return other.map(drop),
@@ -142,31 +166,31 @@ impl Shared {
         self.copy_up(node, most, u64::MAX).map(drop)
     }
 
-    fn side(&self, caller: &Caller, spot: Spot<'_>) -> Result<Side> {
-        if spot.0.is_gone() {
+    fn side(&self, caller: &Caller, spot: NameIn<'_>) -> Result<Side> {
+        if spot.parent.is_gone() {
             return Err(Errno::ENOENT);
         }
-        let view = spot.0.view();
-        let sight = self.sight(caller, &view, spot.1)?;
-        let node = sight.found.clone().map(|found| self.known(spot.0, spot.1, found)).transpose()?;
+        let view = spot.parent.view();
+        let sight = self.sight(caller, &view, spot.name)?;
+        let node = sight.found.clone().map(|found| self.known(spot.parent, spot.name, found)).transpose()?;
         Ok(Side { view, sight, node })
     }
 
     fn try_rename(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         caller: &Caller,
-        from: Spot<'_>,
-        to: Spot<'_>,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         flags: RenameFlags,
-    ) -> Result<Step> {
+    ) -> Result<RenameStep> {
         let (first, second) = (self.peek(caller, from)?, self.peek(caller, to)?);
-        if [&first, &second].into_iter().flatten().any(|node| self.links.moved.holds(node.id)) {
+        if [&first, &second].into_iter().flatten().any(|node| self.hardlinks.journal.holds(node.id)) {
             return Err(Errno::EIO);
         }
         let is_directory =
             |node: &Option<Arc<UnionNode>>| node.as_ref().is_some_and(|node| node.kind == Kind::Directory);
-        let _tree = (is_directory(&first) || is_directory(&second)).then(|| self.tree.lock());
-        let mut locked = vec![from.0, to.0];
+        let _tree = (is_directory(&first) || is_directory(&second)).then(|| self.tree.lock.lock());
+        let mut locked = vec![from.parent, to.parent];
         let replaced = second.as_ref().filter(|node| node.kind == Kind::Directory && !flags.has(RenameFlags::EXCHANGE));
         // A directory inside one that is being moved cannot be its parent as well: that is refused
         // below.
@@ -180,43 +204,40 @@ impl Shared {
             _ => false,
         };
         if !same(&first, &source.node) || !same(&second, &target.node) {
-            return Ok(Step::Again);
+            return Ok(RenameStep::Again);
         }
         let node = Arc::clone(source.node.as_ref().ok_or(Errno::ENOENT)?);
         if check(from, to, &node, target.node.as_ref(), flags)? {
-            return Ok(Step::Done(Vec::new()));
+            return Ok(RenameStep::Done(Vec::new()));
         }
+        let moving = RenameSource { spot: from, side: &source, node: &node };
+        let destination = RenameTarget { spot: to, side: &target };
         match (&target.node, flags.has(RenameFlags::EXCHANGE)) {
-            (Some(other), true) => self.exchange(caller, (from, &source, &node), (to, &target, other)),
-            _ if node.kind == Kind::Directory => self.move_directory(caller, (from, &source, &node), (to, &target)),
-            _ => self.move_file(caller, (from, &source, &node), (to, &target)),
+            (Some(other), true) => self.exchange(caller, moving, RenameSource { spot: to, side: &target, node: other }),
+            _ if node.kind == Kind::Directory => self.move_directory(caller, moving, destination),
+            _ => self.move_file(caller, moving, destination),
         }
     }
 
     /// What a file needs before it can be renamed on its branch, not below `limit`.
-    fn ready(&self, spot: Spot<'_>, side: &Side, node: &Arc<UnionNode>, limit: usize) -> Result<Option<Step>> {
+    fn ready(&self, spot: NameIn<'_>, side: &Side, node: &Arc<UnionNode>, limit: usize) -> Result<Option<RenameStep>> {
         let seen = side.found().ok_or(Errno::ENOENT)?.top()?;
         let top = node.top()?;
         if !top.branch.is_writable() || top.branch.index() > limit {
-            return Ok(Some(Step::Raise(Arc::clone(node), limit)));
+            return Ok(Some(RenameStep::Raise(Arc::clone(node), limit)));
         }
         if seen.branch.index() != top.branch.index() {
             if side.view.on(&top.branch).is_none() {
-                return Ok(Some(Step::Grow(Arc::clone(spot.0), Arc::clone(&top.branch))));
+                return Ok(Some(RenameStep::Grow(Arc::clone(spot.parent), Arc::clone(&top.branch))));
             }
-            return Ok(Some(Step::Name(Arc::clone(spot.0), spot.1.bytes().to_vec(), Arc::clone(node))));
+            return Ok(Some(RenameStep::Name(Arc::clone(spot.parent), spot.name.bytes().to_vec(), Arc::clone(node))));
         }
         Ok(None)
     }
 
-    fn move_file(
-        &self,
-        caller: &Caller,
-        from: (Spot<'_>, &Side, &Arc<UnionNode>),
-        to: (Spot<'_>, &Side),
-    ) -> Result<Step> {
-        let (old, source, node) = from;
-        let (new, target) = to;
+    fn move_file(&self, caller: &Caller, from: RenameSource<'_>, to: RenameTarget<'_>) -> Result<RenameStep> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameTarget { spot: new, side: target } = to;
         if let Some(step) = self.replace_above(caller, from, to)? {
             return Ok(step);
         }
@@ -226,26 +247,26 @@ impl Shared {
         let top = node.top()?;
         let branch = &top.branch;
         let Some(new_home) = target.view.on(branch) else {
-            return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch)));
+            return Ok(RenameStep::Grow(Arc::clone(new.parent), Arc::clone(branch)));
         };
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
-        let shows = self.shows_below(&source.view, old.1, branch.index())?;
+        let shows = self.shows_below(&source.view, old.name, branch.index())?;
         if self.is_copy(node, &top) {
-            self.mark_home(new.0, new_home)?;
+            self.mark_home(new.parent, new_home)?;
         }
-        self.move_and_hide(caller, (old, home), (new_home, new.1), shows)?;
+        self.move_and_hide(caller, old, home, new_home, new.name, shows)?;
         if target.sight.whiteout == Some(branch.index()) {
-            uncover(new_home, new.1);
+            uncover(new_home, new.name);
         }
         if let Some((found, replaced)) = target.found().zip(target.node.as_ref()) {
             let below = &found.top()?.branch;
-            if below.index() != branch.index() && (below.is_writable() || self.links.knows(replaced.id)) {
-                self.remove_replaced(target, below, new_home, new.1);
+            if below.index() != branch.index() && (below.is_writable() || self.hardlinks.knows(replaced.id)) {
+                self.remove_replaced(target, below, new_home, new.name);
             }
-            self.name_is_gone(new, replaced, found.top()?, found.attr.nlink, branch)?;
+            self.name_is_gone(new.parent, new.name, replaced, found.top()?, found.attr.nlink, branch)?;
         }
-        self.moved(node, &top, old, new, (home, new_home))?;
-        Ok(Step::Done(Vec::new()))
+        self.moved(node, &top, old, new, new_home)?;
+        Ok(RenameStep::Done(Vec::new()))
     }
 
     /// Removes from a lower branch what a rename has replaced. Where the new name does not last,
@@ -267,10 +288,11 @@ impl Shared {
     fn replace_above(
         &self,
         caller: &Caller,
-        from: (Spot<'_>, &Side, &Arc<UnionNode>),
-        to: (Spot<'_>, &Side),
-    ) -> Result<Option<Step>> {
-        let ((old, source, node), (new, target)) = (from, to);
+        from: RenameSource<'_>,
+        to: RenameTarget<'_>,
+    ) -> Result<Option<RenameStep>> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameTarget { spot: new, side: target } = to;
         let (Some(found), Some(replaced)) = (target.found(), &target.node) else { return Ok(None) };
         let (above, top, seen) = (found.top()?, node.top()?, source.found().ok_or(Errno::ENOENT)?.top()?);
         let (branch, index) = (&top.branch, top.branch.index());
@@ -286,37 +308,37 @@ impl Shared {
             return Ok(None);
         };
         // Without the name above, nothing may hide the new one, or be seen under the old name.
-        let under = self.sight_from(&OWN, &target.view, new.1, above.branch.index() + 1)?;
+        let under = self.sight_from(&OWN, &target.view, new.name, above.branch.index() + 1)?;
         if under.limit < index
             || under.whiteout.is_some_and(|whiteout| whiteout <= index)
-            || self.shows_below(&source.view, old.1, index)?
+            || self.shows_below(&source.view, old.name, index)?
         {
             return Ok(None);
         }
         if self.is_copy(node, &top) {
-            self.mark_home(new.0, new_home)?;
+            self.mark_home(new.parent, new_home)?;
         }
         // A file that is hidden there already has the name: it is not given up before the new one
         // is in place.
-        if let Err(error) = branch.layer.link(&OWN, &top.node, None, &new_home.node, new.1) {
+        if let Err(error) = branch.layer.link(&OWN, &top.node, None, &new_home.node, new.name) {
             tracing::debug!(branch = index, ?error, "a file is copied up to be renamed");
             return Ok(None);
         }
         let uncovered = self
             .make_durable(branch, &new_home.node)
-            .and_then(|()| above.branch.layer.unlink(caller, &above_home.node, new.1));
+            .and_then(|()| above.branch.layer.unlink(caller, &above_home.node, new.name));
         if let Err(error) = uncovered {
-            branch.layer.unlink(&OWN, &new_home.node, new.1)?;
+            branch.layer.unlink(&OWN, &new_home.node, new.name)?;
             return Err(error);
         }
         let left = self
             .make_durable(&above.branch, &above_home.node)
-            .and_then(|()| branch.layer.unlink(&OWN, &home.node, old.1));
-        self.name_is_gone(new, replaced, above, found.attr.nlink, branch)?;
+            .and_then(|()| branch.layer.unlink(&OWN, &home.node, old.name));
+        self.name_is_gone(new.parent, new.name, replaced, above, found.attr.nlink, branch)?;
         // It has both names then.
         left?;
-        self.moved(node, &top, old, new, (home, new_home))?;
-        Ok(Some(Step::Done(Vec::new())))
+        self.moved(node, &top, old, new, new_home)?;
+        Ok(Some(RenameStep::Done(Vec::new())))
     }
 
     /// The rename of a file or directory on its branch; with `shows`, something below would take
@@ -324,13 +346,16 @@ impl Shared {
     fn move_and_hide(
         &self,
         caller: &Caller,
-        from: (Spot<'_>, &Part),
-        to: (&Part, Name<'_>),
+        old: NameIn<'_>,
+        home: &Part,
+        new_home: &Part,
+        new_name: Name<'_>,
         shows: bool,
     ) -> Result<()> {
-        let ((directory, name), home) = from;
+        let NameIn { parent: directory, name } = old;
         let branch = &home.branch;
-        let rename = |flags: u32| branch.layer.rename(caller, &home.node, name, &to.0.node, to.1, RenameFlags(flags));
+        let rename =
+            |flags: u32| branch.layer.rename(caller, &home.node, name, &new_home.node, new_name, RenameFlags(flags));
         if !shows {
             return rename(0);
         }
@@ -340,13 +365,13 @@ impl Shared {
                 other => return other,
             }
         }
-        self.hide_then(from, || rename(0))?;
+        self.hide_then(home, name, || rename(0))?;
         if branch.marks().style == Style::Wh {
             return Ok(());
         }
         // What hides it already is not what others read: the mark that they know takes the very
         // name.
-        match self.hide((directory, home), name) {
+        match self.hide(directory, home, name) {
             Ok(true) => uncover(home, name),
             Ok(false) => {}
             Err(error) => {
@@ -357,8 +382,7 @@ impl Shared {
     }
 
     /// Puts the whiteout beside a name, and takes it away again where what follows fails.
-    fn hide_then(&self, at: (Spot<'_>, &Part), act: impl FnOnce() -> Result<()>) -> Result<()> {
-        let ((_, name), home) = at;
+    fn hide_then(&self, home: &Part, name: Name<'_>, act: impl FnOnce() -> Result<()>) -> Result<()> {
         let (branch, work) = (&home.branch, home.branch.work()?);
         let beside = Marks { style: Style::Wh, ..branch.marks() };
         beside.hide(&*branch.layer, &work.directory, work.temporary().name()?, &home.node, name)?;
@@ -374,25 +398,25 @@ impl Shared {
         &self,
         node: &Arc<UnionNode>,
         top: &Part,
-        old: Spot<'_>,
-        new: Spot<'_>,
-        homes: (&Part, &Part),
+        old: NameIn<'_>,
+        new: NameIn<'_>,
+        new_home: &Part,
     ) -> Result<()> {
         let layer = &top.branch.layer;
-        let fresh = layer.lookup(&OWN, &homes.1.node, new.1)?;
+        let fresh = layer.lookup(&OWN, &new_home.node, new.name)?;
         layer.adopt(&top.node, &fresh.node);
         if node.kind == Kind::Directory {
-            self.moves.fetch_add(1, Ordering::Relaxed);
+            self.tree.count.fetch_add(1, Ordering::Relaxed);
         }
-        node.leave(old.0, old.1.bytes(), false);
-        node.arrive(new.0, new.1.bytes());
-        self.listings.forget(old.0.id);
-        self.listings.forget(new.0.id);
+        node.leave(old.parent, old.name.bytes(), false);
+        node.arrive(new.parent, new.name.bytes());
+        self.listings.forget(old.parent.id);
+        self.listings.forget(new.parent.id);
         Ok(())
     }
 
     /// What a directory needs before it can be renamed on one branch.
-    fn whole(&self, node: &Arc<UnionNode>, limit: usize) -> Result<Option<Step>> {
+    fn whole(&self, node: &Arc<UnionNode>, limit: usize) -> Result<Option<RenameStep>> {
         let parts = node.parts();
         let top = node.top()?;
         if top.branch.is_writable() && top.branch.index() <= limit {
@@ -402,7 +426,7 @@ impl Shared {
                 Redirect::Path => true,
             };
             if is_ready || top.branch.creates() {
-                return Ok((!is_ready).then(|| Step::Whole(Arc::clone(node), Arc::clone(&top.branch))));
+                return Ok((!is_ready).then(|| RenameStep::Whole(Arc::clone(node), Arc::clone(&top.branch))));
             }
         }
         match self.branch_for_copy(node.place().as_ref(), top.branch.index(), limit) {
@@ -411,18 +435,13 @@ impl Shared {
             Err(Errno::EROFS) if top.branch.is_writable() && self.branches().iter().any(|branch| branch.creates()) => {
                 Err(Errno::EXDEV)
             }
-            other => Ok(Some(Step::Whole(Arc::clone(node), other?))),
+            other => Ok(Some(RenameStep::Whole(Arc::clone(node), other?))),
         }
     }
 
-    fn move_directory(
-        &self,
-        caller: &Caller,
-        from: (Spot<'_>, &Side, &Arc<UnionNode>),
-        to: (Spot<'_>, &Side),
-    ) -> Result<Step> {
-        let (old, source, node) = from;
-        let (new, target) = to;
+    fn move_directory(&self, caller: &Caller, from: RenameSource<'_>, to: RenameTarget<'_>) -> Result<RenameStep> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameTarget { spot: new, side: target } = to;
         if let Some(replaced) = &target.node {
             self.check_empty(replaced)?;
         }
@@ -435,21 +454,21 @@ impl Shared {
         let top = node.top()?;
         let (branch, layer) = (&top.branch, &top.branch.layer);
         let Some(new_home) = target.view.on(branch) else {
-            return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch)));
+            return Ok(RenameStep::Grow(Arc::clone(new.parent), Arc::clone(branch)));
         };
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
-        let shows = self.shows_below(&source.view, old.1, branch.index())?;
+        let shows = self.shows_below(&source.view, old.name, branch.index())?;
         let covers = target.node.is_some()
             || target.sight.whiteout == Some(branch.index())
-            || self.shows_below(&target.view, new.1, branch.index())?;
+            || self.shows_below(&target.view, new.name, branch.index())?;
         if covers && top.redirect == Redirect::None {
             branch.marks().make_opaque(&**layer, &top.node)?;
         }
         if self.is_copy(node, &top) {
-            self.mark_home(new.0, new_home)?;
+            self.mark_home(new.parent, new_home)?;
         }
         let mut leftovers = Vec::new();
-        let in_the_way = match layer.lookup(&OWN, &new_home.node, new.1) {
+        let in_the_way = match layer.lookup(&OWN, &new_home.node, new.name) {
             Ok(entry) => Some(entry),
             Err(Errno::ENOENT) => None,
             Err(error) => return Err(error),
@@ -470,16 +489,23 @@ impl Shared {
                 if entry.attr.kind == Kind::Directory && shows {
                     branch.marks().make_opaque(&**layer, &entry.node)?;
                 }
-                layer.rename(caller, &home.node, old.1, &new_home.node, new.1, RenameFlags(RenameFlags::EXCHANGE))?;
+                layer.rename(
+                    caller,
+                    &home.node,
+                    old.name,
+                    &new_home.node,
+                    new.name,
+                    RenameFlags(RenameFlags::EXCHANGE),
+                )?;
                 self.clear_old_name(old, home, entry.attr.kind, shows, &mut leftovers)?;
             }
-            None => self.move_and_hide(caller, (old, home), (new_home, new.1), shows)?,
+            None => self.move_and_hide(caller, old, home, new_home, new.name, shows)?,
         }
         if target.sight.whiteout == Some(branch.index()) {
-            uncover(new_home, new.1);
+            uncover(new_home, new.name);
         }
         if let Some(replaced) = &target.node {
-            replaced.leave(new.0, new.1.bytes(), true);
+            replaced.leave(new.parent, new.name.bytes(), true);
             self.listings.forget(replaced.id);
         }
         let floor = match target.sight.whiteout {
@@ -488,8 +514,8 @@ impl Shared {
             _ => target.sight.limit,
         };
         node.settle(node.parts().to_vec(), floor);
-        self.moved(node, &top, old, new, (home, new_home))?;
-        Ok(Step::Done(leftovers))
+        self.moved(node, &top, old, new, new_home)?;
+        Ok(RenameStep::Done(leftovers))
     }
 
     /// Renames a directory on all of its branches, where all of them are writable and nothing is
@@ -499,10 +525,11 @@ impl Shared {
     fn move_everywhere(
         &self,
         caller: &Caller,
-        from: (Spot<'_>, &Side, &Arc<UnionNode>),
-        to: (Spot<'_>, &Side),
-    ) -> Result<Option<Step>> {
-        let ((old, source, node), (new, target)) = (from, to);
+        from: RenameSource<'_>,
+        to: RenameTarget<'_>,
+    ) -> Result<Option<RenameStep>> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameTarget { spot: new, side: target } = to;
         let parts = node.parts();
         let [_, .., last] = &*parts else { return Ok(None) };
         let is_free = target.sight.found.is_none()
@@ -512,45 +539,46 @@ impl Shared {
         if !is_free
             || !all_writable
             || node.is_redirected()
-            || self.shows_below(&source.view, old.1, last.branch.index())?
+            || self.shows_below(&source.view, old.name, last.branch.index())?
         {
             return Ok(None);
         }
         if let Some(missing) = parts.iter().find(|part| target.view.on(&part.branch).is_none()) {
-            return Ok(Some(Step::Grow(Arc::clone(new.0), Arc::clone(&missing.branch))));
+            return Ok(Some(RenameStep::Grow(Arc::clone(new.parent), Arc::clone(&missing.branch))));
         }
         let mut moved: Vec<(&Part, &Part, &Part)> = Vec::new();
         for part in parts.iter().rev() {
             let (home, new_home) =
                 (source.view.on(&part.branch).ok_or(Errno::EIO)?, target.view.on(&part.branch).ok_or(Errno::EIO)?);
             if self.is_copy(node, part) {
-                self.mark_home(new.0, new_home)?;
+                self.mark_home(new.parent, new_home)?;
             }
-            let renamed = part.branch.layer.rename(caller, &home.node, old.1, &new_home.node, new.1, RenameFlags(0));
+            let renamed =
+                part.branch.layer.rename(caller, &home.node, old.name, &new_home.node, new.name, RenameFlags(0));
             if let Err(error) = renamed {
                 for (part, home, new_home) in moved {
-                    part.branch.layer.rename(caller, &new_home.node, new.1, &home.node, old.1, RenameFlags(0))?;
+                    part.branch.layer.rename(caller, &new_home.node, new.name, &home.node, old.name, RenameFlags(0))?;
                 }
                 return Err(error);
             }
             moved.push((part, home, new_home));
         }
-        for (part, home, new_home) in moved {
-            self.moved(node, part, old, new, (home, new_home))?;
+        for (part, _, new_home) in moved {
+            self.moved(node, part, old, new, new_home)?;
         }
         // An opaque part ends it where it did before.
         let floor = if node.view().floor == last.branch.index() { last.branch.index() } else { target.sight.limit };
         node.settle(parts.to_vec(), floor);
-        Ok(Some(Step::Done(Vec::new())))
+        Ok(Some(RenameStep::Done(Vec::new())))
     }
 
     /// Puts a directory without anything in it, whiteouts included, in the place of one in which
     /// nothing can be seen. `None` where the branch cannot say by an attribute that it is opaque.
-    fn empty_for_good(&self, at: Spot<'_>, home: &Part, node: &Arc<UnionNode>) -> Result<Option<Leftover>> {
+    fn empty_for_good(&self, at: NameIn<'_>, home: &Part, node: &Arc<UnionNode>) -> Result<Option<Leftover>> {
         let (branch, layer) = (&home.branch, &home.branch.layer);
         let work = branch.work()?;
         let temporary = work.temporary();
-        self.mark_home(at.0, home)?;
+        self.mark_home(at.parent, home)?;
         let made = layer.mkdir(&OWN, &work.directory, temporary.name()?, 0o700)?;
         let part = Part::new(branch, made.node, made.attr.id);
         let leftover = Leftover::new(branch, temporary);
@@ -566,7 +594,7 @@ impl Shared {
             .and_then(|ready| {
                 let swap = RenameFlags(RenameFlags::EXCHANGE);
                 if ready {
-                    layer.rename(&OWN, &work.directory, leftover.name()?, &home.node, at.1, swap)?;
+                    layer.rename(&OWN, &work.directory, leftover.name()?, &home.node, at.name, swap)?;
                 }
                 Ok(ready)
             });
@@ -574,7 +602,7 @@ impl Shared {
             self.clear(&[leftover]);
             return ready.map(|_| None);
         }
-        let fresh = layer.lookup(&OWN, &home.node, at.1)?;
+        let fresh = layer.lookup(&OWN, &home.node, at.name)?;
         layer.adopt(&part.node, &fresh.node);
         node.settle(vec![part], branch.index());
         Ok(Some(leftover))
@@ -583,25 +611,25 @@ impl Shared {
     /// Removes from the old name what an exchange has brought there.
     fn clear_old_name(
         &self,
-        old: Spot<'_>,
+        old: NameIn<'_>,
         home: &Part,
         kind: Kind,
         shows: bool,
         leftovers: &mut Vec<Leftover>,
     ) -> Result<()> {
-        let (branch, name) = (&home.branch, old.1);
+        let (branch, name) = (&home.branch, old.name);
         if kind != Kind::Directory {
             return match shows {
                 false => branch.layer.unlink(&OWN, &home.node, name),
                 // A whiteout, which may as well stay where one is needed; one that an attribute
                 // tells takes a mark on the directory.
-                true if branch.marks().style == Style::Xattr => self.hide((old.0, home), name).map(drop),
+                true if branch.marks().style == Style::Xattr => self.hide(old.parent, home, name).map(drop),
                 true => Ok(()),
             };
         }
         if shows {
             let temporary = branch.work()?.temporary();
-            if self.hide_leaving((old.0, home), name, &temporary)? {
+            if self.hide_leaving(old.parent, home, name, &temporary)? {
                 leftovers.push(Leftover::new(branch, temporary));
                 return Ok(());
             }
@@ -610,16 +638,13 @@ impl Shared {
         Ok(())
     }
 
-    fn exchange(
-        &self,
-        caller: &Caller,
-        from: (Spot<'_>, &Side, &Arc<UnionNode>),
-        to: (Spot<'_>, &Side, &Arc<UnionNode>),
-    ) -> Result<Step> {
-        let (one, other) = (from.2.top()?, to.2.top()?);
+    fn exchange(&self, caller: &Caller, from: RenameSource<'_>, to: RenameSource<'_>) -> Result<RenameStep> {
+        let RenameSource { spot: old, side: source, node } = from;
+        let RenameSource { spot: new, side: target, node: swapped } = to;
+        let (one, other) = (node.top()?, swapped.top()?);
         // Both have to be on the higher of the two branches.
         let most = one.branch.index().min(other.branch.index());
-        for (spot, side, node) in [from, to] {
+        for RenameSource { spot, side, node } in [from, to] {
             let step = if node.kind == Kind::Directory {
                 self.whole(node, most)?
             } else {
@@ -631,30 +656,30 @@ impl Shared {
         }
         let branch = &one.branch;
         if branch.index() != other.branch.index() {
-            return Ok(Step::Again);
+            return Ok(RenameStep::Again);
         }
         let layer = &branch.layer;
-        let home = from.1.view.on(branch).ok_or(Errno::EIO)?;
-        let new_home = to.1.view.on(branch).ok_or(Errno::EIO)?;
-        let ((old, source, node), (new, target, swapped)) = (from, to);
-        for (moving, part, directory, home) in [(node, &one, new.0, new_home), (swapped, &other, old.0, home)] {
+        let home = source.view.on(branch).ok_or(Errno::EIO)?;
+        let new_home = target.view.on(branch).ok_or(Errno::EIO)?;
+        for (moving, part, directory, home) in [(node, &one, new.parent, new_home), (swapped, &other, old.parent, home)]
+        {
             if self.is_copy(moving, part) {
                 self.mark_home(directory, home)?;
             }
         }
-        for (moving, side, name) in [(node, target, new.1), (swapped, source, old.1)] {
+        for (moving, side, name) in [(node, target, new.name), (swapped, source, old.name)] {
             let merges = moving.kind == Kind::Directory && moving.top()?.redirect == Redirect::None;
             if merges && self.shows_below(&side.view, name, branch.index())? {
                 branch.marks().make_opaque(&**layer, &moving.top()?.node)?;
                 moving.settle(moving.parts().to_vec(), branch.index());
             }
         }
-        layer.rename(caller, &home.node, old.1, &new_home.node, new.1, RenameFlags(RenameFlags::EXCHANGE))?;
-        node.leave(old.0, old.1.bytes(), false);
-        swapped.leave(new.0, new.1.bytes(), false);
-        self.moved(node, &one, old, new, (home, new_home))?;
-        self.moved(swapped, &other, new, old, (new_home, home))?;
-        Ok(Step::Done(Vec::new()))
+        layer.rename(caller, &home.node, old.name, &new_home.node, new.name, RenameFlags(RenameFlags::EXCHANGE))?;
+        node.leave(old.parent, old.name.bytes(), false);
+        swapped.leave(new.parent, new.name.bytes(), false);
+        self.moved(node, &one, old, new, new_home)?;
+        self.moved(swapped, &other, new, old, home)?;
+        Ok(RenameStep::Done(Vec::new()))
     }
 
     /// Gives a copy in the hard-link index a name above that it has only below.
@@ -671,7 +696,7 @@ impl Shared {
         self.mark_home(parent, home)?;
         let linked = copy.branch.layer.link(&OWN, &copy.node, None, &home.node, name)?;
         copy.branch.layer.adopt(&copy.node, &linked.node);
-        self.links.one_less(node.id, count, &copy.branch, || self.make_durable(&copy.branch, &home.node)).map(drop)
+        self.hardlinks.one_less(node.id, count, &copy.branch, || self.make_durable(&copy.branch, &home.node)).map(drop)
     }
 }
 
@@ -685,8 +710,8 @@ pub(crate) fn uncover(home: &Part, name: Name<'_>) {
 
 /// Checks in the order of the kernel; true where there is nothing to do.
 fn check(
-    from: Spot<'_>,
-    to: Spot<'_>,
+    from: NameIn<'_>,
+    to: NameIn<'_>,
     node: &Arc<UnionNode>,
     target: Option<&Arc<UnionNode>>,
     flags: RenameFlags,
@@ -698,11 +723,11 @@ fn check(
     if target.is_none() && exchange {
         return Err(Errno::ENOENT);
     }
-    if node.kind == Kind::Directory && to.0.is_within(node) {
+    if node.kind == Kind::Directory && to.parent.is_within(node) {
         return Err(Errno::EINVAL);
     }
     let Some(target) = target else { return Ok(false) };
-    if target.kind == Kind::Directory && from.0.is_within(target) {
+    if target.kind == Kind::Directory && from.parent.is_within(target) {
         return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
     }
     if Arc::ptr_eq(node, target) {

@@ -14,11 +14,11 @@
 //!   nobody else knows. They go when the rest begins; whoever lists again wakes all branches that
 //!   he reads.
 
-use crate::{branches::Branch, union::Shared};
+use crate::{branches::Branch, union::UnionShared};
 use nacre_vfs::Node;
 use std::sync::Arc;
 
-impl Shared {
+impl UnionShared {
     /// See `Layer::rest`.
     pub(crate) fn rest(&self, known: Option<&[Node]>) -> bool {
         // Whoever changes branches may wait for the very thread of the door that asks.

@@ -6,8 +6,8 @@
 use crate::{
     branch::BranchMode,
     branches::{Branch, Slots},
+    hardlinks::index::HardlinkIndex,
     identity::Identities,
-    links::Links,
     listing::Listings,
     lookup,
     marks::Style,
@@ -187,43 +187,65 @@ impl UnionError {
     }
 }
 
-/// What all operations share.
-pub(crate) struct Shared {
-    branches: ArcSwap<Vec<Arc<Branch>>>,
-    /// Held for reading by every operation that looks at branches: they change only while nobody
-    /// does. Never taken twice by one thread.
-    pub(crate) gate: RwLock<()>,
+/// The list of branches while it changes.
+pub(crate) struct Membership {
+    /// Held while the list is being changed.
+    pub(crate) changing: Mutex<Slots>,
     /// How many wait for a moment without operations: whoever is at something long gives up.
     pub(crate) wanted: AtomicUsize,
+}
+
+/// What decides where new files and copies go.
+pub(crate) struct PlacementState {
     /// Which branches routes lead to.
     pub(crate) routes: ArcSwap<Routes>,
-    /// Who is told of changes that did not come through the union.
-    pub(crate) watchers: Mutex<Vec<Sender<Invalidation>>>,
-    /// Held while the list of branches is being changed.
-    pub(crate) changing: Mutex<Slots>,
-    pub(crate) options: UnionOptions,
-    pub(crate) nodes: Arc<Nodes>,
-    pub(crate) unheard: watch::Unheard,
-    pub(crate) identities: Arc<Identities>,
-    pub(crate) links: Links,
-    pub(crate) listings: Listings,
-    pub(crate) tiering: Tiering,
     pub(crate) policy: PolicyState,
     pub(crate) space: SpaceCache,
     /// The clock of `space`.
     pub(crate) started: Instant,
+}
+
+/// What has changed and did not come through the union.
+#[derive(Default)]
+pub(crate) struct Notices {
+    /// Who is told.
+    pub(crate) watchers: Mutex<Vec<Sender<Invalidation>>>,
+    pub(crate) unheard: watch::Unheard,
+}
+
+/// Directories as a tree.
+#[derive(Default)]
+pub(crate) struct TreeMoves {
     /// Held while a directory moves, goes, or comes to be on one more branch.
-    pub(crate) tree: Mutex<()>,
+    pub(crate) lock: Mutex<()>,
     /// How many directories have moved so far.
-    pub(crate) moves: AtomicU64,
+    pub(crate) count: AtomicU64,
+}
+
+/// What all operations share.
+pub(crate) struct UnionShared {
+    branches: ArcSwap<Vec<Arc<Branch>>>,
+    /// Held for reading by every operation that looks at branches: they change only while nobody
+    /// does. Never taken twice by one thread.
+    pub(crate) gate: RwLock<()>,
+    pub(crate) membership: Membership,
+    pub(crate) options: UnionOptions,
     pub(crate) root: Arc<UnionNode>,
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) identities: Arc<Identities>,
+    pub(crate) hardlinks: HardlinkIndex,
+    pub(crate) listings: Listings,
+    pub(crate) placing: PlacementState,
+    pub(crate) tree: TreeMoves,
+    pub(crate) tiering: Tiering,
+    pub(crate) notices: Notices,
     /// What doors know of files by their names, where they do.
     pub(crate) names: Option<Arc<Names>>,
 }
 
 /// Several branches as one tree.
 pub struct Union {
-    shared: Arc<Shared>,
+    shared: Arc<UnionShared>,
 }
 
 impl fmt::Debug for Union {
@@ -248,7 +270,7 @@ impl Union {
         Union::named(branches.into_iter().enumerate().map(member).collect(), options)
     }
 
-    /// The same with branches that have names.
+    /// Puts branches that have names together, as [`Union::new`].
     ///
     /// # Errors
     /// As [`Union::new`].
@@ -296,13 +318,13 @@ impl Union {
         }
         believe(&opened);
         let identities = Arc::new(Identities::default());
-        let links = Links::new(Arc::clone(&identities));
+        let hardlinks = HardlinkIndex::new(Arc::clone(&identities));
         // From the bottom, so that a branch put on top later changes no numbers.
         for branch in opened.iter().rev() {
             identities.register(branch.root_id);
         }
         for branch in &opened {
-            links.load(branch).map_err(|error| {
+            hardlinks.load(branch).map_err(|error| {
                 UnionError::new(format!("the hard-link index of branch {} cannot be read: {error}", branch.index() + 1))
             })?;
         }
@@ -315,27 +337,26 @@ impl Union {
         let root = nodes.get(crate::node::Known { id, kind: Kind::Directory, parts, floor });
         let tier = options.tier.clone();
         let names = (options.link_cow || options.symlinkify.is_some()).then(Arc::default);
-        let shared = Shared {
-            names,
+        let shared = UnionShared {
             branches: ArcSwap::from_pointee(opened),
             gate: RwLock::new(()),
-            wanted: AtomicUsize::new(0),
-            routes: ArcSwap::from_pointee(options.routes.clone()),
-            watchers: Mutex::default(),
-            changing: Mutex::new(slots),
+            membership: Membership { changing: Mutex::new(slots), wanted: AtomicUsize::new(0) },
+            placing: PlacementState {
+                routes: ArcSwap::from_pointee(options.routes.clone()),
+                policy: PolicyState::default(),
+                space: SpaceCache::default(),
+                started: Instant::now(),
+            },
             options,
-            nodes,
-            unheard: watch::Unheard::default(),
-            identities,
-            links,
-            listings: Listings::default(),
-            tiering: Tiering::new(tier),
-            policy: PolicyState::default(),
-            space: SpaceCache::default(),
-            started: Instant::now(),
-            tree: Mutex::new(()),
-            moves: AtomicU64::new(0),
             root,
+            nodes,
+            identities,
+            hardlinks,
+            listings: Listings::default(),
+            tree: TreeMoves::default(),
+            tiering: Tiering::new(tier),
+            notices: Notices::default(),
+            names,
         };
         let shared = Arc::new(shared);
         if let Err(error) = shared.finish_moves() {
@@ -357,7 +378,7 @@ impl Union {
     }
 
     /// What all operations share, for questions that are no operations.
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<UnionShared> {
         &self.shared
     }
 }
@@ -394,7 +415,7 @@ pub(crate) fn root_parts(branches: &[Arc<Branch>]) -> Result<(Vec<Part>, usize)>
     Ok((parts, branches.len().saturating_sub(1)))
 }
 
-impl Shared {
+impl UnionShared {
     /// The branches from the top.
     pub(crate) fn branches(&self) -> arc_swap::Guard<Arc<Vec<Arc<Branch>>>> {
         self.branches.load()

@@ -6,7 +6,7 @@
 //! before the change and makes it known after the notice. So what was reported of unknown files is
 //! kept for a while, and told when one of them becomes known ([`Unheard`]).
 
-use crate::{branches::Branch, marks, node::UnionNode, union::Shared};
+use crate::{branches::Branch, marks, node::UnionNode, union::UnionShared};
 use hashbrown::HashSet;
 use nacre_vfs::{FileId, Invalidation};
 use parking_lot::Mutex;
@@ -111,17 +111,17 @@ impl Reports {
     }
 }
 
-impl Shared {
+impl UnionShared {
     /// A file has become known. Called when the tables have it: from then on its notices find it.
     #[expect(clippy::disallowed_methods, reason = "how long a report is remembered")]
     pub(crate) fn tell_unheard(&self, node: &UnionNode) {
-        if !self.unheard.any.load(Ordering::SeqCst) {
+        if !self.notices.unheard.any.load(Ordering::SeqCst) {
             return;
         }
         let now = Instant::now();
         let mut reported = false;
         for part in node.parts().iter() {
-            reported |= self.unheard.take(&(part.branch.slot, part.id), now);
+            reported |= self.notices.unheard.take(&(part.branch.slot, part.id), now);
         }
         if reported {
             self.tell(&Invalidation::Content { id: node.id });
@@ -130,15 +130,15 @@ impl Shared {
 }
 
 /// Starts watching all branches, and those that will come.
-pub(crate) fn start(shared: &Arc<Shared>, out: &Sender<Invalidation>) {
-    shared.watchers.lock().push(out.clone());
+pub(crate) fn start(shared: &Arc<UnionShared>, out: &Sender<Invalidation>) {
+    shared.notices.watchers.lock().push(out.clone());
     for branch in shared.branches().iter() {
         watch(shared, branch, out);
     }
 }
 
 /// Starts watching one branch.
-pub(crate) fn watch(shared: &Arc<Shared>, branch: &Arc<Branch>, out: &Sender<Invalidation>) {
+pub(crate) fn watch(shared: &Arc<UnionShared>, branch: &Arc<Branch>, out: &Sender<Invalidation>) {
     let (sender, receiver) = channel();
     // The branch itself would be kept for ever by whoever waits for its last word.
     let (shared, watched, out) = (Arc::downgrade(shared), Arc::downgrade(branch), out.clone());
@@ -173,7 +173,7 @@ pub(crate) fn watch(shared: &Arc<Shared>, branch: &Arc<Branch>, out: &Sender<Inv
 /// A notice of a branch as the union tells it, and what follows from it.
 #[expect(clippy::disallowed_methods, reason = "how long a report is remembered")]
 fn translate(
-    shared: &Weak<Shared>,
+    shared: &Weak<UnionShared>,
     branch: &Weak<Branch>,
     notice: Invalidation,
 ) -> Option<(Invalidation, Vec<Invalidation>)> {
@@ -183,7 +183,7 @@ fn translate(
     // way round, so that one of the two finds the other.
     let known = |id: FileId| {
         find(id).or_else(|| {
-            shared.unheard.note((branch.slot, id), Instant::now());
+            shared.notices.unheard.note((branch.slot, id), Instant::now());
             find(id)
         })
     };
@@ -207,7 +207,7 @@ fn translate(
 }
 
 fn entry(
-    shared: &Shared,
+    shared: &UnionShared,
     branch: &Branch,
     parent: FileId,
     name: Box<[u8]>,
@@ -231,7 +231,7 @@ fn entry(
 /// A directory may be made of other directories of branches from now on, and so may those in it.
 /// What is in these may have been there before, and need not be heard of; so the kernel is to ask
 /// for all names again (it can be told so of all names only), and listings go.
-fn remade(shared: &Shared, top: Arc<UnionNode>) -> Vec<Invalidation> {
+fn remade(shared: &UnionShared, top: Arc<UnionNode>) -> Vec<Invalidation> {
     let (mut told, mut ahead) = (vec![Invalidation::Names], vec![top]);
     while let Some(directory) = ahead.pop() {
         shared.listings.forget(directory.id);
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     fn key(ino: u64) -> Key {
-        (3, FileId { fs: 1, ino, generation: 0 })
+        (3, crate::identity::file_of_test(ino))
     }
 
     #[test]

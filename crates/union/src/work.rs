@@ -15,8 +15,8 @@ use std::{
 
 const WORK: &[u8] = b".wh..wh.work";
 pub(crate) const LINKS: &[u8] = b".wh..wh.links";
-/// The same in a directory of their own; the first is what the kernel's overlay file system calls
-/// it as well.
+/// Their names in a directory of their own; the kernel's overlay file system calls the first one
+/// that, too.
 const WORK_APART: &[u8] = b"work";
 const LINKS_APART: &[u8] = b"links";
 /// What begins temporary names outside the work directory.
@@ -25,24 +25,24 @@ const MODE: u32 = 0o700;
 
 /// Where the directories of a branch are.
 #[derive(Clone, Copy)]
-pub(crate) enum Home<'a> {
+pub(crate) enum WorkHome<'a> {
     /// In the branch's top directory.
     Top(&'a Node),
     /// In a directory of their own on the same layer.
     Apart(&'a Node),
 }
 
-impl<'a> Home<'a> {
+impl<'a> WorkHome<'a> {
     fn directory(self) -> &'a Node {
         match self {
-            Home::Top(directory) | Home::Apart(directory) => directory,
+            WorkHome::Top(directory) | WorkHome::Apart(directory) => directory,
         }
     }
 
     fn name(self, top: &'static [u8], apart: &'static [u8]) -> &'static [u8] {
         match self {
-            Home::Top(_) => top,
-            Home::Apart(_) => apart,
+            WorkHome::Top(_) => top,
+            WorkHome::Apart(_) => apart,
         }
     }
 }
@@ -82,7 +82,7 @@ impl Work {
     /// EROFS where the branch cannot be written, EEXIST where another file has the name, and what
     /// the storage says.
     #[expect(clippy::disallowed_methods, reason = "names that no earlier run has given")]
-    pub(crate) fn open(layer: &dyn Layer, home: Home<'_>) -> Result<Work> {
+    pub(crate) fn open(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Work> {
         let directory = make(layer, home.directory(), home.name(WORK, WORK_APART))?;
         listing::purge(layer, &directory)?;
         // Temporary names are also given outside the work directory, where those of an earlier run
@@ -96,7 +96,7 @@ impl Work {
     ///
     /// # Errors
     /// As [`Work::open`].
-    pub(crate) fn links(layer: &dyn Layer, home: Home<'_>, writable: bool) -> Result<Option<Node>> {
+    pub(crate) fn hardlink_index(layer: &dyn Layer, home: WorkHome<'_>, writable: bool) -> Result<Option<Node>> {
         let name = home.name(LINKS, LINKS_APART);
         if writable {
             return make(layer, home.directory(), name).map(Some);

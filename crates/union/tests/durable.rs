@@ -16,7 +16,7 @@ use std::{
 };
 use unions::{
     mem,
-    recorded::{Event, Record, Recorded, What, assert_durable_before, last},
+    recorded::{Event, EventLog, Recorded, What, assert_durable_before, last},
     union_itself,
 };
 
@@ -25,7 +25,7 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 
 struct Scene {
     below: Vec<World>,
-    record: Arc<Record>,
+    record: Arc<EventLog>,
     world: World,
     control: Control,
 }
@@ -45,7 +45,7 @@ fn went(branch: usize, directory: FileId, name: &[u8]) -> Event {
 impl Scene {
     /// Branches with these files, each with its directories: its path is its content.
     fn new(branches: &[(&str, &[&str])], options: UnionOptions) -> Scene {
-        let record = Record::new();
+        let record = EventLog::new();
         let below: Vec<World> = branches.iter().map(|_| World::new(mem())).collect();
         let mut members: Vec<(Arc<dyn Layer>, &str)> = Vec::new();
         for (branch, (world, (mode, paths))) in below.iter().zip(branches).enumerate() {

@@ -1,20 +1,19 @@
 //! The table `listing`: directories of millions of names.
 
+use nacre_bench_arguments as arguments;
+
 use super::pool::{BTRFS, BTRFS_ZSTD, EXT4, IMAGE, NACRE, NACRE_NO_ACL, NACRE_OFF, XFS, ZFS_FUSE, ZFS_FUSE_ON};
-use super::{Place, Table, Test, count, operations};
+use super::{Table, Test, count, operations};
 use crate::table::Group;
 use crate::target::Target;
 
 /// Very many files, or directories, in one directory: the founding table of such directories.
 /// Ratios refer to XFS on a loop device whose image lies beside the others.
 pub static LISTING: Table = Table {
-    name: "listing",
-    title: "Directories of very many names",
+    arguments: arguments::LISTING,
     tests: TESTS,
     targets: TARGETS,
     default_targets: &["xfs", "ext4", "btrfs", "zfs-fuse", "nacre-pool"],
-    place: Place::Images,
-    amounts: &["full", "image", "files", "directories", "mix"],
     programs: &[
         ("ls", "--version"),
         ("mkfs.xfs", "-V"),

@@ -1,13 +1,14 @@
 //! The table `logs`: a directory that cannot outgrow its size, under the load of logs.
 
-use super::{Place, Table, Test, bytes, count, operations};
+use nacre_bench_arguments as arguments;
+
+use super::{Table, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Cage, Ground, Step, Target};
 
 /// Cages for logs: the founding table of the cage. Every target begins with a new, empty directory.
 pub static LOGS: Table = Table {
-    name: "logs",
-    title: "A directory that cannot outgrow its size",
+    arguments: arguments::LOGS,
     tests: TESTS,
     targets: TARGETS,
     default_targets: &[
@@ -26,8 +27,6 @@ pub static LOGS: Table = Table {
         "nacre-btrfs",
         "nacre-qgroup",
     ],
-    place: Place::Scratch,
-    amounts: &["cage", "dd", "appends", "fill", "cache", "files"],
     programs: &[
         ("dd", "--version"),
         ("bash", "--version"),

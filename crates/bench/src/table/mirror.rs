@@ -1,13 +1,14 @@
 //! The table `mirror`: a directory at a second place.
 
-use super::{Place, Table, Test, bytes, operations};
+use nacre_bench_arguments as arguments;
+
+use super::{Table, Test, bytes, operations};
 use crate::table::Group;
 use crate::target::{Step, Target};
 
 /// A directory at a second place: the founding table of the mirror.
 pub static MIRROR: Table = Table {
-    name: "mirror",
-    title: "A directory at a second place",
+    arguments: arguments::MIRROR,
     tests: TESTS,
     targets: TARGETS,
     default_targets: &[
@@ -21,8 +22,6 @@ pub static MIRROR: Table = Table {
         "nacre-nacre",
         "bind-nacre",
     ],
-    place: Place::Image("ext4"),
-    amounts: &["full", "sizes", "records", "cache", "files", "listing", "tree"],
     programs: &[
         ("bindfs", "--version"),
         ("fusermount3", "-V"),

@@ -1,19 +1,18 @@
 //! The table `pool`: file systems in an image file, of the kernel, of zfs-fuse and of nacre.
 
-use super::{Place, Table, Test, bytes, operations};
+use nacre_bench_arguments as arguments;
+
+use super::{Table, Test, bytes, operations};
 use crate::table::Group;
 use crate::target::{Ground, Pool, PoolOf, Step, Target};
 
 /// Pools: bonnie++'s columns, as in the founding document, and what file systems of this kind are
 /// weak or strong in. Ratios refer to XFS on a loop device whose image lies beside the others.
 pub static POOL: Table = Table {
-    name: "pool",
-    title: "File systems in an image file",
+    arguments: arguments::POOL,
     tests: TESTS,
     targets: TARGETS,
     default_targets: &["xfs", "ext4", "btrfs", "zfs-fuse", "nacre-pool", "nacre-pool-off"],
-    place: Place::Images,
-    amounts: &["image", "size", "files", "overwrite", "fsyncs", "snapshots"],
     programs: &[("mkfs.xfs", "-V"), ("mkfs.ext4", "-V"), ("mkfs.btrfs", "-V"), ("fusermount3", "-V")],
 };
 

@@ -1,14 +1,15 @@
 //! The table `union`: two branches shown as one tree.
 
-use super::{Place, Table, Test, bytes, count, operations};
+use nacre_bench_arguments as arguments;
+
+use super::{Table, Test, bytes, count, operations};
 use crate::table::Group;
 use crate::target::{Ground, Step, Target, Union};
 
 /// Two branches as one tree: the founding table of the union. Ratios refer to the lower branch,
 /// which is the larger, by itself.
 pub static UNION: Table = Table {
-    name: "union",
-    title: "Two branches shown as one tree",
+    arguments: arguments::UNION,
     tests: TESTS,
     targets: TARGETS,
     default_targets: &[
@@ -20,9 +21,6 @@ pub static UNION: Table = Table {
         "nacre-union",
         "nacre-union-noxattr",
     ],
-    // The founding document's file system; it makes reflinks, and inodes as they are needed.
-    place: Place::Image("xfs"),
-    amounts: &["full", "names", "files", "copy", "cache"],
     programs: &[
         ("fuse-overlayfs", "--version"),
         ("mergerfs", "--version"),

@@ -11,6 +11,7 @@ use rustix::fs::OFlags;
 
 use super::big_file::{Buffer, forward, make, open, random, read_at};
 use super::{Visit, files};
+use crate::clock;
 use crate::failure::{Doing, Failure};
 use crate::scale::Scale;
 
@@ -50,9 +51,9 @@ fn together<T>(
                 scope.spawn(move || {
                     let prepared = ready(client);
                     barrier.wait();
-                    let start = Instant::now();
+                    let start = clock::now();
                     work(prepared?)?;
-                    Ok((start, Instant::now()))
+                    Ok((start, clock::now()))
                 })
             })
             .collect();

@@ -4,10 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::appends::{Line, expect_length};
 use super::{Visit, timed};
+use crate::clock;
 use crate::failure::{Doing, Failure};
 
 const MIB: u64 = 1024 * 1024;
@@ -104,7 +105,7 @@ pub fn run_writers(visit: &mut Visit<'_>) -> Result<(), Failure> {
 fn append_at_once(paths: &[PathBuf], count: u64) -> Result<Duration, Failure> {
     let line = Line::Short.text().len() + 1;
     let words = [format!("bs={line}"), format!("count={count}"), "oflag=append".to_owned(), "conv=notrunc".to_owned()];
-    let begin = Instant::now();
+    let begin = clock::now();
     let started: Vec<Result<Child, Failure>> = paths.iter().map(|path| start(&words, path)).collect();
     // Every one that runs is waited for, whatever happened to the others.
     let results: Vec<Result<(), Failure>> = started.into_iter().map(|child| child.and_then(finish)).collect();

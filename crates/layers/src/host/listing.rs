@@ -19,7 +19,7 @@ use super::{
 };
 use nacre_sys::{
     descriptors,
-    directory::{self, Record},
+    directory::{self, DirRecord},
 };
 use nacre_vfs::{DirEntry, DirSink, Entry, Errno, Kind, Name, Result};
 use parking_lot::Mutex;
@@ -219,7 +219,7 @@ impl Stream {
         Ok(!self.at_end)
     }
 
-    fn peek(&self) -> Option<Record<'_>> {
+    fn peek(&self) -> Option<DirRecord<'_>> {
         directory::first(self.buffer.get(self.start..self.end)?)
     }
 
@@ -242,7 +242,7 @@ impl Stream {
 }
 
 /// The type that a record tells.
-fn kind(record: &Record<'_>) -> Option<Kind> {
+fn kind(record: &DirRecord<'_>) -> Option<Kind> {
     Kind::from_mode(u32::from(record.kind) << 12)
 }
 
@@ -322,7 +322,7 @@ impl Shared {
         &self,
         node: &Arc<HostNode>,
         stream: &Stream,
-        record: &Record<'_>,
+        record: &DirRecord<'_>,
         next: u64,
         attributes: bool,
         sink: &mut dyn DirSink,

@@ -23,7 +23,7 @@ use std::{
 };
 
 #[derive(Default)]
-enum State {
+enum PromiseState {
     /// Nobody has begun.
     #[default]
     Asked,
@@ -35,13 +35,13 @@ enum State {
 
 #[derive(Default)]
 struct Promise {
-    state: Mutex<State>,
+    state: Mutex<PromiseState>,
     read: Condvar,
 }
 
 impl Promise {
     /// Goes from one state to another; answers whether it was in the first.
-    fn change(&self, from: fn(&State) -> bool, to: State) -> bool {
+    fn change(&self, from: fn(&PromiseState) -> bool, to: PromiseState) -> bool {
         let mut state = self.state.lock();
         let is = from(&state);
         if is {
@@ -67,17 +67,17 @@ impl Job {
         struct Begun(Arc<Promise>);
         impl Drop for Begun {
             fn drop(&mut self) {
-                self.0.change(|state| matches!(state, State::Reading), State::Over);
+                self.0.change(|state| matches!(state, PromiseState::Reading), PromiseState::Over);
             }
         }
-        if self.promise.change(|state| matches!(state, State::Asked), State::Reading) {
+        if self.promise.change(|state| matches!(state, PromiseState::Asked), PromiseState::Reading) {
             let begun = Begun(self.promise);
             let mut batch = Batch::of_many();
             let read = batch.read(&*self.layer, &self.directory, &self.caller, self.from);
             if read.is_ok() {
                 batch.prepare(&self.preparing);
             }
-            begun.0.change(|state| matches!(state, State::Reading), State::Read(read.map(|()| batch)));
+            begun.0.change(|state| matches!(state, PromiseState::Reading), PromiseState::Read(read.map(|()| batch)));
         }
     }
 }
@@ -127,19 +127,19 @@ impl Ahead {
     /// What was read; `None` where nobody has begun, or could.
     pub(super) fn names(self) -> Option<Result<Batch>> {
         let mut state = self.promise.state.lock();
-        while matches!(*state, State::Reading) {
+        while matches!(*state, PromiseState::Reading) {
             self.promise.read.wait(&mut state);
         }
-        match std::mem::replace(&mut *state, State::Over) {
-            State::Read(names) => Some(names),
-            State::Asked | State::Reading | State::Over => None,
+        match std::mem::replace(&mut *state, PromiseState::Over) {
+            PromiseState::Read(names) => Some(names),
+            PromiseState::Asked | PromiseState::Reading | PromiseState::Over => None,
         }
     }
 }
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        self.promise.change(|state| matches!(state, State::Asked), State::Over);
+        self.promise.change(|state| matches!(state, PromiseState::Asked), PromiseState::Over);
     }
 }
 
@@ -242,6 +242,6 @@ mod tests {
         let job = queue.recv().unwrap();
         let promise = Arc::clone(&job.promise);
         job.run();
-        assert!(matches!(*promise.state.lock(), State::Over));
+        assert!(matches!(*promise.state.lock(), PromiseState::Over));
     }
 }

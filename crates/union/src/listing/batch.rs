@@ -5,7 +5,7 @@ use super::{
     Source,
     hidden::{Digest, Hidden, Keys},
 };
-use crate::marks::{self, Listed};
+use crate::marks::{self, NameMark};
 use nacre_vfs::{Caller, DirEntry, DirSink, Entry, Kind, Layer, Name, Node, Result};
 use std::sync::Arc;
 
@@ -108,7 +108,7 @@ impl Batch {
             Preparing::Digests(keys) => Prepared::Digests(all().map(|name| keys.digest(name.bytes())).collect()),
             Preparing::Hidden(hidden, source) => {
                 let is_hidden =
-                    |name: Name<'_>| marks::listed(name) != Listed::Plain || hidden.hides(name.bytes(), *source);
+                    |name: Name<'_>| marks::listed(name) != NameMark::Plain || hidden.hides(name.bytes(), *source);
                 Prepared::Hidden(all().map(is_hidden).collect())
             }
         };

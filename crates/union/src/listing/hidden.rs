@@ -174,13 +174,13 @@ impl Hidden {
         }
     }
 
-    /// The same as [`Hidden::hides`], and from now on the name is hidden from the sources below
-    /// this one.
+    /// Hides a name from the sources below this one, from now on; answers whether it was hidden
+    /// from this one already.
     pub(super) fn enter(&mut self, name: &[u8], source: usize) -> bool {
         self.enter_digest(self.keys.digest(name), source)
     }
 
-    /// The same for a name that has been hashed with this table's keys.
+    /// Hides a name that has been hashed with this table's keys, as [`Hidden::enter`].
     pub(super) fn enter_digest(&mut self, digest: Digest, source: usize) -> bool {
         let wanted = digest.on(source);
         if self.closed {
@@ -272,6 +272,7 @@ impl Hidden {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::splitmix::Numbers;
     use std::collections::HashMap;
 
     fn name(number: u64) -> Vec<u8> {
@@ -346,11 +347,9 @@ mod tests {
     #[test]
     fn it_agrees_with_a_map_while_it_grows() {
         let (mut hidden, mut map) = (Hidden::default(), HashMap::new());
-        let mut random: u64 = 88_172_645_463_325_252;
+        let mut numbers = Numbers(1);
         for step in 0..60_000_u64 {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
+            let random = numbers.next();
             let (name, source) = (name(random % 40_000), (random >> 40) as usize % 5);
             let above = map.get(&name).is_some_and(|first| *first < source);
             assert_eq!(hidden.hides(&name, source), above);

@@ -12,6 +12,7 @@ use super::{Request, Source, merge::Merge, merged::Merged};
 use nacre_vfs::FileId;
 use parking_lot::Mutex;
 use std::{
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -93,44 +94,44 @@ fn bit(slot: u8) -> u128 {
 pub(super) struct Reading {
     pub(super) whole: Arc<Merged>,
     /// The part of it that was handed out in the last call, as offsets.
-    pub(super) told: (usize, usize),
+    pub(super) told: Range<usize>,
 }
 
 /// How a listing goes on.
-pub(super) enum Way {
+pub(super) enum ListingWay {
     Merging(Box<Merge>),
     Whole(Reading),
 }
 
-impl Way {
+impl ListingWay {
     fn bytes(&self) -> usize {
         match self {
-            Way::Merging(merge) => merge.bytes(),
+            ListingWay::Merging(merge) => merge.bytes(),
             // The listing may be shared with other readers and with those who will come.
-            Way::Whole(reading) => reading.whole.bytes() / Arc::strong_count(&reading.whole),
+            ListingWay::Whole(reading) => reading.whole.bytes() / Arc::strong_count(&reading.whole),
         }
     }
 
     /// Whether the reader may come back to this position: it was told there in the last call.
     fn told(&self, position: u64) -> bool {
         match self {
-            Way::Merging(merge) => merge.told(position),
-            Way::Whole(reading) => reading.whole.find_between(reading.told, position).is_some(),
+            ListingWay::Merging(merge) => merge.told(position),
+            ListingWay::Whole(reading) => reading.whole.find_between(reading.told.clone(), position).is_some(),
         }
     }
 
     /// Whether a reader can go on from here to any position that it was ever told.
     fn leads_to(&self, position: u64) -> bool {
         match self {
-            Way::Merging(_) => true,
-            Way::Whole(reading) => reading.whole.find(position).is_some(),
+            ListingWay::Merging(_) => true,
+            ListingWay::Whole(reading) => reading.whole.find(position).is_some(),
         }
     }
 
-    fn copy(&self) -> Way {
+    fn copy(&self) -> ListingWay {
         match self {
-            Way::Merging(merge) => Way::Merging(Box::new(merge.copy())),
-            Way::Whole(reading) => Way::Whole(reading.clone()),
+            ListingWay::Merging(merge) => ListingWay::Merging(Box::new(merge.copy())),
+            ListingWay::Whole(reading) => ListingWay::Whole(reading.clone()),
         }
     }
 }
@@ -144,7 +145,7 @@ pub(super) struct Kept {
     changes: u64,
     /// Another thread goes on with a copy: this one may be left for ever.
     copied: bool,
-    pub(super) way: Way,
+    pub(super) way: ListingWay,
 }
 
 /// The merges of one union.
@@ -209,7 +210,7 @@ impl KeptMerges {
     /// Lets go of names that were taken ahead and may be wrong by now.
     pub(super) fn refresh(&self, kept: &mut Kept, token: Option<u64>) {
         if (kept.ticket.token != token || kept.changes != self.changes() || kept.since.elapsed() > AHEAD_FOR)
-            && let Way::Merging(merge) = &mut kept.way
+            && let ListingWay::Merging(merge) = &mut kept.way
         {
             merge.outdated();
         }
@@ -223,7 +224,7 @@ impl KeptMerges {
     /// Keeps a listing whose names were taken when `changes` was so; the oldest give way, those
     /// first that may have been left.
     #[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
-    pub(super) fn keep(&self, ticket: Ticket, reached: u64, changes: u64, way: Way) {
+    pub(super) fn keep(&self, ticket: Ticket, reached: u64, changes: u64, way: ListingWay) {
         let _evicted: Vec<Kept> = {
             let mut all = self.all.lock();
             all.push(Kept { ticket, reached, since: Instant::now(), changes, copied: false, way });

@@ -8,7 +8,7 @@ use super::{
     merged::Recording,
     position::{self, Own},
 };
-use crate::marks::{self, Listed, Marks};
+use crate::marks::{self, Marks, NameMark};
 use nacre_vfs::{Entry, Errno, Name, Result};
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ impl Merge {
         self.hidden.bytes()
     }
 
-    /// The same for somebody else who goes on from here.
+    /// A merge of his own for somebody else who goes on from here.
     pub(super) fn copy(&self) -> Merge {
         Merge {
             hidden: Arc::clone(&self.hidden),
@@ -135,7 +135,8 @@ impl<'a> Run<'a> {
     pub(super) fn new(
         marks: &'a Marks,
         request: &'a Request<'a>,
-        (sources, slots): (&'a [Option<Source<'a>>], &'a [u8]),
+        sources: &'a [Option<Source<'a>>],
+        slots: &'a [u8],
         mut merge: Merge,
         changes: u64,
     ) -> Run<'a> {
@@ -145,7 +146,7 @@ impl<'a> Run<'a> {
         Run { marks, request, sources, slots, merge, at: (0, 0), reached: request.from, reader: None, unchanged }
     }
 
-    /// The same, with names read ahead by this thread.
+    /// Has this thread read names ahead.
     pub(super) fn reading_ahead(self, reader: &'a Reader) -> Run<'a> {
         Run { reader: Some(reader), ..self }
     }
@@ -226,7 +227,7 @@ impl<'a> Run<'a> {
             && self.take(&mut batch, source, own)?
         {
             while let Some((name, taken)) = batch.first() {
-                enter(Arc::make_mut(&mut self.merge.hidden), index, source, (name, None))?;
+                enter(Arc::make_mut(&mut self.merge.hidden), index, source, name, None)?;
                 own = taken.next;
                 batch.advance();
             }
@@ -250,7 +251,7 @@ impl<'a> Run<'a> {
         let (mut names, mut batch, mut own) = (Hidden::with(self.merge.hidden.keys().clone()), Batch::default(), 0);
         while self.take(&mut batch, lower, own)? {
             while let Some((name, taken)) = batch.first() {
-                if marks::listed(name) == Listed::Plain {
+                if marks::listed(name) == NameMark::Plain {
                     let seen = self.merge.hidden.hides(name.bytes(), 1);
                     names.enter(name.bytes(), if seen { 0 } else { 1 });
                 }
@@ -397,12 +398,12 @@ impl<'a> Run<'a> {
         let enters = self.merge.covered == self.at && index + 1 < self.sources.len();
         let said = marks::listed(name);
         let hidden = if enters {
-            enter(Arc::make_mut(&mut self.merge.hidden), index, source, (name, known.digest))?
+            enter(Arc::make_mut(&mut self.merge.hidden), index, source, name, known.digest)?
         } else {
-            known.is_hidden.unwrap_or_else(|| said != Listed::Plain || self.merge.hidden.hides(name.bytes(), index))
+            known.is_hidden.unwrap_or_else(|| said != NameMark::Plain || self.merge.hidden.hides(name.bytes(), index))
         };
         let shown = if hidden {
-            self.request.show_whiteouts && source.reads_marks && matches!(said, Listed::Hides(_))
+            self.request.show_whiteouts && source.reads_marks && matches!(said, NameMark::Hides(_))
         } else {
             true
         };
@@ -475,22 +476,23 @@ fn enter(
     hidden: &mut Hidden,
     index: usize,
     source: &Source<'_>,
-    (name, digest): (Name<'_>, Option<Digest>),
+    name: Name<'_>,
+    digest: Option<Digest>,
 ) -> Result<bool> {
     match marks::listed(name) {
-        Listed::Plain => {
+        NameMark::Plain => {
             let digest = digest.unwrap_or_else(|| hidden.keys().digest(name.bytes()));
             return Ok(hidden.enter_digest(digest, index));
         }
-        Listed::Hides(name) if source.reads_marks => {
+        NameMark::Hides(name) if source.reads_marks => {
             hidden.enter(name.bytes(), index);
         }
-        Listed::HidesLong if source.reads_marks => {
+        NameMark::HidesLong if source.reads_marks => {
             if let Some(name) = marks::long_name(source.layer, source.directory, name)? {
                 hidden.enter(&name, index);
             }
         }
-        Listed::Hides(_) | Listed::HidesLong | Listed::Private => {}
+        NameMark::Hides(_) | NameMark::HidesLong | NameMark::Private => {}
     }
     Ok(true)
 }

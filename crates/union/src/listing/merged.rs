@@ -11,6 +11,7 @@ use nacre_vfs::{FileId, Kind, Name};
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -24,7 +25,7 @@ const HEAD: usize = 19;
 const REACHED_MAX: usize = 16;
 
 /// One name of a kept listing.
-pub(super) struct Listed<'a> {
+pub(super) struct KeptName<'a> {
     pub(super) source: usize,
     pub(super) name: Name<'a>,
     pub(super) ino: u64,
@@ -47,11 +48,11 @@ fn number(bytes: &[u8]) -> Option<u64> {
 
 impl Merged {
     /// The name at an offset, and the offset of the one behind it; `None` at the end.
-    pub(super) fn at(&self, offset: usize) -> Option<(Listed<'_>, usize)> {
+    pub(super) fn at(&self, offset: usize) -> Option<(KeptName<'_>, usize)> {
         let head = self.records.get(offset..offset + HEAD)?;
         let [source, kind, length] = *head.get(16..)?.first_chunk()?;
         let end = offset + HEAD + usize::from(length);
-        let listed = Listed {
+        let listed = KeptName {
             source: usize::from(source),
             name: Name::new(self.records.get(offset + HEAD..end)?).ok()?,
             ino: number(head.get(8..16)?)?,
@@ -77,9 +78,9 @@ impl Merged {
         near.or_else(|| self.scan(0, position, usize::MAX))
     }
 
-    /// The same for a position that was told between two offsets.
-    pub(super) fn find_between(&self, (from, to): (usize, usize), position: u64) -> Option<usize> {
-        self.scan(from, position, to.checked_sub(from)?)
+    /// Where a position is that was told between two offsets.
+    pub(super) fn find_between(&self, Range { start, end }: Range<usize>, position: u64) -> Option<usize> {
+        self.scan(start, position, end.checked_sub(start)?)
     }
 
     /// Looks for a position from an offset on, in at most so many bytes.

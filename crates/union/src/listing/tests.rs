@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::marks::{Namespace, Style};
+use crate::splitmix::Numbers;
 use nacre_layers::{
     host::{Host, HostOptions},
     mem::Mem,
@@ -143,8 +144,8 @@ impl Present for Page {
 
 fn merge_of(kept: &Kept) -> &Merge {
     match &kept.way {
-        Way::Merging(merge) => merge,
-        Way::Whole(_) => panic!("it reads a whole listing"),
+        ListingWay::Merging(merge) => merge,
+        ListingWay::Whole(_) => panic!("it reads a whole listing"),
     }
 }
 
@@ -289,32 +290,25 @@ fn expected(branches: &[Vec<String>]) -> BTreeSet<String> {
     shown
 }
 
-fn random(state: &mut u64) -> usize {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    (*state >> 16) as usize
-}
-
-fn random_branches(state: &mut u64, count: usize, most: usize, of: usize) -> Vec<Vec<String>> {
-    let branch = |state: &mut u64| {
-        let names: BTreeSet<String> = (0..random(state) % most)
+fn random_branches(numbers: &mut Numbers, count: usize, most: usize, of: usize) -> Vec<Vec<String>> {
+    let branch = |numbers: &mut Numbers| {
+        let names: BTreeSet<String> = (0..numbers.below(most))
             .map(|_| {
-                let name = format!("n{}", random(state) % of);
-                if random(state).is_multiple_of(4) { format!(".wh.{name}") } else { name }
+                let name = format!("n{}", numbers.below(of));
+                if numbers.next().is_multiple_of(4) { format!(".wh.{name}") } else { name }
             })
             .collect();
         names.into_iter().collect::<Vec<String>>()
     };
-    (0..count).map(|_| branch(state)).collect()
+    (0..count).map(|_| branch(numbers)).collect()
 }
 
 #[test]
 fn it_agrees_with_the_obvious_merge() {
-    let mut state = 0x9e37_79b9_7f4a_7c15;
+    let mut numbers = Numbers(1);
     for round in 0..150 {
-        let count = 1 + random(&mut state) % 5;
-        let branches = random_branches(&mut state, count, 60, 50);
+        let count = 1 + numbers.below(5);
+        let branches = random_branches(&mut numbers, count, 60, 50);
         let listed: Vec<Vec<&str>> =
             branches.iter().map(|branch| branch.iter().map(String::as_str).collect()).collect();
         let tree = Tree::of(&listed.iter().map(Vec::as_slice).collect::<Vec<_>>());
@@ -513,10 +507,10 @@ fn another_thread_goes_on_with_a_copy() {
 
 #[test]
 fn a_listing_goes_on_without_a_branch_that_is_removed() {
-    let mut state = 0x2545_f491_4f6c_dd1d;
+    let mut numbers = Numbers(2);
     for round in 0..600 {
-        let count = 2 + random(&mut state) % 3;
-        let mut branches = random_branches(&mut state, count, 60, 50);
+        let count = 2 + numbers.below(3);
+        let mut branches = random_branches(&mut numbers, count, 60, 50);
         for names in &mut branches {
             let whited: BTreeSet<String> =
                 names.iter().filter_map(|name| name.strip_prefix(".wh.")).map(str::to_owned).collect();
@@ -533,18 +527,17 @@ fn a_listing_goes_on_without_a_branch_that_is_removed() {
         // Some names are read, and of the last reply not all have reached the reader.
         let mut seen = Vec::new();
         let mut over = false;
-        for _ in 0..random(&mut state) % 4 {
-            let page =
-                tree.page(&listings, seen.last().map_or(0, |(_, next)| *next), token, 1 + random(&mut state) % 20);
+        for _ in 0..numbers.below(4) {
+            let page = tree.page(&listings, seen.last().map_or(0, |(_, next)| *next), token, 1 + numbers.below(20));
             over |= page.is_empty();
             seen.extend(page);
         }
-        let exact = random(&mut state).is_multiple_of(2);
+        let exact = numbers.next().is_multiple_of(2);
         if !exact {
-            seen.truncate(seen.len().saturating_sub(random(&mut state) % 3));
+            seen.truncate(seen.len().saturating_sub(numbers.below(3)));
         }
         let Some((_, from)) = seen.last().filter(|_| !over) else { continue };
-        let gone = random(&mut state) % count;
+        let gone = numbers.below(count);
         listings.branch_is_gone(tree.sources()[gone].slot);
         let left = Tree { branches: tree.branches.clone(), reads_marks: true };
         let sources: Vec<Source<'_>> =

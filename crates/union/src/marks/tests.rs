@@ -246,21 +246,21 @@ fn devices_and_empty_files_are_files_elsewhere() {
 #[test]
 fn names_in_listings() {
     for (text, wanted) in [
-        ("a", Listed::Plain),
-        (".wh", Listed::Plain),
-        (".w", Listed::Plain),
-        (".wh.a", Listed::Hides(name(b"a"))),
-        (".wh..a", Listed::Hides(name(b".a"))),
-        (".wh.", Listed::Private),
-        (".wh..", Listed::Private),
-        (".wh...", Listed::Private),
-        (".wh..wh..opq", Listed::Private),
-        (".wh..wh.aufs", Listed::Private),
-        (".wh..wh.plnk", Listed::Private),
-        (".wh..wh.h.0123", Listed::HidesLong),
+        ("a", NameMark::Plain),
+        (".wh", NameMark::Plain),
+        (".w", NameMark::Plain),
+        (".wh.a", NameMark::Hides(name(b"a"))),
+        (".wh..a", NameMark::Hides(name(b".a"))),
+        (".wh.", NameMark::Private),
+        (".wh..", NameMark::Private),
+        (".wh...", NameMark::Private),
+        (".wh..wh..opq", NameMark::Private),
+        (".wh..wh.aufs", NameMark::Private),
+        (".wh..wh.plnk", NameMark::Private),
+        (".wh..wh.h.0123", NameMark::HidesLong),
     ] {
         assert_eq!(listed(name(text.as_bytes())), wanted, "{text}");
-        assert_eq!(is_reserved(text.as_bytes()), wanted != Listed::Plain);
+        assert_eq!(is_reserved(text.as_bytes()), wanted != NameMark::Plain);
     }
 }
 
@@ -311,5 +311,5 @@ fn forms_read_what_they_write() {
     for text in ["wh", "chardev", "xattr"] {
         assert_eq!(text.parse::<Style>().unwrap().to_string(), text);
     }
-    assert!("aufs".parse::<Style>().unwrap_err().contains("there are wh, chardev and xattr"));
+    assert!("aufs".parse::<Style>().unwrap_err().to_string().contains("there are wh, chardev and xattr"));
 }

@@ -25,7 +25,7 @@ pub(crate) enum Value {
 
 /// A word that changes nothing: its name, its values, those that need no telling, and what is done
 /// instead.
-pub(crate) type Told = (&'static str, Value, &'static [&'static str], &'static str);
+pub(crate) type IgnoredWord = (&'static str, Value, &'static [&'static str], &'static str);
 
 /// As mergerfs has it, seconds.
 const SYMLINKIFY_TIMEOUT: u64 = 3600;
@@ -34,7 +34,7 @@ const THREADS: &str = "requests are served by as many threads as there are CPUs"
 const NO_EXDEV: &str = "files stay on their branch when they are renamed or get another name, so that there is no EXDEV to replace by a link";
 
 /// Words that are taken and change nothing.
-pub(crate) const TOLD: [Told; 27] = [
+pub(crate) const IGNORED_WORDS: [IgnoredWord; 27] = [
     ("threads", Value::Number, &["0"], THREADS),
     ("read-thread-count", Value::Number, &["0", "-1"], THREADS),
     ("process-thread-count", Value::Number, &["0", "-1"], THREADS),
@@ -125,7 +125,7 @@ pub(super) fn only_told(name: &str) -> bool {
     let is_of = |functions: &[&str]| name.strip_prefix("func.").is_some_and(|function| functions.contains(&function));
     let obeyed = ["func.getattr", "func.mkdir", "func.create"].contains(&name);
     !obeyed
-        && (TOLD.iter().any(|(known, ..)| same(name, known))
+        && (IGNORED_WORDS.iter().any(|(known, ..)| same(name, known))
             || is_of(&SEARCH)
             || is_of(&ACTION)
             || is_of(&["mknod", "symlink"]))
@@ -216,7 +216,7 @@ impl Words {
 
     /// What changes nothing, and what cannot be.
     fn told(&mut self, word: &Word<'_>, dashed: &str) -> Result<bool, ParseError> {
-        if let Some((_, values, silent, why)) = TOLD.iter().find(|(known, ..)| *known == dashed) {
+        if let Some((_, values, silent, why)) = IGNORED_WORDS.iter().find(|(known, ..)| *known == dashed) {
             let given = word.value.and_then(|value| value.to_str()).unwrap_or_default();
             values.check(word)?;
             if !silent.contains(&given) && !why.is_empty() {

@@ -48,43 +48,73 @@ impl FromStr for CreatePolicy {
             "mfsrr" => low(&arguments).map(|(low, hold)| CreatePolicy::MostFreeRoundRobin { low, hold }),
             "pmfs" => held(&arguments).map(|hold| CreatePolicy::ParentMostFree { hold }),
             "pmfsrr" => low(&arguments).map(|(low, hold)| CreatePolicy::ParentMostFreeRoundRobin { low, hold }),
-            "all" | "epall" => Err(format!(
-                "{name} would create on several branches; one operation writes to one branch, so write ff or epff"
-            )),
+            "all" | "epall" => Err(PolicyFault::SeveralBranches(name.to_owned())),
             _ => match POOL.iter().find(|(known, ..)| *known == name) {
                 Some((_, reach, preference)) => none(CreatePolicy::Pool(*reach, *preference), &arguments),
-                None => Err(format!(
-                    "there is no such policy; there are tdp, tdmfs:LOW[:SEC], rr, mfs[:SEC], mfsrr:LOW[:SEC], pmfs[:SEC], pmfsrr:LOW[:SEC], {}",
-                    pool_names()
-                )),
+                None => Err(PolicyFault::Unknown),
             },
         };
         policy.map_err(|why| ParseError::new(format!("create={}: {why}", text.escape_debug())))
     }
 }
 
-fn none(policy: CreatePolicy, arguments: &[&str]) -> Result<CreatePolicy, String> {
-    if arguments.is_empty() { Ok(policy) } else { Err("it takes nothing after the name".to_owned()) }
+/// Why the name or the arguments of a policy for new files are not taken.
+enum PolicyFault {
+    Unknown,
+    /// It is one of mergerfs that creates on several branches at once.
+    SeveralBranches(String),
+    TakesNothing,
+    TooMuch,
+    NotSeconds(String),
+    NeedsBytes,
+    NotBytes(ParseError),
+}
+
+impl fmt::Display for PolicyFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PolicyFault::Unknown => write!(
+                f,
+                "there is no such policy; there are tdp, tdmfs:LOW[:SEC], rr, mfs[:SEC], mfsrr:LOW[:SEC], pmfs[:SEC], pmfsrr:LOW[:SEC], {}",
+                pool_names()
+            ),
+            PolicyFault::SeveralBranches(name) => write!(
+                f,
+                "{name} would create on several branches; one operation writes to one branch, so write ff or epff"
+            ),
+            PolicyFault::TakesNothing => f.write_str("it takes nothing after the name"),
+            PolicyFault::TooMuch => f.write_str("there is too much after the name"),
+            PolicyFault::NotSeconds(text) => {
+                write!(f, "\"{}\" is no number of seconds from 0 to {}", text.escape_debug(), Hold::MAX)
+            }
+            PolicyFault::NeedsBytes => f.write_str("it needs a number of bytes, as in tdmfs:10G"),
+            PolicyFault::NotBytes(why) => why.fmt(f),
+        }
+    }
+}
+
+fn none(policy: CreatePolicy, arguments: &[&str]) -> Result<CreatePolicy, PolicyFault> {
+    if arguments.is_empty() { Ok(policy) } else { Err(PolicyFault::TakesNothing) }
 }
 
 /// `[:SEC]`.
-fn held(arguments: &[&str]) -> Result<Hold, String> {
+fn held(arguments: &[&str]) -> Result<Hold, PolicyFault> {
     match arguments {
         [] => Ok(Hold::DEFAULT),
         [seconds] => match seconds.parse() {
             Ok(seconds) if seconds <= Hold::MAX => Ok(Hold(seconds)),
-            _ => Err(format!("\"{}\" is no number of seconds from 0 to {}", seconds.escape_debug(), Hold::MAX)),
+            _ => Err(PolicyFault::NotSeconds((*seconds).to_owned())),
         },
-        _ => Err("there is too much after the name".to_owned()),
+        _ => Err(PolicyFault::TooMuch),
     }
 }
 
 /// `:LOW[:SEC]`.
-fn low(arguments: &[&str]) -> Result<(u64, Hold), String> {
+fn low(arguments: &[&str]) -> Result<(u64, Hold), PolicyFault> {
     let [low, rest @ ..] = arguments else {
-        return Err("it needs a number of bytes, as in tdmfs:10G".to_owned());
+        return Err(PolicyFault::NeedsBytes);
     };
-    Ok((parse_size(low).map_err(|error| error.to_string())?, held(rest)?))
+    Ok((parse_size(low).map_err(PolicyFault::NotBytes)?, held(rest)?))
 }
 
 impl fmt::Display for CreatePolicy {

@@ -99,8 +99,8 @@ impl Routes {
         found.collect::<Result<_, _>>().map(Routes)
     }
 
-    /// The same routes after branches have changed places: `place` tells where one has gone, if it
-    /// is still there. A route to a branch that was not there finds it by its name.
+    /// These routes after branches have changed places: `place` tells where one has gone, if it is
+    /// still there. A route to a branch that was not there finds it by its name.
     pub(crate) fn moved(&self, place: &dyn Fn(usize) -> Option<usize>, names: &[PathBuf]) -> Routes {
         let found = self.0.iter().map(|(route, branch)| match &route.target {
             Target::Policy(_) => (route.clone(), None),

@@ -14,13 +14,13 @@ const HALF: f64 = 86_400.0;
 /// The most files that are counted; the coldest half is forgotten when there are more.
 const MOST: usize = 65_536;
 
-struct Record {
+struct FileHeat {
     heat: f64,
     at: Duration,
     path: Box<[u8]>,
 }
 
-impl Record {
+impl FileHeat {
     fn now(&self, now: Duration) -> f64 {
         self.heat * (-now.saturating_sub(self.at).as_secs_f64() / HALF).exp2()
     }
@@ -30,7 +30,7 @@ impl Record {
 #[derive(Default)]
 pub(crate) struct Heat {
     is_on: AtomicBool,
-    records: Mutex<HashMap<FileId, Record>>,
+    records: Mutex<HashMap<FileId, FileHeat>>,
 }
 
 impl Heat {
@@ -67,7 +67,7 @@ impl Heat {
                 !goes
             });
         }
-        records.insert(id, Record { heat: 1.0, at: now, path: path.into() });
+        records.insert(id, FileHeat { heat: 1.0, at: now, path: path.into() });
     }
 
     /// How much a file is used.
@@ -87,10 +87,7 @@ impl Heat {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn id(ino: u64) -> FileId {
-        FileId { fs: 0, ino, generation: 1 }
-    }
+    use crate::identity::file_of_test as id;
 
     #[test]
     fn opens_add_up_and_fade() {

@@ -11,10 +11,10 @@ use crate::{
     branches::Branch,
     control::Control,
     drain::Left,
-    linked::Scans,
+    hardlinks::relocate::Scans,
     node::UnionNode,
     relocate::{Goal, Stay},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use hashbrown::HashSet;
 use nacre_vfs::{Errno, Kind, Result};
@@ -31,7 +31,7 @@ use std::{
 /// The most files that one run decides on.
 const MOST: usize = 100_000;
 /// What is told at most of what stays.
-const TOLD: usize = 1_000;
+const LEFT_MAX: usize = 1_000;
 /// How long a pause is taken in one piece: nobody who wants to change branches waits longer.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -138,7 +138,7 @@ pub(crate) fn now() -> Duration {
 }
 
 /// Starts the thread, once there is something for it to do.
-pub(crate) fn start(shared: &Arc<Shared>) {
+pub(crate) fn start(shared: &Arc<UnionShared>) {
     let tiering = &shared.tiering;
     tiering.heat.set(shared.tiers().len() > 1 && tiering.rules.lock().heat.is_some());
     {
@@ -156,7 +156,7 @@ pub(crate) fn start(shared: &Arc<Shared>) {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a thread that looks from time to time")]
-fn work(shared: &Weak<Shared>) {
+fn work(shared: &Weak<UnionShared>) {
     // Short pauses, as nobody tells the thread that the union is gone.
     const LOOK: Duration = Duration::from_secs(1);
     // A union that has just been mounted has better things to do.
@@ -230,7 +230,7 @@ impl Control {
         self.tier_run_at(now(), dry, progress)
     }
 
-    /// The same at another time.
+    /// Does what [`Control::tier_run`] does, as if it were another time.
     ///
     /// # Errors
     /// As [`Control::tier_run`].
@@ -344,7 +344,7 @@ impl Control {
         for step in steps {
             let (Some(file), Some(to)) = (files.get(step.file), tiers.get(step.to)) else { continue };
             let moved =
-                self.carry((file, to), &mut scans, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
+                self.carry(file, to, &mut scans, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
             match moved {
                 Ok(bytes) => {
                     report.moved += 1;
@@ -357,7 +357,7 @@ impl Control {
                     report.stopped = true;
                     return;
                 }
-                Err(why) if report.left.len() < TOLD => {
+                Err(why) if report.left.len() < LEFT_MAX => {
                     report.left.push(Left { path: file.path.clone(), why: why.to_string() })
                 }
                 Err(_) => {}
@@ -369,7 +369,8 @@ impl Control {
     #[expect(clippy::disallowed_methods, reason = "whoever changes the branches is let go first")]
     fn carry(
         &self,
-        (file, to): (&Candidate, &Arc<Branch>),
+        file: &Candidate,
+        to: &Arc<Branch>,
         scans: &mut Scans,
         pace: &mut dyn FnMut(u64) -> bool,
     ) -> Result<u64, Stay> {
@@ -381,7 +382,7 @@ impl Control {
                     return Err(Stay::Changed);
                 }
                 let node = self.find(&file.path)?;
-                let wanted = &self.shared.wanted;
+                let wanted = &self.shared.membership.wanted;
                 let mut pace = |bytes: u64| {
                     let goes_on = pace(bytes);
                     stop |= !goes_on && wanted.load(Ordering::Relaxed) == 0;
@@ -408,11 +409,11 @@ impl Rate {
     /// Waits until these bytes may be copied; false where somebody wants to change the branches
     /// meanwhile.
     #[expect(clippy::disallowed_methods, reason = "keeps to a rate")]
-    fn wait(&mut self, bytes: u64, shared: &Shared) -> bool {
+    fn wait(&mut self, bytes: u64, shared: &UnionShared) -> bool {
         let Some(rate) = self.rate else { return true };
         let due = Duration::from_secs_f64(self.bytes as f64 / rate as f64);
         while self.start.elapsed() < due {
-            if shared.wanted.load(Ordering::Relaxed) > 0 {
+            if shared.membership.wanted.load(Ordering::Relaxed) > 0 {
                 return false;
             }
             std::thread::sleep(PAUSE.min(due.saturating_sub(self.start.elapsed())));
@@ -422,8 +423,8 @@ impl Rate {
     }
 }
 
-impl Shared {
-    fn control(self: &Arc<Shared>) -> Control {
+impl UnionShared {
+    fn control(self: &Arc<UnionShared>) -> Control {
         Control { shared: Arc::clone(self) }
     }
 
@@ -469,7 +470,7 @@ impl Shared {
 
     /// The files on a tier.
     fn candidates(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         tiers: &[Arc<Branch>],
         tier: usize,
         now: Duration,
@@ -512,7 +513,7 @@ impl Shared {
     }
 
     /// The names of a directory that may be on a branch; none where it is gone.
-    fn names_under(self: &Arc<Shared>, path: &[u8], branch: &Branch) -> Vec<Vec<u8>> {
+    fn names_under(self: &Arc<UnionShared>, path: &[u8], branch: &Branch) -> Vec<Vec<u8>> {
         let _branches = self.gate.read();
         let found = self.control().find(path);
         found.and_then(|directory| self.names_on(&directory, branch)).unwrap_or_default()

@@ -34,14 +34,14 @@ type Act = Box<dyn FnOnce() + Send>;
 
 /// What happens on all branches.
 #[derive(Default)]
-pub struct Record {
+pub struct EventLog {
     events: Mutex<Vec<Event>>,
     failing: [AtomicBool; 4],
     at_open: Mutex<Option<(usize, Act)>>,
 }
 
-impl Record {
-    pub fn new() -> Arc<Record> {
+impl EventLog {
+    pub fn new() -> Arc<EventLog> {
         Arc::default()
     }
 
@@ -85,7 +85,7 @@ pub fn assert_durable_before(events: &[Event], first: &Event, second: &Event) {
 pub struct Recorded {
     pub below: Arc<dyn Layer>,
     pub branch: usize,
-    pub record: Arc<Record>,
+    pub record: Arc<EventLog>,
 }
 
 impl Recorded {

@@ -9,10 +9,10 @@
 use crate::{
     branches::Branch,
     listing::{Present, Request},
-    lookup::Found,
+    lookup::FoundFile,
     node::{Part, Redirect, UnionNode, View},
     remove::{lock_names, source},
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Entry, Errno, Kind, Name, Result};
 use std::sync::Arc;
@@ -28,13 +28,13 @@ struct Budget {
 }
 
 /// Collects the names that may not be on one branch alone.
-struct Names {
+struct NamesElsewhere {
     /// Which of the sources is that branch.
     home: Option<usize>,
     names: Vec<Vec<u8>>,
 }
 
-impl Present for Names {
+impl Present for NamesElsewhere {
     fn present(
         &mut self,
         source: Option<usize>,
@@ -51,14 +51,14 @@ impl Present for Names {
     }
 }
 
-impl Shared {
+impl UnionShared {
     /// What can be seen in a directory and may be, all or in part, on other branches than this one.
     fn names_elsewhere(&self, directory: &UnionNode, branch: &Branch) -> Result<Vec<Vec<u8>>> {
         let parts = directory.parts();
         let sources: Vec<_> = parts.iter().map(source).collect();
         let marks = parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
         let home = parts.iter().position(|part| part.branch.index() == branch.index());
-        let mut names = Names { home, names: Vec::new() };
+        let mut names = NamesElsewhere { home, names: Vec::new() };
         let request =
             Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
         self.listings.list(&marks, &request, &sources, &mut names)?;
@@ -69,9 +69,9 @@ impl Shared {
     ///
     /// # Errors
     /// EXDEV where too much would have to be copied, and what copying may answer.
-    pub(crate) fn make_whole(self: &Arc<Shared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
+    pub(crate) fn copy_up_dir(self: &Arc<UnionShared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         let mut budget = Budget { entries: self.options.directory_copy_limit, levels: LEVELS };
-        self.make_whole_within(directory, branch, &mut budget)
+        self.copy_up_dir_within(directory, branch, &mut budget)
     }
 
     /// Whether bringing a directory together on a branch would copy no more than is allowed.
@@ -83,7 +83,8 @@ impl Shared {
             let view = directory.view();
             for name in self.names_elsewhere(&directory, branch)? {
                 let name = Name::new(&name)?;
-                let Some(found) = self.sight(&OWN, &view, name)?.found.filter(|found| !is_whole(found, branch)) else {
+                let Some(found) = self.sight(&OWN, &view, name)?.found.filter(|found| !is_complete_on(found, branch))
+                else {
                     continue;
                 };
                 if left == 0 {
@@ -98,8 +99,8 @@ impl Shared {
         Ok(true)
     }
 
-    fn make_whole_within(
-        self: &Arc<Shared>,
+    fn copy_up_dir_within(
+        self: &Arc<UnionShared>,
         directory: &Arc<UnionNode>,
         branch: &Arc<Branch>,
         budget: &mut Budget,
@@ -109,7 +110,7 @@ impl Shared {
             for name in self.names_elsewhere(directory, branch)? {
                 self.bring(directory, Name::new(&name)?, branch, budget)?;
             }
-            let _tree = self.tree.lock();
+            let _tree = self.tree.lock.lock();
             let _names = lock_names(&[directory]);
             if directory.is_gone() {
                 return Err(Errno::ENOENT);
@@ -118,7 +119,7 @@ impl Shared {
             let mut complete = true;
             for name in self.names_elsewhere(directory, branch)? {
                 let found = self.sight(&OWN, &view, Name::new(&name)?)?.found;
-                complete &= found.is_none_or(|found| is_whole(&found, branch));
+                complete &= found.is_none_or(|found| is_complete_on(&found, branch));
             }
             if complete {
                 let part = Part { redirect: Redirect::None, ..view.on(branch).cloned().ok_or(Errno::ESTALE)? };
@@ -131,7 +132,7 @@ impl Shared {
 
     /// Brings one name to the branch.
     fn bring(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         directory: &Arc<UnionNode>,
         name: Name<'_>,
         branch: &Arc<Branch>,
@@ -141,7 +142,7 @@ impl Shared {
             let _names = directory.names.read();
             let view: View = directory.view();
             let Some(found) = self.sight(&OWN, &view, name)?.found else { return Ok(()) };
-            if is_whole(&found, branch) {
+            if is_complete_on(&found, branch) {
                 return Ok(());
             }
             self.known(directory, name, found)?
@@ -149,7 +150,7 @@ impl Shared {
         budget.entries = budget.entries.checked_sub(1).ok_or(Errno::EXDEV)?;
         if node.kind == Kind::Directory {
             budget.levels = budget.levels.checked_sub(1).ok_or(Errno::EXDEV)?;
-            self.make_whole_within(&node, branch, budget)?;
+            self.copy_up_dir_within(&node, branch, budget)?;
             budget.levels += 1;
             return Ok(());
         }
@@ -162,6 +163,6 @@ impl Shared {
 }
 
 /// Whether nothing of it is on another branch.
-fn is_whole(found: &Found, branch: &Branch) -> bool {
+fn is_complete_on(found: &FoundFile, branch: &Branch) -> bool {
     matches!(found.parts.as_slice(), [part] if part.branch.index() == branch.index())
 }

@@ -11,14 +11,14 @@
 
 use crate::{
     branches::Branch,
+    hardlinks::index::{HardlinkIndex, index_directory, index_entry, remove},
+    hardlinks::relocate::{HardlinkName, LinkScan, lock_listings},
     identity::Identities,
-    linked::{Home, LinkScan, lock_listings},
-    links::{Links, entry_of, links_of, remove},
     marks,
     node::Part,
     remove::lock_names,
     rename::uncover,
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use hashbrown::HashMap;
 use nacre_vfs::{Attr, Errno, FileId, Kind, Name, OpenFlags, RenameFlags, Result};
@@ -49,12 +49,12 @@ struct Moving {
 
 /// All of them, by the original's own number.
 #[derive(Default)]
-pub(crate) struct Moved {
+pub(crate) struct Journal {
     any: AtomicBool,
     originals: RwLock<HashMap<FileId, Moving>>,
 }
 
-impl Moved {
+impl Journal {
     fn insert(&self, own: FileId, moving: Moving) {
         self.originals.write().insert(own, moving);
         self.any.store(true, Ordering::Release);
@@ -95,7 +95,7 @@ impl Moved {
     }
 
     /// These and no others.
-    pub(crate) fn replace(&self, other: Moved) {
+    pub(crate) fn replace(&self, other: Journal) {
         *self.originals.write() = other.originals.into_inner();
         self.any.store(other.any.into_inner(), Ordering::Release);
     }
@@ -115,28 +115,44 @@ impl Moved {
     }
 }
 
+/// A copy that is to stand for an original.
+pub(crate) struct StandIn<'a> {
+    /// The file's number in the union.
+    pub(crate) id: FileId,
+    pub(crate) original: &'a Part,
+    pub(crate) copy: &'a Part,
+    /// The copy's name in the work directory of its branch.
+    pub(crate) temporary: Name<'a>,
+    /// All names of the original, from the top directory down.
+    pub(crate) paths: &'a [Vec<u8>],
+    /// How many there are, one in the hard-link index included.
+    pub(crate) names: u32,
+    /// Whether every step is made durable.
+    pub(crate) sync: bool,
+}
+
 /// The name of a copy or list in an index.
 fn entry_name(identities: &Identities, own: FileId, ending: &str) -> Vec<u8> {
-    let mut name = entry_of(identities, own);
+    let mut name = index_entry(identities, own);
     name.extend_from_slice(ending.as_bytes());
     name
 }
 
-impl Links {
+impl HardlinkIndex {
     /// The copy that stands for a part.
     ///
     /// # Errors
     /// What the storage says.
     pub(crate) fn stand_in(&self, part: &Part) -> Result<Option<Part>> {
-        if self.moved.is_idle() {
+        if self.journal.is_idle() {
             return Ok(None);
         }
         let own = self.identities.of(part.id);
-        let copy = self.moved.originals.read().get(&own).map(|moving| moving.copy.clone());
+        let copy = self.journal.originals.read().get(&own).map(|moving| moving.copy.clone());
         let Some(copy) = copy else { return Ok(None) };
         // By a name that lasts, as for other copies.
         let entry = entry_name(&self.identities, own, COPY);
-        match copy.branch.layer.lookup(&OWN, links_of(&copy.branch)?, Name::new(&entry)?) {
+        match copy.branch.layer.lookup(&OWN, index_directory(&copy.branch)?, Name::new(&entry)?) {
             Ok(found) if found.attr.id == copy.id => Ok(Some(Part::new(&copy.branch, found.node, copy.id))),
             Ok(_) | Err(Errno::ENOENT) => Ok(Some(copy)),
             Err(error) => Err(error),
@@ -145,14 +161,14 @@ impl Links {
 
     /// A copy that was found in the index of a branch when it was read.
     pub(crate) fn load_moved(&self, branch: &Arc<Branch>, own: FileId, name: Name<'_>) -> Result<()> {
-        let found = match branch.layer.lookup(&OWN, links_of(branch)?, name) {
+        let found = match branch.layer.lookup(&OWN, index_directory(branch)?, name) {
             Err(Errno::ENOENT) => return Ok(()),
             other => other?,
         };
         let copy = Part::new(branch, found.node, found.attr.id);
         let id = crate::identity::origin(&self.identities, branch, &copy.node, copy.id)?
             .unwrap_or_else(|| self.identities.of(copy.id));
-        self.moved.insert(own, Moving { id, copy, left: 0, active: false });
+        self.journal.insert(own, Moving { id, copy, left: 0, active: false });
         Ok(())
     }
 
@@ -175,7 +191,14 @@ impl Links {
         };
         let name = entry_name(&self.identities, own, LIST);
         let placed = written.and_then(|()| {
-            layer.rename(&OWN, &work.directory, temporary.name()?, links_of(branch)?, Name::new(&name)?, RenameFlags(0))
+            layer.rename(
+                &OWN,
+                &work.directory,
+                temporary.name()?,
+                index_directory(branch)?,
+                Name::new(&name)?,
+                RenameFlags(0),
+            )
         });
         if placed.is_err()
             && let Err(error) = layer.unlink(&OWN, &work.directory, temporary.name()?)
@@ -189,7 +212,7 @@ impl Links {
     fn read_list(&self, branch: &Branch, own: FileId) -> Result<Vec<Vec<u8>>> {
         let name = entry_name(&self.identities, own, LIST);
         let layer = &branch.layer;
-        let found = match layer.lookup(&OWN, links_of(branch)?, Name::new(&name)?) {
+        let found = match layer.lookup(&OWN, index_directory(branch)?, Name::new(&name)?) {
             Err(Errno::ENOENT) => return Ok(Vec::new()),
             other => other?,
         };
@@ -211,18 +234,13 @@ impl Links {
     ///
     /// # Errors
     /// What the storage says: then nothing has changed.
-    pub(crate) fn stand_for(
-        &self,
-        (original, id): (&Part, FileId),
-        (copy, temporary): (&Part, Name<'_>),
-        paths: &[Vec<u8>],
-        (names, sync): (u32, bool),
-    ) -> Result<()> {
+    pub(crate) fn stand_for(&self, stand_in: &StandIn<'_>) -> Result<()> {
+        let StandIn { id, original, copy, temporary, paths, names, sync } = *stand_in;
         let own = self.identities.of(original.id);
         let (branch, layer) = (&copy.branch, &copy.branch.layer);
         self.write_list(branch, own, &paths.join(&0), sync)?;
         let entry = entry_name(&self.identities, own, COPY);
-        let (directory, entry) = (links_of(branch)?, Name::new(&entry)?);
+        let (directory, entry) = (index_directory(branch)?, Name::new(&entry)?);
         let durable = if sync { layer.fsyncdir(&OWN, directory, false) } else { Ok(()) };
         if let Err(error) = durable
             .and_then(|()| layer.rename(&OWN, &branch.work()?.directory, temporary, directory, entry, RenameFlags(0)))
@@ -230,7 +248,7 @@ impl Links {
             remove(branch, &entry_name(&self.identities, own, LIST))?;
             return Err(error);
         }
-        self.moved.insert(own, Moving { id, copy: copy.clone(), left: names, active: true });
+        self.journal.insert(own, Moving { id, copy: copy.clone(), left: names, active: true });
         match layer.lookup(&OWN, directory, entry) {
             Ok(fresh) => layer.adopt(&copy.node, &fresh.node),
             // It is there all the same: whoever has the file open tries again when he uses it.
@@ -242,7 +260,7 @@ impl Links {
     /// No name leads to the original any more.
     pub(crate) fn stands_alone(&self, own: FileId, copy: &Part) -> Result<()> {
         remove(&copy.branch, &entry_name(&self.identities, own, COPY))?;
-        self.moved.remove(own);
+        self.journal.remove(own);
         remove(&copy.branch, &entry_name(&self.identities, own, LIST))
     }
 }
@@ -256,7 +274,7 @@ struct Old {
 /// The original in the hard-link index of a branch: its name there, and how many names it has.
 type Indexed = (Arc<Branch>, Vec<u8>, u32);
 
-impl Shared {
+impl UnionShared {
     /// Whether files on branches are as their names say, after what has been interrupted has been
     /// ended as far as possible. No lock is held.
     ///
@@ -264,7 +282,7 @@ impl Shared {
     /// EIO while the file in question is on its way, and its storage fails.
     pub(crate) fn settled(&self, id: FileId) -> Result<()> {
         self.settle();
-        if self.links.moved.holds(id) { Err(Errno::EIO) } else { Ok(()) }
+        if self.hardlinks.journal.holds(id) { Err(Errno::EIO) } else { Ok(()) }
     }
 
     /// Ends what has been interrupted as far as possible. No lock is held.
@@ -279,13 +297,13 @@ impl Shared {
     /// # Errors
     /// What the storage says; the names show the copies all the same.
     pub(crate) fn finish_moves(&self) -> Result<()> {
-        if self.links.moved.is_idle() {
+        if self.hardlinks.journal.is_idle() {
             return Ok(());
         }
-        for (own, moving) in self.links.moved.all() {
-            if self.links.moved.set_active(own, true) {
+        for (own, moving) in self.hardlinks.journal.all() {
+            if self.hardlinks.journal.set_active(own, true) {
                 let done = self.finish_move(own, &moving);
-                self.links.moved.set_active(own, false);
+                self.hardlinks.journal.set_active(own, false);
                 done?;
             }
         }
@@ -294,11 +312,11 @@ impl Shared {
 
     /// Whether a copy on this branch still stands for an original.
     pub(crate) fn has_moves_to(&self, branch: &Branch) -> bool {
-        self.links.moved.all().iter().any(|(_, moving)| moving.copy.branch.slot == branch.slot)
+        self.hardlinks.journal.all().iter().any(|(_, moving)| moving.copy.branch.slot == branch.slot)
     }
 
     fn finish_move(&self, own: FileId, moving: &Moving) -> Result<()> {
-        let mut paths = self.links.read_list(&moving.copy.branch, own)?;
+        let mut paths = self.hardlinks.read_list(&moving.copy.branch, own)?;
         let mut looked_everywhere = false;
         loop {
             let mut homes = Vec::new();
@@ -309,13 +327,13 @@ impl Shared {
             let _unlisted = lock_listings(&parents);
             let _names = lock_names(&parents);
             if self.carry_names(own, &moving.copy, &homes)? || looked_everywhere {
-                return self.links.stands_alone(own, &moving.copy);
+                return self.hardlinks.stands_alone(own, &moving.copy);
             }
             // Names have changed since the list was written.
             paths = self.names_of_original(own, &moving.copy)?;
             looked_everywhere = true;
             if paths.is_empty() {
-                return self.links.stands_alone(own, &moving.copy);
+                return self.hardlinks.stands_alone(own, &moving.copy);
             }
         }
     }
@@ -330,17 +348,17 @@ impl Shared {
     }
 
     /// The directory of a path, and the last name in it; `None` where there is none.
-    pub(crate) fn home_of(&self, path: &[u8]) -> Result<Option<Home>> {
+    pub(crate) fn home_of(&self, path: &[u8]) -> Result<Option<HardlinkName>> {
         let mut at = Arc::clone(&self.root);
         let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).peekable();
         while let Some(name) = names.next() {
             if names.peek().is_none() {
-                return Ok(Some(Home { parent: at, name: name.to_vec() }));
+                return Ok(Some(HardlinkName { parent: at, name: name.to_vec() }));
             }
-            self.renew(&at)?;
+            self.revalidate(&at)?;
             let _names = at.names.read();
             let found =
-                self.sight(&OWN, &at.view(), Name::new(name)?)?.found.filter(crate::lookup::Found::is_directory);
+                self.sight(&OWN, &at.view(), Name::new(name)?)?.found.filter(crate::lookup::FoundFile::is_directory);
             let Some(found) = found else { return Ok(None) };
             let next = self.known(&at, Name::new(name)?, found)?;
             drop(_names);
@@ -351,10 +369,10 @@ impl Shared {
 
     /// Gives a copy all names of its original, which then go; answers whether none leads there any
     /// more. The names of all homes are held.
-    pub(crate) fn carry_names(&self, own: FileId, copy: &Part, homes: &[Home]) -> Result<bool> {
+    pub(crate) fn carry_names(&self, own: FileId, copy: &Part, homes: &[HardlinkName]) -> Result<bool> {
         let target = &copy.branch;
         if self.options.sync {
-            target.layer.fsyncdir(&OWN, links_of(target)?, false)?;
+            target.layer.fsyncdir(&OWN, index_directory(target)?, false)?;
         }
         let olds = homes.iter().map(|home| self.old_name(own, copy, home)).collect::<Result<Vec<_>>>()?;
         let mut left = 0;
@@ -362,17 +380,17 @@ impl Shared {
             left += u32::from(old.is_some() && !self.has_name(copy, home)?);
         }
         let indexed = self.old_entry(own, copy, &olds)?;
-        self.links.moved.set_left(own, left + u32::from(indexed.is_some()));
+        self.hardlinks.journal.set_left(own, left + u32::from(indexed.is_some()));
         for (home, _) in homes.iter().zip(&olds).filter(|(_, old)| old.is_some()) {
             self.link_copy(own, copy, home)?;
         }
         if let Some((_, entry, _)) = &indexed {
             self.index_copy(own, copy, entry)?;
         } else if let Some(id) = self.moving_id(own)
-            && self.links.indexed(id).is_some_and(|known| self.identities.of(known.id) == own)
+            && self.hardlinks.indexed(id).is_some_and(|known| self.identities.of(known.id) == own)
         {
             // An earlier attempt came so far.
-            self.links.is_now_on(id, copy);
+            self.hardlinks.is_now_on(id, copy);
         }
         self.sync_homes(homes.iter().filter_map(|home| home.parent.part_on(target)))?;
         let (mut removed, mut count) = (0, 0);
@@ -396,7 +414,7 @@ impl Shared {
             && homes.iter().try_fold(true, |all, home| Ok::<_, Errno>(all && self.has_name(copy, home)?))?)
     }
 
-    fn remove_old(&self, copy: &Part, home: &Home, old: &Old) -> Result<()> {
+    fn remove_old(&self, copy: &Part, home: &HardlinkName, old: &Old) -> Result<()> {
         let target = &copy.branch;
         let name = Name::new(&home.name)?;
         let new_home = home.parent.part_on(target).ok_or(Errno::ESTALE)?;
@@ -416,7 +434,7 @@ impl Shared {
     }
 
     fn moving_id(&self, own: FileId) -> Option<FileId> {
-        self.links.moved.originals.read().get(&own).map(|moving| moving.id)
+        self.hardlinks.journal.originals.read().get(&own).map(|moving| moving.id)
     }
 
     fn sync_homes(&self, homes: impl Iterator<Item = Part>) -> Result<()> {
@@ -433,7 +451,7 @@ impl Shared {
         Ok(())
     }
 
-    fn old_name(&self, own: FileId, copy: &Part, home: &Home) -> Result<Option<Old>> {
+    fn old_name(&self, own: FileId, copy: &Part, home: &HardlinkName) -> Result<Option<Old>> {
         for part in
             home.parent.parts().iter().filter(|part| part.branch.is_writable() && part.branch.slot != copy.branch.slot)
         {
@@ -451,13 +469,13 @@ impl Shared {
     /// The original's place in the hard-link index of its branch.
     fn old_entry(&self, own: FileId, copy: &Part, olds: &[Option<Old>]) -> Result<Option<Indexed>> {
         let Some(id) = self.moving_id(own) else { return Ok(None) };
-        let entry = entry_of(&self.identities, id);
+        let entry = index_entry(&self.identities, id);
         let known = olds.iter().flatten().map(|old| Arc::clone(&old.home.branch)).next();
         let branches = self.branches();
         let all =
             branches.iter().filter(|branch| branch.is_writable() && branch.slot != copy.branch.slot).map(Arc::clone);
         for branch in known.into_iter().chain(all) {
-            let Some(directory) = branch.links() else { continue };
+            let Some(directory) = branch.hardlink_index() else { continue };
             match branch.layer.lookup(&OWN, directory, Name::new(&entry)?) {
                 Ok(found) if self.identities.of(found.attr.id) == own => {
                     return Ok(Some((Arc::clone(&branch), entry, found.attr.nlink)));
@@ -469,7 +487,7 @@ impl Shared {
         Ok(None)
     }
 
-    fn has_name(&self, copy: &Part, home: &Home) -> Result<bool> {
+    fn has_name(&self, copy: &Part, home: &HardlinkName) -> Result<bool> {
         let Some(part) = home.parent.part_on(&copy.branch) else { return Ok(false) };
         match part.branch.layer.lookup(&OWN, &part.node, Name::new(&home.name)?) {
             Ok(found) => Ok(found.attr.id == copy.id),
@@ -478,7 +496,7 @@ impl Shared {
         }
     }
 
-    fn link_copy(&self, own: FileId, copy: &Part, home: &Home) -> Result<()> {
+    fn link_copy(&self, own: FileId, copy: &Part, home: &HardlinkName) -> Result<()> {
         if self.has_name(copy, home)? {
             return Ok(());
         }
@@ -487,7 +505,7 @@ impl Shared {
         let before = layer.getattr(&OWN, &part.node, None)?;
         self.mark_home(&home.parent, &part)?;
         let linked = layer.link(&OWN, &copy.node, None, &part.node, Name::new(&home.name)?)?;
-        self.links.moved.linked(own);
+        self.hardlinks.journal.linked(own);
         layer.adopt(&copy.node, &linked.node);
         self.tidy_parent(&part, &part, &before);
         Ok(())
@@ -495,7 +513,7 @@ impl Shared {
 
     /// The copy takes the original's place in the hard-link index.
     fn index_copy(&self, own: FileId, copy: &Part, entry: &[u8]) -> Result<()> {
-        let (layer, directory, name) = (&copy.branch.layer, links_of(&copy.branch)?, Name::new(entry)?);
+        let (layer, directory, name) = (&copy.branch.layer, index_directory(&copy.branch)?, Name::new(entry)?);
         match layer.lookup(&OWN, directory, name) {
             Ok(found) if found.attr.id == copy.id => {}
             // Of an older copy that nothing shows any more.
@@ -506,18 +524,18 @@ impl Shared {
             Err(Errno::ENOENT) => drop(layer.link(&OWN, &copy.node, None, directory, name)?),
             Err(error) => return Err(error),
         }
-        self.links.moved.linked(own);
+        self.hardlinks.journal.linked(own);
         if let Some(id) = self.moving_id(own) {
-            self.links.is_now_on(id, copy);
+            self.hardlinks.is_now_on(id, copy);
         }
         Ok(())
     }
 
     /// What is shown for a part that a look-up has found.
     pub(crate) fn shown_for(&self, id: FileId, part: &Part) -> Result<Option<Part>> {
-        let stand_in = self.links.stand_in(part)?;
-        match self.links.copy(id, part.branch.index())? {
-            Some(copy) => Ok(Some(self.links.stand_in(&copy)?.unwrap_or(copy))),
+        let stand_in = self.hardlinks.stand_in(part)?;
+        match self.hardlinks.copy(id, part.branch.index())? {
+            Some(copy) => Ok(Some(self.hardlinks.stand_in(&copy)?.unwrap_or(copy))),
             None => Ok(stand_in),
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     marks,
     node::{Part, UnionNode},
     remove::source,
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Entry, Errno, Kind, Name, Result};
 use std::sync::Arc;
@@ -23,20 +23,20 @@ const NAMED: usize = 3;
 
 /// What would be missed.
 #[derive(Debug, Default)]
-pub(crate) struct Sole {
-    shown: Names,
-    hidden: Names,
+pub(crate) struct RemovalCheck {
+    shown: MissedNames,
+    hidden: MissedNames,
     /// Names looked at.
     pub(crate) looked_at: usize,
 }
 
 #[derive(Debug, Default)]
-struct Names {
+struct MissedNames {
     count: usize,
     examples: Vec<Vec<u8>>,
 }
 
-impl Names {
+impl MissedNames {
     fn add(&mut self, path: impl FnOnce() -> Vec<u8>) {
         self.count += 1;
         if self.examples.len() < NAMED {
@@ -53,7 +53,7 @@ impl Names {
     }
 }
 
-impl Sole {
+impl RemovalCheck {
     fn is_enough(&self) -> bool {
         self.shown.count.max(self.hidden.count) >= MOST
     }
@@ -104,37 +104,37 @@ impl Present for Collected {
     }
 }
 
-impl Shared {
+impl UnionShared {
     /// What users would miss without a branch. `step` is called for each directory and returns what
     /// keeps the branches as they are meanwhile.
     ///
     /// # Errors
     /// What the branches say.
-    pub(crate) fn sole<G>(&self, branch: &Arc<Branch>, step: impl Fn() -> G) -> Result<Sole> {
-        let mut sole = Sole::default();
+    pub(crate) fn check_removal<G>(&self, branch: &Arc<Branch>, step: impl Fn() -> G) -> Result<RemovalCheck> {
+        let mut check = RemovalCheck::default();
         let mut waiting = vec![Arc::clone(&self.root)];
         while let Some(directory) = waiting.pop() {
             let _step = step();
-            match self.sole_in(&directory, branch, &mut sole, &mut waiting) {
+            match self.check_removal_in(&directory, branch, &mut check, &mut waiting) {
                 // Removed meanwhile.
                 Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => {}
                 Err(error) => return Err(error),
             }
-            if sole.is_enough() {
+            if check.is_enough() {
                 break;
             }
         }
-        Ok(sole)
+        Ok(check)
     }
 
-    fn sole_in(
+    fn check_removal_in(
         &self,
         directory: &Arc<UnionNode>,
         branch: &Arc<Branch>,
-        sole: &mut Sole,
+        check: &mut RemovalCheck,
         waiting: &mut Vec<Arc<UnionNode>>,
     ) -> Result<()> {
-        self.renew(directory)?;
+        self.revalidate(directory)?;
         let _names = directory.names.read();
         let Some(part) = directory.part_on(branch) else { return Ok(()) };
         let mut names = Collected(Vec::new());
@@ -144,7 +144,7 @@ impl Shared {
         let view = directory.view();
         for bytes in names.0 {
             let name = Name::new(&bytes)?;
-            sole.looked_at += 1;
+            check.looked_at += 1;
             let Some(found) = self.sight(&OWN, &view, name)?.found else { continue };
             let Some(there) = found.parts.iter().find(|found| found.branch.slot == branch.slot).cloned() else {
                 continue;
@@ -152,20 +152,20 @@ impl Shared {
             let is_only = found.parts.len() == 1;
             if found.is_directory() {
                 if self.ends_here(directory, &part, &there, name)? {
-                    sole.hidden.add(|| path_in(directory, &bytes));
+                    check.hidden.add(|| path_in(directory, &bytes));
                 }
                 waiting.push(self.known(directory, name, found)?);
             }
             if is_only {
-                sole.shown.add(|| path_in(directory, &bytes));
+                check.shown.add(|| path_in(directory, &bytes));
             }
         }
         for bytes in self.hidden_by(&part)? {
             let name = Name::new(&bytes)?;
-            sole.looked_at += 1;
+            check.looked_at += 1;
             let hides = self.sight(&OWN, &view, name)?.whiteout == Some(branch.index());
             if hides && self.shows_below(&view, name, branch.index())? {
-                sole.hidden.add(|| path_in(directory, &bytes));
+                check.hidden.add(|| path_in(directory, &bytes));
             }
         }
         Ok(())

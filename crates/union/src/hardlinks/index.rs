@@ -13,9 +13,9 @@
 
 use crate::{
     branches::Branch,
+    hardlinks::journal::{self, Journal},
     identity::{Identities, Written},
     marks::Namespace,
-    moved::{self, Moved},
     node::{Part, UnionNode},
     union::OWN,
 };
@@ -29,7 +29,7 @@ const COUNTER: &str = ".n";
 
 /// One file.
 #[derive(Clone)]
-struct Record {
+struct IndexRecord {
     /// Its name in the index.
     entry: Vec<u8>,
     /// Where the count is kept.
@@ -43,13 +43,13 @@ struct Record {
     counts_all: bool,
 }
 
-impl Record {
+impl IndexRecord {
     /// How many names users see, where the branch that is shown counts `count`.
     fn shown(&self, count: u32) -> u32 {
         if self.counts_all { self.below } else { count.saturating_sub(1).saturating_add(self.below) }
     }
 
-    /// The same, asking the copy.
+    /// How many names users see; the copy is asked for its count.
     fn visible(&self) -> Result<u32> {
         match &self.copy {
             Some(copy) if !self.counts_all => Ok(self.shown(copy.branch.layer.getattr(&OWN, &copy.node, None)?.nlink)),
@@ -59,15 +59,15 @@ impl Record {
 }
 
 /// The indexes of all branches.
-pub(crate) struct Links {
+pub(crate) struct HardlinkIndex {
     pub(crate) identities: Arc<Identities>,
-    records: RwLock<HashMap<FileId, Record>>,
+    records: RwLock<HashMap<FileId, IndexRecord>>,
     /// Where counts can be kept, from the top down.
     writable: Mutex<Vec<Arc<Branch>>>,
     /// Held while an entry changes on its branch.
     changing: Mutex<()>,
     /// Files whose names are on their way to another branch.
-    pub(crate) moved: Moved,
+    pub(crate) journal: Journal,
 }
 
 fn attribute(branch: &Branch) -> &'static [u8] {
@@ -89,7 +89,7 @@ enum What {
 /// The number in the name of an entry, and what it is; `None` for what is no entry.
 fn parse(name: &[u8]) -> Option<(Written, What)> {
     let text = std::str::from_utf8(name).ok()?;
-    let endings = [(COUNTER, What::Counter), (moved::COPY, What::Moved), (moved::LIST, What::List)];
+    let endings = [(COUNTER, What::Counter), (journal::COPY, What::Moved), (journal::LIST, What::List)];
     let ending = endings.iter().find_map(|(ending, what)| Some((text.strip_suffix(ending)?, *what)));
     let (number, what) = ending.unwrap_or((text, What::Copy));
     let mut parts = number.split('-').map(|text| u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16));
@@ -99,12 +99,12 @@ fn parse(name: &[u8]) -> Option<(Written, What)> {
 }
 
 #[derive(Default)]
-struct Names {
+struct IndexPage {
     names: Vec<Vec<u8>>,
     next: u64,
 }
 
-impl DirSink for Names {
+impl DirSink for IndexPage {
     fn push(&mut self, entry: DirEntry<'_>) -> bool {
         if self.names.len() == 1024 {
             return false;
@@ -115,22 +115,22 @@ impl DirSink for Names {
     }
 }
 
-impl Links {
+impl HardlinkIndex {
     /// An empty one.
-    pub(crate) fn new(identities: Arc<Identities>) -> Links {
-        Links {
+    pub(crate) fn new(identities: Arc<Identities>) -> HardlinkIndex {
+        HardlinkIndex {
             identities,
             records: RwLock::default(),
             writable: Mutex::default(),
             changing: Mutex::default(),
-            moved: Moved::default(),
+            journal: Journal::default(),
         }
     }
 
     /// The name of an entry: the number as it is written down, so that it means the same file
     /// wherever its branch stands in the list.
     fn entry_name(&self, id: FileId, counts_only: bool) -> Vec<u8> {
-        let mut name = entry_of(&self.identities, id);
+        let mut name = index_entry(&self.identities, id);
         name.extend_from_slice(if counts_only { COUNTER } else { "" }.as_bytes());
         name
     }
@@ -140,13 +140,13 @@ impl Links {
     /// # Errors
     /// What the storage says.
     pub(crate) fn reload(&self, branches: &[Arc<Branch>]) -> Result<()> {
-        let fresh = Links::new(Arc::clone(&self.identities));
+        let fresh = HardlinkIndex::new(Arc::clone(&self.identities));
         for branch in branches {
             fresh.load(branch)?;
         }
         *self.records.write() = fresh.records.into_inner();
         *self.writable.lock() = fresh.writable.into_inner();
-        self.moved.replace(fresh.moved);
+        self.journal.replace(fresh.journal);
         Ok(())
     }
 
@@ -158,8 +158,8 @@ impl Links {
         if branch.is_writable() {
             self.writable.lock().push(Arc::clone(branch));
         }
-        let Some(directory) = branch.links() else { return Ok(()) };
-        let (mut page, mut lists, mut copies) = (Names::default(), Vec::new(), Vec::new());
+        let Some(directory) = branch.hardlink_index() else { return Ok(()) };
+        let (mut page, mut lists, mut copies) = (IndexPage::default(), Vec::new(), Vec::new());
         loop {
             page.names.clear();
             branch.layer.readdir(&OWN, directory, page.next, false, &mut page)?;
@@ -221,7 +221,7 @@ impl Links {
                 let entry = name.bytes().to_vec();
                 records.insert(
                     id,
-                    Record {
+                    IndexRecord {
                         copy_entry: entry.clone(),
                         entry,
                         branch: Arc::clone(branch),
@@ -246,7 +246,7 @@ impl Links {
         // Looked up anew by its name in the index, which lasts: the names that the kept one has
         // learned may be gone, and layers believe what they are told of a file that has just been
         // found.
-        match copy.branch.layer.lookup(&OWN, links_of(&copy.branch)?, Name::new(&entry)?) {
+        match copy.branch.layer.lookup(&OWN, index_directory(&copy.branch)?, Name::new(&entry)?) {
             Ok(found) if found.attr.id == copy.id => Ok(Some(Part::new(&copy.branch, found.node, copy.id))),
             Ok(_) | Err(Errno::ENOENT) => Ok(Some(copy)),
             Err(error) => Err(error),
@@ -255,7 +255,7 @@ impl Links {
 
     /// How many names users see, where the branch that is shown counts `count`.
     pub(crate) fn shown(&self, node: &UnionNode, count: u32) -> u32 {
-        let count = self.moved.shown(node.id, count);
+        let count = self.journal.shown(node.id, count);
         let shown = self.records.read().get(&node.id).map(|record| record.shown(count));
         match shown {
             Some(shown) => shown,
@@ -272,16 +272,16 @@ impl Links {
         let _one_at_a_time = self.changing.lock();
         let (layer, work) = (&branch.layer, branch.work()?);
         let known = self.records.read().get(&id).cloned();
-        let below = known.as_ref().map_or(Ok(count), Record::visible)?;
+        let below = known.as_ref().map_or(Ok(count), IndexRecord::visible)?;
         let built = layer.lookup(&OWN, &work.directory, temporary)?;
         write_count(branch, &built.node, below)?;
         let bytes = self.entry_name(id, false);
         let entry = Name::new(&bytes)?;
-        layer.rename(&OWN, &work.directory, temporary, links_of(branch)?, entry, RenameFlags(0))?;
-        let fresh = layer.lookup(&OWN, links_of(branch)?, entry)?;
+        layer.rename(&OWN, &work.directory, temporary, index_directory(branch)?, entry, RenameFlags(0))?;
+        let fresh = layer.lookup(&OWN, index_directory(branch)?, entry)?;
         layer.adopt(&built.node, &fresh.node);
         let part = Part::new(branch, built.node, built.attr.id);
-        let record = Record {
+        let record = IndexRecord {
             copy_entry: bytes.clone(),
             entry: bytes,
             branch: Arc::clone(branch),
@@ -329,15 +329,16 @@ impl Links {
         if below > 0 {
             let entry = self.entry_name(id, true);
             make_counter(branch, &entry, below)?;
-            self.records
-                .write()
-                .insert(id, Record { entry, branch: Arc::clone(branch), copy, copy_entry, below, counts_all: true });
+            self.records.write().insert(
+                id,
+                IndexRecord { entry, branch: Arc::clone(branch), copy, copy_entry, below, counts_all: true },
+            );
         }
         Ok(below)
     }
 
     /// Where no branch can keep the count: it is too high again after the next mount.
-    fn count_in_memory(&self, id: FileId, record: &Record) -> Result<u32> {
+    fn count_in_memory(&self, id: FileId, record: &IndexRecord) -> Result<u32> {
         let below = record.visible()?.saturating_sub(1);
         if let Some(known) = self.records.write().get_mut(&id) {
             (known.below, known.counts_all) = (below, true);
@@ -345,7 +346,7 @@ impl Links {
         Ok(below)
     }
 
-    fn count_down(&self, id: FileId, record: Record, last: impl FnOnce() -> Result<()>) -> Result<u32> {
+    fn count_down(&self, id: FileId, record: IndexRecord, last: impl FnOnce() -> Result<()>) -> Result<u32> {
         let below = record.below.saturating_sub(1);
         if below == 0 {
             if record.copy.is_some() {
@@ -389,7 +390,7 @@ impl Links {
         match known {
             Some(record) if record.below == counted && !record.counts_all => {
                 // The next one is the one that is kept.
-                self.count_down(id, Record { below: found.saturating_add(1), ..record }, last).map(|_| true)
+                self.count_down(id, IndexRecord { below: found.saturating_add(1), ..record }, last).map(|_| true)
             }
             _ => Ok(false),
         }
@@ -399,7 +400,7 @@ impl Links {
     /// been taken.
     pub(crate) fn is_now_on(&self, id: FileId, copy: &Part) {
         if let Some(record) = self.records.write().get_mut(&id) {
-            record.entry = entry_of(&self.identities, id);
+            record.entry = index_entry(&self.identities, id);
             (record.branch, record.copy, record.copy_entry) =
                 (Arc::clone(&copy.branch), Some(copy.clone()), record.entry.clone());
         }
@@ -452,7 +453,7 @@ impl Links {
 }
 
 /// A number as entries are called.
-pub(crate) fn entry_of(identities: &Identities, id: FileId) -> Vec<u8> {
+pub(crate) fn index_entry(identities: &Identities, id: FileId) -> Vec<u8> {
     let (mark, ino, generation) = identities.written(id);
     format!("{mark:016x}-{ino:016x}-{generation:016x}").into_bytes()
 }
@@ -461,8 +462,8 @@ pub(crate) fn entry_of(identities: &Identities, id: FileId) -> Vec<u8> {
 ///
 /// # Errors
 /// EROFS where it has none.
-pub(crate) fn links_of(branch: &Branch) -> Result<&Node> {
-    branch.links().ok_or(Errno::EROFS)
+pub(crate) fn index_directory(branch: &Branch) -> Result<&Node> {
+    branch.hardlink_index().ok_or(Errno::EROFS)
 }
 
 /// Writes how many names below lead to a copy.
@@ -478,7 +479,7 @@ pub(crate) fn write_count(branch: &Branch, node: &Node, below: u32) -> Result<()
 }
 
 fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
-    let directory = links_of(branch)?;
+    let directory = index_directory(branch)?;
     let name = Name::new(entry)?;
     let found = match branch.layer.lookup(&OWN, directory, name) {
         Err(Errno::ENOENT) => {
@@ -497,7 +498,7 @@ fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
 /// # Errors
 /// What the storage says, but that there is none.
 pub(crate) fn remove(branch: &Branch, entry: &[u8]) -> Result<()> {
-    match branch.layer.unlink(&OWN, links_of(branch)?, Name::new(entry)?) {
+    match branch.layer.unlink(&OWN, index_directory(branch)?, Name::new(entry)?) {
         Err(Errno::ENOENT) => Ok(()),
         other => other,
     }

@@ -5,33 +5,33 @@
 //! under its name keeps its parts, for those who have it open, and has no name.
 
 use crate::{
-    lookup::Found,
+    lookup::FoundFile,
     node::UnionNode,
     remove::lock_names,
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Errno, Kind, Name, Result};
 use std::sync::Arc;
 
-impl Shared {
+impl UnionShared {
     /// Looks a file up again by the name it was last seen under. No lock is held.
     ///
     /// # Errors
     /// What the branches say.
-    pub(crate) fn renew(&self, node: &Arc<UnionNode>) -> Result<()> {
+    pub(crate) fn revalidate(&self, node: &Arc<UnionNode>) -> Result<()> {
         let epoch = self.nodes.epoch();
         let mut waiting = vec![Arc::clone(node)];
         while let Some(at) = waiting.last().cloned() {
             match at.place().filter(|_| !at.is_current(epoch)) {
                 Some(place) if !place.parent.is_current(epoch) => waiting.push(place.parent),
                 Some(_) => {
-                    self.renew_one(&at, epoch)?;
+                    self.revalidate_one(&at, epoch)?;
                     // Renamed meanwhile: its new directory may not be up to date.
                     if at.is_current(epoch) {
                         waiting.pop();
                     }
                 }
-                // The top directory is renewed by whoever changes the branches; what has no name
+                // Whoever changes the branches looks the top directory up again; what has no name
                 // stays what it is.
                 None => {
                     at.set_epoch(epoch);
@@ -42,7 +42,7 @@ impl Shared {
         Ok(())
     }
 
-    fn renew_one(&self, node: &Arc<UnionNode>, epoch: u64) -> Result<()> {
+    fn revalidate_one(&self, node: &Arc<UnionNode>, epoch: u64) -> Result<()> {
         let Some(place) = node.place() else { return Ok(()) };
         let _names = lock_names(&[&place.parent, node]);
         let unchanged = node.place().is_some_and(|now| now.is(&place.parent, &place.name));
@@ -67,7 +67,7 @@ impl Shared {
 
     /// The directory that was known before branches changed, of which something found now is a
     /// part.
-    pub(crate) fn known_before(&self, found: &Found) -> Option<Arc<UnionNode>> {
+    pub(crate) fn known_before(&self, found: &FoundFile) -> Option<Arc<UnionNode>> {
         if found.kind != Kind::Directory {
             return None;
         }

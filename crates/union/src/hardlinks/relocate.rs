@@ -4,17 +4,17 @@
 //! The names are found by a look at the whole branch, which serves all files of one run; what it
 //! says is verified with everything held. A file stays where it is as long as a name of it is not
 //! to be seen in the union: outside of the branch's directory, or hidden by a branch above. How
-//! names change branches is told in `moved.rs`.
+//! names change branches is told in `hardlinks/journal.rs`.
 
 use crate::{
     branches::Branch,
-    copy_up::Built,
+    copy_up::{Built, Original},
+    hardlinks::{index::write_count, journal::StandIn},
     identity::Identities,
-    links::write_count,
-    node::{Part, Place, UnionNode},
+    node::{NodePlace, Part, UnionNode},
     relocate::{Goal, Pace, Stay},
     remove::lock_names,
-    union::{OWN, Shared},
+    union::{OWN, UnionShared},
 };
 use hashbrown::HashMap;
 use nacre_vfs::{Attr, DirEntry, DirSink, Errno, FileId, Kind, Name, Node, Result};
@@ -29,7 +29,7 @@ const TOGETHER: usize = 10_000;
 const PAGE: usize = 1024;
 
 /// A name in a directory of the union.
-pub(crate) struct Home {
+pub(crate) struct HardlinkName {
     pub(crate) parent: Arc<UnionNode>,
     pub(crate) name: Vec<u8>,
 }
@@ -52,23 +52,27 @@ pub(crate) struct LinkScan {
 /// What has been found of several branches, by slot.
 pub(crate) type Scans = HashMap<u8, LinkScan>;
 
-/// An entry of a directory: name, type, and the file itself, as far as they were told.
-type Listed = (Vec<u8>, Option<Kind>, Option<(Node, Attr)>);
+/// An entry of a directory, as far as it was told.
+struct ScannedEntry {
+    name: Vec<u8>,
+    kind: Option<Kind>,
+    file: Option<(Node, Attr)>,
+}
 
 #[derive(Default)]
-struct Page {
-    entries: Vec<Listed>,
+struct ScanPage {
+    entries: Vec<ScannedEntry>,
     next: u64,
 }
 
-impl DirSink for Page {
+impl DirSink for ScanPage {
     fn push(&mut self, entry: DirEntry<'_>) -> bool {
         if self.entries.len() == PAGE {
             return false;
         }
         self.next = entry.next;
-        let known = entry.entry.map(|found| (found.node, found.attr));
-        self.entries.push((entry.name.bytes().to_vec(), entry.kind, known));
+        let file = entry.entry.map(|found| (found.node, found.attr));
+        self.entries.push(ScannedEntry { name: entry.name.bytes().to_vec(), kind: entry.kind, file });
         true
     }
 }
@@ -86,7 +90,7 @@ impl LinkScan {
     ) -> Result<Option<LinkScan>> {
         let mut scan = LinkScan::default();
         let mut waiting = vec![(branch.root.clone(), Vec::new())];
-        let mut page = Page::default();
+        let mut page = ScanPage::default();
         while let Some((directory, path)) = waiting.pop() {
             page.next = 0;
             loop {
@@ -102,8 +106,8 @@ impl LinkScan {
                 if page.entries.is_empty() {
                     break;
                 }
-                for (name, kind, known) in page.entries.drain(..) {
-                    scan.entry(branch, only, (&directory, &path), (name, kind, known), &mut waiting)?;
+                for entry in page.entries.drain(..) {
+                    scan.entry(branch, only, &directory, &path, entry, &mut waiting)?;
                 }
             }
         }
@@ -114,15 +118,16 @@ impl LinkScan {
         &mut self,
         branch: &Branch,
         only: Option<(&Identities, FileId)>,
-        (directory, path): (&Node, &[u8]),
-        (name, kind, known): Listed,
+        directory: &Node,
+        path: &[u8],
+        ScannedEntry { name, kind, file }: ScannedEntry,
         waiting: &mut Vec<(Node, Vec<u8>)>,
     ) -> Result<()> {
         if crate::marks::is_reserved(&name) {
             return Ok(());
         }
-        let (node, attr) = match known {
-            Some(known) => known,
+        let (node, attr) = match file {
+            Some(told) => told,
             None => match branch.layer.lookup(&OWN, directory, Name::new(&name)?) {
                 Ok(found) => (found.node, found.attr),
                 Err(Errno::ENOENT | Errno::ESTALE) => return Ok(()),
@@ -152,13 +157,13 @@ impl LinkScan {
     }
 }
 
-impl Shared {
-    /// Moves a file with all its names, as [`Shared::relocate`] does with one that has one.
+impl UnionShared {
+    /// Moves a file with all its names, as [`UnionShared::relocate`] does with one that has one.
     ///
     /// # Errors
     /// Why it stays.
     pub(crate) fn relocate_all(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         node: &Arc<UnionNode>,
         goal: &Goal,
         pace: Pace<'_>,
@@ -172,7 +177,7 @@ impl Shared {
         let scan = match scans.entry(branch.slot) {
             hashbrown::hash_map::Entry::Occupied(known) => known.into_mut(),
             hashbrown::hash_map::Entry::Vacant(place) => {
-                let scan = LinkScan::of(&branch, None, &mut || self.wanted.load(Ordering::Relaxed) == 0)?;
+                let scan = LinkScan::of(&branch, None, &mut || self.membership.wanted.load(Ordering::Relaxed) == 0)?;
                 place.insert(scan.ok_or(Stay::Stopped)?)
             }
         };
@@ -180,7 +185,7 @@ impl Shared {
     }
 
     fn relocate_linked(
-        self: &Arc<Shared>,
+        self: &Arc<UnionShared>,
         node: &Arc<UnionNode>,
         goal: &Goal,
         pace: Pace<'_>,
@@ -193,17 +198,17 @@ impl Shared {
             let attr = self.free_to_go(node, &top)?;
             (top, attr, node.changes.load(Ordering::Acquire))
         };
+        let original = Original { node, part: &top, attr: &attr };
         let below = self.indexed_names(node, &top, &attr)?;
-        let homes = self.homes((&top, &attr), scan, below.is_some())?;
+        let homes = self.homes(original, scan, below.is_some())?;
         let target = self.target_of_all(&homes, &top, goal, &attr, below.is_some())?;
         for home in &homes {
             self.grow(&home.parent, &target)?;
         }
-        let built = self.build_at_leisure(node, (&top, &attr), &target, pace)?;
+        let built = self.build_at_leisure(original, &target, pace)?;
         let counted = below.map_or(Ok(()), |below| write_count(&target, &built.part.node, below));
-        let moved = counted
-            .map_err(Stay::from)
-            .and_then(|()| self.switch_all(node, &homes, (&top, &attr, changes), &built, below));
+        let moved =
+            counted.map_err(Stay::from).and_then(|()| self.switch_all(original, changes, &homes, &built, below));
         if moved.is_err() {
             self.discard(&built);
         }
@@ -213,7 +218,7 @@ impl Shared {
     /// The node of a file of which the index has the copy.
     pub(crate) fn indexed_node(&self, id: FileId) -> Result<Option<Arc<UnionNode>>> {
         let _branches = self.gate.read();
-        let Some(copy) = self.links.indexed(id) else { return Ok(None) };
+        let Some(copy) = self.hardlinks.indexed(id) else { return Ok(None) };
         let kind = copy.branch.layer.getattr(&OWN, &copy.node, None)?.kind;
         let floor = copy.branch.index();
         let node = self.nodes.get(crate::node::Known { id, kind, parts: vec![copy], floor });
@@ -227,7 +232,7 @@ impl Shared {
         if top.id.generation == 0 {
             return Err(Stay::Unsure(attr.nlink));
         }
-        match self.links.copy_on(node.id, &top.branch) {
+        match self.hardlinks.copy_on(node.id, &top.branch) {
             Some((below, true)) => Ok(Some(below)),
             Some((_, false)) => Err(Stay::Names(attr.nlink)),
             None => Ok(None),
@@ -237,10 +242,10 @@ impl Shared {
     /// All names of a file, if each one is seen.
     fn homes(
         &self,
-        (top, attr): (&Part, &Attr),
+        Original { part: top, attr, .. }: Original<'_>,
         scan: &LinkScan,
         indexed: bool,
-    ) -> std::result::Result<Vec<Home>, Stay> {
+    ) -> std::result::Result<Vec<HardlinkName>, Stay> {
         let none = Vec::new();
         let paths = scan.names.get(&top.id).unwrap_or(&none);
         let total = attr.nlink.saturating_sub(u32::from(indexed));
@@ -269,7 +274,7 @@ impl Shared {
     }
 
     /// Whether a name shows a part. The names of its directory are held.
-    fn leads_to(&self, home: &Home, part: &Part) -> Result<bool> {
+    fn leads_to(&self, home: &HardlinkName, part: &Part) -> Result<bool> {
         let found = self.sight(&OWN, &home.parent.view(), Name::new(&home.name)?)?.found;
         let seen = found.as_ref().map(|found| found.top()).transpose()?;
         Ok(seen.is_some_and(|seen| seen.branch.slot == part.branch.slot && seen.id == part.id))
@@ -278,7 +283,7 @@ impl Shared {
     /// The branch to which all names can go.
     fn target_of_all(
         &self,
-        homes: &[Home],
+        homes: &[HardlinkName],
         top: &Part,
         goal: &Goal,
         attr: &Attr,
@@ -286,7 +291,7 @@ impl Shared {
     ) -> std::result::Result<Arc<Branch>, Stay> {
         let mut limit = self.branches().len().saturating_sub(1);
         for home in homes {
-            let place = Place { parent: Arc::clone(&home.parent), name: home.name.clone().into() };
+            let place = NodePlace { parent: Arc::clone(&home.parent), name: home.name.clone().into() };
             limit = limit.min(self.limit_elsewhere(&place, top)?);
         }
         if indexed {
@@ -316,16 +321,17 @@ impl Shared {
 
     /// The last step: with everything held, everything must be as it was.
     fn switch_all(
-        self: &Arc<Shared>,
-        node: &Arc<UnionNode>,
-        homes: &[Home],
-        (top, before, changes): (&Part, &Attr, u64),
+        self: &Arc<UnionShared>,
+        original: Original<'_>,
+        changes: u64,
+        homes: &[HardlinkName],
         built: &Built,
         below: Option<u32>,
     ) -> std::result::Result<(), Stay> {
+        let Original { node, part: top, .. } = original;
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
-        self.unchanged(node, (top, before), changes, |now| self.free_to_go(node, now))?;
+        self.unchanged(original, changes, |now| self.free_to_go(node, now))?;
         let parents: Vec<_> = homes.iter().map(|home| &home.parent).collect();
         let _unlisted = lock_listings(&parents);
         let _names = lock_names(&parents);
@@ -335,7 +341,7 @@ impl Shared {
                 return Err(Stay::Changed);
             }
         }
-        if self.links.copy_on(node.id, &top.branch).map(|(below, _)| below) != below {
+        if self.hardlinks.copy_on(node.id, &top.branch).map(|(below, _)| below) != below {
             return Err(Stay::Changed);
         }
         let mut paths = Vec::with_capacity(homes.len());
@@ -343,16 +349,24 @@ impl Shared {
             paths.push(crate::drain::path_in(&home.parent, &home.name));
         }
         let names = u32::try_from(homes.len()).unwrap_or(u32::MAX).saturating_add(u32::from(below.is_some()));
-        self.links.stand_for((top, node.id), (&built.part, built.name()?), &paths, (names, self.options.sync))?;
+        self.hardlinks.stand_for(&StandIn {
+            id: node.id,
+            original: top,
+            copy: &built.part,
+            temporary: built.name()?,
+            paths: &paths,
+            names,
+            sync: self.options.sync,
+        })?;
         // From now on every name shows the copy.
         self.now_on(node, &built.part);
         let own = self.identities.of(top.id);
         let done = self.carry_names(own, &built.part, homes).and_then(|all| match all {
-            true => self.links.stands_alone(own, &built.part),
+            true => self.hardlinks.stands_alone(own, &built.part),
             // Names that were not among those counted.
             false => Err(Errno::EBUSY),
         });
-        self.links.moved.set_active(own, false);
+        self.hardlinks.journal.set_active(own, false);
         Ok(done?)
     }
 }
