@@ -19,7 +19,7 @@ use nacre_pool::rows::folding::Normal;
 use nacre_pool::rows::{Entry, Extent, Folding, Head, Inode, Key, NameTarget, OwnerUse, Patch, Xattr};
 use nacre_pool::segment::table::Table;
 use nacre_pool::segment::table_log::{read_full, read_index, replay_delta, write_full, write_index};
-use nacre_pool::{Compression, PoolError, Txg, checksum, packing};
+use nacre_pool::{Compression, PoolError, Txg, checksum, compress};
 
 /// Lengths of the records of a label, bytes.
 const IDENTITY: usize = 32 << 10;
@@ -90,7 +90,7 @@ pub fn pool_frame(data: &[u8]) {
     }
 }
 
-/// What is stored of a frame, after the way it is packed and the length of its content.
+/// What is stored of a frame, after the way it is compressed and the length of its content.
 pub fn pool_unpack(data: &[u8]) {
     let Some((&[kind, low, high], stored)) = data.split_first_chunk::<3>() else { return };
     let mut content = vec![0; usize::from(u16::from_le_bytes([low, high]))];
@@ -99,8 +99,8 @@ pub fn pool_unpack(data: &[u8]) {
         1 => Compression::Lz4,
         _ => Compression::Zstd,
     };
-    // Whether it is what was packed, its checksum tells.
-    let _ = packing::unpack(kind, stored, &mut content);
+    // Whether it is what was compressed, its checksum tells.
+    let _ = compress::decompress(kind, stored, &mut content);
 }
 
 /// The segment table: a full copy, an index of its pieces, or a full copy and changes after it.
@@ -108,8 +108,8 @@ pub fn pool_segments(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
     match kind % 3 {
         0 => {
-            if let Ok((table, young)) = read_full(bytes) {
-                again(&table, &young);
+            if let Ok((table, uncommitted)) = read_full(bytes) {
+                again(&table, &uncommitted);
             }
         }
         1 => {
@@ -127,10 +127,10 @@ pub fn pool_segments(data: &[u8]) {
                 && let Some((delta, after)) = after.split_at_checked(usize::from(u16::from_le_bytes(*length)))
             {
                 // A delta that is none leaves a table nobody goes on with.
-                let Ok(young) = replay_delta(delta, &mut table) else { return };
+                let Ok(uncommitted) = replay_delta(delta, &mut table) else { return };
                 // Whether more is alive than there are bytes, a full copy is asked and a delta is
                 // not: not everything is read back.
-                let _ = read_full(&write_full(1, &table, &young));
+                let _ = read_full(&write_full(1, &table, &uncommitted));
                 let _ = (table.releasable(u64::MAX), table.live_bytes());
                 rest = after;
             }
@@ -138,8 +138,8 @@ pub fn pool_segments(data: &[u8]) {
     }
 }
 
-fn again(table: &Table, young: &[nacre_pool::segment::table_log::Young]) {
-    let full = write_full(1, table, young);
+fn again(table: &Table, uncommitted: &[nacre_pool::segment::table_log::UncommittedRun]) {
+    let full = write_full(1, table, uncommitted);
     assert!(read_full(&full).is_ok_and(|(read, same)| write_full(1, &read, &same) == full), "{table:?}");
 }
 

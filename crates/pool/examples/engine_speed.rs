@@ -24,7 +24,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nacre_pool::Store;
 use nacre_pool::device::{Device, FileDevice};
-use nacre_pool::engine::{Committer, Dataset, Ground, Pace, Pool};
+use nacre_pool::engine::{Committer, Dataset, Pace, Pool, PoolConfig};
 use nacre_pool::files::{Inode, NewInode, ParentView};
 use nacre_pool::rows::{FileType, Inode as Row, Timestamp};
 use nacre_pool::store::{LogArea, NewPool};
@@ -46,7 +46,7 @@ fn is_far() -> bool {
     std::env::var("NAMES").is_ok_and(|names| names == "any")
 }
 
-/// Numbers that do not pack.
+/// Numbers that do not compress.
 struct Dice(u64);
 
 impl Dice {
@@ -104,7 +104,13 @@ impl Bench {
         let path = directory.join("pool.img");
         let _ = std::fs::remove_file(&path);
         let device: Arc<dyn Device> = Arc::new(FileDevice::create(&path, number("GIB", 20) << 30).unwrap());
-        let new = NewPool { name: "bench".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, twice: true };
+        let new = NewPool {
+            name: "bench".to_owned(),
+            guid: 7,
+            host: (1, "here".to_owned()),
+            time: 1,
+            redundant_metadata: true,
+        };
         let (store, _) = Store::create(vec![device], &new).unwrap();
         let store = Arc::new(store);
         let clock = || {
@@ -113,8 +119,9 @@ impl Bench {
         };
         let cache = number("CACHE_MIB", 192) * MIB;
         let log = Some(Box::new(LogArea::new(Arc::clone(&store))) as _);
-        let ground = Ground { log, guid: 7, storage: store, clock: Arc::new(clock), entropy: Arc::new(|| 42), cache };
-        let pool = Arc::new(Pool::create(ground, "bench").unwrap());
+        let config =
+            PoolConfig { log, guid: 7, storage: store, clock: Arc::new(clock), entropy: Arc::new(|| 42), cache };
+        let pool = Arc::new(Pool::create(config, "bench").unwrap());
         let begin = number("BEGIN_MIB", 64) * MIB;
         let pace = Pace { begin, most: number("MOST_MIB", 96) * MIB, ..Pace::default() };
         let committer = pool.start_committer(pace).unwrap();
@@ -283,7 +290,7 @@ impl Bench {
     }
 }
 
-/// Words, or what does not pack.
+/// Words, or what does not compress.
 fn fill(block: &mut [u8], text: bool, seed: u64) {
     let mut dice = Dice(seed);
     if !text {

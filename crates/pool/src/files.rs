@@ -16,9 +16,7 @@
 //! - Before a txg is frozen everything active is flushed into the table ([`Files::flush`]), so the
 //!   frozen tree is the state of one moment.
 
-mod admission;
 mod ahead;
-mod awaited;
 mod content;
 mod durable;
 mod inodes;
@@ -27,8 +25,10 @@ mod listing;
 mod names;
 mod orphans;
 pub(crate) mod patches;
+mod quota_check;
 mod recent;
 mod sharing;
+mod spin_lock;
 mod stopping;
 mod table;
 #[cfg(test)]
@@ -37,7 +37,6 @@ mod throttle;
 mod unstored;
 mod xattrs;
 
-pub use admission::{AccessTimes, Admission, Admit, Rules, Unlimited};
 pub use content::{SeekTo, WriteOutcome};
 pub use durable::Durable;
 pub use inodes::{AttributeChange, ChangedTime, Inode, TimeChange};
@@ -45,6 +44,7 @@ pub use listing::{Listed, Seen};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
 pub(crate) use patches::is_rotten;
+pub use quota_check::{AccessTimes, Admission, Admit, Rules, Unlimited};
 pub use sharing::Range;
 pub use stopping::Stopped;
 pub use table::{Absent, Batch, RowChange, Table};
@@ -57,11 +57,11 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-use awaited::{Awaited, Turn};
+use spin_lock::{SpinMutex, SpinRwLock};
 
 use crate::deadlist::Dead;
 use crate::error::PoolError;
-use crate::frames::{Frames, NewFrame, Packing};
+use crate::frames::{CompressionSetting, Frames, NewFrame};
 use crate::log::{Change, Ticket};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::rows::keys::Hashing;
@@ -192,7 +192,7 @@ pub struct Storing {
     /// Record size as a power of two, 9 to 24 (`recordsize`).
     pub record_shift: u8,
     /// `compression`.
-    pub packing: Packing,
+    pub compression: CompressionSetting,
     /// `checksum`.
     pub checksum: ChecksumKind,
 }
@@ -202,7 +202,7 @@ pub struct Storing {
 pub struct Stored {
     /// As it is charged.
     pub charged: u64,
-    /// Before packing.
+    /// Before compression.
     pub logical: u64,
 }
 
@@ -227,9 +227,9 @@ pub struct Files<T> {
     frames: Arc<dyn Frames>,
     clock: Clock,
     storing: RwLock<Storing>,
-    table: Awaited<T>,
+    table: SpinRwLock<T>,
     recent: recent::Recent,
-    names: Turn,
+    names: SpinMutex,
     numbers: Numbers,
     known: Arc<known::Known>,
     dirty: Mutex<HashMap<u64, Arc<Inode>>>,
@@ -289,7 +289,7 @@ pub trait Recorder: Send + Sync {
 }
 
 /// What the files of a dataset stand on.
-pub struct Ground {
+pub struct FilesConfig {
     /// The dataset's number, for the headers of frames.
     pub dataset: u64,
     /// The pool's gate.
@@ -306,9 +306,12 @@ pub struct Ground {
     pub admission: Arc<dyn Admission>,
 }
 
-impl fmt::Debug for Ground {
+impl fmt::Debug for FilesConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ground").field("dataset", &self.dataset).field("storing", &self.storing).finish_non_exhaustive()
+        f.debug_struct("FilesConfig")
+            .field("dataset", &self.dataset)
+            .field("storing", &self.storing)
+            .finish_non_exhaustive()
     }
 }
 
@@ -330,15 +333,15 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// [`PoolError`] of the table.
     pub fn format(
-        ground: Ground,
+        config: FilesConfig,
         table: T,
         (hashing, folding, seed): (Hashing, Folding, u64),
         (uid, gid): (u32, u32),
     ) -> std::result::Result<Self, PoolError> {
         const ROOT: u64 = 1;
-        let hashing = if folding.is_exact() { hashing } else { Hashing::Near };
+        let hashing = if folding.is_exact() { hashing } else { Hashing::Ordered };
         let head = Head { next: ROOT + 1, root: ROOT, seed, hashing, folding, objects: 1 };
-        let files = Self::over(ground, table, head);
+        let files = Self::over(config, table, head);
         let mut batch = Batch::default();
         let mut root = crate::rows::Inode::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
         (root.uid, root.gid) = (uid, gid);
@@ -355,23 +358,23 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// [`PoolError`] of the table; a table without a head is damaged.
-    pub fn open(ground: Ground, table: T) -> std::result::Result<Self, PoolError> {
+    pub fn open(config: FilesConfig, table: T) -> std::result::Result<Self, PoolError> {
         let row = table.get(&keys::head())?;
         let head = Head::decode(&row.unwrap_or_default())?;
-        Ok(Self::over(ground, table, head))
+        Ok(Self::over(config, table, head))
     }
 
-    fn over(ground: Ground, table: T, head: Head) -> Self {
-        let Ground { dataset, gate, frames, clock, storing, throttle, admission } = ground;
+    fn over(config: FilesConfig, table: T, head: Head) -> Self {
+        let FilesConfig { dataset, gate, frames, clock, storing, throttle, admission } = config;
         Self {
             dataset,
             gate,
             frames,
             clock,
             storing: RwLock::new(storing),
-            table: Awaited::new(table),
+            table: SpinRwLock::new(table),
             recent: recent::Recent::default(),
-            names: Turn::default(),
+            names: SpinMutex::default(),
             numbers: Numbers {
                 seed: head.seed,
                 hashing: head.hashing,
@@ -453,7 +456,7 @@ impl<T: Table> Files<T> {
     /// Whether memory holds anything that the table does not have yet.
     #[must_use]
     pub fn has_changes(&self) -> bool {
-        !self.dirty.lock().is_empty() || !self.uses.lock().is_empty() || self.known.has_let_go()
+        !self.dirty.lock().is_empty() || !self.uses.lock().is_empty() || self.known.has_released()
     }
 
     /// The content frames that the open txg has freed so far; the commit takes them and applies the

@@ -19,22 +19,22 @@ use nacre_pool::cache::Cache;
 use nacre_pool::catalog::rows::{DoomedRow, SharedRow, parts};
 use nacre_pool::catalog::{BookmarkRow, DatasetRow, HistoryRow, PoolHead, PropertyRow, SnapshotRow};
 use nacre_pool::codec::{Reader, Writer};
+use nacre_pool::compress::{compress, decompress};
 use nacre_pool::deadlist::decode_chunk;
 use nacre_pool::device::Simulator;
 use nacre_pool::files::{NewInode, ParentView};
 use nacre_pool::frame::Header;
 use nacre_pool::label::{Place, Root};
 use nacre_pool::log::{Change, Record, Start};
-use nacre_pool::packing::{pack, unpack};
 use nacre_pool::rows::{Entry, Extent, FileType, Head, Inode, Key, NameTarget, OwnerUse, Patch, Xattr};
 use nacre_pool::segment::table::{Op, Table};
 use nacre_pool::segment::table_log::{
-    Young, read_full, read_index, replay_delta, write_delta, write_full, write_index,
+    UncommittedRun, read_full, read_index, replay_delta, write_delta, write_full, write_index,
 };
 use nacre_pool::store::Store;
 use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree, View};
-use nacre_pool::{Frames, NewFrame, Packing, Pointer, PoolError, Stream, Txg};
+use nacre_pool::{CompressionSetting, Frames, NewFrame, Pointer, PoolError, Stream, Txg};
 use pools::gentle::Watchdog;
 use pools::{Random, create, open};
 
@@ -266,14 +266,14 @@ fn rows_a_little_changed_are_rows_or_errors() {
 }
 
 /// A table with something of everything, and the changes that led there.
-fn table(random: &mut Random) -> (Table, Vec<Op>, Vec<Young>) {
+fn table(random: &mut Random) -> (Table, Vec<Op>, Vec<UncommittedRun>) {
     let mut table = Table::default();
     for step in 0..200u64 {
         let id = random.below(12) as u32;
         let op = match random.below(7) {
             0 => {
                 let stream = *random
-                    .pick(&[Stream::Metadata, Stream::Data, Stream::Survivors, Stream::MetadataSurvivors])
+                    .pick(&[Stream::Metadata, Stream::Data, Stream::Relocated, Stream::RelocatedMetadata])
                     .unwrap();
                 Op::Open { id, stream, place: vec![Place { device: 0, slot: random.below(1000) as u32 }] }
             }
@@ -312,10 +312,10 @@ fn table(random: &mut Random) -> (Table, Vec<Op>, Vec<Young>) {
         let _ = table.apply(op);
     }
     let ops = table.take_ops();
-    let young = (0..random.below(4))
-        .map(|at| Young { segment: at as u32, index: 3, count: 2, units: 14, birth: Txg(0) })
+    let uncommitted = (0..random.below(4))
+        .map(|at| UncommittedRun { segment: at as u32, index: 3, count: 2, units: 14, birth: Txg(0) })
         .collect();
-    (table, ops, young)
+    (table, ops, uncommitted)
 }
 
 /// A record of a log made of these rows.
@@ -361,12 +361,12 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
         if trial % 64 == 0 {
             watchdog.trial(&format!("trial {trial}"));
         }
-        let (table, ops, young) = random.pick(&tables).unwrap();
+        let (table, ops, uncommitted) = random.pick(&tables).unwrap();
         let (_, other) = random.pick(&planted.rows).unwrap();
         let kind = random.below(7);
         let mut bytes = match kind {
-            0 => write_full(7, table, young),
-            1 => write_delta(7, ops, young),
+            0 => write_full(7, table, uncommitted),
+            1 => write_delta(7, ops, uncommitted),
             2 => write_index(7, &pointers),
             3 => record(&planted.rows, &mut random),
             4 => root.clone(),
@@ -375,8 +375,8 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
         };
         mutate(&mut bytes, other, &mut random);
         let read = match kind {
-            0 => read_full(&bytes).is_ok_and(|(table, young)| {
-                assert_eq!(read_full(&write_full(7, &table, &young)).unwrap().0.segments(), table.segments());
+            0 => read_full(&bytes).is_ok_and(|(table, uncommitted)| {
+                assert_eq!(read_full(&write_full(7, &table, &uncommitted)).unwrap().0.segments(), table.segments());
                 true
             }),
             1 => replay_delta(&bytes, &mut if random.below(2) == 0 { Table::default() } else { table.clone() }).is_ok(),
@@ -411,13 +411,14 @@ fn packed_content_a_little_changed_unpacks_or_not() {
         let length = 1 + random.below(most) as usize;
         let from = random.below((text.len() - length.min(text.len() - 1)) as u64) as usize;
         let content = &text[from..text.len().min(from + length)];
-        let packing = *random.pick(&[Packing::Lz4, Packing::Zstd(1), Packing::Zstd(3)]).unwrap();
-        let Some((compression, mut packed)) = pack(packing, content) else { continue };
-        mutate(&mut packed, content, &mut random);
+        let compression =
+            *random.pick(&[CompressionSetting::Lz4, CompressionSetting::Zstd(1), CompressionSetting::Zstd(3)]).unwrap();
+        let Some((compression, mut compressed)) = compress(compression, content) else { continue };
+        mutate(&mut compressed, content, &mut random);
         let length = if random.below(4) == 0 { random.below(2 * content.len() as u64) as usize } else { content.len() };
         // What is behind the target belongs to somebody else.
         let mut target = vec![0xa5; length + 64];
-        if unpack(compression, &packed, &mut target[..length]) {
+        if decompress(compression, &compressed, &mut target[..length]) {
             taken += 1
         } else {
             refused += 1

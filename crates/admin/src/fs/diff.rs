@@ -66,16 +66,16 @@ const MARK: &str = "nacre:diff";
 pub(crate) fn tidy(pool: &Imported) -> Result<(), PoolError> {
     let mut left = Vec::new();
     {
-        let look = pool.pool.look();
-        let mut waiting = vec![look.root()?];
+        let catalog = pool.pool.catalog_view();
+        let mut waiting = vec![catalog.root()?];
         while let Some(id) = waiting.pop() {
-            for (txg, row) in look.snapshot_rows(id)? {
+            for (txg, row) in catalog.snapshot_rows(id)? {
                 let marked = row.name.starts_with("nacre-diff-") && row.holds + row.clones == 0;
-                if marked && look.snapshot_properties(id, txg)?.iter().any(|(name, _)| name == MARK) {
+                if marked && catalog.snapshot_properties(id, txg)?.iter().any(|(name, _)| name == MARK) {
                     left.push((id, row.name));
                 }
             }
-            waiting.extend(look.children(id)?);
+            waiting.extend(catalog.children(id)?);
         }
     }
     left.iter().try_for_each(|(id, name)| pool.pool.destroy_snapshots(*id, &[name], false))
@@ -167,7 +167,7 @@ fn with_now(
 /// all others.
 fn hold_now<'a>(pool: &'a Imported, mounts: &dyn Mounts, now: Moment, doing: &str) -> Result<Held<'a>, Refusal> {
     let there = || {
-        let there = Objects::now(pool, mounts).look.snapshot_rows(now.0)?.iter().any(|(txg, _)| *txg == now.1);
+        let there = Objects::now(pool, mounts).catalog.snapshot_rows(now.0)?.iter().any(|(txg, _)| *txg == now.1);
         if !there {
             return Err(Refusal::new(Kind::Busy, format!("{doing}: the snapshot that was made for it was destroyed")));
         }

@@ -138,7 +138,7 @@ fn snapshot(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) ->
 /// Those of all file systems that ask for it and are not mounted.
 fn all(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<Mounting>, Refusal> {
     let mut objects = Objects::now(pool, mounts);
-    let ids = objects.descendants(objects.look.root()?)?;
+    let ids = objects.descendants(objects.catalog.root()?)?;
     let ids: Vec<u64> = ids.into_iter().filter(|id| objects.mounted(*id).is_none()).collect();
     moves::wanted(&mut objects, &ids)
 }

@@ -200,7 +200,7 @@ impl World {
         self.put(name, file, &std::iter::repeat_with(&mut next).take(bytes).collect::<Vec<u8>>());
     }
 
-    /// Writes a file that packs well.
+    /// Writes a file that compresses well.
     fn write_text(&self, name: &str, file: &str, bytes: usize) {
         self.put(name, file, &b"all work and no play ".iter().copied().cycle().take(bytes).collect::<Vec<u8>>());
     }

@@ -46,7 +46,7 @@ fn names_in(pool: &Imported, mounted: &[Mounted], spots: &[Spot]) -> Vec<String>
     if *number == 0 {
         return spots.iter().map(|_| "<metadata>:<catalog>".to_owned()).collect();
     }
-    let Ok(dataset) = pool.pool.look().name(*number) else {
+    let Ok(dataset) = pool.pool.catalog_view().name(*number) else {
         return spots.iter().map(|spot| format!("<{:#x}>:<{:#x}>", spot.dataset, spot.object)).collect();
     };
     let objects: Vec<u64> = spots.iter().map(|spot| spot.object).filter(|object| *object != 0).collect();

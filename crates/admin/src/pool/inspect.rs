@@ -7,7 +7,7 @@ use nacre_pool::label;
 use nacre_pool::rows::keys::Key;
 use nacre_pool::rows::{Entry, Extent, Head, Inode, NameTarget, OwnerUse, Xattr};
 use nacre_pool::tree::walk::Visitor;
-use nacre_pool::{Pointer, PoolError};
+use nacre_pool::{Pointer, PoolError, Stream};
 use serde::{Deserialize, Serialize};
 
 use crate::{Imported, Kind, Progress, Refusal};
@@ -93,7 +93,7 @@ fn labels(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
     let space = pool.store.space();
     progress.note(&format!(
         "space: {} bytes in {} slots, {} slots free; {} allocated ({} of it the segment table, {} about to be freed); {} lost at ends; slop {}; {} for writes",
-        space.size, space.slots, space.free_slots, space.allocated, space.table, space.freeing, space.tails, space.slop, space.available
+        space.size, space.slots, space.free_slots, space.allocated, space.table, space.freeing, space.slack, space.slop, space.available
     ));
     Ok(())
 }
@@ -101,25 +101,25 @@ fn labels(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
 fn datasets(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
     let mut lines = Vec::new();
     {
-        let look = pool.pool.look();
-        let mut waiting = vec![look.root()?];
+        let catalog = pool.pool.catalog_view();
+        let mut waiting = vec![catalog.root()?];
         while let Some(id) = waiting.pop() {
-            let row = look.dataset(id)?;
+            let row = catalog.dataset(id)?;
             let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
             lines.push(format!(
                 "dataset {id}: {}  created in txg {}  origin {:?}  tree {root}",
-                look.name(id)?,
+                catalog.name(id)?,
                 row.created,
                 row.origin
             ));
-            for (txg, row) in look.snapshot_rows(id)? {
+            for (txg, row) in catalog.snapshot_rows(id)? {
                 let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
                 lines.push(format!(
                     "  snapshot {}: txg {txg}  {} bytes  {} holds, {} clones  tree {root}",
                     row.name, row.referenced, row.holds, row.clones
                 ));
             }
-            let mut below = look.children(id)?;
+            let mut below = catalog.children(id)?;
             below.reverse();
             waiting.extend(below);
         }
@@ -139,9 +139,9 @@ fn segments(pool: &Imported, progress: &mut dyn Progress) {
             (false, None) => "open".to_owned(),
         };
         progress.note(&format!(
-            "segment {}: {:?}  at {}  {state}  {} frames in {} bytes, {} of {} bytes alive here, {} moved away  newest birth {}",
+            "segment {}: {}  at {}  {state}  {} frames in {} bytes, {} of {} bytes alive here, {} moved away  newest birth {}",
             segment.id,
-            segment.stream,
+            stream_name(segment.stream),
             if place.is_empty() { "no place".to_owned() } else { place.join(",") },
             segment.frames,
             segment.bytes,
@@ -150,6 +150,17 @@ fn segments(pool: &Imported, progress: &mut dyn Progress) {
             segment.moved,
             segment.newest
         ));
+    }
+}
+
+/// The streams as this command has always called them.
+fn stream_name(stream: Stream) -> &'static str {
+    match stream {
+        Stream::Metadata => "Metadata",
+        Stream::Data => "Data",
+        Stream::Relocated => "Survivors",
+        Stream::Table => "Table",
+        Stream::RelocatedMetadata => "MetadataSurvivors",
     }
 }
 
@@ -215,13 +226,13 @@ fn shown(key: &Key, value: &[u8]) -> String {
 fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), Refusal> {
     let missing = || Refusal::new(Kind::NotFound, format!("cannot open '{name}': dataset does not exist"));
     let root = {
-        let look = pool.pool.look();
+        let catalog = pool.pool.catalog_view();
         let (filesystem, snapshot) =
             name.split_once('@').map_or((name, None), |(filesystem, snapshot)| (filesystem, Some(snapshot)));
-        let id = look.find(filesystem)?.ok_or_else(missing)?;
+        let id = catalog.find(filesystem)?.ok_or_else(missing)?;
         match snapshot {
-            None => look.dataset(id)?.root,
-            Some(snapshot) => look.snapshot(id, look.snapshot_named(id, snapshot)?.ok_or_else(missing)?)?.root,
+            None => catalog.dataset(id)?.root,
+            Some(snapshot) => catalog.snapshot(id, catalog.snapshot_named(id, snapshot)?.ok_or_else(missing)?)?.root,
         }
     };
     match root {

@@ -242,17 +242,18 @@ impl Work {
             {
                 self.watch.note("ereport.fs.zfs.io", vec![("reason".to_owned(), error.to_string())]);
             }
-            let ended = self.store.scrub_from(first, &mut |checked| self.look(checked, &mut clock), &mut |segment| {
-                let report = {
-                    let mut state = self.scrub.state.lock();
-                    state.report.next = segment.saturating_add(1);
-                    state.report
-                };
-                if kept.elapsed() >= KEEP_EVERY {
-                    kept = Instant::now();
-                    self.told(self.keep(&report));
-                }
-            });
+            let ended =
+                self.store.scrub_from(first, &mut |checked| self.look(checked, &mut clock), &mut |segment| {
+                    let report = {
+                        let mut state = self.scrub.state.lock();
+                        state.report.next = segment.saturating_add(1);
+                        state.report
+                    };
+                    if kept.elapsed() >= KEEP_EVERY {
+                        kept = Instant::now();
+                        self.told(self.keep(&report));
+                    }
+                });
             match ended {
                 Ok(true) => self.end(Phase::Finished),
                 Ok(false) => {}

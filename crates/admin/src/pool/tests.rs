@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nacre_pool::FrameKind;
 use nacre_pool::device::{Device, Simulator};
 use nacre_pool::files::{NewInode, ParentView};
-use nacre_pool::frames::{Frames, NewFrame, Owner, Packing, Stream};
+use nacre_pool::frames::{CompressionSetting, Frames, NewFrame, Owner, Stream};
 use nacre_pool::rows::{FileType, Inode};
 use nacre_pool::store::Access;
 
@@ -166,7 +166,7 @@ fn a_check_finds_what_is_lost_and_what_nobody_names() {
         kind: FrameKind::Data,
         birth: nacre_pool::Txg(1),
         owner: Owner { dataset: 1, object: 77, offset: 0 },
-        packing: Packing::Off,
+        compression: CompressionSetting::Off,
         checksum: nacre_pool::ChecksumKind::Xxh3,
         content: &content,
     };
@@ -319,7 +319,7 @@ fn a_pool_that_was_never_finished_is_told_apart() {
         guid: 7,
         host: (1, "here".to_owned()),
         time: 1,
-        twice: false,
+        redundant_metadata: false,
     };
     drop(nacre_pool::Store::create(devices(&device), &new).unwrap());
     let refusal = open(&device, Access::ReadWrite, None).unwrap_err();

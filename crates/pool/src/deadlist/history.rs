@@ -17,7 +17,7 @@ pub struct Point {
     pub txg: Txg,
     /// What it references, charged bytes.
     pub referenced: u64,
-    /// The same before packing, bytes.
+    /// The same before compression, bytes.
     pub logical: u64,
     /// What the point before references and it does not.
     pub list: ListId,
@@ -32,7 +32,7 @@ impl Point {
     }
 }
 
-/// How much something is: as it is charged, and before packing. Bytes.
+/// How much something is: as it is charged, and before compression. Bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Extent {
     charged: u64,

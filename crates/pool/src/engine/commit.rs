@@ -14,7 +14,7 @@ use super::{Admin, Pool, as_pool_error};
 use crate::deadlist::{Dead, Fate, killed};
 use crate::error::PoolError;
 use crate::files::Stored;
-use crate::frames::Packing;
+use crate::frames::CompressionSetting;
 use crate::patience;
 use crate::pointer::{ChecksumKind, Txg};
 use crate::space::Change;
@@ -24,7 +24,7 @@ use crate::tree::{Context, commit::Form};
 const FREED_AT_ONCE: usize = 20_000;
 /// How many rows of inodes without a name one commit frees; what is left goes with the next, or
 /// between.
-const LET_GO_AT_ONCE: u64 = 64 << 10;
+const RELEASED_AT_ONCE: u64 = 64 << 10;
 
 impl Pool {
     /// Makes everything durable that was done before the call.
@@ -127,7 +127,7 @@ impl Pool {
         let datasets = self.open_datasets();
         for dataset in &datasets {
             // Most of it while operations go on, so that they wait shortly.
-            if let Err(error) = dataset.files().free_let_go(LET_GO_AT_ONCE).map_err(as_pool_error) {
+            if let Err(error) = dataset.files().free_released(RELEASED_AT_ONCE).map_err(as_pool_error) {
                 passed_over(error, "a file without a name cannot be freed now")?;
             }
             dataset.files().flush_most().map_err(as_pool_error)?;
@@ -175,7 +175,7 @@ impl Pool {
         let start = log.map_or_else(Default::default, |log| log.start_after(txg));
         self.storage.commit(txg, written.root, start, self.seconds())?;
         self.committed.store(txg.0, Ordering::Release);
-        self.desk.measure();
+        self.reservations.measure();
         if let (Some(log), Some(last)) = (log, last) {
             log.committed(txg, last);
         }
@@ -187,10 +187,11 @@ impl Pool {
         let Taken { dataset, frozen, written, mut freed, .. } = taken;
         if !frozen.is_dirty() && written == Stored::default() && freed.is_empty() {
             dataset.files().with_table(|table| table.settle(&frozen))?;
-            return admin.desk.settle(dataset.id(), txg, Change::default());
+            return admin.reservations.settle(dataset.id(), txg, Change::default());
         }
         let context = Context { frames: &*self.frames, cache: &self.cache };
-        let tree = frozen.write_out(&context, Form { txg, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 })?;
+        let tree = frozen
+            .write_out(&context, Form { txg, compression: CompressionSetting::Lz4, checksum: ChecksumKind::Xxh3 })?;
         let dead = dataset.files().with_table(|table| {
             table.settle(&frozen)?;
             Ok::<_, PoolError>(table.tree.take_dead(txg))
@@ -232,8 +233,8 @@ impl Pool {
                 points.iter().map(|point| point.txg).filter(|txg| *txg != crate::deadlist::Point::HEAD).collect();
             admin.catalog.deadlists().append(row.list, &history, &listed)?;
         }
-        admin.desk.settle(id, txg, change)?;
-        row.usage = admin.forest().usage(id)?;
+        admin.reservations.settle(id, txg, change)?;
+        row.usage = admin.quota_tree().usage(id)?;
         admin.catalog.set_dataset(id, &row)
     }
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::skipped::{Adjusted, Skipped};
+use super::replay_skip::{Adjusted, ReplaySkip};
 use super::{Dataset, Durable, Pool, as_pool_error};
 use crate::error::PoolError;
 use crate::files::{self, Inode, Recorder};
@@ -66,7 +66,7 @@ impl Pool {
 
     /// Applies what the log holds beyond the last commit, commits that, and goes on with the log.
     pub(super) fn replay_log(&self, area: Box<dyn Area>, guid: u64, durable: &Durable) -> Result<(), PoolError> {
-        let (mut promised, mut skipped) = (0, Skipped::default());
+        let (mut promised, mut skipped) = (0, ReplaySkip::default());
         let (ring, replayed) = Ring::replay(area, guid, durable.log, durable.txg, &mut |record| {
             let (dataset, _) = self.open_dataset(record.dataset)?;
             // What belongs to damaged rows keeps no pool from being imported. An operation is done
@@ -76,7 +76,7 @@ impl Pool {
                 return Ok(());
             };
             let replay = || replay_record(&dataset, record, &adjusted);
-            if self.desk.outstanding().max(self.held()) > REPLAYED_AT_ONCE.saturating_add(promised) {
+            if self.reservations.outstanding().max(self.held()) > REPLAYED_AT_ONCE.saturating_add(promised) {
                 promised = self.store_replayed()?;
             }
             match replay() {
@@ -106,7 +106,7 @@ impl Pool {
     /// the log; answers what is promised still.
     fn store_replayed(&self) -> Result<u64, PoolError> {
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().flush_most()).map_err(as_pool_error)?;
-        Ok(self.desk.outstanding().max(self.held()))
+        Ok(self.reservations.outstanding().max(self.held()))
     }
 
     /// Makes a file durable, and everything that was done before to names and attributes.
@@ -197,7 +197,7 @@ impl Pool {
 
 /// What a record is to be applied with; none where something that it needs cannot be read, or was
 /// left out.
-fn judge(skipped: &Skipped, dataset: &Dataset, record: &Record<'_>) -> Result<Option<Adjusted>, PoolError> {
+fn judge(skipped: &ReplaySkip, dataset: &Dataset, record: &Record<'_>) -> Result<Option<Adjusted>, PoolError> {
     let unreadable =
         record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(files::is_rotten));
     match unreadable.map_or_else(|| skipped.judge(dataset, record), Err) {

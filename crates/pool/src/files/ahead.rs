@@ -1,4 +1,4 @@
-//! Reading ahead of a listing: what it comes to next is read and unpacked beside it.
+//! Reading ahead of a listing: what it comes to next is read and decompressed beside it.
 //!
 //! Called by `listing.rs`. Only the cache is filled: what a listing shows is decided when it looks,
 //! so it sees every change made before. Invariants:
@@ -13,7 +13,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Absent;
-use crate::store::roam;
+use crate::store::unpin_thread;
 
 /// Parts that wait while another one is read; what comes beyond is not read ahead.
 const WAITING: usize = 2;
@@ -36,7 +36,7 @@ impl Running {
     fn start() -> Option<Self> {
         let (parts, coming) = sync_channel::<Absent>(WAITING);
         let work = move || {
-            roam();
+            unpin_thread();
             while let Ok(read) = coming.recv_timeout(IDLE) {
                 // Whoever needs what cannot be read meets the error.
                 let _ = read();

@@ -2,11 +2,11 @@
 //!
 //! A file is cut into records of its record size. A write that covers a whole record becomes a
 //! frame at once; parts of records are collected in memory until the next flush. A record that is
-//! all zeros is a hole where content may be packed (as ZFS has it); content up to
+//! all zeros is a hole where content may be compressed (as ZFS has it); content up to
 //! [`crate::rows::extent::INLINE_FILE`] bytes lies in the row.
 
 mod flush;
-mod packed;
+mod precompressed;
 mod settling;
 mod sizes;
 
@@ -17,12 +17,12 @@ pub(super) use sizes::STEP;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use self::packed::PackedAhead;
-use super::admission::{Admit, worst};
+use self::precompressed::Precompressed;
 use super::inodes::{Buffered, Editing, Pending};
 use super::patches::overlap;
+use super::quota_check::{Admit, worst};
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
-use crate::frames::{NewFrame, Owner, Packing, Stream, Wanted};
+use crate::frames::{CompressionSetting, NewFrame, Owner, Stream, Wanted};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::extent::INLINE_FILE;
 use crate::rows::inode::flags::HAS_XATTRS;
@@ -204,7 +204,7 @@ impl<T: Table> Files<T> {
     /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where nothing
     /// could be written.
     pub fn write(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8]) -> Result<WriteOutcome> {
-        let ahead = self.pack_ahead(inode, offset, data);
+        let ahead = self.compress_ahead(inode, offset, data);
         self.with_relief(|| {
             self.check_writable()?;
             self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Asked, false))
@@ -217,7 +217,7 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::write`].
     pub fn write_stored(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], timed: bool) -> Result<WriteOutcome> {
-        let ahead = self.pack_ahead(inode, Some(offset), data);
+        let ahead = self.compress_ahead(inode, Some(offset), data);
         self.with_relief(|| {
             self.check_writable()?;
             self.write_admitted(inode, Some(offset), (data, ahead.as_ref()), (Admit::Asked, timed))
@@ -237,7 +237,7 @@ impl<T: Table> Files<T> {
         data: &[u8],
         timed: bool,
     ) -> Result<WriteOutcome> {
-        let ahead = self.pack_ahead(inode, offset, data);
+        let ahead = self.compress_ahead(inode, offset, data);
         self.with_relief_for(Admit::Held, || {
             self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Held, timed))
         })
@@ -247,7 +247,7 @@ impl<T: Table> Files<T> {
         &self,
         inode: &Arc<Inode>,
         offset: Option<u64>,
-        (data, ahead): (&[u8], Option<&PackedAhead>),
+        (data, ahead): (&[u8], Option<&Precompressed>),
         (admit, timed): (Admit, bool),
     ) -> Result<WriteOutcome> {
         let behind = |row: &Row| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
@@ -346,17 +346,17 @@ impl<T: Table> Files<T> {
         let has_attributes = edited.row.flags & HAS_XATTRS != 0;
         edited.put(&mut batch);
         let applied = self.apply_recorded(txg, &batch);
-        self.admission.turn(self.dataset, txg, promised, 0);
+        self.admission.charge(self.dataset, txg, promised, 0);
         applied.map(|()| WriteOutcome { written: data.len(), offset: 0, has_attributes })
     }
 
-    /// Replaces whole records, packed ahead or by several threads where that pays; answers how many
-    /// bytes of them, from the front, and what stopped it.
+    /// Replaces whole records, compressed ahead or by several threads where that pays; answers how
+    /// many bytes of them, from the front, and what stopped it.
     fn write_records(
         &self,
         txg: Txg,
         edited: &mut Editing<'_>,
-        (records, ahead): (&[(Piece, &[u8])], Option<&PackedAhead>),
+        (records, ahead): (&[(Piece, &[u8])], Option<&Precompressed>),
         (admit, batch, counted): (Admit, &mut Batch, &mut i64),
     ) -> (usize, Option<FileError>) {
         let storing = *self.storing.read();
@@ -382,8 +382,8 @@ impl<T: Table> Files<T> {
         let outcome = match ahead
             .and_then(|ahead| ahead.of(&storing, shift, frames.iter().map(|frame| frame.owner.offset >> shift)))
         {
-            Some(packed) => frames.iter().zip(packed).try_for_each(|(frame, packed)| {
-                pointers.push(self.frames.write_packed(frame, packed)?);
+            Some(compressed) => frames.iter().zip(compressed).try_for_each(|(frame, compressed)| {
+                pointers.push(self.frames.write_compressed(frame, compressed)?);
                 Ok(())
             }),
             None => self.frames.write_all(&frames, &mut pointers),
@@ -397,7 +397,7 @@ impl<T: Table> Files<T> {
         for ((piece, content), form) in records.into_iter().zip(forms) {
             let pointer = if form == Form::Frame { pointers.next() } else { None };
             let charged = pointer.as_ref().map_or(0, Pointer::charged);
-            self.admission.turn(self.dataset, txg, worst(content.len()), charged);
+            self.admission.charge(self.dataset, txg, worst(content.len()), charged);
             let new = match form {
                 Form::Hole => None,
                 Form::Inline => Some(Extent::Inline(content)),
@@ -421,7 +421,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Content that waited in memory and is not wanted any more: neither is what it was promised.
-    pub(super) fn let_go(&self, txg: Txg, row: &Row, buffered: &Buffered) {
+    pub(super) fn release(&self, txg: Txg, row: &Row, buffered: &Buffered) {
         self.became(txg, row, buffered, 0);
     }
 
@@ -429,7 +429,7 @@ impl<T: Table> Files<T> {
     /// needed.
     pub(super) fn became(&self, txg: Txg, row: &Row, buffered: &Buffered, charged: u64) {
         self.buffered.shrink(buffered.held());
-        self.admission.turn(self.dataset, txg, buffered.promised, charged);
+        self.admission.charge(self.dataset, txg, buffered.promised, charged);
         self.count_waiting(row, -(buffered.promised as i64));
     }
 
@@ -498,8 +498,8 @@ impl<T: Table> Files<T> {
         content: &'a [u8],
     ) -> NewFrame<'a> {
         let owner = Owner { dataset: self.dataset, object, offset };
-        let (packing, checksum) = (storing.packing, storing.checksum);
-        NewFrame { stream: Stream::Data, kind: FrameKind::Data, owner, birth, content, packing, checksum }
+        let (compression, checksum) = (storing.compression, storing.checksum);
+        NewFrame { stream: Stream::Data, kind: FrameKind::Data, owner, birth, content, compression, checksum }
     }
 
     /// Takes a part of a record into memory.
@@ -541,7 +541,7 @@ impl<T: Table> Files<T> {
             if buffer.promised == 0
                 && let Some(buffered) = edited.activate().records.remove(&record)
             {
-                self.let_go(txg, &row, &buffered);
+                self.release(txg, &row, &buffered);
             }
             return Err(refused);
         }
@@ -648,7 +648,7 @@ enum Form {
 }
 
 fn form_of(storing: &Storing, record: u64, content: &[u8]) -> Form {
-    if storing.packing != Packing::Off && is_zero(content) || content.is_empty() {
+    if storing.compression != CompressionSetting::Off && is_zero(content) || content.is_empty() {
         Form::Hole
     } else if record == 0 && content.len() <= INLINE_FILE {
         Form::Inline

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use parking_lot::{Mutex, RwLockWriteGuard};
 
-use super::awaited::Awaited;
 use super::known::Known;
 use super::patches::{Fragments, is_rotten, is_unreadable};
+use super::spin_lock::SpinRwLock;
 use super::{AccessTimes, Batch, FileError, Files, Result, Table};
 use crate::error::PoolError;
 use crate::pointer::Txg;
@@ -25,7 +25,7 @@ pub(super) const ACTIVE: u64 = 768;
 pub struct Inode {
     number: u64,
     known: Arc<Known>,
-    pub(super) active: Awaited<Option<Box<Active>>>,
+    pub(super) active: SpinRwLock<Option<Box<Active>>>,
     /// Up to this record devices were asked ahead of a reader: a hint.
     pub(super) asked: AtomicU64,
     /// Its record size as a power of two as it was last seen, 0 where it was not: a hint.
@@ -36,7 +36,8 @@ pub struct Inode {
 
 impl Inode {
     pub(super) fn new(number: u64, known: &Arc<Known>) -> Inode {
-        let (active, asked, shift, apart) = (Awaited::new(None), AtomicU64::new(0), AtomicU8::new(0), Mutex::new(None));
+        let (active, asked, shift, apart) =
+            (SpinRwLock::new(None), AtomicU64::new(0), AtomicU8::new(0), Mutex::new(None));
         Inode { number, known: Arc::clone(known), active, asked, shift, apart }
     }
 
@@ -104,7 +105,7 @@ pub(super) struct Active {
 
 impl Active {
     /// The attributes as users see them: content that waits in memory counts as well, as it is,
-    /// unpacked.
+    /// decompressed.
     pub(super) fn shown(&self) -> Row {
         let waiting: u64 = self.records.values().map(|record| record.content.len() as u64).sum();
         Row { charged: self.row.charged.saturating_add(waiting), ..self.row }

@@ -15,9 +15,9 @@
 
 use std::collections::BTreeMap;
 
-use super::admission::{Admit, worst};
 use super::content::{Piece, graver};
 use super::inodes::{Buffered, Editing};
+use super::quota_check::{Admit, worst};
 use super::{Batch, FileError, Files, Result, Table};
 use crate::deadlist::Dead;
 use crate::error::PoolError;

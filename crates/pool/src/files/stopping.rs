@@ -112,7 +112,7 @@ impl<T: Table> Files<T> {
         self.note_stored(inode.number());
         active
             .iter()
-            .for_each(|active| active.records.values().for_each(|buffered| self.let_go(txg, &active.row, buffered)));
+            .for_each(|active| active.records.values().for_each(|buffered| self.release(txg, &active.row, buffered)));
     }
 
     /// Marks what is held and has no name, after a table was replaced: it goes when its last holder

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::admission::worst;
+use super::quota_check::worst;
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::deadlist::Dead;
 use crate::frames::{NewFrame, Owner, Stream};
@@ -177,11 +177,11 @@ impl<T: Table> Files<T> {
             owner,
             birth: txg,
             content: value,
-            packing: storing.packing,
+            compression: storing.compression,
             checksum: storing.checksum,
         });
         let charged = written.as_ref().map_or(0, Pointer::charged);
-        self.admission.turn(self.dataset, txg, promised, charged);
+        self.admission.charge(self.dataset, txg, promised, charged);
         let pointer = written?;
         batch.put(&key, Xattr::Frame(pointer).encode());
         batch.written.push(Dead::of(&pointer, false));

@@ -168,7 +168,7 @@ proptest! {
 
     #[test]
     fn counters_survive(seed: u64, next in 1..=keys::SEQUENCE_MOST, root: u64, objects: u64, bytes: u64) {
-        let hashing = if seed.is_multiple_of(2) { keys::Hashing::Whole } else { keys::Hashing::Near };
+        let hashing = if seed.is_multiple_of(2) { keys::Hashing::Whole } else { keys::Hashing::Ordered };
         let head = Head { next, root: root % next, seed, hashing, folding: Folding::EXACT, objects };
         prop_assert_eq!(Head::decode(&head.encode()).unwrap(), head);
         let used = OwnerUse { bytes, objects };
@@ -321,8 +321,8 @@ fn hashes_depend_on_the_seed_and_stay() {
 
 #[test]
 fn names_with_neighbouring_numbers_lie_side_by_side() {
-    let near = |name: &str| keys::near_hash(5, name.as_bytes());
-    let group = |name: &str| near(name) >> 14;
+    let ordered = |name: &str| keys::ordered_hash(5, name.as_bytes());
+    let group = |name: &str| ordered(name) >> 14;
     for (one, other) in [
         ("file-00000000.dat", "file-00009999.dat"),
         ("7", "8"),
@@ -331,22 +331,22 @@ fn names_with_neighbouring_numbers_lie_side_by_side() {
         ("a10b", "a99b"),
     ] {
         assert_eq!(group(one), group(other), "{one} {other}");
-        assert!(near(one) < near(other), "{one} {other}");
+        assert!(ordered(one) < ordered(other), "{one} {other}");
     }
-    assert_eq!((near("x-0042.y") & 0x3fff, near("x-0042.y7") & 0x3fff), (42, 42));
+    assert_eq!((ordered("x-0042.y") & 0x3fff, ordered("x-0042.y7") & 0x3fff), (42, 42));
     // Another number of digits, another beginning or end: another group.
     for (one, other) in
         [("f1", "f10"), ("f01", "f1"), ("f00001", "f10001"), ("a1b2.c", "a2b2.c"), ("1.2", "1.3"), ("x/1", "x7")]
     {
         assert_ne!(group(one), group(other), "{one} {other}");
     }
-    assert_eq!(near("no digits. at all"), keys::name_hash(5, b"no digits. at all"));
-    assert_eq!(near("1.2") & 0x3fff, 1, "the number before the extension");
-    assert_eq!(near("v.2") & 0x3fff, 2);
-    assert_ne!(keys::near_hash(6, b"f1") >> 14, group("f1"));
+    assert_eq!(ordered("no digits. at all"), keys::name_hash(5, b"no digits. at all"));
+    assert_eq!(ordered("1.2") & 0x3fff, 1, "the number before the extension");
+    assert_eq!(ordered("v.2") & 0x3fff, 2);
+    assert_ne!(keys::ordered_hash(6, b"f1") >> 14, group("f1"));
     let longest = [b'9'; keys::NAME_MOST];
-    assert_eq!(keys::near_hash(5, &longest) & 0x3fff, 9999);
+    assert_eq!(keys::ordered_hash(5, &longest) & 0x3fff, 9999);
     let short = [&[b'a'; keys::NAME_MOST - 1][..], b"3"].concat();
-    assert_eq!(keys::near_hash(5, &short) & 0x3fff, 3);
-    assert_eq!(keys::near_hash(0, b"file 17"), keys::name_hash(0, b"file /2") >> 14 << 14 | 17);
+    assert_eq!(keys::ordered_hash(5, &short) & 0x3fff, 3);
+    assert_eq!(keys::ordered_hash(0, b"file 17"), keys::name_hash(0, b"file /2") >> 14 << 14 | 17);
 }

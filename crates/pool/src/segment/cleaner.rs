@@ -29,7 +29,7 @@ pub enum Pressure {
 pub fn reserve(stream: Stream) -> u64 {
     match stream {
         Stream::Table => 0,
-        Stream::Survivors | Stream::MetadataSurvivors => 3,
+        Stream::Relocated | Stream::RelocatedMetadata => 3,
         Stream::Metadata => 6,
         Stream::Data => 9,
     }
@@ -161,8 +161,8 @@ mod tests {
         assert_eq!(pressure(130, 1000), Pressure::Some);
         assert_eq!(pressure(20, 1000), Pressure::Urgent);
         assert!(
-            reserve(Stream::Table) < reserve(Stream::Survivors)
-                && reserve(Stream::Survivors) < reserve(Stream::Metadata)
+            reserve(Stream::Table) < reserve(Stream::Relocated)
+                && reserve(Stream::Relocated) < reserve(Stream::Metadata)
         );
     }
 }

@@ -20,7 +20,7 @@ use crate::label::Place;
 use crate::pointer::{Pointer, Txg};
 
 use super::table::Op;
-use super::table_log::Young;
+use super::table_log::UncommittedRun;
 
 /// How much is written at once, bytes.
 pub const PIECE: usize = 1 << 20;
@@ -64,7 +64,7 @@ struct Open {
     /// What the table does not know yet.
     units: u32,
     newest: Txg,
-    young: Vec<Young>,
+    uncommitted: Vec<UncommittedRun>,
 }
 
 /// Memory that begins at a multiple of [`ALIGN`], for writes past the page cache. It never grows
@@ -117,7 +117,7 @@ pub struct Growth {
     /// The changes.
     pub ops: Vec<Op>,
     /// The frames among them with their births.
-    pub young: Vec<Young>,
+    pub uncommitted: Vec<UncommittedRun>,
 }
 
 impl Appender {
@@ -237,8 +237,17 @@ impl State {
     /// Begins a segment, or goes on with one at its end. The one before must be sealed.
     pub fn begin(&mut self, id: u32, place: Vec<Place>, frames: u32, bytes: u32) {
         let piece = self.buffer();
-        self.open =
-            Some(Open { id, place, frames, bytes, start: bytes, piece, units: 0, newest: Txg(0), young: Vec::new() });
+        self.open = Some(Open {
+            id,
+            place,
+            frames,
+            bytes,
+            start: bytes,
+            piece,
+            units: 0,
+            newest: Txg(0),
+            uncommitted: Vec::new(),
+        });
     }
 
     fn buffer(&mut self) -> Buffer {
@@ -255,12 +264,14 @@ impl State {
         let (units, birth) = ((pointer.charged() / u64::from(Pointer::UNIT)) as u32, pointer.birth);
         open.units += units;
         open.newest = open.newest.max(birth);
-        match open.young.last_mut() {
+        match open.uncommitted.last_mut() {
             Some(run) if run.birth == birth => {
                 run.count += 1;
                 run.units += units;
             }
-            _ => open.young.push(Young { segment: open.id, index: pointer.index, count: 1, units, birth }),
+            _ => {
+                open.uncommitted.push(UncommittedRun { segment: open.id, index: pointer.index, count: 1, units, birth })
+            }
         }
         self.put(&header.encode(), stored, full);
         Some(pointer)
@@ -335,7 +346,7 @@ impl State {
             let (units, newest) = (std::mem::take(&mut open.units), std::mem::take(&mut open.newest));
             growth.ops.push(Op::Grow { id: open.id, frames: open.frames, bytes: open.bytes, units, newest });
         }
-        growth.young = std::mem::take(&mut open.young);
+        growth.uncommitted = std::mem::take(&mut open.uncommitted);
         full.extend(self.cut());
         growth
     }
@@ -405,7 +416,7 @@ mod tests {
                     vec![Op::Grow { id: 7, frames: 61, bytes: image.len() as u32, units, newest: Txg(2) }]
                 );
                 assert_eq!(
-                    growth.young.iter().map(|run| (run.index, run.count, run.birth.0)).collect::<Vec<_>>(),
+                    growth.uncommitted.iter().map(|run| (run.index, run.count, run.birth.0)).collect::<Vec<_>>(),
                     vec![(0, 50, 1), (50, 11, 2)]
                 );
                 assert!(state.flush(&mut full).ops.is_empty(), "nothing new");

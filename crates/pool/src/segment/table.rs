@@ -68,8 +68,8 @@ pub struct Segment {
     pub live_units: u32,
     /// The newest birth of a frame in it.
     pub newest: Txg,
-    /// Frames not alive at this place: freed, or moved away. Not used for survivors: their names
-    /// are those of other segments.
+    /// Frames not alive at this place: freed, or moved away. Not used for relocated frames: their
+    /// names are those of other segments.
     pub dead: Bits,
     /// Frames of this name that live elsewhere: segment, and offset there in units of 16 bytes.
     pub moved: Moved,
@@ -95,7 +95,7 @@ pub enum Op {
         frames: u32,
         /// Bytes in it now.
         bytes: u32,
-        /// What the added frames are charged, units; 0 for survivors, which come alive by
+        /// What the added frames are charged, units; 0 for relocated ones, which come alive by
         /// [`Op::Move`].
         units: u32,
         /// The newest birth among them.

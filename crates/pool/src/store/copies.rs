@@ -48,7 +48,7 @@ impl Store {
     pub(super) fn with_copy(&self, map: &mut Map, stream: Stream, place: Place) -> Vec<Place> {
         let mut places = vec![place];
         let short = || cleaner::pressure(map.slots.free(), map.slots.total()) == Pressure::Urgent;
-        if self.is_twice() && stream.is_metadata() && !short() {
+        if self.has_redundant_metadata() && stream.is_metadata() && !short() {
             places.extend(map.slots.take_apart(place));
         }
         places
@@ -156,7 +156,7 @@ impl Store {
         }
         let mut mended = false;
         let living = self.living_by_headers(id)?;
-        self.scrub_twice(id, &living, &mut |checked| {
+        self.scrub_copies(id, &living, &mut |checked| {
             if let (true, Some(header)) = (checked.mended, checked.header) {
                 mended = true;
                 let damage = checked.damage.clone();
@@ -175,7 +175,7 @@ impl Store {
 
     /// Verifies these frames of a segment that lies twice, at both places, and mends what is
     /// damaged at one of them. All of them must be on the devices.
-    pub(super) fn scrub_twice(
+    pub(super) fn scrub_copies(
         &self,
         id: u32,
         living: &BTreeSet<Name>,

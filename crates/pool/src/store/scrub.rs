@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::checksum;
+use crate::compress;
 use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frame::{self, Header};
 use crate::frames::{Owner, Stream};
 use crate::label::{self, Identity, Place};
-use crate::packing;
 use crate::pointer::{Pointer, Txg};
 
 use super::commit::ROOT_DEVICES;
@@ -89,7 +89,7 @@ pub struct SegmentInfo {
 pub(super) fn check(frame: &Walked<'_>) -> Option<Damage> {
     let Pointer { logical, compression, checksum_kind, checksum, .. } = frame.header.pointer;
     let mut content = vec![0; logical as usize];
-    if !packing::unpack(compression, frame.stored, &mut content) {
+    if !compress::decompress(compression, frame.stored, &mut content) {
         return Some(Damage::Compression);
     }
     (checksum::content(checksum_kind, &content) != checksum).then_some(Damage::Checksum)
@@ -225,7 +225,7 @@ impl Store {
         if places > 1 {
             let living = self.living_by_headers(id)?;
             self.wait_written(stream)?;
-            return self.scrub_twice(id, &living, visit);
+            return self.scrub_copies(id, &living, visit);
         }
         self.wait_written(stream)?;
         let mut go_on = true;
@@ -283,8 +283,8 @@ impl Store {
         let appender = match stream {
             Stream::Metadata => &self.metadata,
             Stream::Data => &*self.data,
-            Stream::Survivors => &self.survivors,
-            Stream::MetadataSurvivors => &self.metadata_survivors,
+            Stream::Relocated => &self.relocated,
+            Stream::RelocatedMetadata => &self.relocated_metadata,
             Stream::Table => return Ok(()),
         };
         if appender.wait_settled() { Ok(()) } else { self.usable() }

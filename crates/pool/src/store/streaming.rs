@@ -12,7 +12,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use super::{Result, Store, roam};
+use super::{Result, Store, unpin_thread};
 use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frames::{Frames, Wanted};
@@ -56,7 +56,7 @@ impl Ahead {
         let running = self.0.get_or_init(|| {
             let (requests, coming) = sync_channel::<Vec<Range>>(WAITING);
             let work = move || {
-                roam();
+                unpin_thread();
                 coming.into_iter().for_each(ask);
             };
             let thread = std::thread::Builder::new().name("pool-ahead".to_owned()).spawn(work).ok()?;

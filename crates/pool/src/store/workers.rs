@@ -1,6 +1,6 @@
 //! Threads that take jobs from one queue, and the processors that they run on.
 //!
-//! Callers: `behind.rs` (writing) and `packers.rs` (packing). Invariants:
+//! Callers: `write_queue.rs` (writing) and `compressors.rs` (compression). Invariants:
 //! - The threads end with their owner, after the last job that waits.
 //! - A queue grows by what room was given for before: so what is prepared for it is never in vain,
 //!   and its length is bounded.
@@ -25,7 +25,7 @@ pub(crate) fn processors() -> usize {
 /// Lets the calling thread run on all processors of the process. A thread begins on those of the
 /// one that starts it, and whoever serves the requests of one processor is bound to that one: what
 /// is done beside him would wait for him.
-pub(crate) fn roam() {
+pub(crate) fn unpin_thread() {
     let first = rustix::process::getpid();
     // Where it cannot, it is slower.
     let _ =
@@ -46,7 +46,7 @@ struct Shared<J> {
 
 impl<J> Shared<J> {
     fn work(&self, run: fn(J)) {
-        roam();
+        unpin_thread();
         let mut queue = self.queue.lock();
         loop {
             if let Some(job) = queue.jobs.pop_front() {

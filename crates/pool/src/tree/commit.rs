@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::node::{BROKEN, Body, Child, Node, header};
 use super::{Context, Tree, View};
 use crate::error::PoolError;
-use crate::frames::{NewFrame, Owner, Packing, Stream};
+use crate::frames::{CompressionSetting, NewFrame, Owner, Stream};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 
 /// How nodes are written.
@@ -22,8 +22,8 @@ use crate::pointer::{ChecksumKind, Pointer, Txg};
 pub struct Form {
     /// The txg that is committed.
     pub txg: Txg,
-    /// How to pack.
-    pub packing: Packing,
+    /// How to compress.
+    pub compression: CompressionSetting,
     /// How to check.
     pub checksum: ChecksumKind,
 }
@@ -35,7 +35,7 @@ pub struct Written {
     pub root: Option<Pointer>,
     /// What the new frames are charged ([`Pointer::charged`]), bytes.
     pub bytes: u64,
-    /// What their content is before packing, bytes.
+    /// What their content is before compression, bytes.
     pub logical: u64,
     /// How many frames were written.
     pub frames: u64,
@@ -183,8 +183,8 @@ impl Writer<'_> {
         Ok(pointer)
     }
 
-    /// Writes the dirty ones of neighbouring leaves, many at once, so that several threads may pack
-    /// them.
+    /// Writes the dirty ones of neighbouring leaves, many at once, so that several threads may
+    /// compress them.
     fn leaves(&mut self, children: &[Child]) -> Result<(), PoolError> {
         let dirty: Vec<&Arc<Node>> = children
             .iter()
@@ -215,7 +215,7 @@ impl Writer<'_> {
             owner: Owner { dataset: self.dataset, object: 0, offset: u64::from(node.level()) },
             birth: self.form.txg,
             content,
-            packing: self.form.packing,
+            compression: self.form.compression,
             checksum: self.form.checksum,
         }
     }

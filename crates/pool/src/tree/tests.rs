@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use super::commit::{Form, Written};
 use super::node::{Body, Child, Node};
 use super::*;
-use crate::frames::Packing;
+use crate::frames::CompressionSetting;
 use crate::pointer::ChecksumKind;
 use memory::Memory;
 
@@ -60,7 +60,7 @@ impl Bench {
 }
 
 fn form(txg: u64) -> Form {
-    Form { txg: Txg(txg), packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 }
+    Form { txg: Txg(txg), compression: CompressionSetting::Lz4, checksum: ChecksumKind::Xxh3 }
 }
 
 fn rows_of(ctx: Context<'_>, view: &View) -> Vec<(Vec<u8>, Vec<u8>)> {

@@ -243,7 +243,7 @@ pub struct Found {
 
 fn look(imported: &Imported) -> Found {
     let ids: Vec<(u64, String)> = {
-        let look = imported.pool.look();
+        let look = imported.pool.catalog_view();
         let mut ids = vec![look.root().unwrap()];
         let mut at = 0;
         while at < ids.len() {

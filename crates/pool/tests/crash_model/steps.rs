@@ -413,7 +413,7 @@ impl World {
             10 if name != "tank" => {
                 let origin = administered(pool.describe(&name))?.and_then(|(_, row)| row.origin);
                 let Some((from, last)) = origin else { return Err(Came::Nothing) };
-                let from_name = administered(pool.look().name(from))?;
+                let from_name = administered(pool.catalog_view().name(from))?;
                 for (txg, row) in administered(pool.snapshot_rows(from))? {
                     if txg <= last {
                         let tree =

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use nacre_pool::device::{Device, Simulator};
-use nacre_pool::engine::{Durable, Ground, Pool};
+use nacre_pool::engine::{Durable, Pool, PoolConfig};
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
@@ -52,9 +52,9 @@ fn devices(disks: &[Arc<Simulator>]) -> Vec<Arc<dyn Device>> {
     disks.iter().map(|disk| Arc::clone(disk) as Arc<dyn Device>).collect()
 }
 
-fn ground(store: &Arc<Store>, seed: u64, logged: bool) -> Ground {
+fn config(store: &Arc<Store>, seed: u64, logged: bool) -> PoolConfig {
     let (ticks, random) = (AtomicI64::new(1_800_000_000), AtomicU64::new(seed));
-    Ground {
+    PoolConfig {
         log: if logged { Some(Box::new(LogArea::new(Arc::clone(store)))) } else { None },
         guid: store.identity().pool,
         storage: Arc::clone(store) as _,
@@ -75,11 +75,11 @@ pub fn create(disks: &[Arc<Simulator>], seed: u64) -> Imported {
         guid: seed | 1,
         host: host(),
         time: 1_800_000_000,
-        twice: seed.is_multiple_of(2),
+        redundant_metadata: seed.is_multiple_of(2),
     };
     let (store, _) = Store::create(devices(disks), &new).unwrap();
     let store = Arc::new(store);
-    let pool = Arc::new(Pool::create(ground(&store, seed, true), "tank").unwrap());
+    let pool = Arc::new(Pool::create(config(&store, seed, true), "tank").unwrap());
     Imported { pool, store }
 }
 
@@ -91,7 +91,7 @@ pub fn open(disks: &[Arc<Simulator>], seed: u64, access: Access) -> Result<Impor
     let unfinished = || PoolError::Refused("the making of this pool was never finished".to_owned());
     let catalog = root.catalog.filter(|_| root.txg > Txg(0)).ok_or_else(unfinished)?;
     let durable = Durable { txg: root.txg, catalog, log: root.log_start.into() };
-    let pool = Arc::new(Pool::open(ground(&store, seed, access != Access::ReadOnly), &durable)?);
+    let pool = Arc::new(Pool::open(config(&store, seed, access != Access::ReadOnly), &durable)?);
     Ok(Imported { pool, store })
 }
 

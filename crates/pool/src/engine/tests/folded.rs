@@ -29,7 +29,7 @@ fn rules(pool: &Pool, id: u64) -> (String, bool) {
 #[test]
 fn a_new_file_system_takes_over_what_its_parent_has_and_a_clone_what_its_origin_has() {
     let storage = Arc::new(MapStorage::default());
-    let pool = Pool::create(ground(&storage), "tank").unwrap();
+    let pool = Pool::create(config(&storage), "tank").unwrap();
     let top = pool.find("tank").unwrap().unwrap();
     let a = pool
         .create_dataset(&with(top, "a", &[("casesensitivity", "insensitive"), ("normalization", "formD")]))
@@ -138,7 +138,8 @@ fn whole(device: &Arc<crate::device::Simulator>) -> (Arc<Store>, Pool) {
     };
     let (store, root) = Store::open(vec![Arc::clone(device) as Arc<dyn Device>], &import).unwrap();
     let store = Arc::new(store);
-    let ground = Ground { storage: Arc::clone(&store) as Arc<dyn Storage>, ..ground(&Arc::new(MapStorage::default())) };
+    let config =
+        PoolConfig { storage: Arc::clone(&store) as Arc<dyn Storage>, ..config(&Arc::new(MapStorage::default())) };
     let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
-    (store, Pool::open(ground, &durable).unwrap())
+    (store, Pool::open(config, &durable).unwrap())
 }

@@ -39,7 +39,7 @@ impl<T: Table> Files<T> {
             match pending {
                 Pending::Gone(record) => {
                     if let Some(buffered) = records.remove(&record) {
-                        self.let_go(txg, row, &buffered);
+                        self.release(txg, row, &buffered);
                     }
                 }
                 Pending::Cut { record, keep, .. } => {
@@ -72,7 +72,7 @@ impl<T: Table> Files<T> {
             if let Pending::Cut { record, fresh: true, .. } | Pending::Zeroed { record, fresh: true, .. } = pending
                 && let Some(buffered) = edited.activate().records.remove(&record)
             {
-                self.let_go(txg, row, &buffered);
+                self.release(txg, row, &buffered);
             }
         }
     }

@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use super::{SIZE_MOST, SeekTo, Stored, check_regular};
-use crate::files::admission::{Admit, worst};
 use crate::files::inodes::{Editing, Pending};
+use crate::files::quota_check::{Admit, worst};
 use crate::files::{Batch, Entered, FileError, Files, Inode, Result, Table};
 use crate::pointer::Txg;
 use crate::rows::inode::flags::CUT;

@@ -162,7 +162,7 @@ fn what_a_cut_leaves_behind_never_comes_back() {
         watched(&files).rotten.lock().clear();
         check(&files, &frames, &mut Vec::new());
         let (files, file) = if reopened {
-            let files = Files::open(ground(&frames), files.with_table(|table| table.clone())).unwrap();
+            let files = Files::open(config(&frames), files.with_table(|table| table.clone())).unwrap();
             files.storing.write().record_shift = 9;
             let file = files.by_number(number).unwrap();
             (files, file)
@@ -230,7 +230,7 @@ fn what_a_broken_cut_leaves_is_swept_after_a_start() {
     let broken: Vec<&Rows> = history.iter().filter(|rows| left(rows) > 0).collect();
     assert!(broken.len() >= 3, "{}", broken.len());
     for rows in broken {
-        let after = Files::open(ground(&frames), MapTable(rows.clone(), Arc::default())).unwrap();
+        let after = Files::open(config(&frames), MapTable(rows.clone(), Arc::default())).unwrap();
         after.storing.write().record_shift = 9;
         assert_eq!(after.attributes(&after.inode(number)).unwrap().flags & CUT, CUT);
         after.free_orphans().unwrap();
@@ -249,7 +249,7 @@ fn what_a_broken_cut_leaves_is_swept_after_a_start() {
     }
     // Nothing is left of one that is removed in the middle.
     let rows = history.iter().find(|rows| left(rows) > 0).unwrap().clone();
-    let after = Files::open(ground(&frames), MapTable(rows, Arc::default())).unwrap();
+    let after = Files::open(config(&frames), MapTable(rows, Arc::default())).unwrap();
     after.unlink(&after.root(), b"long").unwrap();
     after.free_orphans().unwrap();
     assert!(!after.sweep_cuts(1).unwrap());
@@ -314,7 +314,7 @@ fn a_crash_in_the_middle_of_a_cut_finds_a_file_that_is_cut() {
         for (committed, recorded) in
             (0..commits).flat_map(|committed| (committed..=steps + 1).map(move |recorded| (committed, recorded)))
         {
-            let after = Files::open(ground(&frames), MapTable(history[committed].clone(), Arc::default())).unwrap();
+            let after = Files::open(config(&frames), MapTable(history[committed].clone(), Arc::default())).unwrap();
             after.storing.write().record_shift = 9;
             for record in &records[committed..recorded] {
                 replay(&after, record);

@@ -7,7 +7,7 @@ fn plain(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointe
     store.write(&frame(Stream::Data, birth, &block(number, length), 1))
 }
 
-/// Content that does not pack, told by its number.
+/// Content that does not compress, told by its number.
 fn block(number: u64, length: usize) -> Vec<u8> {
     static NOISE: OnceLock<Vec<u8>> = OnceLock::new();
     let mut block = NOISE.get_or_init(|| content(1, 65_536))[..length].to_vec();
@@ -27,7 +27,7 @@ fn writes_end_at_the_slop_and_room_comes_back() {
     }
     let space = store.space();
     assert!(space.available < 65_616 && space.free >= slop, "{space:?}");
-    assert_eq!(frames.len() as u64, (size - slop - space.table - space.tails) / 65_616);
+    assert_eq!(frames.len() as u64, (size - slop - space.table - space.slack) / 65_616);
     commit(&store, 1).unwrap();
     // Data that was accepted goes on to a quarter of the slop, then no further; trees' nodes do.
     let error = loop {
@@ -128,7 +128,7 @@ fn amplification(length: u64, percent: u64, overwrites: u64, step: u64) -> f64 {
         assert_eq!(*store.read(pointer).unwrap(), *block(*number, frame_length));
     }
     let overwritten = traffic.frames - count * charged;
-    (overwritten + traffic.survivors + traffic.table) as f64 / overwritten as f64
+    (overwritten + traffic.relocated + traffic.table) as f64 / overwritten as f64
 }
 
 #[test]

@@ -134,7 +134,7 @@ fn nodes_that_lead_in_circles_or_astray_are_refused() {
                 owner: Owner::default(),
                 birth: Txg(1),
                 content,
-                packing: Packing::Off,
+                compression: CompressionSetting::Off,
                 checksum: ChecksumKind::Xxh3,
             })
             .unwrap()

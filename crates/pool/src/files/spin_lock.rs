@@ -30,9 +30,9 @@ fn soon<G>(attempt: impl Fn() -> Option<G>) -> Option<G> {
 
 /// A lock for several readers or one writer.
 #[derive(Debug, Default)]
-pub(super) struct Awaited<T>(RwLock<T>);
+pub(super) struct SpinRwLock<T>(RwLock<T>);
 
-impl<T> Awaited<T> {
+impl<T> SpinRwLock<T> {
     pub(super) fn new(value: T) -> Self {
         Self(RwLock::new(value))
     }
@@ -57,9 +57,9 @@ impl<T> Awaited<T> {
 
 /// A lock for one.
 #[derive(Debug, Default)]
-pub(super) struct Turn(Mutex<()>);
+pub(super) struct SpinMutex(Mutex<()>);
 
-impl Turn {
+impl SpinMutex {
     pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
         soon(|| self.0.try_lock()).unwrap_or_else(|| self.0.lock())
     }
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn who_waits_long_sleeps_and_is_woken() {
-        let (lock, turn, asked) = (Awaited::new(0), Turn::default(), AtomicBool::new(false));
+        let (lock, turn, asked) = (SpinRwLock::new(0), SpinMutex::default(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let (held, mut value) = (turn.lock(), lock.write());
             let waiting = scope.spawn(|| {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_between_many() {
-        let (lock, turn) = (Awaited::new(0_u64), Turn::default());
+        let (lock, turn) = (SpinRwLock::new(0_u64), SpinMutex::default());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {

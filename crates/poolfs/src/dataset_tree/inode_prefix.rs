@@ -23,8 +23,8 @@ pub(super) fn split(number: u64) -> (u64, u64) {
 }
 
 /// The number with these bits.
-pub(super) fn join(upper: u64, lower: u64) -> u64 {
-    upper << SHIFT | lower & ((1 << SHIFT) - 1)
+pub(super) fn join(prefix: u64, lower: u64) -> u64 {
+    prefix << SHIFT | lower & ((1 << SHIFT) - 1)
 }
 
 /// Whose they are.
@@ -34,19 +34,19 @@ struct Owner<M> {
 }
 
 /// See the file's head.
-pub(super) struct Uppers<M> {
+pub(super) struct InodePrefixes<M> {
     taken: HashMap<u64, Owner<M>>,
     /// By the number of the dataset and the upper bits there.
     known: HashMap<(u64, u64), u64>,
 }
 
-impl<M> Default for Uppers<M> {
+impl<M> Default for InodePrefixes<M> {
     fn default() -> Self {
-        Uppers { taken: HashMap::new(), known: HashMap::new() }
+        InodePrefixes { taken: HashMap::new(), known: HashMap::new() }
     }
 }
 
-impl<M> Uppers<M> {
+impl<M> InodePrefixes<M> {
     /// Those of a tree.
     pub fn get(&self, dataset: u64, inner: u64) -> Option<u64> {
         self.known.get(&(dataset, inner)).copied()
@@ -57,30 +57,30 @@ impl<M> Uppers<M> {
         if let Some(known) = self.get(dataset, inner) {
             return known;
         }
-        let mut upper = first(dataset, inner);
-        while self.taken.contains_key(&upper) {
-            upper = upper % MOST + 1;
+        let mut prefix = first(dataset, inner);
+        while self.taken.contains_key(&prefix) {
+            prefix = prefix % MOST + 1;
         }
-        self.taken.insert(upper, Owner { tree: Some((Weak::clone(member), inner)) });
-        self.known.insert((dataset, inner), upper);
-        upper
+        self.taken.insert(prefix, Owner { tree: Some((Weak::clone(member), inner)) });
+        self.known.insert((dataset, inner), prefix);
+        prefix
     }
 
     /// Whose they are, and what they are there.
-    pub fn owner(&self, upper: u64) -> Option<(Arc<M>, u64)> {
-        let (member, inner) = self.taken.get(&upper)?.tree.as_ref()?;
+    pub fn owner(&self, prefix: u64) -> Option<(Arc<M>, u64)> {
+        let (member, inner) = self.taken.get(&prefix)?.tree.as_ref()?;
         Some((member.upgrade()?, *inner))
     }
 
     /// All those of a dataset.
     pub fn of(&self, dataset: u64) -> Vec<u64> {
-        self.known.iter().filter(|((of, _), _)| *of == dataset).map(|(_, upper)| *upper).collect()
+        self.known.iter().filter(|((of, _), _)| *of == dataset).map(|(_, prefix)| *prefix).collect()
     }
 
     /// The dataset goes. Somebody may still have numbers of it: nobody else ever gets them.
     pub fn give_up(&mut self, dataset: u64) {
-        for upper in self.of(dataset) {
-            self.taken.insert(upper, Owner { tree: None });
+        for prefix in self.of(dataset) {
+            self.taken.insert(prefix, Owner { tree: None });
         }
         self.known.retain(|(of, _), _| *of != dataset);
     }
@@ -99,9 +99,9 @@ mod tests {
 
     #[test]
     fn numbers_are_split_and_joined() {
-        for (upper, lower) in [(0, 1), (MOST, (1 << SHIFT) - 1), (77, 0)] {
-            assert_eq!(split(join(upper, lower)), (upper, lower));
-            assert!(join(upper, lower) < 1 << 63);
+        for (prefix, lower) in [(0, 1), (MOST, (1 << SHIFT) - 1), (77, 0)] {
+            assert_eq!(split(join(prefix, lower)), (prefix, lower));
+            assert!(join(prefix, lower) < 1 << 63);
         }
         assert_eq!(join(3, u64::MAX), join(4, 0) - 1);
     }
@@ -109,28 +109,28 @@ mod tests {
     #[test]
     fn a_tree_keeps_its_bits_and_they_are_nobody_elses() {
         let member = Arc::new(());
-        let mut uppers = Uppers::default();
+        let mut prefixes = InodePrefixes::default();
         let mut all: Vec<u64> = (0..10)
             .flat_map(|dataset| (0..2000).map(move |inner| (dataset, inner)))
-            .map(|(dataset, inner)| uppers.take(dataset, inner, &Arc::downgrade(&member)))
+            .map(|(dataset, inner)| prefixes.take(dataset, inner, &Arc::downgrade(&member)))
             .collect();
-        assert!(all.iter().all(|upper| (1..=MOST).contains(upper)));
-        let third = uppers.take(3, 7, &Arc::downgrade(&member));
-        assert_eq!((all[3 * 2000 + 7], uppers.get(3, 7)), (third, Some(third)));
-        assert_eq!(uppers.owner(third).map(|(_, inner)| inner), Some(7));
+        assert!(all.iter().all(|prefix| (1..=MOST).contains(prefix)));
+        let third = prefixes.take(3, 7, &Arc::downgrade(&member));
+        assert_eq!((all[3 * 2000 + 7], prefixes.get(3, 7)), (third, Some(third)));
+        assert_eq!(prefixes.owner(third).map(|(_, inner)| inner), Some(7));
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), 20_000);
-        assert_eq!(uppers.of(3).len(), 2000);
-        uppers.give_up(3);
-        assert!(uppers.owner(third).is_none());
-        assert_ne!(uppers.take(3, 7, &Arc::downgrade(&member)), third);
+        assert_eq!(prefixes.of(3).len(), 2000);
+        prefixes.give_up(3);
+        assert!(prefixes.owner(third).is_none());
+        assert_ne!(prefixes.take(3, 7, &Arc::downgrade(&member)), third);
     }
 
     #[test]
     fn what_is_gone_owns_nothing() {
-        let mut uppers = Uppers::default();
-        let upper = uppers.take(1, 0, &Arc::downgrade(&Arc::new(())));
-        assert!(uppers.owner(upper).is_none());
+        let mut prefixes = InodePrefixes::default();
+        let prefix = prefixes.take(1, 0, &Arc::downgrade(&Arc::new(())));
+        assert!(prefixes.owner(prefix).is_none());
     }
 }

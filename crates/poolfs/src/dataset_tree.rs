@@ -3,23 +3,24 @@
 //!
 //! For doors that cannot be: fusermount3 cannot reach below another mount of the same user. Made by
 //! whoever has imported the pool, over the file system that is mounted; the others are put in
-//! ([`Family::graft`]) and taken out while it is in use. Invariants:
+//! ([`DatasetTree::graft`]) and taken out while it is in use. Invariants:
 //! * each file of all members has a number of its own, and keeps it: the upper bits say which tree
-//!   of which member (`uppers.rs`); the numbers of the first member's files are those that it has
-//!   by itself;
+//!   of which member (`inode_prefix.rs`); the numbers of the first member's files are those that it
+//!   has by itself;
 //! * a directory that is covered stands for the root of what covers it, wherever its name is looked
 //!   up, and can neither be removed nor renamed; no directory is covered while one is removed or
 //!   renamed;
 //! * nothing of a member can be reached any more when it has been taken out, whoever still has a
 //!   file of it open.
 
+mod inode_prefix;
 mod layer;
 mod listing;
 #[cfg(test)]
 mod tests;
-mod uppers;
 
 use crate::dataset::Dataset;
+use inode_prefix::{InodePrefixes, join, split};
 use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Numbered, Result};
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -30,7 +31,6 @@ use std::{
         mpsc::Sender,
     },
 };
-use uppers::{Uppers, join, split};
 
 /// The number of a member's root directory in its head.
 const ROOT: u64 = 1;
@@ -44,13 +44,13 @@ pub struct Rules {
     pub no_exec: bool,
 }
 
-/// One file system of the family.
+/// One file system of the tree.
 struct Member {
     layer: Arc<Dataset>,
     /// The number of the dataset.
     dataset: u64,
     /// The upper bits of its files' numbers, as users see them.
-    upper: u64,
+    prefix: u64,
     /// The directory that it covers; 0 for the first.
     covers: u64,
     rules: Mutex<Rules>,
@@ -58,15 +58,15 @@ struct Member {
 }
 
 /// A file of a member: what the nodes of this layer are.
-struct Kin {
+struct TreeNode {
     member: Arc<Member>,
     node: Node,
 }
 
 /// See the file's head.
-pub struct Family {
+pub struct DatasetTree {
     first: Arc<Member>,
-    uppers: RwLock<Uppers<Member>>,
+    prefixes: RwLock<InodePrefixes<Member>>,
     /// What covers which directory.
     covers: RwLock<HashMap<u64, Arc<Member>>>,
     count: AtomicUsize,
@@ -76,9 +76,9 @@ pub struct Family {
     changes: Mutex<Option<Sender<Invalidation>>>,
 }
 
-impl std::fmt::Debug for Family {
+impl std::fmt::Debug for DatasetTree {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Family")
+        f.debug_struct("DatasetTree")
             .field("first", &self.first.dataset)
             .field("others", &self.count)
             .finish_non_exhaustive()
@@ -92,22 +92,22 @@ impl Member {
     }
 }
 
-impl Family {
-    /// A family of one.
+impl DatasetTree {
+    /// A tree of one.
     #[must_use]
-    pub fn new(first: Arc<Dataset>, rules: Rules) -> Family {
+    pub fn new(first: Arc<Dataset>, rules: Rules) -> DatasetTree {
         let dataset = first.number();
         let first = Member {
             layer: first,
             dataset,
-            upper: 0,
+            prefix: 0,
             covers: 0,
             rules: Mutex::new(rules),
             ended: AtomicBool::new(false),
         };
-        Family {
+        DatasetTree {
             first: Arc::new(first),
-            uppers: RwLock::default(),
+            prefixes: RwLock::default(),
             covers: RwLock::default(),
             count: AtomicUsize::new(0),
             shape: RwLock::new(()),
@@ -123,14 +123,14 @@ impl Family {
     pub fn graft(&self, layer: Arc<Dataset>, on: u64, rules: Rules) -> Result<()> {
         let shape = self.shape.write();
         let node = self.node(on)?;
-        let kin = kin(&node)?;
+        let tree_node = tree_node(&node)?;
         if on == ROOT || self.covers.read().contains_key(&on) {
             return Err(Errno::EBUSY);
         }
-        if split(on).0 != kin.member.upper {
+        if split(on).0 != tree_node.member.prefix {
             return Err(Errno::EINVAL);
         }
-        let attr = kin.member.layer.getattr(&Caller::ROOT, &kin.node, None)?;
+        let attr = tree_node.member.layer.getattr(&Caller::ROOT, &tree_node.node, None)?;
         match attr.kind {
             Kind::Directory if attr.nlink > 0 => {}
             Kind::Directory => return Err(Errno::ENOENT),
@@ -138,8 +138,8 @@ impl Family {
         }
         let dataset = layer.number();
         let member = Arc::new_cyclic(|member| {
-            let upper = self.uppers.write().take(dataset, 0, member);
-            Member { layer, dataset, upper, covers: on, rules: Mutex::new(rules), ended: AtomicBool::new(false) }
+            let prefix = self.prefixes.write().take(dataset, 0, member);
+            Member { layer, dataset, prefix, covers: on, rules: Mutex::new(rules), ended: AtomicBool::new(false) }
         });
         {
             let mut covers = self.covers.write();
@@ -162,17 +162,17 @@ impl Family {
     /// Whether files of a member are open, or others cover directories of it.
     pub fn is_used(&self, dataset: u64) -> bool {
         let Some(member) = self.member(dataset) else { return false };
-        member.layer.is_open() || self.covers.read().keys().any(|on| split(*on).0 == member.upper)
+        member.layer.is_open() || self.covers.read().keys().any(|on| split(*on).0 == member.prefix)
     }
 
     /// From which number on and up to which the files of a member have theirs.
     pub fn numbers(&self, dataset: u64) -> Vec<(u64, u64)> {
-        self.uppers.read().of(dataset).into_iter().map(|upper| (join(upper, 0), join(upper, u64::MAX))).collect()
+        self.prefixes.read().of(dataset).into_iter().map(|prefix| (join(prefix, 0), join(prefix, u64::MAX))).collect()
     }
 
     /// The same for the files of a member's head.
     pub fn numbers_of_head(&self, dataset: u64) -> Option<(u64, u64)> {
-        self.member(dataset).map(|member| (join(member.upper, 0), join(member.upper, u64::MAX)))
+        self.member(dataset).map(|member| (join(member.prefix, 0), join(member.prefix, u64::MAX)))
     }
 
     /// Takes a member out: what it covered is seen again, and files of it that are open answer
@@ -186,13 +186,13 @@ impl Family {
         }
         member.ended.store(true, Ordering::Release);
         member.layer.end();
-        self.uppers.write().give_up(dataset);
+        self.prefixes.write().give_up(dataset);
         self.tell(member.covers);
     }
 
     /// The number of a member's root.
     pub fn root_of(&self, dataset: u64) -> Option<FileId> {
-        self.member(dataset).map(|member| self.file_id(join(member.upper, ROOT)))
+        self.member(dataset).map(|member| self.file_id(join(member.prefix, ROOT)))
     }
 
     /// Gives a member other rules.
@@ -224,17 +224,17 @@ impl Family {
     fn name_of(&self, mut on: u64) -> Result<Option<(u64, Vec<u8>)>> {
         loop {
             let node = self.node(on)?;
-            let kin = kin(&node)?;
-            if split(on).1 == ROOT && kin.member.covers != 0 {
-                on = kin.member.covers;
+            let tree_node = tree_node(&node)?;
+            if split(on).1 == ROOT && tree_node.member.covers != 0 {
+                on = tree_node.member.covers;
                 continue;
             }
-            let Some(path) = kin.member.layer.path(&kin.node) else { return Ok(None) };
+            let Some(path) = tree_node.member.layer.path(&tree_node.node) else { return Ok(None) };
             let Some(name) = path.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty()) else {
                 return Ok(None);
             };
-            let above = kin.member.layer.numbered().map_or(ROOT, |numbered| numbered.parent(&kin.node));
-            return Ok(Some((self.shown(&kin.member, above), name.to_vec())));
+            let above = tree_node.member.layer.numbered().map_or(ROOT, |numbered| numbered.parent(&tree_node.node));
+            return Ok(Some((self.shown(&tree_node.member, above), name.to_vec())));
         }
     }
 
@@ -244,14 +244,14 @@ impl Family {
 
     /// The number, as users see it, of a member's file.
     fn shown(&self, member: &Arc<Member>, number: u64) -> u64 {
-        let (upper, lower) = split(number);
-        if upper == 0 {
-            return join(member.upper, lower);
+        let (prefix, lower) = split(number);
+        if prefix == 0 {
+            return join(member.prefix, lower);
         }
-        if let Some(known) = self.uppers.read().get(member.dataset, upper) {
+        if let Some(known) = self.prefixes.read().get(member.dataset, prefix) {
             return join(known, lower);
         }
-        join(self.uppers.write().take(member.dataset, upper, &Arc::downgrade(member)), lower)
+        join(self.prefixes.write().take(member.dataset, prefix, &Arc::downgrade(member)), lower)
     }
 
     fn attr(&self, member: &Arc<Member>, attr: Attr) -> Attr {
@@ -260,7 +260,7 @@ impl Family {
 
     fn wrap(&self, member: &Arc<Member>, entry: Entry) -> Entry {
         let attr = self.attr(member, entry.attr);
-        Entry { attr, node: Node::new(Arc::new(Kin { member: Arc::clone(member), node: entry.node })) }
+        Entry { attr, node: Node::new(Arc::new(TreeNode { member: Arc::clone(member), node: entry.node })) }
     }
 
     /// The root of what covers a directory, where something does.
@@ -276,7 +276,7 @@ impl Family {
     }
 
     /// Refuses to remove or rename a directory that is covered.
-    fn uncovered(&self, parent: &Kin, name: Name<'_>) -> Result<()> {
+    fn uncovered(&self, parent: &TreeNode, name: Name<'_>) -> Result<()> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
@@ -291,51 +291,54 @@ impl Family {
 
     /// Whether names in a directory are those of files: not in `.zfs`, where changing one may wait
     /// for a command.
-    fn holds_files(parent: &Kin) -> bool {
+    fn holds_files(parent: &TreeNode) -> bool {
         parent.member.layer.id(&parent.node).is_ok_and(|id| split(id.ino).0 == 0)
     }
 }
 
 /// A node of this layer.
-fn kin(node: &Node) -> Result<&Kin> {
-    let kin = node.get::<Kin>().ok_or(Errno::EIO)?;
-    if kin.member.ended.load(Ordering::Acquire) { Err(Errno::ESTALE) } else { Ok(kin) }
+fn tree_node(node: &Node) -> Result<&TreeNode> {
+    let tree_node = node.get::<TreeNode>().ok_or(Errno::EIO)?;
+    if tree_node.member.ended.load(Ordering::Acquire) { Err(Errno::ESTALE) } else { Ok(tree_node) }
 }
 
-impl Numbered for Family {
+impl Numbered for DatasetTree {
     fn node(&self, number: u64) -> Result<Node> {
-        let (upper, lower) = split(number);
-        let (member, inner) = match upper {
+        let (prefix, lower) = split(number);
+        let (member, inner) = match prefix {
             0 => (Arc::clone(&self.first), 0),
-            _ => self.uppers.read().owner(upper).ok_or(Errno::ESTALE)?,
+            _ => self.prefixes.read().owner(prefix).ok_or(Errno::ESTALE)?,
         };
         let node = member.layer.numbered().ok_or(Errno::EIO)?.node(join(inner, lower))?;
-        Ok(Node::new(Arc::new(Kin { member, node })))
+        Ok(Node::new(Arc::new(TreeNode { member, node })))
     }
 
     fn parent(&self, node: &Node) -> u64 {
-        let Ok(kin) = kin(node) else { return ROOT };
-        let Some(numbered) = kin.member.layer.numbered() else { return ROOT };
-        if kin.member.covers != 0 && kin.member.layer.id(&kin.node).is_ok_and(|id| id.ino == ROOT) {
-            return self.node(kin.member.covers).map_or(ROOT, |covered| self.parent(&covered));
+        let Ok(tree_node) = tree_node(node) else { return ROOT };
+        let Some(numbered) = tree_node.member.layer.numbered() else { return ROOT };
+        if tree_node.member.covers != 0 && tree_node.member.layer.id(&tree_node.node).is_ok_and(|id| id.ino == ROOT) {
+            return self.node(tree_node.member.covers).map_or(ROOT, |covered| self.parent(&covered));
         }
-        self.shown(&kin.member, numbered.parent(&kin.node))
+        self.shown(&tree_node.member, numbered.parent(&tree_node.node))
     }
 
     fn generation(&self, number: u64) -> u32 {
-        let (upper, lower) = split(number);
-        let owner = if upper == 0 { Some((Arc::clone(&self.first), 0)) } else { self.uppers.read().owner(upper) };
+        let (prefix, lower) = split(number);
+        let owner = if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) };
         let numbered = owner.as_ref().and_then(|(member, inner)| Some((member.layer.numbered()?, *inner)));
         numbered.map_or(0, |(numbered, inner)| numbered.generation(join(inner, lower)))
     }
 
     fn folds(&self, directory: &Node) -> bool {
-        kin(directory).ok().and_then(|kin| Some(kin.member.layer.numbered()?.folds(&kin.node))).unwrap_or(false)
+        tree_node(directory)
+            .ok()
+            .and_then(|tree_node| Some(tree_node.member.layer.numbered()?.folds(&tree_node.node)))
+            .unwrap_or(false)
     }
 
     fn forgotten(&self, number: u64) {
-        let (upper, lower) = split(number);
-        let owner = if upper == 0 { Some((Arc::clone(&self.first), 0)) } else { self.uppers.read().owner(upper) };
+        let (prefix, lower) = split(number);
+        let owner = if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) };
         if let Some((member, inner)) = owner
             && let Some(numbered) = member.layer.numbered()
         {

@@ -1,12 +1,13 @@
-//! Packing of frames before they are written: by whoever brings them, and by threads that are there
-//! for it.
+//! Compression of frames before they are written: by whoever brings them, and by threads that are
+//! there for it.
 //!
 //! Callers: the store as [`Frames`](crate::frames::Frames). Invariants:
-//! - No lock is held while anything is packed, and nothing is taken of the pool.
-//! - Whoever brings frames packs them from the front himself; from the back he lends copies to the
-//!   threads, as long as at most [`WAITING`] wait there: a thread always has the next one, and what
-//!   none has begun when he gets there he takes back. So nobody waits but for what is being packed.
-//! - What a thread loses is packed by whoever lent it.
+//! - No lock is held while anything is compressed, and nothing is taken of the pool.
+//! - Whoever brings frames compresses them from the front himself; from the back he lends copies to
+//!   the threads, as long as at most [`WAITING`] wait there: a thread always has the next one, and
+//!   what none has begun when he gets there he takes back. So nobody waits but for what is being
+//!   compressed.
+//! - What a thread loses is compressed by whoever lent it.
 //! - The threads end with the store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +18,12 @@ use parking_lot::{Condvar, Mutex};
 use super::workers::{Workers, processors};
 use super::{Result, Store};
 use crate::checksum;
+use crate::compress;
 use crate::error::PoolError;
-use crate::frames::{NewFrame, Packed, Packing};
-use crate::packing;
+use crate::frames::{Compressed, CompressionSetting, NewFrame};
 use crate::pointer::{ChecksumKind, Compression, Pointer};
 
-/// From so many bytes on, several threads pack.
+/// From so many bytes on, several threads compress.
 const WORTH_A_THREAD: usize = 512 << 10;
 /// Groups that wait at most, for each thread.
 const WAITING: usize = 3;
@@ -34,32 +35,35 @@ const SPARE: (usize, usize) = (4, 1 << 20);
 /// What becomes of a content.
 type Content = ([u8; 16], Option<(Compression, Vec<u8>)>);
 
-fn pack_group(packing: Packing, checksum: ChecksumKind, contents: &[&[u8]]) -> Vec<Content> {
-    contents.iter().map(|content| (checksum::content(checksum, content), packing::pack(packing, content))).collect()
+fn compress_group(compression: CompressionSetting, checksum: ChecksumKind, contents: &[&[u8]]) -> Vec<Content> {
+    contents
+        .iter()
+        .map(|content| (checksum::content(checksum, content), compress::compress(compression, content)))
+        .collect()
 }
 
-/// Copies of contents, for a thread to pack.
+/// Copies of contents, for a thread to compress.
 struct Job {
-    lender: Arc<Lender>,
-    /// Which group of the lender's it is.
+    batch: Arc<Batch>,
+    /// Which group of the batch it is.
     group: usize,
     bytes: Vec<u8>,
     lengths: Vec<usize>,
-    packing: Packing,
+    compression: CompressionSetting,
     checksum: ChecksumKind,
     spare: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-/// Somebody who has lent groups.
+/// The groups that one caller has lent.
 #[derive(Default)]
-struct Lender {
+struct Batch {
     /// What came back; nothing where it was lost.
     back: Mutex<Vec<(usize, Vec<Content>)>>,
     changed: Condvar,
 }
 
 impl Job {
-    /// Packs it, and leaves its buffer for the next.
+    /// Compresses it, and leaves its buffer for the next.
     fn run(mut self) {
         let mut rest = &*self.bytes;
         let mut contents = Vec::with_capacity(self.lengths.len());
@@ -68,8 +72,8 @@ impl Job {
             contents.push(content);
             rest = behind;
         }
-        let packed = pack_group(self.packing, self.checksum, &contents);
-        self.give_back(packed);
+        let compressed = compress_group(self.compression, self.checksum, &contents);
+        self.give_back(compressed);
         let mut bytes = std::mem::take(&mut self.bytes);
         let mut spare = self.spare.lock();
         if spare.len() < SPARE.0 && bytes.capacity() <= SPARE.1 {
@@ -78,10 +82,10 @@ impl Job {
         }
     }
 
-    fn give_back(&mut self, packed: Vec<Content>) {
+    fn give_back(&mut self, compressed: Vec<Content>) {
         self.lengths.clear();
-        self.lender.back.lock().push((self.group, packed));
-        self.lender.changed.notify_one();
+        self.batch.back.lock().push((self.group, compressed));
+        self.batch.changed.notify_one();
     }
 }
 
@@ -94,11 +98,11 @@ impl Drop for Job {
     }
 }
 
-/// The threads that pack.
+/// The threads that compress.
 #[derive(Default)]
-pub(super) struct Packers {
+pub(super) struct Compressors {
     running: OnceLock<Running>,
-    /// What came last did pack.
+    /// What came last did compress.
     hope: AtomicBool,
 }
 
@@ -110,13 +114,13 @@ struct Running {
     spare: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-impl std::fmt::Debug for Packers {
+impl std::fmt::Debug for Compressors {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Packers").field(&self.running.get().is_some()).finish()
+        f.debug_tuple("Compressors").field(&self.running.get().is_some()).finish()
     }
 }
 
-impl Packers {
+impl Compressors {
     /// The threads, where there are any. Whoever brings frames is one more.
     fn running(&self) -> Option<&Running> {
         let start = || {
@@ -129,74 +133,74 @@ impl Packers {
 
 impl Running {
     /// Lends a group, where there is room for it.
-    fn lend(&self, lender: &Arc<Lender>, group: usize, frames: &[NewFrame<'_>]) -> bool {
+    fn lend(&self, batch: &Arc<Batch>, group: usize, frames: &[NewFrame<'_>]) -> bool {
         let Some(first) = frames.first() else { return false };
         let Some(room) = self.workers.room(self.most) else { return false };
         let mut bytes = self.spare.lock().pop().unwrap_or_default();
         let lengths = frames.iter().map(|frame| frame.content.len()).collect();
         frames.iter().for_each(|frame| bytes.extend_from_slice(frame.content));
-        let (packing, checksum, spare) = (first.packing, first.checksum, Arc::clone(&self.spare));
-        room.fill(Job { lender: Arc::clone(lender), group, bytes, lengths, packing, checksum, spare });
+        let (compression, checksum, spare) = (first.compression, first.checksum, Arc::clone(&self.spare));
+        room.fill(Job { batch: Arc::clone(batch), group, bytes, lengths, compression, checksum, spare });
         true
     }
 }
 
 impl Running {
-    /// Packs groups of frames, with the threads.
-    fn pack(&self, groups: &[&[NewFrame<'_>]]) -> Vec<Vec<Content>> {
-        let lender = Arc::new(Lender::default());
+    /// Compresses groups of frames, with the threads.
+    fn compress(&self, groups: &[&[NewFrame<'_>]]) -> Vec<Vec<Content>> {
+        let batch = Arc::new(Batch::default());
         let mut done: Vec<Vec<Content>> = groups.iter().map(|_| Vec::new()).collect();
         let (mut front, mut back, mut lent) = (0, groups.len(), 0);
         while front < back {
             let last = groups.get(back - 1).copied().unwrap_or_default();
-            if front + 1 < back && self.lend(&lender, back - 1, last) {
+            if front + 1 < back && self.lend(&batch, back - 1, last) {
                 (back, lent) = (back - 1, lent + 1);
                 continue;
             }
             if let (Some(place), Some(group)) = (done.get_mut(front), groups.get(front)) {
-                *place = pack_frames(group);
+                *place = compress_frames(group);
             }
             front += 1;
         }
-        for mut job in self.workers.take_back(|job| Arc::ptr_eq(&job.lender, &lender)) {
+        for mut job in self.workers.take_back(|job| Arc::ptr_eq(&job.batch, &batch)) {
             lent -= 1;
             job.lengths.clear();
         }
         let came = {
-            let mut came = lender.back.lock();
+            let mut came = batch.back.lock();
             while came.len() < lent {
-                lender.changed.wait(&mut came);
+                batch.changed.wait(&mut came);
             }
             std::mem::take(&mut *came)
         };
-        for (group, packed) in came {
+        for (group, compressed) in came {
             if let Some(place) = done.get_mut(group) {
-                *place = packed;
+                *place = compressed;
             }
         }
         // What was taken back, or lost.
         for (place, group) in done.iter_mut().zip(groups) {
             if place.len() != group.len() {
-                *place = pack_frames(group);
+                *place = compress_frames(group);
             }
         }
         done
     }
 }
 
-/// Packs frames that are packed and checked alike.
-fn pack_frames(frames: &[NewFrame<'_>]) -> Vec<Content> {
+/// Compresses frames that are compressed and checked alike.
+fn compress_frames(frames: &[NewFrame<'_>]) -> Vec<Content> {
     let Some(first) = frames.first() else { return Vec::new() };
     let contents: Vec<&[u8]> = frames.iter().map(|frame| frame.content).collect();
-    pack_group(first.packing, first.checksum, &contents)
+    compress_group(first.compression, first.checksum, &contents)
 }
 
 impl Store {
-    /// Checks and packs a frame; takes nothing of the pool yet.
-    pub(super) fn pack(&self, frame: &NewFrame<'_>) -> Result<Packed> {
+    /// Checks and compresses a frame; takes nothing of the pool yet.
+    pub(super) fn compress(&self, frame: &NewFrame<'_>) -> Result<Compressed> {
         self.check_new(frame)?;
         let checksum = checksum::content(frame.checksum, frame.content);
-        Ok(packed(frame, (checksum, packing::pack(frame.packing, frame.content))))
+        Ok(compressed(frame, (checksum, compress::compress(frame.compression, frame.content))))
     }
 
     fn check_new(&self, frame: &NewFrame<'_>) -> Result<()> {
@@ -211,32 +215,33 @@ impl Store {
         Ok(())
     }
 
-    /// Packs frames. What does not pack is no work for several: where nothing of what came before
-    /// has packed, the first are tried alone.
-    pub(super) fn pack_each(&self, frames: &[NewFrame<'_>]) -> Vec<Result<Packed>> {
-        let alike =
-            |one: &NewFrame<'_>, next: &NewFrame<'_>| (one.packing, one.checksum) == (next.packing, next.checksum);
+    /// Compresses frames. What does not compress is no work for several: where nothing of what came
+    /// before has compressed, the first are tried alone.
+    pub(super) fn compress_each(&self, frames: &[NewFrame<'_>]) -> Vec<Result<Compressed>> {
+        let alike = |one: &NewFrame<'_>, next: &NewFrame<'_>| {
+            (one.compression, one.checksum) == (next.compression, next.checksum)
+        };
         let is_one_kind = frames.windows(2).all(|pair| matches!(pair, [one, next] if alike(one, next)));
         if frames.len() < 2 || !is_one_kind || frames.iter().any(|frame| self.check_new(frame).is_err()) {
-            return frames.iter().map(|frame| self.pack(frame)).collect();
+            return frames.iter().map(|frame| self.compress(frame)).collect();
         }
         let groups: Vec<&[NewFrame<'_>]> = frames.chunks(GROUP).collect();
         let bytes: usize = frames.iter().map(|frame| frame.content.len()).sum();
-        let tried = usize::from(!self.packers.hope.load(Ordering::Relaxed)).min(groups.len());
+        let tried = usize::from(!self.compressors.hope.load(Ordering::Relaxed)).min(groups.len());
         let (first, others) = groups.split_at(tried);
-        let mut done: Vec<Vec<Content>> = first.iter().map(|group| pack_frames(group)).collect();
-        let packs = |done: &[Vec<Content>]| done.iter().flatten().any(|(_, stored)| stored.is_some());
-        let several = bytes >= WORTH_A_THREAD && (first.is_empty() || packs(&done));
-        match if several { self.packers.running() } else { None } {
-            Some(running) => done.extend(running.pack(others)),
-            None => done.extend(others.iter().map(|group| pack_frames(group))),
+        let mut done: Vec<Vec<Content>> = first.iter().map(|group| compress_frames(group)).collect();
+        let compresses = |done: &[Vec<Content>]| done.iter().flatten().any(|(_, stored)| stored.is_some());
+        let several = bytes >= WORTH_A_THREAD && (first.is_empty() || compresses(&done));
+        match if several { self.compressors.running() } else { None } {
+            Some(running) => done.extend(running.compress(others)),
+            None => done.extend(others.iter().map(|group| compress_frames(group))),
         }
-        self.packers.hope.store(packs(&done), Ordering::Relaxed);
-        frames.iter().zip(done.into_iter().flatten()).map(|(frame, content)| Ok(packed(frame, content))).collect()
+        self.compressors.hope.store(compresses(&done), Ordering::Relaxed);
+        frames.iter().zip(done.into_iter().flatten()).map(|(frame, content)| Ok(compressed(frame, content))).collect()
     }
 }
 
-fn packed(frame: &NewFrame<'_>, (checksum, stored): Content) -> Packed {
+fn compressed(frame: &NewFrame<'_>, (checksum, stored): Content) -> Compressed {
     let (compression, stored) = stored.unzip();
     let logical = frame.content.len();
     let pointer = Pointer {
@@ -251,7 +256,7 @@ fn packed(frame: &NewFrame<'_>, (checksum, stored): Content) -> Packed {
         birth: frame.birth,
         checksum,
     };
-    Packed { pointer, stored }
+    Compressed { pointer, stored }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::pointer::Txg;
 
 /// What goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Going {
+pub struct DestroySet {
     /// File systems with all their snapshots, each behind what lies below it and behind the clones
     /// of its snapshots.
     pub filesystems: Vec<u64>,
@@ -32,20 +32,20 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Refused`] for what is not there, is held, has clones or children that stay, is
     /// in use, or is the pool's own file system.
-    pub fn destroy_together(&self, going: &Going) -> Result<(), PoolError> {
-        self.close_datasets(&going.filesystems)?;
+    pub fn destroy_set(&self, set: &DestroySet) -> Result<(), PoolError> {
+        self.close_datasets(&set.filesystems)?;
         self.commit_with(|admin, _| {
-            self.judge_going(admin, going)?;
-            self.let_go(admin, going)
+            self.judge_destroy_set(admin, set)?;
+            self.take_away(admin, set)
         })
     }
 
     /// Whether all of it can go; nothing is changed.
-    pub(super) fn judge_going(&self, admin: &Admin, going: &Going) -> Result<(), PoolError> {
+    pub(super) fn judge_destroy_set(&self, admin: &Admin, set: &DestroySet) -> Result<(), PoolError> {
         let root = admin.catalog.head()?.root;
         let open = self.datasets.read();
         let mut gone = HashSet::new();
-        for id in &going.filesystems {
+        for id in &set.filesystems {
             if *id == root {
                 return refused("the pool's own file system goes with the pool".to_owned());
             }
@@ -60,18 +60,18 @@ impl Pool {
             }
             gone.insert(*id);
         }
-        for (id, names) in &going.snapshots {
+        for (id, names) in &set.snapshots {
             for name in names {
                 let Some(txg) = admin.catalog.snapshot_named(*id, name)? else {
                     return refused(format!("there is no snapshot '@{name}'"));
                 };
                 let row = admin.catalog.snapshot(*id, txg)?;
-                if !going.deferred {
+                if !set.deferred {
                     admin.judge_snapshot((*id, txg), (&row.name, row.holds), &gone)?;
                 }
             }
         }
-        for (id, name) in &going.bookmarks {
+        for (id, name) in &set.bookmarks {
             if !admin.catalog.bookmarks(*id)?.iter().any(|(there, _)| there == name) {
                 return refused(format!("there is no bookmark '#{name}'"));
             }
@@ -80,15 +80,15 @@ impl Pool {
     }
 
     /// Takes away what was judged.
-    pub(super) fn let_go(&self, admin: &mut Admin, going: &Going) -> Result<(), PoolError> {
-        for id in &going.filesystems {
+    pub(super) fn take_away(&self, admin: &mut Admin, set: &DestroySet) -> Result<(), PoolError> {
+        for id in &set.filesystems {
             for (txg, _) in admin.catalog.snapshots(*id)? {
                 admin.take_out_snapshot(*id, txg)?;
             }
             admin.recount(*id)?;
             self.destroy_head(admin, *id)?;
         }
-        for (id, names) in &going.snapshots {
+        for (id, names) in &set.snapshots {
             let mut taken = false;
             for name in names {
                 // One whose destruction was deferred has gone with its last clone.
@@ -106,7 +106,7 @@ impl Pool {
                 admin.recount(*id)?;
             }
         }
-        going.bookmarks.iter().try_for_each(|(id, name)| admin.catalog.set_bookmark(*id, name, None))
+        set.bookmarks.iter().try_for_each(|(id, name)| admin.catalog.set_bookmark(*id, name, None))
     }
 
     /// Takes a head without snapshots and children out of the catalog.
@@ -118,8 +118,8 @@ impl Pool {
         for (name, _) in admin.catalog.bookmarks(id)? {
             admin.catalog.set_bookmark(id, &name, None)?;
         }
-        admin.desk.forget(id);
-        admin.forest().remove(id)?;
+        admin.reservations.forget(id);
+        admin.quota_tree().remove(id)?;
         admin.catalog.leave(id)?;
         if let Some((from, origin)) = row.origin {
             admin.catalog.set_clone(from, origin, id, false)?;

@@ -33,8 +33,8 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
     pub fn referenced(&self, id: u64) -> Result<u64, PoolError> {
-        let forest = self.desk.forest();
-        forest.expected(id)
+        let quotas = self.reservations.quota_tree();
+        quotas.expected(id)
     }
 
     /// The files of a snapshot, to be read only: what is changed in them is in no commit. Whoever

@@ -1,9 +1,10 @@
 //! The figures of datasets that commands show: as of the last commit.
 
-use super::{Breakdown, Forest, Limits, Purpose, Usage};
+use super::QuotaTree;
 use crate::error::PoolError;
+use crate::space::{Breakdown, Limits, Purpose, Usage};
 
-impl Forest {
+impl QuotaTree {
     /// What a dataset with its descendants may use more, bytes.
     ///
     /// # Errors
@@ -50,7 +51,7 @@ impl Forest {
         })
     }
 
-    /// What a dataset and all below it store, as it is charged and before packing, without
+    /// What a dataset and all below it store, as it is charged and before compression, without
     /// reservations. Bytes.
     ///
     /// # Errors

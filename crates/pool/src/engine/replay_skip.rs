@@ -17,7 +17,7 @@ use crate::rows::{Entry, FileType, Inode as Row, keys};
 
 /// What was left out so far.
 #[derive(Debug, Default)]
-pub(super) struct Skipped {
+pub(super) struct ReplaySkip {
     /// Inodes that only what was left out has made: dataset, number.
     unmade: HashSet<(u64, u64)>,
     /// Names that it gave or took: dataset, directory, hash.
@@ -37,7 +37,7 @@ struct Ahead {
 /// Rows that are applied in place of those of a record, by their places in it.
 pub(super) type Adjusted = HashMap<usize, Vec<u8>>;
 
-impl Skipped {
+impl ReplaySkip {
     /// What a record is to be applied with; none where it builds on what was left out.
     ///
     /// # Errors

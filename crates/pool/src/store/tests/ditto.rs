@@ -67,7 +67,7 @@ fn bad(sims: &[Arc<Simulator>]) -> (Vec<Arc<Bad>>, Vec<Arc<dyn Device>>) {
 }
 
 fn twice() -> NewPool {
-    NewPool { twice: true, ..new_pool() }
+    NewPool { redundant_metadata: true, ..new_pool() }
 }
 
 /// Cleans until there is no more to do.
@@ -188,7 +188,7 @@ fn a_pool_without_second_copies_gets_them() {
         commit(&store, 2).unwrap();
         frames.extend(trees(&store, 3, 60..70));
         commit(&store, 3).unwrap();
-        assert_eq!((store.is_twice(), store.lies_once(), store.space().copies), (false, 0, 0));
+        assert_eq!((store.has_redundant_metadata(), store.lies_once(), store.space().copies), (false, 0, 0));
         assert!(store.upgrade(5).unwrap() && !store.upgrade(5).unwrap());
         assert!(store.lies_once() > 0);
         let mut txg = 3;
@@ -202,7 +202,7 @@ fn a_pool_without_second_copies_gets_them() {
         } else {
             store
         };
-        assert!(store.is_twice());
+        assert!(store.has_redundant_metadata());
         // What was open is sealed by the next commits.
         tend(&store, &mut txg);
         tend(&store, &mut txg);

@@ -75,7 +75,7 @@ impl Pool {
     /// The store has got larger: a device was added.
     pub fn grown(&self) {
         let size = self.storage.size();
-        self.admin.lock().forest().resize(size);
+        self.admin.lock().quota_tree().resize(size);
     }
 
     /// Visits a stored tree: for dumps.

@@ -28,17 +28,17 @@ use crate::segment::table::Segment;
 
 /// Segments that do not lie where they should.
 #[derive(Debug, Default)]
-pub(super) struct Half {
+pub(super) struct MissingCopies {
     /// Whether there are any: readers look at that first.
     any: AtomicBool,
     /// Of segments with two places the one at which everything is.
     good: Mutex<BTreeMap<u32, usize>>,
-    /// Segments of survivors that hold trees as well, from a time when the pool had no copies;
-    /// nobody has looked yet: none.
+    /// Segments of relocated frames that hold trees as well, from a time when the pool had no
+    /// copies; nobody has looked yet: none.
     mixed: Mutex<Option<BTreeSet<u32>>>,
 }
 
-impl Half {
+impl MissingCopies {
     /// Which of a segment's places has everything, where only one of two has.
     pub(super) fn good(&self, segment: u32) -> Option<usize> {
         if self.any.load(Ordering::Acquire) { self.good.lock().get(&segment).copied() } else { None }
@@ -53,14 +53,14 @@ impl Half {
 impl Store {
     /// Whether metadata is written twice.
     #[must_use]
-    pub fn is_twice(&self) -> bool {
-        self.twice.load(Ordering::Acquire)
+    pub fn has_redundant_metadata(&self) -> bool {
+        self.redundant_metadata.load(Ordering::Acquire)
     }
 
     /// Whether file systems that are made now have names of neighbouring numbers side by side.
     #[must_use]
-    pub fn is_near(&self) -> bool {
-        self.near.load(Ordering::Acquire)
+    pub fn has_ordered_names(&self) -> bool {
+        self.ordered_names.load(Ordering::Acquire)
     }
 
     /// Whether there is, or was, a file system in which names are the same though their bytes
@@ -91,17 +91,17 @@ impl Store {
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
     pub fn upgrade(&self, time: u64) -> Result<bool> {
-        if self.is_twice() && self.is_near() {
+        if self.has_redundant_metadata() && self.has_ordered_names() {
             return Ok(false);
         }
         // The labels first: nothing lies twice in a pool that does not say so.
-        self.relabel(time, |identity| identity.incompatible |= Identity::TWICE | Identity::NEAR)?;
-        self.near.store(true, Ordering::Release);
-        if self.is_twice() {
+        self.relabel(time, |identity| identity.incompatible |= Identity::REDUNDANT_METADATA | Identity::ORDERED_NAMES)?;
+        self.ordered_names.store(true, Ordering::Release);
+        if self.has_redundant_metadata() {
             return Ok(true);
         }
-        self.twice.store(true, Ordering::Release);
-        for appender in [&self.metadata, &self.survivors, &self.metadata_survivors] {
+        self.redundant_metadata.store(true, Ordering::Release);
+        for appender in [&self.metadata, &self.relocated, &self.relocated_metadata] {
             let mut full = Vec::new();
             let mut state = appender.lock();
             let growth = state.seal(&mut full);
@@ -118,7 +118,7 @@ impl Store {
     /// What lies once and should lie twice, bytes.
     #[must_use]
     pub fn lies_once(&self) -> u64 {
-        if !self.is_twice() {
+        if !self.has_redundant_metadata() {
             return 0;
         }
         let map = self.map.read();
@@ -137,7 +137,7 @@ impl Store {
     /// Writes a piece to all places of its segment, or to those that work. What is cut of the
     /// segment by that is to be written next.
     pub(super) fn write_piece(&self, appender: &Appender, piece: &Piece) -> Result<Vec<Arc<Piece>>> {
-        let known = self.half.good(piece.segment);
+        let known = self.missing_copies.good(piece.segment);
         let mut failed = None;
         for (copy, place) in piece.place.iter().enumerate().filter(|(copy, _)| known.is_none_or(|good| good == *copy)) {
             match self.write_begun(appender.stream, *place, u64::from(piece.start), &piece.bytes) {
@@ -150,7 +150,7 @@ impl Store {
             }
         }
         let Some((copy, device, error)) = failed else { return Ok(Vec::new()) };
-        if !self.half.note(piece.segment, 1 - copy) {
+        if !self.missing_copies.note(piece.segment, 1 - copy) {
             return Err(error);
         }
         self.avoid(device, &error);
@@ -180,18 +180,18 @@ impl Store {
 
     fn lacks_copy(&self, id: u32, segment: &Segment) -> bool {
         let lies = segment.stream.is_metadata() && segment.live_frames > 0 && !segment.place.is_empty();
-        lies && (segment.place.len() < 2 || self.half.good(id).is_some())
+        lies && (segment.place.len() < 2 || self.missing_copies.good(id).is_some())
     }
 
-    /// Segments of survivors with frames whose names are of trees' segments.
+    /// Segments of relocated frames with frames whose names are of trees' segments.
     fn mixed(&self, map: &Map) -> BTreeSet<u32> {
-        let mut mixed = self.half.mixed.lock();
+        let mut mixed = self.missing_copies.mixed.lock();
         let segments = map.table.segments();
         let found = mixed.get_or_insert_with(|| {
             let trees = segments.values().filter(|segment| segment.stream == Stream::Metadata);
             let held = trees.flat_map(|segment| segment.moved.iter().map(|(_, (to, _))| to)).collect::<BTreeSet<u32>>();
             held.into_iter()
-                .filter(|id| segments.get(id).is_some_and(|segment| segment.stream == Stream::Survivors))
+                .filter(|id| segments.get(id).is_some_and(|segment| segment.stream == Stream::Relocated))
                 .collect()
         });
         found.retain(|id| segments.get(id).is_some_and(|segment| segment.live_frames > 0));
@@ -202,7 +202,7 @@ impl Store {
     /// it.
     fn next_single(&self, excluded: &BTreeSet<u32>) -> Option<(u32, bool)> {
         let (durable, map) = (self.durable().0, self.map.read());
-        if !self.is_twice() || cleaner::pressure(map.slots.free(), map.slots.total()) != Pressure::None {
+        if !self.has_redundant_metadata() || cleaner::pressure(map.slots.free(), map.slots.total()) != Pressure::None {
             return None;
         }
         let segments = map.table.segments();
@@ -228,11 +228,11 @@ impl Store {
             match self.move_out(id, budget, only_trees, done) {
                 Ok(Outcome::Budget) | Err(PoolError::NoSpace) => break,
                 Ok(_) if only_trees => {
-                    self.half.mixed.lock().as_mut().map(|mixed| mixed.remove(&id));
+                    self.missing_copies.mixed.lock().as_mut().map(|mixed| mixed.remove(&id));
                 }
                 Ok(Outcome::Empty) => {
                     done.segments += 1;
-                    self.half.good.lock().remove(&id);
+                    self.missing_copies.good.lock().remove(&id);
                 }
                 Ok(Outcome::Damaged) => {
                     uncleanable.insert(id);

@@ -1,6 +1,7 @@
-//! A family in memory: the conformance suite, and what holds where two file systems meet.
+//! A tree of file systems in memory: the conformance suite, and what holds where two file systems
+//! meet.
 
-use super::{Family, Rules, join};
+use super::{DatasetTree, Rules, join};
 use crate::dataset::Dataset;
 use crate::dataset::tests::create;
 use nacre_pool::device::Simulator;
@@ -15,7 +16,7 @@ const WHO: Caller = Caller::ROOT;
 
 struct World {
     pool: Arc<Pool>,
-    family: Family,
+    tree: DatasetTree,
     changes: mpsc::Receiver<Invalidation>,
 }
 
@@ -27,10 +28,10 @@ impl World {
     fn new() -> World {
         let pool = create(&Arc::new(Simulator::new("disk", 128 << 20)));
         let first = Dataset::open(&pool, pool.find("tank").unwrap().unwrap()).unwrap();
-        let family = Family::new(Arc::new(first), Rules::default());
+        let tree = DatasetTree::new(Arc::new(first), Rules::default());
         let (sender, changes) = mpsc::channel();
-        family.watch(sender);
-        World { pool, family, changes }
+        tree.watch(sender);
+        World { pool, tree, changes }
     }
 
     fn dataset(&self, called: &str) -> u64 {
@@ -44,35 +45,35 @@ impl World {
     /// Puts a file system on a directory; answers its number.
     fn graft(&self, called: &str, on: &Entry) -> u64 {
         let id = self.dataset(called);
-        self.family.graft(Arc::new(Dataset::open(&self.pool, id).unwrap()), on.attr.id.ino, Rules::default()).unwrap();
+        self.tree.graft(Arc::new(Dataset::open(&self.pool, id).unwrap()), on.attr.id.ino, Rules::default()).unwrap();
         id
     }
 
     fn root(&self) -> Node {
-        self.family.root().unwrap().node
+        self.tree.root().unwrap().node
     }
 
     fn mkdir(&self, parent: &Node, called: &str) -> Entry {
-        self.family.mkdir(&WHO, parent, name(called), 0o755).unwrap()
+        self.tree.mkdir(&WHO, parent, name(called), 0o755).unwrap()
     }
 
     fn find(&self, path: &str) -> Result<Entry> {
-        let root = self.family.root()?;
+        let root = self.tree.root()?;
         path.split('/')
             .filter(|part| !part.is_empty())
-            .try_fold(root, |at, part| self.family.lookup(&WHO, &at.node, name(part)))
+            .try_fold(root, |at, part| self.tree.lookup(&WHO, &at.node, name(part)))
     }
 
     fn write(&self, path: &str, content: &[u8]) -> Attr {
         let (above, called) = path.rsplit_once('/').unwrap();
         let above = self.find(above).unwrap().node;
-        let (made, file) = self.family.create(&WHO, &above, name(called), 0o600, OpenFlags::WRITE).unwrap();
+        let (made, file) = self.tree.create(&WHO, &above, name(called), 0o600, OpenFlags::WRITE).unwrap();
         file.write(content, 0).unwrap();
         made.attr
     }
 
     fn read(&self, path: &str) -> Result<Vec<u8>> {
-        let file = self.family.open(&WHO, &self.find(path)?.node, OpenFlags::READ)?;
+        let file = self.tree.open(&WHO, &self.find(path)?.node, OpenFlags::READ)?;
         let mut content = vec![0; 100];
         let count = file.read(&mut content, 0)?;
         content.truncate(count);
@@ -92,8 +93,8 @@ impl DirSink for Names {
 }
 
 #[test]
-fn a_family_of_one_conforms() {
-    nacre_testkit::conformance::run(|| Arc::new(World::new().family));
+fn a_tree_of_one_conforms() {
+    nacre_testkit::conformance::run(|| Arc::new(World::new().tree));
 }
 
 #[test]
@@ -103,7 +104,7 @@ fn one_lies_below_another() {
     world.write("a/hidden", b"below");
     let id = world.graft("a", &covered);
     let told = world.changes.try_recv().unwrap();
-    assert_eq!(told, Invalidation::Forget { parent: world.family.root().unwrap().attr.id, name: (*b"a").into() });
+    assert_eq!(told, Invalidation::Forget { parent: world.tree.root().unwrap().attr.id, name: (*b"a").into() });
     assert_eq!(world.read("a/hidden"), Err(Errno::ENOENT));
     let made = world.write("a/f", b"mine");
     assert_eq!(world.read("a/f").unwrap(), b"mine");
@@ -112,16 +113,16 @@ fn one_lies_below_another() {
     assert_ne!(top.attr.id.ino, covered.attr.id.ino);
     assert_ne!(top.attr.id.ino, made.id.ino);
     for number in [1, top.attr.id.ino, made.id.ino] {
-        let node = world.family.node(number).unwrap();
-        assert_eq!(world.family.getattr(&WHO, &node, None).unwrap().id.ino, number);
-        assert_eq!(world.family.id(&node).unwrap().fs, world.family.root().unwrap().attr.id.fs);
+        let node = world.tree.node(number).unwrap();
+        assert_eq!(world.tree.getattr(&WHO, &node, None).unwrap().id.ino, number);
+        assert_eq!(world.tree.id(&node).unwrap().fs, world.tree.root().unwrap().attr.id.fs);
     }
-    assert_eq!(world.family.parent(&top.node), 1);
-    assert_eq!(world.family.parent(&world.find("a/f").unwrap().node), top.attr.id.ino);
-    assert_eq!(world.family.path(&world.find("a/f").unwrap().node).unwrap(), b"a/f");
+    assert_eq!(world.tree.parent(&top.node), 1);
+    assert_eq!(world.tree.parent(&world.find("a/f").unwrap().node), top.attr.id.ino);
+    assert_eq!(world.tree.path(&world.find("a/f").unwrap().node).unwrap(), b"a/f");
     for attributes in [false, true] {
         let mut names = Names::default();
-        world.family.readdir(&WHO, &world.root(), 0, attributes, &mut names).unwrap();
+        world.tree.readdir(&WHO, &world.root(), 0, attributes, &mut names).unwrap();
         assert_eq!(names.0, [("a".to_owned(), top.attr.id.ino, attributes.then_some(top.attr.id.ino))]);
     }
     // What is written there is that file system's.
@@ -139,19 +140,19 @@ fn they_stay_apart() {
     world.write("a/g", b"g");
     let (root, a) = (world.root(), world.find("a").unwrap().node);
     let rename = |from: &Node, old, to: &Node, new, flags| {
-        world.family.rename(&WHO, from, name(old), to, name(new), RenameFlags(flags))
+        world.tree.rename(&WHO, from, name(old), to, name(new), RenameFlags(flags))
     };
     assert_eq!(rename(&root, "f", &a, "f", 0), Err(Errno::EXDEV));
     assert_eq!(rename(&a, "g", &root, "f", RenameFlags::EXCHANGE), Err(Errno::EXDEV));
     let file = world.find("f").unwrap().node;
-    assert!(matches!(world.family.link(&WHO, &file, None, &a, name("f")), Err(Errno::EXDEV)));
+    assert!(matches!(world.tree.link(&WHO, &file, None, &a, name("f")), Err(Errno::EXDEV)));
     // A directory that is covered stays where it is.
     world.mkdir(&root, "free");
     assert_eq!(rename(&root, "a", &root, "b", 0), Err(Errno::EBUSY));
     assert_eq!(rename(&root, "free", &root, "a", 0), Err(Errno::EBUSY));
-    assert_eq!(world.family.rmdir(&WHO, &root, name("a")), Err(Errno::EBUSY));
+    assert_eq!(world.tree.rmdir(&WHO, &root, name("a")), Err(Errno::EBUSY));
     assert_eq!(
-        world.family.graft(
+        world.tree.graft(
             Arc::new(Dataset::open(&world.pool, world.dataset("x")).unwrap()),
             covered.attr.id.ino,
             Rules::default()
@@ -159,12 +160,12 @@ fn they_stay_apart() {
         Err(Errno::EBUSY)
     );
     assert_eq!(
-        world.family.graft(Arc::new(Dataset::open(&world.pool, world.dataset("x")).unwrap()), 1, Rules::default()),
+        world.tree.graft(Arc::new(Dataset::open(&world.pool, world.dataset("x")).unwrap()), 1, Rules::default()),
         Err(Errno::EBUSY)
     );
     let file = world.find("f").unwrap().attr.id.ino;
     assert_eq!(
-        world.family.graft(Arc::new(Dataset::open(&world.pool, world.dataset("x")).unwrap()), file, Rules::default()),
+        world.tree.graft(Arc::new(Dataset::open(&world.pool, world.dataset("x")).unwrap()), file, Rules::default()),
         Err(Errno::ENOTDIR)
     );
     // One above it may move: what lies below moves along.
@@ -175,8 +176,8 @@ fn they_stay_apart() {
     assert_eq!(world.read("moved/deep/h").unwrap(), b"h");
     // Content goes from one to the other.
     let (from, to) = (world.find("moved/deep/h").unwrap().node, world.find("a/g").unwrap().node);
-    let from = world.family.open(&WHO, &from, OpenFlags::READ).unwrap();
-    let to = world.family.open(&WHO, &to, OpenFlags::WRITE).unwrap();
+    let from = world.tree.open(&WHO, &from, OpenFlags::READ).unwrap();
+    let to = world.tree.open(&WHO, &to, OpenFlags::WRITE).unwrap();
     assert_eq!(from.copy_to(0, &*to, 1, 100, 0), Ok(1));
     assert_eq!(world.read("a/g").unwrap(), b"gh");
 }
@@ -190,27 +191,27 @@ fn what_is_taken_out_is_gone() {
     let top = world.find("a").unwrap();
     let below = world.mkdir(&top.node, "b");
     let lower = world.graft("b", &below);
-    assert!(world.family.is_used(id), "another covers a directory of it");
-    world.family.take_out(lower);
-    assert!(!world.family.is_used(id));
-    let open = world.family.open(&WHO, &world.find("a/f").unwrap().node, OpenFlags::READ).unwrap();
-    assert!(world.family.is_used(id));
-    let ranges = world.family.numbers(id);
+    assert!(world.tree.is_used(id), "another covers a directory of it");
+    world.tree.take_out(lower);
+    assert!(!world.tree.is_used(id));
+    let open = world.tree.open(&WHO, &world.find("a/f").unwrap().node, OpenFlags::READ).unwrap();
+    assert!(world.tree.is_used(id));
+    let ranges = world.tree.numbers(id);
     assert!(ranges.iter().any(|(from, to)| (*from..=*to).contains(&made.id.ino)));
     world.changes.try_iter().for_each(drop);
-    world.family.take_out(id);
+    world.tree.take_out(id);
     assert!(matches!(world.changes.try_recv(), Ok(Invalidation::Forget { name, .. }) if *name == *b"a"));
     assert_eq!(open.read(&mut [0; 1], 0), Err(Errno::ESTALE));
-    assert!(matches!(world.family.getattr(&WHO, &top.node, None), Err(Errno::ESTALE)));
+    assert!(matches!(world.tree.getattr(&WHO, &top.node, None), Err(Errno::ESTALE)));
     assert_eq!(world.find("a").unwrap().attr.id.ino, covered.attr.id.ino);
-    assert!(matches!(world.family.node(made.id.ino), Err(Errno::ESTALE)));
+    assert!(matches!(world.tree.node(made.id.ino), Err(Errno::ESTALE)));
     // Somebody may still have the numbers: they mean nothing else from now on.
     world.graft("a", &covered);
     assert_ne!(world.find("a/f").unwrap().attr.id.ino, made.id.ino);
-    world.family.take_out(id);
+    world.tree.take_out(id);
     let again = world.graft("a", &covered);
     assert_eq!((again, world.read("a/f").unwrap()), (id, b"f".to_vec()));
-    world.family.forgotten(made.id.ino);
+    world.tree.forgotten(made.id.ino);
 }
 
 #[test]
@@ -224,27 +225,27 @@ fn each_has_its_rules_and_its_snapshots() {
     world.pool.snapshot(&[(id, "s".to_owned())]).unwrap();
     let then = world.find("a/.zfs/snapshot/s/f").unwrap();
     assert_eq!(world.read("a/.zfs/snapshot/s/f").unwrap(), b"then");
-    let known = world.family.node(then.attr.id.ino).unwrap();
-    assert_eq!(world.family.id(&known).unwrap(), then.attr.id);
+    let known = world.tree.node(then.attr.id.ino).unwrap();
+    assert_eq!(world.tree.id(&known).unwrap(), then.attr.id);
     assert!(matches!(world.find(".zfs/snapshot/s"), Err(Errno::ENOENT)));
     assert_ne!(world.find(".zfs").unwrap().attr.id, world.find("a/.zfs").unwrap().attr.id);
     let inside = world.find("a/.zfs/snapshot/s").unwrap().attr.id.ino;
     let other = || Arc::new(Dataset::open(&world.pool, world.dataset("x")).unwrap());
-    assert_eq!(world.family.graft(other(), inside, Rules::default()), Err(Errno::EINVAL));
-    assert_eq!(world.family.graft(other(), join(77, 1), Rules::default()), Err(Errno::ESTALE));
-    world.family.set_rules(id, Rules { read_only: true, no_exec: true });
+    assert_eq!(world.tree.graft(other(), inside, Rules::default()), Err(Errno::EINVAL));
+    assert_eq!(world.tree.graft(other(), join(77, 1), Rules::default()), Err(Errno::ESTALE));
+    world.tree.set_rules(id, Rules { read_only: true, no_exec: true });
     let (root, a) = (world.root(), world.find("a").unwrap().node);
     let (mine, other) = (world.find("a/f").unwrap().node, world.find("f").unwrap().node);
-    assert!(matches!(world.family.mkdir(&WHO, &a, name("d"), 0o755), Err(Errno::EROFS)));
-    assert!(matches!(world.family.open(&WHO, &mine, OpenFlags::WRITE), Err(Errno::EROFS)));
+    assert!(matches!(world.tree.mkdir(&WHO, &a, name("d"), 0o755), Err(Errno::EROFS)));
+    assert!(matches!(world.tree.open(&WHO, &mine, OpenFlags::WRITE), Err(Errno::EROFS)));
     assert!(matches!(
-        world.family.setattr(&WHO, &mine, None, &SetAttr { mode: Some(0o755), ..SetAttr::default() }),
+        world.tree.setattr(&WHO, &mine, None, &SetAttr { mode: Some(0o755), ..SetAttr::default() }),
         Err(Errno::EROFS)
     ));
-    assert_eq!(world.family.unlink(&WHO, &a, name("f")), Err(Errno::EROFS));
-    assert_eq!((world.family.access(&WHO, &mine, 1), world.family.access(&WHO, &a, 1)), (Err(Errno::EACCES), Ok(())));
-    assert_eq!(world.family.access(&WHO, &other, 1), Ok(()));
-    assert_eq!(world.family.unlink(&WHO, &root, name("f")), Ok(()));
-    world.family.set_rules(id, Rules::default());
-    assert_eq!(world.family.unlink(&WHO, &a, name("f")), Ok(()));
+    assert_eq!(world.tree.unlink(&WHO, &a, name("f")), Err(Errno::EROFS));
+    assert_eq!((world.tree.access(&WHO, &mine, 1), world.tree.access(&WHO, &a, 1)), (Err(Errno::EACCES), Ok(())));
+    assert_eq!(world.tree.access(&WHO, &other, 1), Ok(()));
+    assert_eq!(world.tree.unlink(&WHO, &root, name("f")), Ok(()));
+    world.tree.set_rules(id, Rules::default());
+    assert_eq!(world.tree.unlink(&WHO, &a, name("f")), Ok(()));
 }

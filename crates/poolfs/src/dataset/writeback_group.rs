@@ -15,7 +15,7 @@
 //! * while writes are taken without a word, all that arrives of the others fits, whatever it is
 //!   ([`Standing::Free`]);
 //! * from a recall until a settling, as much as could be held back at the recall
-//!   ([`Gathering::recalled`]);
+//!   ([`WritebackGroup::recalled`]);
 //! * from then on, as much as was promised to announced writes ([`Standing::Promised`]).
 //!
 //! So stores take room from nobody but from writes to the same file, and that only where all other
@@ -27,13 +27,13 @@
 //!
 //! Invariants: the room that others may take is counted whole for each dataset, so none can be
 //! short by another's writes; room is looked at again after every [`STEP`] bytes that anybody has
-//! written; what was promised is held by the desk of admission, so that nobody else gets it; it is
+//! written; what was promised is reserved in the engine, so that nobody else gets it; it is
 //! an upper bound, ended by a settling, which comes by itself soon after a recall and where much is
 //! promised.
 
+use super::mounted_tree::{FileNode, Tree};
 use super::promises::{GRACE, Promises};
 use super::translate::errno;
-use super::volume::{Placed, Tree};
 use nacre_pool::PoolError;
 use nacre_pool::engine::Dataset as Files;
 use nacre_pool::files::{FileError, WriteOutcome};
@@ -72,7 +72,7 @@ fn need(bytes: u64) -> u64 {
 
 /// The mounted datasets of a pool whose writes may be collected.
 #[derive(Default)]
-pub struct Gathering {
+pub struct WritebackGroup {
     members: Mutex<Vec<Weak<Member>>>,
     /// Written since room was looked at.
     since: AtomicU64,
@@ -89,15 +89,15 @@ pub struct Gathering {
     settling: AtomicBool,
 }
 
-impl std::fmt::Debug for Gathering {
+impl std::fmt::Debug for WritebackGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gathering").field("tight", &self.tight).finish_non_exhaustive()
+        f.debug_struct("WritebackGroup").field("tight", &self.tight).finish_non_exhaustive()
     }
 }
 
 /// One mounted dataset.
 pub(super) struct Member {
-    all: Arc<Gathering>,
+    all: Arc<WritebackGroup>,
     files: Arc<Files>,
     door: OnceLock<Arc<dyn Collector>>,
     /// How many times files are open for collected writes.
@@ -168,7 +168,7 @@ impl Drop for StoppedWrites {
     }
 }
 
-impl Gathering {
+impl WritebackGroup {
     /// Takes a dataset in.
     pub(super) fn join(self: &Arc<Self>, files: &Arc<Files>) -> Arc<Member> {
         let member = Arc::new(Member {
@@ -365,11 +365,11 @@ impl Member {
     /// Pages of a file arrive.
     pub(super) fn arrive(
         &self,
-        placed: &Placed,
+        file_node: &FileNode,
         offset: u64,
         data: &[u8],
     ) -> std::result::Result<WriteOutcome, FileError> {
-        let (tree, inode, timed) = (placed.volume.files.files(), &placed.inode, nacre_vfs::is_timed());
+        let (tree, inode, timed) = (file_node.tree.files.files(), &file_node.inode, nacre_vfs::is_timed());
         match self.stand(inode.number(), data.len() as u64) {
             Standing::Free => tree.write_held(inode, Some(offset), data, timed),
             Standing::Stores | Standing::Promised(0) => match tree.write_stored(inode, offset, data, timed) {
@@ -424,13 +424,13 @@ impl Member {
         clippy::disallowed_methods,
         reason = "the age of a promise; and writes under way get time to arrive, which nothing tells"
     )]
-    fn announce(&self, placed: &Placed, length: Option<u64>) -> Result<()> {
+    fn announce(&self, file_node: &FileNode, length: Option<u64>) -> Result<()> {
         let bytes = length.unwrap_or(UNKNOWN);
         if bytes == 0 {
             return Ok(());
         }
         let need = need(bytes);
-        let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
+        let row = file_node.files()?.attributes(&file_node.inode).map_err(errno)?;
         let owner = (row.uid, row.gid);
         let (recalled, promises) = (&self.all.recalled, &self.promises);
         let promise = || {
@@ -451,7 +451,7 @@ impl Member {
         outcome?;
         promises.fetch_add(need, Ordering::AcqRel);
         let noted =
-            self.promised.lock().get_mut(&placed.inode.number()).map(|file| file.bytes.add(Instant::now(), need));
+            self.promised.lock().get_mut(&file_node.inode.number()).map(|file| file.bytes.add(Instant::now(), need));
         if noted.is_none() {
             self.withdraw(need);
         }
@@ -465,13 +465,13 @@ impl Member {
 /// The permission of one open file.
 pub(super) struct Lease {
     member: Arc<Member>,
-    placed: Placed,
+    file_node: FileNode,
     collected: AtomicBool,
 }
 
 impl Lease {
-    pub(super) fn new(member: &Arc<Member>, placed: &Placed) -> Lease {
-        Lease { member: Arc::clone(member), placed: placed.clone(), collected: AtomicBool::new(false) }
+    pub(super) fn new(member: &Arc<Member>, file_node: &FileNode) -> Lease {
+        Lease { member: Arc::clone(member), file_node: file_node.clone(), collected: AtomicBool::new(false) }
     }
 
     /// Whether writes through this file are collected: it is read for the rest of pages, too.
@@ -489,7 +489,7 @@ impl Collected for Lease {
         self.member.open.fetch_add(1, Ordering::AcqRel);
         let allowed = self.member.all.look();
         if allowed {
-            self.member.promised.lock().entry(self.placed.inode.number()).or_default().open += 1;
+            self.member.promised.lock().entry(self.file_node.inode.number()).or_default().open += 1;
             self.collected.store(true, Ordering::Release);
         } else {
             self.member.open.fetch_sub(1, Ordering::AcqRel);
@@ -510,7 +510,7 @@ impl Collected for Lease {
     }
 
     fn announce(&self, length: Option<u64>) -> Result<()> {
-        self.member.announce(&self.placed, length)
+        self.member.announce(&self.file_node, length)
     }
 }
 
@@ -521,7 +521,7 @@ impl Drop for Lease {
         }
         self.member.open.fetch_sub(1, Ordering::AcqRel);
         // What it held back has arrived.
-        let number = self.placed.inode.number();
+        let number = self.file_node.inode.number();
         let gone = {
             let mut promised = self.member.promised.lock();
             let last = promised.get_mut(&number).is_some_and(|file| {

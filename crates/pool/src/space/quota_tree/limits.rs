@@ -3,12 +3,13 @@
 //!
 //! Invariant: a limit that is refused changes nothing.
 
-use super::{Forest, LimitRefusal};
+use super::QuotaTree;
 use crate::error::PoolError;
+use crate::space::LimitRefusal;
 
 type Outcome = Result<Result<(), LimitRefusal>, PoolError>;
 
-impl Forest {
+impl QuotaTree {
     /// Sets `quota`; it has to hold what is used and reserved already.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ const MOST: usize = 3;
 
 /// The names of a table that are nearest to a name that is not in it, the nearest first; none where
 /// none is near.
-pub(super) fn near(wrong: &str, table: &[Definition]) -> Vec<&'static str> {
+pub(super) fn similar(wrong: &str, table: &[Definition]) -> Vec<&'static str> {
     let wrong: Vec<char> = wrong.to_lowercase().chars().collect();
     // A third of it may be wrong.
     let allowed = (wrong.len() / 3).clamp(1, 3);
@@ -65,14 +65,14 @@ mod tests {
             ("record", "recordsize"),
         ] {
             assert_eq!(
-                near(wrong, DATASET_PROPERTIES).first(),
+                similar(wrong, DATASET_PROPERTIES).first(),
                 Some(&meant),
                 "{wrong}: {:?}",
-                near(wrong, DATASET_PROPERTIES)
+                similar(wrong, DATASET_PROPERTIES)
             );
         }
-        assert_eq!(near("autotirm", POOL_PROPERTIES), ["autotrim"]);
-        assert!(near("zzzzzz", DATASET_PROPERTIES).is_empty());
-        assert!(near("", DATASET_PROPERTIES).is_empty());
+        assert_eq!(similar("autotirm", POOL_PROPERTIES), ["autotrim"]);
+        assert!(similar("zzzzzz", DATASET_PROPERTIES).is_empty());
+        assert!(similar("", DATASET_PROPERTIES).is_empty());
     }
 }

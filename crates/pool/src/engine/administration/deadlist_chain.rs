@@ -39,7 +39,7 @@ impl Admin {
             self.catalog.set_snapshot_property(id, txg, &name, None)?;
         }
         self.catalog.leave_snapshot(id, txg)?;
-        self.forest().count_snapshots(id, -1)
+        self.quota_tree().count_snapshots(id, -1)
     }
 
     /// Destroys a snapshot whose destruction was deferred, where nothing holds it any more.
@@ -51,7 +51,7 @@ impl Admin {
     /// Puts into the catalog what a head is counted to use.
     pub(in crate::engine) fn note_usage(&mut self, id: u64) -> Result<(), PoolError> {
         let mut row = self.catalog.dataset(id)?;
-        row.usage = self.forest().usage(id)?;
+        row.usage = self.quota_tree().usage(id)?;
         self.catalog.set_dataset(id, &row)
     }
 
@@ -59,8 +59,8 @@ impl Admin {
     pub(in crate::engine) fn recount(&mut self, id: u64) -> Result<(), PoolError> {
         let (history, own) = self.catalog.history_of(id)?;
         let usage = self.catalog.deadlists().usage(&history, own)?;
-        let before = self.forest().usage(id)?;
-        self.forest().charge(id, Change::between(&before, &usage)?)?;
+        let before = self.quota_tree().usage(id)?;
+        self.quota_tree().charge(id, Change::between(&before, &usage)?)?;
         self.note_usage(id)
     }
 }

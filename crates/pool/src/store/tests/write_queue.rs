@@ -89,7 +89,7 @@ const LENGTH: usize = 300_000;
 fn write(store: &Store, txg: u64, number: u64) -> Result<Pointer> {
     let content = content(2 * number + 1, LENGTH);
     store.write(&NewFrame {
-        packing: Packing::Off,
+        compression: CompressionSetting::Off,
         checksum: ChecksumKind::Xxh3,
         ..frame(Stream::Data, txg, &content, 1)
     })

@@ -1,22 +1,22 @@
-//! Listings of a member's directories, as the family shows them.
+//! Listings of a member's directories, as the tree shows them.
 
-use super::{Family, Member};
+use super::{DatasetTree, Member};
 use nacre_vfs::{DirEntry, DirSink, Kind};
 use std::sync::Arc;
 
 /// Takes a member's entries and passes them on.
 pub(super) struct Listing<'a> {
-    pub family: &'a Family,
+    pub tree: &'a DatasetTree,
     pub member: &'a Arc<Member>,
     pub sink: &'a mut dyn DirSink,
 }
 
 impl DirSink for Listing<'_> {
     fn push(&mut self, entry: DirEntry<'_>) -> bool {
-        let mut ino = self.family.shown(self.member, entry.ino);
-        let mut found = entry.entry.map(|found| self.family.wrap(self.member, found));
+        let mut ino = self.tree.shown(self.member, entry.ino);
+        let mut found = entry.entry.map(|found| self.tree.wrap(self.member, found));
         if matches!(entry.kind, Some(Kind::Directory) | None) {
-            match self.family.over(ino) {
+            match self.tree.over(ino) {
                 Ok(None) => {}
                 Ok(Some(root)) => {
                     ino = root.attr.id.ino;

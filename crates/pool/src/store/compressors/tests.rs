@@ -1,17 +1,17 @@
-//! Packing by several threads gives what one gives.
+//! Compression by several threads gives what one gives.
 
 use super::*;
 use crate::frames::{Owner, Stream};
 use crate::pointer::{FrameKind, Txg};
 
 /// Text-like content, or noise.
-fn content(seed: u64, length: usize, packs: bool) -> Vec<u8> {
+fn content(seed: u64, length: usize, compresses: bool) -> Vec<u8> {
     let mut random = seed.wrapping_mul(2) + 1;
     let mut next = || {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 56) as u8
     };
-    (0..length).map(|_| if packs { b"abcd"[usize::from(next() & 3)] } else { next() }).collect()
+    (0..length).map(|_| if compresses { b"abcd"[usize::from(next() & 3)] } else { next() }).collect()
 }
 
 fn frame(content: &[u8]) -> NewFrame<'_> {
@@ -21,19 +21,19 @@ fn frame(content: &[u8]) -> NewFrame<'_> {
         owner: Owner::default(),
         birth: Txg(1),
         content,
-        packing: Packing::Lz4,
+        compression: CompressionSetting::Lz4,
         checksum: ChecksumKind::Xxh3,
     }
 }
 
 fn alone(contents: &[Vec<u8>]) -> Vec<Vec<Content>> {
     let frames: Vec<NewFrame<'_>> = contents.iter().map(|content| frame(content)).collect();
-    frames.chunks(GROUP).map(pack_frames).collect()
+    frames.chunks(GROUP).map(compress_frames).collect()
 }
 
 fn together(running: &Running, contents: &[Vec<u8>]) -> Vec<Vec<Content>> {
     let frames: Vec<NewFrame<'_>> = contents.iter().map(|content| frame(content)).collect();
-    running.pack(&frames.chunks(GROUP).collect::<Vec<_>>())
+    running.compress(&frames.chunks(GROUP).collect::<Vec<_>>())
 }
 
 /// Threads, however many processors there are.

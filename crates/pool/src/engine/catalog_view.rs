@@ -4,8 +4,8 @@
 //! Called by the commands' meaning. Reads only. It shows the state of the last commit: what was
 //! written since is in it with the next one.
 //!
-//! Invariant: a [`Look`] holds the lock of administration, so nothing changes while it lives, but
-//! when it pauses ([`Look::pause`]); and it must not live over a call that waits.
+//! Invariant: a [`CatalogView`] holds the lock of administration, so nothing changes while it
+//! lives, but when it pauses ([`CatalogView::pause`]); and it must not live over a call that waits.
 
 use parking_lot::MutexGuard;
 
@@ -17,13 +17,13 @@ use crate::pointer::Txg;
 use crate::space::{Breakdown, Limits, Usage};
 
 /// The catalog and the figures of a pool, held still.
-pub struct Look<'a> {
+pub struct CatalogView<'a> {
     admin: MutexGuard<'a, Admin>,
 }
 
-impl std::fmt::Debug for Look<'_> {
+impl std::fmt::Debug for CatalogView<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Look").finish_non_exhaustive()
+        f.debug_struct("CatalogView").finish_non_exhaustive()
     }
 }
 
@@ -47,12 +47,12 @@ impl SnapshotLine {
 
 impl Pool {
     /// Everything that the catalog knows, held still until the answer is dropped.
-    pub fn look(&self) -> Look<'_> {
-        Look { admin: self.admin.lock() }
+    pub fn catalog_view(&self) -> CatalogView<'_> {
+        CatalogView { admin: self.admin.lock() }
     }
 }
 
-impl Look<'_> {
+impl CatalogView<'_> {
     /// The dataset that has the pool's name.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ impl Look<'_> {
     /// # Errors
     /// [`PoolError::Refused`] for an unknown one, as for all figures.
     pub fn breakdown(&self, id: u64) -> Result<Breakdown, PoolError> {
-        self.admin.forest().breakdown(id)
+        self.admin.quota_tree().breakdown(id)
     }
 
     /// The counters of a dataset itself.
@@ -263,7 +263,7 @@ impl Look<'_> {
     /// # Errors
     /// As [`Self::breakdown`].
     pub fn usage(&self, id: u64) -> Result<Usage, PoolError> {
-        self.admin.forest().usage(id)
+        self.admin.quota_tree().usage(id)
     }
 
     /// The limits of a dataset.
@@ -271,7 +271,7 @@ impl Look<'_> {
     /// # Errors
     /// As [`Self::breakdown`].
     pub fn limits(&self, id: u64) -> Result<Limits, PoolError> {
-        self.admin.forest().limits(id)
+        self.admin.quota_tree().limits(id)
     }
 
     /// What a dataset may use more, bytes: the property `available`.
@@ -279,16 +279,16 @@ impl Look<'_> {
     /// # Errors
     /// As [`Self::breakdown`].
     pub fn available(&self, id: u64) -> Result<u64, PoolError> {
-        self.admin.forest().available_to_head(id)
+        self.admin.quota_tree().available_to_head(id)
     }
 
-    /// What a dataset and all below it store, as it is charged and before packing, bytes: the sides
-    /// of its ratio of compression.
+    /// What a dataset and all below it store, as it is charged and before compression, bytes: the
+    /// sides of its ratio of compression.
     ///
     /// # Errors
     /// As [`Self::breakdown`].
     pub fn stored_below(&self, id: u64) -> Result<(u64, u64), PoolError> {
-        self.admin.forest().stored_below(id)
+        self.admin.quota_tree().stored_below(id)
     }
 
     /// How many file systems there are below a dataset, and how many snapshots there and below.
@@ -296,6 +296,6 @@ impl Look<'_> {
     /// # Errors
     /// As [`Self::breakdown`].
     pub fn counts(&self, id: u64) -> Result<(u64, u64), PoolError> {
-        self.admin.forest().counts(id)
+        self.admin.quota_tree().counts(id)
     }
 }

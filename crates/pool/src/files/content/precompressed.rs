@@ -1,46 +1,52 @@
-//! Packing of whole records before their inode is locked: writes to one file, which several threads
-//! bring, are packed beside one another, and nobody waits for a packer who only wants to read.
+//! Compression of whole records before their inode is locked: writes to one file, which several
+//! threads bring, are compressed beside one another, and nobody waits for a compression who only
+//! wants to read.
 //!
 //! Invariants: nothing is taken of the pool here, and nothing is promised: that comes under the
 //! lock, for the content as it is. What turns out not to fit the file as it is found there is
-//! packed again.
+//! compressed again.
 
 use std::sync::atomic::Ordering;
 
 use super::{Form, form_of, pieces};
 use crate::files::{Files, Inode, Storing, Table};
-use crate::frames::{NewFrame, Packed};
+use crate::frames::{Compressed, NewFrame};
 use crate::pointer::Txg;
 
-/// Less than this is packed under the lock, bytes.
+/// Less than this is compressed under the lock, bytes.
 const WORTH_IT: usize = 128 << 10;
 
-/// Whole records of a write, packed.
+/// Whole records of a write, compressed.
 #[derive(Debug)]
-pub(super) struct PackedAhead {
+pub(super) struct Precompressed {
     storing: Storing,
     shift: u8,
     /// By their numbers, in order.
-    records: Vec<(u64, Packed)>,
+    records: Vec<(u64, Compressed)>,
 }
 
-impl PackedAhead {
+impl Precompressed {
     /// What became of the records of these frames, if it is good for them.
-    pub(super) fn of(&self, storing: &Storing, shift: u8, records: impl Iterator<Item = u64>) -> Option<Vec<&Packed>> {
+    pub(super) fn of(
+        &self,
+        storing: &Storing,
+        shift: u8,
+        records: impl Iterator<Item = u64>,
+    ) -> Option<Vec<&Compressed>> {
         if *storing != self.storing || shift != self.shift {
             return None;
         }
         let find = |record: u64| {
             let at = self.records.binary_search_by_key(&record, |(number, _)| *number).ok()?;
-            self.records.get(at).map(|(_, packed)| packed)
+            self.records.get(at).map(|(_, compressed)| compressed)
         };
         records.map(find).collect()
     }
 }
 
 impl<T: Table> Files<T> {
-    /// Packs the whole records of a write; `None` where that is better done later.
-    pub(super) fn pack_ahead(&self, inode: &Inode, offset: Option<u64>, data: &[u8]) -> Option<PackedAhead> {
+    /// Compresses the whole records of a write; `None` where that is better done later.
+    pub(super) fn compress_ahead(&self, inode: &Inode, offset: Option<u64>, data: &[u8]) -> Option<Precompressed> {
         let offset = offset.filter(|_| data.len() >= WORTH_IT)?;
         let storing = *self.storing.read();
         let shift = match inode.shift.load(Ordering::Relaxed) {
@@ -62,12 +68,15 @@ impl<T: Table> Files<T> {
             frames.push(self.new_frame(&storing, Txg(0), (number, record << shift), content));
         }
         // Whatever is wrong is told where it is written.
-        let packed =
-            self.frames.pack_all(&frames).ok().filter(|packed| !packed.is_empty() && packed.len() == frames.len())?;
-        Some(PackedAhead {
+        let compressed = self
+            .frames
+            .compress_all(&frames)
+            .ok()
+            .filter(|compressed| !compressed.is_empty() && compressed.len() == frames.len())?;
+        Some(Precompressed {
             storing,
             shift,
-            records: records.into_iter().map(|(record, _)| record).zip(packed).collect(),
+            records: records.into_iter().map(|(record, _)| record).zip(compressed).collect(),
         })
     }
 }

@@ -1,6 +1,6 @@
-//! The family as a layer: each call goes to the member that the file is of.
+//! The tree of file systems as a layer: each call goes to the member that the file is of.
 
-use super::{Family, Kin, kin, listing::Listing};
+use super::{DatasetTree, TreeNode, listing::Listing, tree_node};
 use nacre_vfs::{
     Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node,
     OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
@@ -10,30 +10,30 @@ use std::sync::{Arc, mpsc::Sender};
 /// `X_OK`.
 const EXECUTE: u32 = 1;
 
-impl Family {
-    fn changeable<'a>(&self, node: &'a Node) -> Result<&'a Kin> {
-        let kin = kin(node)?;
-        kin.member.changeable()?;
-        Ok(kin)
+impl DatasetTree {
+    fn changeable<'a>(&self, node: &'a Node) -> Result<&'a TreeNode> {
+        let tree_node = tree_node(node)?;
+        tree_node.member.changeable()?;
+        Ok(tree_node)
     }
 
-    fn made(&self, parent: &Kin, made: Result<Entry>) -> Result<Entry> {
+    fn made(&self, parent: &TreeNode, made: Result<Entry>) -> Result<Entry> {
         made.map(|entry| self.wrap(&parent.member, entry))
     }
 }
 
-fn same(one: &Kin, other: &Kin) -> Result<()> {
+fn same(one: &TreeNode, other: &TreeNode) -> Result<()> {
     if Arc::ptr_eq(&one.member, &other.member) { Ok(()) } else { Err(Errno::EXDEV) }
 }
 
-impl Layer for Family {
+impl Layer for DatasetTree {
     fn root(&self) -> Result<Entry> {
         Ok(self.wrap(&self.first, self.first.layer.root()?))
     }
 
     fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
-        let kin = kin(parent)?;
-        let found = self.wrap(&kin.member, kin.member.layer.lookup(caller, &kin.node, name)?);
+        let tree_node = tree_node(parent)?;
+        let found = self.wrap(&tree_node.member, tree_node.member.layer.lookup(caller, &tree_node.node, name)?);
         if found.attr.kind != Kind::Directory {
             return Ok(found);
         }
@@ -41,17 +41,17 @@ impl Layer for Family {
     }
 
     fn id(&self, node: &Node) -> Result<FileId> {
-        let kin = kin(node)?;
-        Ok(self.file_id(self.shown(&kin.member, kin.member.layer.id(&kin.node)?.ino)))
+        let tree_node = tree_node(node)?;
+        Ok(self.file_id(self.shown(&tree_node.member, tree_node.member.layer.id(&tree_node.node)?.ino)))
     }
 
     fn path(&self, node: &Node) -> Option<Vec<u8>> {
-        let kin = kin(node).ok()?;
-        let own = kin.member.layer.path(&kin.node)?;
-        if kin.member.covers == 0 {
+        let tree_node = tree_node(node).ok()?;
+        let own = tree_node.member.layer.path(&tree_node.node)?;
+        if tree_node.member.covers == 0 {
             return Some(own);
         }
-        let above = self.path(&nacre_vfs::Numbered::node(self, kin.member.covers).ok()?)?;
+        let above = self.path(&nacre_vfs::Numbered::node(self, tree_node.member.covers).ok()?)?;
         Some(if own.is_empty() { above } else { [&*above, b"/", &*own].concat() })
     }
 
@@ -64,29 +64,33 @@ impl Layer for Family {
     }
 
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
-        let kin = kin(node)?;
-        kin.member.layer.getattr(caller, &kin.node, file).map(|attr| self.attr(&kin.member, attr))
+        let tree_node = tree_node(node)?;
+        tree_node.member.layer.getattr(caller, &tree_node.node, file).map(|attr| self.attr(&tree_node.member, attr))
     }
 
     fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
-        let kin = kin(node)?;
+        let tree_node = tree_node(node)?;
         if mask & EXECUTE != 0
-            && kin.member.rules.lock().no_exec
+            && tree_node.member.rules.lock().no_exec
             && self.getattr(caller, node, None)?.kind == Kind::File
         {
             return Err(Errno::EACCES);
         }
-        kin.member.layer.access(caller, &kin.node, mask)
+        tree_node.member.layer.access(caller, &tree_node.node, mask)
     }
 
     fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
-        let kin = self.changeable(node)?;
-        kin.member.layer.setattr(caller, &kin.node, file, change).map(|attr| self.attr(&kin.member, attr))
+        let tree_node = self.changeable(node)?;
+        tree_node
+            .member
+            .layer
+            .setattr(caller, &tree_node.node, file, change)
+            .map(|attr| self.attr(&tree_node.member, attr))
     }
 
     fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
-        let kin = kin(node)?;
-        kin.member.layer.readlink(caller, &kin.node)
+        let tree_node = tree_node(node)?;
+        tree_node.member.layer.readlink(caller, &tree_node.node)
     }
 
     fn create(
@@ -97,20 +101,20 @@ impl Layer for Family {
         mode: u32,
         flags: OpenFlags,
     ) -> Result<(Entry, Opened)> {
-        let kin = self.changeable(parent)?;
-        let (entry, file) = kin.member.layer.create(caller, &kin.node, name, mode, flags)?;
-        Ok((self.wrap(&kin.member, entry), file))
+        let tree_node = self.changeable(parent)?;
+        let (entry, file) = tree_node.member.layer.create(caller, &tree_node.node, name, mode, flags)?;
+        Ok((self.wrap(&tree_node.member, entry), file))
     }
 
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
-        let kin = self.changeable(parent)?;
-        let (entry, file) = kin.member.layer.tmpfile(caller, &kin.node, mode, flags)?;
-        Ok((self.wrap(&kin.member, entry), file))
+        let tree_node = self.changeable(parent)?;
+        let (entry, file) = tree_node.member.layer.tmpfile(caller, &tree_node.node, mode, flags)?;
+        Ok((self.wrap(&tree_node.member, entry), file))
     }
 
     fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
-        let kin = self.changeable(parent)?;
-        self.made(kin, kin.member.layer.mkdir(caller, &kin.node, name, mode))
+        let tree_node = self.changeable(parent)?;
+        self.made(tree_node, tree_node.member.layer.mkdir(caller, &tree_node.node, name, mode))
     }
 
     fn mknod(
@@ -122,13 +126,13 @@ impl Layer for Family {
         mode: u32,
         device: (u32, u32),
     ) -> Result<Entry> {
-        let kin = self.changeable(parent)?;
-        self.made(kin, kin.member.layer.mknod(caller, &kin.node, name, kind, mode, device))
+        let tree_node = self.changeable(parent)?;
+        self.made(tree_node, tree_node.member.layer.mknod(caller, &tree_node.node, name, kind, mode, device))
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
-        let kin = self.changeable(parent)?;
-        self.made(kin, kin.member.layer.symlink(caller, &kin.node, name, target))
+        let tree_node = self.changeable(parent)?;
+        self.made(tree_node, tree_node.member.layer.symlink(caller, &tree_node.node, name, target))
     }
 
     fn link(
@@ -139,21 +143,21 @@ impl Layer for Family {
         parent: &Node,
         name: Name<'_>,
     ) -> Result<Entry> {
-        let (linked, parent) = (kin(node)?, self.changeable(parent)?);
+        let (linked, parent) = (tree_node(node)?, self.changeable(parent)?);
         same(linked, parent)?;
         self.made(parent, parent.member.layer.link(caller, &linked.node, file, &parent.node, name))
     }
 
     fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        let kin = self.changeable(parent)?;
-        kin.member.layer.unlink(caller, &kin.node, name)
+        let tree_node = self.changeable(parent)?;
+        tree_node.member.layer.unlink(caller, &tree_node.node, name)
     }
 
     fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        let kin = self.changeable(parent)?;
-        let _shape = Family::holds_files(kin).then(|| self.shape.read());
-        self.uncovered(kin, name)?;
-        kin.member.layer.rmdir(caller, &kin.node, name)
+        let tree_node = self.changeable(parent)?;
+        let _shape = DatasetTree::holds_files(tree_node).then(|| self.shape.read());
+        self.uncovered(tree_node, name)?;
+        tree_node.member.layer.rmdir(caller, &tree_node.node, name)
     }
 
     fn rename(
@@ -167,39 +171,39 @@ impl Layer for Family {
     ) -> Result<()> {
         let (from, to) = (self.changeable(parent)?, self.changeable(new_parent)?);
         same(from, to)?;
-        let _shape = (Family::holds_files(from) && Family::holds_files(to)).then(|| self.shape.read());
+        let _shape = (DatasetTree::holds_files(from) && DatasetTree::holds_files(to)).then(|| self.shape.read());
         self.uncovered(from, name)?;
         self.uncovered(to, new_name)?;
         from.member.layer.rename(caller, &from.node, name, &to.node, new_name, flags)
     }
 
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
-        let kin = kin(node)?;
+        let tree_node = tree_node(node)?;
         if flags.writes() || flags.truncates() {
-            kin.member.changeable()?;
+            tree_node.member.changeable()?;
         }
-        kin.member.layer.open(caller, &kin.node, flags)
+        tree_node.member.layer.open(caller, &tree_node.node, flags)
     }
 
     fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
-        let kin = kin(node)?;
-        kin.member.layer.readdir(
+        let tree_node = tree_node(node)?;
+        tree_node.member.layer.readdir(
             caller,
-            &kin.node,
+            &tree_node.node,
             from,
             attributes,
-            &mut Listing { family: self, member: &kin.member, sink },
+            &mut Listing { tree: self, member: &tree_node.member, sink },
         )
     }
 
     fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
-        let kin = kin(node)?;
-        kin.member.layer.fsyncdir(caller, &kin.node, data_only)
+        let tree_node = tree_node(node)?;
+        tree_node.member.layer.fsyncdir(caller, &tree_node.node, data_only)
     }
 
     fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
-        let kin = kin(node)?;
-        kin.member.layer.statfs(caller, &kin.node)
+        let tree_node = tree_node(node)?;
+        tree_node.member.layer.statfs(caller, &tree_node.node)
     }
 
     fn syncfs(&self) -> Result<()> {
@@ -208,36 +212,36 @@ impl Layer for Family {
     }
 
     fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
-        let kin = kin(node)?;
-        kin.member.layer.getxattr(caller, &kin.node, name, buffer)
+        let tree_node = tree_node(node)?;
+        tree_node.member.layer.getxattr(caller, &tree_node.node, name, buffer)
     }
 
     fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
-        let kin = kin(node)?;
-        kin.member.layer.listxattr(caller, &kin.node, buffer)
+        let tree_node = tree_node(node)?;
+        tree_node.member.layer.listxattr(caller, &tree_node.node, buffer)
     }
 
     fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        let kin = self.changeable(node)?;
-        kin.member.layer.setxattr(caller, &kin.node, name, value, flags)
+        let tree_node = self.changeable(node)?;
+        tree_node.member.layer.setxattr(caller, &tree_node.node, name, value, flags)
     }
 
     fn removexattr(&self, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
-        let kin = self.changeable(node)?;
-        kin.member.layer.removexattr(caller, &kin.node, name)
+        let tree_node = self.changeable(node)?;
+        tree_node.member.layer.removexattr(caller, &tree_node.node, name)
     }
 
     fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        let kin = kin(node)?;
-        kin.member.layer.ioctl(caller, &kin.node, request, output)
+        let tree_node = tree_node(node)?;
+        tree_node.member.layer.ioctl(caller, &tree_node.node, request, output)
     }
 
     fn coherence(&self, scope: Scope<'_>) -> Coherence {
         let (Scope::Names(node) | Scope::Attributes(node, _)) = scope;
-        let Ok(kin) = kin(node) else { return Coherence::Shared };
-        kin.member.layer.coherence(match scope {
-            Scope::Names(_) => Scope::Names(&kin.node),
-            Scope::Attributes(_, attr) => Scope::Attributes(&kin.node, attr),
+        let Ok(tree_node) = tree_node(node) else { return Coherence::Shared };
+        tree_node.member.layer.coherence(match scope {
+            Scope::Names(_) => Scope::Names(&tree_node.node),
+            Scope::Attributes(_, attr) => Scope::Attributes(&tree_node.node, attr),
         })
     }
 

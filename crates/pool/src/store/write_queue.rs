@@ -1,5 +1,5 @@
 //! Full pieces of file content on their way to devices, written by threads of their own: whoever
-//! has filled them goes on meanwhile, with the next request or with packing.
+//! has filled them goes on meanwhile, with the next request or with compression.
 //!
 //! Callers: the store, for the stream of content. Invariants:
 //! - A piece counts as settled only when its write has returned, and is read from memory until
@@ -92,11 +92,11 @@ pub(super) fn write_to(device: &dyn Device, stream: Stream, at: u64, bytes: &[u8
 
 /// The threads that write.
 #[derive(Default)]
-pub(super) struct Behind(OnceLock<Workers<Job>>);
+pub(super) struct WriteQueue(OnceLock<Workers<Job>>);
 
-impl std::fmt::Debug for Behind {
+impl std::fmt::Debug for WriteQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Behind").field(&self.0.get().is_some()).finish()
+        f.debug_tuple("WriteQueue").field(&self.0.get().is_some()).finish()
     }
 }
 
@@ -118,7 +118,7 @@ impl Store {
             stopped: Arc::clone(&self.suspended),
             settled: false,
         };
-        let workers = self.behind.0.get_or_init(|| Workers::start("pool-write", WRITERS, Job::run));
+        let workers = self.write_queue.0.get_or_init(|| Workers::start("pool-write", WRITERS, Job::run));
         let most = if workers.count() > 0 { WAITING } else { 0 };
         if let Some(room) = workers.room(most) {
             room.fill(job);

@@ -50,11 +50,11 @@ pub(super) fn split(shown: u64) -> (u64, u64) {
 }
 
 /// One tree.
-pub(super) struct Volume {
+pub(super) struct MountedTree {
     pub(super) files: Arc<Files>,
     /// The snapshot's name in the last look-up and its txg; `None` for the dataset as it is.
     pub(super) snapshot: Option<(String, Txg)>,
-    tree: u64,
+    number: u64,
     pub(super) locks: LockTable,
     /// Where the listings of its directories end.
     pub(super) ends: Ends,
@@ -63,14 +63,14 @@ pub(super) struct Volume {
     passage: Passage,
 }
 
-impl Volume {
+impl MountedTree {
     /// The dataset as it is, or a snapshot whose tree has this number.
-    pub(super) fn new(files: Arc<Files>, snapshot: Option<(String, Txg)>, tree: u64) -> Volume {
+    pub(super) fn new(files: Arc<Files>, snapshot: Option<(String, Txg)>, tree: u64) -> MountedTree {
         let ends = Ends::new(files.files().next_sequence());
-        Volume {
+        MountedTree {
             files,
             snapshot,
-            tree,
+            number: tree,
             ends,
             locks: LockTable::default(),
             open: AtomicUsize::new(0),
@@ -79,7 +79,7 @@ impl Volume {
     }
 
     /// The content of a file has changed: with `sync=always` that is durable before it is answered.
-    pub(super) fn done(&self, pool: &Pool, inode: &Arc<Inode>) -> Result<()> {
+    pub(super) fn sync_if_always(&self, pool: &Pool, inode: &Arc<Inode>) -> Result<()> {
         if self.files.behaviour().sync == SyncMode::Always {
             pool.sync_file(&self.files, inode).map_err(errno)?;
         }
@@ -88,11 +88,11 @@ impl Volume {
 
     /// An inode number as users see it.
     pub(super) fn shown(&self, number: u64) -> u64 {
-        self.tree << SHIFT | number
+        self.number << SHIFT | number
     }
 
     /// Whether it is a snapshot.
-    pub(super) fn is_past(&self) -> bool {
+    pub(super) fn is_snapshot(&self) -> bool {
         self.snapshot.is_some()
     }
 
@@ -103,7 +103,7 @@ impl Volume {
 
     /// Whether it has this number.
     pub(super) fn is_tree(&self, tree: u64) -> bool {
-        self.tree == tree
+        self.number == tree
     }
 
     /// Whether files of it are open.
@@ -116,8 +116,8 @@ impl Volume {
         self.passage.end();
     }
 
-    /// Makes whoever begins something wait until [`Volume::resume`] or [`Volume::end`]; changes of
-    /// content that are under way are waited for.
+    /// Makes whoever begins something wait until [`MountedTree::resume`] or [`MountedTree::end`];
+    /// changes of content that are under way are waited for.
     pub(super) fn pause(&self) {
         self.passage.pause();
     }
@@ -140,19 +140,19 @@ impl Volume {
 
 /// The tree that a mounted dataset begins with: the dataset as it is. It becomes another one when
 /// the dataset is rolled back.
-pub(super) struct Head {
+pub(super) struct CurrentTree {
     pub(super) files: Arc<Files>,
-    now: ArcSwap<Volume>,
+    now: ArcSwap<MountedTree>,
     generation: AtomicU32,
 }
 
-impl Head {
-    pub(super) fn new(volume: Volume) -> Head {
-        Head { files: Arc::clone(&volume.files), now: ArcSwap::from_pointee(volume), generation: AtomicU32::new(0) }
+impl CurrentTree {
+    pub(super) fn new(tree: MountedTree) -> CurrentTree {
+        CurrentTree { files: Arc::clone(&tree.files), now: ArcSwap::from_pointee(tree), generation: AtomicU32::new(0) }
     }
 
     /// The tree at this moment.
-    pub(super) fn now(&self) -> Arc<Volume> {
+    pub(super) fn now(&self) -> Arc<MountedTree> {
         self.now.load_full()
     }
 
@@ -165,31 +165,31 @@ impl Head {
     pub(super) fn replace(&self) {
         let old = self.now();
         self.generation.fetch_add(1, Ordering::AcqRel);
-        self.now.store(Arc::new(Volume::new(Arc::clone(&self.files), None, 0)));
+        self.now.store(Arc::new(MountedTree::new(Arc::clone(&self.files), None, 0)));
         old.end();
     }
 }
 
-/// The place that a node of this layer is; none where the node is another layer's.
-pub(super) fn place(node: &Node) -> Option<&Place> {
-    node.get::<Place>().or_else(|| node.get::<Listed>().map(Listed::place))
+/// What a node of this layer is; none where the node is another layer's.
+pub(super) fn node_kind(node: &Node) -> Option<&NodeKind> {
+    node.get::<NodeKind>().or_else(|| node.get::<ListedNode>().map(ListedNode::node_kind))
 }
 
 /// Whether a node is a file of a listing that nobody has asked for anything.
 pub(super) fn is_listed(node: &Node) -> bool {
-    node.get::<Listed>().is_some()
+    node.get::<ListedNode>().is_some()
 }
 
 /// Whether a node is known, without a look at what the tree has of it, to have no extended
 /// attributes.
 pub(super) fn is_bare(node: &Node) -> Result<bool> {
-    node.get::<Listed>().map_or(Ok(false), Listed::is_bare)
+    node.get::<ListedNode>().map_or(Ok(false), ListedNode::is_bare)
 }
 
 /// What a node of this layer is.
-pub(super) enum Place {
+pub(super) enum NodeKind {
     /// A file of a tree.
-    File(Placed),
+    File(FileNode),
     /// `.zfs`.
     Control,
     /// `.zfs/snapshot`.
@@ -197,54 +197,54 @@ pub(super) enum Place {
 }
 
 /// A file of a listing, or one that was found by its number, which is a node as well: most of them
-/// are asked for nothing, or for nothing that takes more than the number, and become a [`Place`]
+/// are asked for nothing, or for nothing that takes more than the number, and become a [`NodeKind`]
 /// when they are.
-pub(super) struct Listed {
-    volume: Arc<Volume>,
+pub(super) struct ListedNode {
+    tree: Arc<MountedTree>,
     number: u64,
-    file: OnceLock<Place>,
+    file: OnceLock<NodeKind>,
 }
 
-impl Listed {
+impl ListedNode {
     /// The file of this number.
-    pub(super) fn new(volume: &Arc<Volume>, number: u64) -> Listed {
-        Listed { volume: Arc::clone(volume), number, file: OnceLock::new() }
+    pub(super) fn new(tree: &Arc<MountedTree>, number: u64) -> ListedNode {
+        ListedNode { tree: Arc::clone(tree), number, file: OnceLock::new() }
     }
 
-    fn place(&self) -> &Place {
-        let inode = || self.volume.files.files().inode(self.number);
-        self.file.get_or_init(|| Place::File(Placed { volume: Arc::clone(&self.volume), inode: inode() }))
+    fn node_kind(&self) -> &NodeKind {
+        let inode = || self.tree.files.files().inode(self.number);
+        self.file.get_or_init(|| NodeKind::File(FileNode { tree: Arc::clone(&self.tree), inode: inode() }))
     }
 
     /// Whether it is known to have no extended attributes.
     fn is_bare(&self) -> Result<bool> {
-        self.volume.usable()?;
-        Ok(self.volume.files.files().is_bare(self.number))
+        self.tree.usable()?;
+        Ok(self.tree.files.files().is_bare(self.number))
     }
 }
 
 /// A file with the tree that it is in.
 #[derive(Clone)]
-pub(super) struct Placed {
-    pub(super) volume: Arc<Volume>,
+pub(super) struct FileNode {
+    pub(super) tree: Arc<MountedTree>,
     pub(super) inode: Arc<Inode>,
 }
 
-impl Placed {
+impl FileNode {
     /// The files of its tree.
     pub(super) fn files(&self) -> Result<&Tree> {
-        self.volume.usable()?;
-        Ok(self.volume.files.files())
+        self.tree.usable()?;
+        Ok(self.tree.files.files())
     }
 
     /// The same, for a change.
     pub(super) fn changeable(&self) -> Result<&Tree> {
-        if self.volume.is_past() { Err(Errno::EROFS) } else { self.files() }
+        if self.tree.is_snapshot() { Err(Errno::EROFS) } else { self.files() }
     }
 
     /// Whether both are in the same tree.
-    pub(super) fn beside(&self, other: &Placed) -> Result<()> {
-        if Arc::ptr_eq(&self.volume, &other.volume) { Ok(()) } else { Err(Errno::EXDEV) }
+    pub(super) fn beside(&self, other: &FileNode) -> Result<()> {
+        if Arc::ptr_eq(&self.tree, &other.tree) { Ok(()) } else { Err(Errno::EXDEV) }
     }
 }
 

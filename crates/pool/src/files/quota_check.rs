@@ -1,5 +1,5 @@
 //! Whether an operation may take what it needs: the rules of the dataset, quotas of owners, and the
-//! desk that knows all limits of the pool.
+//! engine, which knows all limits of the pool (`engine/reservation.rs`).
 //!
 //! An operation asks before it changes anything. What waits in memory stays promised until it is a
 //! frame; what a commit will write of the table is counted as it becomes dirty. So what was
@@ -28,7 +28,7 @@ const CLOSING_STEP: Duration = Duration::from_millis(5);
 /// How often a commit is tried to make room.
 const RELIEFS: usize = 2;
 
-/// The desk of admission of a pool.
+/// Who knows all limits of a pool and what was promised: the engine (`engine/reservation.rs`).
 pub trait Admission: Send + Sync {
     /// Promises a dataset so many bytes, if all limits allow it; without a purpose as long as the
     /// pool has any room.
@@ -45,7 +45,7 @@ pub trait Admission: Send + Sync {
 
     /// What was promised has become a frame of this txg that is charged so much; 0 where none was
     /// needed.
-    fn turn(&self, dataset: u64, txg: Txg, promised: u64, charged: u64);
+    fn charge(&self, dataset: u64, txg: Txg, promised: u64, charged: u64);
 
     /// The commit of this txg will write so much more of the table.
     fn dirtied(&self, dataset: u64, txg: Txg, bytes: u64);
@@ -62,7 +62,7 @@ pub trait Admission: Send + Sync {
     fn room(&self, dataset: u64) -> u64;
 }
 
-/// A desk that admits everything.
+/// Admits everything.
 #[derive(Clone, Copy, Debug)]
 pub struct Unlimited;
 
@@ -75,7 +75,7 @@ impl Admission for Unlimited {
         Ok(())
     }
 
-    fn turn(&self, _: u64, _: Txg, _: u64, _: u64) {}
+    fn charge(&self, _: u64, _: Txg, _: u64, _: u64) {}
 
     fn dirtied(&self, _: u64, _: Txg, _: u64) {}
 
@@ -197,7 +197,7 @@ impl<T: Table> Files<T> {
     pub fn withdraw(&self, bytes: u64) {
         if bytes > 0 {
             // Nothing of it is a frame, of whatever txg.
-            self.admission.turn(self.dataset, Txg(0), bytes, 0);
+            self.admission.charge(self.dataset, Txg(0), bytes, 0);
         }
     }
 
@@ -228,7 +228,7 @@ impl<T: Table> Files<T> {
             return outcome;
         }
         let until = patience::now() + CLOSING;
-        while !self.known.has_let_go() && patience::now() < until {
+        while !self.known.has_released() && patience::now() < until {
             patience::sleep(CLOSING_STEP);
         }
         // Once: others may go on removing what helps nobody here.
@@ -250,7 +250,7 @@ impl<T: Table> Files<T> {
         let _line = (admit == Admit::Asked).then(|| self.short.lock());
         outcome = operation();
         for _ in 0..RELIEFS {
-            let freed = self.known.has_let_go();
+            let freed = self.known.has_released();
             let relieved = match &outcome {
                 Err(FileError::Pool(PoolError::NoSpace)) => self.admission.relieve(None, freed)?,
                 Err(FileError::Pool(PoolError::Quota { dataset })) => self.admission.relieve(Some(*dataset), freed)?,

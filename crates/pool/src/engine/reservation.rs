@@ -1,15 +1,15 @@
-//! The desk of admission: who may write how much more, asked before anything is accepted, so that
+//! Reservations of room: who may write how much more, asked before anything is accepted, so that
 //! what was accepted always finds room.
 //!
 //! ```text
 //!  an operation   admit: promised in the accounts of its dataset and all above it, and in the store
-//!  a frame        turn: the promise becomes what the frame is charged, until its txg is settled
+//!  a frame        charge: the promise becomes what the frame is charged, until its txg is settled
 //!  rows           dirtied: the nodes of the tree that a commit will write
 //!  a commit       settle: the promises of its txg become what the dataset uses, at the same moment
 //! ```
 //!
 //! Callers: files of datasets through [`Admission`]; commits; administration, which has the
-//! accounts ([`Forest`]) from here.
+//! accounts ([`QuotaTree`]) from here.
 //!
 //! Invariant: the lock here is the last one; nothing is waited for under it.
 
@@ -22,7 +22,7 @@ use super::{Pool, Storage};
 use crate::error::PoolError;
 use crate::files::{Admission, FileError};
 use crate::pointer::Txg;
-use crate::space::{Change, Forest, Purpose, Shortage};
+use crate::space::{Change, Purpose, QuotaTree, Shortage};
 
 /// By how much rows grow with an operation, beside what is promised for it: a few of them, and a
 /// node that is divided. Bytes.
@@ -31,15 +31,15 @@ const ROWS: u64 = 4096;
 /// Makes room, where a commit can.
 type Relief = Box<dyn Fn() -> Result<(), PoolError> + Send + Sync>;
 
-/// The desk of a pool.
-pub(super) struct Desk {
+/// What operations have reserved of a pool, beside what its datasets use.
+pub(super) struct Reservations {
     storage: Arc<dyn Storage>,
     books: Mutex<Books>,
     relief: OnceLock<Relief>,
 }
 
 struct Books {
-    forest: Forest,
+    quotas: QuotaTree,
     /// What the open txgs have promised, by txg and dataset.
     due: HashMap<(Txg, u64), Due>,
     /// Promised, and not in the store yet. Bytes.
@@ -53,21 +53,21 @@ struct Due {
     outstanding: u64,
 }
 
-impl std::fmt::Debug for Desk {
+impl std::fmt::Debug for Reservations {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Desk").finish_non_exhaustive()
+        f.debug_struct("Reservations").finish_non_exhaustive()
     }
 }
 
-impl Desk {
-    pub(super) fn new(storage: Arc<dyn Storage>, forest: Forest) -> Self {
-        let books = Books { forest, due: HashMap::new(), outstanding: 0 };
+impl Reservations {
+    pub(super) fn new(storage: Arc<dyn Storage>, quotas: QuotaTree) -> Self {
+        let books = Books { quotas, due: HashMap::new(), outstanding: 0 };
         Self { storage, books: Mutex::new(books), relief: OnceLock::new() }
     }
 
     /// The accounts.
-    pub(super) fn forest(&self) -> MappedMutexGuard<'_, Forest> {
-        MutexGuard::map(self.books.lock(), |books| &mut books.forest)
+    pub(super) fn quota_tree(&self) -> MappedMutexGuard<'_, QuotaTree> {
+        MutexGuard::map(self.books.lock(), |books| &mut books.quotas)
     }
 
     /// From now on a shortage that a commit may end is met with one.
@@ -81,7 +81,7 @@ impl Desk {
         let mut books = self.books.lock();
         let due = books.take_due(dataset, txg);
         books.outstanding = books.outstanding.saturating_sub(due.outstanding);
-        books.forest.settle(dataset, due.promised, change)
+        books.quotas.settle(dataset, due.promised, change)
     }
 
     /// Notes how much room there really is: after a commit, and when a pool is opened.
@@ -91,7 +91,7 @@ impl Desk {
         // What open txgs have written is in the store and not in the accounts yet.
         let written =
             books.due.values().map(|due| due.promised.saturating_sub(due.outstanding)).fold(0, u64::saturating_add);
-        books.forest.set_room(room.saturating_add(written));
+        books.quotas.set_room(room.saturating_add(written));
     }
 
     /// A dataset is gone, and what it was promised.
@@ -110,7 +110,7 @@ impl Desk {
     pub(super) fn room(&self, dataset: u64) -> Result<u64, PoolError> {
         let physical = self.storage.room(Purpose::Write);
         let books = self.books.lock();
-        Ok(books.forest.room(dataset)?.min(physical.saturating_sub(books.outstanding)))
+        Ok(books.quotas.room(dataset)?.min(physical.saturating_sub(books.outstanding)))
     }
 
     fn judge(&self, books: &Books, dataset: u64, bytes: u64, purpose: Purpose) -> Result<(), FileError> {
@@ -118,7 +118,7 @@ impl Desk {
             return Ok(());
         }
         let bytes = bytes.saturating_add(ROWS);
-        books.forest.admits(dataset, bytes, purpose)?.map_err(refusal)?;
+        books.quotas.admits(dataset, bytes, purpose)?.map_err(refusal)?;
         let full = self.storage.room(purpose) < books.outstanding.saturating_add(bytes);
         if full { Err(PoolError::NoSpace.into()) } else { Ok(()) }
     }
@@ -129,11 +129,11 @@ impl Books {
     fn is_active(&self, dataset: u64) -> Result<bool, PoolError> {
         for (_, of) in self.due.keys() {
             // One that was destroyed meanwhile has nothing to give.
-            if self.forest.ancestors(*of).is_ok_and(|above| above.contains(&dataset)) {
+            if self.quotas.ancestors(*of).is_ok_and(|above| above.contains(&dataset)) {
                 return Ok(true);
             }
         }
-        self.forest.has_promises(dataset)
+        self.quotas.has_promises(dataset)
     }
 
     fn take_due(&mut self, dataset: u64, through: Txg) -> Due {
@@ -155,7 +155,7 @@ impl Pool {
     /// it is refused.
     pub fn make_room_by_commits(self: &Arc<Self>) {
         let pool = Arc::downgrade(self);
-        self.desk.set_relief(move || pool.upgrade().map_or(Ok(()), |pool| pool.commit().map(drop)));
+        self.reservations.set_relief(move || pool.upgrade().map_or(Ok(()), |pool| pool.commit().map(drop)));
     }
 
     /// What may be written to a dataset at this moment, beside what was promised to others: within
@@ -165,7 +165,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Refused`] for an unknown dataset.
     pub fn room(&self, id: u64) -> Result<u64, PoolError> {
-        self.desk.room(id)
+        self.reservations.room(id)
     }
 }
 
@@ -177,7 +177,7 @@ pub(super) fn refusal(shortage: Shortage) -> PoolError {
     }
 }
 
-impl Admission for Desk {
+impl Admission for Reservations {
     fn admit(&self, dataset: u64, bytes: u64, purpose: Option<Purpose>) -> Result<(), FileError> {
         let mut books = self.books.lock();
         match purpose {
@@ -187,7 +187,7 @@ impl Admission for Desk {
             }
             None => {}
         }
-        books.forest.promise(dataset, bytes)?;
+        books.quotas.promise(dataset, bytes)?;
         books.outstanding = books.outstanding.saturating_add(bytes);
         Ok(())
     }
@@ -196,13 +196,13 @@ impl Admission for Desk {
         self.judge(&self.books.lock(), dataset, bytes, purpose)
     }
 
-    fn turn(&self, dataset: u64, txg: Txg, promised: u64, charged: u64) {
+    fn charge(&self, dataset: u64, txg: Txg, promised: u64, charged: u64) {
         let mut books = self.books.lock();
         books.outstanding = books.outstanding.saturating_sub(promised);
         let done = if charged >= promised {
-            books.forest.promise(dataset, charged - promised)
+            books.quotas.promise(dataset, charged - promised)
         } else {
-            books.forest.release(dataset, promised - charged)
+            books.quotas.release(dataset, promised - charged)
         };
         // A dataset that is being destroyed has no account any more.
         if done.is_ok() && charged > 0 {
@@ -213,7 +213,7 @@ impl Admission for Desk {
 
     fn dirtied(&self, dataset: u64, txg: Txg, bytes: u64) {
         let mut books = self.books.lock();
-        if books.forest.promise(dataset, bytes).is_ok() {
+        if books.quotas.promise(dataset, bytes).is_ok() {
             books.outstanding = books.outstanding.saturating_add(bytes);
             let due = books.due.entry((txg, dataset)).or_default();
             due.promised = due.promised.saturating_add(bytes);
