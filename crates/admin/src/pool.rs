@@ -136,7 +136,7 @@ pub enum Answer {
     /// What has happened, the oldest first.
     Events(Vec<Event>),
     /// What a check has found.
-    Checked(check::Found),
+    Checked(check::CheckReport),
 }
 
 /// Figures and health.

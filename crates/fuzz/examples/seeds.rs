@@ -13,7 +13,9 @@ use nacre_pool::catalog::{BookmarkRow, DatasetRow, HistoryRow, PoolHead, Propert
 use nacre_pool::device::{Device, Simulator};
 use nacre_pool::engine::{Pool, PoolConfig};
 use nacre_pool::files::{NewInode, ParentView};
-use nacre_pool::rows::{Entry, Extent, FileType, Head, Inode, Key, NameTarget, OwnerUse, Patch, Timestamp, Xattr};
+use nacre_pool::rows::{
+    DatasetHead, Entry, Extent, FileType, InodeRow, Key, NameTarget, OwnerUse, Patch, Timestamp, Xattr,
+};
 use nacre_pool::store::{LogArea, NewPool};
 use nacre_pool::tree::{Context, Settings, Tree, commit::Form};
 use nacre_pool::{
@@ -60,7 +62,7 @@ fn device() -> Vec<u8> {
     let tank = pool.dataset(id).unwrap();
     let files = tank.files();
     let new = |parent: &ParentView| {
-        Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, parent.now), target: None, attributes: Vec::new() })
+        Ok(NewInode { row: InodeRow::new(FileType::Regular, 0o644, parent.now), target: None, attributes: Vec::new() })
     };
     for name in ["greeting", "large", "gone"] {
         let (file, _) = files.make(&files.root(), name.as_bytes(), b"", &new).unwrap();
@@ -149,14 +151,14 @@ fn write_rows(rows: &[(Vec<u8>, Vec<u8>)]) {
     type Judge = fn(&[u8]) -> bool;
     let kinds: [Judge; 17] = [
         |bytes| Key::decode(bytes).is_ok(),
-        |bytes| Inode::decode(bytes).is_ok(),
+        |bytes| InodeRow::decode(bytes).is_ok(),
         |bytes| Entry::decode(bytes).is_ok(),
         |bytes| NameTarget::decode(bytes).is_ok(),
         |bytes| Extent::decode(bytes).is_ok(),
         |bytes| Xattr::decode(bytes).is_ok(),
         |bytes| Patch::decode(bytes).is_ok(),
         |bytes| OwnerUse::decode(bytes).is_ok(),
-        |bytes| Head::decode(bytes).is_ok(),
+        |bytes| DatasetHead::decode(bytes).is_ok(),
         |bytes| PoolHead::decode(bytes).is_ok(),
         |bytes| DatasetRow::decode(bytes).is_ok(),
         |bytes| SnapshotRow::decode(bytes).is_ok(),

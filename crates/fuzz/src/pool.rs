@@ -16,8 +16,8 @@ use nacre_pool::log::{Area, Ring, Start, ring};
 use nacre_pool::names::{Name, SnapshotSelection, check_new_pool};
 use nacre_pool::properties::{DATASET_PROPERTIES, OwnerProperty, POOL_PROPERTIES};
 use nacre_pool::rows::folding::Normal;
-use nacre_pool::rows::{Entry, Extent, Folding, Head, Inode, Key, NameTarget, OwnerUse, Patch, Xattr};
-use nacre_pool::segment::table::Table;
+use nacre_pool::rows::{DatasetHead, Entry, Extent, Folding, InodeRow, Key, NameTarget, OwnerUse, Patch, Xattr};
+use nacre_pool::segment::table::SegmentTable;
 use nacre_pool::segment::table_log::{read_full, read_index, replay_delta, write_full, write_index};
 use nacre_pool::{Compression, PoolError, Txg, checksum, compress};
 
@@ -122,7 +122,7 @@ pub fn pool_segments(data: &[u8]) {
             let Some((full, mut rest)) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length))) else {
                 return;
             };
-            let mut table = read_full(full).map_or_else(|_| Table::default(), |(table, _)| table);
+            let mut table = read_full(full).map_or_else(|_| SegmentTable::default(), |(table, _)| table);
             while let Some((length, after)) = rest.split_first_chunk::<2>()
                 && let Some((delta, after)) = after.split_at_checked(usize::from(u16::from_le_bytes(*length)))
             {
@@ -138,7 +138,7 @@ pub fn pool_segments(data: &[u8]) {
     }
 }
 
-fn again(table: &Table, uncommitted: &[nacre_pool::segment::table_log::UncommittedRun]) {
+fn again(table: &SegmentTable, uncommitted: &[nacre_pool::segment::table_log::UncommittedRun]) {
     let full = write_full(1, table, uncommitted);
     assert!(read_full(&full).is_ok_and(|(read, same)| write_full(1, &read, &same) == full), "{table:?}");
 }
@@ -181,9 +181,9 @@ pub fn pool_log(data: &[u8]) {
     assert!(ring.append(Txg(1), data).is_ok_and(|fits| fits), "there is room");
     let mut from = Reader::new(data);
     while !from.is_empty() {
-        let Ok(record) = nacre_pool::log::Record::decode(&mut from) else { return };
+        let Ok(record) = nacre_pool::log::LogRecord::decode(&mut from) else { return };
         for change in &record.changes {
-            if let nacre_pool::log::Change::Put { key, .. } | nacre_pool::log::Change::Delete { key } = change {
+            if let nacre_pool::log::LogChange::Put { key, .. } | nacre_pool::log::LogChange::Delete { key } = change {
                 let _ = Key::decode(key);
             }
         }
@@ -191,7 +191,7 @@ pub fn pool_log(data: &[u8]) {
         record.encode(&mut to);
         let bytes = to.finish();
         assert!(
-            nacre_pool::log::Record::decode(&mut Reader::new(&bytes)).is_ok_and(|read| read == record),
+            nacre_pool::log::LogRecord::decode(&mut Reader::new(&bytes)).is_ok_and(|read| read == record),
             "{record:?}"
         );
     }
@@ -253,14 +253,14 @@ pub fn pool_rows(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
     match kind % 18 {
         0 => same!(Key, bytes),
-        1 => same!(Inode, bytes),
+        1 => same!(InodeRow, bytes),
         2 => same!(Entry<'_>, bytes),
         3 => same!(NameTarget, bytes),
         4 => same!(Extent<'_>, bytes),
         5 => same!(Xattr<'_>, bytes),
         6 => same!(Patch, bytes),
         7 => same!(OwnerUse, bytes),
-        8 => same!(Head, bytes),
+        8 => same!(DatasetHead, bytes),
         9 => same!(PoolHead, bytes),
         10 => same!(DatasetRow, bytes),
         11 => same!(SnapshotRow, bytes),

@@ -26,7 +26,7 @@ use nacre_pool::Store;
 use nacre_pool::device::{Device, FileDevice};
 use nacre_pool::engine::{Committer, Dataset, Pace, Pool, PoolConfig};
 use nacre_pool::files::{Inode, NewInode, ParentView};
-use nacre_pool::rows::{FileType, Inode as Row, Timestamp};
+use nacre_pool::rows::{FileType, InodeRow, Timestamp};
 use nacre_pool::store::{LogArea, NewPool};
 
 const MIB: u64 = 1 << 20;
@@ -131,7 +131,7 @@ impl Bench {
 
     fn make(&self, directory: &Inode, name: &str, file_type: FileType) -> Arc<Inode> {
         let new = |parent: &ParentView| {
-            Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
+            Ok(NewInode { row: InodeRow::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
         };
         self.dataset.files().make(directory, name.as_bytes(), b"", &new).unwrap().0
     }

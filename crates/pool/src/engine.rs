@@ -42,7 +42,7 @@ mod tree_table;
 
 pub use administration::{DestroySet, NewDataset};
 pub use catalog_view::{CatalogView, SnapshotLine};
-pub use check::Seen;
+pub use check::CheckCounts;
 pub use committer::{Committer, Pace};
 pub use dataset::Dataset;
 pub use owners::OwnerUsed;

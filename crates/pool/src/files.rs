@@ -38,15 +38,15 @@ mod unstored;
 mod xattrs;
 
 pub use content::{SeekTo, WriteOutcome};
-pub use durable::Durable;
+pub use durable::Durability;
 pub use inodes::{AttributeChange, ChangedTime, Inode, TimeChange};
-pub use listing::{Listed, Seen};
+pub use listing::{ListedEntry, SeenEntry};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
 pub(crate) use patches::is_rotten;
 pub use quota_check::{AccessTimes, Admission, Admit, Rules, Unlimited};
 pub use sharing::Range;
-pub use stopping::Stopped;
+pub use stopping::StoppedFiles;
 pub use table::{Absent, Batch, RowChange, Table};
 pub use throttle::{Share, Throttle, Woken};
 
@@ -62,10 +62,10 @@ use spin_lock::{SpinMutex, SpinRwLock};
 use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::frames::{CompressionSetting, Frames, NewFrame};
-use crate::log::{Change, Ticket};
+use crate::log::{LogChange, Ticket};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::rows::keys::Hashing;
-use crate::rows::{Folding, Head, OwnerKind, Timestamp, keys};
+use crate::rows::{DatasetHead, Folding, OwnerKind, Timestamp, keys};
 
 /// Why an operation on files was refused or failed. The layer above has one error number for each.
 #[derive(Clone, Debug)]
@@ -199,14 +199,14 @@ pub struct Storing {
 
 /// How much was stored, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredBytes {
     /// As it is charged.
     pub charged: u64,
     /// Before compression.
     pub logical: u64,
 }
 
-impl Stored {
+impl StoredBytes {
     /// This and more.
     #[must_use]
     pub fn and(self, charged: u64, logical: u64) -> Self {
@@ -281,7 +281,7 @@ impl<T> fmt::Debug for Files<T> {
 /// with the txg held open.
 pub trait Recorder: Send + Sync {
     /// An operation has changed these rows.
-    fn record(&self, txg: Txg, dataset: u64, changes: &[Change<'_>]) -> Ticket;
+    fn record(&self, txg: Txg, dataset: u64, changes: &[LogChange<'_>]) -> Ticket;
 
     /// An operation has changed what no record can hold: until this txg is committed, only a commit
     /// makes anything durable.
@@ -340,10 +340,10 @@ impl<T: Table> Files<T> {
     ) -> std::result::Result<Self, PoolError> {
         const ROOT: u64 = 1;
         let hashing = if folding.is_exact() { hashing } else { Hashing::Ordered };
-        let head = Head { next: ROOT + 1, root: ROOT, seed, hashing, folding, objects: 1 };
+        let head = DatasetHead { next: ROOT + 1, root: ROOT, seed, hashing, folding, objects: 1 };
         let files = Self::over(config, table, head);
         let mut batch = Batch::default();
-        let mut root = crate::rows::Inode::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
+        let mut root = crate::rows::InodeRow::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
         (root.uid, root.gid) = (uid, gid);
         batch.put(&keys::head(), head.encode());
         batch.put(&keys::inode(ROOT), root.encode());
@@ -360,11 +360,11 @@ impl<T: Table> Files<T> {
     /// [`PoolError`] of the table; a table without a head is damaged.
     pub fn open(config: FilesConfig, table: T) -> std::result::Result<Self, PoolError> {
         let row = table.get(&keys::head())?;
-        let head = Head::decode(&row.unwrap_or_default())?;
+        let head = DatasetHead::decode(&row.unwrap_or_default())?;
         Ok(Self::over(config, table, head))
     }
 
-    fn over(config: FilesConfig, table: T, head: Head) -> Self {
+    fn over(config: FilesConfig, table: T, head: DatasetHead) -> Self {
         let FilesConfig { dataset, gate, frames, clock, storing, throttle, admission } = config;
         Self {
             dataset,
@@ -466,8 +466,8 @@ impl<T: Table> Files<T> {
     }
 
     /// What the content frames of the open txg are charged so far, bytes; the commit takes it.
-    pub fn take_written(&self) -> Stored {
-        Stored {
+    pub fn take_written(&self) -> StoredBytes {
+        StoredBytes {
             charged: self.written.swap(0, Ordering::Relaxed),
             logical: self.written_logical.swap(0, Ordering::Relaxed),
         }
@@ -510,7 +510,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Notes that an owner's inode has grown by so many bytes and objects.
-    fn count_owner(&self, row: &crate::rows::Inode, bytes: i64, objects: i64) {
+    fn count_owner(&self, row: &crate::rows::InodeRow, bytes: i64, objects: i64) {
         let mut uses = self.uses.lock();
         for owner in [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)] {
             let change = uses.entry(owner).or_default();
@@ -529,7 +529,7 @@ impl<T: Table> Files<T> {
     fn apply_recorded(&self, txg: Txg, batch: &Batch) -> Result<()> {
         self.apply(txg, batch)?;
         if let Some(recorder) = self.recorder.get() {
-            let changes: Vec<Change<'_>> = batch.changes().iter().map(RowChange::as_change).collect();
+            let changes: Vec<LogChange<'_>> = batch.changes().iter().map(RowChange::as_change).collect();
             recorder.record(txg, self.dataset, &changes);
         }
         Ok(())

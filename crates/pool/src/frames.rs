@@ -10,7 +10,7 @@ use crate::pointer::{ChecksumKind, FrameKind, Pointer, Txg};
 /// `docs/pool-format.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Stream {
+pub enum WriteStream {
     /// Nodes of trees, large values.
     Metadata = 1,
     /// File content as users write it.
@@ -23,7 +23,7 @@ pub enum Stream {
     RelocatedMetadata = 5,
 }
 
-impl Stream {
+impl WriteStream {
     /// Whether its segments hold frames that bear the names of other segments.
     #[must_use]
     pub fn is_of_moved(self) -> bool {
@@ -65,7 +65,7 @@ pub enum CompressionSetting {
 #[derive(Clone, Copy, Debug)]
 pub struct NewFrame<'a> {
     /// Which open segment it goes to.
-    pub stream: Stream,
+    pub stream: WriteStream,
     /// What it holds.
     pub kind: FrameKind,
     /// Whose it is.

@@ -30,7 +30,7 @@
 //! use std::sync::Arc;
 //! use nacre_pool::{Store, device::Simulator, files::{NewInode, ParentView}};
 //! use nacre_pool::engine::{Committer, Pace, Pool, PoolConfig};
-//! use nacre_pool::rows::{FileType, Inode, Timestamp};
+//! use nacre_pool::rows::{FileType, InodeRow, Timestamp};
 //! use nacre_pool::store::{LogArea, NewPool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -58,7 +58,7 @@
 //! let tank = pool.dataset(id)?;
 //! let files = tank.files();
 //! let new = |parent: &ParentView| {
-//!     let row = Inode::new(FileType::Regular, 0o644, parent.now);
+//!     let row = InodeRow::new(FileType::Regular, 0o644, parent.now);
 //!     Ok(NewInode { row, target: None, attributes: Vec::new() })
 //! };
 //! let (file, _) = files.make(&files.root(), b"greeting", b"", &new)?;
@@ -109,6 +109,6 @@ pub mod store;
 pub mod tree;
 
 pub use error::{Damage, PoolError};
-pub use frames::{CompressionSetting, Frames, NewFrame, Owner, Stream, Wanted};
+pub use frames::{CompressionSetting, Frames, NewFrame, Owner, Wanted, WriteStream};
 pub use pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
 pub use store::Store;

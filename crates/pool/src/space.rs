@@ -94,7 +94,7 @@ pub struct Usage {
 
 /// A change of a [`Usage`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct UsageChange {
     /// Of [`Usage::dataset`].
     pub dataset: i64,
     /// Of [`Usage::snapshots`].
@@ -109,7 +109,7 @@ pub struct Change {
     pub logical_referenced: i64,
 }
 
-impl Change {
+impl UsageChange {
     /// The head has written so much more, and that is so much before compression.
     #[must_use]
     pub fn stored(bytes: i64, logical: i64) -> Self {

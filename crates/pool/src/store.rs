@@ -43,7 +43,7 @@ pub use log_area::LogArea;
 pub use open::{Access, Import, MINIMUM_DEVICE, NewPool};
 pub use scrub::{Checked, SegmentInfo};
 pub use space::{Claim, Space, Traffic};
-pub use trim::Told;
+pub use trim::TrimStep;
 pub use watch::Damaged;
 pub(crate) use workers::{processors, unpin_thread};
 
@@ -52,13 +52,13 @@ use crate::compress;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{Compressed, Frames, NewFrame, Stream, Wanted};
-use crate::label::{Identity, Place, Root};
+use crate::frames::{Compressed, Frames, NewFrame, Wanted, WriteStream};
+use crate::label::{Identity, Root, SlotAddress};
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::segment::cleaner;
 use crate::segment::slots::{self, Slots};
-use crate::segment::stream::{Appender, Growth, PIECE, Piece, State};
-use crate::segment::table::{Op, Table};
+use crate::segment::stream::{Appender, AppenderState, Growth, PIECE, Piece};
+use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::UncommittedRun;
 
 type Result<T> = std::result::Result<T, PoolError>;
@@ -87,8 +87,8 @@ pub struct Store {
     committed: Mutex<Committed>,
     frees: Mutex<BTreeMap<Txg, Vec<Freed>>>,
     durable: AtomicU64,
-    log: Vec<(Place, u32)>,
-    suspended: Arc<write_queue::Stopped>,
+    log: Vec<(SlotAddress, u32)>,
+    suspended: Arc<write_queue::Suspension>,
     /// One writer at a time makes room for all that wait for slots.
     relief: Mutex<()>,
     /// Segments that cannot be cleaned: something in them is damaged.
@@ -112,7 +112,7 @@ pub struct Store {
 /// Where segments are and what is alive in them.
 #[derive(Debug, Default)]
 struct Map {
-    table: Table,
+    table: SegmentTable,
     slots: Slots,
     /// Frames of txgs that are not committed, as far as the table knows them.
     uncommitted: Vec<UncommittedRun>,
@@ -122,7 +122,7 @@ struct Map {
     /// What living frames take a second time, bytes; as of the last commit.
     copies: u64,
     /// Freed slots whose device is to be told so before they are used again.
-    trimming: Vec<Place>,
+    trimming: Vec<SlotAddress>,
     /// Whether devices are told.
     trims: bool,
 }
@@ -272,9 +272,9 @@ impl Store {
     /// Gives a compressed frame its place.
     fn put(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer> {
         let appender = match frame.stream {
-            Stream::Metadata => &self.metadata,
-            Stream::Data => &self.data,
-            Stream::Relocated | Stream::RelocatedMetadata | Stream::Table => {
+            WriteStream::Metadata => &self.metadata,
+            WriteStream::Data => &self.data,
+            WriteStream::Relocated | WriteStream::RelocatedMetadata | WriteStream::Table => {
                 return Err(PoolError::Refused("this stream is the store's own".to_owned()));
             }
         };
@@ -282,7 +282,7 @@ impl Store {
         let stored = compressed.stored.as_deref().unwrap_or(frame.content);
         let header = Header { pointer, owner: frame.owner };
         let charged = pointer.charged();
-        self.admit(charged, if frame.stream == Stream::Data { Claim::Accepted } else { Claim::Metadata })?;
+        self.admit(charged, if frame.stream == WriteStream::Data { Claim::Accepted } else { Claim::Metadata })?;
         let written = self.append(appender, charged, |state, full| state.append(header, stored, full))?;
         self.sums.allocated.fetch_add(charged, Ordering::Relaxed);
         self.sums.written_frames.fetch_add(charged, Ordering::Relaxed);
@@ -370,14 +370,14 @@ impl Store {
             .ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))
     }
 
-    fn read_place(&self, place: Place, offset: u64, buffer: &mut [u8]) -> Result<()> {
+    fn read_place(&self, place: SlotAddress, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let device = self.device(place.device)?;
         device
             .read_at(buffer, slots::start(place, self.slot) + offset)
             .map_err(|error| failed(&*device, "reading", error))
     }
 
-    fn write_place(&self, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
+    fn write_place(&self, place: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
         let device = self.device(place.device)?;
         device
             .write_at(bytes, slots::start(place, self.slot) + offset)
@@ -385,7 +385,7 @@ impl Store {
     }
 
     /// Writes, and has the device begin to make it durable where it is much.
-    fn write_begun(&self, stream: Stream, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
+    fn write_begun(&self, stream: WriteStream, place: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
         write_queue::write_to(&*self.device(place.device)?, stream, slots::start(place, self.slot) + offset, bytes)
     }
 
@@ -419,9 +419,11 @@ impl Store {
             // What was committed is on the device; and moved frames are found at their new place
             // only once they are.
             _ if birth <= self.durable() => std::iter::once(0..buffer.len()).collect(),
-            Stream::Metadata => self.metadata.read(at.segment, offset, buffer),
-            Stream::Data => self.data.read(at.segment, offset, buffer),
-            Stream::Relocated | Stream::RelocatedMetadata | Stream::Table => std::iter::once(0..buffer.len()).collect(),
+            WriteStream::Metadata => self.metadata.read(at.segment, offset, buffer),
+            WriteStream::Data => self.data.read(at.segment, offset, buffer),
+            WriteStream::Relocated | WriteStream::RelocatedMetadata | WriteStream::Table => {
+                std::iter::once(0..buffer.len()).collect()
+            }
         };
         for range in missing {
             let from = offset + range.start as u64;
@@ -450,7 +452,7 @@ impl Store {
         &self,
         appender: &Appender,
         charged: u64,
-        put: impl Fn(&mut State, &mut Vec<Arc<Piece>>) -> Option<T>,
+        put: impl Fn(&mut AppenderState, &mut Vec<Arc<Piece>>) -> Option<T>,
     ) -> Result<T> {
         let mut full = Vec::new();
         let appended = loop {
@@ -484,7 +486,7 @@ impl Store {
         learnt.map_err(|error| self.suspend(&error))
     }
 
-    fn take_slot(&self, stream: Stream) -> Result<(u32, Vec<Place>)> {
+    fn take_slot(&self, stream: WriteStream) -> Result<(u32, Vec<SlotAddress>)> {
         loop {
             {
                 let mut map = self.map.write();
@@ -526,7 +528,7 @@ impl Store {
         let mut outcome = Ok(());
         let mut waiting = VecDeque::from(full);
         while let Some(piece) = waiting.pop_front() {
-            if outcome.is_ok() && appender.stream == Stream::Data && piece.bytes.len() == PIECE {
+            if outcome.is_ok() && appender.stream == WriteStream::Data && piece.bytes.len() == PIECE {
                 outcome = self.write_behind(piece);
                 continue;
             }
@@ -566,9 +568,9 @@ impl Store {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Location {
     segment: u32,
-    stream: Stream,
-    place: Place,
+    stream: WriteStream,
+    place: SlotAddress,
     /// Where it lies once more.
-    copy: Option<Place>,
+    copy: Option<SlotAddress>,
     offset: u64,
 }

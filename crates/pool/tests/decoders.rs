@@ -24,17 +24,17 @@ use nacre_pool::deadlist::decode_chunk;
 use nacre_pool::device::Simulator;
 use nacre_pool::files::{NewInode, ParentView};
 use nacre_pool::frame::Header;
-use nacre_pool::label::{Place, Root};
-use nacre_pool::log::{Change, Record, Start};
-use nacre_pool::rows::{Entry, Extent, FileType, Head, Inode, Key, NameTarget, OwnerUse, Patch, Xattr};
-use nacre_pool::segment::table::{Op, Table};
+use nacre_pool::label::{Root, SlotAddress};
+use nacre_pool::log::{LogChange, LogRecord, Start};
+use nacre_pool::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Key, NameTarget, OwnerUse, Patch, Xattr};
+use nacre_pool::segment::table::{Op, SegmentTable};
 use nacre_pool::segment::table_log::{
     UncommittedRun, read_full, read_index, replay_delta, write_delta, write_full, write_index,
 };
 use nacre_pool::store::Store;
 use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree, View};
-use nacre_pool::{CompressionSetting, Frames, NewFrame, Pointer, PoolError, Stream, Txg};
+use nacre_pool::{CompressionSetting, Frames, NewFrame, Pointer, PoolError, Txg, WriteStream};
 use pools::gentle::Watchdog;
 use pools::{Random, create, open};
 
@@ -102,7 +102,11 @@ fn planted() -> Planted {
     let files = dataset.files();
     for at in 0..4000 {
         let new = |parent: &ParentView| {
-            Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, parent.now), target: None, attributes: Vec::new() })
+            Ok(NewInode {
+                row: InodeRow::new(FileType::Regular, 0o644, parent.now),
+                target: None,
+                attributes: Vec::new(),
+            })
         };
         let (file, _) = files.make(&files.root(), format!("one of many {at}").as_bytes(), b"", &new).unwrap();
         files.write(&file, Some(0), &vec![at as u8; at % 150]).unwrap();
@@ -203,12 +207,12 @@ fn all_rows(key: &[u8], value: &[u8]) -> usize {
     let _ = (parts::<1>(key).is_ok(), parts::<3>(key).is_ok());
     [
         Key::decode(key).is_ok_and(|read| read.encode() == key),
-        survives(Inode::decode(value), |read| Inode::decode(&read.encode())),
+        survives(InodeRow::decode(value), |read| InodeRow::decode(&read.encode())),
         Entry::decode(value).is_ok_and(|read| Entry::decode(&read.encode()).unwrap() == read),
         survives(NameTarget::decode(value), |read| NameTarget::decode(&read.encode())),
         Extent::decode(value).is_ok_and(|read| Extent::decode(&read.encode()).unwrap() == read),
         Xattr::decode(value).is_ok_and(|read| Xattr::decode(&read.encode()).unwrap() == read),
-        survives(Head::decode(value), |read| Head::decode(&read.encode())),
+        survives(DatasetHead::decode(value), |read| DatasetHead::decode(&read.encode())),
         survives(OwnerUse::decode(value), |read| OwnerUse::decode(&read.encode())),
         survives(Patch::decode(value), |read| Patch::decode(&read.encode())),
         survives(PoolHead::decode(value), |read| PoolHead::decode(&read.encode())),
@@ -266,16 +270,21 @@ fn rows_a_little_changed_are_rows_or_errors() {
 }
 
 /// A table with something of everything, and the changes that led there.
-fn table(random: &mut Random) -> (Table, Vec<Op>, Vec<UncommittedRun>) {
-    let mut table = Table::default();
+fn table(random: &mut Random) -> (SegmentTable, Vec<Op>, Vec<UncommittedRun>) {
+    let mut table = SegmentTable::default();
     for step in 0..200u64 {
         let id = random.below(12) as u32;
         let op = match random.below(7) {
             0 => {
                 let stream = *random
-                    .pick(&[Stream::Metadata, Stream::Data, Stream::Relocated, Stream::RelocatedMetadata])
+                    .pick(&[
+                        WriteStream::Metadata,
+                        WriteStream::Data,
+                        WriteStream::Relocated,
+                        WriteStream::RelocatedMetadata,
+                    ])
                     .unwrap();
-                Op::Open { id, stream, place: vec![Place { device: 0, slot: random.below(1000) as u32 }] }
+                Op::Open { id, stream, place: vec![SlotAddress { device: 0, slot: random.below(1000) as u32 }] }
             }
             1 | 2 => {
                 let Some(segment) = table.segments().get(&id) else { continue };
@@ -324,14 +333,14 @@ fn record(rows: &[Row], random: &mut Random) -> Vec<u8> {
     for _ in 0..=random.below(5) {
         let (key, value) = random.pick(rows).unwrap();
         changes.push(match random.below(4) {
-            0 => Change::Put { key, value },
-            1 => Change::Delete { key },
-            2 => Change::DeleteRange { from: key, to: value },
-            _ => Change::Write { inode: random.below(50), offset: random.next() >> random.below(64), data: value },
+            0 => LogChange::Put { key, value },
+            1 => LogChange::Delete { key },
+            2 => LogChange::DeleteRange { from: key, to: value },
+            _ => LogChange::Write { inode: random.below(50), offset: random.next() >> random.below(64), data: value },
         });
     }
     let mut to = Writer::default();
-    Record { txg: Txg(random.below(1000)), dataset: random.below(9), changes }.encode(&mut to);
+    LogRecord { txg: Txg(random.below(1000)), dataset: random.below(9), changes }.encode(&mut to);
     to.finish()
 }
 
@@ -379,12 +388,13 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
                 assert_eq!(read_full(&write_full(7, &table, &uncommitted)).unwrap().0.segments(), table.segments());
                 true
             }),
-            1 => replay_delta(&bytes, &mut if random.below(2) == 0 { Table::default() } else { table.clone() }).is_ok(),
+            1 => replay_delta(&bytes, &mut if random.below(2) == 0 { SegmentTable::default() } else { table.clone() })
+                .is_ok(),
             2 => read_index(&bytes).is_ok(),
-            3 => Record::decode(&mut Reader::new(&bytes)).is_ok_and(|read| {
+            3 => LogRecord::decode(&mut Reader::new(&bytes)).is_ok_and(|read| {
                 let mut again = Writer::default();
                 read.encode(&mut again);
-                assert_eq!(Record::decode(&mut Reader::new(&again.finish())).unwrap(), read);
+                assert_eq!(LogRecord::decode(&mut Reader::new(&again.finish())).unwrap(), read);
                 true
             }),
             4 => Root::decode(&bytes).is_ok(),

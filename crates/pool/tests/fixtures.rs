@@ -16,7 +16,7 @@ use std::sync::Arc;
 use nacre_pool::device::Simulator;
 use nacre_pool::engine::{Dataset, NewDataset};
 use nacre_pool::files::{AttributeChange, Inode, MayReplace, NewInode, ParentView, Range};
-use nacre_pool::rows::{FileType, Inode as Row};
+use nacre_pool::rows::{FileType, InodeRow};
 use nacre_pool::store::Access;
 use pools::{Imported, Random, check, create, open};
 use xxhash_rust::xxh3::xxh3_64;
@@ -41,7 +41,7 @@ fn bytes(seed: u64, length: usize) -> Vec<u8> {
 
 fn make(dataset: &Dataset, directory: &Inode, name: &str, kind: FileType, target: Option<&[u8]>) -> Arc<Inode> {
     let new = |parent: &ParentView| {
-        let row = Row { uid: 1000, gid: 100, ..Row::new(kind, 0o640, parent.now) };
+        let row = InodeRow { uid: 1000, gid: 100, ..InodeRow::new(kind, 0o640, parent.now) };
         Ok(NewInode {
             row,
             target: target.map(<[u8]>::to_vec),

@@ -30,7 +30,7 @@ use nacre_layers::remap::acl;
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView};
 use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};
-use nacre_pool::rows::Inode as Row;
+use nacre_pool::rows::InodeRow;
 use nacre_vfs::{
     Attr, Caller, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
     Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
@@ -49,7 +49,7 @@ use writeback_group::Member;
 pub use writeback_group::{StoppedWrites, WritebackGroup};
 
 /// A file with its attributes.
-type InodeWithRow = (Arc<Inode>, Row);
+type InodeWithRow = (Arc<Inode>, InodeRow);
 
 /// One file system of a pool.
 pub struct Dataset {
@@ -199,7 +199,7 @@ impl Dataset {
         }
     }
 
-    fn attr_of(&self, file_node: &FileNode, row: &Row) -> Attr {
+    fn attr_of(&self, file_node: &FileNode, row: &InodeRow) -> Attr {
         attr(self.current.files.id(), file_node.tree.shown(file_node.inode.number()), row)
     }
 
@@ -249,7 +249,7 @@ impl Dataset {
         self.make(caller, parent, name, new).map(|(tree, made)| self.entry(&tree, made))
     }
 
-    fn open_file(&self, file_node: &FileNode, row: &Row, flags: OpenFlags) -> Result<Opened> {
+    fn open_file(&self, file_node: &FileNode, row: &InodeRow, flags: OpenFlags) -> Result<Opened> {
         match kind_of(row) {
             Kind::File => {}
             Kind::Directory => return Err(Errno::EISDIR),
@@ -339,7 +339,7 @@ impl<'a> New<'a> {
                 }
             }
         }
-        let mut row = Row::new(type_of(self.kind), (mode & 0o7777) as u16, parent.now);
+        let mut row = InodeRow::new(type_of(self.kind), (mode & 0o7777) as u16, parent.now);
         (row.uid, row.gid) = (caller.uid, gid);
         row.device = rustix::fs::makedev(self.device.0, self.device.1);
         Ok(NewInode { row, target: self.target.map(<[u8]>::to_vec), attributes })

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::objects::{Object, Objects, missing};
 use super::{moves, refused};
-use crate::reading::{Going, Read};
+use crate::reading::{Destroying, Read};
 use crate::{Imported, Kind, Mounts, Refusal, What};
 
 /// What is to be destroyed.
@@ -370,7 +370,7 @@ pub(super) fn going<'a>(
     mounts: &dyn Mounts,
     doom: &Doom,
     doing: &str,
-) -> Result<Going<'a>, Refusal> {
+) -> Result<Destroying<'a>, Refusal> {
     let mut objects = Objects::now(pool, mounts);
     let mut meant: HashSet<(u64, Txg)> =
         doom.snapshots.iter().flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| (*id, *txg))).collect();

@@ -1,12 +1,12 @@
 //! `diff`: what has changed from a snapshot to a later one, or to now. Told as it is found: a tree
 //! of millions of changes needs no memory for them.
 
-use nacre_pool::engine::changes::{self, Change};
+use nacre_pool::engine::changes::{self, FileChange};
 use nacre_pool::rows::FileType;
 use nacre_pool::{PoolError, Txg};
 use serde::{Deserialize, Serialize};
 
-use super::objects::{Object, Objects, Place};
+use super::objects::{MountPointSetting, Object, Objects};
 use super::refused;
 use crate::reading::Held;
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
@@ -106,8 +106,8 @@ pub(super) fn run(
         related(&mut objects, from, old, (id, later))?;
         // What is nowhere mounted is told from its own root.
         let root = match objects.place(id)? {
-            Place::At(path) => path.into_os_string().into_encoded_bytes(),
-            Place::None | Place::Legacy => Vec::new(),
+            MountPointSetting::At(path) => path.into_os_string().into_encoded_bytes(),
+            MountPointSetting::None | MountPointSetting::Legacy => Vec::new(),
         };
         Ok(((old, id, later, root), vec![(old.0, Some(old.1)), (id, later)]))
     })?;
@@ -203,10 +203,10 @@ fn shown(difference: changes::Difference, root: &[u8]) -> Difference {
     };
     Difference {
         how: match difference.change {
-            Change::Modified(links) => How::Modified(links),
-            Change::Added => How::Added,
-            Change::Removed => How::Removed,
-            Change::Renamed(from) => How::Renamed(below(from)),
+            FileChange::Modified(links) => How::Modified(links),
+            FileChange::Added => How::Added,
+            FileChange::Removed => How::Removed,
+            FileChange::Renamed(from) => How::Renamed(below(from)),
         },
         path: below(difference.path),
         kind: match difference.file_type {

@@ -47,7 +47,7 @@ pub enum ObjectType {
 
 /// An object with what is shown of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listed {
+pub struct ListedObject {
     /// Its whole name.
     pub name: String,
     /// Its type.
@@ -112,7 +112,7 @@ fn on_the_way(objects: &Objects<'_>, types: Option<Types>) -> Result<Types, Refu
     })
 }
 
-pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Result<Vec<Listed>, Refusal> {
+pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Result<Vec<ListedObject>, Refusal> {
     let properties = match &listing.properties {
         Some(names) => {
             Some(names.iter().map(|name| values::property(name)).collect::<Result<Vec<Property>, Refusal>>()?)
@@ -145,7 +145,7 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Re
         }
         let name = objects.name(&object)?;
         let (is, created) = identity(&mut objects, &object)?;
-        listed.push(Listed { name, is, created, values: shown });
+        listed.push(ListedObject { name, is, created, values: shown });
     }
     Ok(listed)
 }

@@ -65,7 +65,7 @@ impl Known {
 
 /// Where a file system belongs in the tree of directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum MountPointSetting {
     /// Nowhere.
     None,
     /// Where mount(8) is told to.
@@ -278,11 +278,11 @@ impl<'a> Objects<'a> {
     }
 
     /// Where a file system belongs.
-    pub fn place(&mut self, id: u64) -> Result<Place, Refusal> {
+    pub fn place(&mut self, id: u64) -> Result<MountPointSetting, Refusal> {
         Ok(match self.mountpoint(id)?.value.as_str() {
-            "none" => Place::None,
-            "legacy" => Place::Legacy,
-            path => Place::At(PathBuf::from(path)),
+            "none" => MountPointSetting::None,
+            "legacy" => MountPointSetting::Legacy,
+            path => MountPointSetting::At(PathBuf::from(path)),
         })
     }
 
@@ -292,8 +292,8 @@ impl<'a> Objects<'a> {
             return Ok(None);
         }
         Ok(match self.place(id)? {
-            Place::At(path) => Some(path),
-            Place::None | Place::Legacy => None,
+            MountPointSetting::At(path) => Some(path),
+            MountPointSetting::None | MountPointSetting::Legacy => None,
         })
     }
 

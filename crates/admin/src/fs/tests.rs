@@ -218,7 +218,7 @@ impl World {
 }
 
 fn plain(now: nacre_pool::rows::Timestamp) -> nacre_pool::files::NewInode {
-    let row = nacre_pool::rows::Inode::new(nacre_pool::rows::FileType::Regular, 0o644, now);
+    let row = nacre_pool::rows::InodeRow::new(nacre_pool::rows::FileType::Regular, 0o644, now);
     nacre_pool::files::NewInode { row, target: None, attributes: Vec::new() }
 }
 

@@ -6,12 +6,12 @@ use nacre_pool::PoolError;
 use nacre_pool::engine::FilePath;
 
 use crate::mounts::Mounted;
-use crate::watch::{Found, Spot};
+use crate::watch::{DamageFound, Spot};
 use crate::{Imported, Mounts};
 
 /// A line for each damaged file or tree.
 #[must_use]
-pub fn names(pool: &Imported, mounts: &dyn Mounts, found: &Found) -> Vec<String> {
+pub fn names(pool: &Imported, mounts: &dyn Mounts, found: &DamageFound) -> Vec<String> {
     let mounted = mounts.mounted();
     let mut lines = Vec::new();
     // They are in the order of their datasets.

@@ -5,9 +5,9 @@ use nacre_pool::device::Device;
 use nacre_pool::frame::Header;
 use nacre_pool::label;
 use nacre_pool::rows::keys::Key;
-use nacre_pool::rows::{Entry, Extent, Head, Inode, NameTarget, OwnerUse, Xattr};
+use nacre_pool::rows::{DatasetHead, Entry, Extent, InodeRow, NameTarget, OwnerUse, Xattr};
 use nacre_pool::tree::walk::Visitor;
-use nacre_pool::{Pointer, PoolError, Stream};
+use nacre_pool::{Pointer, PoolError, WriteStream};
 use serde::{Deserialize, Serialize};
 
 use crate::{Imported, Kind, Progress, Refusal};
@@ -154,13 +154,13 @@ fn segments(pool: &Imported, progress: &mut dyn Progress) {
 }
 
 /// The streams as this command has always called them.
-fn stream_name(stream: Stream) -> &'static str {
+fn stream_name(stream: WriteStream) -> &'static str {
     match stream {
-        Stream::Metadata => "Metadata",
-        Stream::Data => "Data",
-        Stream::Relocated => "Survivors",
-        Stream::Table => "Table",
-        Stream::RelocatedMetadata => "MetadataSurvivors",
+        WriteStream::Metadata => "Metadata",
+        WriteStream::Data => "Data",
+        WriteStream::Relocated => "Survivors",
+        WriteStream::Table => "Table",
+        WriteStream::RelocatedMetadata => "MetadataSurvivors",
     }
 }
 
@@ -200,10 +200,13 @@ impl Visitor for Rows<'_> {
     }
 }
 
+/// A row as text. What the types are called here is not what this command has always called them.
 fn shown(key: &Key, value: &[u8]) -> String {
     let text = match key {
-        Key::Head => Head::decode(value).map(|row| format!("{row:?}")),
-        Key::Inode(_) => Inode::decode(value).map(|row| format!("{row:?}")),
+        Key::Head => DatasetHead::decode(value).map(|row| {
+            format!("{row:?}").replacen("DatasetHead", "Head", 1).replacen("hashing: Ordered", "hashing: Near", 1)
+        }),
+        Key::Inode(_) => InodeRow::decode(value).map(|row| format!("{row:?}").replacen("InodeRow", "Inode", 1)),
         Key::Entry { .. } => {
             Entry::decode(value).map(|row| format!("{:?} {} '{}'", row.file_type, row.inode, row.name.escape_ascii()))
         }
@@ -241,5 +244,26 @@ fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), 
             .visit_tree(&root, &mut Rows(progress))
             .map_err(|error| Refusal::pool(format!("cannot show '{name}'"), &error)),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_pool::rows::{FileType, Folding, Timestamp, keys::Hashing};
+
+    #[test]
+    fn rows_and_streams_are_spelled_as_ever() {
+        let head =
+            DatasetHead { next: 3, root: 1, seed: 9, hashing: Hashing::Ordered, folding: Folding::EXACT, objects: 2 };
+        let text = shown(&Key::Head, &head.encode());
+        assert!(text.starts_with("Head { next: 3, root: 1, seed: 9, hashing: Near, folding: "), "{text}");
+        let row = InodeRow::new(FileType::Regular, 0o644, Timestamp { seconds: 1, nanoseconds: 2 });
+        let text = shown(&Key::Inode(5), &row.encode());
+        assert!(text.starts_with("Inode { "), "{text}");
+        assert_eq!(
+            [WriteStream::Relocated, WriteStream::RelocatedMetadata].map(stream_name),
+            ["Survivors", "MetadataSurvivors"]
+        );
     }
 }

@@ -81,7 +81,7 @@ pub enum ScrubOrder {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ScrubState {
     report: ScrubReport,
     /// A thread is at work (or is about to see that it should not be).
     thread: bool,
@@ -92,7 +92,7 @@ struct State {
 /// The scrub of a pool.
 #[derive(Debug, Default)]
 pub struct Scrub {
-    state: Mutex<State>,
+    state: Mutex<ScrubState>,
     changed: Condvar,
 }
 
@@ -175,7 +175,7 @@ impl Scrub {
         KEPT_AS
     }
 
-    fn go_on(&self, pool: &Imported, mut state: parking_lot::MutexGuard<'_, State>) -> Result<(), Refusal> {
+    fn go_on(&self, pool: &Imported, mut state: parking_lot::MutexGuard<'_, ScrubState>) -> Result<(), Refusal> {
         let start = state.report.phase == Phase::Running && !state.thread;
         state.thread |= start;
         let report = state.report;
@@ -242,18 +242,17 @@ impl Work {
             {
                 self.watch.note("ereport.fs.zfs.io", vec![("reason".to_owned(), error.to_string())]);
             }
-            let ended =
-                self.store.scrub_from(first, &mut |checked| self.look(checked, &mut clock), &mut |segment| {
-                    let report = {
-                        let mut state = self.scrub.state.lock();
-                        state.report.next = segment.saturating_add(1);
-                        state.report
-                    };
-                    if kept.elapsed() >= KEEP_EVERY {
-                        kept = Instant::now();
-                        self.told(self.keep(&report));
-                    }
-                });
+            let ended = self.store.scrub_from(first, &mut |checked| self.look(checked, &mut clock), &mut |segment| {
+                let report = {
+                    let mut state = self.scrub.state.lock();
+                    state.report.next = segment.saturating_add(1);
+                    state.report
+                };
+                if kept.elapsed() >= KEEP_EVERY {
+                    kept = Instant::now();
+                    self.told(self.keep(&report));
+                }
+            });
             match ended {
                 Ok(true) => self.end(Phase::Finished),
                 Ok(false) => {}

@@ -58,14 +58,14 @@ pub enum TrimOrder {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TrimState {
     /// By the device's place in the pool; with the slot to go on with.
     devices: HashMap<u16, (TrimReport, u32)>,
     thread: bool,
     leaving: bool,
 }
 
-impl State {
+impl TrimState {
     fn running(&self) -> Option<u16> {
         self.devices.iter().filter(|(_, (report, _))| report.phase == Phase::Running).map(|(device, _)| *device).min()
     }
@@ -74,7 +74,7 @@ impl State {
 /// The trimming of a pool's devices.
 #[derive(Debug, Default)]
 pub struct Trim {
-    state: Mutex<State>,
+    state: Mutex<TrimState>,
     changed: Condvar,
 }
 
@@ -116,8 +116,9 @@ impl Trim {
         }
         let mut state = self.state.lock();
         // All that are meant or none.
-        let is =
-            |state: &State, device: u16| state.devices.get(&device).map_or(Phase::Never, |(report, _)| report.phase);
+        let is = |state: &TrimState, device: u16| {
+            state.devices.get(&device).map_or(Phase::Never, |(report, _)| report.phase)
+        };
         for (device, path, _) in &wanted {
             let refused = match (order, is(&state, *device)) {
                 (TrimOrder::Start { .. }, Phase::Running) => Some((Kind::Busy, "currently trimming")),

@@ -8,7 +8,7 @@
 use super::{Births, Dead, Deadlists, ListId, Rows, Totals, damaged};
 use crate::error::PoolError;
 use crate::pointer::Txg;
-use crate::space::{Change, Usage};
+use crate::space::{Usage, UsageChange};
 
 /// A snapshot, or a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,14 +72,14 @@ pub enum Fate {
 ///
 /// # Errors
 /// [`PoolError::Format`] for a length of more than 63 bits.
-pub fn killed(dead: &Dead, newest: Txg, origin: Txg) -> Result<(Fate, Change), PoolError> {
+pub fn killed(dead: &Dead, newest: Txg, origin: Txg) -> Result<(Fate, UsageChange), PoolError> {
     let bytes = i64::try_from(dead.charged).map_err(|_| damaged("the length of a dead frame"))?;
     let logical = i64::from(dead.logical);
     if dead.birth > newest {
-        return Ok((Fate::Freed, Change::stored(-bytes, -logical)));
+        return Ok((Fate::Freed, UsageChange::stored(-bytes, -logical)));
     }
     let own = if dead.birth > origin { bytes } else { 0 };
-    let change = Change {
+    let change = UsageChange {
         dataset: -own,
         snapshots: own,
         referenced: -bytes,

@@ -21,11 +21,11 @@ const SECTOR: usize = 512;
 pub struct Simulator {
     name: String,
     length: u64,
-    state: Mutex<State>,
+    state: Mutex<SimulatorState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SimulatorState {
     /// What a read sees.
     bytes: Vec<u8>,
     /// Writes since the last sync, oldest first: where, and what was there before.
@@ -63,7 +63,8 @@ impl Simulator {
     /// A device of zeros.
     #[must_use]
     pub fn new(name: &str, length: u64) -> Self {
-        let state = State { bytes: vec![0; usize::try_from(length).unwrap_or(0)], ..State::default() };
+        let state =
+            SimulatorState { bytes: vec![0; usize::try_from(length).unwrap_or(0)], ..SimulatorState::default() };
         Self { name: name.to_owned(), length: state.bytes.len() as u64, state: Mutex::new(state) }
     }
 
@@ -73,7 +74,7 @@ impl Simulator {
         Self {
             name: name.to_owned(),
             length: bytes.len() as u64,
-            state: Mutex::new(State { bytes, ..State::default() }),
+            state: Mutex::new(SimulatorState { bytes, ..SimulatorState::default() }),
         }
     }
 
@@ -88,7 +89,7 @@ impl Simulator {
     pub fn crash(&self, seed: u64) {
         let mut random = Random(seed);
         let mut state = self.state.lock();
-        let State { bytes, unsynced, .. } = &mut *state;
+        let SimulatorState { bytes, unsynced, .. } = &mut *state;
         // Back to the last sync, newest write first, keeping what each write had put there.
         let mut news = Vec::new();
         for (offset, old) in std::mem::take(unsynced).into_iter().rev() {
@@ -190,7 +191,7 @@ fn outside() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "behind the end of the device")
 }
 
-impl State {
+impl SimulatorState {
     fn operation(&mut self) -> io::Result<()> {
         match &mut self.allowed {
             Some(0) => Err(io::Error::from(rustix::io::Errno::IO)),

@@ -13,11 +13,11 @@ use super::dataset::{Dataset, Taken};
 use super::{Admin, Pool, as_pool_error};
 use crate::deadlist::{Dead, Fate, killed};
 use crate::error::PoolError;
-use crate::files::Stored;
+use crate::files::StoredBytes;
 use crate::frames::CompressionSetting;
 use crate::patience;
 use crate::pointer::{ChecksumKind, Txg};
-use crate::space::Change;
+use crate::space::UsageChange;
 use crate::tree::{Context, commit::Form};
 
 /// How many frames of destroyed snapshots and datasets one commit frees: so that none takes long.
@@ -185,9 +185,9 @@ impl Pool {
     /// Writes a dataset's tree out and settles its accounts.
     fn write_dataset(&self, admin: &mut Admin, txg: Txg, taken: Taken) -> Result<(), PoolError> {
         let Taken { dataset, frozen, written, mut freed, .. } = taken;
-        if !frozen.is_dirty() && written == Stored::default() && freed.is_empty() {
+        if !frozen.is_dirty() && written == StoredBytes::default() && freed.is_empty() {
             dataset.files().with_table(|table| table.settle(&frozen))?;
-            return admin.reservations.settle(dataset.id(), txg, Change::default());
+            return admin.reservations.settle(dataset.id(), txg, UsageChange::default());
         }
         let context = Context { frames: &*self.frames, cache: &self.cache };
         let tree = frozen
@@ -211,13 +211,13 @@ impl Pool {
         admin: &mut Admin,
         id: u64,
         txg: Txg,
-        written: Stored,
+        written: StoredBytes,
         freed: &[Dead],
     ) -> Result<(), PoolError> {
         let mut row = admin.catalog.dataset(id)?;
         let origin = row.origin.map_or(Txg(0), |(_, txg)| txg);
         let bytes = |bytes: u64| i64::try_from(bytes).map_err(|_| too_much());
-        let mut change = Change::stored(bytes(written.charged)?, bytes(written.logical)?);
+        let mut change = UsageChange::stored(bytes(written.charged)?, bytes(written.logical)?);
         let mut listed = Vec::new();
         for dead in freed {
             let (fate, of_it) = killed(dead, row.newest, origin)?;

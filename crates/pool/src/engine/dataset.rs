@@ -11,7 +11,7 @@ use super::tree_table::TreeTable;
 use super::{Pool, as_pool_error};
 use crate::deadlist::Dead;
 use crate::error::PoolError;
-use crate::files::{Admission, Files, FilesConfig, Recorder, Rules, Stored, Storing};
+use crate::files::{Admission, Files, FilesConfig, Recorder, Rules, StoredBytes, Storing};
 use crate::pointer::{Pointer, Txg};
 use crate::properties::Behaviour;
 use crate::rows::Folding;
@@ -31,7 +31,7 @@ pub(super) struct Taken {
     pub(super) dataset: Arc<Dataset>,
     pub(super) frozen: Frozen,
     /// What new content frames are.
-    pub(super) written: Stored,
+    pub(super) written: StoredBytes,
     /// Content frames that no row names any more.
     pub(super) freed: Vec<Dead>,
     /// Frames that rows have come to share.

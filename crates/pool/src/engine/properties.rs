@@ -13,7 +13,7 @@ use crate::error::{Damage, PoolError};
 use crate::files::AccessTimes;
 use crate::pointer::Txg;
 use crate::properties::{
-    Behaviour, Chain, Property, PropertyError, chain::Stored, dataset_property, effective, spelling,
+    Behaviour, Chain, Property, PropertyError, chain::StoredProperty, dataset_property, effective, spelling,
 };
 use crate::space::{LimitRefusal, Limits, OwnerQuotas, QuotaTree, Usage};
 
@@ -203,14 +203,14 @@ fn limits_of(rows: &[(String, PropertyRow)]) -> Result<Limits, PoolError> {
 
 impl Admin {
     pub(super) fn chain_of(&self, id: u64) -> Result<Chain, PoolError> {
-        let mut levels: Vec<Stored> = Vec::new();
+        let mut levels: Vec<StoredProperty> = Vec::new();
         let mut at = id;
         while at != 0 {
             let row = self.catalog.dataset(at)?;
             for level in &mut levels {
                 level.name = format!("{}/{}", row.name, level.name);
             }
-            levels.push(Stored { dataset: at, name: row.name, rows: self.catalog.properties(at)? });
+            levels.push(StoredProperty { dataset: at, name: row.name, rows: self.catalog.properties(at)? });
             at = row.parent;
             if levels.len() > crate::names::NAME_MOST {
                 return Err(PoolError::Format(Damage::Structure("a dataset that lies below itself")));

@@ -12,8 +12,8 @@ use std::collections::{HashMap, HashSet};
 
 use super::Dataset;
 use crate::files::{self, FileError, Table};
-use crate::log::{Change, Record};
-use crate::rows::{Entry, FileType, Inode as Row, keys};
+use crate::log::{LogChange, LogRecord};
+use crate::rows::{Entry, FileType, InodeRow, keys};
 
 /// What was left out so far.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl ReplaySkip {
     ///
     /// # Errors
     /// Those of reading rows.
-    pub(super) fn judge(&self, dataset: &Dataset, record: &Record<'_>) -> files::Result<Option<Adjusted>> {
+    pub(super) fn judge(&self, dataset: &Dataset, record: &LogRecord<'_>) -> files::Result<Option<Adjusted>> {
         let mut adjusted = Adjusted::new();
         if self.unmade.is_empty() && self.names.is_empty() && self.ahead.is_empty() {
             return Ok(Some(adjusted));
@@ -61,12 +61,12 @@ impl ReplaySkip {
         Ok(Some(adjusted))
     }
 
-    fn builds_on(&self, dataset: u64, change: &Change<'_>) -> bool {
+    fn builds_on(&self, dataset: u64, change: &LogChange<'_>) -> bool {
         let unmade = |number: u64| self.unmade.contains(&(dataset, number));
         let key = match change {
-            Change::Put { key, .. } | Change::Delete { key } => key,
-            Change::Write { inode, .. } => return unmade(*inode),
-            Change::DeleteRange { .. } => return false,
+            LogChange::Put { key, .. } | LogChange::Delete { key } => key,
+            LogChange::Write { inode, .. } => return unmade(*inode),
+            LogChange::DeleteRange { .. } => return false,
         };
         match keys::Key::decode(key) {
             Ok(keys::Key::Name { directory, hash, .. }) => {
@@ -86,10 +86,10 @@ impl ReplaySkip {
     fn adjust(
         &self,
         dataset: &Dataset,
-        record: &Record<'_>,
+        record: &LogRecord<'_>,
         number: u64,
-        (mut row, ahead): (Row, Ahead),
-    ) -> files::Result<Option<Row>> {
+        (mut row, ahead): (InodeRow, Ahead),
+    ) -> files::Result<Option<InodeRow>> {
         let Ok(links) = u32::try_from(i64::from(row.links).saturating_sub(ahead.links)) else { return Ok(None) };
         if (links == 0) != (row.links == 0) {
             return Ok(None);
@@ -104,7 +104,7 @@ impl ReplaySkip {
         let is_made = record
             .changes
             .iter()
-            .any(|change| matches!(change, Change::Put { key: made, .. } if *made == key.as_slice()));
+            .any(|change| matches!(change, LogChange::Put { key: made, .. } if *made == key.as_slice()));
         if !is_made && dataset.files().look_at_table(|table| table.get(&key))?.is_none() {
             row.hint = dataset.files().attributes(&dataset.files().inode(number))?.hint;
         }
@@ -112,9 +112,9 @@ impl ReplaySkip {
     }
 
     /// Notes what a record would have done that is left out.
-    pub(super) fn leave_out(&mut self, dataset: &Dataset, record: &Record<'_>) {
+    pub(super) fn leave_out(&mut self, dataset: &Dataset, record: &LogRecord<'_>) {
         for change in &record.changes {
-            if let Change::Put { key, .. } | Change::Delete { key } = change
+            if let LogChange::Put { key, .. } | LogChange::Delete { key } = change
                 && let Ok(keys::Key::Name { directory, hash, .. }) = keys::Key::decode(key)
             {
                 self.names.insert((record.dataset, directory, hash));
@@ -145,16 +145,16 @@ impl ReplaySkip {
 }
 
 /// The inode whose row a change puts, and the row.
-fn inode_of(change: &Change<'_>) -> Option<(u64, Row)> {
-    let Change::Put { key, value } = change else { return None };
+fn inode_of(change: &LogChange<'_>) -> Option<(u64, InodeRow)> {
+    let LogChange::Put { key, value } = change else { return None };
     match keys::Key::decode(key) {
-        Ok(keys::Key::Inode(number)) => Some((number, Row::decode(value).ok()?)),
+        Ok(keys::Key::Inode(number)) => Some((number, InodeRow::decode(value).ok()?)),
         _ => None,
     }
 }
 
 /// The inode that an entry which is put names.
-fn entry_of(change: &Change<'_>) -> Option<u64> {
-    let Change::Put { value, .. } = change else { return None };
+fn entry_of(change: &LogChange<'_>) -> Option<u64> {
+    let LogChange::Put { value, .. } = change else { return None };
     Entry::decode(value).ok().map(|entry| entry.inode)
 }

@@ -22,7 +22,7 @@ use super::{Pool, Storage};
 use crate::error::PoolError;
 use crate::files::{Admission, FileError};
 use crate::pointer::Txg;
-use crate::space::{Change, Purpose, QuotaTree, Shortage};
+use crate::space::{Purpose, QuotaTree, Shortage, UsageChange};
 
 /// By how much rows grow with an operation, beside what is promised for it: a few of them, and a
 /// node that is divided. Bytes.
@@ -77,7 +77,7 @@ impl Reservations {
     }
 
     /// What was promised up to a txg has become this change of a dataset's use.
-    pub(super) fn settle(&self, dataset: u64, txg: Txg, change: Change) -> Result<(), PoolError> {
+    pub(super) fn settle(&self, dataset: u64, txg: Txg, change: UsageChange) -> Result<(), PoolError> {
         let mut books = self.books.lock();
         let due = books.take_due(dataset, txg);
         books.outstanding = books.outstanding.saturating_sub(due.outstanding);

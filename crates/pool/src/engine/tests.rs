@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::files::{Inode, MayReplace, NewInode, ParentView};
-use crate::rows::{Extent, FileType, Inode as Row, Timestamp, Xattr, keys};
+use crate::rows::{Extent, FileType, InodeRow, Timestamp, Xattr, keys};
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
 mod damage;
@@ -163,7 +163,7 @@ fn put(dataset: &Dataset, name: &str, content: &[u8]) {
 fn make(dataset: &Dataset, directory: &Inode, name: &str, file_type: FileType) -> Arc<Inode> {
     let new = |parent: &ParentView| {
         Ok(NewInode {
-            row: Row::new(file_type, 0o644, parent.now),
+            row: InodeRow::new(file_type, 0o644, parent.now),
             target: None,
             attributes: vec![(b"user.x".to_vec(), vec![3; 5000])],
         })

@@ -22,11 +22,11 @@ use super::inodes::{Buffered, Editing, Pending};
 use super::patches::overlap;
 use super::quota_check::{Admit, worst};
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
-use crate::frames::{CompressionSetting, NewFrame, Owner, Stream, Wanted};
+use crate::frames::{CompressionSetting, NewFrame, Owner, Wanted, WriteStream};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::extent::INLINE_FILE;
 use crate::rows::inode::flags::HAS_XATTRS;
-use crate::rows::{Extent, FileType, Inode as Row, keys};
+use crate::rows::{Extent, FileType, InodeRow, keys};
 
 /// So many leaves of extents are read before the table's lock is taken: more than a read of
 /// ordinary records needs.
@@ -63,7 +63,7 @@ pub enum SeekTo {
 
 /// A part of a record.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct RecordPart {
     pub(super) record: u64,
     /// Where in the record it begins.
     pub(super) from: usize,
@@ -71,7 +71,7 @@ pub(super) struct Piece {
 }
 
 /// The parts of records that a range consists of.
-fn pieces(offset: u64, length: u64, shift: u8) -> impl Iterator<Item = Piece> {
+fn pieces(offset: u64, length: u64, shift: u8) -> impl Iterator<Item = RecordPart> {
     let size = 1u64 << shift;
     let end = offset.saturating_add(length);
     let mut at = offset;
@@ -82,12 +82,12 @@ fn pieces(offset: u64, length: u64, shift: u8) -> impl Iterator<Item = Piece> {
         let (record, from) = (at >> shift, at & (size - 1));
         let length = (size - from).min(end - at);
         at += length;
-        Some(Piece { record, from: from as usize, length: length as usize })
+        Some(RecordPart { record, from: from as usize, length: length as usize })
     })
 }
 
 /// Where a record's content is, owned.
-enum Stored {
+enum StoredRecord {
     Frame(Pointer),
     Inline(Vec<u8>),
 }
@@ -128,13 +128,15 @@ impl<T: Table> Files<T> {
                 .and_then(|found| stored.get(found))
             {
                 None => part.fill(0),
-                Some((_, Stored::Inline(content))) => copy_or_zero(part, content, piece.from),
-                Some((_, Stored::Frame(pointer))) if piece.from == 0 && pointer.logical as usize <= part.len() => {
+                Some((_, StoredRecord::Inline(content))) => copy_or_zero(part, content, piece.from),
+                Some((_, StoredRecord::Frame(pointer)))
+                    if piece.from == 0 && pointer.logical as usize <= part.len() =>
+                {
                     let (target, behind) = part.split_at_mut(pointer.logical as usize);
                     behind.fill(0);
                     direct.push(Wanted { pointer: *pointer, target });
                 }
-                Some((_, Stored::Frame(pointer))) => copy_or_zero(part, &self.frames.read(pointer)?, piece.from),
+                Some((_, StoredRecord::Frame(pointer))) => copy_or_zero(part, &self.frames.read(pointer)?, piece.from),
             }
         }
         self.frames.read_all(&mut direct)?;
@@ -164,14 +166,14 @@ impl<T: Table> Files<T> {
     fn expect_stored(
         &self,
         inode: &Inode,
-        row: &Row,
+        row: &InodeRow,
         (first, last, length): (u64, u64, usize),
-        stored: &[(u64, Stored)],
+        stored: &[(u64, StoredRecord)],
     ) -> Result<()> {
-        let frames = |stored: &[(u64, Stored)]| -> Vec<Pointer> {
+        let frames = |stored: &[(u64, StoredRecord)]| -> Vec<Pointer> {
             stored
                 .iter()
-                .filter_map(|(_, stored)| if let Stored::Frame(pointer) = stored { Some(*pointer) } else { None })
+                .filter_map(|(_, stored)| if let StoredRecord::Frame(pointer) = stored { Some(*pointer) } else { None })
                 .collect()
         };
         let asked = inode.asked.load(Ordering::Relaxed);
@@ -250,7 +252,7 @@ impl<T: Table> Files<T> {
         (data, ahead): (&[u8], Option<&Precompressed>),
         (admit, timed): (Admit, bool),
     ) -> Result<WriteOutcome> {
-        let behind = |row: &Row| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
+        let behind = |row: &InodeRow| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
         let (entered, mut edited) = self.enter_growing(inode, behind)?;
         check_regular(&edited.row)?;
         inode.check_stored()?;
@@ -276,14 +278,14 @@ impl<T: Table> Files<T> {
         let mut written = 0usize;
         let mut failed = None;
         let mut rest = data;
-        let parts: Vec<(Piece, &[u8])> = pieces(offset, end - offset, shift)
+        let parts: Vec<(RecordPart, &[u8])> = pieces(offset, end - offset, shift)
             .map(|piece| {
                 let (part, behind) = rest.split_at(piece.length);
                 rest = behind;
                 (piece, part)
             })
             .collect();
-        let is_whole = |(piece, _): &(Piece, &[u8])| piece.length == 1 << shift;
+        let is_whole = |(piece, _): &(RecordPart, &[u8])| piece.length == 1 << shift;
         for group in parts.chunk_by(|one, next| is_whole(one) && is_whole(next)) {
             let (done, error) = match group {
                 [one, ..] if is_whole(one) => {
@@ -319,7 +321,7 @@ impl<T: Table> Files<T> {
         Ok(WriteOutcome { written, offset, has_attributes: row.flags & HAS_XATTRS != 0 })
     }
 
-    fn stamp_written(&self, row: &mut Row, timed: bool) {
+    fn stamp_written(&self, row: &mut InodeRow, timed: bool) {
         if !timed {
             let now = (self.clock)();
             (row.modified, row.changed) = (now, now);
@@ -356,13 +358,13 @@ impl<T: Table> Files<T> {
         &self,
         txg: Txg,
         edited: &mut Editing<'_>,
-        (records, ahead): (&[(Piece, &[u8])], Option<&Precompressed>),
+        (records, ahead): (&[(RecordPart, &[u8])], Option<&Precompressed>),
         (admit, batch, counted): (Admit, &mut Batch, &mut i64),
     ) -> (usize, Option<FileError>) {
         let storing = *self.storing.read();
         let (number, shift) = (edited.number, edited.row.record_shift);
         let (mut failed, of_owners) = (None, self.has_owner_quotas());
-        let admitted = |(_, content): &&(Piece, &[u8])| {
+        let admitted = |(_, content): &&(RecordPart, &[u8])| {
             let bytes = worst(content.len());
             let admitted = self.admit_content(&edited.row, bytes, admit).map_err(|error| failed = Some(error)).is_ok();
             if admitted && of_owners {
@@ -371,7 +373,7 @@ impl<T: Table> Files<T> {
             }
             admitted
         };
-        let records: Vec<&(Piece, &[u8])> = records.iter().take_while(admitted).collect();
+        let records: Vec<&(RecordPart, &[u8])> = records.iter().take_while(admitted).collect();
         let forms: Vec<Form> =
             records.iter().map(|(piece, content)| form_of(&storing, piece.record, content)).collect();
         let framed = records.iter().zip(&forms).filter(|(_, form)| **form == Form::Frame);
@@ -421,13 +423,13 @@ impl<T: Table> Files<T> {
     }
 
     /// Content that waited in memory and is not wanted any more: neither is what it was promised.
-    pub(super) fn release(&self, txg: Txg, row: &Row, buffered: &Buffered) {
+    pub(super) fn release(&self, txg: Txg, row: &InodeRow, buffered: &Buffered) {
         self.became(txg, row, buffered, 0);
     }
 
     /// Content that waited in memory has become a frame that is charged so much; 0 where none was
     /// needed.
-    pub(super) fn became(&self, txg: Txg, row: &Row, buffered: &Buffered, charged: u64) {
+    pub(super) fn became(&self, txg: Txg, row: &InodeRow, buffered: &Buffered, charged: u64) {
         self.buffered.shrink(buffered.held());
         self.admission.charge(self.dataset, txg, buffered.promised, charged);
         self.count_waiting(row, -(buffered.promised as i64));
@@ -499,11 +501,18 @@ impl<T: Table> Files<T> {
     ) -> NewFrame<'a> {
         let owner = Owner { dataset: self.dataset, object, offset };
         let (compression, checksum) = (storing.compression, storing.checksum);
-        NewFrame { stream: Stream::Data, kind: FrameKind::Data, owner, birth, content, compression, checksum }
+        NewFrame { stream: WriteStream::Data, kind: FrameKind::Data, owner, birth, content, compression, checksum }
     }
 
     /// Takes a part of a record into memory.
-    fn buffer_part(&self, txg: Txg, edited: &mut Editing<'_>, piece: Piece, part: &[u8], admit: Admit) -> Result<()> {
+    fn buffer_part(
+        &self,
+        txg: Txg,
+        edited: &mut Editing<'_>,
+        piece: RecordPart,
+        part: &[u8],
+        admit: Admit,
+    ) -> Result<()> {
         if self.buffer_fragment(edited, piece, part, admit)? {
             return Ok(());
         }
@@ -573,7 +582,7 @@ impl<T: Table> Files<T> {
     }
 
     /// A record's stored content; empty for a hole.
-    pub(super) fn load(&self, row: &Row, number: u64, record: u64) -> Result<Vec<u8>> {
+    pub(super) fn load(&self, row: &InodeRow, number: u64, record: u64) -> Result<Vec<u8>> {
         self.warm(&keys::extent(number, record))?;
         let extent = self.table.read().get(&keys::extent(number, record))?;
         let mut content = match extent.as_deref().map(Extent::decode).transpose()? {
@@ -607,7 +616,7 @@ impl<T: Table> Files<T> {
     }
 
     /// The stored records of a range, in order; holes are left out.
-    fn stored_records(&self, number: u64, first: u64, last: u64) -> Result<Vec<(u64, Stored)>> {
+    fn stored_records(&self, number: u64, first: u64, last: u64) -> Result<Vec<(u64, StoredRecord)>> {
         let mut range = keys::extents(number, first);
         range.end = keys::extents(number, last.saturating_add(1)).start;
         self.warm_range(&range, WARMED_LEAVES)?;
@@ -619,8 +628,8 @@ impl<T: Table> Files<T> {
                 Ok::<_, crate::PoolError>(Some((
                     record,
                     match Extent::decode(row)? {
-                        Extent::Inline(content) => Stored::Inline(content.to_vec()),
-                        Extent::Frame(pointer) | Extent::Shared { pointer, .. } => Stored::Frame(pointer),
+                        Extent::Inline(content) => StoredRecord::Inline(content.to_vec()),
+                        Extent::Frame(pointer) | Extent::Shared { pointer, .. } => StoredRecord::Frame(pointer),
                     },
                 )))
             };
@@ -634,7 +643,7 @@ impl<T: Table> Files<T> {
         Ok(found)
     }
 
-    fn shift_of(&self, row: &Row) -> u8 {
+    fn shift_of(&self, row: &InodeRow) -> u8 {
         if row.record_shift == 0 { self.storing.read().record_shift } else { row.record_shift }
     }
 }
@@ -657,7 +666,7 @@ fn form_of(storing: &Storing, record: u64, content: &[u8]) -> Form {
     }
 }
 
-fn check_regular(row: &Row) -> Result<()> {
+fn check_regular(row: &InodeRow) -> Result<()> {
     match row.file_type() {
         Some(FileType::Regular) => Ok(()),
         Some(FileType::Directory) => Err(FileError::IsDirectory),

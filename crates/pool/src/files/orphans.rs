@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::{Batch, Files, Result, Table};
 use crate::deadlist::Dead;
 use crate::rows::inode::flags::CUT;
-use crate::rows::{Extent, Inode as Row, Xattr, keys};
+use crate::rows::{Extent, InodeRow, Xattr, keys};
 
 /// How many rows one step frees: a step holds the txg open.
 const STEP: usize = 1024;
@@ -107,7 +107,7 @@ impl<T: Table> Files<T> {
                 self.apply(entered.txg(), &batch)?;
                 return Ok(Freed::Kept);
             };
-            let mut row = Row::decode(&row)?;
+            let mut row = InodeRow::decode(&row)?;
             let mut batch = Batch::default();
             let (freed, complete) = self.collect(&table, number, &mut batch)?;
             drop(table);

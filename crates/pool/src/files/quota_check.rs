@@ -15,7 +15,7 @@ use super::{FileError, Files, Result, Table};
 use crate::error::{Damage, PoolError};
 use crate::patience;
 use crate::pointer::{Pointer, Txg};
-use crate::rows::{Inode as Row, OwnerKind, OwnerUse, keys};
+use crate::rows::{InodeRow, OwnerKind, OwnerUse, keys};
 use crate::space::{OwnerQuota, OwnerQuotas, Purpose};
 
 /// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is
@@ -275,7 +275,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Asks for room for content of a file.
-    pub(super) fn admit_content(&self, row: &Row, bytes: u64, admit: Admit) -> Result<()> {
+    pub(super) fn admit_content(&self, row: &InodeRow, bytes: u64, admit: Admit) -> Result<()> {
         match admit {
             Admit::Asked if self.is_replaying() => self.admission.admit(self.dataset, bytes, None),
             Admit::Asked => {
@@ -341,7 +341,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Notes that so much more of an owner's waits in memory, or less.
-    pub(super) fn count_waiting(&self, row: &Row, bytes: i64) {
+    pub(super) fn count_waiting(&self, row: &InodeRow, bytes: i64) {
         if bytes == 0 {
             return;
         }

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::Damage;
 use crate::frames::NewFrame;
-use crate::rows::{FileType, Inode as Row};
+use crate::rows::{FileType, InodeRow};
 
 mod cuts;
 mod folded;
@@ -151,7 +151,7 @@ fn empty() -> (Files<MapTable>, Arc<MapFrames>) {
 
 fn new(file_type: FileType) -> impl Fn(&ParentView) -> Result<NewInode> {
     move |parent| {
-        let mut row = Row::new(file_type, 0o644, parent.now);
+        let mut row = InodeRow::new(file_type, 0o644, parent.now);
         (row.uid, row.gid) = (10, 20);
         Ok(NewInode { row, target: None, attributes: Vec::new() })
     }
@@ -192,7 +192,7 @@ fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
     for (key, row) in &table.0 {
         match keys::Key::decode(key).unwrap() {
             keys::Key::Inode(number) => {
-                inodes.insert(number, Row::decode(row).unwrap());
+                inodes.insert(number, InodeRow::decode(row).unwrap());
             }
             keys::Key::Entry { directory, sequence } => {
                 let entry = crate::rows::Entry::decode(row).unwrap();
@@ -300,7 +300,7 @@ fn a_listing_meets_each_name_once_and_none_that_came_later() {
     let end = files.next_sequence();
     let listed = |behind: u64, end: u64, most: usize| {
         let mut names = Vec::new();
-        let visit = &mut |seen: &Seen<'_>| {
+        let visit = &mut |seen: &SeenEntry<'_>| {
             names.push((seen.sequence, String::from_utf8(seen.name.to_vec()).unwrap()));
             names.len() < most
         };

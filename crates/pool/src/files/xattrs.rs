@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::quota_check::worst;
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::deadlist::Dead;
-use crate::frames::{NewFrame, Owner, Stream};
+use crate::frames::{NewFrame, Owner, WriteStream};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::xattr::{INLINE_MOST, VALUE_MOST};
@@ -172,7 +172,7 @@ impl<T: Table> Files<T> {
         let purpose = if self.is_replaying() { None } else { Some(Purpose::Write) };
         self.admission.admit(self.dataset, promised, purpose)?;
         let written = self.write_frame(&NewFrame {
-            stream: Stream::Metadata,
+            stream: WriteStream::Metadata,
             kind: FrameKind::Value,
             owner,
             birth: txg,

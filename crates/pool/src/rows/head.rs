@@ -14,7 +14,7 @@ const FOLDED: u8 = 3;
 
 /// The value of the head's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct DatasetHead {
     /// The next number of an inode and the next sequence of an entry: one counter for both, so that
     /// inodes lie in the order of their names.
     pub next: u64,
@@ -31,7 +31,7 @@ pub struct Head {
     pub objects: u64,
 }
 
-impl Head {
+impl DatasetHead {
     /// The row's value.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

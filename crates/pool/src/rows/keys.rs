@@ -208,8 +208,8 @@ pub fn patches(inode: u64, first: u64, last: u64) -> Range<Vec<u8>> {
     two(PATCH, inode, first).to_vec()..after(&two(PATCH, inode, last))
 }
 
-/// The hash under which a name is looked up. The seed comes from the dataset's [`super::Head`], so
-/// that nobody can prepare names that collide.
+/// The hash under which a name is looked up. The seed comes from the dataset's
+/// [`super::DatasetHead`], so that nobody can prepare names that collide.
 #[must_use]
 pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(name, seed)

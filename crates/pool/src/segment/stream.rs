@@ -15,8 +15,8 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::frame::Header;
-use crate::frames::Stream;
-use crate::label::Place;
+use crate::frames::WriteStream;
+use crate::label::SlotAddress;
 use crate::pointer::{Pointer, Txg};
 
 use super::table::Op;
@@ -33,14 +33,14 @@ const SPARE: usize = 8;
 #[derive(Debug)]
 pub struct Appender {
     /// Which.
-    pub stream: Stream,
-    state: Mutex<State>,
+    pub stream: WriteStream,
+    state: Mutex<AppenderState>,
     changed: Condvar,
 }
 
 /// What is being filled.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct AppenderState {
     open: Option<Open>,
     /// Somebody is looking for a slot.
     opening: bool,
@@ -55,7 +55,7 @@ pub struct State {
 #[derive(Debug)]
 struct Open {
     id: u32,
-    place: Vec<Place>,
+    place: Vec<SlotAddress>,
     frames: u32,
     bytes: u32,
     /// Where the piece being filled begins.
@@ -104,7 +104,7 @@ pub struct Piece {
     /// Whose part it is.
     pub segment: u32,
     /// Where the segment lies: all of its places get the piece.
-    pub place: Vec<Place>,
+    pub place: Vec<SlotAddress>,
     /// Where the piece begins in it, bytes.
     pub start: u32,
     /// What is to be written.
@@ -123,18 +123,18 @@ pub struct Growth {
 impl Appender {
     /// A stream with no open segment.
     #[must_use]
-    pub fn new(stream: Stream) -> Self {
+    pub fn new(stream: WriteStream) -> Self {
         Self { stream, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Its lock.
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub fn lock(&self) -> MutexGuard<'_, AppenderState> {
         self.state.lock()
     }
 
     /// Waits until somebody has found a slot, or lets the caller be the one who looks for it: then
     /// it returns `true`.
-    pub fn may_open(&self, state: &mut MutexGuard<'_, State>) -> bool {
+    pub fn may_open(&self, state: &mut MutexGuard<'_, AppenderState>) -> bool {
         if state.opening {
             self.changed.wait(state);
             return false;
@@ -215,7 +215,7 @@ fn without(ranges: &[Range<usize>], taken: &Range<usize>) -> Vec<Range<usize>> {
     parts.filter(|part| part.start < part.end).collect()
 }
 
-impl State {
+impl AppenderState {
     /// Whether a frame of this length would fit the open segment.
     #[must_use]
     pub fn fits(&self, charged: u64, slot: u64) -> bool {
@@ -235,7 +235,7 @@ impl State {
     }
 
     /// Begins a segment, or goes on with one at its end. The one before must be sealed.
-    pub fn begin(&mut self, id: u32, place: Vec<Place>, frames: u32, bytes: u32) {
+    pub fn begin(&mut self, id: u32, place: Vec<SlotAddress>, frames: u32, bytes: u32) {
         let piece = self.buffer();
         self.open = Some(Open {
             id,
@@ -390,12 +390,12 @@ mod tests {
 
     #[test]
     fn pieces_make_up_the_segment_and_are_read_until_they_are_settled() {
-        let appender = Appender::new(Stream::Data);
+        let appender = Appender::new(WriteStream::Data);
         let mut full = Vec::new();
         let mut image = Vec::new();
         let mut names = Vec::new();
         let mut state = appender.lock();
-        state.begin(7, vec![Place { device: 0, slot: 3 }], 0, 0);
+        state.begin(7, vec![SlotAddress { device: 0, slot: 3 }], 0, 0);
         for at in 0..100usize {
             let stored = vec![at as u8; 1000 + at * 700];
             let pointer = state.append(header(stored.len(), 1 + at as u64 / 50), &stored, &mut full).unwrap();
@@ -454,9 +454,9 @@ mod tests {
 
     #[test]
     fn a_failed_piece_is_not_waited_for() {
-        let appender = Appender::new(Stream::Data);
+        let appender = Appender::new(WriteStream::Data);
         let mut full = Vec::new();
-        appender.lock().begin(1, vec![Place { device: 0, slot: 0 }], 0, 0);
+        appender.lock().begin(1, vec![SlotAddress { device: 0, slot: 0 }], 0, 0);
         appender.lock().append(header(10, 1), &[1; 10], &mut full).unwrap();
         appender.lock().flush(&mut full);
         appender.settle(&full[0], false);

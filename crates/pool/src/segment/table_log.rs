@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
-use crate::frames::Stream;
+use crate::frames::WriteStream;
 use crate::label::{read_places, small, write_places};
 use crate::pointer::{Pointer, Txg};
 
 use super::moved::Moved;
-use super::table::{Bits, Op, Segment, Table, fits};
+use super::table::{Bits, Op, Segment, SegmentTable, fits};
 
 const FULL: u8 = 1;
 const DELTA: u8 = 2;
@@ -93,7 +93,7 @@ pub fn write_delta(generation: u64, ops: &[Op], uncommitted: &[UncommittedRun]) 
 ///
 /// # Errors
 /// [`PoolError::Format`] for bytes that are no delta, or not one of this table.
-pub fn replay_delta(bytes: &[u8], table: &mut Table) -> Result<Vec<UncommittedRun>, PoolError> {
+pub fn replay_delta(bytes: &[u8], table: &mut SegmentTable) -> Result<Vec<UncommittedRun>, PoolError> {
     let mut from = Reader::new(bytes);
     let generation = expect_kind(&mut from, DELTA)?;
     for _ in 0..from.varint()? {
@@ -158,19 +158,19 @@ fn read_op(from: &mut Reader<'_>) -> Result<Op, PoolError> {
     })
 }
 
-fn read_stream(from: &mut Reader<'_>) -> Result<Stream, PoolError> {
+fn read_stream(from: &mut Reader<'_>) -> Result<WriteStream, PoolError> {
     match from.u8()? {
-        1 => Ok(Stream::Metadata),
-        2 => Ok(Stream::Data),
-        3 => Ok(Stream::Relocated),
-        5 => Ok(Stream::RelocatedMetadata),
+        1 => Ok(WriteStream::Metadata),
+        2 => Ok(WriteStream::Data),
+        3 => Ok(WriteStream::Relocated),
+        5 => Ok(WriteStream::RelocatedMetadata),
         _ => wrong("unknown stream"),
     }
 }
 
 /// A full copy of the table; stored cut into pieces of any length.
 #[must_use]
-pub fn write_full(generation: u64, table: &Table, uncommitted: &[UncommittedRun]) -> Vec<u8> {
+pub fn write_full(generation: u64, table: &SegmentTable, uncommitted: &[UncommittedRun]) -> Vec<u8> {
     let mut to = begin(FULL, generation);
     to.varint(table.segments().len() as u64);
     for (id, segment) in table.segments() {
@@ -185,7 +185,7 @@ pub fn write_full(generation: u64, table: &Table, uncommitted: &[UncommittedRun]
 ///
 /// # Errors
 /// [`PoolError::Format`] for bytes that are none.
-pub fn read_full(bytes: &[u8]) -> Result<(Table, Vec<UncommittedRun>), PoolError> {
+pub fn read_full(bytes: &[u8]) -> Result<(SegmentTable, Vec<UncommittedRun>), PoolError> {
     let mut from = Reader::new(bytes);
     expect_kind(&mut from, FULL)?;
     let mut segments = BTreeMap::new();
@@ -197,7 +197,7 @@ pub fn read_full(bytes: &[u8]) -> Result<(Table, Vec<UncommittedRun>), PoolError
     }
     let uncommitted = read_uncommitted(&mut from)?;
     check(&segments)?;
-    Ok((Table::with(segments), uncommitted))
+    Ok((SegmentTable::with(segments), uncommitted))
 }
 
 /// What one segment's record cannot say of others: moved frames must be where relocated ones are,

@@ -12,7 +12,7 @@ mod limits;
 
 use std::collections::HashMap;
 
-use super::{Change, Limits, Purpose, Shortage, Usage, impossible, usable};
+use super::{Limits, Purpose, Shortage, Usage, UsageChange, impossible, usable};
 use crate::error::PoolError;
 
 #[derive(Clone, Debug)]
@@ -203,7 +203,7 @@ impl QuotaTree {
     /// # Errors
     /// [`PoolError::Format`] for a counter out of bounds (nothing is changed then),
     /// [`PoolError::Refused`] for an unknown dataset.
-    pub fn charge(&mut self, id: u64, change: Change) -> Result<(), PoolError> {
+    pub fn charge(&mut self, id: u64, change: UsageChange) -> Result<(), PoolError> {
         let node = self.node(id)?;
         let (parent, before) = (node.parent, node.cost()?);
         let mut next = node.clone();
@@ -221,7 +221,7 @@ impl QuotaTree {
     /// The [`Shortage`] inside `Ok`; otherwise as [`Self::charge`].
     pub fn charge_if_allowed(
         &mut self,
-        changes: &[(u64, Change)],
+        changes: &[(u64, UsageChange)],
         purpose: Purpose,
     ) -> Result<Result<(), Shortage>, PoolError> {
         let mut next = self.clone();
@@ -246,7 +246,7 @@ impl QuotaTree {
         let mut changes = Vec::new();
         for id in ids {
             let unique = i64::try_from(self.node(*id)?.usage.unique).map_err(|_| impossible())?;
-            changes.push((*id, Change { unique: -unique, ..Change::default() }));
+            changes.push((*id, UsageChange { unique: -unique, ..UsageChange::default() }));
         }
         self.charge_if_allowed(&changes, Purpose::Write)
     }
@@ -430,7 +430,7 @@ impl QuotaTree {
     ///
     /// # Errors
     /// As [`Self::charge`].
-    pub fn settle(&mut self, id: u64, promised: u64, change: Change) -> Result<(), PoolError> {
+    pub fn settle(&mut self, id: u64, promised: u64, change: UsageChange) -> Result<(), PoolError> {
         self.charge(id, change)?;
         self.release(id, promised)
     }

@@ -138,8 +138,8 @@ impl Pair {
                 let kept = share(usage.dataset - usage.unique, *percent);
                 self.change(
                     id,
-                    Change { snapshots: kept, ..written(-freed - kept) }
-                        .and(Change { unique: kept, ..Change::default() })
+                    UsageChange { snapshots: kept, ..written(-freed - kept) }
+                        .and(UsageChange { unique: kept, ..UsageChange::default() })
                         .unwrap(),
                 );
             }
@@ -147,7 +147,7 @@ impl Pair {
             Step::Drop { id, share: percent } => {
                 let id = self.id(*id);
                 let freed = share(self.naive.0[&id].usage.snapshots, *percent);
-                self.change(id, Change { snapshots: -freed, ..Change::default() });
+                self.change(id, UsageChange { snapshots: -freed, ..UsageChange::default() });
             }
             Step::Quota { id, limit } => {
                 let id = self.id(*id);
@@ -187,7 +187,7 @@ impl Pair {
         }
     }
 
-    fn change(&mut self, id: u64, change: Change) {
+    fn change(&mut self, id: u64, change: UsageChange) {
         self.quotas.charge(id, change).unwrap();
         let usage = &mut self.naive.0.get_mut(&id).unwrap().usage;
         *usage = change.applied(usage).unwrap();
@@ -336,8 +336,10 @@ fn moving_space_between_relatives_asks_the_receiver_only() {
     quotas.add(2, 1, used, Limits::default()).unwrap();
     quotas.add(3, 1, Usage::default(), Limits { quota: Some(30 * MIB), ..Limits::default() }).unwrap();
     let bytes = (40 * MIB) as i64;
-    let moves =
-        [(2, Change { dataset: -bytes, ..Change::default() }), (3, Change { snapshots: bytes, ..Change::default() })];
+    let moves = [
+        (2, UsageChange { dataset: -bytes, ..UsageChange::default() }),
+        (3, UsageChange { snapshots: bytes, ..UsageChange::default() }),
+    ];
     let before = quotas.breakdown(1).unwrap();
     assert_eq!(quotas.charge_if_allowed(&moves, Purpose::Free).unwrap(), Err(Shortage::Quota(3)));
     assert_eq!(quotas.breakdown(2).unwrap().used, 40 * MIB);
@@ -354,7 +356,7 @@ fn counters_do_not_fall_below_zero() {
     assert!(matches!(quotas.charge(1, written(-6)), Err(PoolError::Format(_))));
     assert_eq!(quotas.breakdown(1).unwrap().used, 5);
     assert!(quotas.count_snapshots(1, -1).is_err());
-    assert!(quotas.charge(7, Change::default()).is_err());
+    assert!(quotas.charge(7, UsageChange::default()).is_err());
     assert!(quotas.add(1, 1, Usage::default(), Limits::default()).is_err());
     assert!(quotas.add(2, 7, Usage::default(), Limits::default()).is_err());
     assert!(quotas.remove(1).is_err());
@@ -389,6 +391,6 @@ fn owners_have_quotas_of_their_own() {
 }
 
 /// So much more of what compression does not help.
-fn written(bytes: i64) -> Change {
-    Change::stored(bytes, bytes)
+fn written(bytes: i64) -> UsageChange {
+    UsageChange::stored(bytes, bytes)
 }

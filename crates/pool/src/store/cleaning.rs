@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::PoolError;
-use crate::frames::Stream;
+use crate::frames::WriteStream;
 use crate::pointer::{FrameKind, Pointer};
 use crate::segment::cleaner::{self, Pressure};
 use crate::segment::stream::Appender;
@@ -109,7 +109,7 @@ impl Store {
     pub(super) fn move_out(&self, id: u32, budget: u64, only_trees: bool, done: &mut Cleaned) -> Result<Outcome> {
         let (mut moving, mut held, mut intact) = (Vec::new(), 0, true);
         let copy = self.missing_copies.good(id).unwrap_or(0);
-        let stream = self.map.read().table.segments().get(&id).map_or(Stream::Data, |segment| segment.stream);
+        let stream = self.map.read().table.segments().get(&id).map_or(WriteStream::Data, |segment| segment.stream);
         let walked = self.walk(id, copy, true, &mut |frame| {
             let Pointer { segment, index, birth, .. } = frame.header.pointer;
             let offset = frame.offset / Pointer::UNIT;
@@ -122,7 +122,7 @@ impl Store {
                 return Ok(true);
             }
             let charged = frame.header.pointer.charged();
-            let put = |state: &mut crate::segment::stream::State, full: &mut Vec<Arc<_>>| {
+            let put = |state: &mut crate::segment::stream::AppenderState, full: &mut Vec<Arc<_>>| {
                 state.append_moved(frame.raw_header, frame.stored, birth, full)
             };
             let to = self.append(self.relocated_appender(stream, frame.header.pointer.kind), charged, put)?;
@@ -158,7 +158,7 @@ impl Store {
     }
 
     /// Where what is moved goes: trees to where they lie twice, if they do.
-    fn relocated_appender(&self, from: Stream, kind: FrameKind) -> &Appender {
+    fn relocated_appender(&self, from: WriteStream, kind: FrameKind) -> &Appender {
         let metadata = from.is_metadata() || is_of_trees(kind);
         if self.has_redundant_metadata() && metadata { &self.relocated_metadata } else { &self.relocated }
     }
@@ -190,7 +190,7 @@ impl Store {
     }
 
     /// Gets slots for a writer that found none: cleans, and commits the moves.
-    pub(super) fn relieve(&self, stream: Stream) -> Result<()> {
+    pub(super) fn relieve(&self, stream: WriteStream) -> Result<()> {
         let enough = || self.map.read().slots.free() > cleaner::reserve(stream);
         let _one = self.relief.lock();
         let mut fruitless = 0;

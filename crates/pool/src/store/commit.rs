@@ -18,8 +18,8 @@ use crate::compress;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{CompressionSetting, Owner, Stream};
-use crate::label::{self, LogStart, Place, PoolState, Root, Round, TableSegment, UPPER_LIMIT};
+use crate::frames::{CompressionSetting, Owner, WriteStream};
+use crate::label::{self, LogStart, PoolState, Root, Round, SlotAddress, TableSegment, UPPER_LIMIT};
 use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
 use crate::segment::table::Op;
 use crate::segment::{cleaner, table_log};
@@ -336,14 +336,14 @@ impl Store {
         map.next_segment = id
             .checked_add(1)
             .ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
-        let place = self.with_copy(&mut map, Stream::Table, place);
+        let place = self.with_copy(&mut map, WriteStream::Table, place);
         Ok(TableSegment { id, place, frames: 0, bytes: 0, dead_since: None })
     }
 }
 
 /// Gives back the places of all that is dead in every kept root.
 pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<()> {
-    let give = |map: &mut Map, places: &[Place]| {
+    let give = |map: &mut Map, places: &[SlotAddress]| {
         if map.trims {
             map.trimming.extend(places);
         } else {

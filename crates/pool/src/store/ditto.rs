@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use super::cleaning::{Cleaned, Outcome};
 use super::{Map, Result, Store};
 use crate::error::PoolError;
-use crate::frames::Stream;
+use crate::frames::WriteStream;
 use crate::label::Identity;
 use crate::segment::cleaner::{self, Pressure};
 use crate::segment::stream::{Appender, Piece};
@@ -188,10 +188,10 @@ impl Store {
         let mut mixed = self.missing_copies.mixed.lock();
         let segments = map.table.segments();
         let found = mixed.get_or_insert_with(|| {
-            let trees = segments.values().filter(|segment| segment.stream == Stream::Metadata);
+            let trees = segments.values().filter(|segment| segment.stream == WriteStream::Metadata);
             let held = trees.flat_map(|segment| segment.moved.iter().map(|(_, (to, _))| to)).collect::<BTreeSet<u32>>();
             held.into_iter()
-                .filter(|id| segments.get(id).is_some_and(|segment| segment.stream == Stream::Relocated))
+                .filter(|id| segments.get(id).is_some_and(|segment| segment.stream == WriteStream::Relocated))
                 .collect()
         });
         found.retain(|id| segments.get(id).is_some_and(|segment| segment.live_frames > 0));

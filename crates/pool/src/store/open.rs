@@ -14,13 +14,13 @@ use crate::checksum;
 use crate::compress;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
-use crate::frames::Stream;
-use crate::label::{self, Identity, LogStart, Member, Place, PoolState, Root};
+use crate::frames::WriteStream;
+use crate::label::{self, Identity, LogStart, Member, PoolState, Root, SlotAddress};
 use crate::log;
 use crate::pointer::{Pointer, Txg};
 use crate::segment::slots::{self, Slots};
 use crate::segment::stream::Appender;
-use crate::segment::table::{Op, Table};
+use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::{self, UncommittedRun};
 
 use super::commit::{ROOT_DEVICES, copies, release, slack};
@@ -138,7 +138,7 @@ impl Store {
         };
         let first = identity.members.first().map_or(0, |member| slots::count(member.length, identity.slot));
         let wanted = (total / 32).clamp(4 << 20, 64 << 20).div_ceil(identity.slot);
-        let log = vec![(Place { device: 0, slot: 0 }, u32::try_from(wanted).unwrap_or(u32::MAX).min(first / 4))];
+        let log = vec![(SlotAddress { device: 0, slot: 0 }, u32::try_from(wanted).unwrap_or(u32::MAX).min(first / 4))];
         let root = Root {
             pool: new.guid,
             generation: 0,
@@ -371,7 +371,7 @@ impl Store {
         }
         for (first, count) in &root.log {
             for number in 0..*count {
-                slots.claim(Place { slot: first.slot.saturating_add(number), ..*first })?;
+                slots.claim(SlotAddress { slot: first.slot.saturating_add(number), ..*first })?;
             }
         }
         let table_places = root.table_segments.iter().flat_map(|segment| &segment.place);
@@ -391,7 +391,9 @@ impl Store {
             .rev()
             .find(|segment| segment.dead_since.is_none() && root.clean)
             .map(|segment| segment.id);
-        let streams = [Stream::Metadata, Stream::Data, Stream::Relocated, Stream::RelocatedMetadata].map(Appender::new);
+        let streams =
+            [WriteStream::Metadata, WriteStream::Data, WriteStream::Relocated, WriteStream::RelocatedMetadata]
+                .map(Appender::new);
         for appender in &streams {
             let open =
                 map.table.segments().iter().find(|(_, segment)| !segment.sealed && segment.stream == appender.stream);
@@ -529,7 +531,7 @@ fn choose_root(devices: &Devices, roots: BTreeMap<u64, Root>, access: Access) ->
 /// What was read of the table.
 #[derive(Debug, Default)]
 struct Loaded {
-    table: Table,
+    table: SegmentTable,
     uncommitted: Vec<UncommittedRun>,
     pieces: Vec<Pointer>,
 }
@@ -558,7 +560,7 @@ fn load(devices: &Devices, slot: u64, root: &Root) -> Result<Loaded> {
 }
 
 /// Where a frame of the table lies, which only the root's own list can tell.
-pub(super) fn table_places<'a>(root: &'a Root, pointer: &Pointer) -> &'a [Place] {
+pub(super) fn table_places<'a>(root: &'a Root, pointer: &Pointer) -> &'a [SlotAddress] {
     root.table_segments.iter().find(|segment| segment.id == pointer.segment).map_or(&[], |segment| &segment.place)
 }
 
@@ -584,7 +586,7 @@ pub(super) fn read_table_frame(
 pub(super) fn read_table_copy(
     devices: &[Arc<dyn Device>],
     slot: u64,
-    place: Place,
+    place: SlotAddress,
     pointer: &Pointer,
 ) -> Result<Vec<u8>> {
     let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
@@ -613,7 +615,7 @@ fn settle(loaded: &mut Loaded, resume: bool) -> Result<()> {
     for run in std::mem::take(&mut loaded.uncommitted) {
         loaded.table.apply(Op::Free { segment: run.segment, index: run.index, count: run.count, units: run.units })?;
     }
-    let open: Vec<(u32, Stream)> = loaded
+    let open: Vec<(u32, WriteStream)> = loaded
         .table
         .segments()
         .iter()

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::PoolError;
-use crate::frames::Stream;
+use crate::frames::WriteStream;
 use crate::segment::cleaner::{self, Pressure};
 use crate::space::slop;
 
@@ -122,7 +122,7 @@ impl Store {
     #[must_use]
     pub fn room(&self) -> u64 {
         let open = self.data.lock().room(self.slot);
-        open + self.map.read().free().saturating_sub(cleaner::reserve(Stream::Data)) * self.slot
+        open + self.map.read().free().saturating_sub(cleaner::reserve(WriteStream::Data)) * self.slot
     }
 
     /// What was written since the pool was opened.

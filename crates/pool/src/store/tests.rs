@@ -72,14 +72,14 @@ fn content(number: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-fn frame(stream: Stream, birth: u64, content: &[u8], number: u64) -> NewFrame<'_> {
+fn frame(stream: WriteStream, birth: u64, content: &[u8], number: u64) -> NewFrame<'_> {
     // What is large goes through code that is fast without optimization too.
     let (compression, checksum) = match number % 3 {
         0 if content.len() < 8192 => (CompressionSetting::Lz4, ChecksumKind::Xxh3),
         1 => (CompressionSetting::Off, ChecksumKind::Blake3),
         _ => (CompressionSetting::Zstd(1), ChecksumKind::Blake3),
     };
-    let kind = if stream == Stream::Data { FrameKind::Data } else { FrameKind::Leaf };
+    let kind = if stream == WriteStream::Data { FrameKind::Data } else { FrameKind::Leaf };
     NewFrame {
         stream,
         kind,
@@ -93,7 +93,7 @@ fn frame(stream: Stream, birth: u64, content: &[u8], number: u64) -> NewFrame<'_
 
 fn put(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointer> {
     store.write(&frame(
-        if number.is_multiple_of(5) { Stream::Metadata } else { Stream::Data },
+        if number.is_multiple_of(5) { WriteStream::Metadata } else { WriteStream::Data },
         birth,
         &content(number, length),
         number,
@@ -334,10 +334,10 @@ fn what_cannot_be_written_is_refused() {
     let sims = simulators(1, 64 * MIB);
     let store = create(&sims);
     let largest = vec![1; store.largest_frame() as usize + 1];
-    assert!(matches!(store.write(&frame(Stream::Data, 1, &largest, 1)), Err(PoolError::Refused(_))));
-    assert!(matches!(store.write(&frame(Stream::Data, 1, &[], 1)), Err(PoolError::Refused(_))));
-    assert!(matches!(store.write(&frame(Stream::Relocated, 1, &[1], 1)), Err(PoolError::Refused(_))));
-    let pointer = store.write(&frame(Stream::Data, 1, &largest[1..], 1)).unwrap();
+    assert!(matches!(store.write(&frame(WriteStream::Data, 1, &largest, 1)), Err(PoolError::Refused(_))));
+    assert!(matches!(store.write(&frame(WriteStream::Data, 1, &[], 1)), Err(PoolError::Refused(_))));
+    assert!(matches!(store.write(&frame(WriteStream::Relocated, 1, &[1], 1)), Err(PoolError::Refused(_))));
+    let pointer = store.write(&frame(WriteStream::Data, 1, &largest[1..], 1)).unwrap();
     assert_eq!(store.read(&pointer).unwrap().len() as u64, store.largest_frame());
     let unknown = Pointer { segment: 999, ..pointer };
     assert!(matches!(store.read(&unknown), Err(PoolError::Frame { damage: Damage::Structure(_), .. })));

@@ -16,7 +16,7 @@ use super::workers::Workers;
 use super::{Result, Store};
 use crate::device::{Device, failed};
 use crate::error::PoolError;
-use crate::frames::Stream;
+use crate::frames::WriteStream;
 use crate::segment::slots;
 use crate::segment::stream::{Appender, PIECE, Piece};
 
@@ -27,9 +27,9 @@ const WRITERS: usize = 2;
 
 /// Why a store has stopped, if it has.
 #[derive(Debug, Default)]
-pub(super) struct Stopped(OnceLock<String>);
+pub(super) struct Suspension(OnceLock<String>);
 
-impl Stopped {
+impl Suspension {
     /// The reason.
     pub(super) fn reason(&self) -> Option<&String> {
         self.0.get()
@@ -49,7 +49,7 @@ struct Job {
     targets: Vec<(Arc<dyn Device>, u64)>,
     piece: Arc<Piece>,
     appender: Arc<Appender>,
-    stopped: Arc<Stopped>,
+    stopped: Arc<Suspension>,
     settled: bool,
 }
 
@@ -80,10 +80,10 @@ impl Job {
 }
 
 /// Writes, and has the device begin to make it durable where it is much.
-pub(super) fn write_to(device: &dyn Device, stream: Stream, at: u64, bytes: &[u8]) -> Result<()> {
+pub(super) fn write_to(device: &dyn Device, stream: WriteStream, at: u64, bytes: &[u8]) -> Result<()> {
     let written = match (bytes.len() >= PIECE / 2, stream) {
         // Trees are read again soon.
-        (true, Stream::Data) => device.write_stream(bytes, at),
+        (true, WriteStream::Data) => device.write_stream(bytes, at),
         (true, _) => device.write_at(bytes, at).map(|()| device.begin_sync(at, bytes.len() as u64)),
         (false, _) => device.write_at(bytes, at),
     };
@@ -103,7 +103,7 @@ impl std::fmt::Debug for WriteQueue {
 impl Store {
     /// Has a full piece of content written.
     pub(super) fn write_behind(&self, piece: Arc<Piece>) -> Result<()> {
-        let target = |place: &crate::label::Place| {
+        let target = |place: &crate::label::SlotAddress| {
             Ok((self.device(place.device)?, slots::start(*place, self.slot) + u64::from(piece.start)))
         };
         let targets = piece.place.iter().map(target).collect::<Result<Vec<_>>>();

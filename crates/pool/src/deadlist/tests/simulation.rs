@@ -2,7 +2,7 @@
 //! accounting, beside sets of blocks that know the truth. After each step everything is compared.
 
 use super::*;
-use crate::space::{Breakdown, Change, Limits, Purpose, QuotaTree, Shortage, Usage};
+use crate::space::{Breakdown, Limits, Purpose, QuotaTree, Shortage, Usage, UsageChange};
 
 /// The blocks that something references: number -> (birth, bytes).
 pub type Blocks = BTreeMap<u32, (Txg, u64)>;
@@ -124,7 +124,7 @@ impl Pool {
         let birth = self.txg;
         self.datasets.get_mut(&id).unwrap().blocks.insert(block, (birth, bytes));
         self.written.insert(block, (birth, bytes));
-        self.quotas.charge(id, Change::stored(bytes as i64, 3 * bytes as i64)).unwrap();
+        self.quotas.charge(id, UsageChange::stored(bytes as i64, 3 * bytes as i64)).unwrap();
         block
     }
 
@@ -174,12 +174,12 @@ impl Pool {
         }
     }
 
-    fn changes(&mut self, ids: &[u64]) -> Vec<(u64, Change)> {
+    fn changes(&mut self, ids: &[u64]) -> Vec<(u64, UsageChange)> {
         ids.iter()
             .map(|id| {
                 let (history, own) = self.history(*id);
                 let after = self.lists().usage(&history, own).unwrap();
-                (*id, Change::between(&self.quotas.usage(*id).unwrap(), &after).unwrap())
+                (*id, UsageChange::between(&self.quotas.usage(*id).unwrap(), &after).unwrap())
             })
             .collect()
     }
@@ -236,7 +236,7 @@ impl Pool {
         let usage = self.quotas.usage(id).unwrap();
         let referenced =
             Usage { referenced: snapshot.point.referenced, logical_referenced: snapshot.point.logical, ..usage };
-        self.quotas.charge(id, Change::between(&usage, &referenced).unwrap()).unwrap();
+        self.quotas.charge(id, UsageChange::between(&usage, &referenced).unwrap()).unwrap();
         self.recount(&[id]);
     }
 

@@ -7,7 +7,7 @@ use crate::engine::{Admin, NewDataset, Pool};
 use crate::error::PoolError;
 use crate::pointer::Txg;
 use crate::properties::spelling;
-use crate::space::{Change, Purpose, Usage};
+use crate::space::{Purpose, Usage, UsageChange};
 
 impl Pool {
     /// Makes a file system that begins as a snapshot; answers its number. It takes no time and no
@@ -99,7 +99,7 @@ impl Admin {
             let (history, own) = self.catalog.history_of(id)?;
             let own = if gains { own.saturating_sub(snapshots) } else { own + snapshots };
             let after = self.catalog.deadlists().usage(&history, own)?;
-            changes.push((id, Change::between(&self.quota_tree().usage(id)?, &after)?));
+            changes.push((id, UsageChange::between(&self.quota_tree().usage(id)?, &after)?));
         }
         self.quota_tree().charge_if_allowed(&changes, Purpose::Write)?.map_err(refusal)
     }

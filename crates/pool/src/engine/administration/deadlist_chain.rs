@@ -5,7 +5,7 @@ use crate::deadlist::Point;
 use crate::engine::Admin;
 use crate::error::PoolError;
 use crate::pointer::Txg;
-use crate::space::Change;
+use crate::space::UsageChange;
 
 impl Admin {
     /// Takes a snapshot out of its line; what only it held goes to what is being freed.
@@ -60,7 +60,7 @@ impl Admin {
         let (history, own) = self.catalog.history_of(id)?;
         let usage = self.catalog.deadlists().usage(&history, own)?;
         let before = self.quota_tree().usage(id)?;
-        self.quota_tree().charge(id, Change::between(&before, &usage)?)?;
+        self.quota_tree().charge(id, UsageChange::between(&before, &usage)?)?;
         self.note_usage(id)
     }
 }

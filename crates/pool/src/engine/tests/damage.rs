@@ -257,7 +257,7 @@ fn wrong_links(dataset: &Dataset) -> Vec<String> {
     dataset.files().look_at_table(|table| {
         crate::files::Table::scan(table, Vec::new()..Vec::new(), &mut |key, row| {
             match keys::Key::decode(key).unwrap() {
-                keys::Key::Inode(number) => drop(inodes.insert(number, Row::decode(row).unwrap())),
+                keys::Key::Inode(number) => drop(inodes.insert(number, InodeRow::decode(row).unwrap())),
                 keys::Key::Entry { directory, sequence } => {
                     let entry = crate::rows::Entry::decode(row).unwrap();
                     *names.entry(entry.inode).or_default() += 1;
@@ -305,7 +305,7 @@ fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
     let (files, root) = (dataset.files(), dataset.files().root());
     let plain = |directory: &Inode, name: &str, file_type| {
         let new = |parent: &ParentView| {
-            Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
+            Ok(NewInode { row: InodeRow::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
         };
         files.make(directory, name.as_bytes(), b"", &new).unwrap().0
     };
@@ -319,7 +319,7 @@ fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
         let pool = reopen(&storage);
         let dataset = pool.dataset(id).unwrap();
         let head = dataset.files().look_at_table(|table| crate::files::Table::get(table, &keys::head())).unwrap();
-        let head = crate::rows::Head::decode(&head.unwrap()).unwrap();
+        let head = crate::rows::DatasetHead::decode(&head.unwrap()).unwrap();
         let leaf = |name: &str| {
             node_of(
                 &pool,

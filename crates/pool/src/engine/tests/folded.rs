@@ -5,7 +5,7 @@ use super::*;
 use crate::catalog::PropertyRow;
 use crate::files::{Batch, Table};
 use crate::label::Identity;
-use crate::rows::{Head, keys};
+use crate::rows::{DatasetHead, keys};
 use crate::store::Store;
 
 fn with(parent: u64, name: &str, properties: &[(&str, &str)]) -> NewDataset {
@@ -107,7 +107,7 @@ fn a_check_finds_names_under_wrong_hashes() {
     pool.commit().unwrap();
     let row = |table: &TreeTable, key: &[u8]| table.get(key).unwrap().unwrap();
     let (right, wrong, target) = dataset.files().look_at_table(|table| {
-        let head = Head::decode(&row(table, &keys::head())).unwrap();
+        let head = DatasetHead::decode(&row(table, &keys::head())).unwrap();
         let sequence = head.next - 1;
         // As a program would have it that knows nothing of cases.
         let right = keys::name(head.root, head.hash(b"Name"), sequence);

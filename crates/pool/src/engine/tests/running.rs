@@ -100,9 +100,9 @@ fn an_fsync_during_a_commit_waits_for_it_where_frames_are_what_was_written() {
         files.flush_most().unwrap();
         let log = pool.log.get().unwrap();
         let ticket = match files.record_content(&file).unwrap() {
-            crate::files::Durable::Committed => continue,
-            crate::files::Durable::Logged(ticket) => ticket,
-            crate::files::Durable::Recorded => log.newest(),
+            crate::files::Durability::Committed => continue,
+            crate::files::Durability::Logged(ticket) => ticket,
+            crate::files::Durability::Recorded => log.newest(),
         };
         assert!(log.flush(ticket).unwrap().is_some(), "durable before any root has it");
         pool.commit().unwrap();

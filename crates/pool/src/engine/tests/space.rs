@@ -22,7 +22,7 @@ fn local(dataset: u64, name: &str, value: &str) -> Edit {
 
 fn plain(dataset: &Dataset, name: &str, owner: u32) -> crate::files::Result<Arc<Inode>> {
     let new = |parent: &ParentView| {
-        let mut row = Row::new(FileType::Regular, 0o644, parent.now);
+        let mut row = InodeRow::new(FileType::Regular, 0o644, parent.now);
         (row.uid, row.gid) = (owner, owner);
         Ok(NewInode { row, target: None, attributes: Vec::new() })
     };
@@ -643,7 +643,7 @@ fn what_is_refused_in_the_middle_takes_no_room() {
     };
     let new = |parent: &ParentView| {
         let attributes = (0..40).map(|at| (format!("user.{at}").into_bytes(), value(at))).collect();
-        Ok(NewInode { row: Row::new(FileType::Directory, 0o755, parent.now), target: None, attributes })
+        Ok(NewInode { row: InodeRow::new(FileType::Directory, 0o755, parent.now), target: None, attributes })
     };
     let root = dataset.files().root();
     assert!(matches!(dataset.files().make(&root, b"d", b"", &new), Err(FileError::Quota)));

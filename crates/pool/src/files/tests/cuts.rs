@@ -267,12 +267,12 @@ enum Recorded {
 }
 
 impl Recorder for Log {
-    fn record(&self, _: Txg, _: u64, changes: &[Change<'_>]) -> Ticket {
-        let one = |change: &Change<'_>| match change {
-            Change::Put { key, value } => Recorded::Put(key.to_vec(), value.to_vec()),
-            Change::Delete { key } => Recorded::Delete(key.to_vec()),
-            Change::Write { inode, offset, data } => Recorded::Write(*inode, *offset, data.to_vec()),
-            Change::DeleteRange { .. } => panic!("ranges are not recorded"),
+    fn record(&self, _: Txg, _: u64, changes: &[LogChange<'_>]) -> Ticket {
+        let one = |change: &LogChange<'_>| match change {
+            LogChange::Put { key, value } => Recorded::Put(key.to_vec(), value.to_vec()),
+            LogChange::Delete { key } => Recorded::Delete(key.to_vec()),
+            LogChange::Write { inode, offset, data } => Recorded::Write(*inode, *offset, data.to_vec()),
+            LogChange::DeleteRange { .. } => panic!("ranges are not recorded"),
         };
         self.0.lock().push(changes.iter().map(one).collect());
         Ticket::default()
@@ -284,9 +284,9 @@ impl Recorder for Log {
 fn replay(files: &MapFiles, record: &[Recorded]) {
     for change in record {
         let change = match change {
-            Recorded::Put(key, value) => Change::Put { key, value },
-            Recorded::Delete(key) => Change::Delete { key },
-            Recorded::Write(inode, offset, data) => Change::Write { inode: *inode, offset: *offset, data },
+            Recorded::Put(key, value) => LogChange::Put { key, value },
+            Recorded::Delete(key) => LogChange::Delete { key },
+            Recorded::Write(inode, offset, data) => LogChange::Write { inode: *inode, offset: *offset, data },
         };
         files.replay(&change).unwrap();
     }
@@ -305,7 +305,7 @@ fn a_crash_in_the_middle_of_a_cut_finds_a_file_that_is_cut() {
         assert!(steps >= 4, "{steps}");
         let far = 512 * 3 * STEP + 9;
         files.write(&file, Some(far as u64), b"behind").unwrap();
-        assert!(matches!(files.record_content(&file).unwrap(), Durable::Logged(_)));
+        assert!(matches!(files.record_content(&file).unwrap(), Durability::Logged(_)));
         let history = watched.history.lock().take().unwrap();
         let records = log.0.lock();
         assert_eq!((records.len(), history.len()), (steps + 1, steps + 1));

@@ -1,7 +1,7 @@
 //! Compression by several threads gives what one gives.
 
 use super::*;
-use crate::frames::{Owner, Stream};
+use crate::frames::{Owner, WriteStream};
 use crate::pointer::{FrameKind, Txg};
 
 /// Text-like content, or noise.
@@ -16,7 +16,7 @@ fn content(seed: u64, length: usize, compresses: bool) -> Vec<u8> {
 
 fn frame(content: &[u8]) -> NewFrame<'_> {
     NewFrame {
-        stream: Stream::Data,
+        stream: WriteStream::Data,
         kind: FrameKind::Data,
         owner: Owner::default(),
         birth: Txg(1),

@@ -17,7 +17,7 @@ fn fill(store: &Store) -> Vec<(Pointer, u64, usize)> {
     (0..50).map(one).collect()
 }
 
-fn places(store: &Store, segment: u32) -> Vec<Place> {
+fn places(store: &Store, segment: u32) -> Vec<SlotAddress> {
     store.segments().iter().find(|info| info.id == segment).unwrap().place.clone()
 }
 
@@ -26,14 +26,14 @@ fn is_metadata(number: u64) -> bool {
 }
 
 /// What lies at a place for a frame.
-fn bytes(sims: &[Arc<Simulator>], store: &Store, place: Place, pointer: &Pointer) -> Vec<u8> {
+fn bytes(sims: &[Arc<Simulator>], store: &Store, place: SlotAddress, pointer: &Pointer) -> Vec<u8> {
     let start = slots::start(place, store.slot()) + u64::from(pointer.offset) * 16;
     let mut bytes = vec![0; pointer.charged() as usize];
     sims[usize::from(place.device)].read_at(&mut bytes, start).unwrap();
     bytes
 }
 
-fn rot(sims: &[Arc<Simulator>], store: &Store, place: Place, pointer: &Pointer, within: u64) {
+fn rot(sims: &[Arc<Simulator>], store: &Store, place: SlotAddress, pointer: &Pointer, within: u64) {
     let start = slots::start(place, store.slot()) + u64::from(pointer.offset) * 16;
     sims[usize::from(place.device)].rot(start + within, 3);
 }
@@ -190,7 +190,7 @@ fn what_the_cleaner_moves_is_written_twice_again() {
     store.move_out_for_tests(id, 64 * MIB, &mut Cleaned::default()).unwrap();
     commit(&store, 2).unwrap();
     let relocated: Vec<_> =
-        store.segments().into_iter().filter(|info| info.stream == Stream::RelocatedMetadata).collect();
+        store.segments().into_iter().filter(|info| info.stream == WriteStream::RelocatedMetadata).collect();
     assert_eq!(relocated.iter().map(|info| (info.place.len(), info.live_frames)).collect::<Vec<_>>(), vec![(2, 10)]);
     let at = slots::start(relocated[0].place[0], store.slot());
     (0..40).for_each(|step| sims[usize::from(relocated[0].place[0].device)].rot(at + step * 997, 2));

@@ -4,7 +4,7 @@ use super::*;
 use crate::segment::cleaner::Pressure;
 
 fn plain(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointer> {
-    store.write(&frame(Stream::Data, birth, &block(number, length), 1))
+    store.write(&frame(WriteStream::Data, birth, &block(number, length), 1))
 }
 
 /// Content that does not compress, told by its number.
@@ -40,7 +40,7 @@ fn writes_end_at_the_slop_and_room_comes_back() {
     assert!(store.space().free >= slop / 4 && store.space().free < slop / 4 + 65_616);
     assert!(store.admit(1, Claim::Delete).is_err());
     assert!(store.admit(1, Claim::Destroy).is_ok() == (store.space().free > slop / 4));
-    let node = store.write(&frame(Stream::Metadata, 2, &content(1, 30_000), 1)).unwrap();
+    let node = store.write(&frame(WriteStream::Metadata, 2, &content(1, 30_000), 1)).unwrap();
     commit(&store, 2).unwrap();
     frames.drain(..).for_each(|pointer| store.free(&pointer, Txg(3)));
     assert!(store.space().freeing > size / 2);
@@ -198,7 +198,7 @@ fn where_little_is_free_it_is_for_writers() {
     // Trees' nodes may take what ordinary content may not.
     while store.map.read().slots.free() >= spare {
         let number = pointers.len() as u64;
-        pointers.push(store.write(&frame(Stream::Metadata, 1, &block(number, 60_000), 1)).unwrap());
+        pointers.push(store.write(&frame(WriteStream::Metadata, 1, &block(number, 60_000), 1)).unwrap());
     }
     commit(&store, 1).unwrap();
     assert!(store.map.read().slots.free() < spare);

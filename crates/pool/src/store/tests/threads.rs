@@ -33,7 +33,7 @@ impl Shared {
             let written = self.store.write(&NewFrame {
                 compression: CompressionSetting::Off,
                 checksum: ChecksumKind::Xxh3,
-                ..frame(Stream::Data, *txg, &content, 1)
+                ..frame(WriteStream::Data, *txg, &content, 1)
             });
             let pointer = written.unwrap_or_else(|error| panic!("{error}: {:?}", self.store.space()));
             if let Some((old, _)) = self.alive[thread].lock().insert(key, (pointer, number)) {

@@ -91,7 +91,7 @@ fn write(store: &Store, txg: u64, number: u64) -> Result<Pointer> {
     store.write(&NewFrame {
         compression: CompressionSetting::Off,
         checksum: ChecksumKind::Xxh3,
-        ..frame(Stream::Data, txg, &content, 1)
+        ..frame(WriteStream::Data, txg, &content, 1)
     })
 }
 
