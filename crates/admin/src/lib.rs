@@ -11,6 +11,7 @@
 //!  pool       verbs on the pool:  pool::run(the same)
 //!  mounts     what the verbs need of mounting
 //!  counted    devices that count; failing: what becomes of writes that they refuse; watch: events and damage
+//!  job        a thread in the background that is started, waited for and ended: scrub, trim
 //!  refusal    why something was not done
 //! ```
 
@@ -22,6 +23,7 @@ pub mod failing;
 pub mod fs;
 pub mod host;
 pub mod imported;
+mod job;
 pub mod mounts;
 pub mod pool;
 pub mod progress;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nacre_pool::Store;
-use nacre_pool::device::{Device, FileDevice};
+use nacre_pool::device::{Device, FileDevice, Random};
 use nacre_pool::engine::{Committer, Dataset, Pace, Pool, PoolConfig};
 use nacre_pool::files::{Inode, NewInode, ParentView};
 use nacre_pool::rows::{FileType, InodeRow, Timestamp};
@@ -46,26 +46,14 @@ fn is_far() -> bool {
     std::env::var("NAMES").is_ok_and(|names| names == "any")
 }
 
-/// Numbers that do not compress.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn fill(&mut self, buffer: &mut [u8]) {
-        buffer.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]));
-    }
+/// Bytes that do not compress.
+fn noise(random: &mut Random, buffer: &mut [u8]) {
+    buffer.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]));
 }
 
 /// The name of a file by its number; `far` where neighbours shall have nothing in common.
 fn name(at: u64, far: bool) -> String {
-    if far { format!("file-{:016x}", Dice(at).next()) } else { format!("file-{at:010}") }
+    if far { format!("file-{:016x}", Random(at).next()) } else { format!("file-{at:010}") }
 }
 
 /// A moment, in the world's time and in the processors' time of this process.
@@ -145,11 +133,11 @@ impl Bench {
                 let place = &place;
                 scope.spawn(move || {
                     let mut content = vec![0; length];
-                    let mut dice = Dice(thread + 1);
+                    let mut random = Random(thread + 1);
                     let each = files / threads;
                     let mut before = Instant::now();
                     for at in 0..each {
-                        dice.fill(&mut content);
+                        noise(&mut random, &mut content);
                         let file = self.make(place, &name(thread * each + at, far), FileType::Regular);
                         self.dataset.files().write(&file, Some(0), &content).unwrap();
                         if threads == 1 && (at + 1) % (each / 5) == 0 {
@@ -189,11 +177,11 @@ impl Bench {
     fn read(&self, directory: &str, count: u64) {
         let files = self.dataset.files();
         let (place, _) = files.look_up(&files.root(), directory.as_bytes()).unwrap();
-        let mut dice = Dice(3);
+        let mut random = Random(3);
         let mut buffer = vec![0; 4096];
         let start = Moment::now();
         for _ in 0..count {
-            let (file, _) = files.look_up(&place, name(dice.next() % count, is_far()).as_bytes()).unwrap();
+            let (file, _) = files.look_up(&place, name(random.next() % count, is_far()).as_bytes()).unwrap();
             files.read(&file, 0, &mut buffer).unwrap();
         }
         say("look up and read, at random", start, count, 0);
@@ -250,21 +238,21 @@ impl Bench {
         let places = mebibytes * 256;
         let count = number("OVERWRITES", places);
         let mut block = vec![0; 4096];
-        let mut dice = Dice(5);
+        let mut random = Random(5);
         let start = Moment::now();
         for _ in 0..count {
-            let at = dice.next() % places;
-            dice.fill(&mut block);
+            let at = random.next() % places;
+            noise(&mut random, &mut block);
             self.dataset.files().write(&file, Some(at * 4096), &block).unwrap();
         }
         self.pool.sync_file(&self.dataset, &file).unwrap();
         say(&format!("{count} random overwrites of 4 KiB, fsync"), start, count, count * 4096);
         let plain = OpenOptions::new().write(true).open(self.directory.join("plain")).unwrap();
-        let mut dice = Dice(5);
+        let mut random = Random(5);
         let start = Moment::now();
         for _ in 0..count {
-            let at = dice.next() % places;
-            dice.fill(&mut block);
+            let at = random.next() % places;
+            noise(&mut random, &mut block);
             plain.write_all_at(&block, at * 4096).unwrap();
         }
         plain.sync_all().unwrap();
@@ -292,9 +280,9 @@ impl Bench {
 
 /// Words, or what does not compress.
 fn fill(block: &mut [u8], text: bool, seed: u64) {
-    let mut dice = Dice(seed);
+    let mut random = Random(seed);
     if !text {
-        dice.fill(block);
+        noise(&mut random, block);
         return;
     }
     let words = [
@@ -313,7 +301,7 @@ fn fill(block: &mut [u8], text: bool, seed: u64) {
     ];
     let mut at = 0;
     while at < block.len() {
-        let word = words[dice.next() as usize % words.len()].as_bytes();
+        let word = words[random.next() as usize % words.len()].as_bytes();
         let length = word.len().min(block.len() - at);
         block[at..at + length].copy_from_slice(&word[..length]);
         at += length;

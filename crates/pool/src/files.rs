@@ -16,7 +16,6 @@
 //! - Before a txg is frozen everything active is flushed into the table ([`Files::flush`]), so the
 //!   frozen tree is the state of one moment.
 
-mod ahead;
 mod content;
 mod durable;
 mod inodes;
@@ -26,6 +25,7 @@ mod names;
 mod orphans;
 pub(crate) mod patches;
 mod quota_check;
+mod readahead;
 mod recent;
 mod sharing;
 mod spin_lock;
@@ -250,7 +250,7 @@ pub struct Files<T> {
     replaying: AtomicBool,
     /// The head cannot be read, so nothing more may change.
     headless: AtomicBool,
-    ahead: ahead::Ahead,
+    readahead: readahead::ListingReadahead,
     freed: Mutex<Vec<Dead>>,
     unstored: Mutex<unstored::Unstored>,
     /// Frames that rows of the open txg have come to share.
@@ -395,7 +395,7 @@ impl<T: Table> Files<T> {
             admission,
             replaying: AtomicBool::new(false),
             headless: AtomicBool::new(false),
-            ahead: ahead::Ahead::default(),
+            readahead: readahead::ListingReadahead::default(),
             stop: stopping::Stop::default(),
             freed: Mutex::default(),
             unstored: Mutex::default(),

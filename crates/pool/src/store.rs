@@ -102,7 +102,7 @@ pub struct Store {
     /// Hears of damage that readers meet.
     watcher: watch::Watcher,
     /// Asks devices ahead of readers.
-    ahead: streaming::Ahead,
+    readahead: streaming::DeviceReadahead,
     /// Writes content while others go on.
     write_queue: write_queue::WriteQueue,
     /// Compresses content beside whoever writes it.

@@ -40,12 +40,14 @@ struct SimulatorState {
     written: u64,
 }
 
-/// A small generator of random numbers (SplitMix64): seeded, for tests.
+/// Random numbers from a seed (SplitMix64), for whatever has to be the same in each run: crashes
+/// here, and tests.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
+pub struct Random(pub u64);
 
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
+    /// Any number.
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -54,8 +56,14 @@ impl Random {
     }
 
     /// A number below this one (0 for 0).
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         if limit == 0 { 0 } else { self.next() % limit }
+    }
+
+    /// One of these.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
+        let at = self.below(from.len() as u64);
+        from.get(usize::try_from(at).ok()?)
     }
 }
 

@@ -212,7 +212,7 @@ impl<T: Table> Files<T> {
             None => None,
         };
         drop(table);
-        names.into_iter().chain(rows).for_each(|read| self.ahead.go(read));
+        names.into_iter().chain(rows).for_each(|read| self.readahead.go(read));
         Ok(())
     }
 

@@ -3,17 +3,18 @@
 //!
 //! Callers: the store as [`Frames`](crate::frames::Frames). Invariants:
 //! - No lock is held while anything is compressed, and nothing is taken of the pool.
-//! - Whoever brings frames compresses them from the front himself; from the back he lends copies to
-//!   the threads, as long as at most [`WAITING`] wait there: a thread always has the next one, and
-//!   what none has begun when he gets there he takes back. So nobody waits but for what is being
-//!   compressed.
-//! - What a thread loses is compressed by whoever lent it.
+//! - The caller compresses its frames from the front; from the back it leaves copies to the threads
+//!   as long as fewer than [`WAITING`] wait for each of them, so that a thread always has the next
+//!   one. When it gets there it does what no thread has begun, its own or another caller's. So
+//!   nobody waits but for what is being compressed.
+//! - What a thread loses is compressed by the caller that left it there.
 //! - The threads end with the store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Condvar, Mutex};
+use crossbeam_channel::{Sender, bounded};
+use parking_lot::Mutex;
 
 use super::workers::{Workers, processors};
 use super::{Result, Store};
@@ -27,7 +28,7 @@ use crate::pointer::{ChecksumKind, Compression, Pointer};
 const WORTH_A_THREAD: usize = 512 << 10;
 /// Groups that wait at most, for each thread.
 const WAITING: usize = 3;
-/// Frames that are lent together.
+/// Frames that are left to a thread together.
 const GROUP: usize = 2;
 /// Buffers kept for the next groups, and what one of them is long at most, bytes.
 const SPARE: (usize, usize) = (4, 1 << 20);
@@ -44,22 +45,15 @@ fn compress_group(compression: CompressionSetting, checksum: ChecksumKind, conte
 
 /// Copies of contents, for a thread to compress.
 struct Job {
-    batch: Arc<Batch>,
-    /// Which group of the batch it is.
+    /// Where the caller waits; it sees a job that is lost by this end of it being gone.
+    results: Sender<(usize, Vec<Content>)>,
+    /// Which of the caller's groups it is.
     group: usize,
     bytes: Vec<u8>,
     lengths: Vec<usize>,
     compression: CompressionSetting,
     checksum: ChecksumKind,
     spare: Arc<Mutex<Vec<Vec<u8>>>>,
-}
-
-/// The groups that one caller has lent.
-#[derive(Default)]
-struct Batch {
-    /// What came back; nothing where it was lost.
-    back: Mutex<Vec<(usize, Vec<Content>)>>,
-    changed: Condvar,
 }
 
 impl Job {
@@ -73,27 +67,12 @@ impl Job {
             rest = behind;
         }
         let compressed = compress_group(self.compression, self.checksum, &contents);
-        self.give_back(compressed);
-        let mut bytes = std::mem::take(&mut self.bytes);
+        // The caller is there: it waits for all that it has left.
+        let _ = self.results.send((self.group, compressed));
         let mut spare = self.spare.lock();
-        if spare.len() < SPARE.0 && bytes.capacity() <= SPARE.1 {
-            bytes.clear();
-            spare.push(bytes);
-        }
-    }
-
-    fn give_back(&mut self, compressed: Vec<Content>) {
-        self.lengths.clear();
-        self.batch.back.lock().push((self.group, compressed));
-        self.batch.changed.notify_one();
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        // Whoever waits for it must not wait forever.
-        if !self.lengths.is_empty() {
-            self.give_back(Vec::new());
+        if spare.len() < SPARE.0 && self.bytes.capacity() <= SPARE.1 {
+            self.bytes.clear();
+            spare.push(self.bytes);
         }
     }
 }
@@ -108,8 +87,6 @@ pub(super) struct Compressors {
 
 struct Running {
     workers: Workers<Job>,
-    /// How many groups may wait.
-    most: usize,
     /// Buffers for the next groups.
     spare: Arc<Mutex<Vec<Vec<u8>>>>,
 }
@@ -124,37 +101,40 @@ impl Compressors {
     /// The threads, where there are any. Whoever brings frames is one more.
     fn running(&self) -> Option<&Running> {
         let start = || {
-            let workers = Workers::start("pool-pack", processors() - 1, Job::run);
-            Running { most: workers.count() * WAITING, workers, spare: Arc::default() }
+            let threads = processors() - 1;
+            let workers = Workers::start("pool-pack", threads, threads * WAITING, Job::run);
+            Running { workers, spare: Arc::default() }
         };
         Some(self.running.get_or_init(start)).filter(|running| running.workers.count() > 0)
     }
 }
 
 impl Running {
-    /// Lends a group, where there is room for it.
-    fn lend(&self, batch: &Arc<Batch>, group: usize, frames: &[NewFrame<'_>]) -> bool {
+    /// Leaves a group to the threads, where there is room for it.
+    fn leave(&self, results: &Sender<(usize, Vec<Content>)>, group: usize, frames: &[NewFrame<'_>]) -> bool {
         let Some(first) = frames.first() else { return false };
-        let Some(room) = self.workers.room(self.most) else { return false };
+        // Nothing is copied in vain, but where another caller was faster.
+        if self.workers.is_full() {
+            return false;
+        }
         let mut bytes = self.spare.lock().pop().unwrap_or_default();
         let lengths = frames.iter().map(|frame| frame.content.len()).collect();
         frames.iter().for_each(|frame| bytes.extend_from_slice(frame.content));
         let (compression, checksum, spare) = (first.compression, first.checksum, Arc::clone(&self.spare));
-        room.fill(Job { batch: Arc::clone(batch), group, bytes, lengths, compression, checksum, spare });
-        true
+        self.workers
+            .offer(Job { results: results.clone(), group, bytes, lengths, compression, checksum, spare })
+            .is_ok()
     }
-}
 
-impl Running {
     /// Compresses groups of frames, with the threads.
     fn compress(&self, groups: &[&[NewFrame<'_>]]) -> Vec<Vec<Content>> {
-        let batch = Arc::new(Batch::default());
+        let (results, came) = bounded(groups.len());
         let mut done: Vec<Vec<Content>> = groups.iter().map(|_| Vec::new()).collect();
-        let (mut front, mut back, mut lent) = (0, groups.len(), 0);
+        let (mut front, mut back) = (0, groups.len());
         while front < back {
             let last = groups.get(back - 1).copied().unwrap_or_default();
-            if front + 1 < back && self.lend(&batch, back - 1, last) {
-                (back, lent) = (back - 1, lent + 1);
+            if front + 1 < back && self.leave(&results, back - 1, last) {
+                back -= 1;
                 continue;
             }
             if let (Some(place), Some(group)) = (done.get_mut(front), groups.get(front)) {
@@ -162,23 +142,18 @@ impl Running {
             }
             front += 1;
         }
-        for mut job in self.workers.take_back(|job| Arc::ptr_eq(&job.batch, &batch)) {
-            lent -= 1;
-            job.lengths.clear();
+        drop(results);
+        while came.len() < groups.len() - back
+            && let Some(job) = self.workers.take()
+        {
+            job.run();
         }
-        let came = {
-            let mut came = batch.back.lock();
-            while came.len() < lent {
-                batch.changed.wait(&mut came);
-            }
-            std::mem::take(&mut *came)
-        };
         for (group, compressed) in came {
             if let Some(place) = done.get_mut(group) {
                 *place = compressed;
             }
         }
-        // What was taken back, or lost.
+        // What was lost.
         for (place, group) in done.iter_mut().zip(groups) {
             if place.len() != group.len() {
                 *place = compress_frames(group);

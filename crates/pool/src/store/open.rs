@@ -441,7 +441,7 @@ impl Store {
             sums,
             slop_at_most: u64::MAX,
             watcher: Default::default(),
-            ahead: super::streaming::Ahead::default(),
+            readahead: super::streaming::DeviceReadahead::default(),
             write_queue: super::write_queue::WriteQueue::default(),
             compressors: super::compressors::Compressors::default(),
         })

@@ -6,8 +6,8 @@
 //!   then. A commit waits for all of them ([`Appender::wait_settled`]) before it syncs.
 //! - A write that fails suspends the store: the next one to write is told, and no commit succeeds
 //!   any more.
-//! - At most [`WAITING`] pieces wait; whoever comes with one more writes it himself. So memory is
-//!   bounded, and nobody writes faster than devices do.
+//! - When [`WAITING`] pieces wait, the caller writes the next one itself. So memory is bounded, and
+//!   nobody writes faster than devices do.
 //! - The threads end with the store, after the last write.
 
 use std::sync::{Arc, OnceLock};
@@ -118,12 +118,9 @@ impl Store {
             stopped: Arc::clone(&self.suspended),
             settled: false,
         };
-        let workers = self.write_queue.0.get_or_init(|| Workers::start("pool-write", WRITERS, Job::run));
-        let most = if workers.count() > 0 { WAITING } else { 0 };
-        if let Some(room) = workers.room(most) {
-            room.fill(job);
-            return Ok(());
-        }
+        let workers = self.write_queue.0.get_or_init(|| Workers::start("pool-write", WRITERS, WAITING, Job::run));
+        let left = if workers.count() > 0 { workers.offer(job) } else { Err(job) };
+        let Err(job) = left else { return Ok(()) };
         job.run();
         self.usable()
     }

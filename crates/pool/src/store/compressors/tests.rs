@@ -38,11 +38,11 @@ fn together(running: &Running, contents: &[Vec<u8>]) -> Vec<Vec<Content>> {
 
 /// Threads, however many processors there are.
 fn started(threads: usize, most: usize, run: fn(Job)) -> Running {
-    Running { workers: Workers::start("pool-pack", threads, run), most, spare: Arc::default() }
+    Running { workers: Workers::start("pool-pack", threads, most, run), spare: Arc::default() }
 }
 
 #[test]
-fn several_threads_pack_what_one_packs_in_its_order() {
+fn several_threads_compress_what_one_does_in_its_order() {
     let running = started(3, 9, Job::run);
     std::thread::scope(|scope| {
         for writer in 0..4u64 {
@@ -67,7 +67,7 @@ fn several_threads_pack_what_one_packs_in_its_order() {
 }
 
 #[test]
-fn what_nobody_begins_or_somebody_loses_is_packed_by_whoever_lent_it() {
+fn what_nobody_begins_or_somebody_loses_is_compressed_by_the_caller() {
     let contents: Vec<Vec<u8>> = (0..8).map(|nth| content(nth, 20_000, true)).collect();
     // Nobody is there.
     let running = started(0, 9, Job::run);

@@ -24,7 +24,7 @@ const STACK: usize = 256 << 10;
 
 /// The thread that reads ahead; made when it is needed.
 #[derive(Debug, Default)]
-pub(super) struct Ahead(Mutex<Option<Running>>);
+pub(super) struct ListingReadahead(Mutex<Option<Running>>);
 
 #[derive(Debug)]
 struct Running {
@@ -55,7 +55,7 @@ impl Drop for Running {
     }
 }
 
-impl Ahead {
+impl ListingReadahead {
     /// Has the thread read this, unless it has enough to do.
     pub(super) fn go(&self, read: Absent) {
         let mut running = self.0.lock();
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn parts_are_read_in_turn_and_too_many_are_dropped() {
-        let ahead = Ahead::default();
+        let ahead = ListingReadahead::default();
         let (begun, told) = channel();
         let (go_on, wait) = channel::<()>();
         ahead.go(Box::new(move || {
