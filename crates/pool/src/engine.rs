@@ -91,48 +91,33 @@ pub trait Storage: Frames {
     ///
     /// # Errors
     /// A device that fails.
-    fn opened(&self) -> Result<(), PoolError> {
-        Ok(())
-    }
+    fn opened(&self) -> Result<(), PoolError>;
 
     /// What frames may take in all, bytes: slop included, what the store itself needs left out.
     fn size(&self) -> u64;
 
     /// What may be written for this now, bytes: what of the slop it may not use is left out.
-    fn room(&self, purpose: Purpose) -> u64 {
-        let _ = purpose;
-        u64::MAX
-    }
+    fn room(&self, purpose: Purpose) -> u64;
 
     /// The longest record that makes sense here, bytes.
-    fn largest_frame(&self) -> u64 {
-        16 << 20
-    }
+    fn largest_frame(&self) -> u64;
 
     /// How names are hashed in file systems that are made now.
-    fn hashing(&self) -> Hashing {
-        Hashing::default()
-    }
+    fn hashing(&self) -> Hashing;
 
     /// File systems in which names are the same though their bytes differ are about to be made:
     /// from now on who does not know of them keeps away. `time` is when.
     ///
     /// # Errors
     /// A device that fails.
-    fn allow_folding(&self, time: u64) -> Result<(), PoolError> {
-        let _ = time;
-        Ok(())
-    }
+    fn allow_folding(&self, time: u64) -> Result<(), PoolError>;
 
     /// A step of what keeps the store in order: cleaning about so many bytes, giving freed slots
     /// back to their devices.
     ///
     /// # Errors
     /// A device that fails.
-    fn tend(&self, budget: u64) -> Result<Work, PoolError> {
-        let _ = budget;
-        Ok(Work::None)
-    }
+    fn tend(&self, budget: u64) -> Result<Work, PoolError>;
 }
 
 /// Whether there is more to do at once.

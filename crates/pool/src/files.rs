@@ -44,7 +44,7 @@ pub use listing::{ListedEntry, SeenEntry};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
 pub(crate) use patches::is_rotten;
-pub use quota_check::{AccessTimes, Admission, Admit, Rules, Unlimited};
+pub use quota_check::{AccessTimes, Admission, Admit, Rules};
 pub use sharing::Range;
 pub use stopping::StoppedFiles;
 pub use table::{Absent, Batch, RowChange, Table};

@@ -22,6 +22,8 @@ use std::fmt;
 
 pub use owner::{OwnerQuota, OwnerQuotas, OwnerShortage};
 pub use quota_tree::QuotaTree;
+#[cfg(test)]
+pub(crate) use tests::judged;
 
 use crate::error::{Damage, PoolError};
 
@@ -184,6 +186,32 @@ pub enum Shortage {
     Refquota(u64),
     /// The pool (ENOSPC).
     Pool,
+}
+
+/// Why the accounts do not take a change: a rule is against it (a [`Shortage`], a
+/// [`LimitRefusal`]), or they cannot tell.
+#[derive(Clone, Debug)]
+pub enum AccountError<R> {
+    /// The rule; nothing is changed.
+    Refused(R),
+    /// An unknown dataset, counters out of bounds.
+    Pool(PoolError),
+}
+
+impl<R> From<PoolError> for AccountError<R> {
+    fn from(error: PoolError) -> Self {
+        Self::Pool(error)
+    }
+}
+
+impl<R> AccountError<R> {
+    /// The error of the pool, by what a refusal is there.
+    pub fn pool_error(self, refused: impl FnOnce(R) -> PoolError) -> PoolError {
+        match self {
+            Self::Refused(why) => refused(why),
+            Self::Pool(error) => error,
+        }
+    }
 }
 
 /// Why a limit is not accepted.

@@ -15,7 +15,7 @@ use nacre_pool::device::{Device, Simulator};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::{MountOptions, Mounted, Opening, Silent, What};
+use crate::{AtOneMoment, MountOptions, Mounted, Opening, Silent, What};
 
 /// A pool in memory, and its mounts.
 struct World {
@@ -41,6 +41,12 @@ impl Mounts for Noted {
         self.there.lock().push(Mounted { what, at: at.to_owned(), options: options.clone() });
         Ok(())
     }
+
+    fn make_place(&self, _: &Path, _: &MountOptions) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn not_mounted(&self) {}
 
     fn unmount(&self, what: What, force: bool) -> Result<(), Refusal> {
         let mut there = self.there.lock();
@@ -95,6 +101,11 @@ impl Mounts for Noted {
     fn settle(&self, datasets: &[u64]) -> Result<(), Refusal> {
         self.asked.lock().push(format!("settle {datasets:?}"));
         Ok(())
+    }
+
+    fn at_one_moment(&self, datasets: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal> {
+        self.settle(datasets)?;
+        act(&mut || {})
     }
 
     fn replace(&self, dataset: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {

@@ -26,6 +26,20 @@ const FREED_AT_ONCE: usize = 20_000;
 /// between.
 const RELEASED_AT_ONCE: u64 = 64 << 10;
 
+/// What became of a commit and of the administration in it.
+enum CommitError {
+    /// The commit is made; the administration refused and has changed nothing.
+    Refused(PoolError),
+    /// There is no commit, and nothing further is accepted.
+    Failed(PoolError),
+}
+
+impl From<PoolError> for CommitError {
+    fn from(error: PoolError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 impl Pool {
     /// Makes everything durable that was done before the call.
     ///
@@ -88,14 +102,14 @@ impl Pool {
         if let Some(failed) = admin.failed.clone().or_else(|| self.throttle.failed()) {
             return Err(failed);
         }
-        match self.run_commit(admin, frozen, administer) {
-            Ok(answer) => answer,
-            Err(error) => {
+        self.run_commit(admin, frozen, administer).map_err(|error| match error {
+            CommitError::Refused(error) => error,
+            CommitError::Failed(error) => {
                 admin.failed = Some(error.clone());
                 self.throttle.fail(&error);
-                Err(error)
+                error
             }
-        }
+        })
     }
 
     /// The clock's whole seconds since 1970.
@@ -117,13 +131,12 @@ impl Pool {
         }
     }
 
-    /// The outer result is the commit's, the inner one the administration's.
     fn run_commit<R>(
         &self,
         admin: &mut MutexGuard<'_, Admin>,
         frozen: Option<&mut dyn FnMut()>,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
-    ) -> Result<Result<R, PoolError>, PoolError> {
+    ) -> Result<R, CommitError> {
         let datasets = self.open_datasets();
         for dataset in &datasets {
             // Most of it while operations go on, so that they wait shortly.
@@ -161,7 +174,7 @@ impl Pool {
             && admin.catalog.changes() != before
         {
             // Not refused but broken off: a part of it must not become durable.
-            return Err(error.clone());
+            return Err(error.clone().into());
         }
         admin.catalog.note_snapshots_changed((self.clock)().seconds)?;
         if let Err(error) = self.free_some(admin, txg) {
@@ -179,7 +192,7 @@ impl Pool {
         if let (Some(log), Some(last)) = (log, last) {
             log.committed(txg, last);
         }
-        Ok(answer)
+        answer.map_err(CommitError::Refused)
     }
 
     /// Writes a dataset's tree out and settles its accounts.

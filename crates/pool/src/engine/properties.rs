@@ -15,7 +15,7 @@ use crate::pointer::Txg;
 use crate::properties::{
     Behaviour, Chain, Property, PropertyError, chain::StoredProperty, dataset_property, effective, spelling,
 };
-use crate::space::{LimitRefusal, Limits, OwnerQuotas, QuotaTree, Usage};
+use crate::space::{AccountError, LimitRefusal, Limits, OwnerQuotas, QuotaTree, Usage};
 
 /// What a property shall become.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,8 +158,8 @@ fn stored_name(property: &Property, given: &str) -> Result<String, PoolError> {
 /// Applies limits that are to be stored, where they fit what is used and available. With `old`
 /// those that stay are not asked about again.
 fn apply_limits(quotas: &mut QuotaTree, id: u64, old: &Limits, new: &Limits) -> Result<(), PoolError> {
-    let judged = |name: &str, outcome: Result<Result<(), LimitRefusal>, PoolError>| {
-        outcome?.map_err(|why| PoolError::Limit { name: name.to_owned(), why })
+    let judged = |name: &str, outcome: Result<(), AccountError<LimitRefusal>>| {
+        outcome.map_err(|error| error.pool_error(|why| PoolError::Limit { name: name.to_owned(), why }))
     };
     // What is lifted or lowered first: two limits that change together fit each other afterwards.
     if new.reservation < old.reservation {
@@ -363,9 +363,11 @@ impl Admin {
         let mut quotas = self.quota_tree().clone();
         let (_, snapshots) = quotas.counts(id)?;
         let before: Vec<u64> = quotas.ancestors(id)?;
-        if quotas.reparent(id, parent)?.is_err() {
+        match quotas.reparent(id, parent) {
+            Ok(()) => {}
             // The shortage is told by whoever moves it.
-            return Ok(());
+            Err(AccountError::Refused(_)) => return Ok(()),
+            Err(AccountError::Pool(error)) => return Err(error),
         }
         let new = |dataset: &u64| !before.contains(dataset);
         if let Some(dataset) = quotas.filesystem_limit_hit(parent, 0)?.filter(new) {

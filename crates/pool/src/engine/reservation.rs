@@ -22,7 +22,7 @@ use super::{Pool, Storage};
 use crate::error::PoolError;
 use crate::files::{Admission, FileError};
 use crate::pointer::Txg;
-use crate::space::{Purpose, QuotaTree, Shortage, UsageChange};
+use crate::space::{AccountError, Purpose, QuotaTree, Shortage, UsageChange};
 
 /// By how much rows grow with an operation, beside what is promised for it: a few of them, and a
 /// node that is divided. Bytes.
@@ -118,7 +118,7 @@ impl Reservations {
             return Ok(());
         }
         let bytes = bytes.saturating_add(ROWS);
-        books.quotas.admits(dataset, bytes, purpose)?.map_err(refusal)?;
+        books.quotas.admits(dataset, bytes, purpose).map_err(refusal)?;
         let full = self.storage.room(purpose) < books.outstanding.saturating_add(bytes);
         if full { Err(PoolError::NoSpace.into()) } else { Ok(()) }
     }
@@ -169,12 +169,12 @@ impl Pool {
     }
 }
 
-/// The error of a shortage.
-pub(super) fn refusal(shortage: Shortage) -> PoolError {
-    match shortage {
+/// What the pool answers to a change that its accounts do not take.
+pub(super) fn refusal(error: AccountError<Shortage>) -> PoolError {
+    error.pool_error(|shortage| match shortage {
         Shortage::Quota(dataset) | Shortage::Refquota(dataset) => PoolError::Quota { dataset },
         Shortage::Pool => PoolError::NoSpace,
-    }
+    })
 }
 
 impl Admission for Reservations {

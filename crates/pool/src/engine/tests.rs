@@ -110,6 +110,28 @@ impl Storage for MapStorage {
     fn room(&self, purpose: crate::space::Purpose) -> u64 {
         crate::space::usable(self.size(), purpose).saturating_sub(self.stored())
     }
+
+    fn opened(&self) -> Result<(), PoolError> {
+        Ok(())
+    }
+
+    fn largest_frame(&self) -> u64 {
+        16 << 20
+    }
+
+    fn hashing(&self) -> keys::Hashing {
+        keys::Hashing::default()
+    }
+
+    /// A map has no labels that others could read.
+    fn allow_folding(&self, _: u64) -> Result<(), PoolError> {
+        Ok(())
+    }
+
+    /// A map is always in order.
+    fn tend(&self, _: u64) -> Result<Work, PoolError> {
+        Ok(Work::None)
+    }
 }
 
 impl MapStorage {

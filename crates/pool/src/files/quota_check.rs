@@ -62,32 +62,6 @@ pub trait Admission: Send + Sync {
     fn room(&self, dataset: u64) -> u64;
 }
 
-/// Admits everything.
-#[derive(Clone, Copy, Debug)]
-pub struct Unlimited;
-
-impl Admission for Unlimited {
-    fn admit(&self, _: u64, _: u64, _: Option<Purpose>) -> Result<()> {
-        Ok(())
-    }
-
-    fn check(&self, _: u64, _: u64, _: Purpose) -> Result<()> {
-        Ok(())
-    }
-
-    fn charge(&self, _: u64, _: Txg, _: u64, _: u64) {}
-
-    fn dirtied(&self, _: u64, _: Txg, _: u64) {}
-
-    fn relieve(&self, _: Option<u64>, _: bool) -> std::result::Result<bool, PoolError> {
-        Ok(false)
-    }
-
-    fn room(&self, _: u64) -> u64 {
-        u64::MAX
-    }
-}
-
 /// When reading is noted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessTimes {

@@ -62,9 +62,7 @@ pub trait Table: Send + Sync {
     fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError>;
 
     /// What the next commits will write of the table, bytes.
-    fn dirty_bytes(&self) -> u64 {
-        0
-    }
+    fn dirty_bytes(&self) -> u64;
 }
 
 /// A change of one row.

@@ -13,6 +13,7 @@ use super::*;
 use crate::error::Damage;
 use crate::frames::NewFrame;
 use crate::rows::{FileType, InodeRow};
+use crate::space::Purpose;
 
 mod cuts;
 mod folded;
@@ -45,7 +46,37 @@ impl Watched {
     }
 }
 
+/// Admits everything.
+struct Unlimited;
+
+impl Admission for Unlimited {
+    fn admit(&self, _: u64, _: u64, _: Option<Purpose>) -> Result<()> {
+        Ok(())
+    }
+
+    fn check(&self, _: u64, _: u64, _: Purpose) -> Result<()> {
+        Ok(())
+    }
+
+    fn charge(&self, _: u64, _: Txg, _: u64, _: u64) {}
+
+    fn dirtied(&self, _: u64, _: Txg, _: u64) {}
+
+    fn relieve(&self, _: Option<u64>, _: bool) -> std::result::Result<bool, PoolError> {
+        Ok(false)
+    }
+
+    fn room(&self, _: u64) -> u64 {
+        u64::MAX
+    }
+}
+
 impl Table for MapTable {
+    /// Nothing of it is ever written.
+    fn dirty_bytes(&self) -> u64 {
+        0
+    }
+
     fn get(&self, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, PoolError> {
         self.1.look(key)?;
         Ok(self.0.get(key).cloned())

@@ -12,7 +12,7 @@ mod limits;
 
 use std::collections::HashMap;
 
-use super::{Limits, Purpose, Shortage, Usage, UsageChange, impossible, usable};
+use super::{AccountError, Limits, Purpose, Shortage, Usage, UsageChange, impossible, usable};
 use crate::error::PoolError;
 
 #[derive(Clone, Debug)]
@@ -166,23 +166,21 @@ impl QuotaTree {
     /// A dataset has got another parent. Its descendants come along.
     ///
     /// # Errors
-    /// A [`Shortage`] where the new ancestors cannot hold it, inside `Ok`; [`PoolError::Refused`]
-    /// for unknown ones, the root, and a parent below it.
-    pub fn reparent(&mut self, id: u64, parent: u64) -> Result<Result<(), Shortage>, PoolError> {
+    /// A [`Shortage`] where the new ancestors cannot hold it; [`PoolError::Refused`] for unknown
+    /// ones, the root, and a parent below it.
+    pub fn reparent(&mut self, id: u64, parent: u64) -> Result<(), AccountError<Shortage>> {
         if self.chain(parent)?.contains(&id) {
-            return Err(PoolError::Refused("a dataset cannot be put below itself".to_owned()));
+            return Err(PoolError::Refused("a dataset cannot be put below itself".to_owned()).into());
         }
         let node = self.node(id)?;
         let Some(old) = node.parent else {
-            return Err(PoolError::Refused("the root of a pool has no parent".to_owned()));
+            return Err(PoolError::Refused("the root of a pool has no parent".to_owned()).into());
         };
         let (cost, filesystems, snapshots) = (node.cost()?, node.filesystems + 1, node.snapshots);
         let mut next = self.clone();
         next.raise(Some(old), cost, Cost::default())?;
         next.raise(Some(parent), Cost::default(), cost)?;
-        if let Err(shortage) = self.grown(&next, &self.chain(parent)?, Purpose::Write)? {
-            return Ok(Err(shortage));
-        }
+        self.grown(&next, &self.chain(parent)?, Purpose::Write)?;
         next.count(Some(old), |node| {
             node.filesystems = node.filesystems.checked_sub(filesystems)?;
             node.snapshots = node.snapshots.checked_sub(snapshots)?;
@@ -195,7 +193,7 @@ impl QuotaTree {
         })?;
         next.node_mut(id)?.parent = Some(parent);
         *self = next;
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Applies a change that has happened, up the chain of ancestors, whatever the limits say.
@@ -218,31 +216,29 @@ impl QuotaTree {
     /// ancestors nothing.
     ///
     /// # Errors
-    /// The [`Shortage`] inside `Ok`; otherwise as [`Self::charge`].
+    /// A [`Shortage`]; otherwise as [`Self::charge`].
     pub fn charge_if_allowed(
         &mut self,
         changes: &[(u64, UsageChange)],
         purpose: Purpose,
-    ) -> Result<Result<(), Shortage>, PoolError> {
+    ) -> Result<(), AccountError<Shortage>> {
         let mut next = self.clone();
         let mut touched = Vec::new();
         for (id, change) in changes {
             next.charge(*id, *change)?;
             touched.extend(self.chain(*id)?);
         }
-        let allowed = self.grown(&next, &touched, purpose)?;
-        if allowed.is_ok() {
-            *self = next;
-        }
-        Ok(allowed)
+        self.grown(&next, &touched, purpose)?;
+        *self = next;
+        Ok(())
     }
 
     /// Snapshots of these datasets in one txg: what their refreservations need anew has to be free,
     /// else none is taken.
     ///
     /// # Errors
-    /// The [`Shortage`] inside `Ok`; [`PoolError::Refused`] for an unknown dataset.
-    pub fn take_snapshots(&mut self, ids: &[u64]) -> Result<Result<(), Shortage>, PoolError> {
+    /// A [`Shortage`]; [`PoolError::Refused`] for an unknown dataset.
+    pub fn take_snapshots(&mut self, ids: &[u64]) -> Result<(), AccountError<Shortage>> {
         let mut changes = Vec::new();
         for id in ids {
             let unique = i64::try_from(self.node(*id)?.usage.unique).map_err(|_| impossible())?;
@@ -331,18 +327,18 @@ impl QuotaTree {
     }
 
     /// Whether what has grown in the next state is within the quotas there.
-    fn grown(&self, next: &Self, ids: &[u64], purpose: Purpose) -> Result<Result<(), Shortage>, PoolError> {
+    fn grown(&self, next: &Self, ids: &[u64], purpose: Purpose) -> Result<(), AccountError<Shortage>> {
         for id in ids {
             let (before, after) = (self.node(*id)?, next.node(*id)?);
             let (used, grew) = (after.used()?, after.used()? > before.used()?);
             if grew && after.limits.quota.is_some_and(|quota| used > quota) {
-                return Ok(Err(Shortage::Quota(*id)));
+                return Err(AccountError::Refused(Shortage::Quota(*id)));
             }
             if grew && after.parent.is_none() && used > self.line(purpose) {
-                return Ok(Err(Shortage::Pool));
+                return Err(AccountError::Refused(Shortage::Pool));
             }
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// The dataset and its ancestors, the root last.
@@ -371,13 +367,13 @@ impl QuotaTree {
     /// beyond one has to be able to delete.
     ///
     /// # Errors
-    /// The [`Shortage`] inside `Ok`; [`PoolError::Refused`] for an unknown dataset.
-    pub fn admits(&self, id: u64, bytes: u64, purpose: Purpose) -> Result<Result<(), Shortage>, PoolError> {
+    /// A [`Shortage`]; [`PoolError::Refused`] for an unknown dataset.
+    pub fn admits(&self, id: u64, bytes: u64, purpose: Purpose) -> Result<(), AccountError<Shortage>> {
         let node = self.node(id)?;
         let writes = purpose == Purpose::Write && bytes > 0;
         let referenced = node.usage.referenced.saturating_add(node.promised).saturating_add(bytes);
         if writes && node.limits.refquota.is_some_and(|limit| referenced > limit) {
-            return Ok(Err(Shortage::Refquota(id)));
+            return Err(AccountError::Refused(Shortage::Refquota(id)));
         }
         let uncovered = node.limits.refreservation.saturating_sub(node.usage.unique.saturating_add(node.promised));
         let (mut id, mut growth) = (id, bytes.saturating_sub(uncovered));
@@ -387,11 +383,11 @@ impl QuotaTree {
             let wanted = used.saturating_add(growth);
             let writes = purpose == Purpose::Write && growth > 0;
             if writes && node.limits.quota.is_some_and(|quota| wanted > quota) {
-                return Ok(Err(Shortage::Quota(id)));
+                return Err(AccountError::Refused(Shortage::Quota(id)));
             }
             let Some(parent) = node.parent else {
                 let full = growth > 0 && wanted > self.line(purpose);
-                return Ok(if full { Err(Shortage::Pool) } else { Ok(()) });
+                return if full { Err(AccountError::Refused(Shortage::Pool)) } else { Ok(()) };
             };
             growth = wanted.max(node.limits.reservation) - used.max(node.limits.reservation);
             id = parent;

@@ -95,8 +95,16 @@ fn share(of: u64, percent: u8) -> i64 {
     i64::try_from(of * u64::from(percent) / 100).unwrap()
 }
 
+/// What the rules say; the accounts are in order.
+pub(crate) fn judged<R>(outcome: Result<(), AccountError<R>>) -> Result<(), R> {
+    outcome.map_err(|error| match error {
+        AccountError::Refused(why) => why,
+        AccountError::Pool(error) => panic!("{error}"),
+    })
+}
+
 /// How a limit is set on the tree.
-type Setter = fn(&mut QuotaTree, u64, u64) -> Result<Result<(), LimitRefusal>, PoolError>;
+type Setter = fn(&mut QuotaTree, u64, u64) -> Result<(), AccountError<LimitRefusal>>;
 
 /// Both forests, side by side.
 struct Pair {
@@ -153,7 +161,7 @@ impl Pair {
                 let id = self.id(*id);
                 let fits = limit
                     .is_none_or(|limit| limit >= self.naive.used(id) && limit >= self.naive.0[&id].limits.reservation);
-                let outcome = self.quotas.set_quota(id, *limit).unwrap();
+                let outcome = judged(self.quotas.set_quota(id, *limit));
                 assert_eq!(outcome, if fits { Ok(()) } else { Err(LimitRefusal::BelowUse) });
                 if fits {
                     self.naive.0.get_mut(&id).unwrap().limits.quota = *limit;
@@ -164,7 +172,7 @@ impl Pair {
                 let plain = self.naive.0.get_mut(&id).unwrap();
                 let least = plain.usage.referenced.max(plain.limits.refreservation);
                 let fits = limit.is_none_or(|limit| limit >= least);
-                assert_eq!(self.quotas.set_refquota(id, *limit).unwrap().is_ok(), fits);
+                assert_eq!(judged(self.quotas.set_refquota(id, *limit)).is_ok(), fits);
                 if fits {
                     plain.limits.refquota = *limit;
                 }
@@ -198,7 +206,7 @@ impl Pair {
         let mut after = self.naive.clone();
         let usage = &mut after.0.get_mut(&id).unwrap().usage;
         *usage = written(i64::try_from(bytes).unwrap()).applied(usage).unwrap();
-        let admitted = self.quotas.admits(id, bytes, Purpose::Write).unwrap();
+        let admitted = judged(self.quotas.admits(id, bytes, Purpose::Write));
         assert_eq!(admitted.is_ok(), bytes == 0 || after.fits(self.size), "{admitted:?}");
         assert_eq!(admitted.is_ok(), bytes <= self.quotas.available_to_head(id).unwrap());
         if admitted.is_ok() {
@@ -216,7 +224,7 @@ impl Pair {
         let needs: u64 = ids.iter().map(|id| self.quotas.snapshot_needs(*id).unwrap()).sum();
         let grown: u64 = ids.iter().map(|id| after.by_refreservation(*id) - self.naive.by_refreservation(*id)).sum();
         assert_eq!(needs, grown);
-        let taken = self.quotas.take_snapshots(&ids).unwrap();
+        let taken = judged(self.quotas.take_snapshots(&ids));
         assert_eq!(taken.is_ok(), after.fits(self.size), "{taken:?}");
         if taken.is_ok() {
             self.naive = after;
@@ -227,7 +235,7 @@ impl Pair {
         let mut after = self.naive.clone();
         put(&mut after.0.get_mut(&id).unwrap().limits, limit);
         let limits = after.0[&id].limits;
-        let set = set(&mut self.quotas, id, limit).unwrap();
+        let set = judged(set(&mut self.quotas, id, limit));
         let within = limits.quota.is_none_or(|quota| limits.reservation <= quota)
             && limits.refquota.is_none_or(|quota| limits.refreservation <= quota);
         assert_eq!(set.is_ok(), within && after.fits(self.size), "{set:?}");
@@ -246,8 +254,8 @@ impl Pair {
         let mut after = self.naive.clone();
         after.0.get_mut(&id).unwrap().parent = Some(parent);
         match self.quotas.reparent(id, parent) {
-            Err(_) => assert!(below_itself),
-            Ok(moved) => {
+            Err(AccountError::Pool(_)) => assert!(below_itself),
+            moved => {
                 assert!(!below_itself);
                 assert_eq!(moved.is_ok(), after.fits(self.size), "{moved:?}");
                 if moved.is_ok() {
@@ -314,19 +322,19 @@ fn a_full_pool_and_a_full_quota_let_deletes_through() {
         .add(2, 1, Usage::default(), Limits { quota: Some(10 * MIB), refquota: Some(10 * MIB), ..Limits::default() })
         .unwrap();
     quotas.charge(2, written((10 * MIB) as i64)).unwrap();
-    assert_eq!(quotas.admits(2, 1, Purpose::Write).unwrap(), Err(Shortage::Refquota(2)));
-    quotas.set_refquota(2, None).unwrap().unwrap();
-    assert_eq!(quotas.admits(2, 1, Purpose::Write).unwrap(), Err(Shortage::Quota(2)));
-    assert_eq!(quotas.admits(2, 0, Purpose::Write).unwrap(), Ok(()));
-    assert_eq!(quotas.admits(2, 4096, Purpose::Free).unwrap(), Ok(()));
+    assert_eq!(judged(quotas.admits(2, 1, Purpose::Write)), Err(Shortage::Refquota(2)));
+    quotas.set_refquota(2, None).unwrap();
+    assert_eq!(judged(quotas.admits(2, 1, Purpose::Write)), Err(Shortage::Quota(2)));
+    assert_eq!(judged(quotas.admits(2, 0, Purpose::Write)), Ok(()));
+    assert_eq!(judged(quotas.admits(2, 4096, Purpose::Free)), Ok(()));
     quotas.charge(1, written((886 * MIB) as i64)).unwrap();
-    assert_eq!(quotas.admits(1, 1, Purpose::Write).unwrap(), Err(Shortage::Pool));
-    assert_eq!(quotas.admits(1, 64 * MIB, Purpose::Free).unwrap(), Ok(()));
-    assert_eq!(quotas.admits(1, 64 * MIB + 1, Purpose::Free).unwrap(), Err(Shortage::Pool));
-    assert_eq!(quotas.admits(1, 96 * MIB, Purpose::Destroy).unwrap(), Ok(()));
-    assert_eq!(quotas.admits(1, 96 * MIB + 1, Purpose::Destroy).unwrap(), Err(Shortage::Pool));
+    assert_eq!(judged(quotas.admits(1, 1, Purpose::Write)), Err(Shortage::Pool));
+    assert_eq!(judged(quotas.admits(1, 64 * MIB, Purpose::Free)), Ok(()));
+    assert_eq!(judged(quotas.admits(1, 64 * MIB + 1, Purpose::Free)), Err(Shortage::Pool));
+    assert_eq!(judged(quotas.admits(1, 96 * MIB, Purpose::Destroy)), Ok(()));
+    assert_eq!(judged(quotas.admits(1, 96 * MIB + 1, Purpose::Destroy)), Err(Shortage::Pool));
     quotas.resize(2 * GIB);
-    assert_eq!(quotas.admits(1, GIB, Purpose::Write).unwrap(), Ok(()));
+    assert_eq!(judged(quotas.admits(1, GIB, Purpose::Write)), Ok(()));
 }
 
 #[test]
@@ -341,10 +349,10 @@ fn moving_space_between_relatives_asks_the_receiver_only() {
         (3, UsageChange { snapshots: bytes, ..UsageChange::default() }),
     ];
     let before = quotas.breakdown(1).unwrap();
-    assert_eq!(quotas.charge_if_allowed(&moves, Purpose::Free).unwrap(), Err(Shortage::Quota(3)));
+    assert_eq!(judged(quotas.charge_if_allowed(&moves, Purpose::Free)), Err(Shortage::Quota(3)));
     assert_eq!(quotas.breakdown(2).unwrap().used, 40 * MIB);
-    quotas.set_quota(3, None).unwrap().unwrap();
-    assert_eq!(quotas.charge_if_allowed(&moves, Purpose::Free).unwrap(), Ok(()));
+    quotas.set_quota(3, None).unwrap();
+    assert_eq!(judged(quotas.charge_if_allowed(&moves, Purpose::Free)), Ok(()));
     assert_eq!(quotas.breakdown(1).unwrap(), before);
     assert_eq!((quotas.breakdown(2).unwrap().used, quotas.breakdown(3).unwrap().used), (0, 40 * MIB));
 }

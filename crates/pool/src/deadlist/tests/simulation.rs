@@ -2,7 +2,7 @@
 //! accounting, beside sets of blocks that know the truth. After each step everything is compared.
 
 use super::*;
-use crate::space::{Breakdown, Limits, Purpose, QuotaTree, Shortage, Usage, UsageChange};
+use crate::space::{Breakdown, Limits, Purpose, QuotaTree, Shortage, Usage, UsageChange, judged};
 
 /// The blocks that something references: number -> (birth, bytes).
 pub type Blocks = BTreeMap<u32, (Txg, u64)>;
@@ -153,7 +153,7 @@ impl Pool {
 
     /// A snapshot, unless the refreservation forbids it.
     pub fn snapshot(&mut self, id: u64) -> Option<u32> {
-        self.quotas.take_snapshots(&[id]).unwrap().ok()?;
+        judged(self.quotas.take_snapshots(&[id])).ok()?;
         let (snapshot, list) = (self.number(), self.lists().create().unwrap());
         let referenced = self.quotas.usage(id).unwrap().referenced;
         let txg = self.txg;
@@ -265,7 +265,7 @@ impl Pool {
         dataset.origin = above;
         dataset.snapshots.splice(0..0, moved);
         let changes = self.changes(&[former, id]);
-        let allowed = self.quotas.charge_if_allowed(&changes, Purpose::Write).unwrap();
+        let allowed = judged(self.quotas.charge_if_allowed(&changes, Purpose::Write));
         if allowed.is_err() {
             self.datasets = before;
         }

@@ -101,7 +101,7 @@ impl Admin {
             let after = self.catalog.deadlists().usage(&history, own)?;
             changes.push((id, UsageChange::between(&self.quota_tree().usage(id)?, &after)?));
         }
-        self.quota_tree().charge_if_allowed(&changes, Purpose::Write)?.map_err(refusal)
+        self.quota_tree().charge_if_allowed(&changes, Purpose::Write).map_err(refusal)
     }
 
     /// Moves a snapshot from one dataset's line to another's, with its holds, clones and

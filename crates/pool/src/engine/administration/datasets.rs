@@ -121,7 +121,7 @@ impl Pool {
             }
             if admin.catalog.dataset(id)?.parent != new.parent {
                 admin.judge_move(id, new.parent)?;
-                admin.quota_tree().reparent(id, new.parent)?.map_err(refusal)?;
+                admin.quota_tree().reparent(id, new.parent).map_err(refusal)?;
             }
             admin.catalog.rename(id, new.parent, &new.name)
         })

@@ -74,7 +74,7 @@ impl Pool {
             }
             let ids: Vec<u64> = wanted.iter().map(|(id, _)| *id).collect();
             admin.judge_snapshots(&ids)?;
-            admin.quota_tree().take_snapshots(&ids)?.map_err(refusal)?;
+            admin.quota_tree().take_snapshots(&ids).map_err(refusal)?;
             for (id, name) in wanted {
                 let mut row = admin.catalog.dataset(*id)?;
                 let snapshot = SnapshotRow {

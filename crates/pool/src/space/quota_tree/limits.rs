@@ -5,26 +5,26 @@
 
 use super::QuotaTree;
 use crate::error::PoolError;
-use crate::space::LimitRefusal;
+use crate::space::{AccountError, LimitRefusal};
 
-type Outcome = Result<Result<(), LimitRefusal>, PoolError>;
+type Outcome = Result<(), AccountError<LimitRefusal>>;
 
 impl QuotaTree {
     /// Sets `quota`; it has to hold what is used and reserved already.
     ///
     /// # Errors
-    /// The refusal inside `Ok`; [`PoolError::Refused`] for an unknown dataset.
+    /// A [`LimitRefusal`]; [`PoolError::Refused`] for an unknown dataset.
     pub fn set_quota(&mut self, id: u64, quota: Option<u64>) -> Outcome {
         let node = self.node_mut(id)?;
         if quota.is_some_and(|quota| quota < node.limits.reservation) {
-            return Ok(Err(LimitRefusal::BelowUse));
+            return Err(AccountError::Refused(LimitRefusal::BelowUse));
         }
         let used = node.used()?;
         if quota.is_some_and(|quota| quota < used) {
-            return Ok(Err(LimitRefusal::BelowUse));
+            return Err(AccountError::Refused(LimitRefusal::BelowUse));
         }
         node.limits.quota = quota;
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Sets `refquota`; it has to hold what is referenced and set aside already.
@@ -34,10 +34,10 @@ impl QuotaTree {
     pub fn set_refquota(&mut self, id: u64, refquota: Option<u64>) -> Outcome {
         let node = self.node_mut(id)?;
         if refquota.is_some_and(|limit| limit < node.usage.referenced || limit < node.limits.refreservation) {
-            return Ok(Err(LimitRefusal::BelowUse));
+            return Err(AccountError::Refused(LimitRefusal::BelowUse));
         }
         node.limits.refquota = refquota;
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Sets `reservation`: what it takes more has to be available to the parent, and it has to fit
@@ -57,11 +57,11 @@ impl QuotaTree {
         };
         let beyond_quota = node.limits.quota.is_some_and(|quota| reservation > quota);
         if after > before && (after - before > grant || beyond_quota) {
-            return Ok(Err(LimitRefusal::BeyondAvailable));
+            return Err(AccountError::Refused(LimitRefusal::BeyondAvailable));
         }
         self.raise(parent, cost, next.cost()?)?;
         *self.node_mut(id)? = next;
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Sets `refreservation`: what it takes more has to be available, and it has to fit the
@@ -76,12 +76,12 @@ impl QuotaTree {
         let (before, after) = (node.uncovered(), next.uncovered());
         let beyond_refquota = node.limits.refquota.is_some_and(|limit| refreservation > limit);
         if after > before && (after - before > self.available(id)? || beyond_refquota) {
-            return Ok(Err(LimitRefusal::BeyondAvailable));
+            return Err(AccountError::Refused(LimitRefusal::BeyondAvailable));
         }
         let (parent, cost) = (node.parent, node.cost()?);
         self.raise(parent, cost, next.cost()?)?;
         *self.node_mut(id)? = next;
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Sets `filesystem_limit`. One below what exists only stops further ones.
