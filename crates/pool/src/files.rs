@@ -44,7 +44,7 @@ pub use listing::{ListedEntry, SeenEntry};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
 pub(crate) use patches::is_rotten;
-pub use quota_check::{AccessTimes, Admission, Admit, Rules};
+pub use quota_check::{AccessTimes, Admission, Admit, ExpectedWrites, Rules};
 pub use sharing::Range;
 pub use stopping::StoppedFiles;
 pub use table::{Absent, Batch, RowChange, Table};
@@ -315,6 +315,19 @@ impl fmt::Debug for FilesConfig {
     }
 }
 
+/// What is said of a file system when it is made, and holds for good.
+#[derive(Clone, Copy, Debug)]
+pub struct NewFiles {
+    /// How names are hashed; where names are folded, in any case [`Hashing::Ordered`].
+    pub hashing: Hashing,
+    /// Which names are the same.
+    pub folding: Folding,
+    /// The seed of hashes of names.
+    pub seed: u64,
+    /// The user and the group of the root directory.
+    pub owner: (u32, u32),
+}
+
 /// Reads what was missing in a table, without its lock. What was committed meanwhile may have taken
 /// it away: whether it can be read, whoever looks under the lock is told.
 fn hint(read: Absent) {
@@ -327,24 +340,19 @@ fn hint(read: Absent) {
 const WARMED_MOST: usize = 16;
 
 impl<T: Table> Files<T> {
-    /// An empty file system in an empty table: how names are hashed, which are the same, and the
-    /// seed; a root directory of this user and group, with mode 755.
+    /// An empty file system in an empty table; its root directory has mode 755.
     ///
     /// # Errors
     /// [`PoolError`] of the table.
-    pub fn format(
-        config: FilesConfig,
-        table: T,
-        (hashing, folding, seed): (Hashing, Folding, u64),
-        (uid, gid): (u32, u32),
-    ) -> std::result::Result<Self, PoolError> {
+    pub fn format(config: FilesConfig, table: T, new: NewFiles) -> std::result::Result<Self, PoolError> {
         const ROOT: u64 = 1;
+        let NewFiles { hashing, folding, seed, owner } = new;
         let hashing = if folding.is_exact() { hashing } else { Hashing::Ordered };
         let head = DatasetHead { next: ROOT + 1, root: ROOT, seed, hashing, folding, objects: 1 };
         let files = Self::over(config, table, head);
         let mut batch = Batch::default();
         let mut root = crate::rows::InodeRow::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
-        (root.uid, root.gid) = (uid, gid);
+        (root.uid, root.gid) = owner;
         batch.put(&keys::head(), head.encode());
         batch.put(&keys::inode(ROOT), root.encode());
         files.count_owner(&root, 0, 1);

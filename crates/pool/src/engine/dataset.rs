@@ -11,7 +11,7 @@ use super::tree_table::TreeTable;
 use super::{Pool, as_pool_error};
 use crate::deadlist::Dead;
 use crate::error::PoolError;
-use crate::files::{Admission, Files, FilesConfig, Recorder, Rules, StoredBytes, Storing};
+use crate::files::{Admission, Files, FilesConfig, NewFiles, Recorder, Rules, StoredBytes, Storing};
 use crate::pointer::{Pointer, Txg};
 use crate::properties::Behaviour;
 use crate::rows::Folding;
@@ -60,8 +60,9 @@ impl Dataset {
         if !folding.is_exact() {
             pool.storage.allow_folding(pool.seconds())?;
         }
-        let names = (pool.storage.hashing(), folding, (pool.entropy)());
-        let files = Files::format(Self::config(pool, id), Self::table(pool, id, None), names, *pool.owner.lock())?;
+        let new =
+            NewFiles { hashing: pool.storage.hashing(), folding, seed: (pool.entropy)(), owner: *pool.owner.lock() };
+        let files = Files::format(Self::config(pool, id), Self::table(pool, id, None), new)?;
         Ok(Self::recorded(pool, id, files))
     }
 

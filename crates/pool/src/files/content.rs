@@ -70,6 +70,26 @@ pub(super) struct RecordPart {
     pub(super) length: usize,
 }
 
+/// What is to be written, and how.
+#[derive(Clone, Copy)]
+struct Write<'w> {
+    /// Where; `None`: at the end.
+    offset: Option<u64>,
+    data: &'w [u8],
+    /// The whole records of it, where they were compressed before.
+    ahead: Option<&'w Precompressed>,
+    admit: Admit,
+    /// The times of the file stay.
+    timed: bool,
+}
+
+/// What whole records of a write have become before the rows are changed.
+struct StoredRecords<'w> {
+    batch: &'w mut Batch,
+    /// What owners are charged for them in memory, bytes.
+    counted: &'w mut i64,
+}
+
 /// The parts of records that a range consists of.
 fn pieces(offset: u64, length: u64, shift: u8) -> impl Iterator<Item = RecordPart> {
     let size = 1u64 << shift;
@@ -209,7 +229,10 @@ impl<T: Table> Files<T> {
         let ahead = self.compress_ahead(inode, offset, data);
         self.with_relief(|| {
             self.check_writable()?;
-            self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Asked, false))
+            self.write_admitted(
+                inode,
+                &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Asked, timed: false },
+            )
         })
     }
 
@@ -219,10 +242,11 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::write`].
     pub fn write_stored(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], timed: bool) -> Result<WriteOutcome> {
-        let ahead = self.compress_ahead(inode, Some(offset), data);
+        let offset = Some(offset);
+        let ahead = self.compress_ahead(inode, offset, data);
         self.with_relief(|| {
             self.check_writable()?;
-            self.write_admitted(inode, Some(offset), (data, ahead.as_ref()), (Admit::Asked, timed))
+            self.write_admitted(inode, &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Asked, timed })
         })
     }
 
@@ -241,17 +265,12 @@ impl<T: Table> Files<T> {
     ) -> Result<WriteOutcome> {
         let ahead = self.compress_ahead(inode, offset, data);
         self.with_relief_for(Admit::Held, || {
-            self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Held, timed))
+            self.write_admitted(inode, &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Held, timed })
         })
     }
 
-    fn write_admitted(
-        &self,
-        inode: &Arc<Inode>,
-        offset: Option<u64>,
-        (data, ahead): (&[u8], Option<&Precompressed>),
-        (admit, timed): (Admit, bool),
-    ) -> Result<WriteOutcome> {
+    fn write_admitted(&self, inode: &Arc<Inode>, write: &Write<'_>) -> Result<WriteOutcome> {
+        let Write { offset, data, .. } = *write;
         let behind = |row: &InodeRow| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
         let (entered, mut edited) = self.enter_growing(inode, behind)?;
         check_regular(&edited.row)?;
@@ -267,7 +286,7 @@ impl<T: Table> Files<T> {
         // All of it has to be in the first record.
         let is_small = data.len() <= INLINE_FILE.min(1 << edited.row.record_shift);
         if edited.active.is_none() && edited.row.size == 0 && offset == 0 && is_small {
-            return self.write_small(entered.txg(), edited, data, (admit, timed));
+            return self.write_small(entered.txg(), edited, write);
         }
         let shift = edited.row.record_shift;
         inode.shift.store(shift, Ordering::Relaxed);
@@ -289,9 +308,10 @@ impl<T: Table> Files<T> {
         for group in parts.chunk_by(|one, next| is_whole(one) && is_whole(next)) {
             let (done, error) = match group {
                 [one, ..] if is_whole(one) => {
-                    self.write_records(entered.txg(), &mut edited, (group, ahead), (admit, &mut batch, &mut counted))
+                    let mut stored = StoredRecords { batch: &mut batch, counted: &mut counted };
+                    self.write_records(entered.txg(), &mut edited, (write, group), &mut stored)
                 }
-                [(piece, part)] => match self.buffer_part(entered.txg(), &mut edited, *piece, part, admit) {
+                [(piece, part)] => match self.buffer_part(entered.txg(), &mut edited, *piece, part, write.admit) {
                     Ok(()) => (piece.length, None),
                     Err(error) => (0, Some(error)),
                 },
@@ -311,7 +331,7 @@ impl<T: Table> Files<T> {
         }
         let row = &mut edited.row;
         row.size = row.size.max(offset + written as u64);
-        self.stamp_written(row, timed);
+        self.stamp_written(row, write.timed);
         let row = *row;
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
@@ -330,21 +350,16 @@ impl<T: Table> Files<T> {
 
     /// The first content of a file, where it lies in its row: nothing of it stays in memory, and a
     /// record of the log holds it.
-    fn write_small(
-        &self,
-        txg: Txg,
-        mut edited: Editing<'_>,
-        data: &[u8],
-        (admit, timed): (Admit, bool),
-    ) -> Result<WriteOutcome> {
+    fn write_small(&self, txg: Txg, mut edited: Editing<'_>, write: &Write<'_>) -> Result<WriteOutcome> {
+        let data = write.data;
         let promised = worst(data.len());
-        self.admit_content(&edited.row, promised, admit)?;
+        self.admit_content(&edited.row, promised, write.admit)?;
         let mut batch = Batch::default();
         if form_of(&self.storing.read(), 0, data) != Form::Hole {
             batch.put(&keys::extent(edited.number, 0), Extent::Inline(data).encode());
         }
         edited.row.size = data.len() as u64;
-        self.stamp_written(&mut edited.row, timed);
+        self.stamp_written(&mut edited.row, write.timed);
         let has_attributes = edited.row.flags & HAS_XATTRS != 0;
         edited.put(&mut batch);
         let applied = self.apply_recorded(txg, &batch);
@@ -358,18 +373,19 @@ impl<T: Table> Files<T> {
         &self,
         txg: Txg,
         edited: &mut Editing<'_>,
-        (records, ahead): (&[(RecordPart, &[u8])], Option<&Precompressed>),
-        (admit, batch, counted): (Admit, &mut Batch, &mut i64),
+        (write, records): (&Write<'_>, &[(RecordPart, &[u8])]),
+        stored: &mut StoredRecords<'_>,
     ) -> (usize, Option<FileError>) {
         let storing = *self.storing.read();
         let (number, shift) = (edited.number, edited.row.record_shift);
         let (mut failed, of_owners) = (None, self.has_owner_quotas());
         let admitted = |(_, content): &&(RecordPart, &[u8])| {
             let bytes = worst(content.len());
-            let admitted = self.admit_content(&edited.row, bytes, admit).map_err(|error| failed = Some(error)).is_ok();
+            let admitted =
+                self.admit_content(&edited.row, bytes, write.admit).map_err(|error| failed = Some(error)).is_ok();
             if admitted && of_owners {
                 self.count_waiting(&edited.row, bytes as i64);
-                *counted += bytes as i64;
+                *stored.counted += bytes as i64;
             }
             admitted
         };
@@ -381,7 +397,8 @@ impl<T: Table> Files<T> {
             .map(|((piece, content), _)| self.new_frame(&storing, txg, (number, piece.record << shift), content))
             .collect();
         let mut pointers = Vec::with_capacity(frames.len());
-        let outcome = match ahead
+        let outcome = match write
+            .ahead
             .and_then(|ahead| ahead.of(&storing, shift, frames.iter().map(|frame| frame.owner.offset >> shift)))
         {
             Some(compressed) => frames.iter().zip(compressed).try_for_each(|(frame, compressed)| {
@@ -411,7 +428,7 @@ impl<T: Table> Files<T> {
                 stopped = true;
                 continue;
             }
-            if let Err(error) = self.replace(edited, piece.record, new, batch) {
+            if let Err(error) = self.replace(edited, piece.record, new, stored.batch) {
                 (stopped, failed) = (true, failed.or(Some(error)));
                 continue;
             }

@@ -88,6 +88,21 @@ pub struct Rules {
     pub quotas: OwnerQuotas,
 }
 
+/// Writes of an owner that are announced.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpectedWrites {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// What they need, bytes.
+    pub bytes: u64,
+    /// What else is expected of anybody, bytes.
+    pub beside: u64,
+    /// What counts against quotas of owners besides, bytes.
+    pub beside_of_owner: u64,
+}
+
 /// How a write is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admit {
@@ -148,17 +163,18 @@ impl<T: Table> Files<T> {
         })
     }
 
-    /// Promises an owner's writes to come so many bytes, if all limits allow them beside what is
-    /// expected otherwise: by anybody, and by owners alone. [`Self::withdraw`] ends the promise.
+    /// Promises an owner's writes to come their bytes, if all limits allow them beside what is
+    /// expected otherwise. [`Self::withdraw`] ends the promise.
     ///
     /// # Errors
     /// As [`Self::would_admit`].
-    pub fn promise(&self, (uid, gid): (u32, u32), bytes: u64, (beside, of_owners): (u64, u64)) -> Result<()> {
+    pub fn promise(&self, writes: &ExpectedWrites) -> Result<()> {
+        let ExpectedWrites { uid, gid, bytes, beside, beside_of_owner } = *writes;
         self.with_relief(|| {
             self.check_writable()?;
             self.judge_owners(
                 &[(OwnerKind::User, uid), (OwnerKind::Group, gid)],
-                bytes.saturating_add(beside).saturating_add(of_owners),
+                bytes.saturating_add(beside).saturating_add(beside_of_owner),
                 0,
             )?;
             self.admission.check(self.dataset, bytes.saturating_add(beside), Purpose::Write)?;

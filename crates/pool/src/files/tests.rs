@@ -174,8 +174,12 @@ fn config(frames: &Arc<MapFrames>) -> FilesConfig {
 fn empty() -> (Files<MapTable>, Arc<MapFrames>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
     (
-        Files::format(config(&frames), MapTable::default(), (keys::Hashing::Ordered, Folding::EXACT, 99), (0, 0))
-            .unwrap(),
+        Files::format(
+            config(&frames),
+            MapTable::default(),
+            NewFiles { hashing: keys::Hashing::Ordered, folding: Folding::EXACT, seed: 99, owner: (0, 0) },
+        )
+        .unwrap(),
         frames,
     )
 }

@@ -36,7 +36,7 @@ use super::promises::{GRACE, Promises};
 use super::translate::errno;
 use nacre_pool::PoolError;
 use nacre_pool::engine::Dataset as Files;
-use nacre_pool::files::{FileError, WriteOutcome};
+use nacre_pool::files::{ExpectedWrites, FileError, WriteOutcome};
 use nacre_pool::properties::effective::SyncMode;
 use nacre_vfs::{Collected, Collector, Errno, Result};
 use parking_lot::{Condvar, Mutex};
@@ -431,11 +431,16 @@ impl Member {
         }
         let need = need(bytes);
         let row = file_node.files()?.attributes(&file_node.inode).map_err(errno)?;
-        let owner = (row.uid, row.gid);
         let (recalled, promises) = (&self.all.recalled, &self.promises);
         let promise = || {
-            let expected = (recalled.load(Ordering::Acquire), promises.load(Ordering::Acquire));
-            self.tree().promise(owner, need, expected).map_err(errno)
+            let writes = ExpectedWrites {
+                uid: row.uid,
+                gid: row.gid,
+                bytes: need,
+                beside: recalled.load(Ordering::Acquire),
+                beside_of_owner: promises.load(Ordering::Acquire),
+            };
+            self.tree().promise(&writes).map_err(errno)
         };
         let _one = self.all.announcing.lock();
         let mut outcome = promise();

@@ -6,7 +6,15 @@ use crate::rows::folding::Normal;
 fn of(folding: Folding) -> (MapFiles, Arc<MapFrames>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
     // Whatever the pool has otherwise: names are side by side there.
-    (Files::format(config(&frames), MapTable::default(), (keys::Hashing::Whole, folding, 99), (0, 0)).unwrap(), frames)
+    (
+        Files::format(
+            config(&frames),
+            MapTable::default(),
+            NewFiles { hashing: keys::Hashing::Whole, folding, seed: 99, owner: (0, 0) },
+        )
+        .unwrap(),
+        frames,
+    )
 }
 
 fn insensitive() -> (MapFiles, Arc<MapFrames>) {
