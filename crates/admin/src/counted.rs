@@ -44,7 +44,7 @@ pub struct Counts {
 
 /// What a device can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum DeviceRequest {
     /// Reading.
     Read,
     /// Writing.
@@ -55,7 +55,7 @@ pub enum Request {
     Trim,
 }
 
-impl Request {
+impl DeviceRequest {
     /// All of them, in the order of [`Spread`].
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Sync, Self::Trim];
 }
@@ -63,7 +63,7 @@ impl Request {
 /// How many requests there were of each size or time: at place `n` those from 2^n to 2^(n+1) - 1.
 pub type Histogram = Vec<u64>;
 
-/// How requests are spread since the import, and how many are under way; by [`Request::ALL`].
+/// How requests are spread since the import, and how many are under way; by [`DeviceRequest::ALL`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spread {
     /// By the time that they took, nanoseconds: up to 2^37.
@@ -186,13 +186,13 @@ impl Counted {
 
     /// Does something with the device, and notes its time and its size; answers the time,
     /// nanoseconds.
-    fn timed<R>(&self, request: Request, length: u64, work: impl FnOnce() -> R) -> (R, u64) {
+    fn timed<R>(&self, request: DeviceRequest, length: u64, work: impl FnOnce() -> R) -> (R, u64) {
         let [read, write, sync, trim] = &self.counters.spread;
         let kept = match request {
-            Request::Read => read,
-            Request::Write => write,
-            Request::Sync => sync,
-            Request::Trim => trim,
+            DeviceRequest::Read => read,
+            DeviceRequest::Write => write,
+            DeviceRequest::Sync => sync,
+            DeviceRequest::Trim => trim,
         };
         add(&kept.active, 1);
         let began = Instant::now();
@@ -207,7 +207,7 @@ impl Counted {
     }
 
     fn writing(&self, length: u64, work: impl Fn() -> io::Result<()>) -> io::Result<()> {
-        let (written, time) = self.timed(Request::Write, length, || {
+        let (written, time) = self.timed(DeviceRequest::Write, length, || {
             self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, work()))
         });
         add(&self.counters.writes, 1);
@@ -251,7 +251,7 @@ impl Device for Counted {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let length = buffer.len() as u64;
-        let (read, time) = self.timed(Request::Read, length, || self.device.read_at(buffer, offset));
+        let (read, time) = self.timed(DeviceRequest::Read, length, || self.device.read_at(buffer, offset));
         add(&self.counters.reads, 1);
         add(&self.counters.read_bytes, length);
         add(&self.counters.read_time, time);
@@ -267,7 +267,7 @@ impl Device for Counted {
     }
 
     fn sync(&self) -> io::Result<()> {
-        let (synced, time) = self.timed(Request::Sync, 0, || self.device.sync());
+        let (synced, time) = self.timed(DeviceRequest::Sync, 0, || self.device.sync());
         add(&self.counters.syncs, 1);
         add(&self.counters.sync_time, time);
         if self.device.deleted().is_some() && !self.told.swap(true, Ordering::Relaxed) {
@@ -281,7 +281,7 @@ impl Device for Counted {
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        let (told, _) = self.timed(Request::Trim, length, || self.device.discard(offset, length));
+        let (told, _) = self.timed(DeviceRequest::Trim, length, || self.device.discard(offset, length));
         self.failing(&self.counters.write_errors, told)
     }
 

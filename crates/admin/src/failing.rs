@@ -22,12 +22,12 @@ const PANIC: u8 = 2;
 #[derive(Debug, Default)]
 pub struct Failing {
     mode: AtomicU8,
-    state: Mutex<State>,
+    state: Mutex<FailingState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FailingState {
     /// How many writes wait.
     waiting: usize,
     /// What the last of them was told.

@@ -35,7 +35,7 @@ pub use destroying::{Destroyed, ToDestroy};
 pub(crate) use diff::tidy as tidy_diffs;
 pub use diff::{Difference, FileKind, How};
 pub use holds::{Hold, ToHold};
-pub use list::{From, Listed, Listing, ObjectType, Shown, Types};
+pub use list::{From, ListedObject, Listing, ObjectType, Shown, Types};
 pub use making::{ToCreate, ToSnapshot};
 pub use mounting::{MountedAt, ToMount, ToUnmount, leave_all, mount_all, unmount_all};
 pub use renaming::ToRename;
@@ -115,7 +115,7 @@ pub enum Answer {
     /// Done, but for what these sentences say.
     Done(Vec<String>),
     /// Objects.
-    Listed(Vec<Listed>),
+    Listed(Vec<ListedObject>),
     /// What is mounted.
     Mounted(Vec<MountedAt>),
     /// What went.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nacre_pool::device::Device;
-use nacre_pool::engine::{Committer, Durable, Edit, Entropy, Ground, NewDataset, Pace, Pool, Setting};
+use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
 use nacre_pool::files::Clock;
 use nacre_pool::label::Root;
 use nacre_pool::properties::spelling;
@@ -115,8 +115,8 @@ fn owner() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
-fn ground(store: &Arc<Store>, opening: &Opening, logged: bool) -> Ground {
-    Ground {
+fn config(store: &Arc<Store>, opening: &Opening, logged: bool) -> PoolConfig {
+    PoolConfig {
         log: if logged { Some(Box::new(LogArea::new(Arc::clone(store)))) } else { None },
         guid: store.identity().pool,
         storage: Arc::clone(store) as _,
@@ -157,11 +157,11 @@ impl Imported {
             guid: (opening.entropy)(),
             host: opening.host.clone(),
             time: now(),
-            twice: true,
+            redundant_metadata: true,
         };
         let (store, _) = Store::create(plain(&devices), &new).map_err(|error| Refusal::pool(doing(), &error))?;
         let store = Arc::new(store);
-        let pool = Pool::create_owned(ground(&store, &opening, true), name, owner(), &for_good);
+        let pool = Pool::create_owned(config(&store, &opening, true), name, owner(), &for_good);
         let pool = pool.map_err(|error| Refusal::pool(doing(), &error))?;
         let imported = Self::running(Arc::new(pool), store, (devices, failing), false, opening)?;
         Figures::of(&imported)?;
@@ -187,7 +187,7 @@ impl Imported {
             return Err(Refusal::new(Kind::Invalid, "a pool that is imported read-only cannot have another name"));
         }
         let store = Arc::new(store);
-        let pool = Pool::open(ground(&store, &opening, !read_only), &durable(&root)?)?;
+        let pool = Pool::open(config(&store, &opening, !read_only), &durable(&root)?)?;
         pool.belongs_to(owner());
         let imported = Self::running(Arc::new(pool), store, (devices, failing), read_only, opening)?;
         imported.take_name()?;

@@ -1,9 +1,9 @@
 //! What the verbs of `nacre pool` and `nacre fs` mean on an imported pool, apart from any command
 //! line and any mount.
 //!
-//! Called by the process that owns the pool (one JSON value per line over its socket: [`Order`] in,
-//! [`Told`] out) and by the tests. Knows the engine (`nacre-pool`) and nothing of FUSE: what it
-//! needs of mounting is the trait [`Mounts`].
+//! Called by the process that owns the pool (one JSON value per line over its socket: [`Command`]
+//! in, [`Reply`] out) and by the tests. Knows the engine (`nacre-pool`) and nothing of FUSE: what
+//! it needs of mounting is the trait [`Mounts`].
 //!
 //! ```text
 //!  imported   an imported pool: engine, store, devices, what it counts
@@ -11,6 +11,7 @@
 //!  pool       verbs on the pool:  pool::run(the same)
 //!  mounts     what the verbs need of mounting
 //!  counted    devices that count; failing: what becomes of writes that they refuse; watch: events and damage
+//!  job        a thread in the background that is started, waited for and ended: scrub, trim
 //!  refusal    why something was not done
 //! ```
 
@@ -22,6 +23,7 @@ pub mod failing;
 pub mod fs;
 pub mod host;
 pub mod imported;
+mod job;
 pub mod mounts;
 pub mod pool;
 pub mod progress;
@@ -38,7 +40,7 @@ use serde::{Deserialize, Serialize};
 
 /// What a command asks of the process that owns a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct Command {
     /// The command line, for the pool's history.
     pub command: String,
     /// What is to be done.
@@ -58,7 +60,7 @@ pub enum Verb {
 /// What the process says: any number of notes, then one of the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Told {
+pub enum Reply {
     /// A line for whoever waits.
     Note(String),
     /// Done, on datasets.

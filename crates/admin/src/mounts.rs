@@ -70,12 +70,10 @@ pub trait Mounts: Send + Sync {
     ///
     /// # Errors
     /// Why not: in the words of the mount.
-    fn make_place(&self, _at: &Path, _options: &MountOptions) -> Result<(), Refusal> {
-        Ok(())
-    }
+    fn make_place(&self, at: &Path, options: &MountOptions) -> Result<(), Refusal>;
 
     /// The mounts are not made for which [`Mounts::make_place`] was called.
-    fn not_mounted(&self) {}
+    fn not_mounted(&self);
 
     /// Unmounts it; nothing where it is not mounted. With `force` even while it is used.
     ///
@@ -88,15 +86,11 @@ pub trait Mounts: Send + Sync {
     ///
     /// # Errors
     /// [`Kind::Busy`] while somebody uses it.
-    fn is_free(&self, _: What) -> Result<(), Refusal> {
-        Ok(())
-    }
+    fn is_free(&self, what: What) -> Result<(), Refusal>;
 
     /// The datasets whose mounts are there, but not to be seen: something was mounted over a
     /// directory above them later.
-    fn hidden(&self) -> Vec<u64> {
-        Vec::new()
-    }
+    fn hidden(&self) -> Vec<u64>;
 
     /// Removes the directory of a mount that has left it, where it is empty.
     fn tidy(&self, at: &Path);
@@ -123,10 +117,7 @@ pub trait Mounts: Send + Sync {
     ///
     /// # Errors
     /// As [`Self::settle`]; those of `act`.
-    fn at_one_moment(&self, datasets: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal> {
-        self.settle(datasets)?;
-        act(&mut || {})
-    }
+    fn at_one_moment(&self, datasets: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal>;
 
     /// Makes the files of a dataset others, by `replace`, where it is mounted: nothing that was
     /// open before reaches the new ones, and what the kernel and the mount know of the old ones is
@@ -153,8 +144,22 @@ impl Mounts for NoMounts {
         ))
     }
 
+    fn make_place(&self, _: &Path, _: &MountOptions) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn not_mounted(&self) {}
+
     fn unmount(&self, _: What, _: bool) -> Result<(), Refusal> {
         Ok(())
+    }
+
+    fn is_free(&self, _: What) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn hidden(&self) -> Vec<u64> {
+        Vec::new()
     }
 
     fn tidy(&self, _: &Path) {}
@@ -169,6 +174,11 @@ impl Mounts for NoMounts {
 
     fn settle(&self, _: &[u64]) -> Result<(), Refusal> {
         Ok(())
+    }
+
+    /// Nobody writes without a mount.
+    fn at_one_moment(&self, _: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal> {
+        act(&mut || {})
     }
 
     fn replace(&self, _: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {

@@ -136,7 +136,7 @@ pub enum Answer {
     /// What has happened, the oldest first.
     Events(Vec<Event>),
     /// What a check has found.
-    Checked(check::Found),
+    Checked(check::CheckReport),
 }
 
 /// Figures and health.
@@ -214,7 +214,10 @@ pub fn run(
         Request::Add { devices, size, force } => add(pool, &devices, size, force)?,
         Request::Expand { devices } => expand(pool, &devices)?,
         Request::Upgrade => {
-            let lacking = [(figures::TWICE, pool.store.is_twice()), (figures::NEAR, pool.store.is_near())];
+            let lacking = [
+                (figures::REDUNDANT_METADATA, pool.store.has_redundant_metadata()),
+                (figures::ORDERED_NAMES, pool.store.has_ordered_names()),
+            ];
             let upgraded = pool
                 .store
                 .upgrade(crate::imported::now())

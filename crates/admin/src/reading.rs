@@ -12,15 +12,15 @@ use parking_lot::{Condvar, Mutex};
 pub(crate) type Read = (u64, Option<Txg>);
 
 #[derive(Debug, Default)]
-struct State {
+struct ReadingState {
     held: Vec<Read>,
-    going: usize,
+    destroying: usize,
 }
 
 /// What is being read of a pool.
 #[derive(Debug, Default)]
 pub struct Reading {
-    state: Mutex<State>,
+    state: Mutex<ReadingState>,
     changed: Condvar,
 }
 
@@ -33,13 +33,13 @@ pub(crate) struct Held<'a> {
 
 /// As long as it lives, nobody begins to read.
 #[derive(Debug)]
-pub(crate) struct Going<'a>(&'a Reading);
+pub(crate) struct Destroying<'a>(&'a Reading);
 
 impl Reading {
     /// Holds what `choose` finds; nothing is destroyed while it looks.
     pub(crate) fn hold<R, E>(&self, choose: impl FnOnce() -> Result<(R, Vec<Read>), E>) -> Result<(R, Held<'_>), E> {
         let mut state = self.state.lock();
-        while state.going > 0 {
+        while state.destroying > 0 {
             self.changed.wait(&mut state);
         }
         let (found, what) = choose()?;
@@ -48,13 +48,13 @@ impl Reading {
     }
 
     /// Something is going to be destroyed, unless it is one of those that are read.
-    pub(crate) fn go(&self, is_meant: impl Fn(&Read) -> bool) -> Result<Going<'_>, Read> {
+    pub(crate) fn go(&self, is_meant: impl Fn(&Read) -> bool) -> Result<Destroying<'_>, Read> {
         let mut state = self.state.lock();
         match state.held.iter().find(|read| is_meant(read)) {
             Some(read) => Err(*read),
             None => {
-                state.going += 1;
-                Ok(Going(self))
+                state.destroying += 1;
+                Ok(Destroying(self))
             }
         }
     }
@@ -71,9 +71,9 @@ impl Drop for Held<'_> {
     }
 }
 
-impl Drop for Going<'_> {
+impl Drop for Destroying<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().going -= 1;
+        self.0.state.lock().destroying -= 1;
         self.0.changed.notify_all();
     }
 }

@@ -71,7 +71,7 @@ impl Frames {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WatchState {
     events: VecDeque<Event>,
     last: u64,
     damage: Frames,
@@ -95,13 +95,13 @@ impl Frames {
 /// Events and damage.
 #[derive(Debug, Default)]
 pub struct Watch {
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     changed: Condvar,
 }
 
 /// What is known of damage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct DamageFound {
     /// Damaged files and trees, each with how many of its frames.
     pub spots: Vec<(Spot, u64)>,
     /// Damaged frames whose owner is not known: segment and number.
@@ -110,7 +110,7 @@ pub struct Found {
     pub more: u64,
 }
 
-impl Found {
+impl DamageFound {
     /// How many frames are damaged.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -194,7 +194,7 @@ impl Watch {
 
     /// The damage that is known.
     #[must_use]
-    pub fn damage(&self) -> Found {
+    pub fn damage(&self) -> DamageFound {
         let state = self.state.lock();
         let mut all = Frames { more: state.damage.more.max(state.before.more), ..Frames::default() };
         for frames in [&state.damage, &state.before] {
@@ -209,7 +209,7 @@ impl Watch {
                 all.add(*name, None);
             });
         }
-        Found {
+        DamageFound {
             spots: all.owned.into_iter().map(|(spot, names)| (spot, names.len() as u64)).collect(),
             lost: all.lost.into_iter().collect(),
             more: all.more,
@@ -333,6 +333,6 @@ mod tests {
         watch.end_scrub();
         assert_eq!(watch.damage().count(), 1);
         watch.clear_damage();
-        assert_eq!(watch.damage(), Found::default());
+        assert_eq!(watch.damage(), DamageFound::default());
     }
 }

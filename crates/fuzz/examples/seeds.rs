@@ -11,14 +11,16 @@ use nacre_pool::cache::Cache;
 use nacre_pool::catalog::rows::{DoomedRow, SharedRow};
 use nacre_pool::catalog::{BookmarkRow, DatasetRow, HistoryRow, PoolHead, PropertyRow, SnapshotRow};
 use nacre_pool::device::{Device, Simulator};
-use nacre_pool::engine::{Ground, Pool};
+use nacre_pool::engine::{Pool, PoolConfig};
 use nacre_pool::files::{NewInode, ParentView};
-use nacre_pool::rows::{Entry, Extent, FileType, Head, Inode, Key, NameTarget, OwnerUse, Patch, Timestamp, Xattr};
+use nacre_pool::rows::{
+    DatasetHead, Entry, Extent, FileType, InodeRow, Key, NameTarget, OwnerUse, Patch, Timestamp, Xattr,
+};
 use nacre_pool::store::{LogArea, NewPool};
 use nacre_pool::tree::{Context, Settings, Tree, commit::Form};
 use nacre_pool::{
-    ChecksumKind, Compression, FrameKind, Frames, NewFrame, Packing, Pointer, PoolError, Store, Txg, frame, label,
-    packing,
+    ChecksumKind, Compression, CompressionSetting, FrameKind, Frames, NewFrame, Pointer, PoolError, Store, Txg,
+    compress, frame, label,
 };
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
@@ -38,10 +40,16 @@ fn counted(pages: &[&[u8]]) -> Vec<u8> {
 /// A pool that has a little of everything; what its device holds.
 fn device() -> Vec<u8> {
     let disk = Arc::new(Simulator::new("disk", 128 << 20));
-    let new = NewPool { name: "tank".into(), guid: 7, host: (1, "here".into()), time: 1_800_000_000, twice: true };
+    let new = NewPool {
+        name: "tank".into(),
+        guid: 7,
+        host: (1, "here".into()),
+        time: 1_800_000_000,
+        redundant_metadata: true,
+    };
     let (store, _) = Store::create(vec![Arc::clone(&disk) as Arc<dyn Device>], &new).unwrap();
     let store = Arc::new(store);
-    let ground = Ground {
+    let config = PoolConfig {
         log: Some(Box::new(LogArea::new(Arc::clone(&store)))),
         guid: 7,
         storage: Arc::clone(&store) as _,
@@ -49,12 +57,12 @@ fn device() -> Vec<u8> {
         entropy: Arc::new(|| 42),
         cache: 16 << 20,
     };
-    let pool = Pool::create(ground, "tank").unwrap();
+    let pool = Pool::create(config, "tank").unwrap();
     let id = pool.find("tank").unwrap().unwrap();
     let tank = pool.dataset(id).unwrap();
     let files = tank.files();
     let new = |parent: &ParentView| {
-        Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, parent.now), target: None, attributes: Vec::new() })
+        Ok(NewInode { row: InodeRow::new(FileType::Regular, 0o644, parent.now), target: None, attributes: Vec::new() })
     };
     for name in ["greeting", "large", "gone"] {
         let (file, _) = files.make(&files.root(), name.as_bytes(), b"", &new).unwrap();
@@ -94,7 +102,7 @@ fn main() {
         kinds.push(pointer.kind);
         let stored = &bytes[frame::LENGTH..][..pointer.stored as usize];
         let mut content = vec![0; pointer.logical as usize];
-        assert!(packing::unpack(pointer.compression, stored, &mut content));
+        assert!(compress::decompress(pointer.compression, stored, &mut content));
         if seen < 4 {
             let name = format!("{:?}-{seen}", pointer.kind).to_lowercase();
             write("pool_frame", &name, &bytes[8..frame::LENGTH]);
@@ -143,14 +151,14 @@ fn write_rows(rows: &[(Vec<u8>, Vec<u8>)]) {
     type Judge = fn(&[u8]) -> bool;
     let kinds: [Judge; 17] = [
         |bytes| Key::decode(bytes).is_ok(),
-        |bytes| Inode::decode(bytes).is_ok(),
+        |bytes| InodeRow::decode(bytes).is_ok(),
         |bytes| Entry::decode(bytes).is_ok(),
         |bytes| NameTarget::decode(bytes).is_ok(),
         |bytes| Extent::decode(bytes).is_ok(),
         |bytes| Xattr::decode(bytes).is_ok(),
         |bytes| Patch::decode(bytes).is_ok(),
         |bytes| OwnerUse::decode(bytes).is_ok(),
-        |bytes| Head::decode(bytes).is_ok(),
+        |bytes| DatasetHead::decode(bytes).is_ok(),
         |bytes| PoolHead::decode(bytes).is_ok(),
         |bytes| DatasetRow::decode(bytes).is_ok(),
         |bytes| SnapshotRow::decode(bytes).is_ok(),
@@ -218,7 +226,9 @@ fn write_trees() {
             tree.put(&ctx, Txg(1), &[row], &[row; 9]).unwrap();
         }
         let frozen = tree.freeze();
-        frozen.write_out(&ctx, Form { txg: Txg(1), packing: Packing::Off, checksum: ChecksumKind::Xxh3 }).unwrap();
+        frozen
+            .write_out(&ctx, Form { txg: Txg(1), compression: CompressionSetting::Off, checksum: ChecksumKind::Xxh3 })
+            .unwrap();
         let pages = frames.0.lock().unwrap();
         let pages: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
         for what in [1, 3] {

@@ -16,10 +16,10 @@ use nacre_pool::log::{Area, Ring, Start, ring};
 use nacre_pool::names::{Name, SnapshotSelection, check_new_pool};
 use nacre_pool::properties::{DATASET_PROPERTIES, OwnerProperty, POOL_PROPERTIES};
 use nacre_pool::rows::folding::Normal;
-use nacre_pool::rows::{Entry, Extent, Folding, Head, Inode, Key, NameTarget, OwnerUse, Patch, Xattr};
-use nacre_pool::segment::table::Table;
+use nacre_pool::rows::{DatasetHead, Entry, Extent, Folding, InodeRow, Key, NameTarget, OwnerUse, Patch, Xattr};
+use nacre_pool::segment::table::SegmentTable;
 use nacre_pool::segment::table_log::{read_full, read_index, replay_delta, write_full, write_index};
-use nacre_pool::{Compression, PoolError, Txg, checksum, packing};
+use nacre_pool::{Compression, PoolError, Txg, checksum, compress};
 
 /// Lengths of the records of a label, bytes.
 const IDENTITY: usize = 32 << 10;
@@ -90,7 +90,7 @@ pub fn pool_frame(data: &[u8]) {
     }
 }
 
-/// What is stored of a frame, after the way it is packed and the length of its content.
+/// What is stored of a frame, after the way it is compressed and the length of its content.
 pub fn pool_unpack(data: &[u8]) {
     let Some((&[kind, low, high], stored)) = data.split_first_chunk::<3>() else { return };
     let mut content = vec![0; usize::from(u16::from_le_bytes([low, high]))];
@@ -99,8 +99,8 @@ pub fn pool_unpack(data: &[u8]) {
         1 => Compression::Lz4,
         _ => Compression::Zstd,
     };
-    // Whether it is what was packed, its checksum tells.
-    let _ = packing::unpack(kind, stored, &mut content);
+    // Whether it is what was compressed, its checksum tells.
+    let _ = compress::decompress(kind, stored, &mut content);
 }
 
 /// The segment table: a full copy, an index of its pieces, or a full copy and changes after it.
@@ -108,8 +108,8 @@ pub fn pool_segments(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
     match kind % 3 {
         0 => {
-            if let Ok((table, young)) = read_full(bytes) {
-                again(&table, &young);
+            if let Ok((table, uncommitted)) = read_full(bytes) {
+                again(&table, &uncommitted);
             }
         }
         1 => {
@@ -122,15 +122,15 @@ pub fn pool_segments(data: &[u8]) {
             let Some((full, mut rest)) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length))) else {
                 return;
             };
-            let mut table = read_full(full).map_or_else(|_| Table::default(), |(table, _)| table);
+            let mut table = read_full(full).map_or_else(|_| SegmentTable::default(), |(table, _)| table);
             while let Some((length, after)) = rest.split_first_chunk::<2>()
                 && let Some((delta, after)) = after.split_at_checked(usize::from(u16::from_le_bytes(*length)))
             {
                 // A delta that is none leaves a table nobody goes on with.
-                let Ok(young) = replay_delta(delta, &mut table) else { return };
+                let Ok(uncommitted) = replay_delta(delta, &mut table) else { return };
                 // Whether more is alive than there are bytes, a full copy is asked and a delta is
                 // not: not everything is read back.
-                let _ = read_full(&write_full(1, &table, &young));
+                let _ = read_full(&write_full(1, &table, &uncommitted));
                 let _ = (table.releasable(u64::MAX), table.live_bytes());
                 rest = after;
             }
@@ -138,8 +138,8 @@ pub fn pool_segments(data: &[u8]) {
     }
 }
 
-fn again(table: &Table, young: &[nacre_pool::segment::table_log::Young]) {
-    let full = write_full(1, table, young);
+fn again(table: &SegmentTable, uncommitted: &[nacre_pool::segment::table_log::UncommittedRun]) {
+    let full = write_full(1, table, uncommitted);
     assert!(read_full(&full).is_ok_and(|(read, same)| write_full(1, &read, &same) == full), "{table:?}");
 }
 
@@ -181,9 +181,9 @@ pub fn pool_log(data: &[u8]) {
     assert!(ring.append(Txg(1), data).is_ok_and(|fits| fits), "there is room");
     let mut from = Reader::new(data);
     while !from.is_empty() {
-        let Ok(record) = nacre_pool::log::Record::decode(&mut from) else { return };
+        let Ok(record) = nacre_pool::log::LogRecord::decode(&mut from) else { return };
         for change in &record.changes {
-            if let nacre_pool::log::Change::Put { key, .. } | nacre_pool::log::Change::Delete { key } = change {
+            if let nacre_pool::log::LogChange::Put { key, .. } | nacre_pool::log::LogChange::Delete { key } = change {
                 let _ = Key::decode(key);
             }
         }
@@ -191,7 +191,7 @@ pub fn pool_log(data: &[u8]) {
         record.encode(&mut to);
         let bytes = to.finish();
         assert!(
-            nacre_pool::log::Record::decode(&mut Reader::new(&bytes)).is_ok_and(|read| read == record),
+            nacre_pool::log::LogRecord::decode(&mut Reader::new(&bytes)).is_ok_and(|read| read == record),
             "{record:?}"
         );
     }
@@ -253,14 +253,14 @@ pub fn pool_rows(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
     match kind % 18 {
         0 => same!(Key, bytes),
-        1 => same!(Inode, bytes),
+        1 => same!(InodeRow, bytes),
         2 => same!(Entry<'_>, bytes),
         3 => same!(NameTarget, bytes),
         4 => same!(Extent<'_>, bytes),
         5 => same!(Xattr<'_>, bytes),
         6 => same!(Patch, bytes),
         7 => same!(OwnerUse, bytes),
-        8 => same!(Head, bytes),
+        8 => same!(DatasetHead, bytes),
         9 => same!(PoolHead, bytes),
         10 => same!(DatasetRow, bytes),
         11 => same!(SnapshotRow, bytes),

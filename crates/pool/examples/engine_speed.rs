@@ -23,10 +23,10 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nacre_pool::Store;
-use nacre_pool::device::{Device, FileDevice};
-use nacre_pool::engine::{Committer, Dataset, Ground, Pace, Pool};
+use nacre_pool::device::{Device, FileDevice, Random};
+use nacre_pool::engine::{Committer, Dataset, Pace, Pool, PoolConfig};
 use nacre_pool::files::{Inode, NewInode, ParentView};
-use nacre_pool::rows::{FileType, Inode as Row, Timestamp};
+use nacre_pool::rows::{FileType, InodeRow, Timestamp};
 use nacre_pool::store::{LogArea, NewPool};
 
 const MIB: u64 = 1 << 20;
@@ -46,26 +46,14 @@ fn is_far() -> bool {
     std::env::var("NAMES").is_ok_and(|names| names == "any")
 }
 
-/// Numbers that do not pack.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn fill(&mut self, buffer: &mut [u8]) {
-        buffer.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]));
-    }
+/// Bytes that do not compress.
+fn noise(random: &mut Random, buffer: &mut [u8]) {
+    buffer.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]));
 }
 
 /// The name of a file by its number; `far` where neighbours shall have nothing in common.
 fn name(at: u64, far: bool) -> String {
-    if far { format!("file-{:016x}", Dice(at).next()) } else { format!("file-{at:010}") }
+    if far { format!("file-{:016x}", Random(at).next()) } else { format!("file-{at:010}") }
 }
 
 /// A moment, in the world's time and in the processors' time of this process.
@@ -104,7 +92,13 @@ impl Bench {
         let path = directory.join("pool.img");
         let _ = std::fs::remove_file(&path);
         let device: Arc<dyn Device> = Arc::new(FileDevice::create(&path, number("GIB", 20) << 30).unwrap());
-        let new = NewPool { name: "bench".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, twice: true };
+        let new = NewPool {
+            name: "bench".to_owned(),
+            guid: 7,
+            host: (1, "here".to_owned()),
+            time: 1,
+            redundant_metadata: true,
+        };
         let (store, _) = Store::create(vec![device], &new).unwrap();
         let store = Arc::new(store);
         let clock = || {
@@ -113,8 +107,9 @@ impl Bench {
         };
         let cache = number("CACHE_MIB", 192) * MIB;
         let log = Some(Box::new(LogArea::new(Arc::clone(&store))) as _);
-        let ground = Ground { log, guid: 7, storage: store, clock: Arc::new(clock), entropy: Arc::new(|| 42), cache };
-        let pool = Arc::new(Pool::create(ground, "bench").unwrap());
+        let config =
+            PoolConfig { log, guid: 7, storage: store, clock: Arc::new(clock), entropy: Arc::new(|| 42), cache };
+        let pool = Arc::new(Pool::create(config, "bench").unwrap());
         let begin = number("BEGIN_MIB", 64) * MIB;
         let pace = Pace { begin, most: number("MOST_MIB", 96) * MIB, ..Pace::default() };
         let committer = pool.start_committer(pace).unwrap();
@@ -124,7 +119,7 @@ impl Bench {
 
     fn make(&self, directory: &Inode, name: &str, file_type: FileType) -> Arc<Inode> {
         let new = |parent: &ParentView| {
-            Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
+            Ok(NewInode { row: InodeRow::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
         };
         self.dataset.files().make(directory, name.as_bytes(), b"", &new).unwrap().0
     }
@@ -138,11 +133,11 @@ impl Bench {
                 let place = &place;
                 scope.spawn(move || {
                     let mut content = vec![0; length];
-                    let mut dice = Dice(thread + 1);
+                    let mut random = Random(thread + 1);
                     let each = files / threads;
                     let mut before = Instant::now();
                     for at in 0..each {
-                        dice.fill(&mut content);
+                        noise(&mut random, &mut content);
                         let file = self.make(place, &name(thread * each + at, far), FileType::Regular);
                         self.dataset.files().write(&file, Some(0), &content).unwrap();
                         if threads == 1 && (at + 1) % (each / 5) == 0 {
@@ -182,11 +177,11 @@ impl Bench {
     fn read(&self, directory: &str, count: u64) {
         let files = self.dataset.files();
         let (place, _) = files.look_up(&files.root(), directory.as_bytes()).unwrap();
-        let mut dice = Dice(3);
+        let mut random = Random(3);
         let mut buffer = vec![0; 4096];
         let start = Moment::now();
         for _ in 0..count {
-            let (file, _) = files.look_up(&place, name(dice.next() % count, is_far()).as_bytes()).unwrap();
+            let (file, _) = files.look_up(&place, name(random.next() % count, is_far()).as_bytes()).unwrap();
             files.read(&file, 0, &mut buffer).unwrap();
         }
         say("look up and read, at random", start, count, 0);
@@ -243,21 +238,21 @@ impl Bench {
         let places = mebibytes * 256;
         let count = number("OVERWRITES", places);
         let mut block = vec![0; 4096];
-        let mut dice = Dice(5);
+        let mut random = Random(5);
         let start = Moment::now();
         for _ in 0..count {
-            let at = dice.next() % places;
-            dice.fill(&mut block);
+            let at = random.next() % places;
+            noise(&mut random, &mut block);
             self.dataset.files().write(&file, Some(at * 4096), &block).unwrap();
         }
         self.pool.sync_file(&self.dataset, &file).unwrap();
         say(&format!("{count} random overwrites of 4 KiB, fsync"), start, count, count * 4096);
         let plain = OpenOptions::new().write(true).open(self.directory.join("plain")).unwrap();
-        let mut dice = Dice(5);
+        let mut random = Random(5);
         let start = Moment::now();
         for _ in 0..count {
-            let at = dice.next() % places;
-            dice.fill(&mut block);
+            let at = random.next() % places;
+            noise(&mut random, &mut block);
             plain.write_all_at(&block, at * 4096).unwrap();
         }
         plain.sync_all().unwrap();
@@ -283,11 +278,11 @@ impl Bench {
     }
 }
 
-/// Words, or what does not pack.
+/// Words, or what does not compress.
 fn fill(block: &mut [u8], text: bool, seed: u64) {
-    let mut dice = Dice(seed);
+    let mut random = Random(seed);
     if !text {
-        dice.fill(block);
+        noise(&mut random, block);
         return;
     }
     let words = [
@@ -306,7 +301,7 @@ fn fill(block: &mut [u8], text: bool, seed: u64) {
     ];
     let mut at = 0;
     while at < block.len() {
-        let word = words[dice.next() as usize % words.len()].as_bytes();
+        let word = words[random.next() as usize % words.len()].as_bytes();
         let length = word.len().min(block.len() - at);
         block[at..at + length].copy_from_slice(&word[..length]);
         at += length;

@@ -1,5 +1,5 @@
-//! The block cache: decoded nodes of trees and unpacked file content by the name of their frame,
-//! under one limit in bytes.
+//! The block cache: decoded nodes of trees and decompressed file content by the name of their
+//! frame, under one limit in bytes.
 //!
 //! Callers: `tree` (nodes), the dataset layer (file content). One cache serves a whole pool.
 //!

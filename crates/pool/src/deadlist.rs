@@ -171,7 +171,7 @@ impl Births {
 pub struct Totals {
     /// Sum of the charged bytes.
     pub bytes: u64,
-    /// Sum of the bytes before packing.
+    /// Sum of the bytes before compression.
     pub logical: u64,
     /// How many frames.
     pub entries: u64,

@@ -16,9 +16,7 @@ mod simulator;
 mod tests;
 
 pub use file::FileDevice;
-#[cfg(test)]
-pub(crate) use simulator::Random;
-pub use simulator::Simulator;
+pub use simulator::{Random, Simulator};
 
 use std::io;
 use std::path::PathBuf;

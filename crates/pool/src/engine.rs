@@ -19,7 +19,7 @@
 //!   durable is the state of the last commit.
 
 mod administration;
-mod admission;
+mod catalog_view;
 pub mod changes;
 mod check;
 mod commit;
@@ -27,28 +27,28 @@ mod committer;
 mod dataset;
 mod doomed;
 mod logging;
-mod look;
 mod naming;
 mod owners;
-mod past;
+mod pool_meta;
 mod properties;
+mod replay_skip;
+mod reservation;
 mod sharing;
-mod skipped;
+mod snapshot_read;
 mod storage;
 #[cfg(test)]
 mod tests;
 mod tree_table;
-mod whole;
 
-pub use administration::{Going, NewDataset};
-pub use check::Seen;
+pub use administration::{DestroySet, NewDataset};
+pub use catalog_view::{CatalogView, SnapshotLine};
+pub use check::CheckCounts;
 pub use committer::{Committer, Pace};
 pub use dataset::Dataset;
-pub use look::{Look, SnapshotLine};
 pub use owners::OwnerUsed;
+pub use pool_meta::FilePath;
 pub use properties::{Edit, Setting};
 pub use tree_table::TreeTable;
-pub use whole::FilePath;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -57,19 +57,19 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{MappedMutexGuard, Mutex, RwLock};
 
-use admission::Desk;
+use reservation::Reservations;
 
 use crate::cache::Cache;
 use crate::catalog::{Catalog, PoolHead};
 use crate::deadlist::{Dead, ListId};
 use crate::error::PoolError;
 use crate::files::{Clock, Gate, Storing, Throttle};
-use crate::frames::{Frames, NewFrame, Packed, Packing, Wanted};
+use crate::frames::{Compressed, CompressionSetting, Frames, NewFrame, Wanted};
 use crate::log;
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::properties::{Level, effective::limits};
 use crate::rows::keys::Hashing;
-use crate::space::{Forest, Limits, Purpose};
+use crate::space::{Limits, Purpose, QuotaTree};
 
 /// The store as the engine sees it.
 pub trait Storage: Frames {
@@ -91,48 +91,33 @@ pub trait Storage: Frames {
     ///
     /// # Errors
     /// A device that fails.
-    fn opened(&self) -> Result<(), PoolError> {
-        Ok(())
-    }
+    fn opened(&self) -> Result<(), PoolError>;
 
     /// What frames may take in all, bytes: slop included, what the store itself needs left out.
     fn size(&self) -> u64;
 
     /// What may be written for this now, bytes: what of the slop it may not use is left out.
-    fn room(&self, purpose: Purpose) -> u64 {
-        let _ = purpose;
-        u64::MAX
-    }
+    fn room(&self, purpose: Purpose) -> u64;
 
     /// The longest record that makes sense here, bytes.
-    fn largest_frame(&self) -> u64 {
-        16 << 20
-    }
+    fn largest_frame(&self) -> u64;
 
     /// How names are hashed in file systems that are made now.
-    fn hashing(&self) -> Hashing {
-        Hashing::default()
-    }
+    fn hashing(&self) -> Hashing;
 
     /// File systems in which names are the same though their bytes differ are about to be made:
     /// from now on who does not know of them keeps away. `time` is when.
     ///
     /// # Errors
     /// A device that fails.
-    fn allow_folding(&self, time: u64) -> Result<(), PoolError> {
-        let _ = time;
-        Ok(())
-    }
+    fn allow_folding(&self, time: u64) -> Result<(), PoolError>;
 
     /// A step of what keeps the store in order: cleaning about so many bytes, giving freed slots
     /// back to their devices.
     ///
     /// # Errors
     /// A device that fails.
-    fn tend(&self, budget: u64) -> Result<Work, PoolError> {
-        let _ = budget;
-        Ok(Work::None)
-    }
+    fn tend(&self, budget: u64) -> Result<Work, PoolError>;
 }
 
 /// Whether there is more to do at once.
@@ -156,7 +141,7 @@ impl Work {
 pub type Entropy = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// What an imported pool stands on.
-pub struct Ground {
+pub struct PoolConfig {
     /// The store.
     pub storage: Arc<dyn Storage>,
     /// The clock.
@@ -182,9 +167,9 @@ pub struct Durable {
     pub log: log::Start,
 }
 
-impl fmt::Debug for Ground {
+impl fmt::Debug for PoolConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ground").field("cache", &self.cache).finish_non_exhaustive()
+        f.debug_struct("PoolConfig").field("cache", &self.cache).finish_non_exhaustive()
     }
 }
 
@@ -200,7 +185,7 @@ pub struct Pool {
     clock: Clock,
     entropy: Entropy,
     admin: Mutex<Admin>,
-    desk: Arc<Desk>,
+    reservations: Arc<Reservations>,
     datasets: RwLock<HashMap<u64, Arc<Dataset>>>,
     log: OnceLock<Arc<logging::PoolLog>>,
     throttle: Arc<Throttle>,
@@ -222,7 +207,7 @@ impl fmt::Debug for Pool {
 #[derive(Debug)]
 struct Admin {
     catalog: Catalog,
-    desk: Arc<Desk>,
+    reservations: Arc<Reservations>,
     /// Some frames may be named by several rows.
     sharing: bool,
     /// Why nothing is accepted any more.
@@ -231,8 +216,8 @@ struct Admin {
 
 impl Admin {
     /// The accounts. Held for a moment only: every write asks for them.
-    fn forest(&self) -> MappedMutexGuard<'_, Forest> {
-        self.desk.forest()
+    fn quota_tree(&self) -> MappedMutexGuard<'_, QuotaTree> {
+        self.reservations.quota_tree()
     }
 }
 
@@ -276,12 +261,12 @@ impl Frames for CachedFrames {
         self.storage.write_all(frames, written)
     }
 
-    fn pack_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Packed>, PoolError> {
-        self.storage.pack_all(frames)
+    fn compress_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Compressed>, PoolError> {
+        self.storage.compress_all(frames)
     }
 
-    fn write_packed(&self, frame: &NewFrame<'_>, packed: &Packed) -> Result<Pointer, PoolError> {
-        self.storage.write_packed(frame, packed)
+    fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer, PoolError> {
+        self.storage.write_compressed(frame, compressed)
     }
 }
 
@@ -291,8 +276,8 @@ impl Pool {
     ///
     /// # Errors
     /// Those of the store.
-    pub fn create(ground: Ground, name: &str) -> Result<Self, PoolError> {
-        Self::create_owned(ground, name, (0, 0), &[])
+    pub fn create(config: PoolConfig, name: &str) -> Result<Self, PoolError> {
+        Self::create_owned(config, name, (0, 0), &[])
     }
 
     /// As [`Self::create`], for a user and a group: root directories belong to them, as after
@@ -302,14 +287,14 @@ impl Pool {
     /// # Errors
     /// Those of the store.
     pub fn create_owned(
-        mut ground: Ground,
+        mut config: PoolConfig,
         name: &str,
         owner: (u32, u32),
         properties: &[(String, String)],
     ) -> Result<Self, PoolError> {
         let open = Txg(1);
-        let (area, guid) = (ground.log.take(), ground.guid);
-        let pool = Self::over(ground, open, None);
+        let (area, guid) = (config.log.take(), config.guid);
+        let pool = Self::over(config, open, None);
         pool.belongs_to(owner);
         {
             let mut admin = pool.admin.lock();
@@ -336,15 +321,15 @@ impl Pool {
     ///
     /// # Errors
     /// Those of the store; a damaged catalog.
-    pub fn open(mut ground: Ground, durable: &Durable) -> Result<Self, PoolError> {
-        let (area, guid) = (ground.log.take(), ground.guid);
-        let pool = Self::over(ground, Txg(durable.txg.0 + 1), Some(durable.catalog));
+    pub fn open(mut config: PoolConfig, durable: &Durable) -> Result<Self, PoolError> {
+        let (area, guid) = (config.log.take(), config.guid);
+        let pool = Self::over(config, Txg(durable.txg.0 + 1), Some(durable.catalog));
         {
             let mut admin = pool.admin.lock();
-            let forest = pool.forest_of(&admin.catalog)?;
-            *admin.forest() = forest;
+            let quotas = pool.forest_of(&admin.catalog)?;
+            *admin.quota_tree() = quotas;
             admin.count_shared()?;
-            pool.desk.measure();
+            pool.reservations.measure();
         }
         pool.storage.opened()?;
         if let Some(area) = area {
@@ -353,18 +338,18 @@ impl Pool {
         Ok(pool)
     }
 
-    fn over(ground: Ground, open: Txg, root: Option<Pointer>) -> Self {
-        let Ground { storage, clock, entropy, cache, .. } = ground;
+    fn over(config: PoolConfig, open: Txg, root: Option<Pointer>) -> Self {
+        let PoolConfig { storage, clock, entropy, cache, .. } = config;
         let cache = Arc::new(Cache::new(cache));
         let frames: Arc<dyn Frames> = Arc::clone(&storage) as Arc<dyn Frames>;
         let content: Arc<dyn Frames> =
             Arc::new(CachedFrames { storage: Arc::clone(&storage), cache: Arc::clone(&cache) });
         let catalog = Catalog::open(Arc::clone(&frames), Arc::clone(&cache), root, open);
-        let forest = Forest::new(0, storage.size(), crate::space::Usage::default(), Limits::default());
-        let desk = Arc::new(Desk::new(Arc::clone(&storage), forest));
+        let quotas = QuotaTree::new(0, storage.size(), crate::space::Usage::default(), Limits::default());
+        let reservations = Arc::new(Reservations::new(Arc::clone(&storage), quotas));
         Self {
-            admin: Mutex::new(Admin { catalog, desk: Arc::clone(&desk), sharing: false, failed: None }),
-            desk,
+            admin: Mutex::new(Admin { catalog, reservations: Arc::clone(&reservations), sharing: false, failed: None }),
+            reservations,
             frames,
             content,
             cache,
@@ -382,21 +367,21 @@ impl Pool {
     }
 
     /// The tree of datasets with their figures, from the catalog: parents before children.
-    fn forest_of(&self, catalog: &Catalog) -> Result<Forest, PoolError> {
+    fn forest_of(&self, catalog: &Catalog) -> Result<QuotaTree, PoolError> {
         let root = catalog.head()?.root;
         let limits = |id| catalog.properties(id).and_then(|rows| limits(&Level { name: "", rows: &rows }));
         let usage = catalog.dataset(root)?.usage;
-        let mut forest = Forest::new(root, self.storage.size(), usage, limits(root)?);
+        let mut quotas = QuotaTree::new(root, self.storage.size(), usage, limits(root)?);
         let mut waiting = catalog.children(root)?;
         while let Some(id) = waiting.pop() {
             let row = catalog.dataset(id)?;
-            forest.add(id, row.parent, row.usage, limits(id)?)?;
+            quotas.add(id, row.parent, row.usage, limits(id)?)?;
             waiting.extend(catalog.children(id)?);
         }
         for (id, _) in catalog.datasets()? {
-            forest.count_snapshots(id, i64::try_from(catalog.snapshots(id)?.len()).unwrap_or(i64::MAX))?;
+            quotas.count_snapshots(id, i64::try_from(catalog.snapshots(id)?.len()).unwrap_or(i64::MAX))?;
         }
-        Ok(forest)
+        Ok(quotas)
     }
 
     /// A dataset by its number; the same one for everybody.
@@ -438,7 +423,7 @@ impl Pool {
 
     /// How content of a dataset is stored as long as its properties are not known.
     fn storing(&self) -> Storing {
-        Storing { record_shift: 17, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 }
+        Storing { record_shift: 17, compression: CompressionSetting::Lz4, checksum: ChecksumKind::Xxh3 }
     }
 }
 

@@ -18,7 +18,7 @@ pub enum Damage {
     Checksum,
     /// The header of the frame is not one, or is that of another frame.
     Header,
-    /// Compressed content that does not unpack to the length in the pointer.
+    /// Compressed content that does not decompress to the length in the pointer.
     Compression,
     /// A structure with impossible fields; the text says which.
     Structure(&'static str),

@@ -16,9 +16,6 @@
 //! - Before a txg is frozen everything active is flushed into the table ([`Files::flush`]), so the
 //!   frozen tree is the state of one moment.
 
-mod admission;
-mod ahead;
-mod awaited;
 mod content;
 mod durable;
 mod inodes;
@@ -27,8 +24,11 @@ mod listing;
 mod names;
 mod orphans;
 pub(crate) mod patches;
+mod quota_check;
+mod readahead;
 mod recent;
 mod sharing;
+mod spin_lock;
 mod stopping;
 mod table;
 #[cfg(test)]
@@ -37,16 +37,16 @@ mod throttle;
 mod unstored;
 mod xattrs;
 
-pub use admission::{AccessTimes, Admission, Admit, Rules, Unlimited};
 pub use content::{SeekTo, WriteOutcome};
-pub use durable::Durable;
+pub use durable::Durability;
 pub use inodes::{AttributeChange, ChangedTime, Inode, TimeChange};
-pub use listing::{Listed, Seen};
+pub use listing::{ListedEntry, SeenEntry};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
 pub(crate) use patches::is_rotten;
+pub use quota_check::{AccessTimes, Admission, Admit, ExpectedWrites, Rules};
 pub use sharing::Range;
-pub use stopping::Stopped;
+pub use stopping::StoppedFiles;
 pub use table::{Absent, Batch, RowChange, Table};
 pub use throttle::{Share, Throttle, Woken};
 
@@ -57,15 +57,15 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-use awaited::{Awaited, Turn};
+use spin_lock::{SpinMutex, SpinRwLock};
 
 use crate::deadlist::Dead;
 use crate::error::PoolError;
-use crate::frames::{Frames, NewFrame, Packing};
-use crate::log::{Change, Ticket};
+use crate::frames::{CompressionSetting, Frames, NewFrame};
+use crate::log::{LogChange, Ticket};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::rows::keys::Hashing;
-use crate::rows::{Folding, Head, OwnerKind, Timestamp, keys};
+use crate::rows::{DatasetHead, Folding, OwnerKind, Timestamp, keys};
 
 /// Why an operation on files was refused or failed. The layer above has one error number for each.
 #[derive(Clone, Debug)]
@@ -192,21 +192,21 @@ pub struct Storing {
     /// Record size as a power of two, 9 to 24 (`recordsize`).
     pub record_shift: u8,
     /// `compression`.
-    pub packing: Packing,
+    pub compression: CompressionSetting,
     /// `checksum`.
     pub checksum: ChecksumKind,
 }
 
 /// How much was stored, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredBytes {
     /// As it is charged.
     pub charged: u64,
-    /// Before packing.
+    /// Before compression.
     pub logical: u64,
 }
 
-impl Stored {
+impl StoredBytes {
     /// This and more.
     #[must_use]
     pub fn and(self, charged: u64, logical: u64) -> Self {
@@ -227,9 +227,9 @@ pub struct Files<T> {
     frames: Arc<dyn Frames>,
     clock: Clock,
     storing: RwLock<Storing>,
-    table: Awaited<T>,
+    table: SpinRwLock<T>,
     recent: recent::Recent,
-    names: Turn,
+    names: SpinMutex,
     numbers: Numbers,
     known: Arc<known::Known>,
     dirty: Mutex<HashMap<u64, Arc<Inode>>>,
@@ -250,7 +250,7 @@ pub struct Files<T> {
     replaying: AtomicBool,
     /// The head cannot be read, so nothing more may change.
     headless: AtomicBool,
-    ahead: ahead::Ahead,
+    readahead: readahead::ListingReadahead,
     freed: Mutex<Vec<Dead>>,
     unstored: Mutex<unstored::Unstored>,
     /// Frames that rows of the open txg have come to share.
@@ -281,7 +281,7 @@ impl<T> fmt::Debug for Files<T> {
 /// with the txg held open.
 pub trait Recorder: Send + Sync {
     /// An operation has changed these rows.
-    fn record(&self, txg: Txg, dataset: u64, changes: &[Change<'_>]) -> Ticket;
+    fn record(&self, txg: Txg, dataset: u64, changes: &[LogChange<'_>]) -> Ticket;
 
     /// An operation has changed what no record can hold: until this txg is committed, only a commit
     /// makes anything durable.
@@ -289,7 +289,7 @@ pub trait Recorder: Send + Sync {
 }
 
 /// What the files of a dataset stand on.
-pub struct Ground {
+pub struct FilesConfig {
     /// The dataset's number, for the headers of frames.
     pub dataset: u64,
     /// The pool's gate.
@@ -306,10 +306,26 @@ pub struct Ground {
     pub admission: Arc<dyn Admission>,
 }
 
-impl fmt::Debug for Ground {
+impl fmt::Debug for FilesConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ground").field("dataset", &self.dataset).field("storing", &self.storing).finish_non_exhaustive()
+        f.debug_struct("FilesConfig")
+            .field("dataset", &self.dataset)
+            .field("storing", &self.storing)
+            .finish_non_exhaustive()
     }
+}
+
+/// What is said of a file system when it is made, and holds for good.
+#[derive(Clone, Copy, Debug)]
+pub struct NewFiles {
+    /// How names are hashed; where names are folded, in any case [`Hashing::Ordered`].
+    pub hashing: Hashing,
+    /// Which names are the same.
+    pub folding: Folding,
+    /// The seed of hashes of names.
+    pub seed: u64,
+    /// The user and the group of the root directory.
+    pub owner: (u32, u32),
 }
 
 /// Reads what was missing in a table, without its lock. What was committed meanwhile may have taken
@@ -324,24 +340,19 @@ fn hint(read: Absent) {
 const WARMED_MOST: usize = 16;
 
 impl<T: Table> Files<T> {
-    /// An empty file system in an empty table: how names are hashed, which are the same, and the
-    /// seed; a root directory of this user and group, with mode 755.
+    /// An empty file system in an empty table; its root directory has mode 755.
     ///
     /// # Errors
     /// [`PoolError`] of the table.
-    pub fn format(
-        ground: Ground,
-        table: T,
-        (hashing, folding, seed): (Hashing, Folding, u64),
-        (uid, gid): (u32, u32),
-    ) -> std::result::Result<Self, PoolError> {
+    pub fn format(config: FilesConfig, table: T, new: NewFiles) -> std::result::Result<Self, PoolError> {
         const ROOT: u64 = 1;
-        let hashing = if folding.is_exact() { hashing } else { Hashing::Near };
-        let head = Head { next: ROOT + 1, root: ROOT, seed, hashing, folding, objects: 1 };
-        let files = Self::over(ground, table, head);
+        let NewFiles { hashing, folding, seed, owner } = new;
+        let hashing = if folding.is_exact() { hashing } else { Hashing::Ordered };
+        let head = DatasetHead { next: ROOT + 1, root: ROOT, seed, hashing, folding, objects: 1 };
+        let files = Self::over(config, table, head);
         let mut batch = Batch::default();
-        let mut root = crate::rows::Inode::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
-        (root.uid, root.gid) = (uid, gid);
+        let mut root = crate::rows::InodeRow::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
+        (root.uid, root.gid) = owner;
         batch.put(&keys::head(), head.encode());
         batch.put(&keys::inode(ROOT), root.encode());
         files.count_owner(&root, 0, 1);
@@ -355,23 +366,23 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// [`PoolError`] of the table; a table without a head is damaged.
-    pub fn open(ground: Ground, table: T) -> std::result::Result<Self, PoolError> {
+    pub fn open(config: FilesConfig, table: T) -> std::result::Result<Self, PoolError> {
         let row = table.get(&keys::head())?;
-        let head = Head::decode(&row.unwrap_or_default())?;
-        Ok(Self::over(ground, table, head))
+        let head = DatasetHead::decode(&row.unwrap_or_default())?;
+        Ok(Self::over(config, table, head))
     }
 
-    fn over(ground: Ground, table: T, head: Head) -> Self {
-        let Ground { dataset, gate, frames, clock, storing, throttle, admission } = ground;
+    fn over(config: FilesConfig, table: T, head: DatasetHead) -> Self {
+        let FilesConfig { dataset, gate, frames, clock, storing, throttle, admission } = config;
         Self {
             dataset,
             gate,
             frames,
             clock,
             storing: RwLock::new(storing),
-            table: Awaited::new(table),
+            table: SpinRwLock::new(table),
             recent: recent::Recent::default(),
-            names: Turn::default(),
+            names: SpinMutex::default(),
             numbers: Numbers {
                 seed: head.seed,
                 hashing: head.hashing,
@@ -392,7 +403,7 @@ impl<T: Table> Files<T> {
             admission,
             replaying: AtomicBool::new(false),
             headless: AtomicBool::new(false),
-            ahead: ahead::Ahead::default(),
+            readahead: readahead::ListingReadahead::default(),
             stop: stopping::Stop::default(),
             freed: Mutex::default(),
             unstored: Mutex::default(),
@@ -453,7 +464,7 @@ impl<T: Table> Files<T> {
     /// Whether memory holds anything that the table does not have yet.
     #[must_use]
     pub fn has_changes(&self) -> bool {
-        !self.dirty.lock().is_empty() || !self.uses.lock().is_empty() || self.known.has_let_go()
+        !self.dirty.lock().is_empty() || !self.uses.lock().is_empty() || self.known.has_released()
     }
 
     /// The content frames that the open txg has freed so far; the commit takes them and applies the
@@ -463,8 +474,8 @@ impl<T: Table> Files<T> {
     }
 
     /// What the content frames of the open txg are charged so far, bytes; the commit takes it.
-    pub fn take_written(&self) -> Stored {
-        Stored {
+    pub fn take_written(&self) -> StoredBytes {
+        StoredBytes {
             charged: self.written.swap(0, Ordering::Relaxed),
             logical: self.written_logical.swap(0, Ordering::Relaxed),
         }
@@ -507,7 +518,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Notes that an owner's inode has grown by so many bytes and objects.
-    fn count_owner(&self, row: &crate::rows::Inode, bytes: i64, objects: i64) {
+    fn count_owner(&self, row: &crate::rows::InodeRow, bytes: i64, objects: i64) {
         let mut uses = self.uses.lock();
         for owner in [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)] {
             let change = uses.entry(owner).or_default();
@@ -526,7 +537,7 @@ impl<T: Table> Files<T> {
     fn apply_recorded(&self, txg: Txg, batch: &Batch) -> Result<()> {
         self.apply(txg, batch)?;
         if let Some(recorder) = self.recorder.get() {
-            let changes: Vec<Change<'_>> = batch.changes().iter().map(RowChange::as_change).collect();
+            let changes: Vec<LogChange<'_>> = batch.changes().iter().map(RowChange::as_change).collect();
             recorder.record(txg, self.dataset, &changes);
         }
         Ok(())

@@ -10,30 +10,30 @@ use crate::pointer::{ChecksumKind, FrameKind, Pointer, Txg};
 /// `docs/pool-format.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Stream {
+pub enum WriteStream {
     /// Nodes of trees, large values.
     Metadata = 1,
     /// File content as users write it.
     Data = 2,
-    /// What the cleaner has moved.
-    Survivors = 3,
+    /// What the cleaner has moved: "survivors" in `docs/pool-format.md`.
+    Relocated = 3,
     /// The segment table; its segments are named by root records, not by the table.
     Table = 4,
     /// What the cleaner has moved of trees, where metadata is written twice.
-    MetadataSurvivors = 5,
+    RelocatedMetadata = 5,
 }
 
-impl Stream {
+impl WriteStream {
     /// Whether its segments hold frames that bear the names of other segments.
     #[must_use]
     pub fn is_of_moved(self) -> bool {
-        matches!(self, Self::Survivors | Self::MetadataSurvivors)
+        matches!(self, Self::Relocated | Self::RelocatedMetadata)
     }
 
     /// Whether it is written twice in pools that have metadata twice.
     #[must_use]
     pub fn is_metadata(self) -> bool {
-        matches!(self, Self::Metadata | Self::MetadataSurvivors | Self::Table)
+        matches!(self, Self::Metadata | Self::RelocatedMetadata | Self::Table)
     }
 }
 
@@ -49,10 +49,10 @@ pub struct Owner {
     pub offset: u64,
 }
 
-/// How content is to be packed; a frame keeps content as it is where packing does not save an
-/// eighth of it.
+/// How content is to be compressed; a frame keeps content as it is where compression does not save
+/// an eighth of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packing {
+pub enum CompressionSetting {
     /// As it is.
     Off,
     /// LZ4.
@@ -65,7 +65,7 @@ pub enum Packing {
 #[derive(Clone, Copy, Debug)]
 pub struct NewFrame<'a> {
     /// Which open segment it goes to.
-    pub stream: Stream,
+    pub stream: WriteStream,
     /// What it holds.
     pub kind: FrameKind,
     /// Whose it is.
@@ -74,15 +74,15 @@ pub struct NewFrame<'a> {
     pub birth: Txg,
     /// Its content, 1 byte to 16 MiB.
     pub content: &'a [u8],
-    /// How to pack it.
-    pub packing: Packing,
+    /// How to compress it.
+    pub compression: CompressionSetting,
     /// How to check it.
     pub checksum: ChecksumKind,
 }
 
-/// A frame that was checked and packed, and has everything but a place and a txg.
+/// A frame that was checked and compressed, and has everything but a place and a txg.
 #[derive(Debug)]
-pub struct Packed {
+pub struct Compressed {
     pub(crate) pointer: Pointer,
     /// What is stored, where that is not the content.
     pub(crate) stored: Option<Vec<u8>>,
@@ -99,8 +99,8 @@ pub struct Wanted<'a> {
 
 /// Frames by their pointers.
 pub trait Frames: Send + Sync {
-    /// The content of a frame, unpacked and checked. Frames that were written but not committed yet
-    /// are read as well.
+    /// The content of a frame, decompressed and checked. Frames that were written but not committed
+    /// yet are read as well.
     ///
     /// # Errors
     /// [`PoolError::Frame`] for a damaged one, [`PoolError::Device`].
@@ -139,9 +139,9 @@ pub trait Frames: Send + Sync {
     /// [`PoolError::NoSpace`], [`PoolError::Device`], [`PoolError::Suspended`].
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError>;
 
-    /// Writes several frames, one behind the other; packs them by several threads where that pays.
-    /// `written` gets the pointers of those that were written, in their order: all of them, or
-    /// those before the one that failed.
+    /// Writes several frames, one behind the other; compresses them by several threads where that
+    /// pays. `written` gets the pointers of those that were written, in their order: all of them,
+    /// or those before the one that failed.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -152,23 +152,23 @@ pub trait Frames: Send + Sync {
         })
     }
 
-    /// Packs frames before they are written, by several threads where that pays; takes nothing of
-    /// the pool, and the frames' txg does not count yet. Empty where that cannot be done apart.
+    /// Compresses frames before they are written, by several threads where that pays; takes nothing
+    /// of the pool, and the frames' txg does not count yet. Empty where that cannot be done apart.
     ///
     /// # Errors
     /// As [`Self::write`].
-    fn pack_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Packed>, PoolError> {
+    fn compress_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Compressed>, PoolError> {
         let _ = frames;
         Ok(Vec::new())
     }
 
-    /// As [`Self::write`], with what [`Self::pack_all`] made of a frame of the same content,
-    /// packing and checksum.
+    /// As [`Self::write`], with what [`Self::compress_all`] made of a frame of the same content,
+    /// compression and checksum.
     ///
     /// # Errors
     /// As [`Self::write`].
-    fn write_packed(&self, frame: &NewFrame<'_>, packed: &Packed) -> Result<Pointer, PoolError> {
-        let _ = packed;
+    fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer, PoolError> {
+        let _ = compressed;
         self.write(frame)
     }
 }

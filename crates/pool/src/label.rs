@@ -20,7 +20,7 @@ mod root;
 mod tests;
 
 pub use identity::{Identity, Member, PoolState, VERSION};
-pub use root::{LogStart, Place, Root, TableSegment, UPPER_LIMIT};
+pub use root::{LogStart, Root, SlotAddress, TableSegment, UPPER_LIMIT};
 pub(crate) use root::{read_places, small, write_places};
 
 use crate::device::{Device, failed};

@@ -28,15 +28,22 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use nacre_pool::{Store, device::Simulator, engine::{Committer, Ground, Pace, Pool}, files::{NewInode, ParentView}};
-//! use nacre_pool::rows::{FileType, Inode, Timestamp};
+//! use nacre_pool::{Store, device::Simulator, files::{NewInode, ParentView}};
+//! use nacre_pool::engine::{Committer, Pace, Pool, PoolConfig};
+//! use nacre_pool::rows::{FileType, InodeRow, Timestamp};
 //! use nacre_pool::store::{LogArea, NewPool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let new = NewPool { name: "tank".into(), guid: 7, host: (1, "here".into()), time: 1_800_000_000, twice: true };
+//! let new = NewPool {
+//!     name: "tank".into(),
+//!     guid: 7,
+//!     host: (1, "here".into()),
+//!     time: 1_800_000_000,
+//!     redundant_metadata: true,
+//! };
 //! let (store, _) = Store::create(vec![Arc::new(Simulator::new("disk", 128 << 20))], &new)?;
 //! let store = Arc::new(store);
-//! let ground = Ground {
+//! let config = PoolConfig {
 //!     log: Some(Box::new(LogArea::new(Arc::clone(&store)))),
 //!     guid: 7,
 //!     storage: Arc::clone(&store) as _,
@@ -44,14 +51,14 @@
 //!     entropy: Arc::new(|| 42),
 //!     cache: 16 << 20,
 //! };
-//! let pool = Arc::new(Pool::create(ground, "tank")?);
+//! let pool = Arc::new(Pool::create(config, "tank")?);
 //! let committer: Committer = pool.start_committer(Pace::default())?;
 //!
 //! let id = pool.find("tank")?.ok_or("it has just been made")?;
 //! let tank = pool.dataset(id)?;
 //! let files = tank.files();
 //! let new = |parent: &ParentView| {
-//!     let row = Inode::new(FileType::Regular, 0o644, parent.now);
+//!     let row = InodeRow::new(FileType::Regular, 0o644, parent.now);
 //!     Ok(NewInode { row, target: None, attributes: Vec::new() })
 //! };
 //! let (file, _) = files.make(&files.root(), b"greeting", b"", &new)?;
@@ -81,6 +88,7 @@ pub mod cache;
 pub mod catalog;
 pub mod checksum;
 pub mod codec;
+pub mod compress;
 pub mod deadlist;
 pub mod device;
 pub mod engine;
@@ -91,7 +99,6 @@ pub mod frames;
 pub mod label;
 pub mod log;
 pub mod names;
-pub mod packing;
 mod patience;
 pub mod pointer;
 pub mod properties;
@@ -102,6 +109,6 @@ pub mod store;
 pub mod tree;
 
 pub use error::{Damage, PoolError};
-pub use frames::{Frames, NewFrame, Owner, Packing, Stream, Wanted};
+pub use frames::{CompressionSetting, Frames, NewFrame, Owner, Wanted, WriteStream};
 pub use pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
 pub use store::Store;

@@ -23,7 +23,7 @@ use crate::pointer::Txg;
 pub mod record;
 pub mod ring;
 
-pub use record::{Change, Record};
+pub use record::{LogChange, LogRecord};
 pub use ring::{Area, Replayed, Ring, Start, newest_sequence};
 
 /// How many bytes of records one flush may write; what is larger is cheaper as a commit.
@@ -36,7 +36,7 @@ pub struct Ticket(u64);
 /// What a flush came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Flushed {
+pub enum LogFlush {
     /// Everything up to the ticket is durable.
     Durable,
     /// The log cannot hold it: it is durable once this txg is committed.
@@ -52,7 +52,7 @@ struct Batch {
 }
 
 #[derive(Debug)]
-struct State {
+struct LogState {
     pending: VecDeque<Batch>,
     bytes: usize,
     last: Ticket,
@@ -64,7 +64,7 @@ struct State {
     failed: Option<PoolError>,
 }
 
-impl State {
+impl LogState {
     /// Records of this txg and those before it go to nobody any more but the commit.
     fn drop_through(&mut self, txg: Txg) {
         self.pending.clear();
@@ -76,7 +76,7 @@ impl State {
 /// The log of an imported pool.
 #[derive(Debug)]
 pub struct Log<A: Area> {
-    state: Mutex<State>,
+    state: Mutex<LogState>,
     done: Condvar,
     ring: Mutex<Ring<A>>,
     half_full: AtomicBool,
@@ -86,7 +86,7 @@ impl<A: Area> Log<A> {
     /// A log that goes on where the ring stands.
     #[must_use]
     pub fn new(ring: Ring<A>) -> Self {
-        let state = State {
+        let state = LogState {
             pending: VecDeque::new(),
             bytes: 0,
             last: Ticket(0),
@@ -106,7 +106,7 @@ impl<A: Area> Log<A> {
 
     /// Notes an operation. It is in memory only until a flush or a commit. The caller holds the txg
     /// open meanwhile, so that records come in the order of their txgs.
-    pub fn record(&self, record: &Record<'_>) -> Ticket {
+    pub fn record(&self, record: &LogRecord<'_>) -> Ticket {
         let mut encoded = crate::codec::Writer::default();
         record.encode(&mut encoded);
         let encoded = encoded.finish();
@@ -154,17 +154,17 @@ impl<A: Area> Log<A> {
     /// # Errors
     /// [`PoolError::Device`]; after a failure every further flush fails with it, for what was
     /// written last is unknown.
-    pub fn flush(&self, through: Ticket) -> Result<Flushed, PoolError> {
+    pub fn flush(&self, through: Ticket) -> Result<LogFlush, PoolError> {
         let mut state = self.state.lock();
         loop {
             if state.durable >= through {
-                return Ok(Flushed::Durable);
+                return Ok(LogFlush::Durable);
             }
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
             if let Some(txg) = state.dropped {
-                return Ok(Flushed::NeedsCommit(txg));
+                return Ok(LogFlush::NeedsCommit(txg));
             }
             if !state.writing {
                 break;
@@ -173,7 +173,7 @@ impl<A: Area> Log<A> {
         }
         let batches = std::mem::take(&mut state.pending);
         let Some((txg, last)) = batches.back().map(|batch| (batch.txg, batch.last)) else {
-            return Ok(Flushed::NeedsCommit(state.newest));
+            return Ok(LogFlush::NeedsCommit(state.newest));
         };
         state.bytes = 0;
         state.writing = true;
@@ -192,7 +192,7 @@ impl<A: Area> Log<A> {
                 return Err(error);
             }
         }
-        Ok(if state.durable >= through { Flushed::Durable } else { Flushed::NeedsCommit(txg) })
+        Ok(if state.durable >= through { LogFlush::Durable } else { LogFlush::NeedsCommit(txg) })
     }
 
     /// Where replay has to begin for a root that holds this txg: to be written into it. Blocks from

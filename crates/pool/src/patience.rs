@@ -3,7 +3,7 @@
 //!
 //! Callers: the committer and its throttle, whoever waits for something to become free, the
 //! simulated device. Invariant: what is answered or stored never depends on it but for "not in
-//! time". The time of day is passed in (`engine::Ground`, or an argument).
+//! time". The time of day is passed in (`engine::PoolConfig`, or an argument).
 
 use std::time::{Duration, Instant};
 

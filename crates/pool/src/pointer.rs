@@ -35,7 +35,7 @@ pub enum FrameKind {
     Table = 5,
 }
 
-/// How the stored bytes of a frame unpack to its content.
+/// How the stored bytes of a frame decompress to its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Compression {
@@ -43,7 +43,7 @@ pub enum Compression {
     Off = 0,
     /// An LZ4 block.
     Lz4 = 1,
-    /// A zstd frame; the level is not needed to unpack.
+    /// A zstd frame; the level is not needed to decompress.
     Zstd = 2,
 }
 
@@ -90,14 +90,14 @@ pub struct Pointer {
     pub logical: u32,
     /// What the frame holds.
     pub kind: FrameKind,
-    /// How the content is packed.
+    /// How the content is compressed.
     pub compression: Compression,
     /// What the checksum is.
     pub checksum_kind: ChecksumKind,
     /// The txg in which the frame was written.
     pub birth: Txg,
-    /// Checksum of the content (not of what is stored), so that a frame can be packed anew without
-    /// touching its pointer.
+    /// Checksum of the content (not of what is stored), so that a frame can be compressed anew
+    /// without touching its pointer.
     pub checksum: [u8; 16],
 }
 

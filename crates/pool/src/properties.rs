@@ -8,7 +8,7 @@
 //!  size       10G, 1.5T; 1.21M
 //!  effective  the value over a chain of ancestors, with its source; what the engine needs of it
 //!  owner      userquota@NAME and the like
-//!  near       the properties that a mistyped name may have meant
+//!  similar    the properties that a mistyped name may have meant
 //!  features   feature@NAME of pools
 //!  spelling   which names are the same: fixed when a dataset is made
 //! ```
@@ -22,8 +22,8 @@ use std::fmt;
 pub mod chain;
 pub mod effective;
 pub mod features;
-mod near;
 pub mod owner;
+mod similar;
 pub mod size;
 pub mod spelling;
 mod table;
@@ -201,7 +201,7 @@ impl PropertyError {
     #[must_use]
     pub fn next(&self, table: &[Definition]) -> String {
         match self {
-            Self::Unknown(name) => match &near::near(name, table)[..] {
+            Self::Unknown(name) => match &similar::similar(name, table)[..] {
                 [] => String::new(),
                 names => format!("did you mean {}?", names.join(", ")),
             },

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  kind  row         key after the kind byte       value
-//!  0x01  head        -                             Head: next number, root inode, hash seed, which names are the same
-//!  0x02  inode       inode                         Inode: attributes
+//!  0x01  head        -                             DatasetHead: next number, root inode, hash seed, which names are the same
+//!  0x02  inode       inode                         InodeRow: attributes
 //!  0x03  entry       directory, sequence           Entry: inode, type, name; the order of listings
 //!  0x04  name        directory, hash, sequence     NameTarget: inode, type; the way of look-ups
 //!  0x05  xattr       inode, name                   Xattr: value or pointer
@@ -32,8 +32,8 @@ pub mod xattr;
 pub use entry::{Entry, FileType, NameTarget};
 pub use extent::Extent;
 pub use folding::Folding;
-pub use head::Head;
-pub use inode::{Inode, NameHint, Timestamp};
+pub use head::DatasetHead;
+pub use inode::{InodeRow, NameHint, Timestamp};
 pub use keys::{Key, OwnerKind};
 pub use owner_use::OwnerUse;
 pub use patch::Patch;

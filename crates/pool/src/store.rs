@@ -12,14 +12,13 @@
 //! - A failed write or sync suspends the store: nothing further is accepted, and the last durable
 //!   root stays what it is.
 
-mod behind;
 mod cleaning;
 mod commit;
+mod compressors;
 mod copies;
-mod doubling;
+mod ditto;
 mod log_area;
 mod open;
-mod packers;
 mod scrub;
 mod space;
 mod streaming;
@@ -28,6 +27,7 @@ mod tests;
 mod trim;
 mod watch;
 mod workers;
+mod write_queue;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -43,23 +43,23 @@ pub use log_area::LogArea;
 pub use open::{Access, Import, MINIMUM_DEVICE, NewPool};
 pub use scrub::{Checked, SegmentInfo};
 pub use space::{Claim, Space, Traffic};
-pub use trim::Told;
+pub use trim::TrimStep;
 pub use watch::Damaged;
-pub(crate) use workers::{processors, roam};
+pub(crate) use workers::{processors, unpin_thread};
 
 use crate::checksum;
+use crate::compress;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{Frames, NewFrame, Packed, Stream, Wanted};
-use crate::label::{Identity, Place, Root};
-use crate::packing;
+use crate::frames::{Compressed, Frames, NewFrame, Wanted, WriteStream};
+use crate::label::{Identity, Root, SlotAddress};
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::segment::cleaner;
 use crate::segment::slots::{self, Slots};
-use crate::segment::stream::{Appender, Growth, PIECE, Piece, State};
-use crate::segment::table::{Op, Table};
-use crate::segment::table_log::Young;
+use crate::segment::stream::{Appender, AppenderState, Growth, PIECE, Piece};
+use crate::segment::table::{Op, SegmentTable};
+use crate::segment::table_log::UncommittedRun;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
@@ -76,19 +76,19 @@ pub struct Store {
     map: RwLock<Map>,
     metadata: Appender,
     data: Arc<Appender>,
-    survivors: Appender,
-    metadata_survivors: Appender,
+    relocated: Appender,
+    relocated_metadata: Appender,
     /// Metadata is written twice.
-    twice: AtomicBool,
+    redundant_metadata: AtomicBool,
     /// File systems that are made now have names of neighbouring numbers side by side.
-    near: AtomicBool,
+    ordered_names: AtomicBool,
     /// What lies once all the same.
-    half: doubling::Half,
+    missing_copies: ditto::MissingCopies,
     committed: Mutex<Committed>,
     frees: Mutex<BTreeMap<Txg, Vec<Freed>>>,
     durable: AtomicU64,
-    log: Vec<(Place, u32)>,
-    suspended: Arc<behind::Stopped>,
+    log: Vec<(SlotAddress, u32)>,
+    suspended: Arc<write_queue::Suspension>,
     /// One writer at a time makes room for all that wait for slots.
     relief: Mutex<()>,
     /// Segments that cannot be cleaned: something in them is damaged.
@@ -102,27 +102,27 @@ pub struct Store {
     /// Hears of damage that readers meet.
     watcher: watch::Watcher,
     /// Asks devices ahead of readers.
-    ahead: streaming::Ahead,
+    readahead: streaming::DeviceReadahead,
     /// Writes content while others go on.
-    behind: behind::Behind,
-    /// Packs content beside whoever writes it.
-    packers: packers::Packers,
+    write_queue: write_queue::WriteQueue,
+    /// Compresses content beside whoever writes it.
+    compressors: compressors::Compressors,
 }
 
 /// Where segments are and what is alive in them.
 #[derive(Debug, Default)]
 struct Map {
-    table: Table,
+    table: SegmentTable,
     slots: Slots,
     /// Frames of txgs that are not committed, as far as the table knows them.
-    young: Vec<Young>,
+    uncommitted: Vec<UncommittedRun>,
     next_segment: u32,
     /// What is lost at the ends of sealed segments, bytes; as of the last commit.
-    tails: u64,
+    slack: u64,
     /// What living frames take a second time, bytes; as of the last commit.
     copies: u64,
     /// Freed slots whose device is to be told so before they are used again.
-    trimming: Vec<Place>,
+    trimming: Vec<SlotAddress>,
     /// Whether devices are told.
     trims: bool,
 }
@@ -162,7 +162,7 @@ struct Sums {
     freeing: AtomicU64,
     table: AtomicU64,
     written_frames: AtomicU64,
-    written_survivors: AtomicU64,
+    written_relocated: AtomicU64,
     written_table: AtomicU64,
     mended: AtomicU64,
     /// Writes that failed at one of two places.
@@ -198,30 +198,30 @@ impl Frames for Store {
     }
 
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer> {
-        self.put(frame, &self.pack(frame)?)
+        self.put(frame, &self.compress(frame)?)
     }
 
     fn write_all(&self, frames: &[NewFrame<'_>], written: &mut Vec<Pointer>) -> Result<()> {
-        let packed = self.pack_each(frames);
-        frames.iter().zip(packed).try_for_each(|(frame, packed)| {
-            written.push(self.put(frame, &packed?)?);
+        let compressed = self.compress_each(frames);
+        frames.iter().zip(compressed).try_for_each(|(frame, compressed)| {
+            written.push(self.put(frame, &compressed?)?);
             Ok(())
         })
     }
 
-    fn pack_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Packed>> {
-        self.pack_each(frames).into_iter().collect()
+    fn compress_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Compressed>> {
+        self.compress_each(frames).into_iter().collect()
     }
 
-    fn write_packed(&self, frame: &NewFrame<'_>, packed: &Packed) -> Result<Pointer> {
+    fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer> {
         self.usable()?;
-        self.put(frame, packed)
+        self.put(frame, compressed)
     }
 }
 
 thread_local! {
-    // What is read packed is unpacked at once: each read would otherwise allocate and clear a
-    // buffer.
+    // What is read compressed is decompressed at once: each read would otherwise allocate and clear
+    // a buffer.
     static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -258,8 +258,8 @@ impl Store {
                 let stored = buffer.get_mut(..length).unwrap_or_default();
                 let whole = self
                     .read_stored(pointer, place, stored)
-                    .map(|()| packing::unpack(pointer.compression, stored, target));
-                packing::forget_much(buffer);
+                    .map(|()| compress::decompress(pointer.compression, stored, target));
+                compress::forget_much(buffer);
                 whole
             })?
         };
@@ -269,24 +269,24 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a packed frame its place.
-    fn put(&self, frame: &NewFrame<'_>, packed: &Packed) -> Result<Pointer> {
+    /// Gives a compressed frame its place.
+    fn put(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer> {
         let appender = match frame.stream {
-            Stream::Metadata => &self.metadata,
-            Stream::Data => &self.data,
-            Stream::Survivors | Stream::MetadataSurvivors | Stream::Table => {
+            WriteStream::Metadata => &self.metadata,
+            WriteStream::Data => &self.data,
+            WriteStream::Relocated | WriteStream::RelocatedMetadata | WriteStream::Table => {
                 return Err(PoolError::Refused("this stream is the store's own".to_owned()));
             }
         };
-        let pointer = Pointer { birth: frame.birth, ..packed.pointer };
-        let stored = packed.stored.as_deref().unwrap_or(frame.content);
+        let pointer = Pointer { birth: frame.birth, ..compressed.pointer };
+        let stored = compressed.stored.as_deref().unwrap_or(frame.content);
         let header = Header { pointer, owner: frame.owner };
         let charged = pointer.charged();
-        self.admit(charged, if frame.stream == Stream::Data { Claim::Accepted } else { Claim::Metadata })?;
+        self.admit(charged, if frame.stream == WriteStream::Data { Claim::Accepted } else { Claim::Metadata })?;
         let written = self.append(appender, charged, |state, full| state.append(header, stored, full))?;
         self.sums.allocated.fetch_add(charged, Ordering::Relaxed);
         self.sums.written_frames.fetch_add(charged, Ordering::Relaxed);
-        if self.is_twice() && frame.stream.is_metadata() {
+        if self.has_redundant_metadata() && frame.stream.is_metadata() {
             self.sums.copies.fetch_add(charged, Ordering::Relaxed);
         }
         Ok(written)
@@ -370,14 +370,14 @@ impl Store {
             .ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))
     }
 
-    fn read_place(&self, place: Place, offset: u64, buffer: &mut [u8]) -> Result<()> {
+    fn read_place(&self, place: SlotAddress, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let device = self.device(place.device)?;
         device
             .read_at(buffer, slots::start(place, self.slot) + offset)
             .map_err(|error| failed(&*device, "reading", error))
     }
 
-    fn write_place(&self, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
+    fn write_place(&self, place: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
         let device = self.device(place.device)?;
         device
             .write_at(bytes, slots::start(place, self.slot) + offset)
@@ -385,8 +385,8 @@ impl Store {
     }
 
     /// Writes, and has the device begin to make it durable where it is much.
-    fn write_begun(&self, stream: Stream, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
-        behind::write_to(&*self.device(place.device)?, stream, slots::start(place, self.slot) + offset, bytes)
+    fn write_begun(&self, stream: WriteStream, place: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
+        write_queue::write_to(&*self.device(place.device)?, stream, slots::start(place, self.slot) + offset, bytes)
     }
 
     /// The place of the frame's header: which segment holds it, where that lies, the offset in it
@@ -402,7 +402,7 @@ impl Store {
             });
         }
         let (place, copy) = match found.copy {
-            Some(copy) if self.half.good(found.segment) == Some(1) => (copy, Some(found.place)),
+            Some(copy) if self.missing_copies.good(found.segment) == Some(1) => (copy, Some(found.place)),
             copy => (found.place, copy),
         };
         Ok(Location { segment: found.segment, stream: found.stream, place, copy, offset })
@@ -419,9 +419,11 @@ impl Store {
             // What was committed is on the device; and moved frames are found at their new place
             // only once they are.
             _ if birth <= self.durable() => std::iter::once(0..buffer.len()).collect(),
-            Stream::Metadata => self.metadata.read(at.segment, offset, buffer),
-            Stream::Data => self.data.read(at.segment, offset, buffer),
-            Stream::Survivors | Stream::MetadataSurvivors | Stream::Table => std::iter::once(0..buffer.len()).collect(),
+            WriteStream::Metadata => self.metadata.read(at.segment, offset, buffer),
+            WriteStream::Data => self.data.read(at.segment, offset, buffer),
+            WriteStream::Relocated | WriteStream::RelocatedMetadata | WriteStream::Table => {
+                std::iter::once(0..buffer.len()).collect()
+            }
         };
         for range in missing {
             let from = offset + range.start as u64;
@@ -433,13 +435,13 @@ impl Store {
     }
 
     /// Why a frame's content is not what it should be.
-    fn diagnose(&self, pointer: &Pointer, at: Location, unpacked: bool) -> Damage {
+    fn diagnose(&self, pointer: &Pointer, at: Location, decompressed: bool) -> Damage {
         let mut header = [0; Pointer::HEADER as usize];
         let read = self.read_range(pointer.birth, at, 0, &mut header);
         match read.and_then(|()| Header::decode(&header)) {
             Ok(header) if !header.is_of(pointer) => Damage::Header,
             Err(_) => Damage::Header,
-            Ok(_) if !unpacked => Damage::Compression,
+            Ok(_) if !decompressed => Damage::Compression,
             Ok(_) => Damage::Checksum,
         }
     }
@@ -450,7 +452,7 @@ impl Store {
         &self,
         appender: &Appender,
         charged: u64,
-        put: impl Fn(&mut State, &mut Vec<Arc<Piece>>) -> Option<T>,
+        put: impl Fn(&mut AppenderState, &mut Vec<Arc<Piece>>) -> Option<T>,
     ) -> Result<T> {
         let mut full = Vec::new();
         let appended = loop {
@@ -484,7 +486,7 @@ impl Store {
         learnt.map_err(|error| self.suspend(&error))
     }
 
-    fn take_slot(&self, stream: Stream) -> Result<(u32, Vec<Place>)> {
+    fn take_slot(&self, stream: WriteStream) -> Result<(u32, Vec<SlotAddress>)> {
         loop {
             {
                 let mut map = self.map.write();
@@ -518,7 +520,7 @@ impl Store {
             return Ok(());
         }
         let mut map = self.map.write();
-        map.young.extend(growth.young);
+        map.uncommitted.extend(growth.uncommitted);
         growth.ops.into_iter().try_for_each(|op| map.table.apply(op))
     }
 
@@ -526,7 +528,7 @@ impl Store {
         let mut outcome = Ok(());
         let mut waiting = VecDeque::from(full);
         while let Some(piece) = waiting.pop_front() {
-            if outcome.is_ok() && appender.stream == Stream::Data && piece.bytes.len() == PIECE {
+            if outcome.is_ok() && appender.stream == WriteStream::Data && piece.bytes.len() == PIECE {
                 outcome = self.write_behind(piece);
                 continue;
             }
@@ -566,9 +568,9 @@ impl Store {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Location {
     segment: u32,
-    stream: Stream,
-    place: Place,
+    stream: WriteStream,
+    place: SlotAddress,
     /// Where it lies once more.
-    copy: Option<Place>,
+    copy: Option<SlotAddress>,
     offset: u64,
 }

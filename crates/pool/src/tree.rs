@@ -55,7 +55,7 @@ use crate::cache::Cache;
 use crate::error::PoolError;
 use crate::frames::Frames;
 use crate::pointer::{Pointer, Txg};
-use change::{Change, Dead};
+use change::{DeadNodes, TreeChange};
 use node::{Child, Node};
 use page::{MAX_CONTENT, ROW_HEADER};
 
@@ -155,7 +155,7 @@ pub struct Tree {
     generation: u64,
     /// Something was put or removed since the last freeze.
     changed: bool,
-    dead: Dead,
+    dead: DeadNodes,
     /// What the dirty nodes of this generation take in memory, bytes.
     dirty: u64,
     /// The same of freezes that are not settled yet, by their generation.
@@ -188,7 +188,7 @@ impl Tree {
             settings,
             generation: 1,
             changed: false,
-            dead: Dead::default(),
+            dead: DeadNodes::default(),
             dirty: 0,
             unsettled: Vec::new(),
         }
@@ -327,9 +327,9 @@ impl Tree {
         self.dead.take(txg)
     }
 
-    fn change<'t>(&'t mut self, ctx: &'t Context<'t>, txg: Txg) -> (Change<'t>, &'t mut Option<Child>) {
+    fn change<'t>(&'t mut self, ctx: &'t Context<'t>, txg: Txg) -> (TreeChange<'t>, &'t mut Option<Child>) {
         self.changed = true;
-        let change = Change {
+        let change = TreeChange {
             ctx,
             txg,
             generation: self.generation,

@@ -19,22 +19,22 @@ use nacre_pool::cache::Cache;
 use nacre_pool::catalog::rows::{DoomedRow, SharedRow, parts};
 use nacre_pool::catalog::{BookmarkRow, DatasetRow, HistoryRow, PoolHead, PropertyRow, SnapshotRow};
 use nacre_pool::codec::{Reader, Writer};
+use nacre_pool::compress::{compress, decompress};
 use nacre_pool::deadlist::decode_chunk;
 use nacre_pool::device::Simulator;
 use nacre_pool::files::{NewInode, ParentView};
 use nacre_pool::frame::Header;
-use nacre_pool::label::{Place, Root};
-use nacre_pool::log::{Change, Record, Start};
-use nacre_pool::packing::{pack, unpack};
-use nacre_pool::rows::{Entry, Extent, FileType, Head, Inode, Key, NameTarget, OwnerUse, Patch, Xattr};
-use nacre_pool::segment::table::{Op, Table};
+use nacre_pool::label::{Root, SlotAddress};
+use nacre_pool::log::{LogChange, LogRecord, Start};
+use nacre_pool::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, Key, NameTarget, OwnerUse, Patch, Xattr};
+use nacre_pool::segment::table::{Op, SegmentTable};
 use nacre_pool::segment::table_log::{
-    Young, read_full, read_index, replay_delta, write_delta, write_full, write_index,
+    UncommittedRun, read_full, read_index, replay_delta, write_delta, write_full, write_index,
 };
 use nacre_pool::store::Store;
 use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree, View};
-use nacre_pool::{Frames, NewFrame, Packing, Pointer, PoolError, Stream, Txg};
+use nacre_pool::{CompressionSetting, Frames, NewFrame, Pointer, PoolError, Txg, WriteStream};
 use pools::gentle::Watchdog;
 use pools::{Random, create, open};
 
@@ -102,7 +102,11 @@ fn planted() -> Planted {
     let files = dataset.files();
     for at in 0..4000 {
         let new = |parent: &ParentView| {
-            Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, parent.now), target: None, attributes: Vec::new() })
+            Ok(NewInode {
+                row: InodeRow::new(FileType::Regular, 0o644, parent.now),
+                target: None,
+                attributes: Vec::new(),
+            })
         };
         let (file, _) = files.make(&files.root(), format!("one of many {at}").as_bytes(), b"", &new).unwrap();
         files.write(&file, Some(0), &vec![at as u8; at % 150]).unwrap();
@@ -203,12 +207,12 @@ fn all_rows(key: &[u8], value: &[u8]) -> usize {
     let _ = (parts::<1>(key).is_ok(), parts::<3>(key).is_ok());
     [
         Key::decode(key).is_ok_and(|read| read.encode() == key),
-        survives(Inode::decode(value), |read| Inode::decode(&read.encode())),
+        survives(InodeRow::decode(value), |read| InodeRow::decode(&read.encode())),
         Entry::decode(value).is_ok_and(|read| Entry::decode(&read.encode()).unwrap() == read),
         survives(NameTarget::decode(value), |read| NameTarget::decode(&read.encode())),
         Extent::decode(value).is_ok_and(|read| Extent::decode(&read.encode()).unwrap() == read),
         Xattr::decode(value).is_ok_and(|read| Xattr::decode(&read.encode()).unwrap() == read),
-        survives(Head::decode(value), |read| Head::decode(&read.encode())),
+        survives(DatasetHead::decode(value), |read| DatasetHead::decode(&read.encode())),
         survives(OwnerUse::decode(value), |read| OwnerUse::decode(&read.encode())),
         survives(Patch::decode(value), |read| Patch::decode(&read.encode())),
         survives(PoolHead::decode(value), |read| PoolHead::decode(&read.encode())),
@@ -266,16 +270,21 @@ fn rows_a_little_changed_are_rows_or_errors() {
 }
 
 /// A table with something of everything, and the changes that led there.
-fn table(random: &mut Random) -> (Table, Vec<Op>, Vec<Young>) {
-    let mut table = Table::default();
+fn table(random: &mut Random) -> (SegmentTable, Vec<Op>, Vec<UncommittedRun>) {
+    let mut table = SegmentTable::default();
     for step in 0..200u64 {
         let id = random.below(12) as u32;
         let op = match random.below(7) {
             0 => {
                 let stream = *random
-                    .pick(&[Stream::Metadata, Stream::Data, Stream::Survivors, Stream::MetadataSurvivors])
+                    .pick(&[
+                        WriteStream::Metadata,
+                        WriteStream::Data,
+                        WriteStream::Relocated,
+                        WriteStream::RelocatedMetadata,
+                    ])
                     .unwrap();
-                Op::Open { id, stream, place: vec![Place { device: 0, slot: random.below(1000) as u32 }] }
+                Op::Open { id, stream, place: vec![SlotAddress { device: 0, slot: random.below(1000) as u32 }] }
             }
             1 | 2 => {
                 let Some(segment) = table.segments().get(&id) else { continue };
@@ -312,10 +321,10 @@ fn table(random: &mut Random) -> (Table, Vec<Op>, Vec<Young>) {
         let _ = table.apply(op);
     }
     let ops = table.take_ops();
-    let young = (0..random.below(4))
-        .map(|at| Young { segment: at as u32, index: 3, count: 2, units: 14, birth: Txg(0) })
+    let uncommitted = (0..random.below(4))
+        .map(|at| UncommittedRun { segment: at as u32, index: 3, count: 2, units: 14, birth: Txg(0) })
         .collect();
-    (table, ops, young)
+    (table, ops, uncommitted)
 }
 
 /// A record of a log made of these rows.
@@ -324,14 +333,14 @@ fn record(rows: &[Row], random: &mut Random) -> Vec<u8> {
     for _ in 0..=random.below(5) {
         let (key, value) = random.pick(rows).unwrap();
         changes.push(match random.below(4) {
-            0 => Change::Put { key, value },
-            1 => Change::Delete { key },
-            2 => Change::DeleteRange { from: key, to: value },
-            _ => Change::Write { inode: random.below(50), offset: random.next() >> random.below(64), data: value },
+            0 => LogChange::Put { key, value },
+            1 => LogChange::Delete { key },
+            2 => LogChange::DeleteRange { from: key, to: value },
+            _ => LogChange::Write { inode: random.below(50), offset: random.next() >> random.below(64), data: value },
         });
     }
     let mut to = Writer::default();
-    Record { txg: Txg(random.below(1000)), dataset: random.below(9), changes }.encode(&mut to);
+    LogRecord { txg: Txg(random.below(1000)), dataset: random.below(9), changes }.encode(&mut to);
     to.finish()
 }
 
@@ -361,12 +370,12 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
         if trial % 64 == 0 {
             watchdog.trial(&format!("trial {trial}"));
         }
-        let (table, ops, young) = random.pick(&tables).unwrap();
+        let (table, ops, uncommitted) = random.pick(&tables).unwrap();
         let (_, other) = random.pick(&planted.rows).unwrap();
         let kind = random.below(7);
         let mut bytes = match kind {
-            0 => write_full(7, table, young),
-            1 => write_delta(7, ops, young),
+            0 => write_full(7, table, uncommitted),
+            1 => write_delta(7, ops, uncommitted),
             2 => write_index(7, &pointers),
             3 => record(&planted.rows, &mut random),
             4 => root.clone(),
@@ -375,16 +384,17 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
         };
         mutate(&mut bytes, other, &mut random);
         let read = match kind {
-            0 => read_full(&bytes).is_ok_and(|(table, young)| {
-                assert_eq!(read_full(&write_full(7, &table, &young)).unwrap().0.segments(), table.segments());
+            0 => read_full(&bytes).is_ok_and(|(table, uncommitted)| {
+                assert_eq!(read_full(&write_full(7, &table, &uncommitted)).unwrap().0.segments(), table.segments());
                 true
             }),
-            1 => replay_delta(&bytes, &mut if random.below(2) == 0 { Table::default() } else { table.clone() }).is_ok(),
+            1 => replay_delta(&bytes, &mut if random.below(2) == 0 { SegmentTable::default() } else { table.clone() })
+                .is_ok(),
             2 => read_index(&bytes).is_ok(),
-            3 => Record::decode(&mut Reader::new(&bytes)).is_ok_and(|read| {
+            3 => LogRecord::decode(&mut Reader::new(&bytes)).is_ok_and(|read| {
                 let mut again = Writer::default();
                 read.encode(&mut again);
-                assert_eq!(Record::decode(&mut Reader::new(&again.finish())).unwrap(), read);
+                assert_eq!(LogRecord::decode(&mut Reader::new(&again.finish())).unwrap(), read);
                 true
             }),
             4 => Root::decode(&bytes).is_ok(),
@@ -411,13 +421,14 @@ fn packed_content_a_little_changed_unpacks_or_not() {
         let length = 1 + random.below(most) as usize;
         let from = random.below((text.len() - length.min(text.len() - 1)) as u64) as usize;
         let content = &text[from..text.len().min(from + length)];
-        let packing = *random.pick(&[Packing::Lz4, Packing::Zstd(1), Packing::Zstd(3)]).unwrap();
-        let Some((compression, mut packed)) = pack(packing, content) else { continue };
-        mutate(&mut packed, content, &mut random);
+        let compression =
+            *random.pick(&[CompressionSetting::Lz4, CompressionSetting::Zstd(1), CompressionSetting::Zstd(3)]).unwrap();
+        let Some((compression, mut compressed)) = compress(compression, content) else { continue };
+        mutate(&mut compressed, content, &mut random);
         let length = if random.below(4) == 0 { random.below(2 * content.len() as u64) as usize } else { content.len() };
         // What is behind the target belongs to somebody else.
         let mut target = vec![0xa5; length + 64];
-        if unpack(compression, &packed, &mut target[..length]) {
+        if decompress(compression, &compressed, &mut target[..length]) {
             taken += 1
         } else {
             refused += 1

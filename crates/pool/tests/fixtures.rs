@@ -16,7 +16,7 @@ use std::sync::Arc;
 use nacre_pool::device::Simulator;
 use nacre_pool::engine::{Dataset, NewDataset};
 use nacre_pool::files::{AttributeChange, Inode, MayReplace, NewInode, ParentView, Range};
-use nacre_pool::rows::{FileType, Inode as Row};
+use nacre_pool::rows::{FileType, InodeRow};
 use nacre_pool::store::Access;
 use pools::{Imported, Random, check, create, open};
 use xxhash_rust::xxh3::xxh3_64;
@@ -29,7 +29,7 @@ fn directory() -> PathBuf {
 
 fn bytes(seed: u64, length: usize) -> Vec<u8> {
     let mut random = Random(seed);
-    // Half of it packs.
+    // Half of it compresses.
     let mut bytes = Vec::with_capacity(length + 16);
     while bytes.len() < length {
         bytes.extend(random.next().to_le_bytes());
@@ -41,7 +41,7 @@ fn bytes(seed: u64, length: usize) -> Vec<u8> {
 
 fn make(dataset: &Dataset, directory: &Inode, name: &str, kind: FileType, target: Option<&[u8]>) -> Arc<Inode> {
     let new = |parent: &ParentView| {
-        let row = Row { uid: 1000, gid: 100, ..Row::new(kind, 0o640, parent.now) };
+        let row = InodeRow { uid: 1000, gid: 100, ..InodeRow::new(kind, 0o640, parent.now) };
         Ok(NewInode {
             row,
             target: target.map(<[u8]>::to_vec),
@@ -65,10 +65,10 @@ fn fill(dataset: &Dataset, seed: u64) {
     files.write(&sparse, Some(3_000_000), b"behind a hole").unwrap();
     files.set_attributes(&sparse, &AttributeChange { size: Some(5_000_000), ..AttributeChange::default() }).unwrap();
     // For small overwrites, and for records that two files have.
-    let packs = b"many times the same words\n".repeat(12_000);
+    let compresses = b"many times the same words\n".repeat(12_000);
     for name in ["patched", "shared"] {
         let file = make(dataset, &root, name, FileType::Regular, None);
-        files.write(&file, Some(0), &packs).unwrap();
+        files.write(&file, Some(0), &compresses).unwrap();
     }
     make(dataset, &below, "link", FileType::Symlink, Some(b"../file 1"));
     make(dataset, &below, "pipe", FileType::Fifo, None);
@@ -207,9 +207,9 @@ fn manifest(imported: &Imported) -> String {
 }
 
 fn write_fixture(name: &str, disk: &Simulator, told: &str) {
-    let packed = zstd::bulk::compress(&disk.bytes(), 19).unwrap();
+    let compressed = zstd::bulk::compress(&disk.bytes(), 19).unwrap();
     std::fs::create_dir_all(directory()).unwrap();
-    std::fs::write(directory().join(format!("{name}.zst")), packed).unwrap();
+    std::fs::write(directory().join(format!("{name}.zst")), compressed).unwrap();
     std::fs::write(directory().join(format!("{name}.txt")), told).unwrap();
 }
 
@@ -269,9 +269,9 @@ fn pools_of_all_versions_open_and_hold_what_they_held() {
         }
         found += 1;
         let what = path.display();
-        let packed = std::fs::read(&path).unwrap();
+        let compressed = std::fs::read(&path).unwrap();
         let told = std::fs::read_to_string(path.with_extension("txt")).unwrap();
-        let image = zstd::bulk::decompress(&packed, 1 << 30).unwrap();
+        let image = zstd::bulk::decompress(&compressed, 1 << 30).unwrap();
         let disk = Arc::new(Simulator::with_bytes("disk", image));
         let imported = open(&[Arc::clone(&disk)], 1, Access::ReadWrite).unwrap();
         assert_eq!(manifest(&imported), told, "{what}");

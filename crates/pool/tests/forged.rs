@@ -21,7 +21,7 @@ use nacre_pool::store::{Access, Commit, Import, Store};
 use nacre_pool::tree::commit::Form;
 use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree};
-use nacre_pool::{ChecksumKind, Frames, Packing, Pointer, PoolError, Txg};
+use nacre_pool::{ChecksumKind, CompressionSetting, Frames, Pointer, PoolError, Txg};
 use pools::gentle::{self, Watchdog};
 use pools::{Imported, Random, create, open};
 
@@ -138,7 +138,7 @@ fn forge(
         }
     }
     let frozen = tree.freeze();
-    let form = Form { txg, packing: Packing::Off, checksum: ChecksumKind::Xxh3 };
+    let form = Form { txg, compression: CompressionSetting::Off, checksum: ChecksumKind::Xxh3 };
     let written = frozen.write_out(ctx, form).unwrap();
     written.root
 }
@@ -163,7 +163,7 @@ fn forge_image(disk: &Arc<Simulator>, random: &mut Random) -> Vec<String> {
             row.root = forge(&ctx, root, id, txg, random, &mut done);
             let mut tree = Tree::open(Some(catalog), 0, Settings::default());
             tree.put(&ctx, txg, &key, &row.encode()).unwrap();
-            let form = Form { txg, packing: Packing::Off, checksum: ChecksumKind::Xxh3 };
+            let form = Form { txg, compression: CompressionSetting::Off, checksum: ChecksumKind::Xxh3 };
             catalog = tree.freeze().write_out(&ctx, form).unwrap().root.unwrap();
         }
     } else {

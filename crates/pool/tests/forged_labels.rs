@@ -40,7 +40,7 @@ fn planted(seed: u64) -> Vec<u8> {
     for at in 0..6 {
         let name = format!("logged {at}");
         let new = |parent: &nacre_pool::files::ParentView| {
-            let row = nacre_pool::rows::Inode::new(nacre_pool::rows::FileType::Regular, 0o644, parent.now);
+            let row = nacre_pool::rows::InodeRow::new(nacre_pool::rows::FileType::Regular, 0o644, parent.now);
             Ok(nacre_pool::files::NewInode { row, target: None, attributes: vec![(b"user.a".to_vec(), vec![1; 300])] })
         };
         let (file, _) = files.make(&files.root(), name.as_bytes(), b"", &new).unwrap();

@@ -18,7 +18,7 @@ use std::time::Duration;
 use nacre_pool::device::Simulator;
 use nacre_pool::engine::Pace;
 use nacre_pool::files::{FileError, Inode, MayReplace, NewInode, ParentView};
-use nacre_pool::rows::{FileType, Inode as Row};
+use nacre_pool::rows::{FileType, InodeRow};
 use nacre_pool::store::Access;
 use pools::{Imported, Random, check, create, open};
 
@@ -83,9 +83,13 @@ fn write(
         let version = begin + step;
         let temporary = format!("{name}.new");
         let new = |parent: &ParentView| {
-            Ok(NewInode { row: Row::new(FileType::Regular, 0o644, parent.now), target: None, attributes: Vec::new() })
+            Ok(NewInode {
+                row: InodeRow::new(FileType::Regular, 0o644, parent.now),
+                target: None,
+                attributes: Vec::new(),
+            })
         };
-        let made: Result<(Arc<Inode>, Row), FileError> = files.make(&root, temporary.as_bytes(), b"", &new);
+        let made: Result<(Arc<Inode>, InodeRow), FileError> = files.make(&root, temporary.as_bytes(), b"", &new);
         let file = match made {
             Ok((file, _)) => file,
             Err(FileError::Exists) => {

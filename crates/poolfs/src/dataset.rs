@@ -12,26 +12,25 @@
 
 mod control;
 mod file;
-mod gathering;
+mod mounted_tree;
 mod numbers;
 mod passage;
 mod promises;
 #[cfg(test)]
 pub(crate) mod tests;
 mod translate;
-mod volume;
+mod writeback_group;
 mod xattrs;
 
 use control::Control;
 pub use control::SnapshotDirectory;
 use file::DatasetFile;
-use gathering::Member;
-pub use gathering::{Gathering, StoppedWrites};
+use mounted_tree::{CurrentTree, FileNode, ListedNode, MountedTree, NodeKind};
 use nacre_layers::remap::acl;
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView};
 use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};
-use nacre_pool::rows::Inode as Row;
+use nacre_pool::rows::InodeRow;
 use nacre_vfs::{
     Attr, Caller, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
     Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
@@ -46,15 +45,16 @@ use std::{
     },
 };
 use translate::{attr, change_of, errno, kind_of, type_of};
-use volume::{Head, Listed, Place, Placed, Volume};
+use writeback_group::Member;
+pub use writeback_group::{StoppedWrites, WritebackGroup};
 
 /// A file with its attributes.
-type Found = (Arc<Inode>, Row);
+type InodeWithRow = (Arc<Inode>, InodeRow);
 
 /// One file system of a pool.
 pub struct Dataset {
     pool: Arc<Pool>,
-    head: Arc<Head>,
+    current: Arc<CurrentTree>,
     /// `.zfs`; none for a snapshot that is mounted by itself.
     control: Option<Arc<Control>>,
     numbers: Numbers,
@@ -68,7 +68,7 @@ pub struct Dataset {
 
 impl fmt::Debug for Dataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dataset").field("id", &self.head.files.id()).finish_non_exhaustive()
+        f.debug_struct("Dataset").field("id", &self.current.files.id()).finish_non_exhaustive()
     }
 }
 
@@ -80,7 +80,7 @@ impl Dataset {
     pub fn open(pool: &Arc<Pool>, id: u64) -> Result<Dataset> {
         let files = pool.dataset(id).map_err(|error| errno(error.into()))?;
         let control = Arc::new(Control::new(Arc::clone(pool), id, files.files().folding().insensitive));
-        Ok(Dataset::over(pool, Volume::new(files, None, 0), Some(control)))
+        Ok(Dataset::over(pool, MountedTree::new(files, None, 0), Some(control)))
     }
 
     /// The same, among others of the pool that are mounted as well: their writes are collected
@@ -88,9 +88,9 @@ impl Dataset {
     ///
     /// # Errors
     /// EIO where the pool cannot read it.
-    pub fn open_among(pool: &Arc<Pool>, id: u64, others: &Arc<Gathering>) -> Result<Dataset> {
+    pub fn open_among(pool: &Arc<Pool>, id: u64, others: &Arc<WritebackGroup>) -> Result<Dataset> {
         let alone = Dataset::open(pool, id)?;
-        let member = others.join(&alone.head.files);
+        let member = others.join(&alone.current.files);
         Ok(Dataset { member, ..alone })
     }
 
@@ -101,15 +101,15 @@ impl Dataset {
     pub fn snapshot(pool: &Arc<Pool>, id: u64, txg: u64) -> Result<Dataset> {
         let txg = nacre_pool::Txg(txg);
         let files = pool.snapshot_files(id, txg).map_err(|error| errno(error.into()))?;
-        Ok(Dataset::over(pool, Volume::new(files, Some((String::new(), txg)), volume::tree_of(txg)), None))
+        Ok(Dataset::over(pool, MountedTree::new(files, Some((String::new(), txg)), mounted_tree::tree_of(txg)), None))
     }
 
-    fn over(pool: &Arc<Pool>, head: Volume, control: Option<Arc<Control>>) -> Dataset {
-        let head = Arc::new(Head::new(head));
-        let numbers = Numbers::new(&head, control.as_ref());
-        let member = Arc::new(Gathering::default()).join(&head.files);
-        let acls = head.files.behaviour().acl;
-        Dataset { pool: Arc::clone(pool), head, control, numbers, member, quiet: AtomicBool::new(false), acls }
+    fn over(pool: &Arc<Pool>, current: MountedTree, control: Option<Arc<Control>>) -> Dataset {
+        let current = Arc::new(CurrentTree::new(current));
+        let numbers = Numbers::new(&current, control.as_ref());
+        let member = Arc::new(WritebackGroup::default()).join(&current.files);
+        let acls = current.files.behaviour().acl;
+        Dataset { pool: Arc::clone(pool), current, control, numbers, member, quiet: AtomicBool::new(false), acls }
     }
 
     /// Makes, destroys and renames snapshots for those who do it in `.zfs/snapshot`. Without it,
@@ -131,19 +131,19 @@ impl Dataset {
     /// The number of the dataset.
     #[must_use]
     pub fn number(&self) -> u64 {
-        self.head.files.id()
+        self.current.files.id()
     }
 
     /// From which inode number on and up to which the files of the head have theirs.
     #[must_use]
     pub fn numbers_of_head(&self) -> (u64, u64) {
-        (0, (1 << volume::SHIFT) - 1)
+        (0, (1 << mounted_tree::SHIFT) - 1)
     }
 
     /// Whether files of it, or of its snapshots, are open.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.head.now().is_open() || self.control.as_ref().is_some_and(|control| control.is_open())
+        self.current.now().is_open() || self.control.as_ref().is_some_and(|control| control.is_open())
     }
 
     /// Whether reading changes no access times, whatever the file system's properties say.
@@ -165,85 +165,91 @@ impl Dataset {
     /// The files are about to become others: whoever uses them waits until [`Dataset::replaced`] or
     /// [`Dataset::stays`].
     pub fn hold(&self) {
-        self.head.now().pause();
+        self.current.now().pause();
     }
 
     /// They are others: files that are open answer ESTALE, directories are those that have their
     /// numbers now.
     pub fn replaced(&self) {
-        self.head.replace();
+        self.current.replace();
     }
 
     /// They are the same after all.
     pub fn stays(&self) {
-        self.head.now().resume();
+        self.current.now().resume();
     }
 
     /// Nobody is to use it any more: files that are still open answer ESTALE.
     pub fn end(&self) {
-        self.head.now().end();
+        self.current.now().end();
         if let Some(control) = &self.control {
             control.end();
         }
     }
 
-    fn place<'a>(&self, node: &'a Node) -> Result<&'a Place> {
-        volume::place(node).ok_or(Errno::EIO)
+    fn node_kind<'a>(&self, node: &'a Node) -> Result<&'a NodeKind> {
+        mounted_tree::node_kind(node).ok_or(Errno::EIO)
     }
 
     /// The file that a node is; EPERM for the directories above snapshots.
-    fn placed<'a>(&self, node: &'a Node) -> Result<&'a Placed> {
-        match self.place(node)? {
-            Place::File(placed) => Ok(placed),
-            Place::Control | Place::Snapshots => Err(Errno::EPERM),
+    fn file_node<'a>(&self, node: &'a Node) -> Result<&'a FileNode> {
+        match self.node_kind(node)? {
+            NodeKind::File(file_node) => Ok(file_node),
+            NodeKind::Control | NodeKind::Snapshots => Err(Errno::EPERM),
         }
     }
 
-    fn attr_of(&self, placed: &Placed, row: &Row) -> Attr {
-        attr(self.head.files.id(), placed.volume.shown(placed.inode.number()), row)
+    fn attr_of(&self, file_node: &FileNode, row: &InodeRow) -> Attr {
+        attr(self.current.files.id(), file_node.tree.shown(file_node.inode.number()), row)
     }
 
-    fn entry(&self, volume: &Arc<Volume>, (inode, row): Found) -> Entry {
-        let placed = Placed { volume: Arc::clone(volume), inode };
-        Entry { attr: self.attr_of(&placed, &row), node: Node::new(Arc::new(Place::File(placed))) }
+    fn entry(&self, tree: &Arc<MountedTree>, (inode, row): InodeWithRow) -> Entry {
+        let file_node = FileNode { tree: Arc::clone(tree), inode };
+        Entry { attr: self.attr_of(&file_node, &row), node: Node::new(Arc::new(NodeKind::File(file_node))) }
     }
 
-    fn root_of(&self, volume: &Arc<Volume>) -> Result<Entry> {
-        let root = volume.files.files().root();
-        let row = volume.files.files().attributes(&root).map_err(errno)?;
-        Ok(self.entry(volume, (root, row)))
+    fn root_of(&self, tree: &Arc<MountedTree>) -> Result<Entry> {
+        let root = tree.files.files().root();
+        let row = tree.files.files().attributes(&root).map_err(errno)?;
+        Ok(self.entry(tree, (root, row)))
     }
 
     /// Whether a name in a directory is that of `.zfs`.
-    fn is_control(&self, parent: &Placed, name: Name<'_>) -> bool {
+    fn is_control(&self, parent: &FileNode, name: Name<'_>) -> bool {
         name.bytes() == control::NAME
-            && !parent.volume.is_past()
+            && !parent.tree.is_snapshot()
             && self.control.is_some()
-            && self.head.files.behaviour().snapdir != Shown::Disabled
-            && parent.inode.number() == self.head.files.files().root().number()
+            && self.current.files.behaviour().snapdir != Shown::Disabled
+            && parent.inode.number() == self.current.files.files().root().number()
     }
 
     /// The same for a name that is to be made or removed: `.zfs` stays what it is.
-    fn not_control(&self, parent: &Placed, name: Name<'_>, error: Errno) -> Result<()> {
+    fn not_control(&self, parent: &FileNode, name: Name<'_>, error: Errno) -> Result<()> {
         if self.is_control(parent, name) { Err(error) } else { Ok(()) }
     }
 
-    fn make(&self, caller: &Caller, parent: &Node, name: Name<'_>, new: &New<'_>) -> Result<(Arc<Volume>, Found)> {
-        let parent = self.placed(parent)?;
+    fn make(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        new: &New<'_>,
+    ) -> Result<(Arc<MountedTree>, InodeWithRow)> {
+        let parent = self.file_node(parent)?;
         self.not_control(parent, name, Errno::EEXIST)?;
         let made = parent
             .changeable()?
             .make(&parent.inode, name.bytes(), acl::DEFAULT, &|view| new.born(caller, view, self.acls));
         let made = made.map_err(errno)?;
-        self.done()?;
-        Ok((Arc::clone(&parent.volume), made))
+        self.sync_if_always()?;
+        Ok((Arc::clone(&parent.tree), made))
     }
 
     fn make_entry(&self, caller: &Caller, parent: &Node, name: Name<'_>, new: &New<'_>) -> Result<Entry> {
-        self.make(caller, parent, name, new).map(|(volume, made)| self.entry(&volume, made))
+        self.make(caller, parent, name, new).map(|(tree, made)| self.entry(&tree, made))
     }
 
-    fn open_file(&self, placed: &Placed, row: &Row, flags: OpenFlags) -> Result<Opened> {
+    fn open_file(&self, file_node: &FileNode, row: &InodeRow, flags: OpenFlags) -> Result<Opened> {
         match kind_of(row) {
             Kind::File => {}
             Kind::Directory => return Err(Errno::EISDIR),
@@ -251,26 +257,27 @@ impl Dataset {
             Kind::Block | Kind::Character | Kind::Fifo | Kind::Socket => return Err(Errno::ENXIO),
         }
         if flags.writes() || flags.truncates() {
-            placed.changeable()?;
+            file_node.changeable()?;
         }
         if flags.truncates() && flags.writes() && row.flags & nacre_pool::rows::inode::flags::HAS_XATTRS != 0 {
-            xattrs::drop_capability(placed.changeable()?, &placed.inode)?;
+            xattrs::drop_capability(file_node.changeable()?, &file_node.inode)?;
         }
         if flags.truncates() && flags.writes() && row.size > 0 {
             let change = nacre_pool::files::AttributeChange { size: Some(0), ..Default::default() };
-            placed.changeable()?.set_attributes(&placed.inode, &change).map_err(errno)?;
-            placed.volume.done(&self.pool, &placed.inode)?;
+            file_node.changeable()?.set_attributes(&file_node.inode, &change).map_err(errno)?;
+            file_node.tree.sync_if_always(&self.pool, &file_node.inode)?;
         }
-        Ok(Arc::new(DatasetFile::new(&self.pool, placed, (flags, self.is_quiet()), &self.member)))
+        Ok(Arc::new(DatasetFile::new(&self.pool, file_node, (flags, self.is_quiet()), &self.member)))
     }
 
     /// Who opens a file to read it, and for nothing else, is taken to read it: what the kernel has
     /// of it in its cache is read without our knowing. The kernel asks for the attributes of a file
     /// anew after it was closed.
-    fn note_reader(&self, placed: &Placed, flags: OpenFlags) {
-        let quiet = self.is_quiet() || placed.volume.is_past() || flags.raw() & rustix::fs::OFlags::NOATIME.bits() != 0;
+    fn note_reader(&self, file_node: &FileNode, flags: OpenFlags) {
+        let quiet =
+            self.is_quiet() || file_node.tree.is_snapshot() || flags.raw() & rustix::fs::OFlags::NOATIME.bits() != 0;
         if flags.reads() && !flags.writes() && !quiet {
-            placed.volume.files.files().touch(&placed.inode);
+            file_node.tree.files.files().touch(&file_node.inode);
         }
     }
 
@@ -280,8 +287,8 @@ impl Dataset {
     }
 
     /// Names or attributes have changed: with `sync=always` that is durable before it is answered.
-    fn done(&self) -> Result<()> {
-        if self.head.files.behaviour().sync == SyncMode::Always {
+    fn sync_if_always(&self) -> Result<()> {
+        if self.current.files.behaviour().sync == SyncMode::Always {
             self.pool.sync_names().map_err(|error| errno(error.into()))?;
         }
         Ok(())
@@ -332,7 +339,7 @@ impl<'a> New<'a> {
                 }
             }
         }
-        let mut row = Row::new(type_of(self.kind), (mode & 0o7777) as u16, parent.now);
+        let mut row = InodeRow::new(type_of(self.kind), (mode & 0o7777) as u16, parent.now);
         (row.uid, row.gid) = (caller.uid, gid);
         row.device = rustix::fs::makedev(self.device.0, self.device.1);
         Ok(NewInode { row, target: self.target.map(<[u8]>::to_vec), attributes })
@@ -341,42 +348,42 @@ impl<'a> New<'a> {
 
 impl Layer for Dataset {
     fn root(&self) -> Result<Entry> {
-        self.root_of(&self.head.now())
+        self.root_of(&self.current.now())
     }
 
     fn lookup(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
-        match (self.place(parent)?, &self.control) {
-            (Place::File(parent), Some(control)) if self.is_control(parent, name) => {
-                control.entry(&self.head.now(), &Place::Control)
+        match (self.node_kind(parent)?, &self.control) {
+            (NodeKind::File(parent), Some(control)) if self.is_control(parent, name) => {
+                control.entry(&self.current.now(), &NodeKind::Control)
             }
-            (Place::File(parent), _) => {
+            (NodeKind::File(parent), _) => {
                 let found = parent.files()?.look_up(&parent.inode, name.bytes()).map_err(errno)?;
-                Ok(self.entry(&parent.volume, found))
+                Ok(self.entry(&parent.tree, found))
             }
-            (Place::Control, Some(control)) if name.bytes() == control::SNAPSHOT => {
-                control.entry(&self.head.now(), &Place::Snapshots)
+            (NodeKind::Control, Some(control)) if name.bytes() == control::SNAPSHOT => {
+                control.entry(&self.current.now(), &NodeKind::Snapshots)
             }
-            (Place::Snapshots, Some(control)) => self.root_of(&control.volume(name)?),
+            (NodeKind::Snapshots, Some(control)) => self.root_of(&control.snapshot_tree(name)?),
             _ => Err(Errno::ENOENT),
         }
     }
 
     fn id(&self, node: &Node) -> Result<FileId> {
-        let ino = match self.place(node)? {
-            Place::File(placed) => placed.volume.shown(placed.inode.number()),
-            Place::Control => volume::CONTROL,
-            Place::Snapshots => volume::SNAPSHOTS,
+        let ino = match self.node_kind(node)? {
+            NodeKind::File(file_node) => file_node.tree.shown(file_node.inode.number()),
+            NodeKind::Control => mounted_tree::CONTROL,
+            NodeKind::Snapshots => mounted_tree::SNAPSHOTS,
         };
-        Ok(FileId { fs: self.head.files.id(), ino, generation: 0 })
+        Ok(FileId { fs: self.current.files.id(), ino, generation: 0 })
     }
 
     fn path(&self, node: &Node) -> Option<Vec<u8>> {
-        match self.place(node).ok()? {
-            Place::Control => Some(control::NAME.to_vec()),
-            Place::Snapshots => Some([control::NAME, b"/", control::SNAPSHOT].concat()),
-            Place::File(placed) => {
-                let path = placed.files().ok()?.path(&placed.inode).ok()??;
-                Some(match (&placed.volume.snapshot, &self.control) {
+        match self.node_kind(node).ok()? {
+            NodeKind::Control => Some(control::NAME.to_vec()),
+            NodeKind::Snapshots => Some([control::NAME, b"/", control::SNAPSHOT].concat()),
+            NodeKind::File(file_node) => {
+                let path = file_node.files().ok()?.path(&file_node.inode).ok()??;
+                Some(match (&file_node.tree.snapshot, &self.control) {
                     (Some((name, _)), Some(_)) => {
                         let above = [control::NAME, b"/", control::SNAPSHOT, b"/", name.as_bytes()].concat();
                         if path.is_empty() { above } else { [&*above, b"/", &*path].concat() }
@@ -396,37 +403,37 @@ impl Layer for Dataset {
     }
 
     fn getattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>) -> Result<Attr> {
-        match (self.place(node)?, &self.control) {
-            (Place::File(placed), _) => {
-                let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
-                Ok(self.attr_of(placed, &row))
+        match (self.node_kind(node)?, &self.control) {
+            (NodeKind::File(file_node), _) => {
+                let row = file_node.files()?.attributes(&file_node.inode).map_err(errno)?;
+                Ok(self.attr_of(file_node, &row))
             }
-            (place, Some(control)) => control.entry(&self.head.now(), place).map(|entry| entry.attr),
+            (kind, Some(control)) => control.entry(&self.current.now(), kind).map(|entry| entry.attr),
             (_, None) => Err(Errno::EIO),
         }
     }
 
     fn access(&self, _caller: &Caller, node: &Node, _mask: u32) -> Result<()> {
         // Whoever has imported the pool may do everything with it.
-        self.place(node).map(drop)
+        self.node_kind(node).map(drop)
     }
 
     fn setattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
-        let placed = self.placed(node)?;
-        let files = placed.changeable()?;
-        xattrs::follow_change(files, &placed.inode, change)?;
-        let row = files.set_attributes(&placed.inode, &change_of(change)).map_err(errno)?;
+        let file_node = self.file_node(node)?;
+        let files = file_node.changeable()?;
+        xattrs::follow_change(files, &file_node.inode, change)?;
+        let row = files.set_attributes(&file_node.inode, &change_of(change)).map_err(errno)?;
         if change.size.is_some() {
-            placed.volume.done(&self.pool, &placed.inode)?;
+            file_node.tree.sync_if_always(&self.pool, &file_node.inode)?;
         } else {
-            self.done()?;
+            self.sync_if_always()?;
         }
-        Ok(self.attr_of(placed, &row))
+        Ok(self.attr_of(file_node, &row))
     }
 
     fn readlink(&self, _caller: &Caller, node: &Node) -> Result<Vec<u8>> {
-        let placed = self.placed(node)?;
-        placed.files()?.read_link(&placed.inode).map_err(errno)
+        let file_node = self.file_node(node)?;
+        file_node.files()?.read_link(&file_node.inode).map_err(errno)
     }
 
     fn create(
@@ -437,17 +444,17 @@ impl Layer for Dataset {
         mode: u32,
         flags: OpenFlags,
     ) -> Result<(Entry, Opened)> {
-        let above = self.placed(parent)?;
-        let opened = |(inode, row): Found| {
-            let placed = Placed { volume: Arc::clone(&above.volume), inode: Arc::clone(&inode) };
-            let file = self.open_file(&placed, &row, flags)?;
-            Ok::<_, Errno>((placed, file))
+        let above = self.file_node(parent)?;
+        let opened = |(inode, row): InodeWithRow| {
+            let file_node = FileNode { tree: Arc::clone(&above.tree), inode: Arc::clone(&inode) };
+            let file = self.open_file(&file_node, &row, flags)?;
+            Ok::<_, Errno>((file_node, file))
         };
         loop {
             match self.make(caller, parent, name, &New::plain(Kind::File, mode)) {
-                Ok((volume, made)) => {
+                Ok((tree, made)) => {
                     let (_, file) = opened((Arc::clone(&made.0), made.1))?;
-                    return Ok((self.entry(&volume, made), file));
+                    return Ok((self.entry(&tree, made), file));
                 }
                 Err(Errno::EEXIST) if !flags.exclusive() && !self.is_control(above, name) => {}
                 Err(error) => return Err(error),
@@ -455,9 +462,9 @@ impl Layer for Dataset {
             // Where the name is gone again in the meantime, it is made after all.
             match above.files()?.look_up(&above.inode, name.bytes()) {
                 Ok(found) => {
-                    let (placed, file) = opened(found)?;
-                    let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
-                    return Ok((self.entry(&above.volume, (placed.inode, row)), file));
+                    let (file_node, file) = opened(found)?;
+                    let row = file_node.files()?.attributes(&file_node.inode).map_err(errno)?;
+                    return Ok((self.entry(&above.tree, (file_node.inode, row)), file));
                 }
                 Err(nacre_pool::files::FileError::NotFound) => {}
                 Err(error) => return Err(errno(error)),
@@ -466,7 +473,7 @@ impl Layer for Dataset {
     }
 
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
-        let (parent, new) = (self.placed(parent)?, New::plain(Kind::File, mode));
+        let (parent, new) = (self.file_node(parent)?, New::plain(Kind::File, mode));
         // O_TMPFILE|O_EXCL can never get a name (open(2)).
         let linkable = !flags.exclusive();
         let files = parent.changeable()?;
@@ -474,14 +481,14 @@ impl Layer for Dataset {
             files.make_nameless(&parent.inode, acl::DEFAULT, linkable, &|view| new.born(caller, view, self.acls));
         let (inode, row) = made.map_err(errno)?;
         let file =
-            self.open_file(&Placed { volume: Arc::clone(&parent.volume), inode: Arc::clone(&inode) }, &row, flags)?;
-        Ok((self.entry(&parent.volume, (inode, row)), file))
+            self.open_file(&FileNode { tree: Arc::clone(&parent.tree), inode: Arc::clone(&inode) }, &row, flags)?;
+        Ok((self.entry(&parent.tree, (inode, row)), file))
     }
 
     fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
-        if let (Place::Snapshots, Some(control)) = (self.place(parent)?, &self.control) {
+        if let (NodeKind::Snapshots, Some(control)) = (self.node_kind(parent)?, &self.control) {
             control.take(name)?;
-            return self.root_of(&control.volume(name)?);
+            return self.root_of(&control.snapshot_tree(name)?);
         }
         self.make_entry(caller, parent, name, &New::plain(Kind::Directory, mode))
     }
@@ -517,32 +524,32 @@ impl Layer for Dataset {
         parent: &Node,
         name: Name<'_>,
     ) -> Result<Entry> {
-        let (placed, parent) = (self.placed(node)?, self.placed(parent)?);
+        let (file_node, parent) = (self.file_node(node)?, self.file_node(parent)?);
         self.not_control(parent, name, Errno::EEXIST)?;
         parent.changeable()?;
-        placed.beside(parent)?;
-        let row = placed.changeable()?.link(&placed.inode, &parent.inode, name.bytes()).map_err(errno)?;
-        self.done()?;
-        Ok(self.entry(&placed.volume, (Arc::clone(&placed.inode), row)))
+        file_node.beside(parent)?;
+        let row = file_node.changeable()?.link(&file_node.inode, &parent.inode, name.bytes()).map_err(errno)?;
+        self.sync_if_always()?;
+        Ok(self.entry(&file_node.tree, (Arc::clone(&file_node.inode), row)))
     }
 
     fn unlink(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        let parent = self.placed(parent)?;
+        let parent = self.file_node(parent)?;
         self.not_control(parent, name, Errno::EISDIR)?;
         let taken = parent.changeable()?.take(&parent.inode, name.bytes(), false).map_err(errno)?;
         self.numbers.removed(taken);
-        self.done()
+        self.sync_if_always()
     }
 
     fn rmdir(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        if let (Place::Snapshots, Some(control)) = (self.place(parent)?, &self.control) {
+        if let (NodeKind::Snapshots, Some(control)) = (self.node_kind(parent)?, &self.control) {
             return control.destroy(name);
         }
-        let parent = self.placed(parent)?;
+        let parent = self.file_node(parent)?;
         self.not_control(parent, name, Errno::EPERM)?;
         let taken = parent.changeable()?.take(&parent.inode, name.bytes(), true).map_err(errno)?;
         self.numbers.removed(taken);
-        self.done()
+        self.sync_if_always()
     }
 
     fn rename(
@@ -561,8 +568,8 @@ impl Layer for Dataset {
             RenameFlags::EXCHANGE if !leaves => MayReplace::Exchange,
             _ => return Err(Errno::EINVAL),
         };
-        if let (Place::Snapshots, Place::Snapshots, Some(control)) =
-            (self.place(parent)?, self.place(new_parent)?, &self.control)
+        if let (NodeKind::Snapshots, NodeKind::Snapshots, Some(control)) =
+            (self.node_kind(parent)?, self.node_kind(new_parent)?, &self.control)
         {
             return if leaves || replace == MayReplace::Exchange {
                 Err(Errno::EINVAL)
@@ -570,7 +577,7 @@ impl Layer for Dataset {
                 control.rename(name, new_name)
             };
         }
-        let (from, to) = (self.placed(parent)?, self.placed(new_parent)?);
+        let (from, to) = (self.file_node(parent)?, self.file_node(new_parent)?);
         self.not_control(from, name, Errno::EPERM)?;
         self.not_control(to, new_name, Errno::EPERM)?;
         to.changeable()?;
@@ -587,14 +594,14 @@ impl Layer for Dataset {
         };
         renamed.map_err(errno)?;
         self.numbers.after(taken)?;
-        self.done()
+        self.sync_if_always()
     }
 
     fn open(&self, _caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
-        let placed = self.placed(node)?;
-        let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
-        let file = self.open_file(placed, &row, flags)?;
-        self.note_reader(placed, flags);
+        let file_node = self.file_node(node)?;
+        let row = file_node.files()?.attributes(&file_node.inode).map_err(errno)?;
+        let file = self.open_file(file_node, &row, flags)?;
+        self.note_reader(file_node, flags);
         Ok(file)
     }
 
@@ -606,20 +613,20 @@ impl Layer for Dataset {
         attributes: bool,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
-        match (self.place(node)?, &self.control) {
-            (Place::File(placed), _) => self.list(placed, from, attributes, sink),
-            (Place::Control, Some(control)) => control.list(&self.head.now(), from, attributes, sink),
-            (Place::Snapshots, Some(control)) => {
-                control.list_snapshots(from, attributes, &|volume| self.root_of(volume), sink)
+        match (self.node_kind(node)?, &self.control) {
+            (NodeKind::File(file_node), _) => self.list(file_node, from, attributes, sink),
+            (NodeKind::Control, Some(control)) => control.list(&self.current.now(), from, attributes, sink),
+            (NodeKind::Snapshots, Some(control)) => {
+                control.list_snapshots(from, attributes, &|tree| self.root_of(tree), sink)
             }
             (_, None) => Err(Errno::EIO),
         }
     }
 
     fn fsyncdir(&self, _caller: &Caller, node: &Node, _data_only: bool) -> Result<()> {
-        match self.place(node)? {
-            Place::File(placed) => self.pool.sync_directory(&placed.inode).map_err(errno),
-            Place::Control | Place::Snapshots => self.pool.sync_names().map_err(|error| errno(error.into())),
+        match self.node_kind(node)? {
+            NodeKind::File(file_node) => self.pool.sync_directory(&file_node.inode).map_err(errno),
+            NodeKind::Control | NodeKind::Snapshots => self.pool.sync_names().map_err(|error| errno(error.into())),
         }
     }
 
@@ -628,10 +635,10 @@ impl Layer for Dataset {
         /// Every inode takes room in trees: what is free in bytes bounds the number. What one takes
         /// at least, bytes.
         const INODE: u64 = 64;
-        let files = &self.head.files;
+        let files = &self.current.files;
         let referenced = self.pool.referenced(files.id()).map_err(|error| errno(error.into()))?;
         let (available, objects) = (files.files().room(), files.files().objects());
-        let free = if self.head.now().is_past() { 0 } else { available / BLOCK };
+        let free = if self.current.now().is_snapshot() { 0 } else { available / BLOCK };
         Ok(StatFs {
             block: BLOCK as u32,
             fragment: BLOCK as u32,
@@ -645,44 +652,46 @@ impl Layer for Dataset {
     }
 
     fn syncfs(&self) -> Result<()> {
-        self.pool.sync_all(&self.head.files).map_err(errno)
+        self.pool.sync_all(&self.current.files).map_err(errno)
     }
 
     fn getxattr(&self, _caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
         // Asked for each file of a long listing, which has just been shown.
-        if acl::is_acl(name) && volume::is_bare(node)? {
+        if acl::is_acl(name) && mounted_tree::is_bare(node)? {
             return Err(Errno::ENODATA);
         }
-        match self.place(node)? {
-            Place::File(_) if self.is_off(name) => Err(Errno::ENODATA),
-            Place::File(placed) => xattrs::get(placed.files()?, &placed.inode, name, buffer),
-            Place::Control | Place::Snapshots => Err(Errno::ENODATA),
+        match self.node_kind(node)? {
+            NodeKind::File(_) if self.is_off(name) => Err(Errno::ENODATA),
+            NodeKind::File(file_node) => xattrs::get(file_node.files()?, &file_node.inode, name, buffer),
+            NodeKind::Control | NodeKind::Snapshots => Err(Errno::ENODATA),
         }
     }
 
     fn listxattr(&self, _caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
-        match self.place(node)? {
-            Place::File(placed) => xattrs::list(placed.files()?, &placed.inode, &|name| !self.is_off(name), buffer),
-            Place::Control | Place::Snapshots => Ok(0),
+        match self.node_kind(node)? {
+            NodeKind::File(file_node) => {
+                xattrs::list(file_node.files()?, &file_node.inode, &|name| !self.is_off(name), buffer)
+            }
+            NodeKind::Control | NodeKind::Snapshots => Ok(0),
         }
     }
 
     fn setxattr(&self, _caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        let placed = self.placed(node)?;
+        let file_node = self.file_node(node)?;
         if self.is_off(name) {
             return Err(Errno::EOPNOTSUPP);
         }
-        xattrs::set(placed.changeable()?, &placed.inode, name, value, flags)?;
-        self.done()
+        xattrs::set(file_node.changeable()?, &file_node.inode, name, value, flags)?;
+        self.sync_if_always()
     }
 
     fn removexattr(&self, _caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
-        let placed = self.placed(node)?;
+        let file_node = self.file_node(node)?;
         if self.is_off(name) {
             return Err(Errno::EOPNOTSUPP);
         }
-        xattrs::remove(placed.changeable()?, &placed.inode, name)?;
-        self.done()
+        xattrs::remove(file_node.changeable()?, &file_node.inode, name)?;
+        self.sync_if_always()
     }
 
     fn ioctl(&self, _caller: &Caller, _node: &Node, _request: Ioctl<'_>, _output: &mut [u8]) -> Result<(i32, usize)> {
@@ -692,11 +701,11 @@ impl Layer for Dataset {
     fn coherence(&self, scope: Scope<'_>) -> Coherence {
         // Snapshots come and go by commands.
         let (Scope::Names(node) | Scope::Attributes(node, _)) = scope;
-        if volume::is_listed(node) {
+        if mounted_tree::is_listed(node) {
             return Coherence::Exclusive;
         }
-        match self.place(node) {
-            Ok(Place::Control | Place::Snapshots) => Coherence::Shared,
+        match self.node_kind(node) {
+            Ok(NodeKind::Control | NodeKind::Snapshots) => Coherence::Shared,
             _ => Coherence::Exclusive,
         }
     }
@@ -718,37 +727,37 @@ impl Layer for Dataset {
     }
 
     fn collect(&self, door: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        !self.head.now().is_past() && self.member.collect(door)
+        !self.current.now().is_snapshot() && self.member.collect(door)
     }
 
     fn describe(&self) -> Description {
-        Description::new("dataset").with("number", self.head.files.id().to_string())
+        Description::new("dataset").with("number", self.current.files.id().to_string())
     }
 }
 
 impl Dataset {
     /// Lists the names of a directory, in the order in which they were made.
-    fn list(&self, placed: &Placed, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
-        let files = placed.files()?;
-        if from == 0 && !placed.volume.is_past() && !self.is_quiet() {
-            files.touch(&placed.inode);
+    fn list(&self, file_node: &FileNode, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        let files = file_node.files()?;
+        if from == 0 && !file_node.tree.is_snapshot() && !self.is_quiet() {
+            files.touch(&file_node.inode);
         }
-        let span = placed.volume.ends.enter(from, || files.next_sequence());
+        let span = file_node.tree.ends.enter(from, || files.next_sequence());
         let (mut outcome, mut some) = (Ok(()), false);
         if from == 0
-            && placed.inode.number() == volume::ROOT
-            && !placed.volume.is_past()
+            && file_node.inode.number() == mounted_tree::ROOT
+            && !file_node.tree.is_snapshot()
             && let Some(control) =
-                self.control.as_ref().filter(|_| self.head.files.behaviour().snapdir == Shown::Visible)
+                self.control.as_ref().filter(|_| self.current.files.behaviour().snapdir == Shown::Visible)
         {
             some = true;
             // Names have higher numbers than the root.
-            if !control.list_itself(&self.head.now(), span.after(volume::ROOT), attributes, sink)? {
+            if !control.list_itself(&self.current.now(), span.after(mounted_tree::ROOT), attributes, sink)? {
                 return Ok(());
             }
         }
         let visited =
-            files.visit(&placed.inode, (span.behind, span.end), attributes, sink.room(attributes), &mut |seen| {
+            files.visit(&file_node.inode, (span.behind, span.end), attributes, sink.room(attributes), &mut |seen| {
                 some = true;
                 let name = match Name::new(seen.name) {
                     Ok(name) => name,
@@ -757,10 +766,10 @@ impl Dataset {
                         return false;
                     }
                 };
-                let ino = placed.volume.shown(seen.number);
+                let ino = file_node.tree.shown(seen.number);
                 let entry = seen.row.map(|row| Entry {
-                    attr: attr(self.head.files.id(), ino, row),
-                    node: Node::new(Arc::new(Listed::new(&placed.volume, seen.number))),
+                    attr: attr(self.current.files.id(), ino, row),
+                    node: Node::new(Arc::new(ListedNode::new(&file_node.tree, seen.number))),
                 });
                 sink.push(DirEntry {
                     name,
@@ -772,7 +781,7 @@ impl Dataset {
             });
         visited.map_err(errno)?;
         if !some {
-            placed.volume.ends.ended(&span);
+            file_node.tree.ends.ended(&span);
         }
         outcome
     }

@@ -1,12 +1,12 @@
 //! File systems of a pool as layers: one by itself (`dataset`), and an ordinary user's file systems
-//! below one another in one tree (`family`).
+//! below one another in one tree (`dataset_tree`).
 //!
 //! Made by who has imported the pool. Nothing here knows a mount or a wire protocol.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod dataset;
-pub mod family;
+pub mod dataset_tree;
 // The same locks as in `layers`: whether they are the real ones or loom's depends on how the crate
 // that uses them is built.
 #[path = "../../cage/src/sync.rs"]

@@ -3,14 +3,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use nacre_pool::engine::Going as Together;
+use nacre_pool::engine::DestroySet;
 use nacre_pool::names::{Name, SelectionError, SnapshotSelection};
 use nacre_pool::{PoolError, Txg};
 use serde::{Deserialize, Serialize};
 
 use super::objects::{Object, Objects, missing};
 use super::{moves, refused};
-use crate::reading::{Going, Read};
+use crate::reading::{Destroying, Read};
 use crate::{Imported, Kind, Mounts, Refusal, What};
 
 /// What is to be destroyed.
@@ -55,10 +55,10 @@ pub(super) struct Doom {
 
 impl Doom {
     /// As the engine takes it.
-    pub fn going(&self, deferred: bool) -> Together {
+    pub fn destroy_set(&self, deferred: bool) -> DestroySet {
         let names = |snapshots: &[(Txg, String)]| snapshots.iter().map(|(_, name)| name.clone()).collect();
         let snapshots = self.snapshots.iter().map(|(id, snapshots)| (*id, names(snapshots))).collect();
-        Together { filesystems: self.filesystems.clone(), snapshots, bookmarks: Vec::new(), deferred }
+        DestroySet { filesystems: self.filesystems.clone(), snapshots, bookmarks: Vec::new(), deferred }
     }
 }
 
@@ -116,18 +116,18 @@ fn told(objects: &mut Objects<'_>, doom: &Doom) -> Result<Destroyed, Refusal> {
     let mut destroyed = Destroyed { missing: doom.missing.clone(), ..Destroyed::default() };
     for id in &doom.filesystems {
         let name = objects.known(*id)?.name.clone();
-        for (_, row) in objects.look.snapshot_rows(*id)? {
+        for (_, row) in objects.catalog.snapshot_rows(*id)? {
             destroyed.names.push(format!("{name}@{}", row.name));
         }
         destroyed.names.push(name);
-        let usage = objects.look.usage(*id)?;
+        let usage = objects.catalog.usage(*id)?;
         destroyed.freed = destroyed.freed.saturating_add(usage.dataset).saturating_add(usage.snapshots);
     }
     for (id, snapshots) in &doom.snapshots {
         let name = objects.known(*id)?.name.clone();
         destroyed.names.extend(snapshots.iter().map(|(_, snapshot)| format!("{name}@{snapshot}")));
         let txgs: Vec<Txg> = snapshots.iter().map(|(txg, _)| *txg).collect();
-        destroyed.freed = destroyed.freed.saturating_add(objects.look.freed_by(*id, &txgs)?);
+        destroyed.freed = destroyed.freed.saturating_add(objects.catalog.freed_by(*id, &txgs)?);
     }
     Ok(destroyed)
 }
@@ -142,7 +142,7 @@ pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Resul
     let ids = if below { objects.descendants(id)? } else { vec![id] };
     let mut doom = Doom::default();
     for id in ids {
-        let there = objects.look.snapshot_rows(id)?;
+        let there = objects.catalog.snapshot_rows(id)?;
         let names: Vec<&str> = there.iter().map(|(_, row)| row.name.as_str()).collect();
         let places = match selection.select(&names) {
             Ok(places) => places,
@@ -196,10 +196,10 @@ fn dependents(objects: &mut Objects<'_>, what: &ToDestroy, doom: &mut Doom) -> R
     for (id, snapshots) in &doom.snapshots {
         for (txg, name) in snapshots {
             let whole = format!("{}@{name}", objects.known(*id)?.name);
-            if !what.deferred && !objects.look.holds(*id, *txg)?.is_empty() {
+            if !what.deferred && !objects.catalog.holds(*id, *txg)?.is_empty() {
                 return Err(held(&whole));
             }
-            let of_it = objects.look.clones(*id, *txg)?;
+            let of_it = objects.catalog.clones(*id, *txg)?;
             if !of_it.is_empty() && !what.clones && !what.deferred {
                 let names = of_it
                     .iter()
@@ -240,7 +240,7 @@ fn of_filesystem(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Re
             format!("cannot destroy '{name}': only snapshots can be destroyed later (-d)"),
         ));
     }
-    let is_root = id == objects.look.root()?;
+    let is_root = id == objects.catalog.root()?;
     if is_root && !what.recursive && !what.clones {
         let next = format!(
             "use 'nacre fs destroy -r {name}' to destroy all datasets in the pool\nuse 'nacre pool destroy {name}' to destroy the pool itself"
@@ -254,7 +254,11 @@ fn of_filesystem(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Re
         for other in &below {
             let known = objects.known(*other)?;
             there.extend(
-                objects.look.snapshot_rows(*other)?.into_iter().map(|(_, row)| format!("{}@{}", known.name, row.name)),
+                objects
+                    .catalog
+                    .snapshot_rows(*other)?
+                    .into_iter()
+                    .map(|(_, row)| format!("{}@{}", known.name, row.name)),
             );
             if *other != id {
                 there.push(known.name.clone());
@@ -281,7 +285,7 @@ fn of_filesystem(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Re
     no_holds(objects, &doom.filesystems)?;
     if is_root {
         doom.filesystems.retain(|other| *other != id);
-        let own = objects.look.snapshot_rows(id)?.into_iter().map(|(txg, row)| (txg, row.name)).collect::<Vec<_>>();
+        let own = objects.catalog.snapshot_rows(id)?.into_iter().map(|(txg, row)| (txg, row.name)).collect::<Vec<_>>();
         doom.snapshots.extend((!own.is_empty()).then_some((id, own)));
     }
     Ok(doom)
@@ -297,10 +301,10 @@ fn closure(objects: &Objects<'_>, from: &[u64]) -> Result<Vec<u64>, PoolError> {
             continue;
         }
         found.push(id);
-        waiting.extend(objects.look.children(id)?);
-        for (txg, row) in objects.look.snapshot_rows(id)? {
+        waiting.extend(objects.catalog.children(id)?);
+        for (txg, row) in objects.catalog.snapshot_rows(id)? {
             if row.clones > 0 {
-                waiting.extend(objects.look.clones(id, txg)?);
+                waiting.extend(objects.catalog.clones(id, txg)?);
             }
         }
     }
@@ -351,7 +355,7 @@ fn ordered(objects: &mut Objects<'_>, ids: Vec<u64>) -> Result<Vec<u64>, Refusal
 
 fn no_holds(objects: &mut Objects<'_>, ids: &[u64]) -> Result<(), Refusal> {
     for id in ids {
-        for (_, row) in objects.look.snapshot_rows(*id)? {
+        for (_, row) in objects.catalog.snapshot_rows(*id)? {
             if row.holds > 0 {
                 return Err(held(&format!("{}@{}", objects.known(*id)?.name, row.name)));
             }
@@ -366,7 +370,7 @@ pub(super) fn going<'a>(
     mounts: &dyn Mounts,
     doom: &Doom,
     doing: &str,
-) -> Result<Going<'a>, Refusal> {
+) -> Result<Destroying<'a>, Refusal> {
     let mut objects = Objects::now(pool, mounts);
     let mut meant: HashSet<(u64, Txg)> =
         doom.snapshots.iter().flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| (*id, *txg))).collect();
@@ -402,7 +406,7 @@ fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy
     let _going = going(pool, mounts, doom, &format!("cannot destroy '{}'", what.target))?;
     leave_snapshots(mounts, doom, what.force)?;
     let gone = moves::unmount(mounts, &doom.filesystems, what.force)?;
-    if let Err(error) = pool.pool.destroy_together(&doom.going(what.deferred)) {
+    if let Err(error) = pool.pool.destroy_set(&doom.destroy_set(what.deferred)) {
         gone.back(mounts);
         return Err(refused(&format!("cannot destroy '{}'", what.target), &error));
     }

@@ -1,12 +1,12 @@
 //! `diff`: what has changed from a snapshot to a later one, or to now. Told as it is found: a tree
 //! of millions of changes needs no memory for them.
 
-use nacre_pool::engine::changes::{self, Change};
+use nacre_pool::engine::changes::{self, FileChange};
 use nacre_pool::rows::FileType;
 use nacre_pool::{PoolError, Txg};
 use serde::{Deserialize, Serialize};
 
-use super::objects::{Object, Objects, Place};
+use super::objects::{MountPointSetting, Object, Objects};
 use super::refused;
 use crate::reading::Held;
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
@@ -66,16 +66,16 @@ const MARK: &str = "nacre:diff";
 pub(crate) fn tidy(pool: &Imported) -> Result<(), PoolError> {
     let mut left = Vec::new();
     {
-        let look = pool.pool.look();
-        let mut waiting = vec![look.root()?];
+        let catalog = pool.pool.catalog_view();
+        let mut waiting = vec![catalog.root()?];
         while let Some(id) = waiting.pop() {
-            for (txg, row) in look.snapshot_rows(id)? {
+            for (txg, row) in catalog.snapshot_rows(id)? {
                 let marked = row.name.starts_with("nacre-diff-") && row.holds + row.clones == 0;
-                if marked && look.snapshot_properties(id, txg)?.iter().any(|(name, _)| name == MARK) {
+                if marked && catalog.snapshot_properties(id, txg)?.iter().any(|(name, _)| name == MARK) {
                     left.push((id, row.name));
                 }
             }
-            waiting.extend(look.children(id)?);
+            waiting.extend(catalog.children(id)?);
         }
     }
     left.iter().try_for_each(|(id, name)| pool.pool.destroy_snapshots(*id, &[name], false))
@@ -106,8 +106,8 @@ pub(super) fn run(
         related(&mut objects, from, old, (id, later))?;
         // What is nowhere mounted is told from its own root.
         let root = match objects.place(id)? {
-            Place::At(path) => path.into_os_string().into_encoded_bytes(),
-            Place::None | Place::Legacy => Vec::new(),
+            MountPointSetting::At(path) => path.into_os_string().into_encoded_bytes(),
+            MountPointSetting::None | MountPointSetting::Legacy => Vec::new(),
         };
         Ok(((old, id, later, root), vec![(old.0, Some(old.1)), (id, later)]))
     })?;
@@ -167,7 +167,7 @@ fn with_now(
 /// all others.
 fn hold_now<'a>(pool: &'a Imported, mounts: &dyn Mounts, now: Moment, doing: &str) -> Result<Held<'a>, Refusal> {
     let there = || {
-        let there = Objects::now(pool, mounts).look.snapshot_rows(now.0)?.iter().any(|(txg, _)| *txg == now.1);
+        let there = Objects::now(pool, mounts).catalog.snapshot_rows(now.0)?.iter().any(|(txg, _)| *txg == now.1);
         if !there {
             return Err(Refusal::new(Kind::Busy, format!("{doing}: the snapshot that was made for it was destroyed")));
         }
@@ -203,10 +203,10 @@ fn shown(difference: changes::Difference, root: &[u8]) -> Difference {
     };
     Difference {
         how: match difference.change {
-            Change::Modified(links) => How::Modified(links),
-            Change::Added => How::Added,
-            Change::Removed => How::Removed,
-            Change::Renamed(from) => How::Renamed(below(from)),
+            FileChange::Modified(links) => How::Modified(links),
+            FileChange::Added => How::Added,
+            FileChange::Removed => How::Removed,
+            FileChange::Renamed(from) => How::Renamed(below(from)),
         },
         path: below(difference.path),
         kind: match difference.file_type {

@@ -41,11 +41,11 @@ fn selected(
 ) -> Result<Vec<(u64, String)>, Refusal> {
     let (filesystem, snapshot) =
         Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing} '{name}': {error}")))?;
-    let id = objects.look.find(filesystem)?.ok_or_else(|| missing("open", name))?;
+    let id = objects.catalog.find(filesystem)?.ok_or_else(|| missing("open", name))?;
     let ids = if recursive { objects.descendants(id)? } else { vec![id] };
     let mut found = Vec::new();
     for id in ids {
-        if objects.look.snapshot_named(id, snapshot)?.is_some() {
+        if objects.catalog.snapshot_named(id, snapshot)?.is_some() {
             found.push((id, snapshot.to_owned()));
         }
     }
@@ -69,8 +69,8 @@ pub(super) fn hold(pool: &Imported, mounts: &dyn Mounts, what: &ToHold) -> Resul
         let mut objects = Objects::now(pool, mounts);
         for name in &what.snapshots {
             for (id, snapshot) in selected(&mut objects, name, what.recursive, doing)? {
-                let Some(txg) = objects.look.snapshot_named(id, &snapshot)? else { continue };
-                let there = objects.look.holds(id, txg)?.iter().any(|(tag, _)| *tag == what.tag);
+                let Some(txg) = objects.catalog.snapshot_named(id, &snapshot)? else { continue };
+                let there = objects.catalog.holds(id, txg)?.iter().any(|(tag, _)| *tag == what.tag);
                 let whole = format!("{}@{snapshot}", objects.known(id)?.name);
                 // A recursive release takes what there is.
                 if what.release && !there && what.recursive {
@@ -99,7 +99,7 @@ pub(super) fn hold(pool: &Imported, mounts: &dyn Mounts, what: &ToHold) -> Resul
         {
             let objects = Objects::now(pool, mounts);
             for (id, name) in &wanted {
-                if let Some(txg) = objects.look.snapshot_named(*id, name)? {
+                if let Some(txg) = objects.catalog.snapshot_named(*id, name)? {
                     doom.snapshots.push((*id, vec![(txg, name.clone())]));
                 }
             }
@@ -123,9 +123,9 @@ pub(super) fn list(
     let mut found = Vec::new();
     for name in snapshots {
         for (id, snapshot) in selected(&mut objects, name, recursive, "cannot open")? {
-            let Some(txg) = objects.look.snapshot_named(id, &snapshot)? else { continue };
+            let Some(txg) = objects.catalog.snapshot_named(id, &snapshot)? else { continue };
             let whole = format!("{}@{snapshot}", objects.known(id)?.name);
-            let holds = objects.look.holds(id, txg)?;
+            let holds = objects.catalog.holds(id, txg)?;
             found.extend(holds.into_iter().map(|(tag, since)| Hold { snapshot: whole.clone(), tag, since }));
         }
     }

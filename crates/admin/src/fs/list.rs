@@ -47,7 +47,7 @@ pub enum ObjectType {
 
 /// An object with what is shown of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listed {
+pub struct ListedObject {
     /// Its whole name.
     pub name: String,
     /// Its type.
@@ -112,7 +112,7 @@ fn on_the_way(objects: &Objects<'_>, types: Option<Types>) -> Result<Types, Refu
     })
 }
 
-pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Result<Vec<Listed>, Refusal> {
+pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Result<Vec<ListedObject>, Refusal> {
     let properties = match &listing.properties {
         Some(names) => {
             Some(names.iter().map(|name| values::property(name)).collect::<Result<Vec<Property>, Refusal>>()?)
@@ -145,7 +145,7 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Re
         }
         let name = objects.name(&object)?;
         let (is, created) = identity(&mut objects, &object)?;
-        listed.push(Listed { name, is, created, values: shown });
+        listed.push(ListedObject { name, is, created, values: shown });
     }
     Ok(listed)
 }
@@ -155,7 +155,7 @@ fn identity(objects: &mut Objects<'_>, object: &Object) -> Result<(ObjectType, u
         Object::Filesystem(id) => (ObjectType::Filesystem, objects.known(*id)?.row.created.0),
         Object::Snapshot { txg, .. } => (ObjectType::Snapshot, txg.0),
         Object::Bookmark { of, name } => {
-            let bookmarks = objects.look.bookmarks(*of)?;
+            let bookmarks = objects.catalog.bookmarks(*of)?;
             (ObjectType::Bookmark, bookmarks.iter().find(|(there, _)| there == name).map_or(0, |(_, row)| row.txg.0))
         }
     })
@@ -166,7 +166,7 @@ fn select(objects: &mut Objects<'_>, listing: &Listing) -> Result<Vec<Object>, R
     let types = on_the_way(objects, listing.types)?;
     let mut found = Vec::new();
     if listing.names.is_empty() {
-        let root = objects.look.root()?;
+        let root = objects.catalog.root()?;
         walk(objects, root, types, listing.depth, &mut found)?;
     }
     for name in &listing.names {
@@ -205,7 +205,7 @@ fn walk(
     let mut changed = false;
     while let Some((id, left)) = waiting.pop() {
         changed |= objects.pause();
-        if changed && !objects.look.is_there(id, None)? {
+        if changed && !objects.catalog.is_there(id, None)? {
             continue;
         }
         if types.filesystems {
@@ -215,13 +215,15 @@ fn walk(
             continue;
         }
         if types.snapshots {
-            found.extend(objects.look.snapshot_rows(id)?.into_iter().map(|(txg, _)| Object::Snapshot { of: id, txg }));
+            found.extend(
+                objects.catalog.snapshot_rows(id)?.into_iter().map(|(txg, _)| Object::Snapshot { of: id, txg }),
+            );
         }
         if types.bookmarks {
-            found.extend(objects.look.bookmarks(id)?.into_iter().map(|(name, _)| Object::Bookmark { of: id, name }));
+            found.extend(objects.catalog.bookmarks(id)?.into_iter().map(|(name, _)| Object::Bookmark { of: id, name }));
         }
         let below = left.map(|left| left - 1);
-        waiting.extend(objects.look.children(id)?.into_iter().rev().map(|child| (child, below)));
+        waiting.extend(objects.catalog.children(id)?.into_iter().rev().map(|child| (child, below)));
     }
     Ok(())
 }

@@ -52,7 +52,7 @@ pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Re
                 Refusal::new(Kind::Invalid, format!("{doing}: {error}")).next(error.next(DATASET_PROPERTIES))
             })?;
         }
-        objects.look.find(&new.name)?.is_some()
+        objects.catalog.find(&new.name)?.is_some()
     };
     if exists {
         // As with mkdir -p.
@@ -74,7 +74,7 @@ pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Re
             let (of, part) = {
                 let objects = Objects::now(pool, mounts);
                 let (of, txg) = objects.snapshot("open", snapshot)?;
-                (of, objects.look.snapshot(of, txg)?.name)
+                (of, objects.catalog.snapshot(of, txg)?.name)
             };
             pool.pool.clone_snapshot(of, &part, &dataset)
         }
@@ -169,7 +169,7 @@ pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) 
                 let why = format!("cannot create snapshot '{whole}': multiple snapshots of same fs not allowed");
                 return Err(Refusal::new(Kind::Invalid, why).next(none));
             }
-            if objects.look.snapshot_named(*id, name)?.is_some() {
+            if objects.catalog.snapshot_named(*id, name)?.is_some() {
                 return Err(Refusal::new(
                     Kind::Exists,
                     format!("cannot create snapshot '{whole}': dataset already exists"),
@@ -195,12 +195,12 @@ pub(super) fn bookmark(pool: &Imported, mounts: &dyn Mounts, from: &str, name: &
     let source = {
         let objects = Objects::now(pool, mounts);
         let id = objects.filesystem("open", filesystem)?;
-        if objects.look.bookmarks(id)?.iter().any(|(there, _)| there == part) {
+        if objects.catalog.bookmarks(id)?.iter().any(|(there, _)| there == part) {
             return Err(Refusal::new(Kind::Exists, format!("{doing}: bookmark exists")));
         }
         let source = objects.open("open", from)?;
         let of = match &source {
-            Object::Snapshot { of, txg } => (*of, Some(objects.look.snapshot(*of, *txg)?.name), None),
+            Object::Snapshot { of, txg } => (*of, Some(objects.catalog.snapshot(*of, *txg)?.name), None),
             Object::Bookmark { of, name } => (*of, None, Some(name.clone())),
             Object::Filesystem(_) => {
                 return Err(Refusal::new(

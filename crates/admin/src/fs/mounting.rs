@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::moves::{self, Mounting};
-use super::objects::{Objects, Place};
+use super::objects::{MountPointSetting, Objects};
 use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Progress, Refusal, What};
 
 /// What is to be mounted.
@@ -101,17 +101,17 @@ fn one(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Resu
         );
     }
     match (objects.place(id)?, &what.at) {
-        (Place::At(at), None) => Ok(Mounting { id, at, options: objects.options(id)? }),
-        (Place::Legacy, Some(at)) => Ok(Mounting { id, at: at.clone(), options: objects.options(id)? }),
+        (MountPointSetting::At(at), None) => Ok(Mounting { id, at, options: objects.options(id)? }),
+        (MountPointSetting::Legacy, Some(at)) => Ok(Mounting { id, at: at.clone(), options: objects.options(id)? }),
         (_, Some(_)) => {
             let next = format!("nacre fs mount {name}, or nacre fs set mountpoint=legacy {name}");
             refuse(Kind::Invalid, "mount(8) mounts those whose mountpoint is 'legacy'", &next)
         }
-        (Place::Legacy, None) => {
+        (MountPointSetting::Legacy, None) => {
             let next = format!("use mount(8) to mount this filesystem: mount -t fuse.nacre fs:{name} DIRECTORY");
             refuse(Kind::Invalid, "legacy mountpoint", &next)
         }
-        (Place::None, None) => {
+        (MountPointSetting::None, None) => {
             refuse(Kind::Invalid, "no mountpoint set", &format!("nacre fs set mountpoint=PATH {name}"))
         }
     }
@@ -138,7 +138,7 @@ fn snapshot(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) ->
 /// Those of all file systems that ask for it and are not mounted.
 fn all(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<Mounting>, Refusal> {
     let mut objects = Objects::now(pool, mounts);
-    let ids = objects.descendants(objects.look.root()?)?;
+    let ids = objects.descendants(objects.catalog.root()?)?;
     let ids: Vec<u64> = ids.into_iter().filter(|id| objects.mounted(*id).is_none()).collect();
     moves::wanted(&mut objects, &ids)
 }

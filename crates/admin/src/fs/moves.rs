@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use nacre_pool::properties::Source;
 
-use super::objects::{Objects, Place};
+use super::objects::{MountPointSetting, Objects};
 use crate::{Imported, MountOptions, Mounted, Mounts, Refusal, What};
 
 /// A mount that is to be made.
@@ -202,7 +202,7 @@ pub(super) fn unchosen(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet
 fn by_hand(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet<u64>, Refusal> {
     let mut found = HashSet::new();
     for id in ids {
-        if objects.place(*id)? == Place::Legacy {
+        if objects.place(*id)? == MountPointSetting::Legacy {
             found.insert(*id);
         }
     }
@@ -211,7 +211,7 @@ fn by_hand(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet<u64>, Refus
 
 /// Whether a mounted file system belongs where it is, by what [`Objects`] believes.
 fn stays(objects: &mut Objects<'_>, id: u64, at: &Path) -> Result<bool, Refusal> {
-    Ok(objects.place(id)? == Place::At(at.to_owned()) && objects.effective(id, "canmount")?.value != "off")
+    Ok(objects.place(id)? == MountPointSetting::At(at.to_owned()) && objects.effective(id, "canmount")?.value != "off")
 }
 
 /// What is changed, and how it is done.

@@ -1,8 +1,9 @@
 //! What there is in a pool, as the verbs see it: file systems, snapshots and bookmarks by name,
 //! with their stored properties and mount points, in one consistent moment.
 //!
-//! Invariant: it holds the lock of administration (see [`Look`]), so it is dropped before anything
-//! of the engine or of the mounts is called; who looks at very much pauses ([`Objects::pause`]).
+//! Invariant: it holds the lock of administration (see [`CatalogView`]), so it is dropped before
+//! anything of the engine or of the mounts is called; who looks at very much pauses
+//! ([`Objects::pause`]).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use nacre_pool::catalog::{DatasetRow, PropertyRow, PropertySource};
-use nacre_pool::engine::{Look, SnapshotLine};
+use nacre_pool::engine::{CatalogView, SnapshotLine};
 use nacre_pool::names::Name;
 use nacre_pool::properties::effective::{Level, effective};
 use nacre_pool::properties::{Effective, Source, dataset_property};
@@ -64,7 +65,7 @@ impl Known {
 
 /// Where a file system belongs in the tree of directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum MountPointSetting {
     /// Nowhere.
     None,
     /// Where mount(8) is told to.
@@ -78,7 +79,7 @@ const AT_ONCE: Duration = Duration::from_millis(10);
 
 /// The pool's content, held still.
 pub(super) struct Objects<'a> {
-    pub look: Look<'a>,
+    pub catalog: CatalogView<'a>,
     pool: &'a Imported,
     mounted: HashMap<u64, Mounted>,
     /// Mounts that are not to be seen; none where nobody asks for them.
@@ -103,7 +104,7 @@ impl<'a> Objects<'a> {
         let mounted = mounts.mounted().into_iter().filter(|mounted| mounted.what.snapshot.is_none());
         let mounted = mounted.map(|mounted| (mounted.what.dataset, mounted)).collect();
         Self {
-            look: pool.pool.look(),
+            catalog: pool.pool.catalog_view(),
             pool,
             mounted,
             hidden: Vec::new(),
@@ -125,12 +126,12 @@ impl<'a> Objects<'a> {
         if let Some(known) = self.known.get(&id) {
             return Ok(Rc::clone(known));
         }
-        let row = self.look.dataset(id)?;
+        let row = self.catalog.dataset(id)?;
         let name = match row.parent {
             0 => row.name.clone(),
             parent => format!("{}/{}", self.known(parent)?.name, row.name),
         };
-        let known = Rc::new(Known { name, row, stored: self.look.properties(id)? });
+        let known = Rc::new(Known { name, row, stored: self.catalog.properties(id)? });
         self.known.insert(id, Rc::clone(&known));
         Ok(known)
     }
@@ -145,7 +146,7 @@ impl<'a> Objects<'a> {
         Ok(match object {
             Object::Filesystem(id) => self.known(*id)?.name.clone(),
             Object::Snapshot { of, txg } => {
-                format!("{}@{}", self.known(*of)?.name, self.look.snapshot(*of, *txg)?.name)
+                format!("{}@{}", self.known(*of)?.name, self.catalog.snapshot(*of, *txg)?.name)
             }
             Object::Bookmark { of, name } => format!("{}#{name}", self.known(*of)?.name),
         })
@@ -157,7 +158,7 @@ impl<'a> Objects<'a> {
             return Ok(Rc::clone(found));
         }
         let began = Instant::now();
-        let found = Rc::new(self.look.line(id)?);
+        let found = Rc::new(self.catalog.line(id)?);
         self.reading += began.elapsed();
         self.lines.insert(id, Rc::clone(&found));
         Ok(found)
@@ -171,7 +172,7 @@ impl<'a> Objects<'a> {
         if self.paused.elapsed() < AT_ONCE.max(self.reading * 4) {
             return false;
         }
-        let changed = self.look.pause();
+        let changed = self.catalog.pause();
         if changed {
             self.known.clear();
             self.lines.clear();
@@ -183,11 +184,12 @@ impl<'a> Objects<'a> {
     /// Whether there is such an object still.
     pub fn is_there(&self, object: &Object) -> Result<bool, PoolError> {
         match object {
-            Object::Filesystem(id) => self.look.is_there(*id, None),
-            Object::Snapshot { of, txg } => Ok(self.look.is_there(*of, None)? && self.look.is_there(*of, Some(*txg))?),
-            Object::Bookmark { of, name } => {
-                Ok(self.look.is_there(*of, None)? && self.look.bookmarks(*of)?.iter().any(|(there, _)| there == name))
+            Object::Filesystem(id) => self.catalog.is_there(*id, None),
+            Object::Snapshot { of, txg } => {
+                Ok(self.catalog.is_there(*of, None)? && self.catalog.is_there(*of, Some(*txg))?)
             }
+            Object::Bookmark { of, name } => Ok(self.catalog.is_there(*of, None)?
+                && self.catalog.bookmarks(*of)?.iter().any(|(there, _)| there == name)),
         }
     }
 
@@ -195,15 +197,15 @@ impl<'a> Objects<'a> {
     pub fn filesystem(&self, doing: &str, name: &str) -> Result<u64, Refusal> {
         Name::filesystem(name)
             .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
-        self.look.find(name)?.ok_or_else(|| missing(doing, name))
+        self.catalog.find(name)?.ok_or_else(|| missing(doing, name))
     }
 
     /// A snapshot by its whole name.
     pub fn snapshot(&self, doing: &str, name: &str) -> Result<(u64, Txg), Refusal> {
         let (filesystem, snapshot) = Name::snapshot(name)
             .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
-        let of = self.look.find(filesystem)?.ok_or_else(|| missing(doing, name))?;
-        let txg = self.look.snapshot_named(of, snapshot)?.ok_or_else(|| missing(doing, name))?;
+        let of = self.catalog.find(filesystem)?.ok_or_else(|| missing(doing, name))?;
+        let txg = self.catalog.snapshot_named(of, snapshot)?.ok_or_else(|| missing(doing, name))?;
         Ok((of, txg))
     }
 
@@ -215,8 +217,8 @@ impl<'a> Objects<'a> {
             Name::Filesystem(_) => Ok(Object::Filesystem(self.filesystem(doing, name)?)),
             Name::Snapshot { .. } => self.snapshot(doing, name).map(|(of, txg)| Object::Snapshot { of, txg }),
             Name::Bookmark { filesystem, bookmark } => {
-                let of = self.look.find(filesystem)?.ok_or_else(|| missing(doing, name))?;
-                let there = self.look.bookmarks(of)?.iter().any(|(there, _)| there == bookmark);
+                let of = self.catalog.find(filesystem)?.ok_or_else(|| missing(doing, name))?;
+                let there = self.catalog.bookmarks(of)?.iter().any(|(there, _)| there == bookmark);
                 if there { Ok(Object::Bookmark { of, name: bookmark.to_owned() }) } else { Err(missing(doing, name)) }
             }
         }
@@ -227,7 +229,7 @@ impl<'a> Objects<'a> {
         let mut found = vec![id];
         let mut at = 0;
         while let Some(next) = found.get(at).copied() {
-            found.extend(self.look.children(next)?);
+            found.extend(self.catalog.children(next)?);
             at += 1;
         }
         Ok(found)
@@ -276,11 +278,11 @@ impl<'a> Objects<'a> {
     }
 
     /// Where a file system belongs.
-    pub fn place(&mut self, id: u64) -> Result<Place, Refusal> {
+    pub fn place(&mut self, id: u64) -> Result<MountPointSetting, Refusal> {
         Ok(match self.mountpoint(id)?.value.as_str() {
-            "none" => Place::None,
-            "legacy" => Place::Legacy,
-            path => Place::At(PathBuf::from(path)),
+            "none" => MountPointSetting::None,
+            "legacy" => MountPointSetting::Legacy,
+            path => MountPointSetting::At(PathBuf::from(path)),
         })
     }
 
@@ -290,8 +292,8 @@ impl<'a> Objects<'a> {
             return Ok(None);
         }
         Ok(match self.place(id)? {
-            Place::At(path) => Some(path),
-            Place::None | Place::Legacy => None,
+            MountPointSetting::At(path) => Some(path),
+            MountPointSetting::None | MountPointSetting::Legacy => None,
         })
     }
 
@@ -325,6 +327,6 @@ impl<'a> Objects<'a> {
 
     /// Whether the pool's own property is on.
     pub fn pool_has(&self, name: &str) -> Result<bool, PoolError> {
-        Ok(self.look.properties(0)?.iter().any(|(there, row)| there == name && row.value == "on"))
+        Ok(self.catalog.properties(0)?.iter().any(|(there, row)| there == name && row.value == "on"))
     }
 }

@@ -72,10 +72,10 @@ fn snapshots(
         let mut ids = if what.recursive { objects.descendants(id)? } else { vec![id] };
         let mut there = Vec::new();
         for id in ids.drain(..) {
-            if objects.look.snapshot_named(id, old)?.is_none() {
+            if objects.catalog.snapshot_named(id, old)?.is_none() {
                 continue;
             }
-            if objects.look.snapshot_named(id, new)?.is_some() {
+            if objects.catalog.snapshot_named(id, new)?.is_some() {
                 let name = objects.known(id)?.name.clone();
                 return Err(Refusal::new(
                     Kind::Exists,
@@ -101,7 +101,7 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
     let (id, affected) = {
         let objects = Objects::now(pool, mounts);
         let id = objects.filesystem("open", &what.from)?;
-        if id == objects.look.root()? {
+        if id == objects.catalog.root()? {
             return Err(invalid(what, "the pool's own file system has the pool's name")
                 .next("export the pool, then import it with a new name"));
         }
@@ -112,7 +112,7 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
             );
             return Err(Refusal::new(Kind::Invalid, why));
         }
-        if objects.look.find(&what.to)?.is_some() {
+        if objects.catalog.find(&what.to)?.is_some() {
             return Err(Refusal::new(Kind::Exists, format!("{doing}: dataset already exists")));
         }
         (id, objects.descendants(id)?)
@@ -158,8 +158,8 @@ pub(super) fn promote(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Resul
         let Some((from, origin)) = objects.known(id)?.row.origin else {
             return Err(Refusal::new(Kind::Invalid, format!("{doing}: not a cloned filesystem")));
         };
-        for (_, row) in objects.look.snapshot_rows(from)?.into_iter().filter(|(txg, _)| *txg <= origin) {
-            if objects.look.snapshot_named(id, &row.name)?.is_some() {
+        for (_, row) in objects.catalog.snapshot_rows(from)?.into_iter().filter(|(txg, _)| *txg <= origin) {
+            if objects.catalog.snapshot_named(id, &row.name)?.is_some() {
                 let parent = objects.known(from)?.name.clone();
                 let refusal = Refusal::new(
                     Kind::Exists,

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use nacre_pool::engine::Going;
+use nacre_pool::engine::DestroySet;
 use nacre_pool::{PoolError, Txg};
 use serde::{Deserialize, Serialize};
 
@@ -75,9 +75,9 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
         }
     };
     let bookmarks = between.bookmarks.iter().map(|name| (between.id, name.clone())).collect();
-    let going = Going { bookmarks, ..doom.going(false) };
+    let newer = DestroySet { bookmarks, ..doom.destroy_set(false) };
     let rolled = mounts.replace(between.id, &mut || {
-        pool.pool.roll_back_over(between.id, &between.part, &going).map_err(|error| refused(&doing, &error))
+        pool.pool.roll_back_over(between.id, &between.part, &newer).map_err(|error| refused(&doing, &error))
     });
     gone.back(mounts);
     match &rolled {
@@ -105,19 +105,19 @@ fn doomed(objects: &mut Objects<'_>, between: &Between, what: &ToRollBack) -> Re
 fn between(objects: &mut Objects<'_>, what: &ToRollBack) -> Result<Between, Refusal> {
     let (id, to) = objects.snapshot("open", &what.snapshot)?;
     let filesystem = objects.known(id)?.name.clone();
-    let part = objects.look.snapshot(id, to)?.name;
+    let part = objects.catalog.snapshot(id, to)?.name;
     let mut clones = Vec::new();
     let mut snapshots = Vec::new();
-    for (txg, row) in objects.look.snapshot_rows(id)?.into_iter().filter(|(txg, _)| *txg > to) {
+    for (txg, row) in objects.catalog.snapshot_rows(id)?.into_iter().filter(|(txg, _)| *txg > to) {
         snapshots.push(row.name);
         clones.extend(of_snapshot(objects, id, txg)?);
     }
-    let bookmarks = objects.look.bookmarks(id)?.into_iter().filter(|(_, row)| row.txg > to);
+    let bookmarks = objects.catalog.bookmarks(id)?.into_iter().filter(|(_, row)| row.txg > to);
     let bookmarks = bookmarks.map(|(name, _)| name).collect();
     Ok(Between { id, part, filesystem, snapshots, bookmarks, clones })
 }
 
 fn of_snapshot(objects: &mut Objects<'_>, id: u64, txg: Txg) -> Result<Vec<String>, PoolError> {
-    let clones = objects.look.clones(id, txg)?;
+    let clones = objects.catalog.clones(id, txg)?;
     clones.into_iter().map(|clone| Ok(objects.known(clone)?.name.clone())).collect()
 }

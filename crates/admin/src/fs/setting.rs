@@ -98,14 +98,16 @@ fn targets(objects: &mut Objects<'_>, what: &ToSet, doing: &dyn Fn(&str) -> Stri
                 for below in objects.descendants(id)? {
                     found.filesystems.push(below);
                     if users {
-                        found
-                            .snapshots
-                            .extend(objects.look.snapshot_rows(below)?.into_iter().map(|(_, row)| (below, row.name)));
+                        found.snapshots.extend(
+                            objects.catalog.snapshot_rows(below)?.into_iter().map(|(_, row)| (below, row.name)),
+                        );
                     }
                 }
             }
             Object::Filesystem(id) => found.filesystems.push(id),
-            Object::Snapshot { of, txg } if users => found.snapshots.push((of, objects.look.snapshot(of, txg)?.name)),
+            Object::Snapshot { of, txg } if users => {
+                found.snapshots.push((of, objects.catalog.snapshot(of, txg)?.name))
+            }
             Object::Snapshot { .. } => {
                 return Err(Refusal::new(Kind::Invalid, format!("{}: {}", doing(name), PropertyError::NotOfSnapshots)));
             }

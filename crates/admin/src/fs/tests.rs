@@ -15,7 +15,7 @@ use nacre_pool::device::{Device, Simulator};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::{MountOptions, Mounted, Opening, Silent, What};
+use crate::{AtOneMoment, MountOptions, Mounted, Opening, Silent, What};
 
 /// A pool in memory, and its mounts.
 struct World {
@@ -41,6 +41,12 @@ impl Mounts for Noted {
         self.there.lock().push(Mounted { what, at: at.to_owned(), options: options.clone() });
         Ok(())
     }
+
+    fn make_place(&self, _: &Path, _: &MountOptions) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn not_mounted(&self) {}
 
     fn unmount(&self, what: What, force: bool) -> Result<(), Refusal> {
         let mut there = self.there.lock();
@@ -95,6 +101,11 @@ impl Mounts for Noted {
     fn settle(&self, datasets: &[u64]) -> Result<(), Refusal> {
         self.asked.lock().push(format!("settle {datasets:?}"));
         Ok(())
+    }
+
+    fn at_one_moment(&self, datasets: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal> {
+        self.settle(datasets)?;
+        act(&mut || {})
     }
 
     fn replace(&self, dataset: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {
@@ -200,7 +211,7 @@ impl World {
         self.put(name, file, &std::iter::repeat_with(&mut next).take(bytes).collect::<Vec<u8>>());
     }
 
-    /// Writes a file that packs well.
+    /// Writes a file that compresses well.
     fn write_text(&self, name: &str, file: &str, bytes: usize) {
         self.put(name, file, &b"all work and no play ".iter().copied().cycle().take(bytes).collect::<Vec<u8>>());
     }
@@ -218,7 +229,7 @@ impl World {
 }
 
 fn plain(now: nacre_pool::rows::Timestamp) -> nacre_pool::files::NewInode {
-    let row = nacre_pool::rows::Inode::new(nacre_pool::rows::FileType::Regular, 0o644, now);
+    let row = nacre_pool::rows::InodeRow::new(nacre_pool::rows::FileType::Regular, 0o644, now);
     nacre_pool::files::NewInode { row, target: None, attributes: Vec::new() }
 }
 

@@ -39,7 +39,7 @@ pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Prop
         names.filter(|(name, _)| name.contains(':')).map(|(name, _)| name.clone()).collect()
     })?;
     if let Object::Snapshot { of, txg } = object {
-        users.extend(objects.look.snapshot_properties(*of, *txg)?.into_iter().map(|(name, _)| name));
+        users.extend(objects.catalog.snapshot_properties(*of, *txg)?.into_iter().map(|(name, _)| name));
     }
     users.sort();
     users.dedup();
@@ -157,21 +157,21 @@ fn filesystem_figure(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<O
             Some((of, txg)) => objects.name(&Object::Snapshot { of, txg })?,
             None => return Ok(None),
         },
-        "filesystem_count" => objects.look.counts(id)?.0.to_string(),
-        "snapshot_count" => objects.look.counts(id)?.1.to_string(),
-        "used" => objects.look.breakdown(id)?.used.to_string(),
-        "available" => objects.look.available(id)?.to_string(),
-        "referenced" => objects.look.usage(id)?.referenced.to_string(),
-        "usedbydataset" => objects.look.breakdown(id)?.by_dataset.to_string(),
-        "usedbysnapshots" => objects.look.breakdown(id)?.by_snapshots.to_string(),
-        "usedbychildren" => objects.look.breakdown(id)?.by_children.to_string(),
-        "usedbyrefreservation" => objects.look.breakdown(id)?.by_refreservation.to_string(),
-        "written" => objects.look.usage(id)?.unique.to_string(),
-        "logicalused" => objects.look.stored_below(id)?.1.to_string(),
-        "logicalreferenced" => objects.look.usage(id)?.logical_referenced.to_string(),
-        "compressratio" => ratio(objects.look.stored_below(id)?),
+        "filesystem_count" => objects.catalog.counts(id)?.0.to_string(),
+        "snapshot_count" => objects.catalog.counts(id)?.1.to_string(),
+        "used" => objects.catalog.breakdown(id)?.used.to_string(),
+        "available" => objects.catalog.available(id)?.to_string(),
+        "referenced" => objects.catalog.usage(id)?.referenced.to_string(),
+        "usedbydataset" => objects.catalog.breakdown(id)?.by_dataset.to_string(),
+        "usedbysnapshots" => objects.catalog.breakdown(id)?.by_snapshots.to_string(),
+        "usedbychildren" => objects.catalog.breakdown(id)?.by_children.to_string(),
+        "usedbyrefreservation" => objects.catalog.breakdown(id)?.by_refreservation.to_string(),
+        "written" => objects.catalog.usage(id)?.unique.to_string(),
+        "logicalused" => objects.catalog.stored_below(id)?.1.to_string(),
+        "logicalreferenced" => objects.catalog.usage(id)?.logical_referenced.to_string(),
+        "compressratio" => ratio(objects.catalog.stored_below(id)?),
         "refcompressratio" => {
-            let usage = objects.look.usage(id)?;
+            let usage = objects.catalog.usage(id)?;
             ratio((usage.referenced, usage.logical_referenced))
         }
         _ => return Ok(None),
@@ -187,7 +187,7 @@ fn of_snapshot(
     match property {
         Property::Known(definition) => Ok(snapshot_figure(objects, of, txg, definition.name)?.map(figure)),
         Property::User(_) => {
-            let own = objects.look.snapshot_properties(of, txg)?;
+            let own = objects.catalog.snapshot_properties(of, txg)?;
             let name = objects.name(&Object::Snapshot { of, txg })?;
             Ok(objects.with_chain(of, |chain| {
                 let levels: Vec<Level<'_>> =
@@ -209,15 +209,15 @@ fn snapshot_figure(objects: &mut Objects<'_>, of: u64, txg: Txg, name: &str) -> 
         "createtxg" => txg.0.to_string(),
         "guid" => row.guid.to_string(),
         "objsetid" => of.to_string(),
-        "used" => objects.look.used_by(&line, place)?.to_string(),
+        "used" => objects.catalog.used_by(&line, place)?.to_string(),
         "referenced" => row.referenced.to_string(),
-        "written" => objects.look.written_to(&line, place)?.to_string(),
+        "written" => objects.catalog.written_to(&line, place)?.to_string(),
         "logicalreferenced" => row.logical.to_string(),
         "compressratio" | "refcompressratio" => ratio((row.referenced, row.logical)),
         "userrefs" => row.holds.to_string(),
         "defer_destroy" => if row.deferred { "on" } else { "off" }.to_owned(),
         "clones" => {
-            let clones = objects.look.clones(of, txg)?;
+            let clones = objects.catalog.clones(of, txg)?;
             let names = clones.into_iter().map(|clone| Ok(objects.known(clone)?.name.clone()));
             names.collect::<Result<Vec<_>, PoolError>>()?.join(",")
         }
@@ -227,7 +227,7 @@ fn snapshot_figure(objects: &mut Objects<'_>, of: u64, txg: Txg, name: &str) -> 
 
 fn of_bookmark(objects: &Objects<'_>, of: u64, name: &str, property: &Property) -> Result<Option<String>, Refusal> {
     let Property::Known(definition) = property else { return Ok(None) };
-    let Some((_, row)) = objects.look.bookmarks(of)?.into_iter().find(|(there, _)| there == name) else {
+    let Some((_, row)) = objects.catalog.bookmarks(of)?.into_iter().find(|(there, _)| there == name) else {
         return Ok(None);
     };
     Ok(Some(match definition.name {
@@ -246,8 +246,8 @@ fn written_since(
     later: Option<Txg>,
 ) -> Result<Option<String>, Refusal> {
     let part = earlier.rsplit('@').next().unwrap_or(earlier);
-    let Some(from) = objects.look.snapshot_named(id, part)? else { return Ok(None) };
-    Ok(objects.look.written_since(id, from, later)?.map(|bytes| bytes.to_string()))
+    let Some(from) = objects.catalog.snapshot_named(id, part)? else { return Ok(None) };
+    Ok(objects.catalog.written_since(id, from, later)?.map(|bytes| bytes.to_string()))
 }
 
 /// The property of a name that a command gave.

@@ -1,13 +1,13 @@
 //! `pool check`: everything against everything, and every frame that lives read and verified.
 
-use nacre_pool::engine::Seen;
+use nacre_pool::engine::CheckCounts;
 use serde::{Deserialize, Serialize};
 
 use crate::{Imported, Progress, Refusal};
 
 /// What a check has found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct CheckReport {
     /// File systems that were looked at.
     pub datasets: u64,
     /// Snapshots.
@@ -26,15 +26,15 @@ pub struct Found {
 ///
 /// # Errors
 /// A catalog or a device that cannot be read at all.
-pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<Found, Refusal> {
+pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<CheckReport, Refusal> {
     let doing = || format!("cannot check '{}'", pool.name());
     // Whoever does not listen does not keep the check from its end: its count is what is answered.
     let seen = pool.pool.check(&pool.store, pool.read_only, &mut |line| {
         progress.note(line);
     });
-    let Seen { datasets, snapshots, inodes, frames, problems, .. } =
+    let CheckCounts { datasets, snapshots, inodes, frames, problems, .. } =
         seen.map_err(|error| Refusal::pool(doing(), &error))?;
-    let mut found = Found { datasets, snapshots, inodes, frames, bytes: 0, problems };
+    let mut found = CheckReport { datasets, snapshots, inodes, frames, bytes: 0, problems };
     let scrubbed = pool.store.scrub(&mut |checked| {
         found.bytes += checked.bytes;
         if let Some(damage) = &checked.damage {

@@ -6,12 +6,12 @@ use nacre_pool::PoolError;
 use nacre_pool::engine::FilePath;
 
 use crate::mounts::Mounted;
-use crate::watch::{Found, Spot};
+use crate::watch::{DamageFound, Spot};
 use crate::{Imported, Mounts};
 
 /// A line for each damaged file or tree.
 #[must_use]
-pub fn names(pool: &Imported, mounts: &dyn Mounts, found: &Found) -> Vec<String> {
+pub fn names(pool: &Imported, mounts: &dyn Mounts, found: &DamageFound) -> Vec<String> {
     let mounted = mounts.mounted();
     let mut lines = Vec::new();
     // They are in the order of their datasets.
@@ -46,7 +46,7 @@ fn names_in(pool: &Imported, mounted: &[Mounted], spots: &[Spot]) -> Vec<String>
     if *number == 0 {
         return spots.iter().map(|_| "<metadata>:<catalog>".to_owned()).collect();
     }
-    let Ok(dataset) = pool.pool.look().name(*number) else {
+    let Ok(dataset) = pool.pool.catalog_view().name(*number) else {
         return spots.iter().map(|spot| format!("<{:#x}>:<{:#x}>", spot.dataset, spot.object)).collect();
     };
     let objects: Vec<u64> = spots.iter().map(|spot| spot.object).filter(|object| *object != 0).collect();

@@ -11,7 +11,7 @@ use crate::counted::{Counts, Spread};
 use crate::imported::now;
 use crate::{Imported, Refusal};
 
-pub use nacre_pool::properties::features::{FOLDED, NEAR, TWICE};
+pub use nacre_pool::properties::features::{FOLDED, ORDERED_NAMES, REDUNDANT_METADATA};
 
 /// The figures of a pool. Sizes in bytes, times in seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,12 +26,12 @@ pub struct Figures {
     #[serde(default)]
     pub expandable: u64,
     /// Metadata is written twice, or a process does not tell.
-    #[serde(default = "untold")]
-    pub twice: bool,
+    #[serde(rename = "twice", default = "untold")]
+    pub redundant_metadata: bool,
     /// New file systems have names of neighbouring numbers side by side, or a process does not
     /// tell.
-    #[serde(default = "untold")]
-    pub near: bool,
+    #[serde(rename = "near", default = "untold")]
+    pub ordered_names: bool,
     /// There is, or was, a file system in which names are the same though their bytes differ. A
     /// process that does not tell knows of none.
     #[serde(default)]
@@ -192,8 +192,8 @@ impl Figures {
             guid: identity.pool,
             size,
             expandable: pool.store.expandable(),
-            twice: pool.store.is_twice(),
-            near: pool.store.is_near(),
+            redundant_metadata: pool.store.has_redundant_metadata(),
+            ordered_names: pool.store.has_ordered_names(),
             folding: pool.store.is_folding(),
             lies_once: pool.store.lies_once(),
             unwritten: pool.store.unwritten(),

@@ -5,9 +5,9 @@ use nacre_pool::device::Device;
 use nacre_pool::frame::Header;
 use nacre_pool::label;
 use nacre_pool::rows::keys::Key;
-use nacre_pool::rows::{Entry, Extent, Head, Inode, NameTarget, OwnerUse, Xattr};
+use nacre_pool::rows::{DatasetHead, Entry, Extent, InodeRow, NameTarget, OwnerUse, Xattr};
 use nacre_pool::tree::walk::Visitor;
-use nacre_pool::{Pointer, PoolError};
+use nacre_pool::{Pointer, PoolError, WriteStream};
 use serde::{Deserialize, Serialize};
 
 use crate::{Imported, Kind, Progress, Refusal};
@@ -93,7 +93,7 @@ fn labels(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
     let space = pool.store.space();
     progress.note(&format!(
         "space: {} bytes in {} slots, {} slots free; {} allocated ({} of it the segment table, {} about to be freed); {} lost at ends; slop {}; {} for writes",
-        space.size, space.slots, space.free_slots, space.allocated, space.table, space.freeing, space.tails, space.slop, space.available
+        space.size, space.slots, space.free_slots, space.allocated, space.table, space.freeing, space.slack, space.slop, space.available
     ));
     Ok(())
 }
@@ -101,25 +101,25 @@ fn labels(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
 fn datasets(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
     let mut lines = Vec::new();
     {
-        let look = pool.pool.look();
-        let mut waiting = vec![look.root()?];
+        let catalog = pool.pool.catalog_view();
+        let mut waiting = vec![catalog.root()?];
         while let Some(id) = waiting.pop() {
-            let row = look.dataset(id)?;
+            let row = catalog.dataset(id)?;
             let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
             lines.push(format!(
                 "dataset {id}: {}  created in txg {}  origin {:?}  tree {root}",
-                look.name(id)?,
+                catalog.name(id)?,
                 row.created,
                 row.origin
             ));
-            for (txg, row) in look.snapshot_rows(id)? {
+            for (txg, row) in catalog.snapshot_rows(id)? {
                 let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
                 lines.push(format!(
                     "  snapshot {}: txg {txg}  {} bytes  {} holds, {} clones  tree {root}",
                     row.name, row.referenced, row.holds, row.clones
                 ));
             }
-            let mut below = look.children(id)?;
+            let mut below = catalog.children(id)?;
             below.reverse();
             waiting.extend(below);
         }
@@ -139,9 +139,9 @@ fn segments(pool: &Imported, progress: &mut dyn Progress) {
             (false, None) => "open".to_owned(),
         };
         progress.note(&format!(
-            "segment {}: {:?}  at {}  {state}  {} frames in {} bytes, {} of {} bytes alive here, {} moved away  newest birth {}",
+            "segment {}: {}  at {}  {state}  {} frames in {} bytes, {} of {} bytes alive here, {} moved away  newest birth {}",
             segment.id,
-            segment.stream,
+            stream_name(segment.stream),
             if place.is_empty() { "no place".to_owned() } else { place.join(",") },
             segment.frames,
             segment.bytes,
@@ -150,6 +150,17 @@ fn segments(pool: &Imported, progress: &mut dyn Progress) {
             segment.moved,
             segment.newest
         ));
+    }
+}
+
+/// The streams as this command has always called them.
+fn stream_name(stream: WriteStream) -> &'static str {
+    match stream {
+        WriteStream::Metadata => "Metadata",
+        WriteStream::Data => "Data",
+        WriteStream::Relocated => "Survivors",
+        WriteStream::Table => "Table",
+        WriteStream::RelocatedMetadata => "MetadataSurvivors",
     }
 }
 
@@ -189,10 +200,13 @@ impl Visitor for Rows<'_> {
     }
 }
 
+/// A row as text. What the types are called here is not what this command has always called them.
 fn shown(key: &Key, value: &[u8]) -> String {
     let text = match key {
-        Key::Head => Head::decode(value).map(|row| format!("{row:?}")),
-        Key::Inode(_) => Inode::decode(value).map(|row| format!("{row:?}")),
+        Key::Head => DatasetHead::decode(value).map(|row| {
+            format!("{row:?}").replacen("DatasetHead", "Head", 1).replacen("hashing: Ordered", "hashing: Near", 1)
+        }),
+        Key::Inode(_) => InodeRow::decode(value).map(|row| format!("{row:?}").replacen("InodeRow", "Inode", 1)),
         Key::Entry { .. } => {
             Entry::decode(value).map(|row| format!("{:?} {} '{}'", row.file_type, row.inode, row.name.escape_ascii()))
         }
@@ -215,13 +229,13 @@ fn shown(key: &Key, value: &[u8]) -> String {
 fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), Refusal> {
     let missing = || Refusal::new(Kind::NotFound, format!("cannot open '{name}': dataset does not exist"));
     let root = {
-        let look = pool.pool.look();
+        let catalog = pool.pool.catalog_view();
         let (filesystem, snapshot) =
             name.split_once('@').map_or((name, None), |(filesystem, snapshot)| (filesystem, Some(snapshot)));
-        let id = look.find(filesystem)?.ok_or_else(missing)?;
+        let id = catalog.find(filesystem)?.ok_or_else(missing)?;
         match snapshot {
-            None => look.dataset(id)?.root,
-            Some(snapshot) => look.snapshot(id, look.snapshot_named(id, snapshot)?.ok_or_else(missing)?)?.root,
+            None => catalog.dataset(id)?.root,
+            Some(snapshot) => catalog.snapshot(id, catalog.snapshot_named(id, snapshot)?.ok_or_else(missing)?)?.root,
         }
     };
     match root {
@@ -230,5 +244,26 @@ fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), 
             .visit_tree(&root, &mut Rows(progress))
             .map_err(|error| Refusal::pool(format!("cannot show '{name}'"), &error)),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_pool::rows::{FileType, Folding, Timestamp, keys::Hashing};
+
+    #[test]
+    fn rows_and_streams_are_spelled_as_ever() {
+        let head =
+            DatasetHead { next: 3, root: 1, seed: 9, hashing: Hashing::Ordered, folding: Folding::EXACT, objects: 2 };
+        let text = shown(&Key::Head, &head.encode());
+        assert!(text.starts_with("Head { next: 3, root: 1, seed: 9, hashing: Near, folding: "), "{text}");
+        let row = InodeRow::new(FileType::Regular, 0o644, Timestamp { seconds: 1, nanoseconds: 2 });
+        let text = shown(&Key::Inode(5), &row.encode());
+        assert!(text.starts_with("Inode { "), "{text}");
+        assert_eq!(
+            [WriteStream::Relocated, WriteStream::RelocatedMetadata].map(stream_name),
+            ["Survivors", "MetadataSurvivors"]
+        );
     }
 }

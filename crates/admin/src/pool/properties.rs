@@ -36,7 +36,9 @@ pub fn names(pool: &Figures) -> Vec<String> {
     ];
     let rest = POOL_PROPERTIES.iter().map(|definition| definition.name).filter(|name| !first.contains(name));
     let own = pool.properties.iter().map(|(name, _)| name.clone()).filter(|name| name.contains(':'));
-    let known = [features::TWICE, features::NEAR, features::FOLDED].into_iter().chain(features::SERVED.iter().copied());
+    let known = [features::REDUNDANT_METADATA, features::ORDERED_NAMES, features::FOLDED]
+        .into_iter()
+        .chain(features::SERVED.iter().copied());
     let there = known.filter(|name| state(pool, name) != "disabled");
     let there = there.map(|name| format!("feature@{name}"));
     first.into_iter().chain(rest).map(ToOwned::to_owned).chain(there).chain(own).collect()
@@ -46,8 +48,8 @@ pub fn names(pool: &Figures) -> Vec<String> {
 /// needs it.
 fn state(pool: &Figures, feature: &str) -> &'static str {
     let active = match feature {
-        features::TWICE => pool.twice,
-        features::NEAR => pool.near,
+        features::REDUNDANT_METADATA => pool.redundant_metadata,
+        features::ORDERED_NAMES => pool.ordered_names,
         features::FOLDED if !pool.folding => return "enabled",
         features::FOLDED => true,
         other => features::SERVED.contains(&other),

@@ -11,11 +11,12 @@ use nacre_pool::PoolError;
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
 use nacre_pool::store::{Checked, Store};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use crate::counted::Counted;
 use crate::imported::now;
+use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Imported, Kind, Refusal};
 
@@ -80,21 +81,15 @@ pub enum ScrubOrder {
     Stop,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    report: ScrubReport,
-    /// A thread is at work (or is about to see that it should not be).
-    thread: bool,
-    /// The pool is being left: the thread ends and the state stays what it is.
-    leaving: bool,
+impl JobState for ScrubReport {
+    fn runs(&self) -> bool {
+        self.phase == Phase::Running
+    }
 }
 
 /// The scrub of a pool.
 #[derive(Debug, Default)]
-pub struct Scrub {
-    state: Mutex<State>,
-    changed: Condvar,
-}
+pub struct Scrub(Job<ScrubReport>);
 
 /// What a scrub works on.
 struct Work {
@@ -110,7 +105,7 @@ impl Scrub {
     /// How far it is.
     #[must_use]
     pub fn report(&self) -> ScrubReport {
-        self.state.lock().report
+        **self.0.lock()
     }
 
     /// Does what is wanted.
@@ -119,31 +114,29 @@ impl Scrub {
     /// One runs already, or none does; in ZFS' words.
     pub fn order(&self, pool: &Imported, order: ScrubOrder) -> Result<(), Refusal> {
         let name = pool.name();
-        let mut state = self.state.lock();
-        match (order, state.report.phase) {
+        let mut state = self.0.lock();
+        match (order, state.phase) {
             (ScrubOrder::Start, Phase::Running) => {
                 return Err(Refusal::new(
                     Kind::Busy,
                     format!("cannot scrub {name}: currently scrubbing; use 'zpool scrub -s' to cancel scrub"),
                 ));
             }
-            (ScrubOrder::Start, Phase::Paused) => state.report.phase = Phase::Running,
+            (ScrubOrder::Start, Phase::Paused) => state.phase = Phase::Running,
             (ScrubOrder::Start, _) => {
                 let total = pool.store.space().allocated;
-                state.report = ScrubReport { phase: Phase::Running, started: now(), total, ..ScrubReport::default() };
+                **state = ScrubReport { phase: Phase::Running, started: now(), total, ..ScrubReport::default() };
                 pool.watch.begin_scrub();
                 pool.watch.note("sysevent.fs.zfs.scrub_start", vec![("pool".to_owned(), name.clone())]);
             }
-            (ScrubOrder::Pause, Phase::Running) => (state.report.phase, state.report.ended) = (Phase::Paused, now()),
+            (ScrubOrder::Pause, Phase::Running) => (state.phase, state.ended) = (Phase::Paused, now()),
             (ScrubOrder::Pause, Phase::Paused) => {
                 return Err(Refusal::new(
                     Kind::Invalid,
                     format!("cannot pause scrubbing {name}: scrub is paused already"),
                 ));
             }
-            (ScrubOrder::Stop, Phase::Running | Phase::Paused) => {
-                (state.report.phase, state.report.ended) = (Phase::Canceled, now())
-            }
+            (ScrubOrder::Stop, Phase::Running | Phase::Paused) => (state.phase, state.ended) = (Phase::Canceled, now()),
             (ScrubOrder::Pause, _) => {
                 return Err(Refusal::new(
                     Kind::Invalid,
@@ -157,16 +150,17 @@ impl Scrub {
                 ));
             }
         }
-        self.go_on(pool, state)
+        let report = **state;
+        drop(state);
+        self.go_on(pool, report)
     }
 
     /// Takes up what an import finds: a scrub that was interrupted goes on.
     pub(crate) fn take_up(&self, pool: &Imported, kept: &str) -> Result<(), Refusal> {
         // A state that another version has written is not worth failing for.
         let Ok(report) = serde_json::from_str::<ScrubReport>(kept) else { return Ok(()) };
-        let mut state = self.state.lock();
-        state.report = report;
-        self.go_on(pool, state)
+        **self.0.lock() = report;
+        self.go_on(pool, report)
     }
 
     /// The name under which the state is kept among the pool's properties.
@@ -175,12 +169,7 @@ impl Scrub {
         KEPT_AS
     }
 
-    fn go_on(&self, pool: &Imported, mut state: parking_lot::MutexGuard<'_, State>) -> Result<(), Refusal> {
-        let start = state.report.phase == Phase::Running && !state.thread;
-        state.thread |= start;
-        let report = state.report;
-        drop(state);
-        self.changed.notify_all();
+    fn go_on(&self, pool: &Imported, report: ScrubReport) -> Result<(), Refusal> {
         let work = Work {
             scrub: Arc::clone(&pool.scrub),
             pool: Arc::clone(&pool.pool),
@@ -189,35 +178,19 @@ impl Scrub {
             devices: Arc::clone(&pool.devices),
             keeps: !pool.read_only,
         };
+        self.0.tell();
         work.keep(&report)?;
-        if start {
-            let thread = std::thread::Builder::new().name("pool-scrub".to_owned()).spawn(move || work.run());
-            if let Err(error) = thread {
-                self.state.lock().thread = false;
-                return Err(Refusal::new(Kind::Io, format!("cannot scrub: no thread: {error}")));
-            }
-        }
-        Ok(())
+        self.0.start(("pool-scrub", "scrub"), move || work.run())
     }
 
     /// Waits until it does not run any more, or the time is over; answers whether it runs.
     pub fn wait(&self, most: Duration) -> bool {
-        let mut state = self.state.lock();
-        if state.report.phase == Phase::Running {
-            // Awake too early is no harm: whoever waits looks again.
-            let _ = self.changed.wait_for(&mut state, most);
-        }
-        state.report.phase == Phase::Running
+        self.0.wait(most)
     }
 
     /// Ends the thread, because the pool is left; the state stays.
     pub(crate) fn stop_thread(&self) {
-        let mut state = self.state.lock();
-        state.leaving = true;
-        self.changed.notify_all();
-        while state.thread {
-            self.changed.wait(&mut state);
-        }
+        self.0.leave();
     }
 }
 
@@ -244,9 +217,9 @@ impl Work {
             }
             let ended = self.store.scrub_from(first, &mut |checked| self.look(checked, &mut clock), &mut |segment| {
                 let report = {
-                    let mut state = self.scrub.state.lock();
-                    state.report.next = segment.saturating_add(1);
-                    state.report
+                    let mut state = self.scrub.0.lock();
+                    state.next = segment.saturating_add(1);
+                    **state
                 };
                 if kept.elapsed() >= KEEP_EVERY {
                     kept = Instant::now();
@@ -285,7 +258,7 @@ impl Work {
                 ("repaired", copies.to_string()),
             ];
             self.watch.note("ereport.fs.zfs.label", details.map(|(name, value)| (name.to_owned(), value)).to_vec());
-            self.scrub.state.lock().report.repaired += copies * LABEL_PART;
+            self.scrub.0.lock().repaired += copies * LABEL_PART;
         }
         Ok(())
     }
@@ -304,37 +277,35 @@ impl Work {
                 self.watch.damaged(checked.name, checked.owner, &name, Some(damage));
             }
         }
-        let mut state = self.scrub.state.lock();
-        state.report.examined += checked.bytes;
-        state.report.errors += u64::from(checked.damage.is_some() && !checked.mended);
+        let mut state = self.scrub.0.lock();
+        state.examined += checked.bytes;
+        state.errors += u64::from(checked.damage.is_some() && !checked.mended);
         if checked.mended {
-            state.report.repaired += checked.header.map_or(checked.bytes, |header| header.pointer.charged());
+            state.repaired += checked.header.map_or(checked.bytes, |header| header.pointer.charged());
         }
         let ran = clock.elapsed();
         if ran >= Duration::from_millis(1) {
-            state.report.elapsed += ran.as_millis() as u64;
+            state.elapsed += ran.as_millis() as u64;
             *clock = Instant::now();
         }
-        state.report.phase == Phase::Running && !state.leaving
+        state.goes_on()
     }
 
     /// Waits while it is paused; answers whether it runs on.
     fn may_go_on(&self, clock: &mut Instant) -> bool {
-        let mut state = self.scrub.state.lock();
-        while state.report.phase == Phase::Paused && !state.leaving {
-            self.scrub.changed.wait(&mut state);
-        }
+        let mut state = self.scrub.0.lock();
+        self.scrub.0.rest(&mut state, None, |state| state.phase == Phase::Paused && !state.leaving());
         *clock = Instant::now();
-        state.report.phase == Phase::Running && !state.leaving
+        state.goes_on()
     }
 
     fn end(&self, phase: Phase) {
         let report = {
-            let mut state = self.scrub.state.lock();
-            if state.report.phase == Phase::Running {
-                (state.report.phase, state.report.ended) = (phase, now());
+            let mut state = self.scrub.0.lock();
+            if state.phase == Phase::Running {
+                (state.phase, state.ended) = (phase, now());
             }
-            state.report
+            **state
         };
         if report.phase == Phase::Finished {
             self.watch.end_scrub();
@@ -342,7 +313,7 @@ impl Work {
             self.watch.note("sysevent.fs.zfs.scrub_finish", errors);
         }
         self.told(self.keep(&report));
-        self.scrub.changed.notify_all();
+        self.scrub.0.tell();
     }
 
     /// Answers whether the thread is not needed any more.
@@ -351,10 +322,7 @@ impl Work {
         if matches!(report.phase, Phase::Running | Phase::Paused) {
             self.told(self.keep(&report));
         }
-        let mut state = self.scrub.state.lock();
-        state.thread = state.report.phase == Phase::Running && !state.leaving;
-        self.scrub.changed.notify_all();
-        !state.thread
+        self.scrub.0.ends()
     }
 
     /// What cannot be kept is looked at again after the next import.

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nacre_pool::FrameKind;
 use nacre_pool::device::{Device, Simulator};
 use nacre_pool::files::{NewInode, ParentView};
-use nacre_pool::frames::{Frames, NewFrame, Owner, Packing, Stream};
-use nacre_pool::rows::{FileType, Inode};
+use nacre_pool::frames::{CompressionSetting, Frames, NewFrame, Owner, WriteStream};
+use nacre_pool::rows::{FileType, InodeRow};
 use nacre_pool::store::Access;
 
 use super::*;
@@ -66,7 +66,7 @@ fn write(pool: &Imported, name: &str, length: usize) {
         files.unlink(&root, name.as_bytes()).unwrap();
     }
     let born = |view: &ParentView| {
-        Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, view.now), target: None, attributes: Vec::new() })
+        Ok(NewInode { row: InodeRow::new(FileType::Regular, 0o644, view.now), target: None, attributes: Vec::new() })
     };
     let (inode, _) = files.make(&root, name.as_bytes(), b"", &born).unwrap();
     files.write(&inode, Some(0), &content).unwrap();
@@ -86,7 +86,8 @@ fn a_scrub_finds_what_has_rotted() {
     let Answer::Checked(found) = ask(&pool, Request::Check).unwrap() else { panic!() };
     assert_eq!(found.problems, 0);
     // The largest segment of data holds the file: a bit in its middle.
-    let segment = pool.store.segments().into_iter().find(|segment| segment.stream == nacre_pool::Stream::Data).unwrap();
+    let segment =
+        pool.store.segments().into_iter().find(|segment| segment.stream == nacre_pool::WriteStream::Data).unwrap();
     let place = segment.place[0];
     device.rot((1 << 20) + u64::from(place.slot) * pool.store.slot() + 60_000, 3);
     ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
@@ -134,7 +135,7 @@ fn what_cannot_say_whose_it_is_is_looked_for() {
     write(&pool, "other", 100_000);
     ask(&pool, Request::Sync).unwrap();
     // A bit in the header of each frame with content.
-    for segment in pool.store.segments().into_iter().filter(|segment| segment.stream == nacre_pool::Stream::Data) {
+    for segment in pool.store.segments().into_iter().filter(|segment| segment.stream == nacre_pool::WriteStream::Data) {
         let start = (1 << 20) + u64::from(segment.place[0].slot) * pool.store.slot();
         let mut headers = Vec::new();
         pool.store
@@ -162,11 +163,11 @@ fn a_check_finds_what_is_lost_and_what_nobody_names() {
     assert_eq!(findings(&pool), Vec::<String>::new());
     let content = vec![1; 5000];
     let frame = NewFrame {
-        stream: Stream::Data,
+        stream: WriteStream::Data,
         kind: FrameKind::Data,
         birth: nacre_pool::Txg(1),
         owner: Owner { dataset: 1, object: 77, offset: 0 },
-        packing: Packing::Off,
+        compression: CompressionSetting::Off,
         checksum: nacre_pool::ChecksumKind::Xxh3,
         content: &content,
     };
@@ -319,7 +320,7 @@ fn a_pool_that_was_never_finished_is_told_apart() {
         guid: 7,
         host: (1, "here".to_owned()),
         time: 1,
-        twice: false,
+        redundant_metadata: false,
     };
     drop(nacre_pool::Store::create(devices(&device), &new).unwrap());
     let refusal = open(&device, Access::ReadWrite, None).unwrap_err();

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use nacre_pool::device::Device;
 use nacre_pool::store::Store;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use super::Phase;
 use crate::counted::Counted;
 use crate::imported::now;
+use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Imported, Kind, Refusal};
 
@@ -58,14 +59,18 @@ pub enum TrimOrder {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TrimState {
     /// By the device's place in the pool; with the slot to go on with.
     devices: HashMap<u16, (TrimReport, u32)>,
-    thread: bool,
-    leaving: bool,
 }
 
-impl State {
+impl JobState for TrimState {
+    fn runs(&self) -> bool {
+        self.running().is_some()
+    }
+}
+
+impl TrimState {
     fn running(&self) -> Option<u16> {
         self.devices.iter().filter(|(_, (report, _))| report.phase == Phase::Running).map(|(device, _)| *device).min()
     }
@@ -73,16 +78,13 @@ impl State {
 
 /// The trimming of a pool's devices.
 #[derive(Debug, Default)]
-pub struct Trim {
-    state: Mutex<State>,
-    changed: Condvar,
-}
+pub struct Trim(Job<TrimState>);
 
 impl Trim {
     /// How far a device is.
     #[must_use]
     pub fn report(&self, device: u16) -> TrimReport {
-        self.state.lock().devices.get(&device).map(|(report, _)| *report).unwrap_or_default()
+        self.0.lock().devices.get(&device).map(|(report, _)| *report).unwrap_or_default()
     }
 
     /// Does what is wanted with devices, by their paths; none: with all.
@@ -114,10 +116,11 @@ impl Trim {
                 Refusal::new(Kind::NotFound, format!("cannot trim '{}': no such device in pool", other.display()));
             return Err(refusal.next(format!("nacre pool status {name} lists them")));
         }
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         // All that are meant or none.
-        let is =
-            |state: &State, device: u16| state.devices.get(&device).map_or(Phase::Never, |(report, _)| report.phase);
+        let is = |state: &TrimState, device: u16| {
+            state.devices.get(&device).map_or(Phase::Never, |(report, _)| report.phase)
+        };
         for (device, path, _) in &wanted {
             let refused = match (order, is(&state, *device)) {
                 (TrimOrder::Start { .. }, Phase::Running) => Some((Kind::Busy, "currently trimming")),
@@ -158,45 +161,26 @@ impl Trim {
             };
             pool.watch.note(event, vec![("vdev_path".to_owned(), path.to_owned())]);
         }
-        let start = state.running().is_some() && !state.thread && !state.leaving;
-        state.thread |= start;
         drop(state);
-        self.changed.notify_all();
-        if start {
-            let work = Work {
-                trim: Arc::clone(self),
-                store: Arc::clone(&pool.store),
-                watch: Arc::clone(&pool.watch),
-                devices: Arc::clone(&pool.devices),
-            };
-            let thread = std::thread::Builder::new().name("pool-trim".to_owned()).spawn(move || work.run());
-            if let Err(error) = thread {
-                self.state.lock().thread = false;
-                return Err(Refusal::new(Kind::Io, format!("cannot trim: no thread: {error}")));
-            }
-        }
-        Ok(())
+        let work = Work {
+            trim: Arc::clone(self),
+            store: Arc::clone(&pool.store),
+            watch: Arc::clone(&pool.watch),
+            devices: Arc::clone(&pool.devices),
+        };
+        self.0.tell();
+        self.0.start(("pool-trim", "trim"), move || work.run())
     }
 
     /// Waits until no device is being trimmed any more, or the time is over; answers whether one
     /// is.
     pub fn wait(&self, most: Duration) -> bool {
-        let mut state = self.state.lock();
-        if state.running().is_some() {
-            // Awake too early is no harm: whoever waits looks again.
-            let _ = self.changed.wait_for(&mut state, most);
-        }
-        state.running().is_some()
+        self.0.wait(most)
     }
 
     /// Ends the thread, because the pool is left.
     pub(crate) fn stop_thread(&self) {
-        let mut state = self.state.lock();
-        state.leaving = true;
-        self.changed.notify_all();
-        while state.thread {
-            self.changed.wait(&mut state);
-        }
+        self.0.leave();
     }
 }
 
@@ -211,18 +195,16 @@ struct Work {
 impl Work {
     fn run(self) {
         loop {
-            let (device, from, rate) = {
-                let mut state = self.trim.state.lock();
-                let next = state.running().filter(|_| !state.leaving);
-                let next = next
-                    .and_then(|device| state.devices.get(&device).map(|(report, from)| (device, *from, report.rate)));
-                let Some(next) = next else {
-                    state.thread = false;
-                    drop(state);
-                    self.trim.changed.notify_all();
+            let next = {
+                let state = self.trim.0.lock();
+                let next = state.running().filter(|_| state.goes_on());
+                next.and_then(|device| state.devices.get(&device).map(|(report, from)| (device, *from, report.rate)))
+            };
+            let Some((device, from, rate)) = next else {
+                if self.trim.0.ends() {
                     return;
-                };
-                next
+                }
+                continue;
             };
             let began = Instant::now();
             let told = self.store.trim_free(device, from);
@@ -230,7 +212,7 @@ impl Work {
             let known = self.devices.read().get(usize::from(device)).cloned();
             let takes = known.as_ref().is_none_or(|device| device.can_discard());
             let name = known.map_or_else(String::new, |device| device.name().to_owned());
-            let mut state = self.trim.state.lock();
+            let mut state = self.trim.0.lock();
             let Some((report, next)) = state.devices.get_mut(&device) else { continue };
             let ended = match told {
                 Ok(_) if !takes => {
@@ -267,15 +249,12 @@ impl Work {
                     details.push(("reason".to_owned(), why));
                 }
                 self.watch.note(event, details);
-                self.trim.changed.notify_all();
+                self.trim.0.tell();
             } else if rate > 0 {
                 // As long as this step may last at this rate.
                 let until =
                     began + Duration::from_millis((u128::from(step) * 1000 / u128::from(rate)).min(3_600_000) as u64);
-                while !state.leaving
-                    && state.running() == Some(device)
-                    && !self.trim.changed.wait_until(&mut state, until).timed_out()
-                {}
+                self.trim.0.rest(&mut state, Some(until), |state| !state.leaving() && state.running() == Some(device));
             }
         }
     }

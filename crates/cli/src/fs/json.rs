@@ -2,7 +2,7 @@
 //! properties by name with value and source. Pure.
 
 use super::{command::Form, list, value};
-use nacre_admin::fs::{From, Hold, Listed, MountedAt, ObjectType, Shown};
+use nacre_admin::fs::{From, Hold, ListedObject, MountedAt, ObjectType, Shown};
 use serde_json::{Map, Value, json};
 
 fn version(command: &str) -> Value {
@@ -43,9 +43,9 @@ fn property(shown: &Shown, form: Form, received: bool) -> Value {
 /// Objects with their properties.
 pub fn datasets<'a>(
     command: &str,
-    objects: &'a [Listed],
+    objects: &'a [ListedObject],
     form: Form,
-    wanted: &dyn Fn(&'a Listed) -> Vec<&'a Shown>,
+    wanted: &dyn Fn(&'a ListedObject) -> Vec<&'a Shown>,
     typed: &dyn Fn(&str) -> String,
 ) -> String {
     let mut all = Map::new();
@@ -98,12 +98,12 @@ pub fn mounted(mounted: &[MountedAt]) -> String {
 }
 
 /// What `list` shows of an object: its columns.
-pub fn columns<'a>(listed: &'a Listed, columns: &[String]) -> Vec<&'a Shown> {
+pub fn columns<'a>(listed: &'a ListedObject, columns: &[String]) -> Vec<&'a Shown> {
     let names: Vec<String> = columns.iter().map(|name| super::words::long_name(name)).collect();
     listed.values.iter().filter(|shown| names.contains(&shown.property)).collect()
 }
 
 /// What `get` shows of an object.
-pub fn wanted<'a>(listed: &'a Listed, get: &'a super::command::Get) -> Vec<&'a Shown> {
+pub fn wanted<'a>(listed: &'a ListedObject, get: &'a super::command::Get) -> Vec<&'a Shown> {
     list::wanted(listed, get).collect()
 }

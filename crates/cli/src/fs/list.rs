@@ -5,7 +5,7 @@ use super::{
     value, words,
 };
 use crate::columns::{self, Align};
-use nacre_admin::fs::{From, Listed, ObjectType, Shown};
+use nacre_admin::fs::{From, ListedObject, ObjectType, Shown};
 use nacre_pool::properties::{Kind, Property, dataset_property};
 use std::cmp::Ordering;
 
@@ -35,15 +35,15 @@ fn kind_of(from: &From) -> &'static str {
 
 /// A file system before its snapshots, snapshots in the order of their making, everything else by
 /// name.
-fn by_itself(a: &Listed, b: &Listed) -> Ordering {
-    let split = |name: &Listed| name.name.split('@').next().unwrap_or_default().to_owned();
+fn by_itself(a: &ListedObject, b: &ListedObject) -> Ordering {
+    let split = |name: &ListedObject| name.name.split('@').next().unwrap_or_default().to_owned();
     split(a).cmp(&split(b)).then_with(|| {
-        let snapshot = |listed: &Listed| listed.is == ObjectType::Snapshot;
+        let snapshot = |listed: &ListedObject| listed.is == ObjectType::Snapshot;
         snapshot(a).cmp(&snapshot(b)).then(a.created.cmp(&b.created)).then_with(|| a.name.cmp(&b.name))
     })
 }
 
-fn value_of<'a>(listed: &'a Listed, property: &str) -> Option<&'a Shown> {
+fn value_of<'a>(listed: &'a ListedObject, property: &str) -> Option<&'a Shown> {
     listed.values.iter().find(|shown| shown.property == property)
 }
 
@@ -60,7 +60,7 @@ fn by_value(a: Option<&str>, b: Option<&str>) -> Ordering {
 }
 
 /// Puts objects into the order that was asked for.
-pub fn sort(objects: &mut [Listed], order: &[(String, bool)]) {
+pub fn sort(objects: &mut [ListedObject], order: &[(String, bool)]) {
     objects.sort_by(|a, b| {
         for (property, descending) in order {
             let found = match property.as_str() {
@@ -80,7 +80,7 @@ pub fn sort(objects: &mut [Listed], order: &[(String, bool)]) {
     });
 }
 
-fn cell(listed: &Listed, column: &str, form: Form) -> String {
+fn cell(listed: &ListedObject, column: &str, form: Form) -> String {
     if column == "name" {
         return listed.name.clone();
     }
@@ -117,7 +117,7 @@ fn heading(column: &str) -> (String, Align) {
 }
 
 /// The table of `list`.
-pub fn table(objects: &[Listed], columns: &[String], form: Form) -> String {
+pub fn table(objects: &[ListedObject], columns: &[String], form: Form) -> String {
     let rows: Vec<Vec<String>> =
         objects.iter().map(|listed| columns.iter().map(|column| cell(listed, column, form)).collect()).collect();
     if form.scripted {
@@ -129,7 +129,7 @@ pub fn table(objects: &[Listed], columns: &[String], form: Form) -> String {
 }
 
 /// `get` knows the name as a property, at the place where it was asked for.
-pub fn name_it(listed: &mut Listed, asked: Option<&[String]>) {
+pub fn name_it(listed: &mut ListedObject, asked: Option<&[String]>) {
     let Some(place) = asked.and_then(|asked| asked.iter().position(|property| property == "name")) else { return };
     let shown =
         Shown { property: "name".to_owned(), value: Some(listed.name.clone()), received: None, source: From::None };
@@ -137,14 +137,14 @@ pub fn name_it(listed: &mut Listed, asked: Option<&[String]>) {
 }
 
 /// The values that `get` shows of an object.
-pub fn wanted<'a>(listed: &'a Listed, get: &'a Get) -> impl Iterator<Item = &'a Shown> {
+pub fn wanted<'a>(listed: &'a ListedObject, get: &'a Get) -> impl Iterator<Item = &'a Shown> {
     listed.values.iter().filter(move |shown| {
         get.sources.is_empty() || get.sources.iter().any(|source| source == kind_of(&shown.source))
     })
 }
 
 /// The table of `get`. `typed`: how properties were called on the command line.
-pub fn properties(objects: &[Listed], get: &Get, form: Form, typed: &dyn Fn(&str) -> String) -> String {
+pub fn properties(objects: &[ListedObject], get: &Get, form: Form, typed: &dyn Fn(&str) -> String) -> String {
     let mut rows = Vec::new();
     for listed in objects {
         for shown in wanted(listed, get) {

@@ -17,8 +17,8 @@ use crate::{
     },
 };
 use nacre_admin::fs::{
-    Answer, Destroyed, Listed, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet, ToSnapshot,
-    ToUnmount, Types,
+    Answer, Destroyed, ListedObject, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet,
+    ToSnapshot, ToUnmount, Types,
 };
 use nacre_daemon::{
     failure::{Exit, Failure},
@@ -162,7 +162,7 @@ fn show(show: &Show) -> Result<ExitCode, Failure> {
     }
 }
 
-fn listed(owned: &Owned, listing: Listing) -> Result<Vec<Listed>, Failure> {
+fn listed(owned: &Owned, listing: Listing) -> Result<Vec<ListedObject>, Failure> {
     match owned.fs("", Request::List(listing), &mut |_| {})? {
         Answer::Listed(listed) => Ok(listed),
         _ => Ok(Vec::new()),
@@ -170,8 +170,12 @@ fn listed(owned: &Owned, listing: Listing) -> Result<Vec<Listed>, Failure> {
 }
 
 /// The objects of all names, and why some of them could not be had.
-fn gather(listing: &Listing, names: &[String], everybody: bool) -> Result<(Vec<Listed>, Option<Failure>), Failure> {
-    let mut objects: Vec<Listed> = Vec::new();
+fn gather(
+    listing: &Listing,
+    names: &[String],
+    everybody: bool,
+) -> Result<(Vec<ListedObject>, Option<Failure>), Failure> {
+    let mut objects: Vec<ListedObject> = Vec::new();
     let mut failure: Option<Failure> = None;
     let mut note = |found: Failure| {
         if let Some(before) = failure.replace(found) {
@@ -383,7 +387,7 @@ fn mount_below(name: String, what: &ToMount, command: &str) -> Result<ExitCode, 
     let types = Some(Types { filesystems: true, ..Types::default() });
     let (found, failure) = gather(&Listing { types, properties: Some(wanted), ..Listing::default() }, &[name], false)?;
     failure.map_or(Ok(()), Err)?;
-    let asks = |listed: &Listed| {
+    let asks = |listed: &ListedObject| {
         let is = |name: &str, values: &[&str]| {
             let value =
                 listed.values.iter().find(|shown| shown.property == name).and_then(|shown| shown.value.as_deref());

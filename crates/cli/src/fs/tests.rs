@@ -4,7 +4,7 @@ use super::{
     command::{self, DiffForm, Form, FsVerb, Get, Show},
     diff, list, words,
 };
-use nacre_admin::fs::{Difference, FileKind, From, How, Listed, NewValue, ObjectType, Request, Shown};
+use nacre_admin::fs::{Difference, FileKind, From, How, ListedObject, NewValue, ObjectType, Request, Shown};
 
 fn order(line: &str) -> Result<FsVerb, String> {
     let words = std::iter::once("fs").chain(line.split(' '));
@@ -126,13 +126,13 @@ fn how_deep_a_listing_goes_follows_what_is_asked() {
     );
 }
 
-fn listed(name: &str, created: u64, used: &str) -> Listed {
+fn listed(name: &str, created: u64, used: &str) -> ListedObject {
     let is = if name.contains('@') { ObjectType::Snapshot } else { ObjectType::Filesystem };
     let value = Shown { property: "used".to_owned(), value: Some(used.to_owned()), source: From::None, received: None };
-    Listed { name: name.to_owned(), is, created, values: vec![value] }
+    ListedObject { name: name.to_owned(), is, created, values: vec![value] }
 }
 
-fn names(objects: &[Listed]) -> Vec<&str> {
+fn names(objects: &[ListedObject]) -> Vec<&str> {
     objects.iter().map(|listed| listed.name.as_str()).collect()
 }
 

@@ -3,7 +3,7 @@
 
 use super::form::Form;
 use crate::columns;
-use nacre_admin::counted::{Histogram, Request, Spread};
+use nacre_admin::counted::{DeviceRequest, Histogram, Spread};
 use nacre_admin::pool::Figures;
 use nacre_pool::properties::size::human;
 use serde_json::json;
@@ -30,7 +30,7 @@ impl Of {
 
     /// The columns, with the place of each in a spread.
     fn columns(self) -> Vec<(&'static str, usize)> {
-        let all = ["read", "write", "sync", "trim"].into_iter().zip(0..Request::ALL.len());
+        let all = ["read", "write", "sync", "trim"].into_iter().zip(0..DeviceRequest::ALL.len());
         // What is made durable has no size.
         all.filter(|(name, _)| self == Self::Times || *name != "sync").collect()
     }

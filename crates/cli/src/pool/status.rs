@@ -172,8 +172,8 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
             ("action", "Look after the device.".to_owned()),
         ];
     }
-    if !(figures.twice && figures.near) {
-        let lacking = if figures.twice { "" } else { ": metadata has no second copy" };
+    if !(figures.redundant_metadata && figures.ordered_names) {
+        let lacking = if figures.redundant_metadata { "" } else { ": metadata has no second copy" };
         return vec![
             (
                 "status",
@@ -294,8 +294,8 @@ mod tests {
             name: "tank".to_owned(),
             health: "ONLINE".to_owned(),
             devices,
-            twice: true,
-            near: true,
+            redundant_metadata: true,
+            ordered_names: true,
             ..Figures::default()
         };
         Status { figures, ..Status::default() }
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn features_that_are_not_enabled_are_told_and_no_illness() {
         let mut status = status();
-        status.figures.twice = false;
+        status.figures.redundant_metadata = false;
         assert!(!is_ill(&status));
         assert!(
             text(&status, &Shown::default(), &Columns::default())

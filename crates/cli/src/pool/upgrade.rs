@@ -1,7 +1,7 @@
 //! `nacre pool upgrade`: what this program knows of the format, and which pools lack some of it.
 //! Pure.
 
-use nacre_admin::pool::{Figures, figures::FOLDED, figures::NEAR, figures::TWICE};
+use nacre_admin::pool::{Figures, figures::FOLDED, figures::ORDERED_NAMES, figures::REDUNDANT_METADATA};
 use nacre_pool::label;
 
 /// `-v`: all that this program knows.
@@ -9,7 +9,7 @@ pub fn known() -> String {
     format!(
         "This program knows version {} of the format, and no other.\n\nThe following features are supported:\n\n\
          FEAT DESCRIPTION\n-------------------------------------------------------------\n\
-         {TWICE}\n     Metadata lies in two places: a damaged copy is mended by the other.\n{NEAR}\n     Names of neighbouring numbers lie side by side in file systems made from\n     now on: \
+         {REDUNDANT_METADATA}\n     Metadata lies in two places: a damaged copy is mended by the other.\n{ORDERED_NAMES}\n     Names of neighbouring numbers lie side by side in file systems made from\n     now on: \
          directories of many files are made and removed faster.\n\
          {FOLDED}\n     Names that differ in case or composition can be the same. Enabled by the\n     first file system that is made so.\n",
         label::VERSION
@@ -18,7 +18,7 @@ pub fn known() -> String {
 
 /// Pools that lack something.
 pub fn lacking(pools: &[Figures]) -> String {
-    let lacking: Vec<&Figures> = pools.iter().filter(|pool| !(pool.twice && pool.near)).collect();
+    let lacking: Vec<&Figures> = pools.iter().filter(|pool| !(pool.redundant_metadata && pool.ordered_names)).collect();
     if lacking.is_empty() {
         return format!(
             "All pools have version {} of the format, and every supported feature enabled.\n",
@@ -28,7 +28,9 @@ pub fn lacking(pools: &[Figures]) -> String {
     let rows: String = lacking
         .iter()
         .flat_map(|pool| {
-            let features = [(TWICE, pool.twice), (NEAR, pool.near)].into_iter().filter(|(_, there)| !there);
+            let features = [(REDUNDANT_METADATA, pool.redundant_metadata), (ORDERED_NAMES, pool.ordered_names)]
+                .into_iter()
+                .filter(|(_, there)| !there);
             std::iter::once(format!("{}\n", pool.name)).chain(features.map(|(feature, _)| format!("      {feature}\n")))
         })
         .collect();
@@ -44,7 +46,12 @@ mod tests {
 
     #[test]
     fn pools_that_lack_something_are_named() {
-        let pool = |name: &str, twice, near| Figures { name: name.to_owned(), twice, near, ..Figures::default() };
+        let pool = |name: &str, redundant_metadata, ordered_names| Figures {
+            name: name.to_owned(),
+            redundant_metadata,
+            ordered_names,
+            ..Figures::default()
+        };
         assert!(lacking(&[pool("tank", true, true)]).starts_with("All pools have version 1"));
         let text = lacking(&[pool("tank", true, true), pool("old", false, false), pool("newer", true, false)]);
         assert!(
@@ -52,6 +59,6 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("tank"));
-        assert!(known().contains(TWICE) && known().contains(NEAR) && known().contains(FOLDED));
+        assert!(known().contains(REDUNDANT_METADATA) && known().contains(ORDERED_NAMES) && known().contains(FOLDED));
     }
 }

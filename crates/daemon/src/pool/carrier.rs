@@ -20,7 +20,7 @@ use nacre_admin::{Kind, MountOptions, Refusal};
 use nacre_fuse::{FuseOptions, Mount, MountError};
 use nacre_poolfs::{
     dataset::Dataset,
-    family::{Family, Rules},
+    dataset_tree::{DatasetTree, Rules},
 };
 use nacre_vfs::{Errno, FileId, Layer};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
@@ -41,7 +41,7 @@ pub(super) struct Carrier {
     /// The mount.
     pub mount: Mount,
     /// What is seen in it, where it may be more than one file system.
-    family: Option<Arc<Family>>,
+    family: Option<Arc<DatasetTree>>,
     /// The root directory of what was mounted first.
     root: FileId,
 }
@@ -57,7 +57,7 @@ impl Carrier {
     ) -> Result<Carrier, Refusal> {
         let source = &options.source;
         let others = rustix::process::geteuid().is_root() || may_show_others();
-        let family = (head && !others).then(|| Arc::new(Family::new(Arc::clone(layer), rules(options))));
+        let family = (head && !others).then(|| Arc::new(DatasetTree::new(Arc::clone(layer), rules(options))));
         let alone = family.is_none();
         let fuse = FuseOptions {
             fsname: source.clone(),
@@ -184,7 +184,7 @@ impl Carrier {
 
     /// Whether the kernel has forgotten all files of a file system, which it does soon with those
     /// that nobody uses.
-    fn is_forgotten(&self, family: &Family, dataset: u64) -> bool {
+    fn is_forgotten(&self, family: &DatasetTree, dataset: u64) -> bool {
         let until = Instant::now() + FORGOTTEN;
         loop {
             if !family.numbers(dataset).into_iter().any(|(from, to)| self.mount.knows_any(from, to)) {

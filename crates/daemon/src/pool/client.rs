@@ -18,7 +18,7 @@ use crate::{
     report::printable,
     runtime::{self, Socket, Whose},
 };
-use nacre_admin::{Kind, Order, Refusal, Told, Verb, fs, pool};
+use nacre_admin::{Command, Kind, Refusal, Reply, Verb, fs, pool};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{PidfdFlags, pidfd_open},
@@ -74,7 +74,7 @@ impl Owned {
     ///
     /// # Errors
     /// What it refuses, or that it does not answer.
-    fn ask(&self, command: &str, verb: Verb, note: &mut dyn FnMut(&str)) -> Result<Told, Failure> {
+    fn ask(&self, command: &str, verb: Verb, note: &mut dyn FnMut(&str)) -> Result<Reply, Failure> {
         let failed = |error: &io::Error| {
             Failure::io("cannot reach the process that owns the pool at", self.socket.path.display(), error)
                 .next("see whether it is stuck")
@@ -85,23 +85,26 @@ impl Owned {
         let stream = self.socket.connect(until.map_or(PATIENCE, left).min(PATIENCE)).map_err(|error| failed(&error))?;
         stay_here(&stream, &verb, note)?;
         let most = if foreign { FOREIGN_ANSWER_MAX } else { ANSWER_MAX };
-        wire::send(&stream, &Order { command: command.to_owned(), verb }).map_err(|error| failed(&error))?;
+        wire::send(&stream, &Command { command: command.to_owned(), verb }).map_err(|error| failed(&error))?;
         let stuck = OnceCell::new();
         let mut reader =
             BufReader::new(Patient { stream: &stream, until, watched: watched.then_some(self), stuck: &stuck });
         let failed = |error: io::Error| stuck.get().cloned().unwrap_or_else(|| failed(&error));
         // What others have named is shown as text, and so is what users of the pool have, to
         // whoever looks at it himself.
-        let receive =
-            if foreign || io::stdout().is_terminal() { wire::receive_harmless::<Told> } else { wire::receive::<Told> };
+        let receive = if foreign || io::stdout().is_terminal() {
+            wire::receive_harmless::<Reply>
+        } else {
+            wire::receive::<Reply>
+        };
         loop {
             match receive(&mut reader, most).map_err(failed)? {
                 None => {
                     return Err(Failure::new("the process that owns the pool ended before it answered")
                         .next("`nacre pool import` imports the pool again"));
                 }
-                Some(Told::Note(line)) => note(&printable(line.as_bytes())),
-                Some(Told::Refused(refusal)) => return Err(failure(&refusal)),
+                Some(Reply::Note(line)) => note(&printable(line.as_bytes())),
+                Some(Reply::Refused(refusal)) => return Err(failure(&refusal)),
                 Some(told) => return Ok(told),
             }
         }
@@ -118,7 +121,7 @@ impl Owned {
         note: &mut dyn FnMut(&str),
     ) -> Result<pool::Answer, Failure> {
         match self.ask(command, Verb::Pool(request), note)? {
-            Told::Pool(answer) => Ok(answer),
+            Reply::Pool(answer) => Ok(answer),
             _ => Err(nonsense()),
         }
     }
@@ -129,7 +132,7 @@ impl Owned {
     /// What it refuses, or that it does not answer.
     pub fn fs(&self, command: &str, request: fs::Request, note: &mut dyn FnMut(&str)) -> Result<fs::Answer, Failure> {
         match self.ask(command, Verb::Fs(request), note)? {
-            Told::Fs(answer) => Ok(answer),
+            Reply::Fs(answer) => Ok(answer),
             _ => Err(nonsense()),
         }
     }
@@ -147,19 +150,19 @@ impl Owned {
     }
 
     /// What everybody can be told at any time, whatever the pool waits for.
-    fn figures(&self, patience: Duration) -> io::Result<Option<Told>> {
+    fn figures(&self, patience: Duration) -> io::Result<Option<Reply>> {
         let until = Instant::now() + patience;
         let stream = self.socket.connect(patience)?;
-        wire::send(&stream, &Order { command: String::new(), verb: Verb::Pool(pool::Request::List) })?;
+        wire::send(&stream, &Command { command: String::new(), verb: Verb::Pool(pool::Request::List) })?;
         let most = if self.socket.foreign().is_some() { FOREIGN_ANSWER_MAX } else { ANSWER_MAX };
-        wire::receive::<Told>(&mut BufReader::new(Hasty { stream: &stream, until: Some(until) }), most)
+        wire::receive::<Reply>(&mut BufReader::new(Hasty { stream: &stream, until: Some(until) }), most)
     }
 
     /// Why a question is not answered, where that is not because the answer takes its time.
     fn stuck(&self) -> Option<Failure> {
         let name = self.socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default();
         match self.figures(STUCK_PATIENCE) {
-            Ok(Some(Told::Pool(pool::Answer::Listed(figures)))) if figures.suspended.is_some() => {
+            Ok(Some(Reply::Pool(pool::Answer::Listed(figures)))) if figures.suspended.is_some() => {
                 let why = figures.suspended.unwrap_or_default();
                 Some(
                     Failure::new(format!(
@@ -324,7 +327,7 @@ pub fn find(name: &str) -> Option<Owned> {
     }
     let answers = |socket: &Socket| {
         let owned = Owned { socket: socket.clone(), until: None };
-        matches!(owned.figures(control::FOREIGN_PATIENCE), Ok(Some(Told::Pool(_))))
+        matches!(owned.figures(control::FOREIGN_PATIENCE), Ok(Some(Reply::Pool(_))))
     };
     let all =
         control::ask_all(runtime::named(&Whose::Everybody, &file), Instant::now() + control::FOREIGN_PATIENCE, answers);

@@ -107,8 +107,8 @@ impl Expected {
             since: self.since,
             now: nacre_admin::imported::now(),
             process: self.process,
-            twice: true,
-            near: true,
+            redundant_metadata: true,
+            ordered_names: true,
             ..Figures::default()
         }
     }

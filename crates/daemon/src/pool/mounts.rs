@@ -19,7 +19,7 @@ use fusewire::Identity;
 use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
 use nacre_fuse::Held;
 use nacre_pool::engine::Pool;
-use nacre_poolfs::dataset::{Dataset, Gathering, StoppedWrites};
+use nacre_poolfs::dataset::{Dataset, StoppedWrites, WritebackGroup};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::mount::MountFlags;
 
@@ -48,7 +48,7 @@ pub struct FuseMounts {
     live: Arc<Mutex<Vec<Arc<Live>>>>,
     verbs: Arc<Verbs>,
     /// Writes to all of them that the kernel collects.
-    gathering: Arc<Gathering>,
+    gathering: Arc<WritebackGroup>,
     telling: Telling,
     /// What is mounted is not trusted: nobody gets more rights by it, whatever properties and
     /// options say.

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{background, failure::Failure, report::printable, runtime};
 use nacre_admin::{
-    Imported, Kind, Mounts, Opening, Order, Progress, Refusal, Silent, Told, Verb, fs,
+    Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb, fs,
     pool::{self, devices},
 };
 use nacre_fuse::{Duty, SyncCalls};
@@ -624,7 +624,7 @@ fn answer(stream: &UnixStream, office: &Arc<Office>) {
     }
     let mut reader = BufReader::new(stream);
     // The other side is gone, or talks nonsense: nothing is owed to it.
-    while let Ok(Some(order)) = wire::receive::<Order>(&mut reader, ORDER_MAX) {
+    while let Ok(Some(order)) = wire::receive::<Command>(&mut reader, ORDER_MAX) {
         let busy = Busy::new(office);
         if office.ends() {
             return;
@@ -637,7 +637,7 @@ fn answer(stream: &UnixStream, office: &Arc<Office>) {
     }
 }
 
-fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> Told {
+fn carry_out(office: &Office, order: Command, uid: u32, notes: &mut Notes<'_>) -> Reply {
     let (imported, mounts) = (&*office.imported, &*office.mounts);
     match order.verb {
         Verb::Fs(request) => {
@@ -647,7 +647,7 @@ fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> 
             if changes && done.is_ok() {
                 pool::remember(imported, uid, &order.command);
             }
-            done.map_or_else(Told::Refused, Told::Fs)
+            done.map_or_else(Reply::Refused, Reply::Fs)
         }
         Verb::Pool(request) => {
             let (changes, ends) = (request.changes(), request.ends());
@@ -665,7 +665,7 @@ fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> 
             if let pool::Request::Add { devices, .. } = &request
                 && let Err(refusal) = outside(&imported.name(), devices)
             {
-                return Told::Refused(refusal);
+                return Reply::Refused(refusal);
             }
             if ends {
                 // Afterwards nothing is written any more.
@@ -691,7 +691,7 @@ fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> 
                     }
                 }
             }
-            done.map_or_else(Told::Refused, Told::Pool)
+            done.map_or_else(Reply::Refused, Reply::Pool)
         }
     }
 }
@@ -704,7 +704,7 @@ struct Notes<'a> {
 
 impl Progress for Notes<'_> {
     fn note(&mut self, line: &str) -> bool {
-        !self.office.ends() && wire::send(self.stream, &Told::Note(line.to_owned())).is_ok()
+        !self.office.ends() && wire::send(self.stream, &Reply::Note(line.to_owned())).is_ok()
     }
 }
 

@@ -34,7 +34,7 @@ impl Directory {
         // The verb has the kernel write back what it holds, which comes in requests that other
         // threads serve.
         let done = fusewire::blocking(|| {
-            let name = pool.look().name(self.dataset)?;
+            let name = pool.catalog_view().name(self.dataset)?;
             verbs(request(name))
         });
         done.map_err(|error| nacre_vfs::Errno::from_raw(error.0))?.map_err(refused)

@@ -234,7 +234,7 @@ pub struct SnapshotRow {
     pub list: ListId,
     /// What it references, charged bytes.
     pub referenced: u64,
-    /// The same before packing, bytes.
+    /// The same before compression, bytes.
     pub logical: u64,
     /// It goes as soon as no clone and no hold is left.
     pub deferred: bool,

@@ -10,7 +10,7 @@ use super::rows::{
 use crate::cache::Cache;
 use crate::deadlist::{Deadlists, Point, RowVisitor, Rows};
 use crate::error::{Damage, PoolError};
-use crate::frames::{Frames, Packing};
+use crate::frames::{CompressionSetting, Frames};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::tree::{Context, Settings, Tree, View, Written, commit::Form};
 
@@ -74,8 +74,10 @@ impl Catalog {
     /// Those of the frames.
     pub fn write_out(&mut self, txg: Txg) -> Result<(Written, Vec<Pointer>), PoolError> {
         let frozen = self.tree.freeze();
-        let written =
-            frozen.write_out(&self.context(), Form { txg, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 })?;
+        let written = frozen.write_out(
+            &self.context(),
+            Form { txg, compression: CompressionSetting::Lz4, checksum: ChecksumKind::Xxh3 },
+        )?;
         self.tree.settle(&frozen)?;
         Ok((written, self.tree.take_dead(txg)))
     }

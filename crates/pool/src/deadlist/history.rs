@@ -8,7 +8,7 @@
 use super::{Births, Dead, Deadlists, ListId, Rows, Totals, damaged};
 use crate::error::PoolError;
 use crate::pointer::Txg;
-use crate::space::{Change, Usage};
+use crate::space::{Usage, UsageChange};
 
 /// A snapshot, or a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Point {
     pub txg: Txg,
     /// What it references, charged bytes.
     pub referenced: u64,
-    /// The same before packing, bytes.
+    /// The same before compression, bytes.
     pub logical: u64,
     /// What the point before references and it does not.
     pub list: ListId,
@@ -32,7 +32,7 @@ impl Point {
     }
 }
 
-/// How much something is: as it is charged, and before packing. Bytes.
+/// How much something is: as it is charged, and before compression. Bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Extent {
     charged: u64,
@@ -72,14 +72,14 @@ pub enum Fate {
 ///
 /// # Errors
 /// [`PoolError::Format`] for a length of more than 63 bits.
-pub fn killed(dead: &Dead, newest: Txg, origin: Txg) -> Result<(Fate, Change), PoolError> {
+pub fn killed(dead: &Dead, newest: Txg, origin: Txg) -> Result<(Fate, UsageChange), PoolError> {
     let bytes = i64::try_from(dead.charged).map_err(|_| damaged("the length of a dead frame"))?;
     let logical = i64::from(dead.logical);
     if dead.birth > newest {
-        return Ok((Fate::Freed, Change::stored(-bytes, -logical)));
+        return Ok((Fate::Freed, UsageChange::stored(-bytes, -logical)));
     }
     let own = if dead.birth > origin { bytes } else { 0 };
-    let change = Change {
+    let change = UsageChange {
         dataset: -own,
         snapshots: own,
         referenced: -bytes,

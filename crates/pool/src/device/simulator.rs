@@ -21,11 +21,11 @@ const SECTOR: usize = 512;
 pub struct Simulator {
     name: String,
     length: u64,
-    state: Mutex<State>,
+    state: Mutex<SimulatorState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SimulatorState {
     /// What a read sees.
     bytes: Vec<u8>,
     /// Writes since the last sync, oldest first: where, and what was there before.
@@ -40,12 +40,14 @@ struct State {
     written: u64,
 }
 
-/// A small generator of random numbers (SplitMix64): seeded, for tests.
+/// Random numbers from a seed (SplitMix64), for whatever has to be the same in each run: crashes
+/// here, and tests.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
+pub struct Random(pub u64);
 
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
+    /// Any number.
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -54,8 +56,14 @@ impl Random {
     }
 
     /// A number below this one (0 for 0).
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         if limit == 0 { 0 } else { self.next() % limit }
+    }
+
+    /// One of these.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
+        let at = self.below(from.len() as u64);
+        from.get(usize::try_from(at).ok()?)
     }
 }
 
@@ -63,7 +71,8 @@ impl Simulator {
     /// A device of zeros.
     #[must_use]
     pub fn new(name: &str, length: u64) -> Self {
-        let state = State { bytes: vec![0; usize::try_from(length).unwrap_or(0)], ..State::default() };
+        let state =
+            SimulatorState { bytes: vec![0; usize::try_from(length).unwrap_or(0)], ..SimulatorState::default() };
         Self { name: name.to_owned(), length: state.bytes.len() as u64, state: Mutex::new(state) }
     }
 
@@ -73,7 +82,7 @@ impl Simulator {
         Self {
             name: name.to_owned(),
             length: bytes.len() as u64,
-            state: Mutex::new(State { bytes, ..State::default() }),
+            state: Mutex::new(SimulatorState { bytes, ..SimulatorState::default() }),
         }
     }
 
@@ -88,7 +97,7 @@ impl Simulator {
     pub fn crash(&self, seed: u64) {
         let mut random = Random(seed);
         let mut state = self.state.lock();
-        let State { bytes, unsynced, .. } = &mut *state;
+        let SimulatorState { bytes, unsynced, .. } = &mut *state;
         // Back to the last sync, newest write first, keeping what each write had put there.
         let mut news = Vec::new();
         for (offset, old) in std::mem::take(unsynced).into_iter().rev() {
@@ -190,7 +199,7 @@ fn outside() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "behind the end of the device")
 }
 
-impl State {
+impl SimulatorState {
     fn operation(&mut self) -> io::Result<()> {
         match &mut self.allowed {
             Some(0) => Err(io::Error::from(rustix::io::Errno::IO)),

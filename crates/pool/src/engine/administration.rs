@@ -4,15 +4,15 @@
 //! Invariants: each is part of one commit, so it is durable when it returns and never seen in part;
 //! what is refused has changed nothing.
 
+mod batch;
 mod clones;
 mod datasets;
+mod deadlist_chain;
 mod destroy;
-mod line;
-mod several;
+mod destroy_set;
 mod snapshots;
-mod together;
 
-pub use together::Going;
+pub use destroy_set::DestroySet;
 
 use crate::error::PoolError;
 

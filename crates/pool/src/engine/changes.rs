@@ -10,12 +10,12 @@ use crate::error::PoolError;
 use crate::files::Table;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::keys::{self, Key};
-use crate::rows::{Entry, FileType, Inode, Timestamp};
+use crate::rows::{Entry, FileType, InodeRow, Timestamp};
 use crate::tree::{Context, Settings, Tree};
 
 /// How a file has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum FileChange {
     /// Its content, its attributes, or names in it. With how many names it has more than before.
     Modified(i64),
     /// It is new.
@@ -30,7 +30,7 @@ pub enum Change {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// How.
-    pub change: Change,
+    pub change: FileChange,
     /// Its path below the root of the file system: what it was where it is gone, otherwise what it
     /// is. Empty for the root itself.
     pub path: Vec<u8>,
@@ -70,7 +70,7 @@ impl Pool {
                 // Inodes lie before everything else but the head.
                 _ => break,
             };
-            let inode = |value: Option<&[u8]>| value.map(Inode::decode).transpose();
+            let inode = |value: Option<&[u8]>| value.map(InodeRow::decode).transpose();
             let (before, after) = (inode(row.old)?, inode(row.new)?);
             // What has no name belongs to whoever had it open.
             let (before, after) = (before.filter(|inode| inode.links > 0), after.filter(|inode| inode.links > 0));
@@ -84,35 +84,35 @@ impl Pool {
 
 /// What of a file changes with it. The time of change does, as a rule; what the kernel gave its
 /// time before a snapshot may come after it.
-fn told(inode: &Inode) -> impl PartialEq + use<> {
+fn told(inode: &InodeRow) -> impl PartialEq + use<> {
     (inode.changed, inode.modified, inode.links, inode.size, inode.mode, inode.uid, inode.gid)
 }
 
 fn difference(
     (old, new): (&Dataset, &Dataset),
     number: u64,
-    before: Option<Inode>,
-    after: Option<Inode>,
+    before: Option<InodeRow>,
+    after: Option<InodeRow>,
 ) -> Result<Option<Difference>, PoolError> {
     let (change, path, inode) = match (before, after) {
         (None, None) => return Ok(None),
-        (None, Some(after)) => (Change::Added, path(new, number)?, after),
-        (Some(before), None) => (Change::Removed, path(old, number)?, before),
+        (None, Some(after)) => (FileChange::Added, path(new, number)?, after),
+        (Some(before), None) => (FileChange::Removed, path(old, number)?, before),
         // That it was read, or where its frames are, is no change of a file.
         (Some(before), Some(after)) if told(&before) == told(&after) => return Ok(None),
         (Some(before), Some(after)) => {
             let (was, is) = (path(old, number)?, path(new, number)?);
             let change = if was == is {
-                Change::Modified(i64::from(after.links) - i64::from(before.links))
+                FileChange::Modified(i64::from(after.links) - i64::from(before.links))
             } else {
-                Change::Renamed(was)
+                FileChange::Renamed(was)
             };
             (change, is, after)
         }
     };
     let change = match change {
         // Of a directory it is how many directories are in it.
-        Change::Modified(_) if inode.file_type() == Some(FileType::Directory) => Change::Modified(0),
+        FileChange::Modified(_) if inode.file_type() == Some(FileType::Directory) => FileChange::Modified(0),
         change => change,
     };
     let file_type = inode.file_type().unwrap_or(FileType::Regular);

@@ -14,7 +14,7 @@ use crate::deadlist::Births;
 use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::keys::{self, Key};
-use crate::rows::{Entry, Extent, FileType, Head, Inode, NameTarget, Xattr};
+use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, NameTarget, Xattr};
 use crate::store::Store;
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
@@ -23,7 +23,7 @@ const TOLD_MOST: u64 = 1000;
 
 /// What a check has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct CheckCounts {
     /// File systems.
     pub datasets: u64,
     /// Snapshots.
@@ -42,7 +42,7 @@ pub struct Seen {
 type Frames = HashMap<(u32, u32), u64>;
 
 struct Findings<'a> {
-    seen: Seen,
+    seen: CheckCounts,
     tell: &'a mut dyn FnMut(&str),
 }
 
@@ -82,7 +82,7 @@ struct Directory {
 /// Names and inodes of one head.
 #[derive(Default)]
 struct Structure {
-    head: Option<Head>,
+    head: Option<DatasetHead>,
     /// Links as counted by the inode, names found, and its type.
     inodes: HashMap<u64, (u32, u32, Option<FileType>)>,
     directories: HashMap<u64, Directory>,
@@ -150,9 +150,9 @@ fn sum(key: &[u8], value: &[u8]) -> u64 {
 impl Structure {
     fn read_row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
         match Key::decode(key)? {
-            Key::Head => self.head = Some(Head::decode(value)?),
+            Key::Head => self.head = Some(DatasetHead::decode(value)?),
             Key::Inode(number) => {
-                let inode = Inode::decode(value)?;
+                let inode = InodeRow::decode(value)?;
                 let (links, _, kind) = self.inodes.entry(number).or_default();
                 (*links, *kind) = (inode.links, inode.file_type());
                 if inode.file_type() == Some(FileType::Directory) {
@@ -226,12 +226,12 @@ impl Pool {
     ///
     /// # Errors
     /// A catalog that cannot be read at all; those of a commit.
-    pub fn check(&self, store: &Store, read_only: bool, tell: &mut dyn FnMut(&str)) -> Result<Seen, PoolError> {
+    pub fn check(&self, store: &Store, read_only: bool, tell: &mut dyn FnMut(&str)) -> Result<CheckCounts, PoolError> {
         let mut admin = self.admin.lock();
         if !read_only {
             self.commit_under(&mut admin, |_, _| Ok(()))?;
         }
-        let mut findings = Findings { seen: Seen::default(), tell };
+        let mut findings = Findings { seen: CheckCounts::default(), tell };
         let mut all = Frames::default();
         let context = Context { frames: &*self.frames, cache: &self.cache };
         if let Some(root) = store.root().catalog {

@@ -13,18 +13,32 @@ use super::dataset::{Dataset, Taken};
 use super::{Admin, Pool, as_pool_error};
 use crate::deadlist::{Dead, Fate, killed};
 use crate::error::PoolError;
-use crate::files::Stored;
-use crate::frames::Packing;
+use crate::files::StoredBytes;
+use crate::frames::CompressionSetting;
 use crate::patience;
 use crate::pointer::{ChecksumKind, Txg};
-use crate::space::Change;
+use crate::space::UsageChange;
 use crate::tree::{Context, commit::Form};
 
 /// How many frames of destroyed snapshots and datasets one commit frees: so that none takes long.
 const FREED_AT_ONCE: usize = 20_000;
 /// How many rows of inodes without a name one commit frees; what is left goes with the next, or
 /// between.
-const LET_GO_AT_ONCE: u64 = 64 << 10;
+const RELEASED_AT_ONCE: u64 = 64 << 10;
+
+/// What became of a commit and of the administration in it.
+enum CommitError {
+    /// The commit is made; the administration refused and has changed nothing.
+    Refused(PoolError),
+    /// There is no commit, and nothing further is accepted.
+    Failed(PoolError),
+}
+
+impl From<PoolError> for CommitError {
+    fn from(error: PoolError) -> Self {
+        Self::Failed(error)
+    }
+}
 
 impl Pool {
     /// Makes everything durable that was done before the call.
@@ -88,14 +102,14 @@ impl Pool {
         if let Some(failed) = admin.failed.clone().or_else(|| self.throttle.failed()) {
             return Err(failed);
         }
-        match self.run_commit(admin, frozen, administer) {
-            Ok(answer) => answer,
-            Err(error) => {
+        self.run_commit(admin, frozen, administer).map_err(|error| match error {
+            CommitError::Refused(error) => error,
+            CommitError::Failed(error) => {
                 admin.failed = Some(error.clone());
                 self.throttle.fail(&error);
-                Err(error)
+                error
             }
-        }
+        })
     }
 
     /// The clock's whole seconds since 1970.
@@ -117,17 +131,16 @@ impl Pool {
         }
     }
 
-    /// The outer result is the commit's, the inner one the administration's.
     fn run_commit<R>(
         &self,
         admin: &mut MutexGuard<'_, Admin>,
         frozen: Option<&mut dyn FnMut()>,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
-    ) -> Result<Result<R, PoolError>, PoolError> {
+    ) -> Result<R, CommitError> {
         let datasets = self.open_datasets();
         for dataset in &datasets {
             // Most of it while operations go on, so that they wait shortly.
-            if let Err(error) = dataset.files().free_let_go(LET_GO_AT_ONCE).map_err(as_pool_error) {
+            if let Err(error) = dataset.files().free_released(RELEASED_AT_ONCE).map_err(as_pool_error) {
                 passed_over(error, "a file without a name cannot be freed now")?;
             }
             dataset.files().flush_most().map_err(as_pool_error)?;
@@ -161,7 +174,7 @@ impl Pool {
             && admin.catalog.changes() != before
         {
             // Not refused but broken off: a part of it must not become durable.
-            return Err(error.clone());
+            return Err(error.clone().into());
         }
         admin.catalog.note_snapshots_changed((self.clock)().seconds)?;
         if let Err(error) = self.free_some(admin, txg) {
@@ -175,22 +188,23 @@ impl Pool {
         let start = log.map_or_else(Default::default, |log| log.start_after(txg));
         self.storage.commit(txg, written.root, start, self.seconds())?;
         self.committed.store(txg.0, Ordering::Release);
-        self.desk.measure();
+        self.reservations.measure();
         if let (Some(log), Some(last)) = (log, last) {
             log.committed(txg, last);
         }
-        Ok(answer)
+        answer.map_err(CommitError::Refused)
     }
 
     /// Writes a dataset's tree out and settles its accounts.
     fn write_dataset(&self, admin: &mut Admin, txg: Txg, taken: Taken) -> Result<(), PoolError> {
         let Taken { dataset, frozen, written, mut freed, .. } = taken;
-        if !frozen.is_dirty() && written == Stored::default() && freed.is_empty() {
+        if !frozen.is_dirty() && written == StoredBytes::default() && freed.is_empty() {
             dataset.files().with_table(|table| table.settle(&frozen))?;
-            return admin.desk.settle(dataset.id(), txg, Change::default());
+            return admin.reservations.settle(dataset.id(), txg, UsageChange::default());
         }
         let context = Context { frames: &*self.frames, cache: &self.cache };
-        let tree = frozen.write_out(&context, Form { txg, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 })?;
+        let tree = frozen
+            .write_out(&context, Form { txg, compression: CompressionSetting::Lz4, checksum: ChecksumKind::Xxh3 })?;
         let dead = dataset.files().with_table(|table| {
             table.settle(&frozen)?;
             Ok::<_, PoolError>(table.tree.take_dead(txg))
@@ -210,13 +224,13 @@ impl Pool {
         admin: &mut Admin,
         id: u64,
         txg: Txg,
-        written: Stored,
+        written: StoredBytes,
         freed: &[Dead],
     ) -> Result<(), PoolError> {
         let mut row = admin.catalog.dataset(id)?;
         let origin = row.origin.map_or(Txg(0), |(_, txg)| txg);
         let bytes = |bytes: u64| i64::try_from(bytes).map_err(|_| too_much());
-        let mut change = Change::stored(bytes(written.charged)?, bytes(written.logical)?);
+        let mut change = UsageChange::stored(bytes(written.charged)?, bytes(written.logical)?);
         let mut listed = Vec::new();
         for dead in freed {
             let (fate, of_it) = killed(dead, row.newest, origin)?;
@@ -232,8 +246,8 @@ impl Pool {
                 points.iter().map(|point| point.txg).filter(|txg| *txg != crate::deadlist::Point::HEAD).collect();
             admin.catalog.deadlists().append(row.list, &history, &listed)?;
         }
-        admin.desk.settle(id, txg, change)?;
-        row.usage = admin.forest().usage(id)?;
+        admin.reservations.settle(id, txg, change)?;
+        row.usage = admin.quota_tree().usage(id)?;
         admin.catalog.set_dataset(id, &row)
     }
 

@@ -236,7 +236,7 @@ impl Pool {
         }
         let mut more = Work::None;
         for dataset in self.open_datasets() {
-            if dataset.files().free_let_go(FREED_AT_ONCE).map_err(as_pool_error)?.more {
+            if dataset.files().free_released(FREED_AT_ONCE).map_err(as_pool_error)?.more {
                 more = Work::More;
             }
             if dataset.files().sweep_cuts(FREED_AT_ONCE).map_err(as_pool_error)? {

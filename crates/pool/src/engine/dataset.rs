@@ -11,7 +11,7 @@ use super::tree_table::TreeTable;
 use super::{Pool, as_pool_error};
 use crate::deadlist::Dead;
 use crate::error::PoolError;
-use crate::files::{Admission, Files, Ground, Recorder, Rules, Stored, Storing};
+use crate::files::{Admission, Files, FilesConfig, NewFiles, Recorder, Rules, StoredBytes, Storing};
 use crate::pointer::{Pointer, Txg};
 use crate::properties::Behaviour;
 use crate::rows::Folding;
@@ -31,7 +31,7 @@ pub(super) struct Taken {
     pub(super) dataset: Arc<Dataset>,
     pub(super) frozen: Frozen,
     /// What new content frames are.
-    pub(super) written: Stored,
+    pub(super) written: StoredBytes,
     /// Content frames that no row names any more.
     pub(super) freed: Vec<Dead>,
     /// Frames that rows have come to share.
@@ -39,15 +39,15 @@ pub(super) struct Taken {
 }
 
 impl Dataset {
-    fn ground(pool: &Pool, id: u64) -> Ground {
-        Ground {
+    fn config(pool: &Pool, id: u64) -> FilesConfig {
+        FilesConfig {
             dataset: id,
             gate: Arc::clone(&pool.gate),
             frames: Arc::clone(&pool.content),
             clock: Arc::clone(&pool.clock),
             storing: pool.storing(),
             throttle: Arc::clone(&pool.throttle),
-            admission: Arc::clone(&pool.desk) as Arc<dyn Admission>,
+            admission: Arc::clone(&pool.reservations) as Arc<dyn Admission>,
         }
     }
 
@@ -60,14 +60,15 @@ impl Dataset {
         if !folding.is_exact() {
             pool.storage.allow_folding(pool.seconds())?;
         }
-        let names = (pool.storage.hashing(), folding, (pool.entropy)());
-        let files = Files::format(Self::ground(pool, id), Self::table(pool, id, None), names, *pool.owner.lock())?;
+        let new =
+            NewFiles { hashing: pool.storage.hashing(), folding, seed: (pool.entropy)(), owner: *pool.owner.lock() };
+        let files = Files::format(Self::config(pool, id), Self::table(pool, id, None), new)?;
         Ok(Self::recorded(pool, id, files))
     }
 
     /// The dataset with this root.
     pub(super) fn open(pool: &Pool, id: u64, root: Option<Pointer>) -> Result<Self, PoolError> {
-        let files = Files::open(Self::ground(pool, id), Self::table(pool, id, root))?;
+        let files = Files::open(Self::config(pool, id), Self::table(pool, id, root))?;
         Ok(Self::recorded(pool, id, files))
     }
 
@@ -93,7 +94,11 @@ impl Dataset {
     /// From now on these properties hold.
     pub(super) fn adopt(&self, behaviour: Behaviour, bounds: &Bounds, quotas: OwnerQuotas) {
         let record_shift = behaviour.record_shift.min(bounds.record_shift);
-        self.files.set_storing(Storing { record_shift, packing: behaviour.packing, checksum: behaviour.checksum });
+        self.files.set_storing(Storing {
+            record_shift,
+            compression: behaviour.compression,
+            checksum: behaviour.checksum,
+        });
         let (read_only, utf8_only) = (behaviour.readonly, behaviour.utf8_only);
         self.files.set_rules(Rules { read_only, access: access_times(&behaviour), utf8_only, quotas });
         *self.behaviour.write() = behaviour;

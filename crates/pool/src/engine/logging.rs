@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use super::skipped::{Adjusted, Skipped};
+use super::replay_skip::{Adjusted, ReplaySkip};
 use super::{Dataset, Durable, Pool, as_pool_error};
 use crate::error::PoolError;
 use crate::files::{self, Inode, Recorder};
-use crate::log::{self, Area, Change, Flushed, Log, Record, Replayed, Ring, Ticket};
+use crate::log::{self, Area, Log, LogChange, LogFlush, LogRecord, Replayed, Ring, Ticket};
 use crate::pointer::Txg;
 use crate::properties::SyncMode;
 
@@ -22,8 +22,8 @@ pub(super) struct PoolLog {
 const REPLAYED_AT_ONCE: u64 = 32 << 20;
 
 impl Recorder for PoolLog {
-    fn record(&self, txg: Txg, dataset: u64, changes: &[Change<'_>]) -> Ticket {
-        self.log.record(&Record { txg, dataset, changes: changes.to_vec() })
+    fn record(&self, txg: Txg, dataset: u64, changes: &[LogChange<'_>]) -> Ticket {
+        self.log.record(&LogRecord { txg, dataset, changes: changes.to_vec() })
     }
 
     fn cannot_record(&self, txg: Txg) {
@@ -48,8 +48,8 @@ impl PoolLog {
     /// Makes everything up to the ticket durable; or names the txg whose commit does.
     pub(super) fn flush(&self, through: Ticket) -> Result<Option<Txg>, PoolError> {
         Ok(match self.log.flush(through)? {
-            Flushed::Durable => None,
-            Flushed::NeedsCommit(txg) => Some(txg),
+            LogFlush::Durable => None,
+            LogFlush::NeedsCommit(txg) => Some(txg),
         })
     }
 }
@@ -66,7 +66,7 @@ impl Pool {
 
     /// Applies what the log holds beyond the last commit, commits that, and goes on with the log.
     pub(super) fn replay_log(&self, area: Box<dyn Area>, guid: u64, durable: &Durable) -> Result<(), PoolError> {
-        let (mut promised, mut skipped) = (0, Skipped::default());
+        let (mut promised, mut skipped) = (0, ReplaySkip::default());
         let (ring, replayed) = Ring::replay(area, guid, durable.log, durable.txg, &mut |record| {
             let (dataset, _) = self.open_dataset(record.dataset)?;
             // What belongs to damaged rows keeps no pool from being imported. An operation is done
@@ -76,7 +76,7 @@ impl Pool {
                 return Ok(());
             };
             let replay = || replay_record(&dataset, record, &adjusted);
-            if self.desk.outstanding().max(self.held()) > REPLAYED_AT_ONCE.saturating_add(promised) {
+            if self.reservations.outstanding().max(self.held()) > REPLAYED_AT_ONCE.saturating_add(promised) {
                 promised = self.store_replayed()?;
             }
             match replay() {
@@ -106,7 +106,7 @@ impl Pool {
     /// the log; answers what is promised still.
     fn store_replayed(&self) -> Result<u64, PoolError> {
         self.open_datasets().iter().try_for_each(|dataset| dataset.files().flush_most()).map_err(as_pool_error)?;
-        Ok(self.desk.outstanding().max(self.held()))
+        Ok(self.reservations.outstanding().max(self.held()))
     }
 
     /// Makes a file durable, and everything that was done before to names and attributes.
@@ -122,9 +122,9 @@ impl Pool {
         let through = match self.log.get() {
             None => None,
             Some(log) => match dataset.files().record_content(inode)? {
-                files::Durable::Committed => None,
-                files::Durable::Logged(ticket) => Some(ticket),
-                files::Durable::Recorded => Some(log.newest()),
+                files::Durability::Committed => None,
+                files::Durability::Logged(ticket) => Some(ticket),
+                files::Durability::Recorded => Some(log.newest()),
             },
         };
         self.sync_through(through)?;
@@ -197,7 +197,7 @@ impl Pool {
 
 /// What a record is to be applied with; none where something that it needs cannot be read, or was
 /// left out.
-fn judge(skipped: &Skipped, dataset: &Dataset, record: &Record<'_>) -> Result<Option<Adjusted>, PoolError> {
+fn judge(skipped: &ReplaySkip, dataset: &Dataset, record: &LogRecord<'_>) -> Result<Option<Adjusted>, PoolError> {
     let unreadable =
         record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(files::is_rotten));
     match unreadable.map_or_else(|| skipped.judge(dataset, record), Err) {
@@ -213,10 +213,10 @@ fn judge(skipped: &Skipped, dataset: &Dataset, record: &Record<'_>) -> Result<Op
     }
 }
 
-fn replay_record(dataset: &Dataset, record: &Record<'_>, adjusted: &Adjusted) -> Result<(), PoolError> {
-    let one = |(at, change): (usize, &Change<'_>)| {
+fn replay_record(dataset: &Dataset, record: &LogRecord<'_>, adjusted: &Adjusted) -> Result<(), PoolError> {
+    let one = |(at, change): (usize, &LogChange<'_>)| {
         let done = match (change, adjusted.get(&at)) {
-            (Change::Put { key, .. }, Some(value)) => dataset.files().replay(&Change::Put { key, value }),
+            (LogChange::Put { key, .. }, Some(value)) => dataset.files().replay(&LogChange::Put { key, value }),
             _ => dataset.files().replay(change),
         };
         match done {
@@ -230,6 +230,6 @@ fn replay_record(dataset: &Dataset, record: &Record<'_>, adjusted: &Adjusted) ->
     record.changes.iter().enumerate().try_for_each(one).map_err(as_pool_error)
 }
 
-fn tell_lost(record: &Record<'_>, error: &files::FileError) {
+fn tell_lost(record: &LogRecord<'_>, error: &files::FileError) {
     tracing::error!(dataset = record.dataset, %error, "something that was synced belongs to what is damaged, and is lost");
 }

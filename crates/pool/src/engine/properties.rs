@@ -13,9 +13,9 @@ use crate::error::{Damage, PoolError};
 use crate::files::AccessTimes;
 use crate::pointer::Txg;
 use crate::properties::{
-    Behaviour, Chain, Property, PropertyError, chain::Stored, dataset_property, effective, spelling,
+    Behaviour, Chain, Property, PropertyError, chain::StoredProperty, dataset_property, effective, spelling,
 };
-use crate::space::{Forest, LimitRefusal, Limits, OwnerQuotas, Usage};
+use crate::space::{AccountError, LimitRefusal, Limits, OwnerQuotas, QuotaTree, Usage};
 
 /// What a property shall become.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,31 +157,31 @@ fn stored_name(property: &Property, given: &str) -> Result<String, PoolError> {
 
 /// Applies limits that are to be stored, where they fit what is used and available. With `old`
 /// those that stay are not asked about again.
-fn apply_limits(forest: &mut Forest, id: u64, old: &Limits, new: &Limits) -> Result<(), PoolError> {
-    let judged = |name: &str, outcome: Result<Result<(), LimitRefusal>, PoolError>| {
-        outcome?.map_err(|why| PoolError::Limit { name: name.to_owned(), why })
+fn apply_limits(quotas: &mut QuotaTree, id: u64, old: &Limits, new: &Limits) -> Result<(), PoolError> {
+    let judged = |name: &str, outcome: Result<(), AccountError<LimitRefusal>>| {
+        outcome.map_err(|error| error.pool_error(|why| PoolError::Limit { name: name.to_owned(), why }))
     };
     // What is lifted or lowered first: two limits that change together fit each other afterwards.
     if new.reservation < old.reservation {
-        judged("reservation", forest.set_reservation(id, new.reservation))?;
+        judged("reservation", quotas.set_reservation(id, new.reservation))?;
     }
     if new.refreservation < old.refreservation {
-        judged("refreservation", forest.set_refreservation(id, new.refreservation))?;
+        judged("refreservation", quotas.set_refreservation(id, new.refreservation))?;
     }
     if new.quota != old.quota {
-        judged("quota", forest.set_quota(id, new.quota))?;
+        judged("quota", quotas.set_quota(id, new.quota))?;
     }
     if new.refquota != old.refquota {
-        judged("refquota", forest.set_refquota(id, new.refquota))?;
+        judged("refquota", quotas.set_refquota(id, new.refquota))?;
     }
     if new.reservation > old.reservation {
-        judged("reservation", forest.set_reservation(id, new.reservation))?;
+        judged("reservation", quotas.set_reservation(id, new.reservation))?;
     }
     if new.refreservation > old.refreservation {
-        judged("refreservation", forest.set_refreservation(id, new.refreservation))?;
+        judged("refreservation", quotas.set_refreservation(id, new.refreservation))?;
     }
-    forest.set_filesystem_limit(id, new.filesystems)?;
-    forest.set_snapshot_limit(id, new.snapshots)
+    quotas.set_filesystem_limit(id, new.filesystems)?;
+    quotas.set_snapshot_limit(id, new.snapshots)
 }
 
 /// Rows of a dataset as they will be.
@@ -203,14 +203,14 @@ fn limits_of(rows: &[(String, PropertyRow)]) -> Result<Limits, PoolError> {
 
 impl Admin {
     pub(super) fn chain_of(&self, id: u64) -> Result<Chain, PoolError> {
-        let mut levels: Vec<Stored> = Vec::new();
+        let mut levels: Vec<StoredProperty> = Vec::new();
         let mut at = id;
         while at != 0 {
             let row = self.catalog.dataset(at)?;
             for level in &mut levels {
                 level.name = format!("{}/{}", row.name, level.name);
             }
-            levels.push(Stored { dataset: at, name: row.name, rows: self.catalog.properties(at)? });
+            levels.push(StoredProperty { dataset: at, name: row.name, rows: self.catalog.properties(at)? });
             at = row.parent;
             if levels.len() > crate::names::NAME_MOST {
                 return Err(PoolError::Format(Damage::Structure("a dataset that lies below itself")));
@@ -302,12 +302,12 @@ impl Admin {
             changes.push((id, old, limits_of(&rows)?));
         }
         // Under one lock, so that no promise comes in between.
-        let mut forest = self.forest();
-        let mut next = forest.clone();
+        let mut quotas = self.quota_tree();
+        let mut next = quotas.clone();
         for (id, old, new) in changes {
             apply_limits(&mut next, id, &old, &new)?;
         }
-        *forest = next;
+        *quotas = next;
         Ok(())
     }
 
@@ -334,25 +334,25 @@ impl Admin {
         if parent == 0 {
             return Ok(limits);
         }
-        if let Some(dataset) = self.forest().filesystem_limit_hit(parent, 1)? {
+        if let Some(dataset) = self.quota_tree().filesystem_limit_hit(parent, 1)? {
             return Err(PoolError::CountLimit { what: "filesystem", dataset });
         }
-        let mut forest = self.forest().clone();
+        let mut quotas = self.quota_tree().clone();
         // The number that it will have.
         let id = self.catalog.head()?.next;
-        forest.add(id, parent, usage, Limits::default())?;
-        apply_limits(&mut forest, id, &Limits::default(), &limits)?;
+        quotas.add(id, parent, usage, Limits::default())?;
+        apply_limits(&mut quotas, id, &Limits::default(), &limits)?;
         Ok(limits)
     }
 
     /// Whether snapshots of these datasets are within the limits of their number.
     pub(super) fn judge_snapshots(&self, ids: &[u64]) -> Result<(), PoolError> {
-        let mut forest = self.forest().clone();
+        let mut quotas = self.quota_tree().clone();
         for id in ids {
-            if let Some(dataset) = forest.snapshot_limit_hit(*id, 1)? {
+            if let Some(dataset) = quotas.snapshot_limit_hit(*id, 1)? {
                 return Err(PoolError::CountLimit { what: "snapshot", dataset });
             }
-            forest.count_snapshots(*id, 1)?;
+            quotas.count_snapshots(*id, 1)?;
         }
         Ok(())
     }
@@ -360,18 +360,20 @@ impl Admin {
     /// Whether a dataset with its descendants is within the limits of numbers above its new parent.
     /// What it has in common with the old place does not count again.
     pub(super) fn judge_move(&self, id: u64, parent: u64) -> Result<(), PoolError> {
-        let mut forest = self.forest().clone();
-        let (_, snapshots) = forest.counts(id)?;
-        let before: Vec<u64> = forest.ancestors(id)?;
-        if forest.reparent(id, parent)?.is_err() {
+        let mut quotas = self.quota_tree().clone();
+        let (_, snapshots) = quotas.counts(id)?;
+        let before: Vec<u64> = quotas.ancestors(id)?;
+        match quotas.reparent(id, parent) {
+            Ok(()) => {}
             // The shortage is told by whoever moves it.
-            return Ok(());
+            Err(AccountError::Refused(_)) => return Ok(()),
+            Err(AccountError::Pool(error)) => return Err(error),
         }
         let new = |dataset: &u64| !before.contains(dataset);
-        if let Some(dataset) = forest.filesystem_limit_hit(parent, 0)?.filter(new) {
+        if let Some(dataset) = quotas.filesystem_limit_hit(parent, 0)?.filter(new) {
             return Err(PoolError::CountLimit { what: "filesystem", dataset });
         }
-        match forest.snapshot_limit_hit(parent, 0)?.filter(new) {
+        match quotas.snapshot_limit_hit(parent, 0)?.filter(new) {
             Some(dataset) if snapshots > 0 => Err(PoolError::CountLimit { what: "snapshot", dataset }),
             _ => Ok(()),
         }

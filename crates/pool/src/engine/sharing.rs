@@ -40,9 +40,9 @@ impl Admin {
             self.sharing = true;
         }
         if saved > 0 {
-            let mut forest = self.forest();
-            let before = forest.saved();
-            forest.set_saved(before.saturating_add(saved));
+            let mut quotas = self.quota_tree();
+            let before = quotas.saved();
+            quotas.set_saved(before.saturating_add(saved));
         }
         Ok(())
     }
@@ -53,9 +53,9 @@ impl Admin {
         row.more = row.more.saturating_sub(1);
         let left = Some(&row).filter(|row| row.more > 0);
         self.catalog.set_shared(dead.segment, dead.index, left)?;
-        let mut forest = self.forest();
-        let before = forest.saved();
-        forest.set_saved(before.saturating_sub(dead.charged));
+        let mut quotas = self.quota_tree();
+        let before = quotas.saved();
+        quotas.set_saved(before.saturating_sub(dead.charged));
         Ok(true)
     }
 
@@ -66,7 +66,7 @@ impl Admin {
             saved = saved.saturating_add(row.charged.saturating_mul(row.more));
             self.sharing = true;
         }
-        self.forest().set_saved(saved);
+        self.quota_tree().set_saved(saved);
         Ok(())
     }
 }

@@ -41,7 +41,7 @@ impl Storage for Store {
     }
 
     fn hashing(&self) -> Hashing {
-        if self.is_near() { Hashing::Near } else { Hashing::Whole }
+        if self.has_ordered_names() { Hashing::Ordered } else { Hashing::Whole }
     }
 
     fn allow_folding(&self, time: u64) -> Result<(), PoolError> {

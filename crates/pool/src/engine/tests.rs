@@ -10,14 +10,14 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::files::{Inode, MayReplace, NewInode, ParentView};
-use crate::rows::{Extent, FileType, Inode as Row, Timestamp, Xattr, keys};
+use crate::rows::{Extent, FileType, InodeRow, Timestamp, Xattr, keys};
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
 mod damage;
+mod destroy_set;
 mod folded;
 mod running;
 mod space;
-mod together;
 
 /// Frames in a map; the freed go with the commit.
 #[derive(Default)]
@@ -110,6 +110,28 @@ impl Storage for MapStorage {
     fn room(&self, purpose: crate::space::Purpose) -> u64 {
         crate::space::usable(self.size(), purpose).saturating_sub(self.stored())
     }
+
+    fn opened(&self) -> Result<(), PoolError> {
+        Ok(())
+    }
+
+    fn largest_frame(&self) -> u64 {
+        16 << 20
+    }
+
+    fn hashing(&self) -> keys::Hashing {
+        keys::Hashing::default()
+    }
+
+    /// A map has no labels that others could read.
+    fn allow_folding(&self, _: u64) -> Result<(), PoolError> {
+        Ok(())
+    }
+
+    /// A map is always in order.
+    fn tend(&self, _: u64) -> Result<Work, PoolError> {
+        Ok(Work::None)
+    }
 }
 
 impl MapStorage {
@@ -119,9 +141,9 @@ impl MapStorage {
     }
 }
 
-fn ground(storage: &Arc<MapStorage>) -> Ground {
+fn config(storage: &Arc<MapStorage>) -> PoolConfig {
     let (ticks, random) = (AtomicI64::new(1), AtomicU64::new(1));
-    Ground {
+    PoolConfig {
         storage: Arc::clone(storage) as Arc<dyn Storage>,
         clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 0 }),
         entropy: Arc::new(move || random.fetch_add(0x9e37_79b9, Ordering::Relaxed)),
@@ -145,7 +167,7 @@ fn reopen(storage: &Arc<MapStorage>) -> Pool {
         state.freed.clear();
         durable
     };
-    Pool::open(ground(storage), &Durable { txg, catalog: root.unwrap(), log: log::Start::default() }).unwrap()
+    Pool::open(config(storage), &Durable { txg, catalog: root.unwrap(), log: log::Start::default() }).unwrap()
 }
 
 fn put(dataset: &Dataset, name: &str, content: &[u8]) {
@@ -163,7 +185,7 @@ fn put(dataset: &Dataset, name: &str, content: &[u8]) {
 fn make(dataset: &Dataset, directory: &Inode, name: &str, file_type: FileType) -> Arc<Inode> {
     let new = |parent: &ParentView| {
         Ok(NewInode {
-            row: Row::new(file_type, 0o644, parent.now),
+            row: InodeRow::new(file_type, 0o644, parent.now),
             target: None,
             attributes: vec![(b"user.x".to_vec(), vec![3; 5000])],
         })
@@ -280,7 +302,7 @@ fn check(pool: &Pool, storage: &MapStorage) {
         assert_eq!(row.usage.referenced, head.0.values().sum::<u64>(), "referenced by {id}");
         let (history, own) = admin.catalog.history_of(id).unwrap();
         assert_eq!(row.usage, admin.catalog.deadlists().usage(&history, own).unwrap(), "usage of {id}");
-        assert_eq!(row.usage, admin.forest().usage(id).unwrap());
+        assert_eq!(row.usage, admin.quota_tree().usage(id).unwrap());
         used += row.usage.dataset + row.usage.snapshots;
         all.0.extend(head.of(id, &origins));
         for (txg, snapshot) in admin.catalog.snapshots(id).unwrap() {
@@ -292,9 +314,9 @@ fn check(pool: &Pool, storage: &MapStorage) {
     }
     assert_eq!(used, all.0.values().sum::<u64>(), "what all datasets are charged");
     let top = admin.catalog.head().unwrap().root;
-    assert_eq!(admin.forest().breakdown(top).unwrap().used, used);
+    assert_eq!(admin.quota_tree().breakdown(top).unwrap().used, used);
     let once = all.names().values().sum::<u64>();
-    assert_eq!(admin.forest().saved(), used - once, "what sharing saves");
+    assert_eq!(admin.quota_tree().saved(), used - once, "what sharing saves");
     all.0.extend(catalog.0.0);
     let stored: BTreeSet<_> = storage.state.lock().frames.keys().copied().collect();
     let reached: BTreeSet<_> = all.names().into_keys().collect();
@@ -304,7 +326,7 @@ fn check(pool: &Pool, storage: &MapStorage) {
 #[test]
 fn what_is_committed_is_there_after_reopening() {
     let storage = Arc::new(MapStorage::default());
-    let pool = Pool::create(ground(&storage), "tank").unwrap();
+    let pool = Pool::create(config(&storage), "tank").unwrap();
     let id = pool.find("tank").unwrap().unwrap();
     let home = pool.create_dataset(&NewDataset::named(id, "home")).unwrap();
     assert!(matches!(pool.create_dataset(&NewDataset::named(id, "home")), Err(PoolError::Refused(_))));
@@ -323,7 +345,7 @@ fn what_is_committed_is_there_after_reopening() {
 #[test]
 fn clones_are_promoted_and_origins_destroyed() {
     let storage = Arc::new(MapStorage::default());
-    let pool = Pool::create(ground(&storage), "tank").unwrap();
+    let pool = Pool::create(config(&storage), "tank").unwrap();
     let top = pool.find("tank").unwrap().unwrap();
     let new = |name: &str| NewDataset::named(top, name);
     let a = pool.create_dataset(&new("a")).unwrap();
@@ -531,7 +553,7 @@ fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Ste
 #[test]
 fn a_clone_may_share_the_same_at_the_same_moment() {
     let storage = Arc::new(MapStorage::default());
-    let mut pool = Pool::create(ground(&storage), "tank").unwrap();
+    let mut pool = Pool::create(config(&storage), "tank").unwrap();
     let mut model = Model::default();
     model.live.insert(pool.find("tank").unwrap().unwrap(), Tree::new());
     for step in
@@ -584,7 +606,7 @@ proptest! {
     #[test]
     fn random_histories_as_the_model(steps in steps()) {
         let storage = Arc::new(MapStorage::default());
-        let mut pool = Pool::create(ground(&storage), "tank").unwrap();
+        let mut pool = Pool::create(config(&storage), "tank").unwrap();
         let top = pool.find("tank").unwrap().unwrap();
         let first = pool.create_dataset(&NewDataset::named(top, "first")).unwrap();
         let mut model = Model::default();
@@ -610,16 +632,17 @@ fn on_device(device: &Arc<crate::device::Simulator>, fresh: bool) -> Pool {
     let devices = vec![Arc::clone(device) as Arc<dyn Device>];
     let host = (1, "here".to_owned());
     let (store, root) = if fresh {
-        Store::create(devices, &NewPool { name: "tank".to_owned(), guid: 7, host, time: 1, twice: true }).unwrap()
+        Store::create(devices, &NewPool { name: "tank".to_owned(), guid: 7, host, time: 1, redundant_metadata: true })
+            .unwrap()
     } else {
         Store::open(devices, &Import { access: Access::ReadWrite, name: None, host, time: 2 }).unwrap()
     };
     let store = Arc::new(store);
     let empty = Arc::new(MapStorage::default());
-    let ground = Ground { log: Some(Box::new(LogArea::new(Arc::clone(&store)))), storage: store, ..ground(&empty) };
+    let config = PoolConfig { log: Some(Box::new(LogArea::new(Arc::clone(&store)))), storage: store, ..config(&empty) };
     match root.catalog {
-        None => Pool::create(ground, "tank").unwrap(),
-        Some(catalog) => Pool::open(ground, &Durable { txg: root.txg, catalog, log: root.log_start.into() }).unwrap(),
+        None => Pool::create(config, "tank").unwrap(),
+        Some(catalog) => Pool::open(config, &Durable { txg: root.txg, catalog, log: root.log_start.into() }).unwrap(),
     }
 }
 

@@ -86,9 +86,9 @@ impl TreeTable {
 impl TreeTable {
     /// Finds what cannot be read before anything is changed, and which rows are there that are to
     /// go. The first change may still find it: nothing is half done by then.
-    fn prepare(&mut self, txg: Txg, turns: &Turns<'_>) -> Result<Found, PoolError> {
+    fn prepare(&mut self, txg: Txg, turns: &Turns<'_>) -> Result<FoundRows, PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
-        let mut found = Found::of(turns.changes.len());
+        let mut found = FoundRows::of(turns.changes.len());
         for (at, change) in turns.in_order().skip(1) {
             if self.tree.prepare(&context, txg, &change.key, change.row.as_deref())? {
                 found.note(at);
@@ -97,7 +97,7 @@ impl TreeTable {
         Ok(found)
     }
 
-    fn change_prepared(&mut self, txg: Txg, turns: &Turns<'_>, found: &Found) -> Result<(), PoolError> {
+    fn change_prepared(&mut self, txg: Txg, turns: &Turns<'_>, found: &FoundRows) -> Result<(), PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
         for (turn, (at, change)) in turns.in_order().enumerate() {
             let put_at = if change.row.is_none() { turns.last_put(&change.key) } else { None };
@@ -165,12 +165,12 @@ impl<'b> Turns<'b> {
 }
 
 /// Which rows of a batch were found, a bit each.
-struct Found {
+struct FoundRows {
     first: u64,
     more: Vec<u64>,
 }
 
-impl Found {
+impl FoundRows {
     fn of(changes: usize) -> Self {
         Self { first: 0, more: vec![0; changes / 64] }
     }

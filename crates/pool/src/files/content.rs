@@ -2,11 +2,11 @@
 //!
 //! A file is cut into records of its record size. A write that covers a whole record becomes a
 //! frame at once; parts of records are collected in memory until the next flush. A record that is
-//! all zeros is a hole where content may be packed (as ZFS has it); content up to
+//! all zeros is a hole where content may be compressed (as ZFS has it); content up to
 //! [`crate::rows::extent::INLINE_FILE`] bytes lies in the row.
 
 mod flush;
-mod packed;
+mod precompressed;
 mod settling;
 mod sizes;
 
@@ -17,16 +17,16 @@ pub(super) use sizes::STEP;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use self::packed::PackedAhead;
-use super::admission::{Admit, worst};
+use self::precompressed::Precompressed;
 use super::inodes::{Buffered, Editing, Pending};
 use super::patches::overlap;
+use super::quota_check::{Admit, worst};
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
-use crate::frames::{NewFrame, Owner, Packing, Stream, Wanted};
+use crate::frames::{CompressionSetting, NewFrame, Owner, Wanted, WriteStream};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::extent::INLINE_FILE;
 use crate::rows::inode::flags::HAS_XATTRS;
-use crate::rows::{Extent, FileType, Inode as Row, keys};
+use crate::rows::{Extent, FileType, InodeRow, keys};
 
 /// So many leaves of extents are read before the table's lock is taken: more than a read of
 /// ordinary records needs.
@@ -63,15 +63,35 @@ pub enum SeekTo {
 
 /// A part of a record.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct RecordPart {
     pub(super) record: u64,
     /// Where in the record it begins.
     pub(super) from: usize,
     pub(super) length: usize,
 }
 
+/// What is to be written, and how.
+#[derive(Clone, Copy)]
+struct Write<'w> {
+    /// Where; `None`: at the end.
+    offset: Option<u64>,
+    data: &'w [u8],
+    /// The whole records of it, where they were compressed before.
+    ahead: Option<&'w Precompressed>,
+    admit: Admit,
+    /// The times of the file stay.
+    timed: bool,
+}
+
+/// What whole records of a write have become before the rows are changed.
+struct StoredRecords<'w> {
+    batch: &'w mut Batch,
+    /// What owners are charged for them in memory, bytes.
+    counted: &'w mut i64,
+}
+
 /// The parts of records that a range consists of.
-fn pieces(offset: u64, length: u64, shift: u8) -> impl Iterator<Item = Piece> {
+fn pieces(offset: u64, length: u64, shift: u8) -> impl Iterator<Item = RecordPart> {
     let size = 1u64 << shift;
     let end = offset.saturating_add(length);
     let mut at = offset;
@@ -82,12 +102,12 @@ fn pieces(offset: u64, length: u64, shift: u8) -> impl Iterator<Item = Piece> {
         let (record, from) = (at >> shift, at & (size - 1));
         let length = (size - from).min(end - at);
         at += length;
-        Some(Piece { record, from: from as usize, length: length as usize })
+        Some(RecordPart { record, from: from as usize, length: length as usize })
     })
 }
 
 /// Where a record's content is, owned.
-enum Stored {
+enum StoredRecord {
     Frame(Pointer),
     Inline(Vec<u8>),
 }
@@ -128,13 +148,15 @@ impl<T: Table> Files<T> {
                 .and_then(|found| stored.get(found))
             {
                 None => part.fill(0),
-                Some((_, Stored::Inline(content))) => copy_or_zero(part, content, piece.from),
-                Some((_, Stored::Frame(pointer))) if piece.from == 0 && pointer.logical as usize <= part.len() => {
+                Some((_, StoredRecord::Inline(content))) => copy_or_zero(part, content, piece.from),
+                Some((_, StoredRecord::Frame(pointer)))
+                    if piece.from == 0 && pointer.logical as usize <= part.len() =>
+                {
                     let (target, behind) = part.split_at_mut(pointer.logical as usize);
                     behind.fill(0);
                     direct.push(Wanted { pointer: *pointer, target });
                 }
-                Some((_, Stored::Frame(pointer))) => copy_or_zero(part, &self.frames.read(pointer)?, piece.from),
+                Some((_, StoredRecord::Frame(pointer))) => copy_or_zero(part, &self.frames.read(pointer)?, piece.from),
             }
         }
         self.frames.read_all(&mut direct)?;
@@ -164,14 +186,14 @@ impl<T: Table> Files<T> {
     fn expect_stored(
         &self,
         inode: &Inode,
-        row: &Row,
+        row: &InodeRow,
         (first, last, length): (u64, u64, usize),
-        stored: &[(u64, Stored)],
+        stored: &[(u64, StoredRecord)],
     ) -> Result<()> {
-        let frames = |stored: &[(u64, Stored)]| -> Vec<Pointer> {
+        let frames = |stored: &[(u64, StoredRecord)]| -> Vec<Pointer> {
             stored
                 .iter()
-                .filter_map(|(_, stored)| if let Stored::Frame(pointer) = stored { Some(*pointer) } else { None })
+                .filter_map(|(_, stored)| if let StoredRecord::Frame(pointer) = stored { Some(*pointer) } else { None })
                 .collect()
         };
         let asked = inode.asked.load(Ordering::Relaxed);
@@ -204,10 +226,13 @@ impl<T: Table> Files<T> {
     /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where nothing
     /// could be written.
     pub fn write(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8]) -> Result<WriteOutcome> {
-        let ahead = self.pack_ahead(inode, offset, data);
+        let ahead = self.compress_ahead(inode, offset, data);
         self.with_relief(|| {
             self.check_writable()?;
-            self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Asked, false))
+            self.write_admitted(
+                inode,
+                &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Asked, timed: false },
+            )
         })
     }
 
@@ -217,10 +242,11 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::write`].
     pub fn write_stored(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], timed: bool) -> Result<WriteOutcome> {
-        let ahead = self.pack_ahead(inode, Some(offset), data);
+        let offset = Some(offset);
+        let ahead = self.compress_ahead(inode, offset, data);
         self.with_relief(|| {
             self.check_writable()?;
-            self.write_admitted(inode, Some(offset), (data, ahead.as_ref()), (Admit::Asked, timed))
+            self.write_admitted(inode, &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Asked, timed })
         })
     }
 
@@ -237,20 +263,15 @@ impl<T: Table> Files<T> {
         data: &[u8],
         timed: bool,
     ) -> Result<WriteOutcome> {
-        let ahead = self.pack_ahead(inode, offset, data);
+        let ahead = self.compress_ahead(inode, offset, data);
         self.with_relief_for(Admit::Held, || {
-            self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Held, timed))
+            self.write_admitted(inode, &Write { offset, data, ahead: ahead.as_ref(), admit: Admit::Held, timed })
         })
     }
 
-    fn write_admitted(
-        &self,
-        inode: &Arc<Inode>,
-        offset: Option<u64>,
-        (data, ahead): (&[u8], Option<&PackedAhead>),
-        (admit, timed): (Admit, bool),
-    ) -> Result<WriteOutcome> {
-        let behind = |row: &Row| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
+    fn write_admitted(&self, inode: &Arc<Inode>, write: &Write<'_>) -> Result<WriteOutcome> {
+        let Write { offset, data, .. } = *write;
+        let behind = |row: &InodeRow| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
         let (entered, mut edited) = self.enter_growing(inode, behind)?;
         check_regular(&edited.row)?;
         inode.check_stored()?;
@@ -265,7 +286,7 @@ impl<T: Table> Files<T> {
         // All of it has to be in the first record.
         let is_small = data.len() <= INLINE_FILE.min(1 << edited.row.record_shift);
         if edited.active.is_none() && edited.row.size == 0 && offset == 0 && is_small {
-            return self.write_small(entered.txg(), edited, data, (admit, timed));
+            return self.write_small(entered.txg(), edited, write);
         }
         let shift = edited.row.record_shift;
         inode.shift.store(shift, Ordering::Relaxed);
@@ -276,20 +297,21 @@ impl<T: Table> Files<T> {
         let mut written = 0usize;
         let mut failed = None;
         let mut rest = data;
-        let parts: Vec<(Piece, &[u8])> = pieces(offset, end - offset, shift)
+        let parts: Vec<(RecordPart, &[u8])> = pieces(offset, end - offset, shift)
             .map(|piece| {
                 let (part, behind) = rest.split_at(piece.length);
                 rest = behind;
                 (piece, part)
             })
             .collect();
-        let is_whole = |(piece, _): &(Piece, &[u8])| piece.length == 1 << shift;
+        let is_whole = |(piece, _): &(RecordPart, &[u8])| piece.length == 1 << shift;
         for group in parts.chunk_by(|one, next| is_whole(one) && is_whole(next)) {
             let (done, error) = match group {
                 [one, ..] if is_whole(one) => {
-                    self.write_records(entered.txg(), &mut edited, (group, ahead), (admit, &mut batch, &mut counted))
+                    let mut stored = StoredRecords { batch: &mut batch, counted: &mut counted };
+                    self.write_records(entered.txg(), &mut edited, (write, group), &mut stored)
                 }
-                [(piece, part)] => match self.buffer_part(entered.txg(), &mut edited, *piece, part, admit) {
+                [(piece, part)] => match self.buffer_part(entered.txg(), &mut edited, *piece, part, write.admit) {
                     Ok(()) => (piece.length, None),
                     Err(error) => (0, Some(error)),
                 },
@@ -309,7 +331,7 @@ impl<T: Table> Files<T> {
         }
         let row = &mut edited.row;
         row.size = row.size.max(offset + written as u64);
-        self.stamp_written(row, timed);
+        self.stamp_written(row, write.timed);
         let row = *row;
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
@@ -319,7 +341,7 @@ impl<T: Table> Files<T> {
         Ok(WriteOutcome { written, offset, has_attributes: row.flags & HAS_XATTRS != 0 })
     }
 
-    fn stamp_written(&self, row: &mut Row, timed: bool) {
+    fn stamp_written(&self, row: &mut InodeRow, timed: bool) {
         if !timed {
             let now = (self.clock)();
             (row.modified, row.changed) = (now, now);
@@ -328,50 +350,46 @@ impl<T: Table> Files<T> {
 
     /// The first content of a file, where it lies in its row: nothing of it stays in memory, and a
     /// record of the log holds it.
-    fn write_small(
-        &self,
-        txg: Txg,
-        mut edited: Editing<'_>,
-        data: &[u8],
-        (admit, timed): (Admit, bool),
-    ) -> Result<WriteOutcome> {
+    fn write_small(&self, txg: Txg, mut edited: Editing<'_>, write: &Write<'_>) -> Result<WriteOutcome> {
+        let data = write.data;
         let promised = worst(data.len());
-        self.admit_content(&edited.row, promised, admit)?;
+        self.admit_content(&edited.row, promised, write.admit)?;
         let mut batch = Batch::default();
         if form_of(&self.storing.read(), 0, data) != Form::Hole {
             batch.put(&keys::extent(edited.number, 0), Extent::Inline(data).encode());
         }
         edited.row.size = data.len() as u64;
-        self.stamp_written(&mut edited.row, timed);
+        self.stamp_written(&mut edited.row, write.timed);
         let has_attributes = edited.row.flags & HAS_XATTRS != 0;
         edited.put(&mut batch);
         let applied = self.apply_recorded(txg, &batch);
-        self.admission.turn(self.dataset, txg, promised, 0);
+        self.admission.charge(self.dataset, txg, promised, 0);
         applied.map(|()| WriteOutcome { written: data.len(), offset: 0, has_attributes })
     }
 
-    /// Replaces whole records, packed ahead or by several threads where that pays; answers how many
-    /// bytes of them, from the front, and what stopped it.
+    /// Replaces whole records, compressed ahead or by several threads where that pays; answers how
+    /// many bytes of them, from the front, and what stopped it.
     fn write_records(
         &self,
         txg: Txg,
         edited: &mut Editing<'_>,
-        (records, ahead): (&[(Piece, &[u8])], Option<&PackedAhead>),
-        (admit, batch, counted): (Admit, &mut Batch, &mut i64),
+        (write, records): (&Write<'_>, &[(RecordPart, &[u8])]),
+        stored: &mut StoredRecords<'_>,
     ) -> (usize, Option<FileError>) {
         let storing = *self.storing.read();
         let (number, shift) = (edited.number, edited.row.record_shift);
         let (mut failed, of_owners) = (None, self.has_owner_quotas());
-        let admitted = |(_, content): &&(Piece, &[u8])| {
+        let admitted = |(_, content): &&(RecordPart, &[u8])| {
             let bytes = worst(content.len());
-            let admitted = self.admit_content(&edited.row, bytes, admit).map_err(|error| failed = Some(error)).is_ok();
+            let admitted =
+                self.admit_content(&edited.row, bytes, write.admit).map_err(|error| failed = Some(error)).is_ok();
             if admitted && of_owners {
                 self.count_waiting(&edited.row, bytes as i64);
-                *counted += bytes as i64;
+                *stored.counted += bytes as i64;
             }
             admitted
         };
-        let records: Vec<&(Piece, &[u8])> = records.iter().take_while(admitted).collect();
+        let records: Vec<&(RecordPart, &[u8])> = records.iter().take_while(admitted).collect();
         let forms: Vec<Form> =
             records.iter().map(|(piece, content)| form_of(&storing, piece.record, content)).collect();
         let framed = records.iter().zip(&forms).filter(|(_, form)| **form == Form::Frame);
@@ -379,11 +397,12 @@ impl<T: Table> Files<T> {
             .map(|((piece, content), _)| self.new_frame(&storing, txg, (number, piece.record << shift), content))
             .collect();
         let mut pointers = Vec::with_capacity(frames.len());
-        let outcome = match ahead
+        let outcome = match write
+            .ahead
             .and_then(|ahead| ahead.of(&storing, shift, frames.iter().map(|frame| frame.owner.offset >> shift)))
         {
-            Some(packed) => frames.iter().zip(packed).try_for_each(|(frame, packed)| {
-                pointers.push(self.frames.write_packed(frame, packed)?);
+            Some(compressed) => frames.iter().zip(compressed).try_for_each(|(frame, compressed)| {
+                pointers.push(self.frames.write_compressed(frame, compressed)?);
                 Ok(())
             }),
             None => self.frames.write_all(&frames, &mut pointers),
@@ -397,7 +416,7 @@ impl<T: Table> Files<T> {
         for ((piece, content), form) in records.into_iter().zip(forms) {
             let pointer = if form == Form::Frame { pointers.next() } else { None };
             let charged = pointer.as_ref().map_or(0, Pointer::charged);
-            self.admission.turn(self.dataset, txg, worst(content.len()), charged);
+            self.admission.charge(self.dataset, txg, worst(content.len()), charged);
             let new = match form {
                 Form::Hole => None,
                 Form::Inline => Some(Extent::Inline(content)),
@@ -409,7 +428,7 @@ impl<T: Table> Files<T> {
                 stopped = true;
                 continue;
             }
-            if let Err(error) = self.replace(edited, piece.record, new, batch) {
+            if let Err(error) = self.replace(edited, piece.record, new, stored.batch) {
                 (stopped, failed) = (true, failed.or(Some(error)));
                 continue;
             }
@@ -421,15 +440,15 @@ impl<T: Table> Files<T> {
     }
 
     /// Content that waited in memory and is not wanted any more: neither is what it was promised.
-    pub(super) fn let_go(&self, txg: Txg, row: &Row, buffered: &Buffered) {
+    pub(super) fn release(&self, txg: Txg, row: &InodeRow, buffered: &Buffered) {
         self.became(txg, row, buffered, 0);
     }
 
     /// Content that waited in memory has become a frame that is charged so much; 0 where none was
     /// needed.
-    pub(super) fn became(&self, txg: Txg, row: &Row, buffered: &Buffered, charged: u64) {
+    pub(super) fn became(&self, txg: Txg, row: &InodeRow, buffered: &Buffered, charged: u64) {
         self.buffered.shrink(buffered.held());
-        self.admission.turn(self.dataset, txg, buffered.promised, charged);
+        self.admission.charge(self.dataset, txg, buffered.promised, charged);
         self.count_waiting(row, -(buffered.promised as i64));
     }
 
@@ -498,12 +517,19 @@ impl<T: Table> Files<T> {
         content: &'a [u8],
     ) -> NewFrame<'a> {
         let owner = Owner { dataset: self.dataset, object, offset };
-        let (packing, checksum) = (storing.packing, storing.checksum);
-        NewFrame { stream: Stream::Data, kind: FrameKind::Data, owner, birth, content, packing, checksum }
+        let (compression, checksum) = (storing.compression, storing.checksum);
+        NewFrame { stream: WriteStream::Data, kind: FrameKind::Data, owner, birth, content, compression, checksum }
     }
 
     /// Takes a part of a record into memory.
-    fn buffer_part(&self, txg: Txg, edited: &mut Editing<'_>, piece: Piece, part: &[u8], admit: Admit) -> Result<()> {
+    fn buffer_part(
+        &self,
+        txg: Txg,
+        edited: &mut Editing<'_>,
+        piece: RecordPart,
+        part: &[u8],
+        admit: Admit,
+    ) -> Result<()> {
         if self.buffer_fragment(edited, piece, part, admit)? {
             return Ok(());
         }
@@ -541,7 +567,7 @@ impl<T: Table> Files<T> {
             if buffer.promised == 0
                 && let Some(buffered) = edited.activate().records.remove(&record)
             {
-                self.let_go(txg, &row, &buffered);
+                self.release(txg, &row, &buffered);
             }
             return Err(refused);
         }
@@ -573,7 +599,7 @@ impl<T: Table> Files<T> {
     }
 
     /// A record's stored content; empty for a hole.
-    pub(super) fn load(&self, row: &Row, number: u64, record: u64) -> Result<Vec<u8>> {
+    pub(super) fn load(&self, row: &InodeRow, number: u64, record: u64) -> Result<Vec<u8>> {
         self.warm(&keys::extent(number, record))?;
         let extent = self.table.read().get(&keys::extent(number, record))?;
         let mut content = match extent.as_deref().map(Extent::decode).transpose()? {
@@ -607,7 +633,7 @@ impl<T: Table> Files<T> {
     }
 
     /// The stored records of a range, in order; holes are left out.
-    fn stored_records(&self, number: u64, first: u64, last: u64) -> Result<Vec<(u64, Stored)>> {
+    fn stored_records(&self, number: u64, first: u64, last: u64) -> Result<Vec<(u64, StoredRecord)>> {
         let mut range = keys::extents(number, first);
         range.end = keys::extents(number, last.saturating_add(1)).start;
         self.warm_range(&range, WARMED_LEAVES)?;
@@ -619,8 +645,8 @@ impl<T: Table> Files<T> {
                 Ok::<_, crate::PoolError>(Some((
                     record,
                     match Extent::decode(row)? {
-                        Extent::Inline(content) => Stored::Inline(content.to_vec()),
-                        Extent::Frame(pointer) | Extent::Shared { pointer, .. } => Stored::Frame(pointer),
+                        Extent::Inline(content) => StoredRecord::Inline(content.to_vec()),
+                        Extent::Frame(pointer) | Extent::Shared { pointer, .. } => StoredRecord::Frame(pointer),
                     },
                 )))
             };
@@ -634,7 +660,7 @@ impl<T: Table> Files<T> {
         Ok(found)
     }
 
-    fn shift_of(&self, row: &Row) -> u8 {
+    fn shift_of(&self, row: &InodeRow) -> u8 {
         if row.record_shift == 0 { self.storing.read().record_shift } else { row.record_shift }
     }
 }
@@ -648,7 +674,7 @@ enum Form {
 }
 
 fn form_of(storing: &Storing, record: u64, content: &[u8]) -> Form {
-    if storing.packing != Packing::Off && is_zero(content) || content.is_empty() {
+    if storing.compression != CompressionSetting::Off && is_zero(content) || content.is_empty() {
         Form::Hole
     } else if record == 0 && content.len() <= INLINE_FILE {
         Form::Inline
@@ -657,7 +683,7 @@ fn form_of(storing: &Storing, record: u64, content: &[u8]) -> Form {
     }
 }
 
-fn check_regular(row: &Row) -> Result<()> {
+fn check_regular(row: &InodeRow) -> Result<()> {
     match row.file_type() {
         Some(FileType::Regular) => Ok(()),
         Some(FileType::Directory) => Err(FileError::IsDirectory),

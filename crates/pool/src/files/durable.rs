@@ -11,12 +11,12 @@ use std::sync::Arc;
 use super::patches::is_unreadable;
 use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Result, Table, TimeChange};
 use crate::error::PoolError;
-use crate::log::{Change, Ticket};
-use crate::rows::{Entry, Extent, FileType, Inode as Row, Xattr, keys};
+use crate::log::{LogChange, Ticket};
+use crate::rows::{Entry, Extent, FileType, InodeRow, Xattr, keys};
 
 /// How a file becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durable {
+pub enum Durability {
     /// When the log is flushed up to this record.
     Logged(Ticket),
     /// When the open txg is committed.
@@ -30,16 +30,16 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// Those of the engine.
-    pub fn record_content(&self, inode: &Arc<Inode>) -> Result<Durable> {
-        let Some(recorder) = self.recorder.get() else { return Ok(Durable::Committed) };
+    pub fn record_content(&self, inode: &Arc<Inode>) -> Result<Durability> {
+        let Some(recorder) = self.recorder.get() else { return Ok(Durability::Committed) };
         self.throttle.check()?;
         let entered = self.enter_now();
         let mut edited = self.edit(inode)?;
         let row = edited.row;
         let shift = row.record_shift;
-        let Some(active) = edited.active.as_mut() else { return Ok(Durable::Recorded) };
+        let Some(active) = edited.active.as_mut() else { return Ok(Durability::Recorded) };
         if active.frames_in == entered.txg() {
-            return Ok(Durable::Committed);
+            return Ok(Durability::Committed);
         }
         let encoded = row.encode();
         let key = keys::inode(inode.number());
@@ -48,21 +48,21 @@ impl<T: Table> Files<T> {
             if let Some(part) = &buffered.unrecorded
                 && let Some(data) = buffered.content.get(part.clone())
             {
-                changes.push(Change::Write {
+                changes.push(LogChange::Write {
                     inode: inode.number(),
                     offset: (record << shift) + part.start as u64,
                     data,
                 });
             }
             for (from, data) in buffered.fragments.unrecorded() {
-                changes.push(Change::Write { inode: inode.number(), offset: (record << shift) + from as u64, data });
+                changes.push(LogChange::Write { inode: inode.number(), offset: (record << shift) + from as u64, data });
             }
         }
         let sized = row.file_type() == Some(FileType::Regular) && active.stored_size != row.size;
         if changes.is_empty() && !active.changed && !sized {
-            return Ok(Durable::Recorded);
+            return Ok(Durability::Recorded);
         }
-        changes.push(Change::Put { key: &key, value: &encoded });
+        changes.push(LogChange::Put { key: &key, value: &encoded });
         let ticket = recorder.record(entered.txg(), self.dataset, &changes);
         for buffered in active.records.values_mut() {
             buffered.unrecorded = None;
@@ -71,20 +71,20 @@ impl<T: Table> Files<T> {
         // The log has all of it now: whatever it is told of the inode next (a new name, other
         // times) must not cut the file off again.
         active.stored_size = row.size;
-        Ok(Durable::Logged(ticket))
+        Ok(Durability::Logged(ticket))
     }
 
     /// Whether what a recorded change needs can be read.
     ///
     /// # Errors
     /// Why not.
-    pub fn look_at(&self, change: &Change<'_>) -> Result<()> {
+    pub fn look_at(&self, change: &LogChange<'_>) -> Result<()> {
         let row = |key: &[u8]| {
             self.warm(key)?;
             Ok::<_, FileError>(self.table.read().get(key)?)
         };
         match change {
-            Change::Put { key, .. } | Change::Delete { key } => {
+            LogChange::Put { key, .. } | LogChange::Delete { key } => {
                 row(key)?;
                 match keys::Key::decode(key)? {
                     keys::Key::Extent { inode, .. }
@@ -93,12 +93,12 @@ impl<T: Table> Files<T> {
                     _ => Ok(()),
                 }
             }
-            Change::Write { inode, offset, data } => match self.stored(*inode) {
+            LogChange::Write { inode, offset, data } => match self.stored(*inode) {
                 Err(FileError::NotFound) => Ok(()),
                 Err(error) => Err(error),
                 Ok(row) => self.look_at_records(&row, *inode, *offset, data.len() as u64),
             },
-            Change::DeleteRange { .. } => Ok(()),
+            LogChange::DeleteRange { .. } => Ok(()),
         }
     }
 
@@ -106,7 +106,7 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// Those of the engine; damaged rows.
-    pub fn replay(&self, change: &Change<'_>) -> Result<()> {
+    pub fn replay(&self, change: &LogChange<'_>) -> Result<()> {
         use std::sync::atomic::Ordering::Relaxed;
         self.replaying.store(true, Relaxed);
         let outcome = self.replay_change(change);
@@ -114,9 +114,9 @@ impl<T: Table> Files<T> {
         outcome
     }
 
-    fn replay_change(&self, change: &Change<'_>) -> Result<()> {
+    fn replay_change(&self, change: &LogChange<'_>) -> Result<()> {
         match change {
-            Change::Write { inode, offset, data } => {
+            LogChange::Write { inode, offset, data } => {
                 let inode = self.known.get(*inode);
                 match self.write(&inode, Some(*offset), data) {
                     Ok(outcome) if outcome.written < data.len() => Err(PoolError::NoSpace.into()),
@@ -125,9 +125,9 @@ impl<T: Table> Files<T> {
                     done => done.map(drop),
                 }
             }
-            Change::Put { key, value } => self.replay_put(key, value),
-            Change::Delete { key } => self.replay_delete(key),
-            Change::DeleteRange { .. } => {
+            LogChange::Put { key, value } => self.replay_put(key, value),
+            LogChange::Delete { key } => self.replay_delete(key),
+            LogChange::DeleteRange { .. } => {
                 Err(PoolError::Refused("a log with ranges, which this version does not write".to_owned()).into())
             }
         }
@@ -136,7 +136,7 @@ impl<T: Table> Files<T> {
     fn replay_put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         let number = match keys::Key::decode(key)? {
             keys::Key::Inode(number) => {
-                self.replay_inode(number, &Row::decode(value)?)?;
+                self.replay_inode(number, &InodeRow::decode(value)?)?;
                 number
             }
             keys::Key::Entry { sequence, .. } => {
@@ -196,13 +196,16 @@ impl<T: Table> Files<T> {
     }
 
     /// An inode becomes what was recorded; what it is charged stays what the engine knows.
-    fn replay_inode(&self, number: u64, row: &Row) -> Result<()> {
+    fn replay_inode(&self, number: u64, row: &InodeRow) -> Result<()> {
         let inode = self.known.get(number);
         if matches!(self.attributes(&inode), Err(FileError::NotFound)) {
             let entered = self.gate.enter();
             let mut batch = Batch::default();
-            let new =
-                Row { size: if row.file_type() == Some(FileType::Regular) { 0 } else { row.size }, charged: 0, ..*row };
+            let new = InodeRow {
+                size: if row.file_type() == Some(FileType::Regular) { 0 } else { row.size },
+                charged: 0,
+                ..*row
+            };
             batch.put(&keys::inode(number), new.encode());
             self.apply(entered.txg(), &batch)?;
             self.numbers.objects.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use parking_lot::{Mutex, RwLockWriteGuard};
 
-use super::awaited::Awaited;
 use super::known::Known;
 use super::patches::{Fragments, is_rotten, is_unreadable};
+use super::spin_lock::SpinRwLock;
 use super::{AccessTimes, Batch, FileError, Files, Result, Table};
 use crate::error::PoolError;
 use crate::pointer::Txg;
 use crate::rows::inode::flags::{CUT, HAS_PATCHES, NOATIME};
-use crate::rows::{FileType, Inode as Row, OwnerKind, OwnerUse, Timestamp, keys};
+use crate::rows::{FileType, InodeRow, OwnerKind, OwnerUse, Timestamp, keys};
 use crate::space::Purpose;
 
 /// What an active inode takes in memory beside its content, bytes: measured roughly.
@@ -25,7 +25,7 @@ pub(super) const ACTIVE: u64 = 768;
 pub struct Inode {
     number: u64,
     known: Arc<Known>,
-    pub(super) active: Awaited<Option<Box<Active>>>,
+    pub(super) active: SpinRwLock<Option<Box<Active>>>,
     /// Up to this record devices were asked ahead of a reader: a hint.
     pub(super) asked: AtomicU64,
     /// Its record size as a power of two as it was last seen, 0 where it was not: a hint.
@@ -36,7 +36,8 @@ pub struct Inode {
 
 impl Inode {
     pub(super) fn new(number: u64, known: &Arc<Known>) -> Inode {
-        let (active, asked, shift, apart) = (Awaited::new(None), AtomicU64::new(0), AtomicU8::new(0), Mutex::new(None));
+        let (active, asked, shift, apart) =
+            (SpinRwLock::new(None), AtomicU64::new(0), AtomicU8::new(0), Mutex::new(None));
         Inode { number, known: Arc::clone(known), active, asked, shift, apart }
     }
 
@@ -86,7 +87,7 @@ impl Drop for Inode {
 #[derive(Debug)]
 pub(super) struct Active {
     /// The attributes as everybody sees them.
-    pub(super) row: Row,
+    pub(super) row: InodeRow,
     /// The size that the content in the table, or in the log, supports; what is put into the table,
     /// and so into the log, has this one.
     pub(super) stored_size: u64,
@@ -104,10 +105,10 @@ pub(super) struct Active {
 
 impl Active {
     /// The attributes as users see them: content that waits in memory counts as well, as it is,
-    /// unpacked.
-    pub(super) fn shown(&self) -> Row {
+    /// decompressed.
+    pub(super) fn shown(&self) -> InodeRow {
         let waiting: u64 = self.records.values().map(|record| record.content.len() as u64).sum();
-        Row { charged: self.row.charged.saturating_add(waiting), ..self.row }
+        InodeRow { charged: self.row.charged.saturating_add(waiting), ..self.row }
     }
 
     /// Whether the table does not have all of it.
@@ -204,7 +205,7 @@ pub struct AttributeChange {
 pub(super) struct Editing<'a> {
     pub(super) number: u64,
     pub(super) active: RwLockWriteGuard<'a, Option<Box<Active>>>,
-    pub(super) row: Row,
+    pub(super) row: InodeRow,
     /// What becomes of records in memory once the table has taken what is changed.
     pub(super) pending: Vec<Pending>,
 }
@@ -286,7 +287,7 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// [`FileError::NotFound`] where the inode is gone, and those of the engine.
-    pub fn attributes(&self, inode: &Inode) -> Result<Row> {
+    pub fn attributes(&self, inode: &Inode) -> Result<InodeRow> {
         let active = inode.active.read();
         match active.as_ref() {
             Some(active) => Ok(active.shown()),
@@ -295,7 +296,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Attributes as the table has them, from what was looked at last where they are there.
-    pub(super) fn kept_or_stored(&self, number: u64) -> Result<Row> {
+    pub(super) fn kept_or_stored(&self, number: u64) -> Result<InodeRow> {
         if let Some(row) = self.recent.get(number) {
             return Ok(row);
         }
@@ -307,14 +308,14 @@ impl<T: Table> Files<T> {
     }
 
     /// Attributes as the table has them.
-    pub(super) fn stored(&self, number: u64) -> Result<Row> {
+    pub(super) fn stored(&self, number: u64) -> Result<InodeRow> {
         self.warm(&keys::inode(number))?;
         Self::stored_in(&self.table.read(), number)
     }
 
-    pub(super) fn stored_in(table: &T, number: u64) -> Result<Row> {
+    pub(super) fn stored_in(table: &T, number: u64) -> Result<InodeRow> {
         let row = table.get(&keys::inode(number))?.ok_or(FileError::NotFound)?;
-        Ok(Row::decode(&row)?)
+        Ok(InodeRow::decode(&row)?)
     }
 
     /// Locks an inode to change it.
@@ -362,7 +363,7 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// [`FileError::IsDirectory`] or [`FileError::Invalid`] for the size of what has none,
     /// [`FileError::TooLarge`].
-    pub fn set_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<Row> {
+    pub fn set_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<InodeRow> {
         self.with_relief(|| {
             self.admit_rows(Purpose::Free)?;
             self.change_attributes(inode, change)
@@ -372,7 +373,7 @@ impl<T: Table> Files<T> {
         })
     }
 
-    fn change_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<Row> {
+    fn change_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<InodeRow> {
         let (entered, mut edited) = self.enter_growing(inode, |row| change.size.unwrap_or(row.size))?;
         if let Some(row) = change_nameless(&mut edited, change, (self.clock)()) {
             return Ok(row);
@@ -438,7 +439,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Whether who gets a file may use so much.
-    fn judge_new_owner(&self, row: &Row, change: &AttributeChange) -> Result<()> {
+    fn judge_new_owner(&self, row: &InodeRow, change: &AttributeChange) -> Result<()> {
         let owners = [(OwnerKind::User, change.uid, row.uid), (OwnerKind::Group, change.gid, row.gid)];
         for (kind, new, old) in owners {
             if let Some(new) = new.filter(|new| *new != old) {
@@ -461,7 +462,7 @@ impl<T: Table> Files<T> {
     fn note_access(&self, inode: &Arc<Inode>) -> Result<()> {
         const DAY: i64 = 24 * 60 * 60;
         let now = (self.clock)();
-        let due = |row: &Row| {
+        let due = |row: &InodeRow| {
             row.accessed <= row.modified
                 || row.accessed <= row.changed
                 || now.seconds.saturating_sub(row.accessed.seconds) >= DAY
@@ -519,10 +520,10 @@ impl<T: Table> Files<T> {
     }
 
     fn put_head(&self, table: &T, batch: &mut Batch) -> std::result::Result<(), PoolError> {
-        use crate::rows::Head;
+        use crate::rows::DatasetHead;
         use std::sync::atomic::Ordering::Relaxed;
         let numbers = &self.numbers;
-        let head = Head {
+        let head = DatasetHead {
             next: numbers.next.load(Relaxed),
             root: numbers.root,
             seed: numbers.seed,
@@ -573,7 +574,7 @@ impl<T: Table> Files<T> {
 /// Times of a file that has lost its last name for good: they live as long as it is held, so
 /// nothing but memory has to know them. The kernel tells one with each removal where it keeps times
 /// itself.
-fn change_nameless(edited: &mut Editing<'_>, change: &AttributeChange, now: Timestamp) -> Option<Row> {
+fn change_nameless(edited: &mut Editing<'_>, change: &AttributeChange, now: Timestamp) -> Option<InodeRow> {
     let AttributeChange { accessed, modified, changed, .. } = *change;
     let only_times = AttributeChange { accessed, modified, changed, ..AttributeChange::default() };
     let row = &mut edited.row;
@@ -584,7 +585,7 @@ fn change_nameless(edited: &mut Editing<'_>, change: &AttributeChange, now: Time
     Some(active.shown())
 }
 
-fn apply_change(row: &mut Row, change: &AttributeChange, now: Timestamp) {
+fn apply_change(row: &mut InodeRow, change: &AttributeChange, now: Timestamp) {
     const SET_USER_ID: u16 = 0o4000;
     const SET_GROUP_ID: u16 = 0o2000;
     const GROUP_EXECUTES: u16 = 0o010;

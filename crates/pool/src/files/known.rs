@@ -16,7 +16,7 @@ use super::Inode;
 #[derive(Debug, Default)]
 pub(super) struct Known {
     held: Mutex<HashMap<u64, Weak<Inode>, BuildHasherDefault<Spread>>>,
-    let_go: Mutex<Vec<u64>>,
+    released: Mutex<Vec<u64>>,
     /// Files behind whose end something is left.
     cut: Mutex<BTreeSet<u64>>,
 }
@@ -64,7 +64,7 @@ impl Known {
             }
         }
         if nameless {
-            self.let_go.lock().push(number);
+            self.released.lock().push(number);
         }
     }
 
@@ -79,13 +79,13 @@ impl Known {
     }
 
     /// Inodes without a name that nobody holds.
-    pub(super) fn take_let_go(&self) -> Vec<u64> {
-        std::mem::take(&mut *self.let_go.lock())
+    pub(super) fn take_released(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.released.lock())
     }
 
     /// Inodes that are to be freed another time.
-    pub(super) fn put_let_go(&self, numbers: impl IntoIterator<Item = u64>) {
-        self.let_go.lock().extend(numbers);
+    pub(super) fn put_released(&self, numbers: impl IntoIterator<Item = u64>) {
+        self.released.lock().extend(numbers);
     }
 
     /// A file behind whose end something is left.
@@ -104,7 +104,7 @@ impl Known {
     }
 
     /// Whether there are inodes to be freed.
-    pub(super) fn has_let_go(&self) -> bool {
-        !self.let_go.lock().is_empty()
+    pub(super) fn has_released(&self) -> bool {
+        !self.released.lock().is_empty()
     }
 }

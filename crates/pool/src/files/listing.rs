@@ -17,11 +17,11 @@ use std::sync::atomic::Ordering;
 
 use super::{FileError, Files, Inode, Result, Table};
 use crate::error::PoolError;
-use crate::rows::{Entry, FileType, Inode as Row, keys};
+use crate::rows::{Entry, FileType, InodeRow, keys};
 
 /// An entry of a directory.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct ListedEntry {
     /// Where to go on behind it.
     pub sequence: u64,
     /// The name.
@@ -31,12 +31,12 @@ pub struct Listed {
     /// Its type.
     pub file_type: FileType,
     /// The inode and its attributes, where they were asked for.
-    pub file: Option<(Arc<Inode>, Row)>,
+    pub file: Option<(Arc<Inode>, InodeRow)>,
 }
 
 /// An entry of a directory as a visitor sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct SeenEntry<'a> {
     /// Where to go on behind it.
     pub sequence: u64,
     /// The name.
@@ -46,7 +46,7 @@ pub struct Seen<'a> {
     /// Its type.
     pub file_type: FileType,
     /// Its attributes, where they were asked for.
-    pub row: Option<&'a Row>,
+    pub row: Option<&'a InodeRow>,
 }
 
 /// So many entries are looked at under one hold of the table's lock.
@@ -65,12 +65,12 @@ const DENSE: u64 = 8;
 #[derive(Default)]
 struct Chunk {
     names: Vec<u8>,
-    entries: Vec<Found>,
+    entries: Vec<ChunkEntry>,
     /// As many as entries, or none.
-    rows: Vec<Option<Row>>,
+    rows: Vec<Option<InodeRow>>,
 }
 
-struct Found {
+struct ChunkEntry {
     sequence: u64,
     number: u64,
     /// Where its name ends; it begins where the one before ends.
@@ -91,7 +91,7 @@ impl Chunk {
         self.names.extend_from_slice(name);
         // Names are of 255 bytes at most, entries a few hundred.
         let end = self.names.len() as u32;
-        self.entries.push(Found { sequence, number: inode, end, file_type });
+        self.entries.push(ChunkEntry { sequence, number: inode, end, file_type });
         Ok(())
     }
 }
@@ -122,12 +122,12 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// [`FileError::NotDirectory`], those of the engine.
-    pub fn list(&self, directory: &Inode, behind: u64, attributes: bool, most: usize) -> Result<Vec<Listed>> {
+    pub fn list(&self, directory: &Inode, behind: u64, attributes: bool, most: usize) -> Result<Vec<ListedEntry>> {
         let mut listed = Vec::new();
         self.visit(directory, (behind, u64::MAX), attributes, most, &mut |seen| {
-            let Seen { sequence, name, number, file_type, row } = *seen;
+            let SeenEntry { sequence, name, number, file_type, row } = *seen;
             let file = row.map(|row| (self.known.get(number), *row));
-            listed.push(Listed { sequence, name: name.to_vec(), number, file_type, file });
+            listed.push(ListedEntry { sequence, name: name.to_vec(), number, file_type, file });
             listed.len() < most
         })?;
         Ok(listed)
@@ -152,7 +152,7 @@ impl<T: Table> Files<T> {
         (behind, end): (u64, u64),
         attributes: bool,
         expected: usize,
-        visit: &mut dyn FnMut(&Seen<'_>) -> bool,
+        visit: &mut dyn FnMut(&SeenEntry<'_>) -> bool,
     ) -> Result<()> {
         let row = self.attributes(directory)?;
         if row.file_type() != Some(FileType::Directory) {
@@ -173,11 +173,11 @@ impl<T: Table> Files<T> {
             }
             let mut from = 0;
             for (at, found) in chunk.entries.iter().enumerate() {
-                let Found { sequence, number, end, file_type } = *found;
+                let ChunkEntry { sequence, number, end, file_type } = *found;
                 let name = chunk.names.get(from..end as usize).unwrap_or_default();
                 let row = chunk.rows.get(at).and_then(Option::as_ref);
                 from = end as usize;
-                if !visit(&Seen { sequence, name, number, file_type, row }) {
+                if !visit(&SeenEntry { sequence, name, number, file_type, row }) {
                     return Ok(());
                 }
                 behind = sequence;
@@ -212,7 +212,7 @@ impl<T: Table> Files<T> {
             None => None,
         };
         drop(table);
-        names.into_iter().chain(rows).for_each(|read| self.ahead.go(read));
+        names.into_iter().chain(rows).for_each(|read| self.readahead.go(read));
         Ok(())
     }
 
@@ -270,7 +270,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Reads the attributes of inodes that lie close together.
-    fn read_rows(table: &T, group: &[(u64, usize)], rows: &mut [Option<Row>]) -> Result<()> {
+    fn read_rows(table: &T, group: &[(u64, usize)], rows: &mut [Option<InodeRow>]) -> Result<()> {
         let (Some((first, _)), Some((last, _))) = (group.first(), group.last()) else { return Ok(()) };
         if group.len() < 4 {
             for (number, at) in group {
@@ -288,7 +288,7 @@ impl<T: Table> Files<T> {
             if wanted.peek().is_none_or(|(of, _)| *of != number) {
                 return wanted.peek().is_some();
             }
-            match Row::decode(value) {
+            match InodeRow::decode(value) {
                 Ok(row) => {
                     // A file may have several names here.
                     while let Some((_, at)) = wanted.next_if(|(of, _)| *of == number) {

@@ -14,7 +14,7 @@ use super::inodes::Editing;
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::pointer::Txg;
 use crate::rows::folding::Normal;
-use crate::rows::{Entry, Extent, FileType, Inode as Row, NameHint, NameTarget, OwnerKind, Timestamp, entry, keys};
+use crate::rows::{Entry, Extent, FileType, InodeRow, NameHint, NameTarget, OwnerKind, Timestamp, entry, keys};
 use crate::space::Purpose;
 
 /// The most names of a file, as other Linux file systems have it for their largest (XFS: 2^31 - 1).
@@ -24,7 +24,7 @@ const LINKS_MOST: u32 = i32::MAX as u32;
 #[derive(Clone, Debug)]
 pub struct NewInode {
     /// Type, permissions, owner, group, device; times, links and hint are set here.
-    pub row: Row,
+    pub row: InodeRow,
     /// The target of a symbolic link, at most 4095 bytes.
     pub target: Option<Vec<u8>>,
     /// Extended attributes that it is born with.
@@ -35,7 +35,7 @@ pub struct NewInode {
 #[derive(Clone, Debug)]
 pub struct ParentView {
     /// The directory's attributes.
-    pub row: Row,
+    pub row: InodeRow,
     /// The value of the directory's extended attribute that was asked for, where it has one.
     pub attribute: Option<Vec<u8>>,
     /// The time of the operation.
@@ -58,14 +58,14 @@ pub enum MayReplace {
 
 /// What a name means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct FoundName {
     pub(super) inode: u64,
     pub(super) file_type: FileType,
     pub(super) sequence: u64,
 }
 
 /// A name in a directory that is locked for change.
-struct Place<'a> {
+struct NameKey<'a> {
     directory: u64,
     name: &'a [u8],
 }
@@ -75,7 +75,7 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// [`FileError::NotFound`], [`FileError::NotDirectory`], [`FileError::NameTooLong`].
-    pub fn look_up(&self, directory: &Inode, name: &[u8]) -> Result<(Arc<Inode>, Row)> {
+    pub fn look_up(&self, directory: &Inode, name: &[u8]) -> Result<(Arc<Inode>, InodeRow)> {
         check_name(name)?;
         self.warm(&keys::names(directory.number(), self.hash(name)).start)?;
         let mut tries = 0..super::WARMED_MOST;
@@ -104,7 +104,7 @@ impl<T: Table> Files<T> {
     }
 
     /// How a name that was found is spelled.
-    fn spelled(&self, table: &T, directory: u64, found: Found) -> Result<Vec<u8>> {
+    fn spelled(&self, table: &T, directory: u64, found: FoundName) -> Result<Vec<u8>> {
         let row = table.get(&keys::entry(directory, found.sequence))?;
         let row = row.ok_or(crate::PoolError::Format(crate::Damage::Structure("a name without its entry")))?;
         Ok(Entry::decode(&row)?.name.to_vec())
@@ -121,13 +121,13 @@ impl<T: Table> Files<T> {
         }
     }
 
-    fn directory_row(&self, directory: &Inode) -> Result<Row> {
+    fn directory_row(&self, directory: &Inode) -> Result<InodeRow> {
         let row = self.attributes(directory)?;
         if row.file_type() == Some(FileType::Directory) { Ok(row) } else { Err(FileError::NotDirectory) }
     }
 
     /// The entry of a name: by the hash, then by the name itself, or one that is the same.
-    pub(super) fn find(&self, table: &T, directory: u64, name: &[u8]) -> Result<Option<Found>> {
+    pub(super) fn find(&self, table: &T, directory: u64, name: &[u8]) -> Result<Option<FoundName>> {
         let hash = self.hash(name);
         let mut candidates = Vec::new();
         table.scan(keys::names(directory, hash), &mut |key, row| {
@@ -140,7 +140,7 @@ impl<T: Table> Files<T> {
             let named = table.get(&keys::entry(directory, sequence))?;
             let named = named.ok_or(crate::PoolError::Format(crate::Damage::Structure("a name without its entry")))?;
             if self.numbers.folding.same(Entry::decode(&named)?.name, name) {
-                return Ok(Some(Found { inode, file_type, sequence }));
+                return Ok(Some(FoundName { inode, file_type, sequence }));
             }
         }
         Ok(None)
@@ -158,7 +158,7 @@ impl<T: Table> Files<T> {
         name: &[u8],
         inherited: &[u8],
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
-    ) -> Result<(Arc<Inode>, Row)> {
+    ) -> Result<(Arc<Inode>, InodeRow)> {
         self.check_new_name(name)?;
         self.with_relief(|| {
             self.admit_rows(Purpose::Write)?;
@@ -172,7 +172,7 @@ impl<T: Table> Files<T> {
         name: &[u8],
         inherited: &[u8],
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
-    ) -> Result<(Arc<Inode>, Row)> {
+    ) -> Result<(Arc<Inode>, InodeRow)> {
         let entered = self.enter()?;
         let _names = self.names.lock();
         let mut parent = self.edit_directory(directory)?;
@@ -187,7 +187,7 @@ impl<T: Table> Files<T> {
         let file_type = file_type(&made.row)?;
         made.row.links = if file_type == FileType::Directory { 2 } else { 1 };
         let put = self.put_new(entered.txg(), number, &mut made, &mut batch).and_then(|()| {
-            self.enter_name(&mut batch, &Place { directory: directory.number(), name }, number, (number, file_type));
+            self.enter_name(&mut batch, &NameKey { directory: directory.number(), name }, number, (number, file_type));
             gain(&mut parent, file_type, now)
         });
         put.inspect_err(|_| self.abandon(&batch))?;
@@ -207,7 +207,7 @@ impl<T: Table> Files<T> {
         inherited: &[u8],
         linkable: bool,
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
-    ) -> Result<(Arc<Inode>, Row)> {
+    ) -> Result<(Arc<Inode>, InodeRow)> {
         self.with_relief(|| {
             self.admit_rows(Purpose::Write)?;
             self.make_nameless_admitted(directory, inherited, linkable, new)
@@ -220,7 +220,7 @@ impl<T: Table> Files<T> {
         inherited: &[u8],
         linkable: bool,
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
-    ) -> Result<(Arc<Inode>, Row)> {
+    ) -> Result<(Arc<Inode>, InodeRow)> {
         let entered = self.enter()?;
         let parent = self.edit_directory(directory)?;
         let mut batch = Batch::default();
@@ -285,18 +285,18 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    fn count_new(&self, row: &Row) {
+    fn count_new(&self, row: &InodeRow) {
         self.numbers.objects.fetch_add(1, Ordering::Relaxed);
         self.count_owner(row, i64::try_from(row.charged).unwrap_or(i64::MAX), 1);
     }
 
-    fn enter_name(&self, batch: &mut Batch, place: &Place<'_>, sequence: u64, (inode, file_type): (u64, FileType)) {
+    fn enter_name(&self, batch: &mut Batch, place: &NameKey<'_>, sequence: u64, (inode, file_type): (u64, FileType)) {
         let hash = self.hash(place.name);
         batch.put(&keys::entry(place.directory, sequence), Entry { inode, file_type, name: place.name }.encode());
         batch.put(&keys::name(place.directory, hash, sequence), NameTarget { inode, file_type }.encode());
     }
 
-    fn leave_name(&self, batch: &mut Batch, place: &Place<'_>, sequence: u64) {
+    fn leave_name(&self, batch: &mut Batch, place: &NameKey<'_>, sequence: u64) {
         let hash = self.hash(place.name);
         batch.remove(&keys::entry(place.directory, sequence));
         batch.remove(&keys::name(place.directory, hash, sequence));
@@ -307,7 +307,7 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::make`]; [`FileError::NotPermitted`] for directories, [`FileError::NotFound`] for
     /// a file that lost its last name, [`FileError::TooManyLinks`].
-    pub fn link(&self, inode: &Arc<Inode>, directory: &Inode, name: &[u8]) -> Result<Row> {
+    pub fn link(&self, inode: &Arc<Inode>, directory: &Inode, name: &[u8]) -> Result<InodeRow> {
         self.check_new_name(name)?;
         self.with_relief(|| self.admit_rows(Purpose::Write))?;
         let entered = self.enter()?;
@@ -332,7 +332,7 @@ impl<T: Table> Files<T> {
         let sequence = self.number();
         self.enter_name(
             &mut batch,
-            &Place { directory: directory.number(), name },
+            &NameKey { directory: directory.number(), name },
             sequence,
             (inode.number(), file_type),
         );
@@ -394,7 +394,7 @@ impl<T: Table> Files<T> {
         check_empty(&taken)?;
         let mut batch = Batch::default();
         let now = (self.clock)();
-        self.leave_name(&mut batch, &Place { directory: directory.number(), name }, found.sequence);
+        self.leave_name(&mut batch, &NameKey { directory: directory.number(), name }, found.sequence);
         lose_name(&mut taken, now, &mut batch);
         lose(&mut parent, found.file_type, now);
         parent.put(&mut batch);
@@ -485,8 +485,8 @@ impl<T: Table> Files<T> {
         let now = (self.clock)();
         let mut batch = Batch::default();
         let (old, new) = (
-            Place { directory: from.0.number(), name: &old_name },
-            Place { directory: to.0.number(), name: &new_name },
+            NameKey { directory: from.0.number(), name: &old_name },
+            NameKey { directory: to.0.number(), name: &new_name },
         );
         let moved = self.known.get(source.inode);
         let mut moving = self.edit(&moved)?;
@@ -542,12 +542,12 @@ impl<T: Table> Files<T> {
     fn leave_another(
         &self,
         txg: Txg,
-        (directory, place, sequence): (&Inode, &Place<'_>, u64),
+        (directory, place, sequence): (&Inode, &NameKey<'_>, u64),
         parent: &mut Editing<'_>,
         new: &Making<'_>,
         now: Timestamp,
         batch: &mut Batch,
-    ) -> Result<Row> {
+    ) -> Result<InodeRow> {
         let mut made = self.born(directory, parent, b"", new, now)?;
         let number = self.number();
         made.row.hint = Some(NameHint { directory: place.directory, sequence });
@@ -566,9 +566,9 @@ impl<T: Table> Files<T> {
     fn judge_rename(
         &self,
         from: &Inode,
-        source: Found,
+        source: FoundName,
         to: &Inode,
-        target: Option<Found>,
+        target: Option<FoundName>,
         replace: MayReplace,
     ) -> Result<ControlFlow<Result<()>>> {
         let stop = |error| Ok(ControlFlow::Break(Err(error)));
@@ -697,7 +697,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     if entry::is_name(name) { Ok(()) } else { Err(FileError::Invalid) }
 }
 
-fn file_type(row: &Row) -> Result<FileType> {
+fn file_type(row: &InodeRow) -> Result<FileType> {
     row.file_type().ok_or(FileError::Invalid)
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::{Batch, Files, Result, Table};
 use crate::deadlist::Dead;
 use crate::rows::inode::flags::CUT;
-use crate::rows::{Extent, Inode as Row, Xattr, keys};
+use crate::rows::{Extent, InodeRow, Xattr, keys};
 
 /// How many rows one step frees: a step holds the txg open.
 const STEP: usize = 1024;
@@ -38,23 +38,23 @@ impl<T: Table> Files<T> {
     ///
     /// # Errors
     /// Those of the engine; what is left is freed at the next start.
-    pub fn free_let_go(&self, rows: u64) -> Result<Swept> {
+    pub fn free_released(&self, rows: u64) -> Result<Swept> {
         let (mut left, mut gone) = (rows, 0);
-        let mut waiting = self.known.take_let_go().into_iter();
+        let mut waiting = self.known.take_released().into_iter();
         let mut outcome = Ok(());
         while left > 0
             && let Some(number) = waiting.next()
         {
             match self.free(number, &mut left) {
-                Ok(Freed::More) => self.known.put_let_go(std::iter::once(number)),
+                Ok(Freed::More) => self.known.put_released(std::iter::once(number)),
                 Ok(Freed::Gone) => gone += 1,
                 Ok(Freed::Kept) => {}
                 // Those behind one that cannot be read are freed all the same.
                 Err(error) => outcome = Err(error),
             }
         }
-        self.known.put_let_go(waiting);
-        outcome.map(|()| Swept { gone, more: self.known.has_let_go() })
+        self.known.put_released(waiting);
+        outcome.map(|()| Swept { gone, more: self.known.has_released() })
     }
 
     /// Frees all orphans of the table at once: after a start, when nobody can hold one. Answers how
@@ -64,7 +64,7 @@ impl<T: Table> Files<T> {
     /// Those of the engine.
     pub fn free_orphans(&self) -> Result<u64> {
         self.let_orphans_go(&HashSet::new())?;
-        self.free_let_go(u64::MAX).map(|swept| swept.gone)
+        self.free_released(u64::MAX).map(|swept| swept.gone)
     }
 
     /// Has the orphans of the table freed as those that were let go, step by step, but for some
@@ -83,7 +83,7 @@ impl<T: Table> Files<T> {
         })?;
         // Who holds one by now has it freed when he lets go, or at the next start.
         numbers.retain(|number| !held.contains(number) && !self.known.is_held(*number));
-        self.known.put_let_go(numbers);
+        self.known.put_released(numbers);
         self.find_cuts()
     }
 
@@ -107,7 +107,7 @@ impl<T: Table> Files<T> {
                 self.apply(entered.txg(), &batch)?;
                 return Ok(Freed::Kept);
             };
-            let mut row = Row::decode(&row)?;
+            let mut row = InodeRow::decode(&row)?;
             let mut batch = Batch::default();
             let (freed, complete) = self.collect(&table, number, &mut batch)?;
             drop(table);

@@ -15,9 +15,9 @@
 
 use std::collections::BTreeMap;
 
-use super::admission::{Admit, worst};
-use super::content::{Piece, graver};
+use super::content::{RecordPart, graver};
 use super::inodes::{Buffered, Editing};
+use super::quota_check::{Admit, worst};
 use super::{Batch, FileError, Files, Result, Table};
 use crate::deadlist::Dead;
 use crate::error::PoolError;
@@ -25,7 +25,7 @@ use crate::frames::NewFrame;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::inode::flags::HAS_PATCHES;
 use crate::rows::patch::PIECES_MOST;
-use crate::rows::{Extent, Inode as Row, Patch, keys};
+use crate::rows::{Extent, InodeRow, Patch, keys};
 
 /// A record has at most so many patches; the next small write stores it anew.
 const PATCHES_MOST: usize = 8;
@@ -144,7 +144,7 @@ impl<T: Table> Files<T> {
     pub(super) fn buffer_fragment(
         &self,
         edited: &mut Editing<'_>,
-        piece: Piece,
+        piece: RecordPart,
         part: &[u8],
         admit: Admit,
     ) -> Result<bool> {
@@ -187,7 +187,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Makes a record whole in memory of which only parts are there.
-    pub(super) fn fill(&self, row: &Row, number: u64, record: u64, buffered: &mut Buffered) -> Result<()> {
+    pub(super) fn fill(&self, row: &InodeRow, number: u64, record: u64, buffered: &mut Buffered) -> Result<()> {
         if let Some(Fragment { bytes, unrecorded }) = buffered.fragments.take_whole(buffered.base) {
             buffered.unrecorded = unrecorded.then_some(0..bytes.len());
             buffered.content = bytes;
@@ -209,7 +209,7 @@ impl<T: Table> Files<T> {
     /// The patches of some records, in their order; with their numbers.
     pub(super) fn stored_patches(
         &self,
-        row: &Row,
+        row: &InodeRow,
         number: u64,
         first: u64,
         last: u64,

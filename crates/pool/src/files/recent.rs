@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::Batch;
 use crate::rows::inode::flags::HAS_XATTRS;
-use crate::rows::{FileType, Inode as Row, keys};
+use crate::rows::{FileType, InodeRow, keys};
 
 /// How many are kept.
 const PLACES: usize = 64;
@@ -22,12 +22,12 @@ const PLACES: usize = 64;
 /// from a listing before it asks about them. 16 KiB.
 const BARE: usize = 2048;
 
-type Place = Mutex<Option<(u64, Row)>>;
+type CachedRow = Mutex<Option<(u64, InodeRow)>>;
 
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
-    places: OnceLock<Box<[Place]>>,
+    places: OnceLock<Box<[CachedRow]>>,
     /// Numbers of inodes without extended attributes, each at the place that it chooses; 0: none.
     /// Nothing before a listing is long.
     bare: OnceLock<Box<[AtomicU64]>>,
@@ -35,13 +35,13 @@ pub(super) struct Recent {
 
 impl Recent {
     /// The attributes of an inode, where they are kept.
-    pub(super) fn get(&self, number: u64) -> Option<Row> {
+    pub(super) fn get(&self, number: u64) -> Option<InodeRow> {
         let kept = *self.place(number)?.lock();
         kept.filter(|(of, _)| *of == number).map(|(_, row)| row)
     }
 
     /// Keeps what the table has, while its lock is held.
-    pub(super) fn note(&self, number: u64, row: &Row) {
+    pub(super) fn note(&self, number: u64, row: &InodeRow) {
         let places = self.places.get_or_init(|| (0..PLACES).map(|_| Mutex::default()).collect());
         if let Some(place) = places.get(number as usize % PLACES) {
             *place.lock() = Some((number, *row));
@@ -52,7 +52,7 @@ impl Recent {
     }
 
     /// Keeps of which of these inodes the table has no extended attributes, while its lock is held.
-    pub(super) fn note_bare<'a>(&self, rows: impl Iterator<Item = (u64, &'a Row)>) {
+    pub(super) fn note_bare<'a>(&self, rows: impl Iterator<Item = (u64, &'a InodeRow)>) {
         let places = self.bare.get_or_init(|| (0..BARE).map(|_| AtomicU64::new(0)).collect());
         for (number, row) in rows {
             if let Some(place) = places.get(number as usize % BARE) {
@@ -76,7 +76,7 @@ impl Recent {
         for change in batch.changes() {
             let Some((&keys::INODE, number)) = change.key.split_first() else { continue };
             let Some(number) = number.first_chunk::<8>().map(|number| u64::from_be_bytes(*number)) else { continue };
-            let row = change.row.as_deref().filter(|_| !failed).and_then(|row| Row::decode(row).ok());
+            let row = change.row.as_deref().filter(|_| !failed).and_then(|row| InodeRow::decode(row).ok());
             if row.is_none()
                 && let Some(place) = self.bare_place(number)
             {
@@ -99,13 +99,13 @@ impl Recent {
         self.bare.get().into_iter().flatten().for_each(|place| place.store(0, Ordering::Release));
     }
 
-    fn place(&self, number: u64) -> Option<&Place> {
+    fn place(&self, number: u64) -> Option<&CachedRow> {
         self.places.get()?.get(number as usize % PLACES)
     }
 }
 
 /// Symbolic links are not kept: nobody asks for what they have.
-fn keep_bare(place: &AtomicU64, number: u64, row: &Row) {
+fn keep_bare(place: &AtomicU64, number: u64, row: &InodeRow) {
     if row.flags & HAS_XATTRS == 0 && row.file_type() != Some(FileType::Symlink) {
         place.store(number, Ordering::Release);
     } else {
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn what_is_kept_follows_the_table() {
         let recent = Recent::default();
-        let row = |links| Row { links, ..Row::new(FileType::Regular, 0o644, Timestamp::default()) };
+        let row = |links| InodeRow { links, ..InodeRow::new(FileType::Regular, 0o644, Timestamp::default()) };
         assert_eq!(recent.get(5), None);
         recent.note(5, &row(1));
         assert_eq!((recent.get(5), recent.get(5 + PLACES as u64)), (Some(row(1)), None));
@@ -154,8 +154,8 @@ mod tests {
     #[test]
     fn who_has_no_extended_attributes_is_known_after_a_long_listing() {
         let recent = Recent::default();
-        let row = |flags| Row { flags, ..Row::new(FileType::Regular, 0o644, Timestamp::default()) };
-        let link = Row::new(FileType::Symlink, 0o777, Timestamp::default());
+        let row = |flags| InodeRow { flags, ..InodeRow::new(FileType::Regular, 0o644, Timestamp::default()) };
+        let link = InodeRow::new(FileType::Symlink, 0o777, Timestamp::default());
         recent.note(5, &row(0));
         assert!(!recent.is_bare(5) && !recent.is_bare(0), "nothing is kept before there is a listing");
         recent.note_bare([(5, &row(0)), (6, &row(HAS_XATTRS)), (7, &link)].into_iter());

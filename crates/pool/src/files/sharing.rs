@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
-use super::admission::{Admit, worst};
 use super::inodes::{Editing, Pending};
+use super::quota_check::{Admit, worst};
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::pointer::{Pointer, Txg};
 use crate::rows::{Extent, FileType, keys};
@@ -151,7 +151,7 @@ impl<T: Table> Files<T> {
             Source::Inline(_) if into != 0 => return Ok(false),
             Source::Inline(content) => {
                 self.admit_content(&target.row, worst(content.len()), Admit::Asked)?;
-                self.admission.turn(self.dataset, txg, worst(content.len()), 0);
+                self.admission.charge(self.dataset, txg, worst(content.len()), 0);
                 self.replace(target, into, Some(Extent::Inline(&content)), batch)?;
                 target.pending.push(Pending::Gone(into));
                 return Ok(true);
@@ -160,7 +160,7 @@ impl<T: Table> Files<T> {
         };
         if let Some(pointer) = new {
             self.admit_content(&target.row, pointer.charged(), Admit::Asked)?;
-            self.admission.turn(self.dataset, txg, pointer.charged(), pointer.charged());
+            self.admission.charge(self.dataset, txg, pointer.charged(), pointer.charged());
         }
         let row = new.map(|pointer| Extent::Shared { pointer, since: txg });
         // Counted before the row: what cannot be put is given back as any other reference.

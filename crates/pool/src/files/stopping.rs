@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Files, Result, Table};
 use crate::error::PoolError;
-use crate::rows::{Head, keys};
+use crate::rows::{DatasetHead, keys};
 
 /// Whether operations wait.
 #[derive(Debug, Default)]
@@ -44,11 +44,11 @@ impl Stop {
 
 /// Operations of a dataset wait until this is dropped.
 #[derive(Debug)]
-pub struct Stopped<'a, T: Table> {
+pub struct StoppedFiles<'a, T: Table> {
     files: &'a Files<T>,
 }
 
-impl<T: Table> Drop for Stopped<'_, T> {
+impl<T: Table> Drop for StoppedFiles<'_, T> {
     fn drop(&mut self) {
         self.files.stop.set(false);
     }
@@ -57,13 +57,13 @@ impl<T: Table> Drop for Stopped<'_, T> {
 impl<T: Table> Files<T> {
     /// Stops operations: those that begin after the next closing of a txg wait. By one at a time,
     /// who has the administration of the pool.
-    pub fn stop(&self) -> Stopped<'_, T> {
+    pub fn stop(&self) -> StoppedFiles<'_, T> {
         self.stop.set(true);
-        Stopped { files: self }
+        StoppedFiles { files: self }
     }
 }
 
-impl<T: Table> Stopped<'_, T> {
+impl<T: Table> StoppedFiles<'_, T> {
     /// The files are those of another table from now on, of the same dataset at another time:
     /// whoever holds an inode has what has its number there, or nothing. Called when a commit has
     /// taken all that memory held.
@@ -72,7 +72,7 @@ impl<T: Table> Stopped<'_, T> {
     /// Those of the table; nothing is changed then.
     pub fn replace(&self, table: T) -> std::result::Result<(), PoolError> {
         let files = self.files;
-        let head = Head::decode(&table.get(&keys::head())?.unwrap_or_default())?;
+        let head = DatasetHead::decode(&table.get(&keys::head())?.unwrap_or_default())?;
         let _names = files.names.lock();
         let held = files.known.all();
         {
@@ -112,7 +112,7 @@ impl<T: Table> Files<T> {
         self.note_stored(inode.number());
         active
             .iter()
-            .for_each(|active| active.records.values().for_each(|buffered| self.let_go(txg, &active.row, buffered)));
+            .for_each(|active| active.records.values().for_each(|buffered| self.release(txg, &active.row, buffered)));
     }
 
     /// Marks what is held and has no name, after a table was replaced: it goes when its last holder

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use crate::deadlist::Dead;
 use crate::error::PoolError;
-use crate::log::Change;
+use crate::log::LogChange;
 use crate::pointer::Txg;
-use crate::rows::{Inode as Row, OwnerKind};
+use crate::rows::{InodeRow, OwnerKind};
 
 /// Reads something that a table needs.
 pub type Absent = Box<dyn FnOnce() -> Result<(), PoolError> + Send>;
@@ -62,9 +62,7 @@ pub trait Table: Send + Sync {
     fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError>;
 
     /// What the next commits will write of the table, bytes.
-    fn dirty_bytes(&self) -> u64 {
-        0
-    }
+    fn dirty_bytes(&self) -> u64;
 }
 
 /// A change of one row.
@@ -79,10 +77,10 @@ pub struct RowChange {
 impl RowChange {
     /// The change as the intent log has it.
     #[must_use]
-    pub fn as_change(&self) -> Change<'_> {
+    pub fn as_change(&self) -> LogChange<'_> {
         match &self.row {
-            Some(value) => Change::Put { key: &self.key, value },
-            None => Change::Delete { key: &self.key },
+            Some(value) => LogChange::Put { key: &self.key, value },
+            None => LogChange::Delete { key: &self.key },
         }
     }
 }
@@ -114,7 +112,7 @@ impl Batch {
     }
 
     /// A file is charged so much more; its row says so already.
-    pub(super) fn charge(&mut self, row: &Row, bytes: i64) {
+    pub(super) fn charge(&mut self, row: &InodeRow, bytes: i64) {
         self.charged = self.charged.saturating_add(bytes);
         self.uses.extend([(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)].map(|owner| (owner, bytes)));
     }

@@ -12,7 +12,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::Damage;
 use crate::frames::NewFrame;
-use crate::rows::{FileType, Inode as Row};
+use crate::rows::{FileType, InodeRow};
+use crate::space::Purpose;
 
 mod cuts;
 mod folded;
@@ -45,7 +46,37 @@ impl Watched {
     }
 }
 
+/// Admits everything.
+struct Unlimited;
+
+impl Admission for Unlimited {
+    fn admit(&self, _: u64, _: u64, _: Option<Purpose>) -> Result<()> {
+        Ok(())
+    }
+
+    fn check(&self, _: u64, _: u64, _: Purpose) -> Result<()> {
+        Ok(())
+    }
+
+    fn charge(&self, _: u64, _: Txg, _: u64, _: u64) {}
+
+    fn dirtied(&self, _: u64, _: Txg, _: u64) {}
+
+    fn relieve(&self, _: Option<u64>, _: bool) -> std::result::Result<bool, PoolError> {
+        Ok(false)
+    }
+
+    fn room(&self, _: u64) -> u64 {
+        u64::MAX
+    }
+}
+
 impl Table for MapTable {
+    /// Nothing of it is ever written.
+    fn dirty_bytes(&self) -> u64 {
+        0
+    }
+
     fn get(&self, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, PoolError> {
         self.1.look(key)?;
         Ok(self.0.get(key).cloned())
@@ -127,30 +158,35 @@ impl Frames for MapFrames {
     }
 }
 
-fn ground(frames: &Arc<MapFrames>) -> Ground {
+fn config(frames: &Arc<MapFrames>) -> FilesConfig {
     let ticks = AtomicI64::new(0);
-    Ground {
+    FilesConfig {
         dataset: 5,
         gate: Arc::new(Gate::new(Txg(7))),
         frames: Arc::clone(frames) as Arc<dyn Frames>,
         clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 0 }),
         throttle: Arc::default(),
         admission: Arc::new(Unlimited),
-        storing: Storing { record_shift: 12, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 },
+        storing: Storing { record_shift: 12, compression: CompressionSetting::Lz4, checksum: ChecksumKind::Xxh3 },
     }
 }
 
 fn empty() -> (Files<MapTable>, Arc<MapFrames>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
     (
-        Files::format(ground(&frames), MapTable::default(), (keys::Hashing::Near, Folding::EXACT, 99), (0, 0)).unwrap(),
+        Files::format(
+            config(&frames),
+            MapTable::default(),
+            NewFiles { hashing: keys::Hashing::Ordered, folding: Folding::EXACT, seed: 99, owner: (0, 0) },
+        )
+        .unwrap(),
         frames,
     )
 }
 
 fn new(file_type: FileType) -> impl Fn(&ParentView) -> Result<NewInode> {
     move |parent| {
-        let mut row = Row::new(file_type, 0o644, parent.now);
+        let mut row = InodeRow::new(file_type, 0o644, parent.now);
         (row.uid, row.gid) = (10, 20);
         Ok(NewInode { row, target: None, attributes: Vec::new() })
     }
@@ -191,7 +227,7 @@ fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
     for (key, row) in &table.0 {
         match keys::Key::decode(key).unwrap() {
             keys::Key::Inode(number) => {
-                inodes.insert(number, Row::decode(row).unwrap());
+                inodes.insert(number, InodeRow::decode(row).unwrap());
             }
             keys::Key::Entry { directory, sequence } => {
                 let entry = crate::rows::Entry::decode(row).unwrap();
@@ -203,7 +239,7 @@ fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
                     *links.entry(entry.inode).or_default() += 1;
                 }
                 named.insert((directory, sequence), entry.inode);
-                let key = keys::name(directory, keys::near_hash(99, &files.folding().fold(entry.name)), sequence);
+                let key = keys::name(directory, keys::ordered_hash(99, &files.folding().fold(entry.name)), sequence);
                 assert!(table.0.contains_key(key.as_slice()));
             }
             keys::Key::Name { .. } => by_hash += 1,
@@ -285,9 +321,9 @@ fn names_are_made_found_listed_and_taken() {
     assert_eq!(files.attributes(&d).unwrap().links, 0);
     // The listing holds what it showed.
     drop((d, inside));
-    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 1);
+    assert_eq!(files.free_released(u64::MAX).unwrap().gone, 1);
     drop((first, rest));
-    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 1);
+    assert_eq!(files.free_released(u64::MAX).unwrap().gone, 1);
     check(&files, &frames, &mut Vec::new());
 }
 
@@ -299,7 +335,7 @@ fn a_listing_meets_each_name_once_and_none_that_came_later() {
     let end = files.next_sequence();
     let listed = |behind: u64, end: u64, most: usize| {
         let mut names = Vec::new();
-        let visit = &mut |seen: &Seen<'_>| {
+        let visit = &mut |seen: &SeenEntry<'_>| {
             names.push((seen.sequence, String::from_utf8(seen.name.to_vec()).unwrap()));
             names.len() < most
         };
@@ -371,7 +407,7 @@ fn a_file_without_a_name_lives_while_it_is_held() {
     files.write(&a, Some(0), &data).unwrap();
     files.unlink(&root, b"a").unwrap();
     check(&files, &frames, &mut Vec::new());
-    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 0);
+    assert_eq!(files.free_released(u64::MAX).unwrap().gone, 0);
     assert_eq!(content(&files, &a), data);
     assert!(matches!(files.link(&a, &root, b"b"), Err(FileError::NotFound)));
     let (t, row) = files.make_nameless(&root, b"", true, &new(FileType::Regular)).unwrap();
@@ -379,14 +415,14 @@ fn a_file_without_a_name_lives_while_it_is_held() {
     files.write(&t, Some(0), b"tmp").unwrap();
     files.link(&t, &root, b"t").unwrap();
     drop((a, t));
-    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 1);
+    assert_eq!(files.free_released(u64::MAX).unwrap().gone, 1);
     check(&files, &frames, &mut Vec::new());
     assert_eq!(content(&files, &files.look_up(&root, b"t").unwrap().0), b"tmp");
     // What a crash leaves is freed at the next start.
     let held = files.make_nameless(&root, b"", true, &new(FileType::Regular)).unwrap().0;
     files.write(&held, Some(0), &data).unwrap();
     check(&files, &frames, &mut Vec::new());
-    let reopened = Files::open(ground(&frames), files.with_table(|table| table.clone())).unwrap();
+    let reopened = Files::open(config(&frames), files.with_table(|table| table.clone())).unwrap();
     assert_eq!(reopened.free_orphans().unwrap(), 1);
     check(&reopened, &frames, &mut Vec::new());
 }
@@ -412,7 +448,7 @@ fn holes_are_found_and_made() {
     assert_eq!(files.attributes(&a).unwrap().charged, 0);
     files.zero(&a, 0, 1 << 40, true).unwrap();
     assert_eq!(files.attributes(&a).unwrap().size, 1 << 40);
-    // Zeros are a hole where content may be packed.
+    // Zeros are a hole where content may be compressed.
     files.write(&a, Some(0), &[0; 8192]).unwrap();
     check(&files, &frames, &mut Vec::new());
     assert_eq!(files.attributes(&a).unwrap().charged, 0);
@@ -503,7 +539,7 @@ fn small_writes_into_records_are_patches_until_there_are_too_many() {
     files.unlink(&root, b"a").unwrap();
     check(&files, &frames, &mut Vec::new());
     drop(a);
-    files.free_let_go(u64::MAX).unwrap();
+    files.free_released(u64::MAX).unwrap();
     check(&files, &frames, &mut Vec::new());
     assert!(frames.content.lock().is_empty());
     assert_eq!(files.buffered(), 0);
@@ -530,7 +566,7 @@ fn attributes_short_and_long() {
     check(&files, &frames, &mut Vec::new());
     files.unlink(&root, b"a").unwrap();
     drop(a);
-    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 1);
+    assert_eq!(files.free_released(u64::MAX).unwrap().gone, 1);
     check(&files, &frames, &mut Vec::new());
     assert!(frames.content.lock().is_empty());
 }
@@ -733,12 +769,12 @@ fn run(files: &mut MapFiles, frames: &Arc<MapFrames>, model: &mut Model, step: &
             assert_eq!(files.set_attributes(&known(files, f), &change).unwrap().uid, u32::from(uid));
         }
         Step::Flush => {
-            files.free_let_go(u64::MAX).unwrap();
+            files.free_released(u64::MAX).unwrap();
             check(files, frames, freed);
         }
         Step::Reopen => {
             check(files, frames, freed);
-            *files = Files::open(ground(frames), files.with_table(|table| table.clone())).unwrap();
+            *files = Files::open(config(frames), files.with_table(|table| table.clone())).unwrap();
             files.free_orphans().unwrap();
         }
     }
@@ -772,10 +808,10 @@ proptest! {
             run(&mut files, &frames, &mut model, step, &mut freed);
             compare(&files, &model);
         }
-        files.free_let_go(u64::MAX).unwrap();
+        files.free_released(u64::MAX).unwrap();
         check(&files, &frames, &mut freed);
         prop_assert_eq!(files.buffered(), 0);
-        let reopened = Files::open(ground(&frames), files.with_table(|table| table.clone())).unwrap();
+        let reopened = Files::open(config(&frames), files.with_table(|table| table.clone())).unwrap();
         compare(&reopened, &model);
     }
 }

@@ -26,7 +26,7 @@ pub struct Throttle {
     /// From here on operations wait, bytes.
     most: AtomicU64,
     failed: OnceLock<PoolError>,
-    state: Mutex<State>,
+    state: Mutex<ThrottleState>,
     /// Operations wait here for room.
     room: Condvar,
     /// The committer waits here for work.
@@ -34,7 +34,7 @@ pub struct Throttle {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ThrottleState {
     due: bool,
     stop: bool,
 }

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::admission::worst;
+use super::quota_check::worst;
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::deadlist::Dead;
-use crate::frames::{NewFrame, Owner, Stream};
+use crate::frames::{NewFrame, Owner, WriteStream};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::xattr::{INLINE_MOST, VALUE_MOST};
@@ -172,16 +172,16 @@ impl<T: Table> Files<T> {
         let purpose = if self.is_replaying() { None } else { Some(Purpose::Write) };
         self.admission.admit(self.dataset, promised, purpose)?;
         let written = self.write_frame(&NewFrame {
-            stream: Stream::Metadata,
+            stream: WriteStream::Metadata,
             kind: FrameKind::Value,
             owner,
             birth: txg,
             content: value,
-            packing: storing.packing,
+            compression: storing.compression,
             checksum: storing.checksum,
         });
         let charged = written.as_ref().map_or(0, Pointer::charged);
-        self.admission.turn(self.dataset, txg, promised, charged);
+        self.admission.charge(self.dataset, txg, promised, charged);
         let pointer = written?;
         batch.put(&key, Xattr::Frame(pointer).encode());
         batch.written.push(Dead::of(&pointer, false));

@@ -66,10 +66,10 @@ pub struct Identity {
 
 impl Identity {
     /// A feature that every user must know: metadata lies in two places.
-    pub const TWICE: u64 = 1;
+    pub const REDUNDANT_METADATA: u64 = 1;
     /// Another one: file systems may have names of neighbouring numbers side by side
-    /// ([`crate::rows::keys::near_hash`]).
-    pub const NEAR: u64 = 2;
+    /// ([`crate::rows::keys::ordered_hash`]).
+    pub const ORDERED_NAMES: u64 = 2;
     /// A third one: there may be file systems in which names are the same though their bytes differ
     /// ([`crate::rows::Folding`]).
     pub const FOLDED: u64 = 4;
@@ -135,7 +135,7 @@ impl Identity {
             )));
         }
         let (revision, incompatible) = (from.u64()?, from.u64()?);
-        let unknown = incompatible & !(Self::TWICE | Self::NEAR | Self::FOLDED);
+        let unknown = incompatible & !(Self::REDUNDANT_METADATA | Self::ORDERED_NAMES | Self::FOLDED);
         if unknown != 0 {
             return Err(PoolError::Refused(format!(
                 "the pool uses features that this program does not know: {unknown:#x}"

@@ -20,7 +20,7 @@ const COUNTER_MOST: u64 = 1 << 62;
 
 /// Where a segment (or a part of it) lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct SlotAddress {
     /// Which device.
     pub device: u16,
     /// Which slot of it.
@@ -30,7 +30,7 @@ pub struct Place {
 /// Where replay of the intent log begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStart {
-    /// Place of the first block in the log area, bytes.
+    /// SlotAddress of the first block in the log area, bytes.
     pub position: u64,
     /// Its sequence number.
     pub sequence: u64,
@@ -44,7 +44,7 @@ pub struct TableSegment {
     /// Its number.
     pub id: u32,
     /// Where it lies.
-    pub place: Vec<Place>,
+    pub place: Vec<SlotAddress>,
     /// Frames in it.
     pub frames: u32,
     /// How much of it is written, bytes.
@@ -77,7 +77,7 @@ pub struct Root {
     /// Where replay begins.
     pub log_start: LogStart,
     /// The log area: runs of slots.
-    pub log: Vec<(Place, u32)>,
+    pub log: Vec<(SlotAddress, u32)>,
     /// The segments of the table.
     pub table_segments: Vec<TableSegment>,
     /// The frame that lists the frames of the full copy of the table.
@@ -229,24 +229,24 @@ pub(crate) fn small(from: &mut Reader<'_>) -> Result<u32, PoolError> {
     from.varint()?.try_into().or_else(|_| structure("a number of more than 32 bits"))
 }
 
-pub(crate) fn write_place(to: &mut Writer, place: Place) {
+pub(crate) fn write_place(to: &mut Writer, place: SlotAddress) {
     to.varint(u64::from(place.device));
     to.varint(u64::from(place.slot));
 }
 
-pub(crate) fn read_place(from: &mut Reader<'_>) -> Result<Place, PoolError> {
+pub(crate) fn read_place(from: &mut Reader<'_>) -> Result<SlotAddress, PoolError> {
     let device = small(from)?.try_into().or_else(|_| structure("a device's number of more than 16 bits"))?;
-    Ok(Place { device, slot: small(from)? })
+    Ok(SlotAddress { device, slot: small(from)? })
 }
 
-pub(crate) fn write_places(to: &mut Writer, places: &[Place]) {
+pub(crate) fn write_places(to: &mut Writer, places: &[SlotAddress]) {
     to.varint(places.len() as u64);
     for place in places {
         write_place(to, *place);
     }
 }
 
-pub(crate) fn read_places(from: &mut Reader<'_>) -> Result<Vec<Place>, PoolError> {
+pub(crate) fn read_places(from: &mut Reader<'_>) -> Result<Vec<SlotAddress>, PoolError> {
     let mut places = Vec::new();
     for _ in 0..from.varint()? {
         places.push(read_place(from)?);

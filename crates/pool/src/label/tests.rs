@@ -54,11 +54,11 @@ fn root(generation: u64) -> Root {
         catalog: Some(pointer(1)),
         upper: vec![1; UPPER_LIMIT],
         log_start: LogStart { position: 4096, sequence: 8, chain: 99 },
-        log: vec![(Place { device: 0, slot: 0 }, 4)],
+        log: vec![(SlotAddress { device: 0, slot: 0 }, 4)],
         table_segments: (0..24)
             .map(|id| TableSegment {
                 id: 1 << 28 | id,
-                place: vec![Place { device: 1, slot: 1 << 20 }],
+                place: vec![SlotAddress { device: 1, slot: 1 << 20 }],
                 frames: 1000,
                 bytes: 1 << 26,
                 dead_since: (id % 2 == 0).then_some(1 << 40),

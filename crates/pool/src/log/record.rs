@@ -13,7 +13,7 @@ const WRITE: u8 = 4;
 
 /// A change of rows; its bytes are borrowed from the operation, or from the block on replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change<'a> {
+pub enum LogChange<'a> {
     /// A row has this value.
     Put {
         /// The row's key.
@@ -47,16 +47,16 @@ pub enum Change<'a> {
 
 /// What one operation changed. It is applied whole or, where a commit holds its txg, not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record<'a> {
+pub struct LogRecord<'a> {
     /// The txg that the operation belongs to.
     pub txg: Txg,
     /// The dataset; 0 is the catalog.
     pub dataset: u64,
     /// The changes, in order.
-    pub changes: Vec<Change<'a>>,
+    pub changes: Vec<LogChange<'a>>,
 }
 
-impl<'a> Record<'a> {
+impl<'a> LogRecord<'a> {
     /// Appends the record: its length, then its fields.
     pub fn encode(&self, to: &mut Writer) {
         let mut body = Writer::default();
@@ -64,21 +64,21 @@ impl<'a> Record<'a> {
         body.varint(self.dataset);
         for change in &self.changes {
             match change {
-                Change::Put { key, value } => {
+                LogChange::Put { key, value } => {
                     body.u8(PUT);
                     body.string(key);
                     body.string(value);
                 }
-                Change::Delete { key } => {
+                LogChange::Delete { key } => {
                     body.u8(DELETE);
                     body.string(key);
                 }
-                Change::DeleteRange { from, to } => {
+                LogChange::DeleteRange { from, to } => {
                     body.u8(DELETE_RANGE);
                     body.string(from);
                     body.string(to);
                 }
-                Change::Write { inode, offset, data } => {
+                LogChange::Write { inode, offset, data } => {
                     body.u8(WRITE);
                     body.varint(*inode);
                     body.varint(*offset);
@@ -99,10 +99,10 @@ impl<'a> Record<'a> {
         let mut changes = Vec::new();
         while !body.is_empty() {
             changes.push(match body.u8()? {
-                PUT => Change::Put { key: body.string()?, value: body.string()? },
-                DELETE => Change::Delete { key: body.string()? },
-                DELETE_RANGE => Change::DeleteRange { from: body.string()?, to: body.string()? },
-                WRITE => Change::Write { inode: body.varint()?, offset: body.varint()?, data: body.string()? },
+                PUT => LogChange::Put { key: body.string()?, value: body.string()? },
+                DELETE => LogChange::Delete { key: body.string()? },
+                DELETE_RANGE => LogChange::DeleteRange { from: body.string()?, to: body.string()? },
+                WRITE => LogChange::Write { inode: body.varint()?, offset: body.varint()?, data: body.string()? },
                 _ => return Err(PoolError::Format(Damage::Structure("unknown change in a log record"))),
             });
         }

@@ -14,7 +14,7 @@ use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 use crate::pointer::Txg;
 
-use super::record::Record;
+use super::record::LogRecord;
 
 /// Blocks begin at multiples of this, and the area's length is one, bytes.
 pub const BLOCK: u64 = 4096;
@@ -159,14 +159,14 @@ impl<A: Area> Ring<A> {
         pool: u64,
         start: Start,
         committed: Txg,
-        visit: &mut dyn FnMut(&Record<'_>) -> Result<(), PoolError>,
+        visit: &mut dyn FnMut(&LogRecord<'_>) -> Result<(), PoolError>,
     ) -> Result<(Self, Replayed), PoolError> {
         let mut ring = Self::new(area, pool, start)?;
         let mut replayed = Replayed::default();
         while let Some((header, content)) = ring.read_next()? {
             let mut from = Reader::new(content.get(HEADER..).unwrap_or_default());
             while !from.is_empty() {
-                let record = Record::decode(&mut from)?;
+                let record = LogRecord::decode(&mut from)?;
                 if record.txg > committed {
                     visit(&record)?;
                     replayed.records += 1;

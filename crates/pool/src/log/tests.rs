@@ -102,8 +102,8 @@ impl Area for Memory {
 /// A record that can be told apart: operation `number` of a txg.
 pub fn operation(number: u64, txg: u64, data: &[u8]) -> Vec<u8> {
     let mut to = Writer::default();
-    let changes = vec![Change::Write { inode: number, offset: 0, data }];
-    Record { txg: Txg(txg), dataset: 1, changes }.encode(&mut to);
+    let changes = vec![LogChange::Write { inode: number, offset: 0, data }];
+    LogRecord { txg: Txg(txg), dataset: 1, changes }.encode(&mut to);
     to.finish()
 }
 
@@ -115,32 +115,32 @@ proptest! {
     #[test]
     fn records_survive(txg: u64, dataset: u64, parts in proptest::collection::vec(change(), 0..6)) {
         let changes = parts.iter().map(|(kind, first, second, inode, offset)| match kind {
-            1 => Change::Put { key: first, value: second },
-            2 => Change::Delete { key: first },
-            3 => Change::DeleteRange { from: first, to: second },
-            _ => Change::Write { inode: *inode, offset: *offset, data: second },
+            1 => LogChange::Put { key: first, value: second },
+            2 => LogChange::Delete { key: first },
+            3 => LogChange::DeleteRange { from: first, to: second },
+            _ => LogChange::Write { inode: *inode, offset: *offset, data: second },
         });
-        let record = Record { txg: Txg(txg), dataset, changes: changes.collect() };
+        let record = LogRecord { txg: Txg(txg), dataset, changes: changes.collect() };
         let mut to = Writer::default();
         record.encode(&mut to);
         record.encode(&mut to);
         let bytes = to.finish();
         let mut from = Reader::new(&bytes);
-        prop_assert_eq!(&Record::decode(&mut from).unwrap(), &record);
-        prop_assert_eq!(&Record::decode(&mut from).unwrap(), &record);
+        prop_assert_eq!(&LogRecord::decode(&mut from).unwrap(), &record);
+        prop_assert_eq!(&LogRecord::decode(&mut from).unwrap(), &record);
         prop_assert!(from.is_empty());
         for cut in 0..bytes.len() / 2 {
-            prop_assert!(Record::decode(&mut Reader::new(&bytes[..cut])).is_err());
+            prop_assert!(LogRecord::decode(&mut Reader::new(&bytes[..cut])).is_err());
         }
     }
 
     #[test]
     fn any_bytes_are_a_record_or_an_error(bytes: Vec<u8>) {
-        if let Ok(record) = Record::decode(&mut Reader::new(&bytes)) {
+        if let Ok(record) = LogRecord::decode(&mut Reader::new(&bytes)) {
             let mut to = Writer::default();
             record.encode(&mut to);
             let again = to.finish();
-            prop_assert_eq!(Record::decode(&mut Reader::new(&again)).unwrap(), record);
+            prop_assert_eq!(LogRecord::decode(&mut Reader::new(&again)).unwrap(), record);
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::space::Limits;
 
 /// A dataset of a chain, owned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredProperty {
     /// Its number.
     pub dataset: u64,
     /// Its whole name.
@@ -21,7 +21,7 @@ pub struct Stored {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The dataset first, the root last.
-    pub levels: Vec<Stored>,
+    pub levels: Vec<StoredProperty>,
 }
 
 impl Chain {

@@ -6,7 +6,7 @@
 use super::{DATASET_PROPERTIES, Definition, Property, find, spelling};
 use crate::catalog::{PropertyRow, PropertySource};
 use crate::error::{Damage, PoolError};
-use crate::frames::Packing;
+use crate::frames::CompressionSetting;
 use crate::pointer::ChecksumKind;
 use crate::space::Limits;
 
@@ -166,8 +166,8 @@ pub enum SyncMode {
 pub struct Behaviour {
     /// The record size as a power of two, 9 to 24.
     pub record_shift: u8,
-    /// How records are packed.
-    pub packing: Packing,
+    /// How records are compressed.
+    pub compression: CompressionSetting,
     /// How frames are checked.
     pub checksum: ChecksumKind,
     /// When writes are durable.
@@ -214,7 +214,7 @@ impl Default for Behaviour {
     fn default() -> Self {
         Self {
             record_shift: 17,
-            packing: Packing::Lz4,
+            compression: CompressionSetting::Lz4,
             checksum: ChecksumKind::Xxh3,
             sync: SyncMode::Standard,
             atime: true,
@@ -248,7 +248,7 @@ impl Behaviour {
         let recordsize: u64 = value("recordsize")?.parse().map_err(|_| damaged())?;
         Ok(Self {
             record_shift: recordsize.trailing_zeros() as u8,
-            packing: packing(&value("compression")?)?,
+            compression: compression(&value("compression")?)?,
             checksum: if value("checksum")? == "blake3" { ChecksumKind::Blake3 } else { ChecksumKind::Xxh3 },
             sync: match value("sync")?.as_str() {
                 "always" => SyncMode::Always,
@@ -275,17 +275,17 @@ impl Behaviour {
     }
 }
 
-/// How a canonical value of `compression` packs.
-fn packing(value: &str) -> Result<Packing, PoolError> {
+/// How a canonical value of `compression` compresses.
+fn compression(value: &str) -> Result<CompressionSetting, PoolError> {
     let level = |digits: &str| digits.parse::<i8>().map_err(|_| damaged());
     Ok(match value {
-        "off" => Packing::Off,
-        "on" | "lz4" => Packing::Lz4,
-        "zstd" => Packing::Zstd(3),
-        "zstd-fast" => Packing::Zstd(-1),
+        "off" => CompressionSetting::Off,
+        "on" | "lz4" => CompressionSetting::Lz4,
+        "zstd" => CompressionSetting::Zstd(3),
+        "zstd-fast" => CompressionSetting::Zstd(-1),
         _ => match (value.strip_prefix("zstd-fast-"), value.strip_prefix("zstd-")) {
-            (Some(digits), _) => Packing::Zstd(-level(digits)?),
-            (None, Some(digits)) => Packing::Zstd(level(digits)?),
+            (Some(digits), _) => CompressionSetting::Zstd(-level(digits)?),
+            (None, Some(digits)) => CompressionSetting::Zstd(level(digits)?),
             (None, None) => return Err(damaged()),
         },
     })

@@ -4,9 +4,9 @@
 use super::PropertyError;
 
 /// What the feature is called by which metadata is written twice.
-pub const TWICE: &str = "metadata_twice";
+pub const REDUNDANT_METADATA: &str = "metadata_twice";
 /// What the feature is called by which names of neighbouring numbers lie side by side.
-pub const NEAR: &str = "names_side_by_side";
+pub const ORDERED_NAMES: &str = "names_side_by_side";
 /// What the feature is called by which names can be the same though their bytes differ.
 pub const FOLDED: &str = "folded_names";
 
@@ -75,7 +75,7 @@ pub fn is_known(name: &str) -> bool {
 /// such file system.
 #[must_use]
 pub fn is_own(name: &str) -> bool {
-    [TWICE, NEAR, FOLDED].contains(&name)
+    [REDUNDANT_METADATA, ORDERED_NAMES, FOLDED].contains(&name)
 }
 
 /// What a user wants to set: only what is so already.

@@ -4,7 +4,7 @@ use super::effective::{SnapshotDirectory, effective, effective_with, limits, mou
 use super::owner::OwnerFigure;
 use super::*;
 use crate::catalog::{PropertyRow, PropertySource};
-use crate::frames::Packing;
+use crate::frames::CompressionSetting;
 use crate::pointer::ChecksumKind;
 use crate::rows::OwnerKind;
 use crate::space::Limits;
@@ -226,7 +226,10 @@ fn mount_points_go_on_with_the_names_between() {
 fn the_engine_gets_what_was_set() {
     let none = Vec::new();
     let plain = Behaviour::of(&[Level { name: "t", rows: &none }]).unwrap();
-    assert_eq!((plain.record_shift, plain.packing, plain.checksum), (17, Packing::Lz4, ChecksumKind::Xxh3));
+    assert_eq!(
+        (plain.record_shift, plain.compression, plain.checksum),
+        (17, CompressionSetting::Lz4, ChecksumKind::Xxh3)
+    );
     assert!(
         plain.atime && plain.relatime && plain.exec && plain.xattrs && plain.acl && !plain.readonly && !plain.utf8_only
     );
@@ -242,8 +245,8 @@ fn the_engine_gets_what_was_set() {
     ]);
     let changed = Behaviour::of(&[Level { name: "t/a", rows: &none }, Level { name: "t", rows: &set }]).unwrap();
     assert_eq!(
-        (changed.record_shift, changed.packing, changed.checksum),
-        (14, Packing::Zstd(-3), ChecksumKind::Blake3)
+        (changed.record_shift, changed.compression, changed.checksum),
+        (14, CompressionSetting::Zstd(-3), ChecksumKind::Blake3)
     );
     assert_eq!((changed.sync, changed.acl, changed.snapdir), (SyncMode::Disabled, false, SnapshotDirectory::Visible));
     assert!(!changed.cache_content && changed.prefetch);

@@ -9,12 +9,12 @@ use crate::error::PoolError;
 /// Layouts of the row: they tell how names are hashed. In the last a byte follows that tells which
 /// names are the same.
 const WHOLE: u8 = 1;
-const NEAR: u8 = 2;
+const ORDERED_NAMES: u8 = 2;
 const FOLDED: u8 = 3;
 
 /// The value of the head's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct DatasetHead {
     /// The next number of an inode and the next sequence of an entry: one counter for both, so that
     /// inodes lie in the order of their names.
     pub next: u64,
@@ -25,20 +25,20 @@ pub struct Head {
     /// How names are hashed.
     pub hashing: Hashing,
     /// Which names are the same. Where it is not [`Folding::EXACT`], names are hashed as
-    /// [`Hashing::Near`] has it.
+    /// [`Hashing::Ordered`] has it.
     pub folding: Folding,
     /// How many inodes there are.
     pub objects: u64,
 }
 
-impl Head {
+impl DatasetHead {
     /// The row's value.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Writer::default();
         match (self.folding.is_exact(), self.hashing) {
             (true, Hashing::Whole) => to.u8(WHOLE),
-            (true, Hashing::Near) => to.u8(NEAR),
+            (true, Hashing::Ordered) => to.u8(ORDERED_NAMES),
             (false, _) => {
                 to.u8(FOLDED);
                 to.u8(self.folding.byte());
@@ -65,10 +65,10 @@ impl Head {
         let head = whole(bytes, |from| {
             let (hashing, folding) = match from.u8()? {
                 WHOLE => (Hashing::Whole, Folding::EXACT),
-                NEAR => (Hashing::Near, Folding::EXACT),
+                ORDERED_NAMES => (Hashing::Ordered, Folding::EXACT),
                 FOLDED => {
                     let folding = Folding::of_byte(from.u8()?).filter(|folding| !folding.is_exact());
-                    (Hashing::Near, folding.ok_or_else(|| damaged("unknown rules for names"))?)
+                    (Hashing::Ordered, folding.ok_or_else(|| damaged("unknown rules for names"))?)
                 }
                 _ => return Err(damaged("unknown layout of a head")),
             };

@@ -40,7 +40,7 @@ pub struct NameHint {
     pub sequence: u64,
 }
 
-/// Bits of [`Inode::flags`].
+/// Bits of [`InodeRow::flags`].
 pub mod flags {
     /// Never changed (`chattr +i`).
     pub const IMMUTABLE: u32 = 1 << 0;
@@ -67,7 +67,7 @@ pub mod flags {
 
 /// The attributes of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inode {
+pub struct InodeRow {
     /// Type and permissions, as `st_mode`.
     pub mode: u16,
     /// The owner.
@@ -102,7 +102,7 @@ pub struct Inode {
     pub hint: Option<NameHint>,
 }
 
-impl Inode {
+impl InodeRow {
     /// An inode that was made now: no content, no flags, all times the same.
     #[must_use]
     pub fn new(file_type: FileType, permissions: u16, now: Timestamp) -> Self {

@@ -208,8 +208,8 @@ pub fn patches(inode: u64, first: u64, last: u64) -> Range<Vec<u8>> {
     two(PATCH, inode, first).to_vec()..after(&two(PATCH, inode, last))
 }
 
-/// The hash under which a name is looked up. The seed comes from the dataset's [`super::Head`], so
-/// that nobody can prepare names that collide.
+/// The hash under which a name is looked up. The seed comes from the dataset's
+/// [`super::DatasetHead`], so that nobody can prepare names that collide.
 #[must_use]
 pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(name, seed)
@@ -221,11 +221,11 @@ pub enum Hashing {
     /// Each name by itself: names that follow each other lie anywhere. File systems of older
     /// versions have it.
     Whole,
-    /// Names that differ in the end of their number lie side by side, in its order ([`near_hash`]):
-    /// who makes, asks for or removes many files one after the other changes a few leaves of the
-    /// tree, however many names the directory has.
+    /// Names that differ in the end of their number lie side by side, in its order
+    /// ([`ordered_hash`]): who makes, asks for or removes many files one after the other changes a
+    /// few leaves of the tree, however many names the directory has.
     #[default]
-    Near,
+    Ordered,
 }
 
 impl Hashing {
@@ -234,22 +234,22 @@ impl Hashing {
     pub fn hash(self, seed: u64, name: &[u8]) -> u64 {
         match self {
             Self::Whole => name_hash(seed, name),
-            Self::Near => near_hash(seed, name),
+            Self::Ordered => ordered_hash(seed, name),
         }
     }
 }
 
 /// The most digits of a name's number that do not spread it.
-const NEAR_DIGITS: usize = 4;
+const ORDERED_DIGITS: usize = 4;
 /// Bits of a hash that hold what those digits say: enough for 9,999.
-const NEAR_BITS: u32 = 14;
+const ORDERED_BITS: u32 = 14;
 
 /// The hash of a name by which its neighbours are near. Of the last number in the name (before its
 /// extension, if there is one), the last digits, at most four, are the lowest 14 bits of the hash;
 /// the other bits are [`name_hash`] of the name with a slash and the count of these digits in their
 /// place, which no other name has. A name without a digit has [`name_hash`].
 #[must_use]
-pub fn near_hash(seed: u64, name: &[u8]) -> u64 {
+pub fn ordered_hash(seed: u64, name: &[u8]) -> u64 {
     let Some((front, digits, behind)) = split_number(name) else { return name_hash(seed, name) };
     let mut group = [0; NAME_MOST + 2];
     let parts = [front, &[b'/', b'0' + digits.len() as u8], behind];
@@ -261,7 +261,7 @@ pub fn near_hash(seed: u64, name: &[u8]) -> u64 {
         length += part.len();
     }
     let value = digits.iter().fold(0, |value, digit| value * 10 + u64::from(digit - b'0'));
-    name_hash(seed, group.get(..length).unwrap_or(name)) & (u64::MAX << NEAR_BITS) | value
+    name_hash(seed, group.get(..length).unwrap_or(name)) & (u64::MAX << ORDERED_BITS) | value
 }
 
 /// A name before, in and behind the last digits of its number.
@@ -270,7 +270,7 @@ fn split_number(name: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let stem = name.iter().rposition(|byte| *byte == b'.').and_then(|dot| last_digit(name.get(..dot)?));
     let end = stem.or_else(|| last_digit(name))? + 1;
     let (front, behind) = name.split_at_checked(end)?;
-    let digits = front.iter().rev().take(NEAR_DIGITS).take_while(|byte| byte.is_ascii_digit()).count();
+    let digits = front.iter().rev().take(ORDERED_DIGITS).take_while(|byte| byte.is_ascii_digit()).count();
     let (front, digits) = front.split_at_checked(end - digits)?;
     Some((front, digits, behind))
 }

@@ -63,7 +63,7 @@ fn frame(kind: FrameKind, logical: u32) -> Pointer {
     }
 }
 
-fn inode() -> impl Strategy<Value = Inode> {
+fn inode() -> impl Strategy<Value = InodeRow> {
     let times = (timestamp(), timestamp(), timestamp(), timestamp(), 0u8..8);
     let small = (file_type(), 0u16..0o10000, any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
     let rare = (
@@ -87,7 +87,7 @@ fn inode() -> impl Strategy<Value = Inode> {
         }
         let hint = hint.map(|(directory, sequence)| NameHint { directory, sequence });
         let mode = file_type.mode_bits() | permissions;
-        Inode {
+        InodeRow {
             mode,
             uid,
             gid,
@@ -110,12 +110,12 @@ fn inode() -> impl Strategy<Value = Inode> {
 /// Every decoder, on the same bytes. The result says which took them.
 fn all_decoders(bytes: &[u8]) -> [bool; 7] {
     [
-        Inode::decode(bytes).is_ok_and(|inode| Inode::decode(&inode.encode()).unwrap() == inode),
+        InodeRow::decode(bytes).is_ok_and(|inode| InodeRow::decode(&inode.encode()).unwrap() == inode),
         Entry::decode(bytes).is_ok_and(|entry| Entry::decode(&entry.encode()).unwrap() == entry),
         NameTarget::decode(bytes).is_ok_and(|target| NameTarget::decode(&target.encode()).unwrap() == target),
         Extent::decode(bytes).is_ok_and(|extent| Extent::decode(&extent.encode()).unwrap() == extent),
         Xattr::decode(bytes).is_ok_and(|xattr| Xattr::decode(&xattr.encode()).unwrap() == xattr),
-        Head::decode(bytes).is_ok_and(|head| Head::decode(&head.encode()).unwrap() == head),
+        DatasetHead::decode(bytes).is_ok_and(|head| DatasetHead::decode(&head.encode()).unwrap() == head),
         OwnerUse::decode(bytes).is_ok_and(|used| OwnerUse::decode(&used.encode()).unwrap() == used),
     ]
 }
@@ -144,9 +144,9 @@ proptest! {
 
     #[test]
     fn inodes_survive(inode in inode()) {
-        prop_assert_eq!(Inode::decode(&inode.encode()).unwrap(), inode);
+        prop_assert_eq!(InodeRow::decode(&inode.encode()).unwrap(), inode);
         for cut in 0..inode.encode().len() {
-            prop_assert!(Inode::decode(&inode.encode()[..cut]).is_err());
+            prop_assert!(InodeRow::decode(&inode.encode()[..cut]).is_err());
         }
     }
 
@@ -168,9 +168,9 @@ proptest! {
 
     #[test]
     fn counters_survive(seed: u64, next in 1..=keys::SEQUENCE_MOST, root: u64, objects: u64, bytes: u64) {
-        let hashing = if seed.is_multiple_of(2) { keys::Hashing::Whole } else { keys::Hashing::Near };
-        let head = Head { next, root: root % next, seed, hashing, folding: Folding::EXACT, objects };
-        prop_assert_eq!(Head::decode(&head.encode()).unwrap(), head);
+        let hashing = if seed.is_multiple_of(2) { keys::Hashing::Whole } else { keys::Hashing::Ordered };
+        let head = DatasetHead { next, root: root % next, seed, hashing, folding: Folding::EXACT, objects };
+        prop_assert_eq!(DatasetHead::decode(&head.encode()).unwrap(), head);
         let used = OwnerUse { bytes, objects };
         prop_assert_eq!(OwnerUse::decode(&used.encode()).unwrap(), used);
     }
@@ -188,8 +188,8 @@ proptest! {
         let mut bytes = inode.encode();
         let place = place.index(bytes.len());
         bytes[place] = byte;
-        if let Ok(other) = Inode::decode(&bytes) {
-            prop_assert_eq!(Inode::decode(&other.encode()).unwrap(), other);
+        if let Ok(other) = InodeRow::decode(&bytes) {
+            prop_assert_eq!(InodeRow::decode(&other.encode()).unwrap(), other);
         }
     }
 }
@@ -223,28 +223,35 @@ fn what_no_row_may_hold() {
     assert!(Key::decode(&keys::entry(1, u64::MAX)).is_err());
     assert!(Key::decode(&keys::xattr(1, b"")).is_err());
     assert!(
-        Head::decode(
-            &Head { next: 3, root: 3, seed: 0, hashing: keys::Hashing::Whole, folding: Folding::EXACT, objects: 0 }
-                .encode()
+        DatasetHead::decode(
+            &DatasetHead {
+                next: 3,
+                root: 3,
+                seed: 0,
+                hashing: keys::Hashing::Whole,
+                folding: Folding::EXACT,
+                objects: 0
+            }
+            .encode()
         )
         .is_err()
     );
-    let mut inode = Inode::new(FileType::Regular, 0o644, Timestamp::default());
+    let mut inode = InodeRow::new(FileType::Regular, 0o644, Timestamp::default());
     inode.mode = 0o644;
-    assert!(Inode::decode(&inode.encode()).is_err());
-    inode = Inode::new(FileType::Regular, 0o644, Timestamp { seconds: 1, nanoseconds: 1_000_000_000 });
-    assert!(Inode::decode(&inode.encode()).is_err());
-    inode = Inode::new(FileType::Regular, 0o644, Timestamp::default());
+    assert!(InodeRow::decode(&inode.encode()).is_err());
+    inode = InodeRow::new(FileType::Regular, 0o644, Timestamp { seconds: 1, nanoseconds: 1_000_000_000 });
+    assert!(InodeRow::decode(&inode.encode()).is_err());
+    inode = InodeRow::new(FileType::Regular, 0o644, Timestamp::default());
     inode.record_shift = 25;
-    assert!(Inode::decode(&inode.encode()).is_err());
+    assert!(InodeRow::decode(&inode.encode()).is_err());
 }
 
 #[test]
 fn unknown_fields_of_an_inode_are_refused() {
     let mut to = Writer::default();
     to.varint(1 << 8);
-    to.bytes(Inode::new(FileType::Regular, 0o644, Timestamp::default()).encode().split_at(1).1);
-    assert!(Inode::decode(&to.finish()).is_err());
+    to.bytes(InodeRow::new(FileType::Regular, 0o644, Timestamp::default()).encode().split_at(1).1);
+    assert!(InodeRow::decode(&to.finish()).is_err());
 }
 
 #[test]
@@ -286,7 +293,7 @@ fn patches_survive_and_nonsense_is_refused() {
 #[test]
 fn an_inode_is_small() {
     let now = Timestamp { seconds: 1_800_000_000, nanoseconds: 987_654_321 };
-    let mut inode = Inode::new(FileType::Regular, 0o644, now);
+    let mut inode = InodeRow::new(FileType::Regular, 0o644, now);
     (inode.uid, inode.gid, inode.size, inode.charged) = (1000, 1000, 100, 0);
     inode.hint = Some(NameHint { directory: 2, sequence: 1_600_000 });
     assert_eq!(inode.encode().len(), 24);
@@ -321,8 +328,8 @@ fn hashes_depend_on_the_seed_and_stay() {
 
 #[test]
 fn names_with_neighbouring_numbers_lie_side_by_side() {
-    let near = |name: &str| keys::near_hash(5, name.as_bytes());
-    let group = |name: &str| near(name) >> 14;
+    let ordered = |name: &str| keys::ordered_hash(5, name.as_bytes());
+    let group = |name: &str| ordered(name) >> 14;
     for (one, other) in [
         ("file-00000000.dat", "file-00009999.dat"),
         ("7", "8"),
@@ -331,22 +338,22 @@ fn names_with_neighbouring_numbers_lie_side_by_side() {
         ("a10b", "a99b"),
     ] {
         assert_eq!(group(one), group(other), "{one} {other}");
-        assert!(near(one) < near(other), "{one} {other}");
+        assert!(ordered(one) < ordered(other), "{one} {other}");
     }
-    assert_eq!((near("x-0042.y") & 0x3fff, near("x-0042.y7") & 0x3fff), (42, 42));
+    assert_eq!((ordered("x-0042.y") & 0x3fff, ordered("x-0042.y7") & 0x3fff), (42, 42));
     // Another number of digits, another beginning or end: another group.
     for (one, other) in
         [("f1", "f10"), ("f01", "f1"), ("f00001", "f10001"), ("a1b2.c", "a2b2.c"), ("1.2", "1.3"), ("x/1", "x7")]
     {
         assert_ne!(group(one), group(other), "{one} {other}");
     }
-    assert_eq!(near("no digits. at all"), keys::name_hash(5, b"no digits. at all"));
-    assert_eq!(near("1.2") & 0x3fff, 1, "the number before the extension");
-    assert_eq!(near("v.2") & 0x3fff, 2);
-    assert_ne!(keys::near_hash(6, b"f1") >> 14, group("f1"));
+    assert_eq!(ordered("no digits. at all"), keys::name_hash(5, b"no digits. at all"));
+    assert_eq!(ordered("1.2") & 0x3fff, 1, "the number before the extension");
+    assert_eq!(ordered("v.2") & 0x3fff, 2);
+    assert_ne!(keys::ordered_hash(6, b"f1") >> 14, group("f1"));
     let longest = [b'9'; keys::NAME_MOST];
-    assert_eq!(keys::near_hash(5, &longest) & 0x3fff, 9999);
+    assert_eq!(keys::ordered_hash(5, &longest) & 0x3fff, 9999);
     let short = [&[b'a'; keys::NAME_MOST - 1][..], b"3"].concat();
-    assert_eq!(keys::near_hash(5, &short) & 0x3fff, 3);
-    assert_eq!(keys::near_hash(0, b"file 17"), keys::name_hash(0, b"file /2") >> 14 << 14 | 17);
+    assert_eq!(keys::ordered_hash(5, &short) & 0x3fff, 3);
+    assert_eq!(keys::ordered_hash(0, b"file 17"), keys::name_hash(0, b"file /2") >> 14 << 14 | 17);
 }

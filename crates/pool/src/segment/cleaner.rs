@@ -5,9 +5,9 @@
 //! pays for long), cost is reading it and writing what lives. When slots run short, age does not
 //! matter: the emptiest goes first.
 
-use crate::frames::Stream;
+use crate::frames::WriteStream;
 
-use super::table::{Segment, Table};
+use super::table::{Segment, SegmentTable};
 
 /// How much room there is, in slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,19 +26,19 @@ pub enum Pressure {
 /// How many slots stay free for others when a stream wants one: the table may take the last,
 /// ordinary data must leave enough for commits and for the cleaner.
 #[must_use]
-pub fn reserve(stream: Stream) -> u64 {
+pub fn reserve(stream: WriteStream) -> u64 {
     match stream {
-        Stream::Table => 0,
-        Stream::Survivors | Stream::MetadataSurvivors => 3,
-        Stream::Metadata => 6,
-        Stream::Data => 9,
+        WriteStream::Table => 0,
+        WriteStream::Relocated | WriteStream::RelocatedMetadata => 3,
+        WriteStream::Metadata => 6,
+        WriteStream::Data => 9,
     }
 }
 
 /// With so few free slots, or fewer, of so many cleaning is urgent.
 #[must_use]
 pub fn hurry(total: u64) -> u64 {
-    reserve(Stream::Data) + 3 + total / 64
+    reserve(WriteStream::Data) + 3 + total / 64
 }
 
 /// How urgent cleaning is with so many slots free of so many.
@@ -56,14 +56,14 @@ pub fn pressure(free: u64, total: u64) -> Pressure {
 
 /// Slots that are free after the next commits: nothing in them lives any more.
 #[must_use]
-pub fn coming(table: &Table) -> u64 {
+pub fn coming(table: &SegmentTable) -> u64 {
     let dead = |segment: &&Segment| segment.sealed && segment.live_frames == 0 && !segment.place.is_empty();
     table.segments().values().filter(dead).count() as u64
 }
 
 /// Whether more than a third of what segments take holds nothing, and enough to be worth the work.
 #[must_use]
-pub fn untidy(table: &Table, slot: u64) -> bool {
+pub fn untidy(table: &SegmentTable, slot: u64) -> bool {
     const WORTH: u64 = 256 << 20;
     let half_dead = table
         .segments()
@@ -78,7 +78,7 @@ pub fn untidy(table: &Table, slot: u64) -> bool {
 /// `excluded` are those that cannot be moved.
 #[must_use]
 pub fn choose(
-    table: &Table,
+    table: &SegmentTable,
     slot: u64,
     durable: u64,
     pressure: Pressure,
@@ -113,13 +113,15 @@ pub fn choose(
 mod tests {
     use super::super::table::Op;
     use super::*;
-    use crate::label::Place;
+    use crate::label::SlotAddress;
     use crate::pointer::Txg;
 
-    fn table(segments: &[(u32, u32, u64, bool)]) -> Table {
-        let mut table = Table::default();
+    fn table(segments: &[(u32, u32, u64, bool)]) -> SegmentTable {
+        let mut table = SegmentTable::default();
         for (id, live, newest, sealed) in segments.iter().copied() {
-            table.apply(Op::Open { id, stream: Stream::Data, place: vec![Place { device: 0, slot: id }] }).unwrap();
+            table
+                .apply(Op::Open { id, stream: WriteStream::Data, place: vec![SlotAddress { device: 0, slot: id }] })
+                .unwrap();
             table.apply(Op::Grow { id, frames: 1, bytes: 1 << 20, units: live, newest: Txg(newest) }).unwrap();
             if sealed {
                 table.apply(Op::Seal { id }).unwrap();
@@ -131,7 +133,7 @@ mod tests {
     #[test]
     fn the_best_is_chosen() {
         let slot = 1 << 20;
-        let chosen = |table: &Table, pressure| choose(table, slot, 100, pressure, &|_| false);
+        let chosen = |table: &SegmentTable, pressure| choose(table, slot, 100, pressure, &|_| false);
         // Emptier is better; among equals the older; open, full and uncommitted ones are left
         // alone.
         assert_eq!(chosen(&table(&[(1, 30_000, 50, true), (2, 20_000, 50, true)]), Pressure::Some), Some(2));
@@ -161,8 +163,8 @@ mod tests {
         assert_eq!(pressure(130, 1000), Pressure::Some);
         assert_eq!(pressure(20, 1000), Pressure::Urgent);
         assert!(
-            reserve(Stream::Table) < reserve(Stream::Survivors)
-                && reserve(Stream::Survivors) < reserve(Stream::Metadata)
+            reserve(WriteStream::Table) < reserve(WriteStream::Relocated)
+                && reserve(WriteStream::Relocated) < reserve(WriteStream::Metadata)
         );
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Damage, PoolError};
-use crate::label::{self, Place};
+use crate::label::{self, SlotAddress};
 
 /// The slots of all devices.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +44,7 @@ pub fn length(total: u64) -> u64 {
 
 /// Where a slot begins on its device, bytes.
 #[must_use]
-pub fn start(place: Place, slot: u64) -> u64 {
+pub fn start(place: SlotAddress, slot: u64) -> u64 {
     label::ENDS + u64::from(place.slot) * slot
 }
 
@@ -82,7 +82,7 @@ impl Slots {
     }
 
     /// Takes a free slot, from the device with the largest share of free ones.
-    pub fn take(&mut self) -> Option<Place> {
+    pub fn take(&mut self) -> Option<SlotAddress> {
         let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.taken.len() as u128).max(1);
         let (number, device) = self
             .devices
@@ -94,12 +94,12 @@ impl Slots {
         *device.taken.get_mut(slot)? = true;
         device.free -= 1;
         device.next = slot + 1;
-        Some(Place { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
+        Some(SlotAddress { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
     }
 
     /// Takes a free slot for the copy of what lies at another: on another device where one has
     /// room, else as far away as possible.
-    pub fn take_apart(&mut self, from: Place) -> Option<Place> {
+    pub fn take_apart(&mut self, from: SlotAddress) -> Option<SlotAddress> {
         let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.taken.len() as u128).max(1);
         let others =
             self.devices.iter().enumerate().filter(|(at, device)| {
@@ -114,7 +114,7 @@ impl Slots {
         let slot = (0..total).map(|step| (begin + step) % total).find(free)?;
         *device.taken.get_mut(slot)? = true;
         device.free -= 1;
-        Some(Place { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
+        Some(SlotAddress { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
     }
 
     /// Takes the next free slots of a device from this one on, as many as lie side by side, but
@@ -138,7 +138,7 @@ impl Slots {
     ///
     /// # Errors
     /// [`PoolError::Format`] for a slot that is taken or does not exist.
-    pub fn claim(&mut self, place: Place) -> Result<(), PoolError> {
+    pub fn claim(&mut self, place: SlotAddress) -> Result<(), PoolError> {
         let device = self.devices.get_mut(usize::from(place.device));
         let Some(taken) = device.and_then(|device| device.claimable(place.slot)) else {
             return Err(PoolError::Format(Damage::Structure(
@@ -150,7 +150,7 @@ impl Slots {
     }
 
     /// Gives a slot back.
-    pub fn release(&mut self, place: Place) {
+    pub fn release(&mut self, place: SlotAddress) {
         if let Some(device) = self.devices.get_mut(usize::from(place.device))
             && let Some(taken) = device.taken.get_mut(place.slot as usize)
             && *taken
@@ -193,20 +193,20 @@ mod tests {
             }
         }
         assert_eq!(slots.take(), None);
-        slots.release(Place { device: 0, slot: 20 });
-        slots.release(Place { device: 0, slot: 7 });
-        slots.release(Place { device: 0, slot: 12 });
+        slots.release(SlotAddress { device: 0, slot: 20 });
+        slots.release(SlotAddress { device: 0, slot: 7 });
+        slots.release(SlotAddress { device: 0, slot: 12 });
         assert_eq!(
             [slots.take(), slots.take(), slots.take()].map(|place| place.map(|place| place.slot)),
             [Some(7), Some(12), Some(20)]
         );
-        let place = Place { device: 1, slot: 4 };
+        let place = SlotAddress { device: 1, slot: 4 };
         slots.release(place);
         slots.release(place);
         assert_eq!((slots.free(), slots.total()), (1, 40));
         slots.claim(place).unwrap();
-        assert!(slots.claim(Place { device: 2, slot: 0 }).is_err());
-        assert!(slots.claim(Place { device: 0, slot: 30 }).is_err());
+        assert!(slots.claim(SlotAddress { device: 2, slot: 0 }).is_err());
+        assert!(slots.claim(SlotAddress { device: 0, slot: 30 }).is_err());
     }
 
     #[test]
@@ -214,9 +214,9 @@ mod tests {
         let mut slots = Slots::default();
         slots.add_device(10);
         let first = slots.take().unwrap();
-        assert_eq!(slots.take_apart(first), Some(Place { device: 0, slot: 5 }));
+        assert_eq!(slots.take_apart(first), Some(SlotAddress { device: 0, slot: 5 }));
         let second = slots.take().unwrap();
-        assert_eq!((second.slot, slots.take_apart(second)), (1, Some(Place { device: 0, slot: 6 })));
+        assert_eq!((second.slot, slots.take_apart(second)), (1, Some(SlotAddress { device: 0, slot: 6 })));
         slots.add_device(3);
         assert_eq!(slots.take_apart(first).map(|place| place.device), Some(1), "another device");
         while slots.take().is_some() {}
@@ -229,6 +229,6 @@ mod tests {
         assert_eq!(count(64 << 20, 1 << 20), 62);
         assert_eq!(count((64 << 20) - 1, 1 << 20), 61);
         assert_eq!(count(1, 1 << 20), 0);
-        assert_eq!(start(Place { device: 0, slot: 2 }, 4 << 20), 9 << 20);
+        assert_eq!(start(SlotAddress { device: 0, slot: 2 }, 4 << 20), 9 << 20);
     }
 }

@@ -15,12 +15,12 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::frame::Header;
-use crate::frames::Stream;
-use crate::label::Place;
+use crate::frames::WriteStream;
+use crate::label::SlotAddress;
 use crate::pointer::{Pointer, Txg};
 
 use super::table::Op;
-use super::table_log::Young;
+use super::table_log::UncommittedRun;
 
 /// How much is written at once, bytes.
 pub const PIECE: usize = 1 << 20;
@@ -33,14 +33,14 @@ const SPARE: usize = 8;
 #[derive(Debug)]
 pub struct Appender {
     /// Which.
-    pub stream: Stream,
-    state: Mutex<State>,
+    pub stream: WriteStream,
+    state: Mutex<AppenderState>,
     changed: Condvar,
 }
 
 /// What is being filled.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct AppenderState {
     open: Option<Open>,
     /// Somebody is looking for a slot.
     opening: bool,
@@ -55,7 +55,7 @@ pub struct State {
 #[derive(Debug)]
 struct Open {
     id: u32,
-    place: Vec<Place>,
+    place: Vec<SlotAddress>,
     frames: u32,
     bytes: u32,
     /// Where the piece being filled begins.
@@ -64,7 +64,7 @@ struct Open {
     /// What the table does not know yet.
     units: u32,
     newest: Txg,
-    young: Vec<Young>,
+    uncommitted: Vec<UncommittedRun>,
 }
 
 /// Memory that begins at a multiple of [`ALIGN`], for writes past the page cache. It never grows
@@ -104,7 +104,7 @@ pub struct Piece {
     /// Whose part it is.
     pub segment: u32,
     /// Where the segment lies: all of its places get the piece.
-    pub place: Vec<Place>,
+    pub place: Vec<SlotAddress>,
     /// Where the piece begins in it, bytes.
     pub start: u32,
     /// What is to be written.
@@ -117,24 +117,24 @@ pub struct Growth {
     /// The changes.
     pub ops: Vec<Op>,
     /// The frames among them with their births.
-    pub young: Vec<Young>,
+    pub uncommitted: Vec<UncommittedRun>,
 }
 
 impl Appender {
     /// A stream with no open segment.
     #[must_use]
-    pub fn new(stream: Stream) -> Self {
+    pub fn new(stream: WriteStream) -> Self {
         Self { stream, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Its lock.
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub fn lock(&self) -> MutexGuard<'_, AppenderState> {
         self.state.lock()
     }
 
     /// Waits until somebody has found a slot, or lets the caller be the one who looks for it: then
     /// it returns `true`.
-    pub fn may_open(&self, state: &mut MutexGuard<'_, State>) -> bool {
+    pub fn may_open(&self, state: &mut MutexGuard<'_, AppenderState>) -> bool {
         if state.opening {
             self.changed.wait(state);
             return false;
@@ -215,7 +215,7 @@ fn without(ranges: &[Range<usize>], taken: &Range<usize>) -> Vec<Range<usize>> {
     parts.filter(|part| part.start < part.end).collect()
 }
 
-impl State {
+impl AppenderState {
     /// Whether a frame of this length would fit the open segment.
     #[must_use]
     pub fn fits(&self, charged: u64, slot: u64) -> bool {
@@ -235,10 +235,19 @@ impl State {
     }
 
     /// Begins a segment, or goes on with one at its end. The one before must be sealed.
-    pub fn begin(&mut self, id: u32, place: Vec<Place>, frames: u32, bytes: u32) {
+    pub fn begin(&mut self, id: u32, place: Vec<SlotAddress>, frames: u32, bytes: u32) {
         let piece = self.buffer();
-        self.open =
-            Some(Open { id, place, frames, bytes, start: bytes, piece, units: 0, newest: Txg(0), young: Vec::new() });
+        self.open = Some(Open {
+            id,
+            place,
+            frames,
+            bytes,
+            start: bytes,
+            piece,
+            units: 0,
+            newest: Txg(0),
+            uncommitted: Vec::new(),
+        });
     }
 
     fn buffer(&mut self) -> Buffer {
@@ -255,12 +264,14 @@ impl State {
         let (units, birth) = ((pointer.charged() / u64::from(Pointer::UNIT)) as u32, pointer.birth);
         open.units += units;
         open.newest = open.newest.max(birth);
-        match open.young.last_mut() {
+        match open.uncommitted.last_mut() {
             Some(run) if run.birth == birth => {
                 run.count += 1;
                 run.units += units;
             }
-            _ => open.young.push(Young { segment: open.id, index: pointer.index, count: 1, units, birth }),
+            _ => {
+                open.uncommitted.push(UncommittedRun { segment: open.id, index: pointer.index, count: 1, units, birth })
+            }
         }
         self.put(&header.encode(), stored, full);
         Some(pointer)
@@ -335,7 +346,7 @@ impl State {
             let (units, newest) = (std::mem::take(&mut open.units), std::mem::take(&mut open.newest));
             growth.ops.push(Op::Grow { id: open.id, frames: open.frames, bytes: open.bytes, units, newest });
         }
-        growth.young = std::mem::take(&mut open.young);
+        growth.uncommitted = std::mem::take(&mut open.uncommitted);
         full.extend(self.cut());
         growth
     }
@@ -379,12 +390,12 @@ mod tests {
 
     #[test]
     fn pieces_make_up_the_segment_and_are_read_until_they_are_settled() {
-        let appender = Appender::new(Stream::Data);
+        let appender = Appender::new(WriteStream::Data);
         let mut full = Vec::new();
         let mut image = Vec::new();
         let mut names = Vec::new();
         let mut state = appender.lock();
-        state.begin(7, vec![Place { device: 0, slot: 3 }], 0, 0);
+        state.begin(7, vec![SlotAddress { device: 0, slot: 3 }], 0, 0);
         for at in 0..100usize {
             let stored = vec![at as u8; 1000 + at * 700];
             let pointer = state.append(header(stored.len(), 1 + at as u64 / 50), &stored, &mut full).unwrap();
@@ -405,7 +416,7 @@ mod tests {
                     vec![Op::Grow { id: 7, frames: 61, bytes: image.len() as u32, units, newest: Txg(2) }]
                 );
                 assert_eq!(
-                    growth.young.iter().map(|run| (run.index, run.count, run.birth.0)).collect::<Vec<_>>(),
+                    growth.uncommitted.iter().map(|run| (run.index, run.count, run.birth.0)).collect::<Vec<_>>(),
                     vec![(0, 50, 1), (50, 11, 2)]
                 );
                 assert!(state.flush(&mut full).ops.is_empty(), "nothing new");
@@ -443,9 +454,9 @@ mod tests {
 
     #[test]
     fn a_failed_piece_is_not_waited_for() {
-        let appender = Appender::new(Stream::Data);
+        let appender = Appender::new(WriteStream::Data);
         let mut full = Vec::new();
-        appender.lock().begin(1, vec![Place { device: 0, slot: 0 }], 0, 0);
+        appender.lock().begin(1, vec![SlotAddress { device: 0, slot: 0 }], 0, 0);
         appender.lock().append(header(10, 1), &[1; 10], &mut full).unwrap();
         appender.lock().flush(&mut full);
         appender.settle(&full[0], false);

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 
 use super::moved::Moved;
 use crate::error::{Damage, PoolError};
-use crate::frames::Stream;
-use crate::label::Place;
+use crate::frames::WriteStream;
+use crate::label::SlotAddress;
 use crate::pointer::{Pointer, Txg};
 
 /// A set of frame numbers.
@@ -51,11 +51,11 @@ impl Bits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Which kind of frames it holds.
-    pub stream: Stream,
+    pub stream: WriteStream,
     /// Whether nothing will be added.
     pub sealed: bool,
     /// Where it lies, once or twice; empty once its place was given to others.
-    pub place: Vec<Place>,
+    pub place: Vec<SlotAddress>,
     /// The generation since which nothing at this place is used.
     pub dead_since: Option<u64>,
     /// Frames written to it.
@@ -68,8 +68,8 @@ pub struct Segment {
     pub live_units: u32,
     /// The newest birth of a frame in it.
     pub newest: Txg,
-    /// Frames not alive at this place: freed, or moved away. Not used for survivors: their names
-    /// are those of other segments.
+    /// Frames not alive at this place: freed, or moved away. Not used for relocated frames: their
+    /// names are those of other segments.
     pub dead: Bits,
     /// Frames of this name that live elsewhere: segment, and offset there in units of 16 bytes.
     pub moved: Moved,
@@ -83,9 +83,9 @@ pub enum Op {
         /// Its number.
         id: u32,
         /// Its stream.
-        stream: Stream,
+        stream: WriteStream,
         /// Where it lies.
-        place: Vec<Place>,
+        place: Vec<SlotAddress>,
     },
     /// A segment was written further.
     Grow {
@@ -95,7 +95,7 @@ pub enum Op {
         frames: u32,
         /// Bytes in it now.
         bytes: u32,
-        /// What the added frames are charged, units; 0 for survivors, which come alive by
+        /// What the added frames are charged, units; 0 for relocated ones, which come alive by
         /// [`Op::Move`].
         units: u32,
         /// The newest birth among them.
@@ -139,22 +139,22 @@ pub enum Op {
 
 /// Where a frame is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FrameLocation {
     /// The segment that holds it.
     pub segment: u32,
     /// That segment's stream.
-    pub stream: Stream,
+    pub stream: WriteStream,
     /// That segment's place.
-    pub place: Place,
+    pub place: SlotAddress,
     /// Where the same lies once more.
-    pub copy: Option<Place>,
+    pub copy: Option<SlotAddress>,
     /// The frame's offset in it, units.
     pub offset: u32,
 }
 
 /// All segments but those of the table itself.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
+pub struct SegmentTable {
     segments: BTreeMap<u32, Segment>,
     ops: Vec<Op>,
 }
@@ -168,7 +168,7 @@ fn wrong<T>(what: &'static str) -> Result<T, PoolError> {
     Err(PoolError::Format(Damage::Structure(what)))
 }
 
-impl Table {
+impl SegmentTable {
     /// A table with these segments and nothing recorded.
     #[must_use]
     pub fn with(segments: BTreeMap<u32, Segment>) -> Self {
@@ -183,13 +183,13 @@ impl Table {
 
     /// Where a frame is: its name, and the offset of its pointer for frames that never moved.
     #[must_use]
-    pub fn find(&self, segment: u32, index: u32, offset: u32) -> Option<Found> {
+    pub fn find(&self, segment: u32, index: u32, offset: u32) -> Option<FrameLocation> {
         let home = self.segments.get(&segment)?;
         let (id, holder, offset) = match home.moved.get(index) {
             Some((to, offset)) => (to, self.segments.get(&to)?, offset),
             None => (segment, home, offset),
         };
-        Some(Found {
+        Some(FrameLocation {
             segment: id,
             stream: holder.stream,
             place: *holder.place.first()?,
@@ -250,9 +250,9 @@ impl Table {
         }
     }
 
-    fn open(&mut self, id: u32, stream: Stream, place: &[Place]) -> Result<(), PoolError> {
+    fn open(&mut self, id: u32, stream: WriteStream, place: &[SlotAddress]) -> Result<(), PoolError> {
         let several = place.len() == 2 && stream.is_metadata() && place.first() != place.get(1);
-        if self.segments.contains_key(&id) || !(place.len() == 1 || several) || stream == Stream::Table {
+        if self.segments.contains_key(&id) || !(place.len() == 1 || several) || stream == WriteStream::Table {
             return wrong("a segment begins that cannot");
         }
         let segment = Segment {
@@ -395,7 +395,7 @@ impl Table {
 
     /// Segments whose places are free to be used again once this is the oldest generation kept.
     #[must_use]
-    pub fn releasable(&self, kept: u64) -> Vec<(u32, Vec<Place>)> {
+    pub fn releasable(&self, kept: u64) -> Vec<(u32, Vec<SlotAddress>)> {
         let old = |segment: &&Segment| segment.dead_since.is_some_and(|since| since <= kept);
         self.segments
             .iter()

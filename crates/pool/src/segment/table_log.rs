@@ -9,21 +9,21 @@ use std::collections::BTreeMap;
 
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
-use crate::frames::Stream;
+use crate::frames::WriteStream;
 use crate::label::{read_places, small, write_places};
 use crate::pointer::{Pointer, Txg};
 
 use super::moved::Moved;
-use super::table::{Bits, Op, Segment, Table, fits};
+use super::table::{Bits, Op, Segment, SegmentTable, fits};
 
 const FULL: u8 = 1;
 const DELTA: u8 = 2;
 const INDEX: u8 = 3;
 
 /// Frames in a row that belong to a txg later than the commit's: an import of this root takes them
-/// for dead.
+/// for dead ("young" in `docs/pool-format.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Young {
+pub struct UncommittedRun {
     /// Their segment.
     pub segment: u32,
     /// The first one's number.
@@ -54,19 +54,19 @@ fn expect_kind(from: &mut Reader<'_>, kind: u8) -> Result<u64, PoolError> {
     from.u64()
 }
 
-fn write_young(to: &mut Writer, young: &[Young]) {
-    to.varint(young.len() as u64);
-    for run in young {
+fn write_uncommitted(to: &mut Writer, uncommitted: &[UncommittedRun]) {
+    to.varint(uncommitted.len() as u64);
+    for run in uncommitted {
         for number in [run.segment, run.index, run.count, run.units] {
             to.varint(u64::from(number));
         }
     }
 }
 
-fn read_young(from: &mut Reader<'_>) -> Result<Vec<Young>, PoolError> {
-    let mut young = Vec::new();
+fn read_uncommitted(from: &mut Reader<'_>) -> Result<Vec<UncommittedRun>, PoolError> {
+    let mut uncommitted = Vec::new();
     for _ in 0..from.varint()? {
-        young.push(Young {
+        uncommitted.push(UncommittedRun {
             segment: small(from)?,
             index: small(from)?,
             count: small(from)?,
@@ -74,18 +74,18 @@ fn read_young(from: &mut Reader<'_>) -> Result<Vec<Young>, PoolError> {
             birth: Txg(0),
         });
     }
-    Ok(young)
+    Ok(uncommitted)
 }
 
 /// A delta: what a commit has changed.
 #[must_use]
-pub fn write_delta(generation: u64, ops: &[Op], young: &[Young]) -> Vec<u8> {
+pub fn write_delta(generation: u64, ops: &[Op], uncommitted: &[UncommittedRun]) -> Vec<u8> {
     let mut to = begin(DELTA, generation);
     to.varint(ops.len() as u64);
     for op in ops {
         write_op(&mut to, op);
     }
-    write_young(&mut to, young);
+    write_uncommitted(&mut to, uncommitted);
     to.finish()
 }
 
@@ -93,7 +93,7 @@ pub fn write_delta(generation: u64, ops: &[Op], young: &[Young]) -> Vec<u8> {
 ///
 /// # Errors
 /// [`PoolError::Format`] for bytes that are no delta, or not one of this table.
-pub fn replay_delta(bytes: &[u8], table: &mut Table) -> Result<Vec<Young>, PoolError> {
+pub fn replay_delta(bytes: &[u8], table: &mut SegmentTable) -> Result<Vec<UncommittedRun>, PoolError> {
     let mut from = Reader::new(bytes);
     let generation = expect_kind(&mut from, DELTA)?;
     for _ in 0..from.varint()? {
@@ -101,7 +101,7 @@ pub fn replay_delta(bytes: &[u8], table: &mut Table) -> Result<Vec<Young>, PoolE
         table.replay(&op)?;
     }
     table.finish(generation);
-    read_young(&mut from)
+    read_uncommitted(&mut from)
 }
 
 fn write_op(to: &mut Writer, op: &Op) {
@@ -158,26 +158,26 @@ fn read_op(from: &mut Reader<'_>) -> Result<Op, PoolError> {
     })
 }
 
-fn read_stream(from: &mut Reader<'_>) -> Result<Stream, PoolError> {
+fn read_stream(from: &mut Reader<'_>) -> Result<WriteStream, PoolError> {
     match from.u8()? {
-        1 => Ok(Stream::Metadata),
-        2 => Ok(Stream::Data),
-        3 => Ok(Stream::Survivors),
-        5 => Ok(Stream::MetadataSurvivors),
+        1 => Ok(WriteStream::Metadata),
+        2 => Ok(WriteStream::Data),
+        3 => Ok(WriteStream::Relocated),
+        5 => Ok(WriteStream::RelocatedMetadata),
         _ => wrong("unknown stream"),
     }
 }
 
 /// A full copy of the table; stored cut into pieces of any length.
 #[must_use]
-pub fn write_full(generation: u64, table: &Table, young: &[Young]) -> Vec<u8> {
+pub fn write_full(generation: u64, table: &SegmentTable, uncommitted: &[UncommittedRun]) -> Vec<u8> {
     let mut to = begin(FULL, generation);
     to.varint(table.segments().len() as u64);
     for (id, segment) in table.segments() {
         to.varint(u64::from(*id));
         write_segment(&mut to, segment);
     }
-    write_young(&mut to, young);
+    write_uncommitted(&mut to, uncommitted);
     to.finish()
 }
 
@@ -185,7 +185,7 @@ pub fn write_full(generation: u64, table: &Table, young: &[Young]) -> Vec<u8> {
 ///
 /// # Errors
 /// [`PoolError::Format`] for bytes that are none.
-pub fn read_full(bytes: &[u8]) -> Result<(Table, Vec<Young>), PoolError> {
+pub fn read_full(bytes: &[u8]) -> Result<(SegmentTable, Vec<UncommittedRun>), PoolError> {
     let mut from = Reader::new(bytes);
     expect_kind(&mut from, FULL)?;
     let mut segments = BTreeMap::new();
@@ -195,13 +195,13 @@ pub fn read_full(bytes: &[u8]) -> Result<(Table, Vec<Young>), PoolError> {
             return wrong("a segment twice in the table");
         }
     }
-    let young = read_young(&mut from)?;
+    let uncommitted = read_uncommitted(&mut from)?;
     check(&segments)?;
-    Ok((Table::with(segments), young))
+    Ok((SegmentTable::with(segments), uncommitted))
 }
 
-/// What one segment's record cannot say of others: moved frames must be where survivors are, and
-/// add up.
+/// What one segment's record cannot say of others: moved frames must be where relocated ones are,
+/// and add up.
 fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
     let mut arrived = BTreeMap::<u32, u32>::new();
     for (_, (to, _)) in segments.values().flat_map(|segment| segment.moved.iter()) {

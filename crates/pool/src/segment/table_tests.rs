@@ -3,30 +3,30 @@
 use super::*;
 use proptest::prelude::*;
 
-fn place(slot: u32) -> Vec<crate::label::Place> {
-    vec![crate::label::Place { device: 0, slot }]
+fn place(slot: u32) -> Vec<crate::label::SlotAddress> {
+    vec![crate::label::SlotAddress { device: 0, slot }]
 }
 
 /// What a random sequence of operations makes of a table: only those that are possible are kept.
-fn grown(seed: u64, steps: usize) -> (Table, Vec<Op>) {
+fn grown(seed: u64, steps: usize) -> (SegmentTable, Vec<Op>) {
     let mut random = seed;
     let mut next = move |limit: u32| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((random >> 33) as u32) % limit.max(1)
     };
-    let mut table = Table::default();
+    let mut table = SegmentTable::default();
     for step in 0..steps {
         let op = match next(8) {
             0 => Op::Open {
                 id: next(12),
-                stream: if next(3) == 0 { Stream::Survivors } else { Stream::Data },
+                stream: if next(3) == 0 { WriteStream::Relocated } else { WriteStream::Data },
                 place: place(next(1000)),
             },
             1 | 2 => {
                 let id = next(12);
                 let Some(segment) = table.segments().get(&id) else { continue };
                 let added = next(6);
-                let units = if segment.stream == Stream::Survivors { 0 } else { added * 7 };
+                let units = if segment.stream == WriteStream::Relocated { 0 } else { added * 7 };
                 Op::Grow {
                     id,
                     frames: segment.frames + added,
@@ -75,11 +75,11 @@ proptest! {
     #[test]
     fn a_copy_is_the_table(seed: u64, steps in 0usize..400) {
         let (table, _) = grown(seed, steps);
-        let young = vec![Young { segment: 3, index: 1, count: 2, units: 14, birth: Txg(0) }];
-        let bytes = write_full(9, &table, &young);
-        let (back, young_back) = read_full(&bytes).unwrap();
+        let uncommitted = vec![UncommittedRun { segment: 3, index: 1, count: 2, units: 14, birth: Txg(0) }];
+        let bytes = write_full(9, &table, &uncommitted);
+        let (back, uncommitted_back) = read_full(&bytes).unwrap();
         prop_assert_eq!(back.segments(), table.segments());
-        prop_assert_eq!(young_back, young);
+        prop_assert_eq!(uncommitted_back, uncommitted);
         for cut in 0..bytes.len() {
             prop_assert!(read_full(&bytes[..cut]).is_err());
         }
@@ -92,7 +92,7 @@ proptest! {
         let (first, second) = ops.split_at(cut.min(ops.len()));
         // Releases need segments that are dead: the copy ends the commits where the table did, at
         // the latest before each release.
-        let mut copy = Table::default();
+        let mut copy = SegmentTable::default();
         for op in first.iter().chain(second) {
             if matches!(op, Op::Release { .. }) {
                 replay_delta(&write_delta(7, &[], &[]), &mut copy).unwrap();
@@ -111,8 +111,8 @@ proptest! {
         let mut framed = vec![kind];
         framed.extend(7u64.to_le_bytes());
         framed.extend(&bytes);
-        if let Ok((table, young)) = read_full(&framed) {
-            let (again, _) = read_full(&write_full(7, &table, &young)).unwrap();
+        if let Ok((table, uncommitted)) = read_full(&framed) {
+            let (again, _) = read_full(&write_full(7, &table, &uncommitted)).unwrap();
             prop_assert_eq!(again.segments(), table.segments());
         }
         let (mut table, _) = grown(bytes.len() as u64, 200);
@@ -133,11 +133,11 @@ proptest! {
 
 #[test]
 fn frames_are_found_where_they_are() {
-    let mut table = Table::default();
-    table.apply(Op::Open { id: 1, stream: Stream::Data, place: place(10) }).unwrap();
+    let mut table = SegmentTable::default();
+    table.apply(Op::Open { id: 1, stream: WriteStream::Data, place: place(10) }).unwrap();
     table.apply(Op::Grow { id: 1, frames: 3, bytes: 4096, units: 30, newest: Txg(1) }).unwrap();
     table.apply(Op::Seal { id: 1 }).unwrap();
-    table.apply(Op::Open { id: 2, stream: Stream::Survivors, place: place(20) }).unwrap();
+    table.apply(Op::Open { id: 2, stream: WriteStream::Relocated, place: place(20) }).unwrap();
     table.apply(Op::Grow { id: 2, frames: 2, bytes: 4096, units: 0, newest: Txg(1) }).unwrap();
     assert_eq!(table.find(1, 2, 77).unwrap().offset, 77);
     assert!(table.lives_at(1, 2, 1, 77) && !table.lives_at(1, 3, 1, 0) && !table.lives_at(2, 0, 2, 0));
@@ -163,5 +163,5 @@ fn frames_are_found_where_they_are() {
 #[test]
 fn lists_of_pieces() {
     assert!(read_index(&write_index(3, &[])).unwrap().is_empty());
-    assert!(read_index(&write_full(3, &Table::default(), &[])).is_err());
+    assert!(read_index(&write_full(3, &SegmentTable::default(), &[])).is_err());
 }

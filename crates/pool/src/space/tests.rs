@@ -1,6 +1,8 @@
 //! The accounting rules: random forests against a recomputation from the definitions, and the rules
 //! one by one.
 
+use std::collections::HashMap;
+
 use super::*;
 use crate::rows::OwnerUse;
 use proptest::prelude::*;
@@ -93,12 +95,20 @@ fn share(of: u64, percent: u8) -> i64 {
     i64::try_from(of * u64::from(percent) / 100).unwrap()
 }
 
-/// How a limit is set on a forest.
-type Setter = fn(&mut Forest, u64, u64) -> Result<Result<(), LimitRefusal>, PoolError>;
+/// What the rules say; the accounts are in order.
+pub(crate) fn judged<R>(outcome: Result<(), AccountError<R>>) -> Result<(), R> {
+    outcome.map_err(|error| match error {
+        AccountError::Refused(why) => why,
+        AccountError::Pool(error) => panic!("{error}"),
+    })
+}
+
+/// How a limit is set on the tree.
+type Setter = fn(&mut QuotaTree, u64, u64) -> Result<(), AccountError<LimitRefusal>>;
 
 /// Both forests, side by side.
 struct Pair {
-    forest: Forest,
+    quotas: QuotaTree,
     naive: Naive,
     ids: Vec<u64>,
     next: u64,
@@ -115,14 +125,14 @@ impl Pair {
             Step::Add { parent } => {
                 let (id, parent) = (self.next, self.id(*parent));
                 self.next += 1;
-                self.forest.add(id, parent, Usage::default(), Limits::default()).unwrap();
+                self.quotas.add(id, parent, Usage::default(), Limits::default()).unwrap();
                 self.naive.0.insert(id, Plain { parent: Some(parent), ..Plain::default() });
                 self.ids.push(id);
             }
             Step::Remove { id } => {
                 let id = self.id(*id);
                 let allowed = self.naive.0[&id].parent.is_some() && self.naive.children(id).is_empty();
-                assert_eq!(self.forest.remove(id).is_ok(), allowed);
+                assert_eq!(self.quotas.remove(id).is_ok(), allowed);
                 if allowed {
                     self.naive.0.remove(&id);
                     self.ids.retain(|other| *other != id);
@@ -136,8 +146,8 @@ impl Pair {
                 let kept = share(usage.dataset - usage.unique, *percent);
                 self.change(
                     id,
-                    Change { snapshots: kept, ..written(-freed - kept) }
-                        .and(Change { unique: kept, ..Change::default() })
+                    UsageChange { snapshots: kept, ..written(-freed - kept) }
+                        .and(UsageChange { unique: kept, ..UsageChange::default() })
                         .unwrap(),
                 );
             }
@@ -145,13 +155,13 @@ impl Pair {
             Step::Drop { id, share: percent } => {
                 let id = self.id(*id);
                 let freed = share(self.naive.0[&id].usage.snapshots, *percent);
-                self.change(id, Change { snapshots: -freed, ..Change::default() });
+                self.change(id, UsageChange { snapshots: -freed, ..UsageChange::default() });
             }
             Step::Quota { id, limit } => {
                 let id = self.id(*id);
                 let fits = limit
                     .is_none_or(|limit| limit >= self.naive.used(id) && limit >= self.naive.0[&id].limits.reservation);
-                let outcome = self.forest.set_quota(id, *limit).unwrap();
+                let outcome = judged(self.quotas.set_quota(id, *limit));
                 assert_eq!(outcome, if fits { Ok(()) } else { Err(LimitRefusal::BelowUse) });
                 if fits {
                     self.naive.0.get_mut(&id).unwrap().limits.quota = *limit;
@@ -162,28 +172,31 @@ impl Pair {
                 let plain = self.naive.0.get_mut(&id).unwrap();
                 let least = plain.usage.referenced.max(plain.limits.refreservation);
                 let fits = limit.is_none_or(|limit| limit >= least);
-                assert_eq!(self.forest.set_refquota(id, *limit).unwrap().is_ok(), fits);
+                assert_eq!(judged(self.quotas.set_refquota(id, *limit)).is_ok(), fits);
                 if fits {
                     plain.limits.refquota = *limit;
                 }
             }
-            Step::Reservation { id, limit } => {
-                self.reserve(self.id(*id), *limit, |limits, limit| limits.reservation = limit, Forest::set_reservation)
-            }
+            Step::Reservation { id, limit } => self.reserve(
+                self.id(*id),
+                *limit,
+                |limits, limit| limits.reservation = limit,
+                QuotaTree::set_reservation,
+            ),
             Step::Refreservation { id, limit } => {
                 self.reserve(
                     self.id(*id),
                     *limit,
                     |limits, limit| limits.refreservation = limit,
-                    Forest::set_refreservation,
+                    QuotaTree::set_refreservation,
                 );
             }
             Step::Move { id, parent } => self.reparent(self.id(*id), self.id(*parent)),
         }
     }
 
-    fn change(&mut self, id: u64, change: Change) {
-        self.forest.charge(id, change).unwrap();
+    fn change(&mut self, id: u64, change: UsageChange) {
+        self.quotas.charge(id, change).unwrap();
         let usage = &mut self.naive.0.get_mut(&id).unwrap().usage;
         *usage = change.applied(usage).unwrap();
     }
@@ -193,9 +206,9 @@ impl Pair {
         let mut after = self.naive.clone();
         let usage = &mut after.0.get_mut(&id).unwrap().usage;
         *usage = written(i64::try_from(bytes).unwrap()).applied(usage).unwrap();
-        let admitted = self.forest.admits(id, bytes, Purpose::Write).unwrap();
+        let admitted = judged(self.quotas.admits(id, bytes, Purpose::Write));
         assert_eq!(admitted.is_ok(), bytes == 0 || after.fits(self.size), "{admitted:?}");
-        assert_eq!(admitted.is_ok(), bytes <= self.forest.available_to_head(id).unwrap());
+        assert_eq!(admitted.is_ok(), bytes <= self.quotas.available_to_head(id).unwrap());
         if admitted.is_ok() {
             self.change(id, written(i64::try_from(bytes).unwrap()));
         }
@@ -208,10 +221,10 @@ impl Pair {
         for id in &ids {
             after.0.get_mut(id).unwrap().usage.unique = 0;
         }
-        let needs: u64 = ids.iter().map(|id| self.forest.snapshot_needs(*id).unwrap()).sum();
+        let needs: u64 = ids.iter().map(|id| self.quotas.snapshot_needs(*id).unwrap()).sum();
         let grown: u64 = ids.iter().map(|id| after.by_refreservation(*id) - self.naive.by_refreservation(*id)).sum();
         assert_eq!(needs, grown);
-        let taken = self.forest.take_snapshots(&ids).unwrap();
+        let taken = judged(self.quotas.take_snapshots(&ids));
         assert_eq!(taken.is_ok(), after.fits(self.size), "{taken:?}");
         if taken.is_ok() {
             self.naive = after;
@@ -222,7 +235,7 @@ impl Pair {
         let mut after = self.naive.clone();
         put(&mut after.0.get_mut(&id).unwrap().limits, limit);
         let limits = after.0[&id].limits;
-        let set = set(&mut self.forest, id, limit).unwrap();
+        let set = judged(set(&mut self.quotas, id, limit));
         let within = limits.quota.is_none_or(|quota| limits.reservation <= quota)
             && limits.refquota.is_none_or(|quota| limits.refreservation <= quota);
         assert_eq!(set.is_ok(), within && after.fits(self.size), "{set:?}");
@@ -240,9 +253,9 @@ impl Pair {
         }
         let mut after = self.naive.clone();
         after.0.get_mut(&id).unwrap().parent = Some(parent);
-        match self.forest.reparent(id, parent) {
-            Err(_) => assert!(below_itself),
-            Ok(moved) => {
+        match self.quotas.reparent(id, parent) {
+            Err(AccountError::Pool(_)) => assert!(below_itself),
+            moved => {
                 assert!(!below_itself);
                 assert_eq!(moved.is_ok(), after.fits(self.size), "{moved:?}");
                 if moved.is_ok() {
@@ -254,16 +267,16 @@ impl Pair {
 
     fn compare(&self) {
         for id in &self.ids {
-            let breakdown = self.forest.breakdown(*id).unwrap();
+            let breakdown = self.quotas.breakdown(*id).unwrap();
             assert_eq!(breakdown.used, self.naive.used(*id), "used of {id}");
             assert_eq!(breakdown.by_children, self.naive.by_children(*id));
             assert_eq!(breakdown.by_refreservation, self.naive.by_refreservation(*id));
             let parts =
                 breakdown.by_dataset + breakdown.by_snapshots + breakdown.by_children + breakdown.by_refreservation;
             assert_eq!(breakdown.used, parts);
-            assert_eq!(self.forest.available(*id).unwrap(), self.naive.available(*id, self.size), "available of {id}");
-            assert_eq!(self.forest.usage(*id).unwrap(), self.naive.0[id].usage);
-            assert_eq!(self.forest.limits(*id).unwrap(), self.naive.0[id].limits);
+            assert_eq!(self.quotas.available(*id).unwrap(), self.naive.available(*id, self.size), "available of {id}");
+            assert_eq!(self.quotas.usage(*id).unwrap(), self.naive.0[id].usage);
+            assert_eq!(self.quotas.limits(*id).unwrap(), self.naive.0[id].limits);
         }
     }
 }
@@ -273,9 +286,9 @@ proptest! {
     #[test]
     fn forests_agree_with_the_definitions(steps in proptest::collection::vec(step(), 1..80)) {
         let size = 512 * MIB;
-        let forest = Forest::new(1, size, Usage::default(), Limits::default());
+        let quotas = QuotaTree::new(1, size, Usage::default(), Limits::default());
         let naive = Naive(HashMap::from([(1, Plain::default())]));
-        let mut pair = Pair { forest, naive, ids: vec![1], next: 2, size };
+        let mut pair = Pair { quotas, naive, ids: vec![1], next: 2, size };
         for step in &steps {
             pair.apply(step);
             pair.compare();
@@ -304,72 +317,74 @@ fn slop_of_known_sizes() {
 
 #[test]
 fn a_full_pool_and_a_full_quota_let_deletes_through() {
-    let mut forest = Forest::new(1, GIB, Usage::default(), Limits::default());
-    forest
+    let mut quotas = QuotaTree::new(1, GIB, Usage::default(), Limits::default());
+    quotas
         .add(2, 1, Usage::default(), Limits { quota: Some(10 * MIB), refquota: Some(10 * MIB), ..Limits::default() })
         .unwrap();
-    forest.charge(2, written((10 * MIB) as i64)).unwrap();
-    assert_eq!(forest.admits(2, 1, Purpose::Write).unwrap(), Err(Shortage::Refquota(2)));
-    forest.set_refquota(2, None).unwrap().unwrap();
-    assert_eq!(forest.admits(2, 1, Purpose::Write).unwrap(), Err(Shortage::Quota(2)));
-    assert_eq!(forest.admits(2, 0, Purpose::Write).unwrap(), Ok(()));
-    assert_eq!(forest.admits(2, 4096, Purpose::Free).unwrap(), Ok(()));
-    forest.charge(1, written((886 * MIB) as i64)).unwrap();
-    assert_eq!(forest.admits(1, 1, Purpose::Write).unwrap(), Err(Shortage::Pool));
-    assert_eq!(forest.admits(1, 64 * MIB, Purpose::Free).unwrap(), Ok(()));
-    assert_eq!(forest.admits(1, 64 * MIB + 1, Purpose::Free).unwrap(), Err(Shortage::Pool));
-    assert_eq!(forest.admits(1, 96 * MIB, Purpose::Destroy).unwrap(), Ok(()));
-    assert_eq!(forest.admits(1, 96 * MIB + 1, Purpose::Destroy).unwrap(), Err(Shortage::Pool));
-    forest.resize(2 * GIB);
-    assert_eq!(forest.admits(1, GIB, Purpose::Write).unwrap(), Ok(()));
+    quotas.charge(2, written((10 * MIB) as i64)).unwrap();
+    assert_eq!(judged(quotas.admits(2, 1, Purpose::Write)), Err(Shortage::Refquota(2)));
+    quotas.set_refquota(2, None).unwrap();
+    assert_eq!(judged(quotas.admits(2, 1, Purpose::Write)), Err(Shortage::Quota(2)));
+    assert_eq!(judged(quotas.admits(2, 0, Purpose::Write)), Ok(()));
+    assert_eq!(judged(quotas.admits(2, 4096, Purpose::Free)), Ok(()));
+    quotas.charge(1, written((886 * MIB) as i64)).unwrap();
+    assert_eq!(judged(quotas.admits(1, 1, Purpose::Write)), Err(Shortage::Pool));
+    assert_eq!(judged(quotas.admits(1, 64 * MIB, Purpose::Free)), Ok(()));
+    assert_eq!(judged(quotas.admits(1, 64 * MIB + 1, Purpose::Free)), Err(Shortage::Pool));
+    assert_eq!(judged(quotas.admits(1, 96 * MIB, Purpose::Destroy)), Ok(()));
+    assert_eq!(judged(quotas.admits(1, 96 * MIB + 1, Purpose::Destroy)), Err(Shortage::Pool));
+    quotas.resize(2 * GIB);
+    assert_eq!(judged(quotas.admits(1, GIB, Purpose::Write)), Ok(()));
 }
 
 #[test]
 fn moving_space_between_relatives_asks_the_receiver_only() {
     let used = Usage { dataset: 40 * MIB, referenced: 40 * MIB, unique: 40 * MIB, ..Usage::default() };
-    let mut forest = Forest::new(1, GIB, Usage::default(), Limits { quota: Some(50 * MIB), ..Limits::default() });
-    forest.add(2, 1, used, Limits::default()).unwrap();
-    forest.add(3, 1, Usage::default(), Limits { quota: Some(30 * MIB), ..Limits::default() }).unwrap();
+    let mut quotas = QuotaTree::new(1, GIB, Usage::default(), Limits { quota: Some(50 * MIB), ..Limits::default() });
+    quotas.add(2, 1, used, Limits::default()).unwrap();
+    quotas.add(3, 1, Usage::default(), Limits { quota: Some(30 * MIB), ..Limits::default() }).unwrap();
     let bytes = (40 * MIB) as i64;
-    let moves =
-        [(2, Change { dataset: -bytes, ..Change::default() }), (3, Change { snapshots: bytes, ..Change::default() })];
-    let before = forest.breakdown(1).unwrap();
-    assert_eq!(forest.charge_if_allowed(&moves, Purpose::Free).unwrap(), Err(Shortage::Quota(3)));
-    assert_eq!(forest.breakdown(2).unwrap().used, 40 * MIB);
-    forest.set_quota(3, None).unwrap().unwrap();
-    assert_eq!(forest.charge_if_allowed(&moves, Purpose::Free).unwrap(), Ok(()));
-    assert_eq!(forest.breakdown(1).unwrap(), before);
-    assert_eq!((forest.breakdown(2).unwrap().used, forest.breakdown(3).unwrap().used), (0, 40 * MIB));
+    let moves = [
+        (2, UsageChange { dataset: -bytes, ..UsageChange::default() }),
+        (3, UsageChange { snapshots: bytes, ..UsageChange::default() }),
+    ];
+    let before = quotas.breakdown(1).unwrap();
+    assert_eq!(judged(quotas.charge_if_allowed(&moves, Purpose::Free)), Err(Shortage::Quota(3)));
+    assert_eq!(quotas.breakdown(2).unwrap().used, 40 * MIB);
+    quotas.set_quota(3, None).unwrap();
+    assert_eq!(judged(quotas.charge_if_allowed(&moves, Purpose::Free)), Ok(()));
+    assert_eq!(quotas.breakdown(1).unwrap(), before);
+    assert_eq!((quotas.breakdown(2).unwrap().used, quotas.breakdown(3).unwrap().used), (0, 40 * MIB));
 }
 
 #[test]
 fn counters_do_not_fall_below_zero() {
-    let mut forest = Forest::new(1, GIB, Usage::default(), Limits::default());
-    forest.charge(1, written(5)).unwrap();
-    assert!(matches!(forest.charge(1, written(-6)), Err(PoolError::Format(_))));
-    assert_eq!(forest.breakdown(1).unwrap().used, 5);
-    assert!(forest.count_snapshots(1, -1).is_err());
-    assert!(forest.charge(7, Change::default()).is_err());
-    assert!(forest.add(1, 1, Usage::default(), Limits::default()).is_err());
-    assert!(forest.add(2, 7, Usage::default(), Limits::default()).is_err());
-    assert!(forest.remove(1).is_err());
+    let mut quotas = QuotaTree::new(1, GIB, Usage::default(), Limits::default());
+    quotas.charge(1, written(5)).unwrap();
+    assert!(matches!(quotas.charge(1, written(-6)), Err(PoolError::Format(_))));
+    assert_eq!(quotas.breakdown(1).unwrap().used, 5);
+    assert!(quotas.count_snapshots(1, -1).is_err());
+    assert!(quotas.charge(7, UsageChange::default()).is_err());
+    assert!(quotas.add(1, 1, Usage::default(), Limits::default()).is_err());
+    assert!(quotas.add(2, 7, Usage::default(), Limits::default()).is_err());
+    assert!(quotas.remove(1).is_err());
 }
 
 #[test]
 fn numbers_of_snapshots_and_file_systems_are_limited_up_the_chain() {
-    let mut forest = Forest::new(1, GIB, Usage::default(), Limits::default());
-    forest.add(2, 1, Usage::default(), Limits::default()).unwrap();
-    forest.add(3, 2, Usage::default(), Limits::default()).unwrap();
-    forest.count_snapshots(3, 2).unwrap();
-    forest.set_snapshot_limit(1, Some(3)).unwrap();
-    forest.set_filesystem_limit(2, Some(1)).unwrap();
-    assert_eq!(forest.snapshot_limit_hit(3, 1).unwrap(), None);
-    assert_eq!(forest.snapshot_limit_hit(3, 2).unwrap(), Some(1));
-    assert_eq!(forest.filesystem_limit_hit(3, 1).unwrap(), Some(2));
-    assert_eq!(forest.filesystem_limit_hit(1, 1).unwrap(), None);
-    forest.remove(3).unwrap();
-    assert_eq!(forest.snapshot_limit_hit(2, 3).unwrap(), None);
-    assert_eq!(forest.filesystem_limit_hit(2, 1).unwrap(), None);
+    let mut quotas = QuotaTree::new(1, GIB, Usage::default(), Limits::default());
+    quotas.add(2, 1, Usage::default(), Limits::default()).unwrap();
+    quotas.add(3, 2, Usage::default(), Limits::default()).unwrap();
+    quotas.count_snapshots(3, 2).unwrap();
+    quotas.set_snapshot_limit(1, Some(3)).unwrap();
+    quotas.set_filesystem_limit(2, Some(1)).unwrap();
+    assert_eq!(quotas.snapshot_limit_hit(3, 1).unwrap(), None);
+    assert_eq!(quotas.snapshot_limit_hit(3, 2).unwrap(), Some(1));
+    assert_eq!(quotas.filesystem_limit_hit(3, 1).unwrap(), Some(2));
+    assert_eq!(quotas.filesystem_limit_hit(1, 1).unwrap(), None);
+    quotas.remove(3).unwrap();
+    assert_eq!(quotas.snapshot_limit_hit(2, 3).unwrap(), None);
+    assert_eq!(quotas.filesystem_limit_hit(2, 1).unwrap(), None);
 }
 
 #[test]
@@ -383,7 +398,7 @@ fn owners_have_quotas_of_their_own() {
     assert_eq!((quota.available(&used), OwnerQuota::default().available(&used)), (10, u64::MAX));
 }
 
-/// So much more of what packing does not help.
-fn written(bytes: i64) -> Change {
-    Change::stored(bytes, bytes)
+/// So much more of what compression does not help.
+fn written(bytes: i64) -> UsageChange {
+    UsageChange::stored(bytes, bytes)
 }

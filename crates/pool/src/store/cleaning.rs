@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::PoolError;
-use crate::frames::Stream;
+use crate::frames::WriteStream;
 use crate::pointer::{FrameKind, Pointer};
 use crate::segment::cleaner::{self, Pressure};
 use crate::segment::stream::Appender;
@@ -108,8 +108,8 @@ impl Store {
     /// of.
     pub(super) fn move_out(&self, id: u32, budget: u64, only_trees: bool, done: &mut Cleaned) -> Result<Outcome> {
         let (mut moving, mut held, mut intact) = (Vec::new(), 0, true);
-        let copy = self.half.good(id).unwrap_or(0);
-        let stream = self.map.read().table.segments().get(&id).map_or(Stream::Data, |segment| segment.stream);
+        let copy = self.missing_copies.good(id).unwrap_or(0);
+        let stream = self.map.read().table.segments().get(&id).map_or(WriteStream::Data, |segment| segment.stream);
         let walked = self.walk(id, copy, true, &mut |frame| {
             let Pointer { segment, index, birth, .. } = frame.header.pointer;
             let offset = frame.offset / Pointer::UNIT;
@@ -122,10 +122,10 @@ impl Store {
                 return Ok(true);
             }
             let charged = frame.header.pointer.charged();
-            let put = |state: &mut crate::segment::stream::State, full: &mut Vec<Arc<_>>| {
+            let put = |state: &mut crate::segment::stream::AppenderState, full: &mut Vec<Arc<_>>| {
                 state.append_moved(frame.raw_header, frame.stored, birth, full)
             };
-            let to = self.append(self.survivors_of(stream, frame.header.pointer.kind), charged, put)?;
+            let to = self.append(self.relocated_appender(stream, frame.header.pointer.kind), charged, put)?;
             moving.push(Moving {
                 segment,
                 index,
@@ -158,16 +158,16 @@ impl Store {
     }
 
     /// Where what is moved goes: trees to where they lie twice, if they do.
-    fn survivors_of(&self, from: Stream, kind: FrameKind) -> &Appender {
+    fn relocated_appender(&self, from: WriteStream, kind: FrameKind) -> &Appender {
         let metadata = from.is_metadata() || is_of_trees(kind);
-        if self.is_twice() && metadata { &self.metadata_survivors } else { &self.survivors }
+        if self.has_redundant_metadata() && metadata { &self.relocated_metadata } else { &self.relocated }
     }
 
     /// Tells the table of copied frames, once they are on the device. Those freed or moved
     /// meanwhile are left out.
     fn publish(&self, moving: &mut Vec<Moving>) -> Result<u64> {
-        self.flush(&self.survivors)?;
-        self.flush(&self.metadata_survivors)?;
+        self.flush(&self.relocated)?;
+        self.flush(&self.relocated_metadata)?;
         let mut map = self.map.write();
         let mut published = 0;
         for frame in moving.drain(..) {
@@ -182,7 +182,7 @@ impl Store {
                 map.table.apply(op)?;
                 published += 1;
                 self.sums
-                    .written_survivors
+                    .written_relocated
                     .fetch_add(u64::from(frame.units) * u64::from(Pointer::UNIT), Ordering::Relaxed);
             }
         }
@@ -190,7 +190,7 @@ impl Store {
     }
 
     /// Gets slots for a writer that found none: cleans, and commits the moves.
-    pub(super) fn relieve(&self, stream: Stream) -> Result<()> {
+    pub(super) fn relieve(&self, stream: WriteStream) -> Result<()> {
         let enough = || self.map.read().slots.free() > cleaner::reserve(stream);
         let _one = self.relief.lock();
         let mut fruitless = 0;
@@ -202,7 +202,7 @@ impl Store {
             self.clean(self.slot * 8, &mut self.uncleanable.lock(), &mut done, &pressure)?;
             self.commit_moves()?;
             self.give_untrimmed();
-            // Survivors may fill a whole slot before the first is won.
+            // Relocated frames may fill a whole slot before the first is won.
             fruitless = if self.map.read().slots.free() > before { 0 } else { fruitless + 1 };
             if (done.bytes == 0 && fruitless > 1) || fruitless > 16 {
                 break;

@@ -6,20 +6,20 @@
 //!
 //! Besides the upper level's commits the store makes its own, of the same txg with the upper
 //! level's part unchanged, to make moves of the cleaner durable and so to get slots back. Frames of
-//! txgs that are not committed are named "young" in the table's record: an import of this root
-//! takes them for dead.
+//! txgs that are not committed are named as uncommitted in the table's record: an import of this
+//! root takes them for dead.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::checksum;
+use crate::compress;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{Owner, Packing, Stream};
-use crate::label::{self, LogStart, Place, PoolState, Root, Round, TableSegment, UPPER_LIMIT};
-use crate::packing;
+use crate::frames::{CompressionSetting, Owner, WriteStream};
+use crate::label::{self, LogStart, PoolState, Root, Round, SlotAddress, TableSegment, UPPER_LIMIT};
 use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
 use crate::segment::table::Op;
 use crate::segment::{cleaner, table_log};
@@ -118,7 +118,7 @@ impl Store {
         clean: bool,
         urgent: bool,
     ) -> Result<()> {
-        for appender in [&self.metadata, &self.data, &self.survivors, &self.metadata_survivors] {
+        for appender in [&self.metadata, &self.data, &self.relocated, &self.relocated_metadata] {
             self.flush(appender)?;
         }
         let mut root = Root { generation: committed.root.generation + 1, clean, ..committed.root.clone() };
@@ -136,7 +136,7 @@ impl Store {
         let giving = self.giving.lock();
         let mut map = self.map.write();
         release(&mut map, &mut root)?;
-        (map.tails, map.copies) = (tails(&map, self.slot), copies(&map));
+        (map.slack, map.copies) = (slack(&map, self.slot), copies(&map));
         self.sums.copies.store(0, Ordering::Relaxed);
         drop((map, giving));
         committed.root = root;
@@ -222,12 +222,12 @@ impl Store {
         let (body, is_delta) = {
             let mut map = self.map.write();
             map.table.finish(root.generation);
-            map.young.retain(|run| run.birth > root.txg);
+            map.uncommitted.retain(|run| run.birth > root.txg);
             let short = urgent
                 || cleaner::pressure(map.free(), map.slots.total()) == cleaner::Pressure::Urgent
                 || root.table_segments.len() > 12;
             root.kept = if short { root.generation } else { root.kept.max(root.generation.saturating_sub(KEPT)) };
-            let delta = table_log::write_delta(root.generation, &map.table.take_ops(), &map.young);
+            let delta = table_log::write_delta(root.generation, &map.table.take_ops(), &map.uncommitted);
             let grown = committed.delta_bytes + delta.len() as u64;
             let small = !std::mem::take(&mut committed.renew)
                 && root.table.is_some()
@@ -236,7 +236,7 @@ impl Store {
             if small && delta.len() as u64 <= longest {
                 (delta, true)
             } else {
-                (table_log::write_full(root.generation, &map.table, &map.young), false)
+                (table_log::write_full(root.generation, &map.table, &map.uncommitted), false)
             }
         };
         if let Some(open) =
@@ -270,9 +270,9 @@ impl Store {
     }
 
     fn write_table_frame(&self, committed: &mut Committed, root: &mut Root, content: &[u8]) -> Result<Pointer> {
-        let packed = packing::pack(Packing::Zstd(1), content);
+        let compressed = compress::compress(CompressionSetting::Zstd(1), content);
         let (compression, stored) =
-            packed.as_ref().map_or((Compression::Off, content), |(how, packed)| (*how, packed.as_slice()));
+            compressed.as_ref().map_or((Compression::Off, content), |(how, compressed)| (*how, compressed.as_slice()));
         let pointer = Pointer {
             segment: 0,
             index: 0,
@@ -336,14 +336,14 @@ impl Store {
         map.next_segment = id
             .checked_add(1)
             .ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
-        let place = self.with_copy(&mut map, Stream::Table, place);
+        let place = self.with_copy(&mut map, WriteStream::Table, place);
         Ok(TableSegment { id, place, frames: 0, bytes: 0, dead_since: None })
     }
 }
 
 /// Gives back the places of all that is dead in every kept root.
 pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<()> {
-    let give = |map: &mut Map, places: &[Place]| {
+    let give = |map: &mut Map, places: &[SlotAddress]| {
         if map.trims {
             map.trimming.extend(places);
         } else {
@@ -366,7 +366,7 @@ pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<()> {
 
 /// What is lost at the ends of segments that were filled: a frame did not fit any more. Segments
 /// sealed early are won back by the cleaner.
-pub(super) fn tails(map: &Map, slot: u64) -> u64 {
+pub(super) fn slack(map: &Map, slot: u64) -> u64 {
     let filled = map
         .table
         .segments()
@@ -385,8 +385,8 @@ pub(super) fn tails(map: &Map, slot: u64) -> u64 {
 
 /// What living frames take a second time.
 pub(super) fn copies(map: &Map) -> u64 {
-    let twice = map.table.segments().values().filter(|segment| segment.place.len() > 1);
-    twice.map(|segment| u64::from(segment.live_units) * u64::from(Pointer::UNIT)).sum()
+    let copied = map.table.segments().values().filter(|segment| segment.place.len() > 1);
+    copied.map(|segment| u64::from(segment.live_units) * u64::from(Pointer::UNIT)).sum()
 }
 
 /// Syncs devices, all at once.

@@ -21,8 +21,8 @@ use super::{Location, Map, Result, Store};
 use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{Owner, Stream};
-use crate::label::{Place, Root};
+use crate::frames::{Owner, WriteStream};
+use crate::label::{Root, SlotAddress};
 use crate::pointer::Pointer;
 use crate::segment::cleaner::{self, Pressure};
 
@@ -45,10 +45,10 @@ impl Store {
 
     /// The places of a new segment that has this one: another, if its stream is written twice and
     /// slots are not short.
-    pub(super) fn with_copy(&self, map: &mut Map, stream: Stream, place: Place) -> Vec<Place> {
+    pub(super) fn with_copy(&self, map: &mut Map, stream: WriteStream, place: SlotAddress) -> Vec<SlotAddress> {
         let mut places = vec![place];
         let short = || cleaner::pressure(map.slots.free(), map.slots.total()) == Pressure::Urgent;
-        if self.is_twice() && stream.is_metadata() && !short() {
+        if self.has_redundant_metadata() && stream.is_metadata() && !short() {
             places.extend(map.slots.take_apart(place));
         }
         places
@@ -78,7 +78,7 @@ impl Store {
 
     /// Writes a frame anew at a place where it is damaged, from one where its content is whole.
     /// Answers whether it was still there.
-    fn mend(&self, pointer: &Pointer, at: Location, good: Place, bad: Place) -> Result<bool> {
+    fn mend(&self, pointer: &Pointer, at: Location, good: SlotAddress, bad: SlotAddress) -> Result<bool> {
         if self.usable().is_err() {
             return Ok(false);
         }
@@ -96,7 +96,7 @@ impl Store {
 
     /// Copies a frame from one place to the other. The frame's header goes with it unless that is
     /// the damaged part of the good one.
-    fn write_over(&self, pointer: &Pointer, offset: u64, good: Place, bad: Place) -> Result<()> {
+    fn write_over(&self, pointer: &Pointer, offset: u64, good: SlotAddress, bad: SlotAddress) -> Result<()> {
         let (from, to) = (offset / BLOCK * BLOCK, (offset + pointer.charged()).next_multiple_of(BLOCK).min(self.slot));
         let mut whole = vec![0; (to - from) as usize];
         self.read_place(good, from, &mut whole)?;
@@ -124,21 +124,22 @@ impl Store {
         devices: &[Arc<dyn Device>],
         root: &Root,
         pointer: &Pointer,
-    ) -> Option<(Place, Damage, bool)> {
+    ) -> Option<(SlotAddress, Damage, bool)> {
         let places = table_places(root, pointer);
-        let damage_at = |place: &Place| match read_table_copy(devices, self.slot, *place, pointer) {
+        let damage_at = |place: &SlotAddress| match read_table_copy(devices, self.slot, *place, pointer) {
             Ok(_) => None,
             Err(PoolError::Frame { damage, .. }) => Some(damage),
             Err(_) => Some(Damage::Structure("it cannot be read")),
         };
-        let looked: Vec<(Place, Option<Damage>)> = places.iter().map(|place| (*place, damage_at(place))).collect();
+        let looked: Vec<(SlotAddress, Option<Damage>)> =
+            places.iter().map(|place| (*place, damage_at(place))).collect();
         let good = looked.iter().find(|(_, damage)| damage.is_none()).map(|(place, _)| *place);
         let (bad, damage) = looked.into_iter().find_map(|(place, damage)| Some((place, damage?)))?;
         let mended = good.is_some_and(|good| self.told(self.mend_table(root, pointer, good, bad)));
         Some((bad, damage, mended))
     }
 
-    fn mend_table(&self, root: &Root, pointer: &Pointer, good: Place, bad: Place) -> Result<bool> {
+    fn mend_table(&self, root: &Root, pointer: &Pointer, good: SlotAddress, bad: SlotAddress) -> Result<bool> {
         let committed = self.committed.lock();
         // Segments of the table are given back under this lock, and numbers are never used again.
         if self.usable().is_err() || table_places(&committed.root, pointer) != table_places(root, pointer) {
@@ -156,7 +157,7 @@ impl Store {
         }
         let mut mended = false;
         let living = self.living_by_headers(id)?;
-        self.scrub_twice(id, &living, &mut |checked| {
+        self.scrub_copies(id, &living, &mut |checked| {
             if let (true, Some(header)) = (checked.mended, checked.header) {
                 mended = true;
                 let damage = checked.damage.clone();
@@ -175,7 +176,7 @@ impl Store {
 
     /// Verifies these frames of a segment that lies twice, at both places, and mends what is
     /// damaged at one of them. All of them must be on the devices.
-    pub(super) fn scrub_twice(
+    pub(super) fn scrub_copies(
         &self,
         id: u32,
         living: &BTreeSet<Name>,
@@ -221,8 +222,8 @@ impl Store {
     fn mend_from(
         &self,
         id: u32,
-        (copy, good): (usize, Place),
-        bad: Place,
+        (copy, good): (usize, SlotAddress),
+        bad: SlotAddress,
         damaged: &Damages,
         visit: &mut dyn FnMut(&Checked) -> bool,
     ) -> Result<bool> {
@@ -233,7 +234,7 @@ impl Store {
         self.walk(id, copy, false, &mut |frame| {
             let name = name_of(&frame);
             let (Some((damage, _)), None) = (damaged.get(&name), check(&frame)) else { return Ok(true) };
-            let stream = Stream::Metadata;
+            let stream = WriteStream::Metadata;
             let at = Location { segment: id, stream, place: bad, copy: Some(good), offset: u64::from(frame.offset) };
             if self.told(self.mend(&frame.header.pointer, at, good, bad)) {
                 let (owner, header, device) = (Some(frame.header.owner), Some(frame.header), bad.device);

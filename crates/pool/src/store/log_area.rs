@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::device::failed;
 use crate::error::{Damage, PoolError};
-use crate::label::{LogStart, Place};
+use crate::label::{LogStart, SlotAddress};
 use crate::log::{Area, Start};
 
 use super::{Result, Store};
@@ -130,7 +130,7 @@ impl Store {
     }
 
     /// The parts of a range of the area: slot, offset in it, length.
-    fn log_parts(&self, position: u64, length: u64) -> Result<Vec<(Place, u64, usize)>> {
+    fn log_parts(&self, position: u64, length: u64) -> Result<Vec<(SlotAddress, u64, usize)>> {
         let end = position.checked_add(length).filter(|end| *end <= self.log_length());
         let end = end.ok_or(PoolError::Format(Damage::Structure("behind the end of the log area")))?;
         let (mut parts, mut begin) = (Vec::new(), 0);
@@ -138,7 +138,11 @@ impl Store {
             for number in 0..*count {
                 let (from, to) = (position.max(begin), end.min(begin + self.slot));
                 if from < to {
-                    parts.push((Place { slot: first.slot + number, ..*first }, from - begin, (to - from) as usize));
+                    parts.push((
+                        SlotAddress { slot: first.slot + number, ..*first },
+                        from - begin,
+                        (to - from) as usize,
+                    ));
                 }
                 begin += self.slot;
             }

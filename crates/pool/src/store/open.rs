@@ -11,19 +11,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 
 use crate::checksum;
+use crate::compress;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
-use crate::frames::Stream;
-use crate::label::{self, Identity, LogStart, Member, Place, PoolState, Root};
+use crate::frames::WriteStream;
+use crate::label::{self, Identity, LogStart, Member, PoolState, Root, SlotAddress};
 use crate::log;
-use crate::packing;
 use crate::pointer::{Pointer, Txg};
 use crate::segment::slots::{self, Slots};
 use crate::segment::stream::Appender;
-use crate::segment::table::{Op, Table};
-use crate::segment::table_log::{self, Young};
+use crate::segment::table::{Op, SegmentTable};
+use crate::segment::table_log::{self, UncommittedRun};
 
-use super::commit::{ROOT_DEVICES, copies, release, tails};
+use super::commit::{ROOT_DEVICES, copies, release, slack};
 use super::log_area::Borrowed;
 use super::{Committed, Map, Result, Store, Sums};
 
@@ -42,7 +42,7 @@ pub struct NewPool {
     /// Now, seconds since 1970.
     pub time: u64,
     /// Whether metadata is written twice: a damaged copy is mended by the other.
-    pub twice: bool,
+    pub redundant_metadata: bool,
 }
 
 /// What an import may do.
@@ -123,7 +123,8 @@ impl Store {
         let total: u64 = devices.iter().map(|device| device.length()).sum();
         let identity = Identity {
             revision: 1,
-            incompatible: Identity::NEAR | if new.twice { Identity::TWICE } else { 0 },
+            incompatible: Identity::ORDERED_NAMES
+                | if new.redundant_metadata { Identity::REDUNDANT_METADATA } else { 0 },
             read_only_compatible: 0,
             compatible: 0,
             pool: new.guid,
@@ -137,7 +138,7 @@ impl Store {
         };
         let first = identity.members.first().map_or(0, |member| slots::count(member.length, identity.slot));
         let wanted = (total / 32).clamp(4 << 20, 64 << 20).div_ceil(identity.slot);
-        let log = vec![(Place { device: 0, slot: 0 }, u32::try_from(wanted).unwrap_or(u32::MAX).min(first / 4))];
+        let log = vec![(SlotAddress { device: 0, slot: 0 }, u32::try_from(wanted).unwrap_or(u32::MAX).min(first / 4))];
         let root = Root {
             pool: new.guid,
             generation: 0,
@@ -370,7 +371,7 @@ impl Store {
         }
         for (first, count) in &root.log {
             for number in 0..*count {
-                slots.claim(Place { slot: first.slot.saturating_add(number), ..*first })?;
+                slots.claim(SlotAddress { slot: first.slot.saturating_add(number), ..*first })?;
             }
         }
         let table_places = root.table_segments.iter().flat_map(|segment| &segment.place);
@@ -383,14 +384,16 @@ impl Store {
         let mut map = Map { table: loaded.table, slots, next_segment: root.next_segment, ..Map::default() };
         let mut root = root;
         release(&mut map, &mut root)?;
-        (map.tails, map.copies) = (tails(&map, identity.slot), copies(&map));
+        (map.slack, map.copies) = (slack(&map, identity.slot), copies(&map));
         let open_table = root
             .table_segments
             .iter()
             .rev()
             .find(|segment| segment.dead_since.is_none() && root.clean)
             .map(|segment| segment.id);
-        let streams = [Stream::Metadata, Stream::Data, Stream::Survivors, Stream::MetadataSurvivors].map(Appender::new);
+        let streams =
+            [WriteStream::Metadata, WriteStream::Data, WriteStream::Relocated, WriteStream::RelocatedMetadata]
+                .map(Appender::new);
         for appender in &streams {
             let open =
                 map.table.segments().iter().find(|(_, segment)| !segment.sealed && segment.stream == appender.stream);
@@ -400,7 +403,7 @@ impl Store {
                 appender.lock().begin(*id, segment.place.clone(), segment.frames, segment.bytes);
             }
         }
-        let [metadata, data, survivors, metadata_survivors] = streams;
+        let [metadata, data, relocated, relocated_metadata] = streams;
         // The first commit writes the whole table: what was recorded here of an import that wrote
         // nothing is in no delta.
         let committed = Committed {
@@ -422,11 +425,11 @@ impl Store {
             map: RwLock::new(map),
             metadata,
             data: Arc::new(data),
-            survivors,
-            metadata_survivors,
-            twice: AtomicBool::new(identity.incompatible & Identity::TWICE != 0),
-            near: AtomicBool::new(identity.incompatible & Identity::NEAR != 0),
-            half: Default::default(),
+            relocated,
+            relocated_metadata,
+            redundant_metadata: AtomicBool::new(identity.incompatible & Identity::REDUNDANT_METADATA != 0),
+            ordered_names: AtomicBool::new(identity.incompatible & Identity::ORDERED_NAMES != 0),
+            missing_copies: Default::default(),
             giving: Mutex::new(()),
             durable: AtomicU64::new(root.txg.0),
             log: root.log.clone(),
@@ -438,9 +441,9 @@ impl Store {
             sums,
             slop_at_most: u64::MAX,
             watcher: Default::default(),
-            ahead: super::streaming::Ahead::default(),
-            behind: super::behind::Behind::default(),
-            packers: super::packers::Packers::default(),
+            readahead: super::streaming::DeviceReadahead::default(),
+            write_queue: super::write_queue::WriteQueue::default(),
+            compressors: super::compressors::Compressors::default(),
         })
     }
 }
@@ -528,8 +531,8 @@ fn choose_root(devices: &Devices, roots: BTreeMap<u64, Root>, access: Access) ->
 /// What was read of the table.
 #[derive(Debug, Default)]
 struct Loaded {
-    table: Table,
-    young: Vec<Young>,
+    table: SegmentTable,
+    uncommitted: Vec<UncommittedRun>,
     pieces: Vec<Pointer>,
 }
 
@@ -540,10 +543,10 @@ fn load(devices: &Devices, slot: u64, root: &Root) -> Result<Loaded> {
     for piece in &pieces {
         body.extend(read_table_frame(devices, slot, root, piece)?);
     }
-    let (mut table, mut young) = table_log::read_full(&body)?;
+    let (mut table, mut uncommitted) = table_log::read_full(&body)?;
     for delta in &root.deltas {
-        // Only the last commit's young frames are young still.
-        young = table_log::replay_delta(&read_table_frame(devices, slot, root, delta)?, &mut table)?;
+        // Only what the last commit names is uncommitted still.
+        uncommitted = table_log::replay_delta(&read_table_frame(devices, slot, root, delta)?, &mut table)?;
     }
     let last = table
         .segments()
@@ -553,11 +556,11 @@ fn load(devices: &Devices, slot: u64, root: &Root) -> Result<Loaded> {
     if root.next_segment <= last {
         return structure("the number of the next segment is in use");
     }
-    Ok(Loaded { table, young, pieces })
+    Ok(Loaded { table, uncommitted, pieces })
 }
 
 /// Where a frame of the table lies, which only the root's own list can tell.
-pub(super) fn table_places<'a>(root: &'a Root, pointer: &Pointer) -> &'a [Place] {
+pub(super) fn table_places<'a>(root: &'a Root, pointer: &Pointer) -> &'a [SlotAddress] {
     root.table_segments.iter().find(|segment| segment.id == pointer.segment).map_or(&[], |segment| &segment.place)
 }
 
@@ -583,7 +586,7 @@ pub(super) fn read_table_frame(
 pub(super) fn read_table_copy(
     devices: &[Arc<dyn Device>],
     slot: u64,
-    place: Place,
+    place: SlotAddress,
     pointer: &Pointer,
 ) -> Result<Vec<u8>> {
     let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
@@ -598,7 +601,7 @@ pub(super) fn read_table_copy(
     let from = slots::start(place, slot) + offset + u64::from(Pointer::HEADER);
     device.read_at(&mut stored, from).map_err(|error| failed(&**device, "reading", error))?;
     let mut content = vec![0; pointer.logical as usize];
-    if !packing::unpack(pointer.compression, &stored, &mut content) {
+    if !compress::decompress(pointer.compression, &stored, &mut content) {
         return Err(damaged(Damage::Compression));
     }
     if checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
@@ -607,12 +610,12 @@ pub(super) fn read_table_copy(
     Ok(content)
 }
 
-/// Takes young frames for dead, and seals what was open unless it may be gone on with.
+/// Takes uncommitted frames for dead, and seals what was open unless it may be gone on with.
 fn settle(loaded: &mut Loaded, resume: bool) -> Result<()> {
-    for run in std::mem::take(&mut loaded.young) {
+    for run in std::mem::take(&mut loaded.uncommitted) {
         loaded.table.apply(Op::Free { segment: run.segment, index: run.index, count: run.count, units: run.units })?;
     }
-    let open: Vec<(u32, Stream)> = loaded
+    let open: Vec<(u32, WriteStream)> = loaded
         .table
         .segments()
         .iter()

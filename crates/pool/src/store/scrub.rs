@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::checksum;
+use crate::compress;
 use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frame::{self, Header};
-use crate::frames::{Owner, Stream};
-use crate::label::{self, Identity, Place};
-use crate::packing;
+use crate::frames::{Owner, WriteStream};
+use crate::label::{self, Identity, SlotAddress};
 use crate::pointer::{Pointer, Txg};
 
 use super::commit::ROOT_DEVICES;
@@ -64,11 +64,11 @@ pub struct SegmentInfo {
     /// Its number.
     pub id: u32,
     /// Its stream.
-    pub stream: Stream,
+    pub stream: WriteStream,
     /// Whether it is full (or was left).
     pub sealed: bool,
     /// Where it lies; nowhere when all in it has moved.
-    pub place: Vec<Place>,
+    pub place: Vec<SlotAddress>,
     /// Frames written to it.
     pub frames: u32,
     /// How far it is written, bytes.
@@ -89,7 +89,7 @@ pub struct SegmentInfo {
 pub(super) fn check(frame: &Walked<'_>) -> Option<Damage> {
     let Pointer { logical, compression, checksum_kind, checksum, .. } = frame.header.pointer;
     let mut content = vec![0; logical as usize];
-    if !packing::unpack(compression, frame.stored, &mut content) {
+    if !compress::decompress(compression, frame.stored, &mut content) {
         return Some(Damage::Compression);
     }
     (checksum::content(checksum_kind, &content) != checksum).then_some(Damage::Checksum)
@@ -225,7 +225,7 @@ impl Store {
         if places > 1 {
             let living = self.living_by_headers(id)?;
             self.wait_written(stream)?;
-            return self.scrub_twice(id, &living, visit);
+            return self.scrub_copies(id, &living, visit);
         }
         self.wait_written(stream)?;
         let mut go_on = true;
@@ -279,13 +279,13 @@ impl Store {
 
     /// Waits until what the table knows now of a stream is on the devices: it knows frames before
     /// the threads that write have come to them.
-    fn wait_written(&self, stream: Stream) -> Result<()> {
+    fn wait_written(&self, stream: WriteStream) -> Result<()> {
         let appender = match stream {
-            Stream::Metadata => &self.metadata,
-            Stream::Data => &*self.data,
-            Stream::Survivors => &self.survivors,
-            Stream::MetadataSurvivors => &self.metadata_survivors,
-            Stream::Table => return Ok(()),
+            WriteStream::Metadata => &self.metadata,
+            WriteStream::Data => &*self.data,
+            WriteStream::Relocated => &self.relocated,
+            WriteStream::RelocatedMetadata => &self.relocated_metadata,
+            WriteStream::Table => return Ok(()),
         };
         if appender.wait_settled() { Ok(()) } else { self.usable() }
     }
@@ -401,7 +401,7 @@ impl Store {
     /// Makes the window hold `from..to` of a segment.
     fn slide(
         &self,
-        place: Place,
+        place: SlotAddress,
         window: &mut Vec<u8>,
         start: &mut usize,
         from: usize,

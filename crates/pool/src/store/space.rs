@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::PoolError;
-use crate::frames::Stream;
+use crate::frames::WriteStream;
 use crate::segment::cleaner::{self, Pressure};
 use crate::space::slop;
 
@@ -40,10 +40,10 @@ pub struct Space {
     /// The part of `allocated` that is freed by the commits to come.
     pub freeing: u64,
     /// What is lost at the ends of full segments.
-    pub tails: u64,
+    pub slack: u64,
     /// What living frames of trees take a second time. Nobody is charged for it.
     pub copies: u64,
-    /// `size` less `allocated`, `tails` and `copies`.
+    /// `size` less `allocated`, `slack` and `copies`.
     pub free: u64,
     /// What ordinary writes must leave.
     pub slop: u64,
@@ -61,7 +61,7 @@ pub struct Traffic {
     /// Frames as callers wrote them.
     pub frames: u64,
     /// Frames moved by the cleaner.
-    pub survivors: u64,
+    pub relocated: u64,
     /// Frames of the segment table.
     pub table: u64,
 }
@@ -71,21 +71,21 @@ impl Store {
     #[must_use]
     pub fn space(&self) -> Space {
         let log = self.log_length();
-        let (total, free_slots, tails, copies) = {
+        let (total, free_slots, slack, copies) = {
             let map = self.map.read();
-            (map.slots.total(), map.free(), map.tails, map.copies)
+            (map.slots.total(), map.free(), map.slack, map.copies)
         };
         let copies = copies + self.sums.copies.load(Ordering::Relaxed);
         let size = (total * self.slot).saturating_sub(log);
         let allocated = self.sums.allocated.load(Ordering::Relaxed) + self.sums.table.load(Ordering::Relaxed);
-        let free = size.saturating_sub(allocated + tails + copies);
+        let free = size.saturating_sub(allocated + slack + copies);
         let slop = slop(size).min(self.slop_at_most);
         Space {
             size,
             allocated,
             table: self.sums.table.load(Ordering::Relaxed),
             freeing: self.sums.freeing.load(Ordering::Relaxed),
-            tails,
+            slack,
             copies,
             free,
             slop,
@@ -122,7 +122,7 @@ impl Store {
     #[must_use]
     pub fn room(&self) -> u64 {
         let open = self.data.lock().room(self.slot);
-        open + self.map.read().free().saturating_sub(cleaner::reserve(Stream::Data)) * self.slot
+        open + self.map.read().free().saturating_sub(cleaner::reserve(WriteStream::Data)) * self.slot
     }
 
     /// What was written since the pool was opened.
@@ -130,7 +130,7 @@ impl Store {
     pub fn traffic(&self) -> Traffic {
         Traffic {
             frames: self.sums.written_frames.load(Ordering::Relaxed),
-            survivors: self.sums.written_survivors.load(Ordering::Relaxed),
+            relocated: self.sums.written_relocated.load(Ordering::Relaxed),
             table: self.sums.written_table.load(Ordering::Relaxed),
         }
     }

@@ -8,11 +8,10 @@
 //! - The thread that goes ahead holds devices only while it makes a request, and ends with the
 //!   store.
 
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 
-use super::{Result, Store, roam};
+use super::workers::Workers;
+use super::{Result, Store};
 use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frames::{Frames, Wanted};
@@ -29,45 +28,23 @@ type Range = (Arc<dyn Device>, u64, u64);
 
 /// The thread that makes requests to devices ahead of readers.
 #[derive(Default)]
-pub(super) struct Ahead(OnceLock<Option<Running>>);
+pub(super) struct DeviceReadahead(OnceLock<Workers<Vec<Range>>>);
 
-struct Running {
-    requests: Option<SyncSender<Vec<Range>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl std::fmt::Debug for Ahead {
+impl std::fmt::Debug for DeviceReadahead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Ahead").field(&self.0.get().is_some()).finish()
+        f.debug_tuple("DeviceReadahead").field(&self.0.get().is_some()).finish()
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.requests = None;
-        // It ends by itself now; a panic of it has harmed nobody.
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-impl Ahead {
-    /// Has the thread make the requests; makes them itself where there is no thread.
-    fn go(&self, ranges: Vec<Range>) {
-        let running = self.0.get_or_init(|| {
-            let (requests, coming) = sync_channel::<Vec<Range>>(WAITING);
-            let work = move || {
-                roam();
-                coming.into_iter().for_each(ask);
-            };
-            let thread = std::thread::Builder::new().name("pool-ahead".to_owned()).spawn(work).ok()?;
-            Some(Running { requests: Some(requests), thread: Some(thread) })
-        });
-        match running.as_ref().and_then(|running| running.requests.as_ref()) {
-            Some(requests) => match requests.try_send(ranges) {
-                Ok(()) | Err(TrySendError::Full(_)) => {}
-                Err(TrySendError::Disconnected(ranges)) => ask(ranges),
-            },
-            None => ask(ranges),
+impl DeviceReadahead {
+    /// Has the thread make the requests, unless it has enough to do; makes them itself where there
+    /// is no thread.
+    fn request(&self, ranges: Vec<Range>) {
+        let thread = self.0.get_or_init(|| Workers::start("pool-ahead", 1, WAITING, ask));
+        if thread.count() == 0 {
+            ask(ranges);
+        } else {
+            drop(thread.offer(ranges));
         }
     }
 }
@@ -113,7 +90,7 @@ impl Store {
     /// Has another thread ask the devices for frames.
     pub(super) fn expect_soon(&self, pointers: &[Pointer]) {
         if !pointers.is_empty() {
-            self.ahead.go(self.ranges(pointers));
+            self.readahead.request(self.ranges(pointers));
         }
     }
 

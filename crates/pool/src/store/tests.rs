@@ -1,22 +1,22 @@
 //! Tests of the store on simulated devices.
 
-mod behind;
 mod copies;
 mod crash;
-mod doubling;
+mod ditto;
 mod fixture;
 mod full;
 mod lost;
 mod model;
 mod rot;
 mod threads;
+mod write_queue;
 
 use std::sync::OnceLock;
 
 use super::*;
 use crate::device::Simulator;
 use crate::error::Damage;
-use crate::frames::{Owner, Packing};
+use crate::frames::{CompressionSetting, Owner};
 use crate::label::LogStart;
 use crate::pointer::{ChecksumKind, FrameKind};
 
@@ -35,7 +35,13 @@ fn devices(simulators: &[Arc<Simulator>]) -> Vec<Arc<dyn Device>> {
 }
 
 fn new_pool() -> NewPool {
-    NewPool { name: "tank".to_owned(), guid: 0x1234_5678_9abc_def0, host: host(), time: 1_800_000_000, twice: false }
+    NewPool {
+        name: "tank".to_owned(),
+        guid: 0x1234_5678_9abc_def0,
+        host: host(),
+        time: 1_800_000_000,
+        redundant_metadata: false,
+    }
 }
 
 fn create(simulators: &[Arc<Simulator>]) -> Store {
@@ -50,7 +56,7 @@ fn open(simulators: &[Arc<Simulator>], access: Access) -> Result<(Store, Root)> 
     Store::open(devices(simulators), &import(access))
 }
 
-/// Content told by a number: about half of it packs.
+/// Content told by a number: about half of it compresses.
 fn content(number: u64, length: usize) -> Vec<u8> {
     let mut random = number;
     let mut bytes: Vec<u8> = Vec::with_capacity(length + 8);
@@ -66,28 +72,28 @@ fn content(number: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-fn frame(stream: Stream, birth: u64, content: &[u8], number: u64) -> NewFrame<'_> {
+fn frame(stream: WriteStream, birth: u64, content: &[u8], number: u64) -> NewFrame<'_> {
     // What is large goes through code that is fast without optimization too.
-    let (packing, checksum) = match number % 3 {
-        0 if content.len() < 8192 => (Packing::Lz4, ChecksumKind::Xxh3),
-        1 => (Packing::Off, ChecksumKind::Blake3),
-        _ => (Packing::Zstd(1), ChecksumKind::Blake3),
+    let (compression, checksum) = match number % 3 {
+        0 if content.len() < 8192 => (CompressionSetting::Lz4, ChecksumKind::Xxh3),
+        1 => (CompressionSetting::Off, ChecksumKind::Blake3),
+        _ => (CompressionSetting::Zstd(1), ChecksumKind::Blake3),
     };
-    let kind = if stream == Stream::Data { FrameKind::Data } else { FrameKind::Leaf };
+    let kind = if stream == WriteStream::Data { FrameKind::Data } else { FrameKind::Leaf };
     NewFrame {
         stream,
         kind,
         owner: Owner { dataset: 1, object: number, offset: 0 },
         birth: Txg(birth),
         content,
-        packing,
+        compression,
         checksum,
     }
 }
 
 fn put(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointer> {
     store.write(&frame(
-        if number.is_multiple_of(5) { Stream::Metadata } else { Stream::Data },
+        if number.is_multiple_of(5) { WriteStream::Metadata } else { WriteStream::Data },
         birth,
         &content(number, length),
         number,
@@ -328,10 +334,10 @@ fn what_cannot_be_written_is_refused() {
     let sims = simulators(1, 64 * MIB);
     let store = create(&sims);
     let largest = vec![1; store.largest_frame() as usize + 1];
-    assert!(matches!(store.write(&frame(Stream::Data, 1, &largest, 1)), Err(PoolError::Refused(_))));
-    assert!(matches!(store.write(&frame(Stream::Data, 1, &[], 1)), Err(PoolError::Refused(_))));
-    assert!(matches!(store.write(&frame(Stream::Survivors, 1, &[1], 1)), Err(PoolError::Refused(_))));
-    let pointer = store.write(&frame(Stream::Data, 1, &largest[1..], 1)).unwrap();
+    assert!(matches!(store.write(&frame(WriteStream::Data, 1, &largest, 1)), Err(PoolError::Refused(_))));
+    assert!(matches!(store.write(&frame(WriteStream::Data, 1, &[], 1)), Err(PoolError::Refused(_))));
+    assert!(matches!(store.write(&frame(WriteStream::Relocated, 1, &[1], 1)), Err(PoolError::Refused(_))));
+    let pointer = store.write(&frame(WriteStream::Data, 1, &largest[1..], 1)).unwrap();
     assert_eq!(store.read(&pointer).unwrap().len() as u64, store.largest_frame());
     let unknown = Pointer { segment: 999, ..pointer };
     assert!(matches!(store.read(&unknown), Err(PoolError::Frame { damage: Damage::Structure(_), .. })));

@@ -5,7 +5,7 @@
 //! told.
 
 use crate::device::failed;
-use crate::label::Place;
+use crate::label::SlotAddress;
 use crate::segment::{cleaner, slots};
 
 use super::{Result, Store};
@@ -20,7 +20,7 @@ const SPARE: u64 = 8;
 
 /// What a step of going through the free room of a device has told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct TrimStep {
     /// Bytes that the device was told of.
     pub bytes: u64,
     /// The slot to go on with; `None`: the device is at its end.
@@ -33,7 +33,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::PoolError::Device`]; no such device is refused.
-    pub fn trim_free(&self, device: u16, from: u32) -> Result<Told> {
+    pub fn trim_free(&self, device: u16, from: u32) -> Result<TrimStep> {
         let known = self.device(device)?;
         // Who finds no slot meanwhile waits for this.
         let _turn = self.trim_turn.lock();
@@ -47,9 +47,9 @@ impl Store {
             map.slots.take_run(device, from, most, spare)
         };
         let Some((first, count)) = taken else {
-            return Ok(Told { bytes: 0, next: None });
+            return Ok(TrimStep { bytes: 0, next: None });
         };
-        let place = |slot| Place { device, slot };
+        let place = |slot| SlotAddress { device, slot };
         let bytes = u64::from(count) * self.slot;
         let told = known
             .discard(slots::start(place(first), self.slot), bytes)
@@ -58,7 +58,7 @@ impl Store {
         (first..first + count).for_each(|slot| map.slots.release(place(slot)));
         drop(map);
         let next = first + count;
-        told.map(|()| Told { bytes, next: (next < end).then_some(next) })
+        told.map(|()| TrimStep { bytes, next: (next < end).then_some(next) })
     }
 
     /// Whether devices are told of freed slots from now on.
@@ -102,7 +102,7 @@ impl Store {
         true
     }
 
-    fn tell(&self, place: Place) -> Result<()> {
+    fn tell(&self, place: SlotAddress) -> Result<()> {
         let device = self.device(place.device)?;
         device
             .discard(slots::start(place, self.slot), self.slot)

@@ -21,12 +21,12 @@ use crate::pointer::{Pointer, Txg};
 /// Frames that the live tree does not reach any more, and nodes that will be such frames once they
 /// are stored.
 #[derive(Debug, Default)]
-pub(super) struct Dead {
+pub(super) struct DeadNodes {
     by_txg: Vec<(Txg, Vec<Pointer>)>,
     abandoned: Vec<(Txg, Arc<Node>)>,
 }
 
-impl Dead {
+impl DeadNodes {
     fn add(&mut self, txg: Txg, pointer: Pointer) {
         match self.by_txg.iter_mut().rev().find(|(of, _)| *of == txg) {
             Some((_, pointers)) => pointers.push(pointer),
@@ -85,16 +85,16 @@ struct Remains {
 }
 
 /// One change of a tree.
-pub(super) struct Change<'t> {
+pub(super) struct TreeChange<'t> {
     pub(super) ctx: &'t Context<'t>,
     pub(super) txg: Txg,
     pub(super) generation: u64,
     pub(super) page: usize,
-    pub(super) dead: &'t mut Dead,
+    pub(super) dead: &'t mut DeadNodes,
     pub(super) dirty: &'t mut u64,
 }
 
-impl Change<'_> {
+impl TreeChange<'_> {
     fn new_node(&mut self, body: Body) -> Child {
         let node = Node::new(self.generation, body);
         *self.dirty += node.cost();

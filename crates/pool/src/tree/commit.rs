@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::node::{BROKEN, Body, Child, Node, header};
 use super::{Context, Tree, View};
 use crate::error::PoolError;
-use crate::frames::{NewFrame, Owner, Packing, Stream};
+use crate::frames::{CompressionSetting, NewFrame, Owner, WriteStream};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 
 /// How nodes are written.
@@ -22,8 +22,8 @@ use crate::pointer::{ChecksumKind, Pointer, Txg};
 pub struct Form {
     /// The txg that is committed.
     pub txg: Txg,
-    /// How to pack.
-    pub packing: Packing,
+    /// How to compress.
+    pub compression: CompressionSetting,
     /// How to check.
     pub checksum: ChecksumKind,
 }
@@ -35,7 +35,7 @@ pub struct Written {
     pub root: Option<Pointer>,
     /// What the new frames are charged ([`Pointer::charged`]), bytes.
     pub bytes: u64,
-    /// What their content is before packing, bytes.
+    /// What their content is before compression, bytes.
     pub logical: u64,
     /// How many frames were written.
     pub frames: u64,
@@ -138,7 +138,7 @@ impl Frozen {
     /// # Errors
     /// Those of [`crate::Frames::write`].
     pub fn write_out(&self, ctx: &Context<'_>, form: Form) -> Result<Written, PoolError> {
-        let mut writer = Writer { ctx, form, dataset: self.dataset, bytes: 0, logical: 0, frames: 0 };
+        let mut writer = NodeWriter { ctx, form, dataset: self.dataset, bytes: 0, logical: 0, frames: 0 };
         let root = match &self.root {
             Some(root) => Some(writer.child(root)?),
             None => None,
@@ -151,7 +151,7 @@ impl Frozen {
 const WRITTEN_TOGETHER: usize = 64;
 
 /// Writes nodes and keeps them in the cache.
-pub(super) struct Writer<'a> {
+pub(super) struct NodeWriter<'a> {
     pub(super) ctx: &'a Context<'a>,
     pub(super) form: Form,
     pub(super) dataset: u64,
@@ -160,7 +160,7 @@ pub(super) struct Writer<'a> {
     pub(super) frames: u64,
 }
 
-impl Writer<'_> {
+impl NodeWriter<'_> {
     fn child(&mut self, child: &Child) -> Result<Pointer, PoolError> {
         let node = match child {
             Child::Clean(pointer) => return Ok(*pointer),
@@ -183,8 +183,8 @@ impl Writer<'_> {
         Ok(pointer)
     }
 
-    /// Writes the dirty ones of neighbouring leaves, many at once, so that several threads may pack
-    /// them.
+    /// Writes the dirty ones of neighbouring leaves, many at once, so that several threads may
+    /// compress them.
     fn leaves(&mut self, children: &[Child]) -> Result<(), PoolError> {
         let dirty: Vec<&Arc<Node>> = children
             .iter()
@@ -210,12 +210,12 @@ impl Writer<'_> {
 
     fn frame<'a>(&self, node: &Node, content: &'a [u8]) -> NewFrame<'a> {
         NewFrame {
-            stream: Stream::Metadata,
+            stream: WriteStream::Metadata,
             kind: node.kind(),
             owner: Owner { dataset: self.dataset, object: 0, offset: u64::from(node.level()) },
             birth: self.form.txg,
             content,
-            packing: self.form.packing,
+            compression: self.form.compression,
             checksum: self.form.checksum,
         }
     }

@@ -38,7 +38,7 @@ enum Part {
 }
 
 /// What comes next on a side.
-enum Head<'s> {
+enum SideHead<'s> {
     End,
     Row(&'s [u8], &'s [u8]),
     /// A subtree that was not entered yet, its height, and a bound below or at all its keys.
@@ -119,17 +119,17 @@ impl Side {
         Ok(())
     }
 
-    fn head(&self) -> Result<Head<'_>, PoolError> {
+    fn head(&self) -> Result<SideHead<'_>, PoolError> {
         match self.parts.last() {
-            None => Ok(Head::End),
+            None => Ok(SideHead::End),
             Some(Part::Leaf(node, at)) => {
                 let (key, value) = leaf(node)?.row(*at).ok_or(BROKEN)?;
-                Ok(Head::Row(key, value))
+                Ok(SideHead::Row(key, value))
             }
             Some(Part::Inner(node, at, bound)) => {
                 let inner = inner(node)?;
                 let low = if *at == 0 { bound } else { inner.key(*at) };
-                Ok(Head::Below(inner.child(*at).ok_or(BROKEN)?, inner.level().checked_sub(1).ok_or(BROKEN)?, low))
+                Ok(SideHead::Below(inner.child(*at).ok_or(BROKEN)?, inner.level().checked_sub(1).ok_or(BROKEN)?, low))
             }
         }
     }
@@ -141,7 +141,7 @@ impl Side {
     }
 
     fn enter(&mut self, ctx: &Context<'_>) -> Result<(), PoolError> {
-        let Head::Below(child, level, low) = self.head()? else { return Err(BROKEN) };
+        let SideHead::Below(child, level, low) = self.head()? else { return Err(BROKEN) };
         let (node, low) = (Self::load(ctx, child, Some(level))?, low.to_vec());
         self.step();
         self.push(node, low);
@@ -226,26 +226,26 @@ impl Diff<'_> {
 
 /// The side that is behind goes on; where neither is, the higher one is entered, so that both come
 /// to what they share at the same time.
-fn decide(old: &Head<'_>, new: &Head<'_>) -> Next {
+fn decide(old: &SideHead<'_>, new: &SideHead<'_>) -> Next {
     const OLD: Next = Next::Yield { old: true, new: false };
     const NEW: Next = Next::Yield { old: false, new: true };
     match (old, new) {
-        (Head::End, Head::End) => Next::End,
-        (Head::Below(a, ..), Head::Below(b, ..)) if is_same(a, b) => Next::Skip,
-        (Head::Below(_, a_level, a_low), Head::Below(_, b_level, b_low)) => {
+        (SideHead::End, SideHead::End) => Next::End,
+        (SideHead::Below(a, ..), SideHead::Below(b, ..)) if is_same(a, b) => Next::Skip,
+        (SideHead::Below(_, a_level, a_low), SideHead::Below(_, b_level, b_low)) => {
             match a_low.cmp(b_low).then(b_level.cmp(a_level)) {
                 Ordering::Less => Next::Enter { old: true, new: false },
                 Ordering::Greater => Next::Enter { old: false, new: true },
                 Ordering::Equal => Next::Enter { old: true, new: true },
             }
         }
-        (Head::Row(..), Head::End) => OLD,
-        (Head::End, Head::Row(..)) => NEW,
-        (Head::Row(key, _), Head::Below(_, _, low)) if key < low => OLD,
-        (Head::Below(_, _, low), Head::Row(key, _)) if key < low => NEW,
-        (Head::Below(..), _) => Next::Enter { old: true, new: false },
-        (_, Head::Below(..)) => Next::Enter { old: false, new: true },
-        (Head::Row(a, x), Head::Row(b, y)) => match a.cmp(b) {
+        (SideHead::Row(..), SideHead::End) => OLD,
+        (SideHead::End, SideHead::Row(..)) => NEW,
+        (SideHead::Row(key, _), SideHead::Below(_, _, low)) if key < low => OLD,
+        (SideHead::Below(_, _, low), SideHead::Row(key, _)) if key < low => NEW,
+        (SideHead::Below(..), _) => Next::Enter { old: true, new: false },
+        (_, SideHead::Below(..)) => Next::Enter { old: false, new: true },
+        (SideHead::Row(a, x), SideHead::Row(b, y)) => match a.cmp(b) {
             Ordering::Less => OLD,
             Ordering::Greater => NEW,
             Ordering::Equal if x == y => Next::Equal,

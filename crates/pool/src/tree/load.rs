@@ -4,7 +4,7 @@
 //!
 //! Invariant: at most one node of each height is in memory.
 
-use super::commit::{Form, Writer, Written};
+use super::commit::{Form, NodeWriter, Written};
 use super::node::{BROKEN, Body, Child, Inner, Node};
 use super::page::{Leaf, row_length, separator};
 use super::{Context, Settings, Tree};
@@ -123,7 +123,7 @@ impl<'a> Loader<'a> {
 
     fn write(&mut self, body: Body, pointers: &[Pointer]) -> Result<Pointer, PoolError> {
         let mut writer =
-            Writer { ctx: &self.ctx, form: self.form, dataset: self.dataset, bytes: 0, logical: 0, frames: 0 };
+            NodeWriter { ctx: &self.ctx, form: self.form, dataset: self.dataset, bytes: 0, logical: 0, frames: 0 };
         let pointer = writer.node(&Node::new(0, body), pointers)?;
         self.written.bytes += writer.bytes;
         self.written.logical += writer.logical;

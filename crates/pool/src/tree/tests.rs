@@ -13,27 +13,15 @@ use std::collections::BTreeMap;
 use super::commit::{Form, Written};
 use super::node::{Body, Child, Node};
 use super::*;
-use crate::frames::Packing;
+use crate::device::Random;
+use crate::frames::CompressionSetting;
 use crate::pointer::ChecksumKind;
 use memory::Memory;
 
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Numbers that are the same in each run.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
+fn below(random: &mut Random, bound: usize) -> usize {
+    random.below(bound as u64) as usize
 }
 
 /// Frames and a cache for a test.
@@ -60,7 +48,7 @@ impl Bench {
 }
 
 fn form(txg: u64) -> Form {
-    Form { txg: Txg(txg), packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 }
+    Form { txg: Txg(txg), compression: CompressionSetting::Lz4, checksum: ChecksumKind::Xxh3 }
 }
 
 fn rows_of(ctx: Context<'_>, view: &View) -> Vec<(Vec<u8>, Vec<u8>)> {

@@ -24,7 +24,7 @@ pub type Attributes = BTreeMap<String, Vec<u8>>;
 
 /// What administration and names look like at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct ModelState {
     /// By the name of the dataset.
     pub datasets: Rc<BTreeMap<String, Rc<Names>>>,
     /// By dataset and name, as they were taken.
@@ -48,7 +48,7 @@ pub struct Versions {
 pub struct World {
     /// The states that the pool may be in after a crash, oldest first, with the operation that led
     /// there.
-    pub states: Vec<(u64, State)>,
+    pub states: Vec<(u64, ModelState)>,
     pub files: BTreeMap<FileId, Versions>,
     pub operation: u64,
     pub next: FileId,
@@ -57,13 +57,15 @@ pub struct World {
 impl World {
     /// Of a new pool.
     pub fn new() -> World {
-        let state =
-            State { datasets: Rc::new(BTreeMap::from([("tank".to_owned(), Rc::default())])), ..State::default() };
+        let state = ModelState {
+            datasets: Rc::new(BTreeMap::from([("tank".to_owned(), Rc::default())])),
+            ..ModelState::default()
+        };
         World { states: vec![(0, state)], files: BTreeMap::new(), operation: 0, next: 1 }
     }
 
     /// The present state.
-    pub fn now(&self) -> &State {
+    pub fn now(&self) -> &ModelState {
         &self.states.last().unwrap().1
     }
 
@@ -121,7 +123,7 @@ impl World {
         self.compare_snapshots(imported, self.now(), what);
     }
 
-    fn compare_snapshots(&self, imported: &Imported, state: &State, what: &str) {
+    fn compare_snapshots(&self, imported: &Imported, state: &ModelState, what: &str) {
         for ((dataset, name), expected) in state.snapshots.iter() {
             let id = id_of(imported, dataset);
             let txg =
@@ -155,7 +157,7 @@ impl World {
     }
 
     /// Whether what was found can be this state.
-    fn fits(&self, state: &State, found: &Found) -> Result<(), String> {
+    fn fits(&self, state: &ModelState, found: &FoundState) -> Result<(), String> {
         let snapshots: BTreeSet<_> = state.snapshots.keys().cloned().collect();
         if snapshots != found.snapshots {
             return Err(format!("snapshots {snapshots:?}, found {:?}", found.snapshots));
@@ -218,7 +220,7 @@ impl World {
     }
 
     /// The state found is the only one from now on.
-    fn adopt(&mut self, state: State, found: &Found) {
+    fn adopt(&mut self, state: ModelState, found: &FoundState) {
         self.states = vec![(self.operation, state)];
         for (dataset, names) in self.states[0].1.datasets.clone().iter() {
             for (name, file) in names.iter() {
@@ -236,14 +238,14 @@ pub fn id_of(imported: &Imported, name: &str) -> u64 {
 }
 
 /// What a pool holds.
-pub struct Found {
+pub struct FoundState {
     datasets: BTreeMap<String, Tree>,
     snapshots: BTreeSet<(String, String)>,
 }
 
-fn look(imported: &Imported) -> Found {
+fn look(imported: &Imported) -> FoundState {
     let ids: Vec<(u64, String)> = {
-        let look = imported.pool.look();
+        let look = imported.pool.catalog_view();
         let mut ids = vec![look.root().unwrap()];
         let mut at = 0;
         while at < ids.len() {
@@ -252,7 +254,7 @@ fn look(imported: &Imported) -> Found {
         }
         ids.into_iter().map(|id| (id, look.name(id).unwrap())).collect()
     };
-    let mut found = Found { datasets: BTreeMap::new(), snapshots: BTreeSet::new() };
+    let mut found = FoundState { datasets: BTreeMap::new(), snapshots: BTreeSet::new() };
     for (id, name) in ids {
         for (_, row) in imported.pool.snapshot_rows(id).unwrap() {
             found.snapshots.insert((name.clone(), row.name));

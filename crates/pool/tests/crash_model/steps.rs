@@ -6,9 +6,9 @@ use std::sync::Arc;
 use nacre_pool::PoolError;
 use nacre_pool::engine::{Dataset, NewDataset, Storage};
 use nacre_pool::files::{AttributeChange, FileError, Inode, MayReplace, NewInode, ParentView, Range};
-use nacre_pool::rows::{FileType, Inode as Row};
+use nacre_pool::rows::{FileType, InodeRow};
 
-use super::{FileId, State, World};
+use super::{FileId, ModelState, World};
 use crate::pools::{Imported, Random};
 
 fn open(imported: &Imported, name: &str) -> Result<Arc<Dataset>, PoolError> {
@@ -46,7 +46,7 @@ fn place(dataset: &Dataset, path: &str) -> Result<(Arc<Inode>, String), FileErro
 
 fn make(dataset: &Dataset, directory: &Inode, name: &str, kind: FileType) -> Result<Arc<Inode>, FileError> {
     let new = |parent: &ParentView| {
-        Ok(NewInode { row: Row::new(kind, 0o644, parent.now), target: None, attributes: Vec::new() })
+        Ok(NewInode { row: InodeRow::new(kind, 0o644, parent.now), target: None, attributes: Vec::new() })
     };
     dataset.files().make(directory, name.as_bytes(), b"", &new).map(|(inode, _)| inode)
 }
@@ -123,7 +123,7 @@ impl World {
     }
 
     /// Files, names and attributes.
-    fn work(&mut self, imported: &Imported, random: &mut Random, next: &mut State) -> Result<(), Came> {
+    fn work(&mut self, imported: &Imported, random: &mut Random, next: &mut ModelState) -> Result<(), Came> {
         let id = self.pick(random);
         let dataset = administered(open(imported, &id))?;
         let path = path(random);
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    fn make_file(&mut self, dataset: &Dataset, id: &str, path: &str, next: &mut State) -> Result<(), Came> {
+    fn make_file(&mut self, dataset: &Dataset, id: &str, path: &str, next: &mut ModelState) -> Result<(), Came> {
         let file = self.next;
         self.next += 1;
         self.files.entry(file).or_default().list.push((self.operation, Rc::default()));
@@ -267,7 +267,7 @@ impl World {
         id: &str,
         path: &str,
         random: &mut Random,
-        next: &mut State,
+        next: &mut ModelState,
     ) -> Result<(), Came> {
         let other = self::path(random);
         let exchange = random.below(3) == 0;
@@ -292,7 +292,7 @@ impl World {
         path: &str,
         file: FileId,
         random: &mut Random,
-        next: &mut State,
+        next: &mut ModelState,
     ) -> Result<(), Came> {
         let other = self::path(random);
         let names = Rc::make_mut(Rc::make_mut(&mut next.datasets).get_mut(id).unwrap());
@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    fn unlink(&mut self, dataset: &Dataset, id: &str, path: &str, next: &mut State) -> Result<(), Came> {
+    fn unlink(&mut self, dataset: &Dataset, id: &str, path: &str, next: &mut ModelState) -> Result<(), Came> {
         Rc::make_mut(Rc::make_mut(&mut next.datasets).get_mut(id).unwrap()).remove(path);
         let (directory, name) = judge(place(dataset, path))?;
         judge(dataset.files().unlink(&directory, name.as_bytes()))
@@ -322,7 +322,7 @@ impl World {
         path: &str,
         file: FileId,
         random: &mut Random,
-        next: &mut State,
+        next: &mut ModelState,
     ) -> Result<(), Came> {
         let name = format!("user.{}", random.below(3));
         let attributes = Rc::make_mut(Rc::make_mut(&mut next.attributes).entry(file).or_default());
@@ -366,7 +366,7 @@ impl World {
     }
 
     /// Snapshots, clones and datasets.
-    fn administer(&mut self, imported: &Imported, random: &mut Random, next: &mut State) -> Result<(), Came> {
+    fn administer(&mut self, imported: &Imported, random: &mut Random, next: &mut ModelState) -> Result<(), Came> {
         let pool = &imported.pool;
         let names: Vec<String> = self.now().datasets.keys().cloned().collect();
         let name = self.pick(random);
@@ -413,7 +413,7 @@ impl World {
             10 if name != "tank" => {
                 let origin = administered(pool.describe(&name))?.and_then(|(_, row)| row.origin);
                 let Some((from, last)) = origin else { return Err(Came::Nothing) };
-                let from_name = administered(pool.look().name(from))?;
+                let from_name = administered(pool.catalog_view().name(from))?;
                 for (txg, row) in administered(pool.snapshot_rows(from))? {
                     if txg <= last {
                         let tree =
@@ -436,7 +436,7 @@ impl World {
     }
 
     /// New files with the content of a snapshot.
-    fn copy_of(&mut self, snapshot: &(String, String), next: &mut State) -> Rc<super::Names> {
+    fn copy_of(&mut self, snapshot: &(String, String), next: &mut ModelState) -> Rc<super::Names> {
         let tree = Rc::clone(&self.now().snapshots[snapshot]);
         let mut names = super::Names::new();
         for (name, (content, attributes, first)) in tree.iter() {

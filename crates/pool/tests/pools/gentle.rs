@@ -121,7 +121,7 @@ fn content<T: Table>(files: &Files<T>, inode: &Inode, size: u64) -> Result<Vec<u
 
 /// All datasets with their names; fewer where the catalog is damaged.
 pub fn datasets(imported: &Imported) -> Vec<(u64, String)> {
-    let look = imported.pool.look();
+    let look = imported.pool.catalog_view();
     let Ok(root) = look.root() else { return Vec::new() };
     let mut ids = vec![root];
     let mut at = 0;

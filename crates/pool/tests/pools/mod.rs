@@ -8,37 +8,12 @@ pub mod gentle;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+pub use nacre_pool::device::Random;
 use nacre_pool::device::{Device, Simulator};
-use nacre_pool::engine::{Durable, Ground, Pool};
+use nacre_pool::engine::{Durable, Pool, PoolConfig};
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
-
-/// Random numbers from a seed (SplitMix64).
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// Any number.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below this one (0 for 0).
-    pub fn below(&mut self, limit: u64) -> u64 {
-        if limit == 0 { 0 } else { self.next() % limit }
-    }
-
-    /// One of these.
-    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
-        let at = self.below(from.len() as u64);
-        from.get(usize::try_from(at).unwrap())
-    }
-}
 
 /// A pool with its store.
 pub struct Imported {
@@ -52,9 +27,9 @@ fn devices(disks: &[Arc<Simulator>]) -> Vec<Arc<dyn Device>> {
     disks.iter().map(|disk| Arc::clone(disk) as Arc<dyn Device>).collect()
 }
 
-fn ground(store: &Arc<Store>, seed: u64, logged: bool) -> Ground {
+fn config(store: &Arc<Store>, seed: u64, logged: bool) -> PoolConfig {
     let (ticks, random) = (AtomicI64::new(1_800_000_000), AtomicU64::new(seed));
-    Ground {
+    PoolConfig {
         log: if logged { Some(Box::new(LogArea::new(Arc::clone(store)))) } else { None },
         guid: store.identity().pool,
         storage: Arc::clone(store) as _,
@@ -75,11 +50,11 @@ pub fn create(disks: &[Arc<Simulator>], seed: u64) -> Imported {
         guid: seed | 1,
         host: host(),
         time: 1_800_000_000,
-        twice: seed.is_multiple_of(2),
+        redundant_metadata: seed.is_multiple_of(2),
     };
     let (store, _) = Store::create(devices(disks), &new).unwrap();
     let store = Arc::new(store);
-    let pool = Arc::new(Pool::create(ground(&store, seed, true), "tank").unwrap());
+    let pool = Arc::new(Pool::create(config(&store, seed, true), "tank").unwrap());
     Imported { pool, store }
 }
 
@@ -91,7 +66,7 @@ pub fn open(disks: &[Arc<Simulator>], seed: u64, access: Access) -> Result<Impor
     let unfinished = || PoolError::Refused("the making of this pool was never finished".to_owned());
     let catalog = root.catalog.filter(|_| root.txg > Txg(0)).ok_or_else(unfinished)?;
     let durable = Durable { txg: root.txg, catalog, log: root.log_start.into() };
-    let pool = Arc::new(Pool::open(ground(&store, seed, access != Access::ReadOnly), &durable)?);
+    let pool = Arc::new(Pool::open(config(&store, seed, access != Access::ReadOnly), &durable)?);
     Ok(Imported { pool, store })
 }
 

@@ -4,8 +4,8 @@
 //! somebody lets go of it. Invariant: a tree that is handed out is in the table until its snapshot
 //! is forgotten, so that forgetting ends all use of it.
 
+use super::mounted_tree::{self, MountedTree, NodeKind};
 use super::translate::errno;
-use super::volume::{self, Place, Volume};
 use nacre_layers::ends::Ends;
 use nacre_pool::engine::Pool;
 use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Kind, Name, Node, Result, Time};
@@ -53,7 +53,7 @@ pub(super) struct Control {
     insensitive: bool,
     directory: OnceLock<Box<dyn SnapshotDirectory>>,
     /// The trees that are open, by their numbers.
-    open: Mutex<HashMap<u64, Arc<Volume>>>,
+    open: Mutex<HashMap<u64, Arc<MountedTree>>>,
     /// Which snapshot has which number, as long as the file system is mounted.
     trees: Mutex<HashMap<u64, nacre_pool::Txg>>,
     /// Where listings of snapshots end.
@@ -79,15 +79,17 @@ impl Control {
     }
 
     /// One of the two directories.
-    pub(super) fn entry(&self, head: &Volume, place: &Place) -> Result<Entry> {
-        let (ino, mode, place) = match place {
-            Place::Control => (volume::CONTROL, 0o555, Place::Control),
+    pub(super) fn entry(&self, current: &MountedTree, kind: &NodeKind) -> Result<Entry> {
+        let (ino, mode, kind) = match kind {
+            NodeKind::Control => (mounted_tree::CONTROL, 0o555, NodeKind::Control),
             // Whoever runs the pool may make and destroy snapshots.
-            Place::Snapshots if self.directory.get().is_some() => (volume::SNAPSHOTS, 0o755, Place::Snapshots),
-            Place::Snapshots => (volume::SNAPSHOTS, 0o555, Place::Snapshots),
-            Place::File(_) => return Err(Errno::EIO),
+            NodeKind::Snapshots if self.directory.get().is_some() => {
+                (mounted_tree::SNAPSHOTS, 0o755, NodeKind::Snapshots)
+            }
+            NodeKind::Snapshots => (mounted_tree::SNAPSHOTS, 0o555, NodeKind::Snapshots),
+            NodeKind::File(_) => return Err(Errno::EIO),
         };
-        let files = head.files.files();
+        let files = current.files.files();
         let root = files.attributes(&files.root()).map_err(errno)?;
         let time = Time { sec: root.changed.seconds, nsec: root.changed.nanoseconds };
         let attr = Attr {
@@ -107,19 +109,19 @@ impl Control {
             ctime: time,
             btime: Some(time),
         };
-        Ok(Entry { attr, node: Node::new(Arc::new(place)) })
+        Ok(Entry { attr, node: Node::new(Arc::new(kind)) })
     }
 
     /// The tree of the snapshot with this name.
-    pub(super) fn volume(&self, name: Name<'_>) -> Result<Arc<Volume>> {
+    pub(super) fn snapshot_tree(&self, name: Name<'_>) -> Result<Arc<MountedTree>> {
         // Names of snapshots are ASCII.
         let name = std::str::from_utf8(name.bytes()).map_err(|_| Errno::ENOENT)?;
         let find = |name: &str| self.pool.find_snapshot(self.dataset, name).map_err(|error| errno(error.into()));
         match find(name)? {
-            Some(txg) => self.volume_at(name, txg),
+            Some(txg) => self.tree_at(name, txg),
             None => {
                 let name = self.spelled(name)?;
-                self.volume_at(&name, find(&name)?.ok_or(Errno::ENOENT)?)
+                self.tree_at(&name, find(&name)?.ok_or(Errno::ENOENT)?)
             }
         }
     }
@@ -140,62 +142,62 @@ impl Control {
     /// The number of a snapshot's tree: the same for every question, no other's.
     fn tree(&self, txg: nacre_pool::Txg) -> u64 {
         let mut trees = self.trees.lock();
-        let mut tree = volume::tree_of(txg);
+        let mut tree = mounted_tree::tree_of(txg);
         while trees.get(&tree).is_some_and(|other| *other != txg) {
-            tree = volume::tree_after(tree);
+            tree = mounted_tree::tree_after(tree);
         }
         trees.insert(tree, txg);
         tree
     }
 
     /// The tree with this number.
-    pub(super) fn volume_of_tree(&self, tree: u64) -> Result<Arc<Volume>> {
-        if let Some(volume) = self.open.lock().get(&tree) {
-            return Ok(Arc::clone(volume));
+    pub(super) fn snapshot_by_tree(&self, tree: u64) -> Result<Arc<MountedTree>> {
+        if let Some(mounted) = self.open.lock().get(&tree) {
+            return Ok(Arc::clone(mounted));
         }
         // The kernel has the number from here.
         let txg = self.trees.lock().get(&tree).copied().ok_or(Errno::ESTALE)?;
         let rows = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
         let (_, row) = rows.into_iter().find(|(at, _)| *at == txg).ok_or(Errno::ESTALE)?;
-        self.volume_at(&row.name, txg)
+        self.tree_at(&row.name, txg)
     }
 
-    fn volume_at(&self, name: &str, txg: nacre_pool::Txg) -> Result<Arc<Volume>> {
+    fn tree_at(&self, name: &str, txg: nacre_pool::Txg) -> Result<Arc<MountedTree>> {
         let mut open = self.open.lock();
         let tree = self.tree(txg);
-        if let Some(volume) = open.get(&tree).filter(|volume| volume.is(name, txg)) {
-            return Ok(Arc::clone(volume));
+        if let Some(mounted) = open.get(&tree).filter(|mounted| mounted.is(name, txg)) {
+            return Ok(Arc::clone(mounted));
         }
         let files = self.pool.snapshot_files(self.dataset, txg).map_err(|error| errno(error.into()))?;
         if open.len() >= IDLE {
-            open.retain(|_, volume| Arc::strong_count(volume) > 1);
+            open.retain(|_, mounted| Arc::strong_count(mounted) > 1);
         }
-        let volume = Arc::new(Volume::new(files, Some((name.to_owned(), txg)), tree));
-        open.insert(tree, Arc::clone(&volume));
-        Ok(volume)
+        let mounted = Arc::new(MountedTree::new(files, Some((name.to_owned(), txg)), tree));
+        open.insert(tree, Arc::clone(&mounted));
+        Ok(mounted)
     }
 
     /// Lets go of a snapshot; false where files of it are open, and not `force`.
     pub(super) fn forget(&self, txg: nacre_pool::Txg, force: bool) -> bool {
         let mut open = self.open.lock();
         let tree = self.tree(txg);
-        let Some(volume) = open.get(&tree) else { return true };
-        if volume.is_open() && !force {
+        let Some(mounted) = open.get(&tree) else { return true };
+        if mounted.is_open() && !force {
             return false;
         }
-        volume.end();
+        mounted.end();
         open.remove(&tree);
         true
     }
 
     /// Whether files of any snapshot are open.
     pub(super) fn is_open(&self) -> bool {
-        self.open.lock().values().any(|volume| volume.is_open())
+        self.open.lock().values().any(|mounted| mounted.is_open())
     }
 
     /// Lets go of all snapshots.
     pub(super) fn end(&self) {
-        self.open.lock().drain().for_each(|(_, volume)| volume.end());
+        self.open.lock().drain().for_each(|(_, mounted)| mounted.end());
     }
 
     fn verbs(&self) -> Result<&dyn SnapshotDirectory> {
@@ -217,15 +219,15 @@ impl Control {
     /// Gives `.zfs` to a listing of the root; false where there is no room for it.
     pub(super) fn list_itself(
         &self,
-        head: &Volume,
+        current: &MountedTree,
         next: u64,
         attributes: bool,
         sink: &mut dyn DirSink,
     ) -> Result<bool> {
-        let entry = if attributes { Some(self.entry(head, &Place::Control)?) } else { None };
+        let entry = if attributes { Some(self.entry(current, &NodeKind::Control)?) } else { None };
         Ok(sink.push(DirEntry {
             name: Name::new(NAME)?,
-            ino: volume::CONTROL,
+            ino: mounted_tree::CONTROL,
             kind: Some(Kind::Directory),
             next,
             entry,
@@ -233,12 +235,18 @@ impl Control {
     }
 
     /// Lists `.zfs`.
-    pub(super) fn list(&self, head: &Volume, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+    pub(super) fn list(
+        &self,
+        current: &MountedTree,
+        from: u64,
+        attributes: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
         if from == 0 {
-            let entry = if attributes { Some(self.entry(head, &Place::Snapshots)?) } else { None };
+            let entry = if attributes { Some(self.entry(current, &NodeKind::Snapshots)?) } else { None };
             sink.push(DirEntry {
                 name: Name::new(SNAPSHOT)?,
-                ino: volume::SNAPSHOTS,
+                ino: mounted_tree::SNAPSHOTS,
                 kind: Some(Kind::Directory),
                 next: LISTED,
                 entry,
@@ -253,7 +261,7 @@ impl Control {
         &self,
         from: u64,
         attributes: bool,
-        root_of: &dyn Fn(&Arc<Volume>) -> Result<Entry>,
+        root_of: &dyn Fn(&Arc<MountedTree>) -> Result<Entry>,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
         let snapshots = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
@@ -261,11 +269,11 @@ impl Control {
         let mut some = false;
         for (txg, row) in snapshots.into_iter().filter(|(txg, _)| (span.behind + 1..span.end).contains(&txg.0)) {
             some = true;
-            let entry = if attributes { Some(root_of(&self.volume_at(&row.name, txg)?)?) } else { None };
+            let entry = if attributes { Some(root_of(&self.tree_at(&row.name, txg)?)?) } else { None };
             // Every root directory has the same number in its tree.
             let ino = entry
                 .as_ref()
-                .map_or_else(|| self.tree(txg) << volume::SHIFT | volume::ROOT, |entry| entry.attr.id.ino);
+                .map_or_else(|| self.tree(txg) << mounted_tree::SHIFT | mounted_tree::ROOT, |entry| entry.attr.id.ino);
             if !sink.push(DirEntry {
                 name: Name::new(row.name.as_bytes())?,
                 ino,

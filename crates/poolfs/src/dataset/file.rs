@@ -1,8 +1,8 @@
 //! An open file of a dataset, and the locks on files.
 
-use super::gathering::{Lease, Member};
+use super::mounted_tree::FileNode;
 use super::translate::errno;
-use super::volume::Placed;
+use super::writeback_group::{Lease, Member};
 use super::xattrs;
 use nacre_layers::locks::Locks;
 use nacre_pool::engine::Pool;
@@ -42,7 +42,7 @@ impl LockTable {
 /// An open file.
 pub(super) struct DatasetFile {
     pool: Arc<Pool>,
-    placed: Placed,
+    file_node: FileNode,
     flags: OpenFlags,
     locks: Arc<Locks>,
     /// Reading is noted in the access time.
@@ -54,7 +54,7 @@ pub(super) struct DatasetFile {
 
 impl Drop for DatasetFile {
     fn drop(&mut self) {
-        self.placed.volume.open.fetch_sub(1, Ordering::AcqRel);
+        self.file_node.tree.open.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -62,49 +62,49 @@ impl DatasetFile {
     /// A file that may be opened so; `quiet` where reading changes no access time.
     pub(super) fn new(
         pool: &Arc<Pool>,
-        placed: &Placed,
+        file_node: &FileNode,
         (flags, quiet): (OpenFlags, bool),
         member: &Arc<Member>,
     ) -> DatasetFile {
-        placed.volume.open.fetch_add(1, Ordering::AcqRel);
-        let touches = !quiet && !placed.volume.is_past() && flags.raw() & rustix::fs::OFlags::NOATIME.bits() == 0;
+        file_node.tree.open.fetch_add(1, Ordering::AcqRel);
+        let touches = !quiet && !file_node.tree.is_snapshot() && flags.raw() & rustix::fs::OFlags::NOATIME.bits() == 0;
         DatasetFile {
             pool: Arc::clone(pool),
-            locks: placed.volume.locks.of(placed.inode.number()),
-            placed: placed.clone(),
+            locks: file_node.tree.locks.of(file_node.inode.number()),
+            file_node: file_node.clone(),
             flags,
             touches,
-            lease: (flags.writes() && !placed.volume.is_past()).then(|| Lease::new(member, placed)),
+            lease: (flags.writes() && !file_node.tree.is_snapshot()).then(|| Lease::new(member, file_node)),
             member: Arc::clone(member),
         }
     }
 
     fn writable(&self) -> Result<()> {
-        if self.flags.writes() { self.placed.changeable().map(drop) } else { Err(Errno::EBADF) }
+        if self.flags.writes() { self.file_node.changeable().map(drop) } else { Err(Errno::EBADF) }
     }
 
     fn write_at(&self, data: &[u8], offset: Option<u64>) -> Result<usize> {
         self.writable()?;
-        let _entered = self.placed.volume.enter()?;
-        let files = self.placed.volume.files.files();
+        let _entered = self.file_node.tree.enter()?;
+        let files = self.file_node.tree.files.files();
         let written = match offset {
-            Some(at) if nacre_vfs::is_arriving() => self.member.arrive(&self.placed, at, data),
-            _ => files.write(&self.placed.inode, offset, data),
+            Some(at) if nacre_vfs::is_arriving() => self.member.arrive(&self.file_node, at, data),
+            _ => files.write(&self.file_node.inode, offset, data),
         };
         let outcome = written.map_err(errno)?;
         let written = outcome.written;
         self.member.written(written);
         if outcome.has_attributes && !nacre_vfs::is_arriving() {
             // The kernel does so itself where it collects writes, and for the bits of a mode.
-            xattrs::drop_capability(files, &self.placed.inode)?;
+            xattrs::drop_capability(files, &self.file_node.inode)?;
         }
-        self.done()?;
+        self.sync_if_always()?;
         Ok(written)
     }
 
     /// The content has changed: with `sync=always` that is durable before it is answered.
-    fn done(&self) -> Result<()> {
-        self.placed.volume.done(&self.pool, &self.placed.inode)
+    fn sync_if_always(&self) -> Result<()> {
+        self.file_node.tree.sync_if_always(&self.pool, &self.file_node.inode)
     }
 }
 
@@ -121,12 +121,12 @@ impl OpenFile for DatasetFile {
         if !self.flags.reads() && !self.lease.as_ref().is_some_and(Lease::is_collected) {
             return Err(Errno::EBADF);
         }
-        let files = self.placed.files()?;
-        let count = files.read(&self.placed.inode, offset, buffer).map_err(errno)?;
+        let files = self.file_node.files()?;
+        let count = files.read(&self.file_node.inode, offset, buffer).map_err(errno)?;
         // It may have become another file meanwhile.
-        self.placed.volume.usable()?;
+        self.file_node.tree.usable()?;
         if self.touches {
-            files.touch(&self.placed.inode);
+            files.touch(&self.file_node.inode);
         }
         Ok(count)
     }
@@ -145,10 +145,10 @@ impl OpenFile for DatasetFile {
     }
 
     fn fsync(&self, _data_only: bool) -> Result<()> {
-        if self.placed.volume.is_past() {
+        if self.file_node.tree.is_snapshot() {
             return Ok(());
         }
-        self.pool.sync_file(&self.placed.volume.files, &self.placed.inode).map_err(errno)
+        self.pool.sync_file(&self.file_node.tree.files, &self.file_node.inode).map_err(errno)
     }
 
     fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
@@ -157,35 +157,35 @@ impl OpenFile for DatasetFile {
             return Err(Errno::EINVAL);
         }
         let grow = !mode.any(AllocateMode::KEEP_SIZE);
-        let _entered = self.placed.volume.enter()?;
-        let files = self.placed.volume.files.files();
+        let _entered = self.file_node.tree.enter()?;
+        let files = self.file_node.tree.files.files();
         match mode.0 & !AllocateMode::KEEP_SIZE {
             // Room cannot be set aside where each write goes to a new place: as with ZFS, there has
             // to be enough, and only the size is made.
             0 => {
                 let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
-                files.would_fill(&self.placed.inode, offset, length).map_err(errno)?;
+                files.would_fill(&self.file_node.inode, offset, length).map_err(errno)?;
                 if !grow {
                     return Ok(());
                 }
-                if end <= files.attributes(&self.placed.inode).map_err(errno)?.size {
+                if end <= files.attributes(&self.file_node.inode).map_err(errno)?.size {
                     return Ok(());
                 }
                 // Writes out of the page cache go on meanwhile: the file may be longer by now.
                 let change =
                     nacre_pool::files::AttributeChange { size: Some(end), only_longer: true, ..Default::default() };
-                files.set_attributes(&self.placed.inode, &change).map_err(errno)?;
+                files.set_attributes(&self.file_node.inode, &change).map_err(errno)?;
             }
             AllocateMode::PUNCH_HOLE if !grow => {
-                files.zero(&self.placed.inode, offset, length, false).map_err(errno)?
+                files.zero(&self.file_node.inode, offset, length, false).map_err(errno)?
             }
             AllocateMode::ZERO_RANGE => {
-                files.would_fill(&self.placed.inode, offset, length).map_err(errno)?;
-                files.zero(&self.placed.inode, offset, length, grow).map_err(errno)?;
+                files.would_fill(&self.file_node.inode, offset, length).map_err(errno)?;
+                files.zero(&self.file_node.inode, offset, length, grow).map_err(errno)?;
             }
             _ => return Err(Errno::EOPNOTSUPP),
         }
-        self.done()
+        self.sync_if_always()
     }
 
     fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
@@ -193,7 +193,7 @@ impl OpenFile for DatasetFile {
             Whence::Data => SeekTo::Data,
             Whence::Hole => SeekTo::Hole,
         };
-        self.placed.files()?.seek(&self.placed.inode, offset, to).map_err(|error| match error {
+        self.file_node.files()?.seek(&self.file_node.inode, offset, to).map_err(|error| match error {
             FileError::NoData => Errno::ENXIO,
             other => errno(other),
         })
@@ -210,24 +210,24 @@ impl OpenFile for DatasetFile {
             return Err(Errno::EBADF);
         }
         let overlap = offset < target_offset.saturating_add(length) && target_offset < offset.saturating_add(length);
-        if Arc::ptr_eq(&self.placed.inode, &target.placed.inode) && overlap {
+        if Arc::ptr_eq(&self.file_node.inode, &target.file_node.inode) && overlap {
             return Err(Errno::EINVAL);
         }
         let range = Range { from: offset, to: target_offset, length };
         let mut step = STEP;
-        if self.placed.beside(&target.placed).is_ok() {
+        if self.file_node.beside(&target.file_node).is_ok() {
             // What can be shared needs no room and no time; the kernel goes on with the rest.
             target.writable()?;
-            let _entered = target.placed.volume.enter()?;
-            let files = target.placed.volume.files.files();
-            let shared = files.share(&self.placed.inode, &target.placed.inode, range).map_err(errno)?;
+            let _entered = target.file_node.tree.enter()?;
+            let files = target.file_node.tree.files.files();
+            let shared = files.share(&self.file_node.inode, &target.file_node.inode, range).map_err(errno)?;
             if shared > 0 {
-                target.done()?;
+                target.sync_if_always()?;
                 return Ok(shared);
             }
             // The part of a record, or one that many small writes went to: what follows is shared
             // again.
-            let until = files.until_sharing(&self.placed.inode, &target.placed.inode, range).map_err(errno)?;
+            let until = files.until_sharing(&self.file_node.inode, &target.file_node.inode, range).map_err(errno)?;
             step = until.map_or(STEP, |until| until.min(STEP));
         }
         let mut buffer = vec![0; length.min(step) as usize];

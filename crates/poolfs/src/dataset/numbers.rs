@@ -5,8 +5,8 @@
 //! (a working directory, `O_PATH`).
 
 use super::control::Control;
+use super::mounted_tree::{self, CurrentTree, FileNode, ListedNode, MountedTree, NodeKind};
 use super::translate::errno;
-use super::volume::{self, Head, Listed, Place, Placed, Volume};
 use nacre_pool::files::Inode;
 use nacre_vfs::{Errno, Node, Numbered, Result};
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ use std::{
 
 /// See the file's head.
 pub(super) struct Numbers {
-    head: Arc<Head>,
+    current: Arc<CurrentTree>,
     control: Option<Arc<Control>>,
     asked: AtomicBool,
     nameless: Mutex<HashMap<u64, Arc<Inode>>>,
@@ -28,9 +28,9 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    pub(super) fn new(head: &Arc<Head>, control: Option<&Arc<Control>>) -> Numbers {
+    pub(super) fn new(current: &Arc<CurrentTree>, control: Option<&Arc<Control>>) -> Numbers {
         Numbers {
-            head: Arc::clone(head),
+            current: Arc::clone(current),
             control: control.cloned(),
             asked: AtomicBool::new(false),
             nameless: Mutex::default(),
@@ -52,7 +52,7 @@ impl Numbers {
     }
 
     /// A name is about to be replaced: the file that it leads to, where it may have to be kept.
-    pub(super) fn before(&self, directory: &Placed, name: &[u8]) -> Option<Arc<Inode>> {
+    pub(super) fn before(&self, directory: &FileNode, name: &[u8]) -> Option<Arc<Inode>> {
         if !self.asked.load(Ordering::Relaxed) {
             return None;
         }
@@ -62,7 +62,7 @@ impl Numbers {
     /// It is replaced: keeps the file where that was its last name.
     pub(super) fn after(&self, inode: Option<Arc<Inode>>) -> Result<()> {
         let Some(inode) = inode else { return Ok(()) };
-        if self.head.files.files().attributes(&inode).map_err(errno)?.links == 0 {
+        if self.current.files.files().attributes(&inode).map_err(errno)?.links == 0 {
             self.keep(inode);
         }
         Ok(())
@@ -72,44 +72,47 @@ impl Numbers {
 impl Numbered for Numbers {
     fn node(&self, number: u64) -> Result<Node> {
         self.asked.store(true, Ordering::Relaxed);
-        let of = |volume: &Arc<Volume>, number| Ok(Node::new(Arc::new(Listed::new(volume, number))));
-        let place = match (number, volume::split(number)) {
-            (volume::CONTROL, _) => Place::Control,
-            (volume::SNAPSHOTS, _) => Place::Snapshots,
-            (_, (0, number)) => return of(&self.head.now(), number),
-            (_, (tree, number)) if self.head.now().is_tree(tree) => return of(&self.head.now(), number),
+        let of = |tree: &Arc<MountedTree>, number| Ok(Node::new(Arc::new(ListedNode::new(tree, number))));
+        let kind = match (number, mounted_tree::split(number)) {
+            (mounted_tree::CONTROL, _) => NodeKind::Control,
+            (mounted_tree::SNAPSHOTS, _) => NodeKind::Snapshots,
+            (_, (0, number)) => return of(&self.current.now(), number),
+            (_, (tree, number)) if self.current.now().is_tree(tree) => return of(&self.current.now(), number),
             (_, (tree, number)) => {
-                return of(&self.control.as_ref().ok_or(Errno::ESTALE)?.volume_of_tree(tree)?, number);
+                return of(&self.control.as_ref().ok_or(Errno::ESTALE)?.snapshot_by_tree(tree)?, number);
             }
         };
-        Ok(Node::new(Arc::new(place)))
+        Ok(Node::new(Arc::new(kind)))
     }
 
     fn parent(&self, node: &Node) -> u64 {
-        match volume::place(node) {
-            Some(Place::File(placed)) => {
-                let own = placed.inode.number();
-                let hint =
-                    placed.files().ok().and_then(|files| files.attributes(&placed.inode).ok()).and_then(|row| row.hint);
+        match mounted_tree::node_kind(node) {
+            Some(NodeKind::File(file_node)) => {
+                let own = file_node.inode.number();
+                let hint = file_node
+                    .files()
+                    .ok()
+                    .and_then(|files| files.attributes(&file_node.inode).ok())
+                    .and_then(|row| row.hint);
                 match hint {
-                    None if placed.volume.is_past() && !Arc::ptr_eq(&placed.volume, &self.head.now()) => {
-                        volume::SNAPSHOTS
+                    None if file_node.tree.is_snapshot() && !Arc::ptr_eq(&file_node.tree, &self.current.now()) => {
+                        mounted_tree::SNAPSHOTS
                     }
-                    hint => placed.volume.shown(hint.map_or(own, |hint| hint.directory)),
+                    hint => file_node.tree.shown(hint.map_or(own, |hint| hint.directory)),
                 }
             }
-            Some(Place::Snapshots) => volume::CONTROL,
-            Some(Place::Control) | None => volume::ROOT,
+            Some(NodeKind::Snapshots) => mounted_tree::CONTROL,
+            Some(NodeKind::Control) | None => mounted_tree::ROOT,
         }
     }
 
     fn generation(&self, number: u64) -> u32 {
-        if volume::split(number).0 == 0 { self.head.generation() } else { 0 }
+        if mounted_tree::split(number).0 == 0 { self.current.generation() } else { 0 }
     }
 
     fn folds(&self, _directory: &Node) -> bool {
         // Snapshots have what the file system has.
-        !self.head.files.files().folding().is_exact()
+        !self.current.files.files().folding().is_exact()
     }
 
     fn forgotten(&self, number: u64) {

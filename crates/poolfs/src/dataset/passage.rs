@@ -1,7 +1,7 @@
 //! Whether the files of a tree can be used: they can, or whoever wants something waits since they
 //! may be others in a moment, or never again.
 //!
-//! Owned by a tree (`volume.rs`). Invariants:
+//! Owned by a tree (`mounted_tree.rs`). Invariants:
 //! * between [`Passage::pause`] and what ends it, nobody is inside who came by [`Passage::enter`];
 //! * whoever waits is woken by [`Passage::resume`] and by [`Passage::end`].
 

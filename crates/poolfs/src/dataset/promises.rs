@@ -1,7 +1,7 @@
 //! What announced writes to one file were promised, and when.
 //!
-//! Kept by `gathering.rs` for each file that is open for collected writes; nobody else uses it. A
-//! write that was let in may take a while to begin: until then no settling can find it. So a
+//! Kept by `writeback_group.rs` for each file that is open for collected writes; nobody else uses
+//! it. A write that was let in may take a while to begin: until then no settling can find it. So a
 //! promise is kept for [`GRACE`] at least, whatever a settling has found.
 //!
 //! Invariant: promises are in the order of their times, few however many there were: those of one

@@ -2,7 +2,7 @@
 
 use super::Dataset;
 use nacre_pool::device::{Device, Simulator};
-use nacre_pool::engine::{Durable, Ground, Pool};
+use nacre_pool::engine::{Durable, Pool, PoolConfig};
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
 use nacre_vfs::{Caller, Layer, Name, OpenFlags};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-fn ground(store: Store) -> Ground {
+fn config(store: Store) -> PoolConfig {
     let random = AtomicU64::new(1);
     let store = Arc::new(store);
-    Ground {
+    PoolConfig {
         log: Some(Box::new(LogArea::new(Arc::clone(&store)))),
         guid: 7,
         storage: store,
@@ -27,16 +27,17 @@ fn ground(store: Store) -> Ground {
 }
 
 pub(crate) fn create(device: &Arc<Simulator>) -> Arc<Pool> {
-    let new = NewPool { name: "tank".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, twice: true };
+    let new =
+        NewPool { name: "tank".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, redundant_metadata: true };
     let (store, _) = Store::create(vec![Arc::clone(device) as Arc<dyn Device>], &new).unwrap();
-    Arc::new(Pool::create(ground(store), "tank").unwrap())
+    Arc::new(Pool::create(config(store), "tank").unwrap())
 }
 
 fn open(device: &Arc<Simulator>) -> Arc<Pool> {
     let import = Import { access: Access::ReadWrite, name: None, host: (1, "here".to_owned()), time: 2 };
     let (store, root) = Store::open(vec![Arc::clone(device) as Arc<dyn Device>], &import).unwrap();
     let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
-    Arc::new(Pool::open(ground(store), &durable).unwrap())
+    Arc::new(Pool::open(config(store), &durable).unwrap())
 }
 
 fn dataset(pool: &Arc<Pool>) -> Dataset {
@@ -161,7 +162,7 @@ impl nacre_vfs::Collector for Door {
     }
 }
 
-/// Content that does not pack.
+/// Content that does not compress.
 fn noise() -> Vec<u8> {
     let mut noise = 1_u64;
     let mut block = Vec::new();

@@ -3,7 +3,7 @@
 
 use nacre_pool::PoolError;
 use nacre_pool::files::{AttributeChange, ChangedTime, FileError, TimeChange};
-use nacre_pool::rows::{FileType, Inode as Row, Timestamp};
+use nacre_pool::rows::{FileType, InodeRow, Timestamp};
 use nacre_vfs::{Attr, ChangeTime, Errno, FileId, Kind, SetAttr, SetTime, Time};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,7 +92,7 @@ pub(super) fn type_of(kind: Kind) -> FileType {
 }
 
 /// The kind of a row that was read: rows of no known type are refused when they are read.
-pub(super) fn kind_of(row: &Row) -> Kind {
+pub(super) fn kind_of(row: &InodeRow) -> Kind {
     row.file_type().map_or(Kind::File, kind_of_type)
 }
 
@@ -101,7 +101,7 @@ fn time(stamp: Timestamp) -> Time {
 }
 
 /// The attributes that a row says.
-pub(super) fn attr(fs: u64, number: u64, row: &Row) -> Attr {
+pub(super) fn attr(fs: u64, number: u64, row: &InodeRow) -> Attr {
     /// `st_blocks` counts these, bytes.
     const SECTOR: u64 = 512;
     Attr {

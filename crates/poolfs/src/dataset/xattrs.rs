@@ -1,8 +1,8 @@
 //! Extended attributes of a dataset's files, POSIX ACLs among them: an ACL and the permission bits
 //! never contradict each other.
 
+use super::mounted_tree::Tree;
 use super::translate::{errno, kind_of};
-use super::volume::Tree;
 use nacre_layers::mem::check_xattr;
 use nacre_layers::remap::acl;
 use nacre_pool::files::{AttributeChange, FileError, Inode};

@@ -2,7 +2,7 @@
 //! accounting, beside sets of blocks that know the truth. After each step everything is compared.
 
 use super::*;
-use crate::space::{Breakdown, Change, Forest, Limits, Purpose, Shortage, Usage};
+use crate::space::{Breakdown, Limits, Purpose, QuotaTree, Shortage, Usage, UsageChange, judged};
 
 /// The blocks that something references: number -> (birth, bytes).
 pub type Blocks = BTreeMap<u32, (Txg, u64)>;
@@ -24,7 +24,7 @@ pub struct Dataset {
 /// The catalog and the truth.
 pub struct Pool {
     pub rows: Map,
-    pub forest: Forest,
+    pub quotas: QuotaTree,
     pub datasets: BTreeMap<u64, Dataset>,
     pub snapshots: BTreeMap<u32, Snapshot>,
     pub txg: Txg,
@@ -48,7 +48,7 @@ impl Pool {
         let root = Dataset { origin: None, snapshots: Vec::new(), list, blocks: Blocks::new() };
         Self {
             rows,
-            forest: Forest::new(1, size, Usage::default(), Limits::default()),
+            quotas: QuotaTree::new(1, size, Usage::default(), Limits::default()),
             datasets: BTreeMap::from([(1, root)]),
             snapshots: BTreeMap::new(),
             txg: Txg(1),
@@ -102,7 +102,7 @@ impl Pool {
     fn history(&self, id: u64) -> (Vec<Point>, usize) {
         let (line, own) = self.ancestry(id);
         let mut points: Vec<Point> = line.iter().map(|snapshot| self.snapshots[snapshot].point).collect();
-        let referenced = self.forest.usage(id).unwrap().referenced;
+        let referenced = self.quotas.usage(id).unwrap().referenced;
         points.push(Point { txg: Point::HEAD, referenced, logical: 3 * referenced, list: self.datasets[&id].list });
         (points, own)
     }
@@ -113,7 +113,7 @@ impl Pool {
 
     pub fn create(&mut self, parent: u64) -> u64 {
         let (id, list) = (self.number().into(), self.lists().create().unwrap());
-        self.forest.add(id, parent, Usage::default(), Limits::default()).unwrap();
+        self.quotas.add(id, parent, Usage::default(), Limits::default()).unwrap();
         self.datasets.insert(id, Dataset { origin: None, snapshots: Vec::new(), list, blocks: Blocks::new() });
         id
     }
@@ -124,7 +124,7 @@ impl Pool {
         let birth = self.txg;
         self.datasets.get_mut(&id).unwrap().blocks.insert(block, (birth, bytes));
         self.written.insert(block, (birth, bytes));
-        self.forest.charge(id, Change::stored(bytes as i64, 3 * bytes as i64)).unwrap();
+        self.quotas.charge(id, UsageChange::stored(bytes as i64, 3 * bytes as i64)).unwrap();
         block
     }
 
@@ -137,7 +137,7 @@ impl Pool {
             let (birth, charged) = self.datasets.get_mut(&id).unwrap().blocks.remove(block).unwrap();
             let dead = Dead { segment: 1, index: *block, charged, logical: 3 * charged as u32, birth, shared: false };
             let (fate, change) = killed(&dead, newest, origin).unwrap();
-            self.forest.charge(id, change).unwrap();
+            self.quotas.charge(id, change).unwrap();
             match fate {
                 Fate::Freed => self.free(*block),
                 Fate::Listed => listed.push(dead),
@@ -153,9 +153,9 @@ impl Pool {
 
     /// A snapshot, unless the refreservation forbids it.
     pub fn snapshot(&mut self, id: u64) -> Option<u32> {
-        self.forest.take_snapshots(&[id]).unwrap().ok()?;
+        judged(self.quotas.take_snapshots(&[id])).ok()?;
         let (snapshot, list) = (self.number(), self.lists().create().unwrap());
-        let referenced = self.forest.usage(id).unwrap().referenced;
+        let referenced = self.quotas.usage(id).unwrap().referenced;
         let txg = self.txg;
         let dataset = self.datasets.get_mut(&id).unwrap();
         let point =
@@ -170,16 +170,16 @@ impl Pool {
     /// Replaces the counters of a dataset by what its history says.
     fn recount(&mut self, ids: &[u64]) {
         for (id, change) in self.changes(ids) {
-            self.forest.charge(id, change).unwrap();
+            self.quotas.charge(id, change).unwrap();
         }
     }
 
-    fn changes(&mut self, ids: &[u64]) -> Vec<(u64, Change)> {
+    fn changes(&mut self, ids: &[u64]) -> Vec<(u64, UsageChange)> {
         ids.iter()
             .map(|id| {
                 let (history, own) = self.history(*id);
                 let after = self.lists().usage(&history, own).unwrap();
-                (*id, Change::between(&self.forest.usage(*id).unwrap(), &after).unwrap())
+                (*id, UsageChange::between(&self.quotas.usage(*id).unwrap(), &after).unwrap())
             })
             .collect()
     }
@@ -233,10 +233,10 @@ impl Pool {
         let list = self.datasets[&id].list;
         self.lists().forget(list).unwrap();
         self.datasets.get_mut(&id).unwrap().blocks = snapshot.blocks;
-        let usage = self.forest.usage(id).unwrap();
+        let usage = self.quotas.usage(id).unwrap();
         let referenced =
             Usage { referenced: snapshot.point.referenced, logical_referenced: snapshot.point.logical, ..usage };
-        self.forest.charge(id, Change::between(&usage, &referenced).unwrap()).unwrap();
+        self.quotas.charge(id, UsageChange::between(&usage, &referenced).unwrap()).unwrap();
         self.recount(&[id]);
     }
 
@@ -245,7 +245,7 @@ impl Pool {
         let origin = self.snapshots[&snapshot].clone();
         let usage =
             Usage { referenced: origin.point.referenced, logical_referenced: origin.point.logical, ..Usage::default() };
-        self.forest.add(id, parent, usage, Limits::default()).unwrap();
+        self.quotas.add(id, parent, usage, Limits::default()).unwrap();
         self.datasets
             .insert(id, Dataset { origin: Some(snapshot), snapshots: Vec::new(), list, blocks: origin.blocks });
         id
@@ -265,7 +265,7 @@ impl Pool {
         dataset.origin = above;
         dataset.snapshots.splice(0..0, moved);
         let changes = self.changes(&[former, id]);
-        let allowed = self.forest.charge_if_allowed(&changes, Purpose::Write).unwrap();
+        let allowed = judged(self.quotas.charge_if_allowed(&changes, Purpose::Write));
         if allowed.is_err() {
             self.datasets = before;
         }
@@ -274,7 +274,7 @@ impl Pool {
 
     /// Destroys a dataset that has neither snapshots nor children.
     pub fn destroy(&mut self, id: u64) -> bool {
-        if !self.datasets[&id].snapshots.is_empty() || self.forest.remove(id).is_err() {
+        if !self.datasets[&id].snapshots.is_empty() || self.quotas.remove(id).is_err() {
             return false;
         }
         let origin = self.origin_txg(id);
@@ -289,7 +289,7 @@ impl Pool {
     }
 
     pub fn breakdown(&self, id: u64) -> Breakdown {
-        self.forest.breakdown(id).unwrap()
+        self.quotas.breakdown(id).unwrap()
     }
 
     pub fn used_by(&mut self, snapshot: u32) -> u64 {
@@ -312,7 +312,7 @@ impl Pool {
         let charged: u64 = self
             .datasets
             .keys()
-            .map(|id| self.forest.usage(*id).unwrap())
+            .map(|id| self.quotas.usage(*id).unwrap())
             .map(|usage| usage.dataset + usage.snapshots)
             .sum();
         assert_eq!(charged, bytes(&reached), "each block is charged once");
@@ -337,7 +337,7 @@ impl Pool {
             logical_used: 3 * (since(origin) + bytes(&kept)),
             logical_referenced: 3 * bytes(&head),
         };
-        assert_eq!(self.forest.usage(id).unwrap(), truth, "counters of {id}");
+        assert_eq!(self.quotas.usage(id).unwrap(), truth, "counters of {id}");
         assert_eq!(self.lists().usage(&history, own).unwrap(), truth, "recount of {id}");
         let mut blocks: Vec<Blocks> = line.iter().map(|snapshot| self.snapshots[snapshot].blocks.clone()).collect();
         blocks.push(head);
@@ -471,7 +471,7 @@ proptest! {
         for step in &steps {
             apply(&mut pool, step);
             pool.compare();
-            let charged: u64 = pool.datasets.keys().map(|id| pool.forest.usage(*id).unwrap()).map(|usage| usage.dataset + usage.snapshots).sum();
+            let charged: u64 = pool.datasets.keys().map(|id| pool.quotas.usage(*id).unwrap()).map(|usage| usage.dataset + usage.snapshots).sum();
             prop_assert_eq!(pool.breakdown(1).used, charged);
         }
     }

@@ -4,7 +4,7 @@
 
 use super::simulation::Pool;
 use super::*;
-use crate::space::{LimitRefusal, Purpose, Shortage, slop};
+use crate::space::{LimitRefusal, Purpose, Shortage, judged, slop};
 
 const MIB: u64 = 1 << 20;
 const ROUNDING: u64 = MIB / 2;
@@ -58,8 +58,8 @@ impl Bench {
         let breakdown = self.pool.breakdown(id);
         let ours = [
             breakdown.used,
-            self.pool.forest.available_to_head(id).unwrap(),
-            self.pool.forest.usage(id).unwrap().referenced,
+            self.pool.quotas.available_to_head(id).unwrap(),
+            self.pool.quotas.usage(id).unwrap().referenced,
             breakdown.by_dataset,
             breakdown.by_snapshots,
             breakdown.by_children,
@@ -109,22 +109,22 @@ fn snapshots_clones_and_reservations() {
     bench.check_snapshot("f1 deleted", a1, 8_495_104, 21_118_976);
     bench.check_snapshot("f1 deleted", a2, 8_495_104, 21_118_976);
 
-    bench.pool.forest.set_quota(a, Some(100 * MIB)).unwrap().unwrap();
-    bench.pool.forest.set_reservation(root, 200 * MIB).unwrap().unwrap();
-    bench.pool.forest.set_reservation(a, 70 * MIB).unwrap().unwrap();
+    bench.pool.quotas.set_quota(a, Some(100 * MIB)).unwrap();
+    bench.pool.quotas.set_reservation(root, 200 * MIB).unwrap();
+    bench.pool.quotas.set_reservation(a, 70 * MIB).unwrap();
     bench.check("reservation", root, [73_990_144, 957_808_640, 122_880, 122_880, 0, 73_867_264, 0]);
     bench.check("reservation", a, [40_198_144, 64_659_456, 10_608_640, 10_608_640, 29_589_504, 0, 0]);
-    bench.pool.forest.set_refreservation(a, 25 * MIB).unwrap().unwrap();
+    bench.pool.quotas.set_refreservation(a, 25 * MIB).unwrap();
     bench.check("refreservation", a, [55_828_480, 64_659_456, 10_608_640, 10_608_640, 29_589_504, 0, 15_630_336]);
-    assert_eq!(bench.pool.forest.set_quota(a, Some(50 * MIB)).unwrap(), Err(LimitRefusal::BelowUse));
-    bench.pool.forest.set_quota(a, Some(75 * MIB)).unwrap().unwrap();
+    assert_eq!(judged(bench.pool.quotas.set_quota(a, Some(50 * MIB))), Err(LimitRefusal::BelowUse));
+    bench.pool.quotas.set_quota(a, Some(75 * MIB)).unwrap();
     bench.check("quota", a, [55_828_480, 38_445_056, 10_608_640, 10_608_640, 29_589_504, 0, 15_630_336]);
     let a3 = bench.pool.snapshot(a).unwrap();
     bench.check("a@3", a, [66_412_544, 38_445_056, 10_608_640, 10_608_640, 29_589_504, 0, 26_214_400]);
-    assert_eq!(bench.pool.forest.set_refreservation(a, 70 * MIB).unwrap(), Err(LimitRefusal::BeyondAvailable));
-    bench.pool.forest.set_quota(a, None).unwrap().unwrap();
-    assert_eq!(bench.pool.forest.set_quota(a, Some(10 * MIB)).unwrap(), Err(LimitRefusal::BelowUse));
-    bench.pool.forest.set_reservation(a, 0).unwrap().unwrap();
+    assert_eq!(judged(bench.pool.quotas.set_refreservation(a, 70 * MIB)), Err(LimitRefusal::BeyondAvailable));
+    bench.pool.quotas.set_quota(a, None).unwrap();
+    assert_eq!(judged(bench.pool.quotas.set_quota(a, Some(10 * MIB))), Err(LimitRefusal::BelowUse));
+    bench.pool.quotas.set_reservation(a, 0).unwrap();
 
     let c = bench.pool.clone(a2, root);
     bench.check("clone", root, [67_072_000, 964_726_784, 131_072, 131_072, 0, 66_940_928, 0]);
@@ -154,15 +154,15 @@ fn snapshots_clones_and_reservations() {
 
     bench.write(a, "f3", 5, 0);
     bench.check("f3", a, [36_798_464, 983_425_024, 15_859_712, 15_835_136, 90_112, 0, 20_873_216]);
-    assert_eq!(bench.pool.forest.set_refquota(a, Some(12 * MIB)).unwrap(), Err(LimitRefusal::BelowUse));
+    assert_eq!(judged(bench.pool.quotas.set_refquota(a, Some(12 * MIB))), Err(LimitRefusal::BelowUse));
     bench.write(a, "f4", 5, 0);
     bench.check("f4", a, [36_798_464, 978_173_952, 21_110_784, 21_086_208, 90_112, 0, 15_622_144]);
     let k = bench.pool.create(a);
     bench.write(k, "f", 7, 0);
-    bench.pool.forest.set_reservation(k, 30 * MIB).unwrap().unwrap();
+    bench.pool.quotas.set_reservation(k, 30 * MIB).unwrap();
     bench.check("child", a, [68_255_744, 946_647_040, 21_118_976, 21_094_400, 90_112, 31_457_280, 15_613_952]);
     bench.check("child", k, [7_462_912, 955_027_456, 7_462_912, 7_462_912, 0, 0, 0]);
-    assert_eq!(bench.pool.forest.set_quota(a, Some(60 * MIB)).unwrap(), Err(LimitRefusal::BelowUse));
+    assert_eq!(judged(bench.pool.quotas.set_quota(a, Some(60 * MIB))), Err(LimitRefusal::BelowUse));
     bench.write(k, "g", 60, 0);
     bench.check(
         "beyond the reservation",
@@ -171,17 +171,17 @@ fn snapshots_clones_and_reservations() {
     );
     bench.pool.destroy_snapshot(a3);
     bench.check("a@3 destroyed", a, [96_665_600, 907_620_352, 21_118_976, 21_094_400, 0, 70_451_200, 5_120_000]);
-    assert_eq!(bench.pool.forest.set_reservation(a, 2048 * MIB).unwrap(), Err(LimitRefusal::BeyondAvailable));
+    assert_eq!(judged(bench.pool.quotas.set_reservation(a, 2048 * MIB)), Err(LimitRefusal::BeyondAvailable));
 
-    bench.pool.forest.set_refreservation(a, 0).unwrap().unwrap();
-    bench.pool.forest.set_refreservation(c, 700 * MIB).unwrap().unwrap();
+    bench.pool.quotas.set_refreservation(a, 0).unwrap();
+    bench.pool.quotas.set_refreservation(c, 700 * MIB).unwrap();
     bench.check("700 MiB", root, [847_572_992, 184_225_792, 131_072, 131_072, 0, 847_441_920, 0]);
     bench.check("700 MiB", c, [755_122_176, 907_620_352, 27_418_624, 27_418_624, 4_308_992, 0, 723_394_560]);
     bench.pool.snapshot(c).unwrap();
     bench.check("c@9", c, [765_730_816, 907_620_352, 27_418_624, 27_418_624, 4_308_992, 0, 734_003_200]);
     bench.write(c, "h", 20, 0);
     bench.check("c h", c, [765_730_816, 886_439_936, 48_422_912, 48_422_912, 4_399_104, 0, 712_908_800]);
-    assert_eq!(bench.pool.forest.set_refreservation(c, 960 * MIB).unwrap(), Err(LimitRefusal::BeyondAvailable));
+    assert_eq!(judged(bench.pool.quotas.set_refreservation(c, 960 * MIB)), Err(LimitRefusal::BeyondAvailable));
     bench.pool.snapshot(c).unwrap();
     bench.check("c@10", c, [786_825_216, 886_439_936, 48_422_912, 48_422_912, 4_399_104, 0, 734_003_200]);
     bench.check("c@10", root, [879_362_048, 152_436_736, 131_072, 131_072, 0, 879_230_976, 0]);
@@ -192,33 +192,33 @@ fn limits_that_meet() {
     let mut bench = Bench::new();
     let root = 1;
     let q = bench.pool.create(root);
-    let forest = &mut bench.pool.forest;
-    forest.set_quota(q, Some(50 * MIB)).unwrap().unwrap();
-    assert_eq!(forest.set_reservation(q, 60 * MIB).unwrap(), Err(LimitRefusal::BeyondAvailable));
+    let quotas = &mut bench.pool.quotas;
+    quotas.set_quota(q, Some(50 * MIB)).unwrap();
+    assert_eq!(judged(quotas.set_reservation(q, 60 * MIB)), Err(LimitRefusal::BeyondAvailable));
     let c = bench.pool.create(q);
-    let forest = &mut bench.pool.forest;
-    assert_eq!(forest.set_reservation(c, 60 * MIB).unwrap(), Err(LimitRefusal::BeyondAvailable));
-    forest.set_reservation(c, 45 * MIB).unwrap().unwrap();
-    assert_eq!(forest.set_quota(q, Some(40 * MIB)).unwrap(), Err(LimitRefusal::BelowUse));
-    assert_eq!(forest.set_quota(c, Some(30 * MIB)).unwrap(), Err(LimitRefusal::BelowUse));
-    forest.set_refreservation(c, 46 * MIB).unwrap().unwrap();
-    forest.set_refreservation(c, 20 * MIB).unwrap().unwrap();
-    assert_eq!(forest.set_refquota(c, Some(10 * MIB)).unwrap(), Err(LimitRefusal::BelowUse));
+    let quotas = &mut bench.pool.quotas;
+    assert_eq!(judged(quotas.set_reservation(c, 60 * MIB)), Err(LimitRefusal::BeyondAvailable));
+    quotas.set_reservation(c, 45 * MIB).unwrap();
+    assert_eq!(judged(quotas.set_quota(q, Some(40 * MIB))), Err(LimitRefusal::BelowUse));
+    assert_eq!(judged(quotas.set_quota(c, Some(30 * MIB))), Err(LimitRefusal::BelowUse));
+    quotas.set_refreservation(c, 46 * MIB).unwrap();
+    quotas.set_refreservation(c, 20 * MIB).unwrap();
+    assert_eq!(judged(quotas.set_refquota(c, Some(10 * MIB))), Err(LimitRefusal::BelowUse));
     bench.check("quotas", q, [47_308_800, 5_120_000, 122_880, 122_880, 0, 47_185_920, 0]);
     bench.check("quotas", c, [20_971_520, 52_191_232, 114_688, 114_688, 0, 0, 20_856_832]);
 
     let r = bench.pool.create(root);
-    bench.pool.forest.set_refreservation(r, 700 * MIB).unwrap().unwrap();
+    bench.pool.quotas.set_refreservation(r, 700 * MIB).unwrap();
     bench.write(r, "f", 100, 0);
     bench.pool.snapshot(r).unwrap();
     bench.write(r, "g", 110, 0);
-    bench.pool.forest.set_quota(r, Some(830 * MIB)).unwrap().unwrap();
-    assert_eq!(bench.pool.forest.take_snapshots(&[r]).unwrap(), Err(Shortage::Quota(r)));
+    bench.pool.quotas.set_quota(r, Some(830 * MIB)).unwrap();
+    assert_eq!(judged(bench.pool.quotas.take_snapshots(&[r])), Err(Shortage::Quota(r)));
     assert_eq!(bench.pool.snapshot(r), None);
-    bench.pool.forest.set_quota(r, None).unwrap().unwrap();
+    bench.pool.quotas.set_quota(r, None).unwrap();
     bench.write(r, "f", 100, 0);
     bench.write(r, "h", 50, 0);
-    assert_eq!(bench.pool.forest.take_snapshots(&[r]).unwrap(), Err(Shortage::Pool));
+    assert_eq!(judged(bench.pool.quotas.take_snapshots(&[r])), Err(Shortage::Pool));
 }
 
 #[test]
@@ -228,14 +228,14 @@ fn promote_and_rename_ask_the_quotas_of_who_takes_over() {
     bench.write(x, "f", 40, 0);
     let s = bench.pool.snapshot(x).unwrap();
     let q = bench.pool.create(1);
-    bench.pool.forest.set_quota(q, Some(30 * MIB)).unwrap().unwrap();
+    bench.pool.quotas.set_quota(q, Some(30 * MIB)).unwrap();
     let y = bench.pool.clone(s, q);
     assert_eq!(bench.pool.promote(y), Err(Shortage::Quota(q)));
-    assert_eq!(bench.pool.forest.reparent(x, q).unwrap(), Err(Shortage::Quota(q)));
+    assert_eq!(judged(bench.pool.quotas.reparent(x, q)), Err(Shortage::Quota(q)));
     bench.check("refused", q, [122_880, 31_334_400, 122_880, 122_880, 0, 0, 0]);
     bench.check("refused", y, [0, 31_334_400, 42_106_880, 0, 0, 0, 0]);
     bench.check("refused", x, [42_106_880, 988_946_432, 42_106_880, 42_106_880, 0, 0, 0]);
-    bench.pool.forest.set_quota(q, Some(60 * MIB)).unwrap().unwrap();
+    bench.pool.quotas.set_quota(q, Some(60 * MIB)).unwrap();
     bench.pool.promote(y).unwrap();
     bench.check("promoted", q, [42_229_760, 20_684_800, 122_880, 122_880, 0, 42_106_880, 0]);
     bench.check("promoted", x, [0, 988_946_432, 42_106_880, 0, 0, 0, 0]);
@@ -253,12 +253,12 @@ fn snapshots_in_one_txg_are_all_taken_or_none() {
     let r = bench.pool.create(1);
     let s = bench.pool.create(r);
     bench.write(s, "f", 200, 0);
-    bench.pool.forest.set_refreservation(s, 850 * MIB).unwrap().unwrap();
+    bench.pool.quotas.set_refreservation(s, 850 * MIB).unwrap();
     bench.check("reserved", r, [891_412_480, 97_021_952, 122_880, 122_880, 0, 891_289_600, 0]);
     bench.check("reserved", s, [891_289_600, 778_268_672, 210_042_880, 210_042_880, 0, 0, 681_246_720]);
-    assert_eq!(bench.pool.forest.take_snapshots(&[r, s]).unwrap(), Err(Shortage::Pool));
+    assert_eq!(judged(bench.pool.quotas.take_snapshots(&[r, s])), Err(Shortage::Pool));
     bench.check("refused", s, [891_289_600, 778_268_672, 210_042_880, 210_042_880, 0, 0, 681_246_720]);
-    bench.pool.forest.set_refreservation(s, 0).unwrap().unwrap();
+    bench.pool.quotas.set_refreservation(s, 0).unwrap();
     let first = bench.pool.snapshot(s).unwrap();
     bench.write(s, "f", 30, 100);
     let second = bench.pool.snapshot(s).unwrap();
@@ -276,16 +276,16 @@ fn reservations_of_parents_serve_children() {
     let w = bench.pool.create(v);
     let rest = bench.pool.create(1);
     bench.write(rest, "f", 881, 0);
-    bench.pool.forest.set_reservation(v, 50 * MIB).unwrap().unwrap();
+    bench.pool.quotas.set_reservation(v, 50 * MIB).unwrap();
     bench.write(w, "f", 30, 0);
     let elsewhere = USABLE - 881 * MIB - 50 * MIB;
     bench.check("within", 1, [931 * MIB, elsewhere, 0, 0, 0, 931 * MIB, 0]);
     bench.check("within", w, [30 * MIB, elsewhere + 20 * MIB, 30 * MIB, 30 * MIB, 0, 0, 0]);
-    assert_eq!(bench.pool.forest.admits(w, elsewhere + 20 * MIB, Purpose::Write).unwrap(), Ok(()));
-    assert_eq!(bench.pool.forest.admits(w, elsewhere + 20 * MIB + 1, Purpose::Write).unwrap(), Err(Shortage::Pool));
+    assert_eq!(judged(bench.pool.quotas.admits(w, elsewhere + 20 * MIB, Purpose::Write)), Ok(()));
+    assert_eq!(judged(bench.pool.quotas.admits(w, elsewhere + 20 * MIB + 1, Purpose::Write)), Err(Shortage::Pool));
     bench.write(w, "g", 30, 0);
     bench.check("beyond", v, [60 * MIB, elsewhere - 10 * MIB, 0, 0, 0, 60 * MIB, 0]);
-    bench.pool.forest.set_reservation(w, 75 * MIB).unwrap().unwrap();
+    bench.pool.quotas.set_reservation(w, 75 * MIB).unwrap();
     bench.check("own", v, [75 * MIB, elsewhere - 25 * MIB, 0, 0, 0, 75 * MIB, 0]);
     bench.check("own", w, [60 * MIB, elsewhere - 10 * MIB, 60 * MIB, 60 * MIB, 0, 0, 0]);
 }

@@ -2,12 +2,12 @@
 
 use super::refused;
 use crate::catalog::{DatasetRow, SnapshotRow};
-use crate::engine::admission::refusal;
+use crate::engine::reservation::refusal;
 use crate::engine::{Admin, NewDataset, Pool};
 use crate::error::PoolError;
 use crate::pointer::Txg;
 use crate::properties::spelling;
-use crate::space::{Change, Purpose, Usage};
+use crate::space::{Purpose, Usage, UsageChange};
 
 impl Pool {
     /// Makes a file system that begins as a snapshot; answers its number. It takes no time and no
@@ -40,7 +40,7 @@ impl Pool {
             admin.catalog.enter(id, &row)?;
             admin.catalog.set_clone(from, origin, id, true)?;
             admin.put_rows(id, &rows)?;
-            admin.forest().add(id, new.parent, usage, limits)?;
+            admin.quota_tree().add(id, new.parent, usage, limits)?;
             Ok(id)
         })
     }
@@ -71,8 +71,8 @@ impl Pool {
                 admin.move_snapshot(from, id, *txg, snapshot)?;
             }
             let count = i64::try_from(moving.len()).unwrap_or(i64::MAX);
-            admin.forest().count_snapshots(from, -count)?;
-            admin.forest().count_snapshots(id, count)?;
+            admin.quota_tree().count_snapshots(from, -count)?;
+            admin.quota_tree().count_snapshots(id, count)?;
             admin.catalog.set_clone(id, origin, id, false)?;
             row.origin = old.origin;
             old.origin = Some((id, origin));
@@ -99,9 +99,9 @@ impl Admin {
             let (history, own) = self.catalog.history_of(id)?;
             let own = if gains { own.saturating_sub(snapshots) } else { own + snapshots };
             let after = self.catalog.deadlists().usage(&history, own)?;
-            changes.push((id, Change::between(&self.forest().usage(id)?, &after)?));
+            changes.push((id, UsageChange::between(&self.quota_tree().usage(id)?, &after)?));
         }
-        self.forest().charge_if_allowed(&changes, Purpose::Write)?.map_err(refusal)
+        self.quota_tree().charge_if_allowed(&changes, Purpose::Write).map_err(refusal)
     }
 
     /// Moves a snapshot from one dataset's line to another's, with its holds, clones and

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{NewDataset, refused};
 use crate::catalog::{DatasetRow, PropertyRow};
 use crate::deadlist::ListId;
-use crate::engine::admission::refusal;
+use crate::engine::reservation::refusal;
 use crate::engine::{Admin, Dataset, Pool, find};
 use crate::error::PoolError;
 use crate::pointer::Txg;
@@ -84,10 +84,10 @@ impl Pool {
         admin.catalog.enter(id, &row)?;
         admin.put_rows(id, rows)?;
         if parent == 0 {
-            let forest = self.forest_of(&admin.catalog)?;
-            *admin.forest() = forest;
+            let quotas = self.forest_of(&admin.catalog)?;
+            *admin.quota_tree() = quotas;
         } else {
-            admin.forest().add(id, parent, Usage::default(), limits)?;
+            admin.quota_tree().add(id, parent, Usage::default(), limits)?;
         }
         dataset.adopt(admin.behaviour_of(id)?, &self.bounds(), admin.owner_quotas(id)?);
         self.datasets.write().insert(id, dataset);
@@ -121,7 +121,7 @@ impl Pool {
             }
             if admin.catalog.dataset(id)?.parent != new.parent {
                 admin.judge_move(id, new.parent)?;
-                admin.forest().reparent(id, new.parent)?.map_err(refusal)?;
+                admin.quota_tree().reparent(id, new.parent).map_err(refusal)?;
             }
             admin.catalog.rename(id, new.parent, &new.name)
         })
@@ -154,7 +154,7 @@ impl Pool {
     /// Those of the store.
     pub fn space(&self, id: u64) -> Result<(crate::space::Breakdown, Usage, u64), PoolError> {
         let admin = self.admin.lock();
-        let forest = admin.forest();
-        Ok((forest.breakdown(id)?, forest.usage(id)?, forest.available(id)?))
+        let quotas = admin.quota_tree();
+        Ok((quotas.breakdown(id)?, quotas.usage(id)?, quotas.available(id)?))
     }
 }

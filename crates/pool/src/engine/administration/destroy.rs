@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Going, refused};
+use super::{DestroySet, refused};
 use crate::engine::{Dataset, Pool};
 use crate::error::PoolError;
 use crate::patience;
@@ -18,7 +18,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Refused`] for another snapshot than the newest.
     pub fn roll_back(&self, id: u64, name: &str) -> Result<(), PoolError> {
-        self.roll_back_over(id, name, &Going::default())
+        self.roll_back_over(id, name, &DestroySet::default())
     }
 
     /// The same after what stands between has gone, in one commit: newer snapshots, bookmarks,
@@ -26,9 +26,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Refused`] besides where a newer snapshot is not among what goes, and as
-    /// [`Self::destroy_together`].
-    pub fn roll_back_over(&self, id: u64, name: &str, going: &Going) -> Result<(), PoolError> {
-        self.close_datasets(&going.filesystems)?;
+    /// [`Self::destroy_set`].
+    pub fn roll_back_over(&self, id: u64, name: &str, set: &DestroySet) -> Result<(), PoolError> {
+        self.close_datasets(&set.filesystems)?;
         let mut admin = self.admin.lock();
         let dataset = self.datasets.read().get(&id).cloned();
         let stopped = dataset.as_ref().map(|dataset| dataset.files().stop());
@@ -36,11 +36,11 @@ impl Pool {
             let Some(to) = admin.catalog.snapshot_named(id, name)? else {
                 return refused(format!("there is no snapshot '@{name}'"));
             };
-            self.judge_going(admin, going)?;
-            let goes = |name: &String| going.snapshots.iter().any(|(of, names)| *of == id && names.contains(name));
+            self.judge_destroy_set(admin, set)?;
+            let goes = |name: &String| set.snapshots.iter().any(|(of, names)| *of == id && names.contains(name));
             let newer = admin.catalog.snapshots(id)?.into_iter().filter(|(txg, _)| *txg > to).map(|(_, row)| row.name);
-            if going.deferred
-                || going.filesystems.contains(&id)
+            if set.deferred
+                || set.filesystems.contains(&id)
                 || !newer.into_iter().all(|name| goes(&name))
                 || goes(&name.to_owned())
             {
@@ -48,7 +48,7 @@ impl Pool {
                     "'@{name}' is not the newest snapshot: those after it must be destroyed first"
                 ));
             }
-            self.let_go(admin, going)?;
+            self.take_away(admin, set)?;
             let mut row = admin.catalog.dataset(id)?;
             let snapshot = admin.catalog.snapshot(id, to)?;
             self.doom(admin, row.root, to)?;

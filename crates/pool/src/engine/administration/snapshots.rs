@@ -2,7 +2,7 @@
 
 use super::refused;
 use crate::catalog::{BookmarkRow, PropertyRow, PropertySource, SnapshotRow};
-use crate::engine::admission::refusal;
+use crate::engine::reservation::refusal;
 use crate::engine::{Pool, Setting};
 use crate::error::PoolError;
 use crate::pointer::Txg;
@@ -74,7 +74,7 @@ impl Pool {
             }
             let ids: Vec<u64> = wanted.iter().map(|(id, _)| *id).collect();
             admin.judge_snapshots(&ids)?;
-            admin.forest().take_snapshots(&ids)?.map_err(refusal)?;
+            admin.quota_tree().take_snapshots(&ids).map_err(refusal)?;
             for (id, name) in wanted {
                 let mut row = admin.catalog.dataset(*id)?;
                 let snapshot = SnapshotRow {
@@ -93,10 +93,10 @@ impl Pool {
                 for (name, row) in &rows {
                     admin.catalog.set_snapshot_property(*id, txg, name, row.as_ref())?;
                 }
-                admin.forest().count_snapshots(*id, 1)?;
+                admin.quota_tree().count_snapshots(*id, 1)?;
                 row.list = admin.catalog.deadlists().create()?;
                 row.newest = txg;
-                row.usage = admin.forest().usage(*id)?;
+                row.usage = admin.quota_tree().usage(*id)?;
                 admin.catalog.set_dataset(*id, &row)?;
             }
             Ok(txg)

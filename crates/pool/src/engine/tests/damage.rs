@@ -25,7 +25,7 @@ fn lose(storage: &MapStorage, pointer: &Pointer) -> Stored {
 #[test]
 fn a_file_that_cannot_be_freed_stops_nobody_else() {
     let storage = Arc::new(MapStorage::default());
-    let pool = Pool::create(ground(&storage), "tank").unwrap();
+    let pool = Pool::create(config(&storage), "tank").unwrap();
     let id = pool.find("tank").unwrap().unwrap();
     let dataset = pool.dataset(id).unwrap();
     dataset.files().set_storing(Storing { record_shift: 9, ..pool.storing() });
@@ -70,7 +70,7 @@ fn a_file_that_cannot_be_freed_stops_nobody_else() {
 #[test]
 fn an_operation_that_cannot_be_done_whole_changes_nothing_and_stops_nobody() {
     let storage = Arc::new(MapStorage::default());
-    let pool = Pool::create(ground(&storage), "tank").unwrap();
+    let pool = Pool::create(config(&storage), "tank").unwrap();
     let id = pool.find("tank").unwrap().unwrap();
     let dataset = pool.dataset(id).unwrap();
     // Enough that names and inodes lie in leaves of their own.
@@ -109,7 +109,7 @@ fn an_operation_that_cannot_be_done_whole_changes_nothing_and_stops_nobody() {
 #[test]
 fn files_whose_leaves_rot_are_set_apart_by_commits_and_by_imports() {
     let storage = Arc::new(MapStorage::default());
-    let pool = Pool::create(ground(&storage), "tank").unwrap();
+    let pool = Pool::create(config(&storage), "tank").unwrap();
     let id = pool.find("tank").unwrap().unwrap();
     let dataset = pool.dataset(id).unwrap();
     dataset.files().set_storing(Storing { record_shift: 12, ..pool.storing() });
@@ -131,7 +131,7 @@ fn files_whose_leaves_rot_are_set_apart_by_commits_and_by_imports() {
     // changed.
     let (txg, root) = storage.state.lock().durable;
     let durable = Durable { txg, catalog: root.unwrap(), log: log::Start::default() };
-    let fresh = Pool::open(Ground { cache: 1, ..ground(&storage) }, &durable).unwrap();
+    let fresh = Pool::open(PoolConfig { cache: 1, ..config(&storage) }, &durable).unwrap();
     let dataset = fresh.dataset(id).unwrap();
     let (file, other) = (dataset.files().inode(number), dataset.files().inode(other));
     dataset.files().write(&file, Some(rotten), &[3; 3000]).unwrap();
@@ -172,7 +172,7 @@ fn files_whose_leaves_rot_are_set_apart_by_commits_and_by_imports() {
 
 /// A table of rows 0, 2, 4... of 2,000 bytes, stored, with nothing of it in memory.
 fn stored_table(storage: &Arc<MapStorage>, rows: u32) -> (TreeTable, Arc<crate::files::Throttle>) {
-    use crate::frames::Packing;
+    use crate::frames::CompressionSetting;
     use crate::pointer::ChecksumKind;
     let frames = Arc::clone(storage) as Arc<dyn Frames>;
     let (cache, throttle) = (Arc::new(Cache::new(16 << 20)), Arc::<crate::files::Throttle>::default());
@@ -181,7 +181,8 @@ fn stored_table(storage: &Arc<MapStorage>, rows: u32) -> (TreeTable, Arc<crate::
     (0..rows).for_each(|row| batch.put(&(2 * row).to_be_bytes(), vec![row as u8; 2000]));
     crate::files::Table::change(&mut table, Txg(1), &batch).unwrap();
     let frozen = table.tree.freeze();
-    let form = crate::tree::commit::Form { txg: Txg(1), packing: Packing::Off, checksum: ChecksumKind::Xxh3 };
+    let form =
+        crate::tree::commit::Form { txg: Txg(1), compression: CompressionSetting::Off, checksum: ChecksumKind::Xxh3 };
     let root = frozen.write_out(&Context { frames: &*frames, cache: &cache }, form).unwrap().root;
     let cache = Arc::new(Cache::new(16 << 20));
     (TreeTable::open((5, root), &frames, &cache, &throttle), throttle)
@@ -244,8 +245,8 @@ fn crashed(storage: &Arc<MapStorage>, log: &crate::log::tests::Memory) -> Pool {
         (durable, state.log)
     };
     log.crash(|| false);
-    let ground = Ground { log: Some(Box::new(log.clone())), ..ground(storage) };
-    Pool::open(ground, &Durable { txg: durable.0, catalog: durable.1.unwrap(), log: start }).unwrap()
+    let config = PoolConfig { log: Some(Box::new(log.clone())), ..config(storage) };
+    Pool::open(config, &Durable { txg: durable.0, catalog: durable.1.unwrap(), log: start }).unwrap()
 }
 
 /// How many names inodes say they have, and have; of each what is wrong.
@@ -256,7 +257,7 @@ fn wrong_links(dataset: &Dataset) -> Vec<String> {
     dataset.files().look_at_table(|table| {
         crate::files::Table::scan(table, Vec::new()..Vec::new(), &mut |key, row| {
             match keys::Key::decode(key).unwrap() {
-                keys::Key::Inode(number) => drop(inodes.insert(number, Row::decode(row).unwrap())),
+                keys::Key::Inode(number) => drop(inodes.insert(number, InodeRow::decode(row).unwrap())),
                 keys::Key::Entry { directory, sequence } => {
                     let entry = crate::rows::Entry::decode(row).unwrap();
                     *names.entry(entry.inode).or_default() += 1;
@@ -298,13 +299,13 @@ fn wrong_links(dataset: &Dataset) -> Vec<String> {
 fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
     let storage = Arc::new(MapStorage::default());
     let log = crate::log::tests::Memory::new(4 << 20);
-    let pool = Pool::create(Ground { log: Some(Box::new(log.clone())), ..ground(&storage) }, "tank").unwrap();
+    let pool = Pool::create(PoolConfig { log: Some(Box::new(log.clone())), ..config(&storage) }, "tank").unwrap();
     let id = pool.find("tank").unwrap().unwrap();
     let dataset = pool.dataset(id).unwrap();
     let (files, root) = (dataset.files(), dataset.files().root());
     let plain = |directory: &Inode, name: &str, file_type| {
         let new = |parent: &ParentView| {
-            Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
+            Ok(NewInode { row: InodeRow::new(file_type, 0o644, parent.now), target: None, attributes: Vec::new() })
         };
         files.make(directory, name.as_bytes(), b"", &new).unwrap().0
     };
@@ -318,7 +319,7 @@ fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
         let pool = reopen(&storage);
         let dataset = pool.dataset(id).unwrap();
         let head = dataset.files().look_at_table(|table| crate::files::Table::get(table, &keys::head())).unwrap();
-        let head = crate::rows::Head::decode(&head.unwrap()).unwrap();
+        let head = crate::rows::DatasetHead::decode(&head.unwrap()).unwrap();
         let leaf = |name: &str| {
             node_of(
                 &pool,

@@ -5,7 +5,7 @@ use super::*;
 use crate::catalog::PropertyRow;
 use crate::files::{Batch, Table};
 use crate::label::Identity;
-use crate::rows::{Head, keys};
+use crate::rows::{DatasetHead, keys};
 use crate::store::Store;
 
 fn with(parent: u64, name: &str, properties: &[(&str, &str)]) -> NewDataset {
@@ -29,7 +29,7 @@ fn rules(pool: &Pool, id: u64) -> (String, bool) {
 #[test]
 fn a_new_file_system_takes_over_what_its_parent_has_and_a_clone_what_its_origin_has() {
     let storage = Arc::new(MapStorage::default());
-    let pool = Pool::create(ground(&storage), "tank").unwrap();
+    let pool = Pool::create(config(&storage), "tank").unwrap();
     let top = pool.find("tank").unwrap().unwrap();
     let a = pool
         .create_dataset(&with(top, "a", &[("casesensitivity", "insensitive"), ("normalization", "formD")]))
@@ -107,7 +107,7 @@ fn a_check_finds_names_under_wrong_hashes() {
     pool.commit().unwrap();
     let row = |table: &TreeTable, key: &[u8]| table.get(key).unwrap().unwrap();
     let (right, wrong, target) = dataset.files().look_at_table(|table| {
-        let head = Head::decode(&row(table, &keys::head())).unwrap();
+        let head = DatasetHead::decode(&row(table, &keys::head())).unwrap();
         let sequence = head.next - 1;
         // As a program would have it that knows nothing of cases.
         let right = keys::name(head.root, head.hash(b"Name"), sequence);
@@ -138,7 +138,8 @@ fn whole(device: &Arc<crate::device::Simulator>) -> (Arc<Store>, Pool) {
     };
     let (store, root) = Store::open(vec![Arc::clone(device) as Arc<dyn Device>], &import).unwrap();
     let store = Arc::new(store);
-    let ground = Ground { storage: Arc::clone(&store) as Arc<dyn Storage>, ..ground(&Arc::new(MapStorage::default())) };
+    let config =
+        PoolConfig { storage: Arc::clone(&store) as Arc<dyn Storage>, ..config(&Arc::new(MapStorage::default())) };
     let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
-    (store, Pool::open(ground, &durable).unwrap())
+    (store, Pool::open(config, &durable).unwrap())
 }

@@ -15,7 +15,7 @@ fn until(what: impl Fn() -> bool) {
 
 fn new_pool() -> (Arc<MapStorage>, Arc<Pool>, Arc<Dataset>) {
     let storage = Arc::new(MapStorage::default());
-    let pool = Arc::new(Pool::create(ground(&storage), "tank").unwrap());
+    let pool = Arc::new(Pool::create(config(&storage), "tank").unwrap());
     let dataset = pool.dataset(pool.find("tank").unwrap().unwrap()).unwrap();
     (storage, pool, dataset)
 }
@@ -100,9 +100,9 @@ fn an_fsync_during_a_commit_waits_for_it_where_frames_are_what_was_written() {
         files.flush_most().unwrap();
         let log = pool.log.get().unwrap();
         let ticket = match files.record_content(&file).unwrap() {
-            crate::files::Durable::Committed => continue,
-            crate::files::Durable::Logged(ticket) => ticket,
-            crate::files::Durable::Recorded => log.newest(),
+            crate::files::Durability::Committed => continue,
+            crate::files::Durability::Logged(ticket) => ticket,
+            crate::files::Durability::Recorded => log.newest(),
         };
         assert!(log.flush(ticket).unwrap().is_some(), "durable before any root has it");
         pool.commit().unwrap();
@@ -125,7 +125,7 @@ fn files_without_a_name_are_freed_beside_operations() {
     drop(file);
     // In steps, as the chores do it: each frees some rows, and what is left is known.
     let mut steps = 0;
-    while files.free_let_go(100).unwrap().more {
+    while files.free_released(100).unwrap().more {
         steps += 1;
     }
     assert!(steps >= 1, "{steps}");
@@ -222,9 +222,9 @@ fn a_rewind_replays_nothing_of_what_it_gives_up() {
         if finished {
             let store = Arc::new(store);
             let log = Some(Box::new(LogArea::new(Arc::clone(&store))) as _);
-            let ground = Ground { log, storage: store, ..ground(&Arc::new(MapStorage::default())) };
+            let config = PoolConfig { log, storage: store, ..config(&Arc::new(MapStorage::default())) };
             let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
-            let pool = Pool::open(ground, &durable).unwrap();
+            let pool = Pool::open(config, &durable).unwrap();
             let dataset = pool.dataset(id).unwrap();
             put(&dataset, "new", b"after the rewind");
             let (file, _) = dataset.files().look_up(&dataset.files().root(), b"new").unwrap();

@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 fn small(size: u64) -> (Arc<MapStorage>, Arc<Pool>) {
     let storage = Arc::new(MapStorage::default());
     storage.size.store(size, Ordering::Relaxed);
-    let pool = Arc::new(Pool::create(ground(&storage), "tank").unwrap());
+    let pool = Arc::new(Pool::create(config(&storage), "tank").unwrap());
     pool.make_room_by_commits();
     (storage, pool)
 }
@@ -22,7 +22,7 @@ fn local(dataset: u64, name: &str, value: &str) -> Edit {
 
 fn plain(dataset: &Dataset, name: &str, owner: u32) -> crate::files::Result<Arc<Inode>> {
     let new = |parent: &ParentView| {
-        let mut row = Row::new(FileType::Regular, 0o644, parent.now);
+        let mut row = InodeRow::new(FileType::Regular, 0o644, parent.now);
         (row.uid, row.gid) = (owner, owner);
         Ok(NewInode { row, target: None, attributes: Vec::new() })
     };
@@ -237,14 +237,14 @@ fn properties_take_effect_on_open_datasets() {
     assert_eq!(dataset.files().attributes(&file).unwrap().record_shift, 12);
     let received = Edit { dataset: below, name: "compression".to_owned(), to: Setting::Received("zstd".to_owned()) };
     pool.set_properties(&[received]).unwrap();
-    assert_eq!(dataset.behaviour().packing, Packing::Zstd(3));
+    assert_eq!(dataset.behaviour().compression, CompressionSetting::Zstd(3));
     let edit = |to| Edit { dataset: below, name: "compression".to_owned(), to };
     pool.set_properties(&[edit(Setting::Local("off".to_owned()))]).unwrap();
-    assert_eq!(dataset.behaviour().packing, Packing::Off);
+    assert_eq!(dataset.behaviour().compression, CompressionSetting::Off);
     pool.set_properties(&[edit(Setting::Inherit)]).unwrap();
-    assert_eq!(dataset.behaviour().packing, Packing::Lz4);
+    assert_eq!(dataset.behaviour().compression, CompressionSetting::Lz4);
     pool.set_properties(&[edit(Setting::BackToReceived)]).unwrap();
-    assert_eq!(dataset.behaviour().packing, Packing::Zstd(3));
+    assert_eq!(dataset.behaviour().compression, CompressionSetting::Zstd(3));
     // All or none.
     let both = [local(below, "atime", "off"), local(below, "quota", "nonsense")];
     assert!(matches!(pool.set_properties(&both), Err(PoolError::Property(_))));
@@ -280,7 +280,7 @@ impl Numbers {
         (self.0 >> 33) % most.max(1)
     }
 
-    /// Bytes that cannot be packed.
+    /// Bytes that cannot be compressed.
     fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length.div_ceil(8))
             .flat_map(|_| {
@@ -493,7 +493,7 @@ const SLACK: u64 = 64 << 10;
 
 fn within(pool: &Pool, ids: &[u64], before: &mut BTreeMap<u64, u64>) {
     for id in ids {
-        let limits = pool.admin.lock().forest().limits(*id).unwrap();
+        let limits = pool.admin.lock().quota_tree().limits(*id).unwrap();
         let (figures, usage, _) = pool.space(*id).unwrap();
         // Snapshots keep what the head lets go: an overwritten or deleted file may go on counting.
         let most = limits.quota.map_or(u64::MAX, |quota| quota.max(before.get(id).copied().unwrap_or(0)) + SLACK);
@@ -580,7 +580,7 @@ proptest! {
         }
         check(&pool, &storage);
         let shown: Vec<_> = ids.iter().map(|id| pool.space(*id).unwrap()).collect();
-        prop_assert!(shown.first().unwrap().0.used <= usable(128 * MIB, Purpose::Write) + SLACK + pool.admin.lock().forest().saved());
+        prop_assert!(shown.first().unwrap().0.used <= usable(128 * MIB, Purpose::Write) + SLACK + pool.admin.lock().quota_tree().saved());
         drop(pool);
         let pool = reopen(&storage);
         let again: Vec<_> = ids.iter().map(|id| pool.space(*id).unwrap()).collect();
@@ -604,7 +604,7 @@ fn a_range_is_shared_and_both_files_go_their_ways() {
     // From the second record on, to the beginning: whole records, and the end of the file.
     assert_eq!(files.share(&from, &to, range(1 << 17, 0, u64::MAX >> 1)).unwrap(), 700_000 - (1 << 17));
     pool.commit().unwrap();
-    let saved = pool.admin.lock().forest().saved();
+    let saved = pool.admin.lock().quota_tree().saved();
     assert!(saved > 500_000, "{saved}");
     let used = pool.space(top).unwrap().0.used;
     assert!(used > 1_200_000, "each file is charged: {used}");
@@ -626,7 +626,7 @@ fn a_range_is_shared_and_both_files_go_their_ways() {
     let mut content = vec![0; 700_000 - (1 << 17)];
     files.read(&to, 0, &mut content).unwrap();
     assert!(content == whole[1 << 17..]);
-    assert_eq!(pool.admin.lock().forest().saved(), 0);
+    assert_eq!(pool.admin.lock().quota_tree().saved(), 0);
     drop((to, dataset, pool));
     check(&reopen(&storage), &storage);
 }
@@ -643,7 +643,7 @@ fn what_is_refused_in_the_middle_takes_no_room() {
     };
     let new = |parent: &ParentView| {
         let attributes = (0..40).map(|at| (format!("user.{at}").into_bytes(), value(at))).collect();
-        Ok(NewInode { row: Row::new(FileType::Directory, 0o755, parent.now), target: None, attributes })
+        Ok(NewInode { row: InodeRow::new(FileType::Directory, 0o755, parent.now), target: None, attributes })
     };
     let root = dataset.files().root();
     assert!(matches!(dataset.files().make(&root, b"d", b"", &new), Err(FileError::Quota)));

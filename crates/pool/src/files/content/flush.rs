@@ -161,7 +161,7 @@ impl<T: Table> Files<T> {
                 tracing::error!(dataset = self.dataset, inode = inode.number(), %error, "what was written to a file is lost");
                 let records = std::mem::take(&mut active.records);
                 (active.stored_size, active.changed) = (row.size, false);
-                records.values().for_each(|buffered| self.let_go(txg, &row, buffered));
+                records.values().for_each(|buffered| self.release(txg, &row, buffered));
                 self.forget_dirty(inode);
                 self.finish(inode, edited);
                 return Flushed::Whole;
@@ -268,7 +268,7 @@ const WITHOUT_ROOM_MOST: u64 = 60;
 const FLUSH_ROUNDS: usize = 4;
 /// So little need not be flushed beside operations, bytes.
 const FLUSH_LITTLE: u64 = 4 << 20;
-/// How much of a file is stored together, bytes: enough for several threads to pack.
+/// How much of a file is stored together, bytes: enough for several threads to compress.
 const FLUSHED_TOGETHER: usize = 4 << 20;
 
 /// The first records in memory from one on, to be stored together; those that come back are not

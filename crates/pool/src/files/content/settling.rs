@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::files::inodes::{Editing, Pending};
 use crate::files::{Batch, Files, Inode, Result, Table};
 use crate::pointer::Txg;
-use crate::rows::Inode as Row;
+use crate::rows::InodeRow;
 
 impl<T: Table> Files<T> {
     /// Ends an edit that a batch completes. Where the table does not take it, memory has what it
@@ -33,13 +33,13 @@ impl<T: Table> Files<T> {
     }
 
     /// The table has taken what was changed: memory follows.
-    pub(in crate::files) fn settle(&self, txg: Txg, row: &Row, edited: &mut Editing<'_>) {
+    pub(in crate::files) fn settle(&self, txg: Txg, row: &InodeRow, edited: &mut Editing<'_>) {
         for pending in std::mem::take(&mut edited.pending) {
             let records = &mut edited.activate().records;
             match pending {
                 Pending::Gone(record) => {
                     if let Some(buffered) = records.remove(&record) {
-                        self.let_go(txg, row, &buffered);
+                        self.release(txg, row, &buffered);
                     }
                 }
                 Pending::Cut { record, keep, .. } => {
@@ -67,12 +67,12 @@ impl<T: Table> Files<T> {
     }
 
     /// What was to be changed stays as it was: what was only read for that is not needed in memory.
-    pub(in crate::files) fn take_back(&self, txg: Txg, row: &Row, edited: &mut Editing<'_>) {
+    pub(in crate::files) fn take_back(&self, txg: Txg, row: &InodeRow, edited: &mut Editing<'_>) {
         for pending in std::mem::take(&mut edited.pending) {
             if let Pending::Cut { record, fresh: true, .. } | Pending::Zeroed { record, fresh: true, .. } = pending
                 && let Some(buffered) = edited.activate().records.remove(&record)
             {
-                self.let_go(txg, row, &buffered);
+                self.release(txg, row, &buffered);
             }
         }
     }

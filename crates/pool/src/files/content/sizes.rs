@@ -9,13 +9,13 @@
 
 use std::sync::Arc;
 
-use super::{SIZE_MOST, SeekTo, Stored, check_regular};
-use crate::files::admission::{Admit, worst};
+use super::{SIZE_MOST, SeekTo, StoredRecord, check_regular};
 use crate::files::inodes::{Editing, Pending};
+use crate::files::quota_check::{Admit, worst};
 use crate::files::{Batch, Entered, FileError, Files, Inode, Result, Table};
 use crate::pointer::Txg;
 use crate::rows::inode::flags::CUT;
-use crate::rows::{Inode as Row, keys};
+use crate::rows::{InodeRow, keys};
 use crate::space::Purpose;
 
 /// How many records one step takes out: a step holds the txg open. Few in tests, where it is many
@@ -35,7 +35,7 @@ impl<T: Table> Files<T> {
     pub(in crate::files) fn enter_growing<'a>(
         &'a self,
         inode: &'a Arc<Inode>,
-        end: impl Fn(&Row) -> u64,
+        end: impl Fn(&InodeRow) -> u64,
     ) -> Result<(Entered<'a>, Editing<'a>)> {
         loop {
             let entered = self.enter()?;
@@ -59,7 +59,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Takes out all that a cut has left; answers the attributes.
-    pub(in crate::files) fn finish_cut(&self, inode: &Arc<Inode>, row: Row) -> Result<Row> {
+    pub(in crate::files) fn finish_cut(&self, inode: &Arc<Inode>, row: InodeRow) -> Result<InodeRow> {
         let mut row = row;
         while row.flags & CUT != 0 {
             self.cut_some(inode)?;
@@ -184,8 +184,8 @@ impl<T: Table> Files<T> {
                 // Of a record that is not all in memory the parts behind the cut must go as well.
                 Some(record) => record.is_sparse() || record.content.len() > keep,
                 None => self.stored_records(edited.number, record, record)?.iter().any(|(_, stored)| match stored {
-                    Stored::Inline(content) => content.len() > keep,
-                    Stored::Frame(pointer) => pointer.logical as usize > keep,
+                    StoredRecord::Inline(content) => content.len() > keep,
+                    StoredRecord::Frame(pointer) => pointer.logical as usize > keep,
                 }),
             };
             if shorter {
@@ -359,7 +359,13 @@ impl<T: Table> Files<T> {
     }
 
     /// Whether the rows of a range of a file can be read.
-    pub(in crate::files) fn look_at_records(&self, row: &Row, number: u64, offset: u64, length: u64) -> Result<()> {
+    pub(in crate::files) fn look_at_records(
+        &self,
+        row: &InodeRow,
+        number: u64,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
         let shift = self.shift_of(row);
         let (first, last) = (offset >> shift, offset.saturating_add(length.saturating_sub(1)) >> shift);
         // The leaves of the first and the last one are read even where there is no such record.

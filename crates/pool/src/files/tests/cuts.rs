@@ -162,7 +162,7 @@ fn what_a_cut_leaves_behind_never_comes_back() {
         watched(&files).rotten.lock().clear();
         check(&files, &frames, &mut Vec::new());
         let (files, file) = if reopened {
-            let files = Files::open(ground(&frames), files.with_table(|table| table.clone())).unwrap();
+            let files = Files::open(config(&frames), files.with_table(|table| table.clone())).unwrap();
             files.storing.write().record_shift = 9;
             let file = files.by_number(number).unwrap();
             (files, file)
@@ -230,7 +230,7 @@ fn what_a_broken_cut_leaves_is_swept_after_a_start() {
     let broken: Vec<&Rows> = history.iter().filter(|rows| left(rows) > 0).collect();
     assert!(broken.len() >= 3, "{}", broken.len());
     for rows in broken {
-        let after = Files::open(ground(&frames), MapTable(rows.clone(), Arc::default())).unwrap();
+        let after = Files::open(config(&frames), MapTable(rows.clone(), Arc::default())).unwrap();
         after.storing.write().record_shift = 9;
         assert_eq!(after.attributes(&after.inode(number)).unwrap().flags & CUT, CUT);
         after.free_orphans().unwrap();
@@ -249,7 +249,7 @@ fn what_a_broken_cut_leaves_is_swept_after_a_start() {
     }
     // Nothing is left of one that is removed in the middle.
     let rows = history.iter().find(|rows| left(rows) > 0).unwrap().clone();
-    let after = Files::open(ground(&frames), MapTable(rows, Arc::default())).unwrap();
+    let after = Files::open(config(&frames), MapTable(rows, Arc::default())).unwrap();
     after.unlink(&after.root(), b"long").unwrap();
     after.free_orphans().unwrap();
     assert!(!after.sweep_cuts(1).unwrap());
@@ -267,12 +267,12 @@ enum Recorded {
 }
 
 impl Recorder for Log {
-    fn record(&self, _: Txg, _: u64, changes: &[Change<'_>]) -> Ticket {
-        let one = |change: &Change<'_>| match change {
-            Change::Put { key, value } => Recorded::Put(key.to_vec(), value.to_vec()),
-            Change::Delete { key } => Recorded::Delete(key.to_vec()),
-            Change::Write { inode, offset, data } => Recorded::Write(*inode, *offset, data.to_vec()),
-            Change::DeleteRange { .. } => panic!("ranges are not recorded"),
+    fn record(&self, _: Txg, _: u64, changes: &[LogChange<'_>]) -> Ticket {
+        let one = |change: &LogChange<'_>| match change {
+            LogChange::Put { key, value } => Recorded::Put(key.to_vec(), value.to_vec()),
+            LogChange::Delete { key } => Recorded::Delete(key.to_vec()),
+            LogChange::Write { inode, offset, data } => Recorded::Write(*inode, *offset, data.to_vec()),
+            LogChange::DeleteRange { .. } => panic!("ranges are not recorded"),
         };
         self.0.lock().push(changes.iter().map(one).collect());
         Ticket::default()
@@ -284,9 +284,9 @@ impl Recorder for Log {
 fn replay(files: &MapFiles, record: &[Recorded]) {
     for change in record {
         let change = match change {
-            Recorded::Put(key, value) => Change::Put { key, value },
-            Recorded::Delete(key) => Change::Delete { key },
-            Recorded::Write(inode, offset, data) => Change::Write { inode: *inode, offset: *offset, data },
+            Recorded::Put(key, value) => LogChange::Put { key, value },
+            Recorded::Delete(key) => LogChange::Delete { key },
+            Recorded::Write(inode, offset, data) => LogChange::Write { inode: *inode, offset: *offset, data },
         };
         files.replay(&change).unwrap();
     }
@@ -305,7 +305,7 @@ fn a_crash_in_the_middle_of_a_cut_finds_a_file_that_is_cut() {
         assert!(steps >= 4, "{steps}");
         let far = 512 * 3 * STEP + 9;
         files.write(&file, Some(far as u64), b"behind").unwrap();
-        assert!(matches!(files.record_content(&file).unwrap(), Durable::Logged(_)));
+        assert!(matches!(files.record_content(&file).unwrap(), Durability::Logged(_)));
         let history = watched.history.lock().take().unwrap();
         let records = log.0.lock();
         assert_eq!((records.len(), history.len()), (steps + 1, steps + 1));
@@ -314,7 +314,7 @@ fn a_crash_in_the_middle_of_a_cut_finds_a_file_that_is_cut() {
         for (committed, recorded) in
             (0..commits).flat_map(|committed| (committed..=steps + 1).map(move |recorded| (committed, recorded)))
         {
-            let after = Files::open(ground(&frames), MapTable(history[committed].clone(), Arc::default())).unwrap();
+            let after = Files::open(config(&frames), MapTable(history[committed].clone(), Arc::default())).unwrap();
             after.storing.write().record_shift = 9;
             for record in &records[committed..recorded] {
                 replay(&after, record);

@@ -6,7 +6,15 @@ use crate::rows::folding::Normal;
 fn of(folding: Folding) -> (MapFiles, Arc<MapFrames>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
     // Whatever the pool has otherwise: names are side by side there.
-    (Files::format(ground(&frames), MapTable::default(), (keys::Hashing::Whole, folding, 99), (0, 0)).unwrap(), frames)
+    (
+        Files::format(
+            config(&frames),
+            MapTable::default(),
+            NewFiles { hashing: keys::Hashing::Whole, folding, seed: 99, owner: (0, 0) },
+        )
+        .unwrap(),
+        frames,
+    )
 }
 
 fn insensitive() -> (MapFiles, Arc<MapFrames>) {
@@ -76,7 +84,7 @@ fn renames_give_the_spelling_that_is_asked_for() {
     files.rename_leaving((&root, b"one"), (&root, b"One"), MayReplace::Yes, &new(FileType::CharDevice)).unwrap();
     assert_eq!((listed(&files), names(&files, &d)), ("ONE DIR".to_owned(), vec![b"moved".to_vec()]));
     drop((a, b));
-    files.free_let_go(u64::MAX).unwrap();
+    files.free_released(u64::MAX).unwrap();
     check(&files, &frames, &mut Vec::new());
 }
 
@@ -145,7 +153,7 @@ proptest::proptest! {
         for (name, number) in model.values() {
             assert_eq!(files.look_up(&root, name.to_uppercase().as_bytes()).unwrap().0.number(), *number);
         }
-        files.free_let_go(u64::MAX).unwrap();
+        files.free_released(u64::MAX).unwrap();
         check(&files, &frames, &mut Vec::new());
     }
 }

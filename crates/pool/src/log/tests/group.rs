@@ -14,10 +14,10 @@ fn log(length: u64) -> (Log<Memory>, Memory) {
 
 fn note<A: Area>(log: &Log<A>, number: u64, txg: u64, bytes: usize) -> Ticket {
     let data = vec![3; bytes];
-    log.record(&Record {
+    log.record(&LogRecord {
         txg: Txg(txg),
         dataset: 1,
-        changes: vec![Change::Write { inode: number, offset: 0, data: &data }],
+        changes: vec![LogChange::Write { inode: number, offset: 0, data: &data }],
     })
 }
 
@@ -25,7 +25,7 @@ fn replayed(memory: &Memory, start: Start, committed: u64) -> Vec<u64> {
     let mut seen = Vec::new();
     Ring::replay(memory.clone(), POOL, start, Txg(committed), &mut |record| {
         match record.changes[..] {
-            [Change::Write { inode, .. }] => seen.push(inode),
+            [LogChange::Write { inode, .. }] => seen.push(inode),
             _ => panic!("{record:?}"),
         }
         Ok(())
@@ -71,11 +71,11 @@ fn those_who_come_during_a_sync_share_the_next() {
     let gate = Gate { memory: memory.clone(), reached: reached.clone(), go: go.clone(), gated: AtomicUsize::new(0) };
     let log = Log::new(Ring::new(gate, POOL, Start::default()).unwrap());
     thread::scope(|scope| {
-        scope.spawn(|| assert_eq!(log.flush(note(&log, 0, 1, 100)).unwrap(), Flushed::Durable));
+        scope.spawn(|| assert_eq!(log.flush(note(&log, 0, 1, 100)).unwrap(), LogFlush::Durable));
         reached.wait();
         for number in 1..8 {
             let log = &log;
-            scope.spawn(move || assert_eq!(log.flush(note(log, number, 1, 100)).unwrap(), Flushed::Durable));
+            scope.spawn(move || assert_eq!(log.flush(note(log, number, 1, 100)).unwrap(), LogFlush::Durable));
         }
         while log.newest() < Ticket(8) {
             thread::yield_now();
@@ -104,7 +104,7 @@ fn threads_with_commits_between_lose_nothing() {
                         let open = txg.lock();
                         (note(log, number, *open, 300), *open)
                     };
-                    if log.flush(ticket).unwrap() == Flushed::Durable {
+                    if log.flush(ticket).unwrap() == LogFlush::Durable {
                         durable.lock().push((number, at));
                     }
                 }
@@ -140,17 +140,17 @@ fn threads_with_commits_between_lose_nothing() {
 fn what_overflows_the_buffer_needs_a_commit() {
     let (log, memory) = log(64 << 20);
     let first = note(&log, 1, 1, 100);
-    assert_eq!(log.flush(first).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(first).unwrap(), LogFlush::Durable);
     let large = note(&log, 2, 1, FLUSH_MOST);
-    assert_eq!(log.flush(large).unwrap(), Flushed::NeedsCommit(Txg(1)));
+    assert_eq!(log.flush(large).unwrap(), LogFlush::NeedsCommit(Txg(1)));
     // A later record must not become durable before the one that was dropped.
     let later = note(&log, 3, 2, 100);
-    assert_eq!(log.flush(later).unwrap(), Flushed::NeedsCommit(Txg(1)));
-    assert_eq!(log.flush(first).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(later).unwrap(), LogFlush::NeedsCommit(Txg(1)));
+    assert_eq!(log.flush(first).unwrap(), LogFlush::Durable);
     let start = log.start_after(Txg(1));
     log.committed(Txg(1), large);
-    assert_eq!(log.flush(large).unwrap(), Flushed::Durable);
-    assert_eq!(log.flush(later).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(large).unwrap(), LogFlush::Durable);
+    assert_eq!(log.flush(later).unwrap(), LogFlush::Durable);
     assert_eq!(replayed(&memory, start, 1), vec![3]);
 }
 
@@ -158,35 +158,35 @@ fn what_overflows_the_buffer_needs_a_commit() {
 fn what_no_record_holds_needs_a_commit_even_where_all_records_are_durable() {
     let (log, _) = log(1 << 20);
     let first = note(&log, 1, 1, 100);
-    assert_eq!(log.flush(first).unwrap(), Flushed::Durable);
-    assert_eq!(log.flush(log.newest()).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(first).unwrap(), LogFlush::Durable);
+    assert_eq!(log.flush(log.newest()).unwrap(), LogFlush::Durable);
     log.cannot_record(Txg(1));
-    assert_eq!(log.flush(log.newest()).unwrap(), Flushed::NeedsCommit(Txg(1)));
-    assert_eq!(log.flush(first).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(log.newest()).unwrap(), LogFlush::NeedsCommit(Txg(1)));
+    assert_eq!(log.flush(first).unwrap(), LogFlush::Durable);
     let last = log.newest();
     log.cannot_record(Txg(2));
     log.committed(Txg(1), last);
-    assert_eq!(log.flush(last).unwrap(), Flushed::Durable);
-    assert_eq!(log.flush(log.newest()).unwrap(), Flushed::NeedsCommit(Txg(2)));
+    assert_eq!(log.flush(last).unwrap(), LogFlush::Durable);
+    assert_eq!(log.flush(log.newest()).unwrap(), LogFlush::NeedsCommit(Txg(2)));
     log.committed(Txg(2), log.newest());
-    assert_eq!(log.flush(log.newest()).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(log.newest()).unwrap(), LogFlush::Durable);
 }
 
 #[test]
 fn a_full_ring_needs_a_commit() {
     let (log, memory) = log(4 * 4096);
     for number in 0..4 {
-        assert_eq!(log.flush(note(&log, number, 1, 100)).unwrap(), Flushed::Durable);
+        assert_eq!(log.flush(note(&log, number, 1, 100)).unwrap(), LogFlush::Durable);
     }
     assert_eq!(log.used(), 4 * 4096);
     let ticket = note(&log, 4, 1, 100);
-    assert_eq!(log.flush(ticket).unwrap(), Flushed::NeedsCommit(Txg(1)));
+    assert_eq!(log.flush(ticket).unwrap(), LogFlush::NeedsCommit(Txg(1)));
     let later = note(&log, 5, 1, 100);
-    assert_eq!(log.flush(later).unwrap(), Flushed::NeedsCommit(Txg(1)));
+    assert_eq!(log.flush(later).unwrap(), LogFlush::NeedsCommit(Txg(1)));
     assert_eq!(replayed(&memory, Start::default(), 0), vec![0, 1, 2, 3]);
     log.committed(Txg(1), later);
     assert_eq!(log.used(), 0);
-    assert_eq!(log.flush(later).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(later).unwrap(), LogFlush::Durable);
 }
 
 #[test]
@@ -194,10 +194,10 @@ fn a_commit_empties_the_buffer() {
     let (log, memory) = log(1 << 20);
     let ticket = note(&log, 1, 1, 100);
     log.committed(Txg(1), ticket);
-    assert_eq!(log.flush(ticket).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(ticket).unwrap(), LogFlush::Durable);
     assert_eq!(memory.syncs(), 0);
     let next = note(&log, 2, 2, 100);
-    assert_eq!(log.flush(next).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(next).unwrap(), LogFlush::Durable);
     assert_eq!(replayed(&memory, Start::default(), 0), vec![2]);
 }
 
@@ -205,11 +205,11 @@ fn a_commit_empties_the_buffer() {
 fn a_failed_sync_fails_all_that_follow() {
     let (log, memory) = log(1 << 20);
     let first = note(&log, 1, 1, 100);
-    assert_eq!(log.flush(first).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(first).unwrap(), LogFlush::Durable);
     memory.fail();
     let second = note(&log, 2, 1, 100);
     assert!(matches!(log.flush(second), Err(PoolError::Device { .. })));
     let third = note(&log, 3, 1, 100);
     assert!(matches!(log.flush(third), Err(PoolError::Device { .. })));
-    assert_eq!(log.flush(first).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(first).unwrap(), LogFlush::Durable);
 }

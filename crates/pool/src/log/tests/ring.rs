@@ -8,7 +8,7 @@ fn open(memory: &Memory, start: Start, committed: u64) -> (Ring<Memory>, Replaye
     let mut seen = Vec::new();
     let (ring, replayed) = Ring::replay(memory.clone(), POOL, start, Txg(committed), &mut |record| {
         match record.changes[..] {
-            [Change::Write { inode, .. }] => seen.push(inode),
+            [LogChange::Write { inode, .. }] => seen.push(inode),
             _ => panic!("{record:?}"),
         }
         Ok(())

@@ -5,7 +5,7 @@ use crate::device::Device as _;
 use crate::segment::slots;
 
 fn create_twice(sims: &[Arc<Simulator>]) -> Store {
-    Store::create(devices(sims), &NewPool { twice: true, ..new_pool() }).unwrap().0
+    Store::create(devices(sims), &NewPool { redundant_metadata: true, ..new_pool() }).unwrap().0
 }
 
 /// Frames of trees, one large enough to begin a block of its own, and some of file content between.
@@ -17,7 +17,7 @@ fn fill(store: &Store) -> Vec<(Pointer, u64, usize)> {
     (0..50).map(one).collect()
 }
 
-fn places(store: &Store, segment: u32) -> Vec<Place> {
+fn places(store: &Store, segment: u32) -> Vec<SlotAddress> {
     store.segments().iter().find(|info| info.id == segment).unwrap().place.clone()
 }
 
@@ -26,14 +26,14 @@ fn is_metadata(number: u64) -> bool {
 }
 
 /// What lies at a place for a frame.
-fn bytes(sims: &[Arc<Simulator>], store: &Store, place: Place, pointer: &Pointer) -> Vec<u8> {
+fn bytes(sims: &[Arc<Simulator>], store: &Store, place: SlotAddress, pointer: &Pointer) -> Vec<u8> {
     let start = slots::start(place, store.slot()) + u64::from(pointer.offset) * 16;
     let mut bytes = vec![0; pointer.charged() as usize];
     sims[usize::from(place.device)].read_at(&mut bytes, start).unwrap();
     bytes
 }
 
-fn rot(sims: &[Arc<Simulator>], store: &Store, place: Place, pointer: &Pointer, within: u64) {
+fn rot(sims: &[Arc<Simulator>], store: &Store, place: SlotAddress, pointer: &Pointer, within: u64) {
     let start = slots::start(place, store.slot()) + u64::from(pointer.offset) * 16;
     sims[usize::from(place.device)].rot(start + within, 3);
 }
@@ -68,11 +68,11 @@ fn a_damaged_copy_is_mended_by_whoever_reads_it_and_by_a_scrub() {
         let telling = Arc::clone(&told);
         store.watch(move |damaged| telling.lock().push((damaged.mended, damaged.device, damaged.pointer)));
         let mut mends = 0;
-        // Packed content has bits that mean nothing.
-        let unpacked = |(pointer, number, _): &&(Pointer, u64, usize)| {
+        // Compressed content has bits that mean nothing.
+        let decompressed = |(pointer, number, _): &&(Pointer, u64, usize)| {
             is_metadata(*number) && pointer.compression == Compression::Off
         };
-        for (pointer, number, length) in frames.iter().filter(unpacked) {
+        for (pointer, number, length) in frames.iter().filter(decompressed) {
             let places = places(&store, pointer.segment);
             assert_eq!(places.len(), 2, "trees lie twice");
             assert_eq!(
@@ -189,11 +189,11 @@ fn what_the_cleaner_moves_is_written_twice_again() {
     assert!(store.mend_segment(id).unwrap());
     store.move_out_for_tests(id, 64 * MIB, &mut Cleaned::default()).unwrap();
     commit(&store, 2).unwrap();
-    let survivors: Vec<_> =
-        store.segments().into_iter().filter(|info| info.stream == Stream::MetadataSurvivors).collect();
-    assert_eq!(survivors.iter().map(|info| (info.place.len(), info.live_frames)).collect::<Vec<_>>(), vec![(2, 10)]);
-    let at = slots::start(survivors[0].place[0], store.slot());
-    (0..40).for_each(|step| sims[usize::from(survivors[0].place[0].device)].rot(at + step * 997, 2));
+    let relocated: Vec<_> =
+        store.segments().into_iter().filter(|info| info.stream == WriteStream::RelocatedMetadata).collect();
+    assert_eq!(relocated.iter().map(|info| (info.place.len(), info.live_frames)).collect::<Vec<_>>(), vec![(2, 10)]);
+    let at = slots::start(relocated[0].place[0], store.slot());
+    (0..40).for_each(|step| sims[usize::from(relocated[0].place[0].device)].rot(at + step * 997, 2));
     frames
         .iter()
         .for_each(|(pointer, number, length)| assert_eq!(*store.read(pointer).unwrap(), *content(*number, *length)));
@@ -236,7 +236,7 @@ fn where_slots_are_short_metadata_has_one_place() {
     let space = store.space();
     let segments = store.segments();
     let twice: u64 = segments.iter().filter(|info| info.place.len() == 2).map(|info| info.live_bytes).sum();
-    assert_eq!((space.copies, space.free), (twice, space.size.saturating_sub(space.allocated + space.tails + twice)));
+    assert_eq!((space.copies, space.free), (twice, space.size.saturating_sub(space.allocated + space.slack + twice)));
     // Everything can be freed again.
     frames.iter().for_each(|(pointer, _)| store.free(pointer, Txg(txg + 1)));
     (1..6).for_each(|later| commit(&store, txg + later).unwrap());
@@ -247,8 +247,11 @@ fn where_slots_are_short_metadata_has_one_place() {
 fn an_older_program_is_told_that_it_is_too_old() {
     let sims = simulators(1, 64 * MIB);
     let store = create_twice(&sims);
-    assert_eq!(store.identity().incompatible, crate::label::Identity::TWICE | crate::label::Identity::NEAR);
+    assert_eq!(
+        store.identity().incompatible,
+        crate::label::Identity::REDUNDANT_METADATA | crate::label::Identity::ORDERED_NAMES
+    );
     drop(store);
     let once = simulators(1, 64 * MIB);
-    assert_eq!(create(&once).identity().incompatible, crate::label::Identity::NEAR);
+    assert_eq!(create(&once).identity().incompatible, crate::label::Identity::ORDERED_NAMES);
 }

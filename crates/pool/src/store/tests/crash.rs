@@ -18,13 +18,13 @@ fn work(store: &Store, states: &mut BTreeMap<u64, Vec<(Pointer, u64)>>, durable:
         }
         states.insert(txg, frames.clone());
         // Somebody writes for the next txg already.
-        let young = put(store, txg + 1, 77, 10_000)?;
+        let uncommitted = put(store, txg + 1, 77, 10_000)?;
         if txg == 4 {
             store.commit_moves()?;
         }
         commit(store, txg)?;
         *durable = txg;
-        store.free(&young, Txg(txg + 1));
+        store.free(&uncommitted, Txg(txg + 1));
         if txg == 3 {
             let sealed: Vec<u32> =
                 store.segments().iter().filter(|segment| segment.live_frames > 0).map(|segment| segment.id).collect();

@@ -4,10 +4,10 @@ use super::*;
 use crate::segment::cleaner::Pressure;
 
 fn plain(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointer> {
-    store.write(&frame(Stream::Data, birth, &block(number, length), 1))
+    store.write(&frame(WriteStream::Data, birth, &block(number, length), 1))
 }
 
-/// Content that does not pack, told by its number.
+/// Content that does not compress, told by its number.
 fn block(number: u64, length: usize) -> Vec<u8> {
     static NOISE: OnceLock<Vec<u8>> = OnceLock::new();
     let mut block = NOISE.get_or_init(|| content(1, 65_536))[..length].to_vec();
@@ -27,7 +27,7 @@ fn writes_end_at_the_slop_and_room_comes_back() {
     }
     let space = store.space();
     assert!(space.available < 65_616 && space.free >= slop, "{space:?}");
-    assert_eq!(frames.len() as u64, (size - slop - space.table - space.tails) / 65_616);
+    assert_eq!(frames.len() as u64, (size - slop - space.table - space.slack) / 65_616);
     commit(&store, 1).unwrap();
     // Data that was accepted goes on to a quarter of the slop, then no further; trees' nodes do.
     let error = loop {
@@ -40,7 +40,7 @@ fn writes_end_at_the_slop_and_room_comes_back() {
     assert!(store.space().free >= slop / 4 && store.space().free < slop / 4 + 65_616);
     assert!(store.admit(1, Claim::Delete).is_err());
     assert!(store.admit(1, Claim::Destroy).is_ok() == (store.space().free > slop / 4));
-    let node = store.write(&frame(Stream::Metadata, 2, &content(1, 30_000), 1)).unwrap();
+    let node = store.write(&frame(WriteStream::Metadata, 2, &content(1, 30_000), 1)).unwrap();
     commit(&store, 2).unwrap();
     frames.drain(..).for_each(|pointer| store.free(&pointer, Txg(3)));
     assert!(store.space().freeing > size / 2);
@@ -128,7 +128,7 @@ fn amplification(length: u64, percent: u64, overwrites: u64, step: u64) -> f64 {
         assert_eq!(*store.read(pointer).unwrap(), *block(*number, frame_length));
     }
     let overwritten = traffic.frames - count * charged;
-    (overwritten + traffic.survivors + traffic.table) as f64 / overwritten as f64
+    (overwritten + traffic.relocated + traffic.table) as f64 / overwritten as f64
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn where_little_is_free_it_is_for_writers() {
     // Trees' nodes may take what ordinary content may not.
     while store.map.read().slots.free() >= spare {
         let number = pointers.len() as u64;
-        pointers.push(store.write(&frame(Stream::Metadata, 1, &block(number, 60_000), 1)).unwrap());
+        pointers.push(store.write(&frame(WriteStream::Metadata, 1, &block(number, 60_000), 1)).unwrap());
     }
     commit(&store, 1).unwrap();
     assert!(store.map.read().slots.free() < spare);

@@ -24,7 +24,7 @@ fn every_flipped_bit_is_found_and_named() {
             match store.read(pointer) {
                 Ok(read) => {
                     assert!(*read == *content(*number, length), "wrong content was returned");
-                    // Packed content has bits that mean nothing: it unpacks to the same.
+                    // Compressed content has bits that mean nothing: it decompresses to the same.
                     if within >= 80 {
                         assert_ne!(pointer.compression, Compression::Off);
                         sims[0].rot(start + within, part as u8);
@@ -58,20 +58,20 @@ fn every_flipped_bit_is_found_and_named() {
 
 #[test]
 fn what_comes_goes_and_moves_while_a_scrub_looks_is_not_called_damaged() {
-    for twice in [false, true] {
+    for redundant_metadata in [false, true] {
         let sims = simulators(1, 64 * MIB);
-        let store = Store::create(devices(&sims), &NewPool { twice, ..new_pool() }).unwrap().0;
+        let store = Store::create(devices(&sims), &NewPool { redundant_metadata, ..new_pool() }).unwrap().0;
         let mut frames: Vec<_> = (0..200u64).map(|number| put(&store, 1, number, 3000).unwrap()).collect();
         commit(&store, 1).unwrap();
         let (mut seen, mut txg) = (0u64, 1);
         store
             .scrub(&mut |checked| {
-                assert_eq!(checked.damage, None, "{:?}, two places: {twice}", checked.name);
+                assert_eq!(checked.damage, None, "{:?}, two places: {redundant_metadata}", checked.name);
                 seen += 1;
                 if seen % 7 == 1 {
                     txg += 1;
                     // The open segments grow, some of what was there goes, and some moves to a
-                    // segment of survivors, which grows as well.
+                    // segment of relocated frames, which grows as well.
                     frames.extend((0..5).map(|number| put(&store, txg, txg * 10 + number, 3000).unwrap()));
                     store.free(&frames.remove((txg as usize * 3) % frames.len()), Txg(txg));
                     let from = frames[(txg as usize * 5) % frames.len()].segment;

@@ -31,9 +31,9 @@ impl Shared {
             let txg = self.txg.read();
             let content = content(number | 1, LENGTH);
             let written = self.store.write(&NewFrame {
-                packing: Packing::Off,
+                compression: CompressionSetting::Off,
                 checksum: ChecksumKind::Xxh3,
-                ..frame(Stream::Data, *txg, &content, 1)
+                ..frame(WriteStream::Data, *txg, &content, 1)
             });
             let pointer = written.unwrap_or_else(|error| panic!("{error}: {:?}", self.store.space()));
             if let Some((old, _)) = self.alive[thread].lock().insert(key, (pointer, number)) {
@@ -116,7 +116,7 @@ fn everything_at_once() {
         shared.stop.store(true, Ordering::Relaxed);
         last
     });
-    assert!(shared.store.traffic().survivors > 0 && shared.store.durable() == Txg(txg));
+    assert!(shared.store.traffic().relocated > 0 && shared.store.durable() == Txg(txg));
     drop(shared);
     sims.iter().for_each(|sim| sim.crash(2));
     let (store, root) = open(&sims, Access::ReadWrite).unwrap();

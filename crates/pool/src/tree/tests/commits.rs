@@ -161,9 +161,9 @@ fn commits_and_readers_beside_a_writer() {
         });
         for reader in 0..2u64 {
             scope.spawn(move || {
-                let mut dice = Dice(reader);
+                let mut random = Random(reader);
                 while !done.load(Ordering::Acquire) {
-                    let key = number(dice.below(2000) as u32);
+                    let key = number(below(&mut random, 2000) as u32);
                     let value = loop {
                         let guard = tree.read();
                         let Some(fetch) = guard.needs(&bench.cache, &key).unwrap() else {
@@ -184,15 +184,15 @@ fn commits_and_readers_beside_a_writer() {
                 }
             });
         }
-        let mut dice = Dice(77);
+        let mut random = Random(77);
         for _ in 0..30_000 {
-            let key = number(dice.below(2000) as u32);
+            let key = number(below(&mut random, 2000) as u32);
             let mut tree = tree.write();
-            if dice.below(3) == 0 {
+            if below(&mut random, 3) == 0 {
                 assert_eq!(tree.remove(&bench.ctx(), Txg(1), &key).unwrap(), model.remove(key.as_slice()).is_some());
             } else {
                 let mut value = key.to_vec();
-                value.resize(40, dice.next() as u8);
+                value.resize(40, random.next() as u8);
                 tree.put(&bench.ctx(), Txg(1), &key, &value).unwrap();
                 model.insert(key.to_vec(), value);
             }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::error::Damage;
-use crate::frames::{Frames, NewFrame, Owner, Stream};
+use crate::frames::{Frames, NewFrame, Owner, WriteStream};
 use crate::pointer::FrameKind;
 use crate::tree::walk::{Visitor, walk};
 
@@ -129,12 +129,12 @@ fn nodes_that_lead_in_circles_or_astray_are_refused() {
         bench
             .frames
             .write(&NewFrame {
-                stream: Stream::Metadata,
+                stream: WriteStream::Metadata,
                 kind,
                 owner: Owner::default(),
                 birth: Txg(1),
                 content,
-                packing: Packing::Off,
+                compression: CompressionSetting::Off,
                 checksum: ChecksumKind::Xxh3,
             })
             .unwrap()

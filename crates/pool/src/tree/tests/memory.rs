@@ -1,4 +1,4 @@
-//! Frames in a map: packed and checked as in a pool, counted, and damaged on request.
+//! Frames in a map: compressed and checked as in a pool, counted, and damaged on request.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::error::{Damage, PoolError};
-use crate::frames::{Frames, NewFrame, Owner, Packing};
+use crate::frames::{CompressionSetting, Frames, NewFrame, Owner};
 use crate::pointer::{Compression, Pointer};
 
 #[derive(Default)]
@@ -75,10 +75,15 @@ impl Frames for Memory {
         if self.fail_writes.load(Ordering::Relaxed) {
             return Err(PoolError::NoSpace);
         }
-        let packed = if frame.packing == Packing::Lz4 { lz4_flex::block::compress(frame.content) } else { Vec::new() };
-        let fits = frame.packing == Packing::Lz4 && packed.len() <= frame.content.len() - frame.content.len() / 8;
+        let compressed = if frame.compression == CompressionSetting::Lz4 {
+            lz4_flex::block::compress(frame.content)
+        } else {
+            Vec::new()
+        };
+        let fits = frame.compression == CompressionSetting::Lz4
+            && compressed.len() <= frame.content.len() - frame.content.len() / 8;
         let (stored, compression) =
-            if fits { (packed, Compression::Lz4) } else { (frame.content.to_vec(), Compression::Off) };
+            if fits { (compressed, Compression::Lz4) } else { (frame.content.to_vec(), Compression::Off) };
         let mut written = self.written.lock();
         let pointer = Pointer {
             segment: 7,

@@ -35,7 +35,7 @@ fn reached(ctx: Context<'_>, root: Option<Pointer>) -> BTreeSet<u32> {
 
 struct History {
     bench: Bench,
-    dice: Dice,
+    random: Random,
     tree: Tree,
     map: Map,
     txg: u64,
@@ -55,7 +55,7 @@ impl History {
         let settings = Settings::with_page(page);
         Self {
             bench: Bench::new(),
-            dice: Dice(seed),
+            random: Random(seed),
             tree: Tree::empty(5, settings),
             map: Map::new(),
             txg: 1,
@@ -71,7 +71,7 @@ impl History {
     }
 
     fn key(&mut self) -> Vec<u8> {
-        let number = self.dice.below(self.keys) as u32;
+        let number = below(&mut self.random, self.keys) as u32;
         let mut key = number.to_be_bytes().to_vec();
         // Keys of several lengths, some the beginning of others.
         key.extend(std::iter::repeat_n(b'x', number as usize % (self.settings.longest_key() - 4)));
@@ -80,8 +80,12 @@ impl History {
 
     fn value(&mut self, key: &[u8]) -> Vec<u8> {
         let room = self.settings.longest_row() - key.len();
-        let length = if self.dice.below(8) == 0 { self.dice.below(room + 1) } else { self.dice.below(room / 3 + 1) };
-        let byte = self.dice.next() as u8;
+        let length = if below(&mut self.random, 8) == 0 {
+            below(&mut self.random, room + 1)
+        } else {
+            below(&mut self.random, room / 3 + 1)
+        };
+        let byte = self.random.next() as u8;
         vec![byte; length]
     }
 
@@ -101,7 +105,7 @@ impl History {
     fn remove_range(&mut self) {
         let (a, b) = (self.key(), self.key());
         let (from, mut to) = if a < b { (a, Some(b)) } else { (b, Some(a)) };
-        if self.dice.below(10) == 0 {
+        if below(&mut self.random, 10) == 0 {
             to = None;
         }
         let existed = self.tree.remove_range(&self.bench.ctx(), Txg(self.txg), &from, to.as_deref()).unwrap();
@@ -123,15 +127,15 @@ impl History {
 
     fn key_of_look(&mut self) -> Vec<u8> {
         let mut key = self.key();
-        if self.dice.below(4) == 0 {
-            key.truncate(self.dice.below(5));
+        if below(&mut self.random, 4) == 0 {
+            key.truncate(below(&mut self.random, 5));
         }
         key
     }
 
     fn range(&mut self) {
         let (a, b) = (self.key_of_look(), self.key_of_look());
-        let to = (self.dice.below(5) > 0).then_some(b);
+        let to = (below(&mut self.random, 5) > 0).then_some(b);
         let mut cursor = self.tree.view().cursor(self.bench.ctx(), &a, to.as_deref()).unwrap();
         let mut wanted = self.map.range(a.clone()..).take_while(|(key, _)| to.as_ref().is_none_or(|to| *key < to));
         while let Some((key, value)) = cursor.next().unwrap() {
@@ -171,7 +175,7 @@ impl History {
             frames,
             "all that was written is live or dead"
         );
-        if self.dice.below(2) == 0 {
+        if below(&mut self.random, 2) == 0 {
             self.kept.push(Kept { root: written.root, map, reached: live.clone() });
         }
         self.free(&live);
@@ -180,7 +184,7 @@ impl History {
     /// Frees what is dead and not kept, and drops a snapshot now and then.
     fn free(&mut self, live: &BTreeSet<u32>) {
         if self.kept.len() > 4 {
-            let gone = self.dice.below(self.kept.len());
+            let gone = below(&mut self.random, self.kept.len());
             self.kept.remove(gone);
         }
         if !self.views.is_empty() {
@@ -193,7 +197,7 @@ impl History {
                 self.bench.frames.free(*index);
             }
         }
-        if self.dice.below(3) == 0 {
+        if below(&mut self.random, 3) == 0 {
             self.bench.cache.clear();
         }
     }
@@ -229,7 +233,7 @@ impl History {
     fn diff(&mut self) {
         let mut sides: Vec<(View, &Map)> = self.kept.iter().map(|kept| (View::at(kept.root), &kept.map)).collect();
         sides.push((self.tree.view(), &self.map));
-        let (a, b) = (self.dice.below(sides.len()), self.dice.below(sides.len()));
+        let (a, b) = (below(&mut self.random, sides.len()), below(&mut self.random, sides.len()));
         let ((old, was), (new, is)) = (&sides[a], &sides[b]);
         let keys: BTreeSet<&Vec<u8>> = was.keys().chain(is.keys()).collect();
         let mut wanted = keys.into_iter().filter(|key| was.get(*key) != is.get(*key));
@@ -246,7 +250,7 @@ impl History {
         // Growing and shrinking take turns, so that a tree gets high and low again.
         for step in 0..steps {
             let growing = (step / (steps / 6).max(1)).is_multiple_of(2);
-            match self.dice.below(100) {
+            match below(&mut self.random, 100) {
                 0..=49 if growing => self.put(),
                 0..=19 => self.put(),
                 20..=69 => self.remove(),
@@ -260,8 +264,8 @@ impl History {
                     self.views.remove(0);
                 }
                 89 => self.diff(),
-                90 if self.dice.below(5) == 0 => self.compare(),
-                91 if self.dice.below(20) == 0 => self.reopen(),
+                90 if below(&mut self.random, 5) == 0 => self.compare(),
+                91 if below(&mut self.random, 20) == 0 => self.reopen(),
                 _ => self.put(),
             }
         }

@@ -44,9 +44,9 @@ fn rising_keys_between_others_leave_full_leaves() {
 fn random_keys_leave_leaves_two_thirds_full() {
     let bench = Bench::new();
     let mut tree = Tree::empty(1, Settings::with_page(4096));
-    let mut dice = Dice(1);
+    let mut random = Random(1);
     for _ in 0..20_000 {
-        tree.put(&bench.ctx(), Txg(1), &dice.next().to_be_bytes(), &[1; 30]).unwrap();
+        tree.put(&bench.ctx(), Txg(1), &random.next().to_be_bytes(), &[1; 30]).unwrap();
     }
     assert!((0.6..0.8).contains(&filled(&bench, &tree)), "{}", filled(&bench, &tree));
 }
@@ -64,9 +64,9 @@ fn a_tree_grows_high_and_goes_away() {
         if order == 1 {
             keys.reverse();
         } else if order == 2 {
-            let mut dice = Dice(3);
+            let mut random = Random(3);
             for at in (1..keys.len()).rev() {
-                keys.swap(at, dice.below(at + 1));
+                keys.swap(at, below(&mut random, at + 1));
             }
         }
         if order > 0 {
@@ -106,10 +106,10 @@ fn rows_of_the_largest_size_split_anywhere() {
     let bench = Bench::new();
     let settings = Settings::default();
     let mut tree = Tree::empty(1, settings);
-    let (mut map, mut dice) = (Map::new(), Dice(5));
+    let (mut map, mut random) = (Map::new(), Random(5));
     for _ in 0..600 {
-        let key = dice.below(200).to_be_bytes().to_vec();
-        let value = vec![dice.next() as u8; dice.below(settings.longest_row() - key.len() + 1)];
+        let key = below(&mut random, 200).to_be_bytes().to_vec();
+        let value = vec![random.next() as u8; below(&mut random, settings.longest_row() - key.len() + 1)];
         tree.put(&bench.ctx(), Txg(1), &key, &value).unwrap();
         map.insert(key, value);
     }

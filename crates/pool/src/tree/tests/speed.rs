@@ -63,7 +63,7 @@ fn key(n: u64) -> [u8; 9] {
 fn speed_of_trees() {
     let bench = Bench { frames: Memory::default(), cache: Cache::new(1 << 30) };
     let ctx = bench.ctx();
-    let mut dice = Dice(1);
+    let mut dice = Random(1);
 
     let mut random = Tree::empty(1, Settings::default());
     let order: Vec<u64> = (0..ROWS).map(|_| dice.next() >> 8).collect();
@@ -117,7 +117,7 @@ fn speed_of_trees() {
     let seconds: f64 = std::thread::scope(|scope| {
         let reader = |thread: u64| {
             scope.spawn(move || {
-                let (mut dice, start) = (Dice(thread), Instant::now());
+                let (mut dice, start) = (Random(thread), Instant::now());
                 for _ in 0..ROWS {
                     assert!(tree_ref.get_with(&ctx, &key(dice.next() % ROWS as u64), |value| value.is_some()).unwrap());
                 }

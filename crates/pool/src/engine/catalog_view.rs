@@ -1,0 +1,301 @@
+//! Looking at everything that the catalog knows in one consistent moment: what `list`, `get` and
+//! the previews of `destroy` show.
+//!
+//! Called by the commands' meaning. Reads only. It shows the state of the last commit: what was
+//! written since is in it with the next one.
+//!
+//! Invariant: a [`CatalogView`] holds the lock of administration, so nothing changes while it
+//! lives, but when it pauses ([`CatalogView::pause`]); and it must not live over a call that waits.
+
+use parking_lot::MutexGuard;
+
+use super::{Admin, Pool, find};
+use crate::catalog::{BookmarkRow, DatasetRow, PropertyRow, SnapshotRow};
+use crate::deadlist::Point;
+use crate::error::PoolError;
+use crate::pointer::Txg;
+use crate::space::{Breakdown, Limits, Usage};
+
+/// The catalog and the figures of a pool, held still.
+pub struct CatalogView<'a> {
+    admin: MutexGuard<'a, Admin>,
+}
+
+impl std::fmt::Debug for CatalogView<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CatalogView").finish_non_exhaustive()
+    }
+}
+
+/// The snapshots of a dataset in their line, the oldest first.
+#[derive(Clone, Debug)]
+pub struct SnapshotLine {
+    rows: Vec<(Txg, SnapshotRow)>,
+    history: Vec<Point>,
+    /// So many of the line belong to what it was cloned from.
+    before: usize,
+}
+
+impl SnapshotLine {
+    /// The place of a snapshot, and its row.
+    #[must_use]
+    pub fn find(&self, txg: Txg) -> Option<(usize, &SnapshotRow)> {
+        let place = self.rows.binary_search_by_key(&txg, |(txg, _)| *txg).ok()?;
+        self.rows.get(place).map(|(_, row)| (place, row))
+    }
+}
+
+impl Pool {
+    /// Everything that the catalog knows, held still until the answer is dropped.
+    pub fn catalog_view(&self) -> CatalogView<'_> {
+        CatalogView { admin: self.admin.lock() }
+    }
+}
+
+impl CatalogView<'_> {
+    /// The dataset that has the pool's name.
+    ///
+    /// # Errors
+    /// Those of the store, as for all here.
+    pub fn root(&self) -> Result<u64, PoolError> {
+        Ok(self.admin.catalog.head()?.root)
+    }
+
+    /// A dataset by its whole name.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn find(&self, name: &str) -> Result<Option<u64>, PoolError> {
+        find(&self.admin.catalog, name)
+    }
+
+    /// The whole name of a dataset.
+    ///
+    /// # Errors
+    /// As [`Self::root`]; parents that lead in a circle are damage.
+    pub fn name(&self, id: u64) -> Result<String, PoolError> {
+        let mut parts = Vec::new();
+        let mut at = id;
+        while at != 0 {
+            let row = self.admin.catalog.dataset(at)?;
+            at = row.parent;
+            parts.push(row.name);
+            if parts.len() > crate::names::NAME_MOST {
+                return Err(PoolError::Format(crate::error::Damage::Structure("a dataset that lies below itself")));
+            }
+        }
+        parts.reverse();
+        Ok(parts.join("/"))
+    }
+
+    /// A dataset.
+    ///
+    /// # Errors
+    /// As [`Self::root`]; one that is not there is damage.
+    pub fn dataset(&self, id: u64) -> Result<DatasetRow, PoolError> {
+        self.admin.catalog.dataset(id)
+    }
+
+    /// The children of a dataset, by name.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn children(&self, id: u64) -> Result<Vec<u64>, PoolError> {
+        self.admin.catalog.children(id)
+    }
+
+    /// The stored properties of a dataset (0: the pool), by name.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn properties(&self, id: u64) -> Result<Vec<(String, PropertyRow)>, PoolError> {
+        self.admin.catalog.properties(id)
+    }
+
+    /// The properties that a snapshot has for itself, by name.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn snapshot_properties(&self, id: u64, txg: Txg) -> Result<Vec<(String, PropertyRow)>, PoolError> {
+        self.admin.catalog.snapshot_properties(id, txg)
+    }
+
+    /// Lets others have their turn (commits wait for a look); answers whether anything has changed
+    /// meanwhile: what was seen before may be gone.
+    pub fn pause(&mut self) -> bool {
+        let before = self.admin.catalog.changes();
+        MutexGuard::bump(&mut self.admin);
+        self.admin.catalog.changes() != before
+    }
+
+    /// Whether there is such a dataset, and such a snapshot of it.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn is_there(&self, id: u64, snapshot: Option<Txg>) -> Result<bool, PoolError> {
+        self.admin.catalog.is_there(id, snapshot)
+    }
+
+    /// The snapshots of a dataset in their line.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn line(&mut self, id: u64) -> Result<SnapshotLine, PoolError> {
+        let rows = self.admin.catalog.snapshots(id)?;
+        let (history, before) = if rows.is_empty() { (Vec::new(), 0) } else { self.admin.catalog.history_of(id)? };
+        Ok(SnapshotLine { rows, history, before })
+    }
+
+    /// What destroying the snapshot at this place of its line would free, bytes.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn used_by(&mut self, line: &SnapshotLine, place: usize) -> Result<u64, PoolError> {
+        self.admin.catalog.deadlists().used_by_snapshot(&line.history, line.before + place)
+    }
+
+    /// What the snapshot at this place of its line references and the one before it does not,
+    /// bytes.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn written_to(&mut self, line: &SnapshotLine, place: usize) -> Result<u64, PoolError> {
+        let at = line.before + place;
+        match at.checked_sub(1) {
+            Some(before) => self.admin.catalog.deadlists().written_since(&line.history, before, at),
+            None => Ok(line.rows.get(place).map_or(0, |(_, row)| row.referenced)),
+        }
+    }
+
+    /// The snapshots of a dataset, the oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn snapshot_rows(&self, id: u64) -> Result<Vec<(Txg, SnapshotRow)>, PoolError> {
+        self.admin.catalog.snapshots(id)
+    }
+
+    /// The snapshot of a dataset with this name.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn snapshot_named(&self, id: u64, name: &str) -> Result<Option<Txg>, PoolError> {
+        self.admin.catalog.snapshot_named(id, name)
+    }
+
+    /// A snapshot.
+    ///
+    /// # Errors
+    /// As [`Self::root`]; one that is not there is damage.
+    pub fn snapshot(&self, id: u64, txg: Txg) -> Result<SnapshotRow, PoolError> {
+        self.admin.catalog.snapshot(id, txg)
+    }
+
+    /// What a head, or a snapshot of the line of this dataset, references and an earlier snapshot
+    /// of its line does not, bytes. `None` where either is not in the line.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn written_since(&mut self, id: u64, earlier: Txg, later: Option<Txg>) -> Result<Option<u64>, PoolError> {
+        let (history, _) = self.admin.catalog.history_of(id)?;
+        let place = |txg: Txg| history.iter().position(|point| point.txg == txg);
+        let (Some(from), Some(to)) = (place(earlier), place(later.unwrap_or(Point::HEAD))) else { return Ok(None) };
+        if from >= to {
+            return Ok(None);
+        }
+        self.admin.catalog.deadlists().written_since(&history, from, to).map(Some)
+    }
+
+    /// What destroying these snapshots of a dataset together would free, bytes.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn freed_by(&mut self, id: u64, txgs: &[Txg]) -> Result<u64, PoolError> {
+        let (history, _) = self.admin.catalog.history_of(id)?;
+        let mut places: Vec<usize> =
+            history.iter().enumerate().filter(|(_, point)| txgs.contains(&point.txg)).map(|(place, _)| place).collect();
+        places.sort_unstable();
+        let lists = self.admin.catalog.deadlists();
+        let mut sum = 0u64;
+        // Neighbours free together what both hold.
+        for run in places.chunk_by(|a, b| a + 1 == *b) {
+            if let (Some(first), Some(last)) = (run.first(), run.last()) {
+                sum = sum.saturating_add(lists.used_by_range(&history, *first, *last)?);
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The bookmarks of a dataset, by name.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn bookmarks(&self, id: u64) -> Result<Vec<(String, BookmarkRow)>, PoolError> {
+        self.admin.catalog.bookmarks(id)
+    }
+
+    /// The tags that hold a snapshot, with the times of the holds, seconds since 1970.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn holds(&self, id: u64, txg: Txg) -> Result<Vec<(String, i64)>, PoolError> {
+        self.admin.catalog.holds(id, txg)
+    }
+
+    /// The datasets that were cloned from a snapshot.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn clones(&self, id: u64, txg: Txg) -> Result<Vec<u64>, PoolError> {
+        self.admin.catalog.clones(id, txg)
+    }
+
+    /// The figures of a dataset.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for an unknown one, as for all figures.
+    pub fn breakdown(&self, id: u64) -> Result<Breakdown, PoolError> {
+        self.admin.quota_tree().breakdown(id)
+    }
+
+    /// The counters of a dataset itself.
+    ///
+    /// # Errors
+    /// As [`Self::breakdown`].
+    pub fn usage(&self, id: u64) -> Result<Usage, PoolError> {
+        self.admin.quota_tree().usage(id)
+    }
+
+    /// The limits of a dataset.
+    ///
+    /// # Errors
+    /// As [`Self::breakdown`].
+    pub fn limits(&self, id: u64) -> Result<Limits, PoolError> {
+        self.admin.quota_tree().limits(id)
+    }
+
+    /// What a dataset may use more, bytes: the property `available`.
+    ///
+    /// # Errors
+    /// As [`Self::breakdown`].
+    pub fn available(&self, id: u64) -> Result<u64, PoolError> {
+        self.admin.quota_tree().available_to_head(id)
+    }
+
+    /// What a dataset and all below it store, as it is charged and before compression, bytes: the
+    /// sides of its ratio of compression.
+    ///
+    /// # Errors
+    /// As [`Self::breakdown`].
+    pub fn stored_below(&self, id: u64) -> Result<(u64, u64), PoolError> {
+        self.admin.quota_tree().stored_below(id)
+    }
+
+    /// How many file systems there are below a dataset, and how many snapshots there and below.
+    ///
+    /// # Errors
+    /// As [`Self::breakdown`].
+    pub fn counts(&self, id: u64) -> Result<(u64, u64), PoolError> {
+        self.admin.quota_tree().counts(id)
+    }
+}

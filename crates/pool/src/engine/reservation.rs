@@ -1,0 +1,243 @@
+//! Reservations of room: who may write how much more, asked before anything is accepted, so that
+//! what was accepted always finds room.
+//!
+//! ```text
+//!  an operation   admit: promised in the accounts of its dataset and all above it, and in the store
+//!  a frame        charge: the promise becomes what the frame is charged, until its txg is settled
+//!  rows           dirtied: the nodes of the tree that a commit will write
+//!  a commit       settle: the promises of its txg become what the dataset uses, at the same moment
+//! ```
+//!
+//! Callers: files of datasets through [`Admission`]; commits; administration, which has the
+//! accounts ([`QuotaTree`]) from here.
+//!
+//! Invariant: the lock here is the last one; nothing is waited for under it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+
+use super::{Pool, Storage};
+use crate::error::PoolError;
+use crate::files::{Admission, FileError};
+use crate::pointer::Txg;
+use crate::space::{AccountError, Purpose, QuotaTree, Shortage, UsageChange};
+
+/// By how much rows grow with an operation, beside what is promised for it: a few of them, and a
+/// node that is divided. Bytes.
+const ROWS: u64 = 4096;
+
+/// Makes room, where a commit can.
+type Relief = Box<dyn Fn() -> Result<(), PoolError> + Send + Sync>;
+
+/// What operations have reserved of a pool, beside what its datasets use.
+pub(super) struct Reservations {
+    storage: Arc<dyn Storage>,
+    books: Mutex<Books>,
+    relief: OnceLock<Relief>,
+}
+
+struct Books {
+    quotas: QuotaTree,
+    /// What the open txgs have promised, by txg and dataset.
+    due: HashMap<(Txg, u64), Due>,
+    /// Promised, and not in the store yet. Bytes.
+    outstanding: u64,
+}
+
+/// What a dataset was promised in a txg.
+#[derive(Clone, Copy, Debug, Default)]
+struct Due {
+    promised: u64,
+    outstanding: u64,
+}
+
+impl std::fmt::Debug for Reservations {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reservations").finish_non_exhaustive()
+    }
+}
+
+impl Reservations {
+    pub(super) fn new(storage: Arc<dyn Storage>, quotas: QuotaTree) -> Self {
+        let books = Books { quotas, due: HashMap::new(), outstanding: 0 };
+        Self { storage, books: Mutex::new(books), relief: OnceLock::new() }
+    }
+
+    /// The accounts.
+    pub(super) fn quota_tree(&self) -> MappedMutexGuard<'_, QuotaTree> {
+        MutexGuard::map(self.books.lock(), |books| &mut books.quotas)
+    }
+
+    /// From now on a shortage that a commit may end is met with one.
+    pub(super) fn set_relief(&self, relief: impl Fn() -> Result<(), PoolError> + Send + Sync + 'static) {
+        // Set once, when the pool begins to run by itself.
+        let _ = self.relief.set(Box::new(relief));
+    }
+
+    /// What was promised up to a txg has become this change of a dataset's use.
+    pub(super) fn settle(&self, dataset: u64, txg: Txg, change: UsageChange) -> Result<(), PoolError> {
+        let mut books = self.books.lock();
+        let due = books.take_due(dataset, txg);
+        books.outstanding = books.outstanding.saturating_sub(due.outstanding);
+        books.quotas.settle(dataset, due.promised, change)
+    }
+
+    /// Notes how much room there really is: after a commit, and when a pool is opened.
+    pub(super) fn measure(&self) {
+        let room = self.storage.room(Purpose::Write);
+        let mut books = self.books.lock();
+        // What open txgs have written is in the store and not in the accounts yet.
+        let written =
+            books.due.values().map(|due| due.promised.saturating_sub(due.outstanding)).fold(0, u64::saturating_add);
+        books.quotas.set_room(room.saturating_add(written));
+    }
+
+    /// A dataset is gone, and what it was promised.
+    pub(super) fn forget(&self, dataset: u64) {
+        let mut books = self.books.lock();
+        let due = books.take_due(dataset, Txg(u64::MAX));
+        books.outstanding = books.outstanding.saturating_sub(due.outstanding);
+    }
+
+    /// What was promised and is not in the store yet, bytes.
+    pub(super) fn outstanding(&self) -> u64 {
+        self.books.lock().outstanding
+    }
+
+    /// What a head may write more at this moment, bytes.
+    pub(super) fn room(&self, dataset: u64) -> Result<u64, PoolError> {
+        let physical = self.storage.room(Purpose::Write);
+        let books = self.books.lock();
+        Ok(books.quotas.room(dataset)?.min(physical.saturating_sub(books.outstanding)))
+    }
+
+    fn judge(&self, books: &Books, dataset: u64, bytes: u64, purpose: Purpose) -> Result<(), FileError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let bytes = bytes.saturating_add(ROWS);
+        books.quotas.admits(dataset, bytes, purpose).map_err(refusal)?;
+        let full = self.storage.room(purpose) < books.outstanding.saturating_add(bytes);
+        if full { Err(PoolError::NoSpace.into()) } else { Ok(()) }
+    }
+}
+
+impl Books {
+    /// Whether a commit would change what a dataset with all below it uses, or is promised.
+    fn is_active(&self, dataset: u64) -> Result<bool, PoolError> {
+        for (_, of) in self.due.keys() {
+            // One that was destroyed meanwhile has nothing to give.
+            if self.quotas.ancestors(*of).is_ok_and(|above| above.contains(&dataset)) {
+                return Ok(true);
+            }
+        }
+        self.quotas.has_promises(dataset)
+    }
+
+    fn take_due(&mut self, dataset: u64, through: Txg) -> Due {
+        let mut sum = Due::default();
+        self.due.retain(|(txg, of), due| {
+            let taken = *of == dataset && *txg <= through;
+            if taken {
+                sum.promised = sum.promised.saturating_add(due.promised);
+                sum.outstanding = sum.outstanding.saturating_add(due.outstanding);
+            }
+            !taken
+        });
+        sum
+    }
+}
+
+impl Pool {
+    /// From now on a write that finds no room waits for a commit, which may have freed some, before
+    /// it is refused.
+    pub fn make_room_by_commits(self: &Arc<Self>) {
+        let pool = Arc::downgrade(self);
+        self.reservations.set_relief(move || pool.upgrade().map_or(Ok(()), |pool| pool.commit().map(drop)));
+    }
+
+    /// What may be written to a dataset at this moment, beside what was promised to others: within
+    /// its quotas and reservations, and those above it, and within what ordinary writes may have of
+    /// the pool. Bytes. It asks no lock that a commit holds.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for an unknown dataset.
+    pub fn room(&self, id: u64) -> Result<u64, PoolError> {
+        self.reservations.room(id)
+    }
+}
+
+/// What the pool answers to a change that its accounts do not take.
+pub(super) fn refusal(error: AccountError<Shortage>) -> PoolError {
+    error.pool_error(|shortage| match shortage {
+        Shortage::Quota(dataset) | Shortage::Refquota(dataset) => PoolError::Quota { dataset },
+        Shortage::Pool => PoolError::NoSpace,
+    })
+}
+
+impl Admission for Reservations {
+    fn admit(&self, dataset: u64, bytes: u64, purpose: Option<Purpose>) -> Result<(), FileError> {
+        let mut books = self.books.lock();
+        match purpose {
+            Some(purpose) => self.judge(&books, dataset, bytes, purpose)?,
+            None if self.storage.room(Purpose::Destroy) < books.outstanding.saturating_add(bytes) => {
+                return Err(PoolError::NoSpace.into());
+            }
+            None => {}
+        }
+        books.quotas.promise(dataset, bytes)?;
+        books.outstanding = books.outstanding.saturating_add(bytes);
+        Ok(())
+    }
+
+    fn check(&self, dataset: u64, bytes: u64, purpose: Purpose) -> Result<(), FileError> {
+        self.judge(&self.books.lock(), dataset, bytes, purpose)
+    }
+
+    fn charge(&self, dataset: u64, txg: Txg, promised: u64, charged: u64) {
+        let mut books = self.books.lock();
+        books.outstanding = books.outstanding.saturating_sub(promised);
+        let done = if charged >= promised {
+            books.quotas.promise(dataset, charged - promised)
+        } else {
+            books.quotas.release(dataset, promised - charged)
+        };
+        // A dataset that is being destroyed has no account any more.
+        if done.is_ok() && charged > 0 {
+            let due = books.due.entry((txg, dataset)).or_default();
+            due.promised = due.promised.saturating_add(charged);
+        }
+    }
+
+    fn dirtied(&self, dataset: u64, txg: Txg, bytes: u64) {
+        let mut books = self.books.lock();
+        if books.quotas.promise(dataset, bytes).is_ok() {
+            books.outstanding = books.outstanding.saturating_add(bytes);
+            let due = books.due.entry((txg, dataset)).or_default();
+            due.promised = due.promised.saturating_add(bytes);
+            due.outstanding = due.outstanding.saturating_add(bytes);
+        }
+    }
+
+    fn relieve(&self, dataset: Option<u64>, freed: bool) -> Result<bool, PoolError> {
+        let Some(relief) = self.relief.get() else { return Ok(false) };
+        {
+            let books = self.books.lock();
+            let may_help = match dataset {
+                None => !books.due.is_empty() || books.outstanding > 0,
+                Some(dataset) => books.is_active(dataset)?,
+            };
+            if !freed && !may_help {
+                return Ok(false);
+            }
+        }
+        relief()?;
+        Ok(true)
+    }
+
+    fn room(&self, dataset: u64) -> u64 {
+        Self::room(self, dataset).unwrap_or(0)
+    }
+}

@@ -1,0 +1,347 @@
+//! Whether an operation may take what it needs: the rules of the dataset, quotas of owners, and the
+//! engine, which knows all limits of the pool (`engine/reservation.rs`).
+//!
+//! An operation asks before it changes anything. What waits in memory stays promised until it is a
+//! frame; what a commit will write of the table is counted as it becomes dirty. So what was
+//! accepted finds room, and no figure is overrun between commits.
+//!
+//! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with
+//! one before it is told.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{FileError, Files, Result, Table};
+use crate::error::{Damage, PoolError};
+use crate::patience;
+use crate::pointer::{Pointer, Txg};
+use crate::rows::{InodeRow, OwnerKind, OwnerUse, keys};
+use crate::space::{OwnerQuota, OwnerQuotas, Purpose};
+
+/// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is
+/// done.
+const ROWS: u64 = 1;
+/// After the removal of a file it may count for so long although it is closed: its last user is
+/// heard of later.
+const CLOSING: Duration = Duration::from_millis(100);
+const CLOSING_STEP: Duration = Duration::from_millis(5);
+/// How often a commit is tried to make room.
+const RELIEFS: usize = 2;
+
+/// Who knows all limits of a pool and what was promised: the engine (`engine/reservation.rs`).
+pub trait Admission: Send + Sync {
+    /// Promises a dataset so many bytes, if all limits allow it; without a purpose as long as the
+    /// pool has any room.
+    ///
+    /// # Errors
+    /// [`FileError::Quota`], [`PoolError::NoSpace`].
+    fn admit(&self, dataset: u64, bytes: u64, purpose: Option<Purpose>) -> Result<()>;
+
+    /// Whether so much would be admitted; nothing is promised.
+    ///
+    /// # Errors
+    /// As [`Self::admit`].
+    fn check(&self, dataset: u64, bytes: u64, purpose: Purpose) -> Result<()>;
+
+    /// What was promised has become a frame of this txg that is charged so much; 0 where none was
+    /// needed.
+    fn charge(&self, dataset: u64, txg: Txg, promised: u64, charged: u64);
+
+    /// The commit of this txg will write so much more of the table.
+    fn dirtied(&self, dataset: u64, txg: Txg, bytes: u64);
+
+    /// Makes room by a commit, if one may help: where something is known to be `freed` by the next,
+    /// or was done since the last; with a dataset, whose quota was in the way, was done there.
+    /// Whether there was one. Not under any lock.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    fn relieve(&self, dataset: Option<u64>, freed: bool) -> std::result::Result<bool, PoolError>;
+
+    /// What may be written to a dataset now, bytes.
+    fn room(&self, dataset: u64) -> u64;
+}
+
+/// When reading is noted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessTimes {
+    /// Never.
+    Off,
+    /// When the noted time is not newer than the last change, or a day old (`relatime` of
+    /// mount(8)).
+    #[default]
+    Relative,
+    /// Always.
+    Strict,
+}
+
+/// What holds for the files of a dataset beside how they are stored.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// Nothing may be changed.
+    pub read_only: bool,
+    /// When reading is noted.
+    pub access: AccessTimes,
+    /// New names have to be UTF-8.
+    pub utf8_only: bool,
+    /// Quotas of owners.
+    pub quotas: OwnerQuotas,
+}
+
+/// Writes of an owner that are announced.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpectedWrites {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// What they need, bytes.
+    pub bytes: u64,
+    /// What else is expected of anybody, bytes.
+    pub beside: u64,
+    /// What counts against quotas of owners besides, bytes.
+    pub beside_of_owner: u64,
+}
+
+/// How a write is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admit {
+    /// If all limits allow it.
+    Asked,
+    /// It was accepted before, by whoever collects writes: only a pool that has nothing left but
+    /// what removals need refuses it.
+    Held,
+    /// It makes room in the end: no quota refuses it.
+    Freeing,
+}
+
+/// What a record with so much content needs at most, its row included. Bytes.
+pub(super) fn worst(content: usize) -> u64 {
+    /// A row with its share of the nodes above.
+    const ROW: u64 = 128;
+    let unit = u64::from(Pointer::UNIT);
+    (content as u64 + u64::from(Pointer::HEADER)).next_multiple_of(unit) + ROW
+}
+
+/// Whether room is all that was missing.
+fn is_shortage(error: &FileError) -> bool {
+    matches!(error, FileError::OwnerQuota | FileError::Pool(PoolError::NoSpace | PoolError::Quota { .. }))
+}
+
+impl<T: Table> Files<T> {
+    /// Changes what holds.
+    pub fn set_rules(&self, rules: Rules) {
+        *self.rules.write() = rules;
+    }
+
+    /// Nothing can be changed any more: it is a snapshot.
+    pub fn make_read_only(&self) {
+        self.rules.write().read_only = true;
+    }
+
+    /// What may be written here now: within all limits, beside what is promised. Bytes.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.admission.room(self.dataset)
+    }
+
+    /// Whether any owner has a quota: how much each may still write differs then.
+    #[must_use]
+    pub fn has_owner_quotas(&self) -> bool {
+        !self.rules.read().quotas.is_empty()
+    }
+
+    /// Whether an owner's write of so many bytes would be admitted; nothing is promised.
+    ///
+    /// # Errors
+    /// As a write's: [`FileError::Quota`], [`PoolError::NoSpace`], [`FileError::ReadOnly`].
+    pub fn would_admit(&self, uid: u32, gid: u32, bytes: u64) -> Result<()> {
+        self.with_relief(|| {
+            self.check_writable()?;
+            self.judge_owners(&[(OwnerKind::User, uid), (OwnerKind::Group, gid)], bytes, 0)?;
+            self.admission.check(self.dataset, bytes, Purpose::Write)
+        })
+    }
+
+    /// Promises an owner's writes to come their bytes, if all limits allow them beside what is
+    /// expected otherwise. [`Self::withdraw`] ends the promise.
+    ///
+    /// # Errors
+    /// As [`Self::would_admit`].
+    pub fn promise(&self, writes: &ExpectedWrites) -> Result<()> {
+        let ExpectedWrites { uid, gid, bytes, beside, beside_of_owner } = *writes;
+        self.with_relief(|| {
+            self.check_writable()?;
+            self.judge_owners(
+                &[(OwnerKind::User, uid), (OwnerKind::Group, gid)],
+                bytes.saturating_add(beside).saturating_add(beside_of_owner),
+                0,
+            )?;
+            self.admission.check(self.dataset, bytes.saturating_add(beside), Purpose::Write)?;
+            self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
+        })
+    }
+
+    /// So much of what was promised is not wanted any more, or is asked for now by what it was
+    /// promised to.
+    pub fn withdraw(&self, bytes: u64) {
+        if bytes > 0 {
+            // Nothing of it is a frame, of whatever txg.
+            self.admission.charge(self.dataset, Txg(0), bytes, 0);
+        }
+    }
+
+    pub(super) fn check_writable(&self) -> Result<()> {
+        if self.headless.load(Ordering::Relaxed) {
+            return Err(PoolError::Format(Damage::Structure(
+                "the head of the file system cannot be read: it is read-only",
+            ))
+            .into());
+        }
+        if self.rules.read().read_only && !self.is_replaying() { Err(FileError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Runs an operation; where it is short of room, again after a commit that may have made some.
+    /// Not under any lock.
+    pub(super) fn with_relief<R>(&self, operation: impl Fn() -> Result<R>) -> Result<R> {
+        self.with_relief_for(Admit::Asked, operation)
+    }
+
+    /// The same; nothing that was held back waits for others who are short, since commits of
+    /// snapshots wait for it.
+    pub(super) fn with_relief_for<R>(&self, admit: Admit, operation: impl Fn() -> Result<R>) -> Result<R> {
+        let outcome = self.relieved(admit, &operation);
+        // Who has just removed a file may write at once: whoever had it open for him tells a little
+        // later that he has not any more.
+        let short = matches!(outcome, Err(FileError::Quota | FileError::Pool(PoolError::NoSpace)));
+        if !short || !self.lost_name.lock().is_some_and(|since| since.elapsed() < CLOSING) {
+            return outcome;
+        }
+        let until = patience::now() + CLOSING;
+        while !self.known.has_released() && patience::now() < until {
+            patience::sleep(CLOSING_STEP);
+        }
+        // Once: others may go on removing what helps nobody here.
+        self.relieved(admit, &operation)
+    }
+
+    /// A file has lost its last name.
+    pub(super) fn note_last_name(&self) {
+        *self.lost_name.lock() = Some(patience::now());
+    }
+
+    fn relieved<R>(&self, admit: Admit, operation: &impl Fn() -> Result<R>) -> Result<R> {
+        let mut outcome = operation();
+        if !outcome.as_ref().is_err_and(is_shortage) {
+            return outcome;
+        }
+        // One after the other: what a commit gave to one who waited would be taken by those who
+        // came later.
+        let _line = (admit == Admit::Asked).then(|| self.short.lock());
+        outcome = operation();
+        for _ in 0..RELIEFS {
+            let freed = self.known.has_released();
+            let relieved = match &outcome {
+                Err(FileError::Pool(PoolError::NoSpace)) => self.admission.relieve(None, freed)?,
+                Err(FileError::Pool(PoolError::Quota { dataset })) => self.admission.relieve(Some(*dataset), freed)?,
+                // What waits counts as it may become at worst, and what lost its last name still
+                // counts.
+                Err(FileError::OwnerQuota) if freed || !self.waiting.lock().is_empty() => {
+                    self.admission.relieve(Some(self.dataset), freed)?
+                }
+                _ => break,
+            };
+            // Where nothing is left to commit, another's commit may have made room since the
+            // operation was refused.
+            outcome = operation();
+            if !relieved {
+                break;
+            }
+        }
+        match outcome {
+            Err(FileError::OwnerQuota | FileError::Pool(PoolError::Quota { .. })) => Err(FileError::Quota),
+            outcome => outcome,
+        }
+    }
+
+    /// Asks for room for content of a file.
+    pub(super) fn admit_content(&self, row: &InodeRow, bytes: u64, admit: Admit) -> Result<()> {
+        match admit {
+            Admit::Asked if self.is_replaying() => self.admission.admit(self.dataset, bytes, None),
+            Admit::Asked => {
+                self.judge_owners(&[(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)], bytes, 0)?;
+                self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
+            }
+            Admit::Held => self.admission.admit(self.dataset, bytes, Some(Purpose::Free)),
+            Admit::Freeing => {
+                let outcome = self.admission.admit(self.dataset, bytes, Some(Purpose::Free));
+                outcome.or_else(|_| self.admission.admit(self.dataset, bytes, Some(Purpose::Destroy)))
+            }
+        }
+    }
+
+    pub(super) fn is_replaying(&self) -> bool {
+        self.replaying.load(Ordering::Relaxed)
+    }
+
+    /// Asks for what an operation on rows needs.
+    pub(super) fn admit_rows(&self, purpose: Purpose) -> Result<()> {
+        self.check_writable()?;
+        if self.is_replaying() {
+            return Ok(());
+        }
+        match self.admission.check(self.dataset, ROWS, purpose) {
+            // Who deletes may go further: it is what makes room again.
+            Err(_) if purpose == Purpose::Free => self.admission.check(self.dataset, ROWS, Purpose::Destroy),
+            outcome => outcome,
+        }
+    }
+
+    /// Whether owners may use so many bytes and inodes more.
+    pub(super) fn judge_owners(&self, owners: &[(OwnerKind, u32)], bytes: u64, objects: u64) -> Result<()> {
+        if self.is_replaying() || self.rules.read().quotas.is_empty() {
+            return Ok(());
+        }
+        for owner in owners {
+            let quota = self.rules.read().quotas.of(*owner);
+            if quota != OwnerQuota::default() {
+                quota.admits(&self.owner_use(*owner)?, bytes, objects).map_err(|_| FileError::OwnerQuota)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an owner uses now, what waits in memory included.
+    pub(super) fn owner_use(&self, (kind, id): (OwnerKind, u32)) -> Result<OwnerUse> {
+        // The table first: what the flush moves there in between is counted twice rather than not
+        // at all.
+        let (changed, waiting) = {
+            let uses = self.uses.lock();
+            (
+                uses.get(&(kind, id)).copied().unwrap_or_default(),
+                self.waiting.lock().get(&(kind, id)).copied().unwrap_or_default(),
+            )
+        };
+        let row = self.table.read().get(&keys::owner_use(kind, id))?;
+        let stored = row.map_or(Ok(OwnerUse::default()), |row| OwnerUse::decode(&row))?;
+        Ok(OwnerUse {
+            bytes: stored.bytes.saturating_add_signed(changed.0).saturating_add(waiting),
+            objects: stored.objects.saturating_add_signed(changed.1),
+        })
+    }
+
+    /// Notes that so much more of an owner's waits in memory, or less.
+    pub(super) fn count_waiting(&self, row: &InodeRow, bytes: i64) {
+        if bytes == 0 {
+            return;
+        }
+        let mut waiting = self.waiting.lock();
+        for owner in [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)] {
+            let sum = waiting.entry(owner).or_default();
+            *sum = sum.saturating_add_signed(bytes);
+            if *sum == 0 {
+                waiting.remove(&owner);
+            }
+        }
+    }
+}

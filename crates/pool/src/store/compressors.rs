@@ -1,0 +1,238 @@
+//! Compression of frames before they are written: by whoever brings them, and by threads that are
+//! there for it.
+//!
+//! Callers: the store as [`Frames`](crate::frames::Frames). Invariants:
+//! - No lock is held while anything is compressed, and nothing is taken of the pool.
+//! - The caller compresses its frames from the front; from the back it leaves copies to the threads
+//!   as long as fewer than [`WAITING`] wait for each of them, so that a thread always has the next
+//!   one. When it gets there it does what no thread has begun, its own or another caller's. So
+//!   nobody waits but for what is being compressed.
+//! - What a thread loses is compressed by the caller that left it there.
+//! - The threads end with the store.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_channel::{Sender, bounded};
+use parking_lot::Mutex;
+
+use super::workers::{Workers, processors};
+use super::{Result, Store};
+use crate::checksum;
+use crate::compress;
+use crate::error::PoolError;
+use crate::frames::{Compressed, CompressionSetting, NewFrame};
+use crate::pointer::{ChecksumKind, Compression, Pointer};
+
+/// From so many bytes on, several threads compress.
+const WORTH_A_THREAD: usize = 512 << 10;
+/// Groups that wait at most, for each thread.
+const WAITING: usize = 3;
+/// Frames that are left to a thread together.
+const GROUP: usize = 2;
+/// Buffers kept for the next groups, and what one of them is long at most, bytes.
+const SPARE: (usize, usize) = (4, 1 << 20);
+
+/// What becomes of a content.
+type Content = ([u8; 16], Option<(Compression, Vec<u8>)>);
+
+fn compress_group(compression: CompressionSetting, checksum: ChecksumKind, contents: &[&[u8]]) -> Vec<Content> {
+    contents
+        .iter()
+        .map(|content| (checksum::content(checksum, content), compress::compress(compression, content)))
+        .collect()
+}
+
+/// Copies of contents, for a thread to compress.
+struct Job {
+    /// Where the caller waits; it sees a job that is lost by this end of it being gone.
+    results: Sender<(usize, Vec<Content>)>,
+    /// Which of the caller's groups it is.
+    group: usize,
+    bytes: Vec<u8>,
+    lengths: Vec<usize>,
+    compression: CompressionSetting,
+    checksum: ChecksumKind,
+    spare: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl Job {
+    /// Compresses it, and leaves its buffer for the next.
+    fn run(mut self) {
+        let mut rest = &*self.bytes;
+        let mut contents = Vec::with_capacity(self.lengths.len());
+        for length in &self.lengths {
+            let Some((content, behind)) = rest.split_at_checked(*length) else { break };
+            contents.push(content);
+            rest = behind;
+        }
+        let compressed = compress_group(self.compression, self.checksum, &contents);
+        // The caller is there: it waits for all that it has left.
+        let _ = self.results.send((self.group, compressed));
+        let mut spare = self.spare.lock();
+        if spare.len() < SPARE.0 && self.bytes.capacity() <= SPARE.1 {
+            self.bytes.clear();
+            spare.push(self.bytes);
+        }
+    }
+}
+
+/// The threads that compress.
+#[derive(Default)]
+pub(super) struct Compressors {
+    running: OnceLock<Running>,
+    /// What came last did compress.
+    hope: AtomicBool,
+}
+
+struct Running {
+    workers: Workers<Job>,
+    /// Buffers for the next groups.
+    spare: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl std::fmt::Debug for Compressors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Compressors").field(&self.running.get().is_some()).finish()
+    }
+}
+
+impl Compressors {
+    /// The threads, where there are any. Whoever brings frames is one more.
+    fn running(&self) -> Option<&Running> {
+        let start = || {
+            let threads = processors() - 1;
+            let workers = Workers::start("pool-pack", threads, threads * WAITING, Job::run);
+            Running { workers, spare: Arc::default() }
+        };
+        Some(self.running.get_or_init(start)).filter(|running| running.workers.count() > 0)
+    }
+}
+
+impl Running {
+    /// Leaves a group to the threads, where there is room for it.
+    fn leave(&self, results: &Sender<(usize, Vec<Content>)>, group: usize, frames: &[NewFrame<'_>]) -> bool {
+        let Some(first) = frames.first() else { return false };
+        // Nothing is copied in vain, but where another caller was faster.
+        if self.workers.is_full() {
+            return false;
+        }
+        let mut bytes = self.spare.lock().pop().unwrap_or_default();
+        let lengths = frames.iter().map(|frame| frame.content.len()).collect();
+        frames.iter().for_each(|frame| bytes.extend_from_slice(frame.content));
+        let (compression, checksum, spare) = (first.compression, first.checksum, Arc::clone(&self.spare));
+        self.workers
+            .offer(Job { results: results.clone(), group, bytes, lengths, compression, checksum, spare })
+            .is_ok()
+    }
+
+    /// Compresses groups of frames, with the threads.
+    fn compress(&self, groups: &[&[NewFrame<'_>]]) -> Vec<Vec<Content>> {
+        let (results, came) = bounded(groups.len());
+        let mut done: Vec<Vec<Content>> = groups.iter().map(|_| Vec::new()).collect();
+        let (mut front, mut back) = (0, groups.len());
+        while front < back {
+            let last = groups.get(back - 1).copied().unwrap_or_default();
+            if front + 1 < back && self.leave(&results, back - 1, last) {
+                back -= 1;
+                continue;
+            }
+            if let (Some(place), Some(group)) = (done.get_mut(front), groups.get(front)) {
+                *place = compress_frames(group);
+            }
+            front += 1;
+        }
+        drop(results);
+        while came.len() < groups.len() - back
+            && let Some(job) = self.workers.take()
+        {
+            job.run();
+        }
+        for (group, compressed) in came {
+            if let Some(place) = done.get_mut(group) {
+                *place = compressed;
+            }
+        }
+        // What was lost.
+        for (place, group) in done.iter_mut().zip(groups) {
+            if place.len() != group.len() {
+                *place = compress_frames(group);
+            }
+        }
+        done
+    }
+}
+
+/// Compresses frames that are compressed and checked alike.
+fn compress_frames(frames: &[NewFrame<'_>]) -> Vec<Content> {
+    let Some(first) = frames.first() else { return Vec::new() };
+    let contents: Vec<&[u8]> = frames.iter().map(|frame| frame.content).collect();
+    compress_group(first.compression, first.checksum, &contents)
+}
+
+impl Store {
+    /// Checks and compresses a frame; takes nothing of the pool yet.
+    pub(super) fn compress(&self, frame: &NewFrame<'_>) -> Result<Compressed> {
+        self.check_new(frame)?;
+        let checksum = checksum::content(frame.checksum, frame.content);
+        Ok(compressed(frame, (checksum, compress::compress(frame.compression, frame.content))))
+    }
+
+    fn check_new(&self, frame: &NewFrame<'_>) -> Result<()> {
+        self.usable()?;
+        let logical = frame.content.len();
+        if logical == 0 || logical as u64 > self.largest_frame() {
+            return Err(PoolError::Refused(format!(
+                "a frame of {logical} bytes; 1 to {} are possible here",
+                self.largest_frame()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Compresses frames. What does not compress is no work for several: where nothing of what came
+    /// before has compressed, the first are tried alone.
+    pub(super) fn compress_each(&self, frames: &[NewFrame<'_>]) -> Vec<Result<Compressed>> {
+        let alike = |one: &NewFrame<'_>, next: &NewFrame<'_>| {
+            (one.compression, one.checksum) == (next.compression, next.checksum)
+        };
+        let is_one_kind = frames.windows(2).all(|pair| matches!(pair, [one, next] if alike(one, next)));
+        if frames.len() < 2 || !is_one_kind || frames.iter().any(|frame| self.check_new(frame).is_err()) {
+            return frames.iter().map(|frame| self.compress(frame)).collect();
+        }
+        let groups: Vec<&[NewFrame<'_>]> = frames.chunks(GROUP).collect();
+        let bytes: usize = frames.iter().map(|frame| frame.content.len()).sum();
+        let tried = usize::from(!self.compressors.hope.load(Ordering::Relaxed)).min(groups.len());
+        let (first, others) = groups.split_at(tried);
+        let mut done: Vec<Vec<Content>> = first.iter().map(|group| compress_frames(group)).collect();
+        let compresses = |done: &[Vec<Content>]| done.iter().flatten().any(|(_, stored)| stored.is_some());
+        let several = bytes >= WORTH_A_THREAD && (first.is_empty() || compresses(&done));
+        match if several { self.compressors.running() } else { None } {
+            Some(running) => done.extend(running.compress(others)),
+            None => done.extend(others.iter().map(|group| compress_frames(group))),
+        }
+        self.compressors.hope.store(compresses(&done), Ordering::Relaxed);
+        frames.iter().zip(done.into_iter().flatten()).map(|(frame, content)| Ok(compressed(frame, content))).collect()
+    }
+}
+
+fn compressed(frame: &NewFrame<'_>, (checksum, stored): Content) -> Compressed {
+    let (compression, stored) = stored.unzip();
+    let logical = frame.content.len();
+    let pointer = Pointer {
+        segment: 0,
+        index: 0,
+        offset: 0,
+        stored: stored.as_ref().map_or(logical, Vec::len) as u32,
+        logical: logical as u32,
+        kind: frame.kind,
+        compression: compression.unwrap_or(Compression::Off),
+        checksum_kind: frame.checksum,
+        birth: frame.birth,
+        checksum,
+    };
+    Compressed { pointer, stored }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,249 @@
+//! Second copies that are missing: of what was written before a pool had them, while slots were
+//! short, or to a place where a write has failed.
+//!
+//! Callers: the store's writers, which tell of failed writes; its cleaner, which moves such frames
+//! to where they lie twice; commands.
+//!
+//! Invariants:
+//! - A write that fails at one of two places stops nobody as long as everything of the segment is
+//!   at the other: that one is read from then on, and what is written next goes elsewhere. One that
+//!   fails at both, or of what lies once, suspends the pool; so does every sync that fails.
+//! - Where copies are missing is known from the segment table, or forgotten with the process: then
+//!   the missing copy is found damaged, and mended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::cleaning::{Cleaned, Outcome};
+use super::{Map, Result, Store};
+use crate::error::PoolError;
+use crate::frames::WriteStream;
+use crate::label::Identity;
+use crate::segment::cleaner::{self, Pressure};
+use crate::segment::stream::{Appender, Piece};
+use crate::segment::table::Segment;
+
+/// Segments that do not lie where they should.
+#[derive(Debug, Default)]
+pub(super) struct MissingCopies {
+    /// Whether there are any: readers look at that first.
+    any: AtomicBool,
+    /// Of segments with two places the one at which everything is.
+    good: Mutex<BTreeMap<u32, usize>>,
+    /// Segments of relocated frames that hold trees as well, from a time when the pool had no
+    /// copies; nobody has looked yet: none.
+    mixed: Mutex<Option<BTreeSet<u32>>>,
+}
+
+impl MissingCopies {
+    /// Which of a segment's places has everything, where only one of two has.
+    pub(super) fn good(&self, segment: u32) -> Option<usize> {
+        if self.any.load(Ordering::Acquire) { self.good.lock().get(&segment).copied() } else { None }
+    }
+
+    fn note(&self, segment: u32, good: usize) -> bool {
+        self.any.store(true, Ordering::Release);
+        *self.good.lock().entry(segment).or_insert(good) == good
+    }
+}
+
+impl Store {
+    /// Whether metadata is written twice.
+    #[must_use]
+    pub fn has_redundant_metadata(&self) -> bool {
+        self.redundant_metadata.load(Ordering::Acquire)
+    }
+
+    /// Whether file systems that are made now have names of neighbouring numbers side by side.
+    #[must_use]
+    pub fn has_ordered_names(&self) -> bool {
+        self.ordered_names.load(Ordering::Acquire)
+    }
+
+    /// Whether there is, or was, a file system in which names are the same though their bytes
+    /// differ.
+    #[must_use]
+    pub fn is_folding(&self) -> bool {
+        self.identity().incompatible & Identity::FOLDED != 0
+    }
+
+    /// Before the first file system is made in which names are the same though their bytes differ:
+    /// programs that do not know of such cannot import the pool any more. `time` is now, seconds
+    /// since 1970.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`] if labels cannot be written.
+    pub fn allow_folding(&self, time: u64) -> Result<()> {
+        if self.is_folding() {
+            return Ok(());
+        }
+        self.relabel(time.max(self.identity().time), |identity| identity.incompatible |= Identity::FOLDED)
+    }
+
+    /// From now on the pool has everything that this program knows: metadata is written twice, and
+    /// what there is gets its second copies by cleaning; new file systems have names of
+    /// neighbouring numbers side by side. Answers whether anything is new. Programs that do not
+    /// know of it cannot import the pool any more.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`] if labels cannot be written.
+    pub fn upgrade(&self, time: u64) -> Result<bool> {
+        if self.has_redundant_metadata() && self.has_ordered_names() {
+            return Ok(false);
+        }
+        // The labels first: nothing lies twice in a pool that does not say so.
+        self.relabel(time, |identity| identity.incompatible |= Identity::REDUNDANT_METADATA | Identity::ORDERED_NAMES)?;
+        self.ordered_names.store(true, Ordering::Release);
+        if self.has_redundant_metadata() {
+            return Ok(true);
+        }
+        self.redundant_metadata.store(true, Ordering::Release);
+        for appender in [&self.metadata, &self.relocated, &self.relocated_metadata] {
+            let mut full = Vec::new();
+            let mut state = appender.lock();
+            let growth = state.seal(&mut full);
+            let learnt = self.learn(growth);
+            drop(state);
+            self.write_pieces(appender, full)?;
+            learnt.map_err(|error| self.suspend(&error))?;
+        }
+        let mut committed = self.committed.lock();
+        (committed.open_table, committed.renew) = (None, true);
+        Ok(true)
+    }
+
+    /// What lies once and should lie twice, bytes.
+    #[must_use]
+    pub fn lies_once(&self) -> u64 {
+        if !self.has_redundant_metadata() {
+            return 0;
+        }
+        let map = self.map.read();
+        let mixed = self.mixed(&map);
+        let of_trees = |map: &Map| {
+            map.table
+                .segments()
+                .iter()
+                .filter(|(id, segment)| self.lacks_copy(**id, segment))
+                .map(|(_, segment)| bytes(segment))
+                .sum::<u64>()
+        };
+        of_trees(&map) + mixed.iter().filter_map(|id| map.table.segments().get(id)).map(bytes).sum::<u64>()
+    }
+
+    /// Writes a piece to all places of its segment, or to those that work. What is cut of the
+    /// segment by that is to be written next.
+    pub(super) fn write_piece(&self, appender: &Appender, piece: &Piece) -> Result<Vec<Arc<Piece>>> {
+        let known = self.missing_copies.good(piece.segment);
+        let mut failed = None;
+        for (copy, place) in piece.place.iter().enumerate().filter(|(copy, _)| known.is_none_or(|good| good == *copy)) {
+            match self.write_begun(appender.stream, *place, u64::from(piece.start), &piece.bytes) {
+                Err(error @ PoolError::Device { .. })
+                    if piece.place.len() == 2 && known.is_none() && failed.is_none() =>
+                {
+                    failed = Some((copy, place.device, error));
+                }
+                done => done?,
+            }
+        }
+        let Some((copy, device, error)) = failed else { return Ok(Vec::new()) };
+        if !self.missing_copies.note(piece.segment, 1 - copy) {
+            return Err(error);
+        }
+        self.avoid(device, &error);
+        let mut full = Vec::new();
+        let mut state = appender.lock();
+        if state.is_open(piece.segment) {
+            let growth = state.seal(&mut full);
+            self.learn(growth)?;
+        }
+        Ok(full)
+    }
+
+    /// A device has failed to write what is at another place as well: from now on others are chosen
+    /// before it.
+    pub(super) fn avoid(&self, device: u16, error: &PoolError) {
+        self.sums.unwritten.fetch_add(1, Ordering::Relaxed);
+        if self.map.write().slots.avoid(device) {
+            tracing::error!(%error, "metadata could be written to one of its two places only: the other copy is written elsewhere");
+        }
+    }
+
+    /// How many writes have failed of what was written at another place all the same.
+    #[must_use]
+    pub fn unwritten(&self) -> u64 {
+        self.sums.unwritten.load(Ordering::Relaxed)
+    }
+
+    fn lacks_copy(&self, id: u32, segment: &Segment) -> bool {
+        let lies = segment.stream.is_metadata() && segment.live_frames > 0 && !segment.place.is_empty();
+        lies && (segment.place.len() < 2 || self.missing_copies.good(id).is_some())
+    }
+
+    /// Segments of relocated frames with frames whose names are of trees' segments.
+    fn mixed(&self, map: &Map) -> BTreeSet<u32> {
+        let mut mixed = self.missing_copies.mixed.lock();
+        let segments = map.table.segments();
+        let found = mixed.get_or_insert_with(|| {
+            let trees = segments.values().filter(|segment| segment.stream == WriteStream::Metadata);
+            let held = trees.flat_map(|segment| segment.moved.iter().map(|(_, (to, _))| to)).collect::<BTreeSet<u32>>();
+            held.into_iter()
+                .filter(|id| segments.get(id).is_some_and(|segment| segment.stream == WriteStream::Relocated))
+                .collect()
+        });
+        found.retain(|id| segments.get(id).is_some_and(|segment| segment.live_frames > 0));
+        found.clone()
+    }
+
+    /// A segment to be moved to where it lies twice; and whether only trees are to be moved out of
+    /// it.
+    fn next_single(&self, excluded: &BTreeSet<u32>) -> Option<(u32, bool)> {
+        let (durable, map) = (self.durable().0, self.map.read());
+        if !self.has_redundant_metadata() || cleaner::pressure(map.slots.free(), map.slots.total()) != Pressure::None {
+            return None;
+        }
+        let segments = map.table.segments();
+        let may = |id: &u32, segment: &Segment| segment.sealed && segment.newest.0 <= durable && !excluded.contains(id);
+        if let Some((id, _)) = segments.iter().find(|(id, segment)| may(id, segment) && self.lacks_copy(**id, segment))
+        {
+            return Some((*id, false));
+        }
+        let mixed = self.mixed(&map);
+        mixed.into_iter().find(|id| segments.get(id).is_some_and(|segment| may(id, segment))).map(|id| (id, true))
+    }
+
+    /// Whether there is anything for [`Self::double`].
+    pub(super) fn is_single(&self, excluded: &BTreeSet<u32>) -> bool {
+        self.next_single(excluded).is_some()
+    }
+
+    /// Moves what lies once to where it lies twice, about so much.
+    pub(super) fn double(&self, budget: u64, uncleanable: &mut BTreeSet<u32>, done: &mut Cleaned) -> Result<()> {
+        while done.bytes < budget
+            && let Some((id, only_trees)) = self.next_single(uncleanable)
+        {
+            match self.move_out(id, budget, only_trees, done) {
+                Ok(Outcome::Budget) | Err(PoolError::NoSpace) => break,
+                Ok(_) if only_trees => {
+                    self.missing_copies.mixed.lock().as_mut().map(|mixed| mixed.remove(&id));
+                }
+                Ok(Outcome::Empty) => {
+                    done.segments += 1;
+                    self.missing_copies.good.lock().remove(&id);
+                }
+                Ok(Outcome::Damaged) => {
+                    uncleanable.insert(id);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bytes(segment: &Segment) -> u64 {
+    u64::from(segment.live_units) * u64::from(crate::pointer::Pointer::UNIT)
+}

@@ -1,0 +1,348 @@
+//! Several file systems of a pool in one tree, each on a directory of another, as if they were
+//! mounted one below the other.
+//!
+//! For doors that cannot be: fusermount3 cannot reach below another mount of the same user. Made by
+//! whoever has imported the pool, over the file system that is mounted; the others are put in
+//! ([`DatasetTree::graft`]) and taken out while it is in use. Invariants:
+//! * each file of all members has a number of its own, and keeps it: the upper bits say which tree
+//!   of which member (`inode_prefix.rs`); the numbers of the first member's files are those that it
+//!   has by itself;
+//! * a directory that is covered stands for the root of what covers it, wherever its name is looked
+//!   up, and can neither be removed nor renamed; no directory is covered while one is removed or
+//!   renamed;
+//! * nothing of a member can be reached any more when it has been taken out, whoever still has a
+//!   file of it open.
+
+mod inode_prefix;
+mod layer;
+mod listing;
+#[cfg(test)]
+mod tests;
+
+use crate::dataset::Dataset;
+use inode_prefix::{InodePrefixes, join, split};
+use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Numbered, Result};
+use parking_lot::{Mutex, RwLock};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::Sender,
+    },
+};
+
+/// The number of a member's root directory in its head.
+const ROOT: u64 = 1;
+
+/// What holds for one member besides what the file system says itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Nothing may be changed.
+    pub read_only: bool,
+    /// Programs may not be run.
+    pub no_exec: bool,
+}
+
+/// One file system of the tree.
+struct Member {
+    layer: Arc<Dataset>,
+    /// The number of the dataset.
+    dataset: u64,
+    /// The upper bits of its files' numbers, as users see them.
+    prefix: u64,
+    /// The directory that it covers; 0 for the first.
+    covers: u64,
+    rules: Mutex<Rules>,
+    ended: AtomicBool,
+}
+
+/// A file of a member: what the nodes of this layer are.
+struct TreeNode {
+    member: Arc<Member>,
+    node: Node,
+}
+
+/// See the file's head.
+pub struct DatasetTree {
+    first: Arc<Member>,
+    prefixes: RwLock<InodePrefixes<Member>>,
+    /// What covers which directory.
+    covers: RwLock<HashMap<u64, Arc<Member>>>,
+    count: AtomicUsize,
+    /// Held for reading while a directory is removed or renamed, for writing while one is covered.
+    shape: RwLock<()>,
+    /// To the door.
+    changes: Mutex<Option<Sender<Invalidation>>>,
+}
+
+impl std::fmt::Debug for DatasetTree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DatasetTree")
+            .field("first", &self.first.dataset)
+            .field("others", &self.count)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Member {
+    /// Refuses a change where none may be made.
+    fn changeable(&self) -> Result<()> {
+        if self.rules.lock().read_only { Err(Errno::EROFS) } else { Ok(()) }
+    }
+}
+
+impl DatasetTree {
+    /// A tree of one.
+    #[must_use]
+    pub fn new(first: Arc<Dataset>, rules: Rules) -> DatasetTree {
+        let dataset = first.number();
+        let first = Member {
+            layer: first,
+            dataset,
+            prefix: 0,
+            covers: 0,
+            rules: Mutex::new(rules),
+            ended: AtomicBool::new(false),
+        };
+        DatasetTree {
+            first: Arc::new(first),
+            prefixes: RwLock::default(),
+            covers: RwLock::default(),
+            count: AtomicUsize::new(0),
+            shape: RwLock::new(()),
+            changes: Mutex::new(None),
+        }
+    }
+
+    /// Puts a file system on the directory with this number, which has to be one of a head.
+    ///
+    /// # Errors
+    /// ENOENT, ENOTDIR; EBUSY where it is covered already, or is the root of all; EINVAL in a
+    /// snapshot.
+    pub fn graft(&self, layer: Arc<Dataset>, on: u64, rules: Rules) -> Result<()> {
+        let shape = self.shape.write();
+        let node = self.node(on)?;
+        let tree_node = tree_node(&node)?;
+        if on == ROOT || self.covers.read().contains_key(&on) {
+            return Err(Errno::EBUSY);
+        }
+        if split(on).0 != tree_node.member.prefix {
+            return Err(Errno::EINVAL);
+        }
+        let attr = tree_node.member.layer.getattr(&Caller::ROOT, &tree_node.node, None)?;
+        match attr.kind {
+            Kind::Directory if attr.nlink > 0 => {}
+            Kind::Directory => return Err(Errno::ENOENT),
+            _ => return Err(Errno::ENOTDIR),
+        }
+        let dataset = layer.number();
+        let member = Arc::new_cyclic(|member| {
+            let prefix = self.prefixes.write().take(dataset, 0, member);
+            Member { layer, dataset, prefix, covers: on, rules: Mutex::new(rules), ended: AtomicBool::new(false) }
+        });
+        {
+            let mut covers = self.covers.write();
+            covers.insert(on, member);
+            self.count.store(covers.len(), Ordering::Release);
+        }
+        drop(shape);
+        self.tell(on);
+        Ok(())
+    }
+
+    /// Has the door forget the name that leads to a member, so that it asks for whatever is not in
+    /// use again.
+    pub fn forget(&self, dataset: u64) {
+        if let Some(member) = self.member(dataset) {
+            self.tell(member.covers);
+        }
+    }
+
+    /// Whether files of a member are open, or others cover directories of it.
+    pub fn is_used(&self, dataset: u64) -> bool {
+        let Some(member) = self.member(dataset) else { return false };
+        member.layer.is_open() || self.covers.read().keys().any(|on| split(*on).0 == member.prefix)
+    }
+
+    /// From which number on and up to which the files of a member have theirs.
+    pub fn numbers(&self, dataset: u64) -> Vec<(u64, u64)> {
+        self.prefixes.read().of(dataset).into_iter().map(|prefix| (join(prefix, 0), join(prefix, u64::MAX))).collect()
+    }
+
+    /// The same for the files of a member's head.
+    pub fn numbers_of_head(&self, dataset: u64) -> Option<(u64, u64)> {
+        self.member(dataset).map(|member| (join(member.prefix, 0), join(member.prefix, u64::MAX)))
+    }
+
+    /// Takes a member out: what it covered is seen again, and files of it that are open answer
+    /// ESTALE. Its numbers are never given again: the door may still know some.
+    pub fn take_out(&self, dataset: u64) {
+        let Some(member) = self.member(dataset) else { return };
+        {
+            let mut covers = self.covers.write();
+            covers.remove(&member.covers);
+            self.count.store(covers.len(), Ordering::Release);
+        }
+        member.ended.store(true, Ordering::Release);
+        member.layer.end();
+        self.prefixes.write().give_up(dataset);
+        self.tell(member.covers);
+    }
+
+    /// The number of a member's root.
+    pub fn root_of(&self, dataset: u64) -> Option<FileId> {
+        self.member(dataset).map(|member| self.file_id(join(member.prefix, ROOT)))
+    }
+
+    /// Gives a member other rules.
+    pub fn set_rules(&self, dataset: u64, rules: Rules) {
+        if let Some(member) = self.member(dataset) {
+            *member.rules.lock() = rules;
+        }
+    }
+
+    fn member(&self, dataset: u64) -> Option<Arc<Member>> {
+        if self.first.dataset == dataset {
+            return Some(Arc::clone(&self.first));
+        }
+        self.covers.read().values().find(|member| member.dataset == dataset).cloned()
+    }
+
+    /// Tells the door that another file is seen in place of a directory, or that again.
+    fn tell(&self, on: u64) {
+        let Ok(Some((parent, name))) = self.name_of(on) else { return };
+        let parent = self.file_id(parent);
+        if let Some(changes) = &*self.changes.lock()
+            && changes.send(Invalidation::Forget { parent, name: name.into_boxed_slice() }).is_err()
+        {
+            tracing::debug!("the door is gone");
+        }
+    }
+
+    /// The directory and the name by which a directory, or what it covers, is found.
+    fn name_of(&self, mut on: u64) -> Result<Option<(u64, Vec<u8>)>> {
+        loop {
+            let node = self.node(on)?;
+            let tree_node = tree_node(&node)?;
+            if split(on).1 == ROOT && tree_node.member.covers != 0 {
+                on = tree_node.member.covers;
+                continue;
+            }
+            let Some(path) = tree_node.member.layer.path(&tree_node.node) else { return Ok(None) };
+            let Some(name) = path.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty()) else {
+                return Ok(None);
+            };
+            let above = tree_node.member.layer.numbered().map_or(ROOT, |numbered| numbered.parent(&tree_node.node));
+            return Ok(Some((self.shown(&tree_node.member, above), name.to_vec())));
+        }
+    }
+
+    fn file_id(&self, number: u64) -> FileId {
+        FileId { fs: self.first.dataset, ino: number, generation: 0 }
+    }
+
+    /// The number, as users see it, of a member's file.
+    fn shown(&self, member: &Arc<Member>, number: u64) -> u64 {
+        let (prefix, lower) = split(number);
+        if prefix == 0 {
+            return join(member.prefix, lower);
+        }
+        if let Some(known) = self.prefixes.read().get(member.dataset, prefix) {
+            return join(known, lower);
+        }
+        join(self.prefixes.write().take(member.dataset, prefix, &Arc::downgrade(member)), lower)
+    }
+
+    fn attr(&self, member: &Arc<Member>, attr: Attr) -> Attr {
+        Attr { id: self.file_id(self.shown(member, attr.id.ino)), ..attr }
+    }
+
+    fn wrap(&self, member: &Arc<Member>, entry: Entry) -> Entry {
+        let attr = self.attr(member, entry.attr);
+        Entry { attr, node: Node::new(Arc::new(TreeNode { member: Arc::clone(member), node: entry.node })) }
+    }
+
+    /// The root of what covers a directory, where something does.
+    fn over(&self, mut number: u64) -> Result<Option<Entry>> {
+        let mut top = None;
+        while self.count.load(Ordering::Acquire) > 0 {
+            let Some(member) = self.covers.read().get(&number).cloned() else { break };
+            let root = self.wrap(&member, member.layer.root()?);
+            number = root.attr.id.ino;
+            top = Some(root);
+        }
+        Ok(top)
+    }
+
+    /// Refuses to remove or rename a directory that is covered.
+    fn uncovered(&self, parent: &TreeNode, name: Name<'_>) -> Result<()> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        match parent.member.layer.lookup(&Caller::ROOT, &parent.node, name) {
+            Ok(found) if self.covers.read().contains_key(&self.shown(&parent.member, found.attr.id.ino)) => {
+                Err(Errno::EBUSY)
+            }
+            // What else is wrong with the name is found by whoever goes on.
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether names in a directory are those of files: not in `.zfs`, where changing one may wait
+    /// for a command.
+    fn holds_files(parent: &TreeNode) -> bool {
+        parent.member.layer.id(&parent.node).is_ok_and(|id| split(id.ino).0 == 0)
+    }
+}
+
+/// A node of this layer.
+fn tree_node(node: &Node) -> Result<&TreeNode> {
+    let tree_node = node.get::<TreeNode>().ok_or(Errno::EIO)?;
+    if tree_node.member.ended.load(Ordering::Acquire) { Err(Errno::ESTALE) } else { Ok(tree_node) }
+}
+
+impl Numbered for DatasetTree {
+    fn node(&self, number: u64) -> Result<Node> {
+        let (prefix, lower) = split(number);
+        let (member, inner) = match prefix {
+            0 => (Arc::clone(&self.first), 0),
+            _ => self.prefixes.read().owner(prefix).ok_or(Errno::ESTALE)?,
+        };
+        let node = member.layer.numbered().ok_or(Errno::EIO)?.node(join(inner, lower))?;
+        Ok(Node::new(Arc::new(TreeNode { member, node })))
+    }
+
+    fn parent(&self, node: &Node) -> u64 {
+        let Ok(tree_node) = tree_node(node) else { return ROOT };
+        let Some(numbered) = tree_node.member.layer.numbered() else { return ROOT };
+        if tree_node.member.covers != 0 && tree_node.member.layer.id(&tree_node.node).is_ok_and(|id| id.ino == ROOT) {
+            return self.node(tree_node.member.covers).map_or(ROOT, |covered| self.parent(&covered));
+        }
+        self.shown(&tree_node.member, numbered.parent(&tree_node.node))
+    }
+
+    fn generation(&self, number: u64) -> u32 {
+        let (prefix, lower) = split(number);
+        let owner = if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) };
+        let numbered = owner.as_ref().and_then(|(member, inner)| Some((member.layer.numbered()?, *inner)));
+        numbered.map_or(0, |(numbered, inner)| numbered.generation(join(inner, lower)))
+    }
+
+    fn folds(&self, directory: &Node) -> bool {
+        tree_node(directory)
+            .ok()
+            .and_then(|tree_node| Some(tree_node.member.layer.numbered()?.folds(&tree_node.node)))
+            .unwrap_or(false)
+    }
+
+    fn forgotten(&self, number: u64) {
+        let (prefix, lower) = split(number);
+        let owner = if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) };
+        if let Some((member, inner)) = owner
+            && let Some(numbered) = member.layer.numbered()
+        {
+            numbered.forgotten(join(inner, lower));
+        }
+    }
+}
