@@ -26,8 +26,7 @@ use std::{
 
 /// How long figures of free space are used again, corrected by what was moved.
 const FRESH: Duration = Duration::from_secs(1);
-/// The pause after somebody who changes branches got in between, or before a file that is open is
-/// tried again.
+/// The pause before a file that is open is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How often a file is tried that is open or changes meanwhile.
 const ATTEMPTS: usize = 4;
@@ -347,10 +346,7 @@ impl Balance<'_> {
     }
 
     /// Moves one file, as often as somebody who changes the branches gets in between.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "doors close files, and others change the branches: neither tells when it is done"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
     fn carry(&mut self, node: &Arc<UnionNode>, to: &Arc<Branch>, path: &[u8]) -> std::result::Result<u64, Stay> {
         tracing::debug!(path = %path.escape_ascii(), to = %to.name.display(), "moving");
         let mut attempt = 1;
@@ -372,7 +368,7 @@ impl Balance<'_> {
             };
             self.report.stopped |= stop;
             match moved {
-                Err(Stay::Stopped) if !stop => std::thread::sleep(PAUSE),
+                Err(Stay::Stopped) if !stop => self.shared.membership.give_way(),
                 // Doors close files that nobody has open any more.
                 Err(Stay::Open | Stay::InUse | Stay::Changed)
                     if attempt < ATTEMPTS && !stop && self.shared.tell(&Invalidation::Content { id: node.id }) =>

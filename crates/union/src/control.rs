@@ -378,21 +378,19 @@ impl UnionShared {
     #[expect(clippy::disallowed_methods, reason = "a lock that nobody may queue for is tried again, with an end")]
     pub(crate) fn alone(&self) -> Result<RwLockWriteGuard<'_, ()>, ChangeError> {
         let start = Instant::now();
-        self.membership.wanted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let gate = loop {
+        let _wanted = self.membership.want();
+        loop {
             if let Some(gate) = self.gate.try_write_for(BURST) {
-                break Ok(gate);
+                return Ok(gate);
             }
             if start.elapsed() > PATIENCE {
-                break Err(ChangeError::new(
+                return Err(ChangeError::new(
                     Errno::EBUSY,
                     "an operation takes too long, such as the copy of a large file; try again later",
                 ));
             }
             std::thread::sleep(BURST / 4);
-        };
-        self.membership.wanted.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
-        gate
+        }
     }
 
     fn replace(&self, before: &[Arc<Branch>], after: Vec<Arc<Branch>>) -> Result<(), ChangeError> {

@@ -202,10 +202,7 @@ impl Drain<'_> {
         self.shared.node_on(directory, name, &self.branch)
     }
 
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "doors close files, and others change the branches: neither tells when it is done"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
     fn file(&mut self, node: &Arc<UnionNode>) {
         let path = node.path().unwrap_or_else(|| crate::work::LINKS.to_vec());
         let mut last = Stay::Changed;
@@ -240,7 +237,7 @@ impl Drain<'_> {
                 }
                 // Somebody wants to change the branches.
                 Err(Stay::Stopped) => {
-                    std::thread::sleep(REST);
+                    self.shared.membership.give_way();
                     continue;
                 }
                 Err(Stay::Changed)

@@ -15,8 +15,9 @@
 //! * `hardlinks/` does so with files that have several names, and keeps these one file on the way;
 //! * `per_name.rs` gives doors a file for each name, for the words of mergerfs that need it:
 //!   `link_cow.rs` breaks hard links before writes;
-//! * `control.rs` changes the list of branches while operations go on, `revalidate.rs` what is known
-//!   of files then; `removal_check.rs` says what users would miss without a branch;
+//! * `control.rs` changes the list of branches while operations go on; `membership.rs` is how others
+//!   give way, `revalidate.rs` what is known of files then, and `removal_check.rs` says what users
+//!   would miss without a branch;
 //! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
 //! * `check.rs` looks for what a crash has left behind;
 //! * `identity.rs` keeps inode numbers what they were, `hardlinks/index.rs` hard links; `watch.rs`
@@ -46,6 +47,7 @@ mod listing;
 mod locate;
 mod lookup;
 mod marks;
+mod membership;
 mod node;
 mod on_open;
 mod open_file;

@@ -88,7 +88,6 @@ impl Control {
     ///
     /// # Errors
     /// Why it stays where it is.
-    #[expect(clippy::disallowed_methods, reason = "whoever changes the branches is let go first")]
     pub fn move_file(
         &self,
         path: &[u8],
@@ -136,7 +135,7 @@ impl Control {
                 return Err(last);
             }
             // Somebody wants to change the branches.
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            shared.membership.give_way();
         }
     }
 

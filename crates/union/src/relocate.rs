@@ -336,7 +336,7 @@ impl UnionShared {
     ) -> std::result::Result<Built, Stay> {
         let mut stopped = false;
         let mut go_on = |bytes: u64| {
-            let goes_on = self.membership.wanted.load(Ordering::Relaxed) == 0 && pace(bytes);
+            let goes_on = !self.membership.is_wanted() && pace(bytes);
             stopped |= !goes_on;
             goes_on
         };

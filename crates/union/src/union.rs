@@ -11,6 +11,7 @@ use crate::{
     listing::Listings,
     lookup,
     marks::Style,
+    membership::Membership,
     node::{Nodes, Part, UnionNode},
     per_name::{Names, PerName},
     policy::{CopyUpPolicy, CreatePolicy, PolicyState, Routes, SpaceCache},
@@ -27,11 +28,7 @@ use std::{
     error::Error,
     fmt,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize},
-        mpsc::Sender,
-    },
+    sync::{Arc, atomic::AtomicU64, mpsc::Sender},
     time::{Duration, Instant},
 };
 
@@ -187,14 +184,6 @@ impl UnionError {
     }
 }
 
-/// The list of branches while it changes.
-pub(crate) struct Membership {
-    /// Held while the list is being changed.
-    pub(crate) changing: Mutex<Slots>,
-    /// How many wait for a moment without operations: whoever is at something long gives up.
-    pub(crate) wanted: AtomicUsize,
-}
-
 /// What decides where new files and copies go.
 pub(crate) struct PlacementState {
     /// Which branches routes lead to.
@@ -340,7 +329,7 @@ impl Union {
         let shared = UnionShared {
             branches: ArcSwap::from_pointee(opened),
             gate: RwLock::new(()),
-            membership: Membership { changing: Mutex::new(slots), wanted: AtomicUsize::new(0) },
+            membership: Membership::new(slots),
             placing: PlacementState {
                 routes: ArcSwap::from_pointee(options.routes.clone()),
                 policy: PolicyState::default(),

@@ -177,7 +177,7 @@ impl UnionShared {
         let scan = match scans.entry(branch.slot) {
             hashbrown::hash_map::Entry::Occupied(known) => known.into_mut(),
             hashbrown::hash_map::Entry::Vacant(place) => {
-                let scan = LinkScan::of(&branch, None, &mut || self.membership.wanted.load(Ordering::Relaxed) == 0)?;
+                let scan = LinkScan::of(&branch, None, &mut || !self.membership.is_wanted())?;
                 place.insert(scan.ok_or(Stay::Stopped)?)
             }
         };

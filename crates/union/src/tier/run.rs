@@ -18,13 +18,10 @@ use crate::{
 };
 use hashbrown::HashSet;
 use nacre_vfs::{Errno, Kind, Result};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::{
     path::PathBuf,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -32,8 +29,6 @@ use std::{
 const MOST: usize = 100_000;
 /// What is told at most of what stays.
 const LEFT_MAX: usize = 1_000;
-/// How long a pause is taken in one piece: nobody who wants to change branches waits longer.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// What tiering keeps.
 pub(crate) struct Tiering {
@@ -42,8 +37,27 @@ pub(crate) struct Tiering {
     /// Held by the one who moves.
     running: Mutex<()>,
     figures: Mutex<Figures>,
-    /// The thread is to look at the rules again.
-    woken: AtomicBool,
+    wake: Arc<Wake>,
+}
+
+/// What ends the pause of the thread before its time: new rules, or the end of the union.
+#[derive(Default)]
+struct Wake {
+    is_due: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Wake {
+    fn call(&self) {
+        *self.is_due.lock() = true;
+        self.told.notify_all();
+    }
+
+    fn pause(&self, time: Duration) {
+        let mut is_due = self.is_due.lock();
+        self.told.wait_while_for(&mut is_due, |is_due| !*is_due, time);
+        *is_due = false;
+    }
 }
 
 #[derive(Clone, Default)]
@@ -64,8 +78,14 @@ impl Tiering {
             heat: Heat::default(),
             running: Mutex::new(()),
             figures: Mutex::default(),
-            woken: AtomicBool::new(false),
+            wake: Arc::default(),
         }
+    }
+}
+
+impl Drop for Tiering {
+    fn drop(&mut self) {
+        self.wake.call();
     }
 }
 
@@ -148,38 +168,30 @@ pub(crate) fn start(shared: &Arc<UnionShared>) {
         }
         figures.started = true;
     }
-    let weak = Arc::downgrade(shared);
-    if let Err(error) = std::thread::Builder::new().name("union-tiers".to_owned()).spawn(move || work(&weak)) {
+    let (weak, wake) = (Arc::downgrade(shared), Arc::clone(&tiering.wake));
+    if let Err(error) = std::thread::Builder::new().name("union-tiers".to_owned()).spawn(move || work(&weak, &wake)) {
         tracing::error!(%error, "files are not moved between tiers");
         tiering.figures.lock().started = false;
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a thread that looks from time to time")]
-fn work(shared: &Weak<UnionShared>) {
-    // Short pauses, as nobody tells the thread that the union is gone.
-    const LOOK: Duration = Duration::from_secs(1);
-    // A union that has just been mounted has better things to do.
-    let mut next = Instant::now() + shared.upgrade().map_or(LOOK, |union| union.tiering.rules.lock().every);
+fn work(shared: &Weak<UnionShared>, wake: &Wake) {
     loop {
+        // First the pause: a union that has just been mounted has better things to do.
+        let Some(every) = shared.upgrade().map(|union| union.tiering.rules.lock().every) else { return };
+        wake.pause(every);
         let Some(union) = shared.upgrade() else { return };
-        if Instant::now() >= next || union.tiering.woken.swap(false, Ordering::Relaxed) {
-            let control = Control { shared: union };
-            let gone = || shared.strong_count() <= 1;
-            let report = control.tier_tick(now(), &mut |_| !gone());
-            if report.moved > 0 || !report.left.is_empty() {
-                tracing::info!(
-                    moved = report.moved,
-                    bytes = report.bytes,
-                    left = report.left.len(),
-                    "tiers have been balanced"
-                );
-            }
-            next = Instant::now() + control.shared.tiering.rules.lock().every;
-            continue;
+        let control = Control { shared: union };
+        let gone = || shared.strong_count() <= 1;
+        let report = control.tier_tick(now(), &mut |_| !gone());
+        if report.moved > 0 || !report.left.is_empty() {
+            tracing::info!(
+                moved = report.moved,
+                bytes = report.bytes,
+                left = report.left.len(),
+                "tiers have been balanced"
+            );
         }
-        drop(union);
-        std::thread::sleep(LOOK.min(next.saturating_duration_since(Instant::now())));
     }
 }
 
@@ -197,7 +209,7 @@ impl Control {
         rules.check()?;
         *self.shared.tiering.rules.lock() = rules;
         start(&self.shared);
-        self.shared.tiering.woken.store(true, Ordering::Relaxed);
+        self.shared.tiering.wake.call();
         Ok(())
     }
 
@@ -340,12 +352,10 @@ impl Control {
         progress: &mut dyn FnMut(u64) -> bool,
     ) {
         let mut scans = Scans::default();
-        let mut pace = Rate { rate: rules.rate, start: Instant::now(), bytes: 0 };
+        let mut rate = Rate { rate: rules.rate, start: Instant::now(), bytes: 0 };
         for step in steps {
             let (Some(file), Some(to)) = (files.get(step.file), tiers.get(step.to)) else { continue };
-            let moved =
-                self.carry(file, to, &mut scans, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
-            match moved {
+            match self.carry(file, to, &mut scans, progress, &mut rate) {
                 Ok(bytes) => {
                     report.moved += 1;
                     report.bytes += bytes;
@@ -366,13 +376,13 @@ impl Control {
     }
 
     /// Moves one file, as often as somebody who changes the branches gets in between.
-    #[expect(clippy::disallowed_methods, reason = "whoever changes the branches is let go first")]
     fn carry(
         &self,
         file: &Candidate,
         to: &Arc<Branch>,
         scans: &mut Scans,
-        pace: &mut dyn FnMut(u64) -> bool,
+        progress: &mut dyn FnMut(u64) -> bool,
+        rate: &mut Rate,
     ) -> Result<u64, Stay> {
         loop {
             let mut stop = false;
@@ -382,16 +392,14 @@ impl Control {
                     return Err(Stay::Changed);
                 }
                 let node = self.find(&file.path)?;
-                let wanted = &self.shared.membership.wanted;
                 let mut pace = |bytes: u64| {
-                    let goes_on = pace(bytes);
-                    stop |= !goes_on && wanted.load(Ordering::Relaxed) == 0;
-                    goes_on
+                    stop |= !progress(bytes);
+                    !stop && rate.wait(bytes, &self.shared)
                 };
                 self.shared.relocate_all(&node, &Goal::Branch(Arc::clone(to)), &mut pace, scans)
             };
             match moved {
-                Err(Stay::Stopped) if !stop => std::thread::sleep(PAUSE),
+                Err(Stay::Stopped) if !stop => self.shared.membership.give_way(),
                 other => return other,
             }
         }
@@ -408,15 +416,13 @@ struct Rate {
 impl Rate {
     /// Waits until these bytes may be copied; false where somebody wants to change the branches
     /// meanwhile.
-    #[expect(clippy::disallowed_methods, reason = "keeps to a rate")]
     fn wait(&mut self, bytes: u64, shared: &UnionShared) -> bool {
         let Some(rate) = self.rate else { return true };
         let due = Duration::from_secs_f64(self.bytes as f64 / rate as f64);
         while self.start.elapsed() < due {
-            if shared.membership.wanted.load(Ordering::Relaxed) > 0 {
+            if shared.membership.is_wanted_within(due.saturating_sub(self.start.elapsed())) {
                 return false;
             }
-            std::thread::sleep(PAUSE.min(due.saturating_sub(self.start.elapsed())));
         }
         self.bytes = self.bytes.saturating_add(bytes);
         true

@@ -1,0 +1,111 @@
+//! The list of branches while it changes, and giving way to whoever changes it.
+//!
+//! `control.rs` changes the list in a moment without operations; drains, tiers and moves, which are
+//! at it for long, ask whether somebody waits for such a moment and let him go first. Invariant:
+//! whoever gives way holds nothing that the other waits for.
+
+use crate::branches::Slots;
+use parking_lot::{Condvar, Mutex};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+/// Who changes the list of branches.
+pub(crate) struct Membership {
+    /// Held while the list is being changed.
+    pub(crate) changing: Mutex<Slots>,
+    /// How many wait for a moment without operations.
+    wanted: AtomicUsize,
+    /// Held while that number changes, so that nobody misses the word.
+    counting: Mutex<()>,
+    changed: Condvar,
+}
+
+/// Somebody waits for a moment without operations, as long as this is there.
+pub(crate) struct Wanted<'a>(&'a Membership);
+
+impl Membership {
+    pub(crate) fn new(slots: Slots) -> Membership {
+        Membership {
+            changing: Mutex::new(slots),
+            wanted: AtomicUsize::new(0),
+            counting: Mutex::new(()),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Asks all who are at something long to give way.
+    pub(crate) fn want(&self) -> Wanted<'_> {
+        let _counting = self.counting.lock();
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_all();
+        Wanted(self)
+    }
+
+    /// Whether somebody waits for a moment without operations: whoever is at something long gives
+    /// up.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) > 0
+    }
+
+    /// Lets whoever wants to change the branches go first.
+    pub(crate) fn give_way(&self) {
+        let mut counting = self.counting.lock();
+        self.changed.wait_while(&mut counting, |()| self.is_wanted());
+    }
+
+    /// Pauses; true, and at once, where somebody wants to change the branches.
+    pub(crate) fn is_wanted_within(&self, pause: Duration) -> bool {
+        let mut counting = self.counting.lock();
+        self.changed.wait_while_for(&mut counting, |()| !self.is_wanted(), pause);
+        self.is_wanted()
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        let _counting = self.0.counting.lock();
+        self.0.wanted.fetch_sub(1, Ordering::Relaxed);
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn whoever_is_at_something_long_gives_way_until_the_last_is_done() {
+        let membership = Membership::new(Slots::default());
+        membership.give_way();
+        assert!(!membership.is_wanted_within(Duration::ZERO));
+        let (one, other) = (membership.want(), membership.want());
+        assert!(membership.is_wanted_within(Duration::MAX));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let long = scope.spawn(|| {
+                membership.give_way();
+                done.load(Ordering::SeqCst)
+            });
+            drop(one);
+            std::thread::yield_now();
+            done.store(true, Ordering::SeqCst);
+            drop(other);
+            assert!(long.join().unwrap(), "it did not wait for the last one");
+        });
+        assert!(!membership.is_wanted());
+    }
+
+    #[test]
+    fn a_pause_ends_when_somebody_comes() {
+        let membership = Membership::new(Slots::default());
+        std::thread::scope(|scope| {
+            let paused = scope.spawn(|| membership.is_wanted_within(Duration::MAX));
+            let wanted = membership.want();
+            assert!(paused.join().unwrap());
+            drop(wanted);
+        });
+    }
+}
