@@ -6,7 +6,7 @@
 //! where the mounter is root, who may.
 
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result,
+    AllocateMode, Attr, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result, WriteOrigin,
 };
 use std::{any::Any, sync::Arc};
 
@@ -121,7 +121,7 @@ impl OpenFile for ReadOnlyFile {
         self
     }
 
-    fn write(&self, _data: &[u8], _offset: u64) -> Result<usize> {
+    fn write(&self, _data: &[u8], _offset: u64, _origin: WriteOrigin) -> Result<usize> {
         Err(Errno::EROFS)
     }
 

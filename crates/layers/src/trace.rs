@@ -11,7 +11,7 @@ use crate::{clock::Clock, spec::TraceLevel};
 use nacre_vfs::{
     AllocateMode, Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
     Layer, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence,
-    XattrFlags,
+    WriteOrigin, XattrFlags,
 };
 use std::{
     any::Any,
@@ -316,9 +316,10 @@ impl OpenFile for TracedFile {
         self.log.run(Question, "read", None, &|| format!("{length} at {offset}"), || self.below.read(buffer, offset))
     }
 
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.log
-            .run(Change, "write", None, &|| format!("{} at {offset}", data.len()), || self.below.write(data, offset))
+    fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize> {
+        self.log.run(Change, "write", None, &|| format!("{} at {offset}", data.len()), || {
+            self.below.write(data, offset, origin)
+        })
     }
 
     fn append(&self, data: &[u8]) -> Result<usize> {

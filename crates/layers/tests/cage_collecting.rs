@@ -16,7 +16,7 @@ use nacre_layers::{
     stack,
 };
 use nacre_testkit::World;
-use nacre_vfs::{Collector, Errno, LockOwner, Name, OpenFlags, Opened, Result};
+use nacre_vfs::{Collector, Errno, LockOwner, Name, OpenFlags, Opened, Result, WriteOrigin};
 use std::{
     collections::VecDeque,
     sync::{
@@ -117,7 +117,7 @@ impl Kernel {
         let mut cached = page.cached.lock().unwrap();
         let file = Arc::clone(&cached.file);
         while let Some((at, data)) = cached.held.pop_front() {
-            let written = nacre_vfs::arriving(|| file.write(&data, at));
+            let written = file.write(&data, at, WriteOrigin::Writeback { timed: false });
             assert_eq!(written, Ok(data.len()), "what was taken does not fit");
             *self.held.lock().unwrap() -= data.len() as u64;
             self.passed_on.notify_all();
@@ -237,7 +237,7 @@ fn direct_writes_to_a_collected_file_leave_what_others_hold_back_its_room() {
     let lock = log_page.inode.lock().unwrap();
     let direct = world.open(&world.find(b"log").unwrap().node, OpenFlags::READ_WRITE);
     let (mut end, bound) = (8 << 20, kernel.most_held(2));
-    while direct.write(&[2; 4096], end) == Ok(4096) {
+    while direct.write(&[2; 4096], end, WriteOrigin::Caller) == Ok(4096) {
         end += 8192;
     }
     assert!(
@@ -468,7 +468,7 @@ fn write_some(world: &World, round: u64, thread: u64) {
     let (entry, file) = world.file(format!("direct{thread}").as_bytes(), b"");
     let mut end = 0;
     for _ in 0..600 {
-        match file.write(&vec![9; 1 + next(60_000) as usize], end) {
+        match file.write(&vec![9; 1 + next(60_000) as usize], end, WriteOrigin::Caller) {
             Ok(written) => end += written as u64,
             Err(Errno::ENOSPC) => {
                 let size = next(end + 1);

@@ -14,6 +14,7 @@ use nacre_layers::{
 use nacre_testkit::World;
 use nacre_vfs::{
     Caller, Collector, Description, Errno, Filter, Filtered, Layer, Name, Op, OpenFlags, RenameFlags, Result,
+    WriteOrigin,
 };
 use std::{
     path::{Path, PathBuf},
@@ -67,7 +68,7 @@ fn a_file_in_the_place_of_a_limited_directory_is_in_no_directory() {
     std::fs::write(place.path().join("nginx"), [7; 100 << 10]).unwrap();
     let (world, cage) = over(place.path(), "size=10M,limit=dir:nginx=40K");
     let file = world.open(&world.find(b"nginx").unwrap().node, OpenFlags::READ_WRITE);
-    assert_eq!(file.write(&[1; 4096], 200 << 10), Ok(4096), "its limit is for a directory");
+    assert_eq!(file.write(&[1; 4096], 200 << 10, WriteOrigin::Caller), Ok(4096), "its limit is for a directory");
     drop(file);
     world.layer.unlink(&world.caller, &world.root, name(b"nginx")).unwrap();
     let report = cage.report();
@@ -179,7 +180,7 @@ fn who_waits_for_a_door_holds_nobody_else_off() {
     let log = world.layer.create(&world.caller, &world.root, name(b"log"), 0o644, APPEND).unwrap().1;
     assert!(log.collected().unwrap().begin());
     // What is held back arrives and leaves too little, so that the permission is recalled.
-    assert_eq!(log.write(&vec![1; (3 << 20) - (8 << 10)], 0), Ok((3 << 20) - (8 << 10)));
+    assert_eq!(log.write(&vec![1; (3 << 20) - (8 << 10)], 0, WriteOrigin::Caller), Ok((3 << 20) - (8 << 10)));
     let maker = {
         let world = Arc::clone(&world);
         std::thread::spawn(move || {

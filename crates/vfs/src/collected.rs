@@ -9,48 +9,7 @@
 //! always fits.
 
 use crate::Result;
-use std::{cell::Cell, time::Duration};
-
-thread_local! {
-    /// See [`arriving`].
-    static ARRIVING: Cell<bool> = const { Cell::new(false) };
-    /// See [`arriving_timed`].
-    static TIMED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Puts a value back when it is dropped.
-struct Before(&'static std::thread::LocalKey<Cell<bool>>, bool);
-
-impl Drop for Before {
-    fn drop(&mut self) {
-        self.0.set(self.1);
-    }
-}
-
-/// Does a write of what a door may have held back, in the thread that calls: so a layer that knows
-/// the file to be collected can tell it from one that somebody is making at this moment, whatever
-/// lies between the door and the layer.
-pub fn arriving<T>(write: impl FnOnce() -> T) -> T {
-    let _before = Before(&ARRIVING, ARRIVING.replace(true));
-    write()
-}
-
-/// The same of a write whose time whoever held it back keeps and tells by itself, before or after:
-/// the file's times stay, where a layer can leave them.
-pub fn arriving_timed<T>(write: impl FnOnce() -> T) -> T {
-    let _before = Before(&TIMED, TIMED.replace(true));
-    arriving(write)
-}
-
-/// Whether the calling thread is in [`arriving_timed`].
-pub fn is_timed() -> bool {
-    TIMED.get()
-}
-
-/// Whether the calling thread is in [`arriving`].
-pub fn is_arriving() -> bool {
-    ARRIVING.get()
-}
+use std::time::Duration;
 
 /// The layer's side: the permission to collect writes to one open file.
 pub trait Collected: Send + Sync {
@@ -104,18 +63,4 @@ pub trait Collector: Send + Sync {
     /// # Errors
     /// Where the door cannot; what is held back must then be counted as held back on.
     fn settle(&self) -> Result<()>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{arriving, arriving_timed, is_arriving, is_timed};
-
-    #[test]
-    fn only_what_is_done_inside_arrives() {
-        assert!(!is_arriving());
-        assert!(arriving(|| arriving(is_arriving) && is_arriving()));
-        assert!(std::panic::catch_unwind(|| arriving(|| panic!("as asked for"))).is_err());
-        assert!(!arriving(is_timed) && arriving_timed(|| is_arriving() && is_timed()) && !is_timed());
-        assert!(!is_arriving() && !arriving(|| std::thread::spawn(is_arriving).join().unwrap_or(true)));
-    }
 }

@@ -202,7 +202,11 @@ macro_rules! forward_file {
     ($($name:ident)*) => { $($crate::forward_file!(@ $name);)* };
     (@ inner) => { fn inner(&self) -> &dyn $crate::OpenFile { self.below.inner() } };
     (@ read) => { fn read(&self, buffer: &mut [u8], offset: u64) -> $crate::Result<usize> { self.below.read(buffer, offset) } };
-    (@ write) => { fn write(&self, data: &[u8], offset: u64) -> $crate::Result<usize> { self.below.write(data, offset) } };
+    (@ write) => {
+        fn write(&self, data: &[u8], offset: u64, origin: $crate::WriteOrigin) -> $crate::Result<usize> {
+            self.below.write(data, offset, origin)
+        }
+    };
     (@ append) => { fn append(&self, data: &[u8]) -> $crate::Result<usize> { self.below.append(data) } };
     (@ flush) => { fn flush(&self, owner: $crate::LockOwner) -> $crate::Result<()> { self.below.flush(owner) } };
     (@ fsync) => { fn fsync(&self, data_only: bool) -> $crate::Result<()> { self.below.fsync(data_only) } };

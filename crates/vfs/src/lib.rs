@@ -25,7 +25,7 @@ mod open_file;
 pub use attr::{Attr, ChangeTime, FileId, Kind, SetAttr, SetTime, StatFs, Time};
 pub use caller::Caller;
 pub use coherence::{Coherence, Invalidation, Scope};
-pub use collected::{Collected, Collector, arriving, arriving_timed, is_arriving, is_timed};
+pub use collected::{Collected, Collector};
 pub use describe::Description;
 pub use errno::{Errno, Result};
 pub use filter::{Creation, Filter, Op};
@@ -34,4 +34,4 @@ pub use layer::{DirEntry, DirSink, Entry, Layer, Opened, RenameFlags, XattrFlags
 pub use name::{NAME_MAX, Name};
 pub use node::Node;
 pub use numbered::Numbered;
-pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence};
+pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence, WriteOrigin};

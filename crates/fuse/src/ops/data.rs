@@ -8,7 +8,7 @@ use crate::{
     wire,
 };
 use fusewire::{Header, Reply, abi};
-use nacre_vfs::{AllocateMode, Errno, OpenFlags, Opened, Whence};
+use nacre_vfs::{AllocateMode, Errno, OpenFlags, Opened, Whence, WriteOrigin};
 use std::sync::{Arc, atomic::Ordering};
 
 impl Door {
@@ -40,14 +40,13 @@ impl Door {
         let write = |data: &[u8], offset| match cached {
             true => {
                 // Where the kernel keeps times, it tells this one with the times of the file.
-                let write = || handle.file.write(data, offset);
-                let written =
-                    if self.collecting.on() { nacre_vfs::arriving_timed(write) } else { nacre_vfs::arriving(write) };
+                let origin = WriteOrigin::Writeback { timed: self.collecting.on() };
                 // Whoever wrote is gone. fsync and msync tell him what this says; close makes EIO
                 // of all but this one.
-                written.map_err(|error| if error == Errno::EDQUOT { Errno::ENOSPC } else { error })
+                let told = |error| if error == Errno::EDQUOT { Errno::ENOSPC } else { error };
+                handle.file.write(data, offset, origin).map_err(told)
             }
-            false => handle.file.write(data, offset),
+            false => handle.file.write(data, offset, WriteOrigin::Caller),
         };
         let mut written = if appends { handle.file.append(data)? } else { write(data, offset)? };
         // The kernel takes a short answer for the whole then, and the rest would be lost without a

@@ -7,7 +7,9 @@ use crate::{
     mem::Mem,
     spec::{ChangePolicy, CreateAs, RemapSpec, XattrPolicy},
 };
-use nacre_vfs::{DirEntry, DirSink, Entry, FileId, Filtered, Layer, RenameFlags, SetTime, Time, XattrFlags};
+use nacre_vfs::{
+    DirEntry, DirSink, Entry, FileId, Filtered, Layer, RenameFlags, SetTime, Time, WriteOrigin, XattrFlags,
+};
 
 /// Attributes of a file of this type: mode 644, owner 0.
 pub(crate) fn attr(kind: Kind) -> Attr {
@@ -416,7 +418,7 @@ fn no_way_cuts_a_file_where_that_is_denied() {
     let both = Both::new(|spec| spec.truncate_deny = true);
     let truncating = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::TRUNC);
     let (made, file) = both.seen.create(&ALICE, &both.root(), name("f"), 0o644, truncating).unwrap();
-    file.write(b"precious", 0).unwrap();
+    file.write(b"precious", 0, WriteOrigin::Caller).unwrap();
     let size = |size| both.seen.setattr(&ALICE, &made.node, None, &SetAttr { size: Some(size), ..SetAttr::default() });
     assert_eq!(size(7).unwrap_err(), Errno::EPERM);
     assert_eq!(size(9).unwrap().size, 9);

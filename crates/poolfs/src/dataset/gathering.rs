@@ -362,14 +362,15 @@ impl Member {
         self.withdraw(bytes);
     }
 
-    /// Pages of a file arrive.
+    /// Pages of a file arrive; `timed`: their times are told apart from them.
     pub(super) fn arrive(
         &self,
         placed: &Placed,
         offset: u64,
         data: &[u8],
+        timed: bool,
     ) -> std::result::Result<WriteOutcome, FileError> {
-        let (tree, inode, timed) = (placed.volume.files.files(), &placed.inode, nacre_vfs::is_timed());
+        let (tree, inode) = (placed.volume.files.files(), &placed.inode);
         match self.stand(inode.number(), data.len() as u64) {
             Standing::Free => tree.write_held(inode, Some(offset), data, timed),
             Standing::Stores | Standing::Promised(0) => match tree.write_stored(inode, offset, data, timed) {

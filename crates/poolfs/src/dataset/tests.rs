@@ -5,10 +5,13 @@ use nacre_pool::device::{Device, Simulator};
 use nacre_pool::engine::{Durable, Ground, Pool};
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
-use nacre_vfs::{Caller, Layer, Name, OpenFlags};
+use nacre_vfs::{Caller, Layer, Name, OpenFlags, WriteOrigin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Pages of a page cache.
+const PAGES: WriteOrigin = WriteOrigin::Writeback { timed: false };
 
 fn ground(store: Store) -> Ground {
     let random = AtomicU64::new(1);
@@ -59,7 +62,7 @@ fn what_was_synced_is_there_after_a_crash() {
         let layer = dataset(&create(&device));
         let root = layer.root().unwrap().node;
         let (_, file) = layer.create(&Caller::ROOT, &root, name("kept"), 0o600, OpenFlags::READ_WRITE).unwrap();
-        file.write(b"safe", 0).unwrap();
+        file.write(b"safe", 0, WriteOrigin::Caller).unwrap();
         file.fsync(false).unwrap();
         layer.create(&Caller::ROOT, &root, name("lost"), 0o600, OpenFlags::READ_WRITE).unwrap();
     }
@@ -91,8 +94,8 @@ fn with_sync_always_whatever_changes_content_is_there_after_a_crash() {
             let root = layer.root().unwrap().node;
             let create = |text| layer.create(&Caller::ROOT, &root, name(text), 0o600, OpenFlags::READ_WRITE).unwrap();
             let ((entry, file), (_, other)) = (create("f"), create("other"));
-            file.write(&old, 0).unwrap();
-            other.write(&vec![9; record], 0).unwrap();
+            file.write(&old, 0, WriteOrigin::Caller).unwrap();
+            other.write(&vec![9; record], 0, WriteOrigin::Caller).unwrap();
             pool.commit().unwrap();
             match change {
                 0 => file
@@ -106,7 +109,7 @@ fn with_sync_always_whatever_changes_content_is_there_after_a_crash() {
                 }
                 4 => assert_eq!(other.copy_to(0, &*file, record as u64, record as u64, 0), Ok(record as u64)),
                 _ => {
-                    file.write(b"x", 0).unwrap();
+                    file.write(b"x", 0, WriteOrigin::Caller).unwrap();
                     let longer = SetAttr { size: Some(1 << 20), ..SetAttr::default() };
                     layer.setattr(&Caller::ROOT, &entry.node, None, &longer).unwrap();
                 }
@@ -192,7 +195,7 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let block = noise();
     let mut at = 0;
     while permission.unannounced() {
-        assert_eq!(nacre_vfs::arriving(|| file.write(&block, at)), Ok(block.len()), "at {at}");
+        assert_eq!(file.write(&block, at, PAGES), Ok(block.len()), "at {at}");
         at += block.len() as u64;
         assert!(at < 256 << 20, "more than there is");
     }
@@ -208,16 +211,16 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let other = create("other");
     assert!(!other.collected().unwrap().begin());
     let mut taken = 0;
-    while other.write(&block, taken) == Ok(block.len()) {
+    while other.write(&block, taken, WriteOrigin::Caller) == Ok(block.len()) {
         taken += block.len() as u64;
     }
-    assert_eq!(other.write(&block, taken), Err(nacre_vfs::Errno::ENOSPC));
+    assert_eq!(other.write(&block, taken, WriteOrigin::Caller), Err(nacre_vfs::Errno::ENOSPC));
     // Stores to a mapping of another file do not get what was promised to this one.
-    assert_eq!(nacre_vfs::arriving(|| other.write(&block, taken)), Err(nacre_vfs::Errno::ENOSPC));
-    assert_eq!(nacre_vfs::arriving(|| file.write(&block, at)), Ok(block.len()));
+    assert_eq!(other.write(&block, taken, PAGES), Err(nacre_vfs::Errno::ENOSPC));
+    assert_eq!(file.write(&block, at, PAGES), Ok(block.len()));
     // Beyond that only stores can arrive.
     let mut stored = 0;
-    while let Ok(some) = nacre_vfs::arriving(|| file.write(&block, at + block.len() as u64)) {
+    while let Ok(some) = file.write(&block, at + block.len() as u64, PAGES) {
         stored += some;
         assert!(stored < 1 << 20, "more than what was promised for naming");
     }
@@ -242,7 +245,7 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
             layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o600, OpenFlags::READ_WRITE).unwrap().1;
         let mut at = 0;
         let refused = loop {
-            match nacre_vfs::arriving(|| file.write(&block[..256 << 10], at)) {
+            match file.write(&block[..256 << 10], at, PAGES) {
                 Ok(stored) => at += stored as u64,
                 Err(error) => break error,
             }
@@ -260,7 +263,7 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
         // With a larger one it goes on.
         pool.set_properties(&[Edit { dataset: id, name: property.to_owned(), to: Setting::Local("16M".to_owned()) }])
             .unwrap();
-        assert_eq!(nacre_vfs::arriving(|| file.write(&block, stored)), Ok(block.len()), "{property}");
+        assert_eq!(file.write(&block, stored, PAGES), Ok(block.len()), "{property}");
     }
     let free = pool.room(top).unwrap();
     let (stored, refused, layer, _file) = store(top, free);
@@ -304,7 +307,7 @@ fn writes_stand_still_while_a_moment_is_taken() {
     assert!(!permission.stopped() && permission.unannounced());
     // What is written directly goes on.
     let _stopped = layer.stop_writes();
-    assert_eq!(open("other").write(b"x", 0), Ok(1));
+    assert_eq!(open("other").write(b"x", 0, WriteOrigin::Caller), Ok(1));
 }
 
 #[test]
@@ -356,7 +359,7 @@ fn capabilities_go_with_what_the_file_was() {
         layer.open(&Caller::ROOT, &entry.node, flags).unwrap();
     };
     layer.setxattr(&Caller::ROOT, &entry.node, b"user.kept", b"1", XattrFlags::default()).unwrap();
-    let write = |bytes: &[u8], at| assert_eq!(file.write(bytes, at), Ok(bytes.len()));
+    let write = |bytes: &[u8], at| assert_eq!(file.write(bytes, at, WriteOrigin::Caller), Ok(bytes.len()));
     let changes: [(&dyn Fn(), &str); 5] = [
         (&|| write(b"first, in its row", 0), "a first write"),
         (&|| write(&[7; 200_000], 3), "a long one"),
@@ -372,7 +375,7 @@ fn capabilities_go_with_what_the_file_was() {
     }
     // What a kernel collected, it has seen to itself.
     trust();
-    nacre_vfs::arriving(|| file.write(b"y", 0)).unwrap();
+    file.write(b"y", 0, PAGES).unwrap();
     assert_eq!(trusted(), Ok(20));
     assert_eq!(layer.getxattr(&Caller::ROOT, &entry.node, b"user.kept", &mut [0; 4]), Ok(1));
 }
@@ -407,11 +410,11 @@ fn files_become_others_under_those_who_have_them_open() {
     let root = layer.root().unwrap().node;
     let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
     let (entry, file) = layer.create(&Caller::ROOT, &root, name("f"), 0o600, OpenFlags::WRITE).unwrap();
-    file.write(b"then", 0).unwrap();
+    file.write(b"then", 0, WriteOrigin::Caller).unwrap();
     pool.snapshot(&[(id, "s".to_owned())]).unwrap();
-    file.write(b"now!", 0).unwrap();
+    file.write(b"now!", 0, WriteOrigin::Caller).unwrap();
     // Who comes while it is held waits, and is told how it ended.
-    let late = |file: nacre_vfs::Opened| std::thread::spawn(move || file.write(b"late", 0));
+    let late = |file: nacre_vfs::Opened| std::thread::spawn(move || file.write(b"late", 0, WriteOrigin::Caller));
     layer.hold();
     let waiting = late(Arc::clone(&file));
     layer.stays();
@@ -421,7 +424,7 @@ fn files_become_others_under_those_who_have_them_open() {
     pool.roll_back(id, "s").unwrap();
     layer.replaced();
     assert_eq!(waiting.join().unwrap(), Err(nacre_vfs::Errno::ESTALE));
-    assert_eq!(file.write(b"late", 0), Err(nacre_vfs::Errno::ESTALE));
+    assert_eq!(file.write(b"late", 0, WriteOrigin::Caller), Err(nacre_vfs::Errno::ESTALE));
     // The same number is another file, and that can be seen; the directory is the same.
     let numbered = layer.numbered().unwrap();
     assert_eq!(numbered.generation(entry.attr.id.ino), 1);

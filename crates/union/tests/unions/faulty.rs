@@ -3,7 +3,7 @@
 
 use nacre_vfs::{
     AllocateMode, Attr, Caller, Collector, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened,
-    RenameFlags, Result, SetAttr, XattrFlags,
+    RenameFlags, Result, SetAttr, WriteOrigin, XattrFlags,
 };
 use std::{
     any::Any,
@@ -166,9 +166,9 @@ impl OpenFile for FaultyFile {
     fn as_any(&self) -> &dyn Any {
         self
     }
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+    fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize> {
         self.fault.change()?;
-        self.below.write(data, offset)
+        self.below.write(data, offset, origin)
     }
     fn append(&self, data: &[u8]) -> Result<usize> {
         self.fault.change()?;
