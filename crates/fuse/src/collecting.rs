@@ -124,7 +124,8 @@ impl Collecting {
     pub fn decide(self: &Arc<Self>, place: &Path, options: &FuseOptions, layer: &dyn Layer) {
         let decision = self.possible(place, options, layer).and_then(|()| {
             let door: Arc<dyn Collector> = Arc::clone(self) as Arc<dyn Collector>;
-            if layer.collect(&door) { Ok(()) } else { Err("the layers do not ask for it".to_owned()) }
+            let taken = layer.capabilities().writeback.is_some_and(|writeback| writeback.accept(&door));
+            if taken { Ok(()) } else { Err("the layers do not ask for it".to_owned()) }
         });
         if decision.is_ok() && self.is_patient() {
             self.hold_more(layer);

@@ -222,7 +222,9 @@ impl Door {
     /// where another spelling leads to the same file: what the kernel does to one of them leaves
     /// the others as it has them.
     pub fn name_times(&self, directory: &Node, coherence: Coherence) -> (Duration, Duration) {
-        if self.inodes.by_number() && self.layer.numbered().is_some_and(|numbered| numbered.folds(directory)) {
+        if self.inodes.by_number()
+            && self.layer.capabilities().numbered.is_some_and(|numbered| numbered.folds(directory))
+        {
             return (Duration::ZERO, Duration::ZERO);
         }
         (self.times().names(coherence), self.times().missing(coherence))

@@ -126,7 +126,7 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     let root = root_coherence(layer);
     let shared = root >= Coherence::Shared;
     let acls = wants_acls(options, layer) && offer.has(init::POSIX_ACL | init::DONT_MASK);
-    let masks = acls || !options.default_permissions && layer.has_acls() && offer.has(init::DONT_MASK);
+    let masks = acls || !options.default_permissions && layer.capabilities().acls && offer.has(init::DONT_MASK);
     let collects = collect && offer.has(init::WRITEBACK_CACHE);
     // The kernel has either of them.
     let passthrough = wants_passthrough(options) && !collects && offer.has(init::PASSTHROUGH);
@@ -156,7 +156,10 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     when(masks, init::DONT_MASK);
     // In return, the kernel tells who asks only with creations: not enough where it matters who
     // asks.
-    when(options.default_permissions && root != Coherence::PerCaller && !layer.judges_callers(), init::ALLOW_IDMAP);
+    when(
+        options.default_permissions && root != Coherence::PerCaller && !layer.capabilities().judges_callers,
+        init::ALLOW_IDMAP,
+    );
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
     when(collects, init::WRITEBACK_CACHE);
@@ -182,7 +185,7 @@ pub(crate) fn wants_acls(options: &FuseOptions, layer: &dyn Layer) -> bool {
     options.acl == AclChoice::Auto
         && options.xattr == XattrChoice::Full
         && options.default_permissions
-        && layer.has_acls()
+        && layer.capabilities().acls
 }
 
 /// Whether passthrough is to be tried at all.

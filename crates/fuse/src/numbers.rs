@@ -46,7 +46,7 @@ pub(crate) struct Numbers {
 impl Numbers {
     /// Of a layer that has numbers, with this root; `None` for others.
     pub fn new(layer: &Arc<dyn Layer>, root: FileId) -> Option<Numbers> {
-        layer.numbered()?;
+        layer.capabilities().numbered?;
         let habits = (0..HABITS).map(|_| AtomicU64::new(0)).collect();
         Some(Numbers {
             layer: Arc::clone(layer),
@@ -92,7 +92,7 @@ impl Numbers {
     }
 
     pub fn node(&self, nodeid: u64) -> Option<Node> {
-        self.layer.numbered()?.node(self.inner(nodeid)).ok()
+        self.layer.capabilities().numbered?.node(self.inner(nodeid)).ok()
     }
 
     pub fn id(&self, nodeid: u64) -> FileId {
@@ -107,7 +107,7 @@ impl Numbers {
     /// Node of a directory with its own and its parent's inode number.
     pub fn directory(&self, nodeid: u64) -> Option<(Node, u64, u64)> {
         let node = self.node(nodeid)?;
-        let parent = self.layer.numbered()?.parent(&node);
+        let parent = self.layer.capabilities().numbered?.parent(&node);
         Some((node, self.inner(nodeid), parent))
     }
 
@@ -206,7 +206,7 @@ impl Numbers {
                 None
             }
         };
-        if let Some(numbered) = self.layer.numbered() {
+        if let Some(numbered) = self.layer.capabilities().numbered {
             numbered.forgotten(number);
         }
         left.and_then(Slot::into_removed)

@@ -100,10 +100,10 @@ impl Mount {
 impl Door {
     /// The generation of a file's number, as the kernel is told of it.
     pub(crate) fn generation(&self, attr: &Attr) -> u64 {
-        match (attr.kind, self.layer.numbered()) {
-            (Kind::Directory, _) | (_, None) => 0,
-            (_, Some(numbered)) => numbered.generation(attr.id.ino).into(),
+        if attr.kind == Kind::Directory || !self.inodes.by_number() {
+            return 0;
         }
+        self.layer.capabilities().numbered.map_or(0, |numbered| numbered.generation(attr.id.ino).into())
     }
 
     /// Answers a look-up of such a thread.

@@ -9,9 +9,9 @@
 
 use crate::{clock::Clock, spec::TraceLevel};
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
-    Layer, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence,
-    WriteOrigin, XattrFlags,
+    AllocateMode, Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation,
+    Ioctl, Kind, Layer, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
+    StatFs, Whence, WriteOrigin, XattrFlags,
 };
 use std::{
     any::Any,
@@ -275,20 +275,8 @@ impl Layer for Trace {
         self.below.rest(known)
     }
 
-    fn has_acls(&self) -> bool {
-        self.below.has_acls()
-    }
-
-    fn judges_callers(&self) -> bool {
-        self.below.judges_callers()
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        self.below.numbered()
-    }
-
-    fn collect(&self, door: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        self.below.collect(door)
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.below.capabilities()
     }
 
     fn describe(&self) -> Description {

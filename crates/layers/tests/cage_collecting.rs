@@ -175,7 +175,7 @@ fn collecting(directory: &std::path::Path, settings: &str) -> (World, Arc<Cage>,
     let cage = built.cages().remove(0);
     let kernel = Arc::new(Kernel::default());
     let door: Arc<dyn Collector> = Arc::clone(&kernel) as Arc<dyn Collector>;
-    assert!(built.layer.collect(&door));
+    assert!(built.layer.capabilities().writeback.unwrap().accept(&door));
     (World::new(built.layer), cage, kernel)
 }
 
@@ -334,7 +334,7 @@ fn a_small_cage_is_not_worth_collecting() {
     let line = format!("host:{} | cage:size=1M", place.path().to_str().unwrap());
     let built = stack::build(&StackSpec::from_line(line.as_bytes()).unwrap(), &Context::system().unwrap()).unwrap();
     let door: Arc<dyn Collector> = Arc::new(Kernel::default());
-    assert!(!built.layer.collect(&door));
+    assert!(!built.layer.capabilities().writeback.unwrap().accept(&door));
     assert_eq!(built.cages()[0].report().writes, "through");
 }
 

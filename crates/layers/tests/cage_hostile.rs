@@ -173,7 +173,7 @@ fn who_waits_for_a_door_holds_nobody_else_off() {
     let (settling, begun) = channel();
     let (go_on, told) = channel();
     let door: Arc<dyn Collector> = Arc::new(Slow { settling, go_on: parking_lot::Mutex::new(told) });
-    assert!(world.layer.collect(&door));
+    assert!(world.layer.capabilities().writeback.unwrap().accept(&door));
     let world = Arc::new(world);
     let below = world.directory(b"below");
     world.directory(b"moving");

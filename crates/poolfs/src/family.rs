@@ -233,7 +233,7 @@ impl Family {
             let Some(name) = path.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty()) else {
                 return Ok(None);
             };
-            let above = kin.member.layer.numbered().map_or(ROOT, |numbered| numbered.parent(&kin.node));
+            let above = kin.member.layer.capabilities().numbered.map_or(ROOT, |numbered| numbered.parent(&kin.node));
             return Ok(Some((self.shown(&kin.member, above), name.to_vec())));
         }
     }
@@ -309,13 +309,13 @@ impl Numbered for Family {
             0 => (Arc::clone(&self.first), 0),
             _ => self.uppers.read().owner(upper).ok_or(Errno::ESTALE)?,
         };
-        let node = member.layer.numbered().ok_or(Errno::EIO)?.node(join(inner, lower))?;
+        let node = member.layer.capabilities().numbered.ok_or(Errno::EIO)?.node(join(inner, lower))?;
         Ok(Node::new(Arc::new(Kin { member, node })))
     }
 
     fn parent(&self, node: &Node) -> u64 {
         let Ok(kin) = kin(node) else { return ROOT };
-        let Some(numbered) = kin.member.layer.numbered() else { return ROOT };
+        let Some(numbered) = kin.member.layer.capabilities().numbered else { return ROOT };
         if kin.member.covers != 0 && kin.member.layer.id(&kin.node).is_ok_and(|id| id.ino == ROOT) {
             return self.node(kin.member.covers).map_or(ROOT, |covered| self.parent(&covered));
         }
@@ -325,19 +325,22 @@ impl Numbered for Family {
     fn generation(&self, number: u64) -> u32 {
         let (upper, lower) = split(number);
         let owner = if upper == 0 { Some((Arc::clone(&self.first), 0)) } else { self.uppers.read().owner(upper) };
-        let numbered = owner.as_ref().and_then(|(member, inner)| Some((member.layer.numbered()?, *inner)));
+        let numbered = owner.as_ref().and_then(|(member, inner)| Some((member.layer.capabilities().numbered?, *inner)));
         numbered.map_or(0, |(numbered, inner)| numbered.generation(join(inner, lower)))
     }
 
     fn folds(&self, directory: &Node) -> bool {
-        kin(directory).ok().and_then(|kin| Some(kin.member.layer.numbered()?.folds(&kin.node))).unwrap_or(false)
+        kin(directory)
+            .ok()
+            .and_then(|kin| Some(kin.member.layer.capabilities().numbered?.folds(&kin.node)))
+            .unwrap_or(false)
     }
 
     fn forgotten(&self, number: u64) {
         let (upper, lower) = split(number);
         let owner = if upper == 0 { Some((Arc::clone(&self.first), 0)) } else { self.uppers.read().owner(upper) };
         if let Some((member, inner)) = owner
-            && let Some(numbered) = member.layer.numbered()
+            && let Some(numbered) = member.layer.capabilities().numbered
         {
             numbered.forgotten(join(inner, lower));
         }

@@ -19,8 +19,8 @@ use crate::{
 };
 use arc_swap::ArcSwap;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
-    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
+    Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -627,21 +627,16 @@ impl Layer for Union {
         self.shared.rest(known)
     }
 
-    fn has_acls(&self) -> bool {
-        self.shared.branches().iter().any(|branch| branch.layer.has_acls())
-    }
-
-    fn judges_callers(&self) -> bool {
-        self.shared.branches().iter().any(|branch| branch.layer.judges_callers())
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        None
-    }
-
-    fn collect(&self, _: &Arc<dyn Collector>) -> bool {
-        // Copy-up has to see the first write.
-        false
+    fn capabilities(&self) -> Capabilities<'_> {
+        let branches = self.shared.branches();
+        let any = |has: fn(&Capabilities<'_>) -> bool| branches.iter().any(|branch| has(&branch.layer.capabilities()));
+        Capabilities {
+            acls: any(|branch| branch.acls),
+            judges_callers: any(|branch| branch.judges_callers),
+            numbered: None,
+            // Copy-up has to see the first write.
+            writeback: None,
+        }
     }
 
     fn describe(&self) -> Description {

@@ -9,7 +9,14 @@
 //! always fits.
 
 use crate::Result;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+
+/// A layer that may let a door hold back writes to some of its files.
+pub trait Writeback: Send + Sync {
+    /// A door offers it; answers whether the layer takes the offer. Called once at most, before the
+    /// first look-up, by doors that can.
+    fn accept(&self, door: &Arc<dyn Collector>) -> bool;
+}
 
 /// The layer's side: the permission to collect writes to one open file.
 pub trait Collected: Send + Sync {

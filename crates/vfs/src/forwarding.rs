@@ -169,24 +169,9 @@ macro_rules! forward_layer {
             self.below.rest(known)
         }
     };
-    (@ has_acls) => {
-        fn has_acls(&self) -> bool {
-            self.below.has_acls()
-        }
-    };
-    (@ judges_callers) => {
-        fn judges_callers(&self) -> bool {
-            self.below.judges_callers()
-        }
-    };
-    (@ numbered) => {
-        fn numbered(&self) -> ::std::option::Option<&dyn $crate::Numbered> {
-            self.below.numbered()
-        }
-    };
-    (@ collect) => {
-        fn collect(&self, door: &::std::sync::Arc<dyn $crate::Collector>) -> bool {
-            self.below.collect(door)
+    (@ capabilities) => {
+        fn capabilities(&self) -> $crate::Capabilities<'_> {
+            self.below.capabilities()
         }
     };
     (@ describe) => {

@@ -1,14 +1,15 @@
 //! The contract between doors (FUSE, NFS) and file systems (layers): plain values, one trait, no
 //! dependencies.
 //!
-//! Calls go down through [`Layer`], values come back up. The only upward path is the
-//! [`Invalidation`] channel, which carries data. A lower crate never names a higher one; this crate
+//! Calls go down through [`Layer`], values come back up. The upward paths are the [`Invalidation`]
+//! channel, which carries data, and the [`Collector`] of a door whose offer a layer has taken. A lower crate never names a higher one; this crate
 //! names none at all.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod attr;
 mod caller;
+mod capabilities;
 mod coherence;
 mod collected;
 mod describe;
@@ -24,8 +25,9 @@ mod open_file;
 
 pub use attr::{Attr, ChangeTime, FileId, Kind, SetAttr, SetTime, StatFs, Time};
 pub use caller::Caller;
+pub use capabilities::Capabilities;
 pub use coherence::{Coherence, Invalidation, Scope};
-pub use collected::{Collected, Collector};
+pub use collected::{Collected, Collector, Writeback};
 pub use describe::Description;
 pub use errno::{Errno, Result};
 pub use filter::{Creation, Filter, Op};

@@ -78,7 +78,7 @@ impl Door {
             return Err(Errno::EINVAL.into());
         }
         let acl = matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default");
-        let no_acls = acl && (self.options.acl == AclChoice::Off || !self.layer.has_acls());
+        let no_acls = acl && (self.options.acl == AclChoice::Off || !self.layer.capabilities().acls);
         let no_label = name == b"security.selinux" && !self.selinux;
         if no_acls || no_label { Err(Errno::EOPNOTSUPP.into()) } else { Ok(()) }
     }

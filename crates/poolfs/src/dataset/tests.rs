@@ -180,7 +180,7 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let device = Arc::new(Simulator::new("disk", 256 << 20));
     let layer = dataset(&create(&device));
     let door = Arc::new(Door::default());
-    assert!(layer.collect(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
+    assert!(layer.capabilities().writeback.unwrap().accept(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
     assert_eq!(door.lets_in.load(Ordering::Relaxed), 1);
     let root = layer.root().unwrap().node;
     let create = |name: &'static str| {
@@ -280,7 +280,7 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
 fn writes_stand_still_while_a_moment_is_taken() {
     let layer = dataset(&create(&Arc::new(Simulator::new("disk", 256 << 20))));
     let door = Arc::new(Door::default());
-    assert!(layer.collect(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
+    assert!(layer.capabilities().writeback.unwrap().accept(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
     let root = layer.root().unwrap().node;
     let open = |text: &'static str| {
         let name = Name::new(text.as_bytes()).unwrap();
@@ -426,7 +426,7 @@ fn files_become_others_under_those_who_have_them_open() {
     assert_eq!(waiting.join().unwrap(), Err(nacre_vfs::Errno::ESTALE));
     assert_eq!(file.write(b"late", 0, WriteOrigin::Caller), Err(nacre_vfs::Errno::ESTALE));
     // The same number is another file, and that can be seen; the directory is the same.
-    let numbered = layer.numbered().unwrap();
+    let numbered = layer.capabilities().numbered.unwrap();
     assert_eq!(numbered.generation(entry.attr.id.ino), 1);
     let root = numbered.node(1).unwrap();
     let found = layer.lookup(&Caller::ROOT, &root, name("f")).unwrap();
@@ -446,7 +446,7 @@ fn files_are_found_by_their_numbers_until_they_are_forgotten() {
     let made = layer.mkdir(&Caller::ROOT, &root, name("d"), 0o755).unwrap();
     let below = layer.create(&Caller::ROOT, &made.node, name("f"), 0o600, OpenFlags::WRITE).unwrap().0;
     pool.snapshot(&[(pool.find("tank").unwrap().unwrap(), "then".to_owned())]).unwrap();
-    let numbered = layer.numbered().unwrap();
+    let numbered = layer.capabilities().numbered.unwrap();
     let getattr = |number| numbered.node(number).and_then(|node| layer.getattr(&Caller::ROOT, &node, None));
     // The file of the snapshot has a number of its own, which leads to it.
     let control = layer.lookup(&Caller::ROOT, &root, name(".zfs")).unwrap().node;
@@ -490,14 +490,14 @@ fn without_acls_there_are_none_to_be_seen_or_set() {
         .unwrap();
     layer.setxattr(&Caller::ROOT, &find(&layer), ACCESS, &acl, XattrFlags::default()).unwrap();
     layer.setxattr(&Caller::ROOT, &find(&layer), b"user.b", b"c", XattrFlags::default()).unwrap();
-    assert!(layer.has_acls());
+    assert!(layer.capabilities().acls);
     let id = pool.find("tank").unwrap().unwrap();
     let set = |value: &str| Edit { dataset: id, name: "acltype".to_owned(), to: Setting::Local(value.to_owned()) };
     pool.set_properties(&[set("off")]).unwrap();
     // The kernel has been told that there are some: it stays so for this mount.
-    assert!(layer.has_acls() && layer.getxattr(&Caller::ROOT, &find(&layer), ACCESS, &mut []).is_ok());
+    assert!(layer.capabilities().acls && layer.getxattr(&Caller::ROOT, &find(&layer), ACCESS, &mut []).is_ok());
     let off = dataset(&pool);
-    assert!(!off.has_acls());
+    assert!(!off.capabilities().acls);
     assert_eq!(off.getxattr(&Caller::ROOT, &find(&off), ACCESS, &mut []), Err(Errno::ENODATA));
     assert_eq!(off.setxattr(&Caller::ROOT, &find(&off), ACCESS, &acl, XattrFlags::default()), Err(Errno::EOPNOTSUPP));
     assert_eq!(off.removexattr(&Caller::ROOT, &find(&off), ACCESS), Err(Errno::EOPNOTSUPP));
@@ -505,7 +505,7 @@ fn without_acls_there_are_none_to_be_seen_or_set() {
     let length = off.listxattr(&Caller::ROOT, &find(&off), &mut names).unwrap();
     assert_eq!(&names[..length], b"user.b\0");
     pool.set_properties(&[set("posix")]).unwrap();
-    assert!(dataset(&pool).has_acls(), "what was set is there again");
+    assert!(dataset(&pool).capabilities().acls, "what was set is there again");
 }
 
 #[test]
@@ -543,7 +543,7 @@ fn what_a_listing_has_shown_without_an_acl_may_get_one() {
     let entries = [entry(1, 6, none), entry(2, 4, 7), entry(4, 4, none), entry(16, 4, none), entry(32, 0, none)];
     let acl = [&[2, 0, 0, 0][..], &entries.concat()].concat();
     // As a door asks, which knows files by their numbers.
-    let node = |number: u64| layer.numbered().unwrap().node(number).unwrap();
+    let node = |number: u64| layer.capabilities().numbered.unwrap().node(number).unwrap();
     let ask = |number: u64, name: &[u8]| layer.getxattr(&Caller::ROOT, &node(number), name, &mut []);
     let (with, other) = (numbers[50], numbers[51]);
     for _ in 0..2 {
@@ -561,6 +561,6 @@ fn what_a_listing_has_shown_without_an_acl_may_get_one() {
     list();
     assert_eq!(ask(heir, ACCESS), Ok(acl.len()));
     layer.unlink(&Caller::ROOT, &root, Name::new(b"f51").unwrap()).unwrap();
-    layer.numbered().unwrap().forgotten(other);
+    layer.capabilities().numbered.unwrap().forgotten(other);
     assert!(ask(other, ACCESS).is_err());
 }

@@ -2,8 +2,8 @@
 //! cut. Only calls that change something count; those that fail change nothing.
 
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Collector, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened,
-    RenameFlags, Result, SetAttr, WriteOrigin, XattrFlags,
+    AllocateMode, Attr, Caller, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags,
+    Result, SetAttr, WriteOrigin, XattrFlags,
 };
 use std::{
     any::Any,
@@ -149,11 +149,8 @@ impl Layer for Faulty {
         self.fault.change()?;
         self.below.removexattr(caller, node, name)
     }
-    fn collect(&self, _: &Arc<dyn Collector>) -> bool {
-        false
-    }
 
-    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch has_acls judges_callers numbered describe }
+    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch capabilities describe }
 }
 
 /// A file on the branch.

@@ -136,7 +136,7 @@ fn a_target_is_removed_or_replaced_only_by_whom_its_own_directory_admits() {
         (0o1777, 0, true, false),
     ] {
         let (door, outside) = resolving(SymlinkDeletion::TargetFirst);
-        assert!(door.host.judges_callers());
+        assert!(door.host.capabilities().judges_callers);
         let inner = outside.path().join("inner");
         fs::create_dir(&inner).unwrap();
         fs::write(inner.join("victim"), b"victim").unwrap();
