@@ -8,19 +8,19 @@
 //!   contains its own mount point must not hang.
 
 use crate::{
-    collecting::Collecting,
-    errands::Role,
+    attr_refresh::AttrRefresh,
     failure::{Failure, Outcome},
     inodes::{Inodes, ROOT},
+    inotify_replay::InotifyReplay,
     invalidate,
     negotiate::{self, Agreement, CacheTimes},
     open_files::OpenFiles,
     options::FuseOptions,
     passthrough::Passthrough,
-    resync::Resync,
     running::Running,
-    shadow::Shadow,
+    self_io::Role,
     wire,
+    writeback::Writeback,
 };
 use fusewire::{Handler, Header, Notifier, Observer, Offer, Op, Reply, Request, Settings, abi};
 use nacre_sys::descriptors;
@@ -54,11 +54,11 @@ pub(crate) struct Door {
     /// Backing ids.
     pub passthrough: Passthrough,
     /// Writes that the kernel collects.
-    pub collecting: Arc<Collecting>,
+    pub writeback: Arc<Writeback>,
     /// The thread that tells the kernel of sizes and times.
-    pub resync: Resync,
+    pub attr_refresh: AttrRefresh,
     /// The thread that raises events inside the mount.
-    pub shadow: Shadow,
+    pub inotify_replay: InotifyReplay,
     /// Which files are being run.
     pub running: Running,
     /// Files opened by node where the kernel opens without us.
@@ -116,9 +116,9 @@ impl Door {
             inodes: Arc::new(Inodes::over(&layer, root.node, &root.attr)),
             files: OpenFiles::default(),
             passthrough,
-            collecting: Arc::new(Collecting::new(&options.mountpoint)),
-            resync: Resync::default(),
-            shadow: Shadow::default(),
+            writeback: Arc::new(Writeback::new(&options.mountpoint)),
+            attr_refresh: AttrRefresh::default(),
+            inotify_replay: InotifyReplay::default(),
             running: Running::default(),
             implicit: crate::implicit_opens::ImplicitOpens::new(room / 4),
             selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
@@ -262,8 +262,8 @@ impl Door {
         stored: (Option<&Node>, Duration),
     ) -> Duration {
         if attr.kind == Kind::File
-            && self.collecting.on()
-            && (self.collecting.announces(nodeid) || self.times_move(nodeid))
+            && self.writeback.on()
+            && (self.writeback.announces(nodeid) || self.times_move(nodeid))
         {
             return Duration::ZERO;
         }
@@ -311,7 +311,7 @@ impl Door {
     /// The same for an answer that the kernel takes for true whatever else it was told meanwhile.
     pub fn made(&self, entry: &Entry, parent_ino: u64, names: Duration) -> abi::EntryOut {
         let mut out = self.found(entry, parent_ino, names);
-        if entry.attr.kind == Kind::File && self.collecting.on() {
+        if entry.attr.kind == Kind::File && self.writeback.on() {
             (out.attr_valid, out.attr_valid_nsec) = (0, 0);
         }
         out
@@ -335,19 +335,19 @@ impl Door {
         // A release undoes what was granted; it must never be refused. All else from our own
         // threads would wait for ourselves.
         let releases = matches!(request.op, Op::Release { .. } | Op::Releasedir { .. } | Op::Destroy);
-        if header.pid != 0 && self.shadow.is_shadow(header.pid) {
-            return self.shadow_request(request, reply);
+        if header.pid != 0 && self.inotify_replay.is_replay(header.pid) {
+            return self.replay_request(request, reply);
         }
         if let Op::Lookup { name } = request.op
             && header.pid != 0
-            && self.collecting.errands.role(header.pid) == Some(Role::Replaced)
+            && self.writeback.self_io.role(header.pid) == Some(Role::Replaced)
         {
             return self.lookup_replaced(header, name, reply);
         }
-        if header.pid != 0 && self.collecting.on() {
-            match (self.collecting.errands.role(header.pid), &request.op) {
-                (Some(Role::Times), Op::Setattr(told)) => return self.resync_setattr(header, told, reply),
-                (Some(Role::PassOn), _) if self.collecting.answer_own(request, reply)? => return Ok(()),
+        if header.pid != 0 && self.writeback.on() {
+            match (self.writeback.self_io.role(header.pid), &request.op) {
+                (Some(Role::Times), Op::Setattr(told)) => return self.refresh_setattr(header, told, reply),
+                (Some(Role::Flush), _) if self.writeback.answer_own(request, reply)? => return Ok(()),
                 _ => {}
             }
         }
@@ -437,11 +437,11 @@ pub(crate) fn name(bytes: &[u8]) -> Outcome<Name<'_>> {
 
 impl Handler for Door {
     fn init(&self, offer: &Offer) -> Settings {
-        let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer, self.collecting.on());
-        if agreement.collects {
+        let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer, self.writeback.on());
+        if agreement.writeback {
             self.passthrough.refuse("writes are collected by the kernel, which excludes it");
-        } else if self.collecting.on() {
-            self.collecting.drop_it();
+        } else if self.writeback.on() {
+            self.writeback.drop_it();
         }
         if !agreement.passthrough {
             self.passthrough.refuse("not offered by this kernel");
@@ -499,7 +499,7 @@ impl Handler for Door {
         // The session holds the door; this ends the circle.
         *self.session.write() = None;
         *self.notifier.write() = None;
-        self.collecting.end();
+        self.writeback.end();
         self.files.clear();
         self.implicit.clear();
         self.inodes.clear();

@@ -17,7 +17,7 @@
 //! Frugal by design: 80 bytes a file with its share of the hash table
 //! (`tests::a_million_files_stay_small`). Chunks of slots are given back as soon as they are empty.
 
-use crate::{collecting::habit::Habit, numbers::Numbers, open_files::OpenState};
+use crate::{numbers::Numbers, open_files::OpenState, writeback::open_pattern::OpenPattern};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use nacre_vfs::{Attr, FileId, Kind, Layer, Node};
 use parking_lot::{Mutex, MutexGuard};
@@ -49,15 +49,25 @@ pub(crate) struct Slot {
     extra: u64,
     reuse: u32,
     kind: Kind,
-    habit: Habit,
+    pattern: OpenPattern,
     /// Other than 0: see [`Record::outlived`].
     outlived: u8,
 }
 
 impl Slot {
     /// Of a file that is being opened.
-    pub fn open(node: Node, id: FileId, habit: Habit) -> Slot {
-        Slot { node: Some(node), id, lookups: 0, open: None, extra: 0, reuse: 0, kind: Kind::File, habit, outlived: 0 }
+    pub fn open(node: Node, id: FileId, pattern: OpenPattern) -> Slot {
+        Slot {
+            node: Some(node),
+            id,
+            lookups: 0,
+            open: None,
+            extra: 0,
+            reuse: 0,
+            kind: Kind::File,
+            pattern,
+            outlived: 0,
+        }
     }
 
     /// Any open file.
@@ -81,8 +91,8 @@ impl Slot {
     }
 
     /// How it was used.
-    pub fn habit(&self) -> Habit {
-        self.habit
+    pub fn open_pattern(&self) -> OpenPattern {
+        self.pattern
     }
 }
 
@@ -158,8 +168,8 @@ impl Record<'_> {
     }
 
     /// How the file is used, where writes to it may be collected.
-    pub fn habit(&mut self) -> &mut Habit {
-        &mut self.slot.habit
+    pub fn open_pattern(&mut self) -> &mut OpenPattern {
+        &mut self.slot.pattern
     }
 
     /// A number other than 0 where a mapping of the file may have outlived the open file that it
@@ -505,7 +515,7 @@ impl Shard {
         // Never 0, so that no node id is as small as the root's.
         self.reuse = self.reuse.checked_add(1).unwrap_or(1);
         let reuse = self.reuse;
-        let (habit, outlived) = Default::default();
+        let (pattern, outlived) = Default::default();
         let fresh = Slot {
             node: Some(node),
             id: attr.id,
@@ -514,7 +524,7 @@ impl Shard {
             extra,
             reuse,
             kind: attr.kind,
-            habit,
+            pattern,
             outlived,
         };
         let number = self.roomy.first().copied().unwrap_or(self.chunks.len() as u32);

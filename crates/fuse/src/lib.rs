@@ -9,19 +9,19 @@
 //! ```text
 //!  fusewire -- door.rs -- ops/*.rs -- Layer
 //!                 |          |
-//!                 |   inodes.rs, open_files.rs, passthrough.rs, collecting.rs      tables
+//!                 |   inodes.rs, open_files.rs, passthrough.rs, writeback.rs      tables
 //!              invalidate.rs <-- Invalidation -- Layer              own thread; it alone notifies of names and pages
-//!              resync.rs                                            own thread, tells the kernel of sizes and times where it collects writes
+//!              attr_refresh.rs                                      own thread, tells the kernel of sizes and times where it collects writes
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-mod collecting;
+mod attr_refresh;
 mod door;
-mod errands;
 mod failure;
 mod implicit_opens;
 mod inodes;
+mod inotify_replay;
 mod invalidate;
 mod mount;
 mod negotiate;
@@ -33,15 +33,15 @@ mod own_mount;
 mod passthrough;
 mod replacing;
 mod resting;
-mod resync;
 mod running;
-mod shadow;
+mod self_io;
 mod status;
 mod stores;
 mod sync_call;
 mod wire;
+mod writeback;
 
-pub use mount::{Held, Mount, MountError, usable};
+pub use mount::{HeldWrites, Mount, MountError, usable};
 pub use options::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, WorkerSetup, XattrChoice};
-pub use status::{CollectingCounts, OperationCounts, PassthroughCounts, Status, Transport};
+pub use status::{OperationCounts, PassthroughCounts, Status, Transport, WritebackCounts};
 pub use sync_call::{Duty, SyncCalls};

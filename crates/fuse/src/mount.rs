@@ -5,15 +5,15 @@
 //! mount.
 
 use crate::{
+    attr_refresh,
     door::Door,
-    errands::Role,
+    inotify_replay::{self, Event},
     invalidate::{self, CacheControl, InvalidationCounts, Shared},
     negotiate,
     options::{FuseOptions, TransportChoice},
     own_mount::{self, Entered},
     passthrough::BackingFiles,
-    resync,
-    shadow::{self, Event},
+    self_io::Role,
     status::{self, Status},
 };
 use fusewire::{Device, Identity, MountOptions, Notifier, Observer, Session, SessionOptions};
@@ -96,7 +96,7 @@ impl Mount {
         let device = open(&door.options)?;
         door.inodes.promote_root(device.is_detached() && is_promoted(&door));
         let place = device.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
-        door.collecting.decide(&place, &door.options, &*door.layer);
+        door.writeback.decide(&place, &door.options, &*door.layer);
         let session =
             Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
         let mut session = session.map_err(MountError::Session)?;
@@ -110,7 +110,7 @@ impl Mount {
             let _ = door.device.set(device);
         }
         door.running.start(&place);
-        door.collecting.start(&place, session.notifier());
+        door.writeback.start(&place, session.notifier());
         show(&door, &mut session).map_err(MountError::Mount)?;
         let counts = Arc::new(InvalidationCounts::default());
         let stop = Arc::new(AtomicBool::new(false));
@@ -131,26 +131,29 @@ impl Mount {
         };
         let mut mount = Mount { session, door, counts, stop, marks, threads: Vec::new(), device };
         mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &shared))?;
-        if mount.door.collecting.on() {
+        if mount.door.writeback.on() {
             let setter = mount
                 .door
-                .resync
+                .attr_refresh
                 .setter
-                .start(&mount.door.collecting.errands, "nacre-setter")
+                .start(&mount.door.writeback.self_io, "nacre-setter")
                 .map_err(MountError::Thread)?;
             let asker = mount
                 .door
-                .resync
+                .attr_refresh
                 .asker
-                .start(&mount.door.collecting.errands, "nacre-asker")
+                .start(&mount.door.writeback.self_io, "nacre-asker")
                 .map_err(MountError::Thread)?;
             let dropper =
-                mount.door.collecting.dropper.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
-            let beat =
-                mount.door.collecting.start_beat(mount.door.inodes.root_is_promoted()).map_err(MountError::Thread)?;
-            let (jobs, door) = (mount.door.resync.open(), Arc::clone(&mount.door));
-            mount.thread("nacre-resync", move || {
-                resync::run(&jobs, &door);
+                mount.door.writeback.dropper.start(&mount.door.writeback.self_io).map_err(MountError::Thread)?;
+            let beat = mount
+                .door
+                .writeback
+                .start_flush_timer(mount.door.inodes.root_is_promoted())
+                .map_err(MountError::Thread)?;
+            let (jobs, door) = (mount.door.attr_refresh.open(), Arc::clone(&mount.door));
+            mount.thread("nacre-attrs", move || {
+                attr_refresh::run(&jobs, &door);
                 drop(setter.join());
                 drop(asker.join());
                 drop(dropper.join());
@@ -158,7 +161,7 @@ impl Mount {
             })?;
         }
         if mount.door.options.notify_watchers {
-            mount.start_shadow()?;
+            mount.start_inotify_replay()?;
         }
         mount.raise_read_ahead();
         Ok(mount)
@@ -170,16 +173,16 @@ impl Mount {
         Ok(())
     }
 
-    fn start_shadow(&mut self) -> Result<(), MountError> {
+    fn start_inotify_replay(&mut self) -> Result<(), MountError> {
         let device = self.device().map_err(MountError::Session)?;
-        let events = self.door.shadow.open();
+        let events = self.door.inotify_replay.open();
         let door = Arc::clone(&self.door);
         let notifier = self.session.notifier();
-        self.thread("nacre-shadow", move || {
+        self.thread("nacre-inotify", move || {
             // An answer of "not known" is as good.
             let forget =
                 |parent, name: &[u8]| drop(notifier.inval_entry(parent, name, door.leads_somewhere(parent, name)));
-            shadow::run(&events, &door, device, &forget);
+            inotify_replay::run(&events, &door, device, &forget);
         })
     }
 
@@ -238,17 +241,17 @@ impl Mount {
     ///
     /// # Errors
     /// Where the kernel could not pass it on.
-    pub fn settle(&self) -> io::Result<()> {
-        if !self.door.collecting.on() || self.ended() {
+    pub fn flush(&self) -> io::Result<()> {
+        if !self.door.writeback.on() || self.ended() {
             return Ok(());
         }
-        self.door.collecting.pass_on_all().map_err(|error| io::Error::from_raw_os_error(error.raw()))
+        self.door.writeback.flush_once().map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
 
     /// For who has passed on what the kernel holds, at any time, and must not keep the mount or its
     /// layer meanwhile.
-    pub fn held(&self) -> Held {
-        Held(Arc::downgrade(&self.door))
+    pub fn held(&self) -> HeldWrites {
+        HeldWrites(Arc::downgrade(&self.door))
     }
 
     /// Gives it other flags of mount(2): read-only, no set-id bits, no devices, no programs, no
@@ -260,7 +263,7 @@ impl Mount {
         let device = self.device()?;
         let place = self.door.options.mountpoint.clone();
         // The kernel passes on what it holds first, and so waits for this process.
-        let remounting = self.door.collecting.errands.start("nacre-remount", Role::PassOn, move || {
+        let remounting = self.door.writeback.self_io.start("nacre-remount", Role::Flush, move || {
             // What is seen at the place must be this mount. And stays it, whatever becomes of the
             // path.
             let _mount = Entered::new(&place, device)?;
@@ -291,7 +294,7 @@ impl Mount {
     /// Ends it although others use it: what the kernel has collected of their writes is passed on,
     /// and from then on they get errors.
     pub fn cut_off(&self) {
-        self.door.collecting.pass_on_unseen();
+        self.door.writeback.flush_unseen();
         self.session.abort();
     }
 
@@ -339,9 +342,9 @@ impl Mount {
 
 /// What the kernel holds back of a mount.
 #[derive(Clone)]
-pub struct Held(Weak<Door>);
+pub struct HeldWrites(Weak<Door>);
 
-impl Held {
+impl HeldWrites {
     /// Makes the kernel pass on what it holds of all files that are open for writing; returns when
     /// it has reached the layer. Nothing where the mount has ended, before which the kernel did so.
     /// Not for threads that serve requests.
@@ -350,18 +353,18 @@ impl Held {
     /// Where the kernel could not pass it on.
     pub fn pass_on(&self) -> io::Result<()> {
         let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| door.files.written_to());
-        let Some(collecting) =
-            self.0.upgrade().map(|door| Arc::clone(&door.collecting)).filter(|collecting| collecting.on())
+        let Some(writeback) =
+            self.0.upgrade().map(|door| Arc::clone(&door.writeback)).filter(|writeback| writeback.on())
         else {
             return Ok(());
         };
-        collecting.pass_on_open(&open).map_err(|error| io::Error::from_raw_os_error(error.raw()))
+        writeback.flush_open(&open).map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for HeldWrites {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").finish_non_exhaustive()
+        f.debug_struct("HeldWrites").finish_non_exhaustive()
     }
 }
 
@@ -375,10 +378,10 @@ impl Drop for Mount {
         }
         self.stop.store(true, Ordering::Release);
         self.door.change(invalidate::wake());
-        self.door.shadow.close();
-        self.door.resync.close();
-        self.door.collecting.dropper.close();
-        self.door.collecting.beat.close();
+        self.door.inotify_replay.close();
+        self.door.attr_refresh.close();
+        self.door.writeback.dropper.close();
+        self.door.writeback.flush_timer.close();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the mount had panicked");
@@ -426,7 +429,7 @@ fn open(options: &FuseOptions) -> Result<Device, MountError> {
 /// root's ACL at every step: it makes the first inode of a connection before it knows that there
 /// are ACLs, and for that one it never keeps the answer that there is none. Users other than the
 /// root's owner would pay a request for every path. The mounts of a pool use the first inode for
-/// passing on what the kernel holds (`collecting/beat.rs`).
+/// passing on what the kernel holds (`writeback/flush_timer.rs`).
 fn is_promoted(door: &Door) -> bool {
     // Our thread that raises events reaches directories by handle, from the first inode on.
     (door.options.without_links || negotiate::wants_acls(&door.options, &*door.layer)) && !door.options.notify_watchers
@@ -593,17 +596,17 @@ impl CacheControl for KernelCaches {
         }
         // Regular files alone have pages, and may be opened for that: a fifo would not let go of
         // whoever opens it.
-        let collecting = self.door.collecting.on() && self.door.inodes.is_file(nodeid);
+        let writeback = self.door.writeback.on() && self.door.inodes.is_file(nodeid);
         // For pages that are being written back the notification would wait, with the device open:
         // a daemon that is killed then would hang.
-        self.sent("inode", self.notifier.inval_inode(nodeid, if pages && !collecting { 0 } else { -1 }, 0));
-        if collecting {
+        self.sent("inode", self.notifier.inval_inode(nodeid, if pages && !writeback { 0 } else { -1 }, 0));
+        if writeback {
             // Pages that hold collected writes go with the last close.
-            if !self.door.collecting.miss(nodeid) && pages {
-                self.door.collecting.dropper.soon(self.door.collecting.place(), nodeid);
+            if !self.door.writeback.miss(nodeid) && pages {
+                self.door.writeback.dropper.soon(self.door.writeback.place(), nodeid);
             }
             // It believes no answer about the size of a regular file.
-            self.door.resync.soon(nodeid);
+            self.door.attr_refresh.soon(nodeid);
         }
     }
 
@@ -650,10 +653,10 @@ impl CacheControl for KernelCaches {
             return false;
         }
         for &(nodeid, content) in files {
-            self.door.shadow.raise(if content { Event::Content(nodeid) } else { Event::Attributes(nodeid) });
+            self.door.inotify_replay.raise(if content { Event::Content(nodeid) } else { Event::Attributes(nodeid) });
         }
         for &(parent, name) in names {
-            if !self.door.shadow.raise(Event::Name(parent, name.into())) {
+            if !self.door.inotify_replay.raise(Event::Name(parent, name.into())) {
                 // Told late as it is, once is enough.
                 let _ = self.entry(parent, name);
             }

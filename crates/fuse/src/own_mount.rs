@@ -1,7 +1,7 @@
 //! Reaching files of our own mount from a thread of the daemon: by node id, without a name.
 //!
-//! Called by threads that serve no requests (`errands.rs`, `shadow.rs`, `replacing.rs`). Needs
-//! root. Invariants: the mount is not held for longer than one act, so that it can be unmounted;
+//! Called by threads that serve no requests (`self_io.rs`, `inotify_replay.rs`, `replacing.rs`).
+//! Needs root. Invariants: the mount is not held for longer than one act, so that it can be unmounted;
 //! nothing of it that a user can watch is opened, but for `O_PATH`, of which nobody is told.
 
 use nacre_sys::handles::{self, Handle};

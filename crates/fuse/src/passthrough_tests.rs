@@ -168,7 +168,7 @@ impl nacre_vfs::OpenFile for Plain {
         None
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 }

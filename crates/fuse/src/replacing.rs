@@ -10,7 +10,7 @@
 //! nothing that is under way reaches the new files; the names in the answers are nobody else's to
 //! look up.
 
-use crate::{door::Door, errands::Role, failure::Outcome, mount::Mount, own_mount::Entered, wire};
+use crate::{door::Door, failure::Outcome, mount::Mount, own_mount::Entered, self_io::Role, wire};
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Time};
 use rustix::{
@@ -37,7 +37,7 @@ impl Mount {
         let mut files = self.close_files(numbers);
         let door = self.door();
         let within = within(numbers);
-        door.collecting.replaced();
+        door.writeback.replaced();
         door.inodes.for_each(|nodeid| {
             let number = door.inodes.number(nodeid);
             if files.len() < MOST && within(number) && !door.inodes.is_directory(nodeid) {
@@ -78,7 +78,7 @@ impl Mount {
         let door = self.door();
         let Some(device) = self.device_number() else { return Err(SysErrno::STALE.into()) };
         let place = door.options.mountpoint.clone();
-        let thread = door.collecting.errands.start("nacre-replaced", Role::Replaced, move || {
+        let thread = door.writeback.self_io.start("nacre-replaced", Role::Replaced, move || {
             let _mount = Entered::new(&place, device)?;
             let mut outcome = Ok(());
             for name in names {

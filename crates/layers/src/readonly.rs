@@ -145,7 +145,7 @@ impl OpenFile for ReadOnlyFile {
         self.below.ioctl(request, output)
     }
 
-    nacre_vfs::forward_file! { inner read flush fsync seek test_lock set_lock flock backing collected }
+    nacre_vfs::forward_file! { inner read flush fsync seek test_lock set_lock flock backing writeback_lease }
 }
 
 #[cfg(test)]

@@ -148,7 +148,7 @@ impl OpenFile for ThrottledFile {
         None
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 

@@ -341,7 +341,7 @@ fn ioctls_that_could_allocate_are_not_passed_on() {
     let flags =
         file.ioctl(Ioctl { command: nacre_sys::ioctls::command::GET_FLAGS, argument: 0, input: &[] }, &mut [0; 8]);
     assert!(flags.is_ok(), "{flags:?}");
-    assert!(file.backing().is_none() && file.collected().is_none());
+    assert!(file.backing().is_none() && file.writeback_lease().is_none());
 }
 
 #[test]

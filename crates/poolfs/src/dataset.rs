@@ -12,7 +12,6 @@
 
 mod control;
 mod file;
-mod gathering;
 mod numbers;
 mod passage;
 mod promises;
@@ -20,13 +19,12 @@ mod promises;
 pub(crate) mod tests;
 mod translate;
 mod volume;
+mod writeback_group;
 mod xattrs;
 
 use control::Control;
 pub use control::SnapshotDirectory;
 use file::DatasetFile;
-use gathering::Member;
-pub use gathering::{Gathering, StoppedWrites};
 use nacre_layers::remap::acl;
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView};
@@ -47,6 +45,8 @@ use std::{
 };
 use translate::{attr, change_of, errno, kind_of, type_of};
 use volume::{Head, Listed, Place, Placed, Volume};
+use writeback_group::Member;
+pub use writeback_group::{StoppedWrites, WritebackGroup};
 
 /// A file with its attributes.
 type Found = (Arc<Inode>, Row);
@@ -88,7 +88,7 @@ impl Dataset {
     ///
     /// # Errors
     /// EIO where the pool cannot read it.
-    pub fn open_among(pool: &Arc<Pool>, id: u64, others: &Arc<Gathering>) -> Result<Dataset> {
+    pub fn open_among(pool: &Arc<Pool>, id: u64, others: &Arc<WritebackGroup>) -> Result<Dataset> {
         let alone = Dataset::open(pool, id)?;
         let member = others.join(&alone.head.files);
         Ok(Dataset { member, ..alone })
@@ -107,7 +107,7 @@ impl Dataset {
     fn over(pool: &Arc<Pool>, head: Volume, control: Option<Arc<Control>>) -> Dataset {
         let head = Arc::new(Head::new(head));
         let numbers = Numbers::new(&head, control.as_ref());
-        let member = Arc::new(Gathering::default()).join(&head.files);
+        let member = Arc::new(WritebackGroup::default()).join(&head.files);
         let acls = head.files.behaviour().acl;
         Dataset { pool: Arc::clone(pool), head, control, numbers, member, quiet: AtomicBool::new(false), acls }
     }
@@ -714,8 +714,8 @@ impl Layer for Dataset {
     }
 }
 
-impl nacre_vfs::Writeback for Dataset {
-    fn accept(&self, door: &Arc<dyn nacre_vfs::Collector>) -> bool {
+impl nacre_vfs::WritebackLayer for Dataset {
+    fn accept(&self, door: &Arc<dyn nacre_vfs::WritebackHost>) -> bool {
         !self.head.now().is_past() && self.member.collect(door)
     }
 }

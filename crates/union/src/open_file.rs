@@ -349,7 +349,7 @@ impl OpenFile for UnionFile {
         descriptor
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 }

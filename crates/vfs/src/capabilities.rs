@@ -3,7 +3,7 @@
 //! Asked by doors and by layers around layers. A capability that is not named here does not exist:
 //! the trait has no other way to one.
 
-use crate::{Numbered, Writeback};
+use crate::{Numbered, WritebackLayer};
 
 /// See [`crate::Layer::capabilities`]. The default offers nothing.
 #[derive(Clone, Copy, Default)]
@@ -16,5 +16,5 @@ pub struct Capabilities<'a> {
     /// Files can be found again by their numbers. The same at each question.
     pub numbered: Option<&'a dyn Numbered>,
     /// A door that can hold writes back may offer to.
-    pub writeback: Option<&'a dyn Writeback>,
+    pub writeback: Option<&'a dyn WritebackLayer>,
 }

@@ -240,5 +240,5 @@ macro_rules! forward_file {
         }
     };
     (@ backing) => { fn backing(&self) -> Option<::std::os::fd::BorrowedFd<'_>> { self.below.backing() } };
-    (@ collected) => { fn collected(&self) -> Option<&dyn $crate::Collected> { self.below.collected() } };
+    (@ writeback_lease) => { fn writeback_lease(&self) -> Option<&dyn $crate::WritebackLease> { self.below.writeback_lease() } };
 }

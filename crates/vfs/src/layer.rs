@@ -7,7 +7,7 @@
 //! * no default bodies but for [`Layer::rest`]: a layer that lacks something says so in one line;
 //! * calls may come from any thread at any time. A layer sends what others changed as an
 //!   [`Invalidation`]. It calls its door in one case: where it has taken the door's offer to hold
-//!   writes back ([`Capabilities::writeback`]), it calls the door's [`Collector`].
+//!   writes back ([`Capabilities::writeback`]), it calls the door's [`WritebackHost`].
 
 use crate::{
     Attr, Caller, Capabilities, Coherence, Description, FileId, Invalidation, Kind, Name, Node, OpenFile, OpenFlags,

@@ -2,8 +2,8 @@
 //! dependencies.
 //!
 //! Calls go down through [`Layer`], values come back up. The upward paths are the [`Invalidation`]
-//! channel, which carries data, and the [`Collector`] of a door whose offer a layer has taken. A lower crate never names a higher one; this crate
-//! names none at all.
+//! channel, which carries data, and the [`WritebackHost`] of a door whose offer a layer has taken.
+//! A lower crate never names a higher one; this crate names none at all.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -11,7 +11,6 @@ mod attr;
 mod caller;
 mod capabilities;
 mod coherence;
-mod collected;
 mod describe;
 mod errno;
 mod filter;
@@ -22,12 +21,12 @@ mod name;
 mod node;
 mod numbered;
 mod open_file;
+mod writeback;
 
 pub use attr::{Attr, ChangeTime, FileId, Kind, SetAttr, SetTime, StatFs, Time};
 pub use caller::Caller;
 pub use capabilities::Capabilities;
 pub use coherence::{Coherence, Invalidation, Scope};
-pub use collected::{Collected, Collector, Writeback};
 pub use describe::Description;
 pub use errno::{Errno, Result};
 pub use filter::{Creation, Filter, Op};
@@ -37,3 +36,4 @@ pub use name::{NAME_MAX, Name};
 pub use node::Node;
 pub use numbered::Numbered;
 pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence, WriteOrigin};
+pub use writeback::{WritebackHost, WritebackLayer, WritebackLease};

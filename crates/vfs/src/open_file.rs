@@ -252,5 +252,5 @@ pub trait OpenFile: Any + Send + Sync {
     /// The permission to collect writes through this open file before passing them on; `None` where
     /// each must be passed on when it happens. Only of files opened for writing alone; they can be
     /// read all the same, because whoever collects parts of pages has to.
-    fn collected(&self) -> Option<&dyn crate::Collected>;
+    fn writeback_lease(&self) -> Option<&dyn crate::WritebackLease>;
 }

@@ -17,9 +17,9 @@ use std::{
 
 use fusewire::Identity;
 use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
-use nacre_fuse::Held;
+use nacre_fuse::HeldWrites;
 use nacre_pool::engine::Pool;
-use nacre_poolfs::dataset::{Dataset, Gathering, StoppedWrites};
+use nacre_poolfs::dataset::{Dataset, StoppedWrites, WritebackGroup};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::mount::MountFlags;
 
@@ -47,7 +47,7 @@ pub struct FuseMounts {
     live: Arc<Mutex<Vec<Arc<Live>>>>,
     verbs: Arc<Verbs>,
     /// Writes to all of them that the kernel collects.
-    gathering: Arc<Gathering>,
+    writeback: Arc<WritebackGroup>,
     telling: Telling,
     /// What is mounted is not trusted: nobody gets more rights by it, whatever properties and
     /// options say.
@@ -84,7 +84,7 @@ impl FuseMounts {
             pool,
             live: Arc::default(),
             verbs: Arc::default(),
-            gathering: Arc::default(),
+            writeback: Arc::default(),
             telling: Telling::start(),
             harmless,
             places: Mutex::default(),
@@ -115,7 +115,7 @@ impl FuseMounts {
     /// Makes the kernel pass on what it holds of all of them, as far as it can. No mount is kept
     /// meanwhile.
     pub fn pass_on(&self) {
-        let held: Vec<Held> = self.live.lock().iter().map(|live| live.carrier.mount.held()).collect();
+        let held: Vec<HeldWrites> = self.live.lock().iter().map(|live| live.carrier.mount.held()).collect();
         for held in held {
             if let Err(error) = held.pass_on() {
                 // Whoever wrote it is told by his own fsync(2).
@@ -137,7 +137,7 @@ impl FuseMounts {
                     verbs: Arc::downgrade(&self.verbs),
                     dataset: what.dataset,
                 };
-                let layer = Dataset::open_among(&self.pool, what.dataset, &self.gathering)?;
+                let layer = Dataset::open_among(&self.pool, what.dataset, &self.writeback)?;
                 Ok(layer.with_snapshot_directory(Box::new(directory)))
             }
             Some(txg) => Dataset::snapshot(&self.pool, what.dataset, txg),
@@ -382,7 +382,7 @@ impl Live {
             // The kernel has passed everything on before.
             return Ok(());
         }
-        self.carrier.mount.settle().map_err(|error| {
+        self.carrier.mount.flush().map_err(|error| {
             Refusal::new(
                 kind(&error),
                 format!("what was written below '{}' could not be passed on: {error}", self.at.display()),

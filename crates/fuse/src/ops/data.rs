@@ -35,12 +35,12 @@ impl Door {
         // from the page cache (a shared mapping) has its place, however the file behind the handle
         // was opened. While writes to the file are collected, only the kernel knows its end.
         let cached = flags & abi::flag::WRITE_CACHE != 0;
-        let placed = cached || self.collecting.collects(handle.nodeid);
+        let placed = cached || self.writeback.caches_writes(handle.nodeid);
         let appends = OpenFlags(file_flags).appends() && !placed;
         let write = |data: &[u8], offset| match cached {
             true => {
                 // Where the kernel keeps times, it tells this one with the times of the file.
-                let origin = WriteOrigin::Writeback { timed: self.collecting.on() };
+                let origin = WriteOrigin::Writeback { timed: self.writeback.on() };
                 // Whoever wrote is gone. fsync and msync tell him what this says; close makes EIO
                 // of all but this one.
                 let told = |error| if error == Errno::EDQUOT { Errno::ENOSPC } else { error };
@@ -62,13 +62,13 @@ impl Door {
             last.written(data.len());
         }
         if cached {
-            self.collecting.arrived(handle.nodeid);
+            self.writeback.arrived(handle.nodeid);
         }
         // What comes from the page cache bears its time in the kernel.
         if let Some(times) = handle.times.as_ref().filter(|_| !cached)
             && times.written()
         {
-            self.resync.soon(handle.nodeid);
+            self.attr_refresh.soon(handle.nodeid);
         }
         Ok(reply.written(u32::try_from(written).map_err(|_| Errno::EIO)?)?)
     }
@@ -107,11 +107,11 @@ impl Door {
     /// Where data and holes are is known below: the kernel passes on what it has collected of a
     /// file first. It holds the inode's lock while it asks, so nothing is added meanwhile.
     fn pass_on(&self, nodeid: u64) -> Outcome {
-        if !self.collecting.collects(nodeid) {
+        if !self.writeback.caches_writes(nodeid) {
             return Ok(());
         }
         // Other threads serve the writes.
-        Ok(fusewire::blocking(|| self.collecting.pass_on(nodeid))??)
+        Ok(fusewire::blocking(|| self.writeback.flush_file(nodeid))??)
     }
 
     pub(crate) fn copy_file_range(

@@ -2,14 +2,14 @@
 //! `passthrough.rs`.
 
 use crate::{
-    collecting::habit::Use,
+    attr_refresh::{self, Times},
     door::{Door, caller, name},
     failure::Outcome,
     invalidate,
     open_files::OpenHandle,
     passthrough::{self, IoMode},
-    resync::{self, Times},
     wire,
+    writeback::open_pattern::OpenUse,
 };
 use fusewire::{
     Header, Reply,
@@ -58,8 +58,8 @@ impl Door {
         if flags.truncates() && open_flags & abi::flag::OPEN_KILL_SUIDGID != 0 {
             self.kill_privileges(&caller, &node, &file)?;
         }
-        let granted = if self.collecting.on() {
-            self.grant_collecting(&caller, header.nodeid, &node, flags, file, None)?
+        let granted = if self.writeback.on() {
+            self.grant_with_writeback(&caller, header.nodeid, &node, flags, file, None)?
         } else {
             self.grant(&caller, header.nodeid, &node, flags, file)?
         };
@@ -149,13 +149,13 @@ impl Door {
 
     /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
     pub(crate) fn closed(&self, fh: u64, handle: &OpenHandle) {
-        if handle.collected && self.collecting.leave(handle.nodeid) {
+        if handle.collected && self.writeback.leave(handle.nodeid) {
             self.changed_meanwhile(handle.nodeid);
         }
         if let Some(last) = &handle.last_use {
             self.inodes.with(handle.nodeid, |record| {
-                let habit = record.habit();
-                *habit = habit.after(handle.collected, last);
+                let pattern = record.open_pattern();
+                *pattern = pattern.after(handle.collected, last);
             });
         }
         let keep = (self.keeps && !handle.flags.writes()).then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
@@ -224,9 +224,9 @@ impl Door {
         flags: OpenFlags,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        let granting = if self.collecting.on() {
-            let granted = self.grant_collecting(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
-            if flags.writes() && !(self.collecting.is_patient() && self.collecting.collects(out.nodeid)) {
+        let granting = if self.writeback.on() {
+            let granted = self.grant_with_writeback(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
+            if flags.writes() && !(self.writeback.is_patient() && self.writeback.caches_writes(out.nodeid)) {
                 // The kernel takes the answer for true even if it was told otherwise meanwhile; and
                 // it will not note times of direct writes.
                 (out.attr_valid, out.attr_valid_nsec) = (0, 0);
@@ -299,7 +299,7 @@ impl Door {
     /// The same where the kernel collects writes: those that the layer lets it collect go to the
     /// page cache, all others pass it by, one request each. Who reads is cached. `created` are the
     /// attributes of a file that is new.
-    fn grant_collecting(
+    fn grant_with_writeback(
         &self,
         caller: &Caller,
         nodeid: u64,
@@ -308,10 +308,10 @@ impl Door {
         file: Opened,
         created: Option<&Attr>,
     ) -> Outcome<abi::OpenOut> {
-        let offered = flags.writes() && file.collected().is_some();
+        let offered = flags.writes() && file.writeback_lease().is_some();
         // Who reads as well reads from what the kernel has, which a direct write takes away.
         let collected =
-            offered && (flags.reads() || !self.prefers_direct(nodeid)) && self.collecting.join(nodeid, &file);
+            offered && (flags.reads() || !self.prefers_direct(nodeid)) && self.writeback.join(nodeid, &file);
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
         if let Some(times) = &times {
@@ -320,7 +320,7 @@ impl Door {
         let fh = self.files.insert(OpenHandle {
             collected,
             times,
-            last_use: offered.then(Use::new),
+            last_use: offered.then(OpenUse::new),
             ..handle(caller, nodeid, flags, &file)
         });
         let begun = self.inodes.with(nodeid, |record| {
@@ -335,7 +335,8 @@ impl Door {
         self.passthrough.finish(left, nodeid, &self.inodes);
         // An open without this flag drops the pages of the file, after passing on what was
         // collected.
-        let keep = flags.writes() || self.collecting.collects(nodeid) || self.cache_stays(caller, nodeid, node, &file);
+        let keep =
+            flags.writes() || self.writeback.caches_writes(nodeid) || self.cache_stays(caller, nodeid, node, &file);
         let mut open_flags = self.always() | if keep { fopen::KEEP_CACHE } else { 0 };
         if direct {
             // The kernel still has writes that append or go past the end one after the other.
@@ -362,10 +363,10 @@ impl Door {
         created: Option<&Attr>,
     ) -> Option<Arc<Times>> {
         let known =
-            self.inodes.with(nodeid, |record| record.open_state().times.as_ref().map(resync::one_more)).flatten();
+            self.inodes.with(nodeid, |record| record.open_state().times.as_ref().map(attr_refresh::one_more)).flatten();
         known.or_else(|| {
             let attr = created.copied().or_else(|| self.layer.getattr(caller, node, Some(&**file)).ok())?;
-            self.inodes.with(nodeid, |record| resync::begin(record.open_state(), &attr, created.is_some()))
+            self.inodes.with(nodeid, |record| attr_refresh::begin(record.open_state(), &attr, created.is_some()))
         })
     }
 
@@ -373,9 +374,9 @@ impl Door {
     /// direct write would only get in the way; where times have to be exact, it costs more requests
     /// than it saves.
     fn prefers_direct(&self, nodeid: u64) -> bool {
-        !self.collecting.is_patient()
-            && self.inodes.with(nodeid, |record| record.habit().is_direct()).unwrap_or(false)
-            && !self.collecting.collects(nodeid)
+        !self.writeback.is_patient()
+            && self.inodes.with(nodeid, |record| record.open_pattern().is_direct()).unwrap_or(false)
+            && !self.writeback.caches_writes(nodeid)
     }
 
     fn always(&self) -> u32 {

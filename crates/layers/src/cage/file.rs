@@ -14,7 +14,8 @@ use super::{
 };
 use nacre_sys::ioctls::command;
 use nacre_vfs::{
-    AllocateMode, Caller, Collected, Errno, Ioctl, LockOwner, Node, OpenFile, OpenFlags, Opened, Result, WriteOrigin,
+    AllocateMode, Caller, Errno, Ioctl, LockOwner, Node, OpenFile, OpenFlags, Opened, Result, WriteOrigin,
+    WritebackLease,
 };
 use parking_lot::MutexGuard;
 use rustix::fs::OFlags;
@@ -374,7 +375,7 @@ impl Drop for CageFile {
     }
 }
 
-impl Collected for CageFile {
+impl WritebackLease for CageFile {
     fn begin(&self) -> bool {
         let shared = self.shared();
         let Some(collecting) = shared.collecting.get() else { return false };
@@ -517,7 +518,7 @@ impl OpenFile for CageFile {
         None
     }
 
-    fn collected(&self) -> Option<&dyn Collected> {
+    fn writeback_lease(&self) -> Option<&dyn WritebackLease> {
         if self.lease.collectable { Some(self) } else { None }
     }
 

@@ -10,8 +10,9 @@ use super::{
 };
 use crate::spec::Writes;
 use nacre_vfs::{
-    Attr, Caller, Capabilities, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl,
-    Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
+    Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, WritebackHost,
+    XattrFlags,
 };
 use rustix::fs::OFlags;
 use std::sync::{Arc, mpsc::Sender};
@@ -415,8 +416,8 @@ impl Layer for Cage {
     }
 }
 
-impl nacre_vfs::Writeback for Cage {
-    fn accept(&self, door: &Arc<dyn Collector>) -> bool {
+impl nacre_vfs::WritebackLayer for Cage {
+    fn accept(&self, door: &Arc<dyn WritebackHost>) -> bool {
         /// For fewer files than that, collecting is not worth a mount's other writers paying for
         /// it.
         const FILES: usize = 16;
@@ -425,7 +426,7 @@ impl nacre_vfs::Writeback for Cage {
             Writes::Collected => true,
             Writes::Auto => {
                 let limit = self.shared.ledger.limits().bytes.unwrap_or(u64::MAX);
-                limit >= door.most_held(FILES).saturating_mul(3)
+                limit >= door.dirty_limit(FILES).saturating_mul(3)
             }
         };
         wanted && super::background::collect(&self.shared, door)

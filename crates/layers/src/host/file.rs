@@ -281,7 +281,7 @@ impl OpenFile for HostFile {
         (self.node.kind() == Kind::File).then(|| self.fd())
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 }

@@ -158,7 +158,7 @@ impl OpenFile for MemFile {
         None
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 }

@@ -1,8 +1,8 @@
 //! An open file of a dataset, and the locks on files.
 
-use super::gathering::{Lease, Member};
 use super::translate::errno;
 use super::volume::Placed;
+use super::writeback_group::{Lease, Member};
 use super::xattrs;
 use nacre_layers::locks::Locks;
 use nacre_pool::engine::Pool;
@@ -258,7 +258,7 @@ impl OpenFile for DatasetFile {
         None
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
-        self.lease.as_ref().map(|lease| lease as &dyn nacre_vfs::Collected)
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
+        self.lease.as_ref().map(|lease| lease as &dyn nacre_vfs::WritebackLease)
     }
 }

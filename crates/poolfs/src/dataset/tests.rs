@@ -145,8 +145,8 @@ struct Door {
     lets_in: AtomicU64,
 }
 
-impl nacre_vfs::Collector for Door {
-    fn most_held(&self, files: usize) -> u64 {
+impl nacre_vfs::WritebackHost for Door {
+    fn dirty_limit(&self, files: usize) -> u64 {
         8 << 20 | files as u64
     }
 
@@ -158,7 +158,7 @@ impl nacre_vfs::Collector for Door {
         self.recalls.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn settle(&self) -> nacre_vfs::Result<()> {
+    fn flush(&self) -> nacre_vfs::Result<()> {
         self.settled.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -180,7 +180,7 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let device = Arc::new(Simulator::new("disk", 256 << 20));
     let layer = dataset(&create(&device));
     let door = Arc::new(Door::default());
-    assert!(layer.capabilities().writeback.unwrap().accept(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
+    assert!(layer.capabilities().writeback.unwrap().accept(&(Arc::clone(&door) as Arc<dyn nacre_vfs::WritebackHost>)));
     assert_eq!(door.lets_in.load(Ordering::Relaxed), 1);
     let root = layer.root().unwrap().node;
     let create = |name: &'static str| {
@@ -189,7 +189,7 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let file = create("filled");
     // Before anything is collected, a file that is open for writing alone cannot be read.
     assert!(file.read(&mut [0], 0).is_err());
-    let permission = file.collected().unwrap();
+    let permission = file.writeback_lease().unwrap();
     assert!(permission.begin() && permission.unannounced());
     assert_eq!(file.read(&mut [0], 0), Ok(0));
     let block = noise();
@@ -209,7 +209,7 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     // not when it arrives.
     assert_eq!(permission.announce(Some(block.len() as u64)), Ok(()));
     let other = create("other");
-    assert!(!other.collected().unwrap().begin());
+    assert!(!other.writeback_lease().unwrap().begin());
     let mut taken = 0;
     while other.write(&block, taken, WriteOrigin::Caller) == Ok(block.len()) {
         taken += block.len() as u64;
@@ -280,14 +280,14 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
 fn writes_stand_still_while_a_moment_is_taken() {
     let layer = dataset(&create(&Arc::new(Simulator::new("disk", 256 << 20))));
     let door = Arc::new(Door::default());
-    assert!(layer.capabilities().writeback.unwrap().accept(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
+    assert!(layer.capabilities().writeback.unwrap().accept(&(Arc::clone(&door) as Arc<dyn nacre_vfs::WritebackHost>)));
     let root = layer.root().unwrap().node;
     let open = |text: &'static str| {
         let name = Name::new(text.as_bytes()).unwrap();
         layer.create(&Caller::ROOT, &root, name, 0o600, OpenFlags::WRITE).unwrap().1
     };
     let file = open("f");
-    let permission = file.collected().unwrap();
+    let permission = file.writeback_lease().unwrap();
     assert!(!layer.stop_writes().any(), "nothing is collected yet");
     assert!(permission.begin() && permission.unannounced() && !permission.stopped());
     let recalls = door.recalls.load(Ordering::Relaxed);

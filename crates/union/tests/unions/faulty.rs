@@ -186,7 +186,7 @@ impl OpenFile for FaultyFile {
     fn backing(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 

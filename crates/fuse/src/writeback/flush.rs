@@ -2,14 +2,14 @@
 //! layer and for who asks for it; without the inode's lock of one file whose lock is held, for
 //! lseek(2).
 //!
-//! Files are reached by handle, in threads of their own (`errands.rs`). They are not opened, which
+//! Files are reached by handle, in threads of their own (`self_io.rs`). They are not opened, which
 //! watchers would be told of: the kernel passes everything on before it asks for other times of a
 //! file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so
 //! waits for a write(2) that is under way as well. For lseek(2) alone the file is opened; the door
 //! answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
 
-use super::Collecting;
-use crate::errands::{self, PASSED_ON, Place, Role};
+use super::Writeback;
+use crate::self_io::{self, FLUSHED, Place, Role};
 use fusewire::{
     Op, Reply, Request,
     abi::{self, fattr, fopen},
@@ -30,44 +30,44 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How long a file is waited for before it is looked whether it has to be waited for.
 const LOOK: Duration = Duration::from_millis(5);
 
-impl Collecting {
+impl Writeback {
     #[expect(clippy::disallowed_methods, reason = "a writer in the kernel tells nobody when he has the lock")]
-    pub(super) fn settle_all(&self) -> Result<()> {
-        let _one = self.settling.lock();
-        self.settle_each()?;
+    pub(super) fn flush_all(&self) -> Result<()> {
+        let _one = self.flushing.lock();
+        self.flush_each()?;
         std::thread::sleep(PAUSE);
-        self.settle_each()
+        self.flush_each()
     }
 
     /// Makes the kernel pass on all that it holds back at this moment. What is written meanwhile
     /// may come later.
-    pub fn pass_on_all(&self) -> Result<()> {
-        let _one = self.settling.lock();
-        self.settle_each()
+    pub fn flush_once(&self) -> Result<()> {
+        let _one = self.flushing.lock();
+        self.flush_each()
     }
 
-    fn settle_each(&self) -> Result<()> {
-        self.settle_these(self.nodes(), &|nodeid| self.collects(nodeid))
+    fn flush_each(&self) -> Result<()> {
+        self.flush_these(self.nodes(), &|nodeid| self.caches_writes(nodeid))
     }
 
     /// The same for files that are open for writing, while `open` says that they are: what is
     /// stored to a mapping is held back as well where writes are not collected.
-    pub fn pass_on_open(&self, open: &dyn Fn() -> BTreeSet<u64>) -> Result<()> {
-        let _one = self.settling.lock();
-        self.settle_these(open(), &|nodeid| open().contains(&nodeid))
+    pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<u64>) -> Result<()> {
+        let _one = self.flushing.lock();
+        self.flush_these(open(), &|nodeid| open().contains(&nodeid))
     }
 
     /// All of them, whatever becomes of one.
-    fn settle_these(&self, files: impl IntoIterator<Item = u64>, open: &dyn Fn(u64) -> bool) -> Result<()> {
-        files.into_iter().map(|nodeid| self.settle_one(nodeid, open)).fold(Ok(()), Result::and)
+    fn flush_these(&self, files: impl IntoIterator<Item = u64>, open: &dyn Fn(u64) -> bool) -> Result<()> {
+        files.into_iter().map(|nodeid| self.flush_one(nodeid, open)).fold(Ok(()), Result::and)
     }
 
-    fn settle_one(&self, nodeid: u64, open: &dyn Fn(u64) -> bool) -> Result<()> {
-        let told = self.pass_on_by_thread(nodeid, true)?;
+    fn flush_one(&self, nodeid: u64, open: &dyn Fn(u64) -> bool) -> Result<()> {
+        let told = self.flush_by_thread(nodeid, true)?;
         loop {
             match told.recv_timeout(LOOK) {
                 // Closed meanwhile, which passes everything on. Who writes to it now may hold its
-                // lock and wait for the end of this settling: the thread ends when he goes on.
+                // lock and wait for the end of this flushing: the thread ends when he goes on.
                 Err(RecvTimeoutError::Timeout) if !open(nodeid) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
                 told => return answer(told),
@@ -78,7 +78,7 @@ impl Collecting {
     /// The same for a mount that is in no tree of ours any more, so that its files cannot be
     /// opened: the kernel passes pages on before it drops them. A daemon that is killed meanwhile
     /// would hang, so this is for the end alone.
-    pub fn pass_on_unseen(&self) {
+    pub fn flush_unseen(&self) {
         let Some(notifier) = self.notifier.read().clone() else { return };
         for nodeid in self.nodes() {
             if let Err(error) = notifier.inval_inode(nodeid, 0, 0) {
@@ -88,16 +88,16 @@ impl Collecting {
     }
 
     /// Makes the kernel pass on what it holds of one file, whoever holds the inode's lock.
-    pub fn pass_on(&self, nodeid: u64) -> Result<()> {
-        answer(self.pass_on_by_thread(nodeid, false)?.recv().map_err(|_| RecvTimeoutError::Disconnected))
+    pub fn flush_file(&self, nodeid: u64) -> Result<()> {
+        answer(self.flush_by_thread(nodeid, false)?.recv().map_err(|_| RecvTimeoutError::Disconnected))
     }
 
-    fn pass_on_by_thread(&self, nodeid: u64, locking: bool) -> Result<Receiver<Passed>> {
+    fn flush_by_thread(&self, nodeid: u64, locking: bool) -> Result<Receiver<Passed>> {
         let place = self.place();
         let (tell, told) = channel();
-        self.errands.start("nacre-pass-on", Role::PassOn, move || {
+        self.self_io.start("nacre-flush", Role::Flush, move || {
             // Who asked may have found out that he need not wait.
-            let _ = tell.send(errands::pass_on(&place, nodeid, locking));
+            let _ = tell.send(self_io::flush_file(&place, nodeid, locking));
             Ok(())
         })?;
         Ok(told)
@@ -131,7 +131,7 @@ impl Collecting {
             }
             // Before the kernel asks, it has passed everything on; times that it passes on itself
             // are those of changes.
-            Op::Setattr(change) if change.valid & fattr::ATIME != 0 => Err(PASSED_ON.into()),
+            Op::Setattr(change) if change.valid & fattr::ATIME != 0 => Err(FLUSHED.into()),
             Op::Fsync { fh: OWN_HANDLE, .. } | Op::Flush { fh: OWN_HANDLE, .. } => Ok(true),
             _ => Ok(false),
         }

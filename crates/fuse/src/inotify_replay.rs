@@ -63,14 +63,14 @@ enum Act {
 
 /// The state between the thread and the door.
 #[derive(Default)]
-pub(crate) struct Shadow {
+pub(crate) struct InotifyReplay {
     /// Id of the actor, which makes requests; 0 while there is none.
     tid: AtomicU32,
     act: Mutex<Option<Act>>,
     queue: Mutex<Option<SyncSender<Event>>>,
 }
 
-impl Shadow {
+impl InotifyReplay {
     /// Opens the queue; its end goes to the thread.
     pub fn open(&self) -> Receiver<Event> {
         let (sender, receiver) = sync_channel(QUEUE);
@@ -89,7 +89,7 @@ impl Shadow {
     }
 
     /// Whether a request comes from the thread.
-    pub fn is_shadow(&self, tid: u32) -> bool {
+    pub fn is_replay(&self, tid: u32) -> bool {
         self.tid.load(Ordering::Relaxed) == tid
     }
 
@@ -104,8 +104,8 @@ impl Shadow {
 impl Door {
     /// A request of the thread: what it pretends is answered as done, everything else as for
     /// anybody.
-    pub(crate) fn shadow_request(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
-        let act = *self.shadow.act.lock();
+    pub(crate) fn replay_request(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let act = *self.inotify_replay.act.lock();
         match (act, request.op) {
             (Some(Act::Appear), Op::Lookup { .. }) => Err(Errno::ENOENT.into()),
             (Some(Act::Appear), Op::Mknod { name, .. } | Op::Mkdir { name, .. } | Op::Symlink { name, .. }) => {
@@ -114,7 +114,7 @@ impl Door {
             (Some(Act::Vanish), Op::Lookup { .. }) => Ok(reply.entry(&phantom())?),
             (Some(Act::Vanish), Op::Unlink { .. } | Op::Rmdir { .. }) => Ok(()),
             // The kernel would take over the size of a file whose end it still holds back.
-            (Some(Act::Touch), Op::Setattr(_)) if self.collecting.collects(request.header.nodeid) => {
+            (Some(Act::Touch), Op::Setattr(_)) if self.writeback.caches_writes(request.header.nodeid) => {
                 Err(Errno::EBUSY.into())
             }
             (Some(Act::Touch), Op::Setattr(_)) => self.getattr(&request.header, None, reply),
@@ -221,7 +221,7 @@ fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u6
     if let Err(error) = nacre_sys::descriptors::leave_all_to_others() {
         return tracing::error!(%error, "watchers are told nothing: the descriptors cannot be left to others");
     }
-    door.shadow.tid.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
+    door.inotify_replay.tid.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
     for task in tasks {
         let acted = match task {
             Task::Appeared(parent, name, attr) => by_handle(door, device, parent)
@@ -234,7 +234,7 @@ fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u6
             break;
         }
     }
-    door.shadow.tid.store(0, Ordering::Relaxed);
+    door.inotify_replay.tid.store(0, Ordering::Relaxed);
 }
 
 fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
@@ -256,7 +256,7 @@ fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -
 fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
     let mode = Mode::from_raw_mode(attr.mode & 0o777);
     let device = rustix::fs::makedev(attr.rdev_major, attr.rdev_minor);
-    door.shadow.during(Act::Appear, || match attr.kind {
+    door.inotify_replay.during(Act::Appear, || match attr.kind {
         Kind::Directory => rustix::fs::mkdirat(directory, name, mode),
         Kind::Symlink => rustix::fs::symlinkat("-", directory, name),
         Kind::File => rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0),
@@ -269,7 +269,7 @@ fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Re
 
 fn vanished(door: &Door, directory: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysErrno> {
     let remove = |flags| rustix::fs::unlinkat(directory, name, flags);
-    door.shadow.during(Act::Vanish, || match remove(AtFlags::empty()) {
+    door.inotify_replay.during(Act::Vanish, || match remove(AtFlags::empty()) {
         Err(SysErrno::ISDIR) => remove(AtFlags::REMOVEDIR),
         // The kernel knows that there is no such name.
         Err(SysErrno::NOENT) => Ok(()),
@@ -283,7 +283,7 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let stat = rustix::fs::fstat(&file)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
-    door.shadow.during(Act::Touch, || {
+    door.inotify_replay.during(Act::Touch, || {
         if content && kind == FileType::RegularFile {
             let length = u64::try_from(stat.st_size).unwrap_or_default();
             nacre_sys::length::truncate(Path::new(&path), length).map_err(number)

@@ -5,9 +5,9 @@
 //! mount would hang; so each such act is done here, and who wants it done waits for a message,
 //! which ends with the process.
 //!
-//! Called by `resync.rs` (sizes and times), `collecting/settle.rs` (passing on what is held back),
+//! Called by `attr_refresh.rs` (sizes and times), `writeback/flush.rs` (what is held back),
 //! `mount.rs` (other flags) and the notify thread (dropping pages). The door knows the threads by
-//! their ids, and answers what they pretend without touching the layer ([`Errands::role`]). An act
+//! their ids, and answers what they pretend without touching the layer ([`SelfIo::role`]). An act
 //! that needs an inode's lock never waits behind another's: each has a thread of its own, but for
 //! the times, which have one in all.
 
@@ -37,19 +37,19 @@ pub(crate) enum Role {
     /// It sets sizes and times that the files have already: SETATTR is answered with them.
     Times,
     /// It has files passed on: SETATTR of the access time is refused, OPEN and FSYNC are answered.
-    PassOn,
+    Flush,
     /// It looks up files that have been replaced: it is told of those in their place.
     Replaced,
 }
 
 /// The threads that are at it, by their ids.
 #[derive(Default)]
-pub(crate) struct Errands {
+pub(crate) struct SelfIo {
     threads: Mutex<Vec<(u32, Role)>>,
     count: AtomicUsize,
 }
 
-impl Errands {
+impl SelfIo {
     /// What the thread with this id is for, if it is one of these.
     pub fn role(&self, tid: u32) -> Option<Role> {
         if self.count.load(Ordering::Acquire) == 0 {
@@ -68,13 +68,13 @@ impl Errands {
         role: Role,
         body: impl FnOnce() -> Result<T, SysErrno> + Send + 'static,
     ) -> io::Result<JoinHandle<Result<T, SysErrno>>> {
-        let errands = Arc::clone(self);
+        let self_io = Arc::clone(self);
         std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(move || {
             nacre_sys::descriptors::leave_all_to_others().map_err(number)?;
             let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-            errands.enter(tid, role);
+            self_io.enter(tid, role);
             let result = body();
-            errands.leave(tid);
+            self_io.leave(tid);
             result
         })
     }
@@ -105,11 +105,11 @@ pub(crate) struct Place {
 
 /// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2)
 /// that is under way; else without the inode's lock.
-pub(crate) fn pass_on(place: &Place, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
+pub(crate) fn flush_file(place: &Place, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
     let file = |flags| mount.by_handle((nodeid, place.generation), flags);
     let passed = match locking {
-        true => file(OFlags::PATH).and_then(|file| pass_on_unseen(&file)),
+        true => file(OFlags::PATH).and_then(|file| flush_unseen(&file)),
         // Who asks by lseek(2) has the inode's lock.
         false => {
             file(OFlags::RDONLY).and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number))
@@ -129,39 +129,39 @@ pub(crate) fn pass_on(place: &Place, nodeid: u64, locking: bool) -> Result<(), S
 
 /// Has all that is held back of a file written, and waits for it. Before it asks for other times of
 /// a file, the kernel writes what it has collected of it (`fuse_do_setattr`), or it would be late
-/// for them. The door refuses that change ([`PASSED_ON`]): so no file is opened and none is
+/// for them. The door refuses that change ([`FLUSHED`]): so no file is opened and none is
 /// changed, and nobody who watches the mount hears of anything. Were the refusal lost, only the
 /// access time would be another.
-fn pass_on_unseen(file: &OwnedFd) -> Result<(), SysErrno> {
+fn flush_unseen(file: &OwnedFd) -> Result<(), SysErrno> {
     let stamps = Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
         last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
     };
     match rustix::fs::utimensat(file, c"", &stamps, AtFlags::EMPTY_PATH) {
-        Err(PASSED_ON) => Ok(()),
+        Err(FLUSHED) => Ok(()),
         other => other,
     }
 }
 
 /// With this the door refuses the change of times by which a file is passed on.
-pub(crate) const PASSED_ON: SysErrno = SysErrno::CANCELED;
+pub(crate) const FLUSHED: SysErrno = SysErrno::CANCELED;
 
 /// The thread that drops pages of files that others changed, where a notification to the kernel
 /// would wait for pages that are being written back.
 #[derive(Default)]
-pub(crate) struct Dropper {
+pub(crate) struct PageDropper {
     queue: Mutex<Option<Sender<(Place, u64)>>>,
 }
 
-impl Dropper {
+impl PageDropper {
     /// Starts the thread.
     ///
     /// # Errors
     /// Where there can be none.
-    pub fn start(&self, errands: &Arc<Errands>) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
+    pub fn start(&self, self_io: &Arc<SelfIo>) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, files): (_, Receiver<(Place, u64)>) = channel();
         *self.queue.lock() = Some(sender);
-        errands.start("nacre-dropper", Role::PassOn, move || {
+        self_io.start("nacre-dropper", Role::Flush, move || {
             for (place, nodeid) in files {
                 match drop_pages(&place, nodeid) {
                     // The kernel does not have it in memory: nor any pages.
@@ -205,19 +205,19 @@ struct Setting {
 
 /// A thread that sets sizes and times, or one that asks for them.
 #[derive(Default)]
-pub(crate) struct Setter {
+pub(crate) struct AttrSetter {
     queue: Mutex<Option<Sender<Setting>>>,
 }
 
-impl Setter {
+impl AttrSetter {
     /// Starts the thread.
     ///
     /// # Errors
     /// Where there can be none.
-    pub fn start(&self, errands: &Arc<Errands>, name: &'static str) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
+    pub fn start(&self, self_io: &Arc<SelfIo>, name: &'static str) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, settings): (_, Receiver<Setting>) = channel();
         *self.queue.lock() = Some(sender);
-        errands.start(name, Role::Times, move || {
+        self_io.start(name, Role::Times, move || {
             for setting in settings {
                 let result = set(&setting);
                 // Whoever waited may have gone.

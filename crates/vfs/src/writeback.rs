@@ -1,25 +1,25 @@
-//! Writes that a door collects before it passes them on: a kernel's write-back cache takes write(2)
-//! without asking anybody.
+//! Write-back: a door's kernel takes write(2) into its page cache without asking anybody, and
+//! passes the pages on later.
 //!
 //! A layer that counts what is written (a size limit) cannot see such writes when they happen. So
-//! it decides file by file whether writes may be collected ([`crate::OpenFile::collected`]), and
-//! while there is room it lets them. The door can hold back a bounded number of bytes
-//! ([`Collector::most_held`]); when less room than that is left, the layer recalls its permission
-//! ([`Collector::recall`]), and the door announces every write from then on. What was accepted then
-//! always fits.
+//! it decides file by file whether the door gets a lease on them
+//! ([`crate::OpenFile::writeback_lease`]), and while there is room it lets them be. What the door
+//! holds back is bounded ([`WritebackHost::dirty_limit`]); when less room than that is left, the
+//! layer recalls its leases ([`WritebackHost::recall`]), and the door announces every write from
+//! then on. What was accepted then always fits.
 
 use crate::Result;
 use std::{sync::Arc, time::Duration};
 
 /// A layer that may let a door hold back writes to some of its files.
-pub trait Writeback: Send + Sync {
+pub trait WritebackLayer: Send + Sync {
     /// A door offers it; answers whether the layer takes the offer. Called once at most, before the
     /// first look-up, by doors that can.
-    fn accept(&self, door: &Arc<dyn Collector>) -> bool;
+    fn accept(&self, door: &Arc<dyn WritebackHost>) -> bool;
 }
 
-/// The layer's side: the permission to collect writes to one open file.
-pub trait Collected: Send + Sync {
+/// The layer's side: the permission to hold back writes to one open file.
+pub trait WritebackLease: Send + Sync {
     /// A door is about to collect the writes to this file, until it closes it; answers whether it
     /// may. Before this, and where the answer is no, each write is passed on when it happens.
     /// Called at most once for an open file.
@@ -29,8 +29,8 @@ pub trait Collected: Send + Sync {
     /// door's caches live on.
     fn unannounced(&self) -> bool;
 
-    /// Whether writes have to wait for a moment before they begin ([`Collected::wait`]): something
-    /// needs to be true of all files at once. They are announced then.
+    /// Whether writes have to wait for a moment before they begin ([`WritebackLease::wait`]):
+    /// something needs to be true of all files at once. They are announced then.
     fn stopped(&self) -> bool {
         false
     }
@@ -49,11 +49,11 @@ pub trait Collected: Send + Sync {
     fn announce(&self, length: Option<u64>) -> Result<()>;
 }
 
-/// The door's side.
-pub trait Collector: Send + Sync {
+/// The door's side: what a layer that has taken the offer may ask of it.
+pub trait WritebackHost: Send + Sync {
     /// The most that the door can hold back while `files` files are open for collected writes,
     /// bytes; including what single writes that are under way may still add after a recall.
-    fn most_held(&self, files: usize) -> u64;
+    fn dirty_limit(&self, files: usize) -> u64;
 
     /// The layer lets in whatever arrives, also what no permission covers: an answer of the door
     /// that crosses a recall may be taken for true until the next write arrives. Called once, when
@@ -69,5 +69,5 @@ pub trait Collector: Send + Sync {
     ///
     /// # Errors
     /// Where the door cannot; what is held back must then be counted as held back on.
-    fn settle(&self) -> Result<()>;
+    fn flush(&self) -> Result<()>;
 }

@@ -15,7 +15,7 @@
 //! * while writes are taken without a word, all that arrives of the others fits, whatever it is
 //!   ([`Standing::Free`]);
 //! * from a recall until a settling, as much as could be held back at the recall
-//!   ([`Gathering::recalled`]);
+//!   ([`WritebackGroup::recalled`]);
 //! * from then on, as much as was promised to announced writes ([`Standing::Promised`]).
 //!
 //! So stores take room from nobody but from writes to the same file, and that only where all other
@@ -38,7 +38,7 @@ use nacre_pool::PoolError;
 use nacre_pool::engine::Dataset as Files;
 use nacre_pool::files::{FileError, WriteOutcome};
 use nacre_pool::properties::effective::SyncMode;
-use nacre_vfs::{Collected, Collector, Errno, Result};
+use nacre_vfs::{Errno, Result, WritebackHost, WritebackLease};
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::HashMap,
@@ -72,7 +72,7 @@ fn need(bytes: u64) -> u64 {
 
 /// The mounted datasets of a pool whose writes may be collected.
 #[derive(Default)]
-pub struct Gathering {
+pub struct WritebackGroup {
     members: Mutex<Vec<Weak<Member>>>,
     /// Written since room was looked at.
     since: AtomicU64,
@@ -89,17 +89,17 @@ pub struct Gathering {
     settling: AtomicBool,
 }
 
-impl std::fmt::Debug for Gathering {
+impl std::fmt::Debug for WritebackGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gathering").field("tight", &self.tight).finish_non_exhaustive()
+        f.debug_struct("WritebackGroup").field("tight", &self.tight).finish_non_exhaustive()
     }
 }
 
 /// One mounted dataset.
 pub(super) struct Member {
-    all: Arc<Gathering>,
+    all: Arc<WritebackGroup>,
     files: Arc<Files>,
-    door: OnceLock<Arc<dyn Collector>>,
+    door: OnceLock<Arc<dyn WritebackHost>>,
     /// How many times files are open for collected writes.
     open: AtomicUsize,
     /// Those files, by inode number.
@@ -168,7 +168,7 @@ impl Drop for StoppedWrites {
     }
 }
 
-impl Gathering {
+impl WritebackGroup {
     /// Takes a dataset in.
     pub(super) fn join(self: &Arc<Self>, files: &Arc<Files>) -> Arc<Member> {
         let member = Arc::new(Member {
@@ -259,7 +259,7 @@ impl Gathering {
             if let Some(door) = member.door.get().filter(|_| member.open.load(Ordering::Acquire) > 0) {
                 // Answers that crossed the recall may have been taken for true after it.
                 door.recall();
-                door.settle()?;
+                door.flush()?;
             }
         }
         self.recalled.store(0, Ordering::Release);
@@ -305,7 +305,7 @@ impl Gathering {
 
 impl Member {
     /// A door offers to collect.
-    pub(super) fn collect(&self, door: &Arc<dyn Collector>) -> bool {
+    pub(super) fn collect(&self, door: &Arc<dyn WritebackHost>) -> bool {
         let taken = self.door.set(Arc::clone(door)).is_ok();
         if taken {
             door.lets_in();
@@ -321,7 +321,7 @@ impl Member {
     fn held(&self) -> u64 {
         match (self.door.get(), self.open.load(Ordering::Acquire)) {
             (None, _) | (_, 0) => 0,
-            (Some(door), files) => door.most_held(files),
+            (Some(door), files) => door.dirty_limit(files),
         }
     }
 
@@ -420,7 +420,7 @@ impl Member {
             && (!self.all.tight.load(Ordering::Acquire) || self.all.relax())
     }
 
-    /// See [`Collected::announce`].
+    /// See [`WritebackLease::announce`].
     #[expect(
         clippy::disallowed_methods,
         reason = "the age of a promise; and writes under way get time to arrive, which nothing tells"
@@ -481,7 +481,7 @@ impl Lease {
     }
 }
 
-impl Collected for Lease {
+impl WritebackLease for Lease {
     fn begin(&self) -> bool {
         let synchronous = self.member.files.behaviour().sync == SyncMode::Always;
         if synchronous || self.member.all.tight.load(Ordering::Acquire) || self.member.tree().has_owner_quotas() {
