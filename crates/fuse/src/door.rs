@@ -8,17 +8,15 @@
 //!   contains its own mount point must not hang.
 
 use crate::{
-    attr_refresh::AttrRefresh,
     failure::{Failure, Outcome},
     inodes::{Inodes, ROOT},
-    inotify_replay::InotifyReplay,
     invalidate,
     negotiate::{self, Agreement, CacheTimes},
     open_files::OpenFiles,
     options::FuseOptions,
     passthrough::Passthrough,
     running::Running,
-    self_io::Role,
+    self_io::{Role, attr_refresh::AttrRefresh, inotify_replay::InotifyReplay},
     wire,
     writeback::Writeback,
 };
@@ -347,7 +345,7 @@ impl Door {
         if header.pid != 0 && self.writeback.on() {
             match (self.writeback.self_io.role(header.pid), &request.op) {
                 (Some(Role::Times), Op::Setattr(told)) => return self.refresh_setattr(header, told, reply),
-                (Some(Role::Flush), _) if self.writeback.answer_own(request, reply)? => return Ok(()),
+                (Some(Role::Flush), _) if self.writeback.answer_flush(request, reply)? => return Ok(()),
                 _ => {}
             }
         }

@@ -11,17 +11,15 @@
 //!                 |          |
 //!                 |   inodes.rs, open_files.rs, passthrough.rs, writeback.rs      tables
 //!              invalidate.rs <-- Invalidation -- Layer              own thread; it alone notifies of names and pages
-//!              attr_refresh.rs                                      own thread, tells the kernel of sizes and times where it collects writes
+//!              self_io/*.rs                                         own threads, use the mount to tell the kernel what no notification can
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-mod attr_refresh;
 mod door;
 mod failure;
 mod implicit_opens;
 mod inodes;
-mod inotify_replay;
 mod invalidate;
 mod mount;
 mod negotiate;
@@ -29,9 +27,7 @@ mod numbers;
 mod open_files;
 mod ops;
 mod options;
-mod own_mount;
 mod passthrough;
-mod replacing;
 mod resting;
 mod running;
 mod self_io;

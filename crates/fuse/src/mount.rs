@@ -5,15 +5,16 @@
 //! mount.
 
 use crate::{
-    attr_refresh,
     door::Door,
-    inotify_replay::{self, Event},
     invalidate::{self, CacheControl, InvalidationCounts, Shared},
     negotiate,
     options::{FuseOptions, TransportChoice},
-    own_mount::{self, Entered},
     passthrough::BackingFiles,
-    self_io::Role,
+    self_io::{
+        Role, attr_refresh,
+        inotify_replay::{self, Event},
+        own_mount::{self, Entered},
+    },
     status::{self, Status},
 };
 use fusewire::{Device, Identity, MountOptions, Notifier, Observer, Session, SessionOptions};
@@ -429,7 +430,7 @@ fn open(options: &FuseOptions) -> Result<Device, MountError> {
 /// root's ACL at every step: it makes the first inode of a connection before it knows that there
 /// are ACLs, and for that one it never keeps the answer that there is none. Users other than the
 /// root's owner would pay a request for every path. The mounts of a pool use the first inode for
-/// passing on what the kernel holds (`writeback/flush_timer.rs`).
+/// passing on what the kernel holds (`self_io/flush_timer.rs`).
 fn is_promoted(door: &Door) -> bool {
     // Our thread that raises events reaches directories by handle, from the first inode on.
     (door.options.without_links || negotiate::wants_acls(&door.options, &*door.layer)) && !door.options.notify_watchers

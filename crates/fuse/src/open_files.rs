@@ -6,7 +6,7 @@
 //! is dropping the last reference to the [`OpenHandle`], which happens outside of the table's
 //! locks.
 
-use crate::{attr_refresh::Times, passthrough::InodeIo, writeback::open_pattern::OpenUse};
+use crate::{passthrough::InodeIo, self_io::attr_refresh::Times, writeback::open_pattern::OpenUse};
 use nacre_vfs::{OpenFlags, Opened};
 use parking_lot::Mutex;
 use std::{

@@ -20,15 +20,17 @@
 
 pub(crate) mod caller;
 pub(crate) mod dirty_limit;
-mod flush;
-mod flush_timer;
 pub(crate) mod open_pattern;
 
 use crate::{
     negotiate,
     options::FuseOptions,
-    own_mount,
-    self_io::{PageDropper, SelfIo},
+    self_io::{
+        SelfIo,
+        flush_timer::FlushTimer,
+        own_mount::{self, MountPlace},
+        page_dropper::PageDropper,
+    },
 };
 use fusewire::Notifier;
 use nacre_vfs::{Caller, Coherence, Layer, Opened, Result, WritebackHost};
@@ -77,8 +79,9 @@ pub(crate) struct Writeback {
     /// The one of them that drops pages.
     pub dropper: PageDropper,
     /// The one that has everything passed on now and then.
-    pub flush_timer: flush_timer::FlushTimer,
-    flushing: Mutex<()>,
+    pub flush_timer: FlushTimer,
+    /// Held by whoever has all of it passed on.
+    pub flushing: Mutex<()>,
     announced: AtomicU64,
     refused: AtomicU64,
     recalls: AtomicU64,
@@ -111,7 +114,7 @@ impl Writeback {
             dirty_limit: dirty_limit::KnownLimit::default(),
             self_io: Arc::default(),
             dropper: PageDropper::default(),
-            flush_timer: flush_timer::FlushTimer::default(),
+            flush_timer: FlushTimer::default(),
             flushing: Mutex::new(()),
             announced: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -318,7 +321,27 @@ impl Writeback {
         }
     }
 
-    fn nodes(&self) -> Vec<u64> {
+    /// Where the mount is.
+    pub fn place(&self) -> MountPlace {
+        MountPlace {
+            mountpoint: self.mountpoint.clone(),
+            device: self.device(),
+            generation: self.generation.load(Ordering::Acquire),
+        }
+    }
+
+    /// Nothing is held back.
+    pub fn is_idle(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// The way to the kernel's caches, while the session runs.
+    pub fn notifier(&self) -> Option<Notifier> {
+        self.notifier.read().clone()
+    }
+
+    /// The files whose writes are held back, by node id.
+    pub fn nodes(&self) -> Vec<u64> {
         self.files.lock().keys().copied().collect()
     }
 }

@@ -382,7 +382,7 @@ fn settling_passes_everything_on() {
         }
         mount.room.recall(u64::MAX);
         let opens = mount.requests("OPEN");
-        mount.room.door().settle().unwrap();
+        mount.room.door().flush().unwrap();
         assert_eq!(mount.arrived(), 15_000_000);
         assert_eq!(mount.requests("OPEN"), opens, "watchers would be told");
         for number in 0..5 {

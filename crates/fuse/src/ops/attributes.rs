@@ -3,7 +3,8 @@
 use crate::{
     door::{Door, caller},
     failure::Outcome,
-    replacing, wire, writeback,
+    self_io::replacing,
+    wire, writeback,
 };
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, ChangeTime, Errno, Kind, Node, Opened, SetAttr, SetTime, Time};

@@ -2,12 +2,12 @@
 //! `passthrough.rs`.
 
 use crate::{
-    attr_refresh::{self, Times},
     door::{Door, caller, name},
     failure::Outcome,
     invalidate,
     open_files::OpenHandle,
     passthrough::{self, IoMode},
+    self_io::attr_refresh::{self, Times},
     wire,
     writeback::open_pattern::OpenUse,
 };

@@ -9,7 +9,8 @@
 //! (`ops/attributes.rs`). Invariants: a file with collected writes is left alone, as what is held
 //! back is missing below; nobody who serves requests waits for longer than [`PATIENCE`].
 
-use crate::{door::Door, failure::Outcome, open_files::OpenState, self_io::AttrSetter, wire};
+use super::attr_setter::AttrSetter;
+use crate::{door::Door, failure::Outcome, open_files::OpenState, wire};
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Caller, ChangeTime, Errno, Kind, SetAttr, Time};
 use parking_lot::Mutex;

@@ -10,7 +10,8 @@
 //! nothing that is under way reaches the new files; the names in the answers are nobody else's to
 //! look up.
 
-use crate::{door::Door, failure::Outcome, mount::Mount, own_mount::Entered, self_io::Role, wire};
+use super::{Role, own_mount::Entered};
+use crate::{door::Door, failure::Outcome, mount::Mount, wire};
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Time};
 use rustix::{

@@ -2,22 +2,26 @@
 //! layer and for who asks for it; without the inode's lock of one file whose lock is held, for
 //! lseek(2).
 //!
-//! Files are reached by handle, in threads of their own (`self_io.rs`). They are not opened, which
+//! Files are reached by handle, in threads of their own (`super`). They are not opened, which
 //! watchers would be told of: the kernel passes everything on before it asks for other times of a
 //! file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so
 //! waits for a write(2) that is under way as well. For lseek(2) alone the file is opened; the door
 //! answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
 
-use super::Writeback;
-use crate::self_io::{self, FLUSHED, Place, Role};
+use super::{
+    Role,
+    own_mount::{Entered, MountPlace, number},
+};
+use crate::writeback::Writeback;
 use fusewire::{
     Op, Reply, Request,
     abi::{self, fattr, fopen},
 };
 use nacre_vfs::{Errno, Result};
+use rustix::fs::{AtFlags, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno as SysErrno;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -32,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(5);
 
 impl Writeback {
     #[expect(clippy::disallowed_methods, reason = "a writer in the kernel tells nobody when he has the lock")]
-    pub(super) fn flush_all(&self) -> Result<()> {
+    pub fn flush_all(&self) -> Result<()> {
         let _one = self.flushing.lock();
         self.flush_each()?;
         std::thread::sleep(PAUSE);
@@ -79,7 +83,7 @@ impl Writeback {
     /// opened: the kernel passes pages on before it drops them. A daemon that is killed meanwhile
     /// would hang, so this is for the end alone.
     pub fn flush_unseen(&self) {
-        let Some(notifier) = self.notifier.read().clone() else { return };
+        let Some(notifier) = self.notifier() else { return };
         for nodeid in self.nodes() {
             if let Err(error) = notifier.inval_inode(nodeid, 0, 0) {
                 tracing::warn!(%error, "what was written to a file may not have been passed on by the kernel");
@@ -97,19 +101,10 @@ impl Writeback {
         let (tell, told) = channel();
         self.self_io.start("nacre-flush", Role::Flush, move || {
             // Who asked may have found out that he need not wait.
-            let _ = tell.send(self_io::flush_file(&place, nodeid, locking));
+            let _ = tell.send(flush_file(&place, nodeid, locking));
             Ok(())
         })?;
         Ok(told)
-    }
-
-    /// Where the mount is.
-    pub fn place(&self) -> Place {
-        Place {
-            mountpoint: self.mountpoint.clone(),
-            device: self.device(),
-            generation: self.generation.load(Ordering::Acquire),
-        }
     }
 
     /// Answers a request of such a thread where it is about its own file handles; false where it is
@@ -117,7 +112,7 @@ impl Writeback {
     ///
     /// # Errors
     /// What the reply says.
-    pub fn answer_own(
+    pub fn answer_flush(
         &self,
         request: &Request<'_>,
         reply: &mut Reply<'_>,
@@ -144,3 +139,46 @@ type Passed = std::result::Result<(), SysErrno>;
 fn answer(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
     told.unwrap_or(Err(SysErrno::IO)).map_err(|error| Errno::from_raw(error.raw_os_error()))
 }
+
+/// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2)
+/// that is under way; else without the inode's lock.
+fn flush_file(place: &MountPlace, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
+    let mount = Entered::new(&place.mountpoint, place.device)?;
+    let file = |flags| mount.by_handle((nodeid, place.generation), flags);
+    let passed = match locking {
+        true => file(OFlags::PATH).and_then(|file| flush_unseen(&file)),
+        // Who asks by lseek(2) has the inode's lock.
+        false => {
+            file(OFlags::RDONLY).and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number))
+        }
+    };
+    match passed {
+        // Closed meanwhile, which passes everything on; or what was held back could not be written,
+        // which its writer is told as well: it is not held back any more. Nothing is held back
+        // where nothing can be written.
+        Ok(()) | Err(SysErrno::STALE | SysErrno::NOSPC | SysErrno::DQUOT | SysErrno::ROFS) => Ok(()),
+        Err(error) => {
+            tracing::debug!(%error, nodeid, "a file could not be passed on");
+            Err(error)
+        }
+    }
+}
+
+/// Has all that is held back of a file written, and waits for it. Before it asks for other times of
+/// a file, the kernel writes what it has collected of it (`fuse_do_setattr`), or it would be late
+/// for them. The door refuses that change ([`FLUSHED`]): so no file is opened and none is
+/// changed, and nobody who watches the mount hears of anything. Were the refusal lost, only the
+/// access time would be another.
+fn flush_unseen(file: &OwnedFd) -> Result<(), SysErrno> {
+    let stamps = Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+    };
+    match rustix::fs::utimensat(file, c"", &stamps, AtFlags::EMPTY_PATH) {
+        Err(FLUSHED) => Ok(()),
+        other => other,
+    }
+}
+
+/// With this the door refuses the change of times by which a file is passed on.
+const FLUSHED: SysErrno = SysErrno::CANCELED;

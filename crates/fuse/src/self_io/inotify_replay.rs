@@ -9,10 +9,10 @@
 //! Invariants: events that do not fit in the queue are dropped, the caches are emptied all the
 //! same; no descriptor of the mount is held between events, so that it can be unmounted.
 
+use super::own_mount::{Entered, number};
 use crate::{
     door::{Door, caller},
     failure::Outcome,
-    own_mount::{Entered, number},
     wire,
 };
 use fusewire::{Op, Reply, Request, abi};

@@ -7,12 +7,11 @@
 //! is none of his: so that is the mount's first inode, which nobody can reach where another one is
 //! shown as the root. Where that one is shown, files are passed on one by one.
 
-use super::Writeback;
-use crate::{
-    inodes::ROOT,
-    own_mount::Entered,
-    self_io::{Place, Role},
+use super::{
+    Role,
+    own_mount::{Entered, MountPlace},
 };
+use crate::{inodes::ROOT, writeback::Writeback};
 use nacre_vfs::Errno;
 use parking_lot::Mutex;
 use rustix::{fs::OFlags, io::Errno as SysErrno};
@@ -20,7 +19,6 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::Ordering,
         mpsc::{RecvTimeoutError, Sender, channel},
     },
     thread::JoinHandle,
@@ -53,7 +51,7 @@ impl Writeback {
         self.self_io.start("nacre-flusher", Role::Flush, move || {
             while end.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
                 let Some(writeback) = writeback.upgrade() else { break };
-                if writeback.count.load(Ordering::Acquire) == 0 {
+                if writeback.is_idle() {
                     continue;
                 }
                 let passed = if hidden {
@@ -75,7 +73,7 @@ impl Writeback {
 }
 
 /// Begins to write all that is dirty.
-fn begin(place: &Place) -> Result<(), SysErrno> {
+fn begin(place: &MountPlace) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
     let first = mount.by_handle((ROOT, 0), OFlags::RDONLY | OFlags::DIRECTORY)?;
     rustix::fs::syncfs(first)
