@@ -16,7 +16,7 @@ use crate::{
     options::FuseOptions,
     passthrough::Passthrough,
     running::Running,
-    self_io::{Role, attr_refresh::AttrRefresh, inotify_replay::InotifyReplay},
+    self_io::{SelfIo, attr_refresh::AttrRefresh, inotify_replay::InotifyReplay},
     wire,
     writeback::Writeback,
 };
@@ -53,6 +53,8 @@ pub(crate) struct Door {
     pub passthrough: Passthrough,
     /// Writes that the kernel collects.
     pub writeback: Arc<Writeback>,
+    /// Threads of ours that use the mount.
+    pub self_io: Arc<SelfIo>,
     /// The thread that tells the kernel of sizes and times.
     pub attr_refresh: AttrRefresh,
     /// The thread that raises events inside the mount.
@@ -107,6 +109,7 @@ impl Door {
         let times = CacheTimes::new(&options);
         let passthrough = Passthrough::new(kept_limit);
         let room = descriptors::room();
+        let self_io = Arc::default();
         if !negotiate::wants_passthrough(&options) {
             passthrough.refuse("switched off by the options of the mount");
         }
@@ -114,7 +117,8 @@ impl Door {
             inodes: Arc::new(Inodes::over(&layer, root.node, &root.attr)),
             files: OpenFiles::default(),
             passthrough,
-            writeback: Arc::new(Writeback::new(&options.mountpoint)),
+            writeback: Arc::new(Writeback::new(&options.mountpoint, &self_io)),
+            self_io,
             attr_refresh: AttrRefresh::default(),
             inotify_replay: InotifyReplay::default(),
             running: Running::default(),
@@ -330,25 +334,12 @@ impl Door {
 
     fn dispatch(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let header = &request.header;
+        if let Some(role) = self.self_io.role(header.pid) {
+            return self.answer_own(role, request, reply);
+        }
         // A release undoes what was granted; it must never be refused. All else from our own
         // threads would wait for ourselves.
         let releases = matches!(request.op, Op::Release { .. } | Op::Releasedir { .. } | Op::Destroy);
-        if header.pid != 0 && self.inotify_replay.is_replay(header.pid) {
-            return self.replay_request(request, reply);
-        }
-        if let Op::Lookup { name } = request.op
-            && header.pid != 0
-            && self.writeback.self_io.role(header.pid) == Some(Role::Replaced)
-        {
-            return self.lookup_replaced(header, name, reply);
-        }
-        if header.pid != 0 && self.writeback.on() {
-            match (self.writeback.self_io.role(header.pid), &request.op) {
-                (Some(Role::Times), Op::Setattr(told)) => return self.refresh_setattr(header, told, reply),
-                (Some(Role::Flush), _) if self.writeback.answer_flush(request, reply)? => return Ok(()),
-                _ => {}
-            }
-        }
         if !releases
             && header.pid != 0
             && self.session.read().as_ref().is_some_and(|session| session.is_own_thread(header.pid))

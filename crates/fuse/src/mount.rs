@@ -137,16 +137,11 @@ impl Mount {
                 .door
                 .attr_refresh
                 .setter
-                .start(&mount.door.writeback.self_io, "nacre-setter")
+                .start(&mount.door.self_io, "nacre-setter")
                 .map_err(MountError::Thread)?;
-            let asker = mount
-                .door
-                .attr_refresh
-                .asker
-                .start(&mount.door.writeback.self_io, "nacre-asker")
-                .map_err(MountError::Thread)?;
-            let dropper =
-                mount.door.writeback.dropper.start(&mount.door.writeback.self_io).map_err(MountError::Thread)?;
+            let asker =
+                mount.door.attr_refresh.asker.start(&mount.door.self_io, "nacre-asker").map_err(MountError::Thread)?;
+            let dropper = mount.door.writeback.dropper.start(&mount.door.self_io).map_err(MountError::Thread)?;
             let beat = mount
                 .door
                 .writeback
@@ -264,7 +259,7 @@ impl Mount {
         let device = self.device()?;
         let place = self.door.options.mountpoint.clone();
         // The kernel passes on what it holds first, and so waits for this process.
-        let remounting = self.door.writeback.self_io.start("nacre-remount", Role::Flush, move || {
+        let remounting = self.door.self_io.start("nacre-remount", Role::Flush, move || {
             // What is seen at the place must be this mount. And stays it, whatever becomes of the
             // path.
             let _mount = Entered::new(&place, device)?;

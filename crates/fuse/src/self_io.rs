@@ -23,6 +23,8 @@ pub(crate) mod own_mount;
 pub(crate) mod page_dropper;
 pub(crate) mod replacing;
 
+use crate::{door::Door, failure::Outcome};
+use fusewire::{Op, Reply, Request};
 use own_mount::number;
 use parking_lot::Mutex;
 use rustix::io::Errno as SysErrno;
@@ -30,7 +32,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread::JoinHandle,
 };
@@ -44,19 +46,22 @@ pub(crate) enum Role {
     Flush,
     /// It looks up files that have been replaced: it is told of those in their place.
     Replaced,
+    /// It repeats changes for watchers: what it pretends is answered as done.
+    Replay,
 }
 
 /// The threads that are at it, by their ids.
 #[derive(Default)]
 pub(crate) struct SelfIo {
     threads: Mutex<Vec<(u32, Role)>>,
-    count: AtomicUsize,
+    /// Bit `tid % 64` of each: most questions of [`SelfIo::role`] end here.
+    mask: AtomicU64,
 }
 
 impl SelfIo {
     /// What the thread with this id is for, if it is one of these.
     pub fn role(&self, tid: u32) -> Option<Role> {
-        if self.count.load(Ordering::Acquire) == 0 {
+        if self.mask.load(Ordering::Acquire) & bit(tid) == 0 {
             return None;
         }
         self.threads.lock().iter().find(|(known, _)| *known == tid).map(|(_, role)| *role)
@@ -76,22 +81,53 @@ impl SelfIo {
         std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(move || {
             nacre_sys::descriptors::leave_all_to_others().map_err(number)?;
             let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-            self_io.enter(tid, role);
-            let result = body();
-            self_io.leave(tid);
-            result
+            let _known = KnownThread::new(&self_io, tid, role);
+            body()
         })
     }
 
-    fn enter(&self, tid: u32, role: Role) {
+    fn change(&self, change: impl FnOnce(&mut Vec<(u32, Role)>)) {
         let mut threads = self.threads.lock();
-        threads.push((tid, role));
-        self.count.store(threads.len(), Ordering::Release);
+        change(&mut threads);
+        let mask = threads.iter().fold(0, |mask, (tid, _)| mask | bit(*tid));
+        self.mask.store(mask, Ordering::Release);
     }
+}
 
-    fn leave(&self, tid: u32) {
-        let mut threads = self.threads.lock();
-        threads.retain(|(known, _)| *known != tid);
-        self.count.store(threads.len(), Ordering::Release);
+fn bit(tid: u32) -> u64 {
+    1 << (tid % 64)
+}
+
+/// A thread is in the list for as long as this lives: its id may be another's afterwards.
+struct KnownThread<'a>(&'a SelfIo, u32);
+
+impl KnownThread<'_> {
+    fn new(self_io: &SelfIo, tid: u32, role: Role) -> KnownThread<'_> {
+        self_io.change(|threads| threads.push((tid, role)));
+        KnownThread(self_io, tid)
+    }
+}
+
+impl Drop for KnownThread<'_> {
+    fn drop(&mut self) {
+        self.0.change(|threads| threads.retain(|(known, _)| *known != self.1));
+    }
+}
+
+impl Door {
+    /// Answers a request of such a thread: what belongs to its role, from what the door knows; all
+    /// else as for anybody.
+    pub(crate) fn answer_own(&self, role: Role, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        match (role, &request.op) {
+            (Role::Replay, _) => self.replay_request(request, reply),
+            (Role::Replaced, Op::Lookup { name }) => self.lookup_replaced(&request.header, name, reply),
+            // Who changes the mount's flags has this role as well, and where the kernel holds nothing
+            // back he asks like anybody.
+            (Role::Times, Op::Setattr(told)) if self.writeback.on() => {
+                self.refresh_setattr(&request.header, told, reply)
+            }
+            (Role::Flush, _) if self.writeback.on() && flush::answer(request, reply)? => Ok(()),
+            _ => self.operate(request, reply),
+        }
     }
 }

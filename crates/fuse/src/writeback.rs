@@ -99,7 +99,7 @@ pub(crate) struct Figures {
 
 impl Writeback {
     /// Nothing is decided yet.
-    pub fn new(mountpoint: &Path) -> Writeback {
+    pub fn new(mountpoint: &Path, self_io: &Arc<SelfIo>) -> Writeback {
         Writeback {
             mountpoint: mountpoint.to_owned(),
             decided: OnceLock::new(),
@@ -112,7 +112,7 @@ impl Writeback {
             files: Mutex::default(),
             count: AtomicUsize::new(0),
             dirty_limit: dirty_limit::KnownLimit::default(),
-            self_io: Arc::default(),
+            self_io: Arc::clone(self_io),
             dropper: PageDropper::default(),
             flush_timer: FlushTimer::default(),
             flushing: Mutex::new(()),

@@ -83,7 +83,7 @@ impl Door {
 
     /// Whether a thread of ours asks that may hold the inode's lock.
     fn is_self_io(&self, header: &Header) -> bool {
-        self.writeback.self_io.role(header.pid).is_some() || self.inotify_replay.is_replay(header.pid)
+        self.self_io.role(header.pid).is_some()
     }
 
     /// What is left to say of a regular file that is gone.

@@ -74,7 +74,7 @@ impl Writeback {
                 // lock and wait for the end of this flushing: the thread ends when he goes on.
                 Err(RecvTimeoutError::Timeout) if !open(nodeid) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
-                told => return answer(told),
+                told => return outcome(told),
             }
         }
     }
@@ -93,7 +93,7 @@ impl Writeback {
 
     /// Makes the kernel pass on what it holds of one file, whoever holds the inode's lock.
     pub fn flush_file(&self, nodeid: u64) -> Result<()> {
-        answer(self.flush_by_thread(nodeid, false)?.recv().map_err(|_| RecvTimeoutError::Disconnected))
+        outcome(self.flush_by_thread(nodeid, false)?.recv().map_err(|_| RecvTimeoutError::Disconnected))
     }
 
     fn flush_by_thread(&self, nodeid: u64, locking: bool) -> Result<Receiver<Passed>> {
@@ -106,37 +106,33 @@ impl Writeback {
         })?;
         Ok(told)
     }
+}
 
-    /// Answers a request of such a thread where it is about its own file handles; false where it is
-    /// like any other.
-    ///
-    /// # Errors
-    /// What the reply says.
-    pub fn answer_flush(
-        &self,
-        request: &Request<'_>,
-        reply: &mut Reply<'_>,
-    ) -> std::result::Result<bool, fusewire::Errno> {
-        match request.op {
-            Op::Open { .. } => {
-                // Past the page cache, so that the open takes part in no mode and drops no pages.
-                let open_flags = fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH;
-                reply.open(&abi::OpenOut { fh: OWN_HANDLE, open_flags, backing_id: 0 })?;
-                Ok(true)
-            }
-            // Before the kernel asks, it has passed everything on; times that it passes on itself
-            // are those of changes.
-            Op::Setattr(change) if change.valid & fattr::ATIME != 0 => Err(FLUSHED.into()),
-            Op::Fsync { fh: OWN_HANDLE, .. } | Op::Flush { fh: OWN_HANDLE, .. } => Ok(true),
-            _ => Ok(false),
+/// Answers a request of such a thread where it is about its own file handles; false where it is like
+/// any other.
+///
+/// # Errors
+/// What the reply says.
+pub(super) fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> std::result::Result<bool, fusewire::Errno> {
+    match request.op {
+        Op::Open { .. } => {
+            // Past the page cache, so that the open takes part in no mode and drops no pages.
+            let open_flags = fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH;
+            reply.open(&abi::OpenOut { fh: OWN_HANDLE, open_flags, backing_id: 0 })?;
+            Ok(true)
         }
+        // Before the kernel asks, it has passed everything on; times that it passes on itself are
+        // those of changes.
+        Op::Setattr(change) if change.valid & fattr::ATIME != 0 => Err(FLUSHED.into()),
+        Op::Fsync { fh: OWN_HANDLE, .. } | Op::Flush { fh: OWN_HANDLE, .. } => Ok(true),
+        _ => Ok(false),
     }
 }
 
 type Passed = std::result::Result<(), SysErrno>;
 
 /// Without an answer, the thread had failed, which has been reported by itself.
-fn answer(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
+fn outcome(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
     told.unwrap_or(Err(SysErrno::IO)).map_err(|error| Errno::from_raw(error.raw_os_error()))
 }
 

@@ -9,7 +9,10 @@
 //! Invariants: events that do not fit in the queue are dropped, the caches are emptied all the
 //! same; no descriptor of the mount is held between events, so that it can be unmounted.
 
-use super::own_mount::{Entered, number};
+use super::{
+    Role,
+    own_mount::{Entered, number},
+};
 use crate::{
     door::{Door, caller},
     failure::Outcome,
@@ -31,7 +34,6 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
 };
@@ -64,8 +66,6 @@ enum Act {
 /// The state between the thread and the door.
 #[derive(Default)]
 pub(crate) struct InotifyReplay {
-    /// Id of the actor, which makes requests; 0 while there is none.
-    tid: AtomicU32,
     act: Mutex<Option<Act>>,
     queue: Mutex<Option<SyncSender<Event>>>,
 }
@@ -86,11 +86,6 @@ impl InotifyReplay {
     /// Hands an event to the thread. False where there is none, or its queue is full.
     pub fn raise(&self, event: Event) -> bool {
         self.queue.lock().as_ref().is_some_and(|queue| queue.try_send(event).is_ok())
-    }
-
-    /// Whether a request comes from the thread.
-    pub fn is_replay(&self, tid: u32) -> bool {
-        self.tid.load(Ordering::Relaxed) == tid
     }
 
     fn during<T>(&self, act: Act, call: impl FnOnce() -> T) -> T {
@@ -173,10 +168,10 @@ pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forge
     let (tell, told) = sync_channel(0);
     let actor = {
         let door = Arc::clone(door);
-        std::thread::Builder::new()
-            .name("nacre-actor".to_owned())
-            .stack_size(256 << 10)
-            .spawn(move || act(&to_do, &tell, &door, device))
+        door.self_io.clone().start("nacre-actor", Role::Replay, move || {
+            act(&to_do, &tell, &door, device);
+            Ok(())
+        })
     };
     let actor = match actor {
         Ok(actor) => actor,
@@ -201,8 +196,12 @@ pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forge
         }
     }
     drop(tasks);
-    if actor.join().is_err() {
-        tracing::error!("the thread that raises events had panicked");
+    match actor.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::error!(%error, "watchers were told nothing: the descriptors cannot be left to others")
+        }
+        Err(_) => tracing::error!("the thread that raises events had panicked"),
     }
 }
 
@@ -218,10 +217,6 @@ fn name_changed(door: &Door, parent: u64, bytes: &[u8]) -> Result<Option<Task>, 
 
 /// The body of the actor.
 fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u64) {
-    if let Err(error) = nacre_sys::descriptors::leave_all_to_others() {
-        return tracing::error!(%error, "watchers are told nothing: the descriptors cannot be left to others");
-    }
-    door.inotify_replay.tid.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
     for task in tasks {
         let acted = match task {
             Task::Appeared(parent, name, attr) => by_handle(door, device, parent)
@@ -234,7 +229,6 @@ fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u6
             break;
         }
     }
-    door.inotify_replay.tid.store(0, Ordering::Relaxed);
 }
 
 fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {

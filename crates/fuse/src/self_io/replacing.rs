@@ -79,7 +79,7 @@ impl Mount {
         let door = self.door();
         let Some(device) = self.device_number() else { return Err(SysErrno::STALE.into()) };
         let place = door.options.mountpoint.clone();
-        let thread = door.writeback.self_io.start("nacre-replaced", Role::Replaced, move || {
+        let thread = door.self_io.start("nacre-replaced", Role::Replaced, move || {
             let _mount = Entered::new(&place, device)?;
             let mut outcome = Ok(());
             for name in names {
