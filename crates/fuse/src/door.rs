@@ -59,6 +59,8 @@ pub(crate) struct Door {
     pub attr_refresh: AttrRefresh,
     /// The thread that raises events inside the mount.
     pub inotify_replay: InotifyReplay,
+    /// Who waits for files to be closed.
+    pub closes: crate::closes::Closes,
     /// Which files are being run.
     pub running: Running,
     /// Files opened by node where the kernel opens without us.
@@ -121,6 +123,7 @@ impl Door {
             self_io,
             attr_refresh: AttrRefresh::default(),
             inotify_replay: InotifyReplay::default(),
+            closes: crate::closes::Closes::default(),
             running: Running::default(),
             implicit: crate::implicit_opens::ImplicitOpens::new(room / 4),
             selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
@@ -321,11 +324,12 @@ impl Door {
 
     /// Takes look-ups back.
     pub fn forget_lookups(&self, nodeid: u64, lookups: u64) {
-        let Some(removed) = self.inodes.forget(nodeid, lookups) else { return };
+        let Some(removed) = self.inodes.forget(nodeid, lookups) else { return self.closes.heard() };
         if let Some(open) = removed.open {
             self.passthrough.abandon(open);
         }
         drop(removed.node);
+        self.closes.heard();
         if self.forgotten.fetch_add(1, Ordering::Relaxed) % TRIM_EVERY == TRIM_EVERY - 1 {
             self.trim.store(true, Ordering::Release);
             self.change(invalidate::wake());

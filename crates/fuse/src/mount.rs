@@ -19,7 +19,7 @@ use crate::{
 };
 use fusewire::{Device, Identity, MountOptions, Notifier, Observer, Session, SessionOptions};
 use nacre_sys::{descriptors, mounts::MountAttributes};
-use nacre_vfs::{Caller, DirEntry, DirSink, Errno, FileId, Invalidation, Layer, Node};
+use nacre_vfs::{Caller, DirEntry, DirSink, Errno, FileId, Invalidation, Layer, Node, OpenFileHost};
 use rustix::{io::Errno as SysErrno, mount::MountFlags};
 use std::{
     collections::{BTreeSet, HashMap},
@@ -94,6 +94,9 @@ impl Mount {
         layer.watch(sender.clone());
         let door = Door::new(layer, options, sender, kept_limit()).map_err(MountError::Root)?;
         let door = Arc::new(door);
+        if let Some(client) = door.layer.capabilities().open_files {
+            client.attach(Arc::downgrade(&door) as Weak<dyn OpenFileHost>);
+        }
         let device = open(&door.options)?;
         door.inodes.promote_root(device.is_detached() && is_promoted(&door));
         let place = device.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
@@ -248,6 +251,13 @@ impl Mount {
     /// layer meanwhile.
     pub fn held(&self) -> HeldWrites {
         HeldWrites(Arc::downgrade(&self.door))
+    }
+
+    /// Waits until `closed` says so, at most so long; answers what it said last. It is asked again
+    /// whenever the kernel has closed a file, or forgotten one: both come some time after close(2)
+    /// has returned.
+    pub fn wait_closed(&self, most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
+        self.door.wait_closed(&[], most, closed)
     }
 
     /// Gives it other flags of mount(2): read-only, no set-id bits, no devices, no programs, no

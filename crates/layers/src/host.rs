@@ -470,6 +470,7 @@ impl Layer for Host {
             // Nothing here has to see each write, so the kernel does better: it writes to the files
             // itself.
             writeback: None,
+            open_files: None,
         }
     }
 

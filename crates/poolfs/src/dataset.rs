@@ -706,7 +706,13 @@ impl Layer for Dataset {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { acls: self.acls, judges_callers: false, numbered: Some(&self.numbers), writeback: Some(self) }
+        Capabilities {
+            acls: self.acls,
+            judges_callers: false,
+            numbered: Some(&self.numbers),
+            writeback: Some(self),
+            open_files: None,
+        }
     }
 
     fn describe(&self) -> Description {

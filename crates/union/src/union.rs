@@ -19,8 +19,9 @@ use crate::{
 };
 use arc_swap::ArcSwap;
 use nacre_vfs::{
-    Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
-    Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    AttachedDoor, Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation,
+    Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFileClient, OpenFileHost, OpenFlags, Opened, RenameFlags, Result,
+    Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -28,7 +29,7 @@ use std::{
     fmt,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, AtomicUsize},
         mpsc::Sender,
     },
@@ -199,6 +200,8 @@ pub(crate) struct Shared {
     pub(crate) routes: ArcSwap<Routes>,
     /// Who is told of changes that did not come through the union.
     pub(crate) watchers: Mutex<Vec<Sender<Invalidation>>>,
+    /// Who knows which files are open.
+    pub(crate) door: AttachedDoor,
     /// Held while the list of branches is being changed.
     pub(crate) changing: Mutex<Slots>,
     pub(crate) options: UnionOptions,
@@ -322,6 +325,7 @@ impl Union {
             wanted: AtomicUsize::new(0),
             routes: ArcSwap::from_pointee(options.routes.clone()),
             watchers: Mutex::default(),
+            door: AttachedDoor::default(),
             changing: Mutex::new(slots),
             options,
             nodes,
@@ -636,6 +640,7 @@ impl Layer for Union {
             numbered: None,
             // Copy-up has to see the first write.
             writeback: None,
+            open_files: Some(self),
         }
     }
 
@@ -649,5 +654,21 @@ impl Layer for Union {
             text = text.over(branch.layer.describe());
         }
         text
+    }
+}
+
+impl OpenFileClient for Union {
+    fn attach(&self, door: Weak<dyn OpenFileHost>) {
+        self.shared.door.attach(door);
+        self.shared.branches().iter().for_each(|branch| self.shared.attach(branch));
+    }
+}
+
+impl Shared {
+    /// Tells a branch the door, once there is one: its files are closed with the union's.
+    pub(crate) fn attach(&self, branch: &Branch) {
+        if let (Some(door), Some(client)) = (self.door.get(), branch.layer.capabilities().open_files) {
+            client.attach(door);
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! Asked by doors and by layers around layers. A capability that is not named here does not exist:
 //! the trait has no other way to one.
 
-use crate::{Numbered, WritebackLayer};
+use crate::{Numbered, OpenFileClient, WritebackLayer};
 
 /// See [`crate::Layer::capabilities`]. The default offers nothing.
 #[derive(Clone, Copy, Default)]
@@ -17,4 +17,6 @@ pub struct Capabilities<'a> {
     pub numbered: Option<&'a dyn Numbered>,
     /// A door that can hold writes back may offer to.
     pub writeback: Option<&'a dyn WritebackLayer>,
+    /// It may have to wait for files to be closed, and is told its door.
+    pub open_files: Option<&'a dyn OpenFileClient>,
 }

@@ -6,8 +6,9 @@
 //! * every operation names its [`Caller`] first and returns values;
 //! * no default bodies but for [`Layer::rest`]: a layer that lacks something says so in one line;
 //! * calls may come from any thread at any time. A layer sends what others changed as an
-//!   [`Invalidation`]. It calls its door in one case: where it has taken the door's offer to hold
-//!   writes back ([`Capabilities::writeback`]), it calls the door's [`WritebackHost`].
+//!   [`Invalidation`]. It calls its door in two cases: where it has taken the door's offer to hold
+//!   writes back ([`Capabilities::writeback`]), and to wait until files are closed
+//!   ([`Capabilities::open_files`]).
 
 use crate::{
     Attr, Caller, Capabilities, Coherence, Description, FileId, Invalidation, Kind, Name, Node, OpenFile, OpenFlags,

@@ -2,8 +2,8 @@
 //! dependencies.
 //!
 //! Calls go down through [`Layer`], values come back up. The upward paths are the [`Invalidation`]
-//! channel, which carries data, and the [`WritebackHost`] of a door whose offer a layer has taken.
-//! A lower crate never names a higher one; this crate names none at all.
+//! channel, which carries data, and two questions to the door: [`WritebackHost`] and
+//! [`OpenFileHost`]. A lower crate never names a higher one; this crate names none at all.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -21,6 +21,7 @@ mod name;
 mod node;
 mod numbered;
 mod open_file;
+mod open_files;
 mod writeback;
 
 pub use attr::{Attr, ChangeTime, FileId, Kind, SetAttr, SetTime, StatFs, Time};
@@ -36,4 +37,5 @@ pub use name::{NAME_MAX, Name};
 pub use node::Node;
 pub use numbered::Numbered;
 pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence, WriteOrigin};
+pub use open_files::{AttachedDoor, OpenFileClient, OpenFileHost};
 pub use writeback::{WritebackHost, WritebackLayer, WritebackLease};

@@ -11,8 +11,7 @@ use std::{
     fs,
     path::Path,
     sync::Arc,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use fusewire::apart;
@@ -185,16 +184,9 @@ impl Carrier {
     /// Whether the kernel has forgotten all files of a file system, which it does soon with those
     /// that nobody uses.
     fn is_forgotten(&self, family: &Family, dataset: u64) -> bool {
-        let until = Instant::now() + FORGOTTEN;
-        loop {
-            if !family.numbers(dataset).into_iter().any(|(from, to)| self.mount.knows_any(from, to)) {
-                return true;
-            }
-            if Instant::now() > until {
-                return false;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+        self.mount.wait_closed(FORGOTTEN, &mut || {
+            !family.numbers(dataset).into_iter().any(|(from, to)| self.mount.knows_any(from, to))
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use fusewire::Identity;
@@ -184,18 +184,11 @@ impl FuseMounts {
 
     fn forget_snapshot(&self, dataset: u64, txg: u64, force: bool) -> Result<(), Refusal> {
         let Some(live) = self.find(What::head(dataset)) else { return Ok(()) };
-        let start = Instant::now();
-        while !live.layer.forget_snapshot(txg, force) {
-            if start.elapsed() > CLOSING {
-                return Err(Refusal::new(
-                    Kind::Busy,
-                    format!("cannot unmount the snapshot below '{}': files of it are open", live.at.display()),
-                )
-                .next("close them, or use -f"));
-            }
-            std::thread::sleep(CLOSING / 100);
+        if live.carrier.mount.wait_closed(CLOSING, &mut || live.layer.forget_snapshot(txg, force)) {
+            return Ok(());
         }
-        Ok(())
+        let what = format!("cannot unmount the snapshot below '{}': files of it are open", live.at.display());
+        Err(Refusal::new(Kind::Busy, what).next("close them, or use -f"))
     }
 }
 

@@ -122,7 +122,7 @@ impl Door {
         {
             self.written(handle.nodeid, handle.flags.maps_for_writing());
         }
-        self.closed(fh, &handle);
+        self.closed(fh, handle);
         Ok(())
     }
 
@@ -148,7 +148,7 @@ impl Door {
     }
 
     /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
-    pub(crate) fn closed(&self, fh: u64, handle: &OpenHandle) {
+    pub(crate) fn closed(&self, fh: u64, handle: Arc<OpenHandle>) {
         if handle.collected && self.writeback.leave(handle.nodeid) {
             self.changed_meanwhile(handle.nodeid);
         }
@@ -177,12 +177,14 @@ impl Door {
         if let Some(times) = &handle.times {
             self.writer_gone(handle.nodeid, times);
         }
+        drop(handle);
+        self.closes.heard();
     }
 
     /// Takes a handle back that the kernel never got.
     pub(crate) fn ungrant(&self, fh: u64) {
         if let Some(handle) = self.files.remove(fh) {
-            self.closed(fh, &handle);
+            self.closed(fh, handle);
         }
     }
 

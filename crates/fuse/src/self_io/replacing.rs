@@ -70,7 +70,7 @@ impl Mount {
         let closed = door.files.take(|nodeid| within(door.inodes.number(nodeid)));
         let files = closed.iter().map(|(_, handle)| door.inodes.number(handle.nodeid)).collect();
         for (fh, handle) in closed {
-            door.closed(fh, &handle);
+            door.closed(fh, handle);
         }
         files
     }

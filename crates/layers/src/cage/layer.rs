@@ -389,7 +389,12 @@ impl Layer for Cage {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { numbered: None, writeback: Some(self), ..self.shared.below.capabilities() }
+        Capabilities {
+            numbered: None,
+            writeback: Some(self),
+            open_files: Some(self),
+            ..self.shared.below.capabilities()
+        }
     }
 
     fn describe(&self) -> Description {
@@ -413,6 +418,15 @@ impl Layer for Cage {
             text = text.with("limit", format!("dir:{}={}", path.escape_ascii(), size(*bytes)));
         }
         text.over(self.shared.below.describe())
+    }
+}
+
+impl nacre_vfs::OpenFileClient for Cage {
+    fn attach(&self, door: std::sync::Weak<dyn nacre_vfs::OpenFileHost>) {
+        if let Some(below) = self.shared.below.capabilities().open_files {
+            below.attach(std::sync::Weak::clone(&door));
+        }
+        self.shared.closes.attach(door);
     }
 }
 

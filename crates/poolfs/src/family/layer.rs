@@ -253,6 +253,7 @@ impl Layer for Family {
             numbered: Some(self),
             // Doors that can hold writes back are root's, who mounts each by itself.
             writeback: None,
+            open_files: None,
         }
     }
 
