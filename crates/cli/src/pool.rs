@@ -24,7 +24,6 @@ mod mount_point;
 mod mounts;
 pub mod order;
 mod process;
-mod processors;
 pub mod run;
 mod scripts;
 mod snapshot_directory;

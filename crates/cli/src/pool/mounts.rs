@@ -27,7 +27,6 @@ pub use super::snapshot_directory::SnapshotVerbs;
 use super::{
     carrier::{self, Carrier},
     mount_point::{self, MountPoint},
-    processors,
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
 };
@@ -36,10 +35,6 @@ use crate::control::Server;
 /// The kernel tells of the end of an open file some time after its close has returned: what seems
 /// open may be closed already.
 const CLOSING: Duration = Duration::from_millis(500);
-
-/// A write that began before writes were stopped holds its file as soon as it has had a processor,
-/// and is waited for then: so long at most, several of the kernel's ticks.
-const BEGINNING: Duration = Duration::from_millis(20);
 
 /// The mounts of one pool.
 pub struct FuseMounts {
@@ -337,7 +332,6 @@ impl Mounts for FuseMounts {
         let mut stopped: Vec<StoppedWrites> = live.iter().map(|live| live.layer.stop_writes()).collect();
         if stopped.iter().any(StoppedWrites::any) {
             self.settle(datasets)?;
-            processors::wait_for_all(BEGINNING);
             stopped.iter().for_each(StoppedWrites::insist);
             self.settle(datasets)?;
         }
