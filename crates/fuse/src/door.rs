@@ -10,31 +10,21 @@
 use crate::{
     failure::{Failure, Outcome},
     inodes::{Inodes, ROOT},
-    invalidate,
+    invalidate::InvalidationFeed,
+    kernel_side::KernelSide,
     negotiate::{self, Agreement, CacheTimes},
-    open_files::OpenFiles,
+    open_tables::OpenTables,
     options::FuseOptions,
-    passthrough::Passthrough,
-    running::Running,
-    self_io::{SelfIo, attr_refresh::AttrRefresh, inotify_replay::InotifyReplay},
+    self_io::SelfIo,
     wire,
     writeback::Writeback,
 };
-use fusewire::{Handler, Header, Notifier, Observer, Offer, Op, Reply, Request, Settings, abi};
-use nacre_sys::descriptors;
+use fusewire::{Handler, Header, Offer, Op, Reply, Request, Settings, abi};
 use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Opened, Scope};
-use parking_lot::{Mutex, RwLock};
 use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc::Sender,
-    },
+    sync::{Arc, mpsc::Sender},
     time::Duration,
 };
-
-/// Forgotten files after which unused memory is given back.
-const TRIM_EVERY: u64 = 65_536;
 
 /// How long attributes are kept that the kernel asked for to seek in a file that may be stored to.
 const SOUGHT: Duration = Duration::from_millis(10);
@@ -47,53 +37,16 @@ pub(crate) struct Door {
     pub options: FuseOptions,
     /// The inode table.
     pub inodes: Arc<Inodes>,
-    /// The table of file handles.
-    pub files: OpenFiles,
-    /// Backing ids.
-    pub passthrough: Passthrough,
+    /// What is open.
+    pub open: OpenTables,
     /// Writes that the kernel collects.
     pub writeback: Arc<Writeback>,
     /// Threads of ours that use the mount.
     pub self_io: Arc<SelfIo>,
-    /// The thread that tells the kernel of sizes and times.
-    pub attr_refresh: AttrRefresh,
-    /// The thread that raises events inside the mount.
-    pub inotify_replay: InotifyReplay,
-    /// Who waits for files to be closed.
-    pub closes: crate::closes::Closes,
-    /// Which files are being run.
-    pub running: Running,
-    /// Files opened by node where the kernel opens without us.
-    pub implicit: crate::implicit_opens::ImplicitOpens,
-    /// Whether the host knows SELinux labels at all.
-    pub selinux: bool,
-    /// What the kernel accepted.
-    pub agreement: OnceLock<Agreement>,
-    /// The running session; none before it runs and after its end.
-    pub session: RwLock<Option<Observer>>,
-    /// The way to the kernel's caches, as long as the session runs; for what takes no lock there
-    /// ([`Door::permissions_changed`]).
-    pub notifier: RwLock<Option<Notifier>>,
-    /// Files written to in passthrough and closed, for the invalidation thread.
-    pub written: Arc<Mutex<Vec<u64>>>,
-    /// Tells the invalidation thread to give memory back.
-    pub trim: Arc<AtomicBool>,
-    /// Whether the kernel can drop all names at once.
-    pub epoch: AtomicBool,
-    /// The device number of the mount.
-    pub device: OnceLock<u64>,
-    /// Whether files are kept open after their last close.
-    pub keeps: bool,
-    /// Counts set-id bits and capabilities given to files, from 1: a file stripped since the last
-    /// one has none.
-    pub privileges: AtomicU64,
-    /// Whether the kernel has taken attributes of the root; see [`Door::root_is_taken`].
-    root_taken: AtomicBool,
-    /// How many descriptors the process may hold for long.
-    room: usize,
-    times: CacheTimes,
-    changes: Mutex<Sender<Invalidation>>,
-    forgotten: AtomicU64,
+    /// The kernel's side.
+    pub kernel: KernelSide,
+    /// The way to the thread that takes the kernel's answers back.
+    pub invalidations: InvalidationFeed,
 }
 
 impl Door {
@@ -108,71 +61,32 @@ impl Door {
         kept_limit: usize,
     ) -> Result<Door, Errno> {
         let root = layer.root()?;
-        let times = CacheTimes::new(&options);
-        let passthrough = Passthrough::new(kept_limit);
-        let room = descriptors::room();
         let self_io = Arc::default();
-        if !negotiate::wants_passthrough(&options) {
-            passthrough.refuse("switched off by the options of the mount");
-        }
         Ok(Door {
             inodes: Arc::new(Inodes::over(&layer, root.node, &root.attr)),
-            files: OpenFiles::default(),
-            passthrough,
+            open: OpenTables::new(&*layer, &options, kept_limit),
             writeback: Arc::new(Writeback::new(&options.mountpoint, &self_io)),
             self_io,
-            attr_refresh: AttrRefresh::default(),
-            inotify_replay: InotifyReplay::default(),
-            closes: crate::closes::Closes::default(),
-            running: Running::default(),
-            implicit: crate::implicit_opens::ImplicitOpens::new(room / 4),
-            selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
-            agreement: OnceLock::new(),
-            session: RwLock::new(None),
-            notifier: RwLock::new(None),
-            written: Arc::default(),
-            trim: Arc::default(),
-            epoch: AtomicBool::new(true),
-            device: OnceLock::new(),
-            keeps: negotiate::root_coherence(&*layer) <= Coherence::Watched,
-            privileges: AtomicU64::new(1),
-            root_taken: AtomicBool::new(false),
-            room,
-            times,
-            changes: Mutex::new(changes),
-            forgotten: AtomicU64::new(0),
+            kernel: KernelSide::new(&options),
+            invalidations: InvalidationFeed::new(changes),
             layer,
             options,
         })
     }
 
-    /// Refuses one more open file where the descriptors that are left are needed by calls that hold
-    /// one only for their own time.
-    pub fn may_open(&self) -> Outcome {
-        let full = || descriptors::held() >= self.room;
-        if full() {
-            self.passthrough.drop_all_kept(&self.inodes);
-        }
-        if full() { Err(Errno::EMFILE.into()) } else { Ok(()) }
-    }
-
     /// How long the kernel may keep what.
     pub fn times(&self) -> CacheTimes {
-        let mut times = self.times;
-        times.epoch = self.epoch.load(Ordering::Relaxed);
-        times
+        self.kernel.times()
     }
 
     /// What the kernel accepted; nothing before INIT.
     pub fn agreement(&self) -> Agreement {
-        self.agreement.get().copied().unwrap_or_default()
+        self.kernel.agreement()
     }
 
-    /// Sends a change to the invalidation thread. It is gone only when the mount is.
+    /// Sends a change to the invalidation thread.
     pub fn change(&self, change: Invalidation) {
-        if self.changes.lock().send(change).is_err() {
-            tracing::debug!("a change came after the end of the mount");
-        }
+        self.invalidations.send(change);
     }
 
     /// Who may pass a directory has changed. Where the kernel checks that by itself, it knows;
@@ -182,18 +96,9 @@ impl Door {
         if self.options.default_permissions {
             return;
         }
-        let told = |notifier: &Notifier| !self.carries_mounts() && notifier.inc_epoch().is_ok();
-        if !self.notifier.read().as_ref().is_some_and(told) {
+        if !self.kernel.tell(|notifier| !self.kernel.carries_mounts() && notifier.inc_epoch().is_ok()) {
             self.change(Invalidation::Everything);
         }
-    }
-
-    /// Whether others have mounted something within the mount, as far as that can be seen. The
-    /// kernel takes it away where a name above it goes, and that is what becomes of all names at
-    /// once.
-    pub fn carries_mounts(&self) -> bool {
-        let carries = |device: &u64| fusewire::carries_mounts((rustix::fs::major(*device), rustix::fs::minor(*device)));
-        self.device.get().is_some_and(carries)
     }
 
     /// Whether a name leads somewhere. What may be mounted there stays only if the kernel asks for
@@ -279,21 +184,9 @@ impl Door {
         if time > stored.1 && attr.kind == Kind::File && self.is_stored_to(nodeid, stored.0) { stored.1 } else { time }
     }
 
-    /// Whether an inode's attributes may be kept, and taken back. A mount begins with a root that
-    /// nobody may enter, until the kernel has asked for its attributes; an answer that an
-    /// invalidation overtakes is dropped, and whoever waited for it would meet that root (EACCES).
-    /// So the root is not invalidated before it has been entered, and until then nothing of it is
-    /// kept. To be asked before the layer is.
+    /// Whether an inode's attributes may be kept, and taken back ([`KernelSide::root_is_taken`]).
     pub fn root_is_taken(&self, nodeid: u64) -> bool {
-        nodeid != ROOT || !self.options.default_permissions || self.root_taken.load(Ordering::Acquire)
-    }
-
-    /// Somebody looks into a directory. Into the root: while its attributes are not kept, he asked
-    /// for them first, and has taken the answer.
-    pub fn entered_directory(&self, nodeid: u64) {
-        if nodeid == ROOT && !self.root_taken.load(Ordering::Relaxed) {
-            self.root_taken.store(true, Ordering::Release);
-        }
+        nodeid != ROOT || !self.options.default_permissions || self.kernel.root_is_taken()
     }
 
     /// Counts a look-up of a file found or made in the directory with inode number `parent_ino`,
@@ -324,16 +217,13 @@ impl Door {
 
     /// Takes look-ups back.
     pub fn forget_lookups(&self, nodeid: u64, lookups: u64) {
-        let Some(removed) = self.inodes.forget(nodeid, lookups) else { return self.closes.heard() };
+        let Some(removed) = self.inodes.forget(nodeid, lookups) else { return self.open.closes.heard() };
         if let Some(open) = removed.open {
-            self.passthrough.abandon(open);
+            self.open.passthrough.abandon(open);
         }
         drop(removed.node);
-        self.closes.heard();
-        if self.forgotten.fetch_add(1, Ordering::Relaxed) % TRIM_EVERY == TRIM_EVERY - 1 {
-            self.trim.store(true, Ordering::Release);
-            self.change(invalidate::wake());
-        }
+        self.open.closes.heard();
+        self.invalidations.forgotten();
     }
 
     fn dispatch(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
@@ -344,10 +234,7 @@ impl Door {
         // A release undoes what was granted; it must never be refused. All else from our own
         // threads would wait for ourselves.
         let releases = matches!(request.op, Op::Release { .. } | Op::Releasedir { .. } | Op::Destroy);
-        if !releases
-            && header.pid != 0
-            && self.session.read().as_ref().is_some_and(|session| session.is_own_thread(header.pid))
-        {
+        if !releases && header.pid != 0 && self.kernel.is_own_thread(header.pid) {
             return Err(Errno::EDEADLK.into());
         }
         self.operate(request, reply)
@@ -357,7 +244,7 @@ impl Door {
     pub(crate) fn operate(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let head = &request.header;
         if matches!(request.op, Op::Lookup { .. } | Op::Opendir { .. } | Op::Readdir { .. } | Op::Readdirplus { .. }) {
-            self.entered_directory(head.nodeid);
+            self.kernel.entered_directory(head.nodeid);
         }
         match request.op {
             Op::Lookup { name } => self.lookup(head, name, reply),
@@ -432,16 +319,14 @@ impl Handler for Door {
     fn init(&self, offer: &Offer) -> Settings {
         let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer, self.writeback.on());
         if agreement.writeback {
-            self.passthrough.refuse("writes are collected by the kernel, which excludes it");
+            self.open.passthrough.refuse("writes are collected by the kernel, which excludes it");
         } else if self.writeback.on() {
             self.writeback.drop_it();
         }
         if !agreement.passthrough {
-            self.passthrough.refuse("not offered by this kernel");
+            self.open.passthrough.refuse("not offered by this kernel");
         }
-        // A second INIT (the session falls back to the device) offers the same; what was agreed
-        // first holds.
-        let _ = self.agreement.set(agreement);
+        self.kernel.agree(agreement);
         settings
     }
 
@@ -489,12 +374,9 @@ impl Handler for Door {
     }
 
     fn destroy(&self) {
-        // The session holds the door; this ends the circle.
-        *self.session.write() = None;
-        *self.notifier.write() = None;
+        self.kernel.disconnect();
         self.writeback.end();
-        self.files.clear();
-        self.implicit.clear();
+        self.open.clear();
         self.inodes.clear();
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::{
     door::Door,
-    invalidate::{self, CacheControl, InvalidationCounts, Shared},
+    invalidate::{self, CacheControl, InvalidationCounts},
     negotiate,
     options::{FuseOptions, TransportChoice},
     passthrough::BackingFiles,
@@ -110,54 +110,23 @@ impl Mount {
         let place = session.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
         let device = own_mount::device(&place).ok();
         if let Some(device) = device {
-            // It is the first.
-            let _ = door.device.set(device);
+            door.kernel.found(device);
         }
-        door.running.start(&place);
+        door.open.running.start(&place);
         door.writeback.start(&place, session.notifier());
         show(&door, &mut session).map_err(MountError::Mount)?;
-        let counts = Arc::new(InvalidationCounts::default());
-        let stop = Arc::new(AtomicBool::new(false));
-        let marks = invalidate::Marks::default();
         let caches = KernelCaches {
             notifier: session.notifier(),
             session: session.observer(),
             door: Arc::clone(&door),
             one_by_one: AtomicBool::new(false),
         };
-        let shared = Shared {
-            inodes: Arc::clone(&door.inodes),
-            counts: Arc::clone(&counts),
-            stop: Arc::clone(&stop),
-            trim: Arc::clone(&door.trim),
-            written: Arc::clone(&door.written),
-            marks: Arc::clone(&marks),
-        };
+        let state = door.invalidations.state(&door.inodes);
+        let (counts, stop, marks) = (Arc::clone(&state.counts), Arc::clone(&state.stop), Arc::clone(&state.marks));
         let mut mount = Mount { session, door, counts, stop, marks, threads: Vec::new(), device };
-        mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &shared))?;
+        mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &state))?;
         if mount.door.writeback.on() {
-            let setter = mount
-                .door
-                .attr_refresh
-                .setter
-                .start(&mount.door.self_io, "nacre-setter")
-                .map_err(MountError::Thread)?;
-            let asker =
-                mount.door.attr_refresh.asker.start(&mount.door.self_io, "nacre-asker").map_err(MountError::Thread)?;
-            let dropper = mount.door.writeback.dropper.start(&mount.door.self_io).map_err(MountError::Thread)?;
-            let beat = mount
-                .door
-                .writeback
-                .start_flush_timer(mount.door.inodes.root_is_promoted())
-                .map_err(MountError::Thread)?;
-            let (jobs, door) = (mount.door.attr_refresh.open(), Arc::clone(&mount.door));
-            mount.thread("nacre-attrs", move || {
-                attr_refresh::run(&jobs, &door);
-                drop(setter.join());
-                drop(asker.join());
-                drop(dropper.join());
-                drop(beat.join());
-            })?;
+            mount.start_writeback()?;
         }
         if mount.door.options.notify_watchers {
             mount.start_inotify_replay()?;
@@ -172,9 +141,28 @@ impl Mount {
         Ok(())
     }
 
+    /// The threads that tell the kernel what it does not notice where it holds writes back.
+    fn start_writeback(&mut self) -> Result<(), MountError> {
+        let door = Arc::clone(&self.door);
+        let own = &door.self_io;
+        let threads = [
+            own.attr_refresh.setter.start(own, "nacre-setter"),
+            own.attr_refresh.asker.start(own, "nacre-asker"),
+            own.page_dropper.start(own),
+            door.writeback.start_flush_timer(door.inodes.root_is_promoted()),
+        ];
+        let threads = threads.into_iter().collect::<io::Result<Vec<_>>>().map_err(MountError::Thread)?;
+        let (jobs, served) = (own.attr_refresh.open(), Arc::clone(&door));
+        self.thread("nacre-attrs", move || {
+            attr_refresh::run(&jobs, &served);
+            // What they could not do they have told.
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+        })
+    }
+
     fn start_inotify_replay(&mut self) -> Result<(), MountError> {
         let device = self.device().map_err(MountError::Session)?;
-        let events = self.door.inotify_replay.open();
+        let events = self.door.self_io.inotify_replay.open();
         let door = Arc::clone(&self.door);
         let notifier = self.session.notifier();
         self.thread("nacre-inotify", move || {
@@ -334,7 +322,7 @@ impl Mount {
     /// Where the daemon serves content, larger read-ahead means fewer requests; only root may raise
     /// it.
     fn raise_read_ahead(&self) {
-        if self.door.passthrough.refusal().is_none() {
+        if self.door.open.passthrough.refusal().is_none() {
             return;
         }
         let Ok(device) = self.device() else { return };
@@ -358,7 +346,7 @@ impl HeldWrites {
     /// # Errors
     /// Where the kernel could not pass it on.
     pub fn pass_on(&self) -> io::Result<()> {
-        let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| door.files.written_to());
+        let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| door.open.files.written_to());
         let Some(writeback) =
             self.0.upgrade().map(|door| Arc::clone(&door.writeback)).filter(|writeback| writeback.on())
         else {
@@ -384,10 +372,10 @@ impl Drop for Mount {
         }
         self.stop.store(true, Ordering::Release);
         self.door.change(invalidate::wake());
-        self.door.inotify_replay.close();
-        self.door.attr_refresh.close();
-        self.door.writeback.dropper.close();
-        self.door.writeback.flush_timer.close();
+        self.door.self_io.inotify_replay.close();
+        self.door.self_io.attr_refresh.close();
+        self.door.self_io.page_dropper.close();
+        self.door.self_io.flush_timer.close();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the mount had panicked");
@@ -405,12 +393,9 @@ impl fmt::Debug for Mount {
 /// Gives the door what it can know only when the session runs. Requests that come before are served
 /// without it.
 fn connect(door: &Door, session: &Session) {
-    *door.session.write() = Some(session.observer());
-    *door.notifier.write() = Some(session.notifier());
+    door.kernel.connect(session);
     let backing: Box<dyn BackingFiles> = Box::new(session.backing());
-    door.passthrough.start(backing);
-    // Harmless on a fresh mount, and shows whether the kernel knows it.
-    door.epoch.store(session.notifier().inc_epoch().is_ok(), Ordering::Relaxed);
+    door.open.passthrough.start(backing);
 }
 
 /// The name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as
@@ -609,10 +594,10 @@ impl CacheControl for KernelCaches {
         if writeback {
             // Pages that hold collected writes go with the last close.
             if !self.door.writeback.miss(nodeid) && pages {
-                self.door.writeback.dropper.soon(self.door.writeback.place(), nodeid);
+                self.door.self_io.page_dropper.soon(self.door.writeback.place(), nodeid);
             }
             // It believes no answer about the size of a regular file.
-            self.door.attr_refresh.soon(nodeid);
+            self.door.self_io.attr_refresh.soon(nodeid);
         }
     }
 
@@ -627,7 +612,7 @@ impl CacheControl for KernelCaches {
     }
 
     fn all_entries(&self) {
-        let one_by_one = self.door.carries_mounts();
+        let one_by_one = self.door.kernel.carries_mounts();
         self.one_by_one.store(one_by_one, Ordering::Relaxed);
         if one_by_one {
             self.expire_all();
@@ -647,11 +632,11 @@ impl CacheControl for KernelCaches {
     }
 
     fn release_kept(&self, nodeid: u64) {
-        self.door.passthrough.drop_kept(nodeid, &self.door.inodes);
+        self.door.open.passthrough.drop_kept(nodeid, &self.door.inodes);
     }
 
     fn release_all_kept(&self) {
-        self.door.passthrough.drop_all_kept(&self.door.inodes);
+        self.door.open.passthrough.drop_all_kept(&self.door.inodes);
     }
 
     fn tell(&self, files: &[(u64, bool)], names: &[(u64, &[u8])]) -> bool {
@@ -659,10 +644,14 @@ impl CacheControl for KernelCaches {
             return false;
         }
         for &(nodeid, content) in files {
-            self.door.inotify_replay.raise(if content { Event::Content(nodeid) } else { Event::Attributes(nodeid) });
+            self.door.self_io.inotify_replay.raise(if content {
+                Event::Content(nodeid)
+            } else {
+                Event::Attributes(nodeid)
+            });
         }
         for &(parent, name) in names {
-            if !self.door.inotify_replay.raise(Event::Name(parent, name.into())) {
+            if !self.door.self_io.inotify_replay.raise(Event::Name(parent, name.into())) {
                 // Told late as it is, once is enough.
                 let _ = self.entry(parent, name);
             }

@@ -17,15 +17,19 @@
 pub(crate) mod attr_refresh;
 mod attr_setter;
 mod flush;
-pub(crate) mod flush_timer;
+mod flush_timer;
 pub(crate) mod inotify_replay;
 pub(crate) mod own_mount;
-pub(crate) mod page_dropper;
+mod page_dropper;
 pub(crate) mod replacing;
 
 use crate::{door::Door, failure::Outcome};
+use attr_refresh::AttrRefresh;
+use flush_timer::FlushTimer;
 use fusewire::{Op, Reply, Request};
+use inotify_replay::InotifyReplay;
 use own_mount::number;
+use page_dropper::PageDropper;
 use parking_lot::Mutex;
 use rustix::io::Errno as SysErrno;
 use std::{
@@ -50,10 +54,18 @@ pub(crate) enum Role {
     Replay,
 }
 
-/// The threads that are at it, by their ids.
+/// The threads that are at it, by their ids, and the ways to them.
 #[derive(Default)]
 pub(crate) struct SelfIo {
     threads: Mutex<Vec<(u32, Role)>>,
+    /// What tells the kernel of sizes and times.
+    pub attr_refresh: AttrRefresh,
+    /// What raises events inside the mount.
+    pub inotify_replay: InotifyReplay,
+    /// What drops pages.
+    pub page_dropper: PageDropper,
+    /// What has everything passed on now and then.
+    pub flush_timer: FlushTimer,
     /// Bit `tid % 64` of each: most questions of [`SelfIo::role`] end here.
     mask: AtomicU64,
 }

@@ -129,8 +129,8 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         total_ns: op.total_ns,
         histogram: op.buckets.to_vec(),
     });
-    let (opens, reused, failures, kept) = door.passthrough.figures();
-    let refusal = door.passthrough.refusal().map(str::to_owned);
+    let (opens, reused, failures, kept) = door.open.passthrough.figures();
+    let refusal = door.open.passthrough.refusal().map(str::to_owned);
     Status {
         mountpoint: door.options.mountpoint.clone(),
         attached: session.is_mounted(),
@@ -147,7 +147,7 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         in_flight: session.in_flight(),
         threads: session.threads(),
         inodes: door.inodes.len(),
-        open_files: door.files.len(),
+        open_files: door.open.files.len(),
         coherence: crate::negotiate::root_coherence(&*door.layer),
         invalidations: counts.told.load(Ordering::Relaxed),
         invalidated_all: counts.everything.load(Ordering::Relaxed),

@@ -27,9 +27,7 @@ use crate::{
     options::FuseOptions,
     self_io::{
         SelfIo,
-        flush_timer::FlushTimer,
         own_mount::{self, MountPlace},
-        page_dropper::PageDropper,
     },
 };
 use fusewire::Notifier;
@@ -76,10 +74,6 @@ pub(crate) struct Writeback {
     dirty_limit: dirty_limit::KnownLimit,
     /// Threads of ours that use the mount.
     pub self_io: Arc<SelfIo>,
-    /// The one of them that drops pages.
-    pub dropper: PageDropper,
-    /// The one that has everything passed on now and then.
-    pub flush_timer: FlushTimer,
     /// Held by whoever has all of it passed on.
     pub flushing: Mutex<()>,
     announced: AtomicU64,
@@ -113,8 +107,6 @@ impl Writeback {
             count: AtomicUsize::new(0),
             dirty_limit: dirty_limit::KnownLimit::default(),
             self_io: Arc::clone(self_io),
-            dropper: PageDropper::default(),
-            flush_timer: FlushTimer::default(),
             flushing: Mutex::new(()),
             announced: AtomicU64::new(0),
             refused: AtomicU64::new(0),

@@ -7,12 +7,7 @@
 //! out is waited for, so that nothing of it means something else later; whatever is done by a path
 //! is done by threads without descriptors ([`apart`]).
 
-use std::{
-    fs,
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use fusewire::apart;
 use nacre_admin::{Kind, MountOptions, Refusal};

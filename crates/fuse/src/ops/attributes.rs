@@ -59,7 +59,7 @@ impl Door {
             other => other?,
         };
         if change.mode.is_some_and(|mode| mode & 0o6000 != 0) {
-            self.privileges.fetch_add(1, Ordering::AcqRel);
+            self.open.privileges.fetch_add(1, Ordering::AcqRel);
         }
         // A directory that everybody may search has nothing to take back.
         let searchable = attr.mode & 0o111 == 0o111;
@@ -101,7 +101,7 @@ impl Door {
         let Some(SetTime::To(mtime)) = change.mtime.filter(|_| is_times_only(request)) else { return false };
         let outdated = self.write_times(header.nodeid).is_some_and(|times| times.outdated(mtime));
         if outdated {
-            self.attr_refresh.soon(header.nodeid);
+            self.self_io.attr_refresh.soon(header.nodeid);
         }
         outdated
     }
@@ -127,7 +127,7 @@ impl Door {
     /// A question about a file whose writes are collected comes before each write(2) while they are
     /// to be announced: tells the layer, whose error is what write(2) answers.
     fn announce(&self, header: &Header, fh: Option<u64>) -> Outcome {
-        let Some(handle) = fh.and_then(|fh| self.files.get(fh)).filter(|handle| handle.collected) else {
+        let Some(handle) = fh.and_then(|fh| self.open.files.get(fh)).filter(|handle| handle.collected) else {
             return Ok(());
         };
         let Some(permission) = handle.file.writeback_lease().filter(|permission| !permission.unannounced()) else {
@@ -167,7 +167,7 @@ impl Door {
 
     /// The node with the open file that the request names, else with any open file of it.
     fn node_and_own_file(&self, nodeid: u64, fh: Option<u64>) -> Outcome<(Node, Option<Opened>)> {
-        match fh.and_then(|fh| self.files.get(fh)) {
+        match fh.and_then(|fh| self.open.files.get(fh)) {
             // It was open before its file was replaced by another one, which is not to be changed
             // instead.
             None if fh.is_some() && self.inodes.by_number() => Err(Errno::ESTALE.into()),

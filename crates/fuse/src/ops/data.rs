@@ -68,7 +68,7 @@ impl Door {
         if let Some(times) = handle.times.as_ref().filter(|_| !cached)
             && times.written()
         {
-            self.attr_refresh.soon(handle.nodeid);
+            self.self_io.attr_refresh.soon(handle.nodeid);
         }
         Ok(reply.written(u32::try_from(written).map_err(|_| Errno::EIO)?)?)
     }
@@ -85,7 +85,7 @@ impl Door {
     /// Takes set-id bits and capabilities from a file whose content changes. A change that follows
     /// another by the same open file has nothing to take.
     fn strip(&self, header: &Header, handle: &OpenHandle) -> Outcome {
-        let given = self.privileges.load(Ordering::Acquire);
+        let given = self.open.privileges.load(Ordering::Acquire);
         if handle.stripped.load(Ordering::Acquire) != given {
             self.kill_privileges(&caller(header), &self.node(handle.nodeid)?, &handle.file)?;
             handle.stripped.store(given, Ordering::Release);
@@ -137,11 +137,11 @@ impl Door {
         if fh != 0 || !self.agreement().opens_files_itself {
             return Ok(Arc::clone(&self.handle_of(fh)?.file));
         }
-        if let Some(file) = self.implicit.get(header.nodeid) {
+        if let Some(file) = self.open.implicit.get(header.nodeid) {
             return Ok(file);
         }
         let file = self.layer.open(&caller(header), &self.node(header.nodeid)?, OpenFlags::READ)?;
-        self.implicit.put(header.nodeid, Arc::clone(&file));
+        self.open.implicit.put(header.nodeid, Arc::clone(&file));
         Ok(file)
     }
 }

@@ -36,7 +36,7 @@ impl Door {
             }
         };
         let request = Ioctl { command, argument, input };
-        let (result, written) = match self.files.get(fh) {
+        let (result, written) = match self.open.files.get(fh) {
             Some(handle) if flags & abi::flag::IOCTL_DIR == 0 => handle.file.ioctl(request, output)?,
             _ => self.layer.ioctl(&caller(header), &self.node(header.nodeid)?, request, output)?,
         };

@@ -4,7 +4,6 @@
 use crate::{
     door::{Door, caller, name},
     failure::Outcome,
-    invalidate,
     open_files::OpenHandle,
     passthrough::{self, IoMode},
     self_io::attr_refresh::{self, Times},
@@ -36,7 +35,7 @@ impl Door {
         if self.agreement().opens_files_itself {
             return Err(Errno::ENOSYS.into());
         }
-        self.may_open()?;
+        self.open.may_open(&self.inodes)?;
         let runs = flags & RUN != 0;
         let flags = layer_flags(flags);
         let caller = caller(header);
@@ -47,7 +46,7 @@ impl Door {
         }
         if flags.truncates()
             && !flags.writes()
-            && self.inodes.node_and_id(header.nodeid).is_some_and(|(_, id)| self.running.runs(id.ino))
+            && self.inodes.node_and_id(header.nodeid).is_some_and(|(_, id)| self.open.running.runs(id.ino))
         {
             return Err(Errno::ETXTBSY.into());
         }
@@ -75,7 +74,7 @@ impl Door {
         _: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        self.may_open()?;
+        self.open.may_open(&self.inodes)?;
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
@@ -100,7 +99,7 @@ impl Door {
         _: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        self.may_open()?;
+        self.open.may_open(&self.inodes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
@@ -110,7 +109,7 @@ impl Door {
     }
 
     pub(crate) fn release(&self, fh: u64, lock_owner: Option<u64>) -> Outcome {
-        let Some(handle) = self.files.remove(fh) else { return Ok(()) };
+        let Some(handle) = self.open.files.remove(fh) else { return Ok(()) };
         if let (Some(owner), true) = (lock_owner, self.options.lock_forwarding)
             && let Err(error) = handle.file.flock(LockOwner(owner), LockKind::Unlock, false)
         {
@@ -131,20 +130,10 @@ impl Door {
     /// could be mapped for writing. (Of attributes alone any thread may tell: the kernel takes no
     /// lock of the file for that.)
     fn written(&self, nodeid: u64, mappable: bool) {
-        if mappable
-            && let Some(notifier) = self.notifier.read().as_ref()
-            && notifier.inval_inode(nodeid, -1, 0).is_ok()
-        {
+        if mappable && self.kernel.tell(|notifier| notifier.inval_inode(nodeid, -1, 0).is_ok()) {
             return;
         }
-        let first = {
-            let mut written = self.written.lock();
-            written.push(nodeid);
-            written.len() == 1
-        };
-        if first {
-            self.change(invalidate::wake());
-        }
+        self.invalidations.written(nodeid);
     }
 
     /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
@@ -158,12 +147,13 @@ impl Door {
                 *pattern = pattern.after(handle.collected, last);
             });
         }
-        let keep = (self.keeps && !handle.flags.writes()).then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
+        let keep =
+            (self.open.keeps && !handle.flags.writes()).then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
         let ended = self.inodes.with(handle.nodeid, |record| {
             let state = record.open_state_if_any()?;
             let mappable = state.is_mappable() && handle.flags.maps_for_writing();
             let file = state.take(fh)?;
-            let left = self.passthrough.end(state, keep);
+            let left = self.open.passthrough.end(state, keep);
             if mappable {
                 *record.outlived() = record.outlived().checked_add(1).unwrap_or(1);
             }
@@ -171,19 +161,19 @@ impl Door {
             Some((file, left))
         });
         if let Some((file, left)) = ended.flatten() {
-            self.passthrough.finish(left, handle.nodeid, &self.inodes);
+            self.open.passthrough.finish(left, handle.nodeid, &self.inodes);
             drop(file);
         }
         if let Some(times) = &handle.times {
             self.writer_gone(handle.nodeid, times);
         }
         drop(handle);
-        self.closes.heard();
+        self.open.closes.heard();
     }
 
     /// Takes a handle back that the kernel never got.
     pub(crate) fn ungrant(&self, fh: u64) {
-        if let Some(handle) = self.files.remove(fh) {
+        if let Some(handle) = self.open.files.remove(fh) {
             self.closed(fh, handle);
         }
     }
@@ -192,7 +182,7 @@ impl Door {
     pub(crate) fn handle_of(&self, fh: u64) -> Outcome<Arc<OpenHandle>> {
         // What was open before its file was replaced by another one.
         let unknown = if self.inodes.by_number() { Errno::ESTALE } else { Errno::EBADF };
-        self.files.get(fh).ok_or(unknown.into())
+        self.open.files.get(fh).ok_or(unknown.into())
     }
 
     /// Clears set-id bits and capabilities, as the native call would have for this caller.
@@ -204,14 +194,15 @@ impl Door {
 
     /// The node, and a file kept open since its last close that can serve this open.
     fn node_and_kept(&self, header: &Header, flags: OpenFlags) -> Outcome<(Node, Option<Opened>)> {
-        if !self.keeps || flags.writes() || flags.truncates() {
+        if !self.open.keeps || flags.writes() || flags.truncates() {
             return Ok((self.node(header.nodeid)?, None));
         }
         // Where the kernel does not check permissions, the layer must: for this user, not for the
         // one before.
         let uid = (!self.options.default_permissions).then_some(caller(header).uid);
-        let found =
-            self.inodes.with(header.nodeid, |record| (record.node(), self.passthrough.reusable(record, flags, uid)));
+        let found = self
+            .inodes
+            .with(header.nodeid, |record| (record.node(), self.open.passthrough.reusable(record, flags, uid)));
         match found {
             Some((Some(node), kept)) => Ok((node, kept)),
             _ => Err(Errno::ESTALE.into()),
@@ -258,7 +249,7 @@ impl Door {
     ) -> Outcome<abi::OpenOut> {
         let descriptor = file.backing();
         if descriptor.is_some() {
-            self.passthrough.wait_for_start();
+            self.open.passthrough.wait_for_start();
         }
         let signature = descriptor.filter(|_| flags.writes()).map(passthrough::signature);
         // A file that cannot be asked is treated as one that has set-id bits.
@@ -267,17 +258,17 @@ impl Door {
         // so such a file is written by us.
         let pass = descriptor.filter(|_| !set_id);
         let before = signature.flatten().map(|(digest, _)| digest);
-        let fh = self.files.insert(OpenHandle { before, ..handle(caller, nodeid, flags, &file) });
+        let fh = self.open.files.insert(OpenHandle { before, ..handle(caller, nodeid, flags, &file) });
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
             state.add(fh, flags, Arc::clone(&file));
-            self.passthrough.begin(state, pass)
+            self.open.passthrough.begin(state, pass)
         });
         let Some((mode, left)) = begun else {
-            self.files.remove(fh);
+            self.open.files.remove(fh);
             return Err(Errno::ESTALE.into());
         };
-        self.passthrough.finish(left, nodeid, &self.inodes);
+        self.open.passthrough.finish(left, nodeid, &self.inodes);
         let mut out = abi::OpenOut { fh, open_flags: self.always(), backing_id: 0 };
         match mode {
             IoMode::Passthrough(id) => {
@@ -319,7 +310,7 @@ impl Door {
         if let Some(times) = &times {
             self.doubt(nodeid, times);
         }
-        let fh = self.files.insert(OpenHandle {
+        let fh = self.open.files.insert(OpenHandle {
             collected,
             times,
             last_use: offered.then(OpenUse::new),
@@ -328,13 +319,13 @@ impl Door {
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
             state.add(fh, flags, Arc::clone(&file));
-            self.passthrough.begin(state, None)
+            self.open.passthrough.begin(state, None)
         });
         let Some((_, left)) = begun else {
             self.ungrant(fh);
             return Err(Errno::ESTALE.into());
         };
-        self.passthrough.finish(left, nodeid, &self.inodes);
+        self.open.passthrough.finish(left, nodeid, &self.inodes);
         // An open without this flag drops the pages of the file, after passing on what was
         // collected.
         let keep =

@@ -196,7 +196,7 @@ impl Door {
         if times.fits(attr, self.is_exact()) {
             return Ok(());
         }
-        Ok(fusewire::blocking(|| self.attr_refresh.now(nodeid))?)
+        Ok(fusewire::blocking(|| self.self_io.attr_refresh.now(nodeid))?)
     }
 
     /// A file that was open for direct writes has been closed.
@@ -229,7 +229,7 @@ impl Door {
         if !self.is_exact() || times.short.swap(true, Ordering::AcqRel) {
             return;
         }
-        let asked = fusewire::blocking(|| self.attr_refresh.asker.ask(self.writeback.place(), nodeid, BRIEF));
+        let asked = fusewire::blocking(|| self.self_io.attr_refresh.asker.ask(self.writeback.place(), nodeid, BRIEF));
         if !matches!(asked, Ok(Ok(()))) {
             tracing::debug!(?asked, nodeid, "the kernel could not be made to ask for a file's times");
             times.short.store(false, Ordering::Release);
@@ -303,8 +303,8 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    door.attr_refresh.setter.close();
-    door.attr_refresh.asker.close();
+    door.self_io.attr_refresh.setter.close();
+    door.self_io.attr_refresh.asker.close();
 }
 
 fn told(door: &Door, nodeid: u64) {
@@ -334,7 +334,7 @@ fn tell(door: &Door, nodeid: u64) -> Result<(), SysErrno> {
         .getattr(&Caller::ROOT, &node, file.as_deref())
         .map_err(|error| SysErrno::from_raw_os_error(error.raw()))?;
     if attr.kind == Kind::File {
-        door.attr_refresh.setter.set(door.writeback.place(), nodeid, attr.size, attr.mtime)?;
+        door.self_io.attr_refresh.setter.set(door.writeback.place(), nodeid, attr.size, attr.mtime)?;
     }
     if let Some(times) = times {
         times.set(attr.mtime);

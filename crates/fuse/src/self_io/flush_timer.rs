@@ -46,7 +46,7 @@ impl Writeback {
     /// Where there can be none.
     pub fn start_flush_timer(self: &Arc<Self>, hidden: bool) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, end) = channel();
-        *self.flush_timer.0.lock() = Some(sender);
+        *self.self_io.flush_timer.0.lock() = Some(sender);
         let writeback = Arc::downgrade(self);
         self.self_io.start("nacre-flusher", Role::Flush, move || {
             while end.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {

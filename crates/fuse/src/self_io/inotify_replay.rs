@@ -100,7 +100,7 @@ impl Door {
     /// A request of the thread: what it pretends is answered as done, everything else as for
     /// anybody.
     pub(crate) fn replay_request(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
-        let act = *self.inotify_replay.act.lock();
+        let act = *self.self_io.inotify_replay.act.lock();
         match (act, request.op) {
             (Some(Act::Appear), Op::Lookup { .. }) => Err(Errno::ENOENT.into()),
             (Some(Act::Appear), Op::Mknod { name, .. } | Op::Mkdir { name, .. } | Op::Symlink { name, .. }) => {
@@ -250,7 +250,7 @@ fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -
 fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
     let mode = Mode::from_raw_mode(attr.mode & 0o777);
     let device = rustix::fs::makedev(attr.rdev_major, attr.rdev_minor);
-    door.inotify_replay.during(Act::Appear, || match attr.kind {
+    door.self_io.inotify_replay.during(Act::Appear, || match attr.kind {
         Kind::Directory => rustix::fs::mkdirat(directory, name, mode),
         Kind::Symlink => rustix::fs::symlinkat("-", directory, name),
         Kind::File => rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0),
@@ -263,7 +263,7 @@ fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Re
 
 fn vanished(door: &Door, directory: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysErrno> {
     let remove = |flags| rustix::fs::unlinkat(directory, name, flags);
-    door.inotify_replay.during(Act::Vanish, || match remove(AtFlags::empty()) {
+    door.self_io.inotify_replay.during(Act::Vanish, || match remove(AtFlags::empty()) {
         Err(SysErrno::ISDIR) => remove(AtFlags::REMOVEDIR),
         // The kernel knows that there is no such name.
         Err(SysErrno::NOENT) => Ok(()),
@@ -277,7 +277,7 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let stat = rustix::fs::fstat(&file)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
-    door.inotify_replay.during(Act::Touch, || {
+    door.self_io.inotify_replay.during(Act::Touch, || {
         if content && kind == FileType::RegularFile {
             let length = u64::try_from(stat.st_size).unwrap_or_default();
             nacre_sys::length::truncate(Path::new(&path), length).map_err(number)

@@ -67,7 +67,7 @@ impl Mount {
     pub fn close_files(&self, numbers: &[(u64, u64)]) -> Vec<u64> {
         let door = self.door();
         let within = within(numbers);
-        let closed = door.files.take(|nodeid| within(door.inodes.number(nodeid)));
+        let closed = door.open.files.take(|nodeid| within(door.inodes.number(nodeid)));
         let files = closed.iter().map(|(_, handle)| door.inodes.number(handle.nodeid)).collect();
         for (fh, handle) in closed {
             door.closed(fh, handle);
