@@ -14,13 +14,14 @@ use crate::{
     kernel_side::KernelSide,
     negotiate::{self, Agreement, CacheTimes},
     open_tables::OpenTables,
+    ops::data::{CopyRequest, WriteRequest},
     options::FuseOptions,
     self_io::SelfIo,
     wire,
     writeback::Writeback,
 };
 use fusewire::{Handler, Header, Offer, Op, Reply, Request, Settings, abi};
-use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Opened, Scope};
+use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, Opened, Scope};
 use std::{
     sync::{Arc, mpsc::Sender},
     time::Duration,
@@ -147,29 +148,30 @@ impl Door {
     /// Where writes are collected, also not those of a file whose writes are to be announced, and
     /// while the kernel may have other times.
     pub fn attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
-        self.attr_time_where(nodeid, node, attr, (Some(node), Duration::ZERO))
+        self.attr_time_where(nodeid, node, attr, Some(node), Duration::ZERO)
     }
 
     /// The same in the midst of a listing, where no other call of the layer is made: that a file
     /// may be stored to is taken for granted.
     pub fn listed_attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
-        self.attr_time_where(nodeid, node, attr, (None, Duration::ZERO))
+        self.attr_time_where(nodeid, node, attr, None, Duration::ZERO)
     }
 
     /// The same where the kernel asks by an open file. Then it wants the length, for lseek(2),
     /// which databases call all the time; stores to a mapping leave that as it is.
     pub fn attr_time_by_file(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
-        self.attr_time_where(nodeid, node, attr, (Some(node), SOUGHT))
+        self.attr_time_where(nodeid, node, attr, Some(node), SOUGHT)
     }
 
-    /// `stored`: how the layer is asked whether the file may be stored to ([`Door::is_stored_to`]),
-    /// and the time if so.
+    /// `asked`: how the layer is asked whether the file may be stored to ([`Door::is_stored_to`]);
+    /// `if_stored`: the time if so.
     fn attr_time_where(
         &self,
         nodeid: u64,
         node: &Node,
         attr: &nacre_vfs::Attr,
-        stored: (Option<&Node>, Duration),
+        asked: Option<&Node>,
+        if_stored: Duration,
     ) -> Duration {
         if attr.kind == Kind::File
             && self.writeback.on()
@@ -181,7 +183,7 @@ impl Door {
             return Duration::ZERO;
         }
         let time = self.times().attributes(self.layer.coherence(Scope::Attributes(node, attr)));
-        if time > stored.1 && attr.kind == Kind::File && self.is_stored_to(nodeid, stored.0) { stored.1 } else { time }
+        if time > if_stored && attr.kind == Kind::File && self.is_stored_to(nodeid, asked) { if_stored } else { time }
     }
 
     /// Whether an inode's attributes may be kept, and taken back ([`KernelSide::root_is_taken`]).
@@ -249,18 +251,14 @@ impl Door {
         match request.op {
             Op::Lookup { name } => self.lookup(head, name, reply),
             Op::Symlink { name, target } => self.symlink(head, name, target, reply),
-            Op::Mknod { name, mode, rdev, umask } => self.mknod(head, name, (mode, umask), rdev, reply),
-            Op::Mkdir { name, mode, umask } => self.mkdir(head, name, (mode, umask), reply),
+            Op::Mknod { name, mode, rdev, umask } => self.mknod(head, name, mode, umask, rdev, reply),
+            Op::Mkdir { name, mode, umask } => self.mkdir(head, name, mode, umask, reply),
             Op::Unlink { name } => self.unlink(head, name),
             Op::Rmdir { name } => self.rmdir(head, name),
-            Op::Rename { name, new_dir, new_name, flags } => self.rename(head, name, (new_dir, new_name), flags),
+            Op::Rename { name, new_dir, new_name, flags } => self.rename(head, name, new_dir, new_name, flags),
             Op::Link { nodeid, name } => self.link(head, nodeid, name, reply),
-            Op::Create { name, flags, mode, umask, open_flags } => {
-                self.create(head, name, flags, (mode, umask), open_flags, reply)
-            }
-            Op::Tmpfile { flags, mode, umask, open_flags, .. } => {
-                self.tmpfile(head, flags, (mode, umask), open_flags, reply)
-            }
+            Op::Create { name, flags, mode, umask, .. } => self.create(head, name, flags, mode, umask, reply),
+            Op::Tmpfile { flags, mode, umask, .. } => self.tmpfile(head, flags, mode, umask, reply),
             Op::Getattr { fh } => self.getattr(head, fh, reply),
             Op::Setattr(change) => self.setattr(head, &change, reply),
             Op::Statx { fh, .. } => self.statx(head, fh, reply),
@@ -269,7 +267,8 @@ impl Door {
             Op::Open { flags, open_flags } => self.open(head, flags, open_flags, reply),
             Op::Read { fh, offset, size, .. } => self.read(head, fh, offset, size, reply),
             Op::Write { fh, offset, data, flags, write_flags, .. } => {
-                self.write(head, (fh, offset), data, (flags, write_flags), reply)
+                let request = WriteRequest { fh, offset, data, open_flags: flags, write_flags };
+                self.write(head, request, reply)
             }
             Op::Release { fh, lock_owner, .. } => self.release(fh, lock_owner),
             Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner),
@@ -277,10 +276,14 @@ impl Door {
             Op::Fallocate { fh, offset, length, mode } => self.fallocate(fh, mode, offset, length),
             Op::Lseek { fh, offset, whence } => self.lseek(head, fh, offset, whence, reply),
             Op::CopyFileRange { fh_in, off_in, fh_out, off_out, len, flags, wide, .. } => {
-                self.copy_file_range((fh_in, off_in), (fh_out, off_out), (len, flags), wide, reply)
+                let (from, to) = (fh_in, fh_out);
+                let request =
+                    CopyRequest { from, from_offset: off_in, to, to_offset: off_out, length: len, flags, wide };
+                self.copy_file_range(&request, reply)
             }
             Op::Ioctl { fh, flags, cmd, arg, input, out_size } => {
-                self.ioctl(head, (fh, flags), (cmd, arg, input), out_size, reply)
+                let request = Ioctl { command: cmd, argument: arg, input };
+                self.ioctl(head, fh, flags, request, out_size, reply)
             }
             Op::Access { mask } => self.access(head, mask),
             Op::Opendir { .. } => self.opendir(head, reply),

@@ -50,7 +50,7 @@ pub(crate) struct Slot {
     reuse: u32,
     kind: Kind,
     pattern: OpenPattern,
-    /// Other than 0: see [`Record::outlived`].
+    /// Other than 0: see [`InodeRecord::outlived`].
     outlived: u8,
 }
 
@@ -133,18 +133,18 @@ pub(crate) struct Removed {
 }
 
 /// One record, under the lock of its shard.
-pub(crate) struct Record<'a> {
+pub(crate) struct InodeRecord<'a> {
     slot: &'a mut Slot,
 }
 
-impl<'a> Record<'a> {
+impl<'a> InodeRecord<'a> {
     /// Of a slot.
-    pub fn of(slot: &'a mut Slot) -> Record<'a> {
-        Record { slot }
+    pub fn of(slot: &'a mut Slot) -> InodeRecord<'a> {
+        InodeRecord { slot }
     }
 }
 
-impl Record<'_> {
+impl InodeRecord<'_> {
     /// The layer's node.
     pub fn node(&self) -> Option<Node> {
         self.slot.node.clone()
@@ -341,16 +341,16 @@ impl Inodes {
     }
 
     /// Looks at or changes a record under its shard's lock. `f` must be short and call no layer.
-    pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+    pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         if let Some(numbers) = &self.numbers {
             return numbers.with(nodeid, f);
         }
-        self.locate(nodeid, |slot| f(&mut Record { slot }))
+        self.locate(nodeid, |slot| f(&mut InodeRecord { slot }))
     }
 
     /// The same where the record says more than that the file exists: nothing is made for a file
     /// that nobody has open.
-    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         match &self.numbers {
             Some(numbers) => numbers.with_any(nodeid, f),
             None => self.with(nodeid, f),

@@ -71,7 +71,7 @@ pub(crate) trait CacheControl: Send + 'static {
     fn rest(&self, known: Option<&[Node]>) -> bool;
 }
 
-/// Figures of the thread.
+/// WritebackFigures of the thread.
 #[derive(Default)]
 pub(crate) struct InvalidationCounts {
     /// Changes of files and names that the kernel knew, and was told of. (Who watches a whole file
@@ -147,7 +147,7 @@ impl InvalidationFeed {
 pub(crate) struct InvalidationState {
     /// Files and their node ids.
     pub inodes: Arc<Inodes>,
-    /// Figures.
+    /// WritebackFigures.
     pub counts: Arc<InvalidationCounts>,
     /// Set before the thread is woken for the last time.
     pub stop: Arc<AtomicBool>,

@@ -9,7 +9,7 @@
 //! * the layer is never called under a lock.
 
 use crate::{
-    inodes::{ROOT, Record, Removed, Slot},
+    inodes::{InodeRecord, ROOT, Removed, Slot},
     writeback::open_pattern::OpenPattern,
 };
 use nacre_vfs::{Caller, FileId, Kind, Layer, Node, Opened};
@@ -118,10 +118,10 @@ impl Numbers {
 
     /// Looks at or changes a record where there is one: most files have none, and looking them up
     /// costs more than the look.
-    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
         let mut records = self.shard(number).lock();
-        let answer = f(&mut Record::of(records.get_mut(&number)?));
+        let answer = f(&mut InodeRecord::of(records.get_mut(&number)?));
         let idle = self.settle(number, &mut records);
         drop(records);
         // A node goes outside of the lock.
@@ -130,10 +130,10 @@ impl Numbers {
     }
 
     /// Looks at or changes a record; made where there is none.
-    pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+    pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
         let mut f = Some(f);
-        let mut run = |slot: &mut Slot| f.take().map(|f| f(&mut Record::of(slot)));
+        let mut run = |slot: &mut Slot| f.take().map(|f| f(&mut InodeRecord::of(slot)));
         {
             let mut records = self.shard(number).lock();
             if let Some(slot) = records.get_mut(&number) {

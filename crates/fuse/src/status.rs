@@ -1,7 +1,7 @@
 //! The figures of a mount, as plain data: read by the command line for `status`, `top` and
 //! Prometheus text.
 
-use crate::{door::Door, invalidate::InvalidationCounts, writeback::Figures};
+use crate::{door::Door, invalidate::InvalidationCounts, writeback::WritebackFigures};
 use fusewire::Session;
 use nacre_vfs::{Coherence, Description};
 use std::{path::PathBuf, sync::atomic::Ordering};
@@ -156,6 +156,6 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
 }
 
 fn writeback(door: &Door) -> WritebackCounts {
-    let Figures { refusal, files, announced, refused, recalls, dirty_limit } = door.writeback.figures();
+    let WritebackFigures { refusal, files, announced, refused, recalls, dirty_limit } = door.writeback.figures();
     WritebackCounts { refusal, files, announced, refused, recalls, dirty_limit }
 }

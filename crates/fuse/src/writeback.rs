@@ -82,7 +82,7 @@ pub(crate) struct Writeback {
 }
 
 /// What the mount knows of it, for `status.rs`.
-pub(crate) struct Figures {
+pub(crate) struct WritebackFigures {
     pub refusal: Option<String>,
     pub files: usize,
     pub announced: u64,
@@ -291,8 +291,8 @@ impl Writeback {
         self.device.load(Ordering::Acquire)
     }
 
-    /// Figures.
-    pub fn figures(&self) -> Figures {
+    /// WritebackFigures.
+    pub fn figures(&self) -> WritebackFigures {
         let refusal = match self.decided.get() {
             None => Some("not decided yet".to_owned()),
             Some(Err(why)) => Some(why.clone()),
@@ -303,7 +303,7 @@ impl Writeback {
         let files = self.files.lock().len();
         let dirty_limit = if refusal.is_none() { self.dirty_limit(files) } else { 0 };
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Figures {
+        WritebackFigures {
             refusal,
             files,
             announced: get(&self.announced),

@@ -70,8 +70,8 @@ impl Door {
         header: &Header,
         bytes: &[u8],
         flags: u32,
-        (mode, umask): (u32, u32),
-        _: u32,
+        mode: u32,
+        umask: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
         self.open.may_open(&self.inodes)?;
@@ -88,24 +88,17 @@ impl Door {
             other => other?,
         };
         let names = self.new_name_time(&parent);
-        self.created(&caller, self.found(&entry, id.ino, names), (&entry, file), flags, reply)
+        self.created(&caller, self.found(&entry, id.ino, names), &entry, file, flags, reply)
     }
 
-    pub(crate) fn tmpfile(
-        &self,
-        header: &Header,
-        flags: u32,
-        (mode, umask): (u32, u32),
-        _: u32,
-        reply: &mut Reply<'_>,
-    ) -> Outcome {
+    pub(crate) fn tmpfile(&self, header: &Header, flags: u32, mode: u32, umask: u32, reply: &mut Reply<'_>) -> Outcome {
         self.open.may_open(&self.inodes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
         let (entry, file) = self.layer.tmpfile(&caller, &parent, mode & 0o7777, flags)?;
         // It has no name, so there is none to keep.
-        self.created(&caller, self.found(&entry, id.ino, std::time::Duration::ZERO), (&entry, file), flags, reply)
+        self.created(&caller, self.found(&entry, id.ino, std::time::Duration::ZERO), &entry, file, flags, reply)
     }
 
     pub(crate) fn release(&self, fh: u64, lock_owner: Option<u64>) -> Outcome {
@@ -213,7 +206,8 @@ impl Door {
         &self,
         caller: &Caller,
         mut out: abi::EntryOut,
-        (entry, file): (&Entry, Opened),
+        entry: &Entry,
+        file: Opened,
         flags: OpenFlags,
         reply: &mut Reply<'_>,
     ) -> Outcome {
