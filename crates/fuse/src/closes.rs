@@ -59,12 +59,16 @@ impl Closes {
 
 impl OpenFileHost for Door {
     fn wait_closed(&self, files: &[FileId], most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
-        for nodeid in files.iter().filter_map(|id| self.inodes.find(id)) {
-            self.open.passthrough.drop_kept(nodeid, &self.inodes);
-            self.open.implicit.forget(nodeid);
-        }
+        let mut closed = || {
+            // Each time: what is closed meanwhile may be kept as well.
+            for nodeid in files.iter().filter_map(|id| self.inodes.find(id)) {
+                self.open.passthrough.drop_kept(nodeid, &self.inodes);
+                self.open.implicit.forget(nodeid);
+            }
+            closed()
+        };
         // The close is a request like any other, and may be waiting for this very thread.
-        match fusewire::blocking(|| self.open.closes.wait(most, &mut *closed)) {
+        match fusewire::blocking(|| self.open.closes.wait(most, &mut closed)) {
             Ok(done) => done,
             // He is interrupted, or there is nobody else to serve the close.
             Err(_) => closed(),

@@ -633,10 +633,12 @@ impl CacheControl for KernelCaches {
 
     fn release_kept(&self, nodeid: u64) {
         self.door.open.passthrough.drop_kept(nodeid, &self.door.inodes);
+        self.door.open.closes.heard();
     }
 
     fn release_all_kept(&self) {
         self.door.open.passthrough.drop_all_kept(&self.door.inodes);
+        self.door.open.closes.heard();
     }
 
     fn tell(&self, files: &[(u64, bool)], names: &[(u64, &[u8])]) -> bool {

@@ -2,7 +2,7 @@
 //! layer and for who asks for it; without the inode's lock of one file whose lock is held, for
 //! lseek(2).
 //!
-//! Files are reached by handle, in threads of their own (`super`). They are not opened, which
+//! Files are reached by handle, in threads of their own (`self_io.rs`). They are not opened, which
 //! watchers would be told of: the kernel passes everything on before it asks for other times of a
 //! file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so
 //! waits for a write(2) that is under way as well. For lseek(2) alone the file is opened; the door
