@@ -13,13 +13,14 @@ use nacre_layers::{
 };
 use nacre_testkit::World;
 use nacre_vfs::{
-    AllocateMode, Caller, Errno, Invalidation, Ioctl, Kind, Name, Node, OpenFlags, RenameFlags, SetAttr, WriteOrigin,
+    AllocateMode, Caller, Errno, FileId, Invalidation, Ioctl, Kind, Name, Node, OpenFileHost, OpenFlags, Opened,
+    RenameFlags, SetAttr, WriteOrigin,
 };
 use std::{
     collections::HashSet,
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, Weak, mpsc},
     time::{Duration, Instant},
 };
 
@@ -399,6 +400,40 @@ fn rotated_files_go_first_and_the_oldest_before_the_others() {
     assert!(world.find_in(&logs, b"kept.1").is_ok() && root.same(&world.root));
     caged.check_books();
     assert_eq!(caged.report().refused.bytes, 0);
+}
+
+/// A door that hears of a close while somebody waits for it.
+struct LateDoor {
+    held: Mutex<Option<Opened>>,
+    asked: Mutex<Vec<FileId>>,
+}
+
+impl OpenFileHost for LateDoor {
+    fn wait_closed(&self, files: &[FileId], _most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
+        self.asked.lock().unwrap().extend_from_slice(files);
+        assert!(!closed());
+        let held = self.held.lock().unwrap().take();
+        drop(held);
+        closed()
+    }
+}
+
+#[test]
+fn a_rotated_file_goes_when_the_door_hears_that_it_is_closed() {
+    let caged = caged("size=100K,when-full=drop-oldest");
+    let (world, logs) = (&caged.world, caged.world.directory(b"logs"));
+    caged.fill(&logs, b"a.log.1", 20);
+    let entry = world.find_in(&logs, b"a.log.1").unwrap();
+    let held = Mutex::new(Some(world.open(&entry.node, OpenFlags::READ)));
+    let door = Arc::new(LateDoor { held, asked: Mutex::default() });
+    let weak: Weak<LateDoor> = Arc::downgrade(&door);
+    world.layer.capabilities().open_files.unwrap().attach(weak);
+    let (_, file) = world.file(b"plain", b"");
+    assert_eq!(file.append(&[1; 40_960]), Ok(40_960));
+    assert_eq!(*door.asked.lock().unwrap(), [entry.attr.id]);
+    assert!(world.find_in(&logs, b"a.log.1").is_err());
+    assert_eq!(caged.report().dropped.files, 1);
+    caged.check_books();
 }
 
 #[test]
