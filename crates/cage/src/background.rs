@@ -15,7 +15,7 @@ use super::{
     recount::{Control, Held, Recount, Rule as CountRule, Stopped, lower_priority},
     resting::Counting,
 };
-use nacre_vfs::{Attr, Collector, FileId, Name, Node};
+use nacre_vfs::{Attr, FileId, Name, Node, WritebackHost};
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
 use std::{
     collections::{HashMap, HashSet},
@@ -531,7 +531,7 @@ fn count_and_settle(shared: &Shared, recount: &mut Recount) -> Result<i64, Stopp
 
 /// Lets a door collect, and waits for it to settle when its permission was recalled. Answers
 /// whether that can be done.
-pub(super) fn collect(shared: &Arc<Shared>, door: &Arc<dyn Collector>) -> bool {
+pub(super) fn collect(shared: &Arc<Shared>, door: &Arc<dyn WritebackHost>) -> bool {
     let collecting = Arc::new(Collecting::new(Arc::clone(door)));
     let (weak, waiting) = (Arc::downgrade(shared), Arc::clone(&collecting));
     // It may be waiting for the door when the cage ends, so nobody waits for it.
@@ -549,9 +549,9 @@ fn settle(shared: &Weak<Shared>, collecting: &Collecting) {
     while collecting.wait_unsettled(SETTLE_AGAIN) {
         // A call that has asked whether it may, but not begun to copy, is seen by nobody: it is
         // given time to begin, and waited for again.
-        let result = collecting.door.settle().and_then(|()| {
+        let result = collecting.door.flush().and_then(|()| {
             std::thread::sleep(STRAGGLERS);
-            collecting.door.settle()
+            collecting.door.flush()
         });
         let Some(shared) = shared.upgrade() else { return };
         match result {

@@ -63,6 +63,8 @@ pub(super) struct Shared {
     pub(super) naming: RwLock<()>,
     pub(super) name_locks: NameLocks,
     pub(super) collecting: OnceLock<Arc<Collecting>>,
+    /// Who knows which files are open.
+    pub(super) closes: nacre_vfs::AttachedDoor,
     pub(super) dropping: Dropping,
     pub(super) waiting: Waiting,
     /// Who waits for a door to settle, but for announced writes.

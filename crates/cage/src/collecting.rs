@@ -17,7 +17,7 @@
 
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use nacre_vfs::Collector;
+use nacre_vfs::WritebackHost;
 use std::{sync::Arc, time::Duration};
 
 /// See the file's head.
@@ -42,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// See the file's head.
 pub(super) struct Collecting {
-    pub(super) door: Arc<dyn Collector>,
+    pub(super) door: Arc<dyn WritebackHost>,
     phase: AtomicU8,
     gate: Mutex<()>,
     files: AtomicUsize,
@@ -58,7 +58,7 @@ pub(super) struct Collecting {
 }
 
 impl Collecting {
-    pub(super) fn new(door: Arc<dyn Collector>) -> Collecting {
+    pub(super) fn new(door: Arc<dyn WritebackHost>) -> Collecting {
         Collecting {
             door,
             phase: AtomicU8::new(Phase::Free as u8),
@@ -132,7 +132,7 @@ impl Collecting {
     pub(super) fn admit(&self, room: u64) -> bool {
         let _gate = self.gate();
         let files = self.files() + 1;
-        let bound = self.door.most_held(files);
+        let bound = self.door.dirty_limit(files);
         if self.phase() != Phase::Free || room < bound {
             return false;
         }
@@ -146,7 +146,7 @@ impl Collecting {
         let _gate = self.gate();
         let files = self.files().saturating_sub(1);
         self.files.store(files, Ordering::Relaxed);
-        self.bound.store(if files == 0 { 0 } else { self.door.most_held(files) }, Ordering::Release);
+        self.bound.store(if files == 0 { 0 } else { self.door.dirty_limit(files) }, Ordering::Release);
         if files == 0 {
             self.forgiving.store(false, Ordering::Relaxed);
             self.set(Phase::Free);
@@ -251,8 +251,8 @@ mod model {
         recalled: AtomicBool,
     }
 
-    impl Collector for Door {
-        fn most_held(&self, files: usize) -> u64 {
+    impl WritebackHost for Door {
+        fn dirty_limit(&self, files: usize) -> u64 {
             files as u64 * 100
         }
 
@@ -262,14 +262,14 @@ mod model {
             self.recalled.store(true, Ordering::Release);
         }
 
-        fn settle(&self) -> nacre_vfs::Result<()> {
+        fn flush(&self) -> nacre_vfs::Result<()> {
             Ok(())
         }
     }
 
     fn collecting() -> (Shared<Collecting>, Arc<Door>) {
         let door = Arc::new(Door::default());
-        let collecting = Collecting::new(Arc::clone(&door) as Arc<dyn Collector>);
+        let collecting = Collecting::new(Arc::clone(&door) as Arc<dyn WritebackHost>);
         assert!(collecting.admit(1000), "there is room");
         (Shared::new(collecting), door)
     }

@@ -13,7 +13,10 @@ use super::{
     ledger::Full,
 };
 use nacre_sys::ioctls::command;
-use nacre_vfs::{AllocateMode, Caller, Collected, Errno, Ioctl, LockOwner, Node, OpenFile, OpenFlags, Opened, Result};
+use nacre_vfs::{
+    AllocateMode, Caller, Errno, Ioctl, LockOwner, Node, OpenFile, OpenFlags, Opened, Result, WriteOrigin,
+    WritebackLease,
+};
 use parking_lot::MutexGuard;
 use rustix::fs::OFlags;
 use std::{
@@ -162,37 +165,33 @@ impl CageFile {
 
     /// Whether what is written may have been held back by a door: nobody can be told any more that
     /// it does not fit.
-    fn source(state: &State) -> Source {
+    fn source(state: &State, origin: WriteOrigin) -> Source {
         match state.collected {
             0 => Source::Call,
-            _ if nacre_vfs::is_arriving() => Source::Held,
+            _ if origin.is_writeback() => Source::Held,
             _ => Source::Beside,
         }
     }
 
-    fn write_under(&self, state: &mut State, data: &[u8], offset: Option<u64>, partly: bool) -> Result<usize, Lack> {
+    fn write_under(&self, state: &mut State, data: &[u8], target: WriteTarget, partly: bool) -> Result<usize, Lack> {
         let (shared, inode) = (self.shared(), self.inode());
-        let at = match offset {
-            Some(offset) => offset,
-            None => {
+        let (at, source) = match target {
+            WriteTarget::At(offset, origin) => (offset, CageFile::source(state, origin)),
+            WriteTarget::End => {
                 // Somebody else may have appended, also from outside.
                 let attr = shared.below.getattr(&Caller::ROOT, &self.node, Some(&*self.below)).map_err(Lack::Other)?;
                 shared.learn(inode, state, &self.node, &attr);
-                attr.size
+                (attr.size, CageFile::source(state, WriteOrigin::Caller))
             }
         };
         let length = data.len() as u64;
-        let source = CageFile::source(state);
         shared.before_jump(inode, state, &self.node, Some(&*self.below), at);
         let full_before = state.cost == shared.rule.whole(state.size);
         let admitted = shared
             .admit_write(inode, state, (at, length), source, partly)
             .map_err(|short| Lack::Room(short, shared.worst(state, at, length)))?;
         let part = data.get(..usize::try_from(admitted).unwrap_or(usize::MAX)).unwrap_or(data);
-        let result = match offset {
-            Some(offset) => self.below.write(part, offset),
-            None => self.below.append(part),
-        };
+        let result = self.write_below(part, target);
         match result {
             Ok(written) => {
                 if at >= state.size && written > 0 {
@@ -213,14 +212,18 @@ impl CageFile {
         }
     }
 
-    fn write_at(&self, data: &[u8], offset: Option<u64>) -> Result<usize> {
+    fn write_to(&self, data: &[u8], target: WriteTarget) -> Result<usize> {
         if data.is_empty() || !self.lease.flags.writes() {
-            return match offset {
-                Some(offset) => self.below.write(data, offset),
-                None => self.below.append(data),
-            };
+            return self.write_below(data, target);
         }
-        self.with_room(|state, partly| self.write_under(state, data, offset, partly))
+        self.with_room(|state, partly| self.write_under(state, data, target, partly))
+    }
+
+    fn write_below(&self, data: &[u8], target: WriteTarget) -> Result<usize> {
+        match target {
+            WriteTarget::At(offset, origin) => self.below.write(data, offset, origin),
+            WriteTarget::End => self.below.append(data),
+        }
     }
 
     fn allocate_under(&self, state: &mut State, mode: AllocateMode, offset: u64, length: u64) -> Result<(), Lack> {
@@ -268,7 +271,13 @@ impl CageFile {
             shared.before_jump(inode, state, &node, Some(copy.target), copy.target_offset);
         }
         let admitted = shared
-            .admit_write(inode, state, (copy.target_offset, copy.length), CageFile::source(state), partly)
+            .admit_write(
+                inode,
+                state,
+                (copy.target_offset, copy.length),
+                CageFile::source(state, WriteOrigin::Caller),
+                partly,
+            )
             .map_err(|short| Lack::Room(short, shared.worst(state, copy.target_offset, copy.length)))?;
         let result = self.below.copy_to(copy.offset, copy.target, copy.target_offset, admitted, copy.flags);
         if let Ok(copied) = result {
@@ -366,7 +375,7 @@ impl Drop for CageFile {
     }
 }
 
-impl Collected for CageFile {
+impl WritebackLease for CageFile {
     fn begin(&self) -> bool {
         let shared = self.shared();
         let Some(collecting) = shared.collecting.get() else { return false };
@@ -426,17 +435,24 @@ impl Collected for CageFile {
     }
 }
 
+/// Where a write goes.
+#[derive(Clone, Copy)]
+enum WriteTarget {
+    At(u64, WriteOrigin),
+    End,
+}
+
 impl OpenFile for CageFile {
     fn as_any(&self) -> &dyn Any {
         self
     }
 
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.write_at(data, Some(offset))
+    fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize> {
+        self.write_to(data, WriteTarget::At(offset, origin))
     }
 
     fn append(&self, data: &[u8]) -> Result<usize> {
-        self.write_at(data, None)
+        self.write_to(data, WriteTarget::End)
     }
 
     fn flush(&self, owner: LockOwner) -> Result<()> {
@@ -502,7 +518,7 @@ impl OpenFile for CageFile {
         None
     }
 
-    fn collected(&self) -> Option<&dyn Collected> {
+    fn writeback_lease(&self) -> Option<&dyn WritebackLease> {
         if self.lease.collectable { Some(self) } else { None }
     }
 

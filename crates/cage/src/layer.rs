@@ -10,8 +10,9 @@ use super::{
 };
 use crate::settings::Writes;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
-    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
+    Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, WritebackHost,
+    XattrFlags,
 };
 use rustix::fs::OFlags;
 use std::sync::{Arc, mpsc::Sender};
@@ -387,31 +388,13 @@ impl Layer for Cage {
         self.shared.rest(known)
     }
 
-    fn has_acls(&self) -> bool {
-        self.shared.below.has_acls()
-    }
-
-    fn judges_callers(&self) -> bool {
-        self.shared.below.judges_callers()
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        None
-    }
-
-    fn collect(&self, door: &Arc<dyn Collector>) -> bool {
-        /// For fewer files than that, collecting is not worth a mount's other writers paying for
-        /// it.
-        const FILES: usize = 16;
-        let wanted = match self.shared.writes {
-            Writes::Through => false,
-            Writes::Collected => true,
-            Writes::Auto => {
-                let limit = self.shared.ledger.limits().bytes.unwrap_or(u64::MAX);
-                limit >= door.most_held(FILES).saturating_mul(3)
-            }
-        };
-        wanted && super::background::collect(&self.shared, door)
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            numbered: None,
+            writeback: Some(self),
+            open_files: Some(self),
+            ..self.shared.below.capabilities()
+        }
     }
 
     fn describe(&self) -> Description {
@@ -435,6 +418,32 @@ impl Layer for Cage {
             text = text.with("limit", format!("dir:{}={}", path.escape_ascii(), size(*bytes)));
         }
         text.over(self.shared.below.describe())
+    }
+}
+
+impl nacre_vfs::OpenFileClient for Cage {
+    fn attach(&self, door: std::sync::Weak<dyn nacre_vfs::OpenFileHost>) {
+        if let Some(below) = self.shared.below.capabilities().open_files {
+            below.attach(std::sync::Weak::clone(&door));
+        }
+        self.shared.closes.attach(door);
+    }
+}
+
+impl nacre_vfs::WritebackLayer for Cage {
+    fn accept(&self, door: &Arc<dyn WritebackHost>) -> bool {
+        /// For fewer files than that, collecting is not worth a mount's other writers paying for
+        /// it.
+        const FILES: usize = 16;
+        let wanted = match self.shared.writes {
+            Writes::Through => false,
+            Writes::Collected => true,
+            Writes::Auto => {
+                let limit = self.shared.ledger.limits().bytes.unwrap_or(u64::MAX);
+                limit >= door.dirty_limit(FILES).saturating_mul(3)
+            }
+        };
+        wanted && super::background::collect(&self.shared, door)
     }
 }
 

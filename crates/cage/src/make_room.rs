@@ -26,10 +26,9 @@ const CUT: &str = "cut off";
 /// A search that takes so long is not repeated at once where it finds nothing.
 const LONG: Duration = Duration::from_millis(100);
 
-/// How often it is looked again whether a rotated file is still open, and when: close(2) returns
-/// before its file is let go.
-const LOOKS: u32 = 10;
-const LOOK: Duration = Duration::from_millis(5);
+/// How long a door gets to close a rotated file that nobody has open any more: close(2) returns
+/// before that.
+const CLOSING: Duration = Duration::from_millis(50);
 
 /// What is removed, and what was.
 pub(super) struct Dropping {
@@ -135,8 +134,8 @@ struct Growing {
 struct Found {
     rotated: Vec<Rotated>,
     growing: Vec<Growing>,
-    /// A rotated file is open.
-    open: bool,
+    /// Rotated files that are open.
+    open: Vec<FileId>,
 }
 
 /// Takes a directory's names, so that nothing is done while it is listed.
@@ -165,15 +164,12 @@ impl Shared {
         if begun < *self.dropping.nothing.lock() {
             return false;
         }
-        let mut looks = 0;
-        let fruitful = loop {
-            let (fruitful, open) = self.drop_oldest(full, owner, bytes);
-            // A signal for the caller ends the waiting, too.
-            if fruitful || !open || looks == LOOKS || self.clock.pause(LOOK).is_err() {
-                break fruitful;
-            }
-            looks += 1;
-        };
+        let (mut fruitful, open) = self.drop_oldest(full, owner, bytes);
+        let is_closed = |id: &FileId| self.inodes.find(id).is_none_or(|inode| inode.lock().handles == 0);
+        let mut any_closed = || open.iter().any(is_closed);
+        if !fruitful && !open.is_empty() && self.closes.wait_closed(&open, CLOSING, &mut any_closed) {
+            fruitful = self.drop_oldest(full, owner, bytes).0;
+        }
         let now = self.clock.now();
         if !fruitful && now.saturating_sub(begun) >= LONG {
             // Not for every write(2) that fails again.
@@ -182,15 +178,15 @@ impl Shared {
         fruitful
     }
 
-    /// One search: whether anything became free, and whether a rotated file was passed over because
-    /// it is open.
-    fn drop_oldest(&self, full: Full, owner: Owner, bytes: u64) -> (bool, bool) {
+    /// One search: whether anything became free, and which rotated files were passed over because
+    /// they are open.
+    fn drop_oldest(&self, full: Full, owner: Owner, bytes: u64) -> (bool, Vec<FileId>) {
         let wanted = bytes.saturating_add(self.spare(full, owner));
         let found = match self.find_droppable(full, owner) {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(cage = self.name, %error, "the cage cannot be searched for old files");
-                return (false, false);
+                return (false, Vec::new());
             }
         };
         let before = self.ledger.totals().sums.whole;
@@ -289,8 +285,9 @@ impl Shared {
             (state.handles > 0, state.grown)
         });
         if self.dropping.is_rotated(&path) {
-            found.open |= open;
-            if !open && entry.attr.nlink == 1 {
+            if open {
+                found.open.push(entry.attr.id);
+            } else if entry.attr.nlink == 1 {
                 found.rotated.push(Rotated {
                     parent: parent.clone(),
                     path,

@@ -126,6 +126,7 @@ pub(super) fn start(
         naming: RwLock::new(()),
         name_locks: NameLocks::default(),
         collecting: OnceLock::new(),
+        closes: nacre_vfs::AttachedDoor::default(),
         dropping,
         waiting: Arc::clone(&context.waiting),
         waiters: Waiters::default(),

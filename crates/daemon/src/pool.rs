@@ -14,7 +14,6 @@ mod mount_point;
 mod mounts;
 mod name_lock;
 pub mod process;
-mod processors;
 pub mod rewind;
 pub mod runtime_files;
 mod snapshot_directory;

@@ -8,35 +8,24 @@
 //!   contains its own mount point must not hang.
 
 use crate::{
-    collecting::Collecting,
-    errands::Role,
     failure::{Failure, Outcome},
     inodes::{Inodes, ROOT},
-    invalidate,
+    invalidate::InvalidationFeed,
+    kernel_side::KernelSide,
     negotiate::{self, Agreement, CacheTimes},
-    open_files::OpenFiles,
+    open_tables::OpenTables,
+    ops::data::{CopyRequest, WriteRequest},
     options::FuseOptions,
-    passthrough::Passthrough,
-    resync::Resync,
-    running::Running,
-    shadow::Shadow,
+    self_io::SelfIo,
     wire,
+    writeback::Writeback,
 };
-use fusewire::{Handler, Header, Notifier, Observer, Offer, Op, Reply, Request, Settings, abi};
-use nacre_sys::descriptors;
-use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Opened, Scope};
-use parking_lot::{Mutex, RwLock};
+use fusewire::{Handler, Header, Offer, Op, Reply, Request, Settings, abi};
+use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, Opened, Scope};
 use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc::Sender,
-    },
+    sync::{Arc, mpsc::Sender},
     time::Duration,
 };
-
-/// Forgotten files after which unused memory is given back.
-const TRIM_EVERY: u64 = 65_536;
 
 /// How long attributes are kept that the kernel asked for to seek in a file that may be stored to.
 const SOUGHT: Duration = Duration::from_millis(10);
@@ -49,49 +38,16 @@ pub(crate) struct Door {
     pub options: FuseOptions,
     /// The inode table.
     pub inodes: Arc<Inodes>,
-    /// The table of file handles.
-    pub files: OpenFiles,
-    /// Backing ids.
-    pub passthrough: Passthrough,
+    /// What is open.
+    pub open: OpenTables,
     /// Writes that the kernel collects.
-    pub collecting: Arc<Collecting>,
-    /// The thread that tells the kernel of sizes and times.
-    pub resync: Resync,
-    /// The thread that raises events inside the mount.
-    pub shadow: Shadow,
-    /// Which files are being run.
-    pub running: Running,
-    /// Files opened by node where the kernel opens without us.
-    pub implicit: crate::implicit_opens::ImplicitOpens,
-    /// Whether the host knows SELinux labels at all.
-    pub selinux: bool,
-    /// What the kernel accepted.
-    pub agreement: OnceLock<Agreement>,
-    /// The running session; none before it runs and after its end.
-    pub session: RwLock<Option<Observer>>,
-    /// The way to the kernel's caches, as long as the session runs; for what takes no lock there
-    /// ([`Door::permissions_changed`]).
-    pub notifier: RwLock<Option<Notifier>>,
-    /// Files written to in passthrough and closed, for the invalidation thread.
-    pub written: Arc<Mutex<Vec<u64>>>,
-    /// Tells the invalidation thread to give memory back.
-    pub trim: Arc<AtomicBool>,
-    /// Whether the kernel can drop all names at once.
-    pub epoch: AtomicBool,
-    /// The device number of the mount.
-    pub device: OnceLock<u64>,
-    /// Whether files are kept open after their last close.
-    pub keeps: bool,
-    /// Counts set-id bits and capabilities given to files, from 1: a file stripped since the last
-    /// one has none.
-    pub privileges: AtomicU64,
-    /// Whether the kernel has taken attributes of the root; see [`Door::root_is_taken`].
-    root_taken: AtomicBool,
-    /// How many descriptors the process may hold for long.
-    room: usize,
-    times: CacheTimes,
-    changes: Mutex<Sender<Invalidation>>,
-    forgotten: AtomicU64,
+    pub writeback: Arc<Writeback>,
+    /// Threads of ours that use the mount.
+    pub self_io: Arc<SelfIo>,
+    /// The kernel's side.
+    pub kernel: KernelSide,
+    /// The way to the thread that takes the kernel's answers back.
+    pub invalidations: InvalidationFeed,
 }
 
 impl Door {
@@ -106,68 +62,32 @@ impl Door {
         kept_limit: usize,
     ) -> Result<Door, Errno> {
         let root = layer.root()?;
-        let times = CacheTimes::new(&options);
-        let passthrough = Passthrough::new(kept_limit);
-        let room = descriptors::room();
-        if !negotiate::wants_passthrough(&options) {
-            passthrough.refuse("switched off by the options of the mount");
-        }
+        let self_io = Arc::default();
         Ok(Door {
             inodes: Arc::new(Inodes::over(&layer, root.node, &root.attr)),
-            files: OpenFiles::default(),
-            passthrough,
-            collecting: Arc::new(Collecting::new(&options.mountpoint)),
-            resync: Resync::default(),
-            shadow: Shadow::default(),
-            running: Running::default(),
-            implicit: crate::implicit_opens::ImplicitOpens::new(room / 4),
-            selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
-            agreement: OnceLock::new(),
-            session: RwLock::new(None),
-            notifier: RwLock::new(None),
-            written: Arc::default(),
-            trim: Arc::default(),
-            epoch: AtomicBool::new(true),
-            device: OnceLock::new(),
-            keeps: negotiate::root_coherence(&*layer) <= Coherence::Watched,
-            privileges: AtomicU64::new(1),
-            root_taken: AtomicBool::new(false),
-            room,
-            times,
-            changes: Mutex::new(changes),
-            forgotten: AtomicU64::new(0),
+            open: OpenTables::new(&*layer, &options, kept_limit),
+            writeback: Arc::new(Writeback::new(&options.mountpoint, &self_io)),
+            self_io,
+            kernel: KernelSide::new(&options),
+            invalidations: InvalidationFeed::new(changes),
             layer,
             options,
         })
     }
 
-    /// Refuses one more open file where the descriptors that are left are needed by calls that hold
-    /// one only for their own time.
-    pub fn may_open(&self) -> Outcome {
-        let full = || descriptors::held() >= self.room;
-        if full() {
-            self.passthrough.drop_all_kept(&self.inodes);
-        }
-        if full() { Err(Errno::EMFILE.into()) } else { Ok(()) }
-    }
-
     /// How long the kernel may keep what.
     pub fn times(&self) -> CacheTimes {
-        let mut times = self.times;
-        times.epoch = self.epoch.load(Ordering::Relaxed);
-        times
+        self.kernel.times()
     }
 
     /// What the kernel accepted; nothing before INIT.
     pub fn agreement(&self) -> Agreement {
-        self.agreement.get().copied().unwrap_or_default()
+        self.kernel.agreement()
     }
 
-    /// Sends a change to the invalidation thread. It is gone only when the mount is.
+    /// Sends a change to the invalidation thread.
     pub fn change(&self, change: Invalidation) {
-        if self.changes.lock().send(change).is_err() {
-            tracing::debug!("a change came after the end of the mount");
-        }
+        self.invalidations.send(change);
     }
 
     /// Who may pass a directory has changed. Where the kernel checks that by itself, it knows;
@@ -177,18 +97,9 @@ impl Door {
         if self.options.default_permissions {
             return;
         }
-        let told = |notifier: &Notifier| !self.carries_mounts() && notifier.inc_epoch().is_ok();
-        if !self.notifier.read().as_ref().is_some_and(told) {
+        if !self.kernel.tell(|notifier| !self.kernel.carries_mounts() && notifier.inc_epoch().is_ok()) {
             self.change(Invalidation::Everything);
         }
-    }
-
-    /// Whether others have mounted something within the mount, as far as that can be seen. The
-    /// kernel takes it away where a name above it goes, and that is what becomes of all names at
-    /// once.
-    pub fn carries_mounts(&self) -> bool {
-        let carries = |device: &u64| fusewire::carries_mounts((rustix::fs::major(*device), rustix::fs::minor(*device)));
-        self.device.get().is_some_and(carries)
     }
 
     /// Whether a name leads somewhere. What may be mounted there stays only if the kernel asks for
@@ -222,7 +133,9 @@ impl Door {
     /// where another spelling leads to the same file: what the kernel does to one of them leaves
     /// the others as it has them.
     pub fn name_times(&self, directory: &Node, coherence: Coherence) -> (Duration, Duration) {
-        if self.inodes.by_number() && self.layer.numbered().is_some_and(|numbered| numbered.folds(directory)) {
+        if self.inodes.by_number()
+            && self.layer.capabilities().numbered.is_some_and(|numbered| numbered.folds(directory))
+        {
             return (Duration::ZERO, Duration::ZERO);
         }
         (self.times().names(coherence), self.times().missing(coherence))
@@ -235,33 +148,34 @@ impl Door {
     /// Where writes are collected, also not those of a file whose writes are to be announced, and
     /// while the kernel may have other times.
     pub fn attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
-        self.attr_time_where(nodeid, node, attr, (Some(node), Duration::ZERO))
+        self.attr_time_where(nodeid, node, attr, Some(node), Duration::ZERO)
     }
 
     /// The same in the midst of a listing, where no other call of the layer is made: that a file
     /// may be stored to is taken for granted.
     pub fn listed_attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
-        self.attr_time_where(nodeid, node, attr, (None, Duration::ZERO))
+        self.attr_time_where(nodeid, node, attr, None, Duration::ZERO)
     }
 
     /// The same where the kernel asks by an open file. Then it wants the length, for lseek(2),
     /// which databases call all the time; stores to a mapping leave that as it is.
     pub fn attr_time_by_file(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
-        self.attr_time_where(nodeid, node, attr, (Some(node), SOUGHT))
+        self.attr_time_where(nodeid, node, attr, Some(node), SOUGHT)
     }
 
-    /// `stored`: how the layer is asked whether the file may be stored to ([`Door::is_stored_to`]),
-    /// and the time if so.
+    /// `asked`: how the layer is asked whether the file may be stored to ([`Door::is_stored_to`]);
+    /// `if_stored`: the time if so.
     fn attr_time_where(
         &self,
         nodeid: u64,
         node: &Node,
         attr: &nacre_vfs::Attr,
-        stored: (Option<&Node>, Duration),
+        asked: Option<&Node>,
+        if_stored: Duration,
     ) -> Duration {
         if attr.kind == Kind::File
-            && self.collecting.on()
-            && (self.collecting.announces(nodeid) || self.times_move(nodeid))
+            && self.writeback.on()
+            && (self.writeback.announces(nodeid) || self.times_move(nodeid))
         {
             return Duration::ZERO;
         }
@@ -269,24 +183,12 @@ impl Door {
             return Duration::ZERO;
         }
         let time = self.times().attributes(self.layer.coherence(Scope::Attributes(node, attr)));
-        if time > stored.1 && attr.kind == Kind::File && self.is_stored_to(nodeid, stored.0) { stored.1 } else { time }
+        if time > if_stored && attr.kind == Kind::File && self.is_stored_to(nodeid, asked) { if_stored } else { time }
     }
 
-    /// Whether an inode's attributes may be kept, and taken back. A mount begins with a root that
-    /// nobody may enter, until the kernel has asked for its attributes; an answer that an
-    /// invalidation overtakes is dropped, and whoever waited for it would meet that root (EACCES).
-    /// So the root is not invalidated before it has been entered, and until then nothing of it is
-    /// kept. To be asked before the layer is.
+    /// Whether an inode's attributes may be kept, and taken back ([`KernelSide::root_is_taken`]).
     pub fn root_is_taken(&self, nodeid: u64) -> bool {
-        nodeid != ROOT || !self.options.default_permissions || self.root_taken.load(Ordering::Acquire)
-    }
-
-    /// Somebody looks into a directory. Into the root: while its attributes are not kept, he asked
-    /// for them first, and has taken the answer.
-    pub fn entered_directory(&self, nodeid: u64) {
-        if nodeid == ROOT && !self.root_taken.load(Ordering::Relaxed) {
-            self.root_taken.store(true, Ordering::Release);
-        }
+        nodeid != ROOT || !self.options.default_permissions || self.kernel.root_is_taken()
     }
 
     /// Counts a look-up of a file found or made in the directory with inode number `parent_ino`,
@@ -309,7 +211,7 @@ impl Door {
     /// The same for an answer that the kernel takes for true whatever else it was told meanwhile.
     pub fn made(&self, entry: &Entry, parent_ino: u64, names: Duration) -> abi::EntryOut {
         let mut out = self.found(entry, parent_ino, names);
-        if entry.attr.kind == Kind::File && self.collecting.on() {
+        if entry.attr.kind == Kind::File && self.writeback.on() {
             (out.attr_valid, out.attr_valid_nsec) = (0, 0);
         }
         out
@@ -317,42 +219,24 @@ impl Door {
 
     /// Takes look-ups back.
     pub fn forget_lookups(&self, nodeid: u64, lookups: u64) {
-        let Some(removed) = self.inodes.forget(nodeid, lookups) else { return };
+        let Some(removed) = self.inodes.forget(nodeid, lookups) else { return self.open.closes.heard() };
         if let Some(open) = removed.open {
-            self.passthrough.abandon(open);
+            self.open.passthrough.abandon(open);
         }
         drop(removed.node);
-        if self.forgotten.fetch_add(1, Ordering::Relaxed) % TRIM_EVERY == TRIM_EVERY - 1 {
-            self.trim.store(true, Ordering::Release);
-            self.change(invalidate::wake());
-        }
+        self.open.closes.heard();
+        self.invalidations.forgotten();
     }
 
     fn dispatch(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let header = &request.header;
+        if let Some(role) = self.self_io.role(header.pid) {
+            return self.answer_own(role, request, reply);
+        }
         // A release undoes what was granted; it must never be refused. All else from our own
         // threads would wait for ourselves.
         let releases = matches!(request.op, Op::Release { .. } | Op::Releasedir { .. } | Op::Destroy);
-        if header.pid != 0 && self.shadow.is_shadow(header.pid) {
-            return self.shadow_request(request, reply);
-        }
-        if let Op::Lookup { name } = request.op
-            && header.pid != 0
-            && self.collecting.errands.role(header.pid) == Some(Role::Replaced)
-        {
-            return self.lookup_replaced(header, name, reply);
-        }
-        if header.pid != 0 && self.collecting.on() {
-            match (self.collecting.errands.role(header.pid), &request.op) {
-                (Some(Role::Times), Op::Setattr(told)) => return self.resync_setattr(header, told, reply),
-                (Some(Role::PassOn), _) if self.collecting.answer_own(request, reply)? => return Ok(()),
-                _ => {}
-            }
-        }
-        if !releases
-            && header.pid != 0
-            && self.session.read().as_ref().is_some_and(|session| session.is_own_thread(header.pid))
-        {
+        if !releases && header.pid != 0 && self.kernel.is_own_thread(header.pid) {
             return Err(Errno::EDEADLK.into());
         }
         self.operate(request, reply)
@@ -362,23 +246,19 @@ impl Door {
     pub(crate) fn operate(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let head = &request.header;
         if matches!(request.op, Op::Lookup { .. } | Op::Opendir { .. } | Op::Readdir { .. } | Op::Readdirplus { .. }) {
-            self.entered_directory(head.nodeid);
+            self.kernel.entered_directory(head.nodeid);
         }
         match request.op {
             Op::Lookup { name } => self.lookup(head, name, reply),
             Op::Symlink { name, target } => self.symlink(head, name, target, reply),
-            Op::Mknod { name, mode, rdev, umask } => self.mknod(head, name, (mode, umask), rdev, reply),
-            Op::Mkdir { name, mode, umask } => self.mkdir(head, name, (mode, umask), reply),
+            Op::Mknod { name, mode, rdev, umask } => self.mknod(head, name, mode, umask, rdev, reply),
+            Op::Mkdir { name, mode, umask } => self.mkdir(head, name, mode, umask, reply),
             Op::Unlink { name } => self.unlink(head, name),
             Op::Rmdir { name } => self.rmdir(head, name),
-            Op::Rename { name, new_dir, new_name, flags } => self.rename(head, name, (new_dir, new_name), flags),
+            Op::Rename { name, new_dir, new_name, flags } => self.rename(head, name, new_dir, new_name, flags),
             Op::Link { nodeid, name } => self.link(head, nodeid, name, reply),
-            Op::Create { name, flags, mode, umask, open_flags } => {
-                self.create(head, name, flags, (mode, umask), open_flags, reply)
-            }
-            Op::Tmpfile { flags, mode, umask, open_flags, .. } => {
-                self.tmpfile(head, flags, (mode, umask), open_flags, reply)
-            }
+            Op::Create { name, flags, mode, umask, .. } => self.create(head, name, flags, mode, umask, reply),
+            Op::Tmpfile { flags, mode, umask, .. } => self.tmpfile(head, flags, mode, umask, reply),
             Op::Getattr { fh } => self.getattr(head, fh, reply),
             Op::Setattr(change) => self.setattr(head, &change, reply),
             Op::Statx { fh, .. } => self.statx(head, fh, reply),
@@ -387,7 +267,8 @@ impl Door {
             Op::Open { flags, open_flags } => self.open(head, flags, open_flags, reply),
             Op::Read { fh, offset, size, .. } => self.read(head, fh, offset, size, reply),
             Op::Write { fh, offset, data, flags, write_flags, .. } => {
-                self.write(head, (fh, offset), data, (flags, write_flags), reply)
+                let request = WriteRequest { fh, offset, data, open_flags: flags, write_flags };
+                self.write(head, request, reply)
             }
             Op::Release { fh, lock_owner, .. } => self.release(fh, lock_owner),
             Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner),
@@ -395,10 +276,14 @@ impl Door {
             Op::Fallocate { fh, offset, length, mode } => self.fallocate(fh, mode, offset, length),
             Op::Lseek { fh, offset, whence } => self.lseek(head, fh, offset, whence, reply),
             Op::CopyFileRange { fh_in, off_in, fh_out, off_out, len, flags, wide, .. } => {
-                self.copy_file_range((fh_in, off_in), (fh_out, off_out), (len, flags), wide, reply)
+                let (from, to) = (fh_in, fh_out);
+                let request =
+                    CopyRequest { from, from_offset: off_in, to, to_offset: off_out, length: len, flags, wide };
+                self.copy_file_range(&request, reply)
             }
             Op::Ioctl { fh, flags, cmd, arg, input, out_size } => {
-                self.ioctl(head, (fh, flags), (cmd, arg, input), out_size, reply)
+                let request = Ioctl { command: cmd, argument: arg, input };
+                self.ioctl(head, fh, flags, request, out_size, reply)
             }
             Op::Access { mask } => self.access(head, mask),
             Op::Opendir { .. } => self.opendir(head, reply),
@@ -435,18 +320,16 @@ pub(crate) fn name(bytes: &[u8]) -> Outcome<Name<'_>> {
 
 impl Handler for Door {
     fn init(&self, offer: &Offer) -> Settings {
-        let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer, self.collecting.on());
-        if agreement.collects {
-            self.passthrough.refuse("writes are collected by the kernel, which excludes it");
-        } else if self.collecting.on() {
-            self.collecting.drop_it();
+        let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer, self.writeback.on());
+        if agreement.writeback {
+            self.open.passthrough.refuse("writes are collected by the kernel, which excludes it");
+        } else if self.writeback.on() {
+            self.writeback.drop_it();
         }
         if !agreement.passthrough {
-            self.passthrough.refuse("not offered by this kernel");
+            self.open.passthrough.refuse("not offered by this kernel");
         }
-        // A second INIT (the session falls back to the device) offers the same; what was agreed
-        // first holds.
-        let _ = self.agreement.set(agreement);
+        self.kernel.agree(agreement);
         settings
     }
 
@@ -494,12 +377,9 @@ impl Handler for Door {
     }
 
     fn destroy(&self) {
-        // The session holds the door; this ends the circle.
-        *self.session.write() = None;
-        *self.notifier.write() = None;
-        self.collecting.end();
-        self.files.clear();
-        self.implicit.clear();
+        self.kernel.disconnect();
+        self.writeback.end();
+        self.open.clear();
         self.inodes.clear();
     }
 }

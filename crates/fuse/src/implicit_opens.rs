@@ -43,6 +43,17 @@ impl ImplicitOpens {
         drop(oldest);
     }
 
+    /// Closes the file of a node.
+    pub fn forget(&self, nodeid: u64) {
+        let gone = {
+            let mut files = self.files.lock();
+            let at = files.iter().position(|(known, _)| *known == nodeid);
+            at.and_then(|at| files.remove(at))
+        };
+        // Closed outside of the lock.
+        drop(gone);
+    }
+
     /// Closes all.
     pub fn clear(&self) {
         let all = std::mem::take(&mut *self.files.lock());

@@ -17,7 +17,7 @@
 //! Frugal by design: 80 bytes a file with its share of the hash table
 //! (`tests::a_million_files_stay_small`). Chunks of slots are given back as soon as they are empty.
 
-use crate::{collecting::habit::Habit, numbers::Numbers, open_files::OpenState};
+use crate::{numbers::Numbers, open_files::OpenState, writeback::open_pattern::OpenPattern};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use nacre_vfs::{Attr, FileId, Kind, Layer, Node};
 use parking_lot::{Mutex, MutexGuard};
@@ -49,15 +49,25 @@ pub(crate) struct Slot {
     extra: u64,
     reuse: u32,
     kind: Kind,
-    habit: Habit,
-    /// Other than 0: see [`Record::outlived`].
+    pattern: OpenPattern,
+    /// Other than 0: see [`InodeRecord::outlived`].
     outlived: u8,
 }
 
 impl Slot {
     /// Of a file that is being opened.
-    pub fn open(node: Node, id: FileId, habit: Habit) -> Slot {
-        Slot { node: Some(node), id, lookups: 0, open: None, extra: 0, reuse: 0, kind: Kind::File, habit, outlived: 0 }
+    pub fn open(node: Node, id: FileId, pattern: OpenPattern) -> Slot {
+        Slot {
+            node: Some(node),
+            id,
+            lookups: 0,
+            open: None,
+            extra: 0,
+            reuse: 0,
+            kind: Kind::File,
+            pattern,
+            outlived: 0,
+        }
     }
 
     /// Any open file.
@@ -81,8 +91,8 @@ impl Slot {
     }
 
     /// How it was used.
-    pub fn habit(&self) -> Habit {
-        self.habit
+    pub fn open_pattern(&self) -> OpenPattern {
+        self.pattern
     }
 }
 
@@ -123,18 +133,18 @@ pub(crate) struct Removed {
 }
 
 /// One record, under the lock of its shard.
-pub(crate) struct Record<'a> {
+pub(crate) struct InodeRecord<'a> {
     slot: &'a mut Slot,
 }
 
-impl<'a> Record<'a> {
+impl<'a> InodeRecord<'a> {
     /// Of a slot.
-    pub fn of(slot: &'a mut Slot) -> Record<'a> {
-        Record { slot }
+    pub fn of(slot: &'a mut Slot) -> InodeRecord<'a> {
+        InodeRecord { slot }
     }
 }
 
-impl Record<'_> {
+impl InodeRecord<'_> {
     /// The layer's node.
     pub fn node(&self) -> Option<Node> {
         self.slot.node.clone()
@@ -158,8 +168,8 @@ impl Record<'_> {
     }
 
     /// How the file is used, where writes to it may be collected.
-    pub fn habit(&mut self) -> &mut Habit {
-        &mut self.slot.habit
+    pub fn open_pattern(&mut self) -> &mut OpenPattern {
+        &mut self.slot.pattern
     }
 
     /// A number other than 0 where a mapping of the file may have outlived the open file that it
@@ -331,16 +341,16 @@ impl Inodes {
     }
 
     /// Looks at or changes a record under its shard's lock. `f` must be short and call no layer.
-    pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+    pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         if let Some(numbers) = &self.numbers {
             return numbers.with(nodeid, f);
         }
-        self.locate(nodeid, |slot| f(&mut Record { slot }))
+        self.locate(nodeid, |slot| f(&mut InodeRecord { slot }))
     }
 
     /// The same where the record says more than that the file exists: nothing is made for a file
     /// that nobody has open.
-    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         match &self.numbers {
             Some(numbers) => numbers.with_any(nodeid, f),
             None => self.with(nodeid, f),
@@ -505,7 +515,7 @@ impl Shard {
         // Never 0, so that no node id is as small as the root's.
         self.reuse = self.reuse.checked_add(1).unwrap_or(1);
         let reuse = self.reuse;
-        let (habit, outlived) = Default::default();
+        let (pattern, outlived) = Default::default();
         let fresh = Slot {
             node: Some(node),
             id: attr.id,
@@ -514,7 +524,7 @@ impl Shard {
             extra,
             reuse,
             kind: attr.kind,
-            habit,
+            pattern,
             outlived,
         };
         let number = self.roomy.first().copied().unwrap_or(self.chunks.len() as u32);

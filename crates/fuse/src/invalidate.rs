@@ -19,7 +19,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc::{Receiver, RecvTimeoutError, SyncSender},
+        mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender},
     },
     time::{Duration, Instant},
 };
@@ -71,7 +71,7 @@ pub(crate) trait CacheControl: Send + 'static {
     fn rest(&self, known: Option<&[Node]>) -> bool;
 }
 
-/// Figures of the thread.
+/// WritebackFigures of the thread.
 #[derive(Default)]
 pub(crate) struct InvalidationCounts {
     /// Changes of files and names that the kernel knew, and was told of. (Who watches a whole file
@@ -81,11 +81,73 @@ pub(crate) struct InvalidationCounts {
     pub everything: AtomicU64,
 }
 
+/// Forgotten files after which unused memory is given back.
+const TRIM_EVERY: u64 = 65_536;
+
+/// The way to the thread for the handlers.
+pub(crate) struct InvalidationFeed {
+    changes: Mutex<Sender<Invalidation>>,
+    written: Arc<Mutex<Vec<u64>>>,
+    trim: Arc<AtomicBool>,
+    forgotten: AtomicU64,
+}
+
+impl InvalidationFeed {
+    /// `changes` leads to the thread.
+    pub fn new(changes: Sender<Invalidation>) -> InvalidationFeed {
+        InvalidationFeed {
+            changes: Mutex::new(changes),
+            written: Arc::default(),
+            trim: Arc::default(),
+            forgotten: AtomicU64::new(0),
+        }
+    }
+
+    /// Sends a change. The thread is gone only when the mount is.
+    pub fn send(&self, change: Invalidation) {
+        if self.changes.lock().send(change).is_err() {
+            tracing::debug!("a change came after the end of the mount");
+        }
+    }
+
+    /// A file was written to in passthrough and closed: its attributes are taken back soon.
+    pub fn written(&self, nodeid: u64) {
+        let first = {
+            let mut written = self.written.lock();
+            written.push(nodeid);
+            written.len() == 1
+        };
+        if first {
+            self.send(wake());
+        }
+    }
+
+    /// The kernel has forgotten one more file. After very many, memory is given back.
+    pub fn forgotten(&self) {
+        if self.forgotten.fetch_add(1, Ordering::Relaxed) % TRIM_EVERY == TRIM_EVERY - 1 {
+            self.trim.store(true, Ordering::Release);
+            self.send(wake());
+        }
+    }
+
+    /// The thread's side.
+    pub fn state(&self, inodes: &Arc<Inodes>) -> InvalidationState {
+        InvalidationState {
+            inodes: Arc::clone(inodes),
+            counts: Arc::default(),
+            stop: Arc::default(),
+            trim: Arc::clone(&self.trim),
+            written: Arc::clone(&self.written),
+            marks: Marks::default(),
+        }
+    }
+}
+
 /// What the thread shares with the mount.
-pub(crate) struct Shared {
+pub(crate) struct InvalidationState {
     /// Files and their node ids.
     pub inodes: Arc<Inodes>,
-    /// Figures.
+    /// WritebackFigures.
     pub counts: Arc<InvalidationCounts>,
     /// Set before the thread is woken for the last time.
     pub stop: Arc<AtomicBool>,
@@ -173,7 +235,7 @@ struct Repeat<M> {
 }
 
 /// The body of the thread: ends when `shared.stop` is set or nobody can send any more.
-pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C, shared: &Shared) {
+pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C, shared: &InvalidationState) {
     let mut repeats: VecDeque<Repeat<C::Moment>> = VecDeque::new();
     let mut collected: Option<Instant> = None;
     let mut resting = Resting::default();
@@ -206,7 +268,7 @@ pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C
 
 /// Takes back the attributes of files that were written to; answers when to come back.
 #[expect(clippy::disallowed_methods, reason = "attributes are taken back after a while")]
-fn written(due: Option<Instant>, control: &impl CacheControl, shared: &Shared) -> Option<Instant> {
+fn written(due: Option<Instant>, control: &impl CacheControl, shared: &InvalidationState) -> Option<Instant> {
     match due {
         Some(due) if due > Instant::now() => Some(due),
         Some(_) => {
@@ -245,7 +307,7 @@ fn collect(first: Invalidation, changes: &Receiver<Invalidation>) -> Batch {
 }
 
 /// Answers the names that are to be told once more.
-fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) -> Vec<(u64, Box<[u8]>)> {
+fn deliver(batch: &Batch, control: &impl CacheControl, shared: &InvalidationState) -> Vec<(u64, Box<[u8]>)> {
     for (parent, name) in &batch.forgotten {
         if let Some(parent) = shared.inodes.find(parent) {
             control.release_all_kept();
@@ -289,7 +351,7 @@ fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) -> Vec<(
     again.map(|(parent, name)| (parent, Box::from(name))).collect()
 }
 
-fn deliver_files(files: &BTreeMap<FileId, bool>, control: &impl CacheControl, shared: &Shared) {
+fn deliver_files(files: &BTreeMap<FileId, bool>, control: &impl CacheControl, shared: &InvalidationState) {
     for (id, &pages) in files {
         if let Some(nodeid) = shared.inodes.find(id) {
             control.release_kept(nodeid);
@@ -298,7 +360,7 @@ fn deliver_files(files: &BTreeMap<FileId, bool>, control: &impl CacheControl, sh
     }
 }
 
-fn all_inodes(control: &impl CacheControl, shared: &Shared) {
+fn all_inodes(control: &impl CacheControl, shared: &InvalidationState) {
     control.release_all_kept();
     shared.inodes.for_each(|nodeid| control.inode(nodeid, true));
 }
@@ -325,7 +387,7 @@ fn enqueue<C: CacheControl>(
 }
 
 #[expect(clippy::disallowed_methods, reason = "what was told is told again after a while")]
-fn repeat_due<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, control: &C, shared: &Shared) {
+fn repeat_due<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, control: &C, shared: &InvalidationState) {
     let now = Instant::now();
     for repeat in repeats.iter_mut().filter(|repeat| repeat.due.is_none()) {
         if control.passed(&mut repeat.moment) {

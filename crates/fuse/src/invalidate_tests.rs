@@ -71,9 +71,9 @@ pub(crate) fn attr(ino: u64) -> Attr {
     }
 }
 
-fn shared() -> Shared {
+fn shared() -> InvalidationState {
     let root = Node::new(Arc::new(()));
-    Shared {
+    InvalidationState {
         inodes: Arc::new(Inodes::new(root, &attr(1))),
         counts: Arc::default(),
         stop: Arc::default(),
@@ -84,7 +84,7 @@ fn shared() -> Shared {
 }
 
 /// Runs the thread's body until it has nothing more to do.
-fn sent(shared: &Shared, changes: Vec<Invalidation>) -> Vec<String> {
+fn sent(shared: &InvalidationState, changes: Vec<Invalidation>) -> Vec<String> {
     let recorder = Recorder::default();
     let (sender, receiver) = mpsc::channel();
     for change in changes {

@@ -9,39 +9,38 @@
 //! ```text
 //!  fusewire -- door.rs -- ops/*.rs -- Layer
 //!                 |          |
-//!                 |   inodes.rs, open_files.rs, passthrough.rs, collecting.rs      tables
+//!                 |   inodes.rs, open_files.rs, passthrough.rs, writeback.rs      tables
 //!              invalidate.rs <-- Invalidation -- Layer              own thread; it alone notifies of names and pages
-//!              resync.rs                                            own thread, tells the kernel of sizes and times where it collects writes
+//!              self_io/*.rs                                         own threads, use the mount to tell the kernel what no notification can
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-mod collecting;
+mod closes;
 mod door;
-mod errands;
 mod failure;
 mod implicit_opens;
 mod inodes;
 mod invalidate;
+mod kernel_side;
 mod mount;
 mod negotiate;
 mod numbers;
 mod open_files;
+mod open_tables;
 mod ops;
 mod options;
-mod own_mount;
 mod passthrough;
-mod replacing;
 mod resting;
-mod resync;
 mod running;
-mod shadow;
+mod self_io;
 mod status;
 mod stores;
 mod sync_call;
 mod wire;
+mod writeback;
 
-pub use mount::{Held, Mount, MountError, usable};
+pub use mount::{HeldWrites, Mount, MountError, usable};
 pub use options::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, WorkerSetup, XattrChoice};
-pub use status::{CollectingCounts, OperationCounts, PassthroughCounts, Status, Transport};
+pub use status::{OperationCounts, PassthroughCounts, Status, Transport, WritebackCounts};
 pub use sync_call::{Duty, SyncCalls};

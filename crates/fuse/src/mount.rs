@@ -6,19 +6,20 @@
 
 use crate::{
     door::Door,
-    errands::Role,
-    invalidate::{self, CacheControl, InvalidationCounts, Shared},
+    invalidate::{self, CacheControl, InvalidationCounts},
     negotiate,
     options::{FuseOptions, TransportChoice},
-    own_mount::{self, Entered},
     passthrough::BackingFiles,
-    resync,
-    shadow::{self, Event},
+    self_io::{
+        Role, attr_refresh,
+        inotify_replay::{self, Event},
+        own_mount::{self, Entered},
+    },
     status::{self, Status},
 };
 use fusewire::{Device, Identity, MountOptions, Notifier, Observer, Session, SessionOptions};
 use nacre_sys::{descriptors, mounts::MountAttributes};
-use nacre_vfs::{Caller, DirEntry, DirSink, Errno, FileId, Invalidation, Layer, Node};
+use nacre_vfs::{Caller, DirEntry, DirSink, Errno, FileId, Invalidation, Layer, Node, OpenFileHost};
 use rustix::{io::Errno as SysErrno, mount::MountFlags};
 use std::{
     collections::{BTreeSet, HashMap},
@@ -93,10 +94,13 @@ impl Mount {
         layer.watch(sender.clone());
         let door = Door::new(layer, options, sender, kept_limit()).map_err(MountError::Root)?;
         let door = Arc::new(door);
+        if let Some(client) = door.layer.capabilities().open_files {
+            client.attach(Arc::downgrade(&door) as Weak<dyn OpenFileHost>);
+        }
         let device = open(&door.options)?;
         door.inodes.promote_root(device.is_detached() && is_promoted(&door));
         let place = device.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
-        door.collecting.decide(&place, &door.options, &*door.layer);
+        door.writeback.decide(&place, &door.options, &*door.layer);
         let session =
             Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
         let mut session = session.map_err(MountError::Session)?;
@@ -106,59 +110,26 @@ impl Mount {
         let place = session.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
         let device = own_mount::device(&place).ok();
         if let Some(device) = device {
-            // It is the first.
-            let _ = door.device.set(device);
+            door.kernel.found(device);
         }
-        door.running.start(&place);
-        door.collecting.start(&place, session.notifier());
+        door.open.running.start(&place);
+        door.writeback.start(&place, session.notifier());
         show(&door, &mut session).map_err(MountError::Mount)?;
-        let counts = Arc::new(InvalidationCounts::default());
-        let stop = Arc::new(AtomicBool::new(false));
-        let marks = invalidate::Marks::default();
         let caches = KernelCaches {
             notifier: session.notifier(),
             session: session.observer(),
             door: Arc::clone(&door),
             one_by_one: AtomicBool::new(false),
         };
-        let shared = Shared {
-            inodes: Arc::clone(&door.inodes),
-            counts: Arc::clone(&counts),
-            stop: Arc::clone(&stop),
-            trim: Arc::clone(&door.trim),
-            written: Arc::clone(&door.written),
-            marks: Arc::clone(&marks),
-        };
+        let state = door.invalidations.state(&door.inodes);
+        let (counts, stop, marks) = (Arc::clone(&state.counts), Arc::clone(&state.stop), Arc::clone(&state.marks));
         let mut mount = Mount { session, door, counts, stop, marks, threads: Vec::new(), device };
-        mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &shared))?;
-        if mount.door.collecting.on() {
-            let setter = mount
-                .door
-                .resync
-                .setter
-                .start(&mount.door.collecting.errands, "nacre-setter")
-                .map_err(MountError::Thread)?;
-            let asker = mount
-                .door
-                .resync
-                .asker
-                .start(&mount.door.collecting.errands, "nacre-asker")
-                .map_err(MountError::Thread)?;
-            let dropper =
-                mount.door.collecting.dropper.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
-            let beat =
-                mount.door.collecting.start_beat(mount.door.inodes.root_is_promoted()).map_err(MountError::Thread)?;
-            let (jobs, door) = (mount.door.resync.open(), Arc::clone(&mount.door));
-            mount.thread("nacre-resync", move || {
-                resync::run(&jobs, &door);
-                drop(setter.join());
-                drop(asker.join());
-                drop(dropper.join());
-                drop(beat.join());
-            })?;
+        mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &state))?;
+        if mount.door.writeback.on() {
+            mount.start_writeback()?;
         }
         if mount.door.options.notify_watchers {
-            mount.start_shadow()?;
+            mount.start_inotify_replay()?;
         }
         mount.raise_read_ahead();
         Ok(mount)
@@ -170,16 +141,35 @@ impl Mount {
         Ok(())
     }
 
-    fn start_shadow(&mut self) -> Result<(), MountError> {
+    /// The threads that tell the kernel what it does not notice where it holds writes back.
+    fn start_writeback(&mut self) -> Result<(), MountError> {
+        let door = Arc::clone(&self.door);
+        let own = &door.self_io;
+        let threads = [
+            own.attr_refresh.setter.start(own, "nacre-setter"),
+            own.attr_refresh.asker.start(own, "nacre-asker"),
+            own.page_dropper.start(own),
+            door.writeback.start_flush_timer(door.inodes.root_is_promoted()),
+        ];
+        let threads = threads.into_iter().collect::<io::Result<Vec<_>>>().map_err(MountError::Thread)?;
+        let (jobs, served) = (own.attr_refresh.open(), Arc::clone(&door));
+        self.thread("nacre-attrs", move || {
+            attr_refresh::run(&jobs, &served);
+            // What they could not do they have told.
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+        })
+    }
+
+    fn start_inotify_replay(&mut self) -> Result<(), MountError> {
         let device = self.device().map_err(MountError::Session)?;
-        let events = self.door.shadow.open();
+        let events = self.door.self_io.inotify_replay.open();
         let door = Arc::clone(&self.door);
         let notifier = self.session.notifier();
-        self.thread("nacre-shadow", move || {
+        self.thread("nacre-inotify", move || {
             // An answer of "not known" is as good.
             let forget =
                 |parent, name: &[u8]| drop(notifier.inval_entry(parent, name, door.leads_somewhere(parent, name)));
-            shadow::run(&events, &door, device, &forget);
+            inotify_replay::run(&events, &door, device, &forget);
         })
     }
 
@@ -238,17 +228,24 @@ impl Mount {
     ///
     /// # Errors
     /// Where the kernel could not pass it on.
-    pub fn settle(&self) -> io::Result<()> {
-        if !self.door.collecting.on() || self.ended() {
+    pub fn flush(&self) -> io::Result<()> {
+        if !self.door.writeback.on() || self.ended() {
             return Ok(());
         }
-        self.door.collecting.pass_on_all().map_err(|error| io::Error::from_raw_os_error(error.raw()))
+        self.door.writeback.flush_once().map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
 
     /// For who has passed on what the kernel holds, at any time, and must not keep the mount or its
     /// layer meanwhile.
-    pub fn held(&self) -> Held {
-        Held(Arc::downgrade(&self.door))
+    pub fn held(&self) -> HeldWrites {
+        HeldWrites(Arc::downgrade(&self.door))
+    }
+
+    /// Waits until `closed` says so, at most so long; answers what it said last. It is asked again
+    /// whenever the kernel has closed a file, or forgotten one: both come some time after close(2)
+    /// has returned.
+    pub fn wait_closed(&self, most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
+        self.door.wait_closed(&[], most, closed)
     }
 
     /// Gives it other flags of mount(2): read-only, no set-id bits, no devices, no programs, no
@@ -260,7 +257,7 @@ impl Mount {
         let device = self.device()?;
         let place = self.door.options.mountpoint.clone();
         // The kernel passes on what it holds first, and so waits for this process.
-        let remounting = self.door.collecting.errands.start("nacre-remount", Role::PassOn, move || {
+        let remounting = self.door.self_io.start("nacre-remount", Role::Flush, move || {
             // What is seen at the place must be this mount. And stays it, whatever becomes of the
             // path.
             let _mount = Entered::new(&place, device)?;
@@ -291,7 +288,7 @@ impl Mount {
     /// Ends it although others use it: what the kernel has collected of their writes is passed on,
     /// and from then on they get errors.
     pub fn cut_off(&self) {
-        self.door.collecting.pass_on_unseen();
+        self.door.writeback.flush_unseen();
         self.session.abort();
     }
 
@@ -325,7 +322,7 @@ impl Mount {
     /// Where the daemon serves content, larger read-ahead means fewer requests; only root may raise
     /// it.
     fn raise_read_ahead(&self) {
-        if self.door.passthrough.refusal().is_none() {
+        if self.door.open.passthrough.refusal().is_none() {
             return;
         }
         let Ok(device) = self.device() else { return };
@@ -339,9 +336,9 @@ impl Mount {
 
 /// What the kernel holds back of a mount.
 #[derive(Clone)]
-pub struct Held(Weak<Door>);
+pub struct HeldWrites(Weak<Door>);
 
-impl Held {
+impl HeldWrites {
     /// Makes the kernel pass on what it holds of all files that are open for writing; returns when
     /// it has reached the layer. Nothing where the mount has ended, before which the kernel did so.
     /// Not for threads that serve requests.
@@ -349,19 +346,19 @@ impl Held {
     /// # Errors
     /// Where the kernel could not pass it on.
     pub fn pass_on(&self) -> io::Result<()> {
-        let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| door.files.written_to());
-        let Some(collecting) =
-            self.0.upgrade().map(|door| Arc::clone(&door.collecting)).filter(|collecting| collecting.on())
+        let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| door.open.files.written_to());
+        let Some(writeback) =
+            self.0.upgrade().map(|door| Arc::clone(&door.writeback)).filter(|writeback| writeback.on())
         else {
             return Ok(());
         };
-        collecting.pass_on_open(&open).map_err(|error| io::Error::from_raw_os_error(error.raw()))
+        writeback.flush_open(&open).map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for HeldWrites {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").finish_non_exhaustive()
+        f.debug_struct("HeldWrites").finish_non_exhaustive()
     }
 }
 
@@ -375,10 +372,10 @@ impl Drop for Mount {
         }
         self.stop.store(true, Ordering::Release);
         self.door.change(invalidate::wake());
-        self.door.shadow.close();
-        self.door.resync.close();
-        self.door.collecting.dropper.close();
-        self.door.collecting.beat.close();
+        self.door.self_io.inotify_replay.close();
+        self.door.self_io.attr_refresh.close();
+        self.door.self_io.page_dropper.close();
+        self.door.self_io.flush_timer.close();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the mount had panicked");
@@ -396,12 +393,9 @@ impl fmt::Debug for Mount {
 /// Gives the door what it can know only when the session runs. Requests that come before are served
 /// without it.
 fn connect(door: &Door, session: &Session) {
-    *door.session.write() = Some(session.observer());
-    *door.notifier.write() = Some(session.notifier());
+    door.kernel.connect(session);
     let backing: Box<dyn BackingFiles> = Box::new(session.backing());
-    door.passthrough.start(backing);
-    // Harmless on a fresh mount, and shows whether the kernel knows it.
-    door.epoch.store(session.notifier().inc_epoch().is_ok(), Ordering::Relaxed);
+    door.open.passthrough.start(backing);
 }
 
 /// The name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as
@@ -426,7 +420,7 @@ fn open(options: &FuseOptions) -> Result<Device, MountError> {
 /// root's ACL at every step: it makes the first inode of a connection before it knows that there
 /// are ACLs, and for that one it never keeps the answer that there is none. Users other than the
 /// root's owner would pay a request for every path. The mounts of a pool use the first inode for
-/// passing on what the kernel holds (`collecting/beat.rs`).
+/// passing on what the kernel holds (`self_io/flush_timer.rs`).
 fn is_promoted(door: &Door) -> bool {
     // Our thread that raises events reaches directories by handle, from the first inode on.
     (door.options.without_links || negotiate::wants_acls(&door.options, &*door.layer)) && !door.options.notify_watchers
@@ -593,17 +587,17 @@ impl CacheControl for KernelCaches {
         }
         // Regular files alone have pages, and may be opened for that: a fifo would not let go of
         // whoever opens it.
-        let collecting = self.door.collecting.on() && self.door.inodes.is_file(nodeid);
+        let writeback = self.door.writeback.on() && self.door.inodes.is_file(nodeid);
         // For pages that are being written back the notification would wait, with the device open:
         // a daemon that is killed then would hang.
-        self.sent("inode", self.notifier.inval_inode(nodeid, if pages && !collecting { 0 } else { -1 }, 0));
-        if collecting {
+        self.sent("inode", self.notifier.inval_inode(nodeid, if pages && !writeback { 0 } else { -1 }, 0));
+        if writeback {
             // Pages that hold collected writes go with the last close.
-            if !self.door.collecting.miss(nodeid) && pages {
-                self.door.collecting.dropper.soon(self.door.collecting.place(), nodeid);
+            if !self.door.writeback.miss(nodeid) && pages {
+                self.door.self_io.page_dropper.soon(self.door.writeback.place(), nodeid);
             }
             // It believes no answer about the size of a regular file.
-            self.door.resync.soon(nodeid);
+            self.door.self_io.attr_refresh.soon(nodeid);
         }
     }
 
@@ -618,7 +612,7 @@ impl CacheControl for KernelCaches {
     }
 
     fn all_entries(&self) {
-        let one_by_one = self.door.carries_mounts();
+        let one_by_one = self.door.kernel.carries_mounts();
         self.one_by_one.store(one_by_one, Ordering::Relaxed);
         if one_by_one {
             self.expire_all();
@@ -638,11 +632,13 @@ impl CacheControl for KernelCaches {
     }
 
     fn release_kept(&self, nodeid: u64) {
-        self.door.passthrough.drop_kept(nodeid, &self.door.inodes);
+        self.door.open.passthrough.drop_kept(nodeid, &self.door.inodes);
+        self.door.open.closes.heard();
     }
 
     fn release_all_kept(&self) {
-        self.door.passthrough.drop_all_kept(&self.door.inodes);
+        self.door.open.passthrough.drop_all_kept(&self.door.inodes);
+        self.door.open.closes.heard();
     }
 
     fn tell(&self, files: &[(u64, bool)], names: &[(u64, &[u8])]) -> bool {
@@ -650,10 +646,14 @@ impl CacheControl for KernelCaches {
             return false;
         }
         for &(nodeid, content) in files {
-            self.door.shadow.raise(if content { Event::Content(nodeid) } else { Event::Attributes(nodeid) });
+            self.door.self_io.inotify_replay.raise(if content {
+                Event::Content(nodeid)
+            } else {
+                Event::Attributes(nodeid)
+            });
         }
         for &(parent, name) in names {
-            if !self.door.shadow.raise(Event::Name(parent, name.into())) {
+            if !self.door.self_io.inotify_replay.raise(Event::Name(parent, name.into())) {
                 // Told late as it is, once is enough.
                 let _ = self.entry(parent, name);
             }

@@ -85,7 +85,7 @@ pub(crate) struct Agreement {
     /// The kernel offered passthrough.
     pub passthrough: bool,
     /// The kernel may collect writes.
-    pub collects: bool,
+    pub writeback: bool,
 }
 
 /// The flags that are always wanted; those not offered are dropped by the session.
@@ -126,10 +126,10 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     let root = root_coherence(layer);
     let shared = root >= Coherence::Shared;
     let acls = wants_acls(options, layer) && offer.has(init::POSIX_ACL | init::DONT_MASK);
-    let masks = acls || !options.default_permissions && layer.has_acls() && offer.has(init::DONT_MASK);
-    let collects = collect && offer.has(init::WRITEBACK_CACHE);
+    let masks = acls || !options.default_permissions && layer.capabilities().acls && offer.has(init::DONT_MASK);
+    let writeback = collect && offer.has(init::WRITEBACK_CACHE);
     // The kernel has either of them.
-    let passthrough = wants_passthrough(options) && !collects && offer.has(init::PASSTHROUGH);
+    let passthrough = wants_passthrough(options) && !writeback && offer.has(init::PASSTHROUGH);
     let agreement = Agreement {
         acls,
         masks,
@@ -139,7 +139,7 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
             && offer.has(init::NO_OPENDIR_SUPPORT),
         opens_files_itself: options.default_permissions && options.immutable && offer.has(init::NO_OPEN_SUPPORT),
         passthrough,
-        collects,
+        writeback,
     };
     let mut flags = ALWAYS;
     let mut when = |condition: bool, flag: u64| flags |= if condition { flag } else { 0 };
@@ -156,20 +156,23 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     when(masks, init::DONT_MASK);
     // In return, the kernel tells who asks only with creations: not enough where it matters who
     // asks.
-    when(options.default_permissions && root != Coherence::PerCaller && !layer.judges_callers(), init::ALLOW_IDMAP);
+    when(
+        options.default_permissions && root != Coherence::PerCaller && !layer.capabilities().judges_callers,
+        init::ALLOW_IDMAP,
+    );
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
-    when(collects, init::WRITEBACK_CACHE);
+    when(writeback, init::WRITEBACK_CACHE);
     // Our own threads reach files of the mount by handle.
-    when(!options.notify_watchers && !collects, init::NO_EXPORT_SUPPORT);
+    when(!options.notify_watchers && !writeback, init::NO_EXPORT_SUPPORT);
     let max_io = max_io(nacre_sys::memory_limit::limit());
     let settings = Settings {
         flags: flags & offer.flags,
         max_io,
         max_readahead: max_io,
         // 0 is the kernel's default, 12.
-        max_background: if collects { BACKGROUND } else { 0 },
-        congestion_threshold: if collects { BACKGROUND / 4 * 3 } else { 0 },
+        max_background: if writeback { BACKGROUND } else { 0 },
+        congestion_threshold: if writeback { BACKGROUND / 4 * 3 } else { 0 },
         // The depth of what is below has to be smaller (FILESYSTEM_MAX_STACK_DEPTH is 2).
         max_stack_depth: if passthrough { 1 + u32::from(options.stacked) } else { 0 },
         ..Settings::default()
@@ -182,7 +185,7 @@ pub(crate) fn wants_acls(options: &FuseOptions, layer: &dyn Layer) -> bool {
     options.acl == AclChoice::Auto
         && options.xattr == XattrChoice::Full
         && options.default_permissions
-        && layer.has_acls()
+        && layer.capabilities().acls
 }
 
 /// Whether passthrough is to be tried at all.
@@ -240,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn collecting_excludes_passthrough_and_needs_handles() {
+    fn writeback_excludes_passthrough_and_needs_handles() {
         let layer = nacre_layers::mem::Mem::new();
         let offer = |flags| Offer { minor: 45, flags, max_readahead: MAX_IO };
         let all = offer(u64::MAX);
         let options = FuseOptions::new("/");
         let (settings, agreement) = answer(&all, &options, &layer, true);
-        assert!(agreement.collects && !agreement.passthrough);
+        assert!(agreement.writeback && !agreement.passthrough);
         assert_eq!(
             settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH | init::NO_EXPORT_SUPPORT),
             init::WRITEBACK_CACHE
@@ -255,7 +258,7 @@ mod tests {
         assert_eq!(settings.flags & kept, kept);
         for (offer, collect) in [(all, false), (offer(!init::WRITEBACK_CACHE), true)] {
             let (settings, agreement) = answer(&offer, &options, &layer, collect);
-            assert!(!agreement.collects && agreement.passthrough);
+            assert!(!agreement.writeback && agreement.passthrough);
             assert_eq!(settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH), init::PASSTHROUGH);
         }
     }

@@ -9,8 +9,8 @@
 //! * the layer is never called under a lock.
 
 use crate::{
-    collecting::habit::Habit,
-    inodes::{ROOT, Record, Removed, Slot},
+    inodes::{InodeRecord, ROOT, Removed, Slot},
+    writeback::open_pattern::OpenPattern,
 };
 use nacre_vfs::{Caller, FileId, Kind, Layer, Node, Opened};
 use parking_lot::Mutex;
@@ -28,7 +28,7 @@ const WORD: u64 = 64;
 /// Words that are allocated and given back as a whole.
 const WORDS: usize = 64;
 /// Files whose use is remembered.
-const HABITS: usize = 1024;
+const PATTERNS: usize = 1024;
 /// Marks the root's own id while it is not [`ROOT`].
 const PROMOTED: u64 = 1 << 63;
 
@@ -40,21 +40,21 @@ pub(crate) struct Numbers {
     records: [Mutex<HashMap<u64, Slot>>; SHARDS],
     known: Set,
     /// The number and the habit of files used last, each at the place that its number chooses.
-    habits: Box<[AtomicU64]>,
+    patterns: Box<[AtomicU64]>,
 }
 
 impl Numbers {
     /// Of a layer that has numbers, with this root; `None` for others.
     pub fn new(layer: &Arc<dyn Layer>, root: FileId) -> Option<Numbers> {
-        layer.numbered()?;
-        let habits = (0..HABITS).map(|_| AtomicU64::new(0)).collect();
+        layer.capabilities().numbered?;
+        let patterns = (0..PATTERNS).map(|_| AtomicU64::new(0)).collect();
         Some(Numbers {
             layer: Arc::clone(layer),
             root,
             promoted: AtomicBool::new(false),
             records: Default::default(),
             known: Set::default(),
-            habits,
+            patterns,
         })
     }
 
@@ -92,7 +92,7 @@ impl Numbers {
     }
 
     pub fn node(&self, nodeid: u64) -> Option<Node> {
-        self.layer.numbered()?.node(self.inner(nodeid)).ok()
+        self.layer.capabilities().numbered?.node(self.inner(nodeid)).ok()
     }
 
     pub fn id(&self, nodeid: u64) -> FileId {
@@ -107,7 +107,7 @@ impl Numbers {
     /// Node of a directory with its own and its parent's inode number.
     pub fn directory(&self, nodeid: u64) -> Option<(Node, u64, u64)> {
         let node = self.node(nodeid)?;
-        let parent = self.layer.numbered()?.parent(&node);
+        let parent = self.layer.capabilities().numbered?.parent(&node);
         Some((node, self.inner(nodeid), parent))
     }
 
@@ -118,10 +118,10 @@ impl Numbers {
 
     /// Looks at or changes a record where there is one: most files have none, and looking them up
     /// costs more than the look.
-    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
         let mut records = self.shard(number).lock();
-        let answer = f(&mut Record::of(records.get_mut(&number)?));
+        let answer = f(&mut InodeRecord::of(records.get_mut(&number)?));
         let idle = self.settle(number, &mut records);
         drop(records);
         // A node goes outside of the lock.
@@ -130,10 +130,10 @@ impl Numbers {
     }
 
     /// Looks at or changes a record; made where there is none.
-    pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+    pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
         let mut f = Some(f);
-        let mut run = |slot: &mut Slot| f.take().map(|f| f(&mut Record::of(slot)));
+        let mut run = |slot: &mut Slot| f.take().map(|f| f(&mut InodeRecord::of(slot)));
         {
             let mut records = self.shard(number).lock();
             if let Some(slot) = records.get_mut(&number) {
@@ -145,7 +145,7 @@ impl Numbers {
                 return answer;
             }
         }
-        let mut fresh = Some(Slot::open(self.node(nodeid)?, self.id(nodeid), self.habit(number)));
+        let mut fresh = Some(Slot::open(self.node(nodeid)?, self.id(nodeid), self.open_pattern(number)));
         let mut records = self.shard(number).lock();
         let answer = match records.entry(number) {
             Entry::Occupied(mut there) => run(there.get_mut()),
@@ -163,18 +163,18 @@ impl Numbers {
         if !slot.is_idle() {
             return None;
         }
-        let habit = slot.habit();
-        if habit != self.habit(number)
-            && let Some(place) = self.habits.get(number as usize % HABITS)
+        let pattern = slot.open_pattern();
+        if pattern != self.open_pattern(number)
+            && let Some(place) = self.patterns.get(number as usize % PATTERNS)
         {
-            place.store(number << 8 | u64::from(habit.bits()), Ordering::Relaxed);
+            place.store(number << 8 | u64::from(pattern.bits()), Ordering::Relaxed);
         }
         records.remove(&number)
     }
 
-    fn habit(&self, number: u64) -> Habit {
-        let kept = self.habits.get(number as usize % HABITS).map_or(0, |place| place.load(Ordering::Relaxed));
-        if kept >> 8 == number & (u64::MAX >> 8) { Habit::of_bits(kept as u8) } else { Habit::default() }
+    fn open_pattern(&self, number: u64) -> OpenPattern {
+        let kept = self.patterns.get(number as usize % PATTERNS).map_or(0, |place| place.load(Ordering::Relaxed));
+        if kept >> 8 == number & (u64::MAX >> 8) { OpenPattern::of_bits(kept as u8) } else { OpenPattern::default() }
     }
 
     /// The node id of a file that the kernel may know.
@@ -206,7 +206,7 @@ impl Numbers {
                 None
             }
         };
-        if let Some(numbered) = self.layer.numbered() {
+        if let Some(numbered) = self.layer.capabilities().numbered {
             numbered.forgotten(number);
         }
         left.and_then(Slot::into_removed)

@@ -6,7 +6,7 @@
 //! is dropping the last reference to the [`OpenHandle`], which happens outside of the table's
 //! locks.
 
-use crate::{collecting::habit::Use, passthrough::InodeIo, resync::Times};
+use crate::{passthrough::InodeIo, self_io::attr_refresh::Times, writeback::open_pattern::OpenUse};
 use nacre_vfs::{OpenFlags, Opened};
 use parking_lot::Mutex;
 use std::{
@@ -31,10 +31,10 @@ pub(crate) struct OpenHandle {
     /// never.
     pub stripped: AtomicU64,
     /// Writes through it may be collected by the kernel: it is in the table of
-    /// [`crate::collecting`].
+    /// [`crate::writeback`].
     pub collected: bool,
     /// How it is used, where the layer offers to have writes to it collected.
-    pub last_use: Option<Use>,
+    pub last_use: Option<OpenUse>,
     /// Writes through it are passed on one by one while the kernel keeps times itself.
     pub times: Option<Arc<Times>>,
     /// Where the kernel writes itself: what the file's size and times were at open

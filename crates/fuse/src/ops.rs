@@ -2,7 +2,7 @@
 //! the reply.
 
 mod attributes;
-mod data;
+pub(crate) mod data;
 mod directories;
 mod ioctls;
 mod locks;

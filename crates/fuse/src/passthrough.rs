@@ -17,7 +17,7 @@
 //! forgets the inode: a kept file holds its storage.
 
 use crate::{
-    inodes::{Inodes, Record},
+    inodes::{InodeRecord, Inodes},
     open_files::OpenState,
 };
 use nacre_vfs::{Errno, OpenFlags, Opened};
@@ -204,7 +204,7 @@ impl Passthrough {
 
     /// The kept file of an inode, if it serves an open with these flags by this user. Nothing
     /// changes yet.
-    pub fn reusable(&self, record: &mut Record<'_>, flags: OpenFlags, uid: Option<u32>) -> Option<Opened> {
+    pub fn reusable(&self, record: &mut InodeRecord<'_>, flags: OpenFlags, uid: Option<u32>) -> Option<Opened> {
         match &record.open_state_if_any()?.io.0 {
             Mode::Kept { file, flags: kept, uid: owner, .. }
                 if *kept == flags && uid.is_none_or(|uid| uid == *owner) =>

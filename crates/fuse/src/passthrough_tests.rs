@@ -131,7 +131,7 @@ impl nacre_vfs::OpenFile for Plain {
     fn read(&self, _: &mut [u8], _: u64) -> nacre_vfs::Result<usize> {
         Ok(0)
     }
-    fn write(&self, _: &[u8], _: u64) -> nacre_vfs::Result<usize> {
+    fn write(&self, _: &[u8], _: u64, _: nacre_vfs::WriteOrigin) -> nacre_vfs::Result<usize> {
         Err(Errno::EROFS)
     }
     fn append(&self, _: &[u8]) -> nacre_vfs::Result<usize> {
@@ -168,7 +168,7 @@ impl nacre_vfs::OpenFile for Plain {
         None
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 }

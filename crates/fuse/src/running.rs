@@ -5,7 +5,7 @@
 //! program would lose its code. So `ops/opens.rs` asks here first. No request goes to the mount
 //! meanwhile, whatever is found.
 
-use crate::own_mount;
+use crate::self_io::own_mount;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use std::{
     path::Path,

@@ -1,7 +1,7 @@
 //! The figures of a mount, as plain data: read by the command line for `status`, `top` and
 //! Prometheus text.
 
-use crate::{collecting::Figures, door::Door, invalidate::InvalidationCounts};
+use crate::{door::Door, invalidate::InvalidationCounts, writeback::WritebackFigures};
 use fusewire::Session;
 use nacre_vfs::{Coherence, Description};
 use std::{path::PathBuf, sync::atomic::Ordering};
@@ -57,7 +57,7 @@ pub struct PassthroughCounts {
 
 /// Writes that the kernel collects before it passes them on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CollectingCounts {
+pub struct WritebackCounts {
     /// Why none are; `None` where they may be, file by file.
     pub refusal: Option<String>,
     /// Files open now whose writes are collected.
@@ -69,7 +69,7 @@ pub struct CollectingCounts {
     /// How often the layers called for announcements.
     pub recalls: u64,
     /// The most that the kernel can hold back now, bytes.
-    pub most_held: u64,
+    pub dirty_limit: u64,
 }
 
 /// Everything that a mount knows of itself at one moment.
@@ -87,7 +87,7 @@ pub struct Status {
     /// Passthrough.
     pub passthrough: PassthroughCounts,
     /// Writes that the kernel collects.
-    pub collecting: CollectingCounts,
+    pub writeback: WritebackCounts,
     /// The kernel enforces POSIX ACLs.
     pub acls: bool,
     /// Requests by kind, in the order of the protocol; only those that occurred.
@@ -129,8 +129,8 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         total_ns: op.total_ns,
         histogram: op.buckets.to_vec(),
     });
-    let (opens, reused, failures, kept) = door.passthrough.figures();
-    let refusal = door.passthrough.refusal().map(str::to_owned);
+    let (opens, reused, failures, kept) = door.open.passthrough.figures();
+    let refusal = door.open.passthrough.refusal().map(str::to_owned);
     Status {
         mountpoint: door.options.mountpoint.clone(),
         attached: session.is_mounted(),
@@ -140,14 +140,14 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         },
         transport_fallback: session.fallback_reason().map(str::to_owned),
         passthrough: PassthroughCounts { refusal, opens, reused, failures, kept },
-        collecting: collecting(door),
+        writeback: writeback(door),
         acls: door.agreement().acls,
         operations: operations.collect(),
         requests: counters.total(),
         in_flight: session.in_flight(),
         threads: session.threads(),
         inodes: door.inodes.len(),
-        open_files: door.files.len(),
+        open_files: door.open.files.len(),
         coherence: crate::negotiate::root_coherence(&*door.layer),
         invalidations: counts.told.load(Ordering::Relaxed),
         invalidated_all: counts.everything.load(Ordering::Relaxed),
@@ -155,7 +155,7 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
     }
 }
 
-fn collecting(door: &Door) -> CollectingCounts {
-    let Figures { refusal, files, announced, refused, recalls, most_held } = door.collecting.figures();
-    CollectingCounts { refusal, files, announced, refused, recalls, most_held }
+fn writeback(door: &Door) -> WritebackCounts {
+    let WritebackFigures { refusal, files, announced, refused, recalls, dirty_limit } = door.writeback.figures();
+    WritebackCounts { refusal, files, announced, refused, recalls, dirty_limit }
 }

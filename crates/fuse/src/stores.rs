@@ -15,7 +15,7 @@ impl Door {
     /// Whether a regular file may be stored to through a mapping. Without `node` nothing below is
     /// asked, and what may be is taken for granted.
     pub(crate) fn is_stored_to(&self, nodeid: u64, node: Option<&Node>) -> bool {
-        if self.passthrough.refusal().is_some() {
+        if self.open.passthrough.refusal().is_some() {
             return false;
         }
         let known = self.inodes.with_any(nodeid, |record| {

@@ -58,7 +58,7 @@ impl fmt::Debug for Duty {
 
 /// Hears sync(2) until it is dropped.
 #[derive(Debug)]
-pub struct SyncCalls(Arc<Shared>);
+pub struct SyncCalls(Arc<SyncDuty>);
 
 impl SyncCalls {
     /// Listens from now on.
@@ -69,7 +69,7 @@ impl SyncCalls {
         if !is_told() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel tells of it from Linux 6.18 on"));
         }
-        let shared = Arc::new(Shared { duty, state: Mutex::default(), changed: Condvar::new() });
+        let shared = Arc::new(SyncDuty { duty, state: Mutex::default(), changed: Condvar::new() });
         let ear = Ear::open(&shared)?;
         shared.state.lock().ear = Some(ear);
         let worker = Arc::clone(&shared);
@@ -100,7 +100,7 @@ struct Ear {
 }
 
 impl Ear {
-    fn open(shared: &Arc<Shared>) -> io::Result<Ear> {
+    fn open(shared: &Arc<SyncDuty>) -> io::Result<Ear> {
         let name = format!("{NAME}{}", std::process::id());
         let memory = memfd_create(&name, MemfdFlags::CLOEXEC)?;
         ftruncate(&memory, LENGTH)?;
@@ -114,7 +114,7 @@ impl Ear {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SyncRounds {
     ear: Option<Ear>,
     /// The run that is wanted: those who ask while one is under way want the next.
     wanted: u64,
@@ -126,13 +126,13 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SyncDuty {
     duty: Duty,
-    state: Mutex<State>,
+    state: Mutex<SyncRounds>,
     changed: Condvar,
 }
 
-impl Shared {
+impl SyncDuty {
     /// Somebody has called sync(2) and waits.
     #[expect(clippy::disallowed_methods, reason = "the end of a wait for a condition")]
     fn heard(&self) -> Result<(), Errno> {
@@ -193,7 +193,7 @@ impl Shared {
 
 /// Answers the kernel.
 #[derive(Debug)]
-struct Answering(Arc<Shared>);
+struct Answering(Arc<SyncDuty>);
 
 impl Handler for Answering {
     fn init(&self, offer: &Offer) -> Settings {

@@ -102,7 +102,7 @@ fn sx_time(time: Time) -> abi::SxTime {
     abi::SxTime { tv_sec: time.sec, tv_nsec: time.nsec, ..abi::SxTime::default() }
 }
 
-/// Figures of the file system.
+/// WritebackFigures of the file system.
 pub(crate) fn statfs(statfs: &StatFs) -> abi::Kstatfs {
     abi::Kstatfs {
         blocks: statfs.blocks,

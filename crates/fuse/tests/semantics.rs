@@ -21,7 +21,11 @@ use std::{
     path::Path,
     process::Command,
     sync::Arc,
+    time::Duration,
 };
+
+/// Longer than any test may take.
+const LONG: Duration = Duration::from_secs(3600);
 
 fn empty(_: &Path) {}
 
@@ -180,6 +184,30 @@ fn a_file_without_a_name_lives_while_it_is_open() {
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "still");
+    });
+}
+
+#[test]
+fn who_waits_for_a_close_is_asked_again_when_it_comes() {
+    in_each_mode(|transport, passthrough| {
+        let mirror = exclusive(transport, passthrough);
+        let open = File::create(mirror.path("open")).unwrap();
+        let is_closed = || mirror.mount.status().open_files == 0;
+        assert!(!mirror.mount.wait_closed(Duration::ZERO, &mut { is_closed }));
+        let (seen, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                mirror.mount.wait_closed(LONG, &mut || {
+                    let closed = is_closed();
+                    seen.send(closed).unwrap();
+                    closed
+                })
+            });
+            assert_eq!(told.recv(), Ok(false));
+            drop(open);
+            assert!(waiting.join().unwrap());
+        });
+        assert_eq!(told.try_iter().last(), Some(true));
     });
 }
 

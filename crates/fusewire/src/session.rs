@@ -10,7 +10,7 @@ mod dispatch;
 mod negotiate;
 mod pace;
 mod ring;
-mod shared;
+mod state;
 mod uring;
 mod workers;
 
@@ -28,10 +28,10 @@ use crate::mount::{Device, Identity, Mounted};
 use crate::notify::Notifier;
 use crate::request::Form;
 use negotiate::Agreement;
-use shared::{Parts, Shared};
+use state::{Parts, SessionState};
 use workers::Worker;
 
-pub use shared::blocking;
+pub use state::blocking;
 
 /// Which transport to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Default for SessionOptions {
 /// A connection being served. Dropped, it unmounts and ends the connection, even if it is in use.
 #[derive(Debug)]
 pub struct Session {
-    shared: Arc<Shared>,
+    shared: Arc<SessionState>,
     mounted: Option<Mounted>,
     agreement: Agreement,
     transport: Transport,
@@ -293,7 +293,7 @@ impl Drop for Session {
     }
 }
 
-type Started = (Arc<Shared>, Agreement, Transport, Option<String>);
+type Started = (Arc<SessionState>, Agreement, Transport, Option<String>);
 
 fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> Result<Started, StartError> {
     let agreement = negotiate::read_init(&fd, handler.as_ref())?;
@@ -310,7 +310,7 @@ fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> R
     let device = connection.device()?;
     let (rings, fallback) = match options.transport {
         TransportChoice::Device => (None, None),
-        choice => match prepare_rings(&agreement, |rings| Shared::new(parts(rings, Arc::clone(&connection)))) {
+        choice => match prepare_rings(&agreement, |rings| SessionState::new(parts(rings, Arc::clone(&connection)))) {
             Ok(rings) => (Some(rings), None),
             Err(error) if choice == TransportChoice::Auto => (None, Some(error.to_string())),
             Err(error) => return Err(error.into()),
@@ -341,7 +341,7 @@ fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> R
             }
         };
     }
-    let shared = Shared::new(parts(Vec::new(), connection));
+    let shared = SessionState::new(parts(Vec::new(), connection));
     agreement.answer(&device, false)?;
     drop(device);
     start_device_threads(&shared)?;
@@ -351,8 +351,8 @@ fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> R
 /// Makes the rings, if the kernel offers to use them.
 fn prepare_rings(
     agreement: &Agreement,
-    shared: impl FnOnce(Vec<workers::Queue>) -> Arc<Shared>,
-) -> io::Result<(Arc<Shared>, ring::Prepared)> {
+    shared: impl FnOnce(Vec<workers::Queue>) -> Arc<SessionState>,
+) -> io::Result<(Arc<SessionState>, ring::Prepared)> {
     if !agreement.offer.has(init::OVER_IO_URING) {
         let hint = "the kernel does not offer io_uring for FUSE (Linux 6.14 and, by root, `echo 1 > /sys/module/fuse/parameters/enable_uring`)";
         return Err(io::Error::new(io::ErrorKind::Unsupported, hint));
@@ -364,7 +364,7 @@ fn prepare_rings(
 }
 
 /// Never one thread: a request that waits for another would wait for ever.
-fn start_device_threads(shared: &Arc<Shared>) -> io::Result<()> {
+fn start_device_threads(shared: &Arc<SessionState>) -> io::Result<()> {
     let threads = match shared.options.threads {
         0 => shared.few(std::thread::available_parallelism().map_or(2, |cpus| cpus.get().min(8) as i32) + 1),
         chosen => chosen.min(1 << 16) as i32,
@@ -383,7 +383,7 @@ fn start_device_threads(shared: &Arc<Shared>) -> io::Result<()> {
 
 /// What a handler may ask its session, from any thread; cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Observer(Arc<Shared>);
+pub struct Observer(Arc<SessionState>);
 
 impl Observer {
     /// See [`Session::is_own_thread`].
@@ -416,7 +416,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    fn of(shared: &Shared) -> Moment {
+    fn of(shared: &SessionState) -> Moment {
         let workers = shared.workers().into_iter();
         Moment { unanswered: workers.filter_map(|worker| worker.mark().map(|mark| (worker, mark))).collect() }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nacre_layers::mem::Mem;
 use nacre_union::{BranchMode, Union, UnionOptions};
-use nacre_vfs::{Caller, DirEntry, DirSink, Kind, Layer, Name, Node, OpenFlags, Result, XattrFlags};
+use nacre_vfs::{Caller, DirEntry, DirSink, Kind, Layer, Name, Node, OpenFlags, Result, WriteOrigin, XattrFlags};
 
 /// Names that mean something, and some that do not.
 const NAMES: [&[u8]; 16] = [
@@ -110,7 +110,7 @@ fn step(
         }
         5 => {
             let (file, opened) = branch.create(by, &node, Name::new(bytes)?, 0o644, OpenFlags::WRITE)?;
-            opened.write(value, 0)?;
+            opened.write(value, 0, WriteOrigin::Caller)?;
             file
         }
         _ => {

@@ -36,8 +36,8 @@ use crate::settings::{HostCoherence, HostSpec, SymlinkDeletion, Symlinks};
 use directories::Directories;
 use nacre_sys::xattrat;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node,
-    OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
+    Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use node::HostNode;
 use parking_lot::Mutex;
@@ -461,23 +461,17 @@ impl Layer for Host {
         self.shared.rest(known)
     }
 
-    fn has_acls(&self) -> bool {
-        self.shared.acls
-    }
-
-    fn judges_callers(&self) -> bool {
-        // What a link leads to lies where no door has checked the way.
-        self.shared.resolves_links()
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        None
-    }
-
-    fn collect(&self, _: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        // Nothing here has to see each write, so the kernel does better: it writes to the files
-        // itself.
-        false
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            acls: self.shared.acls,
+            // What a link leads to lies where no door has checked the way.
+            judges_callers: self.shared.resolves_links(),
+            numbered: None,
+            // Nothing here has to see each write, so the kernel does better: it writes to the files
+            // itself.
+            writeback: None,
+            open_files: None,
+        }
     }
 
     fn describe(&self) -> Description {

@@ -22,8 +22,9 @@ pub use xattrs::check as check_xattr;
 use file::MemFile;
 use inode::{Birth, Directory, Inode, What};
 use nacre_vfs::{
-    Attr, Caller, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
-    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Time, XattrFlags,
+    Attr, Caller, Capabilities, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl,
+    Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Time,
+    XattrFlags,
 };
 use parking_lot::Mutex;
 use std::{
@@ -428,20 +429,8 @@ impl Layer for Mem {
         // Nobody else changes it, so there is nothing to send.
     }
 
-    fn has_acls(&self) -> bool {
-        true
-    }
-
-    fn judges_callers(&self) -> bool {
-        false
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        None
-    }
-
-    fn collect(&self, _: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities { acls: true, ..Capabilities::default() }
     }
 
     fn describe(&self) -> Description {

@@ -20,8 +20,8 @@ mod record;
 mod tests;
 
 use nacre_vfs::{
-    Attr, Caller, Description, DirEntry, DirSink, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened,
-    Result, SetAttr, XattrFlags,
+    Attr, Caller, Capabilities, Description, DirEntry, DirSink, Entry, Errno, Kind, Layer, Name, Node, OpenFile,
+    OpenFlags, Opened, Result, SetAttr, XattrFlags,
 };
 use parking_lot::Mutex;
 use record::Record;
@@ -376,8 +376,8 @@ impl Layer for OverrideStat {
         }
     }
 
-    fn has_acls(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities { acls: false, ..self.below.capabilities() }
     }
 
     fn describe(&self) -> Description {
@@ -388,5 +388,5 @@ impl Layer for OverrideStat {
         Description::new("override-stat").with("attribute", attribute).over(self.below.describe())
     }
 
-    nacre_vfs::forward_layer! { id path adopt hold access readlink unlink rmdir rename open fsyncdir statfs syncfs ioctl coherence watch rest judges_callers numbered collect }
+    nacre_vfs::forward_layer! { id path adopt hold access readlink unlink rmdir rename open fsyncdir statfs syncfs ioctl coherence watch rest }
 }

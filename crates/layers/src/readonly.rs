@@ -6,7 +6,7 @@
 //! where the mounter is root, who may.
 
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result,
+    AllocateMode, Attr, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result, WriteOrigin,
 };
 use std::{any::Any, sync::Arc};
 
@@ -121,7 +121,7 @@ impl OpenFile for ReadOnlyFile {
         self
     }
 
-    fn write(&self, _data: &[u8], _offset: u64) -> Result<usize> {
+    fn write(&self, _data: &[u8], _offset: u64, _origin: WriteOrigin) -> Result<usize> {
         Err(Errno::EROFS)
     }
 
@@ -145,7 +145,7 @@ impl OpenFile for ReadOnlyFile {
         self.below.ioctl(request, output)
     }
 
-    nacre_vfs::forward_file! { inner read flush fsync seek test_lock set_lock flock backing collected }
+    nacre_vfs::forward_file! { inner read flush fsync seek test_lock set_lock flock backing writeback_lease }
 }
 
 #[cfg(test)]

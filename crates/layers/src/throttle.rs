@@ -16,7 +16,7 @@ use crate::{
     context::{Waiting, wait_for},
 };
 use bucket::Bucket;
-use nacre_vfs::{Description, Filter, OpenFile, OpenFlags, Opened, Result};
+use nacre_vfs::{Description, Filter, OpenFile, OpenFlags, Opened, Result, WriteOrigin};
 use parking_lot::RwLock;
 use rate::Rate;
 use std::{any::Any, fmt, os::fd::BorrowedFd, sync::Arc};
@@ -126,10 +126,10 @@ impl OpenFile for ThrottledFile {
         Ok(count)
     }
 
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+    fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize> {
         // Before the write: a caller who is interrupted while waiting has written nothing.
         self.shared.charge_write(data.len() as u64)?;
-        self.below.write(data, offset)
+        self.below.write(data, offset, origin)
     }
 
     fn append(&self, data: &[u8]) -> Result<usize> {
@@ -148,7 +148,7 @@ impl OpenFile for ThrottledFile {
         None
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 

@@ -9,9 +9,9 @@
 
 use crate::{clock::Clock, settings::TraceLevel};
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
-    Layer, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence,
-    XattrFlags,
+    AllocateMode, Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation,
+    Ioctl, Kind, Layer, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
+    StatFs, Whence, WriteOrigin, XattrFlags,
 };
 use std::{
     any::Any,
@@ -275,20 +275,8 @@ impl Layer for Trace {
         self.below.rest(known)
     }
 
-    fn has_acls(&self) -> bool {
-        self.below.has_acls()
-    }
-
-    fn judges_callers(&self) -> bool {
-        self.below.judges_callers()
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        self.below.numbered()
-    }
-
-    fn collect(&self, door: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        self.below.collect(door)
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.below.capabilities()
     }
 
     fn describe(&self) -> Description {
@@ -316,9 +304,10 @@ impl OpenFile for TracedFile {
         self.log.run(Question, "read", None, &|| format!("{length} at {offset}"), || self.below.read(buffer, offset))
     }
 
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.log
-            .run(Change, "write", None, &|| format!("{} at {offset}", data.len()), || self.below.write(data, offset))
+    fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize> {
+        self.log.run(Change, "write", None, &|| format!("{} at {offset}", data.len()), || {
+            self.below.write(data, offset, origin)
+        })
     }
 
     fn append(&self, data: &[u8]) -> Result<usize> {
@@ -352,5 +341,5 @@ impl OpenFile for TracedFile {
         self.log.run(Change, "ioctl", None, &|| format!("{:#x}", request.command), || self.below.ioctl(request, output))
     }
 
-    nacre_vfs::forward_file! { inner test_lock set_lock flock backing collected }
+    nacre_vfs::forward_file! { inner test_lock set_lock flock backing writeback_lease }
 }

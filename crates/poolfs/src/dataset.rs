@@ -32,8 +32,8 @@ use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView};
 use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};
 use nacre_pool::rows::InodeRow;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
-    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Capabilities, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl,
+    Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use numbers::Numbers;
 use std::{
@@ -714,24 +714,24 @@ impl Layer for Dataset {
         // Nobody else changes it, so there is nothing to send.
     }
 
-    fn has_acls(&self) -> bool {
-        self.acls
-    }
-
-    fn judges_callers(&self) -> bool {
-        false
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        Some(&self.numbers)
-    }
-
-    fn collect(&self, door: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        !self.current.now().is_snapshot() && self.member.collect(door)
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            acls: self.acls,
+            judges_callers: false,
+            numbered: Some(&self.numbers),
+            writeback: Some(self),
+            open_files: None,
+        }
     }
 
     fn describe(&self) -> Description {
         Description::new("dataset").with("number", self.current.files.id().to_string())
+    }
+}
+
+impl nacre_vfs::WritebackLayer for Dataset {
+    fn accept(&self, door: &Arc<dyn nacre_vfs::WritebackHost>) -> bool {
+        !self.current.now().is_snapshot() && self.member.collect(door)
     }
 }
 

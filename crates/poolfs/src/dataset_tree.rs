@@ -233,7 +233,12 @@ impl DatasetTree {
             let Some(name) = path.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty()) else {
                 return Ok(None);
             };
-            let above = tree_node.member.layer.numbered().map_or(ROOT, |numbered| numbered.parent(&tree_node.node));
+            let above = tree_node
+                .member
+                .layer
+                .capabilities()
+                .numbered
+                .map_or(ROOT, |numbered| numbered.parent(&tree_node.node));
             return Ok(Some((self.shown(&tree_node.member, above), name.to_vec())));
         }
     }
@@ -309,13 +314,13 @@ impl Numbered for DatasetTree {
             0 => (Arc::clone(&self.first), 0),
             _ => self.prefixes.read().owner(prefix).ok_or(Errno::ESTALE)?,
         };
-        let node = member.layer.numbered().ok_or(Errno::EIO)?.node(join(inner, lower))?;
+        let node = member.layer.capabilities().numbered.ok_or(Errno::EIO)?.node(join(inner, lower))?;
         Ok(Node::new(Arc::new(TreeNode { member, node })))
     }
 
     fn parent(&self, node: &Node) -> u64 {
         let Ok(tree_node) = tree_node(node) else { return ROOT };
-        let Some(numbered) = tree_node.member.layer.numbered() else { return ROOT };
+        let Some(numbered) = tree_node.member.layer.capabilities().numbered else { return ROOT };
         if tree_node.member.covers != 0 && tree_node.member.layer.id(&tree_node.node).is_ok_and(|id| id.ino == ROOT) {
             return self.node(tree_node.member.covers).map_or(ROOT, |covered| self.parent(&covered));
         }
@@ -325,14 +330,14 @@ impl Numbered for DatasetTree {
     fn generation(&self, number: u64) -> u32 {
         let (prefix, lower) = split(number);
         let owner = if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) };
-        let numbered = owner.as_ref().and_then(|(member, inner)| Some((member.layer.numbered()?, *inner)));
+        let numbered = owner.as_ref().and_then(|(member, inner)| Some((member.layer.capabilities().numbered?, *inner)));
         numbered.map_or(0, |(numbered, inner)| numbered.generation(join(inner, lower)))
     }
 
     fn folds(&self, directory: &Node) -> bool {
         tree_node(directory)
             .ok()
-            .and_then(|tree_node| Some(tree_node.member.layer.numbered()?.folds(&tree_node.node)))
+            .and_then(|tree_node| Some(tree_node.member.layer.capabilities().numbered?.folds(&tree_node.node)))
             .unwrap_or(false)
     }
 
@@ -340,7 +345,7 @@ impl Numbered for DatasetTree {
         let (prefix, lower) = split(number);
         let owner = if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) };
         if let Some((member, inner)) = owner
-            && let Some(numbered) = member.layer.numbered()
+            && let Some(numbered) = member.layer.capabilities().numbered
         {
             numbered.forgotten(join(inner, lower));
         }

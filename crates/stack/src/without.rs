@@ -180,8 +180,8 @@ impl Layer for Without {
     }
 
     nacre_vfs::forward_layer! {
-        root id path adopt hold getattr access setattr readlink tmpfile open fsyncdir getxattr setxattr listxattr removexattr has_acls statfs syncfs
-        ioctl coherence watch rest judges_callers numbered collect
+        root id path adopt hold getattr access setattr readlink tmpfile open fsyncdir getxattr setxattr listxattr removexattr statfs syncfs
+        ioctl coherence watch rest capabilities
     }
 }
 

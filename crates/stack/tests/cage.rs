@@ -9,12 +9,15 @@ use nacre_cage::{Cage, CageReport, Rule, Storage, ledger::Limits};
 use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
-use nacre_vfs::{AllocateMode, Caller, Errno, Invalidation, Ioctl, Kind, Name, Node, OpenFlags, RenameFlags, SetAttr};
+use nacre_vfs::{
+    AllocateMode, Caller, Errno, FileId, Invalidation, Ioctl, Kind, Name, Node, OpenFileHost, OpenFlags, Opened,
+    RenameFlags, SetAttr, WriteOrigin,
+};
 use std::{
     collections::HashSet,
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, Weak, mpsc},
     time::{Duration, Instant},
 };
 
@@ -129,8 +132,8 @@ fn the_last_block_can_be_used_and_no_more() {
     assert_eq!(file.append(&[1; 30_000]), Ok(30_000));
     assert_eq!(file.append(&[2; 20_000]), Ok(10_960), "as much as fits");
     assert_eq!(file.append(&[3; 1]), Err(Errno::ENOSPC));
-    assert_eq!(file.write(&[4; 40_960], 0), Ok(40_960), "what is there can be overwritten");
-    assert_eq!(file.write(&[4; 10], 40_955), Ok(5));
+    assert_eq!(file.write(&[4; 40_960], 0, WriteOrigin::Caller), Ok(40_960), "what is there can be overwritten");
+    assert_eq!(file.write(&[4; 10], 40_955, WriteOrigin::Caller), Ok(5));
     assert_eq!((caged.used(), caged.stored().0), (40_960, 40_960));
     let figures = caged.world.layer.statfs(&caged.world.caller, &caged.world.root).unwrap();
     assert_eq!((figures.blocks, figures.free, figures.available), (10, 0, 0));
@@ -200,12 +203,12 @@ fn a_limit_can_be_lowered_below_what_is_used() {
     assert!(caged.report().soft_exceeded);
     caged.resize(40 * 1024);
     let (_, file) = caged.world.file(b"b", b"");
-    assert_eq!(file.write(b"x", 0), Err(Errno::ENOSPC));
+    assert_eq!(file.write(b"x", 0, WriteOrigin::Caller), Err(Errno::ENOSPC));
     assert_eq!(caged.report().free, Some(0));
     caged.world.change(&caged.world.find(b"a").unwrap().node, SetAttr { size: Some(0), ..SetAttr::default() });
-    assert_eq!(file.write(&[1; 50_000], 0), Ok(40_960));
+    assert_eq!(file.write(&[1; 50_000], 0, WriteOrigin::Caller), Ok(40_960));
     caged.resize(1 << 20);
-    assert_eq!(file.write(&[1; 50_000], 0), Ok(50_000));
+    assert_eq!(file.write(&[1; 50_000], 0, WriteOrigin::Caller), Ok(50_000));
     assert_eq!(caged.used(), caged.stored().0);
 }
 
@@ -219,7 +222,7 @@ fn users_have_their_own_limits() {
     let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
     let (entry, file) =
         world.layer.create(&Caller { uid: 1000, ..world.caller }, root, name(b"a"), 0o600, flags).unwrap();
-    assert_eq!(file.write(&[1; 30_000], 0), Ok(20_480));
+    assert_eq!(file.write(&[1; 30_000], 0, WriteOrigin::Caller), Ok(20_480));
     assert_eq!(file.append(&[1; 1]), Err(Errno::EDQUOT));
     let to = |uid| SetAttr { uid: Some(uid), ..SetAttr::default() };
     assert_eq!(world.layer.setattr(&world.caller, &entry.node, None, &to(1001)).err(), Some(Errno::EDQUOT));
@@ -336,7 +339,7 @@ fn ioctls_that_could_allocate_are_not_passed_on() {
     let flags =
         file.ioctl(Ioctl { command: nacre_sys::ioctls::command::GET_FLAGS, argument: 0, input: &[] }, &mut [0; 8]);
     assert!(flags.is_ok(), "{flags:?}");
-    assert!(file.backing().is_none() && file.collected().is_none());
+    assert!(file.backing().is_none() && file.writeback_lease().is_none());
 }
 
 #[test]
@@ -349,7 +352,7 @@ fn space_behind_the_end_counts() {
     }
     file.allocate(AllocateMode(1), 0, 512 << 10).unwrap();
     assert_eq!(caged.used(), 512 << 10);
-    assert_eq!(file.write(&[1; 4096], 0), Ok(4096));
+    assert_eq!(file.write(&[1; 4096], 0, WriteOrigin::Caller), Ok(4096));
     assert_eq!(caged.used(), 512 << 10, "it was booked before");
     file.allocate(AllocateMode(0), 0, 1 << 20).unwrap();
     assert_eq!(caged.used(), 1 << 20);
@@ -396,6 +399,40 @@ fn rotated_files_go_first_and_the_oldest_before_the_others() {
     assert_eq!(caged.report().refused.bytes, 0);
 }
 
+/// A door that hears of a close while somebody waits for it.
+struct LateDoor {
+    held: Mutex<Option<Opened>>,
+    asked: Mutex<Vec<FileId>>,
+}
+
+impl OpenFileHost for LateDoor {
+    fn wait_closed(&self, files: &[FileId], _most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
+        self.asked.lock().unwrap().extend_from_slice(files);
+        assert!(!closed());
+        let held = self.held.lock().unwrap().take();
+        drop(held);
+        closed()
+    }
+}
+
+#[test]
+fn a_rotated_file_goes_when_the_door_hears_that_it_is_closed() {
+    let caged = caged("size=100K,when-full=drop-oldest");
+    let (world, logs) = (&caged.world, caged.world.directory(b"logs"));
+    caged.fill(&logs, b"a.log.1", 20);
+    let entry = world.find_in(&logs, b"a.log.1").unwrap();
+    let held = Mutex::new(Some(world.open(&entry.node, OpenFlags::READ)));
+    let door = Arc::new(LateDoor { held, asked: Mutex::default() });
+    let weak: Weak<LateDoor> = Arc::downgrade(&door);
+    world.layer.capabilities().open_files.unwrap().attach(weak);
+    let (_, file) = world.file(b"plain", b"");
+    assert_eq!(file.append(&[1; 40_960]), Ok(40_960));
+    assert_eq!(*door.asked.lock().unwrap(), [entry.attr.id]);
+    assert!(world.find_in(&logs, b"a.log.1").is_err());
+    assert_eq!(caged.report().dropped.files, 1);
+    caged.check_books();
+}
+
 #[test]
 fn what_is_kept_is_never_cut() {
     let caged = caged("size=40K,when-full=drop-oldest,keep=db/**,keep=*.keep");
@@ -416,7 +453,7 @@ fn holes_are_made_where_somebody_writes_at_places_of_his_own() {
     let caged = caged("size=80K,when-full=drop-oldest");
     let (entry, file) = caged.world.file(b"grown", b"");
     for block in 0..100_u64 {
-        assert_eq!(file.write(&[block as u8; 4096], block * BLOCK), Ok(4096), "block {block}");
+        assert_eq!(file.write(&[block as u8; 4096], block * BLOCK, WriteOrigin::Caller), Ok(4096), "block {block}");
     }
     assert_eq!(caged.world.attr(&entry.node).size, 100 * BLOCK, "it keeps its length");
     assert!(caged.used() <= 80 * 1024);
@@ -573,7 +610,7 @@ fn accounts_survive_an_orderly_end_and_a_crash() {
     let sub = world.find(b"sub").unwrap().node;
     let of = |bytes: &[u8]| world.find_in(&sub, bytes).unwrap().node;
     let held = world.open(&of(b"f1"), OpenFlags::READ_WRITE);
-    held.write(&[1; 100_000], 5).unwrap();
+    held.write(&[1; 100_000], 5, WriteOrigin::Caller).unwrap();
     world.layer.unlink(&world.caller, &sub, name(b"f2")).unwrap();
     world.change(&of(b"f3"), SetAttr { size: Some(0), ..SetAttr::default() });
     world.open(&of(b"f4"), APPEND).append(&[2; 50_000]).unwrap();
@@ -581,7 +618,7 @@ fn accounts_survive_an_orderly_end_and_a_crash() {
     world.layer.rename(&world.caller, &sub, name(b"f5"), &sub, name(b"f6"), RenameFlags(0)).unwrap();
     world.file(b"fresh", &[1; 30_000]);
     let (_, nameless) = world.layer.tmpfile(&world.caller, root, 0o600, OpenFlags::READ_WRITE).unwrap();
-    nameless.write(&[1; 70_000], 0).unwrap();
+    nameless.write(&[1; 70_000], 0, WriteOrigin::Caller).unwrap();
     let open = world.open(&of(b"f7"), OpenFlags::READ);
     world.layer.unlink(&world.caller, &sub, name(b"f7")).unwrap();
     assert!(second.used() > stored(&directory).0, "open files without names");
@@ -666,7 +703,7 @@ fn edge_worker(caged: &Caged, thread: u64) {
             }
             (2 | 3, Ok(entry)) => {
                 if let Ok(file) = world.layer.open(&world.caller, &entry.node, OpenFlags::READ_WRITE) {
-                    let _ = file.write(&vec![1; next(60_000) as usize], next(100_000));
+                    let _ = file.write(&vec![1; next(60_000) as usize], next(100_000), WriteOrigin::Caller);
                     if held.len() < 3 {
                         held.push(file);
                     } else {
@@ -720,7 +757,7 @@ fn a_count_while_everything_changes_is_right_in_the_end() {
         let own = format!("new{}", number % 50).into_bytes();
         let sub = world.find(b"sub").map_or_else(|_| world.directory(b"sub"), |entry| entry.node);
         if let Ok((_, file)) = world.layer.create(&world.caller, &sub, name(&own), 0o600, OpenFlags::READ_WRITE) {
-            assert_eq!(file.write(&[1; 9000], 0), Ok(9000));
+            assert_eq!(file.write(&[1; 9000], 0, WriteOrigin::Caller), Ok(9000));
         }
         let _ = world.layer.unlink(&world.caller, root, name(format!("old{}", number % 3_000).as_bytes()));
         let _ = world.layer.rename(&world.caller, &sub, name(&own), root, name(&own), RenameFlags(0));

@@ -13,7 +13,7 @@ use nacre_cage::{Cage, ledger::Limits};
 use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
-use nacre_vfs::{Collector, Errno, LockOwner, Name, OpenFlags, Opened, Result};
+use nacre_vfs::{Errno, LockOwner, Name, OpenFlags, Opened, Result, WriteOrigin, WritebackHost};
 use std::{
     collections::VecDeque,
     sync::{
@@ -71,7 +71,7 @@ impl Kernel {
 
     /// write(2) at the end of a file.
     fn write(&self, page: &Page, file: &Opened, data: &[u8], tell: bool) -> Result<()> {
-        let permission = file.collected().unwrap();
+        let permission = file.writeback_lease().unwrap();
         let _inode = loop {
             if !page.valid.load(SeqCst) {
                 let version = page.version.load(SeqCst);
@@ -114,7 +114,7 @@ impl Kernel {
         let mut cached = page.cached.lock().unwrap();
         let file = Arc::clone(&cached.file);
         while let Some((at, data)) = cached.held.pop_front() {
-            let written = nacre_vfs::arriving(|| file.write(&data, at));
+            let written = file.write(&data, at, WriteOrigin::Writeback { timed: false });
             assert_eq!(written, Ok(data.len()), "what was taken does not fit");
             *self.held.lock().unwrap() -= data.len() as u64;
             self.passed_on.notify_all();
@@ -129,12 +129,12 @@ impl Kernel {
     }
 }
 
-impl Collector for Kernel {
+impl WritebackHost for Kernel {
     fn lets_in(&self) {
         panic!("a cage lets in only what was granted");
     }
 
-    fn most_held(&self, files: usize) -> u64 {
+    fn dirty_limit(&self, files: usize) -> u64 {
         // Each thread of the tests may be in the middle of one write more.
         CACHE + (files as u64 + 8) * LARGEST as u64
     }
@@ -147,7 +147,7 @@ impl Collector for Kernel {
         }
     }
 
-    fn settle(&self) -> Result<()> {
+    fn flush(&self) -> Result<()> {
         self.settles.fetch_add(1, SeqCst);
         if self.broken.load(SeqCst) {
             return Err(Errno::EIO);
@@ -171,8 +171,8 @@ fn collecting(directory: &std::path::Path, settings: &str) -> (World, Arc<Cage>,
     let built = stack::build(&StackSpec::from_line(line.as_bytes()).unwrap(), &Context::system().unwrap()).unwrap();
     let cage = built.cages().remove(0);
     let kernel = Arc::new(Kernel::default());
-    let door: Arc<dyn Collector> = Arc::clone(&kernel) as Arc<dyn Collector>;
-    assert!(built.layer.collect(&door));
+    let door: Arc<dyn WritebackHost> = Arc::clone(&kernel) as Arc<dyn WritebackHost>;
+    assert!(built.layer.capabilities().writeback.unwrap().accept(&door));
     (World::new(built.layer), cage, kernel)
 }
 
@@ -185,7 +185,7 @@ fn far_from_the_limit_nobody_asks_and_near_it_everybody_does() {
     let place = tempfile::tempdir().unwrap();
     let (world, cage, kernel) = collecting(place.path(), "size=4M,writes=collected");
     let file = opened(&world, b"log");
-    assert!(file.collected().unwrap().begin());
+    assert!(file.writeback_lease().unwrap().begin());
     let page = kernel.page(&file, 0);
     let mut written = 0_u64;
     while written < 2 << 20 {
@@ -223,7 +223,7 @@ fn direct_writes_to_a_collected_file_leave_what_others_hold_back_its_room() {
     let place = tempfile::tempdir().unwrap();
     let (world, cage, kernel) = collecting(place.path(), "size=4M,writes=collected");
     let (log, other) = (opened(&world, b"log"), opened(&world, b"other"));
-    assert!(log.collected().unwrap().begin() && other.collected().unwrap().begin());
+    assert!(log.writeback_lease().unwrap().begin() && other.writeback_lease().unwrap().begin());
     let (log_page, other_page) = (kernel.page(&log, 0), kernel.page(&other, 0));
     // As much is held back as can be, by both.
     for page in [(&log_page, &log), (&other_page, &other)] {
@@ -233,8 +233,8 @@ fn direct_writes_to_a_collected_file_leave_what_others_hold_back_its_room() {
     // lock.
     let lock = log_page.inode.lock().unwrap();
     let direct = world.open(&world.find(b"log").unwrap().node, OpenFlags::READ_WRITE);
-    let (mut end, bound) = (8 << 20, kernel.most_held(2));
-    while direct.write(&[2; 4096], end) == Ok(4096) {
+    let (mut end, bound) = (8 << 20, kernel.dirty_limit(2));
+    while direct.write(&[2; 4096], end, WriteOrigin::Caller) == Ok(4096) {
         end += 8192;
     }
     assert!(
@@ -256,7 +256,7 @@ fn small_announced_writes_reserve_no_more_than_they_need() {
     let place = tempfile::tempdir().unwrap();
     let (world, cage, kernel) = collecting(place.path(), "size=1M,writes=collected");
     let file = opened(&world, b"log");
-    assert!(file.collected().unwrap().begin());
+    assert!(file.writeback_lease().unwrap().begin());
     let page = kernel.page(&file, 0);
     let others = world.file(b"others", &[7; 900 << 10]).1;
     assert_eq!(kernel.recalls.load(SeqCst), 1, "it left less than may be held back");
@@ -276,11 +276,11 @@ fn what_was_announced_and_not_written_is_given_back_with_the_last_close() {
     let place = tempfile::tempdir().unwrap();
     let (world, cage, kernel) = collecting(place.path(), "size=4M,writes=collected");
     let file = opened(&world, b"log");
-    assert!(file.collected().unwrap().begin());
+    assert!(file.writeback_lease().unwrap().begin());
     let _page = kernel.page(&file, 0);
     let (_, others) = world.file(b"others", &[7; 3 << 20]);
     assert_eq!(others.append(&[7; 512 << 10]), Ok(512 << 10));
-    let permission = file.collected().unwrap();
+    let permission = file.writeback_lease().unwrap();
     assert!(!permission.unannounced());
     permission.announce(Some(300_000)).unwrap();
     assert!(permission.announce(None).is_err(), "counts as a megabyte");
@@ -306,20 +306,20 @@ fn only_plain_appends_are_collected() {
         OpenFlags(APPEND.0 | sync),
         OpenFlags(2 | OpenFlags::APPEND),
     ] {
-        assert!(world.open(&entry.node, flags).collected().is_none(), "{flags:?}");
+        assert!(world.open(&entry.node, flags).writeback_lease().is_none(), "{flags:?}");
     }
     let collected = world.open(&entry.node, APPEND);
-    assert!(collected.collected().unwrap().begin() && cage.report().collected_files == 1);
-    assert!(!collected.collected().unwrap().begin(), "once");
+    assert!(collected.writeback_lease().unwrap().begin() && cage.report().collected_files == 1);
+    assert!(!collected.writeback_lease().unwrap().begin(), "once");
     let mut byte = [0];
     assert_eq!(collected.read(&mut byte, 0), Ok(0), "it can be read");
     // Not where a part of the limit is somebody's own.
     let sub = world.directory(b"sub");
     let (inside, _) = world.file_in(&sub, b"b", b"");
-    assert!(!world.open(&inside.node, APPEND).collected().unwrap().begin());
+    assert!(!world.open(&inside.node, APPEND).writeback_lease().unwrap().begin());
     if world.is_root() {
         world.change(&entry.node, nacre_vfs::SetAttr { uid: Some(4711), ..nacre_vfs::SetAttr::default() });
-        assert!(!world.open(&entry.node, APPEND).collected().unwrap().begin());
+        assert!(!world.open(&entry.node, APPEND).writeback_lease().unwrap().begin());
     }
     drop(collected);
     assert_eq!(cage.report().collected_files, 0);
@@ -330,8 +330,8 @@ fn a_small_cage_is_not_worth_collecting() {
     let place = tempfile::tempdir().unwrap();
     let line = format!("host:{} | cage:size=1M", place.path().to_str().unwrap());
     let built = stack::build(&StackSpec::from_line(line.as_bytes()).unwrap(), &Context::system().unwrap()).unwrap();
-    let door: Arc<dyn Collector> = Arc::new(Kernel::default());
-    assert!(!built.layer.collect(&door));
+    let door: Arc<dyn WritebackHost> = Arc::new(Kernel::default());
+    assert!(!built.layer.capabilities().writeback.unwrap().accept(&door));
     assert_eq!(built.cages()[0].report().writes, "through");
 }
 
@@ -340,7 +340,7 @@ fn a_kernel_that_cannot_settle_keeps_its_room() {
     let place = tempfile::tempdir().unwrap();
     let (world, cage, kernel) = collecting(place.path(), "size=2M,writes=collected");
     let file = opened(&world, b"log");
-    assert!(file.collected().unwrap().begin());
+    assert!(file.writeback_lease().unwrap().begin());
     let page = kernel.page(&file, 0);
     for _ in 0..100 {
         kernel.write(&page, &file, &[1; 1000], true).unwrap();
@@ -349,7 +349,7 @@ fn a_kernel_that_cannot_settle_keeps_its_room() {
     let (_, others) = world.file(b"others", b"");
     while others.append(&[2; 10_000]).is_ok() {}
     let report = cage.report();
-    assert!(report.free.unwrap() >= kernel.most_held(1) && !report.settled, "{report:?}");
+    assert!(report.free.unwrap() >= kernel.dirty_limit(1) && !report.settled, "{report:?}");
     assert_eq!(kernel.write(&page, &file, &[1; 30_000], true), Err(Errno::ENOSPC));
     kernel.pass_on_some();
     assert_eq!(world.content(&world.find(b"log").unwrap().node), [1; 100_000]);
@@ -441,7 +441,7 @@ fn append_some(world: &World, kernel: &Kernel, round: u64, thread: u64) {
     stacks::prepare_thread();
     let mut next = random(round * 10 + thread + 1);
     let file = opened(world, format!("log{thread}").as_bytes());
-    let joined = file.collected().unwrap().begin();
+    let joined = file.writeback_lease().unwrap().begin();
     let page = kernel.page(&file, 0);
     for _ in 0..400 {
         let data = vec![thread as u8; 1 + next(LARGEST as u64) as usize];
@@ -465,7 +465,7 @@ fn write_some(world: &World, round: u64, thread: u64) {
     let (entry, file) = world.file(format!("direct{thread}").as_bytes(), b"");
     let mut end = 0;
     for _ in 0..600 {
-        match file.write(&vec![9; 1 + next(60_000) as usize], end) {
+        match file.write(&vec![9; 1 + next(60_000) as usize], end, WriteOrigin::Caller) {
             Ok(written) => end += written as u64,
             Err(Errno::ENOSPC) => {
                 let size = next(end + 1);

@@ -12,7 +12,7 @@ use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
 use nacre_vfs::{
     AllocateMode, Caller, Entry, Errno, FileId, Kind, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, SetAttr,
-    Whence,
+    Whence, WriteOrigin,
 };
 use proptest::{
     collection::vec,
@@ -173,7 +173,7 @@ impl Edge {
     }
 
     fn write(&mut self, file: &Opened, id: FileId, at: u64, data: &[u8]) {
-        match file.write(data, at) {
+        match file.write(data, at, WriteOrigin::Caller) {
             Ok(written) => self.store(id, at, data, written),
             Err(Errno::ENOSPC | Errno::EDQUOT) => {}
             Err(other) => panic!("write: {other:?}"),

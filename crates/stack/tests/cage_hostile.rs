@@ -10,7 +10,8 @@ use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
 use nacre_vfs::{
-    Caller, Collector, Description, Errno, Filter, Filtered, Layer, Name, Op, OpenFlags, RenameFlags, Result,
+    Caller, Description, Errno, Filter, Filtered, Layer, Name, Op, OpenFlags, RenameFlags, Result, WriteOrigin,
+    WritebackHost,
 };
 use std::{
     path::{Path, PathBuf},
@@ -64,7 +65,7 @@ fn a_file_in_the_place_of_a_limited_directory_is_in_no_directory() {
     std::fs::write(place.path().join("nginx"), [7; 100 << 10]).unwrap();
     let (world, cage) = over(place.path(), "size=10M,limit=dir:nginx=40K");
     let file = world.open(&world.find(b"nginx").unwrap().node, OpenFlags::READ_WRITE);
-    assert_eq!(file.write(&[1; 4096], 200 << 10), Ok(4096), "its limit is for a directory");
+    assert_eq!(file.write(&[1; 4096], 200 << 10, WriteOrigin::Caller), Ok(4096), "its limit is for a directory");
     drop(file);
     world.layer.unlink(&world.caller, &world.root, name(b"nginx")).unwrap();
     let report = cage.report();
@@ -144,18 +145,18 @@ struct Slow {
     go_on: parking_lot::Mutex<Receiver<()>>,
 }
 
-impl Collector for Slow {
+impl WritebackHost for Slow {
     fn lets_in(&self) {
         panic!("a cage lets in only what was granted");
     }
 
-    fn most_held(&self, _files: usize) -> u64 {
+    fn dirty_limit(&self, _files: usize) -> u64 {
         1 << 20
     }
 
     fn recall(&self) {}
 
-    fn settle(&self) -> Result<()> {
+    fn flush(&self) -> Result<()> {
         self.settling.send(()).map_err(|_| Errno::EIO)?;
         self.go_on.lock().recv().map_err(|_| Errno::EIO)
     }
@@ -168,15 +169,15 @@ fn who_waits_for_a_door_holds_nobody_else_off() {
         over(place.path(), &format!("size=4M,writes=collected,state={}", state.path().to_str().unwrap()));
     let (settling, begun) = channel();
     let (go_on, told) = channel();
-    let door: Arc<dyn Collector> = Arc::new(Slow { settling, go_on: parking_lot::Mutex::new(told) });
-    assert!(world.layer.collect(&door));
+    let door: Arc<dyn WritebackHost> = Arc::new(Slow { settling, go_on: parking_lot::Mutex::new(told) });
+    assert!(world.layer.capabilities().writeback.unwrap().accept(&door));
     let world = Arc::new(world);
     let below = world.directory(b"below");
     world.directory(b"moving");
     let log = world.layer.create(&world.caller, &world.root, name(b"log"), 0o644, APPEND).unwrap().1;
-    assert!(log.collected().unwrap().begin());
+    assert!(log.writeback_lease().unwrap().begin());
     // What is held back arrives and leaves too little, so that the permission is recalled.
-    assert_eq!(log.write(&vec![1; (3 << 20) - (8 << 10)], 0), Ok((3 << 20) - (8 << 10)));
+    assert_eq!(log.write(&vec![1; (3 << 20) - (8 << 10)], 0, WriteOrigin::Caller), Ok((3 << 20) - (8 << 10)));
     let maker = {
         let world = Arc::clone(&world);
         std::thread::spawn(move || {

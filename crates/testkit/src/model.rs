@@ -14,7 +14,7 @@ pub use reference::Reference;
 
 use crate::World;
 use crate::world::{name, read_all};
-use nacre_vfs::{Entry, Errno, Kind, Layer, OpenFlags, RenameFlags, SetAttr, XattrFlags};
+use nacre_vfs::{Entry, Errno, Kind, Layer, OpenFlags, RenameFlags, SetAttr, WriteOrigin, XattrFlags};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -119,7 +119,7 @@ pub fn apply(world: &World, operation: &Operation) -> Answer {
         }
         Operation::Write(at, offset, data) => {
             let file = regular(world, at)?;
-            world.open(&file.node, OpenFlags::READ_WRITE).write(data, *offset).map(|_| Vec::new())
+            world.open(&file.node, OpenFlags::READ_WRITE).write(data, *offset, WriteOrigin::Caller).map(|_| Vec::new())
         }
         Operation::Truncate(at, size) => {
             let file = regular(world, at)?;

@@ -5,6 +5,7 @@
 
 use nacre_vfs::{
     Attr, Caller, DirEntry, DirSink, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFlags, Opened, Result, SetAttr,
+    WriteOrigin,
 };
 use std::sync::Arc;
 
@@ -103,7 +104,7 @@ impl World {
             .create(&self.caller, parent, name(bytes), 0o644, flags)
             .unwrap_or_else(|e| panic!("create {shown}: {e:?}"));
         if !content.is_empty() {
-            assert_eq!(file.write(content, 0), Ok(content.len()), "write {shown}");
+            assert_eq!(file.write(content, 0, WriteOrigin::Caller), Ok(content.len()), "write {shown}");
         }
         (entry, file)
     }

@@ -19,7 +19,7 @@ use crate::{
     union::{Member, OWN, Union, UnionShared, believe},
     watch,
 };
-use nacre_vfs::{Errno, Invalidation};
+use nacre_vfs::{Errno, FileId, Invalidation};
 use parking_lot::RwLockWriteGuard;
 use std::{
     error::Error,
@@ -153,6 +153,7 @@ impl Control {
         shared.replace(&before, after)?;
         slots.take(&branch);
         shared.placing.space.forget(usize::from(slot));
+        shared.attach(&branch);
         for out in shared.notices.watchers.lock().iter() {
             watch::watch(shared, &branch, out);
         }
@@ -353,25 +354,21 @@ impl UnionShared {
 
     /// Waits until no open file is of this kind, for a moment: doors may hold files that nobody has
     /// open any more, and are asked to close them.
-    #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
     fn wait_for_closing(&self, kind: impl Fn(&UnionFile) -> bool) -> Result<(), Vec<Arc<UnionNode>>> {
-        let start = Instant::now();
-        let mut told = false;
-        loop {
-            let there: Vec<_> =
-                self.open_files().into_iter().filter(|(_, file)| kind(file)).map(|(node, _)| node).collect();
-            if there.is_empty() {
-                return Ok(());
-            }
-            if start.elapsed() > CLOSING {
-                return Err(there);
-            }
-            if !told {
-                self.tell(&Invalidation::Everything);
-                told = true;
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        let there = || -> Vec<Arc<UnionNode>> {
+            self.open_files().into_iter().filter(|(_, file)| kind(file)).map(|(node, _)| node).collect()
+        };
+        let mut open = there();
+        if open.is_empty() {
+            return Ok(());
         }
+        self.tell(&Invalidation::Everything);
+        let files: Vec<FileId> = open.iter().map(|node| node.id).collect();
+        let closed = self.door.wait_closed(&files, CLOSING, &mut || {
+            open = there();
+            open.is_empty()
+        });
+        if closed { Ok(()) } else { Err(open) }
     }
 
     /// Waits for a moment in which no operation is under way, and keeps it.

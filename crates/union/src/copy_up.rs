@@ -21,7 +21,8 @@ use crate::{
     work::Temporary,
 };
 use nacre_vfs::{
-    Attr, Errno, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, SetAttr, SetTime, Whence, XattrFlags,
+    Attr, Errno, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, SetAttr, SetTime, Whence,
+    WriteOrigin, XattrFlags,
 };
 use std::sync::Arc;
 
@@ -428,7 +429,7 @@ fn copy_range(from: &Opened, to: &Opened, start: u64, end: u64) -> Result<u64> {
         }
         let mut rest = piece.get(..read).ok_or(Errno::EIO)?;
         while !rest.is_empty() {
-            let written = to.write(rest, at)?;
+            let written = to.write(rest, at, WriteOrigin::Caller)?;
             if written == 0 {
                 return Err(Errno::EIO);
             }

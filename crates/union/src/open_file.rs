@@ -13,7 +13,7 @@ use crate::{
 use nacre_sys::descriptors::{self, Counted};
 use nacre_vfs::{
     AllocateMode, Caller, Errno, FileLock, Ioctl, LockKind, LockOwner, Node, OpenFile, OpenFlags, Opened, Result,
-    Whence,
+    Whence, WriteOrigin,
 };
 use std::{
     any::Any,
@@ -277,8 +277,8 @@ impl OpenFile for UnionFile {
         self.current()?.read(buffer, offset)
     }
 
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.change(|file| file.write(data, offset))
+    fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize> {
+        self.change(|file| file.write(data, offset, origin))
     }
 
     fn append(&self, data: &[u8]) -> Result<usize> {
@@ -349,7 +349,7 @@ impl OpenFile for UnionFile {
         descriptor
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 }

@@ -19,8 +19,8 @@ use crate::{
 };
 use hashbrown::HashMap;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Collector, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
-    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node,
+    OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::Mutex;
 use std::{
@@ -316,7 +316,7 @@ impl PerName {
 }
 
 impl Layer for PerName {
-    nacre_vfs::forward_layer!(root mkdir symlink unlink rmdir fsyncdir syncfs watch has_acls judges_callers describe hold);
+    nacre_vfs::forward_layer!(root mkdir symlink unlink rmdir fsyncdir syncfs watch capabilities describe hold);
 
     fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
         let found = self.below.lookup(caller, parent, name)?;
@@ -479,14 +479,5 @@ impl Layer for PerName {
             Some(named) if named.is_link || is_shared => Coherence::Shared,
             _ => self.below.coherence(Scope::Attributes(below(node), attr)),
         }
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        None
-    }
-
-    fn collect(&self, _: &Arc<dyn Collector>) -> bool {
-        // As the union.
-        false
     }
 }

@@ -38,7 +38,7 @@ use crate::{
 use nacre_vfs::{Caller, Errno, Invalidation, Kind, Name, Node, RenameFlags, Result};
 use std::{
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How long doors get to close a file that nobody has open any more.
@@ -152,17 +152,14 @@ impl UnionShared {
     /// Copies a file to a branch from which it can have the new name. One that is open on a
     /// writable branch has to stay there; doors hold files open for a moment that nobody has open
     /// any more, and are asked to close them. No lock is held.
-    #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
     fn raise_file(self: &Arc<UnionShared>, node: &Arc<UnionNode>, most: usize) -> Result<()> {
         match self.copy_up(node, most, u64::MAX) {
             Err(Errno::EXDEV) => {}
             other => return other.map(drop),
         }
         self.tell(&Invalidation::Content { id: node.id });
-        let start = Instant::now();
-        while !node.open_files().is_empty() && start.elapsed() < CLOSING {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        // Where it stays open, it is refused again.
+        self.door.wait_closed(&[node.id], CLOSING, &mut || node.open_files().is_empty());
         self.copy_up(node, most, u64::MAX).map(drop)
     }
 

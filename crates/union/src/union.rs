@@ -20,15 +20,16 @@ use crate::{
 };
 use arc_swap::ArcSwap;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer,
-    Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    AttachedDoor, Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation,
+    Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFileClient, OpenFileHost, OpenFlags, Opened, RenameFlags, Result,
+    Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::{Mutex, RwLock};
 use std::{
     error::Error,
     fmt,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicU64, mpsc::Sender},
+    sync::{Arc, Weak, atomic::AtomicU64, mpsc::Sender},
     time::{Duration, Instant},
 };
 
@@ -213,6 +214,8 @@ pub(crate) struct TreeMoves {
 
 /// What all operations share.
 pub(crate) struct UnionShared {
+    /// Who knows which files are open.
+    pub(crate) door: AttachedDoor,
     branches: ArcSwap<Vec<Arc<Branch>>>,
     /// Held for reading by every operation that looks at branches: they change only while nobody
     /// does. Never taken twice by one thread.
@@ -336,6 +339,7 @@ impl Union {
                 space: SpaceCache::default(),
                 started: Instant::now(),
             },
+            door: AttachedDoor::default(),
             options,
             root,
             nodes,
@@ -637,21 +641,17 @@ impl Layer for Union {
         self.shared.rest(known)
     }
 
-    fn has_acls(&self) -> bool {
-        self.shared.branches().iter().any(|branch| branch.layer.has_acls())
-    }
-
-    fn judges_callers(&self) -> bool {
-        self.shared.branches().iter().any(|branch| branch.layer.judges_callers())
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        None
-    }
-
-    fn collect(&self, _: &Arc<dyn Collector>) -> bool {
-        // Copy-up has to see the first write.
-        false
+    fn capabilities(&self) -> Capabilities<'_> {
+        let branches = self.shared.branches();
+        let any = |has: fn(&Capabilities<'_>) -> bool| branches.iter().any(|branch| has(&branch.layer.capabilities()));
+        Capabilities {
+            acls: any(|branch| branch.acls),
+            judges_callers: any(|branch| branch.judges_callers),
+            numbered: None,
+            // Copy-up has to see the first write.
+            writeback: None,
+            open_files: Some(self),
+        }
     }
 
     fn describe(&self) -> Description {
@@ -664,5 +664,21 @@ impl Layer for Union {
             text = text.over(branch.layer.describe());
         }
         text
+    }
+}
+
+impl OpenFileClient for Union {
+    fn attach(&self, door: Weak<dyn OpenFileHost>) {
+        self.shared.door.attach(door);
+        self.shared.branches().iter().for_each(|branch| self.shared.attach(branch));
+    }
+}
+
+impl UnionShared {
+    /// Tells a branch the door, once there is one: its files are closed with the union's.
+    pub(crate) fn attach(&self, branch: &Branch) {
+        if let (Some(door), Some(client)) = (self.door.get(), branch.layer.capabilities().open_files) {
+            client.attach(door);
+        }
     }
 }

@@ -6,7 +6,7 @@ mod unions;
 
 use nacre_layers::host::{Host, HostOptions};
 use nacre_union::{BranchMode, Member, Style, Union, UnionOptions};
-use nacre_vfs::{Caller, Entry, Layer, Name, OpenFlags, SetAttr};
+use nacre_vfs::{Caller, Entry, Layer, Name, OpenFlags, SetAttr, WriteOrigin};
 use std::{fs, path::Path, sync::Arc};
 use unions::{Directories, host};
 
@@ -47,7 +47,7 @@ fn copies_and_hard_links_leave_nothing_on_the_branch() {
         let union = over(&lower, &upper, &work);
         let one = find(&union, "d/one");
         let file = union.open(&ROOT, &one.node, OpenFlags::READ_WRITE).unwrap();
-        assert_eq!(file.write(b"CONTENT", 0), Ok(7));
+        assert_eq!(file.write(b"CONTENT", 0, WriteOrigin::Caller), Ok(7));
         union.setattr(&ROOT, &one.node, None, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
         one.attr.id.ino
     };

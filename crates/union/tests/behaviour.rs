@@ -10,7 +10,7 @@ use nacre_testkit::{World, conformance};
 use nacre_union::{BranchMode, Style, Union, UnionOptions};
 use nacre_vfs::{
     Coherence, Errno, Invalidation, Kind, Layer, Name, Node, OpenFlags, RenameFlags, Scope, SetAttr, SetTime, Time,
-    XattrFlags,
+    WriteOrigin, XattrFlags,
 };
 use std::{
     process::Command,
@@ -78,7 +78,7 @@ fn files_are_copied_at_the_first_write() {
     let gone = two.world.layer.removexattr(&two.world.caller, &node, b"user.none");
     assert_eq!(gone, Err(Errno::ENODATA));
     assert!(two.above().is_empty(), "a change that fails copies nothing");
-    assert_eq!(file.write(b"C", 0), Ok(1));
+    assert_eq!(file.write(b"C", 0, WriteOrigin::Caller), Ok(1));
     assert_eq!(two.above(), [b"file".to_vec()]);
     assert_eq!(two.lower.content(&two.lower.find(b"file").unwrap().node), b"content");
     assert_eq!(two.work(), 0);
@@ -94,12 +94,12 @@ fn open_files_follow_the_copy() {
     let mut buffer = [0; 32];
     assert_eq!(reader.read(&mut buffer, 0), Ok(16));
     assert_eq!(&buffer[..16], b"content and more");
-    assert_eq!(reader.write(b"x", 0), Err(Errno::EBADF));
+    assert_eq!(reader.write(b"x", 0, WriteOrigin::Caller), Err(Errno::EBADF));
     let attr = two.world.layer.getattr(&two.world.caller, &entry.node, Some(reader.inner())).unwrap();
     assert_eq!((attr.id, attr.size), (entry.attr.id, 16));
     // The name goes, both go on.
     unlink(&two.world, &two.world.root, b"file");
-    assert_eq!(writer.write(b"C", 0), Ok(1));
+    assert_eq!(writer.write(b"C", 0, WriteOrigin::Caller), Ok(1));
     assert_eq!(reader.read(&mut buffer, 0), Ok(16));
     assert_eq!(&buffer[..7], b"Content");
 }
@@ -115,7 +115,7 @@ fn removed_files_below_live_while_open() {
         two.world.layer.getattr(&two.world.caller, &entry.node, Some(file.inner())).unwrap().nlink
     };
     assert_eq!(nlink(&reader), 0);
-    assert_eq!(writer.write(b"C", 0), Ok(1));
+    assert_eq!(writer.write(b"C", 0, WriteOrigin::Caller), Ok(1));
     let mut buffer = [0; 16];
     assert_eq!(reader.read(&mut buffer, 0), Ok(7));
     assert_eq!((&buffer[..7], nlink(&writer)), (&b"Content"[..], 0));
@@ -172,8 +172,8 @@ fn holes_stay_holes_on_real_storage() {
     let (upper, lower) = (directories.fresh(), directories.fresh());
     let two = Two::over(host(&upper), host(&lower), UnionOptions::default(), |lower| {
         let (_, file) = lower.file(b"sparse", b"");
-        file.write(b"middle", 64 << 20).unwrap();
-        file.write(b"end", 128 << 20).unwrap();
+        file.write(b"middle", 64 << 20, WriteOrigin::Caller).unwrap();
+        file.write(b"end", 128 << 20, WriteOrigin::Caller).unwrap();
         let (tail, file) = lower.file(b"tail", b"start");
         drop(file);
         lower.change(&tail.node, SetAttr { size: Some(32 << 20), ..SetAttr::default() });
@@ -208,7 +208,10 @@ fn hard_links_stay_together() {
         found[0].attr.id
     };
     let id = check(&two.world, b"content", 3);
-    two.world.open(&two.world.find(b"two").unwrap().node, OpenFlags::WRITE).write(b"C", 0).unwrap();
+    two.world
+        .open(&two.world.find(b"two").unwrap().node, OpenFlags::WRITE)
+        .write(b"C", 0, WriteOrigin::Caller)
+        .unwrap();
     assert_eq!(check(&two.world, b"Content", 3), id);
     assert_eq!(two.above(), [b"two".to_vec()], "the other names are not there yet");
     assert_eq!(check(&two.remount(), b"Content", 3), id);
@@ -367,7 +370,10 @@ fn directories_that_overlay_has_renamed_are_found_below() {
     assert!(world.names(&world.find(b"lost").unwrap().node).is_empty());
     assert!(world.names(&world.find(b"second").unwrap().node).is_empty());
     // They can be changed and renamed like others.
-    world.open(&world.find_in(&inner, b"first").unwrap().node, OpenFlags::WRITE).write(b"x", 0).unwrap();
+    world
+        .open(&world.find_in(&inner, b"first").unwrap().node, OpenFlags::WRITE)
+        .write(b"x", 0, WriteOrigin::Caller)
+        .unwrap();
     let rename = |from: &[u8], to: &[u8]| {
         world.layer.rename(&world.caller, &world.root, name(from), &world.root, name(to), RenameFlags(0)).unwrap();
     };
@@ -441,7 +447,7 @@ fn many_threads_copy_up_at_once() {
                 for index in 0..40 {
                     let node = world.find_in(&directory, format!("{index}").as_bytes()).unwrap().node;
                     let file = world.open(&node, OpenFlags::READ_WRITE);
-                    assert_eq!(file.write(&[b'0' + thread], u64::from(thread)), Ok(1));
+                    assert_eq!(file.write(&[b'0' + thread], u64::from(thread), WriteOrigin::Caller), Ok(1));
                     assert_eq!(world.names(&directory).len(), 40);
                 }
             });
@@ -507,7 +513,7 @@ fn a_large_directory_is_renamed_without_copying() {
         let again = world.find_in(&world.find(b"elsewhere").unwrap().node, b"again").unwrap().node;
         assert_eq!(world.names(&again).len(), 20);
         let file = world.find_in(&again, b"7").unwrap().node;
-        world.open(&file, OpenFlags::WRITE).write(b"B", 0).unwrap();
+        world.open(&file, OpenFlags::WRITE).write(b"B", 0, WriteOrigin::Caller).unwrap();
         assert_eq!(world.content(&file), b"Below");
     }
 }

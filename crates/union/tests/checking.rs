@@ -8,7 +8,7 @@ mod unions;
 
 use nacre_testkit::{World, model::tree};
 use nacre_union::{BranchMode, Problem, Union, UnionOptions};
-use nacre_vfs::{Layer, Name, OpenFlags, XattrFlags};
+use nacre_vfs::{Layer, Name, OpenFlags, WriteOrigin, XattrFlags};
 use std::sync::Arc;
 use unions::mem;
 
@@ -32,7 +32,7 @@ impl Scene {
         }
         lower.file_in(&lower.directory(b"directory"), b"below", b"");
         let (_, world) = scene.union();
-        world.open(&world.find(b"one").unwrap().node, OpenFlags::WRITE).write(b"C", 0).unwrap();
+        world.open(&world.find(b"one").unwrap().node, OpenFlags::WRITE).write(b"C", 0, WriteOrigin::Caller).unwrap();
         world.file_in(&world.find(b"directory").unwrap().node, b"above", b"");
         scene
     }

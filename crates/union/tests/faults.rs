@@ -12,7 +12,7 @@ use nacre_testkit::{
     model::{Tree, tree},
 };
 use nacre_union::{Style, UnionOptions};
-use nacre_vfs::{Errno, Kind, Layer, Name, Node, OpenFlags, RenameFlags, Result, SetAttr, XattrFlags};
+use nacre_vfs::{Errno, Kind, Layer, Name, Node, OpenFlags, RenameFlags, Result, SetAttr, WriteOrigin, XattrFlags};
 use std::sync::Arc;
 use unions::{
     faulty::{Fault, Faulty},
@@ -71,7 +71,7 @@ fn rmdir(world: &World, path: &str) -> Result<()> {
 fn write(world: &World, path: &str) -> Result<()> {
     let node = walk(world, path)?;
     let file = world.layer.open(&world.caller, &node, OpenFlags::READ_WRITE)?;
-    file.write(b"changed", 3).map(drop)
+    file.write(b"changed", 3, WriteOrigin::Caller).map(drop)
 }
 
 fn mode(world: &World, path: &str) -> Result<()> {

@@ -8,7 +8,7 @@ mod unions;
 
 use nacre_testkit::World;
 use nacre_union::UnionOptions;
-use nacre_vfs::{Errno, Layer, Name, OpenFlags};
+use nacre_vfs::{Errno, Layer, Name, OpenFlags, WriteOrigin};
 use std::sync::Arc;
 use unions::{
     faulty::{Fault, Faulty},
@@ -57,7 +57,7 @@ fn a_full_branch_is_left() {
     assert_eq!(scene.places(), [None, Some(b"content and more".to_vec())]);
     let mut buffer = [0; 32];
     assert_eq!(reader.read(&mut buffer, 0), Ok(16));
-    assert_eq!(writer.write(b"C", 0), Ok(1));
+    assert_eq!(writer.write(b"C", 0, WriteOrigin::Caller), Ok(1));
     let found = world.find_in(&directory, b"file").unwrap();
     assert_eq!((found.attr.id, found.attr.size, found.attr.nlink), (made.attr.id, 16, 1));
     let again = scene.world(true);
@@ -116,7 +116,7 @@ fn writers_on_all_sides_lose_nothing() {
                 scope.spawn(move || {
                     let file = world.open(node, OpenFlags::READ_WRITE);
                     for at in 0..1024 {
-                        assert_eq!(file.write(&[b'0' + part as u8], part * 1024 + at), Ok(1));
+                        assert_eq!(file.write(&[b'0' + part as u8], part * 1024 + at, WriteOrigin::Caller), Ok(1));
                     }
                 });
             }

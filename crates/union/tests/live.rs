@@ -11,7 +11,7 @@ use nacre_testkit::{
     model::{self, Operation, Reference, Tree, go_on, operations},
 };
 use nacre_union::{BranchMode, Control, Member, Style, Union, UnionOptions};
-use nacre_vfs::{Errno, Invalidation, Kind, Layer, Name, Node, OpenFlags};
+use nacre_vfs::{Errno, Invalidation, Kind, Layer, Name, Node, OpenFlags, WriteOrigin};
 use proptest::{
     prelude::*,
     test_runner::{Config, FileFailurePersistence},
@@ -365,7 +365,7 @@ fn branches_change_under_load() {
                         OpenFlags::READ_WRITE,
                     );
                     let (_, file) = made.unwrap();
-                    assert_eq!(file.write(name.as_bytes(), 0), Ok(name.len()));
+                    assert_eq!(file.write(name.as_bytes(), 0, WriteOrigin::Caller), Ok(name.len()));
                     let found = world.find(name.as_bytes()).unwrap();
                     assert_eq!(world.content(&found.node), name.as_bytes());
                     assert_eq!(

@@ -23,7 +23,7 @@ struct Changing {
 impl Layer for Changing {
     nacre_vfs::forward_layer! {
         root id path adopt hold getattr access setattr readlink create tmpfile mkdir mknod symlink link unlink rmdir rename open readdir fsyncdir statfs syncfs
-        getxattr listxattr setxattr removexattr ioctl coherence has_acls judges_callers numbered collect describe
+        getxattr listxattr setxattr removexattr ioctl coherence capabilities describe
     }
 
     fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {

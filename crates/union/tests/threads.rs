@@ -8,7 +8,7 @@ mod unions;
 
 use nacre_testkit::{World, model::tree};
 use nacre_union::{Style, UnionOptions};
-use nacre_vfs::{Errno, Layer, Name, Node, OpenFlags, RenameFlags, Result, SetAttr};
+use nacre_vfs::{Errno, Layer, Name, Node, OpenFlags, RenameFlags, Result, SetAttr, WriteOrigin};
 use std::sync::Arc;
 use unions::{Directories, host, mem, union};
 
@@ -59,7 +59,7 @@ fn one(world: &World, dice: &mut Dice) -> Result<()> {
             .map(drop),
         7 | 8 => {
             let file = layer.open(caller, &world.find_in(&directory, name.bytes())?.node, OpenFlags::READ_WRITE)?;
-            file.write(&[b'x'; 100], dice.roll(1000)).map(drop)
+            file.write(&[b'x'; 100], dice.roll(1000), WriteOrigin::Caller).map(drop)
         }
         9 => {
             let change = SetAttr { mode: Some(0o700 | u32::try_from(dice.roll(64)).unwrap()), ..SetAttr::default() };

@@ -10,7 +10,7 @@ use nacre_testkit::{World, model};
 use nacre_union::{BranchMode, Control, Direction, Member, Stay, TierRules, Union, UnionOptions, Why};
 use nacre_vfs::{
     Caller, Description, Errno, Filter, Filtered, Kind, Layer, Name, OpenFlags, SetAttr, SetTime, StatFs, Time,
-    XattrFlags,
+    WriteOrigin, XattrFlags,
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use unions::{
@@ -132,7 +132,7 @@ fn single_files_go_up_and_down() {
     assert_eq!(scene.control.move_file(path, Direction::Up, &mut |_| false), Err(Stay::Stopped));
     assert_eq!(scene.control.move_file(path, Direction::To(0), &mut go_on), Ok(10_000));
     assert_eq!(scene.places(b"file"), [Some(content.clone()), None, None]);
-    scene.world.open(&made.node, OpenFlags::WRITE).write(b"new", 0).unwrap();
+    scene.world.open(&made.node, OpenFlags::WRITE).write(b"new", 0, WriteOrigin::Caller).unwrap();
     let mut buffer = [0; 3];
     assert_eq!((reader.read(&mut buffer, 0), &buffer), (Ok(3), b"new"), "a reader follows");
     let mut value = [0; 8];

@@ -3,7 +3,7 @@
 //! attributes or file on the way up.
 
 use crate::{
-    Attr, Caller, Coherence, Collector, Creation, Description, DirEntry, DirSink, Entry, Errno, FileId, Filter,
+    Attr, Caller, Capabilities, Coherence, Creation, Description, DirEntry, DirSink, Entry, Errno, FileId, Filter,
     Invalidation, Ioctl, Kind, Layer, Name, Node, Op, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
     StatFs, XattrFlags,
 };
@@ -344,20 +344,9 @@ impl<F: Filter> Layer for Filtered<F> {
         self.below.rest(known)
     }
 
-    fn has_acls(&self) -> bool {
-        self.filter.acls_up(self.below.has_acls())
-    }
-
-    fn judges_callers(&self) -> bool {
-        self.below.judges_callers()
-    }
-
-    fn numbered(&self) -> Option<&dyn crate::Numbered> {
-        self.below.numbered()
-    }
-
-    fn collect(&self, door: &Arc<dyn Collector>) -> bool {
-        self.below.collect(door)
+    fn capabilities(&self) -> Capabilities<'_> {
+        let below = self.below.capabilities();
+        Capabilities { acls: self.filter.acls_up(below.acls), ..below }
     }
 
     fn describe(&self) -> Description {

@@ -169,24 +169,9 @@ macro_rules! forward_layer {
             self.below.rest(known)
         }
     };
-    (@ has_acls) => {
-        fn has_acls(&self) -> bool {
-            self.below.has_acls()
-        }
-    };
-    (@ judges_callers) => {
-        fn judges_callers(&self) -> bool {
-            self.below.judges_callers()
-        }
-    };
-    (@ numbered) => {
-        fn numbered(&self) -> ::std::option::Option<&dyn $crate::Numbered> {
-            self.below.numbered()
-        }
-    };
-    (@ collect) => {
-        fn collect(&self, door: &::std::sync::Arc<dyn $crate::Collector>) -> bool {
-            self.below.collect(door)
+    (@ capabilities) => {
+        fn capabilities(&self) -> $crate::Capabilities<'_> {
+            self.below.capabilities()
         }
     };
     (@ describe) => {
@@ -202,7 +187,11 @@ macro_rules! forward_file {
     ($($name:ident)*) => { $($crate::forward_file!(@ $name);)* };
     (@ inner) => { fn inner(&self) -> &dyn $crate::OpenFile { self.below.inner() } };
     (@ read) => { fn read(&self, buffer: &mut [u8], offset: u64) -> $crate::Result<usize> { self.below.read(buffer, offset) } };
-    (@ write) => { fn write(&self, data: &[u8], offset: u64) -> $crate::Result<usize> { self.below.write(data, offset) } };
+    (@ write) => {
+        fn write(&self, data: &[u8], offset: u64, origin: $crate::WriteOrigin) -> $crate::Result<usize> {
+            self.below.write(data, offset, origin)
+        }
+    };
     (@ append) => { fn append(&self, data: &[u8]) -> $crate::Result<usize> { self.below.append(data) } };
     (@ flush) => { fn flush(&self, owner: $crate::LockOwner) -> $crate::Result<()> { self.below.flush(owner) } };
     (@ fsync) => { fn fsync(&self, data_only: bool) -> $crate::Result<()> { self.below.fsync(data_only) } };
@@ -251,5 +240,5 @@ macro_rules! forward_file {
         }
     };
     (@ backing) => { fn backing(&self) -> Option<::std::os::fd::BorrowedFd<'_>> { self.below.backing() } };
-    (@ collected) => { fn collected(&self) -> Option<&dyn $crate::Collected> { self.below.collected() } };
+    (@ writeback_lease) => { fn writeback_lease(&self) -> Option<&dyn $crate::WritebackLease> { self.below.writeback_lease() } };
 }

@@ -1,15 +1,18 @@
 //! The one trait through which any door or test reaches any file system.
 //!
 //! Callers: the FUSE door, the filters (through [`crate::Filtered`]), combiners, tests. Invariants:
-//! * no node numbers, no lookup counts: a [`Node`] is owned, and whoever holds it keeps it alive;
+//! * no lookup counts: a [`Node`] is owned, and whoever holds it keeps it alive. Numbers stand for
+//!   files only where a layer offers that ([`Capabilities::numbered`]);
 //! * every operation names its [`Caller`] first and returns values;
-//! * no default bodies: a layer that lacks something says so in one line;
-//! * calls may come from any thread at any time; a layer never calls back up, it sends an
-//!   [`Invalidation`].
+//! * no default bodies but for [`Layer::rest`]: a layer that lacks something says so in one line;
+//! * calls may come from any thread at any time. A layer sends what others changed as an
+//!   [`Invalidation`]. It calls its door in two cases: where it has taken the door's offer to hold
+//!   writes back ([`Capabilities::writeback`]), and to wait until files are closed
+//!   ([`Capabilities::open_files`]).
 
 use crate::{
-    Attr, Caller, Coherence, Description, FileId, Invalidation, Kind, Name, Node, OpenFile, OpenFlags, Result, Scope,
-    SetAttr, StatFs,
+    Attr, Caller, Capabilities, Coherence, Description, FileId, Invalidation, Kind, Name, Node, OpenFile, OpenFlags,
+    Result, Scope, SetAttr, StatFs,
 };
 use std::sync::{Arc, mpsc::Sender};
 
@@ -322,19 +325,10 @@ pub trait Layer: Send + Sync + 'static {
         known.is_some()
     }
 
-    /// Whether POSIX ACLs can exist below: the door then lets the kernel enforce them.
-    fn has_acls(&self) -> bool;
-
-    /// Whether changes are judged here by who asks, besides what a door checks: the door then has
-    /// to name the caller of every request, even where that costs it something (idmapped mounts).
-    fn judges_callers(&self) -> bool;
-
-    /// The way to files by their numbers, where there is one.
-    fn numbered(&self) -> Option<&dyn crate::Numbered>;
-
-    /// Offers to collect writes; answers whether the layer wants that for some of its files (see
-    /// [`crate::Collected`]). Called once, before the first look-up, by doors that can.
-    fn collect(&self, door: &Arc<dyn crate::Collector>) -> bool;
+    /// What this layer offers beside its operations, and what it asks of its door. Cheap, as it is
+    /// asked with single operations. A wrapper changes what it answers for itself, and passes the
+    /// rest on.
+    fn capabilities(&self) -> Capabilities<'_>;
 
     /// What this layer is, and what is below it.
     fn describe(&self) -> Description;

@@ -1,16 +1,16 @@
 //! The contract between doors (FUSE, NFS) and file systems (layers): plain values, one trait, no
 //! dependencies.
 //!
-//! Calls go down through [`Layer`], values come back up. The only upward path is the
-//! [`Invalidation`] channel, which carries data. A lower crate never names a higher one; this crate
-//! names none at all.
+//! Calls go down through [`Layer`], values come back up. The upward paths are the [`Invalidation`]
+//! channel, which carries data, and two questions to the door: [`WritebackHost`] and
+//! [`OpenFileHost`]. A lower crate never names a higher one; this crate names none at all.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod attr;
 mod caller;
+mod capabilities;
 mod coherence;
-mod collected;
 mod describe;
 mod errno;
 mod filter;
@@ -21,11 +21,13 @@ mod name;
 mod node;
 mod numbered;
 mod open_file;
+mod open_files;
+mod writeback;
 
 pub use attr::{Attr, ChangeTime, FileId, Kind, SetAttr, SetTime, StatFs, Time};
 pub use caller::Caller;
+pub use capabilities::Capabilities;
 pub use coherence::{Coherence, Invalidation, Scope};
-pub use collected::{Collected, Collector, arriving, arriving_timed, is_arriving, is_timed};
 pub use describe::Description;
 pub use errno::{Errno, Result};
 pub use filter::{Creation, Filter, Op};
@@ -34,4 +36,6 @@ pub use layer::{DirEntry, DirSink, Entry, Layer, Opened, RenameFlags, XattrFlags
 pub use name::{NAME_MAX, Name};
 pub use node::Node;
 pub use numbered::Numbered;
-pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence};
+pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence, WriteOrigin};
+pub use open_files::{AttachedDoor, OpenFileClient, OpenFileHost};
+pub use writeback::{WritebackHost, WritebackLayer, WritebackLease};

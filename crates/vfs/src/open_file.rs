@@ -76,6 +76,31 @@ impl AllocateMode {
     }
 }
 
+/// Who makes a write, for layers to which it matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteOrigin {
+    /// A program, at this moment: it learns what becomes of it.
+    Caller,
+    /// A door's page cache, of what was taken before: nobody is left who could be refused.
+    Writeback {
+        /// The door keeps the times of the write and tells them by itself, before or after: the
+        /// file's times stay, where a layer can leave them.
+        timed: bool,
+    },
+}
+
+impl WriteOrigin {
+    /// It comes from a page cache.
+    pub fn is_writeback(self) -> bool {
+        matches!(self, WriteOrigin::Writeback { .. })
+    }
+
+    /// Its time is told apart from it.
+    pub fn is_timed(self) -> bool {
+        self == WriteOrigin::Writeback { timed: true }
+    }
+}
+
 /// Where `lseek(2)` looks from: only the two that ask the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {
@@ -148,11 +173,11 @@ pub trait OpenFile: Any + Send + Sync {
     /// Writes at an offset, whatever the flags it was opened with: whether a write appends is a
     /// matter of the moment (`F_SETFL` of `fcntl(2)` sets and clears `O_APPEND`), so whoever knows
     /// calls [`OpenFile::append`] instead. All of it or an error; a write that was cut short by a
-    /// full disk answers what was written.
+    /// full disk answers what was written. A wrapper passes `origin` on.
     ///
     /// # Errors
     /// As `pwrite(2)`.
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize>;
+    fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize>;
 
     /// Writes at the end of the file, as it is at that moment: two who append never overwrite each
     /// other. Else as [`OpenFile::write`].
@@ -227,5 +252,5 @@ pub trait OpenFile: Any + Send + Sync {
     /// The permission to collect writes through this open file before passing them on; `None` where
     /// each must be passed on when it happens. Only of files opened for writing alone; they can be
     /// read all the same, because whoever collects parts of pages has to.
-    fn collected(&self) -> Option<&dyn crate::Collected>;
+    fn writeback_lease(&self) -> Option<&dyn crate::WritebackLease>;
 }

@@ -9,7 +9,7 @@ use nacre_layers::{
     host::{Host, HostOptions},
     mem::Mem,
 };
-use nacre_vfs::{Description, Filter, Filtered, Op, OpenFlags, RenameFlags, Result, SetAttr};
+use nacre_vfs::{Description, Filter, Filtered, Op, OpenFlags, RenameFlags, Result, SetAttr, WriteOrigin};
 use proptest::prelude::*;
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
 
@@ -62,7 +62,7 @@ fn file(mem: &Mem, parent: &Node, path: &str, uid: u32, pages: u64) -> Node {
     let caller = Caller { uid, ..Caller::ROOT };
     let (entry, file) = mem.create(&caller, parent, name(path.as_bytes()), 0o644, OpenFlags::WRITE).unwrap();
     for page in 0..pages {
-        file.write(b"x", page * 4096).unwrap();
+        file.write(b"x", page * 4096, WriteOrigin::Caller).unwrap();
     }
     entry.node
 }

@@ -199,12 +199,12 @@ fn report(
         dropped: DroppedReport { files: told.dropped.files, bytes: told.dropped.bytes },
         collecting: Some(CollectingReport {
             // Where nobody wanted it, no reason is missing.
-            why_not: status.collecting.refusal.clone().filter(|_| spec.writes != Writes::Through),
-            files: status.collecting.files as u64,
-            announced: status.collecting.announced,
-            refused: status.collecting.refused,
-            recalls: status.collecting.recalls,
-            most_held: status.collecting.most_held,
+            why_not: status.writeback.refusal.clone().filter(|_| spec.writes != Writes::Through),
+            files: status.writeback.files as u64,
+            announced: status.writeback.announced,
+            refused: status.writeback.refused,
+            recalls: status.writeback.recalls,
+            most_held: status.writeback.dirty_limit,
         }),
         accounting,
         start: told.start,

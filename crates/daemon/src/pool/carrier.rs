@@ -7,13 +7,7 @@
 //! out is waited for, so that nothing of it means something else later; whatever is done by a path
 //! is done by threads without descriptors ([`apart`]).
 
-use std::{
-    fs,
-    path::Path,
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use fusewire::apart;
 use nacre_admin::{Kind, MountOptions, Refusal};
@@ -185,16 +179,9 @@ impl Carrier {
     /// Whether the kernel has forgotten all files of a file system, which it does soon with those
     /// that nobody uses.
     fn is_forgotten(&self, family: &DatasetTree, dataset: u64) -> bool {
-        let until = Instant::now() + FORGOTTEN;
-        loop {
-            if !family.numbers(dataset).into_iter().any(|(from, to)| self.mount.knows_any(from, to)) {
-                return true;
-            }
-            if Instant::now() > until {
-                return false;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+        self.mount.wait_closed(FORGOTTEN, &mut || {
+            !family.numbers(dataset).into_iter().any(|(from, to)| self.mount.knows_any(from, to))
+        })
     }
 }
 

@@ -12,12 +12,12 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use fusewire::Identity;
 use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
-use nacre_fuse::Held;
+use nacre_fuse::HeldWrites;
 use nacre_pool::engine::Pool;
 use nacre_poolfs::dataset::{Dataset, StoppedWrites, WritebackGroup};
 use parking_lot::{Mutex, MutexGuard};
@@ -28,7 +28,6 @@ use super::{
     carrier::{self, Carrier},
     mount_point::kind,
     mount_point::{self, MountPoint},
-    processors,
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
 };
@@ -38,17 +37,13 @@ use crate::control::Server;
 /// open may be closed already.
 const CLOSING: Duration = Duration::from_millis(500);
 
-/// A write that began before writes were stopped holds its file as soon as it has had a processor,
-/// and is waited for then: so long at most, several of the kernel's ticks.
-const BEGINNING: Duration = Duration::from_millis(20);
-
 /// The mounts of one pool.
 pub struct FuseMounts {
     pool: Arc<Pool>,
     live: Arc<Mutex<Vec<Arc<Live>>>>,
     verbs: Arc<Verbs>,
     /// Writes to all of them that the kernel collects.
-    gathering: Arc<WritebackGroup>,
+    writeback: Arc<WritebackGroup>,
     telling: Telling,
     /// What is mounted is not trusted: nobody gets more rights by it, whatever properties and
     /// options say.
@@ -85,7 +80,7 @@ impl FuseMounts {
             pool,
             live: Arc::default(),
             verbs: Arc::default(),
-            gathering: Arc::default(),
+            writeback: Arc::default(),
             telling: Telling::start(),
             harmless,
             places: Mutex::default(),
@@ -116,7 +111,7 @@ impl FuseMounts {
     /// Makes the kernel pass on what it holds of all of them, as far as it can. No mount is kept
     /// meanwhile.
     pub fn pass_on(&self) {
-        let held: Vec<Held> = self.live.lock().iter().map(|live| live.carrier.mount.held()).collect();
+        let held: Vec<HeldWrites> = self.live.lock().iter().map(|live| live.carrier.mount.held()).collect();
         for held in held {
             if let Err(error) = held.pass_on() {
                 // Whoever wrote it is told by his own fsync(2).
@@ -138,7 +133,7 @@ impl FuseMounts {
                     verbs: Arc::downgrade(&self.verbs),
                     dataset: what.dataset,
                 };
-                let layer = Dataset::open_among(&self.pool, what.dataset, &self.gathering)?;
+                let layer = Dataset::open_among(&self.pool, what.dataset, &self.writeback)?;
                 Ok(layer.with_snapshot_directory(Box::new(directory)))
             }
             Some(txg) => Dataset::snapshot(&self.pool, what.dataset, txg),
@@ -185,18 +180,11 @@ impl FuseMounts {
 
     fn forget_snapshot(&self, dataset: u64, txg: u64, force: bool) -> Result<(), Refusal> {
         let Some(live) = self.find(What::head(dataset)) else { return Ok(()) };
-        let start = Instant::now();
-        while !live.layer.forget_snapshot(txg, force) {
-            if start.elapsed() > CLOSING {
-                return Err(Refusal::new(
-                    Kind::Busy,
-                    format!("cannot unmount the snapshot below '{}': files of it are open", live.at.display()),
-                )
-                .next("close them, or use -f"));
-            }
-            std::thread::sleep(CLOSING / 100);
+        if live.carrier.mount.wait_closed(CLOSING, &mut || live.layer.forget_snapshot(txg, force)) {
+            return Ok(());
         }
-        Ok(())
+        let what = format!("cannot unmount the snapshot below '{}': files of it are open", live.at.display());
+        Err(Refusal::new(Kind::Busy, what).next("close them, or use -f"))
     }
 }
 
@@ -345,7 +333,6 @@ impl Mounts for FuseMounts {
         let mut stopped: Vec<StoppedWrites> = live.iter().map(|live| live.layer.stop_writes()).collect();
         if stopped.iter().any(StoppedWrites::any) {
             self.settle(datasets)?;
-            processors::wait_for_all(BEGINNING);
             stopped.iter().for_each(StoppedWrites::insist);
             self.settle(datasets)?;
         }
@@ -383,7 +370,7 @@ impl Live {
             // The kernel has passed everything on before.
             return Ok(());
         }
-        self.carrier.mount.settle().map_err(|error| {
+        self.carrier.mount.flush().map_err(|error| {
             Refusal::new(
                 kind(&error),
                 format!("what was written below '{}' could not be passed on: {error}", self.at.display()),

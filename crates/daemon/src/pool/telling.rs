@@ -99,6 +99,6 @@ fn answer<E: Fn() + Send + Sync + 'static>(
 
 /// What the kernel holds of files is passed on first: unmounting says so where that fails.
 fn unmount(carrier: &Carrier, lazy: bool) -> Result<(), Failure> {
-    let ended = carrier.mount.settle().and_then(|()| carrier.mount.unmount(lazy));
+    let ended = carrier.mount.flush().and_then(|()| carrier.mount.unmount(lazy));
     ended.map_err(|error| unmount::refused(&path_text(&carrier.mount.status().mountpoint), &error))
 }

@@ -1,10 +1,10 @@
 //! Attributes: reading and changing them, symbolic links' targets, the figures of the file system.
 
 use crate::{
-    collecting,
     door::{Door, caller},
     failure::Outcome,
-    replacing, wire,
+    self_io::replacing,
+    wire, writeback,
 };
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, ChangeTime, Errno, Kind, Node, Opened, SetAttr, SetTime, Time};
@@ -39,27 +39,27 @@ impl Door {
         let (node, file) = self.node_and_own_file(header.nodeid, fh)?;
         let mut change = wire::change(request);
         let only_privileges = change == SetAttr { kill_privileges: true, ..SetAttr::default() };
-        if self.collecting.on()
+        if self.writeback.on()
             && (only_privileges || request.valid & (abi::fattr::SIZE | abi::fattr::CTIME) == abi::fattr::SIZE)
         {
             // The kernel keeps the times, and has left them: the size is what it was, or the change
             // itself comes later.
             change.ctime = ChangeTime::Stays;
         }
-        if self.collecting.on() && self.is_outdated(header, request, &change) {
+        if self.writeback.on() && self.is_outdated(header, request, &change) {
             let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
             return Ok(reply.attr(&wire::attr_out(&attr, Duration::ZERO))?);
         }
         let attr = match self.layer.setattr(&caller(header), &node, file.as_deref(), &change) {
             // The kernel passes on the times of a file whose last name and open file are gone:
             // nobody can ask for them any more.
-            Err(Errno::ESTALE | Errno::ENOENT) if self.collecting.on() && is_times_only(request) => {
+            Err(Errno::ESTALE | Errno::ENOENT) if self.writeback.on() && is_times_only(request) => {
                 return Ok(reply.attr(&wire::attr_out(&self.gone(header.nodeid, &change)?, Duration::ZERO))?);
             }
             other => other?,
         };
         if change.mode.is_some_and(|mode| mode & 0o6000 != 0) {
-            self.privileges.fetch_add(1, Ordering::AcqRel);
+            self.open.privileges.fetch_add(1, Ordering::AcqRel);
         }
         // A directory that everybody may search has nothing to take back.
         let searchable = attr.mode & 0o111 == 0o111;
@@ -69,9 +69,9 @@ impl Door {
             self.permissions_changed();
         }
         let mut valid = if kept { self.attr_time(header.nodeid, &node, &attr) } else { Duration::ZERO };
-        if self.collecting.on() && attr.kind == Kind::File {
+        if self.writeback.on() && attr.kind == Kind::File {
             // The kernel takes this answer for true even if it was told otherwise meanwhile.
-            if !self.collecting.is_patient() {
+            if !self.writeback.is_patient() {
                 valid = Duration::ZERO;
             }
             if let Some(times) = self.write_times(header.nodeid).filter(|_| change.mtime.is_some()) {
@@ -82,8 +82,8 @@ impl Door {
     }
 
     /// Whether a thread of ours asks that may hold the inode's lock.
-    fn is_errand(&self, header: &Header) -> bool {
-        self.collecting.errands.role(header.pid).is_some() || self.shadow.is_shadow(header.pid)
+    fn is_self_io(&self, header: &Header) -> bool {
+        self.self_io.role(header.pid).is_some()
     }
 
     /// What is left to say of a regular file that is gone.
@@ -101,7 +101,7 @@ impl Door {
         let Some(SetTime::To(mtime)) = change.mtime.filter(|_| is_times_only(request)) else { return false };
         let outdated = self.write_times(header.nodeid).is_some_and(|times| times.outdated(mtime));
         if outdated {
-            self.resync.soon(header.nodeid);
+            self.self_io.attr_refresh.soon(header.nodeid);
         }
         outdated
     }
@@ -127,13 +127,13 @@ impl Door {
     /// A question about a file whose writes are collected comes before each write(2) while they are
     /// to be announced: tells the layer, whose error is what write(2) answers.
     fn announce(&self, header: &Header, fh: Option<u64>) -> Outcome {
-        let Some(handle) = fh.and_then(|fh| self.files.get(fh)).filter(|handle| handle.collected) else {
+        let Some(handle) = fh.and_then(|fh| self.open.files.get(fh)).filter(|handle| handle.collected) else {
             return Ok(());
         };
-        let Some(permission) = handle.file.collected().filter(|permission| !permission.unannounced()) else {
+        let Some(permission) = handle.file.writeback_lease().filter(|permission| !permission.unannounced()) else {
             return Ok(());
         };
-        let Some(length) = collecting::caller::writes(header.pid) else { return Ok(()) };
+        let Some(length) = writeback::caller::writes(header.pid) else { return Ok(()) };
         if permission.stopped() {
             // It holds no lock of the inode yet. Who cannot be looked at might (lseek), and is
             // waited for: he goes on soon.
@@ -145,21 +145,21 @@ impl Door {
             }
         }
         // Who waits for what the kernel holds back to arrive leaves somebody to serve it.
-        let result = match self.collecting.is_patient() {
+        let result = match self.writeback.is_patient() {
             true => fusewire::blocking(|| permission.announce(length)).unwrap_or_else(|_| permission.announce(length)),
             false => permission.announce(length),
         };
-        self.collecting.announced(result.is_err());
+        self.writeback.announced(result.is_err());
         Ok(result?)
     }
 
     fn attributes(&self, header: &Header, fh: Option<u64>) -> Outcome<(Node, Attr)> {
         let (node, file) = self.node_and_own_file(header.nodeid, fh)?;
-        if self.collecting.on() {
+        if self.writeback.on() {
             self.announce(header, fh)?;
         }
         let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
-        if fh.is_none() && attr.kind == Kind::File && self.collecting.on() && !self.is_errand(header) {
+        if fh.is_none() && attr.kind == Kind::File && self.writeback.on() && !self.is_self_io(header) {
             self.true_times(header.nodeid, &attr)?;
         }
         Ok((node, attr))
@@ -167,7 +167,7 @@ impl Door {
 
     /// The node with the open file that the request names, else with any open file of it.
     fn node_and_own_file(&self, nodeid: u64, fh: Option<u64>) -> Outcome<(Node, Option<Opened>)> {
-        match fh.and_then(|fh| self.files.get(fh)) {
+        match fh.and_then(|fh| self.open.files.get(fh)) {
             // It was open before its file was replaced by another one, which is not to be changed
             // instead.
             None if fh.is_some() && self.inodes.by_number() => Err(Errno::ESTALE.into()),

@@ -8,8 +8,31 @@ use crate::{
     wire,
 };
 use fusewire::{Header, Reply, abi};
-use nacre_vfs::{AllocateMode, Errno, OpenFlags, Opened, Whence};
+use nacre_vfs::{AllocateMode, Errno, OpenFlags, Opened, Whence, WriteOrigin};
 use std::sync::{Arc, atomic::Ordering};
+
+/// A WRITE.
+pub(crate) struct WriteRequest<'a> {
+    pub fh: u64,
+    pub offset: u64,
+    pub data: &'a [u8],
+    /// The flags of the open file at this moment.
+    pub open_flags: u32,
+    /// `FUSE_WRITE_*`.
+    pub write_flags: u32,
+}
+
+/// A COPY_FILE_RANGE.
+pub(crate) struct CopyRequest {
+    pub from: u64,
+    pub from_offset: u64,
+    pub to: u64,
+    pub to_offset: u64,
+    pub length: u64,
+    pub flags: u64,
+    /// The reply has room for 64 bits.
+    pub wide: bool,
+}
 
 impl Door {
     pub(crate) fn read(&self, header: &Header, fh: u64, offset: u64, size: u32, reply: &mut Reply<'_>) -> Outcome {
@@ -21,33 +44,30 @@ impl Door {
     pub(crate) fn write(
         &self,
         header: &Header,
-        (fh, offset): (u64, u64),
-        data: &[u8],
-        (file_flags, flags): (u32, u32),
+        WriteRequest { fh, offset, data, open_flags, write_flags }: WriteRequest<'_>,
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let handle = self.handle_of(fh)?;
-        if flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
+        if write_flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
             // The kernel says so with every write of an ordinary user.
             self.strip(header, &handle)?;
         }
         // The flags of the open file at this moment, which fcntl(2) may have changed. What comes
         // from the page cache (a shared mapping) has its place, however the file behind the handle
         // was opened. While writes to the file are collected, only the kernel knows its end.
-        let cached = flags & abi::flag::WRITE_CACHE != 0;
-        let placed = cached || self.collecting.collects(handle.nodeid);
-        let appends = OpenFlags(file_flags).appends() && !placed;
+        let cached = write_flags & abi::flag::WRITE_CACHE != 0;
+        let placed = cached || self.writeback.caches_writes(handle.nodeid);
+        let appends = OpenFlags(open_flags).appends() && !placed;
         let write = |data: &[u8], offset| match cached {
             true => {
                 // Where the kernel keeps times, it tells this one with the times of the file.
-                let write = || handle.file.write(data, offset);
-                let written =
-                    if self.collecting.on() { nacre_vfs::arriving_timed(write) } else { nacre_vfs::arriving(write) };
+                let origin = WriteOrigin::Writeback { timed: self.writeback.on() };
                 // Whoever wrote is gone. fsync and msync tell him what this says; close makes EIO
                 // of all but this one.
-                written.map_err(|error| if error == Errno::EDQUOT { Errno::ENOSPC } else { error })
+                let told = |error| if error == Errno::EDQUOT { Errno::ENOSPC } else { error };
+                handle.file.write(data, offset, origin).map_err(told)
             }
-            false => handle.file.write(data, offset),
+            false => handle.file.write(data, offset, WriteOrigin::Caller),
         };
         let mut written = if appends { handle.file.append(data)? } else { write(data, offset)? };
         // The kernel takes a short answer for the whole then, and the rest would be lost without a
@@ -63,13 +83,13 @@ impl Door {
             last.written(data.len());
         }
         if cached {
-            self.collecting.arrived(handle.nodeid);
+            self.writeback.arrived(handle.nodeid);
         }
         // What comes from the page cache bears its time in the kernel.
         if let Some(times) = handle.times.as_ref().filter(|_| !cached)
             && times.written()
         {
-            self.resync.soon(handle.nodeid);
+            self.self_io.attr_refresh.soon(handle.nodeid);
         }
         Ok(reply.written(u32::try_from(written).map_err(|_| Errno::EIO)?)?)
     }
@@ -86,7 +106,7 @@ impl Door {
     /// Takes set-id bits and capabilities from a file whose content changes. A change that follows
     /// another by the same open file has nothing to take.
     fn strip(&self, header: &Header, handle: &OpenHandle) -> Outcome {
-        let given = self.privileges.load(Ordering::Acquire);
+        let given = self.open.privileges.load(Ordering::Acquire);
         if handle.stripped.load(Ordering::Acquire) != given {
             self.kill_privileges(&caller(header), &self.node(handle.nodeid)?, &handle.file)?;
             handle.stripped.store(given, Ordering::Release);
@@ -108,28 +128,21 @@ impl Door {
     /// Where data and holes are is known below: the kernel passes on what it has collected of a
     /// file first. It holds the inode's lock while it asks, so nothing is added meanwhile.
     fn pass_on(&self, nodeid: u64) -> Outcome {
-        if !self.collecting.collects(nodeid) {
+        if !self.writeback.caches_writes(nodeid) {
             return Ok(());
         }
         // Other threads serve the writes.
-        Ok(fusewire::blocking(|| self.collecting.pass_on(nodeid))??)
+        Ok(fusewire::blocking(|| self.writeback.flush_file(nodeid))??)
     }
 
-    pub(crate) fn copy_file_range(
-        &self,
-        (from, from_offset): (u64, u64),
-        (to, to_offset): (u64, u64),
-        (length, flags): (u64, u64),
-        wide: bool,
-        reply: &mut Reply<'_>,
-    ) -> Outcome {
-        let source = self.handle_of(from)?;
-        let target = self.handle_of(to)?;
+    pub(crate) fn copy_file_range(&self, request: &CopyRequest, reply: &mut Reply<'_>) -> Outcome {
+        let source = self.handle_of(request.from)?;
+        let target = self.handle_of(request.to)?;
         // The old form of the reply has 32 bits.
-        let length = if wide { length } else { length.min(u64::from(u32::MAX)) };
-        let flags = u32::try_from(flags).map_err(|_| Errno::EINVAL)?;
-        let copied = source.file.copy_to(from_offset, &*target.file, to_offset, length, flags)?;
-        Ok(reply.copied(copied, wide)?)
+        let length = if request.wide { request.length } else { request.length.min(u64::from(u32::MAX)) };
+        let flags = u32::try_from(request.flags).map_err(|_| Errno::EINVAL)?;
+        let copied = source.file.copy_to(request.from_offset, &*target.file, request.to_offset, length, flags)?;
+        Ok(reply.copied(copied, request.wide)?)
     }
 
     /// The open file that a request is about; where the kernel opens without asking, one opened for
@@ -138,11 +151,11 @@ impl Door {
         if fh != 0 || !self.agreement().opens_files_itself {
             return Ok(Arc::clone(&self.handle_of(fh)?.file));
         }
-        if let Some(file) = self.implicit.get(header.nodeid) {
+        if let Some(file) = self.open.implicit.get(header.nodeid) {
             return Ok(file);
         }
         let file = self.layer.open(&caller(header), &self.node(header.nodeid)?, OpenFlags::READ)?;
-        self.implicit.put(header.nodeid, Arc::clone(&file));
+        self.open.implicit.put(header.nodeid, Arc::clone(&file));
         Ok(file)
     }
 }

@@ -15,8 +15,9 @@ impl Door {
     pub(crate) fn ioctl(
         &self,
         header: &Header,
-        (fh, flags): (u64, u32),
-        (command, argument, input): (u32, u64, &[u8]),
+        fh: u64,
+        flags: u32,
+        request: Ioctl<'_>,
         out_size: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
@@ -35,8 +36,7 @@ impl Door {
                 large.as_mut_slice()
             }
         };
-        let request = Ioctl { command, argument, input };
-        let (result, written) = match self.files.get(fh) {
+        let (result, written) = match self.open.files.get(fh) {
             Some(handle) if flags & abi::flag::IOCTL_DIR == 0 => handle.file.ioctl(request, output)?,
             _ => self.layer.ioctl(&caller(header), &self.node(header.nodeid)?, request, output)?,
         };

@@ -37,14 +37,15 @@ impl Door {
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let entry = self.layer.symlink(&caller(header), &parent, name, target)?;
-        self.entered(&entry, (&parent, id), reply)
+        self.entered(&entry, &parent, id, reply)
     }
 
     pub(crate) fn mknod(
         &self,
         header: &Header,
         bytes: &[u8],
-        (mode, umask): (u32, u32),
+        mode: u32,
+        umask: u32,
         rdev: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
@@ -53,20 +54,14 @@ impl Door {
         let kind = wire::mknod_kind(mode).ok_or(Errno::EINVAL)?;
         let caller = self.creator(header, umask);
         let entry = self.layer.mknod(&caller, &parent, name, kind, mode & 0o7777, abi::decode_dev(rdev))?;
-        self.entered(&entry, (&parent, id), reply)
+        self.entered(&entry, &parent, id, reply)
     }
 
-    pub(crate) fn mkdir(
-        &self,
-        header: &Header,
-        bytes: &[u8],
-        (mode, umask): (u32, u32),
-        reply: &mut Reply<'_>,
-    ) -> Outcome {
+    pub(crate) fn mkdir(&self, header: &Header, bytes: &[u8], mode: u32, umask: u32, reply: &mut Reply<'_>) -> Outcome {
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let entry = self.layer.mkdir(&self.creator(header, umask), &parent, name, mode & 0o7777)?;
-        self.entered(&entry, (&parent, id), reply)
+        self.entered(&entry, &parent, id, reply)
     }
 
     pub(crate) fn link(&self, header: &Header, nodeid: u64, bytes: &[u8], reply: &mut Reply<'_>) -> Outcome {
@@ -74,7 +69,7 @@ impl Door {
         let (parent, id) = self.parent(header.nodeid)?;
         let (node, file) = self.node_and_file(nodeid)?;
         let entry = self.layer.link(&caller(header), &node, file.as_deref(), &parent, name)?;
-        self.entered(&entry, (&parent, id), reply)
+        self.entered(&entry, &parent, id, reply)
     }
 
     pub(crate) fn unlink(&self, header: &Header, bytes: &[u8]) -> Outcome {
@@ -109,7 +104,7 @@ impl Door {
         Some(node)
     }
 
-    pub(crate) fn rename(&self, header: &Header, old: &[u8], (new_dir, new): (u64, &[u8]), flags: u32) -> Outcome {
+    pub(crate) fn rename(&self, header: &Header, old: &[u8], new_dir: u64, new: &[u8], flags: u32) -> Outcome {
         let (old, new) = (name(old)?, name(new)?);
         let (from, from_id) = self.parent(header.nodeid)?;
         let (to, to_id) = self.parent(new_dir)?;
@@ -118,16 +113,16 @@ impl Door {
         let replaced = if flags.has(RenameFlags::EXCHANGE) { None } else { self.hold_directory(&caller, &to, new) };
         self.layer.rename(&caller, &from, old, &to, new, flags)?;
         replaced.iter().for_each(|node| self.layer.hold(node, true));
-        self.moved(&caller, (&to, to_id), new);
+        self.moved(&caller, &to, to_id, new);
         if flags.has(RenameFlags::EXCHANGE) {
-            self.moved(&caller, (&from, from_id), old);
+            self.moved(&caller, &from, from_id, old);
         }
         Ok(())
     }
 
     /// A known file has a new name: tells its node. An error here is no error of the rename, which
     /// is done; the next look-up repairs it.
-    fn moved(&self, caller: &Caller, (parent, id): (&Node, FileId), name: nacre_vfs::Name<'_>) {
+    fn moved(&self, caller: &Caller, parent: &Node, id: FileId, name: nacre_vfs::Name<'_>) {
         if self.inodes.by_number() {
             return;
         }
@@ -157,7 +152,7 @@ impl Door {
         self.name_times(parent, self.names_coherence(parent)).0
     }
 
-    fn entered(&self, entry: &Entry, (parent, id): (&Node, FileId), reply: &mut Reply<'_>) -> Outcome {
+    fn entered(&self, entry: &Entry, parent: &Node, id: FileId, reply: &mut Reply<'_>) -> Outcome {
         Ok(reply.entry(&self.made(entry, id.ino, self.new_name_time(parent)))?)
     }
 }

@@ -2,14 +2,13 @@
 //! `passthrough.rs`.
 
 use crate::{
-    collecting::habit::Use,
     door::{Door, caller, name},
     failure::Outcome,
-    invalidate,
     open_files::OpenHandle,
     passthrough::{self, IoMode},
-    resync::{self, Times},
+    self_io::attr_refresh::{self, Times},
     wire,
+    writeback::open_pattern::OpenUse,
 };
 use fusewire::{
     Header, Reply,
@@ -36,7 +35,7 @@ impl Door {
         if self.agreement().opens_files_itself {
             return Err(Errno::ENOSYS.into());
         }
-        self.may_open()?;
+        self.open.may_open(&self.inodes)?;
         let runs = flags & RUN != 0;
         let flags = layer_flags(flags);
         let caller = caller(header);
@@ -47,7 +46,7 @@ impl Door {
         }
         if flags.truncates()
             && !flags.writes()
-            && self.inodes.node_and_id(header.nodeid).is_some_and(|(_, id)| self.running.runs(id.ino))
+            && self.inodes.node_and_id(header.nodeid).is_some_and(|(_, id)| self.open.running.runs(id.ino))
         {
             return Err(Errno::ETXTBSY.into());
         }
@@ -58,8 +57,8 @@ impl Door {
         if flags.truncates() && open_flags & abi::flag::OPEN_KILL_SUIDGID != 0 {
             self.kill_privileges(&caller, &node, &file)?;
         }
-        let granted = if self.collecting.on() {
-            self.grant_collecting(&caller, header.nodeid, &node, flags, file, None)?
+        let granted = if self.writeback.on() {
+            self.grant_with_writeback(&caller, header.nodeid, &node, flags, file, None)?
         } else {
             self.grant(&caller, header.nodeid, &node, flags, file)?
         };
@@ -71,11 +70,11 @@ impl Door {
         header: &Header,
         bytes: &[u8],
         flags: u32,
-        (mode, umask): (u32, u32),
-        _: u32,
+        mode: u32,
+        umask: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        self.may_open()?;
+        self.open.may_open(&self.inodes)?;
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
@@ -89,28 +88,21 @@ impl Door {
             other => other?,
         };
         let names = self.new_name_time(&parent);
-        self.created(&caller, self.found(&entry, id.ino, names), (&entry, file), flags, reply)
+        self.created(&caller, self.found(&entry, id.ino, names), &entry, file, flags, reply)
     }
 
-    pub(crate) fn tmpfile(
-        &self,
-        header: &Header,
-        flags: u32,
-        (mode, umask): (u32, u32),
-        _: u32,
-        reply: &mut Reply<'_>,
-    ) -> Outcome {
-        self.may_open()?;
+    pub(crate) fn tmpfile(&self, header: &Header, flags: u32, mode: u32, umask: u32, reply: &mut Reply<'_>) -> Outcome {
+        self.open.may_open(&self.inodes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
         let (entry, file) = self.layer.tmpfile(&caller, &parent, mode & 0o7777, flags)?;
         // It has no name, so there is none to keep.
-        self.created(&caller, self.found(&entry, id.ino, std::time::Duration::ZERO), (&entry, file), flags, reply)
+        self.created(&caller, self.found(&entry, id.ino, std::time::Duration::ZERO), &entry, file, flags, reply)
     }
 
     pub(crate) fn release(&self, fh: u64, lock_owner: Option<u64>) -> Outcome {
-        let Some(handle) = self.files.remove(fh) else { return Ok(()) };
+        let Some(handle) = self.open.files.remove(fh) else { return Ok(()) };
         if let (Some(owner), true) = (lock_owner, self.options.lock_forwarding)
             && let Err(error) = handle.file.flock(LockOwner(owner), LockKind::Unlock, false)
         {
@@ -122,7 +114,7 @@ impl Door {
         {
             self.written(handle.nodeid, handle.flags.maps_for_writing());
         }
-        self.closed(fh, &handle);
+        self.closed(fh, handle);
         Ok(())
     }
 
@@ -131,39 +123,30 @@ impl Door {
     /// could be mapped for writing. (Of attributes alone any thread may tell: the kernel takes no
     /// lock of the file for that.)
     fn written(&self, nodeid: u64, mappable: bool) {
-        if mappable
-            && let Some(notifier) = self.notifier.read().as_ref()
-            && notifier.inval_inode(nodeid, -1, 0).is_ok()
-        {
+        if mappable && self.kernel.tell(|notifier| notifier.inval_inode(nodeid, -1, 0).is_ok()) {
             return;
         }
-        let first = {
-            let mut written = self.written.lock();
-            written.push(nodeid);
-            written.len() == 1
-        };
-        if first {
-            self.change(invalidate::wake());
-        }
+        self.invalidations.written(nodeid);
     }
 
     /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
-    pub(crate) fn closed(&self, fh: u64, handle: &OpenHandle) {
-        if handle.collected && self.collecting.leave(handle.nodeid) {
+    pub(crate) fn closed(&self, fh: u64, handle: Arc<OpenHandle>) {
+        if handle.collected && self.writeback.leave(handle.nodeid) {
             self.changed_meanwhile(handle.nodeid);
         }
         if let Some(last) = &handle.last_use {
             self.inodes.with(handle.nodeid, |record| {
-                let habit = record.habit();
-                *habit = habit.after(handle.collected, last);
+                let pattern = record.open_pattern();
+                *pattern = pattern.after(handle.collected, last);
             });
         }
-        let keep = (self.keeps && !handle.flags.writes()).then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
+        let keep =
+            (self.open.keeps && !handle.flags.writes()).then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
         let ended = self.inodes.with(handle.nodeid, |record| {
             let state = record.open_state_if_any()?;
             let mappable = state.is_mappable() && handle.flags.maps_for_writing();
             let file = state.take(fh)?;
-            let left = self.passthrough.end(state, keep);
+            let left = self.open.passthrough.end(state, keep);
             if mappable {
                 *record.outlived() = record.outlived().checked_add(1).unwrap_or(1);
             }
@@ -171,18 +154,20 @@ impl Door {
             Some((file, left))
         });
         if let Some((file, left)) = ended.flatten() {
-            self.passthrough.finish(left, handle.nodeid, &self.inodes);
+            self.open.passthrough.finish(left, handle.nodeid, &self.inodes);
             drop(file);
         }
         if let Some(times) = &handle.times {
             self.writer_gone(handle.nodeid, times);
         }
+        drop(handle);
+        self.open.closes.heard();
     }
 
     /// Takes a handle back that the kernel never got.
     pub(crate) fn ungrant(&self, fh: u64) {
-        if let Some(handle) = self.files.remove(fh) {
-            self.closed(fh, &handle);
+        if let Some(handle) = self.open.files.remove(fh) {
+            self.closed(fh, handle);
         }
     }
 
@@ -190,7 +175,7 @@ impl Door {
     pub(crate) fn handle_of(&self, fh: u64) -> Outcome<Arc<OpenHandle>> {
         // What was open before its file was replaced by another one.
         let unknown = if self.inodes.by_number() { Errno::ESTALE } else { Errno::EBADF };
-        self.files.get(fh).ok_or(unknown.into())
+        self.open.files.get(fh).ok_or(unknown.into())
     }
 
     /// Clears set-id bits and capabilities, as the native call would have for this caller.
@@ -202,14 +187,15 @@ impl Door {
 
     /// The node, and a file kept open since its last close that can serve this open.
     fn node_and_kept(&self, header: &Header, flags: OpenFlags) -> Outcome<(Node, Option<Opened>)> {
-        if !self.keeps || flags.writes() || flags.truncates() {
+        if !self.open.keeps || flags.writes() || flags.truncates() {
             return Ok((self.node(header.nodeid)?, None));
         }
         // Where the kernel does not check permissions, the layer must: for this user, not for the
         // one before.
         let uid = (!self.options.default_permissions).then_some(caller(header).uid);
-        let found =
-            self.inodes.with(header.nodeid, |record| (record.node(), self.passthrough.reusable(record, flags, uid)));
+        let found = self
+            .inodes
+            .with(header.nodeid, |record| (record.node(), self.open.passthrough.reusable(record, flags, uid)));
         match found {
             Some((Some(node), kept)) => Ok((node, kept)),
             _ => Err(Errno::ESTALE.into()),
@@ -220,13 +206,14 @@ impl Door {
         &self,
         caller: &Caller,
         mut out: abi::EntryOut,
-        (entry, file): (&Entry, Opened),
+        entry: &Entry,
+        file: Opened,
         flags: OpenFlags,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        let granting = if self.collecting.on() {
-            let granted = self.grant_collecting(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
-            if flags.writes() && !(self.collecting.is_patient() && self.collecting.collects(out.nodeid)) {
+        let granting = if self.writeback.on() {
+            let granted = self.grant_with_writeback(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
+            if flags.writes() && !(self.writeback.is_patient() && self.writeback.caches_writes(out.nodeid)) {
                 // The kernel takes the answer for true even if it was told otherwise meanwhile; and
                 // it will not note times of direct writes.
                 (out.attr_valid, out.attr_valid_nsec) = (0, 0);
@@ -256,7 +243,7 @@ impl Door {
     ) -> Outcome<abi::OpenOut> {
         let descriptor = file.backing();
         if descriptor.is_some() {
-            self.passthrough.wait_for_start();
+            self.open.passthrough.wait_for_start();
         }
         let signature = descriptor.filter(|_| flags.writes()).map(passthrough::signature);
         // A file that cannot be asked is treated as one that has set-id bits.
@@ -265,17 +252,17 @@ impl Door {
         // so such a file is written by us.
         let pass = descriptor.filter(|_| !set_id);
         let before = signature.flatten().map(|(digest, _)| digest);
-        let fh = self.files.insert(OpenHandle { before, ..handle(caller, nodeid, flags, &file) });
+        let fh = self.open.files.insert(OpenHandle { before, ..handle(caller, nodeid, flags, &file) });
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
             state.add(fh, flags, Arc::clone(&file));
-            self.passthrough.begin(state, pass)
+            self.open.passthrough.begin(state, pass)
         });
         let Some((mode, left)) = begun else {
-            self.files.remove(fh);
+            self.open.files.remove(fh);
             return Err(Errno::ESTALE.into());
         };
-        self.passthrough.finish(left, nodeid, &self.inodes);
+        self.open.passthrough.finish(left, nodeid, &self.inodes);
         let mut out = abi::OpenOut { fh, open_flags: self.always(), backing_id: 0 };
         match mode {
             IoMode::Passthrough(id) => {
@@ -299,7 +286,7 @@ impl Door {
     /// The same where the kernel collects writes: those that the layer lets it collect go to the
     /// page cache, all others pass it by, one request each. Who reads is cached. `created` are the
     /// attributes of a file that is new.
-    fn grant_collecting(
+    fn grant_with_writeback(
         &self,
         caller: &Caller,
         nodeid: u64,
@@ -308,34 +295,35 @@ impl Door {
         file: Opened,
         created: Option<&Attr>,
     ) -> Outcome<abi::OpenOut> {
-        let offered = flags.writes() && file.collected().is_some();
+        let offered = flags.writes() && file.writeback_lease().is_some();
         // Who reads as well reads from what the kernel has, which a direct write takes away.
         let collected =
-            offered && (flags.reads() || !self.prefers_direct(nodeid)) && self.collecting.join(nodeid, &file);
+            offered && (flags.reads() || !self.prefers_direct(nodeid)) && self.writeback.join(nodeid, &file);
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
         if let Some(times) = &times {
             self.doubt(nodeid, times);
         }
-        let fh = self.files.insert(OpenHandle {
+        let fh = self.open.files.insert(OpenHandle {
             collected,
             times,
-            last_use: offered.then(Use::new),
+            last_use: offered.then(OpenUse::new),
             ..handle(caller, nodeid, flags, &file)
         });
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
             state.add(fh, flags, Arc::clone(&file));
-            self.passthrough.begin(state, None)
+            self.open.passthrough.begin(state, None)
         });
         let Some((_, left)) = begun else {
             self.ungrant(fh);
             return Err(Errno::ESTALE.into());
         };
-        self.passthrough.finish(left, nodeid, &self.inodes);
+        self.open.passthrough.finish(left, nodeid, &self.inodes);
         // An open without this flag drops the pages of the file, after passing on what was
         // collected.
-        let keep = flags.writes() || self.collecting.collects(nodeid) || self.cache_stays(caller, nodeid, node, &file);
+        let keep =
+            flags.writes() || self.writeback.caches_writes(nodeid) || self.cache_stays(caller, nodeid, node, &file);
         let mut open_flags = self.always() | if keep { fopen::KEEP_CACHE } else { 0 };
         if direct {
             // The kernel still has writes that append or go past the end one after the other.
@@ -362,10 +350,10 @@ impl Door {
         created: Option<&Attr>,
     ) -> Option<Arc<Times>> {
         let known =
-            self.inodes.with(nodeid, |record| record.open_state().times.as_ref().map(resync::one_more)).flatten();
+            self.inodes.with(nodeid, |record| record.open_state().times.as_ref().map(attr_refresh::one_more)).flatten();
         known.or_else(|| {
             let attr = created.copied().or_else(|| self.layer.getattr(caller, node, Some(&**file)).ok())?;
-            self.inodes.with(nodeid, |record| resync::begin(record.open_state(), &attr, created.is_some()))
+            self.inodes.with(nodeid, |record| attr_refresh::begin(record.open_state(), &attr, created.is_some()))
         })
     }
 
@@ -373,9 +361,9 @@ impl Door {
     /// direct write would only get in the way; where times have to be exact, it costs more requests
     /// than it saves.
     fn prefers_direct(&self, nodeid: u64) -> bool {
-        !self.collecting.is_patient()
-            && self.inodes.with(nodeid, |record| record.habit().is_direct()).unwrap_or(false)
-            && !self.collecting.collects(nodeid)
+        !self.writeback.is_patient()
+            && self.inodes.with(nodeid, |record| record.open_pattern().is_direct()).unwrap_or(false)
+            && !self.writeback.caches_writes(nodeid)
     }
 
     fn always(&self) -> u32 {

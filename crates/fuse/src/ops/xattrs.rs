@@ -47,7 +47,7 @@ impl Door {
         };
         self.layer.setxattr(&caller(header), &self.node(header.nodeid)?, name, value, flags)?;
         if name == b"security.capability" {
-            self.privileges.fetch_add(1, Ordering::AcqRel);
+            self.open.privileges.fetch_add(1, Ordering::AcqRel);
         }
         self.acl_changed(name);
         Ok(())
@@ -78,8 +78,8 @@ impl Door {
             return Err(Errno::EINVAL.into());
         }
         let acl = matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default");
-        let no_acls = acl && (self.options.acl == AclChoice::Off || !self.layer.has_acls());
-        let no_label = name == b"security.selinux" && !self.selinux;
+        let no_acls = acl && (self.options.acl == AclChoice::Off || !self.layer.capabilities().acls);
+        let no_label = name == b"security.selinux" && !self.kernel.selinux;
         if no_acls || no_label { Err(Errno::EOPNOTSUPP.into()) } else { Ok(()) }
     }
 }

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno as Os;
 
 use super::dispatch::{self, Outcome};
-use super::shared::{Place, Shared};
+use super::state::{QueueId, SessionState};
 use super::workers::Worker;
 use crate::abi::{InHeader, OutHeader, Pod};
 use crate::errno::Errno;
@@ -25,7 +25,7 @@ use crate::sys::{self, Pages};
 const LAZINESS: Duration = Duration::from_millis(10);
 
 /// Adds a thread to the device's queue.
-pub(super) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
+pub(super) fn spawn(shared: &Arc<SessionState>) -> io::Result<()> {
     shared.device.add();
     let result = shared.spawn("fuse device".to_owned(), |shared| {
         if let Err(error) = run(shared) {
@@ -46,7 +46,7 @@ enum Next {
     Fail(io::Error),
 }
 
-fn run(shared: &Arc<Shared>) -> io::Result<()> {
+fn run(shared: &Arc<SessionState>) -> io::Result<()> {
     let result = start(shared);
     shared.device.end_growing();
     let (mut thread, worker) = match result {
@@ -61,7 +61,7 @@ fn run(shared: &Arc<Shared>) -> io::Result<()> {
     result
 }
 
-fn start(shared: &Arc<Shared>) -> io::Result<(Thread, Arc<Worker>)> {
+fn start(shared: &Arc<SessionState>) -> io::Result<(Thread, Arc<Worker>)> {
     let main = shared.connection.device()?;
     let clone = if shared.affords_clone() { sys::clone_device(main.as_fd()).ok() } else { None };
     // Replies work as well over the shared one; only the kernel's lock is then shared, too.
@@ -73,7 +73,7 @@ fn start(shared: &Arc<Shared>) -> io::Result<(Thread, Arc<Worker>)> {
         tracing::debug!(%error, "no batch scheduling");
     }
     let worker = Arc::new(Worker::new(tid(), None));
-    shared.enter(&worker, Place::Device);
+    shared.enter(&worker, QueueId::Device);
     Ok((Thread { shared: Arc::clone(shared), worker: Arc::clone(&worker), device, input, output }, worker))
 }
 
@@ -83,7 +83,7 @@ pub(super) fn tid() -> u32 {
 }
 
 struct Thread {
-    shared: Arc<Shared>,
+    shared: Arc<SessionState>,
     worker: Arc<Worker>,
     device: Arc<OwnedFd>,
     input: Pages,
@@ -132,8 +132,8 @@ impl Thread {
     fn answer(&mut self, header: &InHeader) -> io::Result<bool> {
         let shared = Arc::clone(&self.shared);
         self.worker.begin(header.unique, header.nodeid);
-        if shared.device.take(shared.limit(Place::Device)) {
-            shared.grow(Place::Device);
+        if shared.device.take(shared.limit(QueueId::Device)) {
+            shared.grow(QueueId::Device);
         }
         let (fixed, rest) = split(self.input.bytes(), header, &shared);
         let head = size_of::<OutHeader>();
@@ -189,7 +189,7 @@ impl Thread {
 }
 
 /// Splits what follows the header into the request's struct and the rest.
-fn split<'a>(input: &'a [u8], header: &InHeader, shared: &Shared) -> (&'a [u8], &'a [u8]) {
+fn split<'a>(input: &'a [u8], header: &InHeader, shared: &SessionState) -> (&'a [u8], &'a [u8]) {
     let body = input.get(size_of::<InHeader>()..header.len as usize).unwrap_or_default();
     body.split_at_checked(fixed_size(header.opcode, shared.form)).unwrap_or((body, &[]))
 }

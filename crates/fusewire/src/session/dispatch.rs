@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::shared::Shared;
+use super::state::SessionState;
 use crate::abi::{BatchForgetIn, ForgetIn, ForgetOne, InHeader, InterruptIn, NotifyRetrieveIn, OutHeader, Pod, opcode};
 use crate::errno::Errno;
 use crate::reply::Reply;
@@ -40,7 +40,7 @@ pub(super) fn is_one_way(opcode: u32) -> bool {
 
 /// Handles a request: the reply's body is in `out` afterwards.
 #[expect(clippy::disallowed_methods, reason = "measures requests")]
-pub(super) fn request(shared: &Shared, header: &InHeader, fixed: &[u8], rest: &[u8], out: &mut [u8]) -> Outcome {
+pub(super) fn request(shared: &SessionState, header: &InHeader, fixed: &[u8], rest: &[u8], out: &mut [u8]) -> Outcome {
     let start = Instant::now();
     let mut reply = Reply::new(out);
     let result = match parse(header, fixed, rest, shared.form) {
@@ -63,12 +63,12 @@ pub(super) fn request(shared: &Shared, header: &InHeader, fixed: &[u8], rest: &[
 }
 
 /// The kernel did not take a success.
-pub(super) fn undelivered(shared: &Shared, header: &InHeader, body: &[u8]) {
+pub(super) fn undelivered(shared: &SessionState, header: &InHeader, body: &[u8]) {
     shared.guarded(|| shared.handler.undelivered(&Header::from(header), body));
 }
 
 /// Handles a request that wants no reply. `fixed` and `rest` as for parsing.
-pub(super) fn one_way(shared: &Arc<Shared>, header: &InHeader, fixed: &[u8], rest: &[u8]) {
+pub(super) fn one_way(shared: &Arc<SessionState>, header: &InHeader, fixed: &[u8], rest: &[u8]) {
     let handled = match header.opcode {
         opcode::FORGET => ForgetIn::read(fixed).map(|forget| {
             shared.counters.count_many(opcode::FORGET, 1);
@@ -96,7 +96,7 @@ pub(super) fn one_way(shared: &Arc<Shared>, header: &InHeader, fixed: &[u8], res
     }
 }
 
-fn batch_forget(shared: &Arc<Shared>, fixed: &[u8], rest: &[u8]) -> Option<()> {
+fn batch_forget(shared: &Arc<SessionState>, fixed: &[u8], rest: &[u8]) -> Option<()> {
     let count = BatchForgetIn::read(fixed)?.count as usize;
     let list = rest.get(..count.checked_mul(size_of::<ForgetOne>())?)?;
     shared.counters.count_many(opcode::BATCH_FORGET, 1);

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::shared::Shared;
+use super::state::SessionState;
 use crate::sys::{self, Class};
 
 /// Between two looks.
@@ -240,7 +240,7 @@ fn is_runnable(tid: u32) -> bool {
 }
 
 /// Starts the watcher of a session over rings, where the process may use SCHED_IDLE and return.
-pub(super) fn spawn(shared: &Arc<Shared>) {
+pub(super) fn spawn(shared: &Arc<SessionState>) {
     let started = shared.spawn("fuse pace".to_owned(), |shared| {
         let back = sys::schedule(0, Class::Idle).and_then(|()| sys::schedule(0, Class::Other));
         match back {
@@ -253,7 +253,7 @@ pub(super) fn spawn(shared: &Arc<Shared>) {
     }
 }
 
-fn watch(shared: &Arc<Shared>) {
+fn watch(shared: &Arc<SessionState>) {
     while !shared.is_ending() {
         shared.pace.sleep();
         let mut judge = Judge::new();
@@ -283,7 +283,7 @@ fn watch(shared: &Arc<Shared>) {
 }
 
 /// Makes threads SCHED_BATCH that yield; whether there were any.
-fn bring_back(shared: &Shared, tids: &[u32]) -> bool {
+fn bring_back(shared: &SessionState, tids: &[u32]) -> bool {
     let mut any = false;
     for &tid in tids {
         if sys::yields(tid) {

@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex};
 use super::device::tid;
 use super::dispatch;
 use super::pace::Own;
-use super::shared::{Place, Shared};
+use super::state::{QueueId, SessionState};
 use super::uring::{Completion, Uring};
 use super::workers::{Queue, Worker};
 use crate::abi::{
@@ -111,7 +111,7 @@ struct Report {
 
 /// Threads with rings that wait for INIT to be answered.
 pub(super) struct Prepared {
-    shared: Arc<Shared>,
+    shared: Arc<SessionState>,
     reports: Receiver<io::Result<()>>,
     gate: Arc<Gate>,
     threads: usize,
@@ -120,7 +120,7 @@ pub(super) struct Prepared {
 /// Starts the first threads and makes their rings. All that can fail for lack of permission or
 /// memory fails here, when the device can still be chosen: once the kernel has been told that there
 /// will be rings, it holds all requests back until they are there.
-pub(super) fn prepare(shared: &Arc<Shared>, cpus: &Cpus) -> io::Result<Prepared> {
+pub(super) fn prepare(shared: &Arc<SessionState>, cpus: &Cpus) -> io::Result<Prepared> {
     let each = match shared.options.threads {
         0 if cpus.online.len() <= 8 => 3,
         0 => 2,
@@ -184,12 +184,12 @@ impl Prepared {
 }
 
 /// Adds a thread to the queue of a CPU while requests are coming.
-pub(super) fn grow(shared: &Arc<Shared>, queue: usize) -> io::Result<()> {
+pub(super) fn grow(shared: &Arc<SessionState>, queue: usize) -> io::Result<()> {
     spawn(shared, vec![queue], Some(queue), None)
 }
 
-fn spawn(shared: &Arc<Shared>, queues: Vec<usize>, cpu: Option<usize>, report: Option<Report>) -> io::Result<()> {
-    let places: Vec<Place> = queues.into_iter().map(Place::Ring).collect();
+fn spawn(shared: &Arc<SessionState>, queues: Vec<usize>, cpu: Option<usize>, report: Option<Report>) -> io::Result<()> {
+    let places: Vec<QueueId> = queues.into_iter().map(QueueId::Ring).collect();
     let name = cpu.map_or_else(|| "fuse ring".to_owned(), |cpu| format!("fuse ring {cpu}"));
     let all = places.clone();
     places.iter().for_each(|place| shared.queue(*place).add());
@@ -203,7 +203,7 @@ fn spawn(shared: &Arc<Shared>, queues: Vec<usize>, cpu: Option<usize>, report: O
     result
 }
 
-fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Option<Report>) {
+fn run(shared: &Arc<SessionState>, places: &[QueueId], cpu: Option<usize>, report: Option<Report>) {
     let made = Thread::new(shared, places, cpu);
     let mut thread = match (made, &report) {
         (Ok(thread), None) => thread,
@@ -225,7 +225,7 @@ fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Optio
             return;
         }
     };
-    let first = places.first().copied().unwrap_or(Place::Device);
+    let first = places.first().copied().unwrap_or(QueueId::Device);
     shared.enter(&thread.worker, first);
     let registered = thread.register_all();
     places.iter().for_each(|place| shared.queue(*place).end_growing());
@@ -262,7 +262,7 @@ fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Optio
 /// One entry of a ring: header area, payload area, and a place for small inputs (which share the
 /// payload area with the reply).
 struct Entry {
-    place: Place,
+    place: QueueId,
     memory: Pages,
     /// The two areas as an array of `struct iovec`, for the kernel.
     areas: [usize; 4],
@@ -272,7 +272,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(place: Place, max_io: usize) -> io::Result<Entry> {
+    fn new(place: QueueId, max_io: usize) -> io::Result<Entry> {
         let page = rustix::param::page_size();
         // Header area | payload | copy of the input, which may be as long as a payload.
         let memory = Pages::new(page + 2 * max_io)?;
@@ -282,7 +282,7 @@ impl Entry {
 }
 
 struct Thread {
-    shared: Arc<Shared>,
+    shared: Arc<SessionState>,
     worker: Arc<Worker>,
     ring: Uring,
     device: Arc<OwnedFd>,
@@ -291,7 +291,7 @@ struct Thread {
 }
 
 impl Thread {
-    fn new(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>) -> io::Result<Thread> {
+    fn new(shared: &Arc<SessionState>, places: &[QueueId], cpu: Option<usize>) -> io::Result<Thread> {
         if let Some(cpu) = cpu
             && let Err(error) = sys::pin_to_cpu(cpu)
         {
@@ -471,7 +471,7 @@ impl Thread {
 }
 
 /// Whether a request is brief: one that cuts a file off never is.
-fn is_brief(shared: &Shared, header: &InHeader, memory: &[u8]) -> bool {
+fn is_brief(shared: &SessionState, header: &InHeader, memory: &[u8]) -> bool {
     let truncates = || {
         let flags = memory.get(uring::OP_IN..).and_then(|fixed| fixed.first_chunk::<4>());
         flags.is_none_or(|flags| u32::from_ne_bytes(*flags) & libc::O_TRUNC.cast_unsigned() != 0)
@@ -487,7 +487,7 @@ fn is_end(result: i32) -> bool {
 /// Handles the request in these areas; the reply's body is in the payload area afterwards. `None`
 /// if the areas are too small for what they should hold.
 fn handle(
-    shared: &Arc<Shared>,
+    shared: &Arc<SessionState>,
     header: &InHeader,
     size: usize,
     memory: &mut [u8],

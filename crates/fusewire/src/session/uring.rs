@@ -81,7 +81,7 @@ impl Mapping {
     /// At least `len` bytes of zeros, whole pages.
     fn new(len: usize) -> io::Result<Mapping> {
         let len = len.next_multiple_of(rustix::param::page_size());
-        // Shared, so that a fork does not separate it from the pages that the kernel has.
+        // SessionState, so that a fork does not separate it from the pages that the kernel has.
         let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, kind, -1, 0) };

@@ -11,7 +11,9 @@ use nacre_sys::{
     credentials,
     descriptors::{self, Counted},
 };
-use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, Kind, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
+use nacre_vfs::{
+    AllocateMode, Errno, FileLock, Ioctl, Kind, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence, WriteOrigin,
+};
 use rustix::{
     fs::{FallocateFlags, OFlags, SeekFrom},
     io::ReadWriteFlags,
@@ -201,7 +203,7 @@ impl OpenFile for HostFile {
         Ok(done)
     }
 
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+    fn write(&self, data: &[u8], offset: u64, _origin: WriteOrigin) -> Result<usize> {
         self.changing(|| self.write_all(data, Some(offset)))
     }
 
@@ -279,7 +281,7 @@ impl OpenFile for HostFile {
         (self.node.kind() == Kind::File).then(|| self.fd())
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 }

@@ -16,7 +16,7 @@ use super::{Directories, Host, HostNode, HostOptions};
 use crate::settings::HostCoherence;
 use nacre_vfs::{
     Attr, Caller, Entry, Errno, FileId, Kind, Layer, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, Result,
-    SetAttr, XattrFlags,
+    SetAttr, WriteOrigin, XattrFlags,
 };
 use std::{
     collections::HashMap,
@@ -156,7 +156,7 @@ fn the_parts_of_the_fixture_agree() {
     assert_eq!(door.find("missing").unwrap_err(), Errno::ENOENT);
     let nobody = LockOwner(0);
     let (_, file) = door.create(&Caller::ROOT, "file", 0o600, 0o2).unwrap();
-    file.write(b"content", 0).unwrap();
+    file.write(b"content", 0, WriteOrigin::Caller).unwrap();
     file.flush(nobody).unwrap();
     assert_eq!(native(door.path("file")), b"content");
     door.host.setxattr(&Caller::ROOT, &door.root(), b"user.x", b"y", XattrFlags::default()).unwrap();

@@ -5,7 +5,9 @@ use super::{
     content::SIZE_MAX,
     inode::{Inode, What},
 };
-use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
+use nacre_vfs::{
+    AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence, WriteOrigin,
+};
 use std::{any::Any, os::fd::BorrowedFd, sync::Arc};
 
 /// An open file.
@@ -67,7 +69,7 @@ impl OpenFile for MemFile {
         Ok(count)
     }
 
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+    fn write(&self, data: &[u8], offset: u64, _origin: WriteOrigin) -> Result<usize> {
         self.write_at(data, Some(offset))
     }
 
@@ -132,7 +134,7 @@ impl OpenFile for MemFile {
         }
         let mut buffer = vec![0; length.min(STEP) as usize];
         let count = self.read(&mut buffer, offset)?;
-        let written = target.write(buffer.get(..count).unwrap_or_default(), target_offset)?;
+        let written = target.write(buffer.get(..count).unwrap_or_default(), target_offset, WriteOrigin::Caller)?;
         Ok(written as u64)
     }
 
@@ -156,7 +158,7 @@ impl OpenFile for MemFile {
         None
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::remap::acl;
+use nacre_vfs::WriteOrigin;
 
 const USER: Caller = Caller { uid: 1000, gid: 100, pid: 0, umask: 0o022 };
 
@@ -36,7 +37,7 @@ fn links_count_and_unlinked_files_live_while_open() {
     assert_eq!((second.attr.id, second.attr.nlink), (made.attr.id, 2));
     mem.unlink(&USER, &root, name("a")).unwrap();
     mem.unlink(&USER, &root, name("b")).unwrap();
-    file.write(b"still here", 0).unwrap();
+    file.write(b"still here", 0, WriteOrigin::Caller).unwrap();
     assert_eq!((nlink(&mem, &made.node), mem.getattr(&USER, &made.node, None).unwrap().size), (0, 10));
     assert_eq!(mem.link(&USER, &made.node, Some(&*file), &root, name("c")).unwrap_err(), Errno::ENOENT);
 }
@@ -45,7 +46,7 @@ fn links_count_and_unlinked_files_live_while_open() {
 fn unnamed_files_get_a_name_once_unless_exclusive() {
     let (mem, root) = tree();
     let (made, file) = mem.tmpfile(&USER, &root, 0o600, OpenFlags::READ_WRITE).unwrap();
-    file.write(b"x", 0).unwrap();
+    file.write(b"x", 0, WriteOrigin::Caller).unwrap();
     assert_eq!(mem.link(&USER, &made.node, Some(&*file), &root, name("a")).unwrap().attr.nlink, 1);
     let exclusive = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
     let (made, file) = mem.tmpfile(&USER, &root, 0o600, exclusive).unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::mem::Mem;
-use nacre_vfs::{Filtered, Kind, Layer, Name, Node, RenameFlags, SetAttr, SetTime, XattrFlags};
+use nacre_vfs::{Filtered, Kind, Layer, Name, Node, RenameFlags, SetAttr, SetTime, WriteOrigin, XattrFlags};
 
 const FLAGS: u32 = 0x4008_6602;
 
@@ -11,7 +11,7 @@ fn frozen() -> (Filtered<Readonly>, Node, Node) {
     let root = mem.root().unwrap().node;
     let (file, open) =
         mem.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
-    open.write(b"content", 0).unwrap();
+    open.write(b"content", 0, WriteOrigin::Caller).unwrap();
     (Filtered::new(Arc::new(Readonly { keep_atime: true }), mem), root, file.node)
 }
 
@@ -60,7 +60,7 @@ fn an_open_file_has_no_back_door() {
     let (layer, _, file) = frozen();
     let open = layer.open(&Caller::ROOT, &file, OpenFlags::READ).unwrap();
     let ioctl = |command| open.ioctl(Ioctl { command, argument: 0, input: &[0; 8] }, &mut []).map(|_| ());
-    assert_eq!(open.write(b"x", 0), Err(Errno::EROFS));
+    assert_eq!(open.write(b"x", 0, WriteOrigin::Caller), Err(Errno::EROFS));
     assert_eq!(open.allocate(AllocateMode(0), 0, 1), Err(Errno::EROFS));
     assert_eq!(open.copy_to(0, &*open, 100, 1, 0), Err(Errno::EROFS));
     assert_eq!(ioctl(FLAGS), Err(Errno::EROFS));

@@ -6,7 +6,9 @@ use crate::{
     mem::Mem,
     settings::{ChangePolicy, CreateAs, RemapSpec, XattrPolicy},
 };
-use nacre_vfs::{DirEntry, DirSink, Entry, FileId, Filtered, Layer, RenameFlags, SetTime, Time, XattrFlags};
+use nacre_vfs::{
+    DirEntry, DirSink, Entry, FileId, Filtered, Layer, RenameFlags, SetTime, Time, WriteOrigin, XattrFlags,
+};
 
 /// Attributes of a file of this type: mode 644, owner 0.
 pub(crate) fn attr(kind: Kind) -> Attr {
@@ -395,7 +397,7 @@ fn no_way_cuts_a_file_where_that_is_denied() {
     let both = Both::new(|spec| spec.truncate_deny = true);
     let truncating = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::TRUNC);
     let (made, file) = both.seen.create(&ALICE, &both.root(), name("f"), 0o644, truncating).unwrap();
-    file.write(b"precious", 0).unwrap();
+    file.write(b"precious", 0, WriteOrigin::Caller).unwrap();
     let size = |size| both.seen.setattr(&ALICE, &made.node, None, &SetAttr { size: Some(size), ..SetAttr::default() });
     assert_eq!(size(7).unwrap_err(), Errno::EPERM);
     assert_eq!(size(9).unwrap().size, 9);
@@ -498,7 +500,7 @@ fn extended_attributes_follow_the_policy() {
     assert_eq!(all(XattrPolicy::Rw), [Ok(()); 4]);
     assert_eq!(all(XattrPolicy::Ro), [Ok(()), Ok(()), Err(Errno::EACCES), Err(Errno::EACCES)]);
     assert_eq!(all(XattrPolicy::None), [Err(Errno::EOPNOTSUPP); 4]);
-    assert!(!Both::new(|spec| spec.xattr = XattrPolicy::None).seen.has_acls());
+    assert!(!Both::new(|spec| spec.xattr = XattrPolicy::None).seen.capabilities().acls);
 }
 
 #[test]

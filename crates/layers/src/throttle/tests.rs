@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{clock::Clock, context::simply_waiting, fakes::FakeClock, mem::Mem};
-use nacre_vfs::{Caller, Errno, Filtered, Layer, Name};
+use nacre_vfs::{Caller, Errno, Filtered, Layer, Name, WriteOrigin};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ fn throttled(read: Option<&str>, write: Option<&str>) -> (Arc<FakeClock>, Arc<Th
 #[test]
 fn reads_and_writes_have_their_own_bucket() {
     let (clock, _, file) = throttled(Some("1k"), Some("2k"));
-    file.write(&[1; 4096], 0).unwrap();
+    file.write(&[1; 4096], 0, WriteOrigin::Caller).unwrap();
     // Two seconds' worth, less the credit of an idle bucket.
     assert_eq!(clock.paused(), Duration::from_millis(1800));
     assert_eq!(file.read(&mut [0; 1024], 0), Ok(1024));
@@ -65,7 +65,7 @@ fn reads_and_writes_have_their_own_bucket() {
 #[test]
 fn only_bytes_that_are_there_are_charged() {
     let (clock, _, file) = throttled(Some("1k"), None);
-    file.write(&[1; 10], 0).unwrap();
+    file.write(&[1; 10], 0, WriteOrigin::Caller).unwrap();
     assert_eq!(file.read(&mut [0; 65536], 0), Ok(10));
     assert_eq!(clock.paused(), Duration::ZERO, "within the credit");
 }
@@ -75,7 +75,7 @@ fn the_rate_holds_over_time() {
     let (clock, _, file) = throttled(None, Some("1M"));
     let start = clock.now();
     for _ in 0..100 {
-        file.write(&[1; 102_400], 0).unwrap();
+        file.write(&[1; 102_400], 0, WriteOrigin::Caller).unwrap();
     }
     let seconds = (clock.now() - start).as_secs_f64();
     assert!((seconds - (10_240_000.0 / 1_048_576.0 - 0.2)).abs() < 1e-6, "{seconds}");
@@ -90,7 +90,7 @@ fn a_user_who_gives_up_has_written_nothing() {
     let root = layer.root().unwrap().node;
     let (made, file) =
         layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
-    assert_eq!(file.write(&[1; 1 << 20], 0), Err(Errno::EINTR));
+    assert_eq!(file.write(&[1; 1 << 20], 0, WriteOrigin::Caller), Err(Errno::EINTR));
     assert_eq!(layer.getattr(&Caller::ROOT, &made.node, None).unwrap().size, 0);
 }
 
@@ -98,10 +98,10 @@ fn a_user_who_gives_up_has_written_nothing() {
 fn rates_can_be_replaced_and_lifted() {
     let (clock, throttle, file) = throttled(None, Some("1k"));
     throttle.replace(Rates::default());
-    file.write(&[1; 1 << 20], 0).unwrap();
+    file.write(&[1; 1 << 20], 0, WriteOrigin::Caller).unwrap();
     assert_eq!(clock.paused(), Duration::ZERO);
     throttle.replace(Rates { read: None, write: Some(rate("1M")) });
-    file.write(&[1; 1 << 20], 0).unwrap();
+    file.write(&[1; 1 << 20], 0, WriteOrigin::Caller).unwrap();
     assert_eq!(clock.paused(), Duration::from_millis(800));
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{fakes::FakeClock, mem::Mem};
+use nacre_vfs::WriteOrigin;
 use parking_lot::Mutex;
 use std::fmt::Write as _;
 use tracing::{
@@ -53,7 +54,7 @@ fn lines(level: TraceLevel, most: Level) -> Vec<String> {
         assert_eq!(missing.unwrap_err(), Errno::ENOENT);
         layer.mkdir(&caller, &root, Name::new(b"d").unwrap(), 0o755).unwrap();
         let (_, file) = layer.tmpfile(&caller, &root, 0o600, OpenFlags::READ_WRITE).unwrap();
-        assert_eq!(file.write(b"abc", 10), Ok(3));
+        assert_eq!(file.write(b"abc", 10, WriteOrigin::Caller), Ok(3));
     });
     let lines = lines.lock();
     lines.clone()

@@ -7,7 +7,9 @@ use super::xattrs;
 use nacre_layers::locks::Locks;
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{FileError, Range, SeekTo};
-use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
+use nacre_vfs::{
+    AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence, WriteOrigin,
+};
 use parking_lot::Mutex;
 use std::{
     any::Any,
@@ -83,18 +85,18 @@ impl DatasetFile {
         if self.flags.writes() { self.file_node.changeable().map(drop) } else { Err(Errno::EBADF) }
     }
 
-    fn write_at(&self, data: &[u8], offset: Option<u64>) -> Result<usize> {
+    fn write_at(&self, data: &[u8], offset: Option<u64>, origin: WriteOrigin) -> Result<usize> {
         self.writable()?;
         let _entered = self.file_node.tree.enter()?;
         let files = self.file_node.tree.files.files();
         let written = match offset {
-            Some(at) if nacre_vfs::is_arriving() => self.member.arrive(&self.file_node, at, data),
+            Some(at) if origin.is_writeback() => self.member.arrive(&self.file_node, at, data, origin.is_timed()),
             _ => files.write(&self.file_node.inode, offset, data),
         };
         let outcome = written.map_err(errno)?;
         let written = outcome.written;
         self.member.written(written);
-        if outcome.has_attributes && !nacre_vfs::is_arriving() {
+        if outcome.has_attributes && !origin.is_writeback() {
             // The kernel does so itself where it collects writes, and for the bits of a mode.
             xattrs::drop_capability(files, &self.file_node.inode)?;
         }
@@ -131,12 +133,12 @@ impl OpenFile for DatasetFile {
         Ok(count)
     }
 
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.write_at(data, Some(offset))
+    fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize> {
+        self.write_at(data, Some(offset), origin)
     }
 
     fn append(&self, data: &[u8]) -> Result<usize> {
-        self.write_at(data, None)
+        self.write_at(data, None, WriteOrigin::Caller)
     }
 
     fn flush(&self, owner: LockOwner) -> Result<()> {
@@ -232,7 +234,7 @@ impl OpenFile for DatasetFile {
         }
         let mut buffer = vec![0; length.min(step) as usize];
         let count = self.read(&mut buffer, offset)?;
-        let written = target.write(buffer.get(..count).unwrap_or_default(), target_offset)?;
+        let written = target.write(buffer.get(..count).unwrap_or_default(), target_offset, WriteOrigin::Caller)?;
         Ok(written as u64)
     }
 
@@ -256,7 +258,7 @@ impl OpenFile for DatasetFile {
         None
     }
 
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
-        self.lease.as_ref().map(|lease| lease as &dyn nacre_vfs::Collected)
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
+        self.lease.as_ref().map(|lease| lease as &dyn nacre_vfs::WritebackLease)
     }
 }

@@ -5,10 +5,13 @@ use nacre_pool::device::{Device, Simulator};
 use nacre_pool::engine::{Durable, Pool, PoolConfig};
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
-use nacre_vfs::{Caller, Layer, Name, OpenFlags};
+use nacre_vfs::{Caller, Layer, Name, OpenFlags, WriteOrigin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Pages of a page cache.
+const PAGES: WriteOrigin = WriteOrigin::Writeback { timed: false };
 
 fn config(store: Store) -> PoolConfig {
     let random = AtomicU64::new(1);
@@ -60,7 +63,7 @@ fn what_was_synced_is_there_after_a_crash() {
         let layer = dataset(&create(&device));
         let root = layer.root().unwrap().node;
         let (_, file) = layer.create(&Caller::ROOT, &root, name("kept"), 0o600, OpenFlags::READ_WRITE).unwrap();
-        file.write(b"safe", 0).unwrap();
+        file.write(b"safe", 0, WriteOrigin::Caller).unwrap();
         file.fsync(false).unwrap();
         layer.create(&Caller::ROOT, &root, name("lost"), 0o600, OpenFlags::READ_WRITE).unwrap();
     }
@@ -92,8 +95,8 @@ fn with_sync_always_whatever_changes_content_is_there_after_a_crash() {
             let root = layer.root().unwrap().node;
             let create = |text| layer.create(&Caller::ROOT, &root, name(text), 0o600, OpenFlags::READ_WRITE).unwrap();
             let ((entry, file), (_, other)) = (create("f"), create("other"));
-            file.write(&old, 0).unwrap();
-            other.write(&vec![9; record], 0).unwrap();
+            file.write(&old, 0, WriteOrigin::Caller).unwrap();
+            other.write(&vec![9; record], 0, WriteOrigin::Caller).unwrap();
             pool.commit().unwrap();
             match change {
                 0 => file
@@ -107,7 +110,7 @@ fn with_sync_always_whatever_changes_content_is_there_after_a_crash() {
                 }
                 4 => assert_eq!(other.copy_to(0, &*file, record as u64, record as u64, 0), Ok(record as u64)),
                 _ => {
-                    file.write(b"x", 0).unwrap();
+                    file.write(b"x", 0, WriteOrigin::Caller).unwrap();
                     let longer = SetAttr { size: Some(1 << 20), ..SetAttr::default() };
                     layer.setattr(&Caller::ROOT, &entry.node, None, &longer).unwrap();
                 }
@@ -143,8 +146,8 @@ struct Door {
     lets_in: AtomicU64,
 }
 
-impl nacre_vfs::Collector for Door {
-    fn most_held(&self, files: usize) -> u64 {
+impl nacre_vfs::WritebackHost for Door {
+    fn dirty_limit(&self, files: usize) -> u64 {
         8 << 20 | files as u64
     }
 
@@ -156,7 +159,7 @@ impl nacre_vfs::Collector for Door {
         self.recalls.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn settle(&self) -> nacre_vfs::Result<()> {
+    fn flush(&self) -> nacre_vfs::Result<()> {
         self.settled.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -178,7 +181,7 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let device = Arc::new(Simulator::new("disk", 256 << 20));
     let layer = dataset(&create(&device));
     let door = Arc::new(Door::default());
-    assert!(layer.collect(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
+    assert!(layer.capabilities().writeback.unwrap().accept(&(Arc::clone(&door) as Arc<dyn nacre_vfs::WritebackHost>)));
     assert_eq!(door.lets_in.load(Ordering::Relaxed), 1);
     let root = layer.root().unwrap().node;
     let create = |name: &'static str| {
@@ -187,13 +190,13 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let file = create("filled");
     // Before anything is collected, a file that is open for writing alone cannot be read.
     assert!(file.read(&mut [0], 0).is_err());
-    let permission = file.collected().unwrap();
+    let permission = file.writeback_lease().unwrap();
     assert!(permission.begin() && permission.unannounced());
     assert_eq!(file.read(&mut [0], 0), Ok(0));
     let block = noise();
     let mut at = 0;
     while permission.unannounced() {
-        assert_eq!(nacre_vfs::arriving(|| file.write(&block, at)), Ok(block.len()), "at {at}");
+        assert_eq!(file.write(&block, at, PAGES), Ok(block.len()), "at {at}");
         at += block.len() as u64;
         assert!(at < 256 << 20, "more than there is");
     }
@@ -207,18 +210,18 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     // not when it arrives.
     assert_eq!(permission.announce(Some(block.len() as u64)), Ok(()));
     let other = create("other");
-    assert!(!other.collected().unwrap().begin());
+    assert!(!other.writeback_lease().unwrap().begin());
     let mut taken = 0;
-    while other.write(&block, taken) == Ok(block.len()) {
+    while other.write(&block, taken, WriteOrigin::Caller) == Ok(block.len()) {
         taken += block.len() as u64;
     }
-    assert_eq!(other.write(&block, taken), Err(nacre_vfs::Errno::ENOSPC));
+    assert_eq!(other.write(&block, taken, WriteOrigin::Caller), Err(nacre_vfs::Errno::ENOSPC));
     // Stores to a mapping of another file do not get what was promised to this one.
-    assert_eq!(nacre_vfs::arriving(|| other.write(&block, taken)), Err(nacre_vfs::Errno::ENOSPC));
-    assert_eq!(nacre_vfs::arriving(|| file.write(&block, at)), Ok(block.len()));
+    assert_eq!(other.write(&block, taken, PAGES), Err(nacre_vfs::Errno::ENOSPC));
+    assert_eq!(file.write(&block, at, PAGES), Ok(block.len()));
     // Beyond that only stores can arrive.
     let mut stored = 0;
-    while let Ok(some) = nacre_vfs::arriving(|| file.write(&block, at + block.len() as u64)) {
+    while let Ok(some) = file.write(&block, at + block.len() as u64, PAGES) {
         stored += some;
         assert!(stored < 1 << 20, "more than what was promised for naming");
     }
@@ -243,7 +246,7 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
             layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o600, OpenFlags::READ_WRITE).unwrap().1;
         let mut at = 0;
         let refused = loop {
-            match nacre_vfs::arriving(|| file.write(&block[..256 << 10], at)) {
+            match file.write(&block[..256 << 10], at, PAGES) {
                 Ok(stored) => at += stored as u64,
                 Err(error) => break error,
             }
@@ -261,7 +264,7 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
         // With a larger one it goes on.
         pool.set_properties(&[Edit { dataset: id, name: property.to_owned(), to: Setting::Local("16M".to_owned()) }])
             .unwrap();
-        assert_eq!(nacre_vfs::arriving(|| file.write(&block, stored)), Ok(block.len()), "{property}");
+        assert_eq!(file.write(&block, stored, PAGES), Ok(block.len()), "{property}");
     }
     let free = pool.room(top).unwrap();
     let (stored, refused, layer, _file) = store(top, free);
@@ -278,14 +281,14 @@ fn stores_to_mappings_are_within_quotas_and_the_room() {
 fn writes_stand_still_while_a_moment_is_taken() {
     let layer = dataset(&create(&Arc::new(Simulator::new("disk", 256 << 20))));
     let door = Arc::new(Door::default());
-    assert!(layer.collect(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
+    assert!(layer.capabilities().writeback.unwrap().accept(&(Arc::clone(&door) as Arc<dyn nacre_vfs::WritebackHost>)));
     let root = layer.root().unwrap().node;
     let open = |text: &'static str| {
         let name = Name::new(text.as_bytes()).unwrap();
         layer.create(&Caller::ROOT, &root, name, 0o600, OpenFlags::WRITE).unwrap().1
     };
     let file = open("f");
-    let permission = file.collected().unwrap();
+    let permission = file.writeback_lease().unwrap();
     assert!(!layer.stop_writes().any(), "nothing is collected yet");
     assert!(permission.begin() && permission.unannounced() && !permission.stopped());
     let recalls = door.recalls.load(Ordering::Relaxed);
@@ -305,7 +308,7 @@ fn writes_stand_still_while_a_moment_is_taken() {
     assert!(!permission.stopped() && permission.unannounced());
     // What is written directly goes on.
     let _stopped = layer.stop_writes();
-    assert_eq!(open("other").write(b"x", 0), Ok(1));
+    assert_eq!(open("other").write(b"x", 0, WriteOrigin::Caller), Ok(1));
 }
 
 #[test]
@@ -357,7 +360,7 @@ fn capabilities_go_with_what_the_file_was() {
         layer.open(&Caller::ROOT, &entry.node, flags).unwrap();
     };
     layer.setxattr(&Caller::ROOT, &entry.node, b"user.kept", b"1", XattrFlags::default()).unwrap();
-    let write = |bytes: &[u8], at| assert_eq!(file.write(bytes, at), Ok(bytes.len()));
+    let write = |bytes: &[u8], at| assert_eq!(file.write(bytes, at, WriteOrigin::Caller), Ok(bytes.len()));
     let changes: [(&dyn Fn(), &str); 5] = [
         (&|| write(b"first, in its row", 0), "a first write"),
         (&|| write(&[7; 200_000], 3), "a long one"),
@@ -373,7 +376,7 @@ fn capabilities_go_with_what_the_file_was() {
     }
     // What a kernel collected, it has seen to itself.
     trust();
-    nacre_vfs::arriving(|| file.write(b"y", 0)).unwrap();
+    file.write(b"y", 0, PAGES).unwrap();
     assert_eq!(trusted(), Ok(20));
     assert_eq!(layer.getxattr(&Caller::ROOT, &entry.node, b"user.kept", &mut [0; 4]), Ok(1));
 }
@@ -408,11 +411,11 @@ fn files_become_others_under_those_who_have_them_open() {
     let root = layer.root().unwrap().node;
     let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
     let (entry, file) = layer.create(&Caller::ROOT, &root, name("f"), 0o600, OpenFlags::WRITE).unwrap();
-    file.write(b"then", 0).unwrap();
+    file.write(b"then", 0, WriteOrigin::Caller).unwrap();
     pool.snapshot(&[(id, "s".to_owned())]).unwrap();
-    file.write(b"now!", 0).unwrap();
+    file.write(b"now!", 0, WriteOrigin::Caller).unwrap();
     // Who comes while it is held waits, and is told how it ended.
-    let late = |file: nacre_vfs::Opened| std::thread::spawn(move || file.write(b"late", 0));
+    let late = |file: nacre_vfs::Opened| std::thread::spawn(move || file.write(b"late", 0, WriteOrigin::Caller));
     layer.hold();
     let waiting = late(Arc::clone(&file));
     layer.stays();
@@ -422,9 +425,9 @@ fn files_become_others_under_those_who_have_them_open() {
     pool.roll_back(id, "s").unwrap();
     layer.replaced();
     assert_eq!(waiting.join().unwrap(), Err(nacre_vfs::Errno::ESTALE));
-    assert_eq!(file.write(b"late", 0), Err(nacre_vfs::Errno::ESTALE));
+    assert_eq!(file.write(b"late", 0, WriteOrigin::Caller), Err(nacre_vfs::Errno::ESTALE));
     // The same number is another file, and that can be seen; the directory is the same.
-    let numbered = layer.numbered().unwrap();
+    let numbered = layer.capabilities().numbered.unwrap();
     assert_eq!(numbered.generation(entry.attr.id.ino), 1);
     let root = numbered.node(1).unwrap();
     let found = layer.lookup(&Caller::ROOT, &root, name("f")).unwrap();
@@ -444,7 +447,7 @@ fn files_are_found_by_their_numbers_until_they_are_forgotten() {
     let made = layer.mkdir(&Caller::ROOT, &root, name("d"), 0o755).unwrap();
     let below = layer.create(&Caller::ROOT, &made.node, name("f"), 0o600, OpenFlags::WRITE).unwrap().0;
     pool.snapshot(&[(pool.find("tank").unwrap().unwrap(), "then".to_owned())]).unwrap();
-    let numbered = layer.numbered().unwrap();
+    let numbered = layer.capabilities().numbered.unwrap();
     let getattr = |number| numbered.node(number).and_then(|node| layer.getattr(&Caller::ROOT, &node, None));
     // The file of the snapshot has a number of its own, which leads to it.
     let control = layer.lookup(&Caller::ROOT, &root, name(".zfs")).unwrap().node;
@@ -488,14 +491,14 @@ fn without_acls_there_are_none_to_be_seen_or_set() {
         .unwrap();
     layer.setxattr(&Caller::ROOT, &find(&layer), ACCESS, &acl, XattrFlags::default()).unwrap();
     layer.setxattr(&Caller::ROOT, &find(&layer), b"user.b", b"c", XattrFlags::default()).unwrap();
-    assert!(layer.has_acls());
+    assert!(layer.capabilities().acls);
     let id = pool.find("tank").unwrap().unwrap();
     let set = |value: &str| Edit { dataset: id, name: "acltype".to_owned(), to: Setting::Local(value.to_owned()) };
     pool.set_properties(&[set("off")]).unwrap();
     // The kernel has been told that there are some: it stays so for this mount.
-    assert!(layer.has_acls() && layer.getxattr(&Caller::ROOT, &find(&layer), ACCESS, &mut []).is_ok());
+    assert!(layer.capabilities().acls && layer.getxattr(&Caller::ROOT, &find(&layer), ACCESS, &mut []).is_ok());
     let off = dataset(&pool);
-    assert!(!off.has_acls());
+    assert!(!off.capabilities().acls);
     assert_eq!(off.getxattr(&Caller::ROOT, &find(&off), ACCESS, &mut []), Err(Errno::ENODATA));
     assert_eq!(off.setxattr(&Caller::ROOT, &find(&off), ACCESS, &acl, XattrFlags::default()), Err(Errno::EOPNOTSUPP));
     assert_eq!(off.removexattr(&Caller::ROOT, &find(&off), ACCESS), Err(Errno::EOPNOTSUPP));
@@ -503,7 +506,7 @@ fn without_acls_there_are_none_to_be_seen_or_set() {
     let length = off.listxattr(&Caller::ROOT, &find(&off), &mut names).unwrap();
     assert_eq!(&names[..length], b"user.b\0");
     pool.set_properties(&[set("posix")]).unwrap();
-    assert!(dataset(&pool).has_acls(), "what was set is there again");
+    assert!(dataset(&pool).capabilities().acls, "what was set is there again");
 }
 
 #[test]
@@ -541,7 +544,7 @@ fn what_a_listing_has_shown_without_an_acl_may_get_one() {
     let entries = [entry(1, 6, none), entry(2, 4, 7), entry(4, 4, none), entry(16, 4, none), entry(32, 0, none)];
     let acl = [&[2, 0, 0, 0][..], &entries.concat()].concat();
     // As a door asks, which knows files by their numbers.
-    let node = |number: u64| layer.numbered().unwrap().node(number).unwrap();
+    let node = |number: u64| layer.capabilities().numbered.unwrap().node(number).unwrap();
     let ask = |number: u64, name: &[u8]| layer.getxattr(&Caller::ROOT, &node(number), name, &mut []);
     let (with, other) = (numbers[50], numbers[51]);
     for _ in 0..2 {
@@ -559,6 +562,6 @@ fn what_a_listing_has_shown_without_an_acl_may_get_one() {
     list();
     assert_eq!(ask(heir, ACCESS), Ok(acl.len()));
     layer.unlink(&Caller::ROOT, &root, Name::new(b"f51").unwrap()).unwrap();
-    layer.numbered().unwrap().forgotten(other);
+    layer.capabilities().numbered.unwrap().forgotten(other);
     assert!(ask(other, ACCESS).is_err());
 }

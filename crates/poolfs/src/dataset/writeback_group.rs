@@ -38,7 +38,7 @@ use nacre_pool::PoolError;
 use nacre_pool::engine::Dataset as Files;
 use nacre_pool::files::{ExpectedWrites, FileError, WriteOutcome};
 use nacre_pool::properties::effective::SyncMode;
-use nacre_vfs::{Collected, Collector, Errno, Result};
+use nacre_vfs::{Errno, Result, WritebackHost, WritebackLease};
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::HashMap,
@@ -99,7 +99,7 @@ impl std::fmt::Debug for WritebackGroup {
 pub(super) struct Member {
     all: Arc<WritebackGroup>,
     files: Arc<Files>,
-    door: OnceLock<Arc<dyn Collector>>,
+    door: OnceLock<Arc<dyn WritebackHost>>,
     /// How many times files are open for collected writes.
     open: AtomicUsize,
     /// Those files, by inode number.
@@ -259,7 +259,7 @@ impl WritebackGroup {
             if let Some(door) = member.door.get().filter(|_| member.open.load(Ordering::Acquire) > 0) {
                 // Answers that crossed the recall may have been taken for true after it.
                 door.recall();
-                door.settle()?;
+                door.flush()?;
             }
         }
         self.recalled.store(0, Ordering::Release);
@@ -305,7 +305,7 @@ impl WritebackGroup {
 
 impl Member {
     /// A door offers to collect.
-    pub(super) fn collect(&self, door: &Arc<dyn Collector>) -> bool {
+    pub(super) fn collect(&self, door: &Arc<dyn WritebackHost>) -> bool {
         let taken = self.door.set(Arc::clone(door)).is_ok();
         if taken {
             door.lets_in();
@@ -321,7 +321,7 @@ impl Member {
     fn held(&self) -> u64 {
         match (self.door.get(), self.open.load(Ordering::Acquire)) {
             (None, _) | (_, 0) => 0,
-            (Some(door), files) => door.most_held(files),
+            (Some(door), files) => door.dirty_limit(files),
         }
     }
 
@@ -362,14 +362,15 @@ impl Member {
         self.withdraw(bytes);
     }
 
-    /// Pages of a file arrive.
+    /// Pages of a file arrive; `timed`: their times are told apart from them.
     pub(super) fn arrive(
         &self,
         file_node: &FileNode,
         offset: u64,
         data: &[u8],
+        timed: bool,
     ) -> std::result::Result<WriteOutcome, FileError> {
-        let (tree, inode, timed) = (file_node.tree.files.files(), &file_node.inode, nacre_vfs::is_timed());
+        let (tree, inode) = (file_node.tree.files.files(), &file_node.inode);
         match self.stand(inode.number(), data.len() as u64) {
             Standing::Free => tree.write_held(inode, Some(offset), data, timed),
             Standing::Stores | Standing::Promised(0) => match tree.write_stored(inode, offset, data, timed) {
@@ -419,7 +420,7 @@ impl Member {
             && (!self.all.tight.load(Ordering::Acquire) || self.all.relax())
     }
 
-    /// See [`Collected::announce`].
+    /// See [`WritebackLease::announce`].
     #[expect(
         clippy::disallowed_methods,
         reason = "the age of a promise; and writes under way get time to arrive, which nothing tells"
@@ -485,7 +486,7 @@ impl Lease {
     }
 }
 
-impl Collected for Lease {
+impl WritebackLease for Lease {
     fn begin(&self) -> bool {
         let synchronous = self.member.files.behaviour().sync == SyncMode::Always;
         if synchronous || self.member.all.tight.load(Ordering::Acquire) || self.member.tree().has_owner_quotas() {

@@ -2,8 +2,8 @@
 
 use super::{DatasetTree, TreeNode, listing::Listing, tree_node};
 use nacre_vfs::{
-    Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node,
-    OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
+    Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use std::sync::{Arc, mpsc::Sender};
 
@@ -249,22 +249,16 @@ impl Layer for DatasetTree {
         *self.changes.lock() = Some(channel);
     }
 
-    fn has_acls(&self) -> bool {
-        // Members come later, and the kernel cannot be told then.
-        true
-    }
-
-    fn judges_callers(&self) -> bool {
-        false
-    }
-
-    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
-        Some(self)
-    }
-
-    fn collect(&self, _door: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        // Doors that can are root's, who mounts each by itself.
-        false
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            // Members come later, and the kernel cannot be told then.
+            acls: true,
+            judges_callers: false,
+            numbered: Some(self),
+            // Doors that can hold writes back are root's, who mounts each by itself.
+            writeback: None,
+            open_files: None,
+        }
     }
 
     fn describe(&self) -> Description {

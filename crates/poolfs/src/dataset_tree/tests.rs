@@ -8,7 +8,7 @@ use nacre_pool::device::Simulator;
 use nacre_pool::engine::{NewDataset, Pool};
 use nacre_vfs::{
     Attr, Caller, DirEntry, DirSink, Entry, Errno, Invalidation, Layer, Name, Node, Numbered, OpenFlags, RenameFlags,
-    Result, SetAttr,
+    Result, SetAttr, WriteOrigin,
 };
 use std::sync::{Arc, mpsc};
 
@@ -68,7 +68,7 @@ impl World {
         let (above, called) = path.rsplit_once('/').unwrap();
         let above = self.find(above).unwrap().node;
         let (made, file) = self.tree.create(&WHO, &above, name(called), 0o600, OpenFlags::WRITE).unwrap();
-        file.write(content, 0).unwrap();
+        file.write(content, 0, WriteOrigin::Caller).unwrap();
         made.attr
     }
 

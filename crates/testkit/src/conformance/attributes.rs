@@ -3,7 +3,7 @@
 use super::Check;
 use crate::World;
 use crate::world::name;
-use nacre_vfs::{Caller, Kind, OpenFlags, SetAttr, SetTime, Time};
+use nacre_vfs::{Caller, Kind, OpenFlags, SetAttr, SetTime, Time, WriteOrigin};
 
 /// The checks that do not apply to a stack that changes owners or modes on purpose.
 pub(super) const ABOUT_OWNERS: &[&str] = &[
@@ -136,7 +136,7 @@ fn past(world: &World, node: &nacre_vfs::Node) {
 fn write_moves_mtime(world: &World) {
     let (made, file) = world.file(b"file", b"content");
     past(world, &made.node);
-    file.write(b"x", 0).expect("write");
+    file.write(b"x", 0, WriteOrigin::Caller).expect("write");
     file.fsync(false).expect("fsync");
     assert!(world.attr(&made.node).mtime > LONG_AGO);
     past(world, &made.node);

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::world::{name, read_all};
 use crate::{World, conformance::lacks};
-use nacre_vfs::{AllocateMode, Errno, OpenFlags, SetAttr, Whence};
+use nacre_vfs::{AllocateMode, Errno, OpenFlags, SetAttr, Whence, WriteOrigin};
 
 pub(super) const CHECKS: &[Check] = &[
     ("what is written is read", written_is_read),
@@ -33,7 +33,7 @@ fn written_is_read(world: &World) {
     assert_eq!(read_all(&file), wanted);
     assert_eq!(world.content(&made.node), wanted);
     assert_eq!(world.attr(&made.node).size, 100_000);
-    assert_eq!(file.write(b"middle", 50_000), Ok(6));
+    assert_eq!(file.write(b"middle", 50_000, WriteOrigin::Caller), Ok(6));
     let mut buffer = [0; 8];
     assert_eq!(file.read(&mut buffer, 49_999), Ok(8));
     assert_eq!(buffer[1..7], *b"middle");
@@ -54,7 +54,7 @@ fn short_at_the_end(world: &World) {
 
 fn sparse_writes(world: &World) {
     let (made, file) = world.file(b"file", b"start");
-    assert_eq!(file.write(b"end", 70_000), Ok(3));
+    assert_eq!(file.write(b"end", 70_000, WriteOrigin::Caller), Ok(3));
     let content = world.content(&made.node);
     assert_eq!(content.len(), 70_003);
     assert_eq!((&content[..5], &content[70_000..]), (&b"start"[..], &b"end"[..]));
@@ -69,7 +69,7 @@ fn appends(world: &World) {
     assert_eq!(other.append(b" and more"), Ok(9));
     assert_eq!(world.content(&made.node), b"start more and more");
     // Whoever clears O_APPEND goes on with the same open file.
-    assert_eq!(file.write(b"S", 0), Ok(1));
+    assert_eq!(file.write(b"S", 0, WriteOrigin::Caller), Ok(1));
     assert_eq!(world.content(&made.node), b"Start more and more");
 }
 
@@ -77,7 +77,7 @@ fn truncating_open(world: &World) {
     let (made, _) = world.file(b"file", b"content");
     let file = world.open(&made.node, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::TRUNC));
     assert_eq!(world.attr(&made.node).size, 0);
-    assert_eq!(file.write(b"new", 0), Ok(3));
+    assert_eq!(file.write(b"new", 0, WriteOrigin::Caller), Ok(3));
     assert_eq!(world.content(&made.node), b"new");
 }
 
@@ -122,7 +122,7 @@ fn allocation(world: &World) {
 fn data_and_holes(world: &World) {
     let (_, file) = world.file(b"file", b"");
     assert_eq!(file.seek(0, Whence::Data).map(|_| ()), Err(Errno::ENXIO), "an empty file has no data");
-    file.write(&pattern(4_096, 4), 1 << 20).expect("write");
+    file.write(&pattern(4_096, 4), 1 << 20, WriteOrigin::Caller).expect("write");
     let end = (1 << 20) + 4_096;
     let data = file.seek(0, Whence::Data);
     if lacks("holes", &data) {

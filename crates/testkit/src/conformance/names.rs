@@ -3,7 +3,7 @@
 use super::Check;
 use crate::world::name;
 use crate::{World, conformance::lacks};
-use nacre_vfs::{Caller, Errno, Kind, Node, OpenFlags};
+use nacre_vfs::{Caller, Errno, Kind, Node, OpenFlags, WriteOrigin};
 use std::sync::Arc;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -166,7 +166,7 @@ fn hard_links(world: &World) {
     let linked = linked.expect("link");
     assert_eq!(linked.attr.id, made.attr.id);
     assert_eq!((linked.attr.nlink, world.attr(&made.node).nlink), (2, 2));
-    file.write(b"C", 0).expect("write");
+    file.write(b"C", 0, WriteOrigin::Caller).expect("write");
     assert_eq!(world.content(&world.find(b"two").unwrap().node), b"Content");
     assert_eq!(
         world.layer.link(&world.caller, &made.node, None, &world.root, name(b"two")).map(|_| ()),
@@ -187,7 +187,7 @@ fn two_names_alike(world: &World) {
     if lacks("hard links", &linked) {
         return;
     }
-    file.write(b"0123456789", 0).expect("write");
+    file.write(b"0123456789", 0, WriteOrigin::Caller).expect("write");
     let one = world.find(b"one").expect("lookup");
     let two = world.find(b"two").expect("lookup");
     assert_eq!(one.attr, two.attr);

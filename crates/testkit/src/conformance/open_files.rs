@@ -4,7 +4,7 @@
 use super::Check;
 use crate::world::{name, read_all};
 use crate::{World, conformance::lacks};
-use nacre_vfs::{Errno, OpenFlags, RenameFlags, SetAttr};
+use nacre_vfs::{Errno, OpenFlags, RenameFlags, SetAttr, WriteOrigin};
 
 pub(super) const CHECKS: &[Check] = &[
     ("an unlinked open file lives on", unlinked_lives_on),
@@ -23,7 +23,7 @@ fn unlinked_lives_on(world: &World) {
     let attr =
         world.layer.getattr(&world.caller, &made.node, Some(file.inner())).expect("getattr through the open file");
     assert_eq!((attr.nlink, attr.size, attr.id), (0, 7, made.attr.id));
-    assert_eq!(file.write(b"C", 0), Ok(1));
+    assert_eq!(file.write(b"C", 0, WriteOrigin::Caller), Ok(1));
     assert_eq!(read_all(&file), b"Content");
     let cut = SetAttr { size: Some(3), mode: Some(0o600), ..SetAttr::default() };
     let attr = world
@@ -58,7 +58,7 @@ fn nameless_files(world: &World) {
     }
     let (entry, file) = made.expect("tmpfile");
     assert_eq!((entry.attr.nlink, entry.attr.mode, entry.attr.size), (0, 0o600, 0));
-    file.write(b"content", 0).expect("write");
+    file.write(b"content", 0, WriteOrigin::Caller).expect("write");
     assert!(world.names(&directory).is_empty(), "it must not appear in its directory");
     let linked =
         world.layer.link(&world.caller, &entry.node, Some(file.inner()), &world.root, name(b"named")).expect("link");
@@ -86,7 +86,7 @@ fn renamed_open_file(world: &World) {
     let fresh = world.find_in(&directory, b"moved").expect("lookup");
     world.layer.adopt(&made.node, &fresh.node);
     assert_eq!(fresh.attr.id, made.attr.id);
-    file.write(b"C", 0).expect("write");
+    file.write(b"C", 0, WriteOrigin::Caller).expect("write");
     assert_eq!(world.content(&made.node), b"Content");
     assert_eq!(world.attr(&made.node).nlink, 1);
 }

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::World;
 use crate::world::name;
-use nacre_vfs::{Errno, OpenFlags, RenameFlags, SetAttr};
+use nacre_vfs::{Errno, OpenFlags, RenameFlags, SetAttr, WriteOrigin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -105,7 +105,7 @@ fn parts_of_a_file(world: &World) {
             scope.spawn(move || {
                 for block in 0..64u64 {
                     let offset = part * 64 * 1024 + block * 1024;
-                    assert_eq!(file.write(&[b'0' + part as u8; 1024], offset), Ok(1024));
+                    assert_eq!(file.write(&[b'0' + part as u8; 1024], offset, WriteOrigin::Caller), Ok(1024));
                 }
             });
         }

@@ -21,7 +21,7 @@ use crate::{
     union::{OWN, UnionShared},
 };
 use hashbrown::HashMap;
-use nacre_vfs::{Attr, Errno, FileId, Kind, Name, OpenFlags, RenameFlags, Result};
+use nacre_vfs::{Attr, Errno, FileId, Kind, Name, OpenFlags, RenameFlags, Result, WriteOrigin};
 use parking_lot::RwLock;
 use std::sync::{
     Arc,
@@ -182,7 +182,7 @@ impl HardlinkIndex {
         let written = loop {
             match paths.get(at..).filter(|rest| !rest.is_empty()) {
                 None => break if sync { file.fsync(false) } else { Ok(()) },
-                Some(rest) => match file.write(rest, at as u64) {
+                Some(rest) => match file.write(rest, at as u64, WriteOrigin::Caller) {
                     Ok(0) => break Err(Errno::EIO),
                     Ok(some) => at += some,
                     Err(error) => break Err(error),

@@ -2,8 +2,8 @@
 //! cut. Only calls that change something count; those that fail change nothing.
 
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Collector, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened,
-    RenameFlags, Result, SetAttr, XattrFlags,
+    AllocateMode, Attr, Caller, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags,
+    Result, SetAttr, WriteOrigin, XattrFlags,
 };
 use std::{
     any::Any,
@@ -149,11 +149,8 @@ impl Layer for Faulty {
         self.fault.change()?;
         self.below.removexattr(caller, node, name)
     }
-    fn collect(&self, _: &Arc<dyn Collector>) -> bool {
-        false
-    }
 
-    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch has_acls judges_callers numbered describe }
+    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch capabilities describe }
 }
 
 /// A file on the branch.
@@ -166,9 +163,9 @@ impl OpenFile for FaultyFile {
     fn as_any(&self) -> &dyn Any {
         self
     }
-    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+    fn write(&self, data: &[u8], offset: u64, origin: WriteOrigin) -> Result<usize> {
         self.fault.change()?;
-        self.below.write(data, offset)
+        self.below.write(data, offset, origin)
     }
     fn append(&self, data: &[u8]) -> Result<usize> {
         self.fault.change()?;
@@ -189,7 +186,7 @@ impl OpenFile for FaultyFile {
     fn backing(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+    fn writeback_lease(&self) -> Option<&dyn nacre_vfs::WritebackLease> {
         None
     }
 

@@ -2,8 +2,7 @@
 //! is made durable, and whose syncs can fail.
 
 use nacre_vfs::{
-    Caller, Collector, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result,
-    XattrFlags,
+    Caller, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, XattrFlags,
 };
 use parking_lot::Mutex;
 use std::sync::{
@@ -178,9 +177,6 @@ impl Layer for Recorded {
         self.below.removexattr(caller, node, name)?;
         self.note(node, What::Unmarked)
     }
-    fn collect(&self, _: &Arc<dyn Collector>) -> bool {
-        false
-    }
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         let asked = self.record.at_open.lock().take_if(|(branch, _)| *branch == self.branch);
         if let Some((_, act)) = asked {
@@ -189,5 +185,5 @@ impl Layer for Recorded {
         self.below.open(caller, node, flags)
     }
 
-    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch has_acls judges_callers numbered describe tmpfile setattr }
+    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch capabilities describe tmpfile setattr }
 }

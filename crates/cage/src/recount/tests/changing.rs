@@ -2,6 +2,7 @@
 //! the layer something, and in threads.
 
 use super::*;
+use nacre_vfs::WriteOrigin;
 use std::collections::HashSet;
 
 /// One of the names in the tree.
@@ -137,7 +138,11 @@ impl Cage {
 
     fn write(&mut self, file: &Known) {
         let offset = self.next(9) as u64 * 4096;
-        self.mem.open(&Caller::ROOT, &file.node, OpenFlags::WRITE).unwrap().write(b"y", offset).unwrap();
+        self.mem
+            .open(&Caller::ROOT, &file.node, OpenFlags::WRITE)
+            .unwrap()
+            .write(b"y", offset, WriteOrigin::Caller)
+            .unwrap();
     }
 
     fn set(&self, file: &Known, change: SetAttr) {

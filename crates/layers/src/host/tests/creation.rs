@@ -1,6 +1,7 @@
 //! Owners, modes and kinds of what is created.
 
 use super::*;
+use nacre_vfs::WriteOrigin;
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
@@ -57,7 +58,7 @@ fn everything_belongs_to_the_caller_at_once() {
             door.host
                 .setxattr(&Caller::ROOT, &door.find("private").unwrap().node, b"trusted.k", b"", XattrFlags::default())
                 .unwrap();
-            door.open("private", 2).unwrap().write(b"x", 0).unwrap();
+            door.open("private", 2).unwrap().write(b"x", 0, WriteOrigin::Caller).unwrap();
             assert_eq!(door.link("private", "private-too").unwrap().attr.nlink, 2);
             // The next caller is another one.
             door.create(&Caller::ROOT, "of-root", 0o640, O_RDWR).unwrap();
@@ -106,12 +107,12 @@ fn a_default_acl_replaces_the_umask() {
     let node = door.find("d").unwrap().node;
     match door.host.setxattr(&Caller::ROOT, &node, b"system.posix_acl_default", &acl, XattrFlags::default()) {
         Err(Errno::EOPNOTSUPP) => {
-            assert!(!door.host.has_acls());
+            assert!(!door.host.capabilities().acls);
             return;
         }
         other => other.unwrap(),
     }
-    assert!(door.host.has_acls());
+    assert!(door.host.capabilities().acls);
     let strict = Caller { umask: 0o077, ..Caller::ROOT };
     door.create(&strict, "d/file", 0o666, O_RDWR).unwrap();
     assert_eq!(std::fs::metadata(door.path("d/file")).unwrap().mode() & 0o777, 0o660);
@@ -168,7 +169,7 @@ fn a_nameless_file_can_be_used_and_given_a_name() {
         other => other.unwrap(),
     };
     assert_eq!((entry.attr.nlink, entry.attr.kind), (0, Kind::File));
-    file.write(b"nameless", 0).unwrap();
+    file.write(b"nameless", 0, WriteOrigin::Caller).unwrap();
     assert_eq!(door.getattr(&entry.node).unwrap().size, 8);
     let attr = door
         .host
@@ -201,7 +202,7 @@ fn what_is_open_for_writing_gets_more_names() {
             // The file system of the temporary directory cannot do it.
             Err(error) => return assert_eq!(error, Errno::EOPNOTSUPP),
         };
-        file.write(b"late", 0).unwrap();
+        file.write(b"late", 0, WriteOrigin::Caller).unwrap();
         door.host.link(&caller, &nameless.node, Some(&*file), &root, name(b"late")).unwrap();
         assert_eq!(native(door.path("late")), b"late", "{coherence:?}");
     }

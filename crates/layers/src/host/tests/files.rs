@@ -1,7 +1,7 @@
 //! Open files: bytes, holes, copies, locks, flags.
 
 use super::*;
-use nacre_vfs::{AllocateMode, FileLock, Ioctl, LockKind, OpenFile, Whence};
+use nacre_vfs::{AllocateMode, FileLock, Ioctl, LockKind, OpenFile, Whence, WriteOrigin};
 use std::{
     fs,
     os::{
@@ -50,7 +50,7 @@ fn opening_truncates_only_when_asked_and_in_every_mode() {
         assert!(file.backing().is_some());
     }
     let reader = door.open("file", 0).unwrap();
-    assert_eq!(reader.write(b"x", 0), Err(Errno::EBADF));
+    assert_eq!(reader.write(b"x", 0, WriteOrigin::Caller), Err(Errno::EBADF));
     let writer = door.open("file", 1).unwrap();
     assert_eq!(writer.read(&mut [0], 0), Err(Errno::EBADF));
 }
@@ -59,7 +59,7 @@ fn opening_truncates_only_when_asked_and_in_every_mode() {
 fn holes_are_made_found_and_copied_around() {
     let door = Door::new();
     let (_, file) = door.create(&Caller::ROOT, "sparse", 0o644, 0o2).unwrap();
-    file.write(&[7; 4096], 1 << 20).unwrap();
+    file.write(&[7; 4096], 1 << 20, WriteOrigin::Caller).unwrap();
     let native_file = fs::File::open(door.path("sparse")).unwrap();
     for offset in [0, 100, 1 << 20, (1 << 20) + 10] {
         for (whence, from) in
@@ -83,7 +83,7 @@ fn holes_are_made_found_and_copied_around() {
     assert_eq!(fs::metadata(door.path("sparse")).unwrap().len(), 3 << 20);
     assert_eq!(file.allocate(AllocateMode(0), 0, 0), Err(Errno::EINVAL));
     let (_, copy) = door.create(&Caller::ROOT, "copy", 0o644, 0o2).unwrap();
-    file.write(b"copied", 0).unwrap();
+    file.write(b"copied", 0, WriteOrigin::Caller).unwrap();
     assert_eq!(file.copy_to(0, &*copy, 10, 6, 0).unwrap(), 6);
     assert_eq!(read_all(&*copy), b"\0\0\0\0\0\0\0\0\0\0copied");
     assert_eq!(file.copy_to(0, &*copy, 0, 6, 1), Err(Errno::EINVAL));
@@ -103,9 +103,9 @@ fn writes_at_impossible_offsets_fail_as_natively() {
         let expected =
             rustix::io::pwrite(&native_file, b"x", offset).map_err(|error| Errno::from_raw(error.raw_os_error()));
         assert!(expected.is_err());
-        assert_eq!(file.write(b"x", offset), expected);
+        assert_eq!(file.write(b"x", offset, WriteOrigin::Caller), expected);
     }
-    assert_eq!(file.write(&[], 5), Ok(0));
+    assert_eq!(file.write(&[], 5, WriteOrigin::Caller), Ok(0));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn set_id_bits_fall_as_the_kernel_asks() {
             0o4711
         );
         // Who writes decides, not our own rights.
-        door.open("tool", 1).unwrap().write(b"x", 0).unwrap();
+        door.open("tool", 1).unwrap().write(b"x", 0, WriteOrigin::Caller).unwrap();
         assert_eq!(mode(), 0o4711);
         door.setattr("tool", SetAttr { kill_privileges: true, ..SetAttr::default() }).unwrap();
         assert_eq!(mode(), 0o711);
@@ -290,7 +290,7 @@ fn direct_access_is_aligned_for_the_caller() {
     assert_eq!(file.read(&mut buffer[1..], 0).unwrap(), 10_000);
     assert!(buffer[1..].iter().all(|&byte| byte == 3));
     let data = vec![9; 4097];
-    assert_eq!(file.write(&data[1..], 4096).unwrap(), 4096);
+    assert_eq!(file.write(&data[1..], 4096, WriteOrigin::Caller).unwrap(), 4096);
     assert_eq!(native(door.path("file"))[4096..8192], data[1..]);
 }
 
@@ -345,7 +345,7 @@ fn block_devices_are_files_where_asked_for() {
         };
         assert!(file.backing().is_none());
         assert_eq!(read_all(&*file), vec![5; 1 << 20]);
-        file.write(b"written", 4096).unwrap();
+        file.write(b"written", 4096, WriteOrigin::Caller).unwrap();
         file.fsync(false).unwrap();
         assert_eq!(native(image.path())[4096..4103], *b"written");
     }
@@ -373,7 +373,7 @@ fn what_is_built_beside_the_source_is_renamed_into_it() {
     let work = door.host.beside(beside.path()).unwrap();
     let made = door.host.mkdir(&Caller::ROOT, &work, name(b"d"), 0o755).unwrap();
     let (_, file) = door.host.create(&Caller::ROOT, &made.node, name(b"f"), 0o644, OpenFlags::WRITE).unwrap();
-    assert_eq!(file.write(b"content", 0), Ok(7));
+    assert_eq!(file.write(b"content", 0, WriteOrigin::Caller), Ok(7));
     assert_eq!(door.host.path(&made.node), None, "no name of the source leads there");
     door.host.rename(&Caller::ROOT, &work, name(b"d"), &door.root(), name(b"here"), RenameFlags(0)).unwrap();
     assert_eq!(std::fs::read(door.path("here/f")).unwrap(), b"content");

@@ -2,7 +2,7 @@
 //! another file.
 
 use super::*;
-use nacre_vfs::SetTime;
+use nacre_vfs::{SetTime, WriteOrigin};
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt, symlink},
@@ -49,7 +49,7 @@ fn a_file_of_an_overlay_stays_itself_when_it_is_copied_up() {
     assert!(shell(door.source.path(), "exec 3< merged/file; umount -l merged").success());
     let file = door.find("file").unwrap();
     let opened = door.host.open(&Caller::ROOT, &file.node, OpenFlags::WRITE).unwrap();
-    assert_eq!(opened.write(b"C", 0), Ok(1));
+    assert_eq!(opened.write(b"C", 0, WriteOrigin::Caller), Ok(1));
     drop(opened);
     assert_eq!(door.getattr(&file.node).unwrap().id, file.attr.id);
     assert_eq!(door.find("file").unwrap().attr.id, file.attr.id);
@@ -87,7 +87,7 @@ fn an_open_file_outlives_its_names() {
     let (entry, file) = door.create(&Caller::ROOT, "file", 0o644, 0o2).unwrap();
     door.unlink("file").unwrap();
     fs::write(door.path("file"), b"an impostor").unwrap();
-    file.write(b"still here", 0).unwrap();
+    file.write(b"still here", 0, WriteOrigin::Caller).unwrap();
     let attr = door.getattr(&entry.node).unwrap();
     assert_eq!((attr.nlink, attr.size, attr.id), (0, 10, entry.attr.id));
     assert_eq!(door.host.getattr(&USER, &entry.node, Some(&*file)).unwrap(), attr);
@@ -166,7 +166,7 @@ fn swapping_names_under_load_never_reaches_outside() {
             }
             touched += u32::from(door.host.setattr(&Caller::ROOT, &entry.node, None, &change).is_ok());
             if let Ok(file) = door.host.open(&Caller::ROOT, &entry.node, OpenFlags(1 | OpenFlags::TRUNC)) {
-                file.write(b"changed", 0).unwrap();
+                file.write(b"changed", 0, WriteOrigin::Caller).unwrap();
             }
             let _any = door.host.setxattr(&Caller::ROOT, &entry.node, b"user.evil", b"1", XattrFlags::default());
             let _any = door.create(&Caller::ROOT, "directory/new", 0o666, 0o2);
@@ -223,7 +223,7 @@ fn a_path_longer_than_path_max_works() {
         parent = door.known(door.host.mkdir(&Caller::ROOT, &parent, name(part.as_bytes()), 0o755).unwrap()).node;
     }
     let (entry, file) = door.host.create(&Caller::ROOT, &parent, name(b"deep"), 0o644, OpenFlags(2)).unwrap();
-    file.write(b"deep", 0).unwrap();
+    file.write(b"deep", 0, WriteOrigin::Caller).unwrap();
     assert_eq!(door.getattr(&entry.node).unwrap().size, 4);
     door.host.setxattr(&Caller::ROOT, &entry.node, b"user.deep", b"1", XattrFlags::default()).unwrap();
     assert_eq!(door.host.getxattr(&Caller::ROOT, &entry.node, b"user.deep", &mut [0; 4]).unwrap(), 1);
@@ -266,7 +266,7 @@ fn many_threads_and_few_descriptors_get_along() {
                     let directory = format!("d{}/below", (round + thread) % 8);
                     let path = format!("{directory}/{mine}");
                     let (_, file) = door.create(&Caller::ROOT, &path, 0o644, 0o2).unwrap();
-                    file.write(b"x", 0).unwrap();
+                    file.write(b"x", 0, WriteOrigin::Caller).unwrap();
                     let moved = format!("d{}/{mine}", round % 8);
                     door.rename(&path, &moved, 0).unwrap();
                     assert_eq!(door.find(&moved).unwrap().attr.size, 1);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::settings::{SymlinkDeletion, Symlinks};
-use nacre_vfs::{DirEntry, DirSink};
+use nacre_vfs::{DirEntry, DirSink, WriteOrigin};
 use std::{fs, os::unix::fs::symlink};
 
 fn resolving(deletion: SymlinkDeletion) -> (Door, TempDir) {
@@ -39,7 +39,7 @@ fn links_look_like_their_targets() {
     assert_ne!(inner.attr.id, door.host.root().unwrap().attr.id);
     assert_eq!(inner.attr.id.ino, door.host.root().unwrap().attr.id.ino);
     let open = door.open("file", 2).unwrap();
-    open.write(b"T", 0).unwrap();
+    open.write(b"T", 0, WriteOrigin::Caller).unwrap();
     assert_eq!(native(outside.path().join("target")), b"Target");
     let attr = door.setattr("file", SetAttr { size: Some(2), mode: Some(0o640), ..SetAttr::default() }).unwrap();
     assert_eq!((attr.size, attr.mode, attr.id), (2, 0o640, file.attr.id));
@@ -136,7 +136,7 @@ fn a_target_is_removed_or_replaced_only_by_whom_its_own_directory_admits() {
         (0o1777, 0, true, false),
     ] {
         let (door, outside) = resolving(SymlinkDeletion::TargetFirst);
-        assert!(door.host.judges_callers());
+        assert!(door.host.capabilities().judges_callers);
         let inner = outside.path().join("inner");
         fs::create_dir(&inner).unwrap();
         fs::write(inner.join("victim"), b"victim").unwrap();

@@ -2,7 +2,7 @@
 //! trees.
 
 use super::*;
-use nacre_vfs::{SetTime, Time};
+use nacre_vfs::{SetTime, Time, WriteOrigin};
 use rustix::fs::{self as native_fs, AtFlags, CWD, Mode, OFlags};
 use std::{
     collections::BTreeMap,
@@ -167,7 +167,7 @@ fn through(door: &Door, step: &Step) -> Result<Vec<u8>> {
             door.setattr(path, SetAttr { mtime: Some(time), ..SetAttr::default() })?;
         }
         Step::Write(path, offset, byte) => {
-            door.open(path, 2)?.write(&[*byte; 100], *offset)?;
+            door.open(path, 2)?.write(&[*byte; 100], *offset, WriteOrigin::Caller)?;
         }
         Step::Setxattr(path, create) => {
             let flags = XattrFlags { create: *create, ..XattrFlags::default() };

@@ -2,7 +2,7 @@
 //! shared.
 
 use super::*;
-use nacre_vfs::{Coherence, Invalidation, Scope};
+use nacre_vfs::{Coherence, Invalidation, Scope, WriteOrigin};
 use std::{
     fs,
     process::Command,
@@ -224,7 +224,7 @@ fn open_files_leave_no_marks_and_no_descriptors() {
 fn a_file_opened_through_our_own_mount_is_opened_as_asked() {
     let (door, _receiver) = watched();
     let (_, file) = door.create(&Caller::ROOT, "file", 0o600, 0o1).unwrap();
-    file.write(b"0123456789", 0).unwrap();
+    file.write(b"0123456789", 0, WriteOrigin::Caller).unwrap();
     // Write-only, as it was asked for.
     assert_eq!(file.read(&mut [0; 4], 0).unwrap_err(), Errno::EBADF);
     let append = door.open("file", OpenFlags::READ_WRITE.raw() | OpenFlags::APPEND).unwrap();
@@ -233,7 +233,7 @@ fn a_file_opened_through_our_own_mount_is_opened_as_asked() {
     assert_eq!(append.read(&mut buffer, 8).unwrap(), 5);
     assert_eq!(&buffer[..5], b"89abc");
     let truncated = door.open("file", OpenFlags::WRITE.raw() | OpenFlags::TRUNC).unwrap();
-    truncated.write(b"new", 0).unwrap();
+    truncated.write(b"new", 0, WriteOrigin::Caller).unwrap();
     assert_eq!(native(door.path("file")), b"new");
     // Two open files, not two copies of one: each may be locked by itself.
     let kind = nacre_vfs::LockKind::Write;

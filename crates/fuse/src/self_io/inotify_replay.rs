@@ -9,10 +9,13 @@
 //! Invariants: events that do not fit in the queue are dropped, the caches are emptied all the
 //! same; no descriptor of the mount is held between events, so that it can be unmounted.
 
+use super::{
+    Role,
+    own_mount::{Entered, number},
+};
 use crate::{
     door::{Door, caller},
     failure::Outcome,
-    own_mount::{Entered, number},
     wire,
 };
 use fusewire::{Op, Reply, Request, abi};
@@ -31,7 +34,6 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
 };
@@ -63,14 +65,12 @@ enum Act {
 
 /// The state between the thread and the door.
 #[derive(Default)]
-pub(crate) struct Shadow {
-    /// Id of the actor, which makes requests; 0 while there is none.
-    tid: AtomicU32,
+pub(crate) struct InotifyReplay {
     act: Mutex<Option<Act>>,
     queue: Mutex<Option<SyncSender<Event>>>,
 }
 
-impl Shadow {
+impl InotifyReplay {
     /// Opens the queue; its end goes to the thread.
     pub fn open(&self) -> Receiver<Event> {
         let (sender, receiver) = sync_channel(QUEUE);
@@ -88,11 +88,6 @@ impl Shadow {
         self.queue.lock().as_ref().is_some_and(|queue| queue.try_send(event).is_ok())
     }
 
-    /// Whether a request comes from the thread.
-    pub fn is_shadow(&self, tid: u32) -> bool {
-        self.tid.load(Ordering::Relaxed) == tid
-    }
-
     fn during<T>(&self, act: Act, call: impl FnOnce() -> T) -> T {
         *self.act.lock() = Some(act);
         let result = call();
@@ -104,8 +99,8 @@ impl Shadow {
 impl Door {
     /// A request of the thread: what it pretends is answered as done, everything else as for
     /// anybody.
-    pub(crate) fn shadow_request(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
-        let act = *self.shadow.act.lock();
+    pub(crate) fn replay_request(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let act = *self.self_io.inotify_replay.act.lock();
         match (act, request.op) {
             (Some(Act::Appear), Op::Lookup { .. }) => Err(Errno::ENOENT.into()),
             (Some(Act::Appear), Op::Mknod { name, .. } | Op::Mkdir { name, .. } | Op::Symlink { name, .. }) => {
@@ -114,7 +109,7 @@ impl Door {
             (Some(Act::Vanish), Op::Lookup { .. }) => Ok(reply.entry(&phantom())?),
             (Some(Act::Vanish), Op::Unlink { .. } | Op::Rmdir { .. }) => Ok(()),
             // The kernel would take over the size of a file whose end it still holds back.
-            (Some(Act::Touch), Op::Setattr(_)) if self.collecting.collects(request.header.nodeid) => {
+            (Some(Act::Touch), Op::Setattr(_)) if self.writeback.caches_writes(request.header.nodeid) => {
                 Err(Errno::EBUSY.into())
             }
             (Some(Act::Touch), Op::Setattr(_)) => self.getattr(&request.header, None, reply),
@@ -173,10 +168,10 @@ pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forge
     let (tell, told) = sync_channel(0);
     let actor = {
         let door = Arc::clone(door);
-        std::thread::Builder::new()
-            .name("nacre-actor".to_owned())
-            .stack_size(256 << 10)
-            .spawn(move || act(&to_do, &tell, &door, device))
+        door.self_io.clone().start("nacre-actor", Role::Replay, move || {
+            act(&to_do, &tell, &door, device);
+            Ok(())
+        })
     };
     let actor = match actor {
         Ok(actor) => actor,
@@ -201,8 +196,12 @@ pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forge
         }
     }
     drop(tasks);
-    if actor.join().is_err() {
-        tracing::error!("the thread that raises events had panicked");
+    match actor.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::error!(%error, "watchers were told nothing: the descriptors cannot be left to others")
+        }
+        Err(_) => tracing::error!("the thread that raises events had panicked"),
     }
 }
 
@@ -218,10 +217,6 @@ fn name_changed(door: &Door, parent: u64, bytes: &[u8]) -> Result<Option<Task>, 
 
 /// The body of the actor.
 fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u64) {
-    if let Err(error) = nacre_sys::descriptors::leave_all_to_others() {
-        return tracing::error!(%error, "watchers are told nothing: the descriptors cannot be left to others");
-    }
-    door.shadow.tid.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
     for task in tasks {
         let acted = match task {
             Task::Appeared(parent, name, attr) => by_handle(door, device, parent)
@@ -234,7 +229,6 @@ fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u6
             break;
         }
     }
-    door.shadow.tid.store(0, Ordering::Relaxed);
 }
 
 fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
@@ -256,7 +250,7 @@ fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -
 fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
     let mode = Mode::from_raw_mode(attr.mode & 0o777);
     let device = rustix::fs::makedev(attr.rdev_major, attr.rdev_minor);
-    door.shadow.during(Act::Appear, || match attr.kind {
+    door.self_io.inotify_replay.during(Act::Appear, || match attr.kind {
         Kind::Directory => rustix::fs::mkdirat(directory, name, mode),
         Kind::Symlink => rustix::fs::symlinkat("-", directory, name),
         Kind::File => rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0),
@@ -269,7 +263,7 @@ fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Re
 
 fn vanished(door: &Door, directory: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysErrno> {
     let remove = |flags| rustix::fs::unlinkat(directory, name, flags);
-    door.shadow.during(Act::Vanish, || match remove(AtFlags::empty()) {
+    door.self_io.inotify_replay.during(Act::Vanish, || match remove(AtFlags::empty()) {
         Err(SysErrno::ISDIR) => remove(AtFlags::REMOVEDIR),
         // The kernel knows that there is no such name.
         Err(SysErrno::NOENT) => Ok(()),
@@ -283,7 +277,7 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let stat = rustix::fs::fstat(&file)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
-    door.shadow.during(Act::Touch, || {
+    door.self_io.inotify_replay.during(Act::Touch, || {
         if content && kind == FileType::RegularFile {
             let length = u64::try_from(stat.st_size).unwrap_or_default();
             nacre_sys::length::truncate(Path::new(&path), length).map_err(number)

@@ -34,16 +34,16 @@ use std::{
 const CLIENT: &str = "NACRE_TEST_CLIENT";
 
 /// A mount whose appends may be collected.
-struct Collecting {
+struct Writeback {
     mount: Mount,
     room: Arc<Room>,
     source: tempfile::TempDir,
     mountpoint: tempfile::TempDir,
 }
 
-impl Collecting {
-    fn new(transport: TransportChoice, coherence: HostCoherence, change: impl FnOnce(&mut FuseOptions)) -> Collecting {
-        Collecting::over(transport, coherence, true, change)
+impl Writeback {
+    fn new(transport: TransportChoice, coherence: HostCoherence, change: impl FnOnce(&mut FuseOptions)) -> Writeback {
+        Writeback::over(transport, coherence, true, change)
     }
 
     fn over(
@@ -51,18 +51,18 @@ impl Collecting {
         coherence: HostCoherence,
         wants: bool,
         change: impl FnOnce(&mut FuseOptions),
-    ) -> Collecting {
+    ) -> Writeback {
         let source = tempfile::tempdir().unwrap();
         fs::set_permissions(source.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let below = Arc::new(Host::open(HostOptions { coherence, ..HostOptions::new(source.path()) }).unwrap());
         let room = Arc::new(Room::default());
         let (mount, mountpoint) =
             mounted(Arc::new(Limited { below, room: Arc::clone(&room), wants }), transport, change);
-        Collecting { mount, room, source, mountpoint }
+        Writeback { mount, room, source, mountpoint }
     }
 
-    fn exclusive(transport: TransportChoice) -> Collecting {
-        Collecting::new(transport, HostCoherence::Exclusive, |_| {})
+    fn exclusive(transport: TransportChoice) -> Writeback {
+        Writeback::new(transport, HostCoherence::Exclusive, |_| {})
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -238,16 +238,16 @@ fn mtime(path: &Path) -> i64 {
 #[test]
 fn appends_are_collected_while_there_is_room() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         let status = mount.mount.status();
-        assert_eq!(status.collecting.refusal, None);
+        assert_eq!(status.writeback.refusal, None);
         assert!(status.passthrough.refusal.is_some());
-        assert!(status.collecting.most_held > 64 << 20);
+        assert!(status.writeback.dirty_limit > 64 << 20);
         let mut client = mount.client("log", 0);
         client.ok("append");
         client.ok("put 1 100");
         let before = mount.settled();
-        assert_eq!(before.collecting.files, 1);
+        assert_eq!(before.writeback.files, 1);
         client.ok("put 1000 100");
         let after = mount.settled();
         for operation in &after.operations {
@@ -262,7 +262,7 @@ fn appends_are_collected_while_there_is_room() {
         client.ok("close");
         assert_eq!(fs::metadata(mount.below("log")).unwrap().len(), 100_100);
         assert_eq!(mount.arrived(), 100_100);
-        eventually("the file is closed", || mount.mount.status().collecting.files == 0);
+        eventually("the file is closed", || mount.mount.status().writeback.files == 0);
         assert_eq!(client.ok("count a"), 100_100);
     });
 }
@@ -270,14 +270,14 @@ fn appends_are_collected_while_there_is_room() {
 #[test]
 fn others_who_write_pass_the_cache_by() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         for (number, order) in ["write", "append-sync", "update"].into_iter().enumerate() {
             let mut client = mount.client("file", 0);
             client.ok(order);
             let before = mount.arrived();
             assert_eq!(client.ok("put 10 100"), 10);
             assert_eq!(mount.arrived() - before, 1000, "{order}");
-            assert_eq!(mount.settled().collecting.files, 0);
+            assert_eq!(mount.settled().writeback.files, 0);
             assert_eq!(client.ok("stat"), fs::metadata(mount.below("file")).unwrap().len() as i64, "{number}");
         }
     });
@@ -286,7 +286,7 @@ fn others_who_write_pass_the_cache_by() {
 #[test]
 fn after_a_recall_every_write_is_announced_with_its_length() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         let mut client = mount.client("log", 0);
         client.ok("append");
         assert_eq!(client.ok("put 100 100"), 100);
@@ -321,14 +321,14 @@ fn after_a_recall_every_write_is_announced_with_its_length() {
         assert_eq!(mount.announced(), [Some(10), Some(10)]);
         client.ok("close");
         assert_eq!(fs::metadata(mount.below("log")).unwrap().len(), 10_000 + 3 * 77 + 1000 + 12 + 1 + 1000 + 20);
-        assert!(mount.mount.status().collecting.recalls == 2);
+        assert!(mount.mount.status().writeback.recalls == 2);
     });
 }
 
 #[test]
 fn a_refused_write_fails_in_the_call_itself() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         for uid in [0, 1000] {
             mount.room.free();
             let name = format!("log{uid}");
@@ -343,7 +343,7 @@ fn a_refused_write_fails_in_the_call_itself() {
             client.ok("fsync");
             assert_eq!(client.ok("size"), 1350);
             assert_eq!(fs::metadata(mount.below(&name)).unwrap().len(), 1350);
-            assert!(mount.mount.status().collecting.refused >= 3);
+            assert!(mount.mount.status().writeback.refused >= 3);
         }
     });
 }
@@ -351,7 +351,7 @@ fn a_refused_write_fails_in_the_call_itself() {
 #[test]
 fn what_is_opened_after_a_recall_is_written_at_once() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         let (mut held, mut late) = (mount.client("log", 0), mount.client("log", 0));
         held.ok("append");
         held.ok("text one-");
@@ -372,7 +372,7 @@ fn what_is_opened_after_a_recall_is_written_at_once() {
 #[test]
 fn settling_passes_everything_on() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         let mut clients: Vec<Client> = (0..5).map(|number| mount.client(&format!("log{number}"), 0)).collect();
         for client in &mut clients {
             client.ok("append");
@@ -380,7 +380,7 @@ fn settling_passes_everything_on() {
         }
         mount.room.recall(u64::MAX);
         let opens = mount.requests("OPEN");
-        mount.room.door().settle().unwrap();
+        mount.room.door().flush().unwrap();
         assert_eq!(mount.arrived(), 15_000_000);
         assert_eq!(mount.requests("OPEN"), opens, "watchers would be told");
         for number in 0..5 {
@@ -399,7 +399,7 @@ fn a_recall_inside_a_write_catches_every_writer() {
     const EACH: u64 = 20_000_000;
     on_each_transport(|transport| {
         for round in 1..4_u64 {
-            let mount = Collecting::exclusive(transport);
+            let mount = Writeback::exclusive(transport);
             mount.room.recall_at.store(2_000_000 * round, SeqCst);
             let mut clients: Vec<Client> =
                 (0..WRITERS).map(|number| mount.client(&format!("log{number}"), 0)).collect();
@@ -429,7 +429,7 @@ fn a_recall_inside_a_write_catches_every_writer() {
             assert!(announced + accepted + 1000 * WRITERS as u64 >= all, "{announced} and {accepted} of {all}");
             assert!(announced > 0);
             let held = accepted.saturating_sub(mount.room.at_recall.load(SeqCst));
-            assert!(held <= mount.room.door().most_held(WRITERS));
+            assert!(held <= mount.room.door().dirty_limit(WRITERS));
             let below: u64 =
                 (0..WRITERS).map(|number| fs::metadata(mount.below(&format!("log{number}"))).unwrap().len()).sum();
             assert_eq!(below, all);
@@ -444,7 +444,7 @@ fn held_size(path: &Path) -> u64 {
 }
 
 /// Asks all sorts of questions about the files until so many bytes have arrived.
-fn questions(mount: &Collecting, all: u64) {
+fn questions(mount: &Writeback, all: u64) {
     let mut other = mount.client("log0", 0);
     while mount.arrived() < all {
         other.order("link");
@@ -476,7 +476,7 @@ fn later(path: &Path) {
 #[test]
 fn times_of_direct_writes_are_true() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         fs::write(mount.below("file"), "text").unwrap();
         let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         File::options().write(true).open(mount.below("file")).unwrap().set_modified(old).unwrap();
@@ -519,7 +519,7 @@ fn times_of_direct_writes_are_true() {
 #[test]
 fn a_new_file_shows_when_it_was_written() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         let mut client = mount.client("new", 0);
         client.ok("write");
         later(&mount.below("new"));
@@ -535,7 +535,7 @@ fn a_new_file_shows_when_it_was_written() {
 #[test]
 fn changes_by_others_reach_the_kernels_own_sizes() {
     on_each_transport(|transport| {
-        let mount = Collecting::new(transport, HostCoherence::Watch, |_| {});
+        let mount = Writeback::new(transport, HostCoherence::Watch, |_| {});
         fs::write(mount.below("file"), "one\n").unwrap();
         let mut client = mount.client("file", 0);
         client.ok("read");
@@ -583,12 +583,12 @@ impl Client {
 #[test]
 fn a_file_that_is_only_opened_appended_to_and_closed_becomes_direct() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         let mut client = mount.client("log", 0);
         let mut use_once = |writes: u64| {
             client.ok("append");
             client.ok(&format!("put {writes} 10"));
-            let direct = mount.mount.status().collecting.files == 0;
+            let direct = mount.mount.status().writeback.files == 0;
             client.ok("close");
             // Closing is noted when nobody waits for it any more.
             mount.settled();
@@ -607,7 +607,7 @@ fn a_file_that_is_only_opened_appended_to_and_closed_becomes_direct() {
 #[test]
 fn changes_by_others_while_writes_are_held_are_seen_after_the_close() {
     on_each_transport(|transport| {
-        let mount = Collecting::new(transport, HostCoherence::Watch, |_| {});
+        let mount = Writeback::new(transport, HostCoherence::Watch, |_| {});
         let mut client = mount.client("log", 0);
         client.ok("append");
         client.ok("put 1 10");
@@ -625,7 +625,7 @@ fn changes_by_others_while_writes_are_held_are_seen_after_the_close() {
 #[test]
 fn times_of_files_that_are_gone_fail_nobodys_sync() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         let script = "cd $M && for i in 1 2 3 4 5 6 7 8 9; do echo x > a && ln a b && mv a c && rm b c && sync -f . || exit 1; done";
         assert!(Command::new("sh").args(["-c", script]).env("M", mount.path("")).status().unwrap().success());
         // Its last name goes while it is open and its time is still the kernel's own.
@@ -642,7 +642,7 @@ fn times_of_files_that_are_gone_fail_nobodys_sync() {
 #[test]
 fn holes_are_found_behind_what_is_held_back() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         let mut client = mount.client("log", 0);
         client.ok("append");
         client.ok("put 100 1000");
@@ -655,7 +655,7 @@ fn holes_are_found_behind_what_is_held_back() {
 #[test]
 fn readers_see_what_is_held_back_and_do_not_disturb_it() {
     on_each_transport(|transport| {
-        let mount = Collecting::exclusive(transport);
+        let mount = Writeback::exclusive(transport);
         fs::write(mount.below("log"), "begin-").unwrap();
         let (mut writer, mut reader) = (mount.client("log", 0), mount.client("log", 0));
         writer.ok("append");
@@ -682,12 +682,12 @@ fn it_is_refused_where_the_kernels_own_sizes_would_be_wrong() {
         for case in 0..4 {
             let coherence = if case == 0 { HostCoherence::Revalidate } else { HostCoherence::Exclusive };
             let wants = case != 3;
-            let mount = Collecting::over(transport, coherence, wants, |options| {
+            let mount = Writeback::over(transport, coherence, wants, |options| {
                 options.direct_io = case == 1;
                 options.read_only = case == 2;
             });
             let status = mount.mount.status();
-            assert!(status.collecting.refusal.is_some(), "{:?}", status.collecting);
+            assert!(status.writeback.refusal.is_some(), "{:?}", status.writeback);
             assert_eq!(mount.room.offered(), !wants);
             if !matches!(fs::write(mount.path("f"), "x"), Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
             {

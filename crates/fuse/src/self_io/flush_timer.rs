@@ -7,12 +7,11 @@
 //! is none of his: so that is the mount's first inode, which nobody can reach where another one is
 //! shown as the root. Where that one is shown, files are passed on one by one.
 
-use super::Collecting;
-use crate::{
-    errands::{Place, Role},
-    inodes::ROOT,
-    own_mount::Entered,
+use super::{
+    Role,
+    own_mount::{Entered, MountPlace},
 };
+use crate::{inodes::ROOT, writeback::Writeback};
 use nacre_vfs::Errno;
 use parking_lot::Mutex;
 use rustix::{fs::OFlags, io::Errno as SysErrno};
@@ -20,7 +19,6 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::Ordering,
         mpsc::{RecvTimeoutError, Sender, channel},
     },
     thread::JoinHandle,
@@ -32,36 +30,36 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// The thread that does it; it ends when this is closed.
 #[derive(Default)]
-pub(crate) struct Beat(Mutex<Option<Sender<()>>>);
+pub(crate) struct FlushTimer(Mutex<Option<Sender<()>>>);
 
-impl Beat {
+impl FlushTimer {
     /// Ends the thread.
     pub fn close(&self) {
         *self.0.lock() = None;
     }
 }
 
-impl Collecting {
+impl Writeback {
     /// Starts the thread; with `hidden`, users see another inode than the first as the root.
     ///
     /// # Errors
     /// Where there can be none.
-    pub fn start_beat(self: &Arc<Self>, hidden: bool) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
+    pub fn start_flush_timer(self: &Arc<Self>, hidden: bool) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, end) = channel();
-        *self.beat.0.lock() = Some(sender);
-        let collecting = Arc::downgrade(self);
-        self.errands.start("nacre-beat", Role::PassOn, move || {
+        *self.self_io.flush_timer.0.lock() = Some(sender);
+        let writeback = Arc::downgrade(self);
+        self.self_io.start("nacre-flusher", Role::Flush, move || {
             while end.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-                let Some(collecting) = collecting.upgrade() else { break };
-                if collecting.count.load(Ordering::Acquire) == 0 {
+                let Some(writeback) = writeback.upgrade() else { break };
+                if writeback.is_idle() {
                     continue;
                 }
                 let passed = if hidden {
-                    let place = collecting.place();
-                    drop(collecting);
+                    let place = writeback.place();
+                    drop(writeback);
                     begin(&place).map_err(|error| Errno::from_raw(error.raw_os_error()))
                 } else {
-                    collecting.pass_on_all()
+                    writeback.flush_once()
                 };
                 if let Err(error) = passed {
                     // What could not be written its writer hears of; and the mount may be about to
@@ -75,7 +73,7 @@ impl Collecting {
 }
 
 /// Begins to write all that is dirty.
-fn begin(place: &Place) -> Result<(), SysErrno> {
+fn begin(place: &MountPlace) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
     let first = mount.by_handle((ROOT, 0), OFlags::RDONLY | OFlags::DIRECTORY)?;
     rustix::fs::syncfs(first)

@@ -9,7 +9,8 @@
 //! (`ops/attributes.rs`). Invariants: a file with collected writes is left alone, as what is held
 //! back is missing below; nobody who serves requests waits for longer than [`PATIENCE`].
 
-use crate::{door::Door, errands::Setter, failure::Outcome, open_files::OpenState, wire};
+use super::attr_setter::AttrSetter;
+use crate::{door::Door, failure::Outcome, open_files::OpenState, wire};
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Caller, ChangeTime, Errno, Kind, SetAttr, Time};
 use parking_lot::Mutex;
@@ -53,11 +54,11 @@ pub(crate) struct Times {
 
 /// The state between the thread and the door.
 #[derive(Default)]
-pub(crate) struct Resync {
+pub(crate) struct AttrRefresh {
     /// The thread that acts on the mount.
-    pub setter: Setter,
+    pub setter: AttrSetter,
     /// The one that has the kernel ask.
-    pub asker: Setter,
+    pub asker: AttrSetter,
     queue: Mutex<Option<Sender<Job>>>,
 }
 
@@ -147,7 +148,7 @@ fn nanoseconds(time: Time) -> i64 {
     time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
 }
 
-impl Resync {
+impl AttrRefresh {
     /// Opens the queue; its end goes to the thread.
     pub fn open(&self) -> Receiver<Job> {
         let (sender, receiver) = channel();
@@ -195,7 +196,7 @@ impl Door {
         if times.fits(attr, self.is_exact()) {
             return Ok(());
         }
-        Ok(fusewire::blocking(|| self.resync.now(nodeid))?)
+        Ok(fusewire::blocking(|| self.self_io.attr_refresh.now(nodeid))?)
     }
 
     /// A file that was open for direct writes has been closed.
@@ -218,7 +219,7 @@ impl Door {
 
     /// Whether layers store the very times that the kernel shows.
     fn is_exact(&self) -> bool {
-        self.collecting.is_patient()
+        self.writeback.is_patient()
     }
 
     /// A file is opened for direct writes: where the kernel may take its attributes for valid for
@@ -228,7 +229,7 @@ impl Door {
         if !self.is_exact() || times.short.swap(true, Ordering::AcqRel) {
             return;
         }
-        let asked = fusewire::blocking(|| self.resync.asker.ask(self.collecting.place(), nodeid, BRIEF));
+        let asked = fusewire::blocking(|| self.self_io.attr_refresh.asker.ask(self.writeback.place(), nodeid, BRIEF));
         if !matches!(asked, Ok(Ok(()))) {
             tracing::debug!(?asked, nodeid, "the kernel could not be made to ask for a file's times");
             times.short.store(false, Ordering::Release);
@@ -237,8 +238,8 @@ impl Door {
 
     /// A request of the thread: what the file has is answered, and nothing changed but the time of
     /// change, which the kernel shows from now on.
-    pub(crate) fn resync_setattr(&self, header: &Header, told: &abi::SetattrIn, reply: &mut Reply<'_>) -> Outcome {
-        if self.collecting.collects(header.nodeid) {
+    pub(crate) fn refresh_setattr(&self, header: &Header, told: &abi::SetattrIn, reply: &mut Reply<'_>) -> Outcome {
+        if self.writeback.caches_writes(header.nodeid) {
             return Err(Errno::EBUSY.into());
         }
         let (node, file) = self.node_and_file(header.nodeid)?;
@@ -302,8 +303,8 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    door.resync.setter.close();
-    door.resync.asker.close();
+    door.self_io.attr_refresh.setter.close();
+    door.self_io.attr_refresh.asker.close();
 }
 
 fn told(door: &Door, nodeid: u64) {
@@ -324,7 +325,7 @@ fn tell(door: &Door, nodeid: u64) -> Result<(), SysErrno> {
         times.asked.store(false, Ordering::Release);
         times.writes.load(Ordering::Acquire)
     });
-    if door.collecting.miss(nodeid) {
+    if door.writeback.miss(nodeid) {
         return Ok(());
     }
     let Some((node, file)) = door.inodes.node_and_file(nodeid) else { return Ok(()) };
@@ -333,7 +334,7 @@ fn tell(door: &Door, nodeid: u64) -> Result<(), SysErrno> {
         .getattr(&Caller::ROOT, &node, file.as_deref())
         .map_err(|error| SysErrno::from_raw_os_error(error.raw()))?;
     if attr.kind == Kind::File {
-        door.resync.setter.set(door.collecting.place(), nodeid, attr.size, attr.mtime)?;
+        door.self_io.attr_refresh.setter.set(door.writeback.place(), nodeid, attr.size, attr.mtime)?;
     }
     if let Some(times) = times {
         times.set(attr.mtime);

@@ -48,7 +48,7 @@ fn is_over((threads, life): (i32, Life)) -> bool {
     threads == 0 && matches!(life, Life::Starting | Life::Over)
 }
 
-pub(super) struct Shared {
+pub(super) struct SessionState {
     pub(super) handler: Arc<dyn Handler>,
     pub(super) connection: Arc<Connection>,
     pub(super) counters: Arc<Counters>,
@@ -61,7 +61,7 @@ pub(super) struct Shared {
     /// The device's own queue: all requests without rings; FORGET and INTERRUPT beside rings.
     pub(super) device: Queue,
     workers: RwLock<Vec<Arc<Worker>>>,
-    /// Bit `tid % 64` for each worker: most questions of [`Shared::is_own_thread`] end here.
+    /// Bit `tid % 64` for each worker: most questions of [`SessionState::is_own_thread`] end here.
     tid_filter: AtomicU64,
     alive: Mutex<(i32, Life)>,
     changed: Condvar,
@@ -81,9 +81,9 @@ pub(super) struct Shared {
     growth_logged: AtomicBool,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for SessionState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared")
+        f.debug_struct("SessionState")
             .field("workers", &self.workers.read().len())
             .field("ending", &self.ending)
             .finish_non_exhaustive()
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Shared {
 }
 
 /// Who the calling thread is: its session, itself, and the queue that it serves at the moment.
-type Current = (Arc<Shared>, Arc<Worker>, Place);
+type Current = (Arc<SessionState>, Arc<Worker>, QueueId);
 
 thread_local! {
     /// Set in worker threads.
@@ -100,9 +100,9 @@ thread_local! {
 
 /// Which queue a worker serves at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum QueueId {
     Device,
-    /// Index into [`Shared::rings`].
+    /// Index into [`SessionState::rings`].
     Ring(usize),
 }
 
@@ -117,9 +117,9 @@ pub(super) struct Parts {
     pub(super) rings: Vec<Queue>,
 }
 
-impl Shared {
-    pub(super) fn new(parts: Parts) -> Arc<Shared> {
-        Arc::new(Shared {
+impl SessionState {
+    pub(super) fn new(parts: Parts) -> Arc<SessionState> {
+        Arc::new(SessionState {
             handler: parts.handler,
             connection: parts.connection,
             counters: parts.counters,
@@ -144,10 +144,10 @@ impl Shared {
         })
     }
 
-    pub(super) fn queue(&self, place: Place) -> &Queue {
+    pub(super) fn queue(&self, place: QueueId) -> &Queue {
         match place {
-            Place::Device => &self.device,
-            Place::Ring(index) => self.rings.get(index).unwrap_or(&self.device),
+            QueueId::Device => &self.device,
+            QueueId::Ring(index) => self.rings.get(index).unwrap_or(&self.device),
         }
     }
 
@@ -156,7 +156,7 @@ impl Shared {
     pub(super) fn spawn(
         self: &Arc<Self>,
         name: String,
-        body: impl FnOnce(&Arc<Shared>) + Send + 'static,
+        body: impl FnOnce(&Arc<SessionState>) + Send + 'static,
     ) -> std::io::Result<()> {
         self.alive.lock().0 += 1;
         let shared = Arc::clone(self);
@@ -176,7 +176,7 @@ impl Shared {
 
     /// The calling thread becomes a worker: known to the session, to [`blocking`] and to the
     /// handler.
-    pub(super) fn enter(self: &Arc<Self>, worker: &Arc<Worker>, place: Place) {
+    pub(super) fn enter(self: &Arc<Self>, worker: &Arc<Worker>, place: QueueId) {
         self.workers.write().push(Arc::clone(worker));
         self.tid_filter.fetch_or(1 << (worker.tid % 64), SeqCst);
         self.set_place(worker, place);
@@ -184,7 +184,7 @@ impl Shared {
     }
 
     /// Tells [`blocking`] which queue the calling thread serves now.
-    pub(super) fn set_place(self: &Arc<Self>, worker: &Arc<Worker>, place: Place) {
+    pub(super) fn set_place(self: &Arc<Self>, worker: &Arc<Worker>, place: QueueId) {
         CURRENT.with_borrow_mut(|current| match current {
             Some((_, _, old)) => *old = place,
             None => *current = Some((Arc::clone(self), Arc::clone(worker), place)),
@@ -337,7 +337,7 @@ impl Shared {
         let thread = std::thread::Builder::new()
             .name("fuse wake".to_owned())
             .stack_size(64 << 10)
-            .spawn(move || Shared::wake_loop(shared));
+            .spawn(move || SessionState::wake_loop(shared));
         if let Err(error) = thread {
             self.waking.store(false, SeqCst);
             tracing::error!(%error, "cannot start a thread to interrupt blocked requests; they stay until they end themselves");
@@ -383,14 +383,14 @@ impl Shared {
     }
 
     /// Adds a thread to a queue, unless that is going on already.
-    pub(super) fn grow(self: &Arc<Self>, place: Place) {
+    pub(super) fn grow(self: &Arc<Self>, place: QueueId) {
         let queue = self.queue(place);
         if self.is_ending() || self.alive.lock().0 >= MOST_THREADS || !queue.start_growing() {
             return;
         }
         let result = match place {
-            Place::Device => super::device::spawn(self),
-            Place::Ring(index) => super::ring::grow(self, index),
+            QueueId::Device => super::device::spawn(self),
+            QueueId::Ring(index) => super::ring::grow(self, index),
         };
         if let Err(error) = result {
             queue.end_growing();
@@ -401,7 +401,7 @@ impl Shared {
     }
 
     /// The calling worker starts to wait for users.
-    fn start_blocking(self: &Arc<Self>, worker: &Worker, place: Place) -> Result<(), Errno> {
+    fn start_blocking(self: &Arc<Self>, worker: &Worker, place: QueueId) -> Result<(), Errno> {
         let fine = worker.start_blocking();
         let queue = self.queue(place);
         let short = queue.block(self.limit(place));
@@ -423,7 +423,7 @@ impl Shared {
     /// Whether a thread of the queue is left that does not wait for users: it waits for requests,
     /// is being made, or handles a request to its end. The last one that starts to wait sees that
     /// there is none, and makes one.
-    fn is_served(self: &Arc<Self>, place: Place) -> bool {
+    fn is_served(self: &Arc<Self>, place: QueueId) -> bool {
         let queue = self.queue(place);
         while !queue.served() {
             if queue.is_growing() {
@@ -439,7 +439,7 @@ impl Shared {
         true
     }
 
-    fn end_blocking(&self, worker: &Worker, place: Place) {
+    fn end_blocking(&self, worker: &Worker, place: QueueId) {
         worker.end_blocking();
         self.queue(place).unblock();
         self.blocked.fetch_sub(1, SeqCst);
@@ -469,13 +469,13 @@ impl Shared {
     }
 
     /// Most threads of a queue that do not wait for users.
-    pub(super) fn limit(&self, place: Place) -> i32 {
+    pub(super) fn limit(&self, place: QueueId) -> i32 {
         let chosen = i32::try_from(self.options.max_threads).unwrap_or(i32::MAX);
         match (chosen, place, self.rings.is_empty()) {
-            (0, Place::Device, true) => self.few(32).max(2),
-            (0, Place::Device, false) => 4,
-            (0, Place::Ring(_), _) => self.few(16),
-            (chosen, Place::Device, true) => chosen.max(2),
+            (0, QueueId::Device, true) => self.few(32).max(2),
+            (0, QueueId::Device, false) => 4,
+            (0, QueueId::Ring(_), _) => self.few(16),
+            (chosen, QueueId::Device, true) => chosen.max(2),
             (chosen, _, _) => chosen.max(1),
         }
     }
@@ -490,7 +490,7 @@ impl Shared {
 /// the signal came before, EAGAIN if no other thread could be had. Outside of a request it only
 /// makes the call.
 pub fn blocking<T>(call: impl FnOnce() -> T) -> Result<T, Errno> {
-    struct Guard(Arc<Shared>, Arc<Worker>, Place);
+    struct Guard(Arc<SessionState>, Arc<Worker>, QueueId);
     impl Drop for Guard {
         fn drop(&mut self) {
             self.0.end_blocking(&self.1, self.2);

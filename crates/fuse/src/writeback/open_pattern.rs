@@ -26,21 +26,21 @@ const BRIEF_WRITES: u32 = 3;
 /// What is known of a file: up to [`DIRECT`], brief uses in a row; above, how far it is from being
 /// tried again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Habit(u8);
+pub(crate) struct OpenPattern(u8);
 
 /// One use of a file, from open to close.
 #[derive(Debug)]
-pub(crate) struct Use {
+pub(crate) struct OpenUse {
     opened: Instant,
     writes: AtomicU32,
     bytes: AtomicU64,
 }
 
-impl Use {
+impl OpenUse {
     /// Opened now.
     #[expect(clippy::disallowed_methods, reason = "measures how long a file is open")]
-    pub fn new() -> Use {
-        Use { opened: Instant::now(), writes: AtomicU32::new(0), bytes: AtomicU64::new(0) }
+    pub fn new() -> OpenUse {
+        OpenUse { opened: Instant::now(), writes: AtomicU32::new(0), bytes: AtomicU64::new(0) }
     }
 
     /// So many bytes have arrived.
@@ -54,15 +54,15 @@ impl Use {
     }
 }
 
-impl Habit {
+impl OpenPattern {
     /// As a number, to be kept.
     pub fn bits(self) -> u8 {
         self.0
     }
 
     /// As it was kept.
-    pub fn of_bits(bits: u8) -> Habit {
-        Habit(bits)
+    pub fn of_bits(bits: u8) -> OpenPattern {
+        OpenPattern(bits)
     }
 
     /// Whether it is to be written to directly.
@@ -72,14 +72,14 @@ impl Habit {
 
     /// After a use.
     #[must_use]
-    pub fn after(self, collected: bool, last: &Use) -> Habit {
+    pub fn after(self, collected: bool, last: &OpenUse) -> OpenPattern {
         let brief = if collected { last.is_brief() } else { last.writes.load(Ordering::Relaxed) <= BRIEF_WRITES };
         match (collected, brief) {
-            (true, true) if self.0 > DIRECT => Habit(self.0 - 1),
-            (true, true) => Habit((self.0 + 1).min(DIRECT)),
-            (true, false) if self.0 <= DIRECT => Habit(0),
+            (true, true) if self.0 > DIRECT => OpenPattern(self.0 - 1),
+            (true, true) => OpenPattern((self.0 + 1).min(DIRECT)),
+            (true, false) if self.0 <= DIRECT => OpenPattern(0),
             (true, false) | (false, true) => self,
-            (false, false) => Habit(LONG),
+            (false, false) => OpenPattern(LONG),
         }
     }
 }
@@ -88,32 +88,32 @@ impl Habit {
 mod tests {
     use super::*;
 
-    fn used(writes: u32, bytes: usize) -> Use {
-        let last = Use::new();
+    fn used(writes: u32, bytes: usize) -> OpenUse {
+        let last = OpenUse::new();
         (0..writes).for_each(|_| last.written(bytes));
         last
     }
 
-    fn direct(habit: Habit, uses: u32) -> Habit {
-        (0..uses).fold(habit, |habit, _| habit.after(!habit.is_direct(), &used(1, 100)))
+    fn direct(pattern: OpenPattern, uses: u32) -> OpenPattern {
+        (0..uses).fold(pattern, |pattern, _| pattern.after(!pattern.is_direct(), &used(1, 100)))
     }
 
     #[test]
     fn brief_uses_in_a_row_make_a_file_direct() {
-        assert!(!direct(Habit::default(), 2).is_direct());
-        assert!(direct(Habit::default(), 3).is_direct());
-        assert!(direct(Habit::default(), 1000).is_direct());
-        let interrupted = direct(Habit::default(), 2).after(true, &used(1, 100_000));
+        assert!(!direct(OpenPattern::default(), 2).is_direct());
+        assert!(direct(OpenPattern::default(), 3).is_direct());
+        assert!(direct(OpenPattern::default(), 1000).is_direct());
+        let interrupted = direct(OpenPattern::default(), 2).after(true, &used(1, 100_000));
         assert!(!direct(interrupted, 2).is_direct());
     }
 
     #[test]
     fn one_that_is_written_at_length_is_collected_for_a_while() {
-        let habit = direct(Habit::default(), 3).after(false, &used(4, 100));
-        assert!(!habit.is_direct());
-        assert!(!direct(habit, u32::from(LONG - DIRECT) - 1).is_direct());
-        assert!(direct(habit, u32::from(LONG - DIRECT)).is_direct());
+        let pattern = direct(OpenPattern::default(), 3).after(false, &used(4, 100));
+        assert!(!pattern.is_direct());
+        assert!(!direct(pattern, u32::from(LONG - DIRECT) - 1).is_direct());
+        assert!(direct(pattern, u32::from(LONG - DIRECT)).is_direct());
         // Several writes that the kernel passed on as one are a brief use nevertheless.
-        assert!(direct(Habit::default(), 2).after(true, &used(1, 4096)).is_direct());
+        assert!(direct(OpenPattern::default(), 2).after(true, &used(1, 4096)).is_direct());
     }
 }

@@ -34,18 +34,18 @@ const UNKNOWN: u64 = u64::MAX / 4;
 
 /// The limit with the time when it was read.
 #[derive(Default)]
-pub(crate) struct Cached(Mutex<Option<(Instant, u64)>>);
+pub(crate) struct KnownLimit(Mutex<Option<(Instant, u64)>>);
 
-impl Cached {
+impl KnownLimit {
     /// The most that is held back while `files` files are open for collected writes.
     #[expect(clippy::disallowed_methods, reason = "how long a figure of the kernel is believed")]
-    pub fn most_held(&self, device: u64, files: usize) -> u64 {
+    pub fn dirty_limit(&self, device: u64, files: usize) -> u64 {
         let now = Instant::now();
         let mut cached = self.0.lock();
         let dirty = match *cached {
             Some((read, dirty)) if now.duration_since(read) < FRESH => dirty,
             _ => {
-                let dirty = dirty_limit(device);
+                let dirty = most_dirty(device);
                 *cached = Some((now, dirty));
                 dirty
             }
@@ -93,7 +93,7 @@ pub(crate) fn limit(device: u64, wanted: u64) -> Result<(), String> {
 }
 
 /// Bytes that may be dirty before every writer waits.
-fn dirty_limit(device: u64) -> u64 {
+fn most_dirty(device: u64) -> u64 {
     let page = rustix::param::page_size() as u64;
     let Some(pages) = fs::read_to_string("/proc/vmstat").ok().and_then(|text| threshold(&text)) else { return UNKNOWN };
     let all = pages.saturating_mul(page);
@@ -136,11 +136,11 @@ mod tests {
 
     #[test]
     fn each_file_adds_to_the_bound() {
-        let cached = Cached::default();
+        let cached = KnownLimit::default();
         let device = rustix::fs::makedev(0, 999_999);
-        let none = cached.most_held(device, 0);
+        let none = cached.dirty_limit(device, 0);
         assert!(none > UNDER_WAY);
-        assert_eq!(cached.most_held(device, 10), none + 10 * PER_FILE);
-        assert_eq!(cached.most_held(device, usize::MAX), u64::MAX);
+        assert_eq!(cached.dirty_limit(device, 10), none + 10 * PER_FILE);
+        assert_eq!(cached.dirty_limit(device, usize::MAX), u64::MAX);
     }
 }

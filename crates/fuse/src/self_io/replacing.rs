@@ -10,7 +10,8 @@
 //! nothing that is under way reaches the new files; the names in the answers are nobody else's to
 //! look up.
 
-use crate::{door::Door, errands::Role, failure::Outcome, mount::Mount, own_mount::Entered, wire};
+use super::{Role, own_mount::Entered};
+use crate::{door::Door, failure::Outcome, mount::Mount, wire};
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Time};
 use rustix::{
@@ -37,7 +38,7 @@ impl Mount {
         let mut files = self.close_files(numbers);
         let door = self.door();
         let within = within(numbers);
-        door.collecting.replaced();
+        door.writeback.replaced();
         door.inodes.for_each(|nodeid| {
             let number = door.inodes.number(nodeid);
             if files.len() < MOST && within(number) && !door.inodes.is_directory(nodeid) {
@@ -66,10 +67,10 @@ impl Mount {
     pub fn close_files(&self, numbers: &[(u64, u64)]) -> Vec<u64> {
         let door = self.door();
         let within = within(numbers);
-        let closed = door.files.take(|nodeid| within(door.inodes.number(nodeid)));
+        let closed = door.open.files.take(|nodeid| within(door.inodes.number(nodeid)));
         let files = closed.iter().map(|(_, handle)| door.inodes.number(handle.nodeid)).collect();
         for (fh, handle) in closed {
-            door.closed(fh, &handle);
+            door.closed(fh, handle);
         }
         files
     }
@@ -78,7 +79,7 @@ impl Mount {
         let door = self.door();
         let Some(device) = self.device_number() else { return Err(SysErrno::STALE.into()) };
         let place = door.options.mountpoint.clone();
-        let thread = door.collecting.errands.start("nacre-replaced", Role::Replaced, move || {
+        let thread = door.self_io.start("nacre-replaced", Role::Replaced, move || {
             let _mount = Entered::new(&place, device)?;
             let mut outcome = Ok(());
             for name in names {
@@ -100,10 +101,10 @@ impl Mount {
 impl Door {
     /// The generation of a file's number, as the kernel is told of it.
     pub(crate) fn generation(&self, attr: &Attr) -> u64 {
-        match (attr.kind, self.layer.numbered()) {
-            (Kind::Directory, _) | (_, None) => 0,
-            (_, Some(numbered)) => numbered.generation(attr.id.ino).into(),
+        if attr.kind == Kind::Directory || !self.inodes.by_number() {
+            return 0;
         }
+        self.layer.capabilities().numbered.map_or(0, |numbered| numbered.generation(attr.id.ino).into())
     }
 
     /// Answers a look-up of such a thread.

@@ -2,7 +2,7 @@
 //! layer calls them in.
 //!
 //! Decided by `mount.rs` between mount(2) and INIT; asked by the handlers with every open file and
-//! every answer about attributes; called by the layer as its [`Collector`]. The kernel's side
+//! every answer about attributes; called by the layer as its [`WritebackHost`]. The kernel's side
 //! (write-back cache, Linux 6.18):
 //! * a write to a collected file costs no request while the attributes of the inode are valid; once
 //!   they are not, every write(2) first asks for them by the open file (GETATTR), and an error in
@@ -18,20 +18,20 @@
 //! by the recall or opened without collecting. No lock is held while the layer or the kernel is
 //! called.
 
-mod beat;
-pub(crate) mod bound;
 pub(crate) mod caller;
-pub(crate) mod habit;
-mod settle;
+pub(crate) mod dirty_limit;
+pub(crate) mod open_pattern;
 
 use crate::{
-    errands::{Dropper, Errands},
     negotiate,
     options::FuseOptions,
-    own_mount,
+    self_io::{
+        SelfIo,
+        own_mount::{self, MountPlace},
+    },
 };
 use fusewire::Notifier;
-use nacre_vfs::{Caller, Coherence, Collector, Layer, Opened, Result};
+use nacre_vfs::{Caller, Coherence, Layer, Opened, Result, WritebackHost};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::HashMap,
@@ -53,7 +53,7 @@ struct Files {
 }
 
 /// The state of one mount.
-pub(crate) struct Collecting {
+pub(crate) struct Writeback {
     mountpoint: PathBuf,
     /// What mountpoint and INIT made of it: why not, where it is off.
     decided: OnceLock<std::result::Result<(), String>>,
@@ -71,33 +71,30 @@ pub(crate) struct Collecting {
     /// By node id.
     files: Mutex<HashMap<u64, Files>>,
     count: AtomicUsize,
-    bound: bound::Cached,
+    dirty_limit: dirty_limit::KnownLimit,
     /// Threads of ours that use the mount.
-    pub errands: Arc<Errands>,
-    /// The one of them that drops pages.
-    pub dropper: Dropper,
-    /// The one that has everything passed on now and then.
-    pub beat: beat::Beat,
-    settling: Mutex<()>,
+    pub self_io: Arc<SelfIo>,
+    /// Held by whoever has all of it passed on.
+    pub flushing: Mutex<()>,
     announced: AtomicU64,
     refused: AtomicU64,
     recalls: AtomicU64,
 }
 
 /// What the mount knows of it, for `status.rs`.
-pub(crate) struct Figures {
+pub(crate) struct WritebackFigures {
     pub refusal: Option<String>,
     pub files: usize,
     pub announced: u64,
     pub refused: u64,
     pub recalls: u64,
-    pub most_held: u64,
+    pub dirty_limit: u64,
 }
 
-impl Collecting {
+impl Writeback {
     /// Nothing is decided yet.
-    pub fn new(mountpoint: &Path) -> Collecting {
-        Collecting {
+    pub fn new(mountpoint: &Path, self_io: &Arc<SelfIo>) -> Writeback {
+        Writeback {
             mountpoint: mountpoint.to_owned(),
             decided: OnceLock::new(),
             dropped: AtomicBool::new(false),
@@ -105,14 +102,12 @@ impl Collecting {
             notifier: RwLock::new(None),
             device: AtomicU64::new(0),
             generation: AtomicU32::new(0),
-            wanted: AtomicU64::new(bound::WANTED),
+            wanted: AtomicU64::new(dirty_limit::WANTED),
             files: Mutex::default(),
             count: AtomicUsize::new(0),
-            bound: bound::Cached::default(),
-            errands: Arc::default(),
-            dropper: Dropper::default(),
-            beat: beat::Beat::default(),
-            settling: Mutex::new(()),
+            dirty_limit: dirty_limit::KnownLimit::default(),
+            self_io: Arc::clone(self_io),
+            flushing: Mutex::new(()),
             announced: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             recalls: AtomicU64::new(0),
@@ -123,8 +118,9 @@ impl Collecting {
     /// collected; the layer is asked only where they can be.
     pub fn decide(self: &Arc<Self>, place: &Path, options: &FuseOptions, layer: &dyn Layer) {
         let decision = self.possible(place, options, layer).and_then(|()| {
-            let door: Arc<dyn Collector> = Arc::clone(self) as Arc<dyn Collector>;
-            if layer.collect(&door) { Ok(()) } else { Err("the layers do not ask for it".to_owned()) }
+            let door: Arc<dyn WritebackHost> = Arc::clone(self) as Arc<dyn WritebackHost>;
+            let taken = layer.capabilities().writeback.is_some_and(|writeback| writeback.accept(&door));
+            if taken { Ok(()) } else { Err("the layers do not ask for it".to_owned()) }
         });
         if decision.is_ok() && self.is_patient() {
             self.hold_more(layer);
@@ -136,9 +132,9 @@ impl Collecting {
     /// A layer that takes whatever arrives has more held back, in proportion to its room.
     fn hold_more(&self, layer: &dyn Layer) {
         let Ok(figures) = layer.root().and_then(|root| layer.statfs(&Caller::ROOT, &root.node)) else { return };
-        let wanted = bound::wanted(figures.available.saturating_mul(u64::from(figures.fragment)));
+        let wanted = dirty_limit::wanted(figures.available.saturating_mul(u64::from(figures.fragment)));
         self.wanted.store(wanted, Ordering::Release);
-        if let Err(why) = bound::limit(self.device(), wanted) {
+        if let Err(why) = dirty_limit::limit(self.device(), wanted) {
             tracing::debug!(why, "no more is held back");
         }
     }
@@ -161,7 +157,7 @@ impl Collecting {
         let device =
             own_mount::device(place).map_err(|error| format!("the mount cannot be asked for its device: {error}"))?;
         self.device.store(device, Ordering::Release);
-        bound::limit(device, bound::WANTED)
+        dirty_limit::limit(device, dirty_limit::WANTED)
     }
 
     /// The kernel does not offer it after all.
@@ -179,7 +175,7 @@ impl Collecting {
             // Mounted once more, for the other transport: the limits are to be set again.
             Ok(device) => {
                 self.device.store(device, Ordering::Release);
-                if let Err(why) = bound::limit(device, self.wanted.load(Ordering::Acquire)) {
+                if let Err(why) = dirty_limit::limit(device, self.wanted.load(Ordering::Acquire)) {
                     tracing::warn!(why, "writes are not collected");
                     return;
                 }
@@ -211,7 +207,7 @@ impl Collecting {
     }
 
     /// Whether any writes to a file are collected now.
-    pub fn collects(&self, nodeid: u64) -> bool {
+    pub fn caches_writes(&self, nodeid: u64) -> bool {
         self.count.load(Ordering::Acquire) > 0 && self.files.lock().contains_key(&nodeid)
     }
 
@@ -221,7 +217,7 @@ impl Collecting {
             return false;
         }
         let file = self.files.lock().get(&nodeid).map(|files| Arc::clone(&files.file));
-        file.is_some_and(|file| file.collected().is_some_and(|permission| !permission.unannounced()))
+        file.is_some_and(|file| file.writeback_lease().is_some_and(|permission| !permission.unannounced()))
     }
 
     /// Whether answers that cross a recall may be taken for true for a while.
@@ -242,9 +238,9 @@ impl Collecting {
     }
 
     /// A file is being opened; whether its writes are collected. If so, it is entered in the table
-    /// until [`Collecting::leave`].
+    /// until [`Writeback::leave`].
     pub fn join(&self, nodeid: u64, file: &Opened) -> bool {
-        let Some(permission) = file.collected() else { return false };
+        let Some(permission) = file.writeback_lease() else { return false };
         if !self.on() || self.notifier.read().is_none() || !permission.begin() {
             return false;
         }
@@ -295,8 +291,8 @@ impl Collecting {
         self.device.load(Ordering::Acquire)
     }
 
-    /// Figures.
-    pub fn figures(&self) -> Figures {
+    /// WritebackFigures.
+    pub fn figures(&self) -> WritebackFigures {
         let refusal = match self.decided.get() {
             None => Some("not decided yet".to_owned()),
             Some(Err(why)) => Some(why.clone()),
@@ -305,26 +301,46 @@ impl Collecting {
             Some(Ok(())) => None,
         };
         let files = self.files.lock().len();
-        let most_held = if refusal.is_none() { self.most_held(files) } else { 0 };
+        let dirty_limit = if refusal.is_none() { self.dirty_limit(files) } else { 0 };
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Figures {
+        WritebackFigures {
             refusal,
             files,
             announced: get(&self.announced),
             refused: get(&self.refused),
             recalls: get(&self.recalls),
-            most_held,
+            dirty_limit,
         }
     }
 
-    fn nodes(&self) -> Vec<u64> {
+    /// Where the mount is.
+    pub fn place(&self) -> MountPlace {
+        MountPlace {
+            mountpoint: self.mountpoint.clone(),
+            device: self.device(),
+            generation: self.generation.load(Ordering::Acquire),
+        }
+    }
+
+    /// Nothing is held back.
+    pub fn is_idle(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// The way to the kernel's caches, while the session runs.
+    pub fn notifier(&self) -> Option<Notifier> {
+        self.notifier.read().clone()
+    }
+
+    /// The files whose writes are held back, by node id.
+    pub fn nodes(&self) -> Vec<u64> {
         self.files.lock().keys().copied().collect()
     }
 }
 
-impl Collector for Collecting {
-    fn most_held(&self, files: usize) -> u64 {
-        self.bound.most_held(self.device(), files)
+impl WritebackHost for Writeback {
+    fn dirty_limit(&self, files: usize) -> u64 {
+        self.dirty_limit.dirty_limit(self.device(), files)
     }
 
     fn lets_in(&self) {
@@ -343,7 +359,7 @@ impl Collector for Collecting {
         }
     }
 
-    fn settle(&self) -> Result<()> {
-        self.settle_all()
+    fn flush(&self) -> Result<()> {
+        self.flush_all()
     }
 }

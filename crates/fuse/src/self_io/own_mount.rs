@@ -1,7 +1,6 @@
 //! Reaching files of our own mount from a thread of the daemon: by node id, without a name.
 //!
-//! Called by threads that serve no requests (`errands.rs`, `shadow.rs`, `replacing.rs`). Needs
-//! root. Invariants: the mount is not held for longer than one act, so that it can be unmounted;
+//! Called by the threads of this folder. Needs root. Invariants: the mount is not held for longer than one act, so that it can be unmounted;
 //! nothing of it that a user can watch is opened, but for `O_PATH`, of which nobody is told.
 
 use nacre_sys::handles::{self, Handle};
@@ -12,7 +11,7 @@ use rustix::{
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// How the kernel encodes a FUSE inode in a handle: `FILEID_INO64_GEN`, two words of node id and
@@ -30,6 +29,17 @@ pub(crate) fn device(mountpoint: &Path) -> io::Result<u64> {
 pub(crate) fn device_of(mount: BorrowedFd<'_>) -> io::Result<u64> {
     let stat = rustix::fs::statx(mount, c"", AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH, StatxFlags::empty())?;
     Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
+}
+
+/// Where the mount is.
+#[derive(Clone, Debug)]
+pub(crate) struct MountPlace {
+    /// The path.
+    pub mountpoint: PathBuf,
+    /// The device number, so that nothing else is taken for it.
+    pub device: u64,
+    /// The generation of regular files' numbers.
+    pub generation: u32,
 }
 
 /// The mount as the working directory of the calling thread: what opens files by handle takes it

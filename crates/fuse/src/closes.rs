@@ -1,0 +1,128 @@
+//! Who waits for files to be closed is told of each close that the door hears of: RELEASE, FORGET,
+//! or what it let go by itself.
+//!
+//! Told by `ops/opens.rs` and `door.rs` when the layer's file is dropped; asked by layers and by
+//! the owner of the mount. Costs one look at a counter while nobody waits. Invariant: who has seen
+//! a file open after he said that he waits is told of its close.
+
+use crate::door::Door;
+use nacre_vfs::{FileId, OpenFileHost};
+use parking_lot::{Condvar, Mutex};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+/// See the file's head.
+#[derive(Default)]
+pub(crate) struct Closes {
+    waiting: AtomicUsize,
+    heard: Mutex<u64>,
+    again: Condvar,
+}
+
+impl Closes {
+    /// A file has been closed, and the layer's side of it has been dropped.
+    pub fn heard(&self) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            *self.heard.lock() += 1;
+            self.again.notify_all();
+        }
+    }
+
+    /// Asks `closed` after each close until it says so, at most so long; answers what it said.
+    #[expect(clippy::disallowed_methods, reason = "the end of a wait for a condition")]
+    pub fn wait(&self, most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
+        let until = Instant::now() + most;
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let done = loop {
+            let seen = *self.heard.lock();
+            // Without the lock: it may take those of the layer.
+            if closed() {
+                break true;
+            }
+            let mut heard = self.heard.lock();
+            let mut late = false;
+            while *heard == seen && !late {
+                late = self.again.wait_until(&mut heard, until).timed_out();
+            }
+            let unheard = *heard == seen;
+            drop(heard);
+            if unheard {
+                break closed();
+            }
+        };
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        done
+    }
+}
+
+impl OpenFileHost for Door {
+    fn wait_closed(&self, files: &[FileId], most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
+        let mut closed = || {
+            // Each time: what is closed meanwhile may be kept as well.
+            for nodeid in files.iter().filter_map(|id| self.inodes.find(id)) {
+                self.open.passthrough.drop_kept(nodeid, &self.inodes);
+                self.open.implicit.forget(nodeid);
+            }
+            closed()
+        };
+        // The close is a request like any other, and may be waiting for this very thread.
+        match fusewire::blocking(|| self.open.closes.wait(most, &mut closed)) {
+            Ok(done) => done,
+            // He is interrupted, or there is nobody else to serve the close.
+            Err(_) => closed(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32},
+    };
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn who_waits_is_asked_after_each_close_and_at_the_end() {
+        let (closes, open, asked) = (Arc::new(Closes::default()), AtomicU32::new(2), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                closes.wait(LONG, &mut || {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                    open.load(Ordering::SeqCst) == 0
+                })
+            });
+            for left in [1, 0] {
+                let before = asked.load(Ordering::SeqCst);
+                while asked.load(Ordering::SeqCst) == before && left == 1 && before == 0 {
+                    std::thread::yield_now();
+                }
+                open.store(left, Ordering::SeqCst);
+                closes.heard();
+            }
+            assert!(waiting.join().unwrap());
+        });
+        assert!(asked.load(Ordering::SeqCst) >= 1);
+        assert!(!closes.wait(Duration::ZERO, &mut || false));
+        assert!(closes.wait(Duration::ZERO, &mut || true));
+        assert_eq!(closes.waiting.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_close_between_the_question_and_the_wait_is_heard() {
+        let (closes, open) = (Closes::default(), AtomicBool::new(true));
+        // The file is closed right after it was seen open.
+        let closed = closes.wait(LONG, &mut || {
+            let was_open = open.swap(false, Ordering::SeqCst);
+            if was_open {
+                closes.heard();
+            }
+            !was_open
+        });
+        assert!(closed);
+    }
+}

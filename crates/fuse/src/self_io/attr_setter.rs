@@ -1,0 +1,119 @@
+//! A thread that makes the kernel's size and times of files what they are, or has it ask for them.
+//!
+//! Used by `attr_refresh.rs`, by which the door answers its requests.
+
+use super::{
+    Role, SelfIo,
+    own_mount::{Entered, MountPlace, number},
+};
+use nacre_vfs::Time;
+use parking_lot::Mutex;
+use rustix::{
+    fs::{AtFlags, CWD, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT},
+    io::Errno as SysErrno,
+};
+use std::{
+    io,
+    os::fd::AsRawFd,
+    path::Path,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel, sync_channel},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// A file's size and time of modification, for the kernel; or nothing of it but a question.
+struct Setting {
+    nodeid: u64,
+    place: MountPlace,
+    values: Option<(u64, Time)>,
+    done: std::sync::mpsc::SyncSender<Result<(), SysErrno>>,
+}
+
+/// A thread that sets sizes and times, or one that asks for them.
+#[derive(Default)]
+pub(crate) struct AttrSetter {
+    queue: Mutex<Option<Sender<Setting>>>,
+}
+
+impl AttrSetter {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Where there can be none.
+    pub fn start(&self, self_io: &Arc<SelfIo>, name: &'static str) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
+        let (sender, settings): (_, Receiver<Setting>) = channel();
+        *self.queue.lock() = Some(sender);
+        self_io.start(name, Role::Times, move || {
+            for setting in settings {
+                let result = set(&setting);
+                // Whoever waited may have gone.
+                let _ = setting.done.try_send(result);
+            }
+            Ok(())
+        })
+    }
+
+    /// Closes the queue: the thread ends.
+    pub fn close(&self) {
+        *self.queue.lock() = None;
+    }
+
+    /// Makes the kernel's size and time of a regular file these, and waits for it.
+    ///
+    /// # Errors
+    /// ESTALE where the kernel does not have the file in memory.
+    pub fn set(&self, place: MountPlace, nodeid: u64, size: u64, mtime: Time) -> Result<(), SysErrno> {
+        let waiting = self.send(place, nodeid, Some((size, mtime)))?;
+        waiting.recv().unwrap_or(Err(SysErrno::CANCELED))
+    }
+
+    /// Makes the kernel ask for the attributes of a file, whether or not those that it has are
+    /// valid, and waits for it, at most so long. Takes no lock of the file: a thread that does
+    /// nothing else waits for nobody.
+    ///
+    /// # Errors
+    /// ESTALE where the kernel does not have the file in memory.
+    pub fn ask(&self, place: MountPlace, nodeid: u64, most: Duration) -> Result<(), SysErrno> {
+        self.send(place, nodeid, None)?.recv_timeout(most).unwrap_or(Err(SysErrno::CANCELED))
+    }
+
+    fn send(
+        &self,
+        place: MountPlace,
+        nodeid: u64,
+        values: Option<(u64, Time)>,
+    ) -> Result<Receiver<Result<(), SysErrno>>, SysErrno> {
+        let (done, waiting) = sync_channel(1);
+        let setting = Setting { nodeid, place, values, done };
+        let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send(setting).is_ok());
+        if sent { Ok(waiting) } else { Err(SysErrno::CANCELED) }
+    }
+}
+
+fn set(setting: &Setting) -> Result<(), SysErrno> {
+    let file = Entered::new(&setting.place.mountpoint, setting.place.device)?
+        .by_handle((setting.nodeid, setting.place.generation), OFlags::PATH)?;
+    let Some((size, mtime)) = setting.values else {
+        return rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
+            .map(drop);
+    };
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let kernel = rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE | StatxFlags::MTIME)?;
+    // The table of descriptors is the thread's own.
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let resized = kernel.stx_size != size;
+    if resized {
+        nacre_sys::length::truncate(Path::new(&path), size).map_err(number)?;
+    }
+    if resized || (kernel.stx_mtime.tv_sec, kernel.stx_mtime.tv_nsec) != (mtime.sec, mtime.nsec) {
+        let stamps = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: mtime.sec, tv_nsec: i64::from(mtime.nsec) },
+        };
+        rustix::fs::utimensat(CWD, path.as_str(), &stamps, AtFlags::empty())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! Making the kernel pass on what it holds back: of every collected file of our own mount, for the
+//! layer and for who asks for it; without the inode's lock of one file whose lock is held, for
+//! lseek(2).
+//!
+//! Files are reached by handle, in threads of their own (`self_io.rs`). They are not opened, which
+//! watchers would be told of: the kernel passes everything on before it asks for other times of a
+//! file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so
+//! waits for a write(2) that is under way as well. For lseek(2) alone the file is opened; the door
+//! answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
+
+use super::{
+    Role,
+    own_mount::{Entered, MountPlace, number},
+};
+use crate::writeback::Writeback;
+use fusewire::{
+    Op, Reply, Request,
+    abi::{self, fattr, fopen},
+};
+use nacre_vfs::{Errno, Result};
+use rustix::fs::{AtFlags, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::io::Errno as SysErrno;
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// The file handle of such opens; the table gives out smaller ones.
+const OWN_HANDLE: u64 = u64::MAX;
+/// Between the two passes: a writer that asked before the recall, and was let through, has its
+/// inode's lock by then.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How long a file is waited for before it is looked whether it has to be waited for.
+const LOOK: Duration = Duration::from_millis(5);
+
+impl Writeback {
+    #[expect(clippy::disallowed_methods, reason = "a writer in the kernel tells nobody when he has the lock")]
+    pub fn flush_all(&self) -> Result<()> {
+        let _one = self.flushing.lock();
+        self.flush_each()?;
+        std::thread::sleep(PAUSE);
+        self.flush_each()
+    }
+
+    /// Makes the kernel pass on all that it holds back at this moment. What is written meanwhile
+    /// may come later.
+    pub fn flush_once(&self) -> Result<()> {
+        let _one = self.flushing.lock();
+        self.flush_each()
+    }
+
+    fn flush_each(&self) -> Result<()> {
+        self.flush_these(self.nodes(), &|nodeid| self.caches_writes(nodeid))
+    }
+
+    /// The same for files that are open for writing, while `open` says that they are: what is
+    /// stored to a mapping is held back as well where writes are not collected.
+    pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<u64>) -> Result<()> {
+        let _one = self.flushing.lock();
+        self.flush_these(open(), &|nodeid| open().contains(&nodeid))
+    }
+
+    /// All of them, whatever becomes of one.
+    fn flush_these(&self, files: impl IntoIterator<Item = u64>, open: &dyn Fn(u64) -> bool) -> Result<()> {
+        files.into_iter().map(|nodeid| self.flush_one(nodeid, open)).fold(Ok(()), Result::and)
+    }
+
+    fn flush_one(&self, nodeid: u64, open: &dyn Fn(u64) -> bool) -> Result<()> {
+        let told = self.flush_by_thread(nodeid, true)?;
+        loop {
+            match told.recv_timeout(LOOK) {
+                // Closed meanwhile, which passes everything on. Who writes to it now may hold its
+                // lock and wait for the end of this flushing: the thread ends when he goes on.
+                Err(RecvTimeoutError::Timeout) if !open(nodeid) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {}
+                told => return outcome(told),
+            }
+        }
+    }
+
+    /// The same for a mount that is in no tree of ours any more, so that its files cannot be
+    /// opened: the kernel passes pages on before it drops them. A daemon that is killed meanwhile
+    /// would hang, so this is for the end alone.
+    pub fn flush_unseen(&self) {
+        let Some(notifier) = self.notifier() else { return };
+        for nodeid in self.nodes() {
+            if let Err(error) = notifier.inval_inode(nodeid, 0, 0) {
+                tracing::warn!(%error, "what was written to a file may not have been passed on by the kernel");
+            }
+        }
+    }
+
+    /// Makes the kernel pass on what it holds of one file, whoever holds the inode's lock.
+    pub fn flush_file(&self, nodeid: u64) -> Result<()> {
+        outcome(self.flush_by_thread(nodeid, false)?.recv().map_err(|_| RecvTimeoutError::Disconnected))
+    }
+
+    fn flush_by_thread(&self, nodeid: u64, locking: bool) -> Result<Receiver<Passed>> {
+        let place = self.place();
+        let (tell, told) = channel();
+        self.self_io.start("nacre-flush", Role::Flush, move || {
+            // Who asked may have found out that he need not wait.
+            let _ = tell.send(flush_file(&place, nodeid, locking));
+            Ok(())
+        })?;
+        Ok(told)
+    }
+}
+
+/// Answers a request of such a thread where it is about its own file handles; false where it is like
+/// any other.
+///
+/// # Errors
+/// What the reply says.
+pub(super) fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> std::result::Result<bool, fusewire::Errno> {
+    match request.op {
+        Op::Open { .. } => {
+            // Past the page cache, so that the open takes part in no mode and drops no pages.
+            let open_flags = fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH;
+            reply.open(&abi::OpenOut { fh: OWN_HANDLE, open_flags, backing_id: 0 })?;
+            Ok(true)
+        }
+        // Before the kernel asks, it has passed everything on; times that it passes on itself are
+        // those of changes.
+        Op::Setattr(change) if change.valid & fattr::ATIME != 0 => Err(FLUSHED.into()),
+        Op::Fsync { fh: OWN_HANDLE, .. } | Op::Flush { fh: OWN_HANDLE, .. } => Ok(true),
+        _ => Ok(false),
+    }
+}
+
+type Passed = std::result::Result<(), SysErrno>;
+
+/// Without an answer, the thread had failed, which has been reported by itself.
+fn outcome(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
+    told.unwrap_or(Err(SysErrno::IO)).map_err(|error| Errno::from_raw(error.raw_os_error()))
+}
+
+/// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2)
+/// that is under way; else without the inode's lock.
+fn flush_file(place: &MountPlace, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
+    let mount = Entered::new(&place.mountpoint, place.device)?;
+    let file = |flags| mount.by_handle((nodeid, place.generation), flags);
+    let passed = match locking {
+        true => file(OFlags::PATH).and_then(|file| flush_unseen(&file)),
+        // Who asks by lseek(2) has the inode's lock.
+        false => {
+            file(OFlags::RDONLY).and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number))
+        }
+    };
+    match passed {
+        // Closed meanwhile, which passes everything on; or what was held back could not be written,
+        // which its writer is told as well: it is not held back any more. Nothing is held back
+        // where nothing can be written.
+        Ok(()) | Err(SysErrno::STALE | SysErrno::NOSPC | SysErrno::DQUOT | SysErrno::ROFS) => Ok(()),
+        Err(error) => {
+            tracing::debug!(%error, nodeid, "a file could not be passed on");
+            Err(error)
+        }
+    }
+}
+
+/// Has all that is held back of a file written, and waits for it. Before it asks for other times of
+/// a file, the kernel writes what it has collected of it (`fuse_do_setattr`), or it would be late
+/// for them. The door refuses that change ([`FLUSHED`]): so no file is opened and none is
+/// changed, and nobody who watches the mount hears of anything. Were the refusal lost, only the
+/// access time would be another.
+fn flush_unseen(file: &OwnedFd) -> Result<(), SysErrno> {
+    let stamps = Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+    };
+    match rustix::fs::utimensat(file, c"", &stamps, AtFlags::EMPTY_PATH) {
+        Err(FLUSHED) => Ok(()),
+        other => other,
+    }
+}
+
+/// With this the door refuses the change of times by which a file is passed on.
+const FLUSHED: SysErrno = SysErrno::CANCELED;

@@ -1,0 +1,67 @@
+//! The thread that drops pages of files that others changed, where a notification to the kernel
+//! would wait for pages that are being written back.
+//!
+//! Fed by the thread that notifies (`mount.rs`).
+
+use super::{
+    Role, SelfIo,
+    own_mount::{Entered, MountPlace},
+};
+use parking_lot::Mutex;
+use rustix::{fs::OFlags, io::Errno as SysErrno};
+use std::{
+    io,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::JoinHandle,
+};
+
+/// See the file's head.
+#[derive(Default)]
+pub(crate) struct PageDropper {
+    queue: Mutex<Option<Sender<(MountPlace, u64)>>>,
+}
+
+impl PageDropper {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Where there can be none.
+    pub fn start(&self, self_io: &Arc<SelfIo>) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
+        let (sender, files): (_, Receiver<(MountPlace, u64)>) = channel();
+        *self.queue.lock() = Some(sender);
+        self_io.start("nacre-dropper", Role::Flush, move || {
+            for (place, nodeid) in files {
+                match drop_pages(&place, nodeid) {
+                    // The kernel does not have it in memory: nor any pages.
+                    Ok(()) | Err(SysErrno::STALE) => {}
+                    Err(error) => {
+                        tracing::debug!(%error, nodeid, "pages of a file that others changed could not be dropped")
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Closes the queue: the thread ends.
+    pub fn close(&self) {
+        *self.queue.lock() = None;
+    }
+
+    /// Has the clean pages of a file dropped, soon. Pages that are dirty, or being written back,
+    /// are newer than what is below.
+    pub fn soon(&self, place: MountPlace, nodeid: u64) {
+        let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send((place, nodeid)).is_ok());
+        if !sent {
+            tracing::debug!(nodeid, "pages were to be dropped after the end of the mount");
+        }
+    }
+}
+
+fn drop_pages(place: &MountPlace, nodeid: u64) -> Result<(), SysErrno> {
+    let file = Entered::new(&place.mountpoint, place.device)?.by_handle((nodeid, place.generation), OFlags::RDONLY)?;
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)
+}

@@ -1,0 +1,73 @@
+//! Write-back: a door's kernel takes write(2) into its page cache without asking anybody, and
+//! passes the pages on later.
+//!
+//! A layer that counts what is written (a size limit) cannot see such writes when they happen. So
+//! it decides file by file whether the door gets a lease on them
+//! ([`crate::OpenFile::writeback_lease`]), and while there is room it lets them be. What the door
+//! holds back is bounded ([`WritebackHost::dirty_limit`]); when less room than that is left, the
+//! layer recalls its leases ([`WritebackHost::recall`]), and the door announces every write from
+//! then on. What was accepted then always fits.
+
+use crate::Result;
+use std::{sync::Arc, time::Duration};
+
+/// A layer that may let a door hold back writes to some of its files.
+pub trait WritebackLayer: Send + Sync {
+    /// A door offers it; answers whether the layer takes the offer. Called once at most, before the
+    /// first look-up, by doors that can.
+    fn accept(&self, door: &Arc<dyn WritebackHost>) -> bool;
+}
+
+/// The layer's side: the permission to hold back writes to one open file.
+pub trait WritebackLease: Send + Sync {
+    /// A door is about to collect the writes to this file, until it closes it; answers whether it
+    /// may. Before this, and where the answer is no, each write is passed on when it happens.
+    /// Called at most once for an open file.
+    fn begin(&self) -> bool;
+
+    /// Whether writes need not be announced at this moment. Cheap: asked with every answer that the
+    /// door's caches live on.
+    fn unannounced(&self) -> bool;
+
+    /// Whether writes have to wait for a moment before they begin ([`WritebackLease::wait`]):
+    /// something needs to be true of all files at once. They are announced then.
+    fn stopped(&self) -> bool {
+        false
+    }
+
+    /// Waits until writes are stopped no more, at most so long: whoever waits may hold what those
+    /// need who have stopped them.
+    fn wait(&self, most: Duration) {
+        let _ = most;
+    }
+
+    /// A write at the end of the file is about to be collected, of `length` bytes (`None` where the
+    /// door cannot tell). May wait until what the door held back has arrived.
+    ///
+    /// # Errors
+    /// ENOSPC or EDQUOT: the write must not happen.
+    fn announce(&self, length: Option<u64>) -> Result<()>;
+}
+
+/// The door's side: what a layer that has taken the offer may ask of it.
+pub trait WritebackHost: Send + Sync {
+    /// The most that the door can hold back while `files` files are open for collected writes,
+    /// bytes; including what single writes that are under way may still add after a recall.
+    fn dirty_limit(&self, files: usize) -> u64;
+
+    /// The layer lets in whatever arrives, also what no permission covers: an answer of the door
+    /// that crosses a recall may be taken for true until the next write arrives. Called once, when
+    /// the layer takes the offer.
+    fn lets_in(&self);
+
+    /// From when this returns, every write that begins is announced. Does not wait for anything;
+    /// may be called inside a write.
+    fn recall(&self);
+
+    /// Makes the door pass on everything that it holds back; returns when all of it has been
+    /// written. Never called inside an operation of the layer: it waits for such.
+    ///
+    /// # Errors
+    /// Where the door cannot; what is held back must then be counted as held back on.
+    fn flush(&self) -> Result<()>;
+}
