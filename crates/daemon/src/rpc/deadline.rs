@@ -1,7 +1,7 @@
 //! Asking many sockets at once, so that whoever does not answer delays nobody else and the command
 //! by one deadline only.
 //!
-//! Used by the commands of mounts ([`super::find`]) and of pools. Invariants: each user's sockets
+//! Used by the commands of mounts ([`crate::control::find`]) and of pools. Invariants: each user's sockets
 //! have threads of their own, so one user's silent ones do not keep another's from being asked; a
 //! thread that still waits when the deadline has passed is left behind, and waits for nothing that
 //! keeps the process from ending.
@@ -65,14 +65,14 @@ pub fn ask_all<R: Send + 'static>(
 }
 
 /// Reads until a point in time, however the bytes dribble in; without one, for ever.
-pub struct Hasty<'a> {
+pub struct DeadlineReader<'a> {
     /// From here.
     pub stream: &'a UnixStream,
     /// The point in time.
     pub until: Option<Instant>,
 }
 
-impl Read for Hasty<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(until) = self.until {
             let left = left(until);
