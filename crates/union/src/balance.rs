@@ -349,7 +349,7 @@ impl Balance<'_> {
     /// Moves one file, as often as somebody who changes the branches gets in between.
     #[expect(
         clippy::disallowed_methods,
-        reason = "doors close files, and others change the branches: neither tells when it is done"
+        reason = "others use files on the branches, and change the branches: neither tells when it is done"
     )]
     fn carry(&mut self, node: &Arc<UnionNode>, to: &Arc<Branch>, path: &[u8]) -> std::result::Result<u64, Stay> {
         tracing::debug!(path = %path.escape_ascii(), to = %to.name.display(), "moving");
@@ -373,8 +373,8 @@ impl Balance<'_> {
             self.report.stopped |= stop;
             match moved {
                 Err(Stay::Stopped) if !stop => std::thread::sleep(PAUSE),
-                // Doors close files that nobody has open any more.
-                Err(Stay::Open | Stay::InUse | Stay::Changed)
+                Err(Stay::Open) if attempt < ATTEMPTS && !stop && self.shared.ask_to_close(node, PAUSE) => attempt += 1,
+                Err(Stay::InUse | Stay::Changed)
                     if attempt < ATTEMPTS && !stop && self.shared.tell(&Invalidation::Content { id: node.id }) =>
                 {
                     attempt += 1;
