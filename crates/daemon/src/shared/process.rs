@@ -42,8 +42,6 @@ use std::{
 const NAME: &str = "NACRE_SHARES";
 /// How long a process waits for its first request: whoever started it sends one at once.
 const FIRST: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// How long a request may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The name whose mounts this process was started for, if it was.
 pub fn name() -> Option<String> {
