@@ -35,7 +35,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
 };
 
 /// Names the mounts that this process is to serve.
@@ -213,6 +212,9 @@ fn answer(caller: &Caller, office: &Arc<Office>) {
     });
 }
 
+/// Why nothing was mounted, and what was logged before that.
+type Refused = (NotMounted, Option<Arc<Log>>);
+
 /// Why nothing was mounted here.
 enum NotMounted {
     Apart(String),
@@ -230,7 +232,7 @@ fn alike(caller: &UCred, own: &str) -> Result<(), String> {
     }
 }
 
-fn mount(office: &Office, request: &MountRequest) -> Result<(Live, Arc<Log>), (NotMounted, Option<Arc<Log>>)> {
+fn mount(office: &Office, request: &MountRequest) -> Result<(Live, Arc<Log>), Refused> {
     let unlogged = |failure| (NotMounted::Failed(failure), None);
     let plan = request.plan().map_err(unlogged)?;
     let log = Log::open(plan.verbosity, plan.log_file.as_deref()).map(Arc::new).map_err(unlogged)?;
