@@ -55,7 +55,7 @@ impl Graph {
             .modules
             .iter()
             .map(|(module, file)| {
-                let mut named = Named { module: module.clone(), ..Named::default() };
+                let mut named = Named::default();
                 named.visit_file(file);
                 (module.clone(), named)
             })
@@ -148,7 +148,6 @@ impl Graph {
 /// What a file names.
 #[derive(Default)]
 struct Named {
-    module: Module,
     /// As they would be written at the top of the file.
     paths: BTreeSet<Vec<String>>,
     passed_on: Vec<(String, Vec<String>)>,
