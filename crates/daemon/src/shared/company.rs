@@ -101,7 +101,7 @@ impl Seat {
 
     /// Whether rings for all mounts would need too many threads.
     pub fn is_in_a_crowd(&self) -> bool {
-        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let cpus = nacre_sys::cpus::count();
         self.company.members.lock().seats.len().saturating_mul(cpus) > RING_THREADS_MAX
     }
 
