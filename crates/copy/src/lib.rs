@@ -24,6 +24,7 @@ mod figures;
 mod job;
 mod links;
 mod metadata;
+mod pair;
 mod queue;
 mod scout;
 mod state;
