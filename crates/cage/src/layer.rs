@@ -1,10 +1,10 @@
 //! The cage as a layer: which operations change what is stored, and what is booked for them.
 
 use super::{
-    Cage,
-    books::{Shared, Short},
+    Cage, CageShared,
+    books::Short,
     file::{CageFile, Lease, harmless},
-    inodes::{Inode, State},
+    inodes::{Inode, InodeState},
     ledger::Owner,
     names::{Changing, Reserve},
 };
@@ -82,7 +82,7 @@ impl Cage {
         flags: OpenFlags,
     ) -> Result<(Entry, Opened)> {
         let shared = &self.shared;
-        let _naming = shared.naming.read();
+        let _naming = shared.locks.naming.read();
         let group = shared.group(parent);
         let _parent = Changing::begin(shared, parent, true)?;
         let reserve = Reserve::new(shared, Owner { uid: caller.uid, group }, 0, 1)?;
@@ -111,7 +111,7 @@ fn both_ways(flags: OpenFlags) -> OpenFlags {
 }
 
 /// A file was made empty.
-fn cut(shared: &Shared, inode: &Inode, state: &mut State, node: &Node, file: &dyn OpenFile) {
+fn cut(shared: &CageShared, inode: &Inode, state: &mut InodeState, node: &Node, file: &dyn OpenFile) {
     state.unsure();
     state.kept = false;
     if let Some(announced) = &mut state.announced {
@@ -222,7 +222,7 @@ impl Layer for Cage {
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
         self.shared.attend();
         let shared = &self.shared;
-        let _naming = shared.naming.read();
+        let _naming = shared.locks.naming.read();
         let group = shared.group(parent);
         let reserve = Reserve::new(shared, Owner { uid: caller.uid, group }, 0, 1)?;
         let (entry, below) = shared.below.tmpfile(caller, parent, mode, flags)?;
@@ -410,11 +410,11 @@ impl Layer for Cage {
         if let Some(soft) = limits.soft {
             text = text.with("soft", size(soft));
         }
-        text = text.with("writes", self.writes()).with("when-full", self.shared.when_full.word());
+        text = text.with("writes", self.writes()).with("when-full", self.shared.policy.when_full.word());
         for (uid, bytes) in &limits.users {
             text = text.with("limit", format!("user:{uid}={}", size(*bytes)));
         }
-        for (path, bytes) in self.shared.dirs.iter().zip(&limits.dirs) {
+        for (path, bytes) in self.shared.dirs.paths.iter().zip(&limits.dirs) {
             text = text.with("limit", format!("dir:{}={}", path.escape_ascii(), size(*bytes)));
         }
         text.over(self.shared.below.describe())
@@ -426,7 +426,7 @@ impl nacre_vfs::OpenFileClient for Cage {
         if let Some(below) = self.shared.below.capabilities().open_files {
             below.attach(std::sync::Weak::clone(&door));
         }
-        self.shared.closes.attach(door);
+        self.shared.doors.closes.attach(door);
     }
 }
 
@@ -435,7 +435,7 @@ impl nacre_vfs::WritebackLayer for Cage {
         /// For fewer files than that, collecting is not worth a mount's other writers paying for
         /// it.
         const FILES: usize = 16;
-        let wanted = match self.shared.writes {
+        let wanted = match self.shared.policy.writes {
             Writes::Through => false,
             Writes::Collected => true,
             Writes::Auto => {
@@ -467,7 +467,7 @@ impl Cage {
         }
         let inode = shared.inodes.get(attr.id);
         let owner = Owner { uid: attr.uid, group: shared.group_of(node, attr.kind) };
-        let _naming = shared.naming.read();
+        let _naming = shared.locks.naming.read();
         let _room = if bytes > 0 { Some(Reserve::new(shared, owner, bytes, 0)?) } else { None };
         let mut state = inode.lock();
         if !state.loaded {
@@ -482,9 +482,9 @@ impl Cage {
 
 /// A change of owner or length under the file's lock; what is lacking where it does not fit.
 fn change_under(
-    shared: &Shared,
+    shared: &CageShared,
     caller: &Caller,
-    (node, inode, state): (&Node, &Inode, &mut State),
+    (node, inode, state): (&Node, &Inode, &mut InodeState),
     file: Option<&dyn OpenFile>,
     change: &SetAttr,
 ) -> Result<Result<Attr>, (Short, u64)> {
@@ -513,7 +513,7 @@ fn change_under(
             .map_err(|full| (Short::Full(full), state.booked()))?;
     }
     {
-        let _changing = shared.changing.read();
+        let _changing = shared.locks.changing.read();
         shared.touch(inode, state);
     }
     let result = shared.below.setattr(caller, node, file, change);

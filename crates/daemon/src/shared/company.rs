@@ -30,7 +30,7 @@ pub struct Company {
     members: Mutex<Members>,
     /// Directories of all mounts are watched together: one descriptor and one thread for each file
     /// system's mount.
-    watching: Arc<host::Company>,
+    watching: Arc<host::WatchGroup>,
 }
 
 #[derive(Default)]
@@ -95,7 +95,7 @@ impl Seat {
     }
 
     /// What watches directories for all mounts of the process.
-    pub fn watching(&self) -> Arc<host::Company> {
+    pub fn watching(&self) -> Arc<host::WatchGroup> {
         Arc::clone(&self.company.watching)
     }
 

@@ -2,7 +2,6 @@
 //! call where there is one.
 
 mod binds;
-mod companies;
 mod creation;
 mod files;
 mod identity;
@@ -10,6 +9,7 @@ mod links;
 mod listings;
 mod parity;
 mod resting;
+mod watch_groups;
 mod watching;
 
 use super::{Directories, Host, HostNode, HostOptions};
