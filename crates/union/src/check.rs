@@ -7,12 +7,11 @@
 //! alone.
 
 use crate::{
+    OWN, Union, UnionShared,
     branches::Branch,
     listing::{self, Present, Request},
     marks,
-    node::{Part, UnionNode},
-    remove::source,
-    union::{OWN, Union, UnionShared},
+    node::{Part, UnionNode, source},
     work,
 };
 use hashbrown::HashMap;

@@ -7,12 +7,11 @@
 //! programs copy by themselves.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
     listing::{Present, Request},
     lookup::FoundFile,
-    node::{Part, Redirect, UnionNode, View},
-    remove::{lock_names, source},
-    union::{OWN, UnionShared},
+    node::{Part, Redirect, UnionNode, View, lock_names, source},
 };
 use nacre_vfs::{Entry, Errno, Kind, Name, Result};
 use std::sync::Arc;

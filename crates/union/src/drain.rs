@@ -8,16 +8,16 @@
 //! before that goes, so that stopping, or a crash, costs nothing. What cannot go is told and stays.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
     control::{ChangeError, Control},
     hardlinks::relocate::Scans,
     listing::{Present, Request},
     lookup::FoundFile,
     marks,
-    node::{Part, Redirect, UnionNode},
-    relocate::{Goal, Stay},
-    remove::{holds_marks_only, lock_names, source},
-    union::{OWN, UnionShared},
+    node::{Part, Redirect, UnionNode, lock_names, path_in, source},
+    relocate::{Goal, Left, Stay},
+    remove::holds_marks_only,
 };
 use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Kind, Name, Result};
 use std::{
@@ -43,15 +43,6 @@ pub struct DrainProgress {
     pub left: u64,
     /// The present file, names divided by slashes.
     pub path: Vec<u8>,
-}
-
-/// Something that stays on the branch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
-    /// Names divided by slashes.
-    pub path: Vec<u8>,
-    /// Why.
-    pub why: String,
 }
 
 /// What a drain has come to.
@@ -305,16 +296,6 @@ impl Drain<'_> {
             Err(error) => self.stays(directory.path().unwrap_or_default(), error.to_string()),
         }
     }
-}
-
-/// The path of a name in a directory.
-pub(crate) fn path_in(directory: &UnionNode, name: &[u8]) -> Vec<u8> {
-    let mut path = directory.path().unwrap_or_default();
-    if !path.is_empty() {
-        path.push(b'/');
-    }
-    path.extend_from_slice(name);
-    path
 }
 
 /// The names of a directory that may be on one branch.

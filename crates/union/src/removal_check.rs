@@ -5,13 +5,11 @@
 //! ([`Control::remove`](crate::Control::remove)). Nothing is changed.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
-    drain::path_in,
     listing::{Present, Request},
     marks,
-    node::{Part, UnionNode},
-    remove::source,
-    union::{OWN, UnionShared},
+    node::{Part, UnionNode, path_in, source},
 };
 use nacre_vfs::{Entry, Errno, Kind, Name, Result};
 use std::sync::Arc;
