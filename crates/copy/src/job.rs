@@ -1,8 +1,4 @@
-//! What all workers of one copy know; `run.rs` is the copy from beginning to end.
-
-mod run;
-
-pub use run::run;
+//! What all workers of one copy know, made by `run.rs`.
 
 use crate::{
     CopyEvent, Options, Verify,
@@ -26,8 +22,8 @@ use std::{
 pub(crate) struct Job<'a> {
     pub(crate) options: &'a Options,
     pub(crate) figures: &'a Figures,
-    stop: &'a AtomicBool,
-    told: &'a (dyn Fn(CopyEvent) + Sync),
+    pub(crate) stop: &'a AtomicBool,
+    pub(crate) told: &'a (dyn Fn(CopyEvent) + Sync),
     pub(crate) source_device: u64,
     pub(crate) dest: OwnedFd,
     pub(crate) dest_identity: Identity,
@@ -35,16 +31,16 @@ pub(crate) struct Job<'a> {
     pub(crate) resumed: bool,
     /// The user and group that new files belong to.
     pub(crate) own: (u32, u32),
-    id: String,
+    pub(crate) id: String,
     /// Of what was there already on the file system of DEST, what was changed in this time may have
     /// been lost in part.
-    doubtful: Option<(state::Time, state::Time)>,
-    dest_device: u64,
-    complete: AtomicBool,
+    pub(crate) doubtful: Option<(state::Time, state::Time)>,
+    pub(crate) dest_device: u64,
+    pub(crate) complete: AtomicBool,
     /// The file systems that were written to.
-    devices: Mutex<BTreeMap<u64, OwnedFd>>,
-    fatal: Mutex<Option<String>>,
-    over: AtomicBool,
+    pub(crate) devices: Mutex<BTreeMap<u64, OwnedFd>>,
+    pub(crate) fatal: Mutex<Option<String>>,
+    pub(crate) over: AtomicBool,
 }
 
 impl Job<'_> {
@@ -142,14 +138,14 @@ impl Job<'_> {
     }
 
     /// Writes out everything that was written.
-    fn sync(&self) -> io::Result<()> {
+    pub(crate) fn sync(&self) -> io::Result<()> {
         for directory in self.devices.lock().values() {
             fs::syncfs(directory)?;
         }
         Ok(())
     }
 
-    fn fail_wholly(&self, what: String) {
+    pub(crate) fn fail_wholly(&self, what: String) {
         self.fatal.lock().get_or_insert(what);
         self.over.store(true, Ordering::Relaxed);
     }

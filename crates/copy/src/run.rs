@@ -1,10 +1,10 @@
 //! One copy from beginning to end: the phases, and how it ends.
 
-use super::Job;
 use crate::{
     CopyEvent, Options, Outcome, Refusal, Verify,
     destination::{self, Prepared, failed},
     figures::Figures,
+    job::Job,
     links::Links,
     metadata::Meta,
     pair::{Pair, duplicate},
