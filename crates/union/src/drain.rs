@@ -12,14 +12,13 @@ use crate::{
     branches::Branch,
     control::{ChangeError, Control},
     hardlinks::relocate::Scans,
-    listing::{Present, Request},
     lookup::FoundFile,
     marks,
     node::{Part, Redirect, UnionNode, lock_names, path_in, source},
     relocate::{Goal, Left, Stay},
     remove::holds_marks_only,
 };
-use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Kind, Name, Result};
+use nacre_vfs::{Attr, DirEntry, DirSink, Errno, FileId, Invalidation, Kind, Name, Result};
 use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -298,29 +297,6 @@ impl Drain<'_> {
     }
 }
 
-/// The names of a directory that may be on one branch.
-struct There {
-    home: Option<usize>,
-    names: Vec<Vec<u8>>,
-}
-
-impl Present for There {
-    fn present(
-        &mut self,
-        source: Option<usize>,
-        name: Name<'_>,
-        _: u64,
-        kind: Option<Kind>,
-        _: Option<Entry>,
-        _: u64,
-    ) -> Result<bool> {
-        if self.home == source || kind.is_none_or(|kind| kind == Kind::Directory) {
-            self.names.push(name.bytes().to_vec());
-        }
-        Ok(true)
-    }
-}
-
 /// The names in a directory of a branch that may be marks.
 struct Marked {
     x: bool,
@@ -365,11 +341,9 @@ impl UnionShared {
         let sources: Vec<_> = parts.iter().map(source).collect();
         let marks = parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
         let home = parts.iter().position(|part| part.branch.slot == branch.slot);
-        let mut there = There { home, names: Vec::new() };
-        let request =
-            Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
-        self.listings.list(&marks, &request, &sources, &mut there)?;
-        Ok(there.names)
+        self.listings.names(&marks, directory.id, &sources, |source, kind| {
+            home == source || kind.is_none_or(|kind| kind == Kind::Directory)
+        })
     }
 
     /// The names that a directory of a branch hides.

@@ -34,6 +34,22 @@ struct Door {
     source: TempDir,
 }
 
+/// One bind mount; undone when dropped, before the source is removed.
+struct Bind(PathBuf);
+
+impl Bind {
+    fn new(from: &Path, to: &Path) -> Bind {
+        assert!(std::process::Command::new("mount").arg("--bind").args([from, to]).status().unwrap().success());
+        Bind(to.to_owned())
+    }
+}
+
+impl Drop for Bind {
+    fn drop(&mut self) {
+        assert!(std::process::Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
+    }
+}
+
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

@@ -112,22 +112,6 @@ fn a_file_with_a_name_in_each_of_two_is_heard_by_both() {
     }
 }
 
-/// One bind mount; undone when dropped.
-struct Bind(PathBuf);
-
-impl Bind {
-    fn new(from: &Path, to: &Path) -> Bind {
-        assert!(Command::new("mount").arg("--bind").args([from, to]).status().unwrap().success());
-        Bind(to.to_owned())
-    }
-}
-
-impl Drop for Bind {
-    fn drop(&mut self) {
-        assert!(Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
-    }
-}
-
 #[test]
 fn what_is_bound_from_one_into_another_is_heard_from_when_it_is_met() {
     if !is_root() {
