@@ -531,7 +531,7 @@ fn count_and_settle(shared: &CageShared, recount: &mut Recount) -> Result<i64, S
 
 /// Lets a door collect, and waits for it to settle when its permission was recalled. Answers
 /// whether that can be done.
-pub(super) fn collect(shared: &Arc<CageShared>, door: &Arc<dyn WritebackHost>) -> bool {
+pub(super) fn begin_writeback(shared: &Arc<CageShared>, door: &Arc<dyn WritebackHost>) -> bool {
     let writeback = Arc::new(WritebackPermit::new(Arc::clone(door)));
     let (weak, waiting) = (Arc::downgrade(shared), Arc::clone(&writeback));
     // It may be waiting for the door when the cage ends, so nobody waits for it.

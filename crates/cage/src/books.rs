@@ -252,13 +252,13 @@ impl CageShared {
             self.touch(inode, state);
             self.ledger.release(state.owner, state.booked(), u64::from(state.counted));
         }
-        let (handles, writers, appenders, collected) = (state.handles, state.writers, state.appenders, state.collected);
+        let (handles, writers, appenders, writeback) = (state.handles, state.writers, state.appenders, state.writeback);
         // The generation stays: its record of this file is the one that counts.
         *state = InodeState {
             handles,
             writers,
             appenders,
-            collected,
+            writeback,
             generation: state.generation,
             owner: state.owner,
             gone: true,
@@ -538,7 +538,7 @@ impl CageShared {
     }
 
     /// Whether appends are collected at all.
-    pub(super) fn collects(&self) -> bool {
+    pub(super) fn writes_back(&self) -> bool {
         self.doors.writeback.get().is_some()
     }
 

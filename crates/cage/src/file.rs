@@ -46,15 +46,20 @@ pub(super) struct Lease {
     inode: Arc<Inode>,
     flags: OpenFlags,
     /// A door may collect what is written through it.
-    collectable: bool,
+    writeback_allowed: bool,
     /// It does.
-    collected: AtomicBool,
+    writeback: AtomicBool,
 }
 
 impl Lease {
     /// Counts an open file, from before it is opened: what is unlinked meanwhile is not taken for
     /// gone.
-    pub(super) fn new(shared: &Arc<CageShared>, inode: &Arc<Inode>, flags: OpenFlags, collectable: bool) -> Lease {
+    pub(super) fn new(
+        shared: &Arc<CageShared>,
+        inode: &Arc<Inode>,
+        flags: OpenFlags,
+        writeback_allowed: bool,
+    ) -> Lease {
         inode.open.fetch_add(1, Ordering::AcqRel);
         let mut state = inode.lock();
         state.handles += 1;
@@ -69,8 +74,8 @@ impl Lease {
             shared: Arc::clone(shared),
             inode: Arc::clone(inode),
             flags,
-            collectable,
-            collected: AtomicBool::new(false),
+            writeback_allowed,
+            writeback: AtomicBool::new(false),
         }
     }
 }
@@ -85,10 +90,10 @@ impl Drop for Lease {
         if self.flags.writes() && self.flags.appends() {
             state.appenders -= 1;
         }
-        let collected = *self.collected.get_mut();
-        if collected {
-            state.collected -= 1;
-            if state.collected == 0 {
+        let had_writeback = *self.writeback.get_mut();
+        if had_writeback {
+            state.writeback -= 1;
+            if state.writeback == 0 {
                 // All of it arrived before the last one could be closed.
                 self.shared.drain_pool(&self.inode, &mut state);
             }
@@ -98,7 +103,7 @@ impl Drop for Lease {
         }
         drop(state);
         self.inode.open.fetch_sub(1, Ordering::AcqRel);
-        if collected && let Some(writeback) = self.shared.doors.writeback.get() {
+        if had_writeback && let Some(writeback) = self.shared.doors.writeback.get() {
             writeback.dismiss();
         }
     }
@@ -153,7 +158,7 @@ impl CageFile {
                 Err(Lack::Other(error)) => return Err(error),
                 Err(Lack::Room(short, bytes)) => (short, bytes),
             };
-            let holds = state.collected > 0;
+            let holds = state.writeback > 0;
             drop(state);
             match self.shared().relieve_holding(holds, short, owner, bytes, round) {
                 Ok(()) => round += 1,
@@ -167,7 +172,7 @@ impl CageFile {
     /// Whether what is written may have been held back by a door: nobody can be told any more that
     /// it does not fit.
     fn source(state: &InodeState, origin: WriteOrigin) -> Source {
-        match state.collected {
+        match state.writeback {
             0 => Source::Call,
             _ if origin.is_writeback() => Source::Held,
             _ => Source::Beside,
@@ -390,11 +395,11 @@ impl WritebackLease for CageFile {
         // Where a user or a directory has a limit of its own, each write is booked when it happens:
         // room is kept free in the whole cage only.
         let limited = state.owner.group.is_some() || shared.ledger.limits().users.contains_key(&state.owner.uid);
-        if limited || self.lease.collected.load(Ordering::Relaxed) || !writeback.admit(shared.ledger.room()) {
+        if limited || self.lease.writeback.load(Ordering::Relaxed) || !writeback.admit(shared.ledger.room()) {
             return false;
         }
-        self.lease.collected.store(true, Ordering::Relaxed);
-        state.collected += 1;
+        self.lease.writeback.store(true, Ordering::Relaxed);
+        state.writeback += 1;
         // What is collected arrives at places that only the kernel knows: its blocks must be known
         // as they are.
         self.refresh(&mut state);
@@ -526,7 +531,7 @@ impl OpenFile for CageFile {
     }
 
     fn writeback_lease(&self) -> Option<&dyn WritebackLease> {
-        if self.lease.collectable { Some(self) } else { None }
+        if self.lease.writeback_allowed { Some(self) } else { None }
     }
 
     nacre_vfs::forward_file! { inner read seek test_lock set_lock flock }

@@ -98,7 +98,7 @@ pub(super) struct InodeState {
     /// Those of the writers that always write at the end.
     pub(super) appenders: usize,
     /// Those of the writers whose writes a door collects.
-    pub(super) collected: usize,
+    pub(super) writeback: usize,
     /// It was written to at its end.
     pub(super) grown: bool,
     pub(super) announced: Option<Announced>,

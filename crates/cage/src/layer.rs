@@ -27,8 +27,8 @@ impl Cage {
         let inode = shared.inodes.get(shared.below.id(node)?);
         // Readable, since whoever collects parts of pages reads the rest; where that is refused, it
         // is opened as asked, and not collected.
-        let collectable = collectable(flags) && shared.collects();
-        if collectable {
+        let writeback_allowed = writeback_allowed(flags) && shared.writes_back();
+        if writeback_allowed {
             match self.open_with(caller, node, &inode, flags, both_ways(flags)) {
                 Err(error) => tracing::debug!(%error, "a file cannot be opened for collecting writes to it"),
                 opened => return opened,
@@ -87,12 +87,17 @@ impl Cage {
         let _parent = Changing::begin(shared, parent, true)?;
         let reserve = Reserve::new(shared, Owner { uid: caller.uid, group }, 0, 1)?;
         let fresh = OpenFlags((flags.raw() | OpenFlags::EXCL) & !OpenFlags::TRUNC);
-        let collectable = collectable(flags) && shared.collects();
+        let writeback_allowed = writeback_allowed(flags) && shared.writes_back();
         let _name = shared.lock_name(parent, name)?;
-        let (entry, below) =
-            shared.below.create(caller, parent, name, mode, if collectable { both_ways(fresh) } else { fresh })?;
+        let (entry, below) = shared.below.create(
+            caller,
+            parent,
+            name,
+            mode,
+            if writeback_allowed { both_ways(fresh) } else { fresh },
+        )?;
         let inode = shared.born(&entry, group, true, reserve);
-        let lease = Lease::new(shared, &inode, flags, collectable);
+        let lease = Lease::new(shared, &inode, flags, writeback_allowed);
         let file = Arc::new(CageFile::new(below, entry.node.clone(), lease));
         Ok((entry, file))
     }
@@ -100,7 +105,7 @@ impl Cage {
 
 /// Whether writes to a file opened so can be collected: only at its end, by one who does not wait
 /// for the storage.
-fn collectable(flags: OpenFlags) -> bool {
+fn writeback_allowed(flags: OpenFlags) -> bool {
     let waits = OFlags::SYNC | OFlags::DSYNC | OFlags::DIRECT;
     flags.writes() && !flags.reads() && flags.appends() && !OFlags::from_bits_retain(flags.raw()).intersects(waits)
 }
@@ -172,7 +177,7 @@ impl Layer for Cage {
                 Ok(attr) => return attr,
                 Err((short, bytes)) => {
                     let owner = Owner { uid: change.uid.unwrap_or(state.owner.uid), ..state.owner };
-                    let holds = state.collected > 0;
+                    let holds = state.writeback > 0;
                     drop(state);
                     shared.relieve_holding(holds, short, owner, bytes, round)?;
                 }
@@ -443,7 +448,7 @@ impl nacre_vfs::WritebackLayer for Cage {
                 limit >= door.dirty_limit(FILES).saturating_mul(3)
             }
         };
-        wanted && super::background::collect(&self.shared, door)
+        wanted && super::background::begin_writeback(&self.shared, door)
     }
 }
 

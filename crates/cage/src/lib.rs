@@ -184,7 +184,7 @@ impl Cage {
 
     /// How writes are taken: `collected` or `through`.
     pub(crate) fn writes(&self) -> &'static str {
-        if self.shared.collects() { "collected" } else { "through" }
+        if self.shared.writes_back() { "collected" } else { "through" }
     }
 
     /// The state.

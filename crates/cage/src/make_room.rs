@@ -375,7 +375,7 @@ impl CageShared {
     /// that: all who write write at its end, wherever that is, and no kernel holds the length for
     /// its own. Else a hole is made.
     fn cut_head(&self, state: &InodeState, file: &dyn OpenFile, start: u64, end: u64) -> Result<&'static str> {
-        let at_its_end = state.writers == state.appenders && !self.collects();
+        let at_its_end = state.writers == state.appenders && !self.writes_back();
         if at_its_end && start == 0 {
             match file.allocate(AllocateMode(AllocateMode::COLLAPSE_RANGE), 0, end) {
                 Err(Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENOSYS | Errno::EPERM) => {}

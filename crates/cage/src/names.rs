@@ -164,10 +164,10 @@ impl CageShared {
         let mut empty = entry.attr.kind == Kind::File;
         if !state.loaded {
             empty = false;
-            let (handles, writers, appenders, collected) =
-                (state.handles, state.writers, state.appenders, state.collected);
+            let (handles, writers, appenders, writeback) =
+                (state.handles, state.writers, state.appenders, state.writeback);
             let generation = state.generation;
-            *state = InodeState { handles, writers, appenders, collected, generation, ..InodeState::default() };
+            *state = InodeState { handles, writers, appenders, writeback, generation, ..InodeState::default() };
             state.loaded = true;
             state.node = Some(entry.node.clone());
             state.kind = Some(entry.attr.kind);

@@ -3,8 +3,8 @@
 //!
 //! Branches are layers themselves (host directories, trees in memory, whole stacks); nothing here
 //! knows a path of the host. The parts:
-//! * `union.rs` is the layer, `node.rs` what is kept for each file, `branches.rs` a branch at work
-//!   with its own directories (`work.rs`);
+//! * `union.rs` is the layer, `UnionShared` below what all parts share, `node.rs` what is kept for
+//!   each file, `branches.rs` a branch at work with its own directories (`work.rs`);
 //! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes what hides names,
 //!   `listing.rs` merges listings;
 //! * `copy_up.rs`, `grow.rs` and `copy_up_dir.rs` bring files, directories and trees to branches

@@ -1,4 +1,5 @@
-//! How a union behaves, and the `-o` words that say so: those of aufs, the placement words of mergerfs, the directories of overlayfs. Pure.
+//! How a union behaves, and the `-o` words that say so: those of aufs, the placement words of
+//! mergerfs, the directories of overlayfs. Pure.
 //!
 //! Called by whoever reads a command line or an fstab; the words that are not the union's own are
 //! handed back. Each word of aufs is in one of three tables: it is obeyed, it is accepted because

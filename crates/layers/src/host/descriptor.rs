@@ -1,7 +1,7 @@
 //! What can be done with the descriptor of any file: opened again, cut, asked for its flags.
 //!
-//! Called by `open.rs`, `file.rs`, `change.rs` and `locks.rs`. Knows no nodes: whoever calls has seen
-//! to it that the descriptor is that of the file that is meant.
+//! Called by `open.rs`, `file.rs`, `change.rs` and `locks.rs`. Knows no nodes: whoever calls has
+//! seen to it that the descriptor is that of the file that is meant.
 
 use super::errno;
 use nacre_sys::{credentials, inode::proc_path, ioctls};
