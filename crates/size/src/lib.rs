@@ -6,6 +6,7 @@
 //!
 //! Two grammars stay apart on purpose: rates (`layers/throttle/rate.rs`) are floating point as in
 //! bindfs, and the sizes of `nacre bench` are whole, not zero, and have the units K, M and G only.
+#![forbid(unsafe_code)]
 
 /// The letters of units; each stands for 1024 times what the one before it does.
 const UNITS: [char; 7] = ['B', 'K', 'M', 'G', 'T', 'P', 'E'];
