@@ -248,7 +248,8 @@ fn amounts(table: &TableArguments) -> Vec<Arg> {
     [quick, number("rounds", "Rounds of which the median counts (default 5)")].into_iter().chain(known).collect()
 }
 
-/// A size with an optional suffix K, M or G (powers of 1024).
+/// A size with an optional suffix K, M or G (powers of 1024). Not `nacre_size`: what is measured is
+/// whole, never zero, and no larger unit would be meant.
 fn parse_size(text: &str) -> Result<u64, ArgumentError> {
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (text.get(..at), KIB),

@@ -4,16 +4,16 @@
 //! Started with the cage (and, for the settling, when a door collects), ended by
 //! [`super::Cage::shut_down`]. Invariants: nothing here is waited for by an operation, but for the
 //! settling; a count replaces the books, and a checkpoint copies them, only while no file is being
-//! made and nothing is being booked ([`Shared::naming`], then [`Shared::changing`]).
+//! made and nothing is being booked ([`CageLocks::naming`], then [`CageLocks::changing`]).
 
 use super::{
-    books::Shared,
-    collecting::Collecting,
+    CageShared,
     inodes::Account,
     ledger::Sums,
     options::RecountReport,
-    recount::{Control, Held, Recount, Rule as CountRule, Stopped, lower_priority},
+    recount::{Control, CountRule, Held, Recount, Stopped, lower_priority},
     resting::Counting,
+    writeback::WritebackPermit,
 };
 use nacre_vfs::{Attr, FileId, Name, Node, WritebackHost};
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
@@ -268,7 +268,7 @@ fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<J
 }
 
 /// Starts the keeping of the books; with `count`, with a count.
-pub(super) fn start(shared: &Arc<Shared>, count: bool) {
+pub(super) fn start(shared: &Arc<CageShared>, count: bool) {
     shared.background.wish(|wishes| wishes.count = count);
     let books = Arc::clone(shared);
     shared.background.add(thread("nacre-cage-save", move || save(&books)));
@@ -277,7 +277,7 @@ pub(super) fn start(shared: &Arc<Shared>, count: bool) {
 }
 
 /// Saves the accounts now and then, and when asked to.
-fn save(shared: &Shared) {
+fn save(shared: &CageShared) {
     let background = &shared.background;
     let Some(saved) = &shared.saved else { return };
     let mut last = shared.clock.now();
@@ -306,7 +306,7 @@ fn save(shared: &Shared) {
     }
 }
 
-impl Shared {
+impl CageShared {
     /// Holds off whatever makes names. Whoever makes one may be waiting for a door to settle
     /// meanwhile, and those who come after a waiting writer wait, too: so it is tried for short
     /// times only, lest all who serve the door come to wait here.
@@ -314,7 +314,7 @@ impl Shared {
     fn nothing_made(&self) -> RwLockWriteGuard<'_, ()> {
         let mut patience = PATIENCE_LEAST;
         loop {
-            if let Some(naming) = self.naming.try_write_for(patience) {
+            if let Some(naming) = self.locks.naming.try_write_for(patience) {
                 return naming;
             }
             std::thread::sleep(PATIENCE_LEAST * 2);
@@ -327,7 +327,7 @@ impl Shared {
         let Some(saved) = &self.saved else { return };
         let pending = {
             let _naming = self.nothing_made();
-            let _changing = self.changing.write();
+            let _changing = self.locks.changing.write();
             saved.begin_checkpoint(&self.ledger.sums(), self.exact.load(Ordering::Relaxed))
         };
         // What is booked for these may be more than they need: after a crash they are looked at.
@@ -348,7 +348,7 @@ impl Shared {
         let Some(saved) = &self.saved else { return };
         let sums = {
             let _naming = self.nothing_made();
-            let _changing = self.changing.write();
+            let _changing = self.locks.changing.write();
             self.ledger.sums()
         };
         if let Err(error) = saved.close(&sums, self.exact.load(Ordering::Relaxed)) {
@@ -358,11 +358,11 @@ impl Shared {
 }
 
 /// How a count counts.
-struct OfShared {
-    shared: Weak<Shared>,
+struct CageCountRule {
+    shared: Weak<CageShared>,
 }
 
-impl CountRule for OfShared {
+impl CountRule for CageCountRule {
     fn counts(&self, _id: &FileId) -> bool {
         // Subvolumes have device numbers of their own, and what is mounted inside is stored through
         // the cage, too.
@@ -377,12 +377,12 @@ impl CountRule for OfShared {
 
     fn group(&self, directory: &FileId, above: Option<usize>) -> Option<usize> {
         let shared = self.shared.upgrade()?;
-        shared.limited.read().get(directory).copied().or(above)
+        shared.dirs.found.read().get(directory).copied().or(above)
     }
 }
 
 /// Counts when asked to, and when changes from outside have made it necessary.
-fn keep_counting(shared: &Arc<Shared>) {
+fn keep_counting(shared: &Arc<CageShared>) {
     lower_priority();
     let background = &shared.background;
     loop {
@@ -428,21 +428,21 @@ fn keep_counting(shared: &Arc<Shared>) {
 ///
 /// # Errors
 /// Told to stop, or the root cannot be reached.
-pub(super) fn count(shared: &Arc<Shared>, hurry: bool) -> Result<(), Stopped> {
+pub(super) fn count(shared: &Arc<CageShared>, hurry: bool) -> Result<(), Stopped> {
     count_next(shared, &mut shared.resting.counting.lock(), hurry)
 }
 
 /// The same, by who has waited for the counts before it.
-pub(super) fn count_next(shared: &Arc<Shared>, counting: &mut Counting, hurry: bool) -> Result<(), Stopped> {
+pub(super) fn count_next(shared: &Arc<CageShared>, counting: &mut Counting, hurry: bool) -> Result<(), Stopped> {
     shared.resting.wakes();
     let _everything_touched = shared.inodes.pin();
     // What is touched from here on is held against what the walk finds.
     shared.background.counts.fetch_add(1, Ordering::AcqRel);
-    if !shared.dirs.is_empty() {
+    if !shared.dirs.paths.is_empty() {
         shared.find_limited_again();
     }
     let start = shared.clock.now();
-    let rule = Arc::new(OfShared { shared: Arc::downgrade(shared) });
+    let rule = Arc::new(CageCountRule { shared: Arc::downgrade(shared) });
     let mut recount = Recount::new(Arc::clone(&shared.below), rule, Arc::clone(&shared.clock));
     let control = recount.control();
     control.hurry(hurry);
@@ -490,11 +490,11 @@ pub(super) fn count_next(shared: &Arc<Shared>, counting: &mut Counting, hurry: b
     })
 }
 
-fn count_and_settle(shared: &Shared, recount: &mut Recount) -> Result<i64, Stopped> {
+fn count_and_settle(shared: &CageShared, recount: &mut Recount) -> Result<i64, Stopped> {
     loop {
         recount.run()?;
         let _naming = shared.nothing_made();
-        let _changing = shared.changing.write();
+        let _changing = shared.locks.changing.write();
         let touched = shared.inodes.all().into_iter().filter(|inode| inode.id != shared.root).filter_map(|inode| {
             let account: Account = *inode.account.lock();
             // What is open may have no name any more, so that the walk did not find it.
@@ -531,12 +531,12 @@ fn count_and_settle(shared: &Shared, recount: &mut Recount) -> Result<i64, Stopp
 
 /// Lets a door collect, and waits for it to settle when its permission was recalled. Answers
 /// whether that can be done.
-pub(super) fn collect(shared: &Arc<Shared>, door: &Arc<dyn WritebackHost>) -> bool {
-    let collecting = Arc::new(Collecting::new(Arc::clone(door)));
-    let (weak, waiting) = (Arc::downgrade(shared), Arc::clone(&collecting));
+pub(super) fn begin_writeback(shared: &Arc<CageShared>, door: &Arc<dyn WritebackHost>) -> bool {
+    let writeback = Arc::new(WritebackPermit::new(Arc::clone(door)));
+    let (weak, waiting) = (Arc::downgrade(shared), Arc::clone(&writeback));
     // It may be waiting for the door when the cage ends, so nobody waits for it.
     match thread("nacre-cage-settle", move || settle(&weak, &waiting)) {
-        Ok(_detached) => shared.collecting.set(collecting).is_ok(),
+        Ok(_detached) => shared.doors.writeback.set(writeback).is_ok(),
         Err(error) => {
             tracing::warn!(%error, "no thread for settling: writes are not collected");
             false
@@ -545,30 +545,30 @@ pub(super) fn collect(shared: &Arc<Shared>, door: &Arc<dyn WritebackHost>) -> bo
 }
 
 #[expect(clippy::disallowed_methods, reason = "stragglers tell nobody when they have gone by")]
-fn settle(shared: &Weak<Shared>, collecting: &Collecting) {
-    while collecting.wait_unsettled(SETTLE_AGAIN) {
+fn settle(shared: &Weak<CageShared>, writeback: &WritebackPermit) {
+    while writeback.wait_unsettled(SETTLE_AGAIN) {
         // A call that has asked whether it may, but not begun to copy, is seen by nobody: it is
         // given time to begin, and waited for again.
-        let result = collecting.door.flush().and_then(|()| {
+        let result = writeback.door.flush().and_then(|()| {
             std::thread::sleep(STRAGGLERS);
-            collecting.door.flush()
+            writeback.door.flush()
         });
         let Some(shared) = shared.upgrade() else { return };
         match result {
             Ok(()) => {
                 shared.drain_stale();
-                collecting.settled(true);
+                writeback.settled(true);
             }
             Err(error) => {
                 tracing::warn!(cage = shared.name, %error, "what the kernel holds back cannot be written now; room is kept for it, and it is tried again");
-                collecting.settled(false);
+                writeback.settled(false);
             }
         }
     }
 }
 
 /// Starts telling of crossings of the soft limit: in the log, and by a command.
-pub(super) fn watch_soft(shared: &Arc<Shared>, command: Option<String>) {
+pub(super) fn watch_soft(shared: &Arc<CageShared>, command: Option<String>) {
     let (tell, told): (Sender<bool>, Receiver<bool>) = channel();
     let weak = Arc::downgrade(shared);
     let tell = Mutex::new(tell);
@@ -583,7 +583,7 @@ pub(super) fn watch_soft(shared: &Arc<Shared>, command: Option<String>) {
     }
 }
 
-fn soft(shared: &Weak<Shared>, told: &Receiver<bool>, command: Option<&str>) {
+fn soft(shared: &Weak<CageShared>, told: &Receiver<bool>, command: Option<&str>) {
     while let Ok(mut above) = told.recv() {
         // Only the newest counts, where the command took longer than the change.
         while let Ok(newer) = told.try_recv() {

@@ -1,32 +1,21 @@
-//! What all parts of a cage share, and how changes of files get into the ledger.
+//! How changes of files get into the ledger.
 //!
 //! Called by the operations of the layer and of open files. Every change of what is booked for a
 //! file goes through here, under the file's lock: noted for the saved accounts first, then booked,
-//! both while checkpoints are held off ([`Shared::changing`]).
+//! both while checkpoints are held off ([`CageLocks::changing`]).
 
 use super::{
-    charge_rule::{Rule, Storage},
-    collecting::{Collecting, Phase},
-    inodes::{Account, Inode, Inodes, State},
-    ledger::{Full, Ledger, Owner},
-    make_room::Dropping,
-    names::{NameLocks, SOMEWHERE},
-    saved::Saved,
+    CageShared,
+    charge_rule::Storage,
+    inodes::{Account, Inode, InodeState},
+    ledger::{Full, Owner},
+    saved::{SOMEWHERE, Saved},
+    settings::WhenFull,
+    writeback::Phase,
 };
-use crate::settings::{WhenFull, Writes};
-use nacre_layers::context::{Waiting, wait_for};
-use nacre_vfs::{Attr, Caller, Errno, FileId, Invalidation, Kind, Layer, Node, OpenFile, OpenFlags, Result};
-use parking_lot::{Mutex, RwLock};
-use std::{
-    collections::HashMap,
-    os::fd::BorrowedFd,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc::Sender,
-    },
-    time::Duration,
-};
+use nacre_layers::context::wait_for;
+use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Node, OpenFile, OpenFlags, Result};
+use std::{os::fd::BorrowedFd, sync::atomic::Ordering, time::Duration};
 
 /// How often an operation tries again after room was made or a settling was waited for.
 pub(super) const ROUNDS: usize = 8;
@@ -36,75 +25,6 @@ const HELD_UP: Duration = Duration::from_secs(1);
 /// How long any other call waits: far longer than a disk takes to write what a door can hold back.
 /// Whatever keeps it from arriving, calls are refused then, and nobody hangs.
 pub(super) const ARRIVAL: Duration = Duration::from_secs(30);
-
-/// The parts of a cage.
-pub(super) struct Shared {
-    pub(super) below: Arc<dyn Layer>,
-    pub(super) name: String,
-    pub(super) root: FileId,
-    pub(super) rule: Rule,
-    /// Directories occupy blocks here, so that a new name may cost something.
-    pub(super) directories_cost: bool,
-    pub(super) writes: Writes,
-    pub(super) when_full: WhenFull,
-    pub(super) ledger: Ledger,
-    pub(super) inodes: Arc<Inodes>,
-    /// Paths of the directories that have a limit, by group, and the directories themselves as far
-    /// as they exist.
-    pub(super) dirs: Vec<Vec<u8>>,
-    pub(super) limited: RwLock<HashMap<FileId, usize>>,
-    pub(super) saved: Option<Saved>,
-    /// Held for reading while something is noted and booked; for writing where the books must stand
-    /// still.
-    pub(super) changing: RwLock<()>,
-    /// Held for reading while something is made, from before it is booked in advance until it is
-    /// booked as what it is; for writing where nothing may be under way. Comes before all other
-    /// locks.
-    pub(super) naming: RwLock<()>,
-    pub(super) name_locks: NameLocks,
-    pub(super) collecting: OnceLock<Arc<Collecting>>,
-    /// Who knows which files are open.
-    pub(super) closes: nacre_vfs::AttachedDoor,
-    pub(super) dropping: Dropping,
-    pub(super) waiting: Waiting,
-    /// Who waits for a door to settle, but for announced writes.
-    pub(super) waiters: Waiters,
-    pub(super) clock: Arc<dyn nacre_layers::clock::Clock>,
-    /// Files that are open for writing, by the address of the file that the lowest layer made: what
-    /// a copy's target is known by.
-    pub(super) written: Mutex<HashMap<usize, Arc<Inode>>>,
-    /// Where changes that no door asked for are told.
-    pub(super) door: OnceLock<Mutex<Sender<Invalidation>>>,
-    pub(super) background: super::background::Background,
-    pub(super) resting: super::resting::Resting,
-    /// The sums rest on a count.
-    pub(super) exact: AtomicBool,
-}
-
-/// The most that wait for a door to settle at once. What settles arrives in requests of which a
-/// kernel has only so many under way (the door asks for more than these); were all of them waiting,
-/// none would arrive.
-const WAITERS: usize = 1536;
-
-/// Counts those who wait.
-#[derive(Default)]
-pub(super) struct Waiters(AtomicUsize);
-
-/// One of them.
-struct Waiter<'a>(&'a AtomicUsize);
-
-impl Waiters {
-    fn try_acquire(&self) -> Option<Waiter<'_>> {
-        let place = Waiter(&self.0);
-        if self.0.fetch_add(1, Ordering::AcqRel) < WAITERS { Some(place) } else { None }
-    }
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
 
 /// `FS_XFLAG_PREALLOC` (linux/fs.h): `fallocate(2)` was used on the file, and the file system gives
 /// nothing back by itself.
@@ -140,13 +60,13 @@ pub(super) enum Source {
     Held,
 }
 
-impl Shared {
+impl CageShared {
     /// The group that what is found at a path below the root lies in. A limited directory lies in
     /// its own; something else in its place does not.
     pub(super) fn group_of_path(&self, path: &[u8], kind: Kind) -> Option<usize> {
         let own = kind == Kind::Directory;
         let inside = |rest: &[u8]| own && rest.is_empty() || rest.starts_with(b"/");
-        self.dirs.iter().position(|dir| path.strip_prefix(dir.as_slice()).is_some_and(inside))
+        self.dirs.paths.iter().position(|dir| path.strip_prefix(dir.as_slice()).is_some_and(inside))
     }
 
     /// The group that a directory, and what is made in it, lies in.
@@ -156,14 +76,14 @@ impl Shared {
 
     /// The group that a file of this kind lies in.
     pub(super) fn group_of(&self, node: &Node, kind: Kind) -> Option<usize> {
-        if self.dirs.is_empty() {
+        if self.dirs.paths.is_empty() {
             return None;
         }
         self.group_of_path(&self.below.path(node)?, kind)
     }
 
     /// Notes that what is booked for a file is about to change.
-    pub(super) fn touch(&self, inode: &Inode, state: &mut State) {
+    pub(super) fn touch(&self, inode: &Inode, state: &mut InodeState) {
         if inode.id == self.root {
             // It is there whatever happens, and not counted.
             return;
@@ -184,13 +104,13 @@ impl Shared {
 
     /// Writes a record. Costs are multiples of 512, so the lowest bit can say whether there was a
     /// file at all.
-    pub(super) fn note(&self, saved: &Saved, id: FileId, place: &[u8], state: &State) {
+    pub(super) fn note(&self, saved: &Saved, id: FileId, place: &[u8], state: &InodeState) {
         saved.touch(id, place, state.booked() | u64::from(state.counted), state.owner);
         self.background.note_change();
     }
 
     /// Learns of a file that was there before us: it is in the ledger already.
-    pub(super) fn load(&self, state: &mut State, node: &Node, attr: &Attr) {
+    pub(super) fn load(&self, state: &mut InodeState, node: &Node, attr: &Attr) {
         let group = self.group_of(node, attr.kind);
         state.loaded = true;
         state.counted = true;
@@ -223,13 +143,13 @@ impl Shared {
 
     /// What a count is told of the file: to be called before a file is changed, and with each
     /// change of what is booked.
-    pub(super) fn settle_account(&self, inode: &Inode, state: &State) {
+    pub(super) fn settle_account(&self, inode: &Inode, state: &InodeState) {
         let count = self.background.counts();
         *inode.account.lock() = Account { owner: state.owner, bytes: state.booked(), counted: state.counted, count };
     }
 
     /// Takes length and known blocks from fresh attributes.
-    fn look(&self, state: &mut State, attr: &Attr) {
+    fn look(&self, state: &mut InodeState, attr: &Attr) {
         state.size = attr.size;
         if self.rule.storage == Storage::Ahead {
             state.ahead = attr.blocks.saturating_mul(512).saturating_sub(state.cost);
@@ -240,7 +160,7 @@ impl Shared {
     }
 
     /// Books what a file is now, with attributes taken under its lock.
-    pub(super) fn learn(&self, inode: &Inode, state: &mut State, node: &Node, attr: &Attr) {
+    pub(super) fn learn(&self, inode: &Inode, state: &mut InodeState, node: &Node, attr: &Attr) {
         let booked = state.cost;
         if !state.loaded {
             self.load(state, node, attr);
@@ -260,7 +180,7 @@ impl Shared {
     }
 
     /// Asks below what a file is now, and books it.
-    pub(super) fn refresh(&self, inode: &Inode, state: &mut State, node: &Node, file: Option<&dyn OpenFile>) {
+    pub(super) fn refresh(&self, inode: &Inode, state: &mut InodeState, node: &Node, file: Option<&dyn OpenFile>) {
         match self.below.getattr(&Caller::ROOT, node, file) {
             Ok(attr) => self.learn(inode, state, node, &attr),
             // What was booked stays: it is the worst case. The next recount knows better.
@@ -272,13 +192,13 @@ impl Shared {
     }
 
     /// Books another cost that is a fact.
-    pub(super) fn correct(&self, inode: &Inode, state: &mut State, cost: u64) {
+    pub(super) fn correct(&self, inode: &Inode, state: &mut InodeState, cost: u64) {
         if cost == state.cost || inode.id == self.root {
             return;
         }
         let grew = cost > state.cost;
         {
-            let _changing = self.changing.read();
+            let _changing = self.locks.changing.read();
             self.touch(inode, state);
             self.ledger.correct(state.owner, state.cost, cost);
             state.cost = cost;
@@ -291,7 +211,7 @@ impl Shared {
 
     /// A range of a file was made a hole, or taken out of it: what was known to be there is free.
     /// Where storage allocates ahead, the count of blocks alone would not show that.
-    pub(super) fn emptied(&self, inode: &Inode, state: &mut State, start: u64, end: u64) {
+    pub(super) fn emptied(&self, inode: &Inode, state: &mut InodeState, start: u64, end: u64) {
         let blocks = self.rule.whole(start)..self.rule.floor(end);
         let freed = if blocks.is_empty() { 0 } else { state.take_solid(&blocks) };
         if self.rule.storage == Storage::Ahead && !state.kept {
@@ -300,12 +220,12 @@ impl Shared {
     }
 
     /// Moves a file to another owner, as a fact.
-    pub(super) fn give(&self, inode: &Inode, state: &mut State, owner: Owner) {
+    pub(super) fn give(&self, inode: &Inode, state: &mut InodeState, owner: Owner) {
         if owner == state.owner || inode.id == self.root {
             state.owner = owner;
             return;
         }
-        let _changing = self.changing.read();
+        let _changing = self.locks.changing.read();
         self.touch(inode, state);
         self.ledger.force_transfer(state.owner, owner, state.booked(), u64::from(state.counted));
         state.owner = owner;
@@ -313,9 +233,9 @@ impl Shared {
     }
 
     /// Moves a file to another owner, if it fits there.
-    pub(super) fn try_give(&self, inode: &Inode, state: &mut State, owner: Owner) -> Result<(), Full> {
+    pub(super) fn try_give(&self, inode: &Inode, state: &mut InodeState, owner: Owner) -> Result<(), Full> {
         if owner != state.owner && inode.id != self.root {
-            let _changing = self.changing.read();
+            let _changing = self.locks.changing.read();
             self.touch(inode, state);
             self.ledger.transfer(state.owner, owner, state.booked(), u64::from(state.counted))?;
             state.owner = owner;
@@ -326,33 +246,33 @@ impl Shared {
 
     /// A file is no more. What is known of it goes with it; the entry stays for a recount that may
     /// have seen the file.
-    pub(super) fn free(&self, inode: &Inode, state: &mut State) {
-        let _changing = self.changing.read();
+    pub(super) fn free(&self, inode: &Inode, state: &mut InodeState) {
+        let _changing = self.locks.changing.read();
         if state.loaded {
             self.touch(inode, state);
             self.ledger.release(state.owner, state.booked(), u64::from(state.counted));
         }
-        let (handles, writers, appenders, collected) = (state.handles, state.writers, state.appenders, state.collected);
+        let (handles, writers, appenders, writeback) = (state.handles, state.writers, state.appenders, state.writeback);
         // The generation stays: its record of this file is the one that counts.
-        *state = State {
+        *state = InodeState {
             handles,
             writers,
             appenders,
-            collected,
+            writeback,
             generation: state.generation,
             owner: state.owner,
             gone: true,
-            ..State::default()
+            ..InodeState::default()
         };
         self.settle_account(inode, state);
         self.background.ended(&inode.id);
     }
 
     /// What was booked for announced writes that did not happen is given back.
-    pub(super) fn drain_pool(&self, inode: &Inode, state: &mut State) {
+    pub(super) fn drain_pool(&self, inode: &Inode, state: &mut InodeState) {
         state.announced = None;
         if state.pool > 0 {
-            let _changing = self.changing.read();
+            let _changing = self.locks.changing.read();
             self.touch(inode, state);
             self.ledger.release(state.owner, state.pool, 0);
             state.pool = 0;
@@ -363,15 +283,15 @@ impl Shared {
     /// Books `bytes` and `inodes` without a file, or says why not. The caller holds off
     /// checkpoints, or has booked nothing for a file yet.
     pub(super) fn take(&self, owner: Owner, bytes: u64, inodes: u64, source: Source) -> Result<(), Short> {
-        let Some(collecting) = self.collecting.get() else {
+        let Some(writeback) = self.doors.writeback.get() else {
             return self.ledger.charge(owner, bytes, inodes).map_err(Short::Full);
         };
-        let gate = collecting.gate();
+        let gate = writeback.gate();
         if source == Source::Held {
             self.ledger.charge(owner, bytes, inodes).or_else(|full| match full {
                 // It was let in before the limit was lowered, or before the file came under one.
-                Full::Whole if !collecting.is_forgiving() => Err(Short::Full(full)),
-                Full::User | Full::Dir if self.ledger.room() < bytes && !collecting.is_forgiving() => {
+                Full::Whole if !writeback.is_forgiving() => Err(Short::Full(full)),
+                Full::User | Full::Dir if self.ledger.room() < bytes && !writeback.is_forgiving() => {
                     Err(Short::Full(full))
                 }
                 _ => {
@@ -379,24 +299,24 @@ impl Shared {
                     Ok(())
                 }
             })?;
-            if self.ledger.room() < collecting.held() {
-                collecting.recall(&gate);
+            if self.ledger.room() < writeback.held() {
+                writeback.recall(&gate);
             }
             return Ok(());
         }
         let room = self.ledger.room();
-        if bytes == 0 || room >= bytes.saturating_add(collecting.held()) {
+        if bytes == 0 || room >= bytes.saturating_add(writeback.held()) {
             return self.ledger.charge(owner, bytes, inodes).map_err(Short::Full);
         }
-        match collecting.phase() {
+        match writeback.phase() {
             // It will not fit, whatever arrives.
             _ if room < bytes => Err(Short::Full(Full::Whole)),
             phase @ (Phase::Free | Phase::Recalled) => {
                 if phase == Phase::Free {
-                    collecting.recall(&gate);
+                    writeback.recall(&gate);
                 }
                 // Until he has gone on, nothing of that file can arrive.
-                if source == Source::Beside && collecting.spend(&gate, bytes) {
+                if source == Source::Beside && writeback.spend(&gate, bytes) {
                     return self.ledger.charge(owner, bytes, inodes).map_err(Short::Full);
                 }
                 Err(Short::Unsettled)
@@ -409,13 +329,13 @@ impl Shared {
     /// Room was taken in a way that nobody could be asked about: where too little is left for what
     /// may be held back, that is recalled.
     pub(super) fn look_at_room(&self) {
-        if let Some(collecting) = self.collecting.get()
-            && collecting.phase() == Phase::Free
-            && self.ledger.room() < collecting.bound()
+        if let Some(writeback) = self.doors.writeback.get()
+            && writeback.phase() == Phase::Free
+            && self.ledger.room() < writeback.bound()
         {
-            let gate = collecting.gate();
-            if self.ledger.room() < collecting.bound() {
-                collecting.recall(&gate);
+            let gate = writeback.gate();
+            if self.ledger.room() < writeback.bound() {
+                writeback.recall(&gate);
             }
         }
     }
@@ -429,14 +349,14 @@ impl Shared {
         match short {
             Short::Unsettled if round < ROUNDS => {
                 // What is arriving needs requests, too: not all of them may be waiting for it.
-                let _place = self.waiters.try_acquire().ok_or_else(|| self.refuse(Full::Whole))?;
+                let _place = self.doors.waiters.try_acquire().ok_or_else(|| self.refuse(Full::Whole))?;
                 self.wait_settled(ARRIVAL)?;
                 self.still_arriving()
             }
             Short::Unsettled => Err(self.refuse(Full::Whole)),
-            Short::Full(full) if self.when_full == WhenFull::DropOldest && round < ROUNDS => {
+            Short::Full(full) if self.policy.when_full == WhenFull::DropOldest && round < ROUNDS => {
                 // A whole tree may have to be looked through.
-                if wait_for(&self.waiting, || self.make_room(full, owner, bytes))? {
+                if wait_for(&self.doors.waiting, || self.make_room(full, owner, bytes))? {
                     Ok(())
                 } else {
                     Err(self.refuse(full))
@@ -450,7 +370,7 @@ impl Shared {
     /// wait for: not for long then.
     ///
     /// # Errors
-    /// As for [`Shared::relieve`], or it has not arrived.
+    /// As for [`CageShared::relieve`], or it has not arrived.
     pub(super) fn relieve_holding(
         &self,
         holds: bool,
@@ -468,7 +388,7 @@ impl Shared {
 
     /// Refuses where a wait has ended before all had arrived.
     fn still_arriving(&self) -> Result<()> {
-        let recalled = self.collecting.get().is_some_and(|collecting| collecting.phase() == Phase::Recalled);
+        let recalled = self.doors.writeback.get().is_some_and(|writeback| writeback.phase() == Phase::Recalled);
         if recalled { Err(self.refuse(Full::Whole)) } else { Ok(()) }
     }
 
@@ -477,9 +397,9 @@ impl Shared {
     /// # Errors
     /// The caller gave up.
     pub(super) fn wait_settled(&self, most: Duration) -> Result<()> {
-        wait_for(&self.waiting, || {
-            if let Some(collecting) = self.collecting.get() {
-                collecting.wait_settled(most);
+        wait_for(&self.doors.waiting, || {
+            if let Some(writeback) = self.doors.writeback.get() {
+                writeback.wait_settled(most);
             }
         })
     }
@@ -507,7 +427,7 @@ impl Shared {
 
     /// What a write can newly cost at most, bytes: the blocks that it touches and that are not
     /// known to be booked; never more than the file's cost can be at its new length.
-    pub(super) fn worst(&self, state: &State, offset: u64, length: u64) -> u64 {
+    pub(super) fn worst(&self, state: &InodeState, offset: u64, length: u64) -> u64 {
         if length == 0 {
             return 0;
         }
@@ -525,7 +445,7 @@ impl Shared {
 
     /// What it can cost to fill the block that a length ends in with zeros, which some file systems
     /// do when the length changes though it is a hole (Btrfs).
-    pub(super) fn tail(&self, state: &State, size: u64) -> u64 {
+    pub(super) fn tail(&self, state: &InodeState, size: u64) -> u64 {
         let start = self.rule.floor(size);
         let known = start == size || state.solid.contains(&start) || self.rule.storage == Storage::Lagging;
         if known || state.cost >= self.rule.whole(state.size) { 0 } else { self.rule.unit }
@@ -533,7 +453,7 @@ impl Shared {
 
     /// What it can cost that the end of a file jumps from where it is to beyond `to`, besides what
     /// is written there.
-    pub(super) fn gap(&self, state: &State, to: u64) -> u64 {
+    pub(super) fn gap(&self, state: &InodeState, to: u64) -> u64 {
         let tail = if self.rule.floor(state.size) < to { self.tail(state, state.size) } else { 0 };
         tail.saturating_add(state.ahead)
     }
@@ -543,7 +463,7 @@ impl Shared {
     pub(super) fn before_jump(
         &self,
         inode: &Inode,
-        state: &mut State,
+        state: &mut InodeState,
         node: &Node,
         file: Option<&dyn OpenFile>,
         to: u64,
@@ -558,7 +478,7 @@ impl Shared {
     pub(super) fn admit_write(
         &self,
         inode: &Inode,
-        state: &mut State,
+        state: &mut InodeState,
         (offset, length): (u64, u64),
         source: Source,
         partly: bool,
@@ -568,7 +488,7 @@ impl Shared {
             Err(short @ Short::Full(Full::Whole | Full::User | Full::Dir)) if partly && source != Source::Held => short,
             Err(short) => return Err(short),
         };
-        let held = self.collecting.get().map_or(0, |collecting| collecting.held());
+        let held = self.doors.writeback.get().map_or(0, |writeback| writeback.held());
         let room =
             self.ledger.room_of(state.owner).min(self.ledger.room().saturating_sub(held)).saturating_add(state.pool);
         let (mut fits, mut over) = (0, length);
@@ -587,7 +507,7 @@ impl Shared {
     fn admit_exactly(
         &self,
         inode: &Inode,
-        state: &mut State,
+        state: &mut InodeState,
         offset: u64,
         length: u64,
         source: Source,
@@ -597,8 +517,14 @@ impl Shared {
     }
 
     /// Books new blocks of a file: first from what was announced.
-    pub(super) fn book_new(&self, inode: &Inode, state: &mut State, new: u64, source: Source) -> Result<(), Short> {
-        let _changing = self.changing.read();
+    pub(super) fn book_new(
+        &self,
+        inode: &Inode,
+        state: &mut InodeState,
+        new: u64,
+        source: Source,
+    ) -> Result<(), Short> {
+        let _changing = self.locks.changing.read();
         self.touch(inode, state);
         if new == 0 {
             return Ok(());
@@ -611,18 +537,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Tells doors of a change that none of them asked for.
-    pub(super) fn tell(&self, notice: Invalidation) {
-        if let Some(door) = self.door.get()
-            && door.lock().send(notice).is_err()
-        {
-            tracing::debug!("nobody listens to a cage's notices any more");
-        }
-    }
-
     /// Whether appends are collected at all.
-    pub(super) fn collects(&self) -> bool {
-        self.collecting.get().is_some()
+    pub(super) fn writes_back(&self) -> bool {
+        self.doors.writeback.get().is_some()
     }
 
     /// Marks the sums as resting on a count, or not.

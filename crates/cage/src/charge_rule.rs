@@ -37,17 +37,17 @@ impl Storage {
 
 /// The rule for one cage.
 #[derive(Clone, Copy, Debug)]
-pub struct Rule {
+pub struct ChargeRule {
     /// Bytes of a block.
     pub unit: u64,
     /// How the storage allocates.
     pub storage: Storage,
 }
 
-impl Rule {
+impl ChargeRule {
     /// A rule; blocks smaller than a sector (or absent) count as 4096 bytes.
-    pub fn new(unit: u64, storage: Storage) -> Rule {
-        Rule { unit: if unit < 512 { 4096 } else { unit }, storage }
+    pub fn new(unit: u64, storage: Storage) -> ChargeRule {
+        ChargeRule { unit: if unit < 512 { 4096 } else { unit }, storage }
     }
 
     /// A length in whole blocks, bytes.
@@ -81,8 +81,8 @@ impl Rule {
 
     /// Whether a file that nothing is known of keeps space behind its end. Where storage allocates
     /// ahead by itself, this does not show in the attributes and the answer is no
-    /// ([`Rule::may_keep`]). What the file system needs to find a file's blocks is counted with
-    /// them, so a little more than the length says nothing.
+    /// ([`ChargeRule::may_keep`]). What the file system needs to find a file's blocks is counted
+    /// with them, so a little more than the length says nothing.
     pub fn seems_kept(&self, attr: &Attr) -> bool {
         let bookkeeping = 2 * self.unit + attr.size / 128;
         self.storage == Storage::Plain
@@ -146,22 +146,22 @@ mod tests {
             (Storage::Lagging, 5000, 128, true, 65536),
         ] {
             assert_eq!(
-                Rule::new(4096, storage).cost(&file(size, blocks), kept),
+                ChargeRule::new(4096, storage).cost(&file(size, blocks), kept),
                 cost,
                 "{storage:?} {size} {blocks} {kept}"
             );
         }
         let directory = Attr { kind: Kind::Directory, ..file(1 << 30, 24) };
-        assert_eq!(Rule::new(4096, Storage::Lagging).found(&directory), 12288);
+        assert_eq!(ChargeRule::new(4096, Storage::Lagging).found(&directory), 12288);
     }
 
     #[test]
     fn space_behind_the_end_is_told_from_bookkeeping() {
-        let rule = Rule::new(4096, Storage::Plain);
+        let rule = ChargeRule::new(4096, Storage::Plain);
         assert!(!rule.seems_kept(&file(4096, 8 + 16)));
         assert!(rule.seems_kept(&file(4096, 8 + 24)));
         assert!(!rule.seems_kept(&file(1 << 30, (1 << 21) + 8192)));
-        let ahead = Rule::new(4096, Storage::Ahead);
+        let ahead = ChargeRule::new(4096, Storage::Ahead);
         assert!(!ahead.seems_kept(&file(0, 1 << 20)));
         assert!(ahead.may_keep(&file(0, 8)) && !ahead.may_keep(&file(1, 8)) && !rule.may_keep(&file(0, 2048)));
         assert_eq!(rule.found(&file(0, 2048)), 1 << 20);
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn ranges_are_whole_blocks() {
-        let rule = Rule::new(0, Storage::Plain);
+        let rule = ChargeRule::new(0, Storage::Plain);
         assert_eq!(rule.blocks(0, 0), 0..0);
         assert_eq!(rule.blocks(4095, 2), 0..8192);
         assert_eq!(rule.blocks(8192, 4096), 8192..12288);

@@ -6,11 +6,11 @@
 //! reads one open file of an inode that way has to write all of them that way.
 
 use super::{
-    Storage,
-    books::{ROUNDS, Shared, Short, Source},
-    collecting::Phase,
-    inodes::{Announced, Inode, State},
+    CageShared, Storage,
+    books::{ROUNDS, Short, Source},
+    inodes::{Announced, Inode, InodeState},
     ledger::Full,
+    writeback::Phase,
 };
 use nacre_sys::ioctls::command;
 use nacre_vfs::{
@@ -42,19 +42,24 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One open file's part in what is known of its inode; given back when it is closed.
 pub(super) struct Lease {
-    shared: Arc<Shared>,
+    shared: Arc<CageShared>,
     inode: Arc<Inode>,
     flags: OpenFlags,
     /// A door may collect what is written through it.
-    collectable: bool,
+    writeback_allowed: bool,
     /// It does.
-    collected: AtomicBool,
+    writeback: AtomicBool,
 }
 
 impl Lease {
     /// Counts an open file, from before it is opened: what is unlinked meanwhile is not taken for
     /// gone.
-    pub(super) fn new(shared: &Arc<Shared>, inode: &Arc<Inode>, flags: OpenFlags, collectable: bool) -> Lease {
+    pub(super) fn new(
+        shared: &Arc<CageShared>,
+        inode: &Arc<Inode>,
+        flags: OpenFlags,
+        writeback_allowed: bool,
+    ) -> Lease {
         inode.open.fetch_add(1, Ordering::AcqRel);
         let mut state = inode.lock();
         state.handles += 1;
@@ -69,8 +74,8 @@ impl Lease {
             shared: Arc::clone(shared),
             inode: Arc::clone(inode),
             flags,
-            collectable,
-            collected: AtomicBool::new(false),
+            writeback_allowed,
+            writeback: AtomicBool::new(false),
         }
     }
 }
@@ -85,10 +90,10 @@ impl Drop for Lease {
         if self.flags.writes() && self.flags.appends() {
             state.appenders -= 1;
         }
-        let collected = *self.collected.get_mut();
-        if collected {
-            state.collected -= 1;
-            if state.collected == 0 {
+        let had_writeback = *self.writeback.get_mut();
+        if had_writeback {
+            state.writeback -= 1;
+            if state.writeback == 0 {
                 // All of it arrived before the last one could be closed.
                 self.shared.drain_pool(&self.inode, &mut state);
             }
@@ -98,8 +103,8 @@ impl Drop for Lease {
         }
         drop(state);
         self.inode.open.fetch_sub(1, Ordering::AcqRel);
-        if collected && let Some(collecting) = self.shared.collecting.get() {
-            collecting.dismiss();
+        if had_writeback && let Some(writeback) = self.shared.doors.writeback.get() {
+            writeback.dismiss();
         }
     }
 }
@@ -120,7 +125,7 @@ impl CageFile {
         CageFile { below, node, lease }
     }
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &CageShared {
         &self.lease.shared
     }
 
@@ -128,13 +133,13 @@ impl CageFile {
         &self.lease.inode
     }
 
-    fn refresh(&self, state: &mut State) {
+    fn refresh(&self, state: &mut InodeState) {
         self.shared().refresh(self.inode(), state, &self.node, Some(&*self.below));
     }
 
     /// Does `work` under the file's lock until it is done or nothing helps against its lack of
     /// room.
-    fn with_room<T>(&self, mut work: impl FnMut(&mut State, bool) -> Result<T, Lack>) -> Result<T> {
+    fn with_room<T>(&self, mut work: impl FnMut(&mut InodeState, bool) -> Result<T, Lack>) -> Result<T> {
         let mut round = 0;
         // The kernel makes EIO of a short answer to a write by O_DIRECT that others may be under
         // way with.
@@ -146,13 +151,14 @@ impl CageFile {
             }
             let owner = state.owner;
             // Room is made before a write is cut short, where it can be made.
-            let partly = !whole && (round >= ROUNDS || self.shared().when_full == crate::settings::WhenFull::Deny);
+            let partly =
+                !whole && (round >= ROUNDS || self.shared().policy.when_full == crate::settings::WhenFull::Deny);
             let (short, bytes) = match work(&mut state, partly) {
                 Ok(done) => return Ok(done),
                 Err(Lack::Other(error)) => return Err(error),
                 Err(Lack::Room(short, bytes)) => (short, bytes),
             };
-            let holds = state.collected > 0;
+            let holds = state.writeback > 0;
             drop(state);
             match self.shared().relieve_holding(holds, short, owner, bytes, round) {
                 Ok(()) => round += 1,
@@ -165,15 +171,21 @@ impl CageFile {
 
     /// Whether what is written may have been held back by a door: nobody can be told any more that
     /// it does not fit.
-    fn source(state: &State, origin: WriteOrigin) -> Source {
-        match state.collected {
+    fn source(state: &InodeState, origin: WriteOrigin) -> Source {
+        match state.writeback {
             0 => Source::Call,
             _ if origin.is_writeback() => Source::Held,
             _ => Source::Beside,
         }
     }
 
-    fn write_under(&self, state: &mut State, data: &[u8], target: WriteTarget, partly: bool) -> Result<usize, Lack> {
+    fn write_under(
+        &self,
+        state: &mut InodeState,
+        data: &[u8],
+        target: WriteTarget,
+        partly: bool,
+    ) -> Result<usize, Lack> {
         let (shared, inode) = (self.shared(), self.inode());
         let (at, source) = match target {
             WriteTarget::At(offset, origin) => (offset, CageFile::source(state, origin)),
@@ -226,7 +238,7 @@ impl CageFile {
         }
     }
 
-    fn allocate_under(&self, state: &mut State, mode: AllocateMode, offset: u64, length: u64) -> Result<(), Lack> {
+    fn allocate_under(&self, state: &mut InodeState, mode: AllocateMode, offset: u64, length: u64) -> Result<(), Lack> {
         let (shared, inode) = (self.shared(), self.inode());
         let makes_holes =
             mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE);
@@ -262,7 +274,7 @@ impl CageFile {
         result.map_err(Lack::Other)
     }
 
-    fn copy_under(&self, state: &mut State, inode: &Inode, copy: &Copy<'_>, partly: bool) -> Result<u64, Lack> {
+    fn copy_under(&self, state: &mut InodeState, inode: &Inode, copy: &Copy<'_>, partly: bool) -> Result<u64, Lack> {
         let shared = self.shared();
         if let Some(node) = state.node.clone() {
             if !state.loaded {
@@ -291,7 +303,7 @@ impl CageFile {
     }
 
     /// Books the blocks that an announced write will add behind the end.
-    fn announce_under(&self, state: &mut State, length: u64) -> Result<(), Lack> {
+    fn announce_under(&self, state: &mut InodeState, length: u64) -> Result<(), Lack> {
         let (shared, inode) = (self.shared(), self.inode());
         if state.announced.is_none() || !state.loaded {
             // All has arrived, so the end is where the host says.
@@ -304,7 +316,7 @@ impl CageFile {
         let known = if state.solid.contains(&start) || state.solid.end == start { state.solid.end } else { start };
         let new = shared.rule.whole(to).saturating_sub(known.max(reserved));
         {
-            let _changing = shared.changing.read();
+            let _changing = shared.locks.changing.read();
             shared.touch(inode, state);
             shared.take(state.owner, new, 0, Source::Call).map_err(|short| Lack::Room(short, new))?;
             state.pool += new;
@@ -343,7 +355,7 @@ pub(super) fn harmless(request: &Ioctl<'_>) -> bool {
     )
 }
 
-impl Shared {
+impl CageShared {
     /// After a settling: what was announced long before it and has not arrived will not.
     pub(super) fn drain_stale(&self) {
         let now = self.clock.now();
@@ -359,7 +371,7 @@ impl Shared {
     fn has_stale(&self) -> bool {
         let now = self.clock.now();
         let stale = |inode: &Arc<Inode>| {
-            let state: MutexGuard<'_, State> = inode.lock();
+            let state: MutexGuard<'_, InodeState> = inode.lock();
             state.pool > 0 && state.announced.is_some_and(|announced| now.saturating_sub(announced.at) > STALE)
         };
         self.inodes.all().iter().any(stale)
@@ -378,16 +390,16 @@ impl Drop for CageFile {
 impl WritebackLease for CageFile {
     fn begin(&self) -> bool {
         let shared = self.shared();
-        let Some(collecting) = shared.collecting.get() else { return false };
+        let Some(writeback) = shared.doors.writeback.get() else { return false };
         let mut state = self.inode().lock();
         // Where a user or a directory has a limit of its own, each write is booked when it happens:
         // room is kept free in the whole cage only.
         let limited = state.owner.group.is_some() || shared.ledger.limits().users.contains_key(&state.owner.uid);
-        if limited || self.lease.collected.load(Ordering::Relaxed) || !collecting.admit(shared.ledger.room()) {
+        if limited || self.lease.writeback.load(Ordering::Relaxed) || !writeback.admit(shared.ledger.room()) {
             return false;
         }
-        self.lease.collected.store(true, Ordering::Relaxed);
-        state.collected += 1;
+        self.lease.writeback.store(true, Ordering::Relaxed);
+        state.writeback += 1;
         // What is collected arrives at places that only the kernel knows: its blocks must be known
         // as they are.
         self.refresh(&mut state);
@@ -396,18 +408,18 @@ impl WritebackLease for CageFile {
 
     fn unannounced(&self) -> bool {
         let shared = self.shared();
-        shared.collecting.get().is_some_and(|collecting| collecting.unannounced(shared.ledger.room()))
+        shared.doors.writeback.get().is_some_and(|writeback| writeback.unannounced(shared.ledger.room()))
     }
 
     fn announce(&self, length: Option<u64>) -> Result<()> {
         let shared = self.shared();
-        let Some(collecting) = shared.collecting.get() else { return Err(Errno::EIO) };
+        let Some(writeback) = shared.doors.writeback.get() else { return Err(Errno::EIO) };
         let most = if length.is_some() { super::books::ARRIVAL } else { PATIENCE };
         let length = length.unwrap_or(UNKNOWN);
         let (mut round, mut looked, mut waited) = (0, false, false);
-        while !collecting.unannounced(shared.ledger.room()) {
+        while !writeback.unannounced(shared.ledger.room()) {
             // What is still arriving has the first claim.
-            if collecting.phase() == Phase::Recalled && !waited {
+            if writeback.phase() == Phase::Recalled && !waited {
                 shared.wait_settled(most)?;
                 waited = true;
                 continue;
@@ -422,7 +434,7 @@ impl WritebackLease for CageFile {
             };
             if short == Short::Full(Full::Whole) && !looked && shared.has_stale() {
                 looked = true;
-                collecting.unsettle();
+                writeback.unsettle();
                 continue;
             }
             if short == Short::Unsettled && waited {
@@ -494,7 +506,7 @@ impl OpenFile for CageFile {
         loop {
             let mut state = inode.lock();
             let owner = state.owner;
-            let partly = round >= ROUNDS || self.shared().when_full == crate::settings::WhenFull::Deny;
+            let partly = round >= ROUNDS || self.shared().policy.when_full == crate::settings::WhenFull::Deny;
             let (short, bytes) = match self.copy_under(&mut state, &inode, &copy, partly) {
                 Ok(copied) => return Ok(copied),
                 Err(Lack::Other(error)) => return Err(error),
@@ -519,7 +531,7 @@ impl OpenFile for CageFile {
     }
 
     fn writeback_lease(&self) -> Option<&dyn WritebackLease> {
-        if self.lease.collectable { Some(self) } else { None }
+        if self.lease.writeback_allowed { Some(self) } else { None }
     }
 
     nacre_vfs::forward_file! { inner read seek test_lock set_lock flock }

@@ -30,7 +30,7 @@ const KEPT: usize = 8192;
 /// A file.
 pub(super) struct Inode {
     pub(super) id: FileId,
-    state: Mutex<State>,
+    state: Mutex<InodeState>,
     /// What the ledger holds for it, for a count, which cannot wait for the file's lock.
     pub(super) account: Mutex<Account>,
     /// How often it is open.
@@ -41,7 +41,7 @@ pub(super) struct Inode {
 
 impl Inode {
     /// What is known of the file, locked.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, InodeState> {
         let mut state = self.state.lock();
         if self.stale.swap(false, Ordering::AcqRel) {
             state.loaded = false;
@@ -70,7 +70,7 @@ pub(super) struct Announced {
 
 /// What is known of a file.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct InodeState {
     /// The fields about cost are what the ledger holds.
     pub(super) loaded: bool,
     pub(super) node: Option<Node>,
@@ -98,7 +98,7 @@ pub(super) struct State {
     /// Those of the writers that always write at the end.
     pub(super) appenders: usize,
     /// Those of the writers whose writes a door collects.
-    pub(super) collected: usize,
+    pub(super) writeback: usize,
     /// It was written to at its end.
     pub(super) grown: bool,
     pub(super) announced: Option<Announced>,
@@ -106,7 +106,7 @@ pub(super) struct State {
     pub(super) generation: Option<u64>,
 }
 
-impl State {
+impl InodeState {
     /// All that is booked, bytes.
     pub(super) fn booked(&self) -> u64 {
         self.cost.saturating_add(self.pool)
@@ -229,8 +229,8 @@ impl Drop for Pin {
 
 /// The locks of one or two files, the second where it is another one.
 pub(super) struct Both<'a> {
-    pub(super) first: MutexGuard<'a, State>,
-    pub(super) second: Option<MutexGuard<'a, State>>,
+    pub(super) first: MutexGuard<'a, InodeState>,
+    pub(super) second: Option<MutexGuard<'a, InodeState>>,
 }
 
 /// Locks two files in the order of their identities.
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn known_blocks_grow_where_they_touch() {
-        let mut state = State::default();
+        let mut state = InodeState::default();
         state.add_solid(4096..8192);
         state.add_solid(8192..12288);
         assert_eq!(state.solid, 4096..12288);

@@ -1,10 +1,10 @@
 //! The cage as a layer: which operations change what is stored, and what is booked for them.
 
 use super::{
-    Cage,
-    books::{Shared, Short},
+    Cage, CageShared,
+    books::Short,
     file::{CageFile, Lease, harmless},
-    inodes::{Inode, State},
+    inodes::{Inode, InodeState},
     ledger::Owner,
     names::{Changing, Reserve},
 };
@@ -27,8 +27,8 @@ impl Cage {
         let inode = shared.inodes.get(shared.below.id(node)?);
         // Readable, since whoever collects parts of pages reads the rest; where that is refused, it
         // is opened as asked, and not collected.
-        let collectable = collectable(flags) && shared.collects();
-        if collectable {
+        let writeback_allowed = writeback_allowed(flags) && shared.writes_back();
+        if writeback_allowed {
             match self.open_with(caller, node, &inode, flags, both_ways(flags)) {
                 Err(error) => tracing::debug!(%error, "a file cannot be opened for collecting writes to it"),
                 opened => return opened,
@@ -82,17 +82,22 @@ impl Cage {
         flags: OpenFlags,
     ) -> Result<(Entry, Opened)> {
         let shared = &self.shared;
-        let _naming = shared.naming.read();
+        let _naming = shared.locks.naming.read();
         let group = shared.group(parent);
         let _parent = Changing::begin(shared, parent, true)?;
         let reserve = Reserve::new(shared, Owner { uid: caller.uid, group }, 0, 1)?;
         let fresh = OpenFlags((flags.raw() | OpenFlags::EXCL) & !OpenFlags::TRUNC);
-        let collectable = collectable(flags) && shared.collects();
+        let writeback_allowed = writeback_allowed(flags) && shared.writes_back();
         let _name = shared.lock_name(parent, name)?;
-        let (entry, below) =
-            shared.below.create(caller, parent, name, mode, if collectable { both_ways(fresh) } else { fresh })?;
+        let (entry, below) = shared.below.create(
+            caller,
+            parent,
+            name,
+            mode,
+            if writeback_allowed { both_ways(fresh) } else { fresh },
+        )?;
         let inode = shared.born(&entry, group, true, reserve);
-        let lease = Lease::new(shared, &inode, flags, collectable);
+        let lease = Lease::new(shared, &inode, flags, writeback_allowed);
         let file = Arc::new(CageFile::new(below, entry.node.clone(), lease));
         Ok((entry, file))
     }
@@ -100,7 +105,7 @@ impl Cage {
 
 /// Whether writes to a file opened so can be collected: only at its end, by one who does not wait
 /// for the storage.
-fn collectable(flags: OpenFlags) -> bool {
+fn writeback_allowed(flags: OpenFlags) -> bool {
     let waits = OFlags::SYNC | OFlags::DSYNC | OFlags::DIRECT;
     flags.writes() && !flags.reads() && flags.appends() && !OFlags::from_bits_retain(flags.raw()).intersects(waits)
 }
@@ -111,7 +116,7 @@ fn both_ways(flags: OpenFlags) -> OpenFlags {
 }
 
 /// A file was made empty.
-fn cut(shared: &Shared, inode: &Inode, state: &mut State, node: &Node, file: &dyn OpenFile) {
+fn cut(shared: &CageShared, inode: &Inode, state: &mut InodeState, node: &Node, file: &dyn OpenFile) {
     state.unsure();
     state.kept = false;
     if let Some(announced) = &mut state.announced {
@@ -172,7 +177,7 @@ impl Layer for Cage {
                 Ok(attr) => return attr,
                 Err((short, bytes)) => {
                     let owner = Owner { uid: change.uid.unwrap_or(state.owner.uid), ..state.owner };
-                    let holds = state.collected > 0;
+                    let holds = state.writeback > 0;
                     drop(state);
                     shared.relieve_holding(holds, short, owner, bytes, round)?;
                 }
@@ -222,7 +227,7 @@ impl Layer for Cage {
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
         self.shared.attend();
         let shared = &self.shared;
-        let _naming = shared.naming.read();
+        let _naming = shared.locks.naming.read();
         let group = shared.group(parent);
         let reserve = Reserve::new(shared, Owner { uid: caller.uid, group }, 0, 1)?;
         let (entry, below) = shared.below.tmpfile(caller, parent, mode, flags)?;
@@ -410,11 +415,11 @@ impl Layer for Cage {
         if let Some(soft) = limits.soft {
             text = text.with("soft", size(soft));
         }
-        text = text.with("writes", self.writes()).with("when-full", self.shared.when_full.word());
+        text = text.with("writes", self.writes()).with("when-full", self.shared.policy.when_full.word());
         for (uid, bytes) in &limits.users {
             text = text.with("limit", format!("user:{uid}={}", size(*bytes)));
         }
-        for (path, bytes) in self.shared.dirs.iter().zip(&limits.dirs) {
+        for (path, bytes) in self.shared.dirs.paths.iter().zip(&limits.dirs) {
             text = text.with("limit", format!("dir:{}={}", path.escape_ascii(), size(*bytes)));
         }
         text.over(self.shared.below.describe())
@@ -426,7 +431,7 @@ impl nacre_vfs::OpenFileClient for Cage {
         if let Some(below) = self.shared.below.capabilities().open_files {
             below.attach(std::sync::Weak::clone(&door));
         }
-        self.shared.closes.attach(door);
+        self.shared.doors.closes.attach(door);
     }
 }
 
@@ -435,7 +440,7 @@ impl nacre_vfs::WritebackLayer for Cage {
         /// For fewer files than that, collecting is not worth a mount's other writers paying for
         /// it.
         const FILES: usize = 16;
-        let wanted = match self.shared.writes {
+        let wanted = match self.shared.policy.writes {
             Writes::Through => false,
             Writes::Collected => true,
             Writes::Auto => {
@@ -443,7 +448,7 @@ impl nacre_vfs::WritebackLayer for Cage {
                 limit >= door.dirty_limit(FILES).saturating_mul(3)
             }
         };
-        wanted && super::background::collect(&self.shared, door)
+        wanted && super::background::begin_writeback(&self.shared, door)
     }
 }
 
@@ -467,7 +472,7 @@ impl Cage {
         }
         let inode = shared.inodes.get(attr.id);
         let owner = Owner { uid: attr.uid, group: shared.group_of(node, attr.kind) };
-        let _naming = shared.naming.read();
+        let _naming = shared.locks.naming.read();
         let _room = if bytes > 0 { Some(Reserve::new(shared, owner, bytes, 0)?) } else { None };
         let mut state = inode.lock();
         if !state.loaded {
@@ -482,9 +487,9 @@ impl Cage {
 
 /// A change of owner or length under the file's lock; what is lacking where it does not fit.
 fn change_under(
-    shared: &Shared,
+    shared: &CageShared,
     caller: &Caller,
-    (node, inode, state): (&Node, &Inode, &mut State),
+    (node, inode, state): (&Node, &Inode, &mut InodeState),
     file: Option<&dyn OpenFile>,
     change: &SetAttr,
 ) -> Result<Result<Attr>, (Short, u64)> {
@@ -513,7 +518,7 @@ fn change_under(
             .map_err(|full| (Short::Full(full), state.booked()))?;
     }
     {
-        let _changing = shared.changing.read();
+        let _changing = shared.locks.changing.read();
         shared.touch(inode, state);
     }
     let result = shared.below.setattr(caller, node, file, change);

@@ -8,13 +8,13 @@
 //! * what a file costs is a rule of its attributes (`charge_rule.rs`), so that the books can
 //!   be compared with what is there;
 //! * a door may collect appends as long as there is room for all that it can hold back
-//!   (`collecting.rs`);
+//!   (`writeback.rs`);
 //! * the accounts survive the end of the process, in order or not (`saved.rs`), and are
 //!   counted anew in the background (`recount.rs`, `background.rs`);
 //! * changes that others make below are booked when they are noticed (`outside.rs`), or
 //!   counted before the books are used (`resting.rs`).
 //!
-//! Order of locks: the turn of counting, names, then files by identity, then the collecting gate,
+//! Order of locks: the turn of counting, names, then files by identity, then the writeback gate,
 //! then the ledger and the saved accounts. A door is never waited for under a lock of a file; it is
 //! only told (`recall`), which does not wait.
 #![forbid(unsafe_code)]
@@ -23,7 +23,7 @@
 mod background;
 mod books;
 mod charge_rule;
-mod collecting;
+mod doors;
 mod file;
 mod inodes;
 mod layer;
@@ -38,23 +38,34 @@ pub mod saved;
 pub mod settings;
 mod start;
 mod sync;
+mod writeback;
 
-pub use charge_rule::{Rule, Storage};
+pub use charge_rule::{ChargeRule, Storage};
 pub(crate) use make_room::check_globs;
 pub use options::{
     CageError, CageOptions, CageReport, DirReport, Dropped, ROTATED, RecountReport, UserReport, WhenFull, Writes,
 };
 
-use books::Shared;
-use ledger::Limits;
-use nacre_layers::context::Context;
-use nacre_vfs::Layer;
-use parking_lot::Mutex;
-use std::{fmt, sync::Arc};
+use background::Background;
+use doors::Doors;
+use inodes::{Inode, Inodes};
+use ledger::{Ledger, Limits};
+use make_room::Dropping;
+use nacre_layers::{clock::Clock, context::Context};
+use nacre_vfs::{FileId, Layer};
+use names::NameLocks;
+use parking_lot::{Mutex, RwLock};
+use resting::Resting;
+use saved::Saved;
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 /// The layer. Dropping it is [`Cage::shut_down`].
 pub struct Cage {
-    shared: Arc<Shared>,
+    shared: Arc<CageShared>,
     /// How the accounts were found.
     start: &'static str,
     /// Resizing is one after the other; ended is for good.
@@ -68,6 +79,59 @@ impl fmt::Debug for Cage {
             .field("ledger", &self.shared.ledger)
             .finish_non_exhaustive()
     }
+}
+
+/// What all parts of a cage share; each file adds the operations that it is about.
+struct CageShared {
+    below: Arc<dyn Layer>,
+    name: String,
+    root: FileId,
+    rule: ChargeRule,
+    /// Directories occupy blocks here, so that a new name may cost something.
+    directories_cost: bool,
+    policy: Policy,
+    ledger: Ledger,
+    inodes: Arc<Inodes>,
+    dirs: LimitedDirs,
+    saved: Option<Saved>,
+    /// The sums rest on a count.
+    exact: AtomicBool,
+    locks: CageLocks,
+    doors: Doors,
+    dropping: Dropping,
+    clock: Arc<dyn Clock>,
+    /// Files that are open for writing, by the address of the file that the lowest layer made: what
+    /// a copy's target is known by.
+    written: Mutex<HashMap<usize, Arc<Inode>>>,
+    background: Background,
+    resting: Resting,
+}
+
+/// What its owner has decided.
+struct Policy {
+    writes: Writes,
+    when_full: WhenFull,
+}
+
+/// The directories that have a limit of their own.
+struct LimitedDirs {
+    /// Their paths, by group.
+    paths: Vec<Vec<u8>>,
+    /// The directories themselves as far as they exist.
+    found: RwLock<HashMap<FileId, usize>>,
+}
+
+/// See the order of locks in the file's head.
+#[derive(Default)]
+struct CageLocks {
+    /// Held for reading while something is made, from before it is booked in advance until it is
+    /// booked as what it is; for writing where nothing may be under way. Comes before all other
+    /// locks.
+    naming: RwLock<()>,
+    names: NameLocks,
+    /// Held for reading while something is noted and booked; for writing where the books must stand
+    /// still.
+    changing: RwLock<()>,
 }
 
 /// Users who are reported though they have no limit.
@@ -91,21 +155,21 @@ impl Cage {
     /// Another number of directories with a limit: those are agreed upon when the cage is made.
     pub fn resize(&self, limits: Limits) -> Result<(), CageError> {
         let ended = self.ended.lock();
-        if limits.dirs.len() != self.shared.dirs.len() {
+        if limits.dirs.len() != self.shared.dirs.paths.len() {
             return Err(CageError(
                 "directories with a limit of their own cannot be added or removed while mounted; unmount and mount again".to_owned(),
             ));
         }
         let shared = &self.shared;
-        match shared.collecting.get() {
+        match shared.doors.writeback.get() {
             None => shared.ledger.set_limits(limits),
-            Some(collecting) => {
-                let gate = collecting.gate();
+            Some(writeback) => {
+                let gate = writeback.gate();
                 shared.ledger.set_limits(limits);
-                if shared.ledger.room() < collecting.held() {
+                if shared.ledger.room() < writeback.held() {
                     // What is held back was let in under the old limit.
-                    collecting.forgive();
-                    collecting.recall(&gate);
+                    writeback.forgive();
+                    writeback.recall(&gate);
                 }
             }
         }
@@ -120,7 +184,7 @@ impl Cage {
 
     /// How writes are taken: `collected` or `through`.
     pub(crate) fn writes(&self) -> &'static str {
-        if self.shared.collects() { "collected" } else { "through" }
+        if self.shared.writes_back() { "collected" } else { "through" }
     }
 
     /// The state.
@@ -152,13 +216,13 @@ impl Cage {
             user.limit.is_some() || shown <= USERS_SHOWN
         });
         let sum = |group: usize| totals.sums.dirs.get(&group).copied().unwrap_or_default();
-        let dirs = shared.dirs.iter().zip(&limits.dirs).enumerate().map(|(group, (path, &limit))| DirReport {
+        let dirs = shared.dirs.paths.iter().zip(&limits.dirs).enumerate().map(|(group, (path, &limit))| DirReport {
             path: String::from_utf8_lossy(path).into_owned(),
             used: sum(group).bytes,
             inodes: sum(group).inodes,
             limit,
         });
-        let collecting = shared.collecting.get();
+        let writeback = shared.doors.writeback.get();
         CageReport {
             name: shared.name.clone(),
             limit: limits.bytes,
@@ -172,10 +236,10 @@ impl Cage {
             dirs: dirs.collect(),
             refused: totals.refused,
             writes: self.writes().to_owned(),
-            unannounced: collecting.is_some_and(|collecting| collecting.phase() == collecting::Phase::Free),
-            settled: collecting.is_none_or(|collecting| collecting.held() == 0),
-            held: collecting.map_or(0, |collecting| collecting.held()),
-            collected_files: collecting.map_or(0, |collecting| collecting.files() as u64),
+            unannounced: writeback.is_some_and(|writeback| writeback.phase() == writeback::Phase::Free),
+            settled: writeback.is_none_or(|writeback| writeback.held() == 0),
+            held: writeback.map_or(0, |writeback| writeback.held()),
+            collected_files: writeback.map_or(0, |writeback| writeback.files() as u64),
             dropped: shared.dropping.report(),
             recount: shared.background.report(),
             start: self.start.to_owned(),
@@ -190,8 +254,8 @@ impl Cage {
         if std::mem::replace(&mut *ended, true) {
             return;
         }
-        if let Some(collecting) = self.shared.collecting.get() {
-            collecting.stop();
+        if let Some(writeback) = self.shared.doors.writeback.get() {
+            writeback.stop();
         }
         self.shared.background.stop();
         self.shared.close_books();

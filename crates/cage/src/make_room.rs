@@ -6,8 +6,8 @@
 //! several names touched (another name may be one to keep); what is removed is logged.
 
 use super::{
-    books::Shared,
-    inodes::State,
+    CageShared,
+    inodes::InodeState,
     ledger::{Full, Owner},
 };
 use nacre_vfs::{
@@ -131,7 +131,7 @@ struct Growing {
 
 /// What a walk found.
 #[derive(Default)]
-struct Found {
+struct Removable {
     rotated: Vec<Rotated>,
     growing: Vec<Growing>,
     /// Rotated files that are open.
@@ -140,9 +140,9 @@ struct Found {
 
 /// Takes a directory's names, so that nothing is done while it is listed.
 #[derive(Default)]
-struct Listed(Vec<(Vec<u8>, Entry)>);
+struct ListedFiles(Vec<(Vec<u8>, Entry)>);
 
-impl DirSink for Listed {
+impl DirSink for ListedFiles {
     fn push(&mut self, entry: DirEntry<'_>) -> bool {
         if let Some(file) = entry.entry {
             self.0.push((entry.name.bytes().to_vec(), file));
@@ -151,7 +151,7 @@ impl DirSink for Listed {
     }
 }
 
-impl Shared {
+impl CageShared {
     /// Removes what is oldest until `bytes` and a little more fit. Answers whether anything became
     /// free.
     pub(super) fn make_room(&self, full: Full, owner: Owner, bytes: u64) -> bool {
@@ -167,7 +167,7 @@ impl Shared {
         let (mut fruitful, open) = self.drop_oldest(full, owner, bytes);
         let is_closed = |id: &FileId| self.inodes.find(id).is_none_or(|inode| inode.lock().handles == 0);
         let mut any_closed = || open.iter().any(is_closed);
-        if !fruitful && !open.is_empty() && self.closes.wait_closed(&open, CLOSING, &mut any_closed) {
+        if !fruitful && !open.is_empty() && self.doors.closes.wait_closed(&open, CLOSING, &mut any_closed) {
             fruitful = self.drop_oldest(full, owner, bytes).0;
         }
         let now = self.clock.now();
@@ -246,11 +246,11 @@ impl Shared {
         }
     }
 
-    fn find_droppable(&self, full: Full, owner: Owner) -> Result<Found> {
-        let mut found = Found::default();
+    fn find_droppable(&self, full: Full, owner: Owner) -> Result<Removable> {
+        let mut found = Removable::default();
         let mut waiting = vec![(self.below.root()?.node, Vec::new())];
         while let Some((directory, path)) = waiting.pop() {
-            let mut listed = Listed::default();
+            let mut listed = ListedFiles::default();
             if let Err(error) = self.below.readdir(&Caller::ROOT, &directory, 0, true, &mut listed) {
                 tracing::debug!(%error, path = %path.escape_ascii(), "a directory cannot be searched for old files");
                 continue;
@@ -273,9 +273,9 @@ impl Shared {
         Ok(found)
     }
 
-    fn judge(&self, found: &mut Found, parent: &Node, entry: Entry, path: Vec<u8>, (full, owner): (Full, Owner)) {
+    fn judge(&self, found: &mut Removable, parent: &Node, entry: Entry, path: Vec<u8>, (full, owner): (Full, Owner)) {
         let file = Owner { uid: entry.attr.uid, group: self.group_of_path(&path, entry.attr.kind) };
-        if self.dropping.keeps(&path) || !Shared::helps(full, owner, file) {
+        if self.dropping.keeps(&path) || !CageShared::helps(full, owner, file) {
             return;
         }
         let known = self.inodes.find(&entry.attr.id);
@@ -306,7 +306,7 @@ impl Shared {
         let before = self.ledger.room();
         // The walk took its time: the name may be another file's by now, or somebody may have
         // opened it.
-        let still = |state: &State, attr: &Attr| attr.id == rotated.id && attr.nlink == 1 && state.handles == 0;
+        let still = |state: &InodeState, attr: &Attr| attr.id == rotated.id && attr.nlink == 1 && state.handles == 0;
         match self.remove_if(&Caller::ROOT, &rotated.parent, name, false, still) {
             Ok(()) => {
                 let bytes = self.ledger.room().saturating_sub(before);
@@ -314,7 +314,7 @@ impl Shared {
                 self.dropping.bytes.fetch_add(bytes, Ordering::Relaxed);
                 tracing::info!(cage = self.name, path = %rotated.path.escape_ascii(), bytes, "removed to make room");
                 if let Ok(parent) = self.below.id(&rotated.parent) {
-                    self.tell(Invalidation::Entry { parent, name: name.bytes().into() });
+                    self.doors.tell(Invalidation::Entry { parent, name: name.bytes().into() });
                 }
             }
             // Somebody was faster.
@@ -344,7 +344,7 @@ impl Shared {
             return Ok(());
         }
         {
-            let _changing = self.changing.read();
+            let _changing = self.locks.changing.read();
             self.touch(&inode, &mut state);
         }
         let result = self.cut_head(&state, &*file, start, end);
@@ -367,15 +367,15 @@ impl Shared {
         self.dropping.heads.fetch_add(1, Ordering::Relaxed);
         self.dropping.bytes.fetch_add(freed, Ordering::Relaxed);
         tracing::info!(cage = self.name, path = %growing.path.escape_ascii(), bytes = freed, how, "the beginning was removed to make room");
-        self.tell(Invalidation::Content { id: inode.id });
+        self.doors.tell(Invalidation::Content { id: inode.id });
         Ok(())
     }
 
     /// Takes `start..end` out, so that the file becomes shorter, where nobody can be misled by
     /// that: all who write write at its end, wherever that is, and no kernel holds the length for
     /// its own. Else a hole is made.
-    fn cut_head(&self, state: &State, file: &dyn OpenFile, start: u64, end: u64) -> Result<&'static str> {
-        let at_its_end = state.writers == state.appenders && !self.collects();
+    fn cut_head(&self, state: &InodeState, file: &dyn OpenFile, start: u64, end: u64) -> Result<&'static str> {
+        let at_its_end = state.writers == state.appenders && !self.writes_back();
         if at_its_end && start == 0 {
             match file.allocate(AllocateMode(AllocateMode::COLLAPSE_RANGE), 0, end) {
                 Err(Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENOSYS | Errno::EPERM) => {}

@@ -6,9 +6,11 @@
 //! one of its names through the cage holds.
 
 use super::{
-    books::{Shared, Short, Source},
-    inodes::{Inode, State, lock_both},
+    CageShared,
+    books::{Short, Source},
+    inodes::{Inode, InodeState, lock_both},
     ledger::Owner,
+    saved::SOMEWHERE,
 };
 use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Kind, Name, Node, OpenFile, RenameFlags, Result};
 use parking_lot::{Mutex, MutexGuard};
@@ -16,9 +18,6 @@ use std::sync::Arc;
 
 /// Blocks that a new name may cost its directory: a split makes two.
 const GROWTH: u64 = 2;
-
-/// The place of a file of which no present name is known: no path is noted like this.
-pub(super) const SOMEWHERE: &[u8] = b"/";
 
 /// Locks of names, by a digest of directory and name.
 #[derive(Default)]
@@ -44,21 +43,21 @@ impl NameLocks {
 
 /// What was booked for something that is about to be made: given back where it was not made.
 pub(super) struct Reserve<'a> {
-    shared: &'a Shared,
+    shared: &'a CageShared,
     owner: Owner,
     bytes: u64,
     inodes: u64,
 }
 
 impl<'a> Reserve<'a> {
-    pub(super) fn new(shared: &'a Shared, owner: Owner, bytes: u64, inodes: u64) -> Result<Reserve<'a>> {
+    pub(super) fn new(shared: &'a CageShared, owner: Owner, bytes: u64, inodes: u64) -> Result<Reserve<'a>> {
         shared.obtain(owner, bytes, inodes)?;
         Ok(Reserve { shared, owner, bytes, inodes })
     }
 
     /// The same without waiting for what a door holds back; `None` where that would have to arrive
     /// first.
-    fn at_once(shared: &'a Shared, owner: Owner, bytes: u64) -> Result<Option<Reserve<'a>>> {
+    fn at_once(shared: &'a CageShared, owner: Owner, bytes: u64) -> Result<Option<Reserve<'a>>> {
         let mut round = 0;
         loop {
             match shared.take(owner, bytes, 0, Source::Call) {
@@ -88,7 +87,7 @@ impl Drop for Reserve<'_> {
 
 /// A directory that is about to get or lose a name, where that can change what it costs.
 pub(super) struct Changing<'a> {
-    shared: &'a Shared,
+    shared: &'a CageShared,
     node: &'a Node,
     inode: Option<Arc<Inode>>,
     _growth: Option<Reserve<'a>>,
@@ -96,7 +95,7 @@ pub(super) struct Changing<'a> {
 
 impl<'a> Changing<'a> {
     /// Before the change. `grows`: a name is to be added, for which there has to be room.
-    pub(super) fn begin(shared: &'a Shared, node: &'a Node, grows: bool) -> Result<Changing<'a>> {
+    pub(super) fn begin(shared: &'a CageShared, node: &'a Node, grows: bool) -> Result<Changing<'a>> {
         Changing::with(
             shared,
             node,
@@ -107,7 +106,7 @@ impl<'a> Changing<'a> {
     /// The same for a name of a file that is there already: whoever gives it holds the lock of that
     /// file, which what a door holds back may have to wait for. So that is not waited for here; how
     /// the directory has grown is booked as a fact then.
-    pub(super) fn begin_with_file(shared: &'a Shared, node: &'a Node, grows: bool) -> Result<Changing<'a>> {
+    pub(super) fn begin_with_file(shared: &'a CageShared, node: &'a Node, grows: bool) -> Result<Changing<'a>> {
         Changing::with(
             shared,
             node,
@@ -116,7 +115,7 @@ impl<'a> Changing<'a> {
     }
 
     fn with(
-        shared: &'a Shared,
+        shared: &'a CageShared,
         node: &'a Node,
         growth: impl FnOnce(Owner, u64) -> Result<Option<Reserve<'a>>>,
     ) -> Result<Changing<'a>> {
@@ -153,22 +152,22 @@ impl Drop for Changing<'_> {
     }
 }
 
-impl Shared {
+impl CageShared {
     /// Books a file that has just been made in place of its reserve.
     pub(super) fn born(&self, entry: &Entry, group: Option<usize>, named: bool, reserve: Reserve<'_>) -> Arc<Inode> {
         self.background.belongs(&entry.attr.id);
         let inode = self.inodes.get(entry.attr.id);
         let mut state = inode.lock();
-        let changing = self.changing.read();
+        let changing = self.locks.changing.read();
         // Somebody may have found and changed a new file before this: then it was empty and is
         // booked but for itself.
         let mut empty = entry.attr.kind == Kind::File;
         if !state.loaded {
             empty = false;
-            let (handles, writers, appenders, collected) =
-                (state.handles, state.writers, state.appenders, state.collected);
+            let (handles, writers, appenders, writeback) =
+                (state.handles, state.writers, state.appenders, state.writeback);
             let generation = state.generation;
-            *state = State { handles, writers, appenders, collected, generation, ..State::default() };
+            *state = InodeState { handles, writers, appenders, writeback, generation, ..InodeState::default() };
             state.loaded = true;
             state.node = Some(entry.node.clone());
             state.kind = Some(entry.attr.kind);
@@ -191,7 +190,7 @@ impl Shared {
 
     /// Locks one name. Nothing is waited for and no room is made while it is held.
     pub(super) fn lock_name(&self, parent: &Node, name: Name<'_>) -> Result<Vec<MutexGuard<'_, ()>>> {
-        Ok(self.name_locks.lock(&[(self.below.id(parent)?, name)]))
+        Ok(self.locks.names.lock(&[(self.below.id(parent)?, name)]))
     }
 
     /// Makes something that is neither a regular file nor open.
@@ -202,7 +201,7 @@ impl Shared {
         bytes: u64,
         call: impl FnOnce() -> Result<Entry>,
     ) -> Result<Entry> {
-        let _naming = self.naming.read();
+        let _naming = self.locks.naming.read();
         let group = self.group(parent);
         let _parent = Changing::begin(self, parent, true)?;
         let reserve = Reserve::new(self, Owner { uid: caller.uid, group }, bytes, 1)?;
@@ -217,7 +216,7 @@ impl Shared {
     fn settle_entry(
         &self,
         inode: &Inode,
-        state: &mut State,
+        state: &mut InodeState,
         caller: &Caller,
         (parent, name): (&Node, Name<'_>),
     ) -> Result<Entry> {
@@ -236,7 +235,7 @@ impl Shared {
     }
 
     /// A name of a file is gone, which had `attr` before.
-    fn lost_name(&self, inode: &Inode, state: &mut State, attr: &Attr) {
+    fn lost_name(&self, inode: &Inode, state: &mut InodeState, attr: &Attr) {
         if attr.kind != Kind::Directory && attr.nlink > 1 {
             // The name that was noted may be this one.
             if let Some(saved) = &self.saved {
@@ -265,7 +264,7 @@ impl Shared {
         parent: &Node,
         name: Name<'_>,
         directory: bool,
-        wanted: impl FnOnce(&State, &Attr) -> bool,
+        wanted: impl FnOnce(&InodeState, &Attr) -> bool,
     ) -> Result<()> {
         let call =
             || if directory { self.below.rmdir(caller, parent, name) } else { self.below.unlink(caller, parent, name) };
@@ -287,7 +286,7 @@ impl Shared {
         call()?;
         self.lost_name(&inode, &mut state, &entry.attr);
         if directory {
-            self.limited.write().remove(&inode.id);
+            self.dirs.found.write().remove(&inode.id);
         }
         Ok(())
     }
@@ -301,7 +300,7 @@ impl Shared {
         name: Name<'_>,
     ) -> Result<Entry> {
         self.background.own_name(name);
-        let _naming = self.naming.read();
+        let _naming = self.locks.naming.read();
         let group = self.group(parent);
         let _parent = Changing::begin_with_file(self, parent, true)?;
         let _name = self.lock_name(parent, name)?;
@@ -325,7 +324,7 @@ impl Shared {
             state.node = Some(entry.node.clone());
             // It has a place now where a crash leaves it.
             state.generation = None;
-            let _changing = self.changing.read();
+            let _changing = self.locks.changing.read();
             self.touch(&inode, &mut state);
         }
         Ok(entry)
@@ -342,7 +341,7 @@ impl Shared {
         self.background.own_name(name);
         self.background.own_name(new_name);
         // Also for directories that move: a count learns of it before it can end.
-        let _naming = self.naming.read();
+        let _naming = self.locks.naming.read();
         let groups = (self.group(parent), self.group(new_parent));
         let _old = Changing::begin(self, parent, false)?;
         // Who renames within a directory, as logs are rotated, often does so because it is full:
@@ -355,7 +354,7 @@ impl Shared {
             None
         };
         let places = [(self.below.id(parent)?, name), (self.below.id(new_parent)?, new_name)];
-        let _names = self.name_locks.lock(&places);
+        let _names = self.locks.names.lock(&places);
         let Ok(source) = self.below.lookup(caller, parent, name) else { return call() };
         let target = match self.below.lookup(caller, new_parent, new_name) {
             Ok(target) => Some(target),
@@ -423,12 +422,12 @@ impl Shared {
         (from, to): (Option<usize>, Option<usize>),
         (parent, name): (&Node, Name<'_>),
     ) -> Result<()> {
-        if entry.attr.kind == Kind::Directory && !self.dirs.is_empty() {
+        if entry.attr.kind == Kind::Directory && !self.dirs.paths.is_empty() {
             let holds = |path: &[u8]| {
                 let below = |dir: &Vec<u8>| {
                     dir.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
                 };
-                self.dirs.iter().any(below)
+                self.dirs.paths.iter().any(below)
             };
             if holds(&self.below.path(&entry.node).unwrap_or_default()) {
                 return Err(Errno::EBUSY);
@@ -451,7 +450,7 @@ impl Shared {
     }
 
     /// Something has another place: what was noted of it has to say so.
-    fn moved(&self, inode: &Inode, state: &mut State, caller: &Caller, (parent, name): (&Node, Name<'_>)) {
+    fn moved(&self, inode: &Inode, state: &mut InodeState, caller: &Caller, (parent, name): (&Node, Name<'_>)) {
         let Ok(fresh) = self.below.lookup(caller, parent, name) else {
             self.background.doubt();
             return;
@@ -476,9 +475,9 @@ impl Shared {
     pub(super) fn new_directory(&self, entry: &Entry) {
         if let Some(group) = self.group(&entry.node)
             && let Some(path) = self.below.path(&entry.node)
-            && self.dirs.get(group).is_some_and(|dir| *dir == path)
+            && self.dirs.paths.get(group).is_some_and(|dir| *dir == path)
         {
-            self.limited.write().insert(entry.attr.id, group);
+            self.dirs.found.write().insert(entry.attr.id, group);
             let inode = self.inodes.get(entry.attr.id);
             let mut state = inode.lock();
             let owner = Owner { group: Some(group), ..state.owner };

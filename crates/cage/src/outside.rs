@@ -3,7 +3,7 @@
 //! Started by the layer's `watch`. A file that the cage has an entry of is examined and its cost
 //! corrected; of anything else it is not known what was booked, so a recount is due.
 
-use super::books::Shared;
+use super::CageShared;
 use nacre_vfs::{Description, FileId, Invalidation};
 use parking_lot::Mutex;
 use std::sync::{
@@ -12,8 +12,8 @@ use std::sync::{
 };
 
 /// Puts the cage between what watches below and the door.
-pub(super) fn watch(shared: &Arc<Shared>, door: Sender<Invalidation>) {
-    if shared.door.set(Mutex::new(door.clone())).is_err() {
+pub(super) fn watch(shared: &Arc<CageShared>, door: Sender<Invalidation>) {
+    if shared.doors.notices.set(Mutex::new(door.clone())).is_err() {
         tracing::error!("a cage was asked twice to tell of changes; the first one who asked is told");
         return;
     }
@@ -37,7 +37,7 @@ fn watches_directories(layer: &Description) -> bool {
 }
 
 /// Ends when whoever watches does.
-fn pass_on(shared: &Weak<Shared>, told: &Receiver<Invalidation>, door: &Sender<Invalidation>) {
+fn pass_on(shared: &Weak<CageShared>, told: &Receiver<Invalidation>, door: &Sender<Invalidation>) {
     while let Ok(notice) = told.recv() {
         let Some(shared) = shared.upgrade() else { return };
         if door.send(notice.clone()).is_err() {
@@ -58,7 +58,7 @@ fn pass_on(shared: &Weak<Shared>, told: &Receiver<Invalidation>, door: &Sender<I
     }
 }
 
-fn examine(shared: &Shared, id: &FileId) {
+fn examine(shared: &CageShared, id: &FileId) {
     if *id == shared.root {
         // Its own blocks are not counted; new names are reported by themselves.
         return;

@@ -37,7 +37,7 @@ const REST_MAX: Duration = Duration::from_millis(20);
 const UNREAD_KEPT: usize = 32;
 
 /// How the cage counts. Asked in the walking thread, without locks held.
-pub trait Rule: Send + Sync {
+pub trait CountRule: Send + Sync {
     /// Whether a file with this identity belongs to the cage at all (`fs` tells what is mounted
     /// inside from the rest). What is below a directory that does not is left out as well.
     fn counts(&self, id: &FileId) -> bool;
@@ -167,7 +167,7 @@ pub struct Counted {
 /// A walk over a tree.
 pub struct Recount {
     below: Arc<dyn Layer>,
-    rule: Arc<dyn Rule>,
+    rule: Arc<dyn CountRule>,
     clock: Arc<dyn Clock>,
     control: Arc<Control>,
     visited: Visited,
@@ -195,7 +195,7 @@ pub fn lower_priority() {
 impl Recount {
     /// A walk over all of `below`, which begins with [`Recount::run`]. From before this call on,
     /// the cage notes what it touches.
-    pub fn new(below: Arc<dyn Layer>, rule: Arc<dyn Rule>, clock: Arc<dyn Clock>) -> Recount {
+    pub fn new(below: Arc<dyn Layer>, rule: Arc<dyn CountRule>, clock: Arc<dyn Clock>) -> Recount {
         Recount {
             below,
             rule,

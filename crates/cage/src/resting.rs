@@ -3,9 +3,9 @@
 //!
 //! The door says when (`Layer::rest`). While a cage rests, changes that others make to files that
 //! no door knows are missing in its books. So whatever is booked, every look at the books, and
-//! every file opened for writing comes here first ([`Shared::attend`]): it waits until everything
-//! has been counted. A count walks the tree, which wakes the layer below before anything is read,
-//! so that what is changed from then on is heard. Reading goes on without it.
+//! every file opened for writing comes here first ([`CageShared::attend`]): it waits until
+//! everything has been counted. A count walks the tree, which wakes the layer below before anything
+//! is read, so that what is changed from then on is heard. Reading goes on without it.
 //!
 //! A count must cost little, then: a cage of more than [`FILES`] files goes on hearing everything,
 //! and so does one that was counted less than [`RARELY`] times as long ago as the last count took
@@ -15,8 +15,8 @@
 //! the count on it is. Invariants: a cage begins its rest, and ends it, with [`Resting::counting`]
 //! held; one count runs at a time.
 
-use super::{background, books::Shared, recount::Stopped};
-use nacre_layers::vigil::{AWAKE, DROWSY, RESTING, Vigil, WAKING};
+use super::{CageShared, background, recount::Stopped};
+use nacre_layers::rest_state::{AWAKE, DROWSY, RESTING, RestState, WAKING};
 use nacre_vfs::Node;
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
@@ -33,7 +33,7 @@ const RARELY_LEAST: Duration = Duration::from_secs(1);
 /// See the file's head.
 #[derive(Default)]
 pub(super) struct Resting {
-    vigil: Vigil,
+    rest: RestState,
     pub(super) counting: Mutex<Counting>,
 }
 
@@ -58,30 +58,30 @@ impl Counting {
 impl Resting {
     /// Whether what is reported need not be booked: it will be counted.
     pub(super) fn books_are_old(&self) -> bool {
-        self.vigil.is(RESTING)
+        self.rest.is(RESTING)
     }
 
     /// A count begins: what is reported from now on has to be booked.
     pub(super) fn wakes(&self) {
-        self.vigil.turns(RESTING, WAKING);
+        self.rest.turns(RESTING, WAKING);
     }
 
     /// That count has ended; `counted` where everything was counted.
     pub(super) fn woke(&self, counted: bool) {
-        self.vigil.turns(WAKING, if counted { AWAKE } else { RESTING });
+        self.rest.turns(WAKING, if counted { AWAKE } else { RESTING });
     }
 }
 
-impl Shared {
+impl CageShared {
     /// Called before the books are changed or looked at. No lock is held.
-    pub(super) fn attend(self: &Arc<Shared>) {
-        let vigil = &self.resting.vigil;
-        if vigil.is(AWAKE) || vigil.turns(DROWSY, AWAKE) {
+    pub(super) fn attend(self: &Arc<CageShared>) {
+        let rest = &self.resting.rest;
+        if rest.is(AWAKE) || rest.turns(DROWSY, AWAKE) {
             return;
         }
         self.background.hurry();
         let mut counting = self.resting.counting.lock();
-        if vigil.is(AWAKE) {
+        if rest.is(AWAKE) {
             return;
         }
         match background::count_next(self, &mut counting, true) {
@@ -91,24 +91,24 @@ impl Shared {
                 self.background.doubt();
             }
         }
-        vigil.set(AWAKE);
+        rest.set(AWAKE);
     }
 
     /// See `Layer::rest`.
     pub(super) fn rest(&self, known: Option<&[Node]>) -> bool {
-        let vigil = &self.resting.vigil;
+        let rest = &self.resting.rest;
         match known {
             None => {
                 if self.resting.counting.try_lock().is_some_and(|counting| self.may_rest(&counting)) {
-                    vigil.turns(AWAKE, DROWSY);
+                    rest.turns(AWAKE, DROWSY);
                 }
                 self.below.rest(None)
             }
             Some([]) => {
                 // Whoever counts needs to hear everything.
                 let Some(counting) = self.resting.counting.try_lock() else { return false };
-                let begins = self.may_rest(&counting) && vigil.turns(DROWSY, RESTING);
-                if !begins && !vigil.is(RESTING) {
+                let begins = self.may_rest(&counting) && rest.turns(DROWSY, RESTING);
+                if !begins && !rest.is(RESTING) {
                     return false;
                 }
                 let rests = self.below.rest(known);
@@ -116,11 +116,11 @@ impl Shared {
                     // It is counted before it matters.
                     self.background.no_doubt();
                 } else if begins {
-                    vigil.set(AWAKE);
+                    rest.set(AWAKE);
                 }
                 rests
             }
-            Some(_) => !vigil.is(AWAKE) && self.below.rest(known),
+            Some(_) => !rest.is(AWAKE) && self.below.rest(known),
         }
     }
 
@@ -131,6 +131,6 @@ impl Shared {
         counting.waited.is_none_or(long_ago)
             && self.ledger.sums().whole.inodes <= FILES
             && self.written.lock().is_empty()
-            && self.collecting.get().is_none_or(|collecting| collecting.held() == 0)
+            && self.doors.writeback.get().is_none_or(|writeback| writeback.held() == 0)
     }
 }

@@ -37,6 +37,9 @@ use std::{
 /// From this size of the log on, bytes, a checkpoint is due (about 80,000 files).
 const LOG_LARGE: u64 = 8 << 20;
 
+/// The place of a file of which no present name is known: no path is noted like this.
+pub(super) const SOMEWHERE: &[u8] = b"/";
+
 /// What the state belongs to. State of anything else is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {

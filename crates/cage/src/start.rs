@@ -1,23 +1,23 @@
 //! The start of a cage: what was saved is taken up, what is unknown is counted.
 
 use super::{
+    CageLocks, CageShared, LimitedDirs, Policy,
     background::{self, Background},
-    books::{Shared, Waiters},
-    charge_rule::Rule,
+    charge_rule::ChargeRule,
+    doors::Doors,
     inodes::Inodes,
     ledger::{Ledger, Sums},
     make_room::Dropping,
-    names::{NameLocks, SOMEWHERE},
     options::{CageError, CageOptions},
     resting::Resting,
-    saved::{Identity, Saved, Start, Touched},
+    saved::{Identity, SOMEWHERE, Saved, Start, Touched},
 };
 use nacre_layers::context::Context;
 use nacre_vfs::{Caller, Entry, Errno, FileId, Layer, Name, Result};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::HashMap,
-    sync::{Arc, OnceLock, atomic::AtomicBool},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 fn failed(what: &str) -> impl Fn(Errno) -> CageError {
@@ -51,12 +51,12 @@ fn find_limited(below: &dyn Layer, dirs: &[Vec<u8>]) -> Result<HashMap<FileId, u
     Ok(limited)
 }
 
-impl Shared {
+impl CageShared {
     /// Looks again where the directories with a limit are: somebody may have made or replaced one
     /// from outside.
     pub(super) fn find_limited_again(&self) {
-        match find_limited(&*self.below, &self.dirs) {
-            Ok(limited) => *self.limited.write() = limited,
+        match find_limited(&*self.below, &self.dirs.paths) {
+            Ok(limited) => *self.dirs.found.write() = limited,
             Err(error) => tracing::warn!(cage = self.name, %error, "the limits of directories may be booked wrongly"),
         }
     }
@@ -93,12 +93,12 @@ pub(super) fn start(
     below: Arc<dyn Layer>,
     options: CageOptions,
     context: &Context,
-) -> Result<(Arc<Shared>, &'static str), CageError> {
+) -> Result<(Arc<CageShared>, &'static str), CageError> {
     check_dirs(&*below, &options)?;
     let root = below.root().map_err(failed("the root cannot be read"))?;
     let figures =
         below.statfs(&Caller::ROOT, &root.node).map_err(failed("the figures of the file system cannot be read"))?;
-    let rule = Rule::new(u64::from(figures.fragment), options.storage);
+    let rule = ChargeRule::new(u64::from(figures.fragment), options.storage);
     let dropping = Dropping::new(&options.keep, &options.rotated).map_err(CageError)?;
     let opened = match &options.state {
         Some(directory) => {
@@ -109,30 +109,22 @@ pub(super) fn start(
     };
     let (saved, found) = opened.map_or((None, None), |(saved, found)| (Some(saved), Some(found)));
     let limited = find_limited(&*below, &options.dirs)?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(CageShared {
         directories_cost: root.attr.blocks > 0 || options.storage != super::Storage::Plain,
         below,
         name: options.name,
         root: root.attr.id,
         rule,
-        writes: options.writes,
-        when_full: options.when_full,
+        policy: Policy { writes: options.writes, when_full: options.when_full },
         ledger: Ledger::new(options.limits),
         inodes: Arc::new(Inodes::default()),
-        dirs: options.dirs,
-        limited: RwLock::new(limited),
+        dirs: LimitedDirs { paths: options.dirs, found: RwLock::new(limited) },
         saved,
-        changing: RwLock::new(()),
-        naming: RwLock::new(()),
-        name_locks: NameLocks::default(),
-        collecting: OnceLock::new(),
-        closes: nacre_vfs::AttachedDoor::default(),
+        locks: CageLocks::default(),
+        doors: Doors::new(Arc::clone(&context.waiting)),
         dropping,
-        waiting: Arc::clone(&context.waiting),
-        waiters: Waiters::default(),
         clock: Arc::clone(&context.clock),
         written: Mutex::default(),
-        door: OnceLock::new(),
         background: Background::default(),
         resting: Resting::default(),
         exact: AtomicBool::new(false),
@@ -147,7 +139,7 @@ pub(super) fn start(
 
 /// Fills the books; answers how they were found and whether they are to be counted in the
 /// background.
-fn take_up(shared: &Arc<Shared>, found: Option<Start>) -> Result<(&'static str, bool), CageError> {
+fn take_up(shared: &Arc<CageShared>, found: Option<Start>) -> Result<(&'static str, bool), CageError> {
     let (how, count) = match found {
         None => return count_now(shared, "counted"),
         Some(Start::New) => return count_now(shared, "new"),
@@ -172,21 +164,21 @@ fn take_up(shared: &Arc<Shared>, found: Option<Start>) -> Result<(&'static str, 
     Ok((how, count))
 }
 
-fn count_now(shared: &Arc<Shared>, how: &'static str) -> Result<(&'static str, bool), CageError> {
+fn count_now(shared: &Arc<CageShared>, how: &'static str) -> Result<(&'static str, bool), CageError> {
     background::count(shared, true)
         .map_err(|error| CageError(format!("what is there cannot be counted: {error:?}")))?;
     shared.checkpoint();
     Ok((how, false))
 }
 
-fn trust(shared: &Shared, sums: &Sums, exact: bool) {
+fn trust(shared: &CageShared, sums: &Sums, exact: bool) {
     shared.ledger.replace(sums);
     shared.set_exact(exact);
 }
 
 /// Looks at the files that were changed since the sums were saved, and books what they are now.
 /// Answers whether all were found.
-fn put_right(shared: &Shared, touched: &[Touched]) -> bool {
+fn put_right(shared: &CageShared, touched: &[Touched]) -> bool {
     // Once a directory has moved, a path that leads nowhere says nothing of the file.
     let moved = touched.iter().any(|touched| touched.place == SOMEWHERE);
     let mut all = true;

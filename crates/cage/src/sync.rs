@@ -1,4 +1,4 @@
-//! Locks and atomics of what loom tries in every order (`collecting.rs`;
+//! Locks and atomics of what loom tries in every order (`writeback.rs`;
 //! `poolfs/src/dataset/passage.rs`, whose crate builds this file, too): parking_lot's and the
 //! standard library's, or, where `--cfg nacre_model` builds the tests, loom's with the same
 //! signatures.

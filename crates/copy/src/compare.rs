@@ -6,8 +6,9 @@ use crate::{
     figures::add,
     links::{Claim, Copied},
     metadata::{self, Meta, MetadataTarget},
+    pair::Pair,
     trouble::{During, Side, Trouble},
-    walk::{Pair, Worker},
+    walk::Worker,
 };
 use rustix::{
     fs::{self, Advice, FileType, Mode, OFlags},

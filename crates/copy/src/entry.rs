@@ -3,10 +3,11 @@
 
 use crate::{
     figures::add,
-    links::{Claim, Copied, Further, Identity},
-    metadata::{self, Given, Meta, MetadataTarget},
+    links::{Claim, Copied, Further},
+    metadata::{self, Given, Identity, Meta, MetadataTarget},
+    pair::{Pair, path_of},
     trouble::{During, Side, Trouble},
-    walk::{Pair, Worker},
+    walk::Worker,
 };
 use nacre_sys::inode;
 use rustix::{
@@ -14,12 +15,7 @@ use rustix::{
     io::Errno,
 };
 use std::{
-    ffi::OsStr,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
-    path::PathBuf,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
@@ -426,9 +422,4 @@ impl Worker<'_> {
     fn drop_temporary(&self, pair: &Pair) {
         let _ = fs::unlinkat(&pair.dest, self.temporary().as_str(), AtFlags::empty());
     }
-}
-
-/// The path of an entry below the roots.
-pub(crate) fn path_of(pair: &Pair, name: &[u8]) -> PathBuf {
-    pair.path.join(OsStr::from_bytes(name))
 }

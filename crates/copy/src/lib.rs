@@ -24,14 +24,16 @@ mod figures;
 mod job;
 mod links;
 mod metadata;
+mod pair;
 mod queue;
+mod run;
 mod scout;
 mod state;
 mod trouble;
 mod walk;
 
 pub use figures::{Figures, Snapshot};
-pub use job::run;
+pub use run::run;
 
 use std::path::PathBuf;
 

@@ -4,12 +4,9 @@
 //! The first name that is met is copied; names that are met meanwhile wait here, so that no worker
 //! waits for another.
 
-use crate::walk::Pair;
+use crate::{metadata::Identity, pair::Pair};
 use parking_lot::Mutex;
 use std::{collections::HashMap, path::PathBuf, sync::Arc};
-
-/// Device and inode number.
-pub(crate) type Identity = (u64, u64);
 
 /// A name of a file whose copy is being made under another name.
 #[derive(Debug)]

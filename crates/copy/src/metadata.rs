@@ -30,6 +30,9 @@ const ATTRIBUTE_MAX: usize = 65_536;
 const FLAGS: [(StatxAttributes, u32); 3] =
     [(StatxAttributes::IMMUTABLE, 0x10), (StatxAttributes::APPEND, 0x20), (StatxAttributes::NODUMP, 0x40)];
 
+/// Device and inode number.
+pub(crate) type Identity = (u64, u64);
+
 /// What `statx(2)` tells, as far as it is used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meta {
@@ -89,7 +92,7 @@ impl Meta {
     }
 
     /// Which file this is.
-    pub(crate) fn identity(&self) -> (u64, u64) {
+    pub(crate) fn identity(&self) -> Identity {
         (self.device, self.inode)
     }
 
@@ -213,7 +216,7 @@ pub(crate) fn give(
     rooms: &mut Rooms,
     wanted: &Meta,
     to: Given<'_>,
-) -> Result<((u64, u64), bool), Trouble> {
+) -> Result<(Identity, bool), Trouble> {
     let now = Meta::of_file(to.file).destination("look at")?;
     let owned = give_owner(job, wanted, &now, to.file)?;
     let (attributes, lists) = give_attributes(job, rooms, to)?;

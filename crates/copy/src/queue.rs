@@ -1,7 +1,7 @@
 //! What the workers share: directories to be opened and lists of names to be copied. Bounded: who
 //! finds it full does the work himself.
 
-use crate::walk::{Names, Pair};
+use crate::pair::{Names, Pair};
 use parking_lot::{Condvar, Mutex};
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

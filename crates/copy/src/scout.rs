@@ -6,7 +6,7 @@ use crate::{
     figures::add,
     job::Job,
     metadata::Meta,
-    walk::{DIR, UNKNOWN, open_directory},
+    pair::{DIR, REG, UNKNOWN, open_directory},
 };
 use nacre_sys::directory;
 use rustix::fs::FileType;
@@ -88,6 +88,3 @@ fn step(job: &Job<'_>, level: &mut Level, top: bool) -> Step {
         _ => Step::More,
     }
 }
-
-/// `DT_REG`.
-const REG: u8 = 8;

@@ -8,11 +8,11 @@
 
 use crate::{
     content::{BUFFER, Ways},
-    entry::path_of,
     figures::add,
     job::Job,
     links::Links,
     metadata::{self, DEFAULT_ACL, Given, Meta, MetadataTarget, Rooms},
+    pair::{DIR, DIRECTORY, Names, Pair, REG, UNKNOWN, open_directory, path_of},
     queue::{List, Queue, Subdirectory, Work},
     trouble::{During, Side, Trouble},
 };
@@ -23,8 +23,7 @@ use rustix::{
 };
 use std::{
     collections::HashMap,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::PathBuf,
+    os::fd::{AsFd, OwnedFd},
     sync::Arc,
 };
 
@@ -37,56 +36,6 @@ const READING_DEEP: usize = 8 << 10;
 const DEEP: usize = 8;
 /// Names in a list.
 const NAMES: usize = 128;
-
-/// How directories are opened.
-pub(crate) const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// A directory of SOURCE with its counterpart in DEST.
-#[derive(Debug)]
-pub(crate) struct Pair {
-    /// Below the roots; empty for the roots themselves.
-    pub(crate) path: PathBuf,
-    pub(crate) source: OwnedFd,
-    pub(crate) dest: OwnedFd,
-    /// What SOURCE said of it when it was opened.
-    pub(crate) meta: Meta,
-    /// The file system of the counterpart.
-    pub(crate) device: u64,
-    /// The counterpart was made by this copy: nothing can be in it that this copy did not put
-    /// there.
-    pub(crate) fresh: bool,
-}
-
-impl Pair {
-    /// Whether it is SOURCE and DEST; DEST itself may have been there before, empty.
-    pub(crate) fn is_root(&self) -> bool {
-        self.path.as_os_str().is_empty()
-    }
-}
-
-/// Names of one directory, packed.
-#[derive(Debug, Default)]
-pub(crate) struct Names {
-    bytes: Vec<u8>,
-    /// Where each name ends, and whether the directory calls it a regular file.
-    ends: Vec<(u32, bool)>,
-}
-
-impl Names {
-    fn push(&mut self, name: &[u8], regular: bool) {
-        self.bytes.extend_from_slice(name);
-        self.ends.push((u32::try_from(self.bytes.len()).unwrap_or(u32::MAX), regular));
-    }
-
-    /// Each name, and whether the directory calls it a regular file.
-    fn iter(&self) -> impl Iterator<Item = (&[u8], bool)> {
-        let starts = std::iter::once(0).chain(self.ends.iter().map(|(end, _)| *end));
-        starts.zip(&self.ends).map(|(start, (end, regular))| {
-            (self.bytes.get(start as usize..*end as usize).unwrap_or_default(), *regular)
-        })
-    }
-}
 
 /// A directory that a worker is reading.
 struct Reader {
@@ -233,7 +182,7 @@ impl<'a> Worker<'a> {
                     continue;
                 }
                 reader.names.push(name, kind == REG);
-                if reader.names.ends.len() >= NAMES {
+                if reader.names.len() >= NAMES {
                     let names = std::mem::take(&mut reader.names);
                     self.hand_out(&reader.pair, names);
                     if self.job().is_stopped() {
@@ -251,7 +200,7 @@ impl<'a> Worker<'a> {
             }
         }
         let names = std::mem::take(&mut reader.names);
-        if !names.ends.is_empty() {
+        if names.len() > 0 {
             self.hand_out(&reader.pair, names);
         }
         None
@@ -407,19 +356,6 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// `DT_UNKNOWN`, `DT_DIR` and `DT_REG`.
-pub(crate) const UNKNOWN: u8 = 0;
-pub(crate) const DIR: u8 = 4;
-const REG: u8 = 8;
-
-/// Opens a directory without changing the time of its last access where that is allowed.
-pub(crate) fn open_directory(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
-    match fs::openat(parent.as_fd(), name, DIRECTORY | OFlags::NOATIME, Mode::empty()) {
-        Err(Errno::PERM) => fs::openat(parent, name, DIRECTORY, Mode::empty()),
-        opened => opened,
-    }
-}
-
 /// Opens a directory of DEST that was there; one that its owner may not read becomes readable for
 /// him.
 fn open_existing(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Trouble> {
@@ -436,9 +372,4 @@ fn open_existing(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Trouble> {
     let meta = Meta::of_file(handle.as_fd()).destination("look at")?;
     inode::change_mode(handle.as_fd(), meta.mode | 0o700).destination("open the directory")?;
     fs::openat(parent, name, DIRECTORY, Mode::empty()).destination("open the directory")
-}
-
-/// Another descriptor for the same directory.
-pub(crate) fn duplicate(directory: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
-    directory.try_clone_to_owned()
 }

@@ -94,7 +94,7 @@ impl Live {
     pub fn start(plan: &MountPlan, reason: String, surroundings: Surroundings) -> Result<Live, Failure> {
         let Surroundings { listener, socket, shared } = surroundings;
         let mut context = opening::surroundings()?;
-        context.company = shared.as_ref().map(|(_, seat)| seat.watching());
+        context.watch_group = shared.as_ref().map(|(_, seat)| seat.watching());
         let mut spec = opening::spec(plan)?;
         unmount::clear(&plan.mountpoint, plan)?;
         let mountpoint = opening::target(&plan.mountpoint)?;

@@ -4,7 +4,7 @@
 use crate::{
     accounts::{Accounts, Processes},
     clock::Clock,
-    host::Company,
+    host::WatchGroup,
 };
 use nacre_vfs::Result;
 use std::{fmt, sync::Arc};
@@ -75,7 +75,7 @@ pub struct Context {
     pub waiting: Waiting,
     /// Where the same for several stacks of one process, their directories are watched together.
     /// What one of them changes no other may show.
-    pub company: Option<Arc<Company>>,
+    pub watch_group: Option<Arc<WatchGroup>>,
 }
 
 impl fmt::Debug for Context {

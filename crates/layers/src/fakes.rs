@@ -132,6 +132,6 @@ pub fn context(uid: u32) -> Context {
         devices: Arc::new(FakeDevices),
         clock: Arc::new(FakeClock::default()),
         waiting: simply_waiting(),
-        company: None,
+        watch_group: None,
     }
 }

@@ -15,9 +15,11 @@
 mod ahead;
 mod change;
 mod create;
+mod descriptor;
 mod detached_mount;
 mod directories;
 mod file;
+mod held;
 mod listing;
 mod locate;
 mod locks;
@@ -52,7 +54,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, mpsc::Sender},
 };
-pub use watch::{Company, Tree};
+pub use watch::{Tree, WatchGroup};
 
 /// How a host directory is served.
 #[derive(Clone, Debug)]
@@ -73,7 +75,7 @@ pub struct HostOptions {
     pub noatime: bool,
     /// Show block devices as regular files of the device's size, with its content.
     pub block_devices: bool,
-    /// The tree that it is shown in, of the company that it may hear with.
+    /// The tree that it is shown in, of the watch group that it may hear with.
     pub tree: Option<Tree>,
 }
 
@@ -112,11 +114,11 @@ pub fn prepare_worker() -> io::Result<()> {
 
 /// A host directory. Dropping it ends its watcher thread.
 pub struct Host {
-    shared: Arc<Shared>,
+    shared: Arc<HostShared>,
 }
 
 /// What the operations and the watcher share.
-struct Shared {
+struct HostShared {
     options: HostOptions,
     root: Arc<HostNode>,
     directories: Directories,
@@ -160,7 +162,7 @@ impl Host {
         };
         let remote = watch::is_remote(root.as_fd());
         let watch = watch::Watch::new(node.device());
-        let shared = Shared {
+        let shared = HostShared {
             options,
             root: node,
             directories: Directories::new(root, &statx, budget),
@@ -214,9 +216,9 @@ fn handle(file: Option<&dyn OpenFile>) -> Option<&file::HostFile> {
     file?.inner().as_any().downcast_ref()
 }
 
-impl Shared {
+impl HostShared {
     /// A directory that is about to be worked in under our own ids.
-    fn enter(&self, node: &Node) -> Result<(Arc<HostNode>, Arc<directories::Held>)> {
+    fn enter(&self, node: &Node) -> Result<(Arc<HostNode>, Arc<held::Held>)> {
         let node = hosted(node)?;
         self.own_ids()?;
         self.attend();
@@ -248,7 +250,7 @@ impl Shared {
             .map_or_else(|| rustix::fs::openat(held.fd(), ".", flags, Mode::empty()).map_err(errno), Ok)
         {
             // The name "." takes the right to search, the directory itself only the right to read.
-            Err(Errno::EACCES) => open::reopen(held.fd(), flags),
+            Err(Errno::EACCES) => descriptor::reopen(held.fd(), flags),
             other => other,
         }
     }

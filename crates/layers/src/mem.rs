@@ -38,7 +38,7 @@ use std::{
 };
 
 /// The clock that gives files their times.
-pub type Clock = Arc<dyn Fn() -> Time + Send + Sync>;
+pub type MemClock = Arc<dyn Fn() -> Time + Send + Sync>;
 
 /// A tree in memory.
 pub struct Mem {
@@ -46,7 +46,7 @@ pub struct Mem {
     fs: u64,
     next: AtomicU64,
     names: Mutex<()>,
-    clock: Clock,
+    clock: MemClock,
 }
 
 impl fmt::Debug for Mem {
@@ -87,7 +87,7 @@ impl Mem {
     }
 
     /// An empty tree with a clock of one's own.
-    pub fn with_clock(clock: Clock) -> Mem {
+    pub fn with_clock(clock: MemClock) -> Mem {
         static TREES: AtomicU64 = AtomicU64::new(1);
         let fs = TREES.fetch_add(1, Ordering::Relaxed);
         // No number is ever used twice, and no two trees are the same.

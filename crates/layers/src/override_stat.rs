@@ -24,7 +24,7 @@ use nacre_vfs::{
     OpenFlags, Opened, Result, SetAttr, XattrFlags,
 };
 use parking_lot::Mutex;
-use record::Record;
+use record::StatRecord;
 use std::sync::Arc;
 
 /// On whose behalf files are made below: whoever runs the layer.
@@ -82,10 +82,10 @@ pub fn carried(layer: &dyn Layer) -> Result<Option<Attribute>> {
 }
 
 /// The record under one name; `None` where there is none that can be understood.
-fn read(layer: &dyn Layer, node: &Node, name: &[u8]) -> Result<Option<Record>> {
+fn read(layer: &dyn Layer, node: &Node, name: &[u8]) -> Result<Option<StatRecord>> {
     let mut value = [0; VALUE_MAX];
     match layer.getxattr(&OWN, node, name, &mut value) {
-        Ok(size) => Ok(value.get(..size).and_then(Record::parse)),
+        Ok(size) => Ok(value.get(..size).and_then(StatRecord::parse)),
         Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM | Errno::ERANGE) => Ok(None),
         Err(error) => Err(error),
     }
@@ -118,12 +118,12 @@ impl OverrideStat {
         }
         let layer = OverrideStat { below, attribute, names, changing: Mutex::default() };
         if writes && layer.record(&root.node)?.is_none() {
-            layer.write(&root.node, &Record::of(&root.attr))?;
+            layer.write(&root.node, &StatRecord::of(&root.attr))?;
         }
         Ok(layer)
     }
 
-    fn record(&self, node: &Node) -> Result<Option<Record>> {
+    fn record(&self, node: &Node) -> Result<Option<StatRecord>> {
         for name in &self.names {
             if let Some(record) = read(&*self.below, node, name)? {
                 return Ok(Some(record));
@@ -132,7 +132,7 @@ impl OverrideStat {
         Ok(None)
     }
 
-    fn write(&self, node: &Node, record: &Record) -> Result<()> {
+    fn write(&self, node: &Node, record: &StatRecord) -> Result<()> {
         let name = self.names.first().ok_or(Errno::EIO)?;
         self.below.setxattr(&OWN, node, name, record.to_string().as_bytes(), XattrFlags::default())
     }
@@ -158,9 +158,9 @@ impl OverrideStat {
     }
 
     /// What something new in a directory is like.
-    fn fresh(&self, caller: &Caller, parent: &Node, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Record> {
+    fn fresh(&self, caller: &Caller, parent: &Node, kind: Kind, mode: u32, device: (u32, u32)) -> Result<StatRecord> {
         let home = self.shown(parent, self.below.getattr(&OWN, parent, None)?)?;
-        let mut record = Record::new(caller.uid, caller.gid, mode & !caller.umask & 0o7777, kind, device);
+        let mut record = StatRecord::new(caller.uid, caller.gid, mode & !caller.umask & 0o7777, kind, device);
         if home.mode & 0o2000 != 0 {
             record.gid = home.gid;
             if kind == Kind::Directory {
@@ -171,7 +171,7 @@ impl OverrideStat {
     }
 
     /// Gives something new its record, or takes it away again.
-    fn label(&self, made: Entry, record: &Record, undo: impl FnOnce() -> Result<()>) -> Result<Entry> {
+    fn label(&self, made: Entry, record: &StatRecord, undo: impl FnOnce() -> Result<()>) -> Result<Entry> {
         if let Err(error) = self.write(&made.node, record) {
             undo()?;
             return Err(error);
@@ -192,7 +192,7 @@ impl OverrideStat {
         if !self.carries(attr.kind) {
             return Ok(rest);
         }
-        let before = self.record(node)?.unwrap_or_else(|| Record::of(&attr));
+        let before = self.record(node)?.unwrap_or_else(|| StatRecord::of(&attr));
         let after = before.changed(change);
         if after != before {
             self.write(node, &after)?;

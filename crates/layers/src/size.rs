@@ -3,6 +3,7 @@
 //! Suffixes are powers of 1024, as in the commands that people size volumes with: `10G` is 10 GiB,
 //! and so are `10GB` and `10GiB`.
 
+use nacre_size::Written;
 use std::{fmt, str::FromStr};
 
 /// What all sizes are multiples of where space is counted: the smallest block that a limit can be
@@ -70,8 +71,7 @@ impl Size {
 impl FromStr for Size {
     type Err = SizeError;
 
-    /// Digits, perhaps a decimal point, and perhaps a suffix K, M, G, T, P or E in either case,
-    /// which `B` or `iB` may follow.
+    /// As `nacre_size` reads it; a decimal point wants a unit that it can divide.
     fn from_str(text: &str) -> Result<Size, SizeError> {
         let bad = || {
             SizeError(format!(
@@ -79,49 +79,16 @@ impl FromStr for Size {
                 text.escape_debug()
             ))
         };
-        let end = text.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(text.len());
-        let (number, suffix) = text.split_at(end);
-        let factor = factor(suffix).ok_or_else(bad)?;
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        if !digits(whole)
-            || !digits(fraction)
-            || (whole.is_empty() && fraction.is_empty())
-            || (number.contains('.') && factor == 1)
-        {
+        let written = Written::new(text);
+        let shift = nacre_size::shift(written.unit).ok_or_else(bad)?;
+        if written.is_empty() || (written.decimals.is_some() && shift == 0) {
             return Err(bad());
         }
         let large = || SizeError(format!("\"{text}\" is more than any file system holds"));
-        let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| large())? };
-        let bytes =
-            whole.checked_mul(factor).and_then(|bytes| bytes.checked_add(part(fraction, factor))).ok_or_else(large)?;
+        let bytes = written.bytes(shift).ok_or_else(large)?;
         // Sizes of files are signed for the kernel.
         if i64::try_from(bytes).is_err() { Err(large()) } else { Ok(Size(bytes)) }
     }
-}
-
-/// The bytes that decimals of a unit stand for, rounded down.
-fn part(decimals: &str, factor: u64) -> u64 {
-    // Eighteen decimals are exact in 128 bits; further ones are less than a byte.
-    let (mut numerator, mut denominator) = (0_u128, 1_u128);
-    for digit in decimals.bytes().take(18) {
-        numerator = numerator * 10 + u128::from(digit - b'0');
-        denominator *= 10;
-    }
-    u64::try_from(numerator * u128::from(factor) / denominator).unwrap_or(u64::MAX)
-}
-
-fn factor(suffix: &str) -> Option<u64> {
-    let mut characters = suffix.chars();
-    let Some(letter) = characters.next() else { return Some(1) };
-    let rest = characters.as_str();
-    if letter.eq_ignore_ascii_case(&'b') && rest.is_empty() {
-        return Some(1);
-    }
-    let known = SUFFIXES.iter().find(|(known, _)| known.eq_ignore_ascii_case(&letter));
-    known
-        .filter(|_| rest.is_empty() || rest.eq_ignore_ascii_case("b") || rest.eq_ignore_ascii_case("ib"))
-        .map(|(_, factor)| *factor)
 }
 
 /// Exact: with a suffix only where nothing is lost by it, so that it can be read back.

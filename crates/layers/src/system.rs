@@ -83,7 +83,7 @@ impl Context {
             devices: Arc::new(SystemDevices),
             clock: Arc::new(SystemClock::default()),
             waiting: simply_waiting(),
-            company: None,
+            watch_group: None,
         })
     }
 }

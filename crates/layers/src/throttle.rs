@@ -32,10 +32,10 @@ pub struct Rates {
 
 /// The filter.
 pub struct Throttle {
-    shared: Arc<Shared>,
+    shared: Arc<ThrottleShared>,
 }
 
-struct Shared {
+struct ThrottleShared {
     read: Bucket,
     write: Bucket,
     rates: RwLock<Rates>,
@@ -53,7 +53,7 @@ impl Throttle {
     /// A filter with these limits.
     pub fn new(rates: Rates, clock: Arc<dyn Clock>, waiting: Waiting) -> Throttle {
         Throttle {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ThrottleShared {
                 read: Bucket::default(),
                 write: Bucket::default(),
                 rates: RwLock::new(rates),
@@ -70,7 +70,7 @@ impl Throttle {
     }
 }
 
-impl Shared {
+impl ThrottleShared {
     fn charge(&self, bucket: &Bucket, rate: Option<Rate>, bytes: u64) -> Result<()> {
         let Some(rate) = rate else { return Ok(()) };
         let wait = bucket.charge(rate, bytes, self.clock.now());
@@ -112,7 +112,7 @@ impl Filter for Throttle {
 /// An open file whose reads and writes wait their turn.
 struct ThrottledFile {
     below: Opened,
-    shared: Arc<Shared>,
+    shared: Arc<ThrottleShared>,
 }
 
 impl OpenFile for ThrottledFile {

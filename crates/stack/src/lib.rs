@@ -22,7 +22,7 @@ use crate::{
 use nacre_cage::{Cage, Storage, ledger::Limits};
 use nacre_layers::{
     context::Context,
-    host::{Company, Host, HostOptions, Tree},
+    host::{Host, HostOptions, Tree, WatchGroup},
     mem::Mem,
     override_stat::{self, Attribute, OverrideStat},
     readonly::Readonly,
@@ -112,7 +112,7 @@ fn within<T>(place: usize, layer: &LayerSpec, result: Result<T, impl Into<BuildE
 /// # Errors
 /// A stack that cannot stand, a source that cannot be opened, settings that are not understood.
 pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, BuildError> {
-    let tree = context.company.as_ref().map(Company::tree);
+    let tree = context.watch_group.as_ref().map(WatchGroup::tree);
     build_in(spec, context, tree.as_ref())
 }
 

@@ -70,7 +70,7 @@ impl From<ChangeError> for BranchError {
 pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<String>) -> Result<Served, BuildError> {
     let options = spec.options().map_err(|error| error.to_string())?;
     let (mut members, mut claims) = (Vec::with_capacity(spec.branch.0.len()), Vec::new());
-    let tree = context.company.clone().unwrap_or_default().tree();
+    let tree = context.watch_group.clone().unwrap_or_default().tree();
     for branch in &spec.branch.0 {
         let (opened, claim) = member(branch, (spec, &tree), context, warnings)?;
         members.push(opened);

@@ -5,7 +5,7 @@
 
 mod stacks;
 
-use nacre_cage::{Cage, CageReport, Rule, Storage, ledger::Limits};
+use nacre_cage::{Cage, CageReport, ChargeRule, Storage, ledger::Limits};
 use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
@@ -774,7 +774,7 @@ fn a_count_while_everything_changes_is_right_in_the_end() {
 
 #[test]
 fn the_rule_of_lagging_storage_is_the_length() {
-    let rule = Rule::new(BLOCK, Storage::Lagging);
+    let rule = ChargeRule::new(BLOCK, Storage::Lagging);
     let place = tempfile::tempdir().unwrap();
     let caged = over(place.path(), "size=1M");
     let (entry, _) = caged.world.file(b"a", &[1; 5000]);

@@ -6,7 +6,7 @@
 
 mod stacks;
 
-use nacre_cage::{Cage, Rule, Storage};
+use nacre_cage::{Cage, ChargeRule, Storage};
 use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
@@ -106,7 +106,7 @@ struct Held {
 struct Edge {
     world: World,
     cage: Arc<Cage>,
-    rule: Rule,
+    rule: ChargeRule,
     content: BTreeMap<FileId, Vec<u8>>,
     held: Vec<Held>,
     limit: u64,
@@ -128,7 +128,7 @@ impl Edge {
         let built = stack::build(&spec, &Context::system().unwrap()).unwrap();
         let cage = built.cages().remove(0);
         let world = World::new(built.layer);
-        let rule = Rule::new(BLOCK, storage);
+        let rule = ChargeRule::new(BLOCK, storage);
         Edge {
             world,
             cage,

@@ -4,13 +4,13 @@
 //! be changed.
 
 use crate::{
+    Ignored, OWN, UnionShared,
     branch::Permission,
     branches::Branch,
     locate::PIN,
     marks,
     node::{Part, UnionNode},
     open_file::{UnionFile, may_change},
-    union::{Ignored, OWN, UnionShared},
 };
 use nacre_vfs::{Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
 use std::sync::Arc;
@@ -314,7 +314,7 @@ impl UnionShared {
 
 /// The names of all extended attributes, the union's own among them.
 pub(crate) fn all_xattrs(caller: &Caller, part: &Part) -> Result<Vec<u8>> {
-    for _ in 0..crate::create::ATTEMPTS {
+    for _ in 0..crate::ATTEMPTS {
         let size = part.branch.layer.listxattr(caller, &part.node, &mut [])?;
         if size == 0 {
             return Ok(Vec::new());

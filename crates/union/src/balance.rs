@@ -6,16 +6,15 @@
 //! move has to bring the two nearer to each other, so that it ends whatever users do meanwhile.
 
 use crate::{
+    OWN, UnionShared,
     branch::ParseError,
     branches::Branch,
     control::{ChangeError, Control},
-    drain::{Left, path_in},
     hardlinks::relocate::Scans,
-    node::UnionNode,
+    node::{UnionNode, path_in},
     policy::Space,
-    relocate::{Goal, Stay},
+    relocate::{Goal, Left, Stay},
     tier,
-    union::{OWN, UnionShared},
 };
 use hashbrown::HashSet;
 use nacre_vfs::{Errno, Invalidation, Kind, Result};

@@ -294,18 +294,10 @@ pub fn parse_size(text: &str) -> Result<u64, ParseError> {
             text.escape_debug()
         ))
     };
-    let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(end);
-    let shift = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
-        "p" | "pb" | "pib" => 50,
-        _ => return Err(bad()),
-    };
-    digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)).ok_or_else(bad)
+    let written = nacre_size::Written::new(text);
+    // As mergerfs reads them: no decimals, and nothing beyond P.
+    let shift = nacre_size::shift(written.unit).filter(|shift| *shift <= 50 && written.decimals.is_none());
+    if written.is_empty() { Err(bad()) } else { shift.and_then(|shift| written.bytes(shift)).ok_or_else(bad) }
 }
 
 /// Bytes with whether each was written plainly, and so can divide.

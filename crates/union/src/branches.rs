@@ -8,18 +8,37 @@
 use crate::{
     branch::{BRANCHES_MAX, BranchMode, CopyOnOpen},
     marks::{Marks, Namespace, Style},
-    union::Member,
     work::{Work, WorkHome},
 };
 use nacre_vfs::{Errno, FileId, Layer, Node, Result};
 use parking_lot::RwLock;
 use std::{
+    fmt,
     path::PathBuf,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
 };
+
+/// A branch to be.
+pub struct Member {
+    /// As the user calls it: the path of a directory, mostly.
+    pub name: PathBuf,
+    /// The branch.
+    pub layer: Arc<dyn Layer>,
+    /// What may be done with it.
+    pub mode: BranchMode,
+    /// A directory of the same layer outside of the branch's tree, where the union's own
+    /// directories go (overlayfs: `workdir`); `None` for the branch's top.
+    pub work: Option<Node>,
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member").field("name", &self.name).field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
 
 /// The place of a branch that is no longer one: below all others.
 const NOWHERE: usize = usize::MAX;
@@ -243,4 +262,23 @@ impl Branch {
     pub(crate) fn has_work(&self) -> bool {
         self.work.get().is_some()
     }
+}
+
+/// Marks on branches that are only read have been written by a union like this one.
+pub(crate) fn believe(branches: &[Arc<Branch>]) {
+    let namespace = branches.iter().find(|branch| branch.is_writable()).map(|branch| branch.marks().namespace);
+    if let Some(namespace) = namespace {
+        branches
+            .iter()
+            .filter(|branch| !branch.is_writable() && !branch.has_work())
+            .for_each(|branch| branch.believe_marks_in(namespace));
+    }
+}
+
+/// The index of a branch.
+///
+/// # Errors
+/// EROFS where it has none.
+pub(crate) fn index_directory(branch: &Branch) -> Result<&Node> {
+    branch.hardlink_index().ok_or(Errno::EROFS)
 }

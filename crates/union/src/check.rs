@@ -7,16 +7,14 @@
 //! alone.
 
 use crate::{
+    OWN, Union, UnionShared,
     branches::Branch,
-    listing::{self, Present, Request},
-    marks,
-    node::{Part, UnionNode},
-    remove::source,
-    union::{OWN, Union, UnionShared},
+    listing, marks,
+    node::{Part, UnionNode, source},
     work,
 };
 use hashbrown::HashMap;
-use nacre_vfs::{DirEntry, DirSink, Entry, Errno, FileId, Kind, Name, Result};
+use nacre_vfs::{DirEntry, DirSink, Errno, FileId, Kind, Name, Result};
 use std::sync::{Arc, atomic::Ordering};
 
 /// What is wrong.
@@ -70,24 +68,6 @@ impl DirSink for Reserved {
             self.names.push(entry.name.bytes().to_vec());
         }
         true
-    }
-}
-
-/// Collects the names that users see.
-struct Visible(Vec<Vec<u8>>);
-
-impl Present for Visible {
-    fn present(
-        &mut self,
-        _: Option<usize>,
-        name: Name<'_>,
-        _: u64,
-        _: Option<Kind>,
-        _: Option<Entry>,
-        _: u64,
-    ) -> Result<bool> {
-        self.0.push(name.bytes().to_vec());
-        Ok(true)
     }
 }
 
@@ -166,11 +146,7 @@ impl Check<'_> {
         }
         let sources: Vec<_> = view.parts.iter().map(source).collect();
         let marks = view.parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
-        let mut visible = Visible(Vec::new());
-        let request =
-            Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
-        self.shared.listings.list(&marks, &request, &sources, &mut visible)?;
-        for name in visible.0 {
+        for name in self.shared.listings.names(&marks, directory.id, &sources, |_, _| true)? {
             let name = Name::new(&name)?;
             let Some(found) = self.shared.sight(&OWN, &view, name)?.found else { continue };
             let seen = found.top()?.branch.index();

@@ -9,15 +9,14 @@
 //! * what is open on a branch that is removed by force goes on, and holds the branch.
 
 use crate::{
+    Member, OWN, Union, UnionShared,
     branch::{BRANCHES_MAX, BranchMode},
-    branches::Branch,
+    branches::{Branch, believe},
     node::UnionNode,
     open_file::UnionFile,
     policy::Space,
     removal_check::RemovalCheck,
-    tier,
-    union::{Member, OWN, Union, UnionShared, believe},
-    watch,
+    tier, watch,
 };
 use nacre_vfs::{Errno, FileId, Invalidation};
 use parking_lot::RwLockWriteGuard;

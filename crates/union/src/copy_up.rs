@@ -11,13 +11,11 @@
 //! * the parents are there before; the parent's times are put back after.
 
 use crate::{
+    OWN, UnionShared,
     branch::CopyOnOpen,
-    branches::Branch,
-    hardlinks::index::index_directory,
+    branches::{Branch, index_directory},
     identity, marks,
     node::{NodePlace, Part, UnionNode},
-    relocate::{PIECE, Pace},
-    union::{OWN, UnionShared},
     work::Temporary,
 };
 use nacre_vfs::{
@@ -25,6 +23,12 @@ use nacre_vfs::{
     WriteOrigin, XattrFlags,
 };
 use std::sync::Arc;
+
+/// Bytes copied between two looks at whether to go on.
+const PIECE: u64 = 8 << 20;
+
+/// Called before each piece with its bytes; false ends the move.
+pub(crate) type Pace<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 /// Bytes copied at once where the storage cannot do it by itself.
 const BLOCK: usize = 256 << 10;

@@ -7,14 +7,12 @@
 //! programs copy by themselves.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
-    listing::{Present, Request},
     lookup::FoundFile,
-    node::{Part, Redirect, UnionNode, View},
-    remove::{lock_names, source},
-    union::{OWN, UnionShared},
+    node::{Part, Redirect, UnionNode, View, lock_names, source},
 };
-use nacre_vfs::{Entry, Errno, Kind, Name, Result};
+use nacre_vfs::{Errno, Kind, Name, Result};
 use std::sync::Arc;
 
 /// How deep a directory may be that is brought together: each level takes some of the thread's
@@ -27,30 +25,6 @@ struct Budget {
     levels: usize,
 }
 
-/// Collects the names that may not be on one branch alone.
-struct NamesElsewhere {
-    /// Which of the sources is that branch.
-    home: Option<usize>,
-    names: Vec<Vec<u8>>,
-}
-
-impl Present for NamesElsewhere {
-    fn present(
-        &mut self,
-        source: Option<usize>,
-        name: Name<'_>,
-        _: u64,
-        kind: Option<Kind>,
-        _: Option<Entry>,
-        _: u64,
-    ) -> Result<bool> {
-        if self.home != source || kind.is_none_or(|kind| kind == Kind::Directory) {
-            self.names.push(name.bytes().to_vec());
-        }
-        Ok(true)
-    }
-}
-
 impl UnionShared {
     /// What can be seen in a directory and may be, all or in part, on other branches than this one.
     fn names_elsewhere(&self, directory: &UnionNode, branch: &Branch) -> Result<Vec<Vec<u8>>> {
@@ -58,11 +32,9 @@ impl UnionShared {
         let sources: Vec<_> = parts.iter().map(source).collect();
         let marks = parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
         let home = parts.iter().position(|part| part.branch.index() == branch.index());
-        let mut names = NamesElsewhere { home, names: Vec::new() };
-        let request =
-            Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
-        self.listings.list(&marks, &request, &sources, &mut names)?;
-        Ok(names.names)
+        self.listings.names(&marks, directory.id, &sources, |source, kind| {
+            home != source || kind.is_none_or(|kind| kind == Kind::Directory)
+        })
     }
 
     /// Makes a directory whole on a branch.

@@ -6,21 +6,18 @@
 //! directory that takes the place of a hidden one is opaque before it gets its name.
 
 use crate::{
+    ATTEMPTS, OWN, UnionShared,
     branches::Branch,
     lookup::{FoundFile, Sight},
     marks,
     node::{Part, UnionNode},
     open_file::UnionFile,
-    union::{OWN, UnionShared},
     work::Temporary,
 };
 use nacre_vfs::{
     Attr, Caller, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result,
 };
 use std::sync::Arc;
-
-/// How often an operation starts over because what it found has changed meanwhile.
-pub(crate) const ATTEMPTS: usize = 100;
 
 /// Where something new goes. The directory's names hold still.
 pub(crate) struct Spot<'a> {

@@ -8,18 +8,17 @@
 //! before that goes, so that stopping, or a crash, costs nothing. What cannot go is told and stays.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
     control::{ChangeError, Control},
     hardlinks::relocate::Scans,
-    listing::{Present, Request},
     lookup::FoundFile,
     marks,
-    node::{Part, Redirect, UnionNode},
-    relocate::{Goal, Stay},
-    remove::{holds_marks_only, lock_names, source},
-    union::{OWN, UnionShared},
+    node::{Part, Redirect, UnionNode, lock_names, path_in, source},
+    relocate::{Goal, Left, Stay},
+    remove::holds_marks_only,
 };
-use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Kind, Name, Result};
+use nacre_vfs::{Attr, DirEntry, DirSink, Errno, FileId, Invalidation, Kind, Name, Result};
 use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -43,15 +42,6 @@ pub struct DrainProgress {
     pub left: u64,
     /// The present file, names divided by slashes.
     pub path: Vec<u8>,
-}
-
-/// Something that stays on the branch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
-    /// Names divided by slashes.
-    pub path: Vec<u8>,
-    /// Why.
-    pub why: String,
 }
 
 /// What a drain has come to.
@@ -316,39 +306,6 @@ impl Drain<'_> {
     }
 }
 
-/// The path of a name in a directory.
-pub(crate) fn path_in(directory: &UnionNode, name: &[u8]) -> Vec<u8> {
-    let mut path = directory.path().unwrap_or_default();
-    if !path.is_empty() {
-        path.push(b'/');
-    }
-    path.extend_from_slice(name);
-    path
-}
-
-/// The names of a directory that may be on one branch.
-struct There {
-    home: Option<usize>,
-    names: Vec<Vec<u8>>,
-}
-
-impl Present for There {
-    fn present(
-        &mut self,
-        source: Option<usize>,
-        name: Name<'_>,
-        _: u64,
-        kind: Option<Kind>,
-        _: Option<Entry>,
-        _: u64,
-    ) -> Result<bool> {
-        if self.home == source || kind.is_none_or(|kind| kind == Kind::Directory) {
-            self.names.push(name.bytes().to_vec());
-        }
-        Ok(true)
-    }
-}
-
 /// The names in a directory of a branch that may be marks.
 struct Marked {
     x: bool,
@@ -393,11 +350,9 @@ impl UnionShared {
         let sources: Vec<_> = parts.iter().map(source).collect();
         let marks = parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
         let home = parts.iter().position(|part| part.branch.slot == branch.slot);
-        let mut there = There { home, names: Vec::new() };
-        let request =
-            Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
-        self.listings.list(&marks, &request, &sources, &mut there)?;
-        Ok(there.names)
+        self.listings.names(&marks, directory.id, &sources, |source, kind| {
+            home == source || kind.is_none_or(|kind| kind == Kind::Directory)
+        })
     }
 
     /// The names that a directory of a branch hides.

@@ -4,10 +4,10 @@
 //! operations use; nothing is changed, and no turn is taken.
 
 use crate::{
+    OWN, Union, UnionShared,
     marks::Seen,
     node::UnionNode,
     policy::{Explanation, Placement, Way},
-    union::{OWN, Union, UnionShared},
 };
 use nacre_vfs::{Errno, Kind, Layer, Name, Result};
 use std::sync::Arc;

@@ -6,12 +6,12 @@
 //! before anything comes to be in it.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
     copy_up::{learn, move_in},
     identity,
     node::{NodePlace, Part, UnionNode, View},
     policy::{BranchView, CreatePolicy, Hold, Placement, Space, Way},
-    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Errno, Kind, Name, Result};
 use std::sync::Arc;

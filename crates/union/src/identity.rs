@@ -11,7 +11,7 @@
 //! the same wherever the branch stands in the list. What cannot be told apart so (snapshots, file
 //! systems without times of birth) gets a mark that only this mount knows.
 
-use crate::{branches::Branch, marks::Namespace, splitmix::mix, union::OWN};
+use crate::{OWN, branches::Branch, marks::Namespace, splitmix::mix};
 use hashbrown::HashMap;
 use nacre_vfs::{Errno, FileId, Node, Result, XattrFlags};
 use parking_lot::{Mutex, RwLock};

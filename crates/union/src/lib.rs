@@ -3,8 +3,8 @@
 //!
 //! Branches are layers themselves (host directories, trees in memory, whole stacks); nothing here
 //! knows a path of the host. The parts:
-//! * `union.rs` is the layer, `node.rs` what is kept for each file, `branches.rs` a branch at work
-//!   with its own directories (`work.rs`);
+//! * `union.rs` is the layer, `UnionShared` below what all parts share, `node.rs` what is kept for
+//!   each file, `branches.rs` a branch at work with its own directories (`work.rs`);
 //! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes what hides names,
 //!   `listing.rs` merges listings;
 //! * `copy_up.rs`, `grow.rs` and `copy_up_dir.rs` bring files, directories and trees to branches
@@ -72,17 +72,95 @@ pub use branch::{
     BRANCHES_MAX, BranchMode, CopyOnOpen, ParseError, Permission, XattrClasses, check_overlap, escape_path,
     parse_branches, parse_one, parse_overlay, parse_pool, parse_size,
 };
+pub use branches::Member;
 pub use check::{Finding, Problem};
 pub use control::{BranchStatus, ChangeError, Control};
-pub use drain::{DrainProgress, DrainReport, Left};
+pub use drain::{DrainProgress, DrainReport};
 pub use explain::{Presence, Report};
 pub use locate::{Direction, Location};
 pub use marks::{Namespace, Style};
-pub use options::{Udba, Words};
+pub use options::{Ignored, Udba, UnionOptions, Words};
 pub use policy::{
     BranchView, CopyUpPolicy, CreatePolicy, Explanation, Hold, Placement, PolicyState, Preference, Reach, Route,
     Routes, Space, SpaceCache, Target, Way,
 };
-pub use relocate::Stay;
+pub use relocate::{Left, Stay};
 pub use tier::{Candidate, PlannedMove, Step, TierFigures, TierReport, TierRules, TierStatus, TierView, Why, plan};
-pub use union::{Ignored, Member, Union, UnionError, UnionOptions};
+pub use union::UnionError;
+
+use arc_swap::ArcSwap;
+use branches::Branch;
+use hardlinks::index::HardlinkIndex;
+use identity::Identities;
+use listing::Listings;
+use membership::Membership;
+use nacre_vfs::{AttachedDoor, Caller, Invalidation};
+use node::{Nodes, UnionNode};
+use parking_lot::{Mutex, RwLock};
+use per_name::Names;
+use std::{
+    sync::{Arc, atomic::AtomicU64, mpsc::Sender},
+    time::Instant,
+};
+use tier::Tiering;
+
+/// Who does the union's own work on branches.
+pub(crate) const OWN: Caller = Caller::ROOT;
+
+/// How often an operation starts over because what it found has changed meanwhile.
+pub(crate) const ATTEMPTS: usize = 100;
+
+/// What decides where new files and copies go.
+pub(crate) struct PlacementState {
+    /// Which branches routes lead to.
+    pub(crate) routes: ArcSwap<Routes>,
+    pub(crate) policy: PolicyState,
+    pub(crate) space: SpaceCache,
+    /// The clock of `space`.
+    pub(crate) started: Instant,
+}
+
+/// What has changed and did not come through the union.
+#[derive(Default)]
+pub(crate) struct Notices {
+    /// Who is told.
+    pub(crate) watchers: Mutex<Vec<Sender<Invalidation>>>,
+    pub(crate) unheard: watch::Unheard,
+}
+
+/// Directories as a tree.
+#[derive(Default)]
+pub(crate) struct TreeMoves {
+    /// Held while a directory moves, goes, or comes to be on one more branch.
+    pub(crate) lock: Mutex<()>,
+    /// How many directories have moved so far.
+    pub(crate) count: AtomicU64,
+}
+
+/// What all operations share; each file adds the operations that it is about.
+pub(crate) struct UnionShared {
+    /// Who knows which files are open.
+    pub(crate) door: AttachedDoor,
+    branches: ArcSwap<Vec<Arc<Branch>>>,
+    /// Held for reading by every operation that looks at branches: they change only while nobody
+    /// does. Never taken twice by one thread.
+    pub(crate) gate: RwLock<()>,
+    pub(crate) membership: Membership,
+    pub(crate) options: UnionOptions,
+    pub(crate) root: Arc<UnionNode>,
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) identities: Arc<Identities>,
+    pub(crate) hardlinks: HardlinkIndex,
+    pub(crate) listings: Listings,
+    pub(crate) placing: PlacementState,
+    pub(crate) tree: TreeMoves,
+    pub(crate) tiering: Tiering,
+    pub(crate) notices: Notices,
+    /// What doors know of files by their names, where they do.
+    pub(crate) names: Option<Arc<Names>>,
+}
+
+/// Several branches as one tree.
+pub struct Union {
+    shared: Arc<UnionShared>,
+}

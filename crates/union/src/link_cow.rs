@@ -7,11 +7,10 @@
 //! goes wrong, so that a name that turns out to be the wrong one costs space alone.
 
 use crate::{
+    ATTEMPTS, OWN, UnionShared,
     copy_up::{Built, Original, move_in},
-    create::ATTEMPTS,
     lookup::FoundFile,
     node::{NodePlace, UnionNode},
-    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Errno, Invalidation, Name, Node, RenameFlags, Result};
 use std::sync::Arc;

@@ -25,7 +25,7 @@ mod tests;
 
 pub(crate) use purge::purge;
 
-use crate::marks::Marks;
+use crate::{OWN, marks::Marks};
 use ahead::Reader;
 use kept::{Kept, KeptMerges, ListingWay, Reading, Ticket};
 use merge::{Merge, Run};
@@ -110,10 +110,52 @@ impl Default for Listings {
     }
 }
 
+/// Collects the names that are wanted by their source and kind.
+struct Wanted<W> {
+    wanted: W,
+    names: Vec<Vec<u8>>,
+}
+
+impl<W: Fn(Option<usize>, Option<Kind>) -> bool> Present for Wanted<W> {
+    fn present(
+        &mut self,
+        source: Option<usize>,
+        name: Name<'_>,
+        _: u64,
+        kind: Option<Kind>,
+        _: Option<Entry>,
+        _: u64,
+    ) -> Result<bool> {
+        if (self.wanted)(source, kind) {
+            self.names.push(name.bytes().to_vec());
+        }
+        Ok(true)
+    }
+}
+
 impl Listings {
     /// Keeps at most `budget` bytes of whole listings.
     pub(crate) fn new(budget: usize) -> Listings {
         Listings { kept: KeptMerges::new(IDLE_BUDGET), merged: MergedListings::new(budget), reader: Reader::start() }
+    }
+
+    /// The names in a directory that users see there, as far as they are wanted by the source on
+    /// which they were found first, and by the kind.
+    ///
+    /// # Errors
+    /// What the branches say.
+    pub(crate) fn names(
+        &self,
+        marks: &Marks,
+        directory: FileId,
+        sources: &[Source<'_>],
+        wanted: impl Fn(Option<usize>, Option<Kind>) -> bool,
+    ) -> Result<Vec<Vec<u8>>> {
+        let mut out = Wanted { wanted, names: Vec::new() };
+        let request =
+            Request { key: directory, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
+        self.list(marks, &request, sources, &mut out)?;
+        Ok(out.names)
     }
 
     /// Lists a directory that is on all of `sources`, from the top down.

@@ -6,6 +6,7 @@
 //! is kept on the branch under the union's own name.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
     control::Control,
     explain::Presence,
@@ -13,7 +14,6 @@ use crate::{
     marks::Namespace,
     node::UnionNode,
     relocate::{Goal, Stay},
-    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Attr, Errno, Kind, Name, Result, XattrFlags};
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, sync::Arc};

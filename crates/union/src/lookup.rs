@@ -4,13 +4,13 @@
 //! `names` lock is held; what it says is entered into nodes only while it is.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
     identity,
     listing::{Present, Request},
     marks,
     marks::Seen,
     node::{Known, Part, Redirect, UnionNode, View},
-    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, Invalidation, Kind, Name, Node, Result};
 use std::sync::{Arc, atomic::Ordering};
@@ -434,7 +434,7 @@ pub(crate) fn list(
     let _unmoved = directory.listing.read();
     let view = directory.view();
     let token = (shared.coherence_of_names(&directory) <= Coherence::Watched).then_some(directory.serial);
-    let sources: Vec<_> = view.parts.iter().map(crate::remove::source).collect();
+    let sources: Vec<_> = view.parts.iter().map(crate::node::source).collect();
     let marks = view.parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
     let show_whiteouts = shared.options.show_whiteouts;
     let request = Request { key: directory.id, token, from, attributes, show_whiteouts, caller };
@@ -442,4 +442,25 @@ pub(crate) fn list(
     let mut shown =
         Shown { shared, caller, directory: &directory, view: view.clone(), attributes, relocations, home: None, sink };
     shared.listings.list(&marks, &request, &sources, &mut shown)
+}
+
+/// The parts of the top directory, and the last branch that shows any of it.
+pub(crate) fn root_parts(branches: &[Arc<Branch>]) -> Result<(Vec<Part>, usize)> {
+    let mut parts = Vec::new();
+    for branch in branches {
+        let opacity = if branch.reads_marks() {
+            branch.marks().opacity(&*branch.layer, &branch.root)?
+        } else {
+            Default::default()
+        };
+        parts.push(Part {
+            x_directory: opacity.x,
+            impure: opacity.impure,
+            ..Part::new(branch, branch.root.clone(), branch.root_id)
+        });
+        if opacity.opaque {
+            return Ok((parts, branch.index()));
+        }
+    }
+    Ok((parts, branches.len().saturating_sub(1)))
 }

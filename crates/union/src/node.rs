@@ -10,10 +10,10 @@
 //! * locks are taken in the order: `copying` of a file, the tree lock, `names` of directories by
 //!   address, the state (never held over a call).
 
-use crate::{branches::Branch, identity, open_file::UnionFile};
+use crate::{branches::Branch, identity, listing::Source, open_file::UnionFile};
 use hashbrown::HashMap;
-use nacre_vfs::{Errno, FileId, Kind, Node, Result};
-use parking_lot::{Mutex, RwLock};
+use nacre_vfs::{Errno, FileId, Kind, Name, Node, Result};
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use std::{
     ptr,
     sync::{
@@ -595,5 +595,43 @@ impl Nodes {
         node.settle(parts, found.floor);
         node.set_epoch(self.epoch());
         others
+    }
+}
+
+/// Locks the names of several directories, each once, in the one order.
+pub(crate) fn lock_names<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLockWriteGuard<'a, ()>> {
+    let mut locks: Vec<&'a RwLock<()>> = directories.iter().map(|directory| &directory.names).collect();
+    locks.sort_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
+    locks.dedup_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
+    locks.into_iter().map(RwLock::write).collect()
+}
+
+/// A part as listings take it.
+pub(crate) fn source(part: &Part) -> Source<'_> {
+    Source {
+        layer: &*part.branch.layer,
+        shared: Some(&part.branch.layer),
+        directory: &part.node,
+        slot: part.branch.slot,
+        reads_marks: part.branch.reads_marks(),
+        x_directory: part.x_directory,
+    }
+}
+
+/// The path of a name in a directory.
+pub(crate) fn path_in(directory: &UnionNode, name: &[u8]) -> Vec<u8> {
+    let mut path = directory.path().unwrap_or_default();
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+/// Removes the whiteout beside a name that is there now. Where that fails it hides nothing that
+/// could be seen.
+pub(crate) fn uncover(home: &Part, name: Name<'_>) {
+    if let Err(error) = home.branch.marks().unhide(&*home.branch.layer, &home.node, name) {
+        tracing::warn!(branch = home.branch.index(), ?error, "a whiteout stays beside its name");
     }
 }

@@ -4,7 +4,7 @@
 //! Called before a file is opened and before a directory is listed from its start. Whatever stands
 //! in the way, the file is then opened where it is: nobody asked for a copy.
 
-use crate::{branch::CopyOnOpen, branches::Branch, copy_up::Original, node::UnionNode, union::UnionShared};
+use crate::{UnionShared, branch::CopyOnOpen, branches::Branch, copy_up::Original, node::UnionNode};
 use nacre_vfs::{Errno, Kind, Result};
 use std::sync::Arc;
 

@@ -6,9 +6,9 @@
 //! stays open until this one is closed.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
     node::{Part, UnionNode},
-    union::{OWN, UnionShared},
 };
 use nacre_sys::descriptors::{self, Counted};
 use nacre_vfs::{

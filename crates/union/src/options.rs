@@ -1,4 +1,5 @@
-//! `-o` words: those of aufs, the placement words of mergerfs, the directories of overlayfs. Pure.
+//! How a union behaves, and the `-o` words that say so: those of aufs, the placement words of
+//! mergerfs, the directories of overlayfs. Pure.
 //!
 //! Called by whoever reads a command line or an fstab; the words that are not the union's own are
 //! handed back. Each word of aufs is in one of three tables: it is obeyed, it is accepted because
@@ -11,14 +12,121 @@ mod tests;
 
 use crate::{
     branch::{BranchMode, ParseError, parse_branches, parse_overlay, parse_pool, parse_size},
-    policy::{Route, Routes},
-    union::UnionOptions,
+    marks::Style,
+    policy::{CopyUpPolicy, CreatePolicy, Route, Routes},
+    tier::TierRules,
 };
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::PathBuf,
+    time::Duration,
 };
+
+/// Of which branches what is free does not count in the figures of a whole union.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ignored {
+    /// All count.
+    #[default]
+    Nothing,
+    /// Those on which nothing new can be put: read-only ones and `nc`.
+    ReadOnly,
+    /// Those that are `nc`.
+    NoCreate,
+}
+
+/// How a union behaves.
+#[derive(Clone, Debug)]
+pub struct UnionOptions {
+    /// Where new files go.
+    pub create: CreatePolicy,
+    /// Paths with a policy or a branch of their own.
+    pub routes: Routes,
+    /// Nothing new is put on a branch with less free bytes, unless the branch says otherwise; 0 for
+    /// no such limit.
+    pub min_free: u64,
+    /// Where files are copied to before they are changed.
+    pub copy_up: CopyUpPolicy,
+    /// The form of new whiteouts.
+    pub whiteout: Style,
+    /// Shows whiteouts as names; only for unions without a writable branch.
+    pub show_whiteouts: bool,
+    /// Copies are on stable storage before they take the place of the original, and so is what
+    /// users ask to be (`fsync(2)`, `syncfs(2)`).
+    pub sync: bool,
+    /// Every new directory is opaque, not only those that take the place of a hidden one.
+    pub opaque_always: bool,
+    /// `statfs(2)` tells all file systems together, not only that of the file.
+    pub sum: bool,
+    /// Whoever opens branches says where the owner or mode of a top directory is not the one that
+    /// is shown. Nothing else depends on it.
+    pub warn_permissions: bool,
+    /// How many entries are copied at most for the rename of a directory that is not on a writable
+    /// branch as a whole; beyond it the answer is EXDEV, upon which programs copy by themselves. 0:
+    /// always EXDEV.
+    pub directory_copy_limit: usize,
+    /// Directories beyond that limit are renamed by a mark on their upper part that tells where
+    /// they go on below, instead of EXDEV; only where no branch below is writable.
+    pub directory_redirect: bool,
+    /// A write that finds a branch full moves the file to another branch, by this policy, and is
+    /// tried again. The kernel then cannot read and write files in our place.
+    pub move_when_full: Option<CreatePolicy>,
+    /// Where new directories go, if not where files do.
+    pub create_directories: Option<CreatePolicy>,
+    /// A directory shows the times of the branch on which it was changed last, not of the highest.
+    pub newest_times: bool,
+    /// Owner, mode, times and extended attributes of a directory are changed on all writable
+    /// branches that have it, not only on the highest.
+    pub change_everywhere: bool,
+    /// With `sum`: only file systems of branches that have the file count.
+    pub figures_of_path: bool,
+    /// With `sum`: of which branches nothing counts as free.
+    pub figures_ignored: Ignored,
+    /// `security.capability` can be read.
+    pub capabilities: bool,
+    /// A name of a file with several is given a file of its own before it is opened for writing.
+    pub link_cow: bool,
+    /// Files that nobody may write to are shown as symbolic links to where they are, once they have
+    /// not changed for so long.
+    pub symlinkify: Option<Duration>,
+    /// The union may be mounted while branches are missing. Whoever opens branches sees to it.
+    pub may_be_missing: bool,
+    /// How long whoever opens branches waits until each is on a file system of its own.
+    pub mount_timeout: Duration,
+    /// What is to be on which of the branches with `+tier`.
+    pub tier: TierRules,
+}
+
+impl Default for UnionOptions {
+    fn default() -> UnionOptions {
+        UnionOptions {
+            create: CreatePolicy::default(),
+            routes: Routes::default(),
+            min_free: 0,
+            copy_up: CopyUpPolicy::default(),
+            whiteout: Style::default(),
+            show_whiteouts: false,
+            sync: true,
+            opaque_always: false,
+            sum: false,
+            warn_permissions: false,
+            directory_copy_limit: 1_000,
+            directory_redirect: false,
+            move_when_full: None,
+            create_directories: None,
+            newest_times: false,
+            change_everywhere: false,
+            figures_of_path: false,
+            figures_ignored: Ignored::default(),
+            capabilities: true,
+            link_cow: false,
+            symlinkify: None,
+            may_be_missing: false,
+            mount_timeout: Duration::ZERO,
+            tier: TierRules::default(),
+        }
+    }
+}
 
 /// How changes made on branches behind the union's back are noticed (aufs: `udba=`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

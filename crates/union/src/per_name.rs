@@ -13,9 +13,9 @@
 //! * `tables` is held for a moment only, and nothing of the union is called or dropped under it.
 
 use crate::{
+    Union, UnionShared,
     node::{NodePlace, UnionNode},
     open_file::UnionFile,
-    union::{Union, UnionShared},
 };
 use hashbrown::HashMap;
 use nacre_vfs::{

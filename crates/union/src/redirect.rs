@@ -9,9 +9,9 @@
 //! or go would lose files.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
     node::{Redirect, UnionNode},
-    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Errno, Result, XattrFlags};
 use std::sync::Arc;

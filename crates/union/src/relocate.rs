@@ -16,13 +16,12 @@
 //! follows.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
-    copy_up::{Built, Original, learn, move_in},
+    copy_up::{Built, Original, Pace, learn, move_in},
     marks,
-    node::{NodePlace, Part, UnionNode},
+    node::{NodePlace, Part, UnionNode, uncover},
     policy::Placement,
-    rename::uncover,
-    union::{OWN, UnionShared},
 };
 use nacre_vfs::{Attr, Errno, Invalidation, Kind, Name, OpenFlags, Result};
 use parking_lot::RwLockReadGuard;
@@ -31,8 +30,14 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-/// Bytes copied between two looks at whether to go on.
-pub(crate) const PIECE: u64 = 8 << 20;
+/// Something that stays on the branch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Names divided by slashes.
+    pub path: Vec<u8>,
+    /// Why.
+    pub why: String,
+}
 
 /// Why a file stays where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,9 +115,6 @@ pub(crate) enum Goal {
     /// To this branch.
     Branch(Arc<Branch>),
 }
-
-/// Called before each piece with its bytes; false ends the move.
-pub(crate) type Pace<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 impl UnionShared {
     /// Moves a file off a full branch in the middle of a write.

@@ -5,15 +5,12 @@
 //! ([`Control::remove`](crate::Control::remove)). Nothing is changed.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
-    drain::path_in,
-    listing::{Present, Request},
     marks,
-    node::{Part, UnionNode},
-    remove::source,
-    union::{OWN, UnionShared},
+    node::{Part, UnionNode, path_in, source},
 };
-use nacre_vfs::{Entry, Errno, Kind, Name, Result};
+use nacre_vfs::{Errno, Name, Result};
 use std::sync::Arc;
 
 /// What is counted at most.
@@ -86,24 +83,6 @@ impl RemovalCheck {
     }
 }
 
-/// Collects the names of one branch.
-struct Collected(Vec<Vec<u8>>);
-
-impl Present for Collected {
-    fn present(
-        &mut self,
-        _: Option<usize>,
-        name: Name<'_>,
-        _: u64,
-        _: Option<Kind>,
-        _: Option<Entry>,
-        _: u64,
-    ) -> Result<bool> {
-        self.0.push(name.bytes().to_vec());
-        Ok(true)
-    }
-}
-
 impl UnionShared {
     /// What users would miss without a branch. `step` is called for each directory and returns what
     /// keeps the branches as they are meanwhile.
@@ -137,12 +116,9 @@ impl UnionShared {
         self.revalidate(directory)?;
         let _names = directory.names.read();
         let Some(part) = directory.part_on(branch) else { return Ok(()) };
-        let mut names = Collected(Vec::new());
-        let request =
-            Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
-        self.listings.list(&branch.marks(), &request, &[source(&part)], &mut names)?;
+        let names = self.listings.names(&branch.marks(), directory.id, &[source(&part)], |_, _| true)?;
         let view = directory.view();
-        for bytes in names.0 {
+        for bytes in names {
             let name = Name::new(&bytes)?;
             check.looked_at += 1;
             let Some(found) = self.sight(&OWN, &view, name)?.found else { continue };

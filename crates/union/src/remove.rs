@@ -6,17 +6,15 @@
 //! the work directory in one step, and emptied of their whiteouts there.
 
 use crate::{
+    ATTEMPTS, OWN, UnionShared,
     branches::Branch,
-    create::ATTEMPTS,
-    listing::{self, Source},
+    listing,
     lookup::FoundFile,
     marks::{self, Style},
-    node::{Part, UnionNode, View},
-    union::{OWN, UnionShared},
+    node::{Part, UnionNode, View, lock_names, source},
     work::Temporary,
 };
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
-use parking_lot::{RwLock, RwLockWriteGuard};
 use std::sync::Arc;
 
 /// A directory that has left its name.
@@ -45,14 +43,6 @@ pub(crate) enum Removal {
     Done(Vec<Leftover>),
     /// The directory has to be on this branch first.
     Needs(Arc<Branch>),
-}
-
-/// Locks the names of several directories, each once, in the one order.
-pub(crate) fn lock_names<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLockWriteGuard<'a, ()>> {
-    let mut locks: Vec<&'a RwLock<()>> = directories.iter().map(|directory| &directory.names).collect();
-    locks.sort_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
-    locks.dedup_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
-    locks.into_iter().map(RwLock::write).collect()
 }
 
 impl UnionShared {
@@ -319,18 +309,6 @@ fn clear_one(leftover: &Leftover) -> Result<()> {
     }
     listing::purge(&**layer, &found.node)?;
     layer.rmdir(&OWN, &work.directory, name)
-}
-
-/// A part as listings take it.
-pub(crate) fn source(part: &Part) -> Source<'_> {
-    Source {
-        layer: &*part.branch.layer,
-        shared: Some(&part.branch.layer),
-        directory: &part.node,
-        slot: part.branch.slot,
-        reads_marks: part.branch.reads_marks(),
-        x_directory: part.x_directory,
-    }
 }
 
 /// The union's own names do not exist for users.

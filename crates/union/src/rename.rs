@@ -26,14 +26,14 @@
 //! after it.
 
 use crate::{
+    ATTEMPTS, OWN, UnionShared,
     branches::Branch,
-    create::{ATTEMPTS, check_name},
+    create::check_name,
     identity,
     lookup::{FoundFile, Sight},
     marks::{Marks, Style},
-    node::{Part, Redirect, UnionNode, View},
-    remove::{Leftover, check_existing, lock_names},
-    union::{OWN, UnionShared},
+    node::{Part, Redirect, UnionNode, View, lock_names, uncover},
+    remove::{Leftover, check_existing},
 };
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
 use std::{
@@ -692,14 +692,6 @@ impl UnionShared {
         let linked = copy.branch.layer.link(&OWN, &copy.node, None, &home.node, name)?;
         copy.branch.layer.adopt(&copy.node, &linked.node);
         self.hardlinks.one_less(node.id, count, &copy.branch, || self.make_durable(&copy.branch, &home.node)).map(drop)
-    }
-}
-
-/// Removes the whiteout beside a name that is there now. Where that fails it hides nothing that
-/// could be seen.
-pub(crate) fn uncover(home: &Part, name: Name<'_>) {
-    if let Err(error) = home.branch.marks().unhide(&*home.branch.layer, &home.node, name) {
-        tracing::warn!(branch = home.branch.index(), ?error, "a whiteout stays beside its name");
     }
 }
 

@@ -14,7 +14,7 @@
 //!   nobody else knows. They go when the rest begins; whoever lists again wakes all branches that
 //!   he reads.
 
-use crate::{branches::Branch, union::UnionShared};
+use crate::{UnionShared, branches::Branch};
 use nacre_vfs::Node;
 use std::sync::Arc;
 

@@ -5,10 +5,9 @@
 //! under its name keeps its parts, for those who have it open, and has no name.
 
 use crate::{
+    OWN, UnionShared,
     lookup::FoundFile,
-    node::UnionNode,
-    remove::lock_names,
-    union::{OWN, UnionShared},
+    node::{UnionNode, lock_names},
 };
 use nacre_vfs::{Errno, Kind, Name, Result};
 use std::sync::Arc;
@@ -84,7 +83,7 @@ impl UnionShared {
     /// # Errors
     /// What the branches say: then nothing has changed.
     pub(crate) fn renew_root(&self) -> Result<()> {
-        let (parts, floor) = crate::union::root_parts(&self.branches())?;
+        let (parts, floor) = crate::lookup::root_parts(&self.branches())?;
         if parts.is_empty() {
             return Err(Errno::EINVAL);
         }

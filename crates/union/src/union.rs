@@ -1,21 +1,21 @@
-//! The union as a layer: what its parts share, how it is built, and the way of each operation to
-//! the file that does it.
+//! The union as a layer: how it is built, and the way of each operation to the file that does it.
 //!
 //! Built by whoever wires stacks and by tests; used through [`Layer`] only.
 
 use crate::{
-    branch::BranchMode,
-    branches::{Branch, Slots},
+    Notices, OWN, PlacementState, TreeMoves, Union, UnionShared,
+    branch::{BRANCHES_MAX, BranchMode},
+    branches::{Branch, Member, Slots, believe},
     hardlinks::index::HardlinkIndex,
     identity::Identities,
     listing::Listings,
-    lookup,
-    marks::Style,
+    lookup::{self, root_parts},
     membership::Membership,
-    node::{Nodes, Part, UnionNode},
-    per_name::{Names, PerName},
-    policy::{CopyUpPolicy, CreatePolicy, PolicyState, Routes, SpaceCache},
-    tier::{self, TierRules, Tiering},
+    node::{Nodes, UnionNode},
+    options::UnionOptions,
+    per_name::PerName,
+    policy::{PolicyState, SpaceCache},
+    tier::{self, Tiering},
     watch,
 };
 use arc_swap::ArcSwap;
@@ -24,144 +24,14 @@ use nacre_vfs::{
     Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFileClient, OpenFileHost, OpenFlags, Opened, RenameFlags, Result,
     Scope, SetAttr, StatFs, XattrFlags,
 };
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use std::{
     error::Error,
     fmt,
     path::PathBuf,
-    sync::{Arc, Weak, atomic::AtomicU64, mpsc::Sender},
-    time::{Duration, Instant},
+    sync::{Arc, Weak, mpsc::Sender},
+    time::Instant,
 };
-
-/// Who does the union's own work on branches.
-pub(crate) const OWN: Caller = Caller::ROOT;
-
-/// The most branches (as aufs by default).
-const BRANCHES_MAX: usize = 127;
-
-/// Of which branches what is free does not count in the figures of a whole union.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ignored {
-    /// All count.
-    #[default]
-    Nothing,
-    /// Those on which nothing new can be put: read-only ones and `nc`.
-    ReadOnly,
-    /// Those that are `nc`.
-    NoCreate,
-}
-
-/// How a union behaves.
-#[derive(Clone, Debug)]
-pub struct UnionOptions {
-    /// Where new files go.
-    pub create: CreatePolicy,
-    /// Paths with a policy or a branch of their own.
-    pub routes: Routes,
-    /// Nothing new is put on a branch with less free bytes, unless the branch says otherwise; 0 for
-    /// no such limit.
-    pub min_free: u64,
-    /// Where files are copied to before they are changed.
-    pub copy_up: CopyUpPolicy,
-    /// The form of new whiteouts.
-    pub whiteout: Style,
-    /// Shows whiteouts as names; only for unions without a writable branch.
-    pub show_whiteouts: bool,
-    /// Copies are on stable storage before they take the place of the original, and so is what
-    /// users ask to be (`fsync(2)`, `syncfs(2)`).
-    pub sync: bool,
-    /// Every new directory is opaque, not only those that take the place of a hidden one.
-    pub opaque_always: bool,
-    /// `statfs(2)` tells all file systems together, not only that of the file.
-    pub sum: bool,
-    /// Whoever opens branches says where the owner or mode of a top directory is not the one that
-    /// is shown. Nothing else depends on it.
-    pub warn_permissions: bool,
-    /// How many entries are copied at most for the rename of a directory that is not on a writable
-    /// branch as a whole; beyond it the answer is EXDEV, upon which programs copy by themselves. 0:
-    /// always EXDEV.
-    pub directory_copy_limit: usize,
-    /// Directories beyond that limit are renamed by a mark on their upper part that tells where
-    /// they go on below, instead of EXDEV; only where no branch below is writable.
-    pub directory_redirect: bool,
-    /// A write that finds a branch full moves the file to another branch, by this policy, and is
-    /// tried again. The kernel then cannot read and write files in our place.
-    pub move_when_full: Option<CreatePolicy>,
-    /// Where new directories go, if not where files do.
-    pub create_directories: Option<CreatePolicy>,
-    /// A directory shows the times of the branch on which it was changed last, not of the highest.
-    pub newest_times: bool,
-    /// Owner, mode, times and extended attributes of a directory are changed on all writable
-    /// branches that have it, not only on the highest.
-    pub change_everywhere: bool,
-    /// With `sum`: only file systems of branches that have the file count.
-    pub figures_of_path: bool,
-    /// With `sum`: of which branches nothing counts as free.
-    pub figures_ignored: Ignored,
-    /// `security.capability` can be read.
-    pub capabilities: bool,
-    /// A name of a file with several is given a file of its own before it is opened for writing.
-    pub link_cow: bool,
-    /// Files that nobody may write to are shown as symbolic links to where they are, once they have
-    /// not changed for so long.
-    pub symlinkify: Option<Duration>,
-    /// The union may be mounted while branches are missing. Whoever opens branches sees to it.
-    pub may_be_missing: bool,
-    /// How long whoever opens branches waits until each is on a file system of its own.
-    pub mount_timeout: Duration,
-    /// What is to be on which of the branches with `+tier`.
-    pub tier: TierRules,
-}
-
-impl Default for UnionOptions {
-    fn default() -> UnionOptions {
-        UnionOptions {
-            create: CreatePolicy::default(),
-            routes: Routes::default(),
-            min_free: 0,
-            copy_up: CopyUpPolicy::default(),
-            whiteout: Style::default(),
-            show_whiteouts: false,
-            sync: true,
-            opaque_always: false,
-            sum: false,
-            warn_permissions: false,
-            directory_copy_limit: 1_000,
-            directory_redirect: false,
-            move_when_full: None,
-            create_directories: None,
-            newest_times: false,
-            change_everywhere: false,
-            figures_of_path: false,
-            figures_ignored: Ignored::default(),
-            capabilities: true,
-            link_cow: false,
-            symlinkify: None,
-            may_be_missing: false,
-            mount_timeout: Duration::ZERO,
-            tier: TierRules::default(),
-        }
-    }
-}
-
-/// A branch to be.
-pub struct Member {
-    /// As the user calls it: the path of a directory, mostly.
-    pub name: PathBuf,
-    /// The branch.
-    pub layer: Arc<dyn Layer>,
-    /// What may be done with it.
-    pub mode: BranchMode,
-    /// A directory of the same layer outside of the branch's tree, where the union's own
-    /// directories go (overlayfs: `workdir`); `None` for the branch's top.
-    pub work: Option<Node>,
-}
-
-impl fmt::Debug for Member {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Member").field("name", &self.name).field("mode", &self.mode).finish_non_exhaustive()
-    }
-}
 
 /// Why a union cannot be built: on which branch, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,61 +53,6 @@ impl UnionError {
     fn new(what: String) -> UnionError {
         UnionError { what, reason: None }
     }
-}
-
-/// What decides where new files and copies go.
-pub(crate) struct PlacementState {
-    /// Which branches routes lead to.
-    pub(crate) routes: ArcSwap<Routes>,
-    pub(crate) policy: PolicyState,
-    pub(crate) space: SpaceCache,
-    /// The clock of `space`.
-    pub(crate) started: Instant,
-}
-
-/// What has changed and did not come through the union.
-#[derive(Default)]
-pub(crate) struct Notices {
-    /// Who is told.
-    pub(crate) watchers: Mutex<Vec<Sender<Invalidation>>>,
-    pub(crate) unheard: watch::Unheard,
-}
-
-/// Directories as a tree.
-#[derive(Default)]
-pub(crate) struct TreeMoves {
-    /// Held while a directory moves, goes, or comes to be on one more branch.
-    pub(crate) lock: Mutex<()>,
-    /// How many directories have moved so far.
-    pub(crate) count: AtomicU64,
-}
-
-/// What all operations share.
-pub(crate) struct UnionShared {
-    /// Who knows which files are open.
-    pub(crate) door: AttachedDoor,
-    branches: ArcSwap<Vec<Arc<Branch>>>,
-    /// Held for reading by every operation that looks at branches: they change only while nobody
-    /// does. Never taken twice by one thread.
-    pub(crate) gate: RwLock<()>,
-    pub(crate) membership: Membership,
-    pub(crate) options: UnionOptions,
-    pub(crate) root: Arc<UnionNode>,
-    pub(crate) nodes: Arc<Nodes>,
-    pub(crate) identities: Arc<Identities>,
-    pub(crate) hardlinks: HardlinkIndex,
-    pub(crate) listings: Listings,
-    pub(crate) placing: PlacementState,
-    pub(crate) tree: TreeMoves,
-    pub(crate) tiering: Tiering,
-    pub(crate) notices: Notices,
-    /// What doors know of files by their names, where they do.
-    pub(crate) names: Option<Arc<Names>>,
-}
-
-/// Several branches as one tree.
-pub struct Union {
-    shared: Arc<UnionShared>,
 }
 
 impl fmt::Debug for Union {
@@ -374,38 +189,6 @@ impl Union {
     pub(crate) fn shared(&self) -> &Arc<UnionShared> {
         &self.shared
     }
-}
-
-/// Marks on branches that are only read have been written by a union like this one.
-pub(crate) fn believe(branches: &[Arc<Branch>]) {
-    let namespace = branches.iter().find(|branch| branch.is_writable()).map(|branch| branch.marks().namespace);
-    if let Some(namespace) = namespace {
-        branches
-            .iter()
-            .filter(|branch| !branch.is_writable() && !branch.has_work())
-            .for_each(|branch| branch.believe_marks_in(namespace));
-    }
-}
-
-/// The parts of the top directory, and the last branch that shows any of it.
-pub(crate) fn root_parts(branches: &[Arc<Branch>]) -> Result<(Vec<Part>, usize)> {
-    let mut parts = Vec::new();
-    for branch in branches {
-        let opacity = if branch.reads_marks() {
-            branch.marks().opacity(&*branch.layer, &branch.root)?
-        } else {
-            Default::default()
-        };
-        parts.push(Part {
-            x_directory: opacity.x,
-            impure: opacity.impure,
-            ..Part::new(branch, branch.root.clone(), branch.root_id)
-        });
-        if opacity.opaque {
-            return Ok((parts, branch.index()));
-        }
-    }
-    Ok((parts, branches.len().saturating_sub(1)))
 }
 
 impl UnionShared {

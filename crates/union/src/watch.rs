@@ -6,7 +6,7 @@
 //! before the change and makes it known after the notice. So what was reported of unknown files is
 //! kept for a while, and told when one of them becomes known ([`Unheard`]).
 
-use crate::{branches::Branch, marks, node::UnionNode, union::UnionShared};
+use crate::{UnionShared, branches::Branch, marks, node::UnionNode};
 use hashbrown::HashSet;
 use nacre_vfs::{FileId, Invalidation};
 use parking_lot::Mutex;

@@ -6,7 +6,7 @@
 //! on the branch. What a crash leaves in the work directory is of no use to anybody: it is emptied
 //! when the branch is opened.
 
-use crate::{listing, union::OWN};
+use crate::{OWN, listing};
 use nacre_vfs::{Errno, Layer, Name, Node, Result};
 use std::{
     sync::atomic::{AtomicU64, Ordering},

@@ -19,7 +19,7 @@ struct ByBlocks {
     groups: Vec<FileId>,
 }
 
-impl Rule for ByBlocks {
+impl CountRule for ByBlocks {
     fn counts(&self, id: &FileId) -> bool {
         id.fs == self.fs
     }

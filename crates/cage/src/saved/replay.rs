@@ -10,7 +10,7 @@ use nacre_vfs::FileId;
 use std::io::{self, BufReader, Read};
 
 /// What was found.
-pub(super) struct Found {
+pub(super) struct Replayed {
     pub(super) start: Start,
     /// The number of the checkpoint on disk; 0 without one.
     pub(super) committed: u64,
@@ -21,7 +21,7 @@ pub(super) struct Found {
 }
 
 /// Reads the state of the cage `identity`.
-pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> Result<Found, SavedError> {
+pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> Result<Replayed, SavedError> {
     let mut logs = directory.logs()?;
     // One that was being started when the process died: no record can be in it, and the one before
     // it was in use still.
@@ -33,7 +33,7 @@ pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> R
         logs.pop();
     }
     let newest = logs.last().copied().unwrap_or(0);
-    let nothing = |start, committed: u64| Found { start, committed, newest: newest.max(committed), log: None };
+    let nothing = |start, committed: u64| Replayed { start, committed, newest: newest.max(committed), log: None };
     let Some(bytes) = directory.read_checkpoint()? else { return Ok(nothing(Start::New, 0)) };
     let mut checkpoint = match Checkpoint::decode(&bytes) {
         Ok(checkpoint) => checkpoint,
@@ -70,7 +70,7 @@ pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> R
         }
     }
     let log = Some(directory.continue_log(newest, records.length)?);
-    Ok(Found { start: Start::Crashed { sums, exact, touched: records.touched }, committed, newest, log })
+    Ok(Replayed { start: Start::Crashed { sums, exact, touched: records.touched }, committed, newest, log })
 }
 
 fn warn_unreadable(directory: &StateDir, unreadable: Unreadable) {

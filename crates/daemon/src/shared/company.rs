@@ -30,7 +30,7 @@ pub struct Company {
     members: Mutex<Members>,
     /// Directories of all mounts are watched together: one descriptor and one thread for each file
     /// system's mount.
-    watching: Arc<host::Company>,
+    watching: Arc<host::WatchGroup>,
 }
 
 #[derive(Default)]
@@ -95,13 +95,13 @@ impl Seat {
     }
 
     /// What watches directories for all mounts of the process.
-    pub fn watching(&self) -> Arc<host::Company> {
+    pub fn watching(&self) -> Arc<host::WatchGroup> {
         Arc::clone(&self.company.watching)
     }
 
     /// Whether rings for all mounts would need too many threads.
     pub fn is_in_a_crowd(&self) -> bool {
-        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let cpus = nacre_sys::cpus::count();
         self.company.members.lock().seats.len().saturating_mul(cpus) > RING_THREADS_MAX
     }
 

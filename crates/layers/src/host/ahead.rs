@@ -7,10 +7,12 @@
 //!
 //! Called by `listing.rs`, where examining turned out to take long. Invariants: the thread does
 //! nothing that could send a request to the mount that is being served; it ends when there was
-//! nothing to do for a moment, and when the layer goes.
+//! nothing to do for a moment, and when the layer goes. It shares nothing with a union's
+//! (`listing/ahead.rs` there): nobody waits for what this one does, and of too many jobs it drops
+//! the oldest; a merge takes over what that one has read.
 
 use super::stat;
-use nacre_sys::directory;
+use nacre_sys::{cpus, directory};
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::VecDeque,
@@ -39,15 +41,15 @@ struct Job {
 }
 
 #[derive(Default)]
-struct State {
+struct AheadQueue {
     jobs: VecDeque<Job>,
     runs: bool,
     ended: bool,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct AheadThread {
+    queue: Mutex<AheadQueue>,
     wake: Condvar,
     #[cfg(test)]
     examined: AtomicUsize,
@@ -56,40 +58,40 @@ struct Shared {
 /// The thread, where there is one at the moment, and what it has to do.
 #[derive(Default)]
 pub(super) struct Ahead {
-    shared: Arc<Shared>,
+    thread: Arc<AheadThread>,
 }
 
 impl Ahead {
     /// Has the records that start at `offset` of a listing's buffer examined, but for those that
     /// the listing itself reaches first.
     pub fn examine(&self, directory: &Arc<OwnedFd>, records: &[u8], offset: usize, reached: &Reached) {
-        let mut state = self.shared.state.lock();
-        if state.ended {
+        let mut queue = self.thread.queue.lock();
+        if queue.ended {
             return;
         }
-        if state.jobs.len() == WAITING_MAX {
-            state.jobs.pop_front();
+        if queue.jobs.len() == WAITING_MAX {
+            queue.jobs.pop_front();
         }
-        state.jobs.push_back(Job {
+        queue.jobs.push_back(Job {
             directory: Arc::clone(directory),
             records: records.into(),
             offset,
             reached: Arc::clone(reached),
         });
-        if state.runs {
-            self.shared.wake.notify_one();
+        if queue.runs {
+            self.thread.wake.notify_one();
             return;
         }
-        let shared = Arc::clone(&self.shared);
+        let thread = Arc::clone(&self.thread);
         match std::thread::Builder::new()
             .name("nacre-ahead".to_owned())
             .stack_size(128 << 10)
-            .spawn(move || shared.run())
+            .spawn(move || thread.run())
         {
-            Ok(_) => state.runs = true,
+            Ok(_) => queue.runs = true,
             Err(error) => {
                 tracing::debug!(%error, "no thread reads ahead");
-                state.jobs.clear();
+                queue.jobs.clear();
             }
         }
     }
@@ -97,33 +99,24 @@ impl Ahead {
     /// How many names were examined so far.
     #[cfg(test)]
     pub fn examined(&self) -> usize {
-        self.shared.examined.load(Ordering::Relaxed)
+        self.thread.examined.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        state.ended = true;
-        state.jobs.clear();
-        self.shared.wake.notify_one();
+        let mut queue = self.thread.queue.lock();
+        queue.ended = true;
+        queue.jobs.clear();
+        self.thread.wake.notify_one();
     }
 }
 
-/// Lets the calling thread run where the process may: its maker may be bound to one CPU, on which
-/// the client is about to run.
-fn roam() {
-    let process = rustix::process::getpid();
-    let moved = rustix::thread::sched_getaffinity(Some(process))
-        .and_then(|cpus| rustix::thread::sched_setaffinity(None, &cpus));
-    if let Err(error) = moved {
-        tracing::debug!(%error, "the thread that reads ahead stays on its maker's CPU");
-    }
-}
-
-impl Shared {
+impl AheadThread {
     fn run(&self) {
-        roam();
+        if let Err(error) = cpus::unpin_thread() {
+            tracing::debug!(%error, "the thread that reads ahead stays on its maker's CPU");
+        }
         while let Some(job) = self.next() {
             let mut at = 0;
             while let Some(record) = job.records.get(at..).and_then(directory::first) {
@@ -139,13 +132,13 @@ impl Shared {
     }
 
     fn next(&self) -> Option<Job> {
-        let mut state = self.state.lock();
+        let mut queue = self.queue.lock();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
+            if let Some(job) = queue.jobs.pop_front() {
                 return Some(job);
             }
-            if state.ended || self.wake.wait_for(&mut state, IDLE).timed_out() && state.jobs.is_empty() {
-                state.runs = false;
+            if queue.ended || self.wake.wait_for(&mut queue, IDLE).timed_out() && queue.jobs.is_empty() {
+                queue.runs = false;
                 return None;
             }
         }

@@ -3,7 +3,7 @@
 //! Order: owner, mode, size, times; each step clears what the native call would. Set-id bits
 //! survive a truncation only where the kernel did not ask to drop them.
 
-use super::{Shared, errno, file::HostFile, node::HostNode, stat};
+use super::{HostShared, errno, file::HostFile, node::HostNode, stat};
 use nacre_sys::{credentials, inode, xattrat};
 use nacre_vfs::{Attr, Errno, Kind, Result, SetAttr, SetTime};
 use rustix::fs::{AtFlags, Gid, OFlags, Timespec, Timestamps, Uid};
@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-impl Shared {
+impl HostShared {
     pub(super) fn setattr(&self, node: &Arc<HostNode>, file: Option<&HostFile>, change: &SetAttr) -> Result<Attr> {
         if change.size.is_some()
             && node.kind() != Kind::File
@@ -66,13 +66,13 @@ impl Shared {
             Some(file) => file.fd(),
             None => {
                 opened = match self.open_checked(node, OFlags::WRONLY) {
-                    Err(Errno::ESTALE | Errno::EAGAIN) => super::open::reopen(target, OFlags::WRONLY)?,
+                    Err(Errno::ESTALE | Errno::EAGAIN) => super::descriptor::reopen(target, OFlags::WRONLY)?,
                     other => other?,
                 };
                 opened.as_fd()
             }
         };
-        super::open::cut(writable, size)
+        super::descriptor::cut(writable, size)
     }
 }
 

@@ -5,10 +5,10 @@
 //! caller's groups is kept ([`nacre_sys::credentials::with_set_id_kept`]).
 
 use super::{
-    Shared, errno,
+    HostShared, errno,
     file::HostFile,
-    locate::Found,
-    node::{HostNode, Place, ShortName},
+    locate::FoundFile,
+    node::{HostNode, NodePlace, ShortName},
     stat,
 };
 use nacre_sys::credentials::{self, Identity};
@@ -30,9 +30,9 @@ fn as_caller<T>(caller: &Caller, mode: u32, call: impl FnOnce(Mode) -> rustix::i
     created.map_err(errno)
 }
 
-impl Shared {
+impl HostShared {
     pub(super) fn create(
-        self: &Arc<Shared>,
+        self: &Arc<HostShared>,
         caller: &Caller,
         parent: &Node,
         name: Name<'_>,
@@ -63,7 +63,7 @@ impl Shared {
                     other => other,
                 }
             })?;
-        let found = Found::plain(stat::of_file(descriptor.as_fd())?);
+        let found = FoundFile::plain(stat::of_file(descriptor.as_fd())?);
         if stat::kind(&found.statx)? != Kind::File {
             return Err(Errno::ESTALE);
         }
@@ -74,7 +74,7 @@ impl Shared {
     }
 
     pub(super) fn tmpfile(
-        self: &Arc<Shared>,
+        self: &Arc<HostShared>,
         caller: &Caller,
         parent: &Node,
         mode: u32,
@@ -86,7 +86,7 @@ impl Shared {
             lower |= OFlags::EXCL;
         }
         let descriptor = as_caller(caller, mode, |mode| rustix::fs::openat(held.fd(), ".", lower, mode))?;
-        let found = Found::plain(stat::of_file(descriptor.as_fd())?);
+        let found = FoundFile::plain(stat::of_file(descriptor.as_fd())?);
         let node = Arc::new(HostNode::new(found.id, found.device, Kind::File, false, None));
         let entry = Entry { node: Node::new(Arc::clone(&node)), attr: stat::attr(&found.statx, found.id)? };
         let file = self.opened(&node, descriptor, flags, self.lower_flags(flags));
@@ -159,7 +159,7 @@ impl Shared {
         as_caller(&Caller { umask: 0, ..*caller }, 0, |_| link_descriptor(source, held.fd(), name.bytes()))?;
         // Seen through the descriptor: what the name shows might be another file by now.
         let attr = self.attr_of(node, source)?;
-        let place = Place { parent, name: ShortName::new(name.bytes()) };
+        let place = NodePlace { parent, name: ShortName::new(name.bytes()) };
         let fresh = HostNode::new(node.id(), node.device(), node.kind(), attr.nlink > 1, Some(place));
         Ok(Entry { node: Node::new(Arc::new(fresh)), attr })
     }

@@ -9,11 +9,12 @@
 //! more than `room`, whoever wants one more gives up its own.
 
 use super::{
+    held::Held,
     mounts::Mounts,
-    node::{HostNode, Place},
+    node::{HostNode, NodePlace},
     stat,
 };
-use nacre_sys::descriptors::{self, Counted};
+use nacre_sys::descriptors;
 use nacre_vfs::{Errno, FileId, Kind, Result};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, Statx};
@@ -31,30 +32,6 @@ const BUDGET_MAX: usize = 8192;
 
 /// The most directories that are opened on the way to one.
 const DEPTH_MAX: usize = 1 << 17;
-
-/// An open directory, counted while it lives.
-pub(super) struct Held {
-    descriptor: OwnedFd,
-    count: Arc<AtomicUsize>,
-    _counted: Counted,
-}
-
-impl Held {
-    fn new(descriptor: OwnedFd, count: &Arc<AtomicUsize>) -> Arc<Held> {
-        count.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Held { descriptor, count: Arc::clone(count), _counted: descriptors::DIRECTORIES.one() })
-    }
-
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// The descriptors of one source.
 pub(super) struct Directories {
@@ -121,7 +98,7 @@ impl Directories {
         if node.kind() != Kind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        let mut chain: Vec<(Arc<HostNode>, Place)> = Vec::new();
+        let mut chain: Vec<(Arc<HostNode>, NodePlace)> = Vec::new();
         let mut next = Arc::clone(node);
         let mut held = loop {
             let place = next.place().ok_or(Errno::ESTALE)?;
@@ -144,7 +121,7 @@ impl Directories {
         Ok(held)
     }
 
-    fn open_below(&self, parent: &Held, node: &Arc<HostNode>, place: &Place) -> Result<Arc<Held>> {
+    fn open_below(&self, parent: &Held, node: &Arc<HostNode>, place: &NodePlace) -> Result<Arc<Held>> {
         let name = place.name.bytes();
         let mut flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         if !node.is_resolved() {

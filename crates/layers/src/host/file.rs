@@ -6,7 +6,13 @@
 //! whatever offsets they were told, while everybody may still use the descriptor at offsets of
 //! their own choice.
 
-use super::{Shared, errno, locks::Flocks, locks::LockTables, node::HostNode, open::forward};
+use super::{
+    HostShared,
+    descriptor::{SET_ID, forward, has_set_id},
+    errno,
+    locks::{Flocks, LockTables},
+    node::HostNode,
+};
 use nacre_sys::{
     credentials,
     descriptors::{self, Counted},
@@ -28,9 +34,6 @@ use std::{
     },
 };
 
-/// Set-user-id and set-group-id.
-const SET_ID: u32 = 0o6000;
-
 /// See the file's head.
 pub(super) struct HostFile {
     node: Arc<HostNode>,
@@ -43,7 +46,7 @@ pub(super) struct HostFile {
     locks: Arc<LockTables>,
     flocks: Flocks,
     /// Told when a file that is open for writing is closed.
-    writing: Option<Weak<Shared>>,
+    writing: Option<Weak<HostShared>>,
     /// Whether the file may have set-id bits. Who writes decides what becomes of them
     /// ([`nacre_vfs::SetAttr::kill_privileges`]): our own thread's rights do not.
     set_id: AtomicBool,
@@ -57,7 +60,7 @@ impl HostFile {
         direct: Option<u32>,
         ioctl: bool,
         locks: Arc<LockTables>,
-        writing: Option<Weak<Shared>>,
+        writing: Option<Weak<HostShared>>,
     ) -> HostFile {
         let set_id = flags.writes() && has_set_id(descriptor.as_fd());
         let (flocks, set_id) = (Flocks::default(), AtomicBool::new(set_id));
@@ -140,11 +143,6 @@ impl HostFile {
         room.bytes().copy_from_slice(data);
         self.write_once(room.bytes(), offset).map_err(errno)
     }
-}
-
-/// Whether an open file has set-id bits.
-pub(super) fn has_set_id(file: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_mode & SET_ID != 0)
 }
 
 /// A buffer whose address is a multiple of some number.

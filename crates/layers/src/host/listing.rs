@@ -11,7 +11,7 @@
 //! that were removed since: another listing may have left one at the very position.
 
 use super::{
-    Shared,
+    HostShared,
     ahead::{Ahead, Reached},
     errno,
     locate::is_gone,
@@ -246,7 +246,7 @@ fn kind(record: &DirRecord<'_>) -> Option<Kind> {
     Kind::from_mode(u32::from(record.kind) << 12)
 }
 
-impl Shared {
+impl HostShared {
     pub(super) fn readdir(
         &self,
         node: &Arc<HostNode>,

@@ -5,11 +5,10 @@
 //! identity when its descriptor was examined, and a descriptor cannot change its file.
 
 use super::{
-    Shared,
-    directories::Held,
-    errno,
+    HostShared, errno,
     file::HostFile,
-    node::{HostNode, Place, ShortName},
+    held::Held,
+    node::{HostNode, NodePlace, ShortName},
     stat,
 };
 use nacre_vfs::{Attr, Entry, Errno, FileId, Kind, Name, Node, Result};
@@ -40,17 +39,17 @@ impl Pin {
 }
 
 /// What stands under a name.
-pub(super) struct Found {
+pub(super) struct FoundFile {
     pub(super) statx: Statx,
     pub(super) id: FileId,
     /// The device that tells which watch sees it; for a resolved link its own.
     pub(super) device: u32,
 }
 
-impl Found {
+impl FoundFile {
     /// A file that is no directory.
-    pub(super) fn plain(statx: Statx) -> Found {
-        Found { id: stat::id(&statx), device: stat::device(&statx), statx }
+    pub(super) fn plain(statx: Statx) -> FoundFile {
+        FoundFile { id: stat::id(&statx), device: stat::device(&statx), statx }
     }
 }
 
@@ -59,20 +58,20 @@ pub(super) fn is_gone(error: Errno) -> bool {
     matches!(error, Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ESTALE)
 }
 
-impl Shared {
+impl HostShared {
     /// Examines a name, links resolved where they are shown so. One call where they are not.
-    pub(super) fn examine(&self, directory: BorrowedFd<'_>, name: &[u8], quietly: bool) -> Result<Found> {
+    pub(super) fn examine(&self, directory: BorrowedFd<'_>, name: &[u8], quietly: bool) -> Result<FoundFile> {
         let statx = if quietly { stat::of_name_quietly(directory, name) } else { stat::of_name(directory, name) }?;
         if self.resolves_links() && stat::kind(&statx)? == Kind::Symlink {
             // One that leads nowhere stays a link.
             if let Ok(target) = stat::of_target(directory, name) {
                 let id = self.directories.mounts().resolved_id(&statx, &target);
-                return Ok(Found { id, device: stat::device(&statx), statx: target });
+                return Ok(FoundFile { id, device: stat::device(&statx), statx: target });
             }
         }
         let mounts = self.directories.mounts();
         mounts.met(&statx);
-        Ok(Found { id: mounts.id(&statx), device: stat::device(&statx), statx })
+        Ok(FoundFile { id: mounts.id(&statx), device: stat::device(&statx), statx })
     }
 
     /// A node and its attributes for something found under a name.
@@ -81,7 +80,7 @@ impl Shared {
         parent: &Arc<HostNode>,
         directory: BorrowedFd<'_>,
         name: &[u8],
-        found: &Found,
+        found: &FoundFile,
     ) -> Result<Entry> {
         let attr = self.shown(stat::attr(&found.statx, found.id)?, || {
             let follow = if stat::is_resolved(found.id) { OFlags::empty() } else { OFlags::NOFOLLOW };
@@ -93,7 +92,7 @@ impl Shared {
             )
             .ok()
         });
-        let place = Place { parent: Arc::clone(parent), name: ShortName::new(name) };
+        let place = NodePlace { parent: Arc::clone(parent), name: ShortName::new(name) };
         let node =
             HostNode::new(found.id, found.device, stat::kind(&found.statx)?, found.statx.stx_nlink > 1, Some(place));
         Ok(Entry { node: Node::new(Arc::new(node)), attr })
@@ -147,7 +146,7 @@ impl Shared {
     }
 
     /// Attributes under one name; `None` where another file, or none, has it now.
-    fn getattr_at(&self, node: &Arc<HostNode>, place: &Place) -> Result<Option<Attr>> {
+    fn getattr_at(&self, node: &Arc<HostNode>, place: &NodePlace) -> Result<Option<Attr>> {
         let name = place.name.bytes();
         let found =
             self.directories.get(&place.parent).and_then(|held| Ok((self.examine(held.fd(), name, false)?, held)));
@@ -230,7 +229,7 @@ impl Shared {
     }
 
     /// Opens under one name; `None` where another file, or none, has it now.
-    fn open_at(&self, node: &Arc<HostNode>, place: &Place, flags: OFlags) -> Result<Option<OwnedFd>> {
+    fn open_at(&self, node: &Arc<HostNode>, place: &NodePlace, flags: OFlags) -> Result<Option<OwnedFd>> {
         let name = place.name.bytes();
         let opened = self.directories.get(&place.parent).and_then(|held| {
             let descriptor = rustix::fs::openat(held.fd(), name, flags, Mode::empty()).map_err(errno)?;

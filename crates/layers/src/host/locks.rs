@@ -6,7 +6,7 @@
 //! They then conflict with each other, and with locks taken directly on the source, exactly as the
 //! owners would natively. Invariant: no lock of ours is held while a call waits.
 
-use super::{errno, open::reopen};
+use super::{descriptor::reopen, errno};
 use nacre_sys::locks::{self, Kind, Range};
 use nacre_vfs::{Errno, FileId, FileLock, LockKind, LockOwner, Result};
 use parking_lot::Mutex;

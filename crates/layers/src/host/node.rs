@@ -6,7 +6,7 @@
 //! Invariants: the chain of parents ends at the root without a cycle (kept by [`HostNode::adopt`]
 //! alone); a lock of one node is never held while another is taken.
 
-use super::{directories::Held, file::HostFile, stat, watch::Lease};
+use super::{file::HostFile, held::Held, stat, watch::Lease};
 use nacre_vfs::{FileId, Kind};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
@@ -49,13 +49,13 @@ impl ShortName {
 
 /// A name in a directory.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct NodePlace {
     pub(super) parent: Arc<HostNode>,
     pub(super) name: ShortName,
 }
 
-impl Place {
-    fn is(&self, other: &Place) -> bool {
+impl NodePlace {
+    fn is(&self, other: &NodePlace) -> bool {
         Arc::ptr_eq(&self.parent, &other.parent) && self.name.bytes() == other.name.bytes()
     }
 }
@@ -64,7 +64,7 @@ impl Place {
 #[derive(Default)]
 struct Extra {
     /// Older names, newest first.
-    places: Vec<Place>,
+    places: Vec<NodePlace>,
     /// A directory's descriptor, and whether it was used since the last round of eviction.
     descriptor: Option<(Arc<Held>, bool)>,
     /// The directory has no name any more, and keeps its descriptor.
@@ -82,9 +82,9 @@ impl Extra {
 }
 
 #[derive(Default)]
-struct State {
+struct NodeState {
     /// The newest name; the root and nameless files have none.
-    place: Option<Place>,
+    place: Option<NodePlace>,
     extra: Option<Box<Extra>>,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct HostNode {
     root: bool,
     /// It had more than one name when it was found.
     linked: bool,
-    state: Mutex<State>,
+    state: Mutex<NodeState>,
 }
 
 impl std::fmt::Debug for HostNode {
@@ -109,7 +109,7 @@ impl std::fmt::Debug for HostNode {
 
 impl HostNode {
     /// `device` is that of [`stat::device`], also for a link shown as its target (then its own).
-    pub(super) fn new(id: FileId, device: u32, kind: Kind, linked: bool, place: Option<Place>) -> HostNode {
+    pub(super) fn new(id: FileId, device: u32, kind: Kind, linked: bool, place: Option<NodePlace>) -> HostNode {
         HostNode {
             ino: id.ino,
             generation: id.generation,
@@ -118,7 +118,7 @@ impl HostNode {
             resolved: stat::is_resolved(id),
             root: false,
             linked: linked && kind != Kind::Directory,
-            state: Mutex::new(State { place, extra: None }),
+            state: Mutex::new(NodeState { place, extra: None }),
         }
     }
 
@@ -155,12 +155,12 @@ impl HostNode {
     }
 
     /// The newest name.
-    pub(super) fn place(&self) -> Option<Place> {
+    pub(super) fn place(&self) -> Option<NodePlace> {
         self.state.lock().place.clone()
     }
 
     /// All names, newest first.
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn places(&self) -> Vec<NodePlace> {
         let state = self.state.lock();
         let older = state.extra.as_ref().map(|extra| extra.places.as_slice()).unwrap_or_default();
         state.place.iter().chain(older).cloned().collect()
@@ -230,7 +230,7 @@ impl HostNode {
     pub(super) fn path(&self) -> Option<Vec<u8>> {
         let (mut names, mut place) = (Vec::new(), self.place());
         for _ in 0..DEPTH_MAX {
-            let Some(Place { parent, name }) = place else { break };
+            let Some(NodePlace { parent, name }) = place else { break };
             names.push(name);
             if parent.is_root() {
                 let names: Vec<&[u8]> = names.iter().rev().map(ShortName::bytes).collect();
@@ -320,7 +320,7 @@ impl HostNode {
     }
 }
 
-impl State {
+impl NodeState {
     fn tidy(&mut self) {
         if self.extra.as_ref().is_some_and(|extra| extra.is_empty()) {
             self.extra = None;
@@ -348,7 +348,7 @@ impl Drop for HostNode {
             let Some(next) = pending.pop() else { return };
             last = match Arc::into_inner(next) {
                 Some(mut node) => std::mem::take(node.state.get_mut()),
-                None => State::default(),
+                None => NodeState::default(),
             };
         }
     }
@@ -358,16 +358,16 @@ impl Drop for HostNode {
 mod tests {
     use super::*;
 
-    fn node(ino: u64, place: Option<Place>) -> Arc<HostNode> {
+    fn node(ino: u64, place: Option<NodePlace>) -> Arc<HostNode> {
         Arc::new(HostNode::new(FileId { fs: 1, ino, generation: 0 }, 1, Kind::Directory, false, place))
     }
 
-    fn file(linked: bool, place: Option<Place>) -> Arc<HostNode> {
+    fn file(linked: bool, place: Option<NodePlace>) -> Arc<HostNode> {
         Arc::new(HostNode::new(FileId { fs: 1, ino: 1, generation: 0 }, 1, Kind::File, linked, place))
     }
 
-    fn below(parent: &Arc<HostNode>, name: &[u8]) -> Option<Place> {
-        Some(Place { parent: Arc::clone(parent), name: ShortName::new(name) })
+    fn below(parent: &Arc<HostNode>, name: &[u8]) -> Option<NodePlace> {
+        Some(NodePlace { parent: Arc::clone(parent), name: ShortName::new(name) })
     }
 
     #[test]

@@ -7,20 +7,20 @@
 //! `O_TRUNC` takes effect only after the identity has been checked.
 
 use super::{
-    Shared, errno,
-    file::{HostFile, has_set_id},
+    HostShared,
+    descriptor::{cut, forward, reopen},
+    file::HostFile,
     node::HostNode,
     stat,
 };
-use nacre_sys::{credentials, inode::proc_path, ioctls};
 use nacre_vfs::{Errno, Ioctl, Kind, OpenFlags, Opened, Result};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use std::{
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     sync::Arc,
 };
 
-impl Shared {
+impl HostShared {
     /// The flags for the source.
     pub(super) fn lower_flags(&self, flags: OpenFlags) -> OFlags {
         let mut kept = OFlags::RWMODE | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME | OFlags::LARGEFILE;
@@ -30,7 +30,7 @@ impl Shared {
         OFlags::from_bits_retain(flags.raw()) & kept
     }
 
-    pub(super) fn open(self: &Arc<Shared>, node: &Arc<HostNode>, flags: OpenFlags) -> Result<Opened> {
+    pub(super) fn open(self: &Arc<HostShared>, node: &Arc<HostNode>, flags: OpenFlags) -> Result<Opened> {
         match node.kind() {
             Kind::File => {}
             Kind::Block if self.options.block_devices => {}
@@ -79,7 +79,7 @@ impl Shared {
 
     /// An open file, remembered by its node. The source was opened with `lower`.
     pub(super) fn opened(
-        self: &Arc<Shared>,
+        self: &Arc<HostShared>,
         node: &Arc<HostNode>,
         descriptor: OwnedFd,
         flags: OpenFlags,
@@ -124,41 +124,5 @@ impl Shared {
             Kind::File => forward(self.open_source(node, OFlags::RDONLY)?.as_fd(), request, output),
             _ => Err(Errno::ENOTTY),
         }
-    }
-}
-
-/// Changes the length of a file, and leaves its set-id bits as they are.
-pub(super) fn cut(file: BorrowedFd<'_>, size: u64) -> Result<()> {
-    let cut = || rustix::fs::ftruncate(file, size).map_err(errno);
-    if has_set_id(file) { credentials::with_set_id_kept(cut)? } else { cut() }
-}
-
-/// Opens the file behind a descriptor once more, with its own position and locks.
-pub(super) fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
-    rustix::fs::open(proc_path(file), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()).map_err(errno)
-}
-
-/// Forwards the commands whose argument is a plain value (file flags, extended flags, inode
-/// version); ENOTTY for all others.
-pub(super) fn forward(file: BorrowedFd<'_>, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-    use ioctls::command;
-    let mut answer = |bytes: &[u8]| {
-        output.get_mut(..bytes.len()).ok_or(Errno::EINVAL)?.copy_from_slice(bytes);
-        Ok((0, bytes.len()))
-    };
-    match request.command {
-        command::GET_FLAGS => answer(&ioctls::flags(file)?.to_ne_bytes()),
-        command::GET_VERSION => answer(&ioctls::version(file)?.to_ne_bytes()),
-        command::GET_EXTENDED => answer(&ioctls::extended(file)?),
-        command::SET_FLAGS => {
-            let value = request.input.first_chunk().ok_or(Errno::EINVAL)?;
-            ioctls::set_flags(file, u32::from_ne_bytes(*value))?;
-            Ok((0, 0))
-        }
-        command::SET_EXTENDED => {
-            ioctls::set_extended(file, request.input.first_chunk().ok_or(Errno::EINVAL)?)?;
-            Ok((0, 0))
-        }
-        _ => Err(Errno::ENOTTY),
     }
 }

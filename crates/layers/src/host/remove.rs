@@ -7,7 +7,7 @@
 //! asked for, with the caller's own rights. Otherwise whoever may make a link in the source could
 //! replace any file of the system.
 
-use super::{Shared, errno, locate::is_gone, stat};
+use super::{HostShared, errno, locate::is_gone, stat};
 use crate::{accounts::Processes, settings::SymlinkDeletion, system::SystemProcesses};
 use nacre_sys::credentials;
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
@@ -74,7 +74,7 @@ fn target_of(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Target> {
     Ok(Target { directory: parent, name: last.as_bytes().to_vec(), kind: stat::kind(&statx)? })
 }
 
-impl Shared {
+impl HostShared {
     pub(super) fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let (_, held) = self.enter(parent)?;
         if self.resolves_links() && is_link(held.fd(), name.bytes())? {

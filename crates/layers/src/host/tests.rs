@@ -2,7 +2,6 @@
 //! call where there is one.
 
 mod binds;
-mod companies;
 mod creation;
 mod files;
 mod identity;
@@ -10,6 +9,7 @@ mod links;
 mod listings;
 mod parity;
 mod resting;
+mod watch_groups;
 mod watching;
 
 use super::{Directories, Host, HostNode, HostOptions};
@@ -32,6 +32,22 @@ struct Door {
     host: Host,
     nodes: Mutex<HashMap<FileId, Node>>,
     source: TempDir,
+}
+
+/// One bind mount; undone when dropped, before the source is removed.
+struct Bind(PathBuf);
+
+impl Bind {
+    fn new(from: &Path, to: &Path) -> Bind {
+        assert!(std::process::Command::new("mount").arg("--bind").args([from, to]).status().unwrap().success());
+        Bind(to.to_owned())
+    }
+}
+
+impl Drop for Bind {
+    fn drop(&mut self) {
+        assert!(std::process::Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
+    }
 }
 
 fn is_root() -> bool {

@@ -1,8 +1,8 @@
 //! Noticing what others change below, and saying how long answers stay true.
 //!
 //! Asked by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`])
-//! and by the door ([`Shared::coherence`]); a thread sleeps in the kernel until something happens
-//! and sends [`Invalidation`]s. How each file system below is watched:
+//! and by the door ([`HostShared::coherence`]); a thread sleeps in the kernel until something
+//! happens and sends [`Invalidation`]s. How each file system below is watched:
 //! * one mark for all of it (fanotify), where we may: it tells who changed what, so that our own
 //!   changes cost nothing (`watch/marks.rs`); while nobody asks, marks on what the door knows
 //!   instead (`watch/resting.rs`);
@@ -26,12 +26,12 @@ mod own_mounts;
 mod resting;
 
 use super::{
-    Shared, hosted,
-    locate::Found,
-    node::{HostNode, Place},
+    HostShared, hosted,
+    locate::FoundFile,
+    node::{HostNode, NodePlace},
     stat,
 };
-use crate::{settings::HostCoherence, vigil::Vigil};
+use crate::{rest_state::RestState, settings::HostCoherence};
 use inotify::DirectoryWatches;
 use marks::Marks;
 use nacre_vfs::{Coherence, FileId, Invalidation, Kind, Scope};
@@ -51,7 +51,7 @@ use std::{
 };
 
 pub(super) use inotify::Lease;
-pub use marks::{Company, Tree};
+pub use marks::{Tree, WatchGroup};
 
 /// Storage whose every change passes through this kernel (statfs(2), linux/magic.h and the file
 /// systems' own headers).
@@ -122,7 +122,7 @@ enum Method {
 /// What is known of the watching of one source.
 pub(super) struct Watch {
     root_device: u32,
-    vigil: Vigil,
+    rest: RestState,
     running: OnceLock<Running>,
 }
 
@@ -133,7 +133,7 @@ struct Running {
     /// Made when the first directory has to be watched by itself; `None` where that cannot be.
     directories: OnceLock<Option<Singly>>,
     /// What its thread needs; taken when it starts, and in the end.
-    unstarted: Mutex<Option<(Weak<Shared>, Sender<Invalidation>)>>,
+    unstarted: Mutex<Option<(Weak<HostShared>, Sender<Invalidation>)>>,
     root_method: Method,
     /// The other file systems met so far, by device.
     others: RwLock<HashMap<u32, Method>>,
@@ -157,7 +157,7 @@ struct Singly {
 }
 
 impl Singly {
-    fn start(shared: Weak<Shared>, channel: Sender<Invalidation>) -> io::Result<Singly> {
+    fn start(shared: Weak<HostShared>, channel: Sender<Invalidation>) -> io::Result<Singly> {
         let (watches, stop) = (Arc::new(DirectoryWatches::new()?), eventfd()?);
         let (theirs, told) = (Arc::clone(&watches), stop.try_clone()?);
         let thread = std::thread::Builder::new()
@@ -220,7 +220,7 @@ impl Running {
         !self.failed.load(Ordering::Relaxed) && !self.marks.as_ref().is_some_and(|marks| marks.failed())
     }
 
-    fn stop(&self, shared: &Arc<Shared>) {
+    fn stop(&self, shared: &Arc<HostShared>) {
         drop(self.unstarted.lock().take());
         if let Some(marks) = &self.marks {
             marks.leave(shared);
@@ -241,7 +241,7 @@ fn has_other_names(file: BorrowedFd<'_>) -> bool {
 
 /// Whether something of the source's file system was found that other hosts may have written to
 /// unheard.
-fn elsewhere(marks: &Marks, shared: &Shared, statx: &Statx) -> bool {
+fn elsewhere(marks: &Marks, shared: &HostShared, statx: &Statx) -> bool {
     if !marks.may_be_shared() || stat::mount(statx) == shared.directories.mounts().root().0 {
         return false;
     }
@@ -252,7 +252,7 @@ fn elsewhere(marks: &Marks, shared: &Shared, statx: &Statx) -> bool {
 
 impl Watch {
     pub(super) fn new(root_device: u32) -> Watch {
-        Watch { root_device, vigil: Vigil::default(), running: OnceLock::new() }
+        Watch { root_device, rest: RestState::default(), running: OnceLock::new() }
     }
 
     /// How the source itself is watched, for people.
@@ -278,7 +278,7 @@ impl Watch {
     /// Called with what was found under a name: true where it lies on a file system that is only
     /// now being watched, or where less of it may have been heard than will be from now on, so that
     /// it has to be examined once more.
-    pub(super) fn cover(&self, shared: &Shared, directory: BorrowedFd<'_>, name: &[u8], found: &Found) -> bool {
+    pub(super) fn cover(&self, shared: &HostShared, directory: BorrowedFd<'_>, name: &[u8], found: &FoundFile) -> bool {
         let Some(running) = self.running.get() else { return false };
         if found.device == self.root_device {
             return running.marks.as_ref().is_some_and(|marks| elsewhere(marks, shared, &found.statx));
@@ -370,7 +370,7 @@ impl Watch {
 
     /// Ends what runs for this source alone and waits for its end. `shared` is the one this belongs
     /// to.
-    pub(super) fn stop(&self, shared: &Arc<Shared>) {
+    pub(super) fn stop(&self, shared: &Arc<HostShared>) {
         let Some(running) = self.running.get() else { return };
         running.stop(shared);
     }
@@ -392,7 +392,7 @@ impl Watch {
             Some(Method::Marked) => true,
             Some(Method::Directories) => {
                 let by_parent = match node.place() {
-                    Some(Place { parent, .. }) => parent.is_watched(),
+                    Some(NodePlace { parent, .. }) => parent.is_watched(),
                     None => node.is_root(),
                 };
                 match node.kind() {
@@ -406,7 +406,7 @@ impl Watch {
     }
 }
 
-impl Shared {
+impl HostShared {
     /// Whether something is a directory that may be known by another identity, through which it may
     /// change.
     fn has_other_identities(&self, scope: &Scope<'_>) -> bool {
@@ -436,7 +436,7 @@ impl Shared {
 
 /// Starts watching, where the options ask for it. Where it cannot be done, every answer is
 /// [`Coherence::Shared`].
-pub(super) fn start(shared: &Arc<Shared>, channel: Sender<Invalidation>) {
+pub(super) fn start(shared: &Arc<HostShared>, channel: Sender<Invalidation>) {
     if shared.options.coherence != HostCoherence::Watch {
         return;
     }
@@ -452,11 +452,11 @@ pub(super) fn start(shared: &Arc<Shared>, channel: Sender<Invalidation>) {
 
 /// Starts watching as without privileges.
 #[cfg(test)]
-pub(super) fn start_by_directories(shared: &Arc<Shared>, channel: Sender<Invalidation>) {
+pub(super) fn start_by_directories(shared: &Arc<HostShared>, channel: Sender<Invalidation>) {
     try_start(shared, None, channel).unwrap();
 }
 
-fn try_start(shared: &Arc<Shared>, marks: Option<Arc<Marks>>, channel: Sender<Invalidation>) -> io::Result<()> {
+fn try_start(shared: &Arc<HostShared>, marks: Option<Arc<Marks>>, channel: Sender<Invalidation>) -> io::Result<()> {
     let mut running = Running {
         marks,
         directories: OnceLock::new(),

@@ -3,7 +3,7 @@
 //! A read is followed by a check of the name's identity, because the kernel keeps what it learns
 //! (an ACL decides who may enter); a change goes through a descriptor that has been checked before.
 
-use super::{Shared, locate::is_gone, node::HostNode};
+use super::{HostShared, locate::is_gone, node::HostNode};
 use nacre_sys::{
     credentials, inode,
     xattrat::{self, Target},
@@ -25,7 +25,7 @@ fn refuse_unjudged(name: &[u8]) -> Result<()> {
     }
 }
 
-impl Shared {
+impl HostShared {
     /// Runs a call that reads.
     fn read_attribute<T>(&self, node: &Arc<HostNode>, mut call: impl FnMut(Target<'_>) -> io::Result<T>) -> Result<T> {
         if node.kind() == Kind::Directory {

@@ -1,7 +1,7 @@
 //! An open file of the tree in memory.
 
 use super::{
-    Clock,
+    MemClock,
     content::SIZE_MAX,
     inode::{Inode, What},
 };
@@ -14,7 +14,7 @@ use std::{any::Any, os::fd::BorrowedFd, sync::Arc};
 pub(super) struct MemFile {
     pub(super) inode: Arc<Inode>,
     pub(super) flags: OpenFlags,
-    pub(super) clock: Clock,
+    pub(super) clock: MemClock,
 }
 
 /// The end of a range; EFBIG past the longest file.

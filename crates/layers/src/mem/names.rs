@@ -6,7 +6,7 @@ use nacre_vfs::{Errno, Kind, Name, RenameFlags, Result, Time};
 use std::sync::Arc;
 
 /// A directory and a name in it.
-type Place<'a> = (&'a Arc<Inode>, Name<'a>);
+type MemPlace<'a> = (&'a Arc<Inode>, Name<'a>);
 
 /// What a name means; `None` where there is no such name.
 pub(super) fn find(parent: &Arc<Inode>, name: Name<'_>) -> Result<Option<Arc<Inode>>> {
@@ -94,7 +94,7 @@ fn holds(directory: &Arc<Inode>, below: &Arc<Inode>) -> Result<bool> {
     Ok(false)
 }
 
-pub(super) fn rename(from: Place<'_>, to: Place<'_>, flags: RenameFlags, now: Time) -> Result<()> {
+pub(super) fn rename(from: MemPlace<'_>, to: MemPlace<'_>, flags: RenameFlags, now: Time) -> Result<()> {
     let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
     if flags.0 & !known != 0 || flags.has(known) {
         return Err(Errno::EINVAL);
@@ -124,7 +124,13 @@ pub(super) fn rename(from: Place<'_>, to: Place<'_>, flags: RenameFlags, now: Ti
     }
 }
 
-fn replace(from: Place<'_>, source: &Arc<Inode>, to: Place<'_>, target: Option<&Arc<Inode>>, now: Time) -> Result<()> {
+fn replace(
+    from: MemPlace<'_>,
+    source: &Arc<Inode>,
+    to: MemPlace<'_>,
+    target: Option<&Arc<Inode>>,
+    now: Time,
+) -> Result<()> {
     if to.0.body.lock().nlink == 0 {
         return Err(Errno::ENOENT);
     }
@@ -152,18 +158,18 @@ fn replace(from: Place<'_>, source: &Arc<Inode>, to: Place<'_>, target: Option<&
     arrive(source, to.0, now)
 }
 
-fn place((parent, name): Place<'_>) -> Result<Option<u64>> {
+fn place((parent, name): MemPlace<'_>) -> Result<Option<u64>> {
     Ok(parent.body.lock().directory()?.place(name.bytes()))
 }
 
-fn move_to((parent, name): Place<'_>, place: Option<u64>) -> Result<()> {
+fn move_to((parent, name): MemPlace<'_>, place: Option<u64>) -> Result<()> {
     if let Some(place) = place {
         parent.body.lock().directory()?.move_to(name.bytes(), place);
     }
     Ok(())
 }
 
-fn exchange(from: Place<'_>, source: &Arc<Inode>, to: Place<'_>, target: &Arc<Inode>, now: Time) -> Result<()> {
+fn exchange(from: MemPlace<'_>, source: &Arc<Inode>, to: MemPlace<'_>, target: &Arc<Inode>, now: Time) -> Result<()> {
     let places = (place(from)?, place(to)?);
     leave(from, source, now)?;
     leave(to, target, now)?;
@@ -176,7 +182,7 @@ fn exchange(from: Place<'_>, source: &Arc<Inode>, to: Place<'_>, target: &Arc<In
 }
 
 /// Takes a name out of its directory; what it meant keeps its links.
-fn leave((parent, name): Place<'_>, inode: &Arc<Inode>, now: Time) -> Result<()> {
+fn leave((parent, name): MemPlace<'_>, inode: &Arc<Inode>, now: Time) -> Result<()> {
     let mut body = parent.body.lock();
     body.directory()?.take(name.bytes());
     if inode.kind == Kind::Directory {

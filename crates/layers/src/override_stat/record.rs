@@ -5,7 +5,7 @@ use std::fmt;
 
 /// What a file is to be taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct StatRecord {
     pub(super) uid: u32,
     pub(super) gid: u32,
     /// Permission bits with set-id and sticky.
@@ -14,18 +14,18 @@ pub(super) struct Record {
     kind: Option<(Kind, (u32, u32))>,
 }
 
-impl Record {
-    pub(super) fn new(uid: u32, gid: u32, mode: u32, kind: Kind, device: (u32, u32)) -> Record {
-        Record { uid, gid, mode, kind: Some((kind, device)) }
+impl StatRecord {
+    pub(super) fn new(uid: u32, gid: u32, mode: u32, kind: Kind, device: (u32, u32)) -> StatRecord {
+        StatRecord { uid, gid, mode, kind: Some((kind, device)) }
     }
 
     /// What a file is by its own attributes.
-    pub(super) fn of(attr: &Attr) -> Record {
-        Record::new(attr.uid, attr.gid, attr.mode, attr.kind, (attr.rdev_major, attr.rdev_minor))
+    pub(super) fn of(attr: &Attr) -> StatRecord {
+        StatRecord::new(attr.uid, attr.gid, attr.mode, attr.kind, (attr.rdev_major, attr.rdev_minor))
     }
 
     /// Reads a value; `None` where it makes no sense.
-    pub(super) fn parse(value: &[u8]) -> Option<Record> {
+    pub(super) fn parse(value: &[u8]) -> Option<StatRecord> {
         let text = std::str::from_utf8(value).ok()?;
         let mut parts = text.trim_end_matches('\0').splitn(4, ':');
         let (uid, gid) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -35,7 +35,7 @@ impl Record {
             None => None,
             Some(text) => Some(parse_kind(text)?),
         };
-        Some(Record { uid, gid, mode, kind })
+        Some(StatRecord { uid, gid, mode, kind })
     }
 
     /// Makes attributes those of the record. Only a regular file can stand for another type.
@@ -51,7 +51,7 @@ impl Record {
     }
 
     /// The record after a change, which clears what the native call would.
-    pub(super) fn changed(&self, change: &SetAttr) -> Record {
+    pub(super) fn changed(&self, change: &SetAttr) -> StatRecord {
         let mut after = *self;
         after.uid = change.uid.unwrap_or(after.uid);
         after.gid = change.gid.unwrap_or(after.gid);
@@ -90,7 +90,7 @@ fn parse_kind(text: &str) -> Option<(Kind, (u32, u32))> {
     }
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for StatRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{:o}", self.uid, self.gid, self.mode)?;
         let Some((kind, (major, minor))) = self.kind else { return Ok(()) };

@@ -32,10 +32,10 @@ fn records_come_back_as_they_were_written() {
         "1:1:1:pipe",
         "1:1:0:socket",
     ] {
-        assert_eq!(Record::parse(text.as_bytes()).unwrap().to_string(), text);
+        assert_eq!(StatRecord::parse(text.as_bytes()).unwrap().to_string(), text);
     }
     for (text, plain) in [("44:55:100751", "44:55:751"), ("0:0:0755", "0:0:755"), ("1:2:40755", "1:2:755")] {
-        assert_eq!(Record::parse(text.as_bytes()).unwrap().to_string(), plain);
+        assert_eq!(StatRecord::parse(text.as_bytes()).unwrap().to_string(), plain);
     }
     for text in [
         "",
@@ -49,9 +49,9 @@ fn records_come_back_as_they_were_written() {
         "1:2:755:block-x-1",
         "\u{e9}:1:2",
     ] {
-        assert_eq!(Record::parse(text.as_bytes()), None, "{text}");
+        assert_eq!(StatRecord::parse(text.as_bytes()), None, "{text}");
     }
-    assert_eq!(Record::parse(b"\xff:1:2"), None);
+    assert_eq!(StatRecord::parse(b"\xff:1:2"), None);
 }
 
 #[test]

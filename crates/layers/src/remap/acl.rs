@@ -209,12 +209,12 @@ pub fn is_minimal(value: &[u8]) -> Result<bool> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::remap::perms::Perms;
 
     /// An ACL in the kernel's form.
-    fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    pub(in crate::remap) fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
         let mut value = 2u32.to_le_bytes().to_vec();
         for (tag, perm, id) in entries {
             value.extend(tag.to_le_bytes());
@@ -224,7 +224,7 @@ mod tests {
         value
     }
 
-    const NONE: u32 = u32::MAX;
+    pub(in crate::remap) const NONE: u32 = u32::MAX;
 
     #[test]
     fn only_named_entries_are_translated() {

@@ -1,6 +1,9 @@
 //! Tests of the filter as a whole: over a tree in memory, as a door would use it.
 
-use super::*;
+use super::{
+    acl::tests::{NONE, acl},
+    *,
+};
 use crate::{
     fakes::context,
     mem::Mem,
@@ -430,18 +433,6 @@ fn hidden_names_are_not_there() {
     both.remap.replace(rules(&RemapSpec::default()));
     assert_eq!(both.names().len(), 3, "other rules hold at once");
 }
-
-fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
-    let mut value = 2u32.to_le_bytes().to_vec();
-    for (tag, perm, id) in entries {
-        value.extend(tag.to_le_bytes());
-        value.extend(perm.to_le_bytes());
-        value.extend(id.to_le_bytes());
-    }
-    value
-}
-
-const NONE: u32 = u32::MAX;
 
 #[test]
 fn acls_are_translated_both_ways_and_obey_permission_rules() {

@@ -1,4 +1,5 @@
-//! Rates as text: `1048576`, `1.5M`, `10k`. Pure.
+//! Rates as text: `1048576`, `1.5M`, `10k`. Pure. Not `nacre_size`: as in bindfs, they are floating
+//! point and have no `B`.
 
 use std::{fmt, str::FromStr};
 

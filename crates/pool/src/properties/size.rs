@@ -1,6 +1,7 @@
 //! Sizes and numbers as ZFS' commands read and show them: 512, 10G, 1.5T; 1.21M.
 
 use super::PropertyError;
+use nacre_size::Written;
 
 /// What a size may look like, for whoever wrote something else.
 pub const FORM: &str =
@@ -8,48 +9,18 @@ pub const FORM: &str =
 
 const SUFFIXES: [char; 7] = ['B', 'K', 'M', 'G', 'T', 'P', 'E'];
 
-/// Reads a size: digits, perhaps a fraction, perhaps one of B K M G T P E, perhaps followed by "B"
-/// or "iB". What is finer than a byte is cut off.
+/// Reads a size as `nacre_size` does. As in ZFS, a fraction needs no unit, and what is finer than a
+/// byte is cut off.
 ///
 /// # Errors
 /// What is wrong with it.
 pub fn parse(text: &str) -> Result<u64, PropertyError> {
-    let bad = || PropertyError::BadNumber(text.to_owned());
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (whole, rest) = text.split_at(end);
-    let (fraction, suffix) = match rest.strip_prefix('.') {
-        Some(rest) => rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())),
-        None => ("", rest),
-    };
-    if whole.is_empty() && fraction.is_empty() {
-        return Err(bad());
+    let written = Written::new(text);
+    if written.is_empty() {
+        return Err(PropertyError::BadNumber(text.to_owned()));
     }
-    let shift = shift_of(suffix)?;
-    let number: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| PropertyError::TooLarge)? };
-    let scaled = number.checked_mul(1 << shift).ok_or(PropertyError::TooLarge)?;
-    let total = scaled.checked_add(fraction_of(fraction, shift)).ok_or(PropertyError::TooLarge)?;
-    u64::try_from(total).map_err(|_| PropertyError::TooLarge)
-}
-
-fn shift_of(suffix: &str) -> Result<u32, PropertyError> {
-    let bad = || PropertyError::BadSuffix(suffix.to_owned());
-    let mut chars = suffix.chars();
-    let Some(first) = chars.next() else { return Ok(0) };
-    let place = SUFFIXES.iter().position(|c| c.eq_ignore_ascii_case(&first)).ok_or_else(bad)?;
-    let rest = chars.as_str();
-    let unit = rest.is_empty() || (place > 0 && (rest.eq_ignore_ascii_case("b") || rest.eq_ignore_ascii_case("ib")));
-    if unit { Ok(10 * place as u32) } else { Err(bad()) }
-}
-
-/// The decimal fraction of a unit, bytes.
-fn fraction_of(digits: &str, shift: u32) -> u128 {
-    let (mut sum, mut scale) = (0u128, 1u128);
-    // Twenty digits are finer than a byte of any unit.
-    for digit in digits.bytes().take(20).map(|byte| u128::from(byte - b'0')) {
-        (sum, scale) = (sum * 10 + digit, scale * 10);
-    }
-    // At most 67 + 60 bits.
-    (sum << shift) / scale
+    let shift = nacre_size::shift(written.unit).ok_or_else(|| PropertyError::BadSuffix(written.unit.to_owned()))?;
+    written.bytes(shift).ok_or(PropertyError::TooLarge)
 }
 
 /// A number in at most five characters: 119K, 1.21M, 20.1G.

@@ -14,21 +14,14 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 /// threads that serve requests are bound to one each.
 pub(crate) fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
-    let count = || {
-        let all = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())).map(|all| all.count() as usize);
-        all.unwrap_or_else(|_| std::thread::available_parallelism().map_or(1, std::num::NonZero::get)).clamp(1, 8)
-    };
-    *PROCESSORS.get_or_init(count)
+    *PROCESSORS.get_or_init(|| nacre_sys::cpus::count().min(8))
 }
 
-/// Lets the calling thread run on all processors of the process. A thread begins on those of the
-/// one that starts it, and whoever serves the requests of one processor is bound to that one: what
-/// is done beside him would wait for him.
+/// Lets the calling thread run on all processors of the process: whoever starts it may be bound to
+/// one, to serve its requests.
 pub(crate) fn unpin_thread() {
-    let first = rustix::process::getpid();
     // Where it cannot, it is slower.
-    let _ =
-        rustix::thread::sched_getaffinity(Some(first)).and_then(|all| rustix::thread::sched_setaffinity(None, &all));
+    let _ = nacre_sys::cpus::unpin_thread();
 }
 
 /// Threads and their queue.

@@ -12,12 +12,12 @@
 //!   removed.
 
 use crate::{
-    branches::Branch,
+    OWN,
+    branches::{Branch, index_directory},
     hardlinks::journal::{self, Journal},
     identity::{Identities, Written},
     marks::Namespace,
     node::{Part, UnionNode},
-    union::OWN,
 };
 use hashbrown::HashMap;
 use nacre_vfs::{DirEntry, DirSink, Errno, FileId, Kind, Name, Node, OpenFlags, RenameFlags, Result, XattrFlags};
@@ -456,14 +456,6 @@ impl HardlinkIndex {
 pub(crate) fn index_entry(identities: &Identities, id: FileId) -> Vec<u8> {
     let (mark, ino, generation) = identities.written(id);
     format!("{mark:016x}-{ino:016x}-{generation:016x}").into_bytes()
-}
-
-/// The index of a branch.
-///
-/// # Errors
-/// EROFS where it has none.
-pub(crate) fn index_directory(branch: &Branch) -> Result<&Node> {
-    branch.hardlink_index().ok_or(Errno::EROFS)
 }
 
 /// Writes how many names below lead to a copy.

@@ -10,15 +10,13 @@
 //! * the name in the index goes when no name leads to the original any more, and that is durable.
 
 use crate::{
-    branches::Branch,
-    hardlinks::index::{HardlinkIndex, index_directory, index_entry, remove},
+    OWN, UnionShared,
+    branches::{Branch, index_directory},
+    hardlinks::index::{HardlinkIndex, index_entry, remove},
     hardlinks::relocate::{HardlinkName, LinkScan, lock_listings},
     identity::Identities,
     marks,
-    node::Part,
-    remove::lock_names,
-    rename::uncover,
-    union::{OWN, UnionShared},
+    node::{Part, lock_names, uncover},
 };
 use hashbrown::HashMap;
 use nacre_vfs::{Attr, Errno, FileId, Kind, Name, OpenFlags, RenameFlags, Result, WriteOrigin};

@@ -7,14 +7,13 @@
 //! names change branches is told in `hardlinks/journal.rs`.
 
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
-    copy_up::{Built, Original},
+    copy_up::{Built, Original, Pace},
     hardlinks::{index::write_count, journal::StandIn},
     identity::Identities,
-    node::{NodePlace, Part, UnionNode},
-    relocate::{Goal, Pace, Stay},
-    remove::lock_names,
-    union::{OWN, UnionShared},
+    node::{NodePlace, Part, UnionNode, lock_names},
+    relocate::{Goal, Stay},
 };
 use hashbrown::HashMap;
 use nacre_vfs::{Attr, DirEntry, DirSink, Errno, FileId, Kind, Name, Node, Result};
@@ -346,7 +345,7 @@ impl UnionShared {
         }
         let mut paths = Vec::with_capacity(homes.len());
         for home in homes {
-            paths.push(crate::drain::path_in(&home.parent, &home.name));
+            paths.push(crate::node::path_in(&home.parent, &home.name));
         }
         let names = u32::try_from(homes.len()).unwrap_or(u32::MAX).saturating_add(u32::from(below.is_some()));
         self.hardlinks.stand_for(&StandIn {

@@ -7,6 +7,9 @@
 //!   with them when something changes;
 //! * there is one thread for each union, made with it: threads that serve requests may be bound to
 //!   one processor, and so would be its.
+//!
+//! It shares nothing with the thread of `layers/host/ahead.rs`, whose jobs nobody waits for: what
+//! makes this one is the promise that a merge comes back for.
 
 use super::{
     Source,

@@ -190,7 +190,7 @@ impl Words {
                 self.options.figures_of_path = word.choice(&[(&["base"], false), (&["full"], true)])?;
             }
             "statfs-ignore" => {
-                use crate::union::Ignored;
+                use crate::Ignored;
                 let values =
                     [(&["none"][..], Ignored::Nothing), (&["ro"], Ignored::ReadOnly), (&["nc"], Ignored::NoCreate)];
                 self.options.figures_ignored = word.choice(&values)?;

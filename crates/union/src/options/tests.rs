@@ -85,7 +85,7 @@ fn the_lines_of_mergerfs_are_taken_as_they_are() {
 
 #[test]
 fn words_of_pools_say_what_holds() {
-    use crate::union::Ignored;
+    use crate::Ignored;
     for (list, holds) in [
         (
             "category.create=pfrd",

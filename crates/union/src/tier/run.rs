@@ -8,13 +8,12 @@
 
 use super::{Candidate, Step, TierRules, TierView, Why, heat::Heat, plan};
 use crate::{
+    OWN, UnionShared,
     branches::Branch,
     control::Control,
-    drain::Left,
     hardlinks::relocate::Scans,
     node::UnionNode,
-    relocate::{Goal, Stay},
-    union::{OWN, UnionShared},
+    relocate::{Goal, Left, Stay},
 };
 use hashbrown::HashSet;
 use nacre_vfs::{Errno, Kind, Result};

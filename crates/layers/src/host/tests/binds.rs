@@ -9,22 +9,6 @@ use std::{
     time::Duration,
 };
 
-/// One bind mount; undone when dropped, before the source is removed.
-struct Bind(PathBuf);
-
-impl Bind {
-    fn new(from: &Path, to: &Path) -> Bind {
-        assert!(Command::new("mount").arg("--bind").args([from, to]).status().unwrap().success());
-        Bind(to.to_owned())
-    }
-}
-
-impl Drop for Bind {
-    fn drop(&mut self) {
-        assert!(Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
-    }
-}
-
 fn shell(door: &Door, script: &str) {
     assert!(Command::new("sh").arg("-c").arg(script).current_dir(door.source.path()).status().unwrap().success());
 }

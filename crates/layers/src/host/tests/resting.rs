@@ -2,7 +2,7 @@
 //! answered with everything heard again.
 
 use super::{
-    super::watch::{Company, Tree},
+    super::watch::{Tree, WatchGroup},
     *,
 };
 use nacre_vfs::{DirEntry, DirSink, Invalidation};
@@ -179,7 +179,7 @@ fn a_file_that_cannot_be_found_again_keeps_a_host_from_resting() {
 
 #[test]
 fn hosts_of_a_company_rest_and_wake_together() {
-    let tree = Arc::new(Company::default()).tree();
+    let tree = Arc::new(WatchGroup::default()).tree();
     let Some((one, _one)) = watched(Some(&tree)) else { return };
     let Some((other, hears)) = watched(Some(&tree)) else { return };
     shell(other.source.path(), "echo 1 > last");

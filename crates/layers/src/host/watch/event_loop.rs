@@ -6,7 +6,7 @@
 //! it no wake-up per event; they never keep a source alive (weak references, upgraded per batch).
 
 use super::{
-    super::{Shared, stat},
+    super::{HostShared, stat},
     inotify::{self, DirectoryWatches},
     marks::{Hearer, Marks},
 };
@@ -98,7 +98,7 @@ struct Known {
 
 impl Known {
     /// Every identity by which it may be known in front of us.
-    fn ids(&self, shared: &Shared) -> Vec<FileId> {
+    fn ids(&self, shared: &HostShared) -> Vec<FileId> {
         if self.directory { shared.directories.mounts().identities(self.plain, self.device) } else { vec![self.plain] }
     }
 }
@@ -150,7 +150,7 @@ pub(super) fn hear(group: &OwnedFd, stop: &OwnedFd, marks: &Weak<Marks>) {
 }
 
 /// Nothing is promised any more of one source.
-fn promise_nothing(shared: &Shared) {
+fn promise_nothing(shared: &HostShared) {
     if let Some(running) = shared.watch.running.get() {
         running.failed.store(true, Ordering::Relaxed);
     }
@@ -160,7 +160,7 @@ fn promise_nothing(shared: &Shared) {
 pub(super) fn hear_directories(
     directories: &DirectoryWatches,
     stop: &OwnedFd,
-    shared: &Weak<Shared>,
+    shared: &Weak<HostShared>,
     channel: &Sender<Invalidation>,
 ) {
     let ring = || {
@@ -324,7 +324,7 @@ impl<'a> About<'a> {
     }
 
     /// Whether it is of a directory that may be known by more than one identity.
-    fn concerns_shared(&self, shared: &Shared) -> bool {
+    fn concerns_shared(&self, shared: &HostShared) -> bool {
         let is_shared = |it: &Known| it.directory && shared.directories.mounts().shares(it.device);
         self.parent.iter().map(|(directory, _)| directory).chain(&self.object).any(is_shared)
     }
@@ -378,7 +378,7 @@ fn is_want(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|number| wants.iter().any(|want| want.raw_os_error() == number))
 }
 
-fn directory_events(shared: &Shared, directories: &DirectoryWatches, bytes: &[u8], batch: &mut Batch) {
+fn directory_events(shared: &HostShared, directories: &DirectoryWatches, bytes: &[u8], batch: &mut Batch) {
     let mut rest = bytes;
     // A file that was moved away and has not yet turned up in a watched directory.
     let mut moving: Option<u32> = None;
@@ -404,7 +404,7 @@ fn directory_events(shared: &Shared, directories: &DirectoryWatches, bytes: &[u8
 }
 
 fn directory_event(
-    shared: &Shared,
+    shared: &HostShared,
     node: &Arc<super::super::node::HostNode>,
     mask: ReadFlags,
     name: &[u8],

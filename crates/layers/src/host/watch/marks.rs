@@ -1,30 +1,30 @@
 //! Marks on whole file systems: the group that they report to, and the hosts that hear by it.
 //!
-//! Made and joined when a host begins to watch. A host has a group of its own, unless it belongs to
-//! a [`Company`] (the branches of one union, or all mounts of one process): hosts of a company that
-//! lie on one mount share one. A change then makes one event however many they are, one thread
-//! hears it, and what is written through the own mount of one of them makes no event at all.
+//! Made and joined when a host begins to watch. A host has marks of its own, unless it belongs to a
+//! [`WatchGroup`] (the branches of one union, or all mounts of one process): hosts of a watch group
+//! that lie on one mount share them. A change then makes one event however many hosts there are,
+//! one thread hears it, and what is written through the own mount of one of them makes no event.
 //!
-//! What may so go unheard: content that one host of a company writes to a file that another host of
-//! it shows, too. In one tree whoever stands in front takes that for one file, as the identities
-//! are the same, and knows of the write; but there may be a second identity that hosts do not know
-//! (a copy that carries the number of its origin, in a union), and another tree knows nothing. So
-//! all that could be shown by two hosts is heard by all:
+//! What may so go unheard: content that one host of a watch group writes to a file that another
+//! host of it shows, too. In one tree whoever stands in front takes that for one file, as the
+//! identities are the same, and knows of the write; but there may be a second identity that hosts
+//! do not know (a copy that carries the number of its origin, in a union), and another tree knows
+//! nothing. So all that could be shown by two hosts is heard by all:
 //! * a file with several names is written through the ordinary mount (`Watch::unreported`); where
 //!   there are several trees, our own changes of it are told, too;
 //! * hosts whose sources overlap have no mounts of their own (`Marks::admit`, [`Marks::settle`]);
 //! * where anything of the source's file system is met through another mount (a directory bound
 //!   from elsewhere, perhaps from another host's source), or where two hosts meet the same other
 //!   file system, nobody has a mount of his own for it any more ([`Marks::meet_elsewhere`],
-//!   [`Marks::meet`]); nor does a host join that finds such a company.
+//!   [`Marks::meet`]); nor does a host join that finds such a watch group.
 //!
 //! Names and attributes that this process itself changes are told to nobody, as ever: two trees of
-//! one process of which one changes what the other shows are not for one company.
+//! one process of which one changes what the other shows are not for one watch group.
 //!
 //! Invariants: a host is a member before it promises anything; the last one who leaves ends the
 //! thread.
 
-use super::{super::Shared, event_loop};
+use super::{super::HostShared, event_loop};
 use crate::settings::Symlinks;
 use nacre_sys::{fanotify, inode::proc_path};
 use nacre_vfs::Invalidation;
@@ -47,23 +47,23 @@ use std::{
 
 /// Hosts that may hear by one group of marks: those of one process.
 #[derive(Debug, Default)]
-pub struct Company {
+pub struct WatchGroup {
     groups: Mutex<Vec<Weak<Marks>>>,
     trees: AtomicU64,
 }
 
-impl Company {
+impl WatchGroup {
     /// For the hosts of one more tree, in which one file of the storage is one file whichever of
     /// them shows it: they need not be told of each other's writes.
-    pub fn tree(self: &Arc<Company>) -> Tree {
-        Tree { company: Arc::clone(self), number: self.trees.fetch_add(1, Ordering::Relaxed) }
+    pub fn tree(self: &Arc<WatchGroup>) -> Tree {
+        Tree { watch_group: Arc::clone(self), number: self.trees.fetch_add(1, Ordering::Relaxed) }
     }
 }
 
-/// A tree of a [`Company`]; given to each of its hosts when that is opened.
+/// A tree of a [`WatchGroup`]; given to each of its hosts when that is opened.
 #[derive(Clone, Debug)]
 pub struct Tree {
-    company: Arc<Company>,
+    watch_group: Arc<WatchGroup>,
     number: u64,
 }
 
@@ -77,7 +77,7 @@ struct Site {
 
 impl Site {
     /// `None` where it cannot be told apart from others.
-    fn of(shared: &Shared, tree: &Tree) -> Option<Site> {
+    fn of(shared: &HostShared, tree: &Tree) -> Option<Site> {
         // A link that is shown as its target leads anywhere.
         if shared.options.symlinks == Symlinks::Resolve {
             return None;
@@ -95,7 +95,7 @@ fn overlap(one: &Path, other: &Path) -> bool {
 
 /// A host that hears.
 struct Member {
-    shared: Weak<Shared>,
+    shared: Weak<HostShared>,
     /// Where its source lies, where the group may be shared.
     source: PathBuf,
     tree: u64,
@@ -107,7 +107,7 @@ struct Member {
 }
 
 #[derive(Default)]
-struct State {
+struct MarksState {
     members: Vec<Member>,
     /// Nobody may join any more.
     closed: bool,
@@ -117,7 +117,7 @@ struct State {
 
 /// A member at work on a batch of events.
 pub(super) struct Hearer {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<HostShared>,
     pub(super) channel: Sender<Invalidation>,
 }
 
@@ -126,7 +126,7 @@ pub(in super::super) struct Marks {
     group: OwnedFd,
     /// The mount and the device of all sources, where there may be several.
     site: Option<(u64, u32)>,
-    state: RwLock<State>,
+    state: RwLock<MarksState>,
     /// Held while marks on file systems give way to marks on single files, and back (`resting.rs`).
     /// Taken before `state`.
     pub(super) changing: Mutex<()>,
@@ -144,16 +144,16 @@ impl std::fmt::Debug for Marks {
 }
 
 impl Marks {
-    /// The group for a host: one of its company's, where that is possible, or a new one.
+    /// The group for a host: one of its watch group's, where that is possible, or a new one.
     ///
     /// # Errors
     /// EPERM without `CAP_SYS_ADMIN`; EMFILE.
-    pub(super) fn join(shared: &Arc<Shared>, channel: &Sender<Invalidation>) -> io::Result<Arc<Marks>> {
+    pub(super) fn join(shared: &Arc<HostShared>, channel: &Sender<Invalidation>) -> io::Result<Arc<Marks>> {
         let Some((tree, site)) = shared.options.tree.as_ref().and_then(|tree| Some((tree, Site::of(shared, tree)?)))
         else {
             return Marks::start(shared, None, channel);
         };
-        let mut known = tree.company.groups.lock();
+        let mut known = tree.watch_group.groups.lock();
         known.retain(|marks| marks.strong_count() > 0);
         if let Some(marks) = known.iter().filter_map(Weak::upgrade).find(|marks| marks.admit(shared, &site, channel)) {
             return Ok(marks);
@@ -163,7 +163,7 @@ impl Marks {
         Ok(marks)
     }
 
-    fn start(shared: &Arc<Shared>, site: Option<Site>, channel: &Sender<Invalidation>) -> io::Result<Arc<Marks>> {
+    fn start(shared: &Arc<HostShared>, site: Option<Site>, channel: &Sender<Invalidation>) -> io::Result<Arc<Marks>> {
         let place = site.as_ref().map(|site| (site.mount, site.device));
         let (source, tree) = site.map(|site| (site.path, site.tree)).unwrap_or_default();
         let shared = Arc::downgrade(shared);
@@ -171,7 +171,7 @@ impl Marks {
         let marks = Arc::new(Marks {
             group: fanotify::open()?,
             site: place,
-            state: RwLock::new(State { members: vec![member], ..State::default() }),
+            state: RwLock::new(MarksState { members: vec![member], ..MarksState::default() }),
             changing: Mutex::default(),
             failed: AtomicBool::new(false),
             stop: super::eventfd()?,
@@ -185,7 +185,7 @@ impl Marks {
         Ok(marks)
     }
 
-    fn admit(&self, shared: &Arc<Shared>, site: &Site, channel: &Sender<Invalidation>) -> bool {
+    fn admit(&self, shared: &Arc<HostShared>, site: &Site, channel: &Sender<Invalidation>) -> bool {
         if self.failed() || self.site != Some((site.mount, site.device)) {
             return false;
         }
@@ -213,7 +213,7 @@ impl Marks {
     }
 
     /// A host hears nothing any more. Waits for the end of the thread where it was the last one.
-    pub(super) fn leave(&self, shared: &Arc<Shared>) {
+    pub(super) fn leave(&self, shared: &Arc<HostShared>) {
         if !self.dismiss(shared) {
             return;
         }
@@ -222,7 +222,7 @@ impl Marks {
     }
 
     /// Takes a host out; answers whether nobody is left.
-    pub(super) fn dismiss(&self, shared: &Arc<Shared>) -> bool {
+    pub(super) fn dismiss(&self, shared: &Arc<HostShared>) -> bool {
         let mut state = self.state.write();
         let left = state.members.iter().position(|member| ptr::eq(member.shared.as_ptr(), Arc::as_ptr(shared)));
         // Dropped with the lock given back: the channel's other end may be waited for.
@@ -234,8 +234,8 @@ impl Marks {
         nobody
     }
 
-    /// Whether hosts of a company may share it: what any of them writes is then to be heard as the
-    /// file's head says.
+    /// Whether hosts of a watch group may share it: what any of them writes is then to be heard as
+    /// the file's head says.
     pub(super) fn may_be_shared(&self) -> bool {
         self.site.is_some()
     }
@@ -282,7 +282,7 @@ impl Marks {
     }
 
     /// A member watches another file system now.
-    pub(super) fn meet(&self, shared: *const Shared, device: u32) {
+    pub(super) fn meet(&self, shared: *const HostShared, device: u32) {
         let is_it = |member: &Member| ptr::eq(member.shared.as_ptr(), shared);
         let mut state = self.state.write();
         let others = state.members.iter().any(|member| !is_it(member) && member.devices.contains(&device));
@@ -296,7 +296,7 @@ impl Marks {
 
     /// A member has a mount of its own for that device: not for long where all writes there are to
     /// be heard.
-    pub(super) fn settle(&self, shared: *const Shared, running: &super::Running, device: u32) {
+    pub(super) fn settle(&self, shared: *const HostShared, running: &super::Running, device: u32) {
         let state = self.state.read();
         let overlaps = state.members.iter().any(|member| ptr::eq(member.shared.as_ptr(), shared) && member.overlaps);
         let at_home = self.site.is_some_and(|(_, home)| home == device);
@@ -326,7 +326,7 @@ impl Marks {
     }
 }
 
-impl State {
+impl MarksState {
     /// Nobody writes to that device through a mount of his own any more. Under the lock: whoever
     /// finds it so may rely on it.
     fn hear(&mut self, group: BorrowedFd<'_>, device: u32) -> io::Result<()> {

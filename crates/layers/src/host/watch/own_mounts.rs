@@ -5,7 +5,7 @@
 //! it, so that content events that come through it are our clients' own, and the kernel is told to
 //! leave them out. Events of the same file through any other mount are reported as ever.
 //!
-//! The hosts of one company share a group, so that this holds for all of them: see `marks.rs` for
+//! The hosts of one watch group share their marks, so that this holds for all: see `marks.rs` for
 //! what must be heard all the same.
 //!
 //! Invariants: a file is opened the ordinary way first, which decides whether it may be; what

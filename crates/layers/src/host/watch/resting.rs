@@ -9,9 +9,9 @@
 //! made. So nothing that is kept need be dropped, and changes of it are heard as soon as ever.
 //!
 //! What a mark on single files does not hear is what nobody knows yet. So whoever may find
-//! something new (a name, a listing, a creation) calls [`Shared::attend`] before he reads, which
-//! puts the marks on file systems back first. Questions about files that are known already need
-//! none of this.
+//! something new (a name, a listing, a creation) calls [`HostShared::attend`] before he reads,
+//! which puts the marks on file systems back first. Questions about files that are known already
+//! need none of this.
 //!
 //! A host is *awake*, *drowsy* (the door wants it to rest, and it is noticed whether somebody asks
 //! for names), or *resting*:
@@ -19,9 +19,9 @@
 //!   before have been answered, so that each either has made known what it found, or came later and
 //!   has attended; then `rest(known)` marks what is known, piece by piece, and only then, if it is
 //!   still drowsy, it rests;
-//! * drowsy -> awake, resting -> awake: [`Shared::attend`].
+//! * drowsy -> awake, resting -> awake: [`HostShared::attend`].
 //!
-//! Hosts of a company share a group. Its marks on file systems go when all of its hosts rest; as
+//! Hosts of a watch group share marks. Those on file systems go when all of its hosts rest; as
 //! soon as one is wanted they come back, the marks on single files go, and all hosts are awake.
 //!
 //! Invariants: new marks are in place before old ones go, in both directions; whoever removes the
@@ -30,10 +30,10 @@
 //! a host begins or ends its rest; it is taken before the members' lock, and no request waits for
 //! more than system calls under it.
 
-use super::{super::Shared, Method, Running, event_loop, marks::Marks};
+use super::{super::HostShared, Method, Running, event_loop, marks::Marks};
 use crate::{
     host::{hosted, node::HostNode},
-    vigil::{AWAKE, DROWSY, RESTING},
+    rest_state::{AWAKE, DROWSY, RESTING},
 };
 use nacre_sys::{credentials, fanotify, inode::proc_path};
 use nacre_vfs::{Kind, Node};
@@ -50,11 +50,11 @@ impl Running {
     }
 }
 
-impl Shared {
+impl HostShared {
     /// Called before anything is looked for that nobody may know yet.
     pub(in super::super) fn attend(&self) {
-        let vigil = &self.watch.vigil;
-        if vigil.is(AWAKE) || vigil.turns(DROWSY, AWAKE) {
+        let rest = &self.watch.rest;
+        if rest.is(AWAKE) || rest.turns(DROWSY, AWAKE) {
             return;
         }
         if let Some(marks) = self.watch.running.get().and_then(|running| running.marks.as_ref()) {
@@ -69,13 +69,12 @@ impl Shared {
         else {
             return known.is_some();
         };
-        let vigil = &self.watch.vigil;
+        let rest = &self.watch.rest;
         let Some(known) = known else {
-            vigil.turns(AWAKE, DROWSY);
+            rest.turns(AWAKE, DROWSY);
             return !running.mounts.lock().is_empty();
         };
-        let marked =
-            !vigil.is(AWAKE) && (vigil.is(RESTING) || known.iter().all(|node| self.mark(running, marks, node)));
+        let marked = !rest.is(AWAKE) && (rest.is(RESTING) || known.iter().all(|node| self.mark(running, marks, node)));
         if marked && !known.is_empty() {
             return true;
         }
@@ -103,17 +102,17 @@ impl Shared {
 
 impl Marks {
     /// The host begins to rest, unless it is wanted or `marked` is false; answers whether it does.
-    fn settle_down(&self, shared: &Shared, marked: bool) -> bool {
+    fn settle_down(&self, shared: &HostShared, marked: bool) -> bool {
         let _one_at_a_time = self.changing.lock();
-        let vigil = &shared.watch.vigil;
-        let rests = marked && (vigil.is(RESTING) || vigil.turns(DROWSY, RESTING));
+        let rest = &shared.watch.rest;
+        let rests = marked && (rest.is(RESTING) || rest.turns(DROWSY, RESTING));
         let members = self.hearers();
-        let done = if members.iter().all(|member| member.shared.watch.vigil.is(RESTING)) {
+        let done = if members.iter().all(|member| member.shared.watch.rest.is(RESTING)) {
             fanotify::unmark_file_systems(self.group())
-        } else if !members.iter().any(|member| member.shared.watch.vigil.is(RESTING)) {
+        } else if !members.iter().any(|member| member.shared.watch.rest.is(RESTING)) {
             // Also what others have marked for a rest that they have not begun yet.
             members.iter().for_each(|member| {
-                member.shared.watch.vigil.turns(DROWSY, AWAKE);
+                member.shared.watch.rest.turns(DROWSY, AWAKE);
             });
             fanotify::unmark_inodes(self.group())
         } else {
@@ -126,9 +125,9 @@ impl Marks {
     }
 
     /// A host is wanted: all hear everything again.
-    fn wake(&self, shared: &Shared) {
+    fn wake(&self, shared: &HostShared) {
         let _one_at_a_time = self.changing.lock();
-        if shared.watch.vigil.is(AWAKE) {
+        if shared.watch.rest.is(AWAKE) {
             return;
         }
         let members = self.hearers();
@@ -145,6 +144,6 @@ impl Marks {
             tracing::error!(%error, "file systems cannot be watched as a whole any more");
             self.fail();
         }
-        members.iter().for_each(|member| member.shared.watch.vigil.set(AWAKE));
+        members.iter().for_each(|member| member.shared.watch.rest.set(AWAKE));
     }
 }

@@ -3,7 +3,7 @@
 //! do.
 
 use super::{
-    super::watch::{Company, Tree},
+    super::watch::{Tree, WatchGroup},
     *,
 };
 use nacre_vfs::Invalidation;
@@ -24,7 +24,7 @@ struct Branches {
 
 /// `None` where file systems cannot be marked.
 fn branches(count: usize) -> Option<Branches> {
-    let tree = Arc::new(Company::default()).tree();
+    let tree = Arc::new(WatchGroup::default()).tree();
     let doors: Vec<_> = (0..count).map(|_| joined(&tree)).collect();
     doors.iter().all(|(door, _)| door.host.shared.watch.method() == "fanotify").then_some(Branches { doors })
 }
@@ -112,22 +112,6 @@ fn a_file_with_a_name_in_each_of_two_is_heard_by_both() {
     }
 }
 
-/// One bind mount; undone when dropped.
-struct Bind(PathBuf);
-
-impl Bind {
-    fn new(from: &Path, to: &Path) -> Bind {
-        assert!(Command::new("mount").arg("--bind").args([from, to]).status().unwrap().success());
-        Bind(to.to_owned())
-    }
-}
-
-impl Drop for Bind {
-    fn drop(&mut self) {
-        assert!(Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
-    }
-}
-
 #[test]
 fn what_is_bound_from_one_into_another_is_heard_from_when_it_is_met() {
     if !is_root() {
@@ -199,8 +183,8 @@ fn who_overlaps_with_another_is_heard_and_the_others_go_on_hearing_when_one_leav
 
 #[test]
 fn what_we_change_of_a_file_with_names_in_two_trees_is_told_to_the_other() {
-    let company = Arc::new(Company::default());
-    let branches = Branches { doors: vec![joined(&company.tree()), joined(&company.tree())] };
+    let watch_group = Arc::new(WatchGroup::default());
+    let branches = Branches { doors: vec![joined(&watch_group.tree()), joined(&watch_group.tree())] };
     if branches.door(0).host.shared.watch.method() != "fanotify" {
         return;
     }

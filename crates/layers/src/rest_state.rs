@@ -16,9 +16,9 @@ pub const WAKING: u8 = 3;
 
 /// One of these.
 #[derive(Default)]
-pub struct Vigil(AtomicU8);
+pub struct RestState(AtomicU8);
 
-impl Vigil {
+impl RestState {
     /// Whether it is in this state.
     pub fn is(&self, state: u8) -> bool {
         self.0.load(Ordering::Acquire) == state

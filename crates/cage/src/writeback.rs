@@ -1,8 +1,8 @@
 //! Writes that a door collects: when they may be, and what has to stay free meanwhile.
 //!
 //! Owned by the cage once a door has offered to collect. The phases:
-//! * free: a door may hold back up to [`Collecting::bound`] bytes, and at least that much stays
-//!   free;
+//! * free: a door may hold back up to [`WritebackPermit::bound`] bytes, and at least that much
+//!   stays free;
 //! * recalled: less would have stayed free, so every write that begins is announced; what was held
 //!   back is still arriving, and the bound still stays free for it;
 //! * settled: all has arrived; every announced write is booked before it happens, and the last
@@ -11,7 +11,7 @@
 //!   tried again.
 //!
 //! Invariant: the phase changes, and bytes are taken while a door collects, under
-//! [`Collecting::gate`] only; the recall is made under it as well, so that nobody's write is
+//! [`WritebackPermit::gate`] only; the recall is made under it as well, so that nobody's write is
 //! answered between the decision and the recall. The gate comes after a file's lock and before the
 //! ledger's.
 
@@ -41,13 +41,13 @@ const BESIDE_PART: u64 = 8;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// See the file's head.
-pub(super) struct Collecting {
+pub(super) struct WritebackPermit {
     pub(super) door: Arc<dyn WritebackHost>,
     phase: AtomicU8,
     gate: Mutex<()>,
     files: AtomicUsize,
     bound: AtomicU64,
-    /// How much of it [`Collecting::spend`] may still give away during this settling.
+    /// How much of it [`WritebackPermit::spend`] may still give away during this settling.
     beside: AtomicU64,
     /// A limit was lowered while something was held back: that was granted before, and is let in
     /// above it.
@@ -57,9 +57,9 @@ pub(super) struct Collecting {
     stopped: AtomicBool,
 }
 
-impl Collecting {
-    pub(super) fn new(door: Arc<dyn WritebackHost>) -> Collecting {
-        Collecting {
+impl WritebackPermit {
+    pub(super) fn new(door: Arc<dyn WritebackHost>) -> WritebackPermit {
+        WritebackPermit {
             door,
             phase: AtomicU8::new(Phase::Free as u8),
             gate: Mutex::new(()),
@@ -112,7 +112,8 @@ impl Collecting {
     pub(super) fn recall(&self, _gate: &MutexGuard<'_, ()>) {
         if self.phase() == Phase::Free {
             self.beside.store((self.bound() / BESIDE_PART).min(BESIDE), Ordering::Relaxed);
-            // Before the door is told: from here on, [`Collecting::unannounced`] must answer no.
+            // Before the door is told: from here on, [`WritebackPermit::unannounced`] has to answer
+            // no.
             self.set(Phase::Recalled);
             self.door.recall();
         }
@@ -267,11 +268,11 @@ mod model {
         }
     }
 
-    fn collecting() -> (Shared<Collecting>, Arc<Door>) {
+    fn writeback() -> (Shared<WritebackPermit>, Arc<Door>) {
         let door = Arc::new(Door::default());
-        let collecting = Collecting::new(Arc::clone(&door) as Arc<dyn WritebackHost>);
-        assert!(collecting.admit(1000), "there is room");
-        (Shared::new(collecting), door)
+        let writeback = WritebackPermit::new(Arc::clone(&door) as Arc<dyn WritebackHost>);
+        assert!(writeback.admit(1000), "there is room");
+        (Shared::new(writeback), door)
     }
 
     /// Nobody waits for ever: neither who settles for something to settle, nor a writer for what
@@ -279,18 +280,18 @@ mod model {
     #[test]
     fn whoever_waits_is_woken() {
         loom::model(|| {
-            let (collecting, door) = collecting();
-            let settling = Shared::clone(&collecting);
+            let (writeback, door) = writeback();
+            let settling = Shared::clone(&writeback);
             let settler = thread::spawn(move || {
                 while settling.wait_unsettled(LOOK) {
                     settling.settled(true);
                 }
             });
-            collecting.recall(&collecting.gate());
+            writeback.recall(&writeback.gate());
             assert!(door.recalled.load(Ordering::Acquire));
-            collecting.wait_settled(LOOK);
-            assert_eq!((collecting.phase(), collecting.held()), (Phase::Settled, 0));
-            collecting.stop();
+            writeback.wait_settled(LOOK);
+            assert_eq!((writeback.phase(), writeback.held()), (Phase::Settled, 0));
+            writeback.stop();
             settler.join().unwrap();
         });
     }
@@ -300,21 +301,21 @@ mod model {
     #[test]
     fn what_is_recalled_is_not_given_away_by_another() {
         loom::model(|| {
-            let (collecting, _) = collecting();
-            collecting.recall(&collecting.gate());
-            collecting.settled(true);
-            let roomy = Shared::clone(&collecting);
+            let (writeback, _) = writeback();
+            writeback.recall(&writeback.gate());
+            writeback.settled(true);
+            let roomy = Shared::clone(&writeback);
             let writer = thread::spawn(move || roomy.unannounced(1000));
-            let unsettled = Shared::clone(&collecting);
+            let unsettled = Shared::clone(&writeback);
             let doubter = thread::spawn(move || unsettled.unsettle());
             {
-                let gate = collecting.gate();
-                collecting.recall(&gate);
+                let gate = writeback.gate();
+                writeback.recall(&gate);
                 // Under the gate nothing gives it back, whoever asks.
-                let phase = collecting.phase();
+                let phase = writeback.phase();
                 assert_ne!(phase, Phase::Free);
-                assert!(!collecting.unannounced(1000));
-                assert_eq!(collecting.phase(), phase);
+                assert!(!writeback.unannounced(1000));
+                assert_eq!(writeback.phase(), phase);
             }
             writer.join().unwrap();
             doubter.join().unwrap();

@@ -1,0 +1,213 @@
+//! One copy from beginning to end: the phases, and how it ends.
+
+use crate::{
+    CopyEvent, Options, Outcome, Refusal, Verify,
+    destination::{self, Prepared, failed},
+    figures::Figures,
+    job::Job,
+    links::Links,
+    metadata::Meta,
+    pair::{Pair, duplicate},
+    queue::Queue,
+    scout,
+    state::{self, CopyState},
+    trouble::{reason, shown},
+    walk::{Walk, Worker},
+};
+use parking_lot::{Condvar, Mutex};
+use rustix::fs;
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+/// How often everything is written out and noted, so that a crash of the machine costs at most what
+/// was copied since.
+const NOTE_EVERY: Duration = Duration::from_secs(30);
+
+/// Makes SOURCE's content DEST's. Counts in `figures`, tells what goes wrong with single entries as
+/// it happens, ends early when `stop` becomes true. A copy that did not become complete goes on
+/// when the same is asked for again.
+///
+/// # Errors
+/// The copy could not begin; nothing was changed.
+pub fn run(
+    options: &Options,
+    figures: &Figures,
+    stop: &AtomicBool,
+    told: &(dyn Fn(CopyEvent) + Sync),
+) -> Result<Outcome, Refusal> {
+    let Prepared { source, source_path: _, source_meta, dest, dest_meta, fresh, state, resumed } =
+        destination::prepare(options)?;
+    let open = |directory: BorrowedFd<'_>| {
+        duplicate(directory).map_err(|error| failed("cannot open", &options.destination, &error))
+    };
+    let job = Job {
+        options,
+        figures,
+        stop,
+        told,
+        source_device: source_meta.device,
+        dest: open(dest.as_fd())?,
+        dest_identity: dest_meta.identity(),
+        resumed,
+        own: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+        id: state.as_ref().map(|state| state.id.clone()).unwrap_or_default(),
+        doubtful: state.as_ref().and_then(|state| state.doubtful),
+        dest_device: dest_meta.device,
+        complete: AtomicBool::new(false),
+        devices: Mutex::new(BTreeMap::new()),
+        fatal: Mutex::new(None),
+        over: AtomicBool::new(false),
+    };
+    let root = Pair { path: PathBuf::new(), source, dest, meta: source_meta, device: dest_meta.device, fresh };
+    if job.doubtful.is_some() {
+        job.notice(
+            "the machine was started anew since this copy was begun: what was not known to be on the device is copied again".to_owned(),
+        );
+    }
+    job.whole(Arc::new(root), &dest_meta, state);
+    Ok(Outcome {
+        resumed,
+        interrupted: stop.load(Ordering::Relaxed) && !job.complete.load(Ordering::Relaxed),
+        fatal: job.fatal.into_inner(),
+        failures: figures.failures.load(Ordering::Relaxed),
+    })
+}
+
+impl Job<'_> {
+    /// All phases.
+    fn whole(&self, root: Arc<Pair>, dest: &Meta, state: Option<CopyState>) {
+        thread::scope(|scope| {
+            if self.options.estimate {
+                let root = Arc::clone(&root);
+                scope.spawn(move || scout::count(self, root.source.as_fd()));
+            }
+            if let Some(state) = state {
+                self.copy(&root, dest, state);
+            } else {
+                self.figures.verifying.store(true, Ordering::Relaxed);
+                self.walk(&root, true, || {});
+                self.complete.store(!self.is_stopped(), Ordering::Relaxed);
+            }
+            // The scout is of no use any more, should it still count.
+            self.over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    fn copy(&self, root: &Arc<Pair>, dest: &Meta, state: CopyState) {
+        let walk = Walk { job: self, compare: false, queue: Queue::new(0), links: Links::default() };
+        let prepared = Worker::new(&walk, 0).prepare(root, dest);
+        drop(walk);
+        if let Err(trouble) = prepared {
+            self.fail_wholly(trouble.sentence(&self.options.source, &self.options.destination, &root.path));
+            return;
+        }
+        self.copy_and_note(root, state);
+        if self.is_stopped() {
+            return;
+        }
+        if self.options.sync || self.options.verify == Verify::After {
+            self.sync_or_fail();
+        }
+        if self.options.verify == Verify::After && !self.is_stopped() {
+            self.figures.verifying.store(true, Ordering::Relaxed);
+            self.walk(root, true, || {});
+        }
+        if self.is_stopped() || self.figures.failures.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        self.end(root);
+    }
+
+    /// The copy is complete: the note goes, and the root, which it has changed, gets its metadata.
+    fn end(&self, root: &Arc<Pair>) {
+        if let Err(error) = CopyState::remove(root.dest.as_fd()) {
+            self.fail_wholly(failed("cannot remove", &self.options.destination.join(state::NAME), &error).what);
+            return;
+        }
+        let walk = Walk { job: self, compare: false, queue: Queue::new(0), links: Links::default() };
+        if let Err(trouble) = Worker::new(&walk, 0).finish(root) {
+            self.failed(&trouble, &root.path);
+        }
+        if self.options.sync {
+            self.sync_or_fail();
+        }
+        self.complete.store(true, Ordering::Relaxed);
+    }
+
+    fn sync_or_fail(&self) {
+        if let Err(error) = self.sync() {
+            self.fail_wholly(format!("cannot write out {}: {}", shown(&self.options.destination), reason(&error)));
+        }
+    }
+
+    /// The walk that copies, with a note now and then of how far everything is on the device.
+    fn copy_and_note(&self, root: &Arc<Pair>, mut state: CopyState) {
+        let done = (Mutex::new(false), Condvar::new());
+        thread::scope(|scope| {
+            let done = &done;
+            scope.spawn(move || {
+                while !has_ended(done) {
+                    self.note(root, &mut state);
+                }
+            });
+            self.walk(root, false, || {
+                *done.0.lock() = true;
+                done.1.notify_all();
+            });
+        });
+    }
+
+    /// Writes out what there is and notes the time before which everything is on the device.
+    fn note(&self, root: &Pair, state: &mut CopyState) {
+        let noted = CopyState::time_of(root.dest.as_fd()).and_then(|now| {
+            fs::syncfs(&root.dest)?;
+            state.synced = Some(now);
+            state.write(root.dest.as_fd())
+        });
+        if let Err(error) = noted {
+            self.fail_wholly(failed("cannot note the progress in", &self.options.destination, &error).what);
+        }
+    }
+
+    /// Walks through both trees with all workers.
+    fn walk(&self, root: &Arc<Pair>, compare: bool, ended: impl FnOnce()) {
+        let workers = self.options.jobs.max(1);
+        let walk = Walk { job: self, compare, queue: Queue::new(workers), links: Links::default() };
+        if let Err(error) = fs::seek(&root.source, fs::SeekFrom::Start(0)) {
+            self.fail_wholly(failed("cannot read the directory", &self.options.source, &error.into()).what);
+        }
+        thread::scope(|scope| {
+            let walk = &walk;
+            for number in 0..workers {
+                let first = (number == 0).then(|| Arc::clone(root));
+                scope.spawn(move || Worker::new(walk, number).work(first));
+            }
+        });
+        ended();
+        if compare
+            && !self.is_stopped()
+            && self.options.verify == Verify::Only
+            && let Err(trouble) = Worker::new(&walk, 0).compare_directory(root)
+        {
+            self.failed(&trouble, &root.path);
+        }
+    }
+}
+
+/// Waits for the end of the walk, or for the time to note how far it has come.
+fn has_ended(done: &(Mutex<bool>, Condvar)) -> bool {
+    let mut ended = done.0.lock();
+    if !*ended {
+        done.1.wait_for(&mut ended, NOTE_EVERY);
+    }
+    *ended
+}
