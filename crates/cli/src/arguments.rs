@@ -86,7 +86,7 @@ fn option(row: &'static Row) -> Arg {
 }
 
 pub fn words_argument() -> Arg {
-    TABLE.iter().find(|row| row.id == Opt::Words).map_or_else(|| Arg::new("-o"), option)
+    option(Opt::Words.row())
 }
 
 /// What an option is called inside `clap`.

@@ -9,10 +9,10 @@ use crate::{
     cage::command::{self as cage, CageVerb},
     copy::{self, CopyCommand},
     fs::command::{self as fs, FsVerb},
-    options::{Form, Opt, TABLE},
+    options::{Form, Taker},
     plan::{self, Asked, Plan},
     pool::{self, verb::PoolVerb},
-    settings::{self, Settings},
+    settings::Settings,
     union::command::{self as union, UnionVerb},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -146,7 +146,7 @@ fn stack() -> Command {
         )
         .arg(path("STACK", "A TOML file, or layers from the bottom up: 'host:DIRECTORY | LAYER:KEY=VALUE,...'"))
         .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
-        .args(options(|row| !settings::is_layer(row.id) && row.id != Opt::Engine))
+        .args(options(|row| row.is_for(Taker::Stack)))
 }
 
 fn umount() -> Command {
@@ -206,7 +206,7 @@ fn reload() -> Command {
         .about("Give a mount other rules, or let it read users and groups again, without unmounting")
         .after_help("Examples:\n  nacre reload /mnt/data\n  nacre reload /mnt/data --force-user=bob --perms=a-w\n\nWith options, these are the new rules, all of them; without, the rules stay.")
         .arg(path("MOUNTPOINT", "Which mount"))
-        .args(options(|row| settings::is_rule(row.id)))
+        .args(options(|row| row.is_for(Taker::Reload)))
         .arg(words_argument())
 }
 
@@ -288,8 +288,8 @@ fn top_order(matches: &ArgMatches) -> Result<Invocation, Failure> {
 
 fn reload_order(matches: &ArgMatches) -> Result<Invocation, Failure> {
     let given = given(matches)?;
-    if let Some(other) = given.iter().find(|given| !settings::is_rule(given.option)) {
-        let name = TABLE.iter().find(|row| row.id == other.option).map_or("", |row| row.name);
+    if let Some(other) = given.iter().find(|given| !given.option.row().is_for(Taker::Reload)) {
+        let name = other.option.row().name;
         return Err(
             Failure::usage(format!("option {name} cannot be changed while mounted")).next("unmount and mount again")
         );

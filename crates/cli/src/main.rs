@@ -13,6 +13,7 @@ mod copy;
 mod documents;
 mod fs;
 mod metrics;
+mod option_value;
 mod options;
 mod output;
 mod overlay;

@@ -4,7 +4,7 @@
 use super::plan;
 use crate::{
     arguments::{self, View},
-    options::{Form, Row},
+    options::Taker,
     plan::Asked,
     settings::Settings,
 };
@@ -53,8 +53,9 @@ pub fn command() -> Command {
     let engine = "What enforces the limit: fuse (the default: everywhere, without root), loop (an image with a file system of its own), quota (project quotas \
                   or Btrfs qgroups of the file system below, where they are enabled), auto (quota where it keeps every promise, else fuse; says which and why). A \
                   directory that is in an image already goes on with loop where no other engine is named";
-    let options =
-        arguments::options(shown).into_iter().map(|arg| if arg.get_id() == "engine" { arg.help(engine) } else { arg });
+    let options = arguments::options(|row| row.is_for(Taker::Cage))
+        .into_iter()
+        .map(|arg| if arg.get_id() == "engine" { arg.help(engine) } else { arg });
     Command::new("cage")
         .about("Limit what a directory may hold, in bytes and files")
         .after_help(
@@ -72,11 +73,6 @@ pub fn command() -> Command {
         .subcommand(status())
         .subcommand(list())
         .subcommand(remove())
-}
-
-/// The options in the help of `nacre cage`.
-fn shown(row: &Row) -> bool {
-    row.form != Form::Word && plan::takes(row.id)
 }
 
 fn resize() -> Command {

@@ -4,7 +4,7 @@
 use super::plan;
 use crate::{
     arguments::{self, View},
-    options::{Form, Opt, Row},
+    options::{Opt, Taker},
     plan::Asked,
     words::Unknown,
 };
@@ -146,8 +146,9 @@ pub enum DrainHow {
 /// The command line of `nacre union`.
 pub fn command() -> Command {
     let words = "Words of unions (create=mfs, udba=notify, whiteout=xattr, ...: docs/union.md) and of the mount: ro, nodev, noatime, fsname=NAME, ... (may be repeated)";
-    let options =
-        arguments::options(shown).into_iter().map(|arg| if arg.get_id() == "-o" { arg.help(words) } else { arg });
+    let options = arguments::options(|row| row.is_for(Taker::Union))
+        .into_iter()
+        .map(|arg| if arg.get_id() == "-o" { arg.help(words) } else { arg });
     Command::new("union")
         .about("Show several directories as one: a writable one over read-only ones, or a pool of disks")
         .after_help(
@@ -336,11 +337,6 @@ fn json() -> Arg {
 fn flag(name: &'static str, letter: Option<char>, help: &'static str) -> Arg {
     let arg = Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
     if let Some(letter) = letter { arg.short(letter) } else { arg }
-}
-
-/// The options in the help of `nacre union`.
-fn shown(row: &Row) -> bool {
-    row.form != Form::Word && plan::takes(row.id)
 }
 
 /// Reads what `clap` has matched.

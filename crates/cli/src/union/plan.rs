@@ -1,7 +1,7 @@
 //! What a command line asks of a union, as plain data. Pure: nothing here looks at the system.
 
 use crate::{
-    options::{self, Opt, TABLE},
+    options::Taker,
     plan::{self, Plan},
     settings::Settings,
     words::{self, Given, Unknown},
@@ -17,28 +17,6 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::PathBuf,
 };
-
-/// The options that `nacre union` takes beside the words of unions.
-pub fn takes(option: Opt) -> bool {
-    let heading = TABLE.iter().find(|row| row.id == option).map_or("", |row| row.heading);
-    let of_the_mount = matches!(heading, "Mounting" | "Mount words")
-        // Owners are shown as they are.
-        && !matches!(option, Opt::ShownUid | Opt::ShownGid);
-    let others = matches!(
-        option,
-        Opt::Coherence
-            | Opt::Transport
-            | Opt::Passthrough
-            | Opt::NotifyWatchers
-            | Opt::Acl
-            | Opt::Multithreaded
-            | Opt::DirectIo
-            | Opt::NoDirectIo
-            | Opt::Immutable
-            | Opt::DisableLockForwarding
-    );
-    of_the_mount || others
-}
 
 /// What stood after the `-o` options, taken apart.
 pub struct Told {
@@ -78,8 +56,8 @@ pub fn names_branches(texts: &[OsString]) -> bool {
 pub fn union(program: &str, mut options: Vec<Given>, told: Told, positionals: Vec<OsString>) -> Result<Plan, Failure> {
     let Told { union: words, given } = told;
     options.extend(given);
-    if let Some(other) = options.iter().find(|given| !takes(given.option)) {
-        return Err(Failure::usage(format!("option {} is not for unions", name(other.option))).next(
+    if let Some(other) = options.iter().find(|given| !given.option.row().is_for(Taker::Union)) {
+        return Err(Failure::usage(format!("option {} is not for unions", other.option.row().written())).next(
             "`nacre union --help` lists the options; a stack such as 'union:/a=rw:/b | remap:force-user=alice' combines them (`nacre mount`)",
         ));
     }
@@ -171,13 +149,5 @@ fn paths(words: &Words, mut positionals: Vec<OsString>) -> Result<(Option<OsStri
         (Some(branches), Some(mountpoint), None) => Ok((Some(branches), mountpoint.into())),
         _ => Err(Failure::usage("BRANCHES and MOUNTPOINT are needed")
             .next("as in `nacre union /upper=rw:/lower=ro /mnt`; --help shows more")),
-    }
-}
-
-fn name(option: Opt) -> String {
-    match TABLE.iter().find(|row| row.id == option) {
-        Some(row) if row.form == options::Form::Word => format!("-o {}", row.name),
-        Some(row) => format!("--{}", row.name),
-        None => String::new(),
     }
 }
