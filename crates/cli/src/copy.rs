@@ -1,6 +1,6 @@
 //! `nacre copy`: the command line of `nacre_copy`, its progress and its last words.
 
-use crate::{arguments, output::print};
+use crate::{arguments, clock, output::print};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use nacre_copy::{CopyEvent, Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Verify};
@@ -125,7 +125,7 @@ pub fn run(order: &CopyCommand) -> Result<ExitCode, Failure> {
     stop_on_signals(&stop)?;
     let figures = Figures::default();
     let voice = Voice::new(order);
-    let begun = Instant::now();
+    let begun = clock::now();
     let outcome = {
         let over = (Mutex::new(false), Condvar::new());
         thread::scope(|scope| {

@@ -3,10 +3,12 @@
 //! The same program is `bindfs`, `fuse-overlayfs` and `mount.fuse.nacre` when it is called by these
 //! names.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod arguments;
 mod bench;
 mod cage;
+mod clock;
 mod columns;
 mod commands;
 mod copy;

@@ -193,6 +193,7 @@ impl Found {
 
 /// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the
 /// other side, whatever it says itself.
+#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn find(whose: &Whose) -> Found {
     let uid = rustix::process::geteuid().as_raw();
     let mut found = Found::default();
@@ -257,6 +258,7 @@ pub fn whose(paths: &[PathBuf]) -> Whose {
 
 /// Asks something that may take its time. After an unmount that was not lazy, also waits for the
 /// end of whatever served it, so that what lies below is free when the command returns.
+#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 fn converse(socket: &Socket, request: &Request) -> io::Result<Answer> {
     let stream = socket.connect(PATIENCE)?;
     let until = socket.foreign().map(|_| Instant::now() + PATIENCE);

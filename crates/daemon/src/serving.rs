@@ -11,6 +11,7 @@ use crate::{
         change::{InodeChange, SizeChange},
         report::CageReport,
     },
+    clock,
     control::{Answer, Desk, Request, Server},
     door,
     failure::{Exit, Failure},
@@ -37,7 +38,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How long a mount that nobody here uses any more may take to end. One that lasts longer is held
@@ -114,7 +115,7 @@ impl Live {
                 source,
                 engine_reason: reason,
                 immutable: plan.door.immutable,
-                started: Instant::now(),
+                started: clock::now(),
             },
             spec: Mutex::new(spec),
             mount,
@@ -340,21 +341,19 @@ impl Serving {
         if !self.mount.attached() {
             return if lazy { Ok(()) } else { self.end_detached() };
         }
-        let mut ended = self.mount.unmount(lazy);
+        let mut ended = Ok(());
         // Whoever settles the collected writes of a cage is a user of the mount himself, for a
-        // moment. Each try takes its time, too: whoever asked must hear of the end of this before
-        // he gives up, since what was refused is not done later.
-        let until = Instant::now() + HELD;
-        while !self.stack.cages().is_empty()
-            && Instant::now() < until
-            && ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
-        {
-            thread::sleep(Duration::from_millis(10));
+        // moment, and the kernel tells nobody when a mount is not busy any more. Each try takes its
+        // time, too: whoever asked must hear of the end of this before he gives up, since what was
+        // refused is not done later.
+        let patience = if self.stack.cages().is_empty() { Duration::ZERO } else { HELD };
+        clock::look_until(patience, Duration::from_millis(10), || {
             ended = self.mount.unmount(lazy);
-        }
+            !ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+        });
         let place = || path_text(&self.mount.status().mountpoint);
         ended.map_err(|error| unmount::refused(&place(), &error))?;
-        if lazy || self.ends_soon(Instant::now() + HELD) {
+        if lazy || self.mount.ends_within(HELD) {
             return Ok(());
         }
         let what = format!(
@@ -383,14 +382,6 @@ impl Serving {
         }
         self.mount.cut_off();
         Ok(())
-    }
-
-    /// Waits for the end of the mount; false where it does not come.
-    fn ends_soon(&self, until: Instant) -> bool {
-        while !self.mount.ended() && Instant::now() < until {
-            thread::sleep(Duration::from_millis(5));
-        }
-        self.mount.ended()
     }
 
     /// Puts other rules in place, or has users and groups read again where `rules` is none.
@@ -487,16 +478,12 @@ pub fn obey(signals: Signals, mounts: impl Fn(Signal) -> Vec<Arc<Serving>> + Sen
 
 /// Ends what is left after a moment of mounts that are gone from here, and that nobody here used:
 /// other mount namespaces have them, too.
-fn end_elsewhere(mut gone: Vec<Weak<Serving>>) {
-    let until = Instant::now() + HELD;
-    loop {
-        gone.retain(|mount| mount.upgrade().is_some_and(|serving| !serving.mount.ended()));
-        if gone.is_empty() || Instant::now() >= until {
-            break;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+fn end_elsewhere(gone: Vec<Weak<Serving>>) {
+    let until = clock::now() + HELD;
     for serving in gone.iter().filter_map(Weak::upgrade) {
+        if serving.mount.ends_within(until.saturating_duration_since(clock::now())) {
+            continue;
+        }
         serving.within(|| {
             tracing::info!("other mount namespaces have the mount, too: it is cut off there");
             serving.mount.cut_off();

@@ -14,7 +14,7 @@ use super::{
     verb::{self, Again, PoolVerb, Target, ToCreate},
     version::version,
 };
-use crate::output::print;
+use crate::{clock, output::print};
 use nacre_admin::{
     pool::{Answer, Figures, Line, Request, ScrubOrder, Status, devices},
     watch::Event,
@@ -268,11 +268,11 @@ fn repeat(
     let (mut left, mut last) = (again.count, None::<Instant>);
     loop {
         match again.time {
-            Some('u') => print(&format!("{}\n", nacre_admin::imported::now()))?,
-            Some(_) => print(&format!("{}\n", dates::long(nacre_admin::imported::now())))?,
+            Some('u') => print(&format!("{}\n", nacre_admin::clock::now()))?,
+            Some(_) => print(&format!("{}\n", dates::long(nacre_admin::clock::now())))?,
             None => {}
         }
-        let now = Instant::now();
+        let now = clock::now();
         let missing = show(last.map(|last| now - last))?;
         last = Some(now);
         if let Some(left) = &mut left {
@@ -280,7 +280,7 @@ fn repeat(
         }
         let (Some(interval), true) = (again.interval, left != Some(0)) else { return missing.map_or(Ok(()), Err) };
         missing.iter().for_each(|failure| tell(&failure.what));
-        std::thread::sleep(Duration::from_secs_f64(interval));
+        clock::pause(Duration::from_secs_f64(interval));
     }
 }
 
@@ -328,7 +328,7 @@ fn show_iostat(names: &[String], verbose: bool, shown: Shown, form: Form, again:
     let mut before = Vec::new();
     if again.not_since_import {
         before = figures(names, false).0;
-        std::thread::sleep(Duration::from_secs_f64(again.interval.unwrap_or(0.0)));
+        clock::pause(Duration::from_secs_f64(again.interval.unwrap_or(0.0)));
     }
     repeat(again, |since| {
         let (mut now, missing) = figures(names, false);

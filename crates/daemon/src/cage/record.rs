@@ -10,6 +10,7 @@ use super::{
     state,
 };
 use crate::{
+    clock,
     failure::{Exit, Failure},
     report::path_text,
     whole_file,
@@ -25,7 +26,6 @@ use std::{
         fs::{DirBuilderExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 /// One cage.
@@ -97,7 +97,6 @@ impl Record {
         inodes: Option<u64>,
         detail: Detail,
     ) -> Record {
-        let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let id = state::identifier(mountpoint, 0);
         Record {
             id,
@@ -106,7 +105,7 @@ impl Record {
             mountpoint: mountpoint.to_owned(),
             bytes,
             inodes,
-            made,
+            made: clock::date(),
             detail,
             resizing: false,
         }

@@ -26,6 +26,7 @@ const STACK: usize = 1 << 20;
 
 /// Asks each socket; what has come when all have answered or at the deadline, in the order of the
 /// sockets. `None`: nothing has.
+#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn ask_all<R: Send + 'static>(
     sockets: Vec<Socket>,
     until: Instant,
@@ -86,6 +87,7 @@ impl Read for Hasty<'_> {
 }
 
 /// The time until then.
+#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }

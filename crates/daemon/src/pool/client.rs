@@ -74,6 +74,7 @@ impl Owned {
     ///
     /// # Errors
     /// What it refuses, or that it does not answer.
+    #[expect(clippy::disallowed_methods, reason = "the end of a wait")]
     fn ask(&self, command: &str, verb: Verb, note: &mut dyn FnMut(&str)) -> Result<Reply, Failure> {
         let failed = |error: &io::Error| {
             Failure::io("cannot reach the process that owns the pool at", self.socket.path.display(), error)
@@ -150,6 +151,7 @@ impl Owned {
     }
 
     /// What everybody can be told at any time, whatever the pool waits for.
+    #[expect(clippy::disallowed_methods, reason = "the end of a wait")]
     fn figures(&self, patience: Duration) -> io::Result<Option<Reply>> {
         let until = Instant::now() + patience;
         let stream = self.socket.connect(patience)?;
@@ -229,6 +231,7 @@ struct Patient<'a> {
 }
 
 impl Read for Patient<'_> {
+    #[expect(clippy::disallowed_methods, reason = "the end of a wait")]
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let (Some(owned), None) = (self.watched, self.until) else {
             return Hasty { stream: self.stream, until: self.until }.read(buffer);
@@ -316,6 +319,7 @@ fn answering(path: PathBuf) -> Option<Owned> {
 
 /// The pool of this name, ours before others'; `None` where nobody owns it. Who names a pool wants
 /// to hear of it, whosever it is: other users have a second to answer.
+#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn find(name: &str) -> Option<Owned> {
     let file = runtime_files::file(name);
     if let Some(owned) = answering(runtime::ours().join(&file)) {
@@ -372,6 +376,7 @@ pub fn ours() -> Vec<Owned> {
 
 /// What several pools answer to a question, asked side by side; and why not, in the order of the
 /// pools. One that was let go meanwhile says nothing, and other users' have a second together.
+#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn ask_each<R: Send + 'static>(
     pools: Vec<Owned>,
     ask: impl Fn(&Owned) -> Result<R, Failure> + Send + Sync + Clone + 'static,

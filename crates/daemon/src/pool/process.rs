@@ -468,6 +468,10 @@ fn try_out(
 }
 
 /// Opens the devices; one that a process which was killed still holds is waited for.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the kernel tells nobody when it has closed the files of a process that was killed"
+)]
 fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn nacre_pool::device::Device>>, Refusal> {
     let until = Instant::now() + TAKEN / 2;
     loop {
@@ -537,6 +541,7 @@ fn free_mountpoint(doing: &str, opening: &Opening, name: &str, properties: &[(St
 }
 
 /// Numbers that nobody guesses: a keyed hash of a counter, the key from the system.
+#[expect(clippy::disallowed_methods, reason = "the one place that draws keys")]
 fn entropy() -> nacre_pool::engine::Entropy {
     let (key, count) = (RandomState::new(), AtomicU64::new(0));
     Arc::new(move || key.hash_one(count.fetch_add(1, Ordering::Relaxed)))
@@ -588,6 +593,7 @@ fn wait(office: &Office, listener: Option<&UnixListener>) -> Result<(), Failure>
 }
 
 /// Takes orders until the pool is gone or the end is asked for.
+#[expect(clippy::disallowed_methods, reason = "nobody tells when there are descriptors and threads again")]
 fn listen(office: &Arc<Office>, listener: &UnixListener) -> Result<(), Failure> {
     loop {
         if office.ends() {

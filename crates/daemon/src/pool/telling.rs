@@ -39,6 +39,7 @@ impl Telling {
 
     /// Opens the socket of a mount; `ended` is called, by a thread of its own, when the mount was
     /// ended through it.
+    #[expect(clippy::disallowed_methods, reason = "how long a mount has been there")]
     pub fn of(&self, carrier: &Arc<Carrier>, source: &str, ended: impl Fn() + Send + Sync + 'static) -> Option<Server> {
         let about = figures::About {
             source: source.to_owned(),

@@ -28,6 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// What a process of its own would say; or that the shared one cannot be reached.
+#[expect(clippy::disallowed_methods, reason = "a process that ends tells nobody when it has")]
 pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Failure> {
     let resolved = serve::resolve(plan)?;
     if resolved.spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {

@@ -16,6 +16,7 @@ use crate::{
         engine::{FileSystem, Tell},
         record::Record,
     },
+    clock,
     failure::{Exit, Failure},
     report::path_text,
 };
@@ -28,7 +29,6 @@ use std::{
     fs::File,
     path::Path,
     process::Output,
-    thread,
     time::Duration,
 };
 
@@ -117,7 +117,8 @@ fn btrfs_settled(size: &str, place: &Path) -> Result<Output, Failure> {
         if shrunk.is_ok() || size.parse::<u64>().is_ok_and(|size| used >= size) {
             break;
         }
-        thread::sleep(Duration::from_millis(50) * attempt);
+        // The cleaner tells nobody when it has been there.
+        clock::pause(Duration::from_millis(50) * attempt);
     }
     shrunk
 }
