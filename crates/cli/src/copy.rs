@@ -3,7 +3,7 @@
 use crate::{arguments, clock, output::print};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
-use nacre_copy::{CopyEvent, Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Verify};
+use nacre_copy::{CopyEvent, Figures, Lack, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Verify};
 use nacre_daemon::{
     failure::{Exit, Failure},
     report::path_text,
@@ -287,7 +287,7 @@ fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f
         add(&mut object, "complete", json!(outcome.complete()));
         add(&mut object, "resumed", json!(outcome.resumed));
         add(&mut object, "interrupted", json!(outcome.interrupted));
-        add(&mut object, "reason", json!(outcome.fatal));
+        add(&mut object, "reason", json!(outcome.fatal.as_ref().map(|fatal| &fatal.what)));
         line(&object);
     } else if !order.quiet {
         print(&summary(now, elapsed, outcome.resumed))?;
@@ -296,7 +296,7 @@ fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f
     let again = if only { "" } else { "the same command again goes on where this one ended" };
     match outcome {
         _ if outcome.complete() => Ok(ExitCode::SUCCESS),
-        Outcome { fatal: Some(reason), .. } => Err(Failure::new(reason.clone()).next(after(reason, again))),
+        Outcome { fatal: Some(fatal), .. } => Err(Failure::new(fatal.what.clone()).next(after(fatal.lack, again))),
         Outcome { interrupted: true, .. } => Err(Failure::new("interrupted").next(again)),
         _ => {
             let what =
@@ -309,12 +309,12 @@ fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f
 }
 
 /// What to do about something that ended the whole copy.
-fn after(reason: &str, again: &str) -> String {
-    let first = match reason {
-        _ if reason.contains("No space left") => "make room in DEST; ",
-        _ if reason.contains("quota") => "raise the quota of DEST; ",
-        _ if reason.contains("Too many open files") => "raise the limit (`ulimit -n`); ",
-        _ => "",
+fn after(lack: Option<Lack>, again: &str) -> String {
+    let first = match lack {
+        Some(Lack::Room) => "make room in DEST; ",
+        Some(Lack::Quota) => "raise the quota of DEST; ",
+        Some(Lack::OpenFiles) => "raise the limit (`ulimit -n`); ",
+        None => "",
     };
     format!("{first}{again}")
 }
@@ -472,6 +472,6 @@ mod tests {
 
     #[test]
     fn a_full_destination_is_told_with_what_to_do() {
-        assert_eq!(after("cannot write /b/x: No space left on device", "again"), "make room in DEST; again");
+        assert_eq!(after(Some(Lack::Room), "again"), "make room in DEST; again");
     }
 }

@@ -1,7 +1,7 @@
 //! One copy from beginning to end: what all workers know, the phases, and how it ends.
 
 use crate::{
-    CopyEvent, Options, Outcome, Refusal, Verify,
+    CopyEvent, Fatal, Lack, Options, Outcome, Refusal, Verify,
     destination::{self, Prepared, failed},
     figures::{Figures, add},
     links::{Identity, Links},
@@ -9,7 +9,7 @@ use crate::{
     queue::Queue,
     scout,
     state::{self, CopyState},
-    trouble::{Trouble, shown},
+    trouble::{Trouble, lack, reason, shown},
     walk::{Pair, Walk, Worker, duplicate},
 };
 use parking_lot::{Condvar, Mutex};
@@ -52,7 +52,7 @@ pub(crate) struct Job<'a> {
     complete: AtomicBool,
     /// The file systems that were written to.
     devices: Mutex<BTreeMap<u64, OwnedFd>>,
-    fatal: Mutex<Option<String>>,
+    fatal: Mutex<Option<Fatal>>,
     over: AtomicBool,
 }
 
@@ -82,8 +82,7 @@ impl Job<'_> {
             (self.told)(CopyEvent::Failed(sentence));
             return;
         }
-        self.fatal.lock().get_or_insert(sentence);
-        self.over.store(true, Ordering::Relaxed);
+        self.fail_wholly(sentence, trouble.lack());
     }
 
     /// Tells something.
@@ -158,8 +157,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn fail_wholly(&self, what: String) {
-        self.fatal.lock().get_or_insert(what);
+    fn fail_wholly(&self, what: String, lack: Option<Lack>) {
+        self.fatal.lock().get_or_insert(Fatal { what, lack });
         self.over.store(true, Ordering::Relaxed);
     }
 }
@@ -239,7 +238,8 @@ impl Job<'_> {
         let prepared = Worker::new(&walk, 0).prepare(root, dest);
         drop(walk);
         if let Err(trouble) = prepared {
-            self.fail_wholly(trouble.sentence(&self.options.source, &self.options.destination, &root.path));
+            let sentence = trouble.sentence(&self.options.source, &self.options.destination, &root.path);
+            self.fail_wholly(sentence, trouble.lack());
             return;
         }
         self.copy_and_note(root, state);
@@ -262,7 +262,8 @@ impl Job<'_> {
     /// The copy is complete: the note goes, and the root, which it has changed, gets its metadata.
     fn end(&self, root: &Arc<Pair>) {
         if let Err(error) = CopyState::remove(root.dest.as_fd()) {
-            self.fail_wholly(failed("cannot remove", &self.options.destination.join(state::NAME), &error).what);
+            let what = failed("cannot remove", &self.options.destination.join(state::NAME), &error).what;
+            self.fail_wholly(what, lack(&error));
             return;
         }
         let walk = Walk { job: self, compare: false, queue: Queue::new(0), links: Links::default() };
@@ -277,11 +278,8 @@ impl Job<'_> {
 
     fn sync_or_fail(&self) {
         if let Err(error) = self.sync() {
-            self.fail_wholly(format!(
-                "cannot write out {}: {}",
-                shown(&self.options.destination),
-                crate::trouble::reason(&error)
-            ));
+            let what = format!("cannot write out {}: {}", shown(&self.options.destination), reason(&error));
+            self.fail_wholly(what, lack(&error));
         }
     }
 
@@ -310,7 +308,8 @@ impl Job<'_> {
             state.write(root.dest.as_fd())
         });
         if let Err(error) = noted {
-            self.fail_wholly(failed("cannot note the progress in", &self.options.destination, &error).what);
+            let what = failed("cannot note the progress in", &self.options.destination, &error).what;
+            self.fail_wholly(what, lack(&error));
         }
     }
 
@@ -318,8 +317,8 @@ impl Job<'_> {
     fn walk(&self, root: &Arc<Pair>, compare: bool, ended: impl FnOnce()) {
         let workers = self.options.jobs.max(1);
         let walk = Walk { job: self, compare, queue: Queue::new(workers), links: Links::default() };
-        if let Err(error) = fs::seek(&root.source, fs::SeekFrom::Start(0)) {
-            self.fail_wholly(failed("cannot read the directory", &self.options.source, &error.into()).what);
+        if let Err(error) = fs::seek(&root.source, fs::SeekFrom::Start(0)).map_err(io::Error::from) {
+            self.fail_wholly(failed("cannot read the directory", &self.options.source, &error).what, lack(&error));
         }
         thread::scope(|scope| {
             let walk = &walk;
