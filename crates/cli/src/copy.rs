@@ -1,6 +1,6 @@
 //! `nacre copy`: the command line of `nacre_copy`, its progress and its last words.
 
-use crate::{arguments, clock, output::print};
+use crate::{clap_args, clock, output::print};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use nacre_copy::{CopyEvent, Figures, Lack, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Verify};
@@ -47,8 +47,8 @@ pub fn command() -> Command {
         .after_help(
             "Examples:\n  nacre copy /srv/photos /tank/photos\n  nacre copy --verify /srv/mail /mnt/new-disk/mail\n  nacre copy --update /srv/photos /tank/photos\n  nacre copy --verify-only /srv/photos /tank/photos\n  nacre copy --json /srv/photos /tank/photos | tee copy.log\n\nThe content of SOURCE becomes the content of DEST. A copy that was interrupted goes on when the same command is given again.",
         )
-        .arg(arguments::path("SOURCE", "The directory to copy"))
-        .arg(arguments::path("DEST", "The directory that becomes like it; made if missing, else it has to be empty"))
+        .arg(clap_args::path("SOURCE", "The directory to copy"))
+        .arg(clap_args::path("DEST", "The directory that becomes like it; made if missing, else it has to be empty"))
         .arg(
             Arg::new("jobs")
                 .short('j')
@@ -96,8 +96,8 @@ pub fn parse(matches: &ArgMatches) -> CopyCommand {
         _ => Reflink::Auto,
     };
     let options = Options {
-        source: PathBuf::from(arguments::one(matches, "SOURCE")),
-        destination: PathBuf::from(arguments::one(matches, "DEST")),
+        source: PathBuf::from(clap_args::one(matches, "SOURCE")),
+        destination: PathBuf::from(clap_args::one(matches, "DEST")),
         jobs: jobs.unwrap_or((processors * 2).clamp(4, 32)),
         update: matches.get_flag("update"),
         verify,

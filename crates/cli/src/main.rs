@@ -5,15 +5,16 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-mod arguments;
 mod bench;
 mod cage;
+mod clap_args;
 mod clock;
 mod columns;
 mod commands;
 mod copy;
 mod documents;
 mod fs;
+mod libfuse_args;
 mod metrics;
 mod option_value;
 mod options;
@@ -31,7 +32,6 @@ mod tests;
 mod top;
 mod umount;
 mod union;
-mod words;
 
 use std::process::ExitCode;
 

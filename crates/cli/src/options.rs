@@ -1,12 +1,12 @@
 //! The one table of mount options: every option of bindfs, ours, and the words of `-o`. One row is
 //! all that there is of an option: how it is written, who takes it, what it sets, its help.
 //!
-//! Both parsers ([`crate::words`] for bindfs' grammar, [`crate::commands`] for ours), help, man
+//! Both parsers ([`crate::libfuse_args`] for bindfs' grammar, [`crate::commands`] for ours), help, man
 //! pages and completions are made from it. What a row sets is a field of
 //! [`Settings`](crate::settings::Settings); how its value is read is a method of [`Value`].
 
 use crate::{option_value::Value, settings::Settings};
-use Form::{Bindfs, Cage, Letter, Ours, Word};
+use Spelling::{Bindfs, Cage, Letter, Ours, Word};
 use nacre_daemon::{
     cage::engine::FileSystem,
     failure::Failure,
@@ -24,7 +24,7 @@ use nacre_stack::spec::{
 
 /// Where an option may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum Spelling {
     /// An option of bindfs: `--name[=VALUE]`, its letter, and `-o name[=VALUE]`.
     Bindfs,
     /// An option that bindfs lacks; written in the same ways.
@@ -33,11 +33,11 @@ pub enum Form {
     Letter,
     /// Only after `-o`: what libfuse, mount(8) and fstab know.
     Word,
-    /// Only of a cage; written in the same ways as [`Form::Ours`].
+    /// Only of a cage; written in the same ways as [`Spelling::Ours`].
     Cage,
 }
 
-/// What takes an option beside `mirror` and bindfs, which take all that are not [`Form::Cage`].
+/// What takes an option beside `mirror` and bindfs, which take all that are not [`Spelling::Cage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taker {
     /// `nacre reload`: a rule of the remap layer.
@@ -58,7 +58,7 @@ pub struct Row {
     /// Which option.
     pub id: Opt,
     /// Where it may be written.
-    pub form: Form,
+    pub spelling: Spelling,
     /// What takes it.
     pub takers: &'static [Taker],
     /// The long name, which is also the `-o` word; empty for options that have only a letter.
@@ -83,13 +83,13 @@ impl Row {
 
     /// As it is written on a command line.
     pub fn written(&self) -> String {
-        format!("{}{}", if self.form == Word { "-o " } else { "--" }, self.name)
+        format!("{}{}", if self.spelling == Word { "-o " } else { "--" }, self.name)
     }
 }
 
 macro_rules! options {
     ($($heading:literal {
-        $($id:ident $form:ident [$($taker:ident)*] $name:literal $short:expr, $value:expr, |$s:ident $(, $v:ident)?| $set:expr, $help:literal;)*
+        $($id:ident $spelling:ident [$($taker:ident)*] $name:literal $short:expr, $value:expr, |$s:ident $(, $v:ident)?| $set:expr, $help:literal;)*
     })*) => {
         /// Every option, in the order of the table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,7 +100,7 @@ macro_rules! options {
         /// The table.
         pub static TABLE: &[Row] = &[$($(Row {
             id: Opt::$id,
-            form: $form,
+            spelling: $spelling,
             takers: &[$(Taker::$taker),*],
             name: $name,
             short: $short,
@@ -381,7 +381,7 @@ const REFUSED: &[(&str, &str)] = &[
 
 /// Finds an option by its long name, as it is written after `--`.
 pub fn long(name: &str) -> Option<&'static Row> {
-    TABLE.iter().find(|row| row.form != Word && !row.name.is_empty() && row.name == name)
+    TABLE.iter().find(|row| row.spelling != Word && !row.name.is_empty() && row.name == name)
 }
 
 /// Finds an option by its letter.
@@ -414,7 +414,7 @@ pub fn word(name: &str, has_value: bool) -> Option<MountWord> {
     }
     let row = TABLE
         .iter()
-        .find(|row| !row.name.is_empty() && row.name == name && (row.form != Letter || row.id == Opt::Debug));
+        .find(|row| !row.name.is_empty() && row.name == name && (row.spelling != Letter || row.id == Opt::Debug));
     if let Some(row) = row {
         return (row.value.is_some() == has_value).then_some(MountWord::Row(row));
     }

@@ -5,9 +5,9 @@
 
 use crate::{
     cage::settings::CageSettings,
+    libfuse_args::{self, Given},
     option_value::Value,
-    options::{Form, Taker},
-    words::{self, Given},
+    options::{Spelling, Taker},
 };
 use nacre_daemon::{
     failure::Failure,
@@ -92,7 +92,7 @@ impl Settings {
         if !row.is_for(Taker::Stack) && self.layer_option.is_none() {
             self.layer_option = Some(row.name);
         }
-        if row.form == Form::Cage && self.cage_option.is_none() {
+        if row.spelling == Spelling::Cage && self.cage_option.is_none() {
             self.cage_option = Some(row.name);
         }
         (row.set)(self, Value { row, given: &given.value })
@@ -119,7 +119,7 @@ impl Settings {
     /// A word that is not understood, or whose value does not fit.
     pub fn apply_words(&mut self, value: Value<'_>) -> Result<(), Failure> {
         let mut given = Vec::new();
-        words::parse_words(value.given, words::Unknown::Refuse, &mut given)?;
+        libfuse_args::parse_words(value.given, libfuse_args::Unknown::Refuse, &mut given)?;
         given.iter().try_for_each(|word| self.apply(word))
     }
 

@@ -22,7 +22,7 @@ use crate::{
     report::{Report, path_text},
     runtime,
     shared::company::Seat,
-    union::requests::{Place, UnionAnswer, UnionRequest},
+    union::requests::{BranchPosition, UnionAnswer, UnionRequest},
 };
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
 use nacre_layers::context::Context;
@@ -269,7 +269,7 @@ impl Serving {
     /// Answers a command on the union, which may change what the stack consists of.
     fn union(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
         let mountpoint = self.mount.status().mountpoint;
-        let served = union::serving::Served {
+        let served = union::serving::ServedUnion {
             stack: &self.stack,
             context: &self.context,
             mountpoint: &mountpoint,
@@ -316,7 +316,7 @@ impl Serving {
             // Somebody has added it by hand.
             true => Ok(()),
             false => {
-                let place = Place::At(place(&present) + 1);
+                let place = BranchPosition::At(place(&present) + 1);
                 self.union(UnionRequest::Add { branch: absent.branch.text().into_vec(), place }).map(drop)
             }
         };

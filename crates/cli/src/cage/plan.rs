@@ -2,10 +2,10 @@
 
 use super::settings::CageSettings;
 use crate::{
+    libfuse_args::Given,
     options::{Opt, Row, Taker},
     plan::{self, Plan},
     settings::Settings,
-    words::Given,
 };
 use nacre_daemon::{
     failure::Failure,

@@ -4,15 +4,16 @@ use super::{
     called::{Called, named_device, same},
     chosen::{Chosen, each, figures, note, once, some},
     command,
-    form::Form,
+    form::PoolForm,
     histograms, importing,
-    iostat::{self, Shown},
-    json, list, manners,
+    iostat::{self, IostatColumns},
+    json, list,
     scripts::{self, Columns},
     starting::{cache, check_properties, failed, start},
     status, upgrade, vdevs,
     verb::{self, Again, PoolVerb, Target, ToCreate},
     version::version,
+    zfs_usage,
 };
 use crate::{clock, output::print};
 use nacre_admin::{
@@ -56,10 +57,10 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
         .try_get_matches_from(std::iter::once(OsString::from(ZPOOL)).chain(arguments.iter().cloned()))
     {
         Ok(matches) => matches,
-        Err(error) => return manners::report(&error, &table, &arguments),
+        Err(error) => return zfs_usage::report(&error, &table, &arguments),
     };
     let done = verb::parse(&matches).and_then(|verb| run(verb, &typed(ZPOOL)));
-    done.unwrap_or_else(|failure| manners::refuse(&failure, ZPOOL, &table, &arguments))
+    done.unwrap_or_else(|failure| zfs_usage::refuse(&failure, ZPOOL, &table, &arguments))
 }
 
 /// Does it.
@@ -284,7 +285,7 @@ fn repeat(
     }
 }
 
-fn show_status(names: &[String], everybody: bool, shown: &status::Shown) -> Result<Option<Failure>, Failure> {
+fn show_status(names: &[String], everybody: bool, shown: &status::StatusView) -> Result<Option<Failure>, Failure> {
     let programs = shown.scripts.as_deref().map_or(Ok(Vec::new()), scripts::find)?;
     let mut all: Vec<Status> = Vec::new();
     let Chosen { owned, lost, mut missing } = some(names, everybody);
@@ -324,7 +325,13 @@ fn show_status(names: &[String], everybody: bool, shown: &status::Shown) -> Resu
     Ok(missing)
 }
 
-fn show_iostat(names: &[String], verbose: bool, shown: Shown, form: Form, again: Again) -> Result<(), Failure> {
+fn show_iostat(
+    names: &[String],
+    verbose: bool,
+    shown: IostatColumns,
+    form: PoolForm,
+    again: Again,
+) -> Result<(), Failure> {
     let mut before = Vec::new();
     if again.not_since_import {
         before = figures(names, false).0;

@@ -1,10 +1,10 @@
 //! What a command line asks of a union, as plain data. Pure: nothing here looks at the system.
 
 use crate::{
+    libfuse_args::{self, Given, Unknown},
     options::Taker,
     plan::{self, Plan},
     settings::Settings,
-    words::{self, Given, Unknown},
 };
 use nacre_daemon::{
     failure::Failure,
@@ -19,7 +19,7 @@ use std::{
 };
 
 /// What stood after the `-o` options, taken apart.
-pub struct Told {
+pub struct UnionWords {
     /// The words of unions.
     union: Words,
     /// All others.
@@ -30,14 +30,14 @@ pub struct Told {
 ///
 /// # Errors
 /// Words that are not understood.
-pub fn told(texts: &[OsString], unknown: Unknown) -> Result<Told, Failure> {
+pub fn read_words(texts: &[OsString], unknown: Unknown) -> Result<UnionWords, Failure> {
     let list = texts.join(OsStr::new(","));
     let union = Words::parse(&list).map_err(|error| Failure::usage(error.to_string()))?;
     let mut given = Vec::new();
     for word in &union.rest {
-        words::parse_words(&Words::join([word.as_os_str()]), unknown, &mut given)?;
+        libfuse_args::parse_words(&Words::join([word.as_os_str()]), unknown, &mut given)?;
     }
-    Ok(Told { union, given })
+    Ok(UnionWords { union, given })
 }
 
 /// Whether the texts after `-o` name the branches of a union.
@@ -53,8 +53,13 @@ pub fn names_branches(texts: &[OsString]) -> bool {
 ///
 /// # Errors
 /// Too few or too many paths, branches that are not understood, or options that cannot go together.
-pub fn union(program: &str, mut options: Vec<Given>, told: Told, positionals: Vec<OsString>) -> Result<Plan, Failure> {
-    let Told { union: words, given } = told;
+pub fn union(
+    program: &str,
+    mut options: Vec<Given>,
+    words: UnionWords,
+    positionals: Vec<OsString>,
+) -> Result<Plan, Failure> {
+    let UnionWords { union: words, given } = words;
     options.extend(given);
     if let Some(other) = options.iter().find(|given| !given.option.row().is_for(Taker::Union)) {
         return Err(Failure::usage(format!("option {} is not for unions", other.option.row().written())).next(

@@ -6,7 +6,7 @@ use super::{
     command::{DrainHow, TierVerb, UnionVerb},
     list,
 };
-use crate::{arguments::View, clock, output};
+use crate::{clap_args::View, clock, output};
 use nacre_daemon::{
     control::{self, Answer, Peer, Request},
     failure::{Exit, Failure},

@@ -32,7 +32,7 @@ impl Given {
 
 /// A command line, understood word by word.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Words {
+pub struct LibfuseArgs {
     /// The options in the order given; what follows `-o` is in its place.
     pub given: Vec<Given>,
     /// Everything that is no option.
@@ -52,8 +52,8 @@ pub enum Unknown {
 ///
 /// # Errors
 /// An option that is not known, lacks its value, or has one that it does not take.
-pub fn parse(arguments: impl IntoIterator<Item = OsString>, unknown: Unknown) -> Result<Words, Failure> {
-    let mut words = Words::default();
+pub fn parse(arguments: impl IntoIterator<Item = OsString>, unknown: Unknown) -> Result<LibfuseArgs, Failure> {
+    let mut words = LibfuseArgs::default();
     let mut rest = arguments.into_iter();
     while let Some(argument) = rest.next() {
         match argument.as_bytes() {
