@@ -59,16 +59,12 @@ pub enum Verb {
     Pool(pool::Request),
 }
 
-/// What the process says: any number of notes, then one of the others.
+/// What the process answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    /// A line for whoever waits.
-    Note(String),
     /// Done, on datasets.
     Fs(fs::Answer),
     /// Done, on the pool.
     Pool(pool::Answer),
-    /// Not done.
-    Refused(Refusal),
 }

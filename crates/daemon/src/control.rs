@@ -1,41 +1,41 @@
-//! How commands talk to the process that serves a mount: one Unix socket per mount, one JSON value
-//! per line in each direction.
+//! How commands talk to the process that serves a mount: what can be asked of it, and how mounts are
+//! found.
 //!
-//! [`Server`] is used by [`crate::serving`], the rest by the commands. Only root and the mount's
-//! owner are answered (`SO_PEERCRED`). The other side is not trusted: lines are limited, waiting is
-//! limited, and what is shown on a terminal is made printable first.
-
-mod asking;
-mod server;
-
-pub use asking::{Hasty, ask_all, left};
-pub use server::{Desk, Server};
+//! [`endpoint`] is used by [`crate::serving`] and by the mounts of pools, the rest by the commands.
+//! The other side is not trusted: what is shown on a terminal is made printable first.
 
 use crate::{
     cage::{
         change::{InodeChange, SizeChange},
         report::CageReport,
     },
+    clock,
     failure::{Exit, Failure},
     mountinfo,
     report::Report,
+    rpc::{
+        self, CallError, Source,
+        deadline::{DeadlineReader, ask_all, left},
+        endpoint::{Endpoint, Listener},
+        line,
+    },
     runtime::{self, Socket, Whose},
     union::requests::{UnionAnswer, UnionRequest},
 };
 use nacre_stack::spec::RemapSpec;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use std::{
     cmp::Reverse,
     collections::BTreeSet,
     fs,
-    io::{self, BufRead, BufReader, Read, Write},
-    os::unix::net::UnixStream,
+    io::{self, BufReader, Read, Write},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-/// The longest line in either direction, bytes.
-const LINE_MAX: u64 = 4 << 20;
+/// What is taken from a process that serves a mount, whoever owns it.
+const REPORT: Source = Source { most: 4 << 20, harmless: false };
 /// As many links after one another as the kernel follows.
 const LINKS_MOST: usize = 40;
 /// How long to wait for the other side. Of another user's process, for all of its answer.
@@ -88,53 +88,19 @@ pub enum Answer {
     Union(UnionAnswer),
     /// It is done.
     Done,
-    /// It is not, and why.
-    Failed {
-        /// What failed.
-        what: String,
-        /// What to do next.
-        next: String,
-        /// It is in use.
-        busy: bool,
-        /// The exit code of the command, as a number.
-        #[serde(default)]
-        exit: u8,
-    },
 }
 
-impl Answer {
-    /// Turns a failure of ours into an answer.
-    pub fn failed(failure: &Failure) -> Answer {
-        Answer::Failed {
-            what: failure.what.clone(),
-            next: failure.next.clone(),
-            busy: failure.exit == Exit::Busy,
-            exit: failure.exit as u8,
-        }
-    }
-}
-
-/// Sends a line.
+/// Makes the socket `NAME.sock` of a mount, and answers requests.
 ///
 /// # Errors
-/// Nobody reads it.
-pub fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(value)?;
-    line.push(b'\n');
-    stream.write_all(&line)
-}
-
-/// Receives a line.
-///
-/// # Errors
-/// The end of the connection, or something that is not understood.
-pub fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
-    let mut line = Vec::new();
-    reader.take(LINE_MAX).read_until(b'\n', &mut line)?;
-    if line.last() != Some(&b'\n') {
-        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
-    }
-    Ok(serde_json::from_slice(&line)?)
+/// A socket that cannot be made.
+pub fn endpoint(
+    listener: &Arc<Listener>,
+    name: &str,
+    answer: impl Fn(Request) -> Result<Answer, Failure> + Send + Sync + 'static,
+) -> Result<Endpoint, Failure> {
+    let path = runtime::own()?.join(format!("{name}.sock"));
+    Endpoint::start(listener, &path, Arc::new(move |caller| caller.serve(|request, _| answer(request))))
 }
 
 /// A mount that answers.
@@ -151,19 +117,12 @@ impl Peer {
     /// # Errors
     /// What it answers, or that it does not.
     pub fn ask(&self, request: &Request) -> Result<Answer, Failure> {
-        let failed = |error: io::Error| {
-            Failure::io("cannot reach the process that serves", &self.report.mountpoint, &error)
-                .next(format!("it is process {}; see whether it is stuck", self.report.pid))
-        };
-        match converse(&self.socket, request).map_err(failed)? {
-            Answer::Failed { what, next, busy, exit } => {
-                let exit = if busy { Exit::Busy } else { Exit::of(exit) };
-                let (what, next) =
-                    (crate::report::printable(what.as_bytes()), crate::report::printable(next.as_bytes()));
-                Err(Failure::new(what).next(next).exit(exit))
-            }
-            answer => Ok(answer),
-        }
+        converse(&self.socket, request).map_err(|error| match error {
+            CallError::Failed(failure) => failure.printable(),
+            other => other
+                .failure("serves", &self.report.mountpoint)
+                .next(format!("it is process {}; see whether it is stuck", self.report.pid)),
+        })
     }
 }
 
@@ -193,14 +152,13 @@ impl Found {
 
 /// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the
 /// other side, whatever it says itself.
-#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn find(whose: &Whose) -> Found {
     let uid = rustix::process::geteuid().as_raw();
     let mut found = Found::default();
     let (ours, foreign): (Vec<Socket>, Vec<Socket>) =
         runtime::sockets(whose, "sock").into_iter().partition(|socket| socket.foreign().is_none());
     for (sockets, patience) in [(ours, STATUS_PATIENCE), (foreign, FOREIGN_PATIENCE)] {
-        let until = Instant::now() + patience;
+        let until = clock::now() + patience;
         for (socket, answer) in ask_all(sockets, until, move |socket| status(socket, until)) {
             let late = match answer {
                 Some(Ok(Answer::Status(report))) => {
@@ -209,12 +167,16 @@ pub fn find(whose: &Whose) -> Found {
                 }
                 // Nobody listens: the process died without cleaning up. Others' directories are
                 // theirs to clean.
-                Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused && socket.foreign().is_none() => {
+                Some(Err(CallError::Unreachable(error)))
+                    if error.kind() == io::ErrorKind::ConnectionRefused && socket.foreign().is_none() =>
+                {
                     let _ = fs::remove_file(&socket.path);
                     continue;
                 }
-                Some(Err(error)) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
-                Some(Ok(_)) => false,
+                Some(Err(CallError::Unreachable(error))) => {
+                    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+                }
+                Some(Ok(_) | Err(CallError::Ended | CallError::Failed(_))) => false,
                 None => true,
             };
             if late {
@@ -258,16 +220,15 @@ pub fn whose(paths: &[PathBuf]) -> Whose {
 
 /// Asks something that may take its time. After an unmount that was not lazy, also waits for the
 /// end of whatever served it, so that what lies below is free when the command returns.
-#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
-fn converse(socket: &Socket, request: &Request) -> io::Result<Answer> {
+fn converse(socket: &Socket, request: &Request) -> Result<Answer, CallError> {
     let stream = socket.connect(PATIENCE)?;
-    let until = socket.foreign().map(|_| Instant::now() + PATIENCE);
+    let until = socket.foreign().map(|_| clock::now() + PATIENCE);
     if until.is_none() {
         stream.set_read_timeout(Some(PATIENCE))?;
     }
-    send(&stream, request)?;
-    let mut reader = BufReader::new(Hasty { stream: &stream, until });
-    let answer = receive(&mut reader)?;
+    line::send(&stream, request)?;
+    let mut reader = BufReader::new(DeadlineReader { stream: &stream, until });
+    let answer = rpc::answer(&mut reader, REPORT, &mut |_| {})?;
     if matches!((request, &answer), (Request::Unmount { lazy: false }, Answer::Done)) {
         if until.is_none() {
             stream.set_read_timeout(Some(END_PATIENCE))?;
@@ -278,12 +239,13 @@ fn converse(socket: &Socket, request: &Request) -> io::Result<Answer> {
     Ok(answer)
 }
 
-fn status(socket: &Socket, until: Instant) -> io::Result<Answer> {
+fn status(socket: &Socket, until: Instant) -> Result<Answer, CallError> {
     let stream = socket.connect(left(until))?;
-    send(&stream, &Request::Status)?;
-    let mut answer = receive(&mut BufReader::new(Hasty { stream: &stream, until: Some(until) }))?;
+    line::send(&stream, &Request::Status)?;
+    let mut reader = BufReader::new(DeadlineReader { stream: &stream, until: Some(until) });
+    let mut answer = rpc::answer(&mut reader, REPORT, &mut |_| {})?;
     if let Answer::Status(report) = &mut answer {
-        report.uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
+        report.uid = rustix::net::sockopt::socket_peercred(&stream).map_err(io::Error::from)?.uid.as_raw();
     }
     Ok(answer)
 }
@@ -350,24 +312,30 @@ fn without_links_above(path: &Path) -> Result<PathBuf, Failure> {
 mod tests {
     use super::*;
     use std::{
-        os::unix::net::UnixListener,
-        sync::{Arc, mpsc},
+        os::unix::net::{UnixListener, UnixStream},
+        sync::mpsc,
         thread,
     };
 
-    fn server(directory: &Path, answer: impl Fn(Request) -> Answer + Send + Sync + 'static) -> Server {
-        Server::start(&Desk::start().unwrap(), directory, "1", Arc::new(answer)).unwrap()
+    fn server(
+        directory: &Path,
+        answer: impl Fn(Request) -> Result<Answer, Failure> + Send + Sync + 'static,
+    ) -> Endpoint {
+        let serve = move |caller: &rpc::endpoint::Caller| caller.serve(|request, _| answer(request));
+        Endpoint::start(&Listener::start().unwrap(), &directory.join("1.sock"), Arc::new(serve)).unwrap()
     }
 
-    fn ask(socket: &Path) -> io::Result<Answer> {
+    fn ask(socket: &Path) -> Result<Answer, CallError> {
         status(&Socket::ours(socket.to_owned()), Instant::now() + STATUS_PATIENCE)
     }
 
-    fn figures(request: Request) -> Answer {
+    fn figures(request: Request) -> Result<Answer, Failure> {
         match request {
-            Request::Status => Answer::Status(Box::new(Report { mountpoint: "/m".to_owned(), ..Report::default() })),
-            Request::Reload { rules: Some(rules) } if rules.force_user.as_deref() == Some("5") => Answer::Done,
-            _ => Answer::failed(&Failure::new("no\x1b[31m").next("try").exit(Exit::Busy)),
+            Request::Status => {
+                Ok(Answer::Status(Box::new(Report { mountpoint: "/m".to_owned(), ..Report::default() })))
+            }
+            Request::Reload { rules: Some(rules) } if rules.force_user.as_deref() == Some("5") => Ok(Answer::Done),
+            _ => Err(Failure::new("no\x1b[31m").next("try").exit(Exit::Busy)),
         }
     }
 
@@ -387,7 +355,7 @@ mod tests {
     #[test]
     fn nobody_passes_for_somebody_else() {
         let scratch = tempfile::tempdir().unwrap();
-        let claims = |_| Answer::Status(Box::new(Report { uid: 4_000_000, ..Report::default() }));
+        let claims = |_| Ok(Answer::Status(Box::new(Report { uid: 4_000_000, ..Report::default() })));
         let server = server(scratch.path(), claims);
         let Answer::Status(report) = ask(&server.path).unwrap() else { panic!("figures") };
         assert_eq!(report.uid, rustix::process::geteuid().as_raw());
@@ -440,7 +408,7 @@ mod tests {
         let server = server(scratch.path(), move |_| {
             asked.send(()).unwrap();
             wait.lock().recv().unwrap();
-            Answer::Done
+            Ok(Answer::Done)
         });
         let path = server.path.clone();
         let client = thread::spawn(move || ask(&path));

@@ -4,6 +4,7 @@
 //! documented in `docs/exit-codes.md` and never change their meaning.
 
 use nacre_vfs::Errno;
+use serde::{Deserialize, Serialize};
 use std::{
     fmt,
     io::{ErrorKind, Write},
@@ -11,7 +12,8 @@ use std::{
 };
 
 /// The exit codes of the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Exit {
     /// Asked for something that could not be done.
     Failure = 1,
@@ -26,16 +28,8 @@ pub enum Exit {
     Busy = 5,
 }
 
-impl Exit {
-    /// The code with a number; 1 for all that there are not.
-    pub fn of(number: u8) -> Exit {
-        let all = [Exit::Usage, Exit::NotFound, Exit::Denied, Exit::Busy];
-        all.into_iter().find(|exit| *exit as u8 == number).unwrap_or(Exit::Failure)
-    }
-}
-
 /// Why the program ends without having done what was asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// What failed, on what, and why.
     pub what: String,
@@ -84,6 +78,14 @@ impl Failure {
             ErrorKind::ResourceBusy => Exit::Busy,
             _ => Exit::Failure,
         })
+    }
+
+    /// The same of a process that is not trusted: nothing in it moves a terminal.
+    #[must_use]
+    pub fn printable(self) -> Failure {
+        let line = |text: &str| crate::report::printable(text.as_bytes());
+        let next: Vec<String> = self.next.lines().map(line).collect();
+        Failure { what: line(&self.what), next: next.join("\n"), exit: self.exit }
     }
 
     /// Why layers cannot be put together.

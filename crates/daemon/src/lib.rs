@@ -20,6 +20,7 @@ pub mod opening;
 pub mod plan;
 pub mod pool;
 pub mod report;
+pub mod rpc;
 pub mod runtime;
 pub mod serve;
 pub mod serving;

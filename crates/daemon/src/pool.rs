@@ -19,6 +19,5 @@ pub mod runtime_files;
 mod snapshot_directory;
 pub mod start;
 mod telling;
-pub mod wire;
 
 pub use process::{order as serves, run as serve};

@@ -5,14 +5,14 @@
 //! point), the control socket is there before the mount is reported ready. When [`Live::wait`]
 //! returns, nothing of the mount is left in the process.
 
-use crate::{cage, union, unmount};
 use crate::{
     cage::{
+        self,
         change::{InodeChange, SizeChange},
         report::CageReport,
     },
     clock,
-    control::{Answer, Desk, Request, Server},
+    control::{self, Answer, Request},
     door,
     failure::{Exit, Failure},
     figures,
@@ -20,9 +20,13 @@ use crate::{
     opening,
     plan::{Door, MountPlan},
     report::{Report, path_text},
-    runtime,
+    rpc::endpoint::{Endpoint, Listener},
     shared::company::Seat,
-    union::requests::{BranchPosition, UnionAnswer, UnionRequest},
+    union::{
+        self,
+        requests::{BranchPosition, UnionAnswer, UnionRequest},
+    },
+    unmount,
 };
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
 use nacre_layers::context::Context;
@@ -50,7 +54,7 @@ const TELLING: Duration = Duration::from_secs(10);
 /// What a mount finds in the process that serves it.
 pub struct Surroundings {
     /// Who listens to commands.
-    desk: Arc<Desk>,
+    listener: Arc<Listener>,
     /// The name of the control socket.
     socket: String,
     /// Of a mount among others: its log, and its place among them.
@@ -63,13 +67,13 @@ impl Surroundings {
     /// # Errors
     /// No thread can be had.
     pub fn alone() -> Result<Surroundings, Failure> {
-        Ok(Surroundings { desk: Desk::start()?, socket: std::process::id().to_string(), shared: None })
+        Ok(Surroundings { listener: Listener::start()?, socket: std::process::id().to_string(), shared: None })
     }
 
     /// Of one among others.
-    pub fn shared(desk: Arc<Desk>, log: Arc<Log>, seat: Seat) -> Surroundings {
+    pub fn shared(listener: Arc<Listener>, log: Arc<Log>, seat: Seat) -> Surroundings {
         let socket = format!("{}-{}", std::process::id(), seat.number());
-        Surroundings { desk, socket, shared: Some((log, seat)) }
+        Surroundings { listener, socket, shared: Some((log, seat)) }
     }
 }
 
@@ -77,7 +81,7 @@ impl Surroundings {
 pub struct Live {
     /// What it consists of.
     pub serving: Arc<Serving>,
-    server: Option<Server>,
+    server: Option<Endpoint>,
     mountpoint: PathBuf,
     /// What was made for it, and goes with it until it [`Live::stays`].
     begun: Vec<cage::state::Begun>,
@@ -89,7 +93,7 @@ impl Live {
     /// # Errors
     /// Why nothing was mounted.
     pub fn start(plan: &MountPlan, reason: String, surroundings: Surroundings) -> Result<Live, Failure> {
-        let Surroundings { desk, socket, shared } = surroundings;
+        let Surroundings { listener, socket, shared } = surroundings;
         let mut context = opening::surroundings()?;
         context.company = shared.as_ref().map(|(_, seat)| seat.watching());
         let mut spec = opening::spec(plan)?;
@@ -131,15 +135,14 @@ impl Live {
             seat.taken(&serving, &mountpoint);
         }
         narrow(&plan.door, &mountpoint)?;
-        let server =
-            match runtime::own().and_then(|directory| Server::start(&desk, &directory, &socket, answers(&serving))) {
-                Ok(server) => Some(server),
-                Err(failure) => {
-                    // Files matter more than figures.
-                    tracing::warn!("`nacre status` and `nacre reload` will not find this mount: {failure}");
-                    None
-                }
-            };
+        let server = match control::endpoint(&listener, &socket, answers(&serving)) {
+            Ok(server) => Some(server),
+            Err(failure) => {
+                // Files matter more than figures.
+                tracing::warn!("`nacre status` and `nacre reload` will not find this mount: {failure}");
+                None
+            }
+        };
         Ok(Live { serving, server, mountpoint, begun })
     }
 
@@ -213,26 +216,20 @@ impl Serving {
         }
     }
 
-    fn answer(&self, request: Request) -> Answer {
-        let done = match request {
-            Request::Status => {
-                return Answer::Status(Box::new(self.report()));
+    fn answer(&self, request: Request) -> Result<Answer, Failure> {
+        Ok(match request {
+            Request::Status => Answer::Status(Box::new(self.report())),
+            Request::ResizeCage { cage, size, inodes } => Answer::Cage(Box::new(self.resize(cage, size, inodes)?)),
+            Request::Union(request) => Answer::Union(self.union(request)?),
+            Request::Reload { rules } => {
+                self.reload(rules.map(|rules| *rules))?;
+                Answer::Done
             }
-            Request::ResizeCage { cage, size, inodes } => match self.resize(cage, size, inodes) {
-                Ok(report) => return Answer::Cage(Box::new(report)),
-                Err(failure) => Err(failure),
-            },
-            Request::Union(request) => match self.union(request) {
-                Ok(answer) => return Answer::Union(answer),
-                Err(failure) => Err(failure),
-            },
-            Request::Reload { rules } => self.reload(rules.map(|rules| *rules)),
-            Request::Unmount { lazy } => self.unmount(lazy),
-        };
-        match done {
-            Ok(()) => Answer::Done,
-            Err(failure) => Answer::failed(&failure),
-        }
+            Request::Unmount { lazy } => {
+                self.unmount(lazy)?;
+                Answer::Done
+            }
+        })
     }
 
     fn report(&self) -> Report {
@@ -437,12 +434,12 @@ impl Serving {
 }
 
 /// The control socket must not keep the mount: it answers for as long as it is there.
-fn answers(serving: &Arc<Serving>) -> Arc<dyn Fn(Request) -> Answer + Send + Sync> {
+fn answers(serving: &Arc<Serving>) -> impl Fn(Request) -> Result<Answer, Failure> + Send + Sync + use<> {
     let serving: Weak<Serving> = Arc::downgrade(serving);
-    Arc::new(move |request| match serving.upgrade() {
+    move |request| match serving.upgrade() {
         Some(serving) => serving.within(|| serving.answer(request)),
-        None => Answer::failed(&Failure::new("the mount has ended").exit(Exit::NotFound)),
-    })
+        None => Err(Failure::new("the mount has ended").exit(Exit::NotFound)),
+    }
 }
 
 /// Acts on signals, for all mounts of this process, in a thread of its own, which ends with the

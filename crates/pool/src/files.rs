@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - Lock order: the gate (shared), `names`, inodes (several only under `names`), the table, the
-//!   small ones (`known`, `dirty`, `uses`, `freed`).
+//!   small ones (`known`, `dirty`, `owners`, `freed`).
 //! - What one operation changes in the table is one [`Batch`], applied under one lock: nobody sees
 //!   half a rename.
 //! - An inode that is *active* (written to since the last flush) has its attributes in memory; the
@@ -23,6 +23,7 @@ mod known;
 mod listing;
 mod names;
 mod orphans;
+mod owner_accounts;
 pub(crate) mod patches;
 mod quota_check;
 mod readahead;
@@ -57,6 +58,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
+use owner_accounts::owners_of;
 use spin_lock::{SpinMutex, SpinRwLock};
 
 use crate::deadlist::Dead;
@@ -65,7 +67,7 @@ use crate::frames::{CompressionSetting, Frames, NewFrame};
 use crate::log::{LogChange, Ticket};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::rows::keys::Hashing;
-use crate::rows::{DatasetHead, Folding, OwnerKind, Timestamp, keys};
+use crate::rows::{DatasetHead, Folding, Timestamp, keys};
 
 /// Why an operation on files was refused or failed. The layer above has one error number for each.
 #[derive(Clone, Debug)]
@@ -217,9 +219,6 @@ impl StoredBytes {
 /// The clock that files get their times from.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// What an owner's use has changed by since the last flush: bytes, objects.
-type UseChanges = HashMap<(OwnerKind, u32), (i64, i64)>;
-
 /// The files of one dataset.
 pub struct Files<T> {
     dataset: u64,
@@ -235,9 +234,7 @@ pub struct Files<T> {
     dirty: Mutex<HashMap<u64, Arc<Inode>>>,
     throttle: Arc<Throttle>,
     buffered: Share,
-    uses: Mutex<UseChanges>,
-    /// What of each owner's waits in memory, worst case. Bytes.
-    waiting: Mutex<HashMap<(OwnerKind, u32), u64>>,
+    owners: owner_accounts::OwnerAccounts,
     /// When a file lost its last name.
     lost_name: Mutex<Option<std::time::Instant>>,
     /// Held by whoever is short of room, over the commits that may make some. The first of all
@@ -395,8 +392,7 @@ impl<T: Table> Files<T> {
             dirty: Mutex::default(),
             buffered: Share::new(Arc::clone(&throttle)),
             throttle,
-            uses: Mutex::default(),
-            waiting: Mutex::default(),
+            owners: Default::default(),
             lost_name: Mutex::default(),
             short: Mutex::default(),
             rules: RwLock::default(),
@@ -464,7 +460,7 @@ impl<T: Table> Files<T> {
     /// Whether memory holds anything that the table does not have yet.
     #[must_use]
     pub fn has_changes(&self) -> bool {
-        !self.dirty.lock().is_empty() || !self.uses.lock().is_empty() || self.known.has_released()
+        !self.dirty.lock().is_empty() || self.owners.has_changes() || self.known.has_released()
     }
 
     /// The content frames that the open txg has freed so far; the commit takes them and applies the
@@ -519,12 +515,7 @@ impl<T: Table> Files<T> {
 
     /// Notes that an owner's inode has grown by so many bytes and objects.
     fn count_owner(&self, row: &crate::rows::InodeRow, bytes: i64, objects: i64) {
-        let mut uses = self.uses.lock();
-        for owner in [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)] {
-            let change = uses.entry(owner).or_default();
-            change.0 = change.0.saturating_add(bytes);
-            change.1 = change.1.saturating_add(objects);
-        }
+        self.owners.change(owners_of(row).map(|owner| (owner, (bytes, objects))));
     }
 
     /// From now on operations are recorded. Before, as while a log is replayed, they are not.
@@ -571,11 +562,7 @@ impl<T: Table> Files<T> {
             self.freed.lock().extend(batch.dead.iter().copied());
         }
         if !batch.uses.is_empty() {
-            let mut uses = self.uses.lock();
-            for (owner, bytes) in &batch.uses {
-                let change = uses.entry(*owner).or_default();
-                change.0 = change.0.saturating_add(*bytes);
-            }
+            self.owners.change(batch.uses.iter().map(|(owner, bytes)| (*owner, (*bytes, 0))));
         }
         Ok(())
     }

@@ -12,6 +12,7 @@
 //! - A failed write or sync suspends the store: nothing further is accepted, and the last durable
 //!   root stays what it is.
 
+mod appenders;
 mod cleaning;
 mod commit;
 mod compressors;
@@ -74,10 +75,8 @@ pub struct Store {
     /// Held while a device is told of slots that are taken away from writers meanwhile.
     trim_turn: Mutex<()>,
     map: RwLock<Map>,
-    metadata: Appender,
-    data: Arc<Appender>,
-    relocated: Appender,
-    relocated_metadata: Appender,
+    /// The open segments.
+    appenders: appenders::Appenders,
     /// Metadata is written twice.
     redundant_metadata: AtomicBool,
     /// File systems that are made now have names of neighbouring numbers side by side.
@@ -272,8 +271,8 @@ impl Store {
     /// Gives a compressed frame its place.
     fn put(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer> {
         let appender = match frame.stream {
-            WriteStream::Metadata => &self.metadata,
-            WriteStream::Data => &self.data,
+            WriteStream::Metadata => &self.appenders.metadata,
+            WriteStream::Data => &self.appenders.data,
             WriteStream::Relocated | WriteStream::RelocatedMetadata | WriteStream::Table => {
                 return Err(PoolError::Refused("this stream is the store's own".to_owned()));
             }
@@ -419,8 +418,8 @@ impl Store {
             // What was committed is on the device; and moved frames are found at their new place
             // only once they are.
             _ if birth <= self.durable() => std::iter::once(0..buffer.len()).collect(),
-            WriteStream::Metadata => self.metadata.read(at.segment, offset, buffer),
-            WriteStream::Data => self.data.read(at.segment, offset, buffer),
+            WriteStream::Metadata => self.appenders.metadata.read(at.segment, offset, buffer),
+            WriteStream::Data => self.appenders.data.read(at.segment, offset, buffer),
             WriteStream::Relocated | WriteStream::RelocatedMetadata | WriteStream::Table => {
                 std::iter::once(0..buffer.len()).collect()
             }

@@ -346,7 +346,10 @@ impl Balance<'_> {
     }
 
     /// Moves one file, as often as somebody who changes the branches gets in between.
-    #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "others use files on the branches, and change the branches: neither tells when it is done"
+    )]
     fn carry(&mut self, node: &Arc<UnionNode>, to: &Arc<Branch>, path: &[u8]) -> std::result::Result<u64, Stay> {
         tracing::debug!(path = %path.escape_ascii(), to = %to.name.display(), "moving");
         let mut attempt = 1;
@@ -369,8 +372,8 @@ impl Balance<'_> {
             self.report.stopped |= stop;
             match moved {
                 Err(Stay::Stopped) if !stop => self.shared.membership.give_way(),
-                // Doors close files that nobody has open any more.
-                Err(Stay::Open | Stay::InUse | Stay::Changed)
+                Err(Stay::Open) if attempt < ATTEMPTS && !stop && self.shared.ask_to_close(node, PAUSE) => attempt += 1,
+                Err(Stay::InUse | Stay::Changed)
                     if attempt < ATTEMPTS && !stop && self.shared.tell(&Invalidation::Content { id: node.id }) =>
                 {
                     attempt += 1;

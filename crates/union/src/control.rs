@@ -352,6 +352,17 @@ impl UnionShared {
         !watchers.is_empty()
     }
 
+    /// Asks doors to close a file that nobody has open any more, and waits for that, at most so
+    /// long. False where there are none.
+    pub(crate) fn ask_to_close(&self, node: &UnionNode, most: Duration) -> bool {
+        let told = self.tell(&Invalidation::Content { id: node.id });
+        if told {
+            // Where it stays open, whatever needs it closed is refused again.
+            self.door.wait_closed(&[node.id], most, &mut || node.open_files().is_empty());
+        }
+        told
+    }
+
     /// Waits until no open file is of this kind, for a moment: doors may hold files that nobody has
     /// open any more, and are asked to close them.
     fn wait_for_closing(&self, kind: impl Fn(&UnionFile) -> bool) -> Result<(), Vec<Arc<UnionNode>>> {

@@ -202,7 +202,10 @@ impl Drain<'_> {
         self.shared.node_on(directory, name, &self.branch)
     }
 
-    #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "others use files on the branches, and change the branches: neither tells when it is done"
+    )]
     fn file(&mut self, node: &Arc<UnionNode>) {
         let path = node.path().unwrap_or_else(|| crate::work::LINKS.to_vec());
         let mut last = Stay::Changed;
@@ -245,7 +248,13 @@ impl Drain<'_> {
                 {
                     return;
                 }
-                Err(why @ (Stay::Open | Stay::InUse | Stay::Changed)) => {
+                Err(Stay::Open) => {
+                    last = Stay::Open;
+                    if !self.shared.ask_to_close(node, REST) {
+                        break;
+                    }
+                }
+                Err(why @ (Stay::InUse | Stay::Changed)) => {
                     last = why;
                     if !self.shared.tell(&Invalidation::Content { id: node.id }) {
                         break;

@@ -18,6 +18,9 @@ use crate::{
 use nacre_vfs::{Attr, Errno, Kind, Name, Result, XattrFlags};
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, sync::Arc};
 
+/// How long doors get to close a file that nobody has open any more.
+const CLOSING: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// Where a file is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
@@ -122,7 +125,7 @@ impl Control {
                         }
                         Err(Stay::Open) => {
                             // Doors hold files that nobody has open any more.
-                            if !shared.tell(&nacre_vfs::Invalidation::Content { id: node.id }) {
+                            if !shared.ask_to_close(&node, CLOSING) {
                                 return Err(Stay::Open);
                             }
                             return self.once_more(&node, top.branch.slot, direction, progress);
@@ -140,7 +143,6 @@ impl Control {
     }
 
     /// The second attempt at a file that was open.
-    #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
     fn once_more(
         &self,
         node: &Arc<UnionNode>,
@@ -148,7 +150,6 @@ impl Control {
         direction: Direction,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<u64, Stay> {
-        std::thread::sleep(std::time::Duration::from_millis(50));
         let branch = self.shared.in_slot(slot).map_err(|_| Stay::Changed)?;
         let mut last = Stay::NoRoom;
         for target in self.shared.targets(&branch, direction) {

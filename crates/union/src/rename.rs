@@ -35,7 +35,7 @@ use crate::{
     remove::{Leftover, check_existing, lock_names},
     union::{OWN, UnionShared},
 };
-use nacre_vfs::{Caller, Errno, Invalidation, Kind, Name, Node, RenameFlags, Result};
+use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
 use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -157,9 +157,7 @@ impl UnionShared {
             Err(Errno::EXDEV) => {}
             other => return other.map(drop),
         }
-        self.tell(&Invalidation::Content { id: node.id });
-        // Where it stays open, it is refused again.
-        self.door.wait_closed(&[node.id], CLOSING, &mut || node.open_files().is_empty());
+        self.ask_to_close(node, CLOSING);
         self.copy_up(node, most, u64::MAX).map(drop)
     }
 

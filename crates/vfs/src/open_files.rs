@@ -6,7 +6,7 @@
 
 use crate::FileId;
 use std::{
-    sync::{Arc, OnceLock, Weak},
+    sync::{Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -29,25 +29,24 @@ pub trait OpenFileClient: Send + Sync {
 
 /// The door of a layer, once it has one.
 #[derive(Default)]
-pub struct AttachedDoor(OnceLock<Weak<dyn OpenFileHost>>);
+pub struct AttachedDoor(Mutex<Option<Weak<dyn OpenFileHost>>>);
 
 impl AttachedDoor {
-    /// The first one stays.
+    /// The last one counts: a layer is behind one door at a time.
     pub fn attach(&self, door: Weak<dyn OpenFileHost>) {
-        // A layer is behind one door at a time.
-        let _ = self.0.set(door);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
     }
 
     /// The door, for layers that come later.
     pub fn get(&self) -> Option<Weak<dyn OpenFileHost>> {
-        self.0.get().cloned()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// As [`OpenFileHost::wait_closed`]. Without a door whoever closes a file has closed it in the
     /// layer.
     pub fn wait_closed(&self, files: &[FileId], most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
-        match self.0.get().and_then(Weak::upgrade) {
-            Some(door) => Arc::clone(&door).wait_closed(files, most, closed),
+        match self.get().and_then(|door| door.upgrade()) {
+            Some(door) => door.wait_closed(files, most, closed),
             None => closed(),
         }
     }

@@ -7,15 +7,16 @@
 //! can hinder root by pretending to be a pool. A pool of ours is waited for as long as it is not
 //! stuck.
 
-use super::runtime_files;
-use super::{
-    expected,
-    wire::{self, ANSWER_MAX},
-};
+use super::{expected, runtime_files};
 use crate::{
-    control::{self, Hasty, left},
+    clock, control,
     failure::{Exit, Failure},
     report::printable,
+    rpc::{
+        self, CallError, Source,
+        deadline::{DeadlineReader, ask_all, left},
+        line,
+    },
     runtime::{self, Socket, Whose},
 };
 use nacre_admin::{Command, Kind, Refusal, Reply, Verb, fs, pool};
@@ -43,8 +44,7 @@ const OURS_PATIENCE: Duration = Duration::from_secs(600);
 /// How long another user's process may take for all that it answers to what root tells its pool by
 /// name.
 const FOREIGN_PATIENCE: Duration = Duration::from_secs(30);
-/// The longest answer that is taken from another user's process, bytes.
-const FOREIGN_ANSWER_MAX: u64 = 64 << 20;
+
 /// A pool that somebody owns.
 #[derive(Clone, Debug)]
 pub struct Owned {
@@ -65,8 +65,12 @@ fn exit(kind: Kind) -> Exit {
 
 /// A refusal as the program says it.
 pub fn failure(refusal: &Refusal) -> Failure {
-    let next: Vec<String> = refusal.next.lines().map(|line| printable(line.as_bytes())).collect();
-    Failure::new(printable(refusal.what.as_bytes())).next(next.join("\n")).exit(exit(refusal.kind))
+    told(refusal).printable()
+}
+
+/// A refusal as it is told to whoever makes it printable.
+pub(super) fn told(refusal: &Refusal) -> Failure {
+    Failure::new(&refusal.what).next(&refusal.next).exit(exit(refusal.kind))
 }
 
 impl Owned {
@@ -74,41 +78,34 @@ impl Owned {
     ///
     /// # Errors
     /// What it refuses, or that it does not answer.
-    #[expect(clippy::disallowed_methods, reason = "the end of a wait")]
     fn ask(&self, command: &str, verb: Verb, note: &mut dyn FnMut(&str)) -> Result<Reply, Failure> {
-        let failed = |error: &io::Error| {
-            Failure::io("cannot reach the process that owns the pool at", self.socket.path.display(), error)
-                .next("see whether it is stuck")
+        let failed = |error: CallError| match error {
+            CallError::Failed(failure) => failure.printable(),
+            CallError::Ended => Failure::new("the process that owns the pool ended before it answered")
+                .next("`nacre pool import` imports the pool again"),
+            unreachable => {
+                unreachable.failure("owns the pool at", self.socket.path.display()).next("see whether it is stuck")
+            }
         };
         let foreign = self.socket.foreign().is_some();
         let (watched, awaits) = (is_question(&verb) && !foreign, awaits(&verb));
-        let until = self.until.or_else(|| (foreign && !awaits).then(|| Instant::now() + FOREIGN_PATIENCE));
-        let stream = self.socket.connect(until.map_or(PATIENCE, left).min(PATIENCE)).map_err(|error| failed(&error))?;
+        let until = self.until.or_else(|| (foreign && !awaits).then(|| clock::now() + FOREIGN_PATIENCE));
+        let stream =
+            self.socket.connect(until.map_or(PATIENCE, left).min(PATIENCE)).map_err(|error| failed(error.into()))?;
         stay_here(&stream, &verb, note)?;
-        let most = if foreign { FOREIGN_ANSWER_MAX } else { ANSWER_MAX };
-        wire::send(&stream, &Command { command: command.to_owned(), verb }).map_err(|error| failed(&error))?;
+        line::send(&stream, &Command { command: command.to_owned(), verb }).map_err(|error| failed(error.into()))?;
         let stuck = OnceCell::new();
         let mut reader =
             BufReader::new(Patient { stream: &stream, until, watched: watched.then_some(self), stuck: &stuck });
-        let failed = |error: io::Error| stuck.get().cloned().unwrap_or_else(|| failed(&error));
         // What others have named is shown as text, and so is what users of the pool have, to
         // whoever looks at it himself.
-        let receive = if foreign || io::stdout().is_terminal() {
-            wire::receive_harmless::<Reply>
-        } else {
-            wire::receive::<Reply>
-        };
-        loop {
-            match receive(&mut reader, most).map_err(failed)? {
-                None => {
-                    return Err(Failure::new("the process that owns the pool ended before it answered")
-                        .next("`nacre pool import` imports the pool again"));
-                }
-                Some(Reply::Note(line)) => note(&printable(line.as_bytes())),
-                Some(Reply::Refused(refusal)) => return Err(failure(&refusal)),
-                Some(told) => return Ok(told),
+        let source = Source { harmless: foreign || io::stdout().is_terminal(), ..Source::process(foreign) };
+        rpc::answer(&mut reader, source, &mut |line| note(&printable(line.as_bytes()))).map_err(|error| {
+            match (error, stuck.into_inner()) {
+                (CallError::Unreachable(_), Some(stuck)) => stuck,
+                (error, _) => failed(error),
             }
-        }
+        })
     }
 
     /// Asks something about the pool.
@@ -142,29 +139,30 @@ impl Owned {
     /// without an answer.
     pub fn lives(&self) -> bool {
         match self.figures(PATIENCE) {
-            Ok(told) => told.is_some(),
+            Ok(_) | Err(CallError::Failed(_)) => true,
+            Err(CallError::Ended) => false,
             // Whoever takes so long is there.
-            Err(error) => {
+            Err(CallError::Unreachable(error)) => {
                 matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::InvalidData)
             }
         }
     }
 
     /// What everybody can be told at any time, whatever the pool waits for.
-    #[expect(clippy::disallowed_methods, reason = "the end of a wait")]
-    fn figures(&self, patience: Duration) -> io::Result<Option<Reply>> {
-        let until = Instant::now() + patience;
+    fn figures(&self, patience: Duration) -> Result<Reply, CallError> {
+        let until = clock::now() + patience;
         let stream = self.socket.connect(patience)?;
-        wire::send(&stream, &Command { command: String::new(), verb: Verb::Pool(pool::Request::List) })?;
-        let most = if self.socket.foreign().is_some() { FOREIGN_ANSWER_MAX } else { ANSWER_MAX };
-        wire::receive::<Reply>(&mut BufReader::new(Hasty { stream: &stream, until: Some(until) }), most)
+        line::send(&stream, &Command { command: String::new(), verb: Verb::Pool(pool::Request::List) })?;
+        let mut reader = BufReader::new(DeadlineReader { stream: &stream, until: Some(until) });
+        let source = Source { harmless: false, ..Source::process(self.socket.foreign().is_some()) };
+        rpc::answer(&mut reader, source, &mut |_| {})
     }
 
     /// Why a question is not answered, where that is not because the answer takes its time.
     fn stuck(&self) -> Option<Failure> {
         let name = self.socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default();
         match self.figures(STUCK_PATIENCE) {
-            Ok(Some(Reply::Pool(pool::Answer::Listed(figures)))) if figures.suspended.is_some() => {
+            Ok(Reply::Pool(pool::Answer::Listed(figures))) if figures.suspended.is_some() => {
                 let why = figures.suspended.unwrap_or_default();
                 Some(
                     Failure::new(format!(
@@ -176,9 +174,13 @@ impl Owned {
                 )
             }
             // It goes on working, or ends: what was asked is answered, or the connection closed.
-            Ok(_) => None,
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => None,
-            Err(_) => Some(silent(&name)),
+            Ok(_) | Err(CallError::Ended | CallError::Failed(_)) => None,
+            Err(CallError::Unreachable(error))
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+            {
+                None
+            }
+            Err(CallError::Unreachable(_)) => Some(silent(&name)),
         }
     }
 
@@ -231,13 +233,12 @@ struct Patient<'a> {
 }
 
 impl Read for Patient<'_> {
-    #[expect(clippy::disallowed_methods, reason = "the end of a wait")]
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let (Some(owned), None) = (self.watched, self.until) else {
-            return Hasty { stream: self.stream, until: self.until }.read(buffer);
+            return DeadlineReader { stream: self.stream, until: self.until }.read(buffer);
         };
         loop {
-            match (Hasty { stream: self.stream, until: Some(Instant::now() + STUCK_PATIENCE) }).read(buffer) {
+            match (DeadlineReader { stream: self.stream, until: Some(clock::now() + STUCK_PATIENCE) }).read(buffer) {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     if let Some(failure) = owned.stuck() {
                         // The first one is the only one.
@@ -319,7 +320,6 @@ fn answering(path: PathBuf) -> Option<Owned> {
 
 /// The pool of this name, ours before others'; `None` where nobody owns it. Who names a pool wants
 /// to hear of it, whosever it is: other users have a second to answer.
-#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn find(name: &str) -> Option<Owned> {
     let file = runtime_files::file(name);
     if let Some(owned) = answering(runtime::ours().join(&file)) {
@@ -331,10 +331,9 @@ pub fn find(name: &str) -> Option<Owned> {
     }
     let answers = |socket: &Socket| {
         let owned = Owned { socket: socket.clone(), until: None };
-        matches!(owned.figures(control::FOREIGN_PATIENCE), Ok(Some(Reply::Pool(_))))
+        matches!(owned.figures(control::FOREIGN_PATIENCE), Ok(Reply::Pool(_)))
     };
-    let all =
-        control::ask_all(runtime::named(&Whose::Everybody, &file), Instant::now() + control::FOREIGN_PATIENCE, answers);
+    let all = ask_all(runtime::named(&Whose::Everybody, &file), clock::now() + control::FOREIGN_PATIENCE, answers);
     all.into_iter().find_map(|(socket, answer)| (answer == Some(true)).then_some(Owned { socket, until: None }))
 }
 
@@ -376,7 +375,6 @@ pub fn ours() -> Vec<Owned> {
 
 /// What several pools answer to a question, asked side by side; and why not, in the order of the
 /// pools. One that was let go meanwhile says nothing, and other users' have a second together.
-#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn ask_each<R: Send + 'static>(
     pools: Vec<Owned>,
     ask: impl Fn(&Owned) -> Result<R, Failure> + Send + Sync + Clone + 'static,
@@ -386,9 +384,9 @@ pub fn ask_each<R: Send + 'static>(
     let (mut answers, mut failures, mut unheard) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (pools, patience, until) in [(ours, OURS_PATIENCE, false), (foreign, control::FOREIGN_PATIENCE, true)] {
         let sockets = pools.into_iter().map(|owned| owned.socket).collect();
-        let end = Instant::now() + patience;
+        let end = clock::now() + patience;
         let ask = ask.clone();
-        let asked = control::ask_all(sockets, end, move |socket| {
+        let asked = ask_all(sockets, end, move |socket| {
             let owned = Owned { socket: socket.clone(), until: until.then_some(end) };
             ask(&owned).map_err(|failure| (owned.socket.foreign().is_none() && owned.gone(), failure))
         });

@@ -31,7 +31,7 @@ use super::{
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
 };
-use crate::control::Server;
+use crate::rpc::endpoint::Endpoint;
 
 /// The kernel tells of the end of an open file some time after its close has returned: what seems
 /// open may be closed already.
@@ -55,7 +55,7 @@ pub struct FuseMounts {
 /// One mount.
 struct Live {
     /// Its control socket, closed before anything else of it goes.
-    _socket: Option<Server>,
+    _socket: Option<Endpoint>,
     what: What,
     at: PathBuf,
     options: Mutex<MountOptions>,

@@ -16,9 +16,14 @@ use super::{
     name_lock::{NameLock, TAKEN},
     rewind, runtime_files,
     start::{self, How, Start},
-    wire::{self, ORDER_MAX},
 };
-use crate::{background, failure::Failure, report::printable, runtime};
+use crate::{
+    background, clock,
+    failure::Failure,
+    report::printable,
+    rpc::endpoint::{Caller, Endpoint, Listener},
+    runtime,
+};
 use nacre_admin::{
     Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb, fs,
     pool::{self, devices},
@@ -37,22 +42,16 @@ use rustix::{
 };
 use std::{
     hash::{BuildHasher, RandomState},
-    io::{self, BufReader},
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::net::{UnixListener, UnixStream},
-    },
+    io::{self},
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
-
-/// How long a command may take to send its order, and to take a piece of an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What this process was started for, if it was.
 ///
@@ -207,20 +206,25 @@ fn serve(
 ) -> Result<(), Failure> {
     obey(signals, Arc::clone(office))?;
     let socket = directory.join(runtime_files::file(&start.name));
-    let listener = listen_on(&socket)?;
+    let busy = Arc::clone(office);
+    let endpoint = Endpoint::start(&Listener::start()?, &socket, Arc::new(move |caller| answer(caller, &busy)))?;
     let ready = get_ready(start, directory, office).and_then(|()| background::report_ready());
     if ready.is_ok() {
         drop(fresh.take().map(devices::Fresh::take));
     }
     let ready = ready.and_then(|()| background::leave_directory());
-    let listened = ready.and_then(|()| listen(office, &listener));
+    let served = ready.and_then(|()| {
+        while !office.ends() {
+            wait(office)?;
+        }
+        Ok(())
+    });
     // The name first: a command that finds none knows that the pool is not imported.
-    let removed = std::fs::remove_file(&socket);
-    drop(listener);
+    endpoint.close();
     while *office.busy.lock() > 0 {
-        wait(office, None)?;
+        wait(office)?;
     }
-    listened.and(removed.map_err(|error| Failure::io("cannot remove", socket.display(), &error)))
+    served
 }
 
 /// What follows an import: notes for later, mounts.
@@ -467,17 +471,14 @@ fn try_out(
     set
 }
 
-/// Opens the devices; one that a process which was killed still holds is waited for.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the kernel tells nobody when it has closed the files of a process that was killed"
-)]
+/// Opens the devices; one that a process which was killed still holds is waited for. The kernel
+/// tells nobody when it has closed the files of that process.
 fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn nacre_pool::device::Device>>, Refusal> {
-    let until = Instant::now() + TAKEN / 2;
+    let until = clock::now() + TAKEN / 2;
     loop {
         match devices::open(paths, writable) {
-            Err(refusal) if refusal.kind == Kind::Busy && Instant::now() < until => {
-                thread::sleep(Duration::from_millis(10))
+            Err(refusal) if refusal.kind == Kind::Busy && clock::now() < until => {
+                clock::pause(Duration::from_millis(10))
             }
             opened => return opened,
         }
@@ -547,19 +548,6 @@ fn entropy() -> nacre_pool::engine::Entropy {
     Arc::new(move || key.hash_one(count.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// A socket that has its name only when it is listened to.
-fn listen_on(socket: &Path) -> Result<UnixListener, Failure> {
-    let failed = |error: io::Error| Failure::io("cannot listen on", socket.display(), &error);
-    let unready = socket.with_extension("new");
-    // Left by a process that is gone: we hold the name.
-    let _ = std::fs::remove_file(&unready);
-    socket.parent().into_iter().for_each(runtime::sweep);
-    let listener = UnixListener::bind(&unready).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    std::fs::rename(&unready, socket).map_err(failed)?;
-    Ok(listener)
-}
-
 fn obey(signals: Signals, office: Arc<Office>) -> Result<(), Failure> {
     let act = move || {
         loop {
@@ -579,11 +567,9 @@ fn obey(signals: Signals, office: Arc<Office>) -> Result<(), Failure> {
     thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread for signals", &error))
 }
 
-/// Waits for something to happen.
-fn wait(office: &Office, listener: Option<&UnixListener>) -> Result<(), Failure> {
-    let mut waited = vec![PollFd::new(&office.changed, PollFlags::IN)];
-    waited.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
-    match poll(&mut waited, None) {
+/// Waits until there is something to look up.
+fn wait(office: &Office) -> Result<(), Failure> {
+    match poll(&mut [PollFd::new(&office.changed, PollFlags::IN)], None) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(Failure::io("cannot wait for", "orders", &error.into())),
     }
@@ -592,58 +578,24 @@ fn wait(office: &Office, listener: Option<&UnixListener>) -> Result<(), Failure>
     Ok(())
 }
 
-/// Takes orders until the pool is gone or the end is asked for.
-#[expect(clippy::disallowed_methods, reason = "nobody tells when there are descriptors and threads again")]
-fn listen(office: &Arc<Office>, listener: &UnixListener) -> Result<(), Failure> {
-    loop {
-        if office.ends() {
-            return Ok(());
-        }
-        wait(office, Some(listener))?;
-        match listener.accept() {
-            Ok((stream, _)) => {
-                let busy = Arc::clone(office);
-                let thread =
-                    thread::Builder::new().name("nacre-order".to_owned()).spawn(move || answer(&stream, &busy));
-                if let Err(error) = thread {
-                    tracing::warn!(%error, "an order could not be taken");
-                }
-            }
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
-            Err(error) => {
-                tracing::warn!(%error, "an order could not be taken");
-                // Out of descriptors: do not turn in circles until there are some again.
-                thread::sleep(Duration::from_millis(100));
-            }
-        }
-    }
-}
-
-/// Answers the orders of one caller. Only root and the pool's owner are answered.
-fn answer(stream: &UnixStream, office: &Arc<Office>) {
-    let Ok(peer) = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.uid) else { return };
-    if !peer.is_root() && peer != rustix::process::geteuid() {
-        return;
-    }
-    if stream.set_nonblocking(false).and_then(|()| stream.set_write_timeout(Some(PATIENCE))).is_err() {
-        return;
-    }
-    let mut reader = BufReader::new(stream);
-    // The other side is gone, or talks nonsense: nothing is owed to it.
-    while let Ok(Some(order)) = wire::receive::<Command>(&mut reader, ORDER_MAX) {
+/// Answers the orders of one caller, as long as there is a pool.
+fn answer(caller: &Caller, office: &Arc<Office>) {
+    for order in caller.requests() {
         let busy = Busy::new(office);
         if office.ends() {
             return;
         }
-        let told = carry_out(office, order, peer.as_raw(), &mut Notes { stream, office });
-        if wire::send(stream, &told).is_err() {
+        let reply = carry_out(office, order, caller).map_err(|refusal| client::told(&refusal));
+        if caller.send(&reply).is_err() {
             return;
         }
         drop(busy);
     }
 }
 
-fn carry_out(office: &Office, order: Command, uid: u32, notes: &mut Notes<'_>) -> Reply {
+fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, Refusal> {
+    let uid = caller.credentials.uid.as_raw();
+    let notes = &mut Notes { caller, office };
     let (imported, mounts) = (&*office.imported, &*office.mounts);
     match order.verb {
         Verb::Fs(request) => {
@@ -653,7 +605,7 @@ fn carry_out(office: &Office, order: Command, uid: u32, notes: &mut Notes<'_>) -
             if changes && done.is_ok() {
                 pool::remember(imported, uid, &order.command);
             }
-            done.map_or_else(Reply::Refused, Reply::Fs)
+            done.map(Reply::Fs)
         }
         Verb::Pool(request) => {
             let (changes, ends) = (request.changes(), request.ends());
@@ -668,10 +620,8 @@ fn carry_out(office: &Office, order: Command, uid: u32, notes: &mut Notes<'_>) -
                 _ => {}
             }
             let _changing = changes.then(|| office.changing.lock());
-            if let pool::Request::Add { devices, .. } = &request
-                && let Err(refusal) = outside(&imported.name(), devices)
-            {
-                return Reply::Refused(refusal);
+            if let pool::Request::Add { devices, .. } = &request {
+                outside(&imported.name(), devices)?;
             }
             if ends {
                 // Afterwards nothing is written any more.
@@ -697,20 +647,20 @@ fn carry_out(office: &Office, order: Command, uid: u32, notes: &mut Notes<'_>) -
                     }
                 }
             }
-            done.map_or_else(Reply::Refused, Reply::Pool)
+            done.map(Reply::Pool)
         }
     }
 }
 
 /// Notes go to the caller; whoever only waits is told to end when the process does.
 struct Notes<'a> {
-    stream: &'a UnixStream,
+    caller: &'a Caller,
     office: &'a Office,
 }
 
 impl Progress for Notes<'_> {
     fn note(&mut self, line: &str) -> bool {
-        !self.office.ends() && wire::send(self.stream, &Reply::Note(line.to_owned())).is_ok()
+        !self.office.ends() && self.caller.note(line)
     }
 }
 

@@ -4,59 +4,60 @@
 //! Used by `mounts.rs`. Invariants: a socket is there before the verb that mounts returns, and goes
 //! before its mount does; a mount without one serves files all the same.
 
-use std::{
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Instant,
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicU64, Ordering},
 };
 
 use super::carrier::Carrier;
-use crate::unmount;
 use crate::{
-    control::{Answer, Desk, Request, Server},
+    clock,
+    control::{self, Answer, Request},
     failure::{Exit, Failure},
     figures,
     report::path_text,
-    runtime,
+    rpc::endpoint::{Endpoint, Listener},
+    unmount,
 };
 
 /// The sockets of a pool's mounts.
 pub(super) struct Telling {
     /// None where no thread could be had to listen.
-    desk: Option<Arc<Desk>>,
+    listener: Option<Arc<Listener>>,
     next: AtomicU64,
 }
 
 impl Telling {
     /// Starts to listen; no mount is told of yet.
     pub fn start() -> Telling {
-        let desk = Desk::start()
+        let listener = Listener::start()
             .inspect_err(|failure| tracing::warn!("`nacre status` will not find the mounts of this pool: {failure}"));
-        Telling { desk: desk.ok(), next: AtomicU64::new(0) }
+        Telling { listener: listener.ok(), next: AtomicU64::new(0) }
     }
 
     /// Opens the socket of a mount; `ended` is called, by a thread of its own, when the mount was
     /// ended through it.
-    #[expect(clippy::disallowed_methods, reason = "how long a mount has been there")]
-    pub fn of(&self, carrier: &Arc<Carrier>, source: &str, ended: impl Fn() + Send + Sync + 'static) -> Option<Server> {
+    pub fn of(
+        &self,
+        carrier: &Arc<Carrier>,
+        source: &str,
+        ended: impl Fn() + Send + Sync + 'static,
+    ) -> Option<Endpoint> {
         let about = figures::About {
             source: source.to_owned(),
             engine_reason: "it is a file system of a pool".to_owned(),
             immutable: false,
-            started: Instant::now(),
+            started: clock::now(),
         };
         // The socket must not keep the mount.
         let (carrier, ended): (Weak<Carrier>, _) = (Arc::downgrade(carrier), Arc::new(ended));
         let answer = move |request| match carrier.upgrade() {
             Some(carrier) => answer(&carrier, &about, request, &ended),
-            None => Answer::failed(&Failure::new("the mount has ended").exit(Exit::NotFound)),
+            None => Err(Failure::new("the mount has ended").exit(Exit::NotFound)),
         };
         let name = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
-        let desk = self.desk.as_ref()?;
-        let server = runtime::own().and_then(|directory| Server::start(desk, &directory, &name, Arc::new(answer)));
-        server.inspect_err(|failure| tracing::warn!("`nacre status` will not find this mount: {failure}")).ok()
+        let listening = control::endpoint(self.listener.as_ref()?, &name, answer);
+        listening.inspect_err(|failure| tracing::warn!("`nacre status` will not find this mount: {failure}")).ok()
     }
 }
 
@@ -65,11 +66,11 @@ fn answer<E: Fn() + Send + Sync + 'static>(
     about: &figures::About,
     request: Request,
     ended: &Arc<E>,
-) -> Answer {
+) -> Result<Answer, Failure> {
     let refused = match request {
         Request::Status => {
             let stack = format!("dataset:{}", about.source);
-            return Answer::Status(Box::new(figures::report(about, stack, carrier.mount.status())));
+            return Ok(Answer::Status(Box::new(figures::report(about, stack, carrier.mount.status()))));
         }
         Request::Unmount { lazy } => match unmount(carrier, lazy) {
             Ok(()) => {
@@ -84,7 +85,7 @@ fn answer<E: Fn() + Send + Sync + 'static>(
                 if let Err(error) = clearing {
                     tracing::warn!(%error, "an ended mount stays on the list until somebody looks");
                 }
-                return Answer::Done;
+                return Ok(Answer::Done);
             }
             Err(failure) => failure,
         },
@@ -95,7 +96,7 @@ fn answer<E: Fn() + Send + Sync + 'static>(
         }
         Request::Union(_) => Failure::new("this mount is no union"),
     };
-    Answer::failed(&refused)
+    Err(refused)
 }
 
 /// What the kernel holds of files is passed on first: unmounting says so where that fails.

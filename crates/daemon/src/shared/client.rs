@@ -3,10 +3,17 @@
 
 use super::{
     identity, process, socket,
-    wire::{Order, Told, failure},
+    wire::{MountRequest, Progress},
 };
-use crate::background;
-use crate::{background::Start, control, failure::Failure, plan::MountPlan, runtime, serve};
+use crate::{
+    background::{self, Start},
+    clock,
+    failure::Failure,
+    plan::MountPlan,
+    report::tell,
+    rpc::{self, CallError, Source, line},
+    runtime, serve,
+};
 use nacre_stack::spec::LayerSpec;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use std::{
@@ -28,7 +35,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// What a process of its own would say; or that the shared one cannot be reached.
-#[expect(clippy::disallowed_methods, reason = "a process that ends tells nobody when it has")]
 pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Failure> {
     let resolved = serve::resolve(plan)?;
     if resolved.spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
@@ -37,7 +43,7 @@ pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Fai
         )
         .next("leave --daemon out"));
     }
-    let Some(order) = Order::new(plan, resolved, reason) else {
+    let Some(request) = MountRequest::new(plan, resolved, reason) else {
         return alone(plan, "the stack cannot be written in one line", reason);
     };
     let identity = identity::own().map_err(|error| {
@@ -47,21 +53,14 @@ pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Fai
     let socket = socket(&directory, name, &identity);
     for _ in 0..ATTEMPTS {
         let outcome = match reach(&directory, &socket, name)? {
-            Reached::Stream(stream) => converse(&stream, &order)?,
+            Reached::Stream(stream) => converse(&stream, &request)?,
             Reached::Code(code) => return Ok(code),
         };
         match outcome {
-            Some(Told::Mounted { said }) => {
-                tell(&said);
-                return Ok(ExitCode::SUCCESS);
-            }
-            Some(Told::Failed { said, what, next, exit }) => {
-                tell(&said);
-                return Err(failure(what, next, exit));
-            }
-            Some(Told::Apart { why }) => return alone(plan, &why, reason),
+            Some(Progress::Mounted) => return Ok(ExitCode::SUCCESS),
+            Some(Progress::Apart { why }) => return alone(plan, &why, reason),
             // It has just ended, or was told to: soon nobody listens there any more.
-            Some(Told::Accepted) | None => std::thread::sleep(AGAIN),
+            Some(Progress::Accepted) | None => clock::pause(AGAIN),
         }
     }
     Err(Failure::new(format!("the process of the name {name} ends each time it is asked"))
@@ -73,11 +72,6 @@ fn alone(plan: &MountPlan, why: &str, reason: &str) -> Result<ExitCode, Failure>
     // A word that nobody can read is not worth failing for.
     let _ = writeln!(io::stderr(), "{}: served by a process of its own: {why}", plan.program);
     background::in_background(reason)
-}
-
-/// What was logged while the mount was made.
-fn tell(said: &str) {
-    let _ = io::stderr().write_all(said.as_bytes());
 }
 
 enum Reached {
@@ -120,20 +114,24 @@ fn connect(socket: &Path) -> Result<Option<UnixStream>, Failure> {
     }
 }
 
-/// Sends the order and waits for the last word; `None` where the process ended before it had begun.
-fn converse(stream: &UnixStream, order: &Order) -> Result<Option<Told>, Failure> {
+/// Sends the request and waits for the last word; `None` where the process ended before it had
+/// begun.
+fn converse(stream: &UnixStream, request: &MountRequest) -> Result<Option<Progress>, Failure> {
     let mut reader = BufReader::new(stream);
     // Where it cannot be sent, an answer may have come all the same.
-    let _ = control::send(stream, order);
-    match control::receive::<Told>(&mut reader) {
-        Ok(Told::Accepted) => {}
-        Ok(told) => return Ok(Some(told)),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+    let _ = line::send(stream, request);
+    match rpc::answer(&mut reader, Source::OWN, &mut tell) {
+        Ok(Progress::Accepted) => {}
+        Ok(progress) => return Ok(Some(progress)),
+        Err(CallError::Failed(failure)) => return Err(failure),
+        Err(CallError::Unreachable(error)) if error.kind() == io::ErrorKind::InvalidData => {
             return Err(Failure::io("cannot understand", "the process that serves such mounts", &error));
         }
-        Err(_) => return Ok(None),
+        Err(CallError::Ended | CallError::Unreachable(_)) => return Ok(None),
     }
     // However long it takes: a source may be far away.
-    let last = control::receive::<Told>(&mut reader);
-    last.map(Some).map_err(|_| Failure::new("the process that was to serve the mount ended before it answered"))
+    rpc::answer(&mut reader, Source::OWN, &mut tell).map(Some).map_err(|error| match error {
+        CallError::Failed(failure) => failure,
+        _ => Failure::new("the process that was to serve the mount ended before it answered"),
+    })
 }

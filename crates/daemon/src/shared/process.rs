@@ -1,20 +1,20 @@
 //! The process that serves all mounts of one name.
 //!
 //! Started by [`super::client`], whose lock makes sure that there is one. It ends with the last of
-//! its mounts. Invariants: a request that was accepted ([`Told::Accepted`]) is carried out and
+//! its mounts. Invariants: a request that was accepted ([`Progress::Accepted`]) is carried out and
 //! answered; one that was not has changed nothing, so that whoever sent it may start another
 //! process. The socket is gone before the process stops listening, and is never removed later.
 
 use super::{
     company::Company,
     identity, socket,
-    wire::{Order, Told},
+    wire::{MountRequest, Progress},
 };
 use crate::{
     background,
-    control::{self, Desk},
     failure::Failure,
     log::{self, Log},
+    rpc::endpoint::{Caller, Endpoint, Listener},
     runtime,
     serve::{self, Resolved},
     serving::{self, Live, Surroundings},
@@ -24,29 +24,23 @@ use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     io::Errno,
+    net::UCred,
 };
 use std::{
     ffi::{OsStr, OsString},
-    fs,
-    io::{self, BufReader},
-    os::{
-        fd::OwnedFd,
-        unix::net::{UnixListener, UnixStream},
-    },
+    io::{self},
+    os::fd::OwnedFd,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
 };
 
 /// Names the mounts that this process is to serve.
 const NAME: &str = "NACRE_SHARES";
 /// How long a process waits for its first request: whoever started it sends one at once.
 const FIRST: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// How long a request may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The name whose mounts this process was started for, if it was.
 pub fn name() -> Option<String> {
@@ -67,11 +61,13 @@ pub fn start(name: &str) -> Result<background::Start, Failure> {
 struct Office {
     identity: String,
     company: Arc<Company>,
-    desk: Arc<Desk>,
+    listener: Arc<Listener>,
     /// Requests and mounts.
     busy: Mutex<usize>,
     /// Written to when there are fewer of these, or when the end is asked for.
     changed: OwnedFd,
+    /// A request has come.
+    asked: AtomicBool,
     ending: AtomicBool,
 }
 
@@ -81,6 +77,8 @@ struct Busy(Arc<Office>);
 impl Busy {
     fn new(office: &Arc<Office>) -> Busy {
         *office.busy.lock() += 1;
+        office.asked.store(true, Ordering::SeqCst);
+        office.tell();
         Busy(Arc::clone(office))
     }
 }
@@ -117,22 +115,19 @@ pub fn run(name: &str) -> Result<(), Failure> {
     })?;
     let path = socket(&runtime::own()?, name, &identity);
     let failed = |error: io::Error| Failure::io("cannot listen on", path.display(), &error);
-    // Whoever started us has seen that nobody answers there, and holds the lock.
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(&path).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
     let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| failed(error.into()))?;
     let office = Arc::new(Office {
         identity,
         company: Arc::default(),
-        desk: Desk::start()?,
+        listener: Listener::start()?,
         busy: Mutex::new(0),
         changed,
+        asked: AtomicBool::new(false),
         ending: AtomicBool::new(false),
     });
+    // Whoever started us has seen that nobody answers there, and holds the lock.
+    let answering = Arc::clone(&office);
+    let endpoint = Endpoint::start(&office.listener, &path, Arc::new(move |caller| answer(caller, &answering)))?;
     let watched = Arc::clone(&office);
     serving::obey(signals, move |signal| {
         if matches!(signal, Signal::Interrupt | Signal::Terminate) {
@@ -143,22 +138,19 @@ pub fn run(name: &str) -> Result<(), Failure> {
     })?;
     background::report_ready()?;
     background::leave_directory()?;
-    let done = listen(&office, &listener);
+    let done = wait_for_the_last(&office);
     // The name first: a command that finds none starts another process, one that is not heard any
     // more tries again.
-    let removed = fs::remove_file(&path);
-    drop(listener);
+    endpoint.close();
     while *office.busy.lock() > 0 {
-        wait(&office, None, None)?;
+        wait(&office, None)?;
     }
-    done.and(removed.map_err(failed))
+    done
 }
 
 /// Waits for something to happen; `false` after the time given.
-fn wait(office: &Office, listener: Option<&UnixListener>, most: Option<&Timespec>) -> Result<bool, Failure> {
-    let mut waited = vec![PollFd::new(&office.changed, PollFlags::IN)];
-    waited.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
-    let ready = match poll(&mut waited, most) {
+fn wait(office: &Office, most: Option<&Timespec>) -> Result<bool, Failure> {
+    let ready = match poll(&mut [PollFd::new(&office.changed, PollFlags::IN)], most) {
         Ok(ready) => ready > 0,
         Err(Errno::INTR) => true,
         Err(error) => return Err(Failure::io("cannot wait for", "requests", &error.into())),
@@ -168,87 +160,90 @@ fn wait(office: &Office, listener: Option<&UnixListener>, most: Option<&Timespec
     Ok(ready)
 }
 
-/// Takes requests until there is nothing left to serve.
-#[expect(clippy::disallowed_methods, reason = "nobody tells when there are descriptors and threads again")]
-fn listen(office: &Arc<Office>, listener: &UnixListener) -> Result<(), Failure> {
-    let mut first = Some(&FIRST);
+/// Waits until there is nothing left to serve. Whoever is counted among the busy before that is
+/// served, whoever comes later finds the end.
+fn wait_for_the_last(office: &Office) -> Result<(), Failure> {
     loop {
-        if office.ending() || (first.is_none() && *office.busy.lock() == 0) || !wait(office, Some(listener), first)? {
-            return Ok(());
+        let asked = office.asked.load(Ordering::SeqCst);
+        let waited = asked || wait(office, Some(&FIRST))?;
+        {
+            let busy = office.busy.lock();
+            if office.ending() || (*busy == 0 && (office.asked.load(Ordering::SeqCst) || !waited)) {
+                office.ending.store(true, Ordering::SeqCst);
+                return Ok(());
+            }
         }
-        match listener.accept() {
-            Ok((stream, _)) => {
-                first = None;
-                let busy = Busy::new(office);
-                let thread =
-                    thread::Builder::new().name("nacre-request".to_owned()).spawn(move || answer(&stream, busy));
-                if let Err(error) = thread {
-                    tracing::warn!(%error, "a request could not be answered");
-                }
-            }
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
-            Err(error) => {
-                tracing::warn!(%error, "a request could not be taken");
-                // Out of descriptors: do not turn in circles until there are some again.
-                thread::sleep(Duration::from_millis(100));
-            }
+        if asked {
+            wait(office, None)?;
         }
     }
 }
 
 /// Answers a request, and serves the mount that comes of it in a thread of its own.
-fn answer(stream: &UnixStream, busy: Busy) {
-    let office = Arc::clone(&busy.0);
-    let timed = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(PATIENCE)));
-    if timed.and_then(|()| stream.set_write_timeout(Some(PATIENCE))).is_err() {
-        return;
-    }
-    if let Err(why) = alike(stream, &office.identity) {
+fn answer(caller: &Caller, office: &Arc<Office>) {
+    let busy = Busy::new(office);
+    let answered = |progress| caller.send(&Ok(progress));
+    if let Err(why) = alike(&caller.credentials, &office.identity) {
         // Whoever does not listen does not need the answer.
-        let _ = control::send(stream, &Told::Apart { why });
+        let _ = answered(Progress::Apart { why });
         return;
     }
-    let Ok(order) = control::receive::<Order>(&mut BufReader::new(stream)) else { return };
-    if office.ending() || control::send(stream, &Told::Accepted).is_err() {
+    let Some(request) = caller.requests::<MountRequest>().next() else { return };
+    if office.ending() || answered(Progress::Accepted).is_err() {
         return;
     }
-    let told = match mount(&office, &order) {
-        Ok((live, said)) => match control::send(stream, &Told::Mounted { said }) {
-            Ok(()) => return serve(live, busy),
+    let said = |log: &Log| log.said().lines().all(|line| caller.note(line));
+    let refused = match mount(office, &request) {
+        Ok((live, log)) => match said(&log) && answered(Progress::Mounted).is_ok() {
+            true => return serve(live, busy),
             // Nobody wants it any more.
-            Err(_) => return drop(live),
+            false => return drop(live),
         },
-        Err(told) => told,
+        Err((refused, log)) => {
+            if log.is_some_and(|log| !said(&log)) {
+                return;
+            }
+            refused
+        }
     };
-    let _ = control::send(stream, &told);
+    let _ = caller.send(&match refused {
+        NotMounted::Apart(why) => Ok(Progress::Apart { why }),
+        NotMounted::Failed(failure) => Err(failure),
+    });
+}
+
+/// Why nothing was mounted here.
+enum NotMounted {
+    Apart(String),
+    Failed(Failure),
 }
 
 /// Whether the other side is somebody like us.
-fn alike(stream: &UnixStream, own: &str) -> Result<(), String> {
-    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
-    if peer.uid != rustix::process::geteuid() {
+fn alike(caller: &UCred, own: &str) -> Result<(), String> {
+    if caller.uid != rustix::process::geteuid() {
         return Err("it belongs to another user".to_owned());
     }
-    match identity::of_process(peer.pid.as_raw_pid()) {
+    match identity::of_process(caller.pid.as_raw_pid()) {
         Ok(theirs) if theirs == own => Ok(()),
         _ => Err("it has other rights or other surroundings".to_owned()),
     }
 }
 
-fn mount(office: &Arc<Office>, order: &Order) -> Result<(Live, String), Told> {
-    let nothing_said = |failure| Told::failed(failure, String::new());
-    let plan = order.plan().map_err(nothing_said)?;
-    let log = Log::open(plan.verbosity, plan.log_file.as_deref()).map(Arc::new).map_err(nothing_said)?;
+fn mount(office: &Office, request: &MountRequest) -> Result<(Live, Arc<Log>), (NotMounted, Option<Arc<Log>>)> {
+    let unlogged = |failure| (NotMounted::Failed(failure), None);
+    let plan = request.plan().map_err(unlogged)?;
+    let log = Log::open(plan.verbosity, plan.log_file.as_deref()).map(Arc::new).map_err(unlogged)?;
     log.enter();
-    let failed = |failure| Told::failed(failure, log.said());
+    let failed = |failure| (NotMounted::Failed(failure), Some(Arc::clone(&log)));
     let Resolved { spec, mountpoint, .. } = serve::resolve(&plan).map_err(failed)?;
-    let seat = office.company.join(&spec, mountpoint, plan.door.read_only).map_err(|why| Told::Apart { why })?;
-    let surroundings = Surroundings::shared(Arc::clone(&office.desk), Arc::clone(&log), seat);
-    let live = Live::start(&plan, order.reason.clone(), surroundings).map_err(failed)?;
+    let seat = office.company.join(&spec, mountpoint, plan.door.read_only);
+    let seat = seat.map_err(|why| (NotMounted::Apart(why), None))?;
+    let surroundings = Surroundings::shared(Arc::clone(&office.listener), Arc::clone(&log), seat);
+    let live = Live::start(&plan, request.reason.clone(), surroundings).map_err(failed)?;
     if office.ending() {
         return Err(failed(Failure::new("the process that was to serve the mount has been told to end")));
     }
-    Ok((live, log.said()))
+    Ok((live, log))
 }
 
 /// Serves a mount to its end.

@@ -1,9 +1,8 @@
-//! What a command says to the process that is to serve its mount, and what that answers: one JSON
-//! value per line.
+//! What a command asks of the process that is to serve its mount, and what that answers.
 
 use crate::{cage, union};
 use crate::{
-    failure::{Exit, Failure},
+    failure::Failure,
     plan::{Door, Engine, MountPlan, StackSource, Verbosity},
     serve::Resolved,
 };
@@ -13,7 +12,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 /// A mount to be made: a plan that depends on nothing but itself.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct MountRequest {
     program: String,
     /// In one line, which holds any path.
     stack: String,
@@ -27,10 +26,10 @@ pub struct Order {
     pub reason: String,
 }
 
-/// The answers.
+/// What becomes of it. What was logged meanwhile comes as notes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Told {
+pub enum Progress {
     /// It was read, and is being carried out; the last word follows. Before this, nothing has been
     /// done.
     Accepted,
@@ -40,30 +39,16 @@ pub enum Told {
         why: String,
     },
     /// The mount answers.
-    Mounted {
-        /// What was logged meanwhile.
-        said: String,
-    },
-    /// Nothing was mounted.
-    Failed {
-        /// What was logged meanwhile.
-        said: String,
-        /// What failed.
-        what: String,
-        /// What to do next.
-        next: String,
-        /// The exit code.
-        exit: u8,
-    },
+    Mounted,
 }
 
-impl Order {
-    /// The order for a plan; none where it cannot be written down.
-    pub fn new(plan: &MountPlan, resolved: Resolved, reason: &str) -> Option<Order> {
+impl MountRequest {
+    /// The request for a plan; none where it cannot be written down.
+    pub fn new(plan: &MountPlan, resolved: Resolved, reason: &str) -> Option<MountRequest> {
         let Resolved { spec, mountpoint, log_file } = resolved;
         let stack = spec.to_line();
         let same = StackSpec::from_line(stack.as_bytes()).is_ok_and(|read| read == spec);
-        same.then(|| Order {
+        same.then(|| MountRequest {
             program: plan.program.clone(),
             stack,
             mountpoint: mountpoint.into(),
@@ -100,17 +85,4 @@ impl Order {
             warnings: Vec::new(),
         })
     }
-}
-
-impl Told {
-    /// Nothing was mounted.
-    pub fn failed(failure: Failure, said: String) -> Told {
-        let Failure { what, next, exit } = failure;
-        Told::Failed { said, what, next, exit: exit as u8 }
-    }
-}
-
-/// What [`Told::Failed`] was made from.
-pub fn failure(what: String, next: String, exit: u8) -> Failure {
-    Failure { what, next, exit: Exit::of(exit) }
 }

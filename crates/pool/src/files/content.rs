@@ -326,7 +326,7 @@ impl<T: Table> Files<T> {
         if let (0, Some(error)) = (written, failed) {
             self.abandon(&batch);
             self.finish(inode, edited);
-            self.count_waiting(&owned, -counted);
+            self.owners.count_waiting(&owned, -counted);
             return Err(error);
         }
         let row = &mut edited.row;
@@ -336,7 +336,7 @@ impl<T: Table> Files<T> {
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
         let applied = self.apply_and_finish(entered.txg(), inode, edited, &batch);
-        self.count_waiting(&owned, -counted);
+        self.owners.count_waiting(&owned, -counted);
         applied?;
         Ok(WriteOutcome { written, offset, has_attributes: row.flags & HAS_XATTRS != 0 })
     }
@@ -384,7 +384,7 @@ impl<T: Table> Files<T> {
             let admitted =
                 self.admit_content(&edited.row, bytes, write.admit).map_err(|error| failed = Some(error)).is_ok();
             if admitted && of_owners {
-                self.count_waiting(&edited.row, bytes as i64);
+                self.owners.count_waiting(&edited.row, bytes as i64);
                 *stored.counted += bytes as i64;
             }
             admitted
@@ -449,7 +449,7 @@ impl<T: Table> Files<T> {
     pub(super) fn became(&self, txg: Txg, row: &InodeRow, buffered: &Buffered, charged: u64) {
         self.buffered.shrink(buffered.held());
         self.admission.charge(self.dataset, txg, buffered.promised, charged);
-        self.count_waiting(row, -(buffered.promised as i64));
+        self.owners.count_waiting(row, -(buffered.promised as i64));
     }
 
     /// A frame that was written for a row that could not be made is free again.
@@ -571,7 +571,7 @@ impl<T: Table> Files<T> {
             }
             return Err(refused);
         }
-        self.count_waiting(&row, need as i64);
+        self.owners.count_waiting(&row, need as i64);
         let buffer = edited.activate().records.entry(record).or_default();
         buffer.promised += need;
         Ok(buffer)

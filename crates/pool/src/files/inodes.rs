@@ -401,8 +401,8 @@ impl<T: Table> Files<T> {
                 self.count_owner(&row, charged, 1);
                 let waiting: u64 =
                     edited.active.iter().flat_map(|active| active.records.values()).map(|record| record.promised).sum();
-                self.count_waiting(&before, -(waiting as i64));
-                self.count_waiting(&row, waiting as i64);
+                self.owners.count_waiting(&before, -(waiting as i64));
+                self.owners.count_waiting(&row, waiting as i64);
             }
         } else {
             self.take_back(txg, &before, &mut edited);
@@ -490,8 +490,8 @@ impl<T: Table> Files<T> {
     /// What the flush puts into the table for each owner, and the head.
     pub(super) fn put_counters(&self, table: &T, batch: &mut Batch) -> std::result::Result<(), PoolError> {
         let mut outcome = Ok(());
-        self.uses.lock().retain(|owner, change| match Self::count_use(table, *owner, *change, batch) {
-            Ok(()) => false,
+        self.owners.flush(|owner, change| match Self::count_use(table, owner, change, batch) {
+            Ok(()) => true,
             Err(error) => {
                 let error = FileError::from(error);
                 if is_unreadable(&error) {
@@ -500,7 +500,7 @@ impl<T: Table> Files<T> {
                 } else if let FileError::Pool(error) = error {
                     outcome = Err(error);
                 }
-                true
+                false
             }
         });
         outcome?;

@@ -173,7 +173,7 @@ impl<T: Table> Files<T> {
         self.stored_patches(&edited.row, edited.number, piece.record, piece.record)?;
         let promised = worst(base);
         self.admit_content(&edited.row, promised, admit)?;
-        self.count_waiting(&edited.row, promised as i64);
+        self.owners.count_waiting(&edited.row, promised as i64);
         let buffered =
             edited.activate().records.entry(piece.record).or_insert(Buffered { promised, base, ..Buffered::default() });
         self.grow_fragments(buffered, piece.from, part);

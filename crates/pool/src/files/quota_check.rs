@@ -11,6 +11,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::owner_accounts::owners_of;
 use super::{FileError, Files, Result, Table};
 use crate::error::{Damage, PoolError};
 use crate::patience;
@@ -246,7 +247,7 @@ impl<T: Table> Files<T> {
                 Err(FileError::Pool(PoolError::Quota { dataset })) => self.admission.relieve(Some(*dataset), freed)?,
                 // What waits counts as it may become at worst, and what lost its last name still
                 // counts.
-                Err(FileError::OwnerQuota) if freed || !self.waiting.lock().is_empty() => {
+                Err(FileError::OwnerQuota) if freed || self.owners.has_waiting() => {
                     self.admission.relieve(Some(self.dataset), freed)?
                 }
                 _ => break,
@@ -269,7 +270,7 @@ impl<T: Table> Files<T> {
         match admit {
             Admit::Asked if self.is_replaying() => self.admission.admit(self.dataset, bytes, None),
             Admit::Asked => {
-                self.judge_owners(&[(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)], bytes, 0)?;
+                self.judge_owners(&owners_of(row), bytes, 0)?;
                 self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
             }
             Admit::Held => self.admission.admit(self.dataset, bytes, Some(Purpose::Free)),
@@ -315,33 +316,12 @@ impl<T: Table> Files<T> {
     pub(super) fn owner_use(&self, (kind, id): (OwnerKind, u32)) -> Result<OwnerUse> {
         // The table first: what the flush moves there in between is counted twice rather than not
         // at all.
-        let (changed, waiting) = {
-            let uses = self.uses.lock();
-            (
-                uses.get(&(kind, id)).copied().unwrap_or_default(),
-                self.waiting.lock().get(&(kind, id)).copied().unwrap_or_default(),
-            )
-        };
+        let (changed, waiting) = self.owners.of((kind, id));
         let row = self.table.read().get(&keys::owner_use(kind, id))?;
         let stored = row.map_or(Ok(OwnerUse::default()), |row| OwnerUse::decode(&row))?;
         Ok(OwnerUse {
             bytes: stored.bytes.saturating_add_signed(changed.0).saturating_add(waiting),
             objects: stored.objects.saturating_add_signed(changed.1),
         })
-    }
-
-    /// Notes that so much more of an owner's waits in memory, or less.
-    pub(super) fn count_waiting(&self, row: &InodeRow, bytes: i64) {
-        if bytes == 0 {
-            return;
-        }
-        let mut waiting = self.waiting.lock();
-        for owner in [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)] {
-            let sum = waiting.entry(owner).or_default();
-            *sum = sum.saturating_add_signed(bytes);
-            if *sum == 0 {
-                waiting.remove(&owner);
-            }
-        }
     }
 }

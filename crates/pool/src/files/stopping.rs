@@ -83,8 +83,7 @@ impl<T: Table> StoppedFiles<'_, T> {
         held.iter().for_each(|inode| files.empty(inode));
         let forgotten = files.dirty.lock().drain().count() as u64;
         files.buffered.shrink(forgotten * super::inodes::ACTIVE);
-        files.uses.lock().clear();
-        files.waiting.lock().clear();
+        files.owners.clear();
         // Numbers that were given since are not given again: somebody may hold them.
         files.numbers.next.fetch_max(head.next, Ordering::Relaxed);
         files.numbers.objects.store(head.objects, Ordering::Relaxed);

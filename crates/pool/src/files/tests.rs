@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::Damage;
 use crate::frames::NewFrame;
-use crate::rows::{FileType, InodeRow};
+use crate::rows::{FileType, InodeRow, OwnerKind};
 use crate::space::Purpose;
 
 mod cuts;

@@ -160,14 +160,18 @@ impl Store {
     /// Where what is moved goes: trees to where they lie twice, if they do.
     fn relocated_appender(&self, from: WriteStream, kind: FrameKind) -> &Appender {
         let metadata = from.is_metadata() || is_of_trees(kind);
-        if self.has_redundant_metadata() && metadata { &self.relocated_metadata } else { &self.relocated }
+        if self.has_redundant_metadata() && metadata {
+            &self.appenders.relocated_metadata
+        } else {
+            &self.appenders.relocated
+        }
     }
 
     /// Tells the table of copied frames, once they are on the device. Those freed or moved
     /// meanwhile are left out.
     fn publish(&self, moving: &mut Vec<Moving>) -> Result<u64> {
-        self.flush(&self.relocated)?;
-        self.flush(&self.relocated_metadata)?;
+        self.flush(&self.appenders.relocated)?;
+        self.flush(&self.appenders.relocated_metadata)?;
         let mut map = self.map.write();
         let mut published = 0;
         for frame in moving.drain(..) {

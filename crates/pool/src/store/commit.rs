@@ -118,7 +118,7 @@ impl Store {
         clean: bool,
         urgent: bool,
     ) -> Result<()> {
-        for appender in [&self.metadata, &self.data, &self.relocated, &self.relocated_metadata] {
+        for appender in self.appenders.all() {
             self.flush(appender)?;
         }
         let mut root = Root { generation: committed.root.generation + 1, clean, ..committed.root.clone() };

@@ -101,7 +101,8 @@ impl Store {
             return Ok(true);
         }
         self.redundant_metadata.store(true, Ordering::Release);
-        for appender in [&self.metadata, &self.relocated, &self.relocated_metadata] {
+        let appenders = &self.appenders;
+        for appender in [&appenders.metadata, &appenders.relocated, &appenders.relocated_metadata] {
             let mut full = Vec::new();
             let mut state = appender.lock();
             let growth = state.seal(&mut full);

@@ -19,7 +19,6 @@ use crate::label::{self, Identity, LogStart, Member, PoolState, Root, SlotAddres
 use crate::log;
 use crate::pointer::{Pointer, Txg};
 use crate::segment::slots::{self, Slots};
-use crate::segment::stream::Appender;
 use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::{self, UncommittedRun};
 
@@ -391,10 +390,8 @@ impl Store {
             .rev()
             .find(|segment| segment.dead_since.is_none() && root.clean)
             .map(|segment| segment.id);
-        let streams =
-            [WriteStream::Metadata, WriteStream::Data, WriteStream::Relocated, WriteStream::RelocatedMetadata]
-                .map(Appender::new);
-        for appender in &streams {
+        let appenders = super::appenders::Appenders::new();
+        for appender in appenders.all() {
             let open =
                 map.table.segments().iter().find(|(_, segment)| !segment.sealed && segment.stream == appender.stream);
             if let Some((id, segment)) = open
@@ -403,7 +400,6 @@ impl Store {
                 appender.lock().begin(*id, segment.place.clone(), segment.frames, segment.bytes);
             }
         }
-        let [metadata, data, relocated, relocated_metadata] = streams;
         // The first commit writes the whole table: what was recorded here of an import that wrote
         // nothing is in no delta.
         let committed = Committed {
@@ -423,10 +419,7 @@ impl Store {
             unconfirmed: AtomicBool::new(false),
             trim_turn: parking_lot::Mutex::default(),
             map: RwLock::new(map),
-            metadata,
-            data: Arc::new(data),
-            relocated,
-            relocated_metadata,
+            appenders,
             redundant_metadata: AtomicBool::new(identity.incompatible & Identity::REDUNDANT_METADATA != 0),
             ordered_names: AtomicBool::new(identity.incompatible & Identity::ORDERED_NAMES != 0),
             missing_copies: Default::default(),

@@ -280,13 +280,7 @@ impl Store {
     /// Waits until what the table knows now of a stream is on the devices: it knows frames before
     /// the threads that write have come to them.
     fn wait_written(&self, stream: WriteStream) -> Result<()> {
-        let appender = match stream {
-            WriteStream::Metadata => &self.metadata,
-            WriteStream::Data => &*self.data,
-            WriteStream::Relocated => &self.relocated,
-            WriteStream::RelocatedMetadata => &self.relocated_metadata,
-            WriteStream::Table => return Ok(()),
-        };
+        let Some(appender) = self.appenders.of(stream) else { return Ok(()) };
         if appender.wait_settled() { Ok(()) } else { self.usable() }
     }
 

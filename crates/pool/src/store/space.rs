@@ -121,7 +121,7 @@ impl Store {
     /// How much file content can be written before a writer must wait for the cleaner, bytes.
     #[must_use]
     pub fn room(&self) -> u64 {
-        let open = self.data.lock().room(self.slot);
+        let open = self.appenders.data.lock().room(self.slot);
         open + self.map.read().free().saturating_sub(cleaner::reserve(WriteStream::Data)) * self.slot
     }
 

@@ -108,13 +108,13 @@ impl Store {
         };
         let targets = piece.place.iter().map(target).collect::<Result<Vec<_>>>();
         let targets = targets.map_err(|error| {
-            self.data.settle(&piece, false);
+            self.appenders.data.settle(&piece, false);
             self.suspend(&error)
         })?;
         let job = Job {
             targets,
             piece,
-            appender: Arc::clone(&self.data),
+            appender: Arc::clone(&self.appenders.data),
             stopped: Arc::clone(&self.suspended),
             settled: false,
         };

@@ -42,7 +42,7 @@ fn untouched(files: &MapFiles, frames: &MapFrames, file: &Inode, data: &[u8]) {
     assert_eq!(content(files, file), data);
     check(files, frames, &mut Vec::new());
     assert_eq!((files.buffered(), files.throttle.held()), (0, 0));
-    assert!(files.waiting.lock().is_empty());
+    assert!(!files.owners.has_waiting());
     assert_eq!(content(files, file), data);
 }
 

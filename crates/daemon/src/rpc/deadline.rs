@@ -1,12 +1,12 @@
 //! Asking many sockets at once, so that whoever does not answer delays nobody else and the command
 //! by one deadline only.
 //!
-//! Used by the commands of mounts ([`super::find`]) and of pools. Invariants: each user's sockets
+//! Used by the commands of mounts ([`crate::control::find`]) and of pools. Invariants: each user's sockets
 //! have threads of their own, so one user's silent ones do not keep another's from being asked; a
 //! thread that still waits when the deadline has passed is left behind, and waits for nothing that
 //! keeps the process from ending.
 
-use crate::runtime::Socket;
+use crate::{clock, runtime::Socket};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,7 +26,6 @@ const STACK: usize = 1 << 20;
 
 /// Asks each socket; what has come when all have answered or at the deadline, in the order of the
 /// sockets. `None`: nothing has.
-#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn ask_all<R: Send + 'static>(
     sockets: Vec<Socket>,
     until: Instant,
@@ -44,7 +43,7 @@ pub fn ask_all<R: Send + 'static>(
         for _ in 0..threads {
             let (queue, ask, sender) = (Arc::clone(&queue), Arc::clone(&ask), sender.clone());
             let work = move || {
-                while Instant::now() < until {
+                while clock::now() < until {
                     let Some((place, socket)) = queue.lock().pop_front() else { return };
                     // Nobody waits any more.
                     let _ = sender.send((place, ask(&socket)));
@@ -57,7 +56,7 @@ pub fn ask_all<R: Send + 'static>(
         }
     }
     drop(sender);
-    while let Ok((place, answer)) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+    while let Ok((place, answer)) = receiver.recv_timeout(until.saturating_duration_since(clock::now())) {
         if let Some((_, slot)) = answers.get_mut(place) {
             *slot = Some(answer);
         }
@@ -66,14 +65,14 @@ pub fn ask_all<R: Send + 'static>(
 }
 
 /// Reads until a point in time, however the bytes dribble in; without one, for ever.
-pub struct Hasty<'a> {
+pub struct DeadlineReader<'a> {
     /// From here.
     pub stream: &'a UnixStream,
     /// The point in time.
     pub until: Option<Instant>,
 }
 
-impl Read for Hasty<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(until) = self.until {
             let left = left(until);
@@ -87,7 +86,6 @@ impl Read for Hasty<'_> {
 }
 
 /// The time until then.
-#[expect(clippy::disallowed_methods, reason = "the end of a wait")]
 pub fn left(until: Instant) -> Duration {
-    until.saturating_duration_since(Instant::now())
+    until.saturating_duration_since(clock::now())
 }

@@ -1,5 +1,6 @@
-//! Lines between commands and the process that owns a pool: one JSON value each.
+//! Lines of one JSON value each.
 
+use super::Source;
 use crate::report::printable;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -7,11 +8,6 @@ use std::{
     io::{self, BufRead, Read, Write},
     os::unix::net::UnixStream,
 };
-
-/// The longest order, bytes.
-pub const ORDER_MAX: u64 = 4 << 20;
-/// The longest answer, bytes: a list of some million snapshots.
-pub const ANSWER_MAX: u64 = 1 << 30;
 
 /// Sends a line.
 ///
@@ -23,31 +19,22 @@ pub fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
     stream.write_all(&line)
 }
 
-/// Receives a line of at most so many bytes; `None` at the end of the connection.
+/// Receives a line; `None` at the end of the connection.
 ///
 /// # Errors
-/// Something that is not understood, or ends in the middle.
-pub fn receive<T: DeserializeOwned>(reader: &mut impl BufRead, most: u64) -> io::Result<Option<T>> {
-    line(reader, most)?.map(|line| Ok(serde_json::from_slice(&line)?)).transpose()
-}
-
-/// The same, with nothing in any text that a terminal would obey.
-///
-/// # Errors
-/// As [`receive`].
-pub fn receive_harmless<T: DeserializeOwned>(reader: &mut impl BufRead, most: u64) -> io::Result<Option<T>> {
-    let harmless = |line: Vec<u8>| Ok(serde_json::from_value(harmless(serde_json::from_slice(&line)?))?);
-    line(reader, most)?.map(harmless).transpose()
-}
-
-fn line(reader: &mut impl BufRead, most: u64) -> io::Result<Option<Vec<u8>>> {
+/// A line that is too long, not understood, or ends in the middle.
+pub fn receive<T: DeserializeOwned>(reader: &mut impl BufRead, source: Source) -> io::Result<Option<T>> {
     let mut line = Vec::new();
-    reader.take(most).read_until(b'\n', &mut line)?;
+    reader.take(source.most).read_until(b'\n', &mut line)?;
     match line.last() {
-        None => Ok(None),
-        Some(b'\n') => Ok(Some(line)),
-        Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        None => return Ok(None),
+        Some(b'\n') => {}
+        Some(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
     }
+    if source.harmless {
+        return Ok(Some(serde_json::from_value(harmless(serde_json::from_slice(&line)?))?));
+    }
+    Ok(Some(serde_json::from_slice(&line)?))
 }
 
 /// Makes every text in it printable. Texts without control characters, as nearly all are, stay as
@@ -70,13 +57,16 @@ mod tests {
 
     #[test]
     fn a_terminal_has_nothing_to_obey() {
+        let harmless = Source { most: 1 << 20, harmless: true };
         let told = b"{\"a\\u001bb\":[\"x\\u001b]0;y\\u0007\",\"back\\\\slash\",1,null,{\"n\":\"two\\nlines\"}]}\n";
-        let told: Value = receive_harmless(&mut &told[..], 1 << 20).unwrap().unwrap();
+        let told: Value = receive(&mut &told[..], harmless).unwrap().unwrap();
         assert_eq!(
             told,
             serde_json::json!({ "a\\x1bb": ["x\\x1b]0;y\\x07", "back\\slash", 1, null, { "n": "two\\x0alines" }] })
         );
-        assert!(receive_harmless::<Value>(&mut &b""[..], 1 << 20).unwrap().is_none());
-        assert!(receive_harmless::<Value>(&mut &b"{}"[..], 1 << 20).is_err(), "it ends in the middle");
+        assert!(receive::<Value>(&mut &b""[..], harmless).unwrap().is_none());
+        assert!(receive::<Value>(&mut &b"{}"[..], harmless).is_err(), "it ends in the middle");
+        let short = Source { most: 4, harmless: false };
+        assert!(receive::<Value>(&mut &b"[1,2]\n"[..], short).is_err(), "it is too long");
     }
 }

@@ -1,0 +1,252 @@
+//! The serving side of sockets: one thread listens for all endpoints of the process, each caller is
+//! served in a thread of its own.
+//!
+//! Used by whatever serves mounts or owns a pool. Invariants: a socket has its name only while it
+//! is listened to; only root and the owner of the process are served; when an [`Endpoint`] is gone,
+//! it answers nobody any more, and whoever was connected hears of the end.
+
+use super::{Message, Source, line};
+use crate::{clock, failure::Failure};
+use parking_lot::{Mutex, RwLock};
+use rustix::{event::epoll, net::UCred};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    collections::HashMap,
+    fs,
+    io::{self, BufReader},
+    net::Shutdown,
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+/// How long a caller may be silent, and how long an answer in the making is waited for at the end.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the other side may take to read what is sent: it may show notes to somebody who reads.
+const READING: Duration = Duration::from_secs(30);
+
+/// Serves one caller until it is gone.
+pub type Serving = Arc<dyn Fn(&Caller) + Send + Sync>;
+
+/// Somebody who is connected, and may ask.
+pub struct Caller {
+    stream: UnixStream,
+    /// Who, as the kernel says.
+    pub credentials: UCred,
+    /// Held for reading while a request is answered; whether any is answered still.
+    open: Arc<RwLock<bool>>,
+}
+
+impl std::fmt::Debug for Caller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Caller").field("credentials", &self.credentials).finish_non_exhaustive()
+    }
+}
+
+impl Caller {
+    /// Answers each request of the caller until it goes, or the endpoint closes.
+    pub fn serve<Q: DeserializeOwned, A: Serialize>(&self, answer: impl Fn(Q, &Caller) -> Result<A, Failure>) {
+        for request in self.requests() {
+            let open = self.open.read();
+            if !*open || self.send(&answer(request, self)).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// What the caller asks, until it goes or talks nonsense: nothing is owed to it then. Whoever
+    /// takes requests by this minds the end of the endpoint himself.
+    pub fn requests<Q: DeserializeOwned>(&self) -> impl Iterator<Item = Q> {
+        let mut reader = BufReader::new(&self.stream);
+        std::iter::from_fn(move || line::receive(&mut reader, Source::COMMAND).ok().flatten())
+    }
+
+    /// Answers.
+    ///
+    /// # Errors
+    /// Nobody listens any more.
+    pub fn send<A: Serialize>(&self, answer: &Result<A, Failure>) -> io::Result<()> {
+        match answer {
+            Ok(answer) => line::send(&self.stream, &Message::Answer(answer)),
+            Err(failure) => line::send(&self.stream, &Message::<()>::Failed(failure.clone())),
+        }
+    }
+
+    /// Says something meanwhile; answers whether anybody listens.
+    pub fn note(&self, text: &str) -> bool {
+        line::send(&self.stream, &Message::<()>::Note(text.to_owned())).is_ok()
+    }
+}
+
+/// What callers of one socket share.
+struct Served {
+    listener: UnixListener,
+    serving: Serving,
+    open: Arc<RwLock<bool>>,
+    /// Who is connected, by a number each.
+    callers: Mutex<HashMap<u64, UnixStream>>,
+}
+
+/// Listens on all sockets of this process.
+pub struct Listener {
+    waiting: OwnedFd,
+    endpoints: Mutex<HashMap<u64, Arc<Served>>>,
+    next: AtomicU64,
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").field("endpoints", &self.endpoints.lock().len()).finish_non_exhaustive()
+    }
+}
+
+impl Listener {
+    /// Starts the thread that listens; it ends with the process.
+    ///
+    /// # Errors
+    /// No descriptor or no thread can be had.
+    pub fn start() -> Result<Arc<Listener>, Failure> {
+        let failed = |error: io::Error| Failure::io("cannot start", "the thread that listens to commands", &error);
+        let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let listener = Arc::new(Listener { waiting, endpoints: Mutex::default(), next: AtomicU64::new(0) });
+        let listening = Arc::clone(&listener);
+        let thread = thread::Builder::new()
+            .name("nacre-listen".to_owned())
+            .stack_size(128 << 10)
+            .spawn(move || listening.listen());
+        thread.map(|_| listener).map_err(failed)
+    }
+
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn listen(&self) {
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
+        loop {
+            let ready = match epoll::wait(&self.waiting, &mut events, None) {
+                Ok(ready) => ready,
+                Err(rustix::io::Errno::INTR) => 0,
+                Err(error) => return tracing::error!(%error, "commands are not answered any more"),
+            };
+            for event in events.iter().take(ready) {
+                let endpoint = self.endpoints.lock().get(&event.data.u64()).cloned();
+                if let Some(error) = endpoint.and_then(|endpoint| self.accept(&endpoint).err()) {
+                    tracing::warn!(%error, "a command could not be answered");
+                    // Out of descriptors or threads: do not turn in circles until there are some
+                    // again.
+                    clock::pause(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn accept(&self, endpoint: &Arc<Served>) -> io::Result<()> {
+        let stream = match endpoint.listener.accept() {
+            Ok((stream, _)) => stream,
+            // The caller has given up.
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        stream.set_nonblocking(false)?;
+        let number = self.number();
+        endpoint.callers.lock().insert(number, stream.try_clone()?);
+        let work = Arc::clone(endpoint);
+        let serve = move || {
+            if let Some(caller) = admit(stream, &work.open) {
+                (work.serving)(&caller);
+            }
+            work.callers.lock().remove(&number);
+        };
+        let thread = thread::Builder::new().name("nacre-control".to_owned()).spawn(serve);
+        thread.map(drop).inspect_err(|_| drop(endpoint.callers.lock().remove(&number)))
+    }
+}
+
+/// Root and the owner of this process are served, nobody else.
+fn admit(stream: UnixStream, open: &Arc<RwLock<bool>>) -> Option<Caller> {
+    let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+    if !credentials.uid.is_root() && credentials.uid != rustix::process::geteuid() {
+        return None;
+    }
+    stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(READING))).ok()?;
+    Some(Caller { stream, credentials, open: Arc::clone(open) })
+}
+
+/// A socket that is listened to, for as long as it lives.
+pub struct Endpoint {
+    /// Where it is.
+    pub path: PathBuf,
+    listener: Arc<Listener>,
+    number: u64,
+    served: Arc<Served>,
+}
+
+impl Endpoint {
+    /// Makes the socket in a directory that is ours alone, and serves callers.
+    ///
+    /// # Errors
+    /// A socket that cannot be made.
+    pub fn start(listener: &Arc<Listener>, path: &Path, serving: Serving) -> Result<Endpoint, Failure> {
+        let unready = path.with_extension("new");
+        // A socket of our own name is left from a process that is gone.
+        let _ = fs::remove_file(&unready);
+        path.parent().into_iter().for_each(crate::runtime::sweep);
+        let failed = |error: io::Error| Failure::io("cannot make the control socket", path.display(), &error);
+        // Between bind(2) and listen(2) it looks like a stale one, which others remove: it gets its
+        // name only when it answers.
+        let socket = UnixListener::bind(&unready).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let open = Arc::new(RwLock::new(true));
+        let served = Arc::new(Served { listener: socket, serving, open, callers: Mutex::default() });
+        let number = listener.number();
+        listener.endpoints.lock().insert(number, Arc::clone(&served));
+        let endpoint = Endpoint { path: path.to_owned(), listener: Arc::clone(listener), number, served };
+        epoll::add(
+            &listener.waiting,
+            &endpoint.served.listener,
+            epoll::EventData::new_u64(number),
+            epoll::EventFlags::IN,
+        )
+        .map_err(|error| Failure::io("cannot listen on", path.display(), &error.into()))?;
+        fs::rename(&unready, path).map_err(failed)?;
+        Ok(endpoint)
+    }
+
+    /// Waits until what was asked is answered, and answers nothing from then on. Somebody who does
+    /// not listen is not waited for. Who is connected stays so until the endpoint is dropped.
+    pub fn close(&self) {
+        if self.listener.endpoints.lock().remove(&self.number).is_none() {
+            return;
+        }
+        // A socket that stays behind is recognised as stale by the next command.
+        let _ = fs::remove_file(&self.path);
+        if let Err(error) = epoll::delete(&self.listener.waiting, &self.served.listener) {
+            tracing::debug!(%error, "a socket was not listened to");
+        }
+        if let Some(mut open) = self.served.open.try_write_for(PATIENCE) {
+            *open = false;
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.close();
+        // Whoever asked for the end waits for this.
+        for caller in self.served.callers.lock().values() {
+            // One that has gone already needs no word.
+            let _ = caller.shutdown(Shutdown::Both);
+        }
+    }
+}
