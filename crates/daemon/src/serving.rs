@@ -28,6 +28,7 @@ use crate::{
     },
     unmount,
 };
+use fusewire::FusermountRefusal;
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
 use nacre_layers::context::Context;
 use nacre_stack::{
@@ -502,7 +503,8 @@ fn unmountable(error: &MountError) -> Failure {
         MountError::Root(error) => io::Error::from_raw_os_error(error.raw()).kind(),
     };
     let failure = Failure::new(error.to_string());
-    if failure.what.contains("user_allow_other") {
+    let refusal = if let MountError::Mount(error) = error { FusermountRefusal::of(error) } else { None };
+    if refusal == Some(FusermountRefusal::OthersNotAllowed) {
         return failure
             .exit(Exit::Denied)
             .next("--no-allow-other mounts for yourself only; root can put user_allow_other into /etc/fuse.conf");

@@ -229,7 +229,10 @@ fn alike(caller: &UCred, own: &str) -> Result<(), String> {
     }
 }
 
-fn mount(office: &Office, request: &MountRequest) -> Result<(Live, Arc<Log>), (NotMounted, Option<Arc<Log>>)> {
+/// Why nothing was mounted, and the log that says more, where there is one already.
+type Unmounted = (NotMounted, Option<Arc<Log>>);
+
+fn mount(office: &Office, request: &MountRequest) -> Result<(Live, Arc<Log>), Unmounted> {
     let unlogged = |failure| (NotMounted::Failed(failure), None);
     let plan = request.plan().map_err(unlogged)?;
     let log = Log::open(plan.verbosity, plan.log_file.as_deref()).map(Arc::new).map_err(unlogged)?;
