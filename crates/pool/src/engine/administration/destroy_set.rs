@@ -50,7 +50,7 @@ impl Pool {
                 return refused("the pool's own file system goes with the pool".to_owned());
             }
             if open.contains_key(id) {
-                return refused("dataset is busy".to_owned());
+                return Err(PoolError::Busy);
             }
             if admin.catalog.children(*id)?.iter().any(|child| !gone.contains(child)) {
                 return refused("filesystem has children".to_owned());
