@@ -128,7 +128,7 @@ impl Peer {
 
 /// What [`find`] found.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct FoundMounts {
     /// The mounts that answer, by where they are mounted.
     pub peers: Vec<Peer>,
     /// The numbers of processes of ours that serve a mount and do not answer.
@@ -137,7 +137,7 @@ pub struct Found {
     pub unheard: BTreeSet<u32>,
 }
 
-impl Found {
+impl FoundMounts {
     /// Says who does not answer.
     pub fn tell_silent(&self) {
         // Warnings that nobody can read are not worth failing for.
@@ -152,9 +152,9 @@ impl Found {
 
 /// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the
 /// other side, whatever it says itself.
-pub fn find(whose: &Whose) -> Found {
+pub fn find(whose: &Whose) -> FoundMounts {
     let uid = rustix::process::geteuid().as_raw();
-    let mut found = Found::default();
+    let mut found = FoundMounts::default();
     let (ours, foreign): (Vec<Socket>, Vec<Socket>) =
         runtime::sockets(whose, "sock").into_iter().partition(|socket| socket.foreign().is_none());
     for (sockets, patience) in [(ours, STATUS_PATIENCE), (foreign, FOREIGN_PATIENCE)] {

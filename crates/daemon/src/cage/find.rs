@@ -6,7 +6,7 @@
 
 use super::{engine::Figures, record::CageRecord, report::CageReport};
 use crate::{
-    control::{self, Found, Peer},
+    control::{self, FoundMounts, Peer},
     failure::{Exit, Failure},
     report::{path_text, printable},
     runtime::Whose,
@@ -40,7 +40,7 @@ pub fn known() -> Result<Vec<CageReport>, Failure> {
     of(control::find(&Whose::Ours))
 }
 
-fn of(found: Found) -> Result<Vec<CageReport>, Failure> {
+fn of(found: FoundMounts) -> Result<Vec<CageReport>, Failure> {
     let mut cages: Vec<CageReport> = found.peers.into_iter().flat_map(|peer| peer.report.cages).collect();
     cages.iter_mut().for_each(sanitise);
     cages.extend(of_kernel()?);

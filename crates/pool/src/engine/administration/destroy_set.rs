@@ -30,8 +30,8 @@ impl Pool {
     /// Destroys all of it, or nothing. What only it holds is freed in the background.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for what is not there, is held, has clones or children that stay, is
-    /// in use, or is the pool's own file system.
+    /// [`PoolError::Refused`] for what is not there, is held, has clones or children that stay, or
+    /// is the pool's own file system; [`PoolError::Busy`] where something is in use.
     pub fn destroy_set(&self, set: &DestroySet) -> Result<(), PoolError> {
         self.close_datasets(&set.filesystems)?;
         self.commit_with(|admin, _| {
