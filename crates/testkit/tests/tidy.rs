@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 #[path = "tidy/libraries.rs"]
 mod libraries;
+#[path = "tidy/modules.rs"]
+mod modules;
 
 const SOFT_LINES: usize = 600;
 const HARD_LINES: usize = 1000;

@@ -6,7 +6,7 @@ use super::{
     wire::{MountRequest, Progress},
 };
 use crate::{
-    background::{self, Start},
+    background::{self, Started},
     clock,
     failure::Failure,
     plan::MountPlan,
@@ -95,8 +95,8 @@ fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure
         return Ok(Reached::Stream(stream));
     }
     match process::start(name)? {
-        Start::Failed(code) => Ok(Reached::Code(ExitCode::from(code))),
-        Start::Ready => {
+        Started::Failed(code) => Ok(Reached::Code(ExitCode::from(code))),
+        Started::Ready => {
             let stream = connect(socket)?;
             stream
                 .map(Reached::Stream)

@@ -51,7 +51,7 @@ pub fn name() -> Option<String> {
 ///
 /// # Errors
 /// It cannot be started.
-pub fn start(name: &str) -> Result<background::Start, Failure> {
+pub fn start(name: &str) -> Result<background::Started, Failure> {
     // For whoever looks at the list of processes.
     let arguments = [OsString::from(format!("--daemon={name}"))];
     background::spawn(OsStr::new("nacre"), arguments.into_iter(), &[(NAME, name)])
@@ -212,6 +212,9 @@ fn answer(caller: &Caller, office: &Arc<Office>) {
     });
 }
 
+/// Why nothing was mounted, and what was logged before that.
+type Refused = (NotMounted, Option<Arc<Log>>);
+
 /// Why nothing was mounted here.
 enum NotMounted {
     Apart(String),
@@ -229,10 +232,7 @@ fn alike(caller: &UCred, own: &str) -> Result<(), String> {
     }
 }
 
-/// Why nothing was mounted, and the log that says more, where there is one already.
-type Unmounted = (NotMounted, Option<Arc<Log>>);
-
-fn mount(office: &Office, request: &MountRequest) -> Result<(Live, Arc<Log>), Unmounted> {
+fn mount(office: &Office, request: &MountRequest) -> Result<(Live, Arc<Log>), Refused> {
     let unlogged = |failure| (NotMounted::Failed(failure), None);
     let plan = request.plan().map_err(unlogged)?;
     let log = Log::open(plan.verbosity, plan.log_file.as_deref()).map(Arc::new).map_err(unlogged)?;
