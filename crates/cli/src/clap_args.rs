@@ -2,7 +2,8 @@
 //! `clap` knows them. Pure.
 
 use crate::{
-    libfuse_args::{self, Given, Unknown},
+    libfuse_args::{self, Unknown},
+    option_value::Given,
     options::{Opt, Row, Spelling, TABLE},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};

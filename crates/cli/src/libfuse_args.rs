@@ -7,28 +7,15 @@
 //! the next argument, letters are not bundled, `--` ends the options, a backslash after `-o` takes
 //! the next character literally (`\054` too).
 
-use crate::options::{self, MountWord, Opt, Row};
+use crate::{
+    option_value::Given,
+    options::{self, MountWord, Opt, Row},
+};
 use nacre_daemon::failure::Failure;
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
 };
-
-/// One option as it was given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
-    /// Which.
-    pub option: Opt,
-    /// Its value; empty for a switch.
-    pub value: OsString,
-}
-
-impl Given {
-    /// An option with a value (empty for a switch).
-    pub fn new(option: Opt, value: impl Into<OsString>) -> Given {
-        Given { option, value: value.into() }
-    }
-}
 
 /// A command line, understood word by word.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

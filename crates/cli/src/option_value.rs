@@ -1,12 +1,35 @@
-//! The value of an option as it was given, and how each kind of value is read.
+//! An option as it was given, and how each kind of value is read.
 //!
 //! Used by the setters in the table of [`crate::options`]. Pure: whether a user or a file exists is
 //! found out when the stack is built; what makes no sense is refused here already.
 
-use crate::options::Row;
+use crate::options::{Opt, Row};
 use nacre_daemon::{failure::Failure, plan::Engine};
 use nacre_layers::size::Size;
-use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    ffi::{OsStr, OsString},
+    fmt,
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
+
+/// One option as it was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// Which.
+    pub option: Opt,
+    /// Its value; empty for a switch.
+    pub value: OsString,
+}
+
+impl Given {
+    /// An option with a value (empty for a switch).
+    pub fn new(option: Opt, value: impl Into<OsString>) -> Given {
+        Given { option, value: value.into() }
+    }
+}
 
 /// A value, and the option that it was given to.
 #[derive(Clone, Copy, Debug)]

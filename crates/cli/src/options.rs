@@ -143,9 +143,9 @@ fn allow_root() -> Result<(), Failure> {
 }
 
 // Rows that set nothing are accepted for the sake of old command lines and of fstab: threads are
-// always on (new objects are made with the right owner at once, so bindfs' reason for one thread does
-// not exist), the kernel checks permissions in front of every mount, sizes are negotiated, and the
-// kernel drops a mount whose daemon is gone.
+// always on (new objects are made with the right owner at once, so bindfs' reason for one thread
+// does not exist), the kernel checks permissions in front of every mount, sizes are negotiated, and
+// the kernel drops a mount whose daemon is gone. The parsers replace `-o` by the rows of its words.
 options! {
     "Ownership" {
         ForceUser Bindfs [Reload] "force-user" Some('u'), Some("USER"), |s, v| s.remap.force_user = Some(v.owner()?), "Show every object as owned by USER";
@@ -244,7 +244,7 @@ options! {
     "Mounting" {
         NoAllowOther Bindfs [Stack Cage Union] "no-allow-other" Some('n'), None, |s| s.door.allow_other = false, "Only the mounter may use the mount";
         ReadOnly Letter [Stack Cage Union] "read-only" Some('r'), None, |s| s.flag("ro").read_only = true, "Mount read-only, for root too (also: -o ro)";
-        Words Letter [Stack Cage KernelCage Union] "" Some('o'), Some("WORD[,WORD]..."), |s, v| s.apply_words(v)?, "Any long option without its dashes, and mount words: ro, nodev, nosuid, noexec, noatime, fsname=NAME, ... (may be repeated)";
+        Words Letter [Stack Cage KernelCage Union] "" Some('o'), Some("WORD[,WORD]..."), |_s| {}, "Any long option without its dashes, and mount words: ro, nodev, nosuid, noexec, noatime, fsname=NAME, ... (may be repeated)";
         Foreground Letter [Stack Cage Union] "foreground" Some('f'), None, |s| s.foreground = true, "Stay in the foreground: one process, which ends with the mount";
         Debug Letter [Stack Cage Union] "debug" Some('d'), None, |s| (s.debug, s.foreground) = (true, true), "Log every request; implies -f";
         SingleThread Letter [Stack Cage KernelCage Union] "" Some('s'), None, |_s| {}, "Accepted for libfuse's sake: several threads serve every mount";

@@ -5,7 +5,8 @@
 
 use crate::{
     cage, fs,
-    libfuse_args::{self, Given, Unknown},
+    libfuse_args::{self, Unknown},
+    option_value::Given,
     options::Opt,
     plan::{self, Plan},
     settings::Settings,

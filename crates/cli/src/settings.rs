@@ -5,8 +5,7 @@
 
 use crate::{
     cage::settings::CageSettings,
-    libfuse_args::{self, Given},
-    option_value::Value,
+    option_value::{Given, Value},
     options::{Spelling, Taker},
 };
 use nacre_daemon::{
@@ -111,16 +110,6 @@ impl Settings {
     pub fn deprecated(&mut self, value: Value<'_>, instead: &str) -> Result<String, Failure> {
         self.warnings.push(format!("--{} is deprecated: write --{instead}", value.row.name));
         value.owner()
-    }
-
-    /// The words after `-o`, in their place among the options.
-    ///
-    /// # Errors
-    /// A word that is not understood, or whose value does not fit.
-    pub fn apply_words(&mut self, value: Value<'_>) -> Result<(), Failure> {
-        let mut given = Vec::new();
-        libfuse_args::parse_words(value.given, libfuse_args::Unknown::Refuse, &mut given)?;
-        given.iter().try_for_each(|word| self.apply(word))
     }
 
     /// Whether one process can be all that was asked for.

@@ -2,7 +2,7 @@
 
 use super::settings::CageSettings;
 use crate::{
-    libfuse_args::Given,
+    option_value::Given,
     options::{Opt, Row, Taker},
     plan::{self, Plan},
     settings::Settings,

@@ -1,7 +1,8 @@
 //! What a command line asks of a union, as plain data. Pure: nothing here looks at the system.
 
 use crate::{
-    libfuse_args::{self, Given, Unknown},
+    libfuse_args::{self, Unknown},
+    option_value::Given,
     options::Taker,
     plan::{self, Plan},
     settings::Settings,
