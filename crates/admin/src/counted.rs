@@ -13,6 +13,7 @@ use std::time::Instant;
 use nacre_pool::device::Device;
 use serde::{Deserialize, Serialize};
 
+use crate::clock::moment;
 use crate::failing::Failing;
 
 /// What was counted since the import. Sums of bytes and of nanoseconds.
@@ -195,7 +196,7 @@ impl Counted {
             DeviceRequest::Trim => trim,
         };
         add(&kept.active, 1);
-        let began = Instant::now();
+        let began = moment();
         let done = work();
         let time = nanoseconds(began);
         kept.active.fetch_sub(1, Ordering::Relaxed);

@@ -198,7 +198,7 @@ fn refused(doing: &str, error: &PoolError) -> Refusal {
         PoolError::Limit { .. } => (Kind::NoSpace, "size is greater than available space".to_owned()),
         PoolError::CountLimit { .. } => (Kind::Quota, error.to_string()),
         PoolError::Property(error) => (Kind::Invalid, error.to_string()),
-        PoolError::Refused(why) if why.contains("busy") => (Kind::Busy, why.clone()),
+        PoolError::Busy => (Kind::Busy, error.to_string()),
         other => return Refusal::pool(doing, other),
     };
     Refusal::new(kind, format!("{doing}: {why}"))

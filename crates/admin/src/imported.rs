@@ -7,7 +7,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
@@ -19,6 +18,7 @@ use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
 use parking_lot::{Mutex, RwLock};
 
+use crate::clock::now;
 use crate::counted::Counted;
 use crate::failing::Failing;
 use crate::pool::{Figures, Scrub, Trim};
@@ -91,12 +91,6 @@ impl std::fmt::Debug for Imported {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Imported").field("name", &self.name()).finish_non_exhaustive()
     }
-}
-
-/// Now, seconds since 1970.
-#[must_use]
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// The clock that the kernel takes times from, where it keeps those of files itself: one that moves

@@ -220,7 +220,7 @@ pub fn run(
             ];
             let upgraded = pool
                 .store
-                .upgrade(crate::imported::now())
+                .upgrade(crate::clock::now())
                 .map_err(|error| Refusal::pool(format!("cannot upgrade '{name}'"), &error))?;
             if upgraded {
                 progress.note(&format!("Enabled the following features on '{name}':"));
@@ -249,7 +249,7 @@ pub fn run(
         }
         Request::AwaitFree => {
             while !pool.read_only && pool.pool.is_freeing() && progress.note("") {
-                std::thread::sleep(LOOK_UP);
+                crate::clock::pause(LOOK_UP);
             }
         }
         Request::Clear { device } => {
@@ -439,7 +439,7 @@ pub fn remember(pool: &Imported, uid: u32, text: &str) {
     // A row has no room for more.
     let fits: String = text.chars().take(HISTORY_LINE_MOST / 4).collect();
     let line = HistoryRow {
-        at: i64::try_from(crate::imported::now()).unwrap_or(i64::MAX),
+        at: i64::try_from(crate::clock::now()).unwrap_or(i64::MAX),
         txg: pool.store.durable(),
         uid,
         internal: false,

@@ -123,7 +123,7 @@ impl Watch {
     pub fn note(&self, class: &str, details: Vec<(String, String)>) {
         let mut state = self.state.lock();
         state.last += 1;
-        let event = Event { number: state.last, at: crate::imported::now(), class: class.to_owned(), details };
+        let event = Event { number: state.last, at: crate::clock::now(), class: class.to_owned(), details };
         if state.events.len() == EVENTS_MOST {
             state.events.pop_front();
         }

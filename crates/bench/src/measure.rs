@@ -1,6 +1,11 @@
 //! The run itself: units times rounds times targets, targets taking turns so that a slow minute of
 //! the machine hits all.
 //!
+//! How a number of docs/benchmarks.md comes about: its row is a test of a table (`table/`), its
+//! column a target (`target.rs`: what is mounted, with which options). In each round every target
+//! gets a visit: it is mounted afresh, and a workload (`workload/`) takes one sample of each test of
+//! a group. The number is the median of the rounds' samples, beside that of `direct` (`summary.rs`).
+//!
 //! The calling thread owns the mounts; each visit's workload runs on a thread of its own and talks
 //! to it over channels. A target that cannot be mounted, or fails a workload, is left out from
 //! there on and the reason is recorded; it never stops the others.

@@ -5,14 +5,14 @@
 //! [`Invocation`] out.
 
 use crate::{
-    arguments::{View, all_users, given, many, mounts, one, options, path, view, view_arguments, words_argument},
     cage::command::{self as cage, CageVerb},
+    clap_args::{View, all_users, given, many, mounts, one, options, path, view, view_arguments, words_argument},
     copy::{self, CopyCommand},
     fs::command::{self as fs, FsVerb},
-    options::{Form, Opt, TABLE},
+    options::{Spelling, Taker},
     plan::{self, Asked, Plan},
     pool::{self, verb::PoolVerb},
-    settings::{self, Settings},
+    settings::Settings,
     union::command::{self as union, UnionVerb},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -117,7 +117,7 @@ fn mirror() -> Command {
         )
         .arg(path("SOURCE", "The directory to show (a file: with --engine=kernel)"))
         .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
-        .args(options(|row| row.form != Form::Cage))
+        .args(options(|row| row.spelling != Spelling::Cage))
 }
 
 fn bindfs() -> Command {
@@ -126,7 +126,7 @@ fn bindfs() -> Command {
         .after_help("Examples:\n  nacre bindfs -u www-data -p a-w /srv/photos /var/www/photos\n  nacre bindfs -o ro,force-user=www-data /srv/photos /var/www/photos")
         .arg(path("SOURCE", "The directory to show (a file: with --engine=kernel)"))
         .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
-        .args(options(|row| row.form != Form::Cage))
+        .args(options(|row| row.spelling != Spelling::Cage))
 }
 
 /// For the list of commands: the line itself is read by [`crate::overlay`].
@@ -146,7 +146,7 @@ fn stack() -> Command {
         )
         .arg(path("STACK", "A TOML file, or layers from the bottom up: 'host:DIRECTORY | LAYER:KEY=VALUE,...'"))
         .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
-        .args(options(|row| !settings::is_layer(row.id) && row.id != Opt::Engine))
+        .args(options(|row| row.is_for(Taker::Stack)))
 }
 
 fn umount() -> Command {
@@ -206,7 +206,7 @@ fn reload() -> Command {
         .about("Give a mount other rules, or let it read users and groups again, without unmounting")
         .after_help("Examples:\n  nacre reload /mnt/data\n  nacre reload /mnt/data --force-user=bob --perms=a-w\n\nWith options, these are the new rules, all of them; without, the rules stay.")
         .arg(path("MOUNTPOINT", "Which mount"))
-        .args(options(|row| settings::is_rule(row.id)))
+        .args(options(|row| row.is_for(Taker::Reload)))
         .arg(words_argument())
 }
 
@@ -263,8 +263,8 @@ pub fn parse(matches: &ArgMatches) -> Result<Invocation, Failure> {
         )?),
         "umount" => Invocation::Umount { lazy: matches.get_flag("lazy"), mountpoints: many(matches) },
         "status" => Invocation::Status { view: view(matches), mountpoints: many(matches) },
-        "top" => top_order(matches)?,
-        "reload" => reload_order(matches)?,
+        "top" => parse_top(matches)?,
+        "reload" => parse_reload(matches)?,
         "metrics" => Invocation::Metrics { everybody: matches.get_flag("all-users"), mountpoints: many(matches) },
         "copy" => Invocation::Copy(Box::new(copy::parse(matches))),
         "bench" => Invocation::Bench(Box::new(matches.clone())),
@@ -277,7 +277,7 @@ pub fn parse(matches: &ArgMatches) -> Result<Invocation, Failure> {
     })
 }
 
-fn top_order(matches: &ArgMatches) -> Result<Invocation, Failure> {
+fn parse_top(matches: &ArgMatches) -> Result<Invocation, Failure> {
     let interval = matches.get_one::<f64>("interval").copied().unwrap_or(1.0);
     if !(0.05..=86_400.0).contains(&interval) {
         return Err(Failure::usage(format!("interval: \"{interval}\" is not a number of seconds from 0.05 to 86400")));
@@ -286,10 +286,10 @@ fn top_order(matches: &ArgMatches) -> Result<Invocation, Failure> {
     Ok(Invocation::Top { rounds, interval, everybody: matches.get_flag("all-users"), mountpoints: many(matches) })
 }
 
-fn reload_order(matches: &ArgMatches) -> Result<Invocation, Failure> {
+fn parse_reload(matches: &ArgMatches) -> Result<Invocation, Failure> {
     let given = given(matches)?;
-    if let Some(other) = given.iter().find(|given| !settings::is_rule(given.option)) {
-        let name = TABLE.iter().find(|row| row.id == other.option).map_or("", |row| row.name);
+    if let Some(other) = given.iter().find(|given| !given.option.row().is_for(Taker::Reload)) {
+        let name = other.option.row().name;
         return Err(
             Failure::usage(format!("option {name} cannot be changed while mounted")).next("unmount and mount again")
         );

@@ -1,9 +1,9 @@
 //! `nacre copy`: the command line of `nacre_copy`, its progress and its last words.
 
-use crate::{arguments, output::print};
+use crate::{clap_args, clock, output::print};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
-use nacre_copy::{CopyEvent, Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Verify};
+use nacre_copy::{CopyEvent, Figures, Lack, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Verify};
 use nacre_daemon::{
     failure::{Exit, Failure},
     report::path_text,
@@ -47,8 +47,8 @@ pub fn command() -> Command {
         .after_help(
             "Examples:\n  nacre copy /srv/photos /tank/photos\n  nacre copy --verify /srv/mail /mnt/new-disk/mail\n  nacre copy --update /srv/photos /tank/photos\n  nacre copy --verify-only /srv/photos /tank/photos\n  nacre copy --json /srv/photos /tank/photos | tee copy.log\n\nThe content of SOURCE becomes the content of DEST. A copy that was interrupted goes on when the same command is given again.",
         )
-        .arg(arguments::path("SOURCE", "The directory to copy"))
-        .arg(arguments::path("DEST", "The directory that becomes like it; made if missing, else it has to be empty"))
+        .arg(clap_args::path("SOURCE", "The directory to copy"))
+        .arg(clap_args::path("DEST", "The directory that becomes like it; made if missing, else it has to be empty"))
         .arg(
             Arg::new("jobs")
                 .short('j')
@@ -96,8 +96,8 @@ pub fn parse(matches: &ArgMatches) -> CopyCommand {
         _ => Reflink::Auto,
     };
     let options = Options {
-        source: PathBuf::from(arguments::one(matches, "SOURCE")),
-        destination: PathBuf::from(arguments::one(matches, "DEST")),
+        source: PathBuf::from(clap_args::one(matches, "SOURCE")),
+        destination: PathBuf::from(clap_args::one(matches, "DEST")),
         jobs: jobs.unwrap_or((processors * 2).clamp(4, 32)),
         update: matches.get_flag("update"),
         verify,
@@ -125,7 +125,7 @@ pub fn run(order: &CopyCommand) -> Result<ExitCode, Failure> {
     stop_on_signals(&stop)?;
     let figures = Figures::default();
     let voice = Voice::new(order);
-    let begun = Instant::now();
+    let begun = clock::now();
     let outcome = {
         let over = (Mutex::new(false), Condvar::new());
         thread::scope(|scope| {
@@ -287,7 +287,7 @@ fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f
         add(&mut object, "complete", json!(outcome.complete()));
         add(&mut object, "resumed", json!(outcome.resumed));
         add(&mut object, "interrupted", json!(outcome.interrupted));
-        add(&mut object, "reason", json!(outcome.fatal));
+        add(&mut object, "reason", json!(outcome.fatal.as_ref().map(|fatal| &fatal.what)));
         line(&object);
     } else if !order.quiet {
         print(&summary(now, elapsed, outcome.resumed))?;
@@ -296,7 +296,7 @@ fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f
     let again = if only { "" } else { "the same command again goes on where this one ended" };
     match outcome {
         _ if outcome.complete() => Ok(ExitCode::SUCCESS),
-        Outcome { fatal: Some(reason), .. } => Err(Failure::new(reason.clone()).next(after(reason, again))),
+        Outcome { fatal: Some(fatal), .. } => Err(Failure::new(fatal.what.clone()).next(after(fatal.lack, again))),
         Outcome { interrupted: true, .. } => Err(Failure::new("interrupted").next(again)),
         _ => {
             let what =
@@ -309,12 +309,12 @@ fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f
 }
 
 /// What to do about something that ended the whole copy.
-fn after(reason: &str, again: &str) -> String {
-    let first = match reason {
-        _ if reason.contains("No space left") => "make room in DEST; ",
-        _ if reason.contains("quota") => "raise the quota of DEST; ",
-        _ if reason.contains("Too many open files") => "raise the limit (`ulimit -n`); ",
-        _ => "",
+fn after(lack: Option<Lack>, again: &str) -> String {
+    let first = match lack {
+        Some(Lack::Room) => "make room in DEST; ",
+        Some(Lack::Quota) => "raise the quota of DEST; ",
+        Some(Lack::OpenFiles) => "raise the limit (`ulimit -n`); ",
+        None => "",
     };
     format!("{first}{again}")
 }
@@ -472,6 +472,6 @@ mod tests {
 
     #[test]
     fn a_full_destination_is_told_with_what_to_do() {
-        assert_eq!(after("cannot write /b/x: No space left on device", "again"), "make room in DEST; again");
+        assert_eq!(after(Some(Lack::Room), "again"), "make room in DEST; again");
     }
 }

@@ -8,6 +8,7 @@
 //!  value    values as people read them
 //! ```
 
+pub mod args;
 mod ask;
 pub mod command;
 mod diff;
@@ -19,4 +20,3 @@ mod space;
 #[cfg(test)]
 mod tests;
 mod value;
-pub mod words;

@@ -3,16 +3,20 @@
 //! The same program is `bindfs`, `fuse-overlayfs` and `mount.fuse.nacre` when it is called by these
 //! names.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-mod arguments;
 mod bench;
 mod cage;
+mod clap_args;
+mod clock;
 mod columns;
 mod commands;
 mod copy;
 mod documents;
 mod fs;
+mod libfuse_args;
 mod metrics;
+mod option_value;
 mod options;
 mod output;
 mod overlay;
@@ -28,7 +32,6 @@ mod tests;
 mod top;
 mod umount;
 mod union;
-mod words;
 
 use std::process::ExitCode;
 

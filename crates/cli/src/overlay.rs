@@ -69,7 +69,7 @@ pub(crate) const UNNEEDED: &[&str] = &[
 
 /// What the words say.
 #[derive(Default)]
-struct Told {
+struct OverlayWords {
     lower: Option<OsString>,
     upper: Option<PathBuf>,
     work: Option<PathBuf>,
@@ -91,7 +91,7 @@ pub fn overlay(
     root: bool,
     whiteout_files: bool,
 ) -> Result<Plan, Failure> {
-    let mut told = Told { settings: defaults(), ..Told::default() };
+    let mut told = OverlayWords { settings: defaults(), ..OverlayWords::default() };
     let mut positionals = Vec::new();
     let mut rest = arguments.into_iter();
     while let Some(argument) = rest.next() {
@@ -210,7 +210,7 @@ fn ranges(word: &str, value: &OsStr) -> Result<Option<String>, Failure> {
     Ok(Some(ranges.to_string()))
 }
 
-impl Told {
+impl OverlayWords {
     fn debug(&mut self) {
         self.settings.debug = true;
         self.settings.foreground = true;

@@ -5,11 +5,12 @@
 
 use crate::{
     cage, fs,
+    libfuse_args::{self, Unknown},
+    option_value::Given,
     options::Opt,
     plan::{self, Plan},
     settings::Settings,
     union,
-    words::{self, Given, Unknown},
 };
 use nacre_daemon::{failure::Failure, plan::FUSE_OVERLAYFS, pool::start::ZPOOL};
 use std::{
@@ -66,12 +67,12 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
     // Words of unions are not in bindfs' table: their line is read as mount(8) writes it.
     let others = |argument: &OsString| {
         nacre_daemon::union::place::prefixed(argument).is_some()
-            || fs::words::dataset(program, std::slice::from_ref(argument)).is_some()
+            || fs::args::dataset(program, std::slice::from_ref(argument)).is_some()
     };
     if program != "bindfs" && arguments.iter().any(others) {
         return mount_program(program, arguments);
     }
-    let words = words::parse(arguments, Unknown::Refuse)?;
+    let words = libfuse_args::parse(arguments, Unknown::Refuse)?;
     let settings = Settings::fold(&words.given)?;
     if settings.help {
         return Ok(Plan::Help);
@@ -94,19 +95,19 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
 /// A wrong command line.
 pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
     let MountCall { mut given, texts, unknown, mut positionals, fake } = mount_call(arguments)?;
-    if let Some(name) = fs::words::dataset(program, &positionals) {
-        let plan = fs::words::mount(name, &positionals, &texts, !given.is_empty())?;
+    if let Some(name) = fs::args::dataset(program, &positionals) {
+        let plan = fs::args::mount(name, &positionals, &texts, !given.is_empty())?;
         return Ok(if fake { Plan::Nothing } else { plan });
     }
     let branches =
         positionals.first().and_then(|first| nacre_daemon::union::place::prefixed(first)).map(OsStr::to_owned);
     if branches.is_some() || union::plan::names_branches(&texts) {
         positionals.splice(..1.min(positionals.len()), [branches.unwrap_or_default()]);
-        let plan = union::plan::union(program, given, union::plan::told(&texts, unknown)?, positionals);
+        let plan = union::plan::union(program, given, union::plan::read_words(&texts, unknown)?, positionals);
         return if fake { plan.map(|_| Plan::Nothing) } else { plan };
     }
     for text in texts {
-        words::parse_words(&text, unknown, &mut given)?;
+        libfuse_args::parse_words(&text, unknown, &mut given)?;
     }
     let settings = Settings::fold(&given)?;
     if fake {

@@ -1,6 +1,7 @@
 //! `nacre pool` and `zpool`: the command line ([`command`], [`verb`]) and what is printed. The
 //! process that owns a pool is in `nacre_daemon::pool`, what the verbs mean in `nacre_admin`.
 
+mod args;
 mod called;
 pub mod chosen;
 pub mod command;
@@ -11,7 +12,6 @@ mod importing;
 mod iostat;
 mod json;
 mod list;
-pub mod manners;
 pub mod run;
 mod scripts;
 mod starting;
@@ -20,4 +20,4 @@ mod upgrade;
 mod vdevs;
 pub mod verb;
 pub mod version;
-mod words;
+pub mod zfs_usage;

@@ -4,7 +4,7 @@ use crate::{
     bench, cage,
     commands::{self, Invocation},
     copy, documents, fs, metrics,
-    options::{Form, TABLE},
+    options::{Spelling, TABLE},
     output::print,
     overlay,
     personality::{self, Personality},
@@ -81,7 +81,7 @@ fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
     let matches = match table.clone().try_get_matches_from(std::iter::once(argv0).chain(arguments.iter().cloned())) {
         Ok(matches) => matches,
         Err(error) => {
-            if let Some(failure) = pool::manners::wrong(&error, &table, &arguments) {
+            if let Some(failure) = pool::zfs_usage::wrong(&error, &table, &arguments) {
                 return failure.report("nacre");
             }
             // Help and the version come here, too; nobody is left to tell when the output is
@@ -91,7 +91,7 @@ fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
         }
     };
     let done = commands::parse(&matches).and_then(invoke);
-    finish("nacre", done.map_err(|failure| pool::manners::explained(failure, &table, &arguments)))
+    finish("nacre", done.map_err(|failure| pool::zfs_usage::explained(failure, &table, &arguments)))
 }
 
 fn finish(program: &str, outcome: Result<ExitCode, Failure>) -> ExitCode {
@@ -205,7 +205,7 @@ fn help(program: &str) -> String {
         "Usage: {program} [options] SOURCE MOUNTPOINT\n\nShows a directory at a second place, with other owners, modes and rules.\n"
     );
     let mut heading = "";
-    for row in TABLE.iter().filter(|row| !matches!(row.form, Form::Word | Form::Cage)) {
+    for row in TABLE.iter().filter(|row| !matches!(row.spelling, Spelling::Word | Spelling::Cage)) {
         if row.heading != heading {
             heading = row.heading;
             text.push_str(&format!("\n{heading}:\n"));

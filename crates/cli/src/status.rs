@@ -3,7 +3,7 @@
 //! [`gather`] asks the mounts; everything else is pure.
 
 use crate::{
-    arguments::View,
+    clap_args::View,
     columns::{self, Align},
 };
 use nacre_daemon::{

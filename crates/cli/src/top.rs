@@ -3,6 +3,7 @@
 //! [`frame`] is pure; [`run`] asks, draws and waits.
 
 use crate::{
+    clock,
     columns::{self, Align},
     status,
 };
@@ -22,7 +23,7 @@ pub fn run(rounds: Option<u64>, interval: f64, mountpoints: &[PathBuf], everybod
     let mut before: Option<(Instant, Vec<Report>)> = None;
     let mut round = 0;
     loop {
-        let now = (Instant::now(), status::gather(mountpoints, everybody)?);
+        let now = (clock::now(), status::gather(mountpoints, everybody)?);
         let seconds = before.as_ref().map(|(then, _)| now.0.duration_since(*then).as_secs_f64());
         let old = before.as_ref().map_or(&[][..], |(_, reports)| reports);
         let mut text = frame(old, &now.1, seconds, terminal);
@@ -46,7 +47,7 @@ pub fn run(rounds: Option<u64>, interval: f64, mountpoints: &[PathBuf], everybod
             return Ok(());
         }
         before = Some(now);
-        std::thread::sleep(Duration::from_secs_f64(interval));
+        clock::pause(Duration::from_secs_f64(interval));
     }
 }
 

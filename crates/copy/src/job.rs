@@ -1,7 +1,7 @@
 //! What all workers of one copy know, made by `run.rs`.
 
 use crate::{
-    CopyEvent, Options, Verify,
+    CopyEvent, Fatal, Lack, Options, Verify,
     figures::{Figures, add},
     metadata::{Identity, Meta},
     pair::{Pair, duplicate},
@@ -39,7 +39,7 @@ pub(crate) struct Job<'a> {
     pub(crate) complete: AtomicBool,
     /// The file systems that were written to.
     pub(crate) devices: Mutex<BTreeMap<u64, OwnedFd>>,
-    pub(crate) fatal: Mutex<Option<String>>,
+    pub(crate) fatal: Mutex<Option<Fatal>>,
     pub(crate) over: AtomicBool,
 }
 
@@ -69,8 +69,7 @@ impl Job<'_> {
             (self.told)(CopyEvent::Failed(sentence));
             return;
         }
-        self.fatal.lock().get_or_insert(sentence);
-        self.over.store(true, Ordering::Relaxed);
+        self.fail_wholly(sentence, trouble.lack());
     }
 
     /// Tells something.
@@ -145,8 +144,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    pub(crate) fn fail_wholly(&self, what: String) {
-        self.fatal.lock().get_or_insert(what);
+    pub(crate) fn fail_wholly(&self, what: String, lack: Option<Lack>) {
+        self.fatal.lock().get_or_insert(Fatal { what, lack });
         self.over.store(true, Ordering::Relaxed);
     }
 }

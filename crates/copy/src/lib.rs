@@ -102,7 +102,7 @@ pub struct Outcome {
     /// Somebody asked it to stop.
     pub interrupted: bool,
     /// Why it could not go on at all.
-    pub fatal: Option<String>,
+    pub fatal: Option<Fatal>,
     /// Entries that failed.
     pub failures: u64,
 }
@@ -112,6 +112,26 @@ impl Outcome {
     pub fn complete(&self) -> bool {
         !self.interrupted && self.fatal.is_none() && self.failures == 0
     }
+}
+
+/// Why a copy could not go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fatal {
+    /// What, where and why.
+    pub what: String,
+    /// What there is too little of, where that is the reason.
+    pub lack: Option<Lack>,
+}
+
+/// What there may be too little of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// Room on the device.
+    Room,
+    /// Room that the user may take.
+    Quota,
+    /// Descriptors of open files.
+    OpenFiles,
 }
 
 /// Why a copy did not begin.

@@ -11,13 +11,14 @@ use crate::{
     queue::Queue,
     scout,
     state::{self, CopyState},
-    trouble::{reason, shown},
+    trouble::{lack, reason, shown},
     walk::{Walk, Worker},
 };
 use parking_lot::{Condvar, Mutex};
 use rustix::fs;
 use std::{
     collections::BTreeMap,
+    io,
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     sync::{
@@ -107,7 +108,8 @@ impl Job<'_> {
         let prepared = Worker::new(&walk, 0).prepare(root, dest);
         drop(walk);
         if let Err(trouble) = prepared {
-            self.fail_wholly(trouble.sentence(&self.options.source, &self.options.destination, &root.path));
+            let sentence = trouble.sentence(&self.options.source, &self.options.destination, &root.path);
+            self.fail_wholly(sentence, trouble.lack());
             return;
         }
         self.copy_and_note(root, state);
@@ -130,7 +132,8 @@ impl Job<'_> {
     /// The copy is complete: the note goes, and the root, which it has changed, gets its metadata.
     fn end(&self, root: &Arc<Pair>) {
         if let Err(error) = CopyState::remove(root.dest.as_fd()) {
-            self.fail_wholly(failed("cannot remove", &self.options.destination.join(state::NAME), &error).what);
+            let what = failed("cannot remove", &self.options.destination.join(state::NAME), &error).what;
+            self.fail_wholly(what, lack(&error));
             return;
         }
         let walk = Walk { job: self, compare: false, queue: Queue::new(0), links: Links::default() };
@@ -145,7 +148,8 @@ impl Job<'_> {
 
     fn sync_or_fail(&self) {
         if let Err(error) = self.sync() {
-            self.fail_wholly(format!("cannot write out {}: {}", shown(&self.options.destination), reason(&error)));
+            let what = format!("cannot write out {}: {}", shown(&self.options.destination), reason(&error));
+            self.fail_wholly(what, lack(&error));
         }
     }
 
@@ -174,7 +178,8 @@ impl Job<'_> {
             state.write(root.dest.as_fd())
         });
         if let Err(error) = noted {
-            self.fail_wholly(failed("cannot note the progress in", &self.options.destination, &error).what);
+            let what = failed("cannot note the progress in", &self.options.destination, &error).what;
+            self.fail_wholly(what, lack(&error));
         }
     }
 
@@ -182,8 +187,8 @@ impl Job<'_> {
     fn walk(&self, root: &Arc<Pair>, compare: bool, ended: impl FnOnce()) {
         let workers = self.options.jobs.max(1);
         let walk = Walk { job: self, compare, queue: Queue::new(workers), links: Links::default() };
-        if let Err(error) = fs::seek(&root.source, fs::SeekFrom::Start(0)) {
-            self.fail_wholly(failed("cannot read the directory", &self.options.source, &error.into()).what);
+        if let Err(error) = fs::seek(&root.source, fs::SeekFrom::Start(0)).map_err(io::Error::from) {
+            self.fail_wholly(failed("cannot read the directory", &self.options.source, &error).what, lack(&error));
         }
         thread::scope(|scope| {
             let walk = &walk;

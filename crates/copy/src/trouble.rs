@@ -1,5 +1,6 @@
 //! What can go wrong with one entry, in words, and whether the whole copy can go on after it.
 
+use crate::Lack;
 use rustix::io::Errno;
 use std::{io, path::Path};
 
@@ -32,6 +33,11 @@ impl Trouble {
             Some(Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO) => *side == Side::Destination,
             _ => false,
         }
+    }
+
+    /// What there is too little of, where that is the reason.
+    pub(crate) fn lack(&self) -> Option<Lack> {
+        if let Trouble::Call(_, _, error) = self { lack(error) } else { None }
     }
 
     /// Whether the entry is simply not there any more.
@@ -71,6 +77,16 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
     }
 }
 
+/// What there is too little of, where that is what the system says.
+pub(crate) fn lack(error: &io::Error) -> Option<Lack> {
+    match Errno::from_raw_os_error(error.raw_os_error()?) {
+        Errno::NOSPC => Some(Lack::Room),
+        Errno::DQUOT => Some(Lack::Quota),
+        Errno::MFILE | Errno::NFILE => Some(Lack::OpenFiles),
+        _ => None,
+    }
+}
+
 /// The system's own words, without the number that the standard library adds.
 pub(crate) fn reason(error: &io::Error) -> String {
     let text = error.to_string();
@@ -99,6 +115,8 @@ mod tests {
             "cannot write /b/x\\ny: No space left on device"
         );
         assert!(full.is_fatal() && !full.is_gone());
+        assert_eq!(full.lack(), Some(Lack::Room));
+        assert_eq!(Err::<(), _>(Errno::IO).destination("write").unwrap_err().lack(), None);
         let gone = Err::<(), _>(Errno::NOENT).source("open").unwrap_err();
         assert_eq!(gone.sentence(source, destination, Path::new("")), "cannot open /a: No such file or directory");
         assert!(gone.is_gone() && !gone.is_fatal());

@@ -32,7 +32,7 @@ const DESCRIPTORS: u64 = 1 << 20;
 
 /// How the background process ended its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum Started {
     /// The mount answers.
     Ready,
     /// It said why not, and ended with this code.
@@ -54,7 +54,7 @@ pub fn reason() -> String {
 ///
 /// # Errors
 /// The process cannot be started.
-pub fn start(reason: &str) -> Result<Start, Failure> {
+pub fn start(reason: &str) -> Result<Started, Failure> {
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| OsString::from("nacre"));
     spawn(&name, arguments, &[(REASON, reason)])
@@ -69,7 +69,7 @@ pub fn spawn(
     name: &OsStr,
     arguments: impl Iterator<Item = OsString>,
     settings: &[(&str, &str)],
-) -> Result<Start, Failure> {
+) -> Result<Started, Failure> {
     // A script's open files and locks are its own, not those of a process that outlives it.
     if let Err(error) = nacre_sys::descriptors::close_on_exec_from(3) {
         tracing::debug!(%error, "descriptors of the caller stay open");
@@ -92,11 +92,11 @@ pub fn spawn(
         }
     }
     if said == READY {
-        return Ok(Start::Ready);
+        return Ok(Started::Ready);
     }
     let status = child.wait().map_err(failed)?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
-    code.map(Start::Failed)
+    code.map(Started::Failed)
         .ok_or_else(|| Failure::new(format!("the process that serves the mount ended before it answered: {status}")))
 }
 
@@ -171,7 +171,7 @@ fn raise_descriptor_limit() {
 /// The process cannot be started.
 pub fn in_background(reason: &str) -> Result<ExitCode, Failure> {
     Ok(match start(reason)? {
-        Start::Ready => ExitCode::SUCCESS,
-        Start::Failed(code) => ExitCode::from(code),
+        Started::Ready => ExitCode::SUCCESS,
+        Started::Failed(code) => ExitCode::from(code),
     })
 }

@@ -9,6 +9,7 @@ use crate::{
         change::{InodeChange, SizeChange},
         report::CageReport,
     },
+    clock,
     failure::{Exit, Failure},
     mountinfo,
     report::Report,
@@ -127,7 +128,7 @@ impl Peer {
 
 /// What [`find`] found.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct FoundMounts {
     /// The mounts that answer, by where they are mounted.
     pub peers: Vec<Peer>,
     /// The numbers of processes of ours that serve a mount and do not answer.
@@ -136,7 +137,7 @@ pub struct Found {
     pub unheard: BTreeSet<u32>,
 }
 
-impl Found {
+impl FoundMounts {
     /// Says who does not answer.
     pub fn tell_silent(&self) {
         // Warnings that nobody can read are not worth failing for.
@@ -151,13 +152,13 @@ impl Found {
 
 /// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the
 /// other side, whatever it says itself.
-pub fn find(whose: &Whose) -> Found {
+pub fn find(whose: &Whose) -> FoundMounts {
     let uid = rustix::process::geteuid().as_raw();
-    let mut found = Found::default();
+    let mut found = FoundMounts::default();
     let (ours, foreign): (Vec<Socket>, Vec<Socket>) =
         runtime::sockets(whose, "sock").into_iter().partition(|socket| socket.foreign().is_none());
     for (sockets, patience) in [(ours, STATUS_PATIENCE), (foreign, FOREIGN_PATIENCE)] {
-        let until = Instant::now() + patience;
+        let until = clock::now() + patience;
         for (socket, answer) in ask_all(sockets, until, move |socket| status(socket, until)) {
             let late = match answer {
                 Some(Ok(Answer::Status(report))) => {
@@ -221,7 +222,7 @@ pub fn whose(paths: &[PathBuf]) -> Whose {
 /// end of whatever served it, so that what lies below is free when the command returns.
 fn converse(socket: &Socket, request: &Request) -> Result<Answer, CallError> {
     let stream = socket.connect(PATIENCE)?;
-    let until = socket.foreign().map(|_| Instant::now() + PATIENCE);
+    let until = socket.foreign().map(|_| clock::now() + PATIENCE);
     if until.is_none() {
         stream.set_read_timeout(Some(PATIENCE))?;
     }

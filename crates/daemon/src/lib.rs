@@ -3,9 +3,11 @@
 //!
 //! Callers: the command line, which reads arguments and prints what is answered here.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod background;
 pub mod cage;
+mod clock;
 pub mod control;
 pub mod door;
 pub mod failure;

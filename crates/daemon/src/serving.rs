@@ -11,6 +11,7 @@ use crate::{
         change::{InodeChange, SizeChange},
         report::CageReport,
     },
+    clock,
     control::{self, Answer, Request},
     door,
     failure::{Exit, Failure},
@@ -23,10 +24,11 @@ use crate::{
     shared::company::Seat,
     union::{
         self,
-        requests::{Place, UnionAnswer, UnionRequest},
+        requests::{BranchPosition, UnionAnswer, UnionRequest},
     },
     unmount,
 };
+use fusewire::FusermountRefusal;
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
 use nacre_layers::context::Context;
 use nacre_stack::{
@@ -41,7 +43,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How long a mount that nobody here uses any more may take to end. One that lasts longer is held
@@ -118,7 +120,7 @@ impl Live {
                 source,
                 engine_reason: reason,
                 immutable: plan.door.immutable,
-                started: Instant::now(),
+                started: clock::now(),
             },
             spec: Mutex::new(spec),
             mount,
@@ -265,7 +267,7 @@ impl Serving {
     /// Answers a command on the union, which may change what the stack consists of.
     fn union(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
         let mountpoint = self.mount.status().mountpoint;
-        let served = union::serving::Served {
+        let served = union::serving::ServedUnion {
             stack: &self.stack,
             context: &self.context,
             mountpoint: &mountpoint,
@@ -312,7 +314,7 @@ impl Serving {
             // Somebody has added it by hand.
             true => Ok(()),
             false => {
-                let place = Place::At(place(&present) + 1);
+                let place = BranchPosition::At(place(&present) + 1);
                 self.union(UnionRequest::Add { branch: absent.branch.text().into_vec(), place }).map(drop)
             }
         };
@@ -337,21 +339,19 @@ impl Serving {
         if !self.mount.attached() {
             return if lazy { Ok(()) } else { self.end_detached() };
         }
-        let mut ended = self.mount.unmount(lazy);
+        let mut ended = Ok(());
         // Whoever settles the collected writes of a cage is a user of the mount himself, for a
-        // moment. Each try takes its time, too: whoever asked must hear of the end of this before
-        // he gives up, since what was refused is not done later.
-        let until = Instant::now() + HELD;
-        while !self.stack.cages().is_empty()
-            && Instant::now() < until
-            && ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
-        {
-            thread::sleep(Duration::from_millis(10));
+        // moment, and the kernel tells nobody when a mount is not busy any more. Each try takes its
+        // time, too: whoever asked must hear of the end of this before he gives up, since what was
+        // refused is not done later.
+        let patience = if self.stack.cages().is_empty() { Duration::ZERO } else { HELD };
+        clock::look_until(patience, Duration::from_millis(10), || {
             ended = self.mount.unmount(lazy);
-        }
+            !ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+        });
         let place = || path_text(&self.mount.status().mountpoint);
         ended.map_err(|error| unmount::refused(&place(), &error))?;
-        if lazy || self.ends_soon(Instant::now() + HELD) {
+        if lazy || self.mount.ends_within(HELD) {
             return Ok(());
         }
         let what = format!(
@@ -380,14 +380,6 @@ impl Serving {
         }
         self.mount.cut_off();
         Ok(())
-    }
-
-    /// Waits for the end of the mount; false where it does not come.
-    fn ends_soon(&self, until: Instant) -> bool {
-        while !self.mount.ended() && Instant::now() < until {
-            thread::sleep(Duration::from_millis(5));
-        }
-        self.mount.ended()
     }
 
     /// Puts other rules in place, or has users and groups read again where `rules` is none.
@@ -484,16 +476,12 @@ pub fn obey(signals: Signals, mounts: impl Fn(Signal) -> Vec<Arc<Serving>> + Sen
 
 /// Ends what is left after a moment of mounts that are gone from here, and that nobody here used:
 /// other mount namespaces have them, too.
-fn end_elsewhere(mut gone: Vec<Weak<Serving>>) {
-    let until = Instant::now() + HELD;
-    loop {
-        gone.retain(|mount| mount.upgrade().is_some_and(|serving| !serving.mount.ended()));
-        if gone.is_empty() || Instant::now() >= until {
-            break;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+fn end_elsewhere(gone: Vec<Weak<Serving>>) {
+    let until = clock::now() + HELD;
     for serving in gone.iter().filter_map(Weak::upgrade) {
+        if serving.mount.ends_within(until.saturating_duration_since(clock::now())) {
+            continue;
+        }
         serving.within(|| {
             tracing::info!("other mount namespaces have the mount, too: it is cut off there");
             serving.mount.cut_off();
@@ -515,7 +503,8 @@ fn unmountable(error: &MountError) -> Failure {
         MountError::Root(error) => io::Error::from_raw_os_error(error.raw()).kind(),
     };
     let failure = Failure::new(error.to_string());
-    if failure.what.contains("user_allow_other") {
+    let refusal = if let MountError::Mount(error) = error { FusermountRefusal::of(error) } else { None };
+    if refusal == Some(FusermountRefusal::OthersNotAllowed) {
         return failure
             .exit(Exit::Denied)
             .next("--no-allow-other mounts for yourself only; root can put user_allow_other into /etc/fuse.conf");

@@ -1,13 +1,18 @@
 //! Unmounts that the system refuses, and mounts whose process was killed.
 
 use crate::{
-    control, door,
+    clock, control, door,
     failure::{Exit, Failure},
     mountinfo, opening,
     plan::MountPlan,
     report::path_text,
 };
-use std::path::Path;
+use std::{path::Path, time::Duration};
+
+/// How long the kernel may take to end a mount whose process has ended.
+const RINGS_DOWN: Duration = Duration::from_secs(5);
+/// How often it is asked.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// An unmount that the system refused.
 pub fn refused(mountpoint: &str, error: &std::io::Error) -> Failure {
@@ -42,14 +47,12 @@ pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
     // process is just ending says ECONNABORTED, or ECANCELED as long as its rings are being taken
     // down. By a thread without descriptors: what answers may be a mount of this process.
     let ask = || fusewire::apart(|| Ok(rustix::fs::statfs(mountpoint).err())).unwrap_or_default();
-    let mut lost = ask();
-    for _ in 0..500 {
-        if lost != Some(Errno::CANCELED) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+    let mut lost = None;
+    // The kernel tells nobody when the rings are down.
+    clock::look_until(RINGS_DOWN, LOOK, || {
         lost = ask();
-    }
+        lost != Some(Errno::CANCELED)
+    });
     if !matches!(lost, Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)) {
         return Ok(());
     }

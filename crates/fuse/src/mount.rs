@@ -209,6 +209,11 @@ impl Mount {
         self.session.wait();
     }
 
+    /// Waits for the end no longer than this; whether it has ended.
+    pub fn ends_within(&self, patience: Duration) -> bool {
+        self.session.ends_within(patience)
+    }
+
     /// Whether it has ended.
     pub fn ended(&self) -> bool {
         self.session.ended()

@@ -43,8 +43,8 @@ pub use counters::{BUCKETS, Counters, OpCounts};
 pub use errno::Errno;
 pub use handler::{Handler, Offer, Settings};
 pub use mount::{
-    Device, Identity, Method, MountOptions, carries_mounts, hidden, mount, mount_detached, mount_on_device, unmount,
-    unmount_path,
+    Device, FusermountRefusal, Identity, Method, MountOptions, carries_mounts, hidden, mount, mount_detached,
+    mount_on_device, unmount, unmount_path,
 };
 pub use notify::Notifier;
 pub use reply::{Directory, Reply};

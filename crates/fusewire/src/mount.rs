@@ -13,6 +13,7 @@ mod fusermount;
 mod table;
 
 pub use detached::mount_on_device;
+pub use fusermount::FusermountRefusal;
 
 use std::collections::HashSet;
 use std::ffi::{CString, OsString};

@@ -207,6 +207,11 @@ impl Session {
         self.shared.wait();
     }
 
+    /// Waits for the end of the connection no longer than this; whether it has ended.
+    pub fn ends_within(&self, patience: Duration) -> bool {
+        self.shared.ends_within(patience)
+    }
+
     /// Whether the connection has ended.
     pub fn ended(&self) -> bool {
         self.shared.over()

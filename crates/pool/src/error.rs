@@ -104,6 +104,8 @@ pub enum PoolError {
         /// Why.
         reason: String,
     },
+    /// Somebody uses the dataset.
+    Busy,
     /// The pool, its format or a request does not allow it; the text says what and why.
     Refused(String),
 }
@@ -128,6 +130,7 @@ impl fmt::Display for PoolError {
             Self::Property(error) => error.fmt(f),
             Self::Limit { why, .. } => why.fmt(f),
             Self::Suspended { durable, reason } => write!(f, "the pool is suspended after txg {durable}: {reason}"),
+            Self::Busy => f.write_str("dataset is busy"),
             Self::Refused(why) => f.write_str(why),
         }
     }

@@ -1,4 +1,18 @@
-//! From a specification to a running stack: the only place where layers are wired together.
+//! From a specification to a running stack: the only place where the layers that a user can write
+//! down are put on each other ([`build`]).
+//!
+//! | layer | place in the stack | what it is | its settings |
+//! |---|---|---|---|
+//! | `host` | lowest | a directory: `layers/src/host.rs` | `layers/src/settings.rs` |
+//! | `mem` | lowest | a tree in memory: `layers/src/mem.rs` | the same file |
+//! | `union` | lowest | branches as one tree: `union/src/union.rs` | `spec.rs` here, `union/src/options.rs` |
+//! | `remap` | above | owners, modes, rules: `layers/src/remap.rs` | `layers/src/settings.rs` |
+//! | `readonly`, `shift`, `override-stat` | above | `layers/src/readonly.rs`, `shift.rs`, `override_stat.rs` | the same file |
+//! | `throttle`, `trace` | above | `layers/src/throttle.rs`, `trace.rs` | the same file |
+//! | `cage` | above | a hard limit: `cage/src/lib.rs` | `cage/src/settings.rs` |
+//!
+//! File systems of pools are no layers that can be written down: `daemon/src/pool/mounts.rs` opens
+//! one (`Dataset`), and `carrier.rs` beside it hangs further ones into it (`DatasetTree`).
 //!
 //! Called by the program and by tests. What can change while a stack serves (rules of `remap`,
 //! rates of `throttle`, limits of `cage`) is reached through [`Stack::reload`], which does

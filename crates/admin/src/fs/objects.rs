@@ -17,6 +17,7 @@ use nacre_pool::properties::effective::{Level, effective};
 use nacre_pool::properties::{Effective, Source, dataset_property};
 use nacre_pool::{PoolError, Txg};
 
+use crate::clock::moment;
 use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Refusal};
 
 /// Something with a name.
@@ -110,7 +111,7 @@ impl<'a> Objects<'a> {
             hidden: Vec::new(),
             known: HashMap::new(),
             lines: HashMap::new(),
-            paused: Instant::now(),
+            paused: moment(),
             reading: Duration::ZERO,
         }
     }
@@ -157,7 +158,7 @@ impl<'a> Objects<'a> {
         if let Some(found) = self.lines.get(&id) {
             return Ok(Rc::clone(found));
         }
-        let began = Instant::now();
+        let began = moment();
         let found = Rc::new(self.catalog.line(id)?);
         self.reading += began.elapsed();
         self.lines.insert(id, Rc::clone(&found));
@@ -177,7 +178,7 @@ impl<'a> Objects<'a> {
             self.known.clear();
             self.lines.clear();
         }
-        (self.paused, self.reading) = (Instant::now(), Duration::ZERO);
+        (self.paused, self.reading) = (moment(), Duration::ZERO);
         changed
     }
 

@@ -7,8 +7,8 @@ use nacre_pool::store::Space;
 use serde::{Deserialize, Serialize};
 
 use super::TrimReport;
+use crate::clock::now;
 use crate::counted::{Counts, Spread};
-use crate::imported::now;
 use crate::{Imported, Refusal};
 
 pub use nacre_pool::properties::features::{FOLDED, ORDERED_NAMES, REDUNDANT_METADATA};

@@ -14,8 +14,8 @@ use nacre_pool::store::{Checked, Store};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
+use crate::clock::{moment, now};
 use crate::counted::Counted;
-use crate::imported::now;
 use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Imported, Kind, Refusal};
@@ -207,8 +207,8 @@ impl Work {
 
     fn run(self) {
         let mut first = self.scrub.report().next;
-        let mut kept = Instant::now();
-        let mut clock = Instant::now();
+        let mut kept = moment();
+        let mut clock = moment();
         loop {
             if first == 0
                 && let Err(error) = self.look_at_labels()
@@ -222,7 +222,7 @@ impl Work {
                     **state
                 };
                 if kept.elapsed() >= KEEP_EVERY {
-                    kept = Instant::now();
+                    kept = moment();
                     self.told(self.keep(&report));
                 }
             });
@@ -286,7 +286,7 @@ impl Work {
         let ran = clock.elapsed();
         if ran >= Duration::from_millis(1) {
             state.elapsed += ran.as_millis() as u64;
-            *clock = Instant::now();
+            *clock = moment();
         }
         state.goes_on()
     }
@@ -295,7 +295,7 @@ impl Work {
     fn may_go_on(&self, clock: &mut Instant) -> bool {
         let mut state = self.scrub.0.lock();
         self.scrub.0.rest(&mut state, None, |state| state.phase == Phase::Paused && !state.leaving());
-        *clock = Instant::now();
+        *clock = moment();
         state.goes_on()
     }
 

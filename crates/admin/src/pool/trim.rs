@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nacre_pool::device::Device;
 use nacre_pool::store::Store;
@@ -16,8 +16,8 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use super::Phase;
+use crate::clock::{moment, now};
 use crate::counted::Counted;
-use crate::imported::now;
 use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Imported, Kind, Refusal};
@@ -206,7 +206,7 @@ impl Work {
                 }
                 continue;
             };
-            let began = Instant::now();
+            let began = moment();
             let told = self.store.trim_free(device, from);
             let step = told.as_ref().map_or(0, |told| told.bytes);
             let known = self.devices.read().get(usize::from(device)).cloned();

@@ -3,8 +3,8 @@
 
 use super::plan;
 use crate::{
-    arguments::{self, View},
-    options::{Form, Row},
+    clap_args::{self, View},
+    options::Taker,
     plan::Asked,
     settings::Settings,
 };
@@ -53,8 +53,9 @@ pub fn command() -> Command {
     let engine = "What enforces the limit: fuse (the default: everywhere, without root), loop (an image with a file system of its own), quota (project quotas \
                   or Btrfs qgroups of the file system below, where they are enabled), auto (quota where it keeps every promise, else fuse; says which and why). A \
                   directory that is in an image already goes on with loop where no other engine is named";
-    let options =
-        arguments::options(shown).into_iter().map(|arg| if arg.get_id() == "engine" { arg.help(engine) } else { arg });
+    let options = clap_args::options(|row| row.is_for(Taker::Cage))
+        .into_iter()
+        .map(|arg| if arg.get_id() == "engine" { arg.help(engine) } else { arg });
     Command::new("cage")
         .about("Limit what a directory may hold, in bytes and files")
         .after_help(
@@ -63,20 +64,15 @@ pub fn command() -> Command {
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
         .disable_help_subcommand(true)
-        .arg(arguments::path("DIR", "The directory to limit: an existing one; what is in it counts"))
-        .arg(arguments::path("MOUNTPOINT", "Where the limited directory is shown [default: over DIR itself]").required(false))
+        .arg(clap_args::path("DIR", "The directory to limit: an existing one; what is in it counts"))
+        .arg(clap_args::path("MOUNTPOINT", "Where the limited directory is shown [default: over DIR itself]").required(false))
         // Only so that too many paths are told as such.
-        .arg(arguments::path("MORE", "").required(false).num_args(0..).action(ArgAction::Append).hide(true))
+        .arg(clap_args::path("MORE", "").required(false).num_args(0..).action(ArgAction::Append).hide(true))
         .args(options)
         .subcommand(resize())
         .subcommand(status())
         .subcommand(list())
         .subcommand(remove())
-}
-
-/// The options in the help of `nacre cage`.
-fn shown(row: &Row) -> bool {
-    row.form != Form::Word && plan::takes(row.id)
 }
 
 fn resize() -> Command {
@@ -85,20 +81,20 @@ fn resize() -> Command {
         .after_help(
             "Examples:\n  nacre cage resize /var/log/nginx 20G\n  nacre cage resize /var/log/nginx +5G\n  nacre cage resize /var/log/nginx --inodes 200000\n\nBelow what is used, the limit is taken all the same: nothing can grow until enough is deleted.",
         )
-        .arg(arguments::path("DIR", "Which cage"))
-        .arg(arguments::path("SIZE", "The new size, or +SIZE, -SIZE").required(false).required_unless_present("inodes").allow_hyphen_values(true))
+        .arg(clap_args::path("DIR", "Which cage"))
+        .arg(clap_args::path("SIZE", "The new size, or +SIZE, -SIZE").required(false).required_unless_present("inodes").allow_hyphen_values(true))
         .arg(Arg::new("inodes").long("inodes").value_name("N|none").help("The new number of files, directories and links"))
 }
 
 fn status() -> Command {
-    arguments::view_arguments(Command::new("status"))
+    clap_args::view_arguments(Command::new("status"))
         .about("Show cages: limit, use, refused writes, engine and mode, the users who use most")
         .after_help("Examples:\n  nacre cage status\n  nacre cage status /var/log/nginx\n  nacre cage status --json\n  nacre cage status -H -p -o name,used,free")
-        .arg(arguments::path("DIR", "Which cages [default: all]").required(false).num_args(0..).action(ArgAction::Append))
+        .arg(clap_args::path("DIR", "Which cages [default: all]").required(false).num_args(0..).action(ArgAction::Append))
 }
 
 fn list() -> Command {
-    arguments::view_arguments(Command::new("list"))
+    clap_args::view_arguments(Command::new("list"))
         .about("List cages")
         .after_help("Examples:\n  nacre cage list\n  nacre cage list -H -p -o name,limit,used")
 }
@@ -108,7 +104,7 @@ fn remove() -> Command {
         .about("Give up a cage of the engines loop and quota: its image, or its quota")
         .after_help("Examples:\n  nacre cage remove --yes /var/log/nginx\n\nA cage of the engine fuse has nothing to remove: `nacre umount` ends it. Of an image, all content is lost.")
         .arg(Arg::new("yes").long("yes").action(ArgAction::SetTrue).help("Delete an image with everything in it"))
-        .arg(arguments::path("DIR", "Which cage"))
+        .arg(clap_args::path("DIR", "Which cage"))
 }
 
 /// Reads what `clap` has matched.
@@ -116,10 +112,10 @@ fn remove() -> Command {
 /// # Errors
 /// A value that does not fit, or options that cannot go together.
 pub fn parse(matches: &ArgMatches) -> Result<Asked<CageVerb>, Failure> {
-    let directory = |matches| PathBuf::from(arguments::one(matches, "DIR"));
+    let directory = |matches| PathBuf::from(clap_args::one(matches, "DIR"));
     Ok(match matches.subcommand() {
         None => {
-            let given = arguments::given(matches)?;
+            let given = clap_args::given(matches)?;
             let positionals = ["DIR", "MOUNTPOINT", "MORE"]
                 .into_iter()
                 .flat_map(|name| matches.get_many::<OsString>(name))
@@ -132,7 +128,7 @@ pub fn parse(matches: &ArgMatches) -> Result<Asked<CageVerb>, Failure> {
             let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
             let size = matches
                 .contains_id("SIZE")
-                .then(|| arguments::one(matches, "SIZE"))
+                .then(|| clap_args::one(matches, "SIZE"))
                 .map(|text| text.to_string_lossy().parse());
             Asked::Verb(CageVerb::Resize {
                 directory: directory(matches),
@@ -141,10 +137,10 @@ pub fn parse(matches: &ArgMatches) -> Result<Asked<CageVerb>, Failure> {
             })
         }
         Some(("status", matches)) => Asked::Verb(CageVerb::Status {
-            view: arguments::view(matches),
+            view: clap_args::view(matches),
             directories: matches.get_many::<OsString>("DIR").into_iter().flatten().map(PathBuf::from).collect(),
         }),
-        Some(("list", matches)) => Asked::Verb(CageVerb::List { view: arguments::view(matches) }),
+        Some(("list", matches)) => Asked::Verb(CageVerb::List { view: clap_args::view(matches) }),
         Some(("remove", matches)) => {
             Asked::Verb(CageVerb::Remove { directory: directory(matches), yes: matches.get_flag("yes") })
         }

@@ -2,10 +2,10 @@
 
 use super::settings::CageSettings;
 use crate::{
-    options::{self, Opt, TABLE},
+    option_value::Given,
+    options::{Opt, Row, Taker},
     plan::{self, Plan},
     settings::Settings,
-    words::Given,
 };
 use nacre_daemon::{
     failure::Failure,
@@ -34,57 +34,14 @@ pub struct CagePlan {
     pub fuse_only: Option<String>,
 }
 
-/// The options that `nacre cage` takes: its own, and those of the mount that make sense for it.
-pub fn takes(option: Opt) -> bool {
-    let heading = TABLE.iter().find(|row| row.id == option).map_or("", |row| row.heading);
-    let of_the_mount = matches!(heading, "Mounting" | "Mount words")
-        // Owners are shown as they are; how long attributes hold is the cage's own affair.
-        && !matches!(option, Opt::ShownUid | Opt::ShownGid | Opt::Umask | Opt::AttrTimeout | Opt::LibfuseDirectIo | Opt::Daemon);
-    let others = matches!(
-        option,
-        Opt::Engine
-            | Opt::Coherence
-            | Opt::Transport
-            | Opt::NotifyWatchers
-            | Opt::EnableLockForwarding
-            | Opt::DisableLockForwarding
-            | Opt::EnableIoctl
-            | Opt::Acl
-            | Opt::Multithreaded
-            | Opt::NoDirectIo
-    );
-    options::is_of_cages(option) || of_the_mount || others
-}
-
-/// The options that the kernel's engines understand, too.
-fn of_every_engine(option: Opt) -> bool {
-    matches!(
-        option,
-        Opt::Size
-            | Opt::Inodes
-            | Opt::FsType
-            | Opt::Image
-            | Opt::Sparse
-            | Opt::Engine
-            | Opt::Explain
-            | Opt::Log
-            | Opt::LogFile
-            | Opt::Rw
-            | Opt::Words
-            | Opt::AutoUnmount
-            | Opt::Multithreaded
-            | Opt::SingleThread
-    )
-}
-
 /// A cage.
 ///
 /// # Errors
 /// Too few or too many paths, no size, or options that cannot go together.
 pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec<OsString>) -> Result<Plan, Failure> {
     let (directory, mountpoint) = paths(positionals)?;
-    if let Some(other) = given.iter().find(|given| !takes(given.option)) {
-        return Err(Failure::usage(format!("option {} is not for cages", name(other.option))).next(
+    if let Some(other) = given.iter().find(|given| !given.option.row().is_for(Taker::Cage)) {
+        return Err(Failure::usage(format!("option {} is not for cages", other.option.row().name)).next(
             "`nacre cage --help` lists the options; a stack such as 'host:DIR | remap:... | cage:size=10G' combines them (`nacre mount`)",
         ));
     }
@@ -99,7 +56,7 @@ pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec
         return Err(no_size());
     }
     check_settings(&settings.cage)?;
-    let fuse_only = given.iter().map(|given| given.option).find(|option| !of_every_engine(*option));
+    let fuse_only = given.iter().map(|given| given.option.row()).find(|row| !row.is_for(Taker::KernelCage));
     let cage = settings.cage.clone();
     let stack = StackSource::Spec(StackSpec { layers: layers(&settings, directory.clone()) });
     let at = mountpoint.clone().unwrap_or_else(|| directory.clone());
@@ -108,7 +65,7 @@ pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec
     // chosen.
     mount.engine = Engine::Fuse;
     mount.prefix = nacre_daemon::cage::PREFIX;
-    let fuse_only = fuse_only.map(written);
+    let fuse_only = fuse_only.map(Row::written);
     Ok(Plan::Cage(Box::new(CagePlan {
         mount,
         directory,
@@ -145,7 +102,7 @@ fn check_engine(engine: Engine, given: &[Given]) -> Result<(), Failure> {
     let of_loop = given.iter().find(|given| matches!(given.option, Opt::FsType | Opt::Image | Opt::Sparse));
     match of_loop {
         Some(option) if engine != Engine::Loop => {
-            Err(Failure::usage(format!("option {} is for --engine=loop only", name(option.option))))
+            Err(Failure::usage(format!("option {} is for --engine=loop only", option.option.row().name)))
         }
         _ => Ok(()),
     }
@@ -189,17 +146,4 @@ fn layers(settings: &Settings, source: PathBuf) -> Vec<LayerSpec> {
         layers.push(LayerSpec::Trace(TraceSpec { level: TraceLevel::All }));
     }
     layers
-}
-
-fn name(option: Opt) -> &'static str {
-    TABLE.iter().find(|row| row.id == option).map_or("", |row| row.name)
-}
-
-/// As it is written on a command line.
-fn written(option: Opt) -> String {
-    match TABLE.iter().find(|row| row.id == option) {
-        Some(row) if row.form == options::Form::Word => format!("-o {}", row.name),
-        Some(row) => format!("--{}", row.name),
-        None => String::new(),
-    }
 }

@@ -14,7 +14,7 @@ use nacre_daemon::{
         engine::{EngineKind, Wanted},
         engines::{self, engine_of},
         find, place,
-        record::Record,
+        record::CageRecord,
         resize, state, writers,
     },
     failure::{Exit, Failure},
@@ -125,7 +125,7 @@ fn wanted(plan: &CagePlan) -> Result<Wanted, Failure> {
 
 /// The image that this very cage was made with before, where no engine was asked for: nobody wants
 /// another cage in its empty mount point.
-fn known_image(plan: &CagePlan) -> Result<Option<Record>, Failure> {
+fn known_image(plan: &CagePlan) -> Result<Option<CageRecord>, Failure> {
     if !plan.engine_by_default && plan.engine != Engine::Auto {
         return Ok(None);
     }
@@ -136,9 +136,9 @@ fn known_image(plan: &CagePlan) -> Result<Option<Record>, Failure> {
     }))
 }
 
-fn choose(plan: &CagePlan, wanted: &Wanted, image: Option<&Record>) -> (EngineKind, String) {
+fn choose(plan: &CagePlan, wanted: &Wanted, image: Option<&CageRecord>) -> (EngineKind, String) {
     let asked = |engine: EngineKind| (engine, format!("--engine={engine}"));
-    if let Some(path) = image.and_then(Record::image) {
+    if let Some(path) = image.and_then(CageRecord::image) {
         return (EngineKind::Loop, format!("this cage is in the image {}", path_text(path)));
     }
     match plan.engine {

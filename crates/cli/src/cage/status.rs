@@ -2,7 +2,7 @@
 //! Pure but for asking.
 
 use crate::{
-    arguments::View,
+    clap_args::View,
     columns::{self, Align},
 };
 use nacre_daemon::{

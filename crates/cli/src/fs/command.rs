@@ -1,8 +1,8 @@
 //! The command line of `nacre fs`, as part of the table in [`crate::commands`]. Pure: arguments in,
 //! what to do out. The letters are ZFS'.
 
-use super::words;
-use crate::arguments;
+use super::args;
+use crate::clap_args;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_admin::fs::{
     Listing, Request, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types,
@@ -54,7 +54,7 @@ pub enum FsVerb {
         /// And below.
         recursive: bool,
         /// How.
-        form: Form,
+        form: TableForm,
     },
     /// Show what is mounted.
     Mounted {
@@ -105,7 +105,7 @@ pub enum FsVerb {
 
 /// How tables look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Form {
+pub struct TableForm {
     /// No headings, one tab between columns.
     pub scripted: bool,
     /// Exact numbers.
@@ -137,7 +137,7 @@ pub struct Show {
     /// Other users' as well.
     pub everybody: bool,
     /// How.
-    pub form: Form,
+    pub form: TableForm,
     /// In which order: properties, and whether the greatest comes first.
     pub order: Vec<(String, bool)>,
     /// What `get` shows, and of which sources; `None`: the table of `list`.
@@ -189,7 +189,7 @@ fn view(command: Command) -> Command {
                 .requires("json")
                 .help("As JSON, with numbers as exact numbers instead of text"),
         )
-        .arg(arguments::all_users())
+        .arg(clap_args::all_users())
         .arg(flag('r', "recursive", "Of everything below as well"))
         .arg(
             Arg::new("depth")
@@ -427,10 +427,10 @@ fn listed(matches: &ArgMatches, name: &str) -> Vec<String> {
         .collect()
 }
 
-fn form(matches: &ArgMatches) -> Form {
+fn form(matches: &ArgMatches) -> TableForm {
     // `holds` has no numbers but times.
     let integers = matches.try_get_one::<bool>("integers").ok().flatten().copied().unwrap_or(false);
-    Form {
+    TableForm {
         scripted: matches.get_flag("scripted"),
         exact: matches.get_flag("exact") || integers,
         json: matches.get_flag("json"),
@@ -455,15 +455,15 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
         "create" | "clone" => {
             let from = (verb == "clone").then(|| text(matches, "SNAPSHOT"));
             let name = text(matches, "FILESYSTEM");
-            words::creatable(
+            args::creatable(
                 &name,
                 verb == "create" && (matches.contains_id("volume") || matches.contains_id("block") || has("sparse")),
             )?;
-            let properties = words::assignments(&texts(matches, "properties"), &format!("cannot create '{name}'"))?;
+            let properties = args::assignments(&texts(matches, "properties"), &format!("cannot create '{name}'"))?;
             let told = |name| verb == "create" && has(name);
             let (parents, unmounted) = (has("parents"), has("unmounted"));
             let what = ToCreate { name, from, parents, unmounted, dry: told("dry"), properties };
-            words::same_pool(what.from.as_deref(), &what.name)?;
+            args::same_pool(what.from.as_deref(), &what.name)?;
             FsVerb::Create { what, verbose: told("verbose"), parsable: told("parsable") }
         }
         "destroy" => FsVerb::Destroy {
@@ -490,13 +490,13 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
                 unmounted: has("unmounted"),
                 force: has("force"),
             };
-            words::renamed_within(&rename)?;
+            args::renamed_within(&rename)?;
             ask(&rename.from.clone(), Request::Rename(rename))
         }
         "list" => FsVerb::Show(list(matches)?),
         "get" => FsVerb::Show(get(matches)?),
-        "set" => FsVerb::Set(ToSet { unmounted: has("unmounted"), ..words::settings(&texts(matches, "ARGUMENT"))? }),
-        "inherit" => FsVerb::Set(words::inheritance(
+        "set" => FsVerb::Set(ToSet { unmounted: has("unmounted"), ..args::settings(&texts(matches, "ARGUMENT"))? }),
+        "inherit" => FsVerb::Set(args::inheritance(
             &text(matches, "PROPERTY"),
             texts(matches, "FILESYSTEM"),
             has("recursive"),
@@ -504,7 +504,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
         )?),
         "userspace" | "groupspace" => FsVerb::Space(super::space::parse(verb == "groupspace", matches)?),
         "snapshot" => {
-            let properties = words::assignments(&texts(matches, "properties"), "cannot create snapshots")?;
+            let properties = args::assignments(&texts(matches, "properties"), "cannot create snapshots")?;
             FsVerb::Snapshot(ToSnapshot { names: texts(matches, "SNAPSHOT"), recursive: has("recursive"), properties })
         }
         "rollback" => {
@@ -539,7 +539,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
                 if to.starts_with('@') { format!("{}{to}", from.split('@').next().unwrap_or_default()) } else { to }
             });
             let form = DiffForm { types: has("types"), scripted: has("scripted"), times: has("times") };
-            FsVerb::Diff { pool: words::pool(&from).to_owned(), from, to, form }
+            FsVerb::Diff { pool: args::pool(&from).to_owned(), from, to, form }
         }
         "version" => FsVerb::Version { json: has("json") },
         "mount" => mount(matches),
@@ -552,14 +552,14 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
                 ("allow", [name]) if !name.as_bytes().starts_with(b"-") => {
                     FsVerb::Allowed(name.to_string_lossy().into_owned())
                 }
-                (other, rest) => return Err(words::not_here(other, rest.is_empty())),
+                (other, rest) => return Err(args::not_here(other, rest.is_empty())),
             }
         }
     })
 }
 
 fn ask(name: &str, request: Request) -> FsVerb {
-    FsVerb::Ask { pool: words::pool(name).to_owned(), request }
+    FsVerb::Ask { pool: args::pool(name).to_owned(), request }
 }
 
 fn mount(matches: &ArgMatches) -> FsVerb {
@@ -612,14 +612,14 @@ fn list(matches: &ArgMatches) -> Result<Show, Failure> {
     }
     let given = listed(matches, "types");
     let types = match given.is_empty() {
-        false => Some(words::types(&given)?),
+        false => Some(args::types(&given)?),
         // Space is about file systems.
         true if space => Some(Types { filesystems: true, ..Types::default() }),
         true => None,
     };
     let order = sorting(matches);
     for name in columns.iter().chain(order.iter().map(|(name, _)| name)) {
-        words::check_column(name)?;
+        args::check_column(name)?;
     }
     let depth = depth(matches, &names, if given.is_empty() { None } else { types });
     let listing = Listing { names: Vec::new(), depth, types, properties: Some(columns) };
@@ -646,17 +646,17 @@ fn get(matches: &ArgMatches) -> Result<Show, Failure> {
         list => Some(list.split(',').filter(|name| !name.is_empty()).map(ToOwned::to_owned).collect::<Vec<String>>()),
     };
     for name in properties.iter().flatten() {
-        words::check_column(name)?;
+        args::check_column(name)?;
     }
     let given = listed(matches, "types");
     let types = match given.is_empty() {
         // Bookmarks only where they are named.
         true => Types { filesystems: true, snapshots: true, bookmarks: names.iter().any(|name| name.contains('#')) },
-        false => words::types(&given)?,
+        false => args::types(&given)?,
     };
     let depth = depth(matches, &names, (!given.is_empty()).then_some(types));
-    let fields = words::fields(&listed(matches, "fields"))?;
-    let sources = words::sources(&listed(matches, "sources"))?;
+    let fields = args::fields(&listed(matches, "fields"))?;
+    let sources = args::sources(&listed(matches, "sources"))?;
     let listing = Listing { names: Vec::new(), depth, types: Some(types), properties };
     let everybody = matches.get_flag("all-users");
     Ok(Show { listing, names, everybody, form: form(matches), order: Vec::new(), get: Some(Get { fields, sources }) })

@@ -1,7 +1,7 @@
 //! `list`, `get`, `holds` and `mount` as JSON, in the form of OpenZFS 2.3: objects by name,
 //! properties by name with value and source. Pure.
 
-use super::{command::Form, list, value};
+use super::{command::TableForm, list, value};
 use nacre_admin::fs::{From, Hold, ListedObject, MountedAt, ObjectType, Shown};
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ fn pretty(value: &Value) -> String {
     serde_json::to_string(value).unwrap_or_default() + "\n"
 }
 
-fn property(shown: &Shown, form: Form, received: bool) -> Value {
+fn property(shown: &Shown, form: TableForm, received: bool) -> Value {
     let text = |value: &Option<String>| {
         value.as_deref().map_or_else(|| "-".to_owned(), |value| value::shown(&shown.property, value, form.exact))
     };
@@ -44,7 +44,7 @@ fn property(shown: &Shown, form: Form, received: bool) -> Value {
 pub fn datasets<'a>(
     command: &str,
     objects: &'a [ListedObject],
-    form: Form,
+    form: TableForm,
     wanted: &dyn Fn(&'a ListedObject) -> Vec<&'a Shown>,
     typed: &dyn Fn(&str) -> String,
 ) -> String {
@@ -62,7 +62,7 @@ pub fn datasets<'a>(
         let mut fields = json!({
             "name": listed.name,
             "type": kind,
-            "pool": super::words::pool(&listed.name),
+            "pool": super::args::pool(&listed.name),
             "createtxg": if form.integers { json!(listed.created) } else { json!(listed.created.to_string()) },
             "properties": properties,
         });
@@ -76,7 +76,7 @@ pub fn datasets<'a>(
 }
 
 /// Holds.
-pub fn holds(holds: &[Hold], form: Form) -> String {
+pub fn holds(holds: &[Hold], form: TableForm) -> String {
     let mut all: Map<String, Value> = Map::new();
     for hold in holds {
         let since = if form.exact { json!(hold.since) } else { json!(value::date(hold.since)) };
@@ -99,7 +99,7 @@ pub fn mounted(mounted: &[MountedAt]) -> String {
 
 /// What `list` shows of an object: its columns.
 pub fn columns<'a>(listed: &'a ListedObject, columns: &[String]) -> Vec<&'a Shown> {
-    let names: Vec<String> = columns.iter().map(|name| super::words::long_name(name)).collect();
+    let names: Vec<String> = columns.iter().map(|name| super::args::long_name(name)).collect();
     listed.values.iter().filter(|shown| names.contains(&shown.property)).collect()
 }
 

@@ -1,8 +1,9 @@
 //! The tables of `list` and `get`. Pure: objects in, text out.
 
 use super::{
-    command::{Form, Get, Show},
-    value, words,
+    args,
+    command::{Get, Show, TableForm},
+    value,
 };
 use crate::columns::{self, Align};
 use nacre_admin::fs::{From, ListedObject, ObjectType, Shown};
@@ -67,7 +68,7 @@ pub fn sort(objects: &mut [ListedObject], order: &[(String, bool)]) {
                 "name" => a.name.cmp(&b.name),
                 property => {
                     let of =
-                        |listed| value_of(listed, &words::long_name(property)).and_then(|shown| shown.value.as_deref());
+                        |listed| value_of(listed, &args::long_name(property)).and_then(|shown| shown.value.as_deref());
                     by_value(of(a), of(b))
                 }
             };
@@ -80,11 +81,11 @@ pub fn sort(objects: &mut [ListedObject], order: &[(String, bool)]) {
     });
 }
 
-fn cell(listed: &ListedObject, column: &str, form: Form) -> String {
+fn cell(listed: &ListedObject, column: &str, form: TableForm) -> String {
     if column == "name" {
         return listed.name.clone();
     }
-    let name = words::long_name(column);
+    let name = args::long_name(column);
     let value = value_of(listed, &name).and_then(|shown| shown.value.as_deref());
     value.map_or_else(|| "-".to_owned(), |value| value::shown(&name, value, form.exact))
 }
@@ -117,7 +118,7 @@ fn heading(column: &str) -> (String, Align) {
 }
 
 /// The table of `list`.
-pub fn table(objects: &[ListedObject], columns: &[String], form: Form) -> String {
+pub fn table(objects: &[ListedObject], columns: &[String], form: TableForm) -> String {
     let rows: Vec<Vec<String>> =
         objects.iter().map(|listed| columns.iter().map(|column| cell(listed, column, form)).collect()).collect();
     if form.scripted {
@@ -144,7 +145,7 @@ pub fn wanted<'a>(listed: &'a ListedObject, get: &'a Get) -> impl Iterator<Item 
 }
 
 /// The table of `get`. `typed`: how properties were called on the command line.
-pub fn properties(objects: &[ListedObject], get: &Get, form: Form, typed: &dyn Fn(&str) -> String) -> String {
+pub fn properties(objects: &[ListedObject], get: &Get, form: TableForm, typed: &dyn Fn(&str) -> String) -> String {
     let mut rows = Vec::new();
     for listed in objects {
         for shown in wanted(listed, get) {

@@ -2,18 +2,19 @@
 //! what it answers.
 
 use super::{
+    args,
     ask::ask,
-    command::{self, Form, FsVerb, Show},
-    json, list, owners, value, words,
+    command::{self, FsVerb, Show, TableForm},
+    json, list, owners, value,
 };
 use crate::{
     columns::{self, Align},
     output::print,
     pool::{
         chosen::{each, once},
-        manners,
         run::typed,
         version::version,
+        zfs_usage,
     },
 };
 use nacre_admin::fs::{
@@ -50,10 +51,10 @@ pub fn as_zfs(arguments: Vec<OsString>) -> ExitCode {
         match table.clone().try_get_matches_from(std::iter::once(OsString::from(ZFS)).chain(arguments.iter().cloned()))
         {
             Ok(matches) => matches,
-            Err(error) => return manners::report(&error, &table, &arguments),
+            Err(error) => return zfs_usage::report(&error, &table, &arguments),
         };
     let done = command::parse(&matches).and_then(|verb| run(verb, &typed(ZFS)));
-    done.unwrap_or_else(|failure| manners::refuse(&failure, ZFS, &table, &arguments))
+    done.unwrap_or_else(|failure| zfs_usage::refuse(&failure, ZFS, &table, &arguments))
 }
 
 /// Does it.
@@ -113,7 +114,7 @@ fn incomplete(sentences: &[String]) -> ExitCode {
 fn by_pool(names: Vec<String>) -> BTreeMap<String, Vec<String>> {
     let mut pools: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in names {
-        pools.entry(words::pool(&name).to_owned()).or_default().push(name);
+        pools.entry(args::pool(&name).to_owned()).or_default().push(name);
     }
     pools
 }
@@ -128,7 +129,7 @@ fn show(show: &Show) -> Result<ExitCode, Failure> {
             *name = resolved;
         } else {
             // The process of the pool may be of a version that knows fewer names for it.
-            *name = words::long_name(name);
+            *name = args::long_name(name);
         }
     }
     let (mut objects, failure) = gather(&listing, &show.names, show.everybody)?;
@@ -193,7 +194,7 @@ fn gather(
     // Each for itself: those that are there are shown.
     for name in names {
         let name = path_or_name(name)?;
-        let one = client::owned(words::pool(&name)).map_err(|failure| no_pool(failure, &name));
+        let one = client::owned(args::pool(&name)).map_err(|failure| no_pool(failure, &name));
         match one.and_then(|owned| listed(&owned, Listing { names: vec![name], ..listing.clone() })) {
             Ok(found) => objects.extend(found),
             Err(found) => note(found),
@@ -262,7 +263,7 @@ fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Resul
             _ => {}
         }
     }
-    let pool = words::pool(&what.name);
+    let pool = args::pool(&what.name);
     if let Err(failure) = client::owned(pool) {
         return Err(match failure.exit {
             Exit::NotFound => {
@@ -278,7 +279,7 @@ fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Resul
 
 fn destroy(what: ToDestroy, verbose: bool, parsable: bool, command: &str) -> Result<(), Failure> {
     let dry = what.dry;
-    let answer = ask(words::pool(&what.target), command, Request::Destroy(what.clone()))?;
+    let answer = ask(args::pool(&what.target), command, Request::Destroy(what.clone()))?;
     let Answer::Destroyed(Destroyed { names, freed, missing }) = answer else { return Ok(()) };
     missing.iter().for_each(|name| tell(&format!("could not find snapshot '{name}' to destroy")));
     if !verbose && !parsable {
@@ -307,7 +308,7 @@ fn destroy(what: ToDestroy, verbose: bool, parsable: bool, command: &str) -> Res
 fn of_each(names: Vec<String>, command: &str, request: impl Fn(Vec<String>) -> Request) -> Result<ExitCode, Failure> {
     let (mut last, mut sentences) = (None, Vec::new());
     each(&mut last, once(names), |name| {
-        let pool = words::pool(&name).to_owned();
+        let pool = args::pool(&name).to_owned();
         sentences.extend(done(ask(&pool, command, request(vec![name]))?));
         Ok(())
     });
@@ -322,10 +323,10 @@ fn snapshot(what: ToSnapshot, command: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn holds(snapshots: &[String], recursive: bool, form: Form) -> Result<(), Failure> {
+fn holds(snapshots: &[String], recursive: bool, form: TableForm) -> Result<(), Failure> {
     let (mut all, mut missing) = (Vec::new(), None);
     each(&mut missing, once(snapshots.to_vec()), |snapshot| {
-        let pool = words::pool(&snapshot).to_owned();
+        let pool = args::pool(&snapshot).to_owned();
         if let Answer::Holds(holds) = ask(&pool, "", Request::Holds { snapshots: vec![snapshot], recursive })? {
             all.extend(holds);
         }
@@ -366,7 +367,7 @@ fn mounted(as_json: bool) -> Result<(), Failure> {
 /// Why not.
 pub fn mount(what: ToMount) -> Result<ExitCode, Failure> {
     let name = what.name.clone().unwrap_or_default();
-    Ok(incomplete(&done(ask(words::pool(&name), "", Request::Mount(what))?)))
+    Ok(incomplete(&done(ask(args::pool(&name), "", Request::Mount(what))?)))
 }
 
 /// Asks something of all pools of ours; one where it fails keeps no other from it.
@@ -404,7 +405,7 @@ fn unmount(what: Option<String>, force: bool, command: &str) -> Result<ExitCode,
         return of_all(command, &Request::Unmount { what: ToUnmount::All, force });
     };
     if !name.starts_with('/') {
-        ask(words::pool(&name), command, Request::Unmount { what: ToUnmount::Name(name.clone()), force })?;
+        ask(args::pool(&name), command, Request::Unmount { what: ToUnmount::Name(name.clone()), force })?;
         return Ok(ExitCode::SUCCESS);
     }
     // Nothing is looked up on the way: a mount that does not answer can be named all the same.
@@ -419,6 +420,6 @@ fn unmount(what: Option<String>, force: bool, command: &str) -> Result<ExitCode,
                 .next("'nacre fs mount' shows what is mounted")
         })
     })?;
-    ask(words::pool(&found.name), command, Request::Unmount { what: ToUnmount::At(at), force })?;
+    ask(args::pool(&found.name), command, Request::Unmount { what: ToUnmount::At(at), force })?;
     Ok(ExitCode::SUCCESS)
 }

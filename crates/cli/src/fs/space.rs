@@ -1,6 +1,6 @@
 //! `userspace` and `groupspace`: tables of owners.
 
-use super::{ask, owners::Names, words};
+use super::{args, ask, owners::Names};
 use crate::{
     columns::{self, Align},
     output::print,
@@ -86,7 +86,7 @@ pub fn parse(group: bool, matches: &ArgMatches) -> Result<SpaceVerb, Failure> {
 /// # Errors
 /// Why not.
 pub fn run(order: &SpaceVerb) -> Result<(), Failure> {
-    let Answer::Owners(owners) = ask::ask(words::pool(&order.what), "", Request::Owners(order.what.clone()))? else {
+    let Answer::Owners(owners) = ask::ask(args::pool(&order.what), "", Request::Owners(order.what.clone()))? else {
         return Ok(());
     };
     let mut names = Names::default();

@@ -1,8 +1,9 @@
 //! Command lines into orders, answers into text.
 
 use super::{
-    command::{self, DiffForm, Form, FsVerb, Get, Show},
-    diff, list, words,
+    args,
+    command::{self, DiffForm, FsVerb, Get, Show, TableForm},
+    diff, list,
 };
 use nacre_admin::fs::{Difference, FileKind, From, How, ListedObject, NewValue, ObjectType, Request, Shown};
 
@@ -107,7 +108,7 @@ fn words_become_requests() {
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(words::pool("t/a@1"), "t");
+    assert_eq!(args::pool("t/a@1"), "t");
 }
 
 #[test]
@@ -158,9 +159,9 @@ fn objects_stand_in_the_order_of_zfs() {
 fn tables_are_for_people_and_for_scripts() {
     let objects = [listed("t", 1, "1048576"), listed("t@a", 2, "0")];
     let columns = ["name", "used", "mountpoint"].map(str::to_owned);
-    let form = Form::default();
+    let form = TableForm::default();
     assert_eq!(list::table(&objects, &columns, form), "NAME  USED  MOUNTPOINT\nt       1M  -\nt@a     0B  -\n");
-    let scripted = Form { scripted: true, exact: true, ..Form::default() };
+    let scripted = TableForm { scripted: true, exact: true, ..TableForm::default() };
     assert_eq!(list::table(&objects, &columns, scripted), "t\t1048576\t-\nt@a\t0\t-\n");
     let get = Get { fields: ["name", "property", "value", "source"].map(str::to_owned).to_vec(), sources: Vec::new() };
     let text = list::properties(&objects, &get, form, &|name| name.to_owned());

@@ -1,7 +1,7 @@
 //! The command line of `nacre pool`, as part of the table in [`crate::commands`]. The letters are
 //! ZFS'. Pure; what was given is read by [`super::verb`].
 
-use crate::arguments;
+use crate::clap_args;
 use clap::{Arg, ArgAction, Command, value_parser};
 use std::ffi::OsString;
 
@@ -116,7 +116,7 @@ fn one_pool() -> Arg {
 }
 
 fn devices() -> Arg {
-    arguments::path("DEVICE", "Files or block devices").num_args(1..).action(ArgAction::Append)
+    clap_args::path("DEVICE", "Files or block devices").num_args(1..).action(ArgAction::Append)
 }
 
 fn size() -> Arg {
@@ -195,7 +195,7 @@ fn list() -> Command {
         .arg(option('o', "columns", "PROPERTY,...", "Which columns"))
         .arg(flag('v', "verbose", "Also each device"))
         .args(json_form())
-        .arg(arguments::all_users())
+        .arg(clap_args::all_users())
         .arg(time())
         .args(called())
         .arg(pools("Which [default: all]; and [INTERVAL [COUNT]]: again after so many seconds"))
@@ -214,7 +214,7 @@ fn status() -> Command {
         .arg(json())
         .args(json_form())
         .arg(of_json("flat", "json-flat-vdevs", "As JSON, with devices beside each other"))
-        .arg(arguments::all_users())
+        .arg(clap_args::all_users())
         .arg(time())
         .args(called())
         .args(without_effect("Disd"))
@@ -351,7 +351,7 @@ fn trim() -> Command {
         .arg(flag('d', "secure", "").hide(true))
         .arg(option('r', "rate", "SIZE", "At most so many bytes a second"))
         .arg(one_pool())
-        .arg(arguments::path("DEVICE", "Which [default: all]").required(false).num_args(0..))
+        .arg(clap_args::path("DEVICE", "Which [default: all]").required(false).num_args(0..))
 }
 
 fn wait() -> Command {
@@ -389,7 +389,7 @@ fn clear() -> Command {
         .arg(flag('F', "rewind", "").hide(true))
         .arg(flag('n', "-n", "").hide(true))
         .arg(one_pool())
-        .arg(arguments::path("DEVICE", "Only what was counted of this one").required(false))
+        .arg(clap_args::path("DEVICE", "Only what was counted of this one").required(false))
 }
 
 fn online() -> Command {
@@ -398,7 +398,7 @@ fn online() -> Command {
         .after_help("Examples:\n  truncate -s 20G ~/tank.pool && nacre pool online -e tank\n\nWithout -e there is nothing to do: devices of pools without redundancy are always online. With `nacre pool set autoexpand=on POOL`, each\nimport does so by itself.")
         .arg(flag('e', "expand", "Use all of them"))
         .arg(one_pool())
-        .arg(arguments::path("DEVICE", "Which [default: all]").required(false).num_args(0..))
+        .arg(clap_args::path("DEVICE", "Which [default: all]").required(false).num_args(0..))
 }
 
 fn labelclear() -> Command {
@@ -406,7 +406,7 @@ fn labelclear() -> Command {
         .about("Remove the labels of a pool from a device that belongs to none any more")
         .after_help("Examples:\n  nacre pool labelclear /dev/sdc\n  nacre pool labelclear -f ~/old.pool")
         .arg(flag('f', "force", "Also of a pool that was exported, or not even that"))
-        .arg(arguments::path("DEVICE", "Which"))
+        .arg(clap_args::path("DEVICE", "Which"))
 }
 
 fn target(command: Command) -> Command {

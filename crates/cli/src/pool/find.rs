@@ -37,7 +37,7 @@ pub struct Candidate {
 }
 
 /// A device by its labels.
-struct Found {
+struct FoundDevice {
     path: PathBuf,
     identity: Identity,
     /// The newest root record on it, 0 without any.
@@ -48,7 +48,7 @@ struct Found {
     itself: (u64, u64),
 }
 
-impl Found {
+impl FoundDevice {
     fn age(&self) -> (u64, u64) {
         (self.identity.revision, self.generation)
     }
@@ -80,7 +80,7 @@ pub struct Search {
 /// each with the number of its pool; where none is named, at block devices, and at what was
 /// imported before.
 pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
-    let mut found: BTreeMap<u64, Vec<Found>> = BTreeMap::new();
+    let mut found: BTreeMap<u64, Vec<FoundDevice>> = BTreeMap::new();
     let mut search = Search::default();
     let mut known = Vec::new();
     if places.is_empty() && noted.is_none() {
@@ -119,7 +119,7 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
     search
 }
 
-fn look(path: &Path, found: &mut BTreeMap<u64, Vec<Found>>, search: &mut Search) {
+fn look(path: &Path, found: &mut BTreeMap<u64, Vec<FoundDevice>>, search: &mut Search) {
     match probe(path) {
         Ok(Some(device)) => found.entry(device.identity.pool).or_default().push(device),
         Ok(None) => {}
@@ -129,12 +129,12 @@ fn look(path: &Path, found: &mut BTreeMap<u64, Vec<Found>>, search: &mut Search)
 }
 
 /// What of these devices makes up the pool; the others are told.
-fn choose(devices: &[Found], refused: &mut Vec<(PathBuf, String)>) -> Option<Candidate> {
+fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Option<Candidate> {
     let newest = devices.iter().max_by_key(|device| device.age())?;
     let roots = devices.iter().map(|device| device.generation).max().unwrap_or(0);
     let mut pool = Candidate { identity: newest.identity.clone(), devices: BTreeMap::new(), twins: None };
-    let mut chosen: BTreeMap<u16, &Found> = BTreeMap::new();
-    let mut pass_over = |device: &Found| {
+    let mut chosen: BTreeMap<u16, &FoundDevice> = BTreeMap::new();
+    let mut pass_over = |device: &FoundDevice| {
         refused.push((
             device.path.clone(),
             format!(
@@ -189,7 +189,7 @@ fn block_devices() -> Vec<PathBuf> {
 
 /// Whose device it is. What cannot be opened (somebody uses it, or it is none of ours) is not
 /// importable.
-fn probe(path: &Path) -> Result<Option<Found>, Unread> {
+fn probe(path: &Path) -> Result<Option<FoundDevice>, Unread> {
     // A directory full of pipes and devices must not hang us: only what a pool can lie on is
     // opened.
     let device = match FileDevice::open(path, false) {
@@ -210,7 +210,7 @@ fn probe(path: &Path) -> Result<Option<Found>, Unread> {
     let device: [Arc<dyn Device>; 1] = [Arc::new(device)];
     let roots = device.iter().filter_map(|device| label::roots(&**device, identity.pool).ok()).flatten();
     let (generation, lost) = roots.last().map_or((0, 0), |newest| (newest.generation, label::lost(&device, &newest)));
-    Ok(Some(Found { path: path.to_owned(), identity, generation, lost, itself }))
+    Ok(Some(FoundDevice { path: path.to_owned(), identity, generation, lost, itself }))
 }
 
 impl Candidate {
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
     use nacre_pool::label::Member;
 
-    fn device(path: &str, index: u16, revision: u64, generation: u64, itself: u64) -> Found {
+    fn device(path: &str, index: u16, revision: u64, generation: u64, itself: u64) -> FoundDevice {
         let member = |guid| Member { guid, length: 64 << 20, path: Vec::new() };
         let identity = Identity {
             revision,
@@ -306,10 +306,10 @@ mod tests {
             index,
             members: vec![member(1), member(2)],
         };
-        Found { path: path.into(), identity, generation, lost: 0, itself: (0, itself) }
+        FoundDevice { path: path.into(), identity, generation, lost: 0, itself: (0, itself) }
     }
 
-    fn chosen(devices: &[Found]) -> (Vec<String>, Vec<String>, bool) {
+    fn chosen(devices: &[FoundDevice]) -> (Vec<String>, Vec<String>, bool) {
         let mut refused = Vec::new();
         let pool = choose(devices, &mut refused).unwrap();
         let paths = pool.devices.values().map(|path| path.display().to_string()).collect();
@@ -339,7 +339,8 @@ mod tests {
         );
         assert_eq!(chosen(&[device("a", 0, 5, 9, 1), device("b", 1, 3, 9, 2)]).0, words(&["a"]));
         // Damage makes a device no older copy.
-        let damaged = |generation, lost| [device("a", 0, 4, 9, 1), Found { lost, ..device("b", 1, 4, generation, 2) }];
+        let damaged =
+            |generation, lost| [device("a", 0, 4, 9, 1), FoundDevice { lost, ..device("b", 1, 4, generation, 2) }];
         assert_eq!(chosen(&damaged(5, 4)).0, words(&["a", "b"]));
         assert_eq!((chosen(&damaged(5, 2)).0, chosen(&damaged(9, 4)).0), (words(&["a"]), words(&["a", "b"])));
         // A device that was added a moment ago has no root records.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 /// How a table looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Form {
+pub struct PoolForm {
     pub scripted: bool,
     pub exact: bool,
     pub json: bool,

@@ -1,7 +1,7 @@
 //! `nacre pool iostat -w` and `-r`: how long requests of devices took, and how large they were, by
 //! powers of two. Pure.
 
-use super::form::Form;
+use super::form::PoolForm;
 use crate::columns;
 use nacre_admin::counted::{DeviceRequest, Histogram, Spread};
 use nacre_admin::pool::Figures;
@@ -110,7 +110,7 @@ fn tables(of: Of, now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Tab
 }
 
 /// One table for each pool, and with `verbose` for each device.
-pub fn text(of: Of, now: &[Figures], before: &[Figures], verbose: bool, form: Form) -> String {
+pub fn text(of: Of, now: &[Figures], before: &[Figures], verbose: bool, form: PoolForm) -> String {
     let tables = tables(of, now, before, verbose);
     if form.json {
         return json(of, &tables);
@@ -189,11 +189,11 @@ mod tests {
 
     #[test]
     fn devices_add_up_and_looks_are_subtracted() {
-        let form = Form { scripted: true, exact: true, ..Form::default() };
+        let form = PoolForm { scripted: true, exact: true, ..PoolForm::default() };
         let shown = text(Of::Times, &[figures(5)], &[figures(2)], true, form);
         assert!(shown.starts_with("tank\t1\t0\t0\t0\t0\ntank\t3\t0\t0\t0\t0\ntank\t7\t6\t0\t0\t0\n"), "{shown}");
         assert!(shown.contains("/1\t7\t3\t0\t0\t0\n"), "{shown}");
-        let shown = text(Of::Sizes, &[figures(5)], &[], false, Form::default());
+        let shown = text(Of::Sizes, &[figures(5)], &[], false, PoolForm::default());
         assert!(shown.starts_with("tank\nreq_size        read   write    trim\n"), "{shown}");
         assert!(shown.contains("\n4K                10       0       0\n"), "{shown}");
     }

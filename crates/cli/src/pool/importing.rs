@@ -5,7 +5,7 @@ use super::{
     starting,
     verb::{Target, ToImport},
 };
-use crate::output::print;
+use crate::{clock, output::print};
 use nacre_admin::{Imported, pool::devices};
 use nacre_daemon::{
     failure::{Exit, Failure},
@@ -17,11 +17,7 @@ use nacre_daemon::{
     report::{printable, tell},
 };
 use nacre_pool::{label::PoolState, names, store::Access};
-use std::{
-    path::PathBuf,
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 /// How long to wait for devices that somebody lets go of.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -71,15 +67,16 @@ fn absolute(places: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
 /// Looks for pools. A process that was killed a moment ago may still hold the devices of the one
 /// that is wanted: then again for a short while.
 fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&str>) -> Search {
-    let until = Instant::now() + PATIENCE;
+    let until = clock::now() + PATIENCE;
     loop {
         let found = find::search(places, noted);
         let there =
             wanted.is_none_or(|wanted| found.pools.iter().any(|pool| is_meant(pool, wanted)) || client::lives(wanted));
-        if there || !found.busy || Instant::now() >= until {
+        if there || !found.busy || clock::now() >= until {
             return found;
         }
-        std::thread::sleep(AGAIN);
+        // The kernel tells nobody when it has closed the files of a process that was killed.
+        clock::pause(AGAIN);
     }
 }
 

@@ -1,7 +1,7 @@
 //! `nacre pool iostat`: what pools and devices read and write, from two looks at their counters.
 //! Pure.
 
-use super::{form::Form, histograms::Of, list::bytes};
+use super::{form::PoolForm, histograms::Of, list::bytes};
 use crate::columns;
 use nacre_admin::{counted::Counts, pool::Figures};
 use nacre_pool::properties::size::human;
@@ -9,7 +9,7 @@ use serde_json::json;
 
 /// What `iostat` shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct IostatColumns {
     /// How long requests take on average.
     pub latency: bool,
     /// How many are under way.
@@ -61,7 +61,7 @@ impl Row {
         time(&self.now).saturating_sub(time(&self.before)).checked_div(number)
     }
 
-    fn cells(&self, shown: Shown, form: Form) -> Vec<String> {
+    fn cells(&self, shown: IostatColumns, form: PoolForm) -> Vec<String> {
         let count = |number: u64| if form.exact { number.to_string() } else { human(number) };
         let mut cells = vec![
             self.name.clone(),
@@ -135,8 +135,8 @@ pub fn table(
     before: &[Figures],
     seconds: Option<f64>,
     verbose: bool,
-    shown: Shown,
-    form: Form,
+    shown: IostatColumns,
+    form: PoolForm,
 ) -> String {
     let mut rows = rows(now, before, verbose);
     if let Some(seconds) = seconds {
@@ -220,20 +220,20 @@ mod tests {
 
     #[test]
     fn rates_are_differences() {
-        let form = Form { scripted: true, exact: true, ..Form::default() };
-        let first = table(&[figures(100, 110)], &[], None, false, Shown::default(), form);
+        let form = PoolForm { scripted: true, exact: true, ..PoolForm::default() };
+        let first = table(&[figures(100, 110)], &[], None, false, IostatColumns::default(), form);
         assert_eq!(first, "tank\t0\t0\t10\t0\t40960\t0\n");
         let next = table(
             &[figures(300, 112)],
             &[figures(100, 110)],
             Some(2.0),
             true,
-            Shown { latency: true, ..Shown::default() },
+            IostatColumns { latency: true, ..IostatColumns::default() },
             form,
         );
         assert_eq!(next, "tank\t0\t0\t100\t0\t409600\t0\t2000\t-\t-\n/a\t0\t0\t100\t0\t409600\t0\t2000\t-\t-\n");
         assert!(
-            table(&[figures(0, 100)], &[], None, false, Shown::default(), Form::default())
+            table(&[figures(0, 100)], &[], None, false, IostatColumns::default(), PoolForm::default())
                 .starts_with("              capacity     operations     bandwidth\n")
         );
     }

@@ -5,7 +5,7 @@
 
 use super::{
     called,
-    form::{Form, json_head},
+    form::{PoolForm, json_head},
     list, status,
     vdevs::{self, Vdev},
 };
@@ -14,15 +14,15 @@ use nacre_daemon::{failure::Failure, pool::dates};
 use nacre_pool::properties::size::human_bytes;
 use serde_json::{Map, Value, json};
 
-fn exactly(number: u64, form: Form) -> Value {
+fn exactly(number: u64, form: PoolForm) -> Value {
     if form.integers { json!(number) } else { json!(number.to_string()) }
 }
 
-fn bytes(number: u64, form: Form) -> Value {
+fn bytes(number: u64, form: PoolForm) -> Value {
     if form.exact { exactly(number, form) } else { json!(human_bytes(number)) }
 }
 
-fn time(at: u64, form: Form) -> Value {
+fn time(at: u64, form: PoolForm) -> Value {
     match (form.exact, at) {
         (true, at) => exactly(at, form),
         (false, 0) => json!("-"),
@@ -30,7 +30,7 @@ fn time(at: u64, form: Form) -> Value {
     }
 }
 
-fn property(name: &str, value: &properties::Value, form: Form) -> Value {
+fn property(name: &str, value: &properties::Value, form: PoolForm) -> Value {
     let source = match value.source {
         "local" => "LOCAL",
         "default" => "DEFAULT",
@@ -44,7 +44,7 @@ fn property(name: &str, value: &properties::Value, form: Form) -> Value {
 
 /// What all answers tell of a pool. The two versions are those that ZFS names where features count
 /// instead.
-fn head(pool: &Figures, form: Form) -> Map<String, Value> {
+fn head(pool: &Figures, form: PoolForm) -> Map<String, Value> {
     let fields = [
         ("name", json!(pool.name)),
         ("state", json!(pool.health)),
@@ -56,7 +56,7 @@ fn head(pool: &Figures, form: Form) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-fn whole(command: &str, pools: impl Iterator<Item = (String, u64, Map<String, Value>)>, form: Form) -> String {
+fn whole(command: &str, pools: impl Iterator<Item = (String, u64, Map<String, Value>)>, form: PoolForm) -> String {
     let key = |name, guid: u64| if form.by_guid { guid.to_string() } else { name };
     let pools: Map<String, Value> =
         pools.map(|(name, guid, fields)| (key(name, guid), Value::Object(fields))).collect();
@@ -64,7 +64,7 @@ fn whole(command: &str, pools: impl Iterator<Item = (String, u64, Map<String, Va
 }
 
 /// What a device is.
-fn device_head(pool: &Figures, device: &DeviceFigures, form: Form) -> Map<String, Value> {
+fn device_head(pool: &Figures, device: &DeviceFigures, form: PoolForm) -> Map<String, Value> {
     let fields = [
         ("name", json!(device.name())),
         ("vdev_type", json!(if called::is_disk(&device.path) { "disk" } else { "file" })),
@@ -83,7 +83,7 @@ fn device_head(pool: &Figures, device: &DeviceFigures, form: Form) -> Map<String
 pub fn properties(
     command: &str,
     pools: &[Figures],
-    form: Form,
+    form: PoolForm,
     verbose: bool,
     names: impl Fn(&Figures) -> Vec<String>,
 ) -> Result<String, Failure> {
@@ -117,7 +117,7 @@ pub fn properties(
 }
 
 /// Devices of a pool with these properties of each.
-pub fn vdevs(pool: &Figures, vdevs: &[Vdev<'_>], names: &[String], form: Form) -> String {
+pub fn vdevs(pool: &Figures, vdevs: &[Vdev<'_>], names: &[String], form: PoolForm) -> String {
     let one = |vdev: &Vdev<'_>| {
         let mut fields = match vdev {
             Vdev::Leaf(device) => device_head(pool, device, form),
@@ -135,7 +135,7 @@ pub fn vdevs(pool: &Figures, vdevs: &[Vdev<'_>], names: &[String], form: Form) -
 }
 
 /// What stands for all devices of a pool.
-fn root_head(pool: &Figures, name: &str, form: Form) -> Map<String, Value> {
+fn root_head(pool: &Figures, name: &str, form: PoolForm) -> Map<String, Value> {
     let fields = [
         ("name", json!(name)),
         ("vdev_type", json!("root")),
@@ -147,7 +147,7 @@ fn root_head(pool: &Figures, name: &str, form: Form) -> Map<String, Value> {
 }
 
 /// The health of pools.
-pub fn status(all: &[Status], shown: &status::Shown) -> String {
+pub fn status(all: &[Status], shown: &status::StatusView) -> String {
     let form = shown.form;
     let pools = all.iter().map(|status| {
         let figures = &status.figures;
@@ -171,7 +171,7 @@ pub fn status(all: &[Status], shown: &status::Shown) -> String {
 
 /// The devices below the one that stands for the pool; flat, they lie beside it as well and name
 /// it.
-fn tree(figures: &Figures, shown: &status::Shown) -> Map<String, Value> {
+fn tree(figures: &Figures, shown: &status::StatusView) -> Map<String, Value> {
     let form = shown.form;
     let room = |allocated, size| {
         [("alloc_space", bytes(allocated, form)), ("total_space", bytes(size, form)), ("def_space", bytes(size, form))]
@@ -233,7 +233,7 @@ fn trim_state(phase: Phase) -> &'static str {
 }
 
 /// The last verification; nothing where there was none.
-fn scan(scrub: &ScrubReport, form: Form) -> Option<Value> {
+fn scan(scrub: &ScrubReport, form: PoolForm) -> Option<Value> {
     let state = match scrub.phase {
         Phase::Never => return None,
         Phase::Running | Phase::Paused => "SCANNING",

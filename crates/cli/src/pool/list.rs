@@ -1,6 +1,6 @@
 //! `nacre pool list` and `get`: tables. Pure.
 
-use super::{form::Form, json, status};
+use super::{form::PoolForm, json, status};
 use crate::columns::{self, Align};
 use nacre_admin::pool::{
     DeviceFigures, Figures,
@@ -46,7 +46,7 @@ pub fn value(pool: &Figures, name: &str) -> Result<Value, PropertyError> {
 }
 
 /// A value for people or for scripts.
-pub fn shown(value: &Value, form: Form) -> String {
+pub fn shown(value: &Value, form: PoolForm) -> String {
     if form.exact { value.exact.clone() } else { value.human.clone() }
 }
 
@@ -54,7 +54,7 @@ pub fn shown(value: &Value, form: Form) -> String {
 ///
 /// # Errors
 /// A column that there is not.
-pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form: Form) -> Result<String, Failure> {
+pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form: PoolForm) -> Result<String, Failure> {
     let names: Vec<&str> = match columns {
         None => USUAL.to_vec(),
         Some(columns) if columns.iter().any(|column| column == "all") => {
@@ -110,7 +110,7 @@ pub fn device_value(pool: &Figures, device: &DeviceFigures, name: &str) -> Value
     }
 }
 
-fn device_rows(pool: &Figures, columns: &[(String, String)], form: Form) -> Vec<Vec<String>> {
+fn device_rows(pool: &Figures, columns: &[(String, String)], form: PoolForm) -> Vec<Vec<String>> {
     let cell = |device: &DeviceFigures, name: &str| {
         let text = shown(&device_value(pool, device, name), form);
         if name == "name" && !form.scripted { format!("  {text}") } else { text }
@@ -126,7 +126,7 @@ pub fn properties_table(
     pools: &[Figures],
     wanted: &[String],
     fields: Option<&[String]>,
-    form: Form,
+    form: PoolForm,
 ) -> Result<String, Failure> {
     let all = wanted.iter().any(|name| name == "all");
     let mut names = Vec::new();
@@ -156,7 +156,7 @@ pub fn properties_table(
 pub fn get_table(
     values: impl Iterator<Item = (String, String, Value)>,
     fields: Option<&[String]>,
-    form: Form,
+    form: PoolForm,
 ) -> Result<String, Failure> {
     let usual = ["name", "property", "value", "source"].map(str::to_owned);
     let fields = match fields {

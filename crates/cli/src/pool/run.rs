@@ -4,17 +4,18 @@ use super::{
     called::{Called, named_device, same},
     chosen::{Chosen, each, figures, note, once, some},
     command,
-    form::Form,
+    form::PoolForm,
     histograms, importing,
-    iostat::{self, Shown},
-    json, list, manners,
+    iostat::{self, IostatColumns},
+    json, list,
     scripts::{self, Columns},
     starting::{cache, check_properties, failed, start},
     status, upgrade, vdevs,
     verb::{self, Again, PoolVerb, Target, ToCreate},
     version::version,
+    zfs_usage,
 };
-use crate::output::print;
+use crate::{clock, output::print};
 use nacre_admin::{
     pool::{Answer, Figures, Line, Request, ScrubOrder, Status, devices},
     watch::Event,
@@ -56,10 +57,10 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
         .try_get_matches_from(std::iter::once(OsString::from(ZPOOL)).chain(arguments.iter().cloned()))
     {
         Ok(matches) => matches,
-        Err(error) => return manners::report(&error, &table, &arguments),
+        Err(error) => return zfs_usage::report(&error, &table, &arguments),
     };
     let done = verb::parse(&matches).and_then(|verb| run(verb, &typed(ZPOOL)));
-    done.unwrap_or_else(|failure| manners::refuse(&failure, ZPOOL, &table, &arguments))
+    done.unwrap_or_else(|failure| zfs_usage::refuse(&failure, ZPOOL, &table, &arguments))
 }
 
 /// Does it.
@@ -268,11 +269,11 @@ fn repeat(
     let (mut left, mut last) = (again.count, None::<Instant>);
     loop {
         match again.time {
-            Some('u') => print(&format!("{}\n", nacre_admin::imported::now()))?,
-            Some(_) => print(&format!("{}\n", dates::long(nacre_admin::imported::now())))?,
+            Some('u') => print(&format!("{}\n", nacre_admin::clock::now()))?,
+            Some(_) => print(&format!("{}\n", dates::long(nacre_admin::clock::now())))?,
             None => {}
         }
-        let now = Instant::now();
+        let now = clock::now();
         let missing = show(last.map(|last| now - last))?;
         last = Some(now);
         if let Some(left) = &mut left {
@@ -280,11 +281,11 @@ fn repeat(
         }
         let (Some(interval), true) = (again.interval, left != Some(0)) else { return missing.map_or(Ok(()), Err) };
         missing.iter().for_each(|failure| tell(&failure.what));
-        std::thread::sleep(Duration::from_secs_f64(interval));
+        clock::pause(Duration::from_secs_f64(interval));
     }
 }
 
-fn show_status(names: &[String], everybody: bool, shown: &status::Shown) -> Result<Option<Failure>, Failure> {
+fn show_status(names: &[String], everybody: bool, shown: &status::StatusView) -> Result<Option<Failure>, Failure> {
     let programs = shown.scripts.as_deref().map_or(Ok(Vec::new()), scripts::find)?;
     let mut all: Vec<Status> = Vec::new();
     let Chosen { owned, lost, mut missing } = some(names, everybody);
@@ -324,11 +325,17 @@ fn show_status(names: &[String], everybody: bool, shown: &status::Shown) -> Resu
     Ok(missing)
 }
 
-fn show_iostat(names: &[String], verbose: bool, shown: Shown, form: Form, again: Again) -> Result<(), Failure> {
+fn show_iostat(
+    names: &[String],
+    verbose: bool,
+    shown: IostatColumns,
+    form: PoolForm,
+    again: Again,
+) -> Result<(), Failure> {
     let mut before = Vec::new();
     if again.not_since_import {
         before = figures(names, false).0;
-        std::thread::sleep(Duration::from_secs_f64(again.interval.unwrap_or(0.0)));
+        clock::pause(Duration::from_secs_f64(again.interval.unwrap_or(0.0)));
     }
     repeat(again, |since| {
         let (mut now, missing) = figures(names, false);

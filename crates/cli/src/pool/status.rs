@@ -1,14 +1,14 @@
 //! `nacre pool status`: the health of a pool in ZFS' form. Pure.
 
-use super::{form::Form, scripts::Columns};
+use super::{form::PoolForm, scripts::Columns};
 use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, TrimReport, figures::percent};
 use nacre_daemon::pool::{dates, expected::UNAVAILABLE};
 use nacre_pool::properties::size::human_bytes;
 
 /// What is shown of pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shown {
-    pub form: Form,
+pub struct StatusView {
+    pub form: PoolForm,
     /// As JSON, devices lie beside the pool's own.
     pub flat: bool,
     /// Damaged files by name.
@@ -56,7 +56,7 @@ pub fn device_state(figures: &Figures, device: &DeviceFigures) -> &'static str {
 }
 
 /// The text for one pool. `more`: what programs tell of its devices.
-pub fn text(status: &Status, shown: &Shown, more: &Columns) -> String {
+pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
     let figures = &status.figures;
     let mut text = format!("  pool: {}\n state: {}\n", figures.name, figures.health);
     for (heading, words) in advice(status) {
@@ -253,7 +253,7 @@ fn trimmed(trim: &TrimReport) -> String {
 }
 
 /// The tree of devices with their errors.
-fn config(figures: &Figures, shown: &Shown, more: &Columns) -> String {
+fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
     let devices: Vec<&DeviceFigures> =
         figures.devices.iter().filter(|device| !shown.ill_devices || device_is_ill(figures, device)).collect();
     let width = devices
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn a_pool_in_order() {
         let expected = "  pool: tank\n state: ONLINE\nconfig:\n\n\tNAME        STATE     READ WRITE CKSUM\n\ttank        ONLINE       0     0     0\n\t  /srv/a    ONLINE       0     0     0\n\nerrors: No known data errors\n";
-        assert_eq!(text(&status(), &Shown::default(), &Columns::default()), expected);
+        assert_eq!(text(&status(), &StatusView::default(), &Columns::default()), expected);
         assert!(!is_ill(&status()));
     }
 
@@ -314,7 +314,7 @@ mod tests {
         status.figures.redundant_metadata = false;
         assert!(!is_ill(&status));
         assert!(
-            text(&status, &Shown::default(), &Columns::default())
+            text(&status, &StatusView::default(), &Columns::default())
                 .contains("action: Enable them with 'nacre pool upgrade tank'.")
         );
     }
@@ -326,20 +326,20 @@ mod tests {
         status.names = vec!["tank:/a".to_owned()];
         assert!(is_ill(&status));
         assert!(
-            text(&status, &Shown::default(), &Columns::default())
+            text(&status, &StatusView::default(), &Columns::default())
                 .ends_with("errors: 2 data errors, use '-v' for a list\n")
         );
         assert!(
-            text(&status, &Shown { verbose: true, ..Shown::default() }, &Columns::default())
+            text(&status, &StatusView { verbose: true, ..StatusView::default() }, &Columns::default())
                 .ends_with("in the following files:\n\n        tank:/a\n")
         );
         status.figures.suspended = Some("writing /srv/a: no".to_owned());
         assert!(
-            text(&status, &Shown::default(), &Columns::default())
+            text(&status, &StatusView::default(), &Columns::default())
                 .contains("status: A write has failed, and nothing is accepted any more")
         );
         status.figures.waits = true;
-        let waiting = text(&status, &Shown::default(), &Columns::default());
+        let waiting = text(&status, &StatusView::default(), &Columns::default());
         assert!(
             waiting.contains("everybody waits until it can be made") && waiting.contains("'nacre pool clear tank'"),
             "{waiting}"
@@ -359,7 +359,7 @@ mod tests {
         };
         status.figures.now = 6;
         assert!(
-            text(&status, &Shown::default(), &Columns::default())
+            text(&status, &StatusView::default(), &Columns::default())
                 .contains("250B / 1000B scanned at 250B/s\n\t0B repaired, 0 errors, 25.00% done, 00:00:03 to go")
         );
     }

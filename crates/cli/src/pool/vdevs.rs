@@ -1,7 +1,7 @@
 //! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices, by the names and in the
 //! order of OpenZFS. What nobody counts or knows here is `-`. Pure but for [`asked`].
 
-use super::{called, chosen, form::Form, json, list, status};
+use super::{called, chosen, form::PoolForm, json, list, status};
 use nacre_admin::{
     counted::Counts,
     pool::{DeviceFigures, Figures, Phase, properties::Value},
@@ -103,7 +103,7 @@ pub fn asked(
     names: &[String],
     wanted: &[String],
     fields: Option<&[String]>,
-    form: Form,
+    form: PoolForm,
 ) -> Result<Option<String>, Failure> {
     let [first, words @ ..] = names else { return Ok(None) };
     let is_pool = |name: &String| {

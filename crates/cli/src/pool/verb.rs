@@ -1,6 +1,6 @@
 //! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
 
-use super::{called::Called, command::UNSERVED, form::Form, histograms::Of, iostat::Shown, status, words};
+use super::{args, called::Called, command::UNSERVED, form::PoolForm, histograms::Of, iostat::IostatColumns, status};
 use clap::ArgMatches;
 use nacre_admin::pool::{ScrubOrder, TrimOrder, inspect::Wanted, properties};
 use nacre_daemon::failure::Failure;
@@ -14,9 +14,16 @@ pub enum PoolVerb {
     /// Destroy one.
     Destroy { name: String, force: bool },
     /// A table of pools.
-    List { form: Form, columns: Option<Vec<String>>, verbose: bool, names: Vec<String>, everybody: bool, again: Again },
+    List {
+        form: PoolForm,
+        columns: Option<Vec<String>>,
+        verbose: bool,
+        names: Vec<String>,
+        everybody: bool,
+        again: Again,
+    },
     /// Their health.
-    Status { shown: status::Shown, names: Vec<String>, everybody: bool, again: Again },
+    Status { shown: status::StatusView, names: Vec<String>, everybody: bool, again: Again },
     /// More devices.
     Add { name: String, devices: Vec<PathBuf>, size: Option<u64>, force: bool, only_say: bool, called: Called },
     /// Import some, or show which could be.
@@ -24,7 +31,7 @@ pub enum PoolVerb {
     /// Let some go.
     Export { names: Vec<String>, all: bool, force: bool },
     /// Show properties.
-    Get { form: Form, fields: Option<Vec<String>>, properties: Vec<String>, names: Vec<String> },
+    Get { form: PoolForm, fields: Option<Vec<String>>, properties: Vec<String>, names: Vec<String> },
     /// Use more of devices.
     Expand { name: String, devices: Vec<PathBuf> },
     /// Nothing, of devices that are there.
@@ -36,7 +43,7 @@ pub enum PoolVerb {
     /// Show what has happened.
     Events { name: Option<String>, follow: bool, verbose: bool, scripted: bool, clear: bool },
     /// Show what devices do.
-    Iostat { form: Form, verbose: bool, shown: Shown, names: Vec<String>, again: Again },
+    Iostat { form: PoolForm, verbose: bool, shown: IostatColumns, names: Vec<String>, again: Again },
     /// Verify, or end that.
     Scrub { names: Vec<String>, all: bool, order: ScrubOrder, wait: bool },
     /// Tell devices of free room, or end that.
@@ -150,10 +157,10 @@ fn has(matches: &ArgMatches, name: &str) -> bool {
     matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false)
 }
 
-fn form_of(matches: &ArgMatches) -> Form {
+fn form_of(matches: &ArgMatches) -> PoolForm {
     let has = |name: &str| has(matches, name);
     let integers = has("integers");
-    Form {
+    PoolForm {
         scripted: has("scripted"),
         exact: has("exact") || integers,
         json: has("json"),
@@ -173,7 +180,7 @@ fn called_of(matches: &ArgMatches) -> Called {
 
 /// Names, and `[INTERVAL [COUNT]]` behind them.
 fn names_again(matches: &ArgMatches) -> Result<(Vec<String>, Again), Failure> {
-    let (names, interval, count) = words::interval(texts(matches, "POOL"))?;
+    let (names, interval, count) = args::interval(texts(matches, "POOL"))?;
     let time = text(matches, "time").and_then(|text| text.chars().next());
     let (not_since_import, headings_once) = (has(matches, "-y"), has(matches, "headings-once"));
     Ok((names, Again { interval, count, time, not_since_import, headings_once }))
@@ -210,7 +217,7 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
         }
         "status" => {
             let (names, again) = names_again(matches)?;
-            let shown = status::Shown {
+            let shown = status::StatusView {
                 form: form_of(matches),
                 flat: flag("flat"),
                 verbose: flag("verbose"),
@@ -222,7 +229,7 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
             PoolVerb::Status { shown, names, everybody: flag("all-users"), again }
         }
         "add" => {
-            for (name, value) in words::assignments(&texts(matches, "properties"))? {
+            for (name, value) in args::assignments(&texts(matches, "properties"))? {
                 let parsed = properties::parse(&name, &value, true);
                 if name != "ashift" || parsed.is_err() {
                     let why = parsed.map_or_else(
@@ -234,7 +241,7 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
             }
             PoolVerb::Add {
                 name: pool(),
-                devices: words::devices(paths(matches, "DEVICE"))?,
+                devices: args::devices(paths(matches, "DEVICE"))?,
                 size: bytes(matches, "size")?,
                 force: flag("force"),
                 only_say: flag("only-say"),
@@ -250,7 +257,7 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
             names: names(),
         },
         "set" => {
-            let (name, value) = words::assignment(&text(matches, "PROPERTY").unwrap_or_default())?;
+            let (name, value) = args::assignment(&text(matches, "PROPERTY").unwrap_or_default())?;
             if let Some(device) = text(matches, "DEVICE") {
                 return Err(Failure::new(format!(
                     "cannot set property for '{device}' of '{}': devices have none to be set",
@@ -274,7 +281,7 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
                 (_, true) => Some(Of::Sizes),
                 _ => None,
             };
-            let shown = Shown { latency: flag("latency"), queue: flag("queue"), histograms };
+            let shown = IostatColumns { latency: flag("latency"), queue: flag("queue"), histograms };
             PoolVerb::Iostat { form: form_of(matches), verbose: flag("verbose"), shown, names, again }
         }
         "scrub" => {
@@ -330,7 +337,7 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
             }
         }
         "labelclear" => PoolVerb::LabelClear {
-            device: words::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(),
+            device: args::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(),
             force: flag("force"),
         },
         "inspect" => {
@@ -361,16 +368,16 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
 }
 
 fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
-    let mut root_properties = words::assignments(&texts(matches, "root-properties"))?;
+    let mut root_properties = args::assignments(&texts(matches, "root-properties"))?;
     if let Some(mountpoint) = text(matches, "mountpoint") {
         root_properties.retain(|(name, _)| name != "mountpoint");
         root_properties.push(("mountpoint".to_owned(), mountpoint));
     }
-    let mut properties = words::assignments(&texts(matches, "properties"))?;
+    let mut properties = args::assignments(&texts(matches, "properties"))?;
     let altroot = altroot_of(matches, &mut properties)?;
     Ok(ToCreate {
         name: text(matches, "POOL").unwrap_or_default(),
-        devices: words::devices(paths(matches, "DEVICE"))?,
+        devices: args::devices(paths(matches, "DEVICE"))?,
         size: bytes(matches, "size")?,
         force: matches.get_flag("force"),
         only_say: matches.get_flag("only-say"),
@@ -395,7 +402,7 @@ fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> R
 }
 
 fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
-    let mut properties = words::assignments(&texts(matches, "properties"))?;
+    let mut properties = args::assignments(&texts(matches, "properties"))?;
     let altroot = altroot_of(matches, &mut properties)?;
     let import = ToImport {
         name: text(matches, "POOL"),

@@ -2,8 +2,8 @@
 
 use super::os;
 use crate::{
-    arguments::View,
     cage::{command::CageVerb, plan::CagePlan},
+    clap_args::View,
     commands::{self, Invocation},
     personality,
     plan::Plan,

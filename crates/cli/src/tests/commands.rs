@@ -2,9 +2,9 @@
 
 use super::{line, mount, os};
 use crate::{
-    arguments::View,
+    clap_args::View,
     commands::{self, Invocation},
-    options::{Form, TABLE},
+    options::{Spelling, TABLE},
     personality,
     plan::Plan,
 };
@@ -30,7 +30,9 @@ fn the_table_is_sound() {
 
 #[test]
 fn mirror_and_bindfs_agree_on_every_option() {
-    for row in TABLE.iter().filter(|row| !matches!(row.form, Form::Word | Form::Cage) && row.heading != "About") {
+    for row in
+        TABLE.iter().filter(|row| !matches!(row.spelling, Spelling::Word | Spelling::Cage) && row.heading != "About")
+    {
         let value = match (row.value, row.name) {
             (None, _) => None,
             (Some(_), "xattr") => Some("ro"),

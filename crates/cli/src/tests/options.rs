@@ -2,9 +2,9 @@
 
 use super::{bare, os};
 use crate::{
-    options::{Form, Opt, TABLE},
+    libfuse_args::{self, Unknown},
+    options::{Opt, Spelling, TABLE},
     settings::Settings,
-    words::{self, Unknown},
 };
 use nacre_daemon::{
     cage::engine::FileSystem,
@@ -172,7 +172,7 @@ const CASES: &[(Opt, &str, Edit)] = &[
 const ELSEWHERE: &[Opt] = &[Opt::AllowRoot, Opt::ShownUid, Opt::ShownGid, Opt::Umask];
 
 fn fold(arguments: &[&str]) -> Result<Settings, String> {
-    let words = words::parse(os(arguments), Unknown::Refuse).map_err(|failure| failure.what)?;
+    let words = libfuse_args::parse(os(arguments), Unknown::Refuse).map_err(|failure| failure.what)?;
     assert_eq!(words.positionals, os(&[]), "{arguments:?}");
     Settings::fold(&words.given).map(bare).map_err(|failure| failure.what)
 }
@@ -192,7 +192,7 @@ fn each_option_sets_what_it_says_in_each_spelling() {
         let mut expected = Settings::default();
         edit(&mut expected);
         let mut spellings: Vec<Vec<String>> = Vec::new();
-        if row.form != Form::Word && !row.name.is_empty() {
+        if row.spelling != Spelling::Word && !row.name.is_empty() {
             spellings.push(vec![if row.value.is_some() {
                 format!("--{}={value}", row.name)
             } else {
@@ -210,7 +210,7 @@ fn each_option_sets_what_it_says_in_each_spelling() {
             }
         }
         // `-o user=` is fstab's; everything else is a word, too.
-        if row.form != Form::Letter && *option != Opt::User {
+        if row.spelling != Spelling::Letter && *option != Opt::User {
             let word = if row.value.is_some() { format!("{}={value}", row.name) } else { row.name.to_owned() };
             spellings.push(vec![format!("-o{word}")]);
             spellings.push(vec!["-o".to_owned(), format!("defaults,{word},_netdev")]);
@@ -225,7 +225,7 @@ fn each_option_sets_what_it_says_in_each_spelling() {
 
 #[test]
 fn a_switch_takes_no_value_and_a_valued_option_needs_one() {
-    for row in TABLE.iter().filter(|row| row.form != Form::Word && !row.name.is_empty()) {
+    for row in TABLE.iter().filter(|row| row.spelling != Spelling::Word && !row.name.is_empty()) {
         let (argument, says) = match row.value {
             None => (format!("--{}=1", row.name), "takes no value"),
             Some(_) => (format!("--{}", row.name), "needs a value"),
@@ -233,7 +233,9 @@ fn a_switch_takes_no_value_and_a_valued_option_needs_one() {
         let error = fold(&[&argument]).unwrap_err();
         assert!(error.contains(says) && error.contains(row.name), "{argument}: {error}");
     }
-    for row in TABLE.iter().filter(|row| row.form != Form::Letter && !["user", "owner", "group"].contains(&row.name)) {
+    for row in
+        TABLE.iter().filter(|row| row.spelling != Spelling::Letter && !["user", "owner", "group"].contains(&row.name))
+    {
         let (word, says) = match row.value {
             None => (format!("{}=1", row.name), "takes no value"),
             Some(_) => (row.name.to_owned(), "needs a value"),
@@ -346,7 +348,7 @@ fn a_backslash_takes_commas_into_a_word() {
 fn names_and_letters_are_unique() {
     for (place, row) in TABLE.iter().enumerate() {
         for other in &TABLE[..place] {
-            assert!(row.name.is_empty() || row.name != other.name || other.form != row.form, "{}", row.name);
+            assert!(row.name.is_empty() || row.name != other.name || other.spelling != row.spelling, "{}", row.name);
             assert!(row.short.is_none() || row.short != other.short, "{:?}", row.short);
         }
     }

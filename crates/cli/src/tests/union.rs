@@ -2,7 +2,7 @@
 
 use super::{line, mount, os};
 use crate::{
-    arguments::View,
+    clap_args::View,
     commands::{self, Invocation},
     personality,
     plan::Plan,
@@ -11,7 +11,7 @@ use crate::{
 use nacre_daemon::{
     failure::{Exit, Failure},
     plan::{MountPlan, Remount},
-    union::requests::Place,
+    union::requests::BranchPosition,
 };
 use nacre_stack::spec::BranchSpec;
 use nacre_union::BranchMode;
@@ -212,7 +212,7 @@ fn verbs_say_what_they_say() {
             UnionVerb::Add {
                 mountpoint: m(),
                 branch: BranchSpec::directory("/d", BranchMode::ro()),
-                place: Place::Bottom,
+                place: BranchPosition::Bottom,
             },
         ),
         (
@@ -220,7 +220,7 @@ fn verbs_say_what_they_say() {
             UnionVerb::Add {
                 mountpoint: m(),
                 branch: BranchSpec::directory("/d", BranchMode::rw()),
-                place: Place::Top,
+                place: BranchPosition::Top,
             },
         ),
         (
@@ -228,7 +228,7 @@ fn verbs_say_what_they_say() {
             UnionVerb::Add {
                 mountpoint: m(),
                 branch: BranchSpec::directory("/d", BranchMode::ro()),
-                place: Place::At(3),
+                place: BranchPosition::At(3),
             },
         ),
         (&["del", "--force", "/m", "/d"], UnionVerb::Remove { mountpoint: m(), branch: d(), force: true }),

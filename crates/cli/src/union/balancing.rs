@@ -5,6 +5,7 @@ use super::{
     command::DrainHow,
     run::{ask, at, tell},
 };
+use crate::clock;
 use indicatif::{ProgressBar, ProgressStyle};
 use nacre_daemon::{
     failure::{Exit, Failure},
@@ -16,7 +17,7 @@ use nacre_daemon::{
 };
 use nacre_layers::size::Size;
 use nacre_union::BalanceRules;
-use std::{path::Path, thread, time::Duration};
+use std::{path::Path, time::Duration};
 
 /// Carries out the command.
 ///
@@ -54,7 +55,7 @@ pub fn run(mountpoint: &Path, rules: &BalanceRules, how: DrainHow) -> Result<(),
             bar.finish_and_clear();
             return ended(&told, &figures, rules.spread);
         }
-        thread::sleep(Duration::from_millis(100));
+        clock::pause(Duration::from_millis(100));
     }
 }
 

@@ -3,13 +3,13 @@
 
 use super::plan;
 use crate::{
-    arguments::{self, View},
-    options::{Form, Opt, Row},
+    clap_args::{self, View},
+    libfuse_args::Unknown,
+    options::{Opt, Taker},
     plan::Asked,
-    words::Unknown,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use nacre_daemon::{failure::Failure, union::requests::Place};
+use nacre_daemon::{failure::Failure, union::requests::BranchPosition};
 use nacre_stack::spec::BranchSpec;
 use nacre_union::{BalanceRules, BranchMode, parse_size};
 use std::{
@@ -62,7 +62,7 @@ pub enum UnionVerb {
         /// The branch.
         branch: BranchSpec,
         /// Where.
-        place: Place,
+        place: BranchPosition,
     },
     /// Take a branch out.
     Remove {
@@ -146,8 +146,9 @@ pub enum DrainHow {
 /// The command line of `nacre union`.
 pub fn command() -> Command {
     let words = "Words of unions (create=mfs, udba=notify, whiteout=xattr, ...: docs/union.md) and of the mount: ro, nodev, noatime, fsname=NAME, ... (may be repeated)";
-    let options =
-        arguments::options(shown).into_iter().map(|arg| if arg.get_id() == "-o" { arg.help(words) } else { arg });
+    let options = clap_args::options(|row| row.is_for(Taker::Union))
+        .into_iter()
+        .map(|arg| if arg.get_id() == "-o" { arg.help(words) } else { arg });
     Command::new("union")
         .about("Show several directories as one: a writable one over read-only ones, or a pool of disks")
         .after_help(
@@ -156,10 +157,10 @@ pub fn command() -> Command {
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
         .disable_help_subcommand(true)
-        .arg(arguments::path("BRANCHES", "The branches, from the top: PATH[=ATTRIBUTES][:PATH[=ATTRIBUTES]]..."))
-        .arg(arguments::path("MOUNTPOINT", "Where to show them: an existing directory").required(false))
+        .arg(clap_args::path("BRANCHES", "The branches, from the top: PATH[=ATTRIBUTES][:PATH[=ATTRIBUTES]]..."))
+        .arg(clap_args::path("MOUNTPOINT", "Where to show them: an existing directory").required(false))
         // Only so that too many paths are told as such.
-        .arg(arguments::path("MORE", "").required(false).num_args(0..).action(ArgAction::Append).hide(true))
+        .arg(clap_args::path("MORE", "").required(false).num_args(0..).action(ArgAction::Append).hide(true))
         .args(options)
         .subcommand(list())
         .subcommand(location())
@@ -180,7 +181,7 @@ fn tier() -> Command {
         .about("Show or change what is kept on which tier: the branches with +tier, the fastest on top")
         .after_help("Examples:\n  nacre union /ssd=rw+tier:/disk=rw+tier /mnt/pool -o tier.high=90,tier.low=70\n  nacre union tier /mnt/pool\n  nacre union tier /mnt/pool high=90,low=70,age=30d,keep=*.db\n  nacre union tier --dry-run /mnt/pool\n  nacre union tier --run /mnt/pool\n\nRULES are all rules from then on: high, low (percent), age, heat, min, max, keep, hot, cold, rate, every, scan.")
         .arg(json())
-        .arg(arguments::path("MOUNTPOINT", "Of which union"))
+        .arg(clap_args::path("MOUNTPOINT", "Of which union"))
         .arg(Arg::new("RULES").required(false).conflicts_with_all(["run", "dry-run"]).help("WORD=VALUE,...: these rules in place of the present ones"))
         .arg(flag("run", None, "Look at all files now and move what has to go").conflicts_with("dry-run"))
         .arg(flag("dry-run", Some('n'), "Say what would be moved, and why"))
@@ -192,14 +193,14 @@ fn mover(name: &'static str, about: &'static str, example: &'static str) -> Comm
         .after_help(format!(
             "Examples:\n  {example}\n\nIt can be used meanwhile; one that is open for writing stays where it is."
         ))
-        .arg(arguments::path("PATH", "Which files of unions").num_args(1..).action(ArgAction::Append))
+        .arg(clap_args::path("PATH", "Which files of unions").num_args(1..).action(ArgAction::Append))
 }
 
 fn list() -> Command {
-    arguments::view_arguments(Command::new("list"))
+    clap_args::view_arguments(Command::new("list"))
         .about("List the branches of unions: attributes, space, open files")
         .after_help("Examples:\n  nacre union list\n  nacre union list /mnt/pool\n  nacre union list -H -p -o branch,mode,free /mnt/pool")
-        .arg(arguments::path("MOUNTPOINT", "Of which unions [default: all]").required(false).num_args(0..).action(ArgAction::Append))
+        .arg(clap_args::path("MOUNTPOINT", "Of which unions [default: all]").required(false).num_args(0..).action(ArgAction::Append))
 }
 
 fn location() -> Command {
@@ -208,7 +209,7 @@ fn location() -> Command {
         .after_help("Examples:\n  nacre union where /mnt/pool/movie.mkv\n  nacre union where --all /mnt/pool/etc/fstab\n  rm \"$(nacre union where /mnt/pool/big)\"")
         .arg(json())
         .arg(flag("all", Some('a'), "All branches that have something there, with what it is"))
-        .arg(arguments::path("PATH", "Which files of unions").num_args(1..).action(ArgAction::Append))
+        .arg(clap_args::path("PATH", "Which files of unions").num_args(1..).action(ArgAction::Append))
 }
 
 fn explain() -> Command {
@@ -217,7 +218,7 @@ fn explain() -> Command {
         .after_help("Examples:\n  nacre union explain /mnt/pool/new.iso\n  nacre union explain --directory /mnt/pool/photos/2026")
         .arg(json())
         .arg(flag("directory", Some('d'), "What would be created is a directory"))
-        .arg(arguments::path("PATH", "Which file of a union: one that is there, or not yet"))
+        .arg(clap_args::path("PATH", "Which file of a union: one that is there, or not yet"))
 }
 
 fn check() -> Command {
@@ -226,15 +227,15 @@ fn check() -> Command {
         .after_help("Examples:\n  nacre union check /mnt/pool\n  nacre union check --repair /mnt/pool\n  nacre union check /upper=rw:/lower=ro\n\nNothing that is found hides or shows a wrong file. The exit code is 1 where something is found and not put right.")
         .arg(json())
         .arg(flag("repair", None, "Put right what is found"))
-        .arg(arguments::path("WHAT", "A mount point, or the branches of a union that is not mounted"))
+        .arg(clap_args::path("WHAT", "A mount point, or the branches of a union that is not mounted"))
 }
 
 fn add() -> Command {
     Command::new("add")
         .about("Add a branch to a mounted union")
         .after_help("Examples:\n  nacre union add /mnt/pool /disk3=rw\n  nacre union add --top /mnt/both /changes=rw\n  nacre union add --position 2 /mnt/both /more=ro+wh\n\nWithout attributes the branch is ro.")
-        .arg(arguments::path("MOUNTPOINT", "To which union"))
-        .arg(arguments::path("BRANCH", "PATH[=ATTRIBUTES]"))
+        .arg(clap_args::path("MOUNTPOINT", "To which union"))
+        .arg(clap_args::path("BRANCH", "PATH[=ATTRIBUTES]"))
         .arg(flag("top", None, "Above all others").conflicts_with_all(["bottom", "position"]))
         .arg(flag("bottom", None, "Below all others (the default)").conflicts_with("position"))
         .arg(
@@ -250,8 +251,8 @@ fn del() -> Command {
     Command::new("del")
         .about("Take a branch out of a mounted union; its files stay on it")
         .after_help("Examples:\n  nacre union del /mnt/pool /disk1\n\n`nacre union drain` moves its files to the others first.")
-        .arg(arguments::path("MOUNTPOINT", "Of which union"))
-        .arg(arguments::path("BRANCH", "Its path"))
+        .arg(clap_args::path("MOUNTPOINT", "Of which union"))
+        .arg(clap_args::path("BRANCH", "Its path"))
         .arg(flag(
             "force",
             Some('f'),
@@ -265,16 +266,16 @@ fn modify() -> Command {
         .after_help(
             "Examples:\n  nacre union mod /mnt/both /upper=ro+wh\n  nacre union mod /mnt/pool /disk1=nc+minfree=10G",
         )
-        .arg(arguments::path("MOUNTPOINT", "Of which union"))
-        .arg(arguments::path("BRANCH", "PATH=ATTRIBUTES"))
+        .arg(clap_args::path("MOUNTPOINT", "Of which union"))
+        .arg(clap_args::path("BRANCH", "PATH=ATTRIBUTES"))
 }
 
 fn drain() -> Command {
     Command::new("drain")
         .about("Move all files off a branch of a mounted union to the others, while they are used")
         .after_help("Examples:\n  nacre union drain /mnt/pool /disk1 && nacre union del /mnt/pool /disk1\n  nacre union drain --no-wait /mnt/pool /disk1\n  nacre union drain --stop /mnt/pool /disk1\n\nNothing new is put on the branch from then on. Interrupting the command does not stop the move.")
-        .arg(arguments::path("MOUNTPOINT", "Of which union"))
-        .arg(arguments::path("BRANCH", "Its path"))
+        .arg(clap_args::path("MOUNTPOINT", "Of which union"))
+        .arg(clap_args::path("BRANCH", "Its path"))
         .arg(flag("no-wait", None, "Return at once").conflicts_with("stop"))
         .arg(flag("stop", None, "Stop a move that is under way"))
 }
@@ -287,7 +288,7 @@ fn balance() -> Command {
     Command::new("balance")
         .about("Even out how full the branches of a mounted union are, while they are used")
         .after_help("Examples:\n  nacre union balance /mnt/pool\n  nacre union balance --percent 10 --exclude '*.db' --min 1M /mnt/pool\n  nacre union balance --include 'movies/**' --no-wait /mnt/pool\n  nacre union balance --stop /mnt/pool\n\nFiles go from the fullest branch to the emptiest until they differ by no more than PERCENT. A file that is open for writing, or pinned, stays. Interrupting the command does not stop the move.")
-        .arg(arguments::path("MOUNTPOINT", "Of which union"))
+        .arg(clap_args::path("MOUNTPOINT", "Of which union"))
         .arg(Arg::new("percent").long("percent").short('p').value_name("PERCENT").default_value("2").help("By how much the use of branches may differ"))
         .arg(patterns("include", 'i', "Only files that match: '*.iso', or a path from the union's top: 'movies/**' (may be repeated)"))
         .arg(patterns("exclude", 'e', "No files that match (may be repeated)"))
@@ -338,11 +339,6 @@ fn flag(name: &'static str, letter: Option<char>, help: &'static str) -> Arg {
     if let Some(letter) = letter { arg.short(letter) } else { arg }
 }
 
-/// The options in the help of `nacre union`.
-fn shown(row: &Row) -> bool {
-    row.form != Form::Word && plan::takes(row.id)
-}
-
 /// Reads what `clap` has matched.
 ///
 /// # Errors
@@ -351,7 +347,7 @@ pub fn parse(matches: &ArgMatches) -> Result<Asked<UnionVerb>, Failure> {
     match matches.subcommand() {
         None => {
             let (words, options) =
-                arguments::raw(matches).into_iter().partition::<Vec<_>, _>(|given| given.option == Opt::Words);
+                clap_args::raw(matches).into_iter().partition::<Vec<_>, _>(|given| given.option == Opt::Words);
             let texts: Vec<OsString> = words.into_iter().map(|given| given.value).collect();
             let positionals = ["BRANCHES", "MOUNTPOINT", "MORE"]
                 .into_iter()
@@ -361,45 +357,45 @@ pub fn parse(matches: &ArgMatches) -> Result<Asked<UnionVerb>, Failure> {
             Ok(Asked::Mount(plan::union(
                 "nacre",
                 options,
-                plan::told(&texts, Unknown::Refuse)?,
+                plan::read_words(&texts, Unknown::Refuse)?,
                 positionals.collect(),
             )?))
         }
-        Some((verb, matches)) => verb_order(verb, matches).map(Asked::Verb),
+        Some((verb, matches)) => parse_verb(verb, matches).map(Asked::Verb),
     }
 }
 
-fn verb_order(verb: &str, matches: &ArgMatches) -> Result<UnionVerb, Failure> {
+fn parse_verb(verb: &str, matches: &ArgMatches) -> Result<UnionVerb, Failure> {
     let many = |name: &str| matches.get_many::<OsString>(name).into_iter().flatten().map(PathBuf::from).collect();
-    let mountpoint = || PathBuf::from(arguments::one(matches, "MOUNTPOINT"));
-    let branch = || PathBuf::from(arguments::one(matches, "BRANCH"));
+    let mountpoint = || PathBuf::from(clap_args::one(matches, "MOUNTPOINT"));
+    let branch = || PathBuf::from(clap_args::one(matches, "BRANCH"));
     Ok(match verb {
-        "list" => UnionVerb::List { view: arguments::view(matches), mountpoints: many("MOUNTPOINT") },
+        "list" => UnionVerb::List { view: clap_args::view(matches), mountpoints: many("MOUNTPOINT") },
         "where" => {
             UnionVerb::Where { json: matches.get_flag("json"), all: matches.get_flag("all"), paths: many("PATH") }
         }
         "explain" => UnionVerb::Explain {
             json: matches.get_flag("json"),
             directory: matches.get_flag("directory"),
-            path: PathBuf::from(arguments::one(matches, "PATH")),
+            path: PathBuf::from(clap_args::one(matches, "PATH")),
         },
         "check" => UnionVerb::Check {
             json: matches.get_flag("json"),
             repair: matches.get_flag("repair"),
-            what: arguments::one(matches, "WHAT"),
+            what: clap_args::one(matches, "WHAT"),
         },
         "add" => {
             let place = match matches.get_one::<u8>("position") {
-                Some(place) => Place::At(usize::from(*place)),
-                None if matches.get_flag("top") => Place::Top,
-                None => Place::Bottom,
+                Some(place) => BranchPosition::At(usize::from(*place)),
+                None if matches.get_flag("top") => BranchPosition::Top,
+                None => BranchPosition::Bottom,
             };
-            let branch = spec(&arguments::one(matches, "BRANCH"), BranchMode::ro())?;
+            let branch = spec(&clap_args::one(matches, "BRANCH"), BranchMode::ro())?;
             UnionVerb::Add { mountpoint: mountpoint(), branch, place }
         }
         "del" => UnionVerb::Remove { mountpoint: mountpoint(), branch: branch(), force: matches.get_flag("force") },
         "mod" => {
-            let text = arguments::one(matches, "BRANCH");
+            let text = clap_args::one(matches, "BRANCH");
             let given = spec(&text, BranchMode::ro())?;
             if spec(&text, BranchMode::rw())? != given {
                 return Err(Failure::usage("BRANCH has no attributes: which shall it have?")

@@ -1,7 +1,7 @@
 //! `nacre union list`: branches as a table, for scripts, or as JSON. Pure.
 
 use crate::{
-    arguments::View,
+    clap_args::View,
     columns::{self, Align},
 };
 use nacre_daemon::{failure::Failure, union::report::BranchReport};

@@ -1,10 +1,11 @@
 //! What a command line asks of a union, as plain data. Pure: nothing here looks at the system.
 
 use crate::{
-    options::{self, Opt, TABLE},
+    libfuse_args::{self, Unknown},
+    option_value::Given,
+    options::Taker,
     plan::{self, Plan},
     settings::Settings,
-    words::{self, Given, Unknown},
 };
 use nacre_daemon::{
     failure::Failure,
@@ -18,30 +19,8 @@ use std::{
     path::PathBuf,
 };
 
-/// The options that `nacre union` takes beside the words of unions.
-pub fn takes(option: Opt) -> bool {
-    let heading = TABLE.iter().find(|row| row.id == option).map_or("", |row| row.heading);
-    let of_the_mount = matches!(heading, "Mounting" | "Mount words")
-        // Owners are shown as they are.
-        && !matches!(option, Opt::ShownUid | Opt::ShownGid);
-    let others = matches!(
-        option,
-        Opt::Coherence
-            | Opt::Transport
-            | Opt::Passthrough
-            | Opt::NotifyWatchers
-            | Opt::Acl
-            | Opt::Multithreaded
-            | Opt::DirectIo
-            | Opt::NoDirectIo
-            | Opt::Immutable
-            | Opt::DisableLockForwarding
-    );
-    of_the_mount || others
-}
-
 /// What stood after the `-o` options, taken apart.
-pub struct Told {
+pub struct UnionWords {
     /// The words of unions.
     union: Words,
     /// All others.
@@ -52,14 +31,14 @@ pub struct Told {
 ///
 /// # Errors
 /// Words that are not understood.
-pub fn told(texts: &[OsString], unknown: Unknown) -> Result<Told, Failure> {
+pub fn read_words(texts: &[OsString], unknown: Unknown) -> Result<UnionWords, Failure> {
     let list = texts.join(OsStr::new(","));
     let union = Words::parse(&list).map_err(|error| Failure::usage(error.to_string()))?;
     let mut given = Vec::new();
     for word in &union.rest {
-        words::parse_words(&Words::join([word.as_os_str()]), unknown, &mut given)?;
+        libfuse_args::parse_words(&Words::join([word.as_os_str()]), unknown, &mut given)?;
     }
-    Ok(Told { union, given })
+    Ok(UnionWords { union, given })
 }
 
 /// Whether the texts after `-o` name the branches of a union.
@@ -75,11 +54,16 @@ pub fn names_branches(texts: &[OsString]) -> bool {
 ///
 /// # Errors
 /// Too few or too many paths, branches that are not understood, or options that cannot go together.
-pub fn union(program: &str, mut options: Vec<Given>, told: Told, positionals: Vec<OsString>) -> Result<Plan, Failure> {
-    let Told { union: words, given } = told;
+pub fn union(
+    program: &str,
+    mut options: Vec<Given>,
+    words: UnionWords,
+    positionals: Vec<OsString>,
+) -> Result<Plan, Failure> {
+    let UnionWords { union: words, given } = words;
     options.extend(given);
-    if let Some(other) = options.iter().find(|given| !takes(given.option)) {
-        return Err(Failure::usage(format!("option {} is not for unions", name(other.option))).next(
+    if let Some(other) = options.iter().find(|given| !given.option.row().is_for(Taker::Union)) {
+        return Err(Failure::usage(format!("option {} is not for unions", other.option.row().written())).next(
             "`nacre union --help` lists the options; a stack such as 'union:/a=rw:/b | remap:force-user=alice' combines them (`nacre mount`)",
         ));
     }
@@ -171,13 +155,5 @@ fn paths(words: &Words, mut positionals: Vec<OsString>) -> Result<(Option<OsStri
         (Some(branches), Some(mountpoint), None) => Ok((Some(branches), mountpoint.into())),
         _ => Err(Failure::usage("BRANCHES and MOUNTPOINT are needed")
             .next("as in `nacre union /upper=rw:/lower=ro /mnt`; --help shows more")),
-    }
-}
-
-fn name(option: Opt) -> String {
-    match TABLE.iter().find(|row| row.id == option) {
-        Some(row) if row.form == options::Form::Word => format!("-o {}", row.name),
-        Some(row) => format!("--{}", row.name),
-        None => String::new(),
     }
 }

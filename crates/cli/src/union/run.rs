@@ -6,7 +6,7 @@ use super::{
     command::{DrainHow, TierVerb, UnionVerb},
     list,
 };
-use crate::{arguments::View, output};
+use crate::{clap_args::View, clock, output};
 use nacre_daemon::{
     control::{self, Answer, Peer, Request},
     failure::{Exit, Failure},
@@ -32,7 +32,6 @@ use std::{
     io::{self, IsTerminal, Write},
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
-    thread,
     time::Duration,
 };
 
@@ -325,7 +324,7 @@ fn drain(mountpoint: &Path, branch: Vec<u8>, how: DrainHow) -> Result<(), Failur
             }
             return drained(&told);
         }
-        thread::sleep(Duration::from_millis(100));
+        clock::pause(Duration::from_millis(100));
     }
 }
 

@@ -4,7 +4,7 @@
 //! what they made is remembered in [`super::record`]. [`engine`] gives the one that a record names.
 //! The engine `fuse` is a mount with a daemon and made elsewhere.
 
-use super::record::Record;
+use super::record::CageRecord;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf};
@@ -145,7 +145,7 @@ pub trait CageEngine: Sync {
     ///
     /// # Errors
     /// What is in the way; nothing is left behind then, unless the message says so.
-    fn create(&self, wanted: &Wanted, tell: Tell<'_>) -> Result<Record, Failure>;
+    fn create(&self, wanted: &Wanted, tell: Tell<'_>) -> Result<CageRecord, Failure>;
 
     /// Changes the limits that are given.
     ///
@@ -153,30 +153,30 @@ pub trait CageEngine: Sync {
     /// A limit that this engine cannot take; the cage is as it was, or as the message says.
     fn resize(
         &self,
-        record: &Record,
+        record: &CageRecord,
         bytes: Option<u64>,
         inodes: Option<u64>,
         tell: Tell<'_>,
-    ) -> Result<Record, Failure>;
+    ) -> Result<CageRecord, Failure>;
 
     /// What it holds.
     ///
     /// # Errors
     /// Where the system does not say.
-    fn figures(&self, record: &Record) -> Result<Figures, Failure>;
+    fn figures(&self, record: &CageRecord) -> Result<Figures, Failure>;
 
     /// Ends it: `nacre umount`. What is in it stays.
     ///
     /// # Errors
     /// In use, or refused by the system.
-    fn detach(&self, record: &Record, lazy: bool) -> Result<(), Failure>;
+    fn detach(&self, record: &CageRecord, lazy: bool) -> Result<(), Failure>;
 
     /// Ends it and removes what was made for it. The engine `loop` removes the image **with all
     /// that is in it**.
     ///
     /// # Errors
     /// In use, or refused by the system.
-    fn destroy(&self, record: &Record, tell: Tell<'_>) -> Result<(), Failure>;
+    fn destroy(&self, record: &CageRecord, tell: Tell<'_>) -> Result<(), Failure>;
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::{
     engine::{CageEngine, EngineKind, Wanted},
     loop_engine::LoopEngine,
     quota_engine::{self, QuotaEngine},
-    record::Record,
+    record::CageRecord,
 };
 use crate::{failure::Failure, report::path_text};
 
@@ -37,7 +37,7 @@ pub fn choose(wanted: &Wanted, root: bool) -> (EngineKind, String) {
 ///
 /// # Errors
 /// A record of a cage that none keeps.
-pub fn engine_of(record: &Record) -> Result<&'static dyn CageEngine, Failure> {
+pub fn engine_of(record: &CageRecord) -> Result<&'static dyn CageEngine, Failure> {
     engine(record.engine).ok_or_else(|| {
         Failure::new(format!("the record of {} names no engine of the kernel", path_text(&record.directory)))
     })

@@ -4,9 +4,9 @@
 //! Paths are compared as text and not touched where that suffices: a mount that hangs would hang
 //! us.
 
-use super::{engine::Figures, record::Record, report::CageReport};
+use super::{engine::Figures, record::CageRecord, report::CageReport};
 use crate::{
-    control::{self, Found, Peer},
+    control::{self, FoundMounts, Peer},
     failure::{Exit, Failure},
     report::{path_text, printable},
     runtime::Whose,
@@ -40,7 +40,7 @@ pub fn known() -> Result<Vec<CageReport>, Failure> {
     of(control::find(&Whose::Ours))
 }
 
-fn of(found: Found) -> Result<Vec<CageReport>, Failure> {
+fn of(found: FoundMounts) -> Result<Vec<CageReport>, Failure> {
     let mut cages: Vec<CageReport> = found.peers.into_iter().flat_map(|peer| peer.report.cages).collect();
     cages.iter_mut().for_each(sanitise);
     cages.extend(of_kernel()?);
@@ -53,12 +53,12 @@ fn of(found: Found) -> Result<Vec<CageReport>, Failure> {
 /// # Errors
 /// Records that cannot be read.
 pub fn of_kernel() -> Result<Vec<CageReport>, Failure> {
-    Record::all()?.iter().map(of_record).collect()
+    CageRecord::all()?.iter().map(of_record).collect()
 }
 
 /// What a cage of the kernel's tells. One whose figures cannot be had is shown without them, and
 /// with the reason.
-fn of_record(record: &Record) -> Result<CageReport, Failure> {
+fn of_record(record: &CageRecord) -> Result<CageReport, Failure> {
     let mut notes = Vec::new();
     let figures = match crate::cage::engines::engine_of(record)?.figures(record) {
         Ok(figures) => figures,
@@ -92,9 +92,9 @@ fn of_record(record: &Record) -> Result<CageReport, Failure> {
 ///
 /// # Errors
 /// Records that cannot be read.
-pub fn record(directory: &Path) -> Result<Option<Record>, Failure> {
+pub fn record(directory: &Path) -> Result<Option<CageRecord>, Failure> {
     for path in paths(directory)? {
-        if let Some(record) = Record::find(&path)? {
+        if let Some(record) = CageRecord::find(&path)? {
             return Ok(Some(record));
         }
     }

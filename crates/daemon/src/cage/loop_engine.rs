@@ -12,7 +12,7 @@ mod resize;
 
 use super::{
     engine::{CageEngine, EngineKind, Figures, FileSystem, Tell, Wanted},
-    record::{self, Detail, Record},
+    record::{self, CageRecord, Detail},
 };
 use crate::{
     failure::{Exit, Failure},
@@ -35,14 +35,14 @@ const BTRFS_RESIZED: u64 = 256 << 20;
 pub struct LoopEngine;
 
 impl CageEngine for LoopEngine {
-    fn create(&self, wanted: &Wanted, tell: Tell<'_>) -> Result<Record, Failure> {
+    fn create(&self, wanted: &Wanted, tell: Tell<'_>) -> Result<CageRecord, Failure> {
         wanted.only_limits(EngineKind::Loop)?;
         privileged()?;
         let (directory, place) = (wanted.directory.as_path(), wanted.place());
         let _held = held(directory)?;
-        let known = Record::find(place)?.filter(|record| record.mountpoint == place);
+        let known = CageRecord::find(place)?.filter(|record| record.mountpoint == place);
         let known = known.map(|record| own_record(&record, place).map(|()| record)).transpose()?;
-        let path = match (&wanted.image, known.as_ref().and_then(Record::image)) {
+        let path = match (&wanted.image, known.as_ref().and_then(CageRecord::image)) {
             (Some(image), _) => canonical_parent(image)?,
             (None, Some(image)) => image.to_owned(),
             (None, None) => image::beside(directory)?,
@@ -67,11 +67,11 @@ impl CageEngine for LoopEngine {
 
     fn resize(
         &self,
-        record: &Record,
+        record: &CageRecord,
         bytes: Option<u64>,
         inodes: Option<u64>,
         tell: Tell<'_>,
-    ) -> Result<Record, Failure> {
+    ) -> Result<CageRecord, Failure> {
         privileged()?;
         let (image, sparse) = image_of(record)?;
         if inodes.is_some() {
@@ -84,18 +84,18 @@ impl CageEngine for LoopEngine {
             return Err(Failure::usage(format!("Btrfs resizes to {} MiB or more only", BTRFS_RESIZED >> 20)));
         }
         resize::go_on(&image, sparse, record)?;
-        let record = &Record { resizing: false, ..record.clone() };
+        let record = &CageRecord { resizing: false, ..record.clone() };
         if bytes >= image.length()? {
             resize::grow(&image, sparse, record, bytes, tell)?;
         } else {
             resize::shrink(&image, sparse, record, bytes, tell)?;
         }
-        let record = Record { bytes, ..record.clone() };
+        let record = CageRecord { bytes, ..record.clone() };
         record.save()?;
         Ok(record)
     }
 
-    fn figures(&self, record: &Record) -> Result<Figures, Failure> {
+    fn figures(&self, record: &CageRecord) -> Result<Figures, Failure> {
         let (path, sparse) = path_of(record)?;
         let metadata = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -134,7 +134,7 @@ impl CageEngine for LoopEngine {
         Ok(figures)
     }
 
-    fn detach(&self, record: &Record, lazy: bool) -> Result<(), Failure> {
+    fn detach(&self, record: &CageRecord, lazy: bool) -> Result<(), Failure> {
         let (path, _) = path_of(record)?;
         let not_mounted = || {
             Failure::new(format!("the cage at {} is not mounted", path_text(&record.mountpoint))).exit(Exit::NotFound)
@@ -158,7 +158,7 @@ impl CageEngine for LoopEngine {
         Ok(())
     }
 
-    fn destroy(&self, record: &Record, _tell: Tell<'_>) -> Result<(), Failure> {
+    fn destroy(&self, record: &CageRecord, _tell: Tell<'_>) -> Result<(), Failure> {
         privileged()?;
         let (path, _) = path_of(record)?;
         if !path.exists() {
@@ -188,7 +188,7 @@ fn held(directory: &Path) -> Result<File, Failure> {
     Ok(file)
 }
 
-fn own_record(record: &Record, place: &Path) -> Result<(), Failure> {
+fn own_record(record: &CageRecord, place: &Path) -> Result<(), Failure> {
     if record.engine == EngineKind::Loop {
         return Ok(());
     }
@@ -240,7 +240,7 @@ fn large_enough(fstype: FileSystem, bytes: u64) -> Result<(), Failure> {
 }
 
 /// A new cage.
-fn make(wanted: &Wanted, path: &Path, tell: Tell<'_>) -> Result<Record, Failure> {
+fn make(wanted: &Wanted, path: &Path, tell: Tell<'_>) -> Result<CageRecord, Failure> {
     let fstype = wanted.fstype.unwrap_or(FileSystem::Ext4);
     let bytes = wanted
         .bytes
@@ -255,7 +255,7 @@ fn make(wanted: &Wanted, path: &Path, tell: Tell<'_>) -> Result<Record, Failure>
     }
     let image = Image::make(path, fstype, bytes, wanted.inodes, wanted.sparse, tell)?;
     let detail = Detail::Loop { image: path.to_owned(), fstype, sparse: wanted.sparse };
-    let record = Record::new(EngineKind::Loop, &wanted.directory, wanted.place(), bytes, wanted.inodes, detail);
+    let record = CageRecord::new(EngineKind::Loop, &wanted.directory, wanted.place(), bytes, wanted.inodes, detail);
     let mounted =
         record.save().and_then(|()| mounting::mount(&image, wanted.sparse, wanted.place(), Some(&wanted.directory)));
     if let Err(failure) = mounted {
@@ -269,7 +269,7 @@ fn make(wanted: &Wanted, path: &Path, tell: Tell<'_>) -> Result<Record, Failure>
 }
 
 /// An inode table is made of whole blocks.
-fn tell_inodes(record: &Record, tell: Tell<'_>) {
+fn tell_inodes(record: &CageRecord, tell: Tell<'_>) {
     if let (Some(asked), Ok(stat)) = (record.inodes, statvfs(&record.mountpoint))
         && stat.f_files != asked
     {
@@ -281,7 +281,7 @@ fn tell_inodes(record: &Record, tell: Tell<'_>) {
 }
 
 /// A cage that there is already.
-fn take_up(wanted: &Wanted, image: &Image, known: Option<Record>, tell: Tell<'_>) -> Result<Record, Failure> {
+fn take_up(wanted: &Wanted, image: &Image, known: Option<CageRecord>, tell: Tell<'_>) -> Result<CageRecord, Failure> {
     let path = path_text(&image.path);
     let length = image.length()?;
     if let Some(fstype) = wanted.fstype.filter(|fstype| *fstype != image.fstype) {
@@ -306,29 +306,29 @@ fn take_up(wanted: &Wanted, image: &Image, known: Option<Record>, tell: Tell<'_>
     }
     let detail = Detail::Loop { image: image.path.clone(), fstype: image.fstype, sparse };
     let inodes = known.as_ref().and_then(|record| record.inodes);
-    let new = Record::new(EngineKind::Loop, &wanted.directory, wanted.place(), length, inodes, detail);
-    let record = Record { made: known.map_or(new.made, |known| known.made), ..new };
+    let new = CageRecord::new(EngineKind::Loop, &wanted.directory, wanted.place(), length, inodes, detail);
+    let record = CageRecord { made: known.map_or(new.made, |known| known.made), ..new };
     record.save()?;
     tell(&format!("mounting the existing image {path}"));
     mounting::mount(image, sparse, wanted.place(), None)?;
     Ok(record)
 }
 
-fn path_of(record: &Record) -> Result<(&Path, bool), Failure> {
+fn path_of(record: &CageRecord) -> Result<(&Path, bool), Failure> {
     match &record.detail {
         Detail::Loop { image, sparse, .. } => Ok((image, *sparse)),
         _ => Err(Failure::new(format!("the record of {} names no image", path_text(&record.mountpoint)))),
     }
 }
 
-fn file_system_of(record: &Record) -> &'static str {
+fn file_system_of(record: &CageRecord) -> &'static str {
     match &record.detail {
         Detail::Loop { fstype, .. } | Detail::Project { fstype, .. } => fstype.word(),
         Detail::Qgroup { .. } => FileSystem::Btrfs.word(),
     }
 }
 
-fn image_of(record: &Record) -> Result<(Image, bool), Failure> {
+fn image_of(record: &CageRecord) -> Result<(Image, bool), Failure> {
     let (path, sparse) = path_of(record)?;
     let image = Image::open(path)?;
     let gone = || Failure::new(format!("the image {} is gone", path_text(path))).exit(Exit::NotFound);
@@ -336,7 +336,7 @@ fn image_of(record: &Record) -> Result<(Image, bool), Failure> {
 }
 
 /// The device by which a cage is mounted, found without holding the image.
-fn mounted_device(record: &Record, path: &Path) -> Result<Option<nacre_sys::loop_devices::LoopDevice>, Failure> {
+fn mounted_device(record: &CageRecord, path: &Path) -> Result<Option<nacre_sys::loop_devices::LoopDevice>, Failure> {
     let table = crate::mountinfo::read()?;
     let Some(entry) = table.into_iter().rfind(|entry| entry.mountpoint == record.mountpoint) else { return Ok(None) };
     let failed = |error: io::Error| Failure::io("cannot look at", path_text(path), &error);
@@ -345,7 +345,7 @@ fn mounted_device(record: &Record, path: &Path) -> Result<Option<nacre_sys::loop
 }
 
 /// What the mounted file system says of itself.
-fn fill(figures: &mut Figures, record: &Record, mode: &str, direct_io: bool) -> Result<(), Failure> {
+fn fill(figures: &mut Figures, record: &CageRecord, mode: &str, direct_io: bool) -> Result<(), Failure> {
     let stat = statvfs(&record.mountpoint)
         .map_err(|error| Failure::io("cannot look at", path_text(&record.mountpoint), &error.into()))?;
     figures.attached = true;
@@ -363,7 +363,7 @@ fn fill(figures: &mut Figures, record: &Record, mode: &str, direct_io: bool) -> 
 }
 
 /// The line of fstab(5) for it; none where its image has a comma in its name, which ends an option.
-fn fstab(record: &Record) -> Option<String> {
+fn fstab(record: &CageRecord) -> Option<String> {
     let (image, sparse) = path_of(record).ok()?;
     if image.as_os_str().as_bytes().contains(&b',') {
         return None;
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn lines_of_fstab_keep_their_columns() {
         let detail = Detail::Loop { image: PathBuf::from("/a b.cage"), fstype: FileSystem::Ext4, sparse: true };
-        let record = Record::new(EngineKind::Loop, Path::new("/a b"), Path::new("/m\\"), 1, None, detail);
+        let record = CageRecord::new(EngineKind::Loop, Path::new("/a b"), Path::new("/m\\"), 1, None, detail);
         assert_eq!(
             fstab(&record).unwrap(),
             "cage:/a\\040b /m\\134 fuse.nacre engine=loop,image=/a\\040b.cage,sparse,nofail,x-systemd.requires-mounts-for=/a\\040b.cage 0 0"

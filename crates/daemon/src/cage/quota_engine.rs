@@ -11,7 +11,7 @@ mod tree;
 use super::{
     engine::{CageEngine, EngineKind, Figures, FileSystem, Tell, Wanted},
     loop_engine::mounting::around,
-    record::{self, Detail, Record},
+    record::{self, CageRecord, Detail},
 };
 use crate::{
     failure::{Exit, Failure},
@@ -30,7 +30,7 @@ use std::{
 pub struct QuotaEngine;
 
 impl CageEngine for QuotaEngine {
-    fn create(&self, wanted: &Wanted, tell: Tell<'_>) -> Result<Record, Failure> {
+    fn create(&self, wanted: &Wanted, tell: Tell<'_>) -> Result<CageRecord, Failure> {
         wanted.only_limits(EngineKind::Quota)?;
         privileged()?;
         let directory = wanted.directory.as_path();
@@ -44,7 +44,7 @@ impl CageEngine for QuotaEngine {
         }
         let open = open(directory)?;
         record::hold(&open, directory)?;
-        let known = Record::find(directory)?.filter(|record| record.mountpoint == directory);
+        let known = CageRecord::find(directory)?.filter(|record| record.mountpoint == directory);
         if let Some(record) = known.as_ref().filter(|record| record.engine != EngineKind::Quota) {
             return Err(Failure::new(format!(
                 "{} is caged already, with --engine={}",
@@ -66,16 +66,16 @@ impl CageEngine for QuotaEngine {
 
     fn resize(
         &self,
-        record: &Record,
+        record: &CageRecord,
         bytes: Option<u64>,
         inodes: Option<u64>,
         _tell: Tell<'_>,
-    ) -> Result<Record, Failure> {
+    ) -> Result<CageRecord, Failure> {
         privileged()?;
         let open = open(&record.directory)?;
         record::hold(&open, &record.directory)?;
         let record =
-            Record { bytes: bytes.unwrap_or(record.bytes), inodes: inodes.or(record.inodes), ..record.clone() };
+            CageRecord { bytes: bytes.unwrap_or(record.bytes), inodes: inodes.or(record.inodes), ..record.clone() };
         match &record.detail {
             Detail::Qgroup { .. } => qgroup::set(&record, inodes.is_some(), &open)?,
             _ => project::set(&record, &open)?,
@@ -84,7 +84,7 @@ impl CageEngine for QuotaEngine {
         Ok(record)
     }
 
-    fn figures(&self, record: &Record) -> Result<Figures, Failure> {
+    fn figures(&self, record: &CageRecord) -> Result<Figures, Failure> {
         let open = match open(&record.directory) {
             Err(failure) if failure.exit == Exit::NotFound => {
                 let notes = vec![format!(
@@ -108,12 +108,12 @@ impl CageEngine for QuotaEngine {
         Ok(figures)
     }
 
-    fn detach(&self, record: &Record, _lazy: bool) -> Result<(), Failure> {
+    fn detach(&self, record: &CageRecord, _lazy: bool) -> Result<(), Failure> {
         // A cage that has ended limits nothing, whatever keeps it.
         self.destroy(record, &mut |_| ())
     }
 
-    fn destroy(&self, record: &Record, tell: Tell<'_>) -> Result<(), Failure> {
+    fn destroy(&self, record: &CageRecord, tell: Tell<'_>) -> Result<(), Failure> {
         privileged()?;
         let open = match open(&record.directory) {
             Err(failure) if failure.exit == Exit::NotFound => None,

@@ -10,6 +10,7 @@ use super::{
     state,
 };
 use crate::{
+    clock,
     failure::{Exit, Failure},
     report::path_text,
     whole_file,
@@ -25,12 +26,11 @@ use std::{
         fs::{DirBuilderExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 /// One cage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct CageRecord {
     /// A name that no other record has.
     pub id: String,
     /// Who keeps it.
@@ -87,7 +87,7 @@ pub enum Detail {
     },
 }
 
-impl Record {
+impl CageRecord {
     /// A record of a cage that is being made.
     pub fn new(
         engine: EngineKind,
@@ -96,17 +96,16 @@ impl Record {
         bytes: u64,
         inodes: Option<u64>,
         detail: Detail,
-    ) -> Record {
-        let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    ) -> CageRecord {
         let id = state::identifier(mountpoint, 0);
-        Record {
+        CageRecord {
             id,
             engine,
             directory: directory.to_owned(),
             mountpoint: mountpoint.to_owned(),
             bytes,
             inodes,
-            made,
+            made: clock::date(),
             detail,
             resizing: false,
         }
@@ -116,7 +115,7 @@ impl Record {
     ///
     /// # Errors
     /// A directory or record that cannot be read.
-    pub fn all() -> Result<Vec<Record>, Failure> {
+    pub fn all() -> Result<Vec<CageRecord>, Failure> {
         let Some(directory) = directory() else { return Ok(Vec::new()) };
         let names = match fs::read_dir(&directory) {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
@@ -140,9 +139,9 @@ impl Record {
     /// The one of this directory, place or image.
     ///
     /// # Errors
-    /// As [`Record::all`].
-    pub fn find(path: &Path) -> Result<Option<Record>, Failure> {
-        let mut records = Record::all()?;
+    /// As [`CageRecord::all`].
+    pub fn find(path: &Path) -> Result<Option<CageRecord>, Failure> {
+        let mut records = CageRecord::all()?;
         let place = records.iter().position(|record| record.mountpoint == path);
         let place = place.or_else(|| records.iter().position(|record| record.directory == path));
         Ok(place
@@ -201,7 +200,7 @@ fn own() -> Result<PathBuf, Failure> {
 }
 
 /// One record; none where it was removed meanwhile.
-fn read(path: &Path) -> Result<Option<Record>, Failure> {
+fn read(path: &Path) -> Result<Option<CageRecord>, Failure> {
     let text = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text.map_err(|error| Failure::io("cannot read", path_text(path), &error))?,
@@ -280,9 +279,9 @@ mod tests {
             },
             Detail::Qgroup { subvolume: 257 },
         ] {
-            let record = Record::new(EngineKind::Loop, &odd, Path::new("/m"), 5, Some(6), detail);
+            let record = CageRecord::new(EngineKind::Loop, &odd, Path::new("/m"), 5, Some(6), detail);
             let text = serde_json::to_vec(&record).unwrap();
-            assert_eq!(serde_json::from_slice::<Record>(&text).unwrap(), record);
+            assert_eq!(serde_json::from_slice::<CageRecord>(&text).unwrap(), record);
         }
     }
 

@@ -9,7 +9,7 @@
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
-use fusewire::apart;
+use fusewire::{FusermountRefusal, apart};
 use nacre_admin::{Kind, MountOptions, Refusal};
 use nacre_fuse::{FuseOptions, Mount, MountError};
 use nacre_poolfs::{
@@ -75,7 +75,7 @@ impl Carrier {
         let mount = Mount::start(shown, fuse).map_err(|error| match error {
             MountError::Mount(cause) => {
                 let refusal = Refusal::new(kind(&cause), format!("cannot mount '{source}': {cause}"));
-                if !others && cause.to_string().contains("failed to access mountpoint") {
+                if !others && FusermountRefusal::of(&cause) == Some(FusermountRefusal::Unreachable) {
                     refusal.next(NESTED)
                 } else {
                     refusal

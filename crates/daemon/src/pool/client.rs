@@ -9,7 +9,7 @@
 
 use super::{expected, runtime_files};
 use crate::{
-    control,
+    clock, control,
     failure::{Exit, Failure},
     report::printable,
     rpc::{
@@ -89,7 +89,7 @@ impl Owned {
         };
         let foreign = self.socket.foreign().is_some();
         let (watched, awaits) = (is_question(&verb) && !foreign, awaits(&verb));
-        let until = self.until.or_else(|| (foreign && !awaits).then(|| Instant::now() + FOREIGN_PATIENCE));
+        let until = self.until.or_else(|| (foreign && !awaits).then(|| clock::now() + FOREIGN_PATIENCE));
         let stream =
             self.socket.connect(until.map_or(PATIENCE, left).min(PATIENCE)).map_err(|error| failed(error.into()))?;
         stay_here(&stream, &verb, note)?;
@@ -150,7 +150,7 @@ impl Owned {
 
     /// What everybody can be told at any time, whatever the pool waits for.
     fn figures(&self, patience: Duration) -> Result<Reply, CallError> {
-        let until = Instant::now() + patience;
+        let until = clock::now() + patience;
         let stream = self.socket.connect(patience)?;
         line::send(&stream, &Command { command: String::new(), verb: Verb::Pool(pool::Request::List) })?;
         let mut reader = BufReader::new(DeadlineReader { stream: &stream, until: Some(until) });
@@ -238,7 +238,7 @@ impl Read for Patient<'_> {
             return DeadlineReader { stream: self.stream, until: self.until }.read(buffer);
         };
         loop {
-            match (DeadlineReader { stream: self.stream, until: Some(Instant::now() + STUCK_PATIENCE) }).read(buffer) {
+            match (DeadlineReader { stream: self.stream, until: Some(clock::now() + STUCK_PATIENCE) }).read(buffer) {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     if let Some(failure) = owned.stuck() {
                         // The first one is the only one.
@@ -333,7 +333,7 @@ pub fn find(name: &str) -> Option<Owned> {
         let owned = Owned { socket: socket.clone(), until: None };
         matches!(owned.figures(control::FOREIGN_PATIENCE), Ok(Reply::Pool(_)))
     };
-    let all = ask_all(runtime::named(&Whose::Everybody, &file), Instant::now() + control::FOREIGN_PATIENCE, answers);
+    let all = ask_all(runtime::named(&Whose::Everybody, &file), clock::now() + control::FOREIGN_PATIENCE, answers);
     all.into_iter().find_map(|(socket, answer)| (answer == Some(true)).then_some(Owned { socket, until: None }))
 }
 
@@ -384,7 +384,7 @@ pub fn ask_each<R: Send + 'static>(
     let (mut answers, mut failures, mut unheard) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (pools, patience, until) in [(ours, OURS_PATIENCE, false), (foreign, control::FOREIGN_PATIENCE, true)] {
         let sockets = pools.into_iter().map(|owned| owned.socket).collect();
-        let end = Instant::now() + patience;
+        let end = clock::now() + patience;
         let ask = ask.clone();
         let asked = ask_all(sockets, end, move |socket| {
             let owned = Owned { socket: socket.clone(), until: until.then_some(end) };

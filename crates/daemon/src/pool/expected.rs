@@ -65,7 +65,7 @@ fn path(directory: &Path, name: &str) -> PathBuf {
 impl Expected {
     /// A pool that this process has just imported.
     pub fn new(name: &str, guid: u64, devices: Vec<String>) -> Expected {
-        let (since, process) = (nacre_admin::imported::now(), std::process::id());
+        let (since, process) = (nacre_admin::clock::now(), std::process::id());
         Expected { name: name.to_owned(), guid, devices, since, process, boot: boot() }
     }
 
@@ -105,7 +105,7 @@ impl Expected {
             health: UNAVAILABLE.to_owned(),
             devices: self.devices.iter().map(device).collect(),
             since: self.since,
-            now: nacre_admin::imported::now(),
+            now: nacre_admin::clock::now(),
             process: self.process,
             redundant_metadata: true,
             ordered_names: true,

@@ -5,6 +5,7 @@
 //! and how many were left out is said; the file has at most [`FILE_MOST`] bytes, and the one before
 //! it is kept beside it.
 
+use crate::clock;
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
@@ -39,7 +40,7 @@ impl LogFile {
         let file = open(path)?;
         // Of the import before, if there is one.
         let _ = fs::remove_file(LogFile::before(path));
-        Ok(LogFile { path: path.to_owned(), file, length: 0, since: Instant::now(), lines: 0 })
+        Ok(LogFile { path: path.to_owned(), file, length: 0, since: clock::now(), lines: 0 })
     }
 
     /// Where the part before the one that is written lies.
@@ -80,7 +81,7 @@ fn open(path: &Path) -> io::Result<File> {
 impl Write for LogFile {
     /// The subscriber writes whole lines.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.take(line, Instant::now())?;
+        self.take(line, clock::now())?;
         Ok(line.len())
     }
 

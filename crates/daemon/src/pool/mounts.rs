@@ -192,6 +192,12 @@ impl Mounts for FuseMounts {
     fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal> {
         let options = &self.allowed(options);
         let source = &options.source;
+        // umount(2) returns before this process hears of it.
+        if let Some(live) = self.find(what)
+            && !live.carrier.mount.attached()
+        {
+            live.carrier.mount.ends_within(CLOSING);
+        }
         let mut all = listed(&self.live);
         if all.iter().any(|live| live.what == what) {
             return Err(Refusal::new(Kind::Busy, format!("cannot mount '{source}': filesystem already mounted")));

@@ -4,7 +4,10 @@ use super::{
     client, runtime_files,
     start::{How, Start},
 };
-use crate::failure::{Exit, Failure};
+use crate::{
+    clock,
+    failure::{Exit, Failure},
+};
 use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock, open},
     io::Errno,
@@ -13,8 +16,7 @@ use std::{
     fs::File,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How long a name may be held by somebody who does not answer.
@@ -68,7 +70,7 @@ impl NameLock {
     /// Takes what somebody who was killed holds yet; nothing where somebody who lives does.
     fn lock(path: PathBuf, lives: impl Fn() -> bool) -> Result<Option<NameLock>, Failure> {
         let failed = |error: Errno| Failure::io("cannot lock", path.display(), &error.into());
-        let until = Instant::now() + TAKEN;
+        let until = clock::now() + TAKEN;
         loop {
             let lock = open(
                 &path,
@@ -79,8 +81,8 @@ impl NameLock {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 // Held by a process that was killed, or that is about to answer or to fail.
-                Err(Errno::WOULDBLOCK) if Instant::now() < until && !lives() => {
-                    thread::sleep(Duration::from_millis(10));
+                Err(Errno::WOULDBLOCK) if clock::now() < until && !lives() => {
+                    clock::pause(Duration::from_millis(10));
                     continue;
                 }
                 Err(Errno::WOULDBLOCK) => return Ok(None),

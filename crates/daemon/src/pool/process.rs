@@ -18,7 +18,7 @@ use super::{
     start::{self, How, Start},
 };
 use crate::{
-    background,
+    background, clock,
     failure::Failure,
     report::printable,
     rpc::endpoint::{Caller, Endpoint, Listener},
@@ -50,7 +50,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// What this process was started for, if it was.
@@ -471,13 +471,14 @@ fn try_out(
     set
 }
 
-/// Opens the devices; one that a process which was killed still holds is waited for.
+/// Opens the devices; one that a process which was killed still holds is waited for. The kernel
+/// tells nobody when it has closed the files of that process.
 fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn nacre_pool::device::Device>>, Refusal> {
-    let until = Instant::now() + TAKEN / 2;
+    let until = clock::now() + TAKEN / 2;
     loop {
         match devices::open(paths, writable) {
-            Err(refusal) if refusal.kind == Kind::Busy && Instant::now() < until => {
-                thread::sleep(Duration::from_millis(10))
+            Err(refusal) if refusal.kind == Kind::Busy && clock::now() < until => {
+                clock::pause(Duration::from_millis(10))
             }
             opened => return opened,
         }
@@ -541,6 +542,7 @@ fn free_mountpoint(doing: &str, opening: &Opening, name: &str, properties: &[(St
 }
 
 /// Numbers that nobody guesses: a keyed hash of a counter, the key from the system.
+#[expect(clippy::disallowed_methods, reason = "the one place that draws keys")]
 fn entropy() -> nacre_pool::engine::Entropy {
     let (key, count) = (RandomState::new(), AtomicU64::new(0));
     Arc::new(move || key.hash_one(count.fetch_add(1, Ordering::Relaxed)))

@@ -93,8 +93,8 @@ impl Start {
         // For whoever looks at the list of processes.
         let arguments = [OsString::from("pool"), OsString::from(format!("serve={}", self.name))];
         Ok(match background::spawn(OsStr::new("nacre"), arguments.into_iter(), &[(NAME, &order)])? {
-            background::Start::Ready => ExitCode::SUCCESS,
-            background::Start::Failed(code) => ExitCode::from(code),
+            background::Started::Ready => ExitCode::SUCCESS,
+            background::Started::Failed(code) => ExitCode::from(code),
         })
     }
 }

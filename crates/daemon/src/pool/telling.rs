@@ -4,16 +4,14 @@
 //! Used by `mounts.rs`. Invariants: a socket is there before the verb that mounts returns, and goes
 //! before its mount does; a mount without one serves files all the same.
 
-use std::{
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Instant,
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicU64, Ordering},
 };
 
 use super::carrier::Carrier;
 use crate::{
+    clock,
     control::{self, Answer, Request},
     failure::{Exit, Failure},
     figures,
@@ -49,7 +47,7 @@ impl Telling {
             source: source.to_owned(),
             engine_reason: "it is a file system of a pool".to_owned(),
             immutable: false,
-            started: Instant::now(),
+            started: clock::now(),
         };
         // The socket must not keep the mount.
         let (carrier, ended): (Weak<Carrier>, _) = (Arc::downgrade(carrier), Arc::new(ended));

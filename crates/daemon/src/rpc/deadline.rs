@@ -6,7 +6,7 @@
 //! thread that still waits when the deadline has passed is left behind, and waits for nothing that
 //! keeps the process from ending.
 
-use crate::runtime::Socket;
+use crate::{clock, runtime::Socket};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -43,7 +43,7 @@ pub fn ask_all<R: Send + 'static>(
         for _ in 0..threads {
             let (queue, ask, sender) = (Arc::clone(&queue), Arc::clone(&ask), sender.clone());
             let work = move || {
-                while Instant::now() < until {
+                while clock::now() < until {
                     let Some((place, socket)) = queue.lock().pop_front() else { return };
                     // Nobody waits any more.
                     let _ = sender.send((place, ask(&socket)));
@@ -56,7 +56,7 @@ pub fn ask_all<R: Send + 'static>(
         }
     }
     drop(sender);
-    while let Ok((place, answer)) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+    while let Ok((place, answer)) = receiver.recv_timeout(until.saturating_duration_since(clock::now())) {
         if let Some((_, slot)) = answers.get_mut(place) {
             *slot = Some(answer);
         }
@@ -87,5 +87,5 @@ impl Read for DeadlineReader<'_> {
 
 /// The time until then.
 pub fn left(until: Instant) -> Duration {
-    until.saturating_duration_since(Instant::now())
+    until.saturating_duration_since(clock::now())
 }

@@ -6,7 +6,7 @@
 //! it answers nobody any more, and whoever was connected hears of the end.
 
 use super::{Message, Source, line};
-use crate::failure::Failure;
+use crate::{clock, failure::Failure};
 use parking_lot::{Mutex, RwLock};
 use rustix::{event::epoll, net::UCred};
 use serde::{Serialize, de::DeserializeOwned};
@@ -143,7 +143,7 @@ impl Listener {
                     tracing::warn!(%error, "a command could not be answered");
                     // Out of descriptors or threads: do not turn in circles until there are some
                     // again.
-                    thread::sleep(Duration::from_millis(100));
+                    clock::pause(Duration::from_millis(100));
                 }
             }
         }

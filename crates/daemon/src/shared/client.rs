@@ -6,7 +6,8 @@ use super::{
     wire::{MountRequest, Progress},
 };
 use crate::{
-    background::{self, Start},
+    background::{self, Started},
+    clock,
     failure::Failure,
     plan::MountPlan,
     report::tell,
@@ -59,7 +60,7 @@ pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Fai
             Some(Progress::Mounted) => return Ok(ExitCode::SUCCESS),
             Some(Progress::Apart { why }) => return alone(plan, &why, reason),
             // It has just ended, or was told to: soon nobody listens there any more.
-            Some(Progress::Accepted) | None => std::thread::sleep(AGAIN),
+            Some(Progress::Accepted) | None => clock::pause(AGAIN),
         }
     }
     Err(Failure::new(format!("the process of the name {name} ends each time it is asked"))
@@ -94,8 +95,8 @@ fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure
         return Ok(Reached::Stream(stream));
     }
     match process::start(name)? {
-        Start::Failed(code) => Ok(Reached::Code(ExitCode::from(code))),
-        Start::Ready => {
+        Started::Failed(code) => Ok(Reached::Code(ExitCode::from(code))),
+        Started::Ready => {
             let stream = connect(socket)?;
             stream
                 .map(Reached::Stream)

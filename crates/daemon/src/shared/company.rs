@@ -3,7 +3,7 @@
 //! Used by [`super::process`] and, for changes while mounted, by [`crate::serving`]. Invariant: no
 //! two seats are in conflict ([`reach`]), those included whose mounts are only being made.
 
-use super::reach::{self, Place, Reach};
+use super::reach::{self, MountReach, Reach};
 use crate::union::requests;
 use crate::{
     failure::{Exit, Failure},
@@ -41,13 +41,13 @@ struct Members {
 
 struct Taken {
     number: u64,
-    place: Place,
+    place: MountReach,
     serving: Weak<Serving>,
 }
 
 impl Members {
     /// Why a place cannot be beside the others.
-    fn conflict(&self, number: u64, place: &Place) -> Option<String> {
+    fn conflict(&self, number: u64, place: &MountReach) -> Option<String> {
         self.seats.iter().filter(|seat| seat.number != number).find_map(|seat| reach::conflict(place, &seat.place))
     }
 
@@ -62,7 +62,7 @@ impl Company {
     /// # Errors
     /// A mount that it would meet, in a sentence.
     pub fn join(self: &Arc<Self>, spec: &StackSpec, mountpoint: PathBuf, read_only: bool) -> Result<Seat, String> {
-        let place = Place { mountpoint, device: None, reach: reach::of(spec, read_only) };
+        let place = MountReach { mountpoint, device: None, reach: reach::of(spec, read_only) };
         let mut members = self.members.lock();
         members.last += 1;
         let number = members.last;

@@ -51,7 +51,7 @@ pub fn name() -> Option<String> {
 ///
 /// # Errors
 /// It cannot be started.
-pub fn start(name: &str) -> Result<background::Start, Failure> {
+pub fn start(name: &str) -> Result<background::Started, Failure> {
     // For whoever looks at the list of processes.
     let arguments = [OsString::from(format!("--daemon={name}"))];
     background::spawn(OsStr::new("nacre"), arguments.into_iter(), &[(NAME, name)])

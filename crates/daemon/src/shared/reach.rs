@@ -36,7 +36,7 @@ impl Reach {
 
 /// Where a mount is, and what it reaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct MountReach {
     /// Where it is mounted, resolved.
     pub mountpoint: PathBuf,
     /// The device number of what is mounted there, once it is.
@@ -63,7 +63,7 @@ pub fn of(spec: &StackSpec, read_only: bool) -> Vec<Reach> {
 }
 
 /// Why two mounts cannot be served by one process; `None` where they can.
-pub fn conflict(one: &Place, other: &Place) -> Option<String> {
+pub fn conflict(one: &MountReach, other: &MountReach) -> Option<String> {
     let met = one.reach.iter().find_map(|a| other.reach.iter().find_map(|b| meets(a, b)));
     met.or_else(|| within(one, other)).or_else(|| within(other, one))
 }
@@ -79,7 +79,7 @@ fn meets(a: &Reach, b: &Reach) -> Option<String> {
 }
 
 /// One shows the other, or something in it.
-fn within(one: &Place, other: &Place) -> Option<String> {
+fn within(one: &MountReach, other: &MountReach) -> Option<String> {
     let shows = |reach: &&Reach| {
         let mounted = reach.id.is_some_and(|(device, _)| Some(device) == other.device);
         let below = other.mountpoint != reach.directory && other.mountpoint.starts_with(&reach.directory);
@@ -97,13 +97,13 @@ fn within(one: &Place, other: &Place) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn place(mountpoint: &str, device: Option<u64>, reach: &[(&str, bool)]) -> Place {
+    fn place(mountpoint: &str, device: Option<u64>, reach: &[(&str, bool)]) -> MountReach {
         let reach = reach.iter().map(|(directory, writes)| Reach {
             directory: PathBuf::from(directory),
             id: None,
             writes: *writes,
         });
-        Place { mountpoint: PathBuf::from(mountpoint), device, reach: reach.collect() }
+        MountReach { mountpoint: PathBuf::from(mountpoint), device, reach: reach.collect() }
     }
 
     #[test]
@@ -143,11 +143,11 @@ mod tests {
             id: Some((1, 5)),
             writes,
         };
-        let one = Place { mountpoint: PathBuf::from("/m"), device: Some(9), reach: vec![with(1, 2, true)] };
-        let bound = Place { mountpoint: PathBuf::from("/n"), device: None, reach: vec![with(3, 4, false)] };
+        let one = MountReach { mountpoint: PathBuf::from("/m"), device: Some(9), reach: vec![with(1, 2, true)] };
+        let bound = MountReach { mountpoint: PathBuf::from("/n"), device: None, reach: vec![with(3, 4, false)] };
         assert!(conflict(&one, &bound).unwrap().contains("/1/2"));
         let elsewhere = Reach { directory: PathBuf::from("/bound"), id: Some((9, 1)), writes: false };
-        let through = Place { reach: vec![elsewhere], ..bound };
+        let through = MountReach { reach: vec![elsewhere], ..bound };
         assert!(conflict(&through, &one).unwrap().contains("would show the mount at /m"));
     }
 }

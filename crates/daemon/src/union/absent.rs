@@ -6,6 +6,7 @@
 //! is in the union or held back, never both.
 
 use crate::{
+    clock,
     failure::{Exit, Failure},
     mountinfo,
     report::path_text,
@@ -23,7 +24,7 @@ use std::{
     os::unix::{ffi::OsStringExt, fs::MetadataExt},
     path::{Path, PathBuf},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How long nobody looks at most: a new mount is told by the kernel, a new directory is not.
@@ -57,17 +58,17 @@ pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<
     if !may_be_missing && mount_timeout.is_zero() {
         return Ok(Vec::new());
     }
-    let deadline = Instant::now() + mount_timeout;
+    let deadline = clock::now() + mount_timeout;
     let missing = loop {
         let mounts = Mounts::now()?;
         let unmounted = |branch: &&BranchSpec| !mounts.has(branch) || !mounts.is_elsewhere(branch, mountpoint);
         let awaited: Vec<&BranchSpec> = union.branch.0.iter().filter(unmounted).collect();
-        if mount_timeout.is_zero() || !wait || awaited.is_empty() || Instant::now() >= deadline {
+        if mount_timeout.is_zero() || !wait || awaited.is_empty() || clock::now() >= deadline {
             // A plain directory that nobody mounts anything on is what it is.
             let missing = awaited.iter().filter(|branch| !may_be_missing || !mounts.has(branch));
             break missing.map(|branch| (*branch).clone()).collect::<Vec<_>>();
         }
-        a_change(deadline.saturating_duration_since(Instant::now()).min(LOOK));
+        a_change(deadline.saturating_duration_since(clock::now()).min(LOOK));
     };
     let names = || missing.iter().map(|branch| path_text(&branch.name())).collect::<Vec<_>>().join(", ");
     if !missing.is_empty() && !may_be_missing && wait {
@@ -146,7 +147,8 @@ fn a_change(longest: Duration) {
     let limit = Timespec { tv_sec: longest.as_secs().cast_signed(), tv_nsec: longest.subsec_nanos().into() };
     let waited = table.and_then(|table| poll(&mut [PollFd::new(&table, PollFlags::PRI)], Some(&limit)));
     if waited.is_err() {
-        thread::sleep(longest);
+        // Without the table of mounts nothing tells.
+        clock::pause(longest);
     }
 }
 

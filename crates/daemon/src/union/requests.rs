@@ -33,7 +33,7 @@ pub enum UnionRequest {
         /// As it is written.
         branch: Vec<u8>,
         /// Where.
-        place: Place,
+        place: BranchPosition,
     },
     /// A branch less.
     Remove {
@@ -142,7 +142,7 @@ pub fn mode(text: &str) -> Result<BranchMode, Failure> {
 /// Where a branch is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum BranchPosition {
     /// Above all others.
     Top,
     /// Below all others.

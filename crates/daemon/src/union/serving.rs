@@ -11,7 +11,7 @@ use super::{
     tiering,
 };
 use super::{balancing, requests};
-use crate::union::requests::{Place, UnionAnswer, UnionRequest};
+use crate::union::requests::{BranchPosition, UnionAnswer, UnionRequest};
 use crate::{
     failure::{Exit, Failure},
     report::{path_text, printable},
@@ -61,7 +61,7 @@ impl Drop for Drains {
 }
 
 /// What a command needs to know of the mount.
-pub struct Served<'a> {
+pub struct ServedUnion<'a> {
     /// What is served.
     pub stack: &'a Stack,
     /// Who we are.
@@ -74,7 +74,7 @@ pub struct Served<'a> {
     pub absent: &'a Waiting,
 }
 
-impl Served<'_> {
+impl ServedUnion<'_> {
     /// Answers a command.
     ///
     /// # Errors
@@ -164,7 +164,7 @@ impl Served<'_> {
         })
     }
 
-    fn add(&self, text: &[u8], place: Place) -> Result<Vec<String>, Failure> {
+    fn add(&self, text: &[u8], place: BranchPosition) -> Result<Vec<String>, Failure> {
         let understood = |error: String| Failure::usage(format!("BRANCH: {error}"));
         let branch = BranchSpec::parse(text, BranchMode::ro()).map_err(understood)?;
         let present = self.stack.spec();
@@ -178,9 +178,9 @@ impl Served<'_> {
         }
         place::apart(&directories, self.mountpoint)?;
         let place = match place {
-            Place::Top => 0,
-            Place::At(place) => place.saturating_sub(1),
-            Place::Bottom => usize::MAX,
+            BranchPosition::Top => 0,
+            BranchPosition::At(place) => place.saturating_sub(1),
+            BranchPosition::Bottom => usize::MAX,
         };
         self.stack.add_branch(branch, place, self.context).map_err(|error| unchanged(&error, ""))
     }

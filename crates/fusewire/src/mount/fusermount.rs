@@ -5,6 +5,7 @@
 //! survive an exec by accident. What it writes to standard error becomes part of the error.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -105,9 +106,46 @@ fn run(mut command: Command) -> io::Result<Output> {
     Ok(Output { status, stdout: Vec::new(), stderr: said })
 }
 
+/// Why `fusermount3` refused, where its words are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FusermountRefusal {
+    /// `/etc/fuse.conf` lets no ordinary user show a mount to others.
+    OthersNotAllowed,
+    /// The user cannot reach the mount point; it may lie in a mount that is another user's.
+    Unreachable,
+}
+
+impl FusermountRefusal {
+    /// Why, for an error that came from `fusermount3`.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Option<FusermountRefusal> {
+        error.get_ref()?.downcast_ref::<Refused>()?.why
+    }
+}
+
+/// What `fusermount3` said, and what that means.
+#[derive(Debug)]
+struct Refused {
+    text: String,
+    why: Option<FusermountRefusal>,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Its exit code says nothing: its words are read here, and nowhere else.
 fn failure(what: &str, path: &Path, output: &Output) -> io::Error {
     let said = String::from_utf8_lossy(&output.stderr);
-    // It says no more than that.
+    let why = match () {
+        () if said.contains("user_allow_other") => Some(FusermountRefusal::OthersNotAllowed),
+        () if said.contains("failed to access mountpoint") => Some(FusermountRefusal::Unreachable),
+        () => None,
+    };
     let kind = match () {
         () if said.contains("busy") => io::ErrorKind::ResourceBusy,
         () if ["no write access", "Permission denied", "not permitted", "user_allow_other"]
@@ -118,7 +156,7 @@ fn failure(what: &str, path: &Path, output: &Output) -> io::Error {
         }
         () => io::ErrorKind::Other,
     };
-    io::Error::new(kind, format!("{what} {}: {}", path.display(), said.trim()))
+    io::Error::new(kind, Refused { text: format!("{what} {}: {}", path.display(), said.trim()), why })
 }
 
 /// The argument of `-o`.
@@ -176,6 +214,23 @@ fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn its_words_become_reasons() {
+        let refused = |said: &str| {
+            let output = Output { status: ExitStatus::from_raw(256), stdout: Vec::new(), stderr: said.into() };
+            let error = failure("cannot mount", Path::new("/m"), &output);
+            assert_eq!(error.to_string(), format!("cannot mount /m: {said}"));
+            (error.kind(), FusermountRefusal::of(&error))
+        };
+        let others = "fusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf";
+        assert_eq!(refused(others), (io::ErrorKind::PermissionDenied, Some(FusermountRefusal::OthersNotAllowed)));
+        let hidden = "fusermount3: failed to access mountpoint /m: Permission denied";
+        assert_eq!(refused(hidden), (io::ErrorKind::PermissionDenied, Some(FusermountRefusal::Unreachable)));
+        let busy = "fusermount3: failed to unmount /m: Device or resource busy";
+        assert_eq!(refused(busy), (io::ErrorKind::ResourceBusy, None));
+        assert_eq!(FusermountRefusal::of(&io::ErrorKind::NotFound.into()), None);
+    }
 
     #[test]
     fn commas_and_backslashes_are_escaped() {

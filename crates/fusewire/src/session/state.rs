@@ -241,6 +241,13 @@ impl SessionState {
         }
     }
 
+    /// Waits as [`Self::wait`] does, no longer than this; whether it is over.
+    pub(super) fn ends_within(&self, patience: Duration) -> bool {
+        let mut alive = self.alive.lock();
+        self.changed.wait_while_for(&mut alive, |alive| !is_over(*alive), patience);
+        is_over(*alive)
+    }
+
     pub(super) fn over(&self) -> bool {
         is_over(*self.alive.lock())
     }

@@ -14,7 +14,7 @@ const CIRCLE_MAX: usize = 3;
 
 /// Crates with longer circles, files; to be made shorter, never longer.
 const LONGER: &[(&str, usize)] = &[
-    ("admin", 7),
+    ("admin", 6),
     ("cage", 6),
     ("copy", 9),
     ("fuse", 14),

@@ -10,6 +10,7 @@ use crate::{
         engine::{FileSystem, Tell},
         record,
     },
+    clock,
     failure::{Exit, Failure},
     report::path_text,
 };
@@ -28,8 +29,7 @@ use std::{
         unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// `FS_NOCOW_FL` (linux/fs.h): Btrfs overwrites the file's blocks in place.
@@ -38,6 +38,8 @@ const NO_COPY_ON_WRITE: u32 = 0x0080_0000;
 pub const BLOCK: u64 = 4096;
 /// How long the kernel may take to let an image go after its last user is gone.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The time between two looks.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// An image, open and held against other commands of ours.
 #[derive(Debug)]
@@ -163,26 +165,30 @@ impl Image {
     /// # Errors
     /// Somebody still uses it.
     pub fn released(&self) -> Result<(), Failure> {
-        let start = Instant::now();
-        while let Some(device) = self.device()? {
-            if start.elapsed() > PATIENCE {
-                let what = format!("{} is still in use as {}", path_text(&self.path), path_text(&device.path));
-                return Err(Failure::new(what)
-                    .exit(Exit::Busy)
-                    .next("somebody has files in it open, or has mounted it at another place, too"));
+        let mut failed = None;
+        // Nobody has the device open meanwhile: that would keep it.
+        let released = clock::look_until(PATIENCE, LOOK, || match self.device() {
+            Ok(device) => device.is_none(),
+            Err(failure) => {
+                failed = Some(failure);
+                true
             }
-            drop(device);
-            thread::sleep(Duration::from_millis(5));
+        });
+        if let Some(failure) = failed {
+            return Err(failure);
         }
-        Ok(())
+        let Some(device) = (if released { None } else { self.device()? }) else { return Ok(()) };
+        let what = format!("{} is still in use as {}", path_text(&self.path), path_text(&device.path));
+        Err(Failure::new(what)
+            .exit(Exit::Busy)
+            .next("somebody has files in it open, or has mounted it at another place, too"))
     }
 
     /// Gives the kernel a moment to let it go, unless `lazy`.
     pub fn settle(&self, lazy: bool) {
         const MOMENT: Duration = Duration::from_secs(2);
-        let start = Instant::now();
-        while !lazy && start.elapsed() < MOMENT && matches!(self.device(), Ok(Some(_))) {
-            thread::sleep(Duration::from_millis(5));
+        if !lazy {
+            clock::look_until(MOMENT, LOOK, || !matches!(self.device(), Ok(Some(_))));
         }
     }
 

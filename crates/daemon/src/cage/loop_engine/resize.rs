@@ -14,8 +14,9 @@ use super::{
 use crate::{
     cage::{
         engine::{FileSystem, Tell},
-        record::Record,
+        record::CageRecord,
     },
+    clock,
     failure::{Exit, Failure},
     report::path_text,
 };
@@ -28,7 +29,6 @@ use std::{
     fs::File,
     path::Path,
     process::Output,
-    thread,
     time::Duration,
 };
 
@@ -36,7 +36,7 @@ use std::{
 ///
 /// # Errors
 /// No room on the host: nothing has changed. A file system that does not grow: its image has.
-pub fn grow(image: &Image, sparse: bool, record: &Record, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+pub fn grow(image: &Image, sparse: bool, record: &CageRecord, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
     let place = record.mountpoint.as_path();
     let device = mounting::mounted(image, place)?.ok_or_else(|| not_mounted(place))?;
     let enlarge = || image.set_length(bytes, !sparse);
@@ -73,7 +73,7 @@ fn may_grow_mounted() -> bool {
 /// # Errors
 /// A file system that cannot shrink, or not so far; a cage in use where it has to be unmounted.
 /// Nothing has changed.
-pub fn shrink(image: &Image, sparse: bool, record: &Record, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+pub fn shrink(image: &Image, sparse: bool, record: &CageRecord, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
     match image.fstype {
         FileSystem::Xfs => Err(Failure::new("XFS cannot shrink").next(
             "a smaller cage has to be made anew and the content copied; cages with --fstype=ext4 or btrfs, or --engine=fuse, can shrink",
@@ -117,7 +117,8 @@ fn btrfs_settled(size: &str, place: &Path) -> Result<Output, Failure> {
         if shrunk.is_ok() || size.parse::<u64>().is_ok_and(|size| used >= size) {
             break;
         }
-        thread::sleep(Duration::from_millis(50) * attempt);
+        // The cleaner tells nobody when it has been there.
+        clock::pause(Duration::from_millis(50) * attempt);
     }
     shrunk
 }
@@ -132,7 +133,7 @@ fn sync(place: &Path) -> Result<(), Failure> {
     synced.map_err(|error| Failure::io("cannot sync", path_text(place), &error))
 }
 
-fn shrink_ext4(image: &Image, sparse: bool, record: &Record, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+fn shrink_ext4(image: &Image, sparse: bool, record: &CageRecord, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
     mounting::mounted(image, &record.mountpoint)?.ok_or_else(|| not_mounted(&record.mountpoint))?;
     tell("ext4 shrinks only unmounted: the cage is unmounted for as long as that takes");
     unmounted(image, sparse, record, bytes)
@@ -142,7 +143,7 @@ fn shrink_ext4(image: &Image, sparse: bool, record: &Record, bytes: u64, tell: T
 ///
 /// # Errors
 /// It cannot be mounted.
-pub fn go_on(image: &Image, sparse: bool, record: &Record) -> Result<(), Failure> {
+pub fn go_on(image: &Image, sparse: bool, record: &CageRecord) -> Result<(), Failure> {
     if !record.resizing || mounting::mounted(image, &record.mountpoint)?.is_some() {
         return Ok(());
     }
@@ -151,10 +152,10 @@ pub fn go_on(image: &Image, sparse: bool, record: &Record) -> Result<(), Failure
 }
 
 /// Gives ext4 a new size while the cage is unmounted, and mounts it again whatever came of it.
-fn unmounted(image: &Image, sparse: bool, record: &Record, bytes: u64) -> Result<(), Failure> {
+fn unmounted(image: &Image, sparse: bool, record: &CageRecord, bytes: u64) -> Result<(), Failure> {
     let place = record.mountpoint.as_path();
     // Where this is cut short, the same command again knows that the cage is to be mounted.
-    Record { resizing: true, ..record.clone() }.save()?;
+    CageRecord { resizing: true, ..record.clone() }.save()?;
     let done = while_unmounted(image, sparse, place, bytes);
     if done.is_err() {
         // What failed is told.

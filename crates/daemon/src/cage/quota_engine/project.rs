@@ -9,7 +9,7 @@ use super::{caged_already, refused, tree, unable};
 use crate::{
     cage::{
         engine::{EngineKind, Figures, FileSystem, Tell, Wanted},
-        record::{self, Detail, Record},
+        record::{self, CageRecord, Detail},
     },
     failure::Failure,
     mountinfo::MountEntry,
@@ -99,9 +99,9 @@ pub fn create(
     open: &File,
     entry: &MountEntry,
     fstype: FileSystem,
-    known: Option<Record>,
+    known: Option<CageRecord>,
     tell: Tell<'_>,
-) -> Result<Record, Failure> {
+) -> Result<CageRecord, Failure> {
     let name = wanted.directory.as_path();
     large_enough(bytes)?;
     let membership =
@@ -110,7 +110,7 @@ pub fn create(
     let record = match own {
         // Cut short.
         Some(record) if matches!(record.detail, Detail::Project { complete: false, .. }) => {
-            Record { bytes, inodes: wanted.inodes, ..record }
+            CageRecord { bytes, inodes: wanted.inodes, ..record }
         }
         Some(_) => return Err(caged_already(name)),
         // What is known of this name is of another directory, which is gone.
@@ -119,7 +119,7 @@ pub fn create(
             let _choosing = record::choosing()?;
             let project = free_project(open, name)?;
             let detail = Detail::Project { fstype, project, filesystem: entry.mountpoint.clone(), complete: false };
-            let record = Record::new(EngineKind::Quota, name, name, bytes, wanted.inodes, detail);
+            let record = CageRecord::new(EngineKind::Quota, name, name, bytes, wanted.inodes, detail);
             record.save()?;
             record
         }
@@ -143,7 +143,7 @@ fn large_enough(bytes: u64) -> Result<(), Failure> {
     }
 }
 
-fn complete(record: Record, open: &File, tell: Tell<'_>) -> Result<Record, Failure> {
+fn complete(record: CageRecord, open: &File, tell: Tell<'_>) -> Result<CageRecord, Failure> {
     let (project, name) = (project_of(&record)?, record.directory.as_path());
     let mut news = |files: u64| tell(&format!("{files} files belong to the cage by now"));
     let moved = tree::relocate(open, name, 0, project, &mut news)?;
@@ -164,7 +164,7 @@ fn complete(record: Record, open: &File, tell: Tell<'_>) -> Result<Record, Failu
         }
         other => other,
     };
-    let record = Record { detail, ..record };
+    let record = CageRecord { detail, ..record };
     record.save()?;
     Ok(record)
 }
@@ -172,7 +172,7 @@ fn complete(record: Record, open: &File, tell: Tell<'_>) -> Result<Record, Failu
 /// A number that no project has: neither by name, nor by one of our records, nor by anything on
 /// this file system.
 fn free_project(open: &File, name: &Path) -> Result<u32, Failure> {
-    let mut taken: BTreeSet<u32> = Record::all()?.iter().filter_map(|record| project_of(record).ok()).collect();
+    let mut taken: BTreeSet<u32> = CageRecord::all()?.iter().filter_map(|record| project_of(record).ok()).collect();
     for file in NAMED {
         let text = match fs::read_to_string(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -196,14 +196,14 @@ fn named(text: &str) -> impl Iterator<Item = u32> {
     fields.filter_map(|field| field.trim().parse().ok())
 }
 
-fn project_of(record: &Record) -> Result<u32, Failure> {
+fn project_of(record: &CageRecord) -> Result<u32, Failure> {
     match record.detail {
         Detail::Project { project, .. } => Ok(project),
         _ => Err(Failure::new(format!("the record of {} names no project", path_text(&record.directory)))),
     }
 }
 
-fn usage(record: &Record, open: &File) -> Result<Usage, Failure> {
+fn usage(record: &CageRecord, open: &File) -> Result<Usage, Failure> {
     let usage = project_quota::usage(open.as_fd(), project_of(record)?);
     usage.map_err(|error| refused("cannot see the quotas of", &record.directory, &error))
 }
@@ -212,7 +212,7 @@ fn usage(record: &Record, open: &File) -> Result<Usage, Failure> {
 ///
 /// # Errors
 /// A size below a block, or what the system says.
-pub fn set(record: &Record, open: &File) -> Result<(), Failure> {
+pub fn set(record: &CageRecord, open: &File) -> Result<(), Failure> {
     large_enough(record.bytes)?;
     let set = project_quota::set_limits(open.as_fd(), project_of(record)?, record.bytes, record.inodes.unwrap_or(0));
     set.map_err(|error| refused("cannot set the quota of", &record.directory, &error))
@@ -222,7 +222,7 @@ pub fn set(record: &Record, open: &File) -> Result<(), Failure> {
 ///
 /// # Errors
 /// What the system says.
-pub fn figures(record: &Record, open: &File) -> Result<Figures, Failure> {
+pub fn figures(record: &CageRecord, open: &File) -> Result<Figures, Failure> {
     let project = project_of(record)?;
     let usage = usage(record, open)?;
     let membership = project_quota::membership(open.as_fd())
@@ -255,7 +255,7 @@ pub fn figures(record: &Record, open: &File) -> Result<Figures, Failure> {
 ///
 /// # Errors
 /// What the system says; the limits are lifted first.
-pub fn lift(record: &Record, open: Option<&File>, tell: Tell<'_>) -> Result<(), Failure> {
+pub fn lift(record: &CageRecord, open: Option<&File>, tell: Tell<'_>) -> Result<(), Failure> {
     let project = project_of(record)?;
     let refused = |error: io::Error| refused("cannot lift the quota of", &record.directory, &error);
     let Some(open) = open else {

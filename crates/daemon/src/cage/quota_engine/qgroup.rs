@@ -7,7 +7,7 @@ use super::{caged_already, mount_of, refused, unable};
 use crate::{
     cage::{
         engine::{EngineKind, Figures, Wanted},
-        record::{Detail, Record},
+        record::{CageRecord, Detail},
     },
     failure::{Exit, Failure},
     report::path_text,
@@ -31,7 +31,7 @@ use std::{
 ///
 /// # Errors
 /// A directory that is no subvolume, quotas that are off, a limit that somebody else has set.
-pub fn create(wanted: &Wanted, bytes: u64, open: &File, known: Option<&Record>) -> Result<Record, Failure> {
+pub fn create(wanted: &Wanted, bytes: u64, open: &File, known: Option<&CageRecord>) -> Result<CageRecord, Failure> {
     let name = wanted.directory.as_path();
     no_inodes(wanted.inodes.is_some())?;
     let inode = open.metadata().map_err(|error| refused("cannot look at", name, &error))?.ino();
@@ -49,7 +49,7 @@ pub fn create(wanted: &Wanted, bytes: u64, open: &File, known: Option<&Record>) 
         return Err(unable(name, "somebody else has limited it already")
             .next(format!("`btrfs qgroup limit none {}` lifts that limit", path_text(name))));
     }
-    let record = Record::new(EngineKind::Quota, name, name, bytes, None, Detail::Qgroup { subvolume });
+    let record = CageRecord::new(EngineKind::Quota, name, name, bytes, None, Detail::Qgroup { subvolume });
     large_enough(bytes)?;
     record.save()?;
     match set(&record, false, open) {
@@ -109,7 +109,7 @@ fn number(group: &Path, file: &str) -> Option<u64> {
     fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()
 }
 
-fn subvolume_of(record: &Record) -> Result<u64, Failure> {
+fn subvolume_of(record: &CageRecord) -> Result<u64, Failure> {
     match record.detail {
         Detail::Qgroup { subvolume } => Ok(subvolume),
         _ => Err(Failure::new(format!("the record of {} names no subvolume", path_text(&record.directory)))),
@@ -120,7 +120,7 @@ fn subvolume_of(record: &Record) -> Result<u64, Failure> {
 ///
 /// # Errors
 /// A size below a block, a limit of inodes (`inodes`), or what the system says.
-pub fn set(record: &Record, inodes: bool, open: &File) -> Result<(), Failure> {
+pub fn set(record: &CageRecord, inodes: bool, open: &File) -> Result<(), Failure> {
     no_inodes(inodes)?;
     large_enough(record.bytes)?;
     same(record, open)?;
@@ -138,7 +138,7 @@ fn large_enough(bytes: u64) -> Result<(), Failure> {
 }
 
 /// Whether the directory is still the subvolume that was caged.
-fn same(record: &Record, open: &File) -> Result<(), Failure> {
+fn same(record: &CageRecord, open: &File) -> Result<(), Failure> {
     let now =
         btrfs_quota::subvolume(open.as_fd()).map_err(|error| refused("cannot look at", &record.directory, &error))?;
     let inode = open.metadata().map_err(|error| refused("cannot look at", &record.directory, &error))?.ino();
@@ -154,7 +154,7 @@ fn same(record: &Record, open: &File) -> Result<(), Failure> {
 ///
 /// # Errors
 /// What the system says.
-pub fn figures(record: &Record, open: &File) -> Result<Figures, Failure> {
+pub fn figures(record: &CageRecord, open: &File) -> Result<Figures, Failure> {
     let subvolume = subvolume_of(record)?;
     same(record, open)?;
     let mut notes = Vec::new();
@@ -186,7 +186,7 @@ pub fn figures(record: &Record, open: &File) -> Result<Figures, Failure> {
 ///
 /// # Errors
 /// What the system says.
-pub fn lift(record: &Record, open: Option<&File>) -> Result<(), Failure> {
+pub fn lift(record: &CageRecord, open: Option<&File>) -> Result<(), Failure> {
     let subvolume = subvolume_of(record)?;
     let there = open
         .filter(|open| same(record, open).is_ok())

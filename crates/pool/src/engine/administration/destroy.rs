@@ -82,7 +82,7 @@ impl Pool {
     /// before.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where it has, is in use, or is the pool's own.
+    /// [`PoolError::Refused`] where it has, or is the pool's own; [`PoolError::Busy`] where it is in use.
     pub fn destroy_dataset(&self, id: u64) -> Result<(), PoolError> {
         self.close_datasets(&[id])?;
         self.commit_with(|admin, _| {
@@ -96,7 +96,7 @@ impl Pool {
                 return refused("filesystem has snapshots".to_owned());
             }
             if self.datasets.read().contains_key(&id) {
-                return refused("dataset is busy".to_owned());
+                return Err(PoolError::Busy);
             }
             self.destroy_head(admin, id)
         })
@@ -127,7 +127,7 @@ impl Pool {
             // A commit or the committer looks at it just now; whoever works with its files has it
             // for longer.
             if patience::now() >= until {
-                return refused("dataset is busy".to_owned());
+                return Err(PoolError::Busy);
             }
             patience::sleep(Duration::from_millis(2));
         }

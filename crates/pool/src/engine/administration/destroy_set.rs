@@ -30,8 +30,8 @@ impl Pool {
     /// Destroys all of it, or nothing. What only it holds is freed in the background.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for what is not there, is held, has clones or children that stay, is
-    /// in use, or is the pool's own file system.
+    /// [`PoolError::Refused`] for what is not there, is held, has clones or children that stay, or
+    /// is the pool's own file system; [`PoolError::Busy`] where something is in use.
     pub fn destroy_set(&self, set: &DestroySet) -> Result<(), PoolError> {
         self.close_datasets(&set.filesystems)?;
         self.commit_with(|admin, _| {
@@ -50,7 +50,7 @@ impl Pool {
                 return refused("the pool's own file system goes with the pool".to_owned());
             }
             if open.contains_key(id) {
-                return refused("dataset is busy".to_owned());
+                return Err(PoolError::Busy);
             }
             if admin.catalog.children(*id)?.iter().any(|child| !gone.contains(child)) {
                 return refused("filesystem has children".to_owned());

@@ -2,8 +2,9 @@
 //! `clap` knows them. Pure.
 
 use crate::{
-    options::{Form, Opt, Row, TABLE},
-    words::{self, Given, Unknown},
+    libfuse_args::{self, Unknown},
+    option_value::Given,
+    options::{Opt, Row, Spelling, TABLE},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_daemon::failure::Failure;
@@ -61,7 +62,11 @@ pub fn mounts() -> Arg {
 
 /// The options of the table that pass, as `clap` knows them.
 pub fn options(pass: impl Fn(&Row) -> bool) -> Vec<Arg> {
-    TABLE.iter().filter(|row| row.form != Form::Word && row.heading != "About" && pass(row)).map(option).collect()
+    TABLE
+        .iter()
+        .filter(|row| row.spelling != Spelling::Word && row.heading != "About" && pass(row))
+        .map(option)
+        .collect()
 }
 
 fn option(row: &'static Row) -> Arg {
@@ -86,7 +91,7 @@ fn option(row: &'static Row) -> Arg {
 }
 
 pub fn words_argument() -> Arg {
-    TABLE.iter().find(|row| row.id == Opt::Words).map_or_else(|| Arg::new("-o"), option)
+    option(Opt::Words.row())
 }
 
 /// What an option is called inside `clap`.
@@ -101,7 +106,7 @@ fn key(row: &Row) -> &'static str {
 /// The options as given, in the order given, texts after `-o` as they are.
 pub fn raw(matches: &ArgMatches) -> Vec<Given> {
     let mut found: Vec<(usize, Given)> = Vec::new();
-    for row in TABLE.iter().filter(|row| row.form != Form::Word && row.heading != "About") {
+    for row in TABLE.iter().filter(|row| row.spelling != Spelling::Word && row.heading != "About") {
         let Ok(Some(mut values)) = matches.try_get_raw(key(row)) else { continue };
         if matches.value_source(key(row)) != Some(clap::parser::ValueSource::CommandLine) {
             continue;
@@ -124,7 +129,7 @@ pub fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
     let mut given = Vec::new();
     for option in raw(matches) {
         match option.option {
-            Opt::Words => words::parse_words(&option.value, Unknown::Refuse, &mut given)?,
+            Opt::Words => libfuse_args::parse_words(&option.value, Unknown::Refuse, &mut given)?,
             _ => given.push(option),
         }
     }

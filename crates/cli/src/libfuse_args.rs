@@ -7,32 +7,19 @@
 //! the next argument, letters are not bundled, `--` ends the options, a backslash after `-o` takes
 //! the next character literally (`\054` too).
 
-use crate::options::{self, Found, Opt, Row};
+use crate::{
+    option_value::Given,
+    options::{self, MountWord, Opt, Row},
+};
 use nacre_daemon::failure::Failure;
 use std::{
     ffi::{OsStr, OsString},
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::ffi::OsStrExt,
 };
-
-/// One option as it was given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
-    /// Which.
-    pub option: Opt,
-    /// Its value; empty for a switch.
-    pub value: OsString,
-}
-
-impl Given {
-    /// An option with a value (empty for a switch).
-    pub fn new(option: Opt, value: impl Into<OsString>) -> Given {
-        Given { option, value: value.into() }
-    }
-}
 
 /// A command line, understood word by word.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Words {
+pub struct LibfuseArgs {
     /// The options in the order given; what follows `-o` is in its place.
     pub given: Vec<Given>,
     /// Everything that is no option.
@@ -52,8 +39,8 @@ pub enum Unknown {
 ///
 /// # Errors
 /// An option that is not known, lacks its value, or has one that it does not take.
-pub fn parse(arguments: impl IntoIterator<Item = OsString>, unknown: Unknown) -> Result<Words, Failure> {
-    let mut words = Words::default();
+pub fn parse(arguments: impl IntoIterator<Item = OsString>, unknown: Unknown) -> Result<LibfuseArgs, Failure> {
+    let mut words = LibfuseArgs::default();
     let mut rest = arguments.into_iter();
     while let Some(argument) = rest.next() {
         match argument.as_bytes() {
@@ -113,9 +100,9 @@ fn mount_word(word: &[u8], unknown: Unknown) -> Result<Option<Given>, Failure> {
     let (name, value) = key_value(word);
     let shown = name.escape_ascii().to_string();
     match std::str::from_utf8(name).ok().and_then(|name| options::word(name, value.is_some())) {
-        Some(Found::Row(row)) => Ok(Some(Given::new(row.id, OsStr::from_bytes(value.unwrap_or_default())))),
-        Some(Found::Ignored) => Ok(None),
-        Some(Found::Refused(why)) => Err(Failure::usage(format!("-o {shown} is not possible: {why}"))),
+        Some(MountWord::Row(row)) => Ok(Some(Given::new(row.id, OsStr::from_bytes(value.unwrap_or_default())))),
+        Some(MountWord::Ignored) => Ok(None),
+        Some(MountWord::Refused(why)) => Err(Failure::usage(format!("-o {shown} is not possible: {why}"))),
         None if unknown == Unknown::Drop => Ok(None),
         None => Err(wrong_word(&shown, value.is_some())),
     }
@@ -123,7 +110,7 @@ fn mount_word(word: &[u8], unknown: Unknown) -> Result<Option<Given>, Failure> {
 
 fn wrong_word(name: &str, has_value: bool) -> Failure {
     match options::word(name, !has_value) {
-        Some(Found::Row(row)) => match row.value {
+        Some(MountWord::Row(row)) => match row.value {
             Some(value) => Failure::usage(format!("-o {name} needs a value: {name}={value}")),
             None => Failure::usage(format!("-o {name} takes no value")),
         },
@@ -190,13 +177,4 @@ fn split(text: &[u8]) -> Vec<Vec<u8>> {
     }
     words.push(word);
     words
-}
-
-/// A value as text.
-///
-/// # Errors
-/// Bytes that are not UTF-8.
-pub fn text(option: &str, value: &OsStr) -> Result<String, Failure> {
-    let text = String::from_utf8(value.to_owned().into_vec());
-    text.map_err(|_| Failure::usage(format!("the value of {option} is not UTF-8: {}", value.as_bytes().escape_ascii())))
 }

@@ -1,0 +1,54 @@
+//! Time: the one place of this crate that reads clocks, and that waits for what tells nobody when it
+//! comes.
+
+use std::{
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// Now, for deadlines and for what is measured.
+#[expect(clippy::disallowed_methods, reason = "deadlines of waits, and how long mounts have been there")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Now, seconds since 1970, for people.
+#[expect(clippy::disallowed_methods, reason = "records say when they were made; nothing depends on it")]
+pub(crate) fn date() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Lets time go by.
+#[expect(clippy::disallowed_methods, reason = "callers say who tells nobody")]
+pub(crate) fn pause(time: Duration) {
+    thread::sleep(time);
+}
+
+/// Looks every now and then whether something has come that tells nobody when it does; false where
+/// it has not within `patience`.
+pub(crate) fn look_until(patience: Duration, every: Duration, mut come: impl FnMut() -> bool) -> bool {
+    let until = now() + patience;
+    loop {
+        match come() {
+            true => return true,
+            false if now() >= until => return false,
+            false => pause(every),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_late_is_seen_and_what_does_not_come_is_given_up() {
+        let mut looks = 0;
+        assert!(look_until(Duration::from_secs(3600), Duration::from_millis(1), || {
+            looks += 1;
+            looks == 3
+        }));
+        assert!(!look_until(Duration::from_millis(2), Duration::from_millis(1), || false));
+        assert!(look_until(Duration::ZERO, Duration::from_millis(1), || true));
+    }
+}
