@@ -208,7 +208,11 @@ fn serve(
     let socket = directory.join(runtime_files::file(&start.name));
     let busy = Arc::clone(office);
     let endpoint = Endpoint::start(&Listener::start()?, &socket, Arc::new(move |caller| answer(caller, &busy)))?;
-    let ready = get_ready(start, directory, office).and_then(|()| background::report_ready());
+    // Commands are answered from now on; what changes something waits until all is mounted.
+    let changing = office.changing.lock();
+    let ready = get_ready(start, directory, office);
+    drop(changing);
+    let ready = ready.and_then(|()| background::report_ready());
     if ready.is_ok() {
         drop(fresh.take().map(devices::Fresh::take));
     }

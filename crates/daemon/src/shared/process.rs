@@ -125,9 +125,6 @@ pub fn run(name: &str) -> Result<(), Failure> {
         asked: AtomicBool::new(false),
         ending: AtomicBool::new(false),
     });
-    // Whoever started us has seen that nobody answers there, and holds the lock.
-    let answering = Arc::clone(&office);
-    let endpoint = Endpoint::start(&office.listener, &path, Arc::new(move |caller| answer(caller, &answering)))?;
     let watched = Arc::clone(&office);
     serving::obey(signals, move |signal| {
         if matches!(signal, Signal::Interrupt | Signal::Terminate) {
@@ -136,6 +133,9 @@ pub fn run(name: &str) -> Result<(), Failure> {
         }
         watched.company.mounts()
     })?;
+    // Whoever started us has seen that nobody answers there, and holds the lock.
+    let answering = Arc::clone(&office);
+    let endpoint = Endpoint::start(&office.listener, &path, Arc::new(move |caller| answer(caller, &answering)))?;
     background::report_ready()?;
     background::leave_directory()?;
     let done = wait_for_the_last(&office);
