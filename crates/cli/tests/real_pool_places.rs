@@ -311,7 +311,7 @@ fn who_waits_for_his_own_mount_can_be_killed() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        eventually("a thread that waits for its own process", || waits(process, &["nacre-order", "fuse-apart"]));
+        eventually("a thread that waits for its own process", || waits(process, &["nacre-control", "fuse-apart"]));
         kill(process, Signal::KILL);
         // Whatever waited for it is told, and nothing keeps the device.
         eventually("the end of all threads", || threads(process).is_empty());

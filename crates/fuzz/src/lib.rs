@@ -15,6 +15,7 @@
 
 mod cage;
 mod feed;
+mod messages;
 mod pool;
 mod tree;
 mod union;
@@ -22,6 +23,7 @@ mod words;
 
 pub use cage::{cage_checkpoint, cage_log};
 pub use feed::{Generator, feed};
+pub use messages::messages;
 pub use pool::{
     pool_deadlist, pool_frame, pool_label, pool_log, pool_log_area, pool_names, pool_properties, pool_root, pool_rows,
     pool_segments, pool_unpack,
@@ -41,6 +43,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("fuse_mount_table", fuse_mount_table),
     ("fuse_request", fuse_request),
     ("map_words", map_words),
+    ("messages", messages),
     ("perms", perms),
     ("pool_deadlist", pool_deadlist),
     ("pool_frame", pool_frame),
