@@ -50,7 +50,9 @@ fn is_harmless(value: &Value) -> bool {
     match value {
         Value::String(text) => !text.contains(char::is_control),
         Value::Array(values) => values.iter().all(is_harmless),
-        Value::Object(fields) => fields.iter().all(|(name, value)| !name.contains(char::is_control) && is_harmless(value)),
+        Value::Object(fields) => {
+            fields.iter().all(|(name, value)| !name.contains(char::is_control) && is_harmless(value))
+        }
         _ => true,
     }
 }

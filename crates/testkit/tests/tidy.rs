@@ -45,7 +45,17 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-copy", &["nacre-sys"], &[]),
     (
         "nacre-fuzz",
-        &["nacre-vfs", "nacre-layers", "nacre-cage", "nacre-stack", "nacre-union", "nacre-pool", "nacre-admin", "nacre-daemon", "fusewire"],
+        &[
+            "nacre-vfs",
+            "nacre-layers",
+            "nacre-cage",
+            "nacre-stack",
+            "nacre-union",
+            "nacre-pool",
+            "nacre-admin",
+            "nacre-daemon",
+            "fusewire",
+        ],
         &[],
     ),
     ("nacre-testkit", &["nacre-vfs"], &[]),
