@@ -207,16 +207,12 @@ fn serve(
     obey(signals, Arc::clone(office))?;
     let socket = directory.join(runtime_files::file(&start.name));
     let busy = Arc::clone(office);
-    let endpoint = Endpoint::start(&Listener::start()?, &socket, Arc::new(move |caller| answer(caller, &busy)))?;
-    // Commands are answered from now on; what changes something waits until all is mounted.
-    let changing = office.changing.lock();
-    let ready = get_ready(start, directory, office);
-    drop(changing);
-    let ready = ready.and_then(|()| background::report_ready());
+    let endpoint = Endpoint::bind(&Listener::start()?, &socket, Arc::new(move |caller| answer(caller, &busy)))?;
+    let ready = get_ready(start, directory, office).and_then(|()| background::report_ready());
     if ready.is_ok() {
         drop(fresh.take().map(devices::Fresh::take));
     }
-    let ready = ready.and_then(|()| background::leave_directory());
+    let ready = ready.and_then(|()| background::leave_directory()).and_then(|()| endpoint.open());
     let served = ready.and_then(|()| {
         while !office.ends() {
             wait(office)?;

@@ -198,6 +198,16 @@ impl Endpoint {
     /// # Errors
     /// A socket that cannot be made.
     pub fn start(listener: &Arc<Listener>, path: &Path, serving: Serving) -> Result<Endpoint, Failure> {
+        let endpoint = Endpoint::bind(listener, path, serving)?;
+        endpoint.open()?;
+        Ok(endpoint)
+    }
+
+    /// Makes the socket. Callers can connect from now on, and wait until it is opened.
+    ///
+    /// # Errors
+    /// A socket that cannot be made.
+    pub fn bind(listener: &Arc<Listener>, path: &Path, serving: Serving) -> Result<Endpoint, Failure> {
         let unready = path.with_extension("new");
         // A socket of our own name is left from a process that is gone.
         let _ = fs::remove_file(&unready);
@@ -212,15 +222,18 @@ impl Endpoint {
         let number = listener.number();
         listener.endpoints.lock().insert(number, Arc::clone(&served));
         let endpoint = Endpoint { path: path.to_owned(), listener: Arc::clone(listener), number, served };
-        epoll::add(
-            &listener.waiting,
-            &endpoint.served.listener,
-            epoll::EventData::new_u64(number),
-            epoll::EventFlags::IN,
-        )
-        .map_err(|error| Failure::io("cannot listen on", path.display(), &error.into()))?;
         fs::rename(&unready, path).map_err(failed)?;
         Ok(endpoint)
+    }
+
+    /// Serves those who wait, and all who come.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open(&self) -> Result<(), Failure> {
+        let number = epoll::EventData::new_u64(self.number);
+        epoll::add(&self.listener.waiting, &self.served.listener, number, epoll::EventFlags::IN)
+            .map_err(|error| Failure::io("cannot listen on", self.path.display(), &error.into()))
     }
 
     /// Waits until what was asked is answered, and answers nothing from then on. Somebody who does

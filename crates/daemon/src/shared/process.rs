@@ -135,9 +135,10 @@ pub fn run(name: &str) -> Result<(), Failure> {
     })?;
     // Whoever started us has seen that nobody answers there, and holds the lock.
     let answering = Arc::clone(&office);
-    let endpoint = Endpoint::start(&office.listener, &path, Arc::new(move |caller| answer(caller, &answering)))?;
+    let endpoint = Endpoint::bind(&office.listener, &path, Arc::new(move |caller| answer(caller, &answering)))?;
     background::report_ready()?;
     background::leave_directory()?;
+    endpoint.open()?;
     let done = wait_for_the_last(&office);
     // The name first: a command that finds none starts another process, one that is not heard any
     // more tries again.
