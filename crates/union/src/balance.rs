@@ -13,7 +13,7 @@ use crate::{
     hardlinks::relocate::Scans,
     node::{UnionNode, path_in},
     policy::Space,
-    relocate::{Goal, Left, Stay},
+    relocate::{Goal, LEFT_MAX, Left, Stay},
     tier,
 };
 use hashbrown::HashSet;
@@ -29,8 +29,6 @@ const FRESH: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 /// How often a file is tried that is open or changes meanwhile.
 const ATTEMPTS: usize = 4;
-/// What is told at most of what stays.
-const EXAMPLES_MAX: usize = 1_000;
 /// Bytes of a block in the attributes of files.
 const BLOCK: u64 = 512;
 
@@ -266,7 +264,7 @@ impl Balance<'_> {
                 Err(error) => {
                     let path = path_in(&directory, &name);
                     self.report.left += 1;
-                    if self.report.examples.len() < EXAMPLES_MAX {
+                    if self.report.examples.len() < LEFT_MAX {
                         self.report.examples.push(Left { path, why: error.to_string() });
                     }
                 }
@@ -339,7 +337,7 @@ impl Balance<'_> {
 
     fn stays(&mut self, path: Vec<u8>, why: String) {
         self.report.left += 1;
-        if self.report.examples.len() < EXAMPLES_MAX {
+        if self.report.examples.len() < LEFT_MAX {
             self.report.examples.push(Left { path, why });
         }
     }

@@ -15,7 +15,7 @@ use crate::{
     lookup::FoundFile,
     marks,
     node::{Part, Redirect, UnionNode, lock_names, path_in, source},
-    relocate::{Goal, Left, Stay},
+    relocate::{Goal, LEFT_MAX, Left, Stay},
     remove::holds_marks_only,
 };
 use nacre_vfs::{Attr, DirEntry, DirSink, Errno, FileId, Invalidation, Kind, Name, Result};
@@ -28,8 +28,6 @@ use std::{
 const ATTEMPTS: usize = 4;
 /// How long it is left alone in between: doors close files that nobody has open any more.
 const REST: Duration = Duration::from_millis(20);
-/// What is told at most of what stays.
-const EXAMPLES_MAX: usize = 1_000;
 
 /// How far a drain has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -182,7 +180,7 @@ impl Drain<'_> {
 
     fn stays(&mut self, path: Vec<u8>, why: String) {
         self.report.left += 1;
-        if self.report.examples.len() < EXAMPLES_MAX {
+        if self.report.examples.len() < LEFT_MAX {
             self.report.examples.push(Left { path, why });
         }
     }

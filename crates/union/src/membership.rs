@@ -6,19 +6,14 @@
 
 use crate::branches::Slots;
 use parking_lot::{Condvar, Mutex};
-use std::{
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
 
 /// Who changes the list of branches.
 pub(crate) struct Membership {
     /// Held while the list is being changed.
     pub(crate) changing: Mutex<Slots>,
     /// How many wait for a moment without operations.
-    wanted: AtomicUsize,
-    /// Held while that number changes, so that nobody misses the word.
-    counting: Mutex<()>,
+    wanted: Mutex<usize>,
     changed: Condvar,
 }
 
@@ -27,18 +22,12 @@ pub(crate) struct Wanted<'a>(&'a Membership);
 
 impl Membership {
     pub(crate) fn new(slots: Slots) -> Membership {
-        Membership {
-            changing: Mutex::new(slots),
-            wanted: AtomicUsize::new(0),
-            counting: Mutex::new(()),
-            changed: Condvar::new(),
-        }
+        Membership { changing: Mutex::new(slots), wanted: Mutex::new(0), changed: Condvar::new() }
     }
 
     /// Asks all who are at something long to give way.
     pub(crate) fn want(&self) -> Wanted<'_> {
-        let _counting = self.counting.lock();
-        self.wanted.fetch_add(1, Ordering::Relaxed);
+        *self.wanted.lock() += 1;
         self.changed.notify_all();
         Wanted(self)
     }
@@ -46,27 +35,25 @@ impl Membership {
     /// Whether somebody waits for a moment without operations: whoever is at something long gives
     /// up.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed) > 0
+        *self.wanted.lock() > 0
     }
 
     /// Lets whoever wants to change the branches go first.
     pub(crate) fn give_way(&self) {
-        let mut counting = self.counting.lock();
-        self.changed.wait_while(&mut counting, |()| self.is_wanted());
+        self.changed.wait_while(&mut self.wanted.lock(), |wanted| *wanted > 0);
     }
 
     /// Pauses; true, and at once, where somebody wants to change the branches.
     pub(crate) fn is_wanted_within(&self, pause: Duration) -> bool {
-        let mut counting = self.counting.lock();
-        self.changed.wait_while_for(&mut counting, |()| !self.is_wanted(), pause);
-        self.is_wanted()
+        let mut wanted = self.wanted.lock();
+        self.changed.wait_while_for(&mut wanted, |wanted| *wanted == 0, pause);
+        *wanted > 0
     }
 }
 
 impl Drop for Wanted<'_> {
     fn drop(&mut self) {
-        let _counting = self.0.counting.lock();
-        self.0.wanted.fetch_sub(1, Ordering::Relaxed);
+        *self.0.wanted.lock() -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -74,7 +61,7 @@ impl Drop for Wanted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn whoever_is_at_something_long_gives_way_until_the_last_is_done() {

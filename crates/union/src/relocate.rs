@@ -30,6 +30,9 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+/// So many of what stays are told of, at most.
+pub(crate) const LEFT_MAX: usize = 1_000;
+
 /// Something that stays on the branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {

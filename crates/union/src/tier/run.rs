@@ -13,7 +13,7 @@ use crate::{
     control::Control,
     hardlinks::relocate::Scans,
     node::UnionNode,
-    relocate::{Goal, Left, Stay},
+    relocate::{Goal, LEFT_MAX, Left, Stay},
 };
 use hashbrown::HashSet;
 use nacre_vfs::{Errno, Kind, Result};
@@ -26,8 +26,6 @@ use std::{
 
 /// The most files that one run decides on.
 const MOST: usize = 100_000;
-/// What is told at most of what stays.
-const LEFT_MAX: usize = 1_000;
 
 /// What tiering keeps.
 pub(crate) struct Tiering {
