@@ -66,11 +66,13 @@ impl<J> Workers<J> {
         self.waiting.len()
     }
 
-    /// Leaves a job to the threads; gives it back where too many wait.
+    /// Leaves a job to the threads; gives it back where too many wait, or where there are none.
     pub(super) fn offer(&self, job: J) -> Result<(), J> {
         match &self.jobs {
-            Some(jobs) => jobs.try_send(job).map_err(crossbeam_channel::TrySendError::into_inner),
-            None => Err(job),
+            Some(jobs) if !self.threads.is_empty() => {
+                jobs.try_send(job).map_err(crossbeam_channel::TrySendError::into_inner)
+            }
+            _ => Err(job),
         }
     }
 

@@ -119,8 +119,7 @@ impl Store {
             settled: false,
         };
         let workers = self.write_queue.0.get_or_init(|| Workers::start("pool-write", WRITERS, WAITING, Job::run));
-        let left = if workers.count() > 0 { workers.offer(job) } else { Err(job) };
-        let Err(job) = left else { return Ok(()) };
+        let Err(job) = workers.offer(job) else { return Ok(()) };
         job.run();
         self.usable()
     }
