@@ -205,6 +205,7 @@ fn sanitised(mut report: Report) -> Report {
         transport_reason,
         coherence,
         passthrough,
+        asks_at_open,
         operations,
         cages,
         branches,
@@ -213,7 +214,7 @@ fn sanitised(mut report: Report) -> Report {
     for text in [mountpoint, source, engine, engine_reason, stack, transport, coherence] {
         clean(text);
     }
-    passthrough.why_not.iter_mut().chain(transport_reason).for_each(clean);
+    passthrough.why_not.iter_mut().chain(transport_reason).chain(asks_at_open).for_each(clean);
     operations.iter_mut().for_each(|operation| clean(&mut operation.name));
     cages.iter_mut().for_each(nacre_daemon::cage::find::sanitise);
     branches.iter_mut().for_each(crate::union::run::sanitise);
@@ -274,6 +275,7 @@ fn detail(report: &Report, exact: bool) -> String {
                 .map_or(report.transport.clone(), |why| format!("{} (no io_uring: {why})", report.transport)),
         ),
         ("passthrough", passthrough),
+        ("opens", report.asks_at_open.as_ref().map_or("no requests".to_owned(), |why| format!("requests: {why}"))),
         ("coherence", report.coherence.clone()),
         (
             "invalidations",

@@ -11,7 +11,7 @@ use mounting::{Fixture, as_root, eventually, sh, text};
 use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -114,14 +114,51 @@ fn a_watched_source_shows_each_change_soon() {
     if !as_root() {
         return;
     }
-    for (what, change, seen) in CHANGES {
-        let fixture = warmed(&["--coherence=watch"]);
-        assert!(!seen(&fixture), "{what} is seen before it is made");
-        change(&fixture);
-        let start = Instant::now();
-        eventually(what, || seen(&fixture));
-        println!("{what}: {:?}", start.elapsed());
+    for options in [&["--coherence=watch"][..], &["--coherence=watch", "--no-open"]] {
+        for (what, change, seen) in CHANGES {
+            let fixture = warmed(options);
+            assert!(!seen(&fixture), "{what} is seen before it is made");
+            change(&fixture);
+            let start = Instant::now();
+            eventually(what, || seen(&fixture));
+            println!("{options:?}: {what}: {:?}", start.elapsed());
+        }
     }
+}
+
+/// What only opening tells elsewhere: with `--no-open`, nobody tells the daemon what is open.
+#[test]
+fn a_mount_without_opens_is_as_true_as_one_with() {
+    if !as_root() {
+        return;
+    }
+    let fixture = warmed(&["--coherence=watch", "--no-open"]);
+    assert_eq!(Status::of(&fixture.mountpoint).asks_at_open(), None);
+    rested(&fixture);
+    let mut open = fs::File::open(fixture.at("file")).unwrap();
+    fs::write(fixture.below("file"), "new").unwrap();
+    let content = |open: &mut fs::File| {
+        let mut content = Vec::new();
+        open.rewind().unwrap();
+        open.read_to_end(&mut content).map(|_| content)
+    };
+    eventually("new content of an open file", || content(&mut open).unwrap() == b"new");
+    // The file is found by its node, wherever it has gone.
+    fs::rename(fixture.below("file"), fixture.below("directory/moved")).unwrap();
+    fs::write(fixture.below("directory/moved"), "newer").unwrap();
+    eventually("new content of a file that has moved", || content(&mut open).unwrap() == b"newer");
+    // Nobody watches: files are opened by requests, and each open shows what there is.
+    let revalidated = warmed(&["--coherence=revalidate", "--no-open"]);
+    assert_eq!(Status::of(&revalidated.mountpoint).asks_at_open(), Some("others may change files unnoticed"));
+    fs::write(revalidated.below("file"), "now").unwrap();
+    assert_eq!(fs::read(revalidated.at("file")).unwrap(), b"now");
+    // The kernel makes it writable all the same: what then is not written is refused, and what is
+    // truncated is truncated.
+    let point = fixture.mountpoint.clone();
+    rustix::mount::mount_remount(&point, rustix::mount::MountFlags::empty(), "").unwrap();
+    fs::File::options().write(true).truncate(true).open(fixture.at("other")).unwrap();
+    assert_eq!(fs::read(fixture.below("other")).unwrap(), b"");
+    assert_eq!(mounting::errno(fs::write(fixture.at("other"), "x")), 30);
 }
 
 #[test]

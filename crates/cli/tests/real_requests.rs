@@ -151,19 +151,22 @@ fn an_open_costs_an_open_and_a_release() {
 }
 
 #[test]
-fn an_immutable_mount_opens_without_a_request() {
+fn a_mount_without_opens_reads_without_a_request() {
     if !as_root() {
         return;
     }
-    let fixture = Fixture::mirror_of(&["--immutable"], filled);
-    assert_eq!(fs::read(fixture.at("file00")).unwrap(), b"content");
-    let requests = least_requests_of(&fixture.mountpoint, || {
-        for _ in 0..50 {
-            assert_eq!(fs::read(fixture.at("file00")).unwrap(), b"content");
-        }
-    });
-    assert_eq!(total(&requests), 0, "{requests:?}");
-    assert_eq!(mounting::errno(fs::write(fixture.at("file00"), "x")), 30);
+    for option in ["--immutable", "--no-open"] {
+        let fixture = Fixture::mirror_of(&[option], filled);
+        assert_eq!(fs::read(fixture.at("file00")).unwrap(), b"content");
+        let requests = least_requests_of(&fixture.mountpoint, || {
+            for _ in 0..50 {
+                assert_eq!(fs::read(fixture.at("file00")).unwrap(), b"content");
+                assert_eq!(fs::metadata(fixture.at("file00")).unwrap().len(), 7);
+            }
+        });
+        assert_eq!(total(&requests), 0, "{option}: {requests:?}");
+        assert_eq!(mounting::errno(fs::write(fixture.at("file00"), "x")), 30);
+    }
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn is_judged_below(door: &Door, spec: &StackSpec) -> bool {
         | LayerSpec::Shift(_)
         | LayerSpec::OverrideStat(_) => false,
     };
-    !door.allow_other && !door.immutable && spec.layers.iter().all(as_it_is) && is_ordinary()
+    !door.allow_other && !door.immutable && !door.no_open && spec.layers.iter().all(as_it_is) && is_ordinary()
 }
 
 /// Whether this process may do what its user may, and nothing else.
@@ -83,6 +83,7 @@ pub fn options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &s
         stacked: lies_on(spec, STACKED),
         reports_at_close: lies_on(spec, REPORTING_AT_CLOSE),
         immutable: door.immutable,
+        no_open: door.no_open,
         lock_forwarding: door.lock_forwarding,
         direct_io: door.direct_io,
         xattr: if door.xattr { XattrChoice::Full } else { XattrChoice::Off },

@@ -40,6 +40,7 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
             on: status.passthrough.refusal.is_none(),
             why_not: status.passthrough.refusal,
         },
+        asks_at_open: status.asks_at_open.map(str::to_owned),
         coherence: coherence(status.coherence).to_owned(),
         full_invalidations: status.invalidated_all,
         invalidations: status.invalidations,

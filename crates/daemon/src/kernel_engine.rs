@@ -87,6 +87,7 @@ fn refuse_door(door: &Door) -> Result<(), String> {
         (!door.allow_other, "--no-allow-other"),
         (door.direct_io, "--direct-io"),
         (door.immutable, "--immutable"),
+        (door.no_open, "--no-open"),
         (!door.xattr, "--xattr-none"),
         (!door.acl, "--acl=off"),
         (door.sync || door.dirsync, "-o sync"),

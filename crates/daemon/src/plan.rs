@@ -147,6 +147,8 @@ pub struct Door {
     pub transport: Transport,
     /// Nothing below changes: opens cost no request.
     pub immutable: bool,
+    /// Files of a read-only mount are opened without a request, where that can be.
+    pub no_open: bool,
     /// Locks are taken below.
     pub lock_forwarding: bool,
     /// No page cache.
@@ -184,6 +186,7 @@ impl Default for Door {
             passthrough: true,
             transport: Transport::Auto,
             immutable: false,
+            no_open: false,
             lock_forwarding: false,
             direct_io: false,
             xattr: true,

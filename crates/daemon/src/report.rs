@@ -105,6 +105,9 @@ pub struct Report {
     pub transport_reason: Option<String>,
     /// Whether the kernel serves data itself.
     pub passthrough: PassthroughReport,
+    /// Why opening a file is a request, where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asks_at_open: Option<String>,
     /// Who else may change what lies below.
     pub coherence: String,
     /// How often all caches were dropped: watching what lies below lost count, or rules were

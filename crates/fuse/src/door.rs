@@ -326,7 +326,9 @@ impl Handler for Door {
         } else if self.writeback.on() {
             self.writeback.drop_it();
         }
-        if !agreement.passthrough {
+        if agreement.opens_files_itself {
+            self.open.passthrough.refuse("files are opened without requests, which excludes it");
+        } else if !agreement.passthrough {
             self.open.passthrough.refuse("not offered by this kernel");
         }
         self.kernel.agree(agreement);

@@ -82,6 +82,8 @@ pub(crate) struct Agreement {
     pub opens_directories_itself: bool,
     /// Files are opened without a request.
     pub opens_files_itself: bool,
+    /// Why not, where it is so.
+    pub asks_at_open: Option<&'static str>,
     /// The kernel offered passthrough.
     pub passthrough: bool,
     /// The kernel may collect writes.
@@ -90,7 +92,6 @@ pub(crate) struct Agreement {
 
 /// The flags that are always wanted; those not offered are dropped by the session.
 const ALWAYS: u64 = init::ASYNC_READ
-    | init::ATOMIC_O_TRUNC
     | init::BIG_WRITES
     | init::DO_READDIRPLUS
     | init::READDIRPLUS_AUTO
@@ -128,8 +129,10 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     let acls = wants_acls(options, layer) && offer.has(init::POSIX_ACL | init::DONT_MASK);
     let masks = acls || !options.default_permissions && layer.capabilities().acls && offer.has(init::DONT_MASK);
     let writeback = collect && offer.has(init::WRITEBACK_CACHE);
-    // The kernel has either of them.
-    let passthrough = wants_passthrough(options) && !writeback && offer.has(init::PASSTHROUGH);
+    let asks_at_open = asks_at_open(offer, options, layer, root);
+    let opens_files_itself = asks_at_open.is_none();
+    // The kernel has one of the three.
+    let passthrough = wants_passthrough(options) && !writeback && !opens_files_itself && offer.has(init::PASSTHROUGH);
     let agreement = Agreement {
         acls,
         masks,
@@ -137,7 +140,8 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
         opens_directories_itself: options.default_permissions
             && (options.immutable || !shared)
             && offer.has(init::NO_OPENDIR_SUPPORT),
-        opens_files_itself: options.default_permissions && options.immutable && offer.has(init::NO_OPEN_SUPPORT),
+        opens_files_itself,
+        asks_at_open,
         passthrough,
         writeback,
     };
@@ -147,11 +151,14 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     // which it asks at each read(2). Where changes are told of, it still drops them when it learns
     // of another length (no EXPLICIT_INVAL_DATA): the length arrives before the notice, and the
     // last page would show zeros, which a store to a mapping would even write back, where others
-    // have appended.
-    when(shared && !options.immutable, init::AUTO_INVAL_DATA);
+    // have appended. Without requests to open files, nobody else drops the pages of a file in a
+    // directory that could not be watched.
+    when((shared || opens_files_itself) && !options.immutable, init::AUTO_INVAL_DATA);
     when(!shared, init::CACHE_SYMLINKS);
     when(agreement.opens_directories_itself, init::NO_OPENDIR_SUPPORT);
     when(agreement.opens_files_itself, init::NO_OPEN_SUPPORT);
+    // Otherwise it is nobody who truncates.
+    when(!agreement.opens_files_itself, init::ATOMIC_O_TRUNC);
     when(acls, init::POSIX_ACL);
     when(masks, init::DONT_MASK);
     // In return, the kernel tells who asks only with creations: not enough where it matters who
@@ -178,6 +185,23 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
         ..Settings::default()
     };
     (settings, agreement)
+}
+
+/// Why files are opened by requests; `None` where the kernel opens them itself. It does so for all
+/// files of a mount and for good, and then nothing can be chosen for one of them; so nobody may
+/// write through the mount, and changes by others are told of.
+fn asks_at_open(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, root: Coherence) -> Option<&'static str> {
+    let reasons = [
+        (!options.immutable && !options.read_only, "files can be written through this mount"),
+        (!options.immutable && !options.no_open, "not asked for (--no-open)"),
+        (!options.immutable && root > Coherence::Watched, "others may change files unnoticed"),
+        (!options.default_permissions, "the kernel checks no permissions here"),
+        (layer.capabilities().numbered.is_some(), "several file systems lie in this mount"),
+        (options.direct_io, "the kernel caches no content of this mount"),
+        (options.lock_forwarding, "locks are taken on the files of the source"),
+        (!offer.has(init::NO_OPEN_SUPPORT), "not offered by this kernel"),
+    ];
+    reasons.iter().find(|(applies, _)| *applies).map(|(_, why)| *why)
 }
 
 /// Whether the kernel is to enforce ACLs, where it can.
@@ -261,6 +285,33 @@ mod tests {
             assert!(!agreement.writeback && agreement.passthrough);
             assert_eq!(settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH), init::PASSTHROUGH);
         }
+    }
+
+    #[test]
+    fn files_are_opened_without_requests_where_nothing_has_to_be_chosen_for_one() {
+        let layer = nacre_layers::mem::Mem::new();
+        let all = Offer { minor: 45, flags: u64::MAX, max_readahead: MAX_IO };
+        let agreed = |change: &dyn Fn(&mut FuseOptions)| {
+            let mut options = FuseOptions::new("/");
+            (options.no_open, options.read_only) = (true, true);
+            change(&mut options);
+            let (settings, agreement) = answer(&all, &options, &layer, false);
+            assert_eq!(settings.flags & init::NO_OPEN_SUPPORT != 0, agreement.opens_files_itself);
+            let excluded = settings.flags & (init::PASSTHROUGH | init::ATOMIC_O_TRUNC);
+            assert_eq!(excluded == 0, agreement.opens_files_itself);
+            assert_eq!(agreement.asks_at_open.is_none(), agreement.opens_files_itself);
+            agreement.opens_files_itself
+        };
+        assert!(agreed(&|_| {}));
+        assert!(!agreed(&|options| options.no_open = false));
+        assert!(!agreed(&|options| options.read_only = false));
+        assert!(!agreed(&|options| options.default_permissions = false));
+        let (settings, agreement) = {
+            let mut options = FuseOptions::new("/");
+            (options.no_open, options.read_only, options.lock_forwarding) = (true, true, true);
+            answer(&all, &options, &layer, false)
+        };
+        assert!(!agreement.opens_files_itself && settings.flags & init::POSIX_LOCKS != 0);
     }
 
     #[test]

@@ -100,6 +100,10 @@ pub struct FuseOptions {
     /// Nobody will ever change what is shown: opens cost nothing, everything is cached for good.
     /// Implies `read_only`.
     pub immutable: bool,
+    /// The kernel is to open files without a request, where it may: in a mount that is `read_only`,
+    /// of a source that nobody changes unnoticed. It then reads through its page cache instead of
+    /// directly.
+    pub no_open: bool,
     /// Locks are taken on the files below, so that they hold against processes outside of the
     /// mount.
     pub lock_forwarding: bool,
@@ -151,6 +155,7 @@ impl FuseOptions {
             stacked: false,
             reports_at_close: false,
             immutable: false,
+            no_open: false,
             lock_forwarding: false,
             direct_io: false,
             ioctl: true,

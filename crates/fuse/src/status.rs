@@ -86,6 +86,8 @@ pub struct Status {
     pub transport_fallback: Option<String>,
     /// Passthrough.
     pub passthrough: PassthroughCounts,
+    /// Why files are opened by requests; `None` where the kernel opens them itself.
+    pub asks_at_open: Option<&'static str>,
     /// Writes that the kernel collects.
     pub writeback: WritebackCounts,
     /// The kernel enforces POSIX ACLs.
@@ -140,6 +142,7 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         },
         transport_fallback: session.fallback_reason().map(str::to_owned),
         passthrough: PassthroughCounts { refusal, opens, reused, failures, kept },
+        asks_at_open: door.agreement().asks_at_open,
         writeback: writeback(door),
         acls: door.agreement().acls,
         operations: operations.collect(),

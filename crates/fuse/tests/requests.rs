@@ -215,17 +215,22 @@ fn absent_attributes_are_asked_for_once() {
 }
 
 #[test]
-fn an_immutable_mount_opens_and_reads_without_requests() {
+fn a_mount_without_opens_reads_without_requests() {
     on_each_transport(|transport| {
-        let mirror = Mirror::new(transport, HostCoherence::Exclusive, some_files, |options| options.immutable = true);
-        let read = || {
-            assert_eq!(fs::read(mirror.path("d/f4")).unwrap(), vec![b'x'; 1024]);
-            assert_eq!(fs::read_dir(mirror.path("d")).unwrap().count(), 50);
-        };
-        read();
-        read();
-        assert_eq!(mirror.cost(read), counts([]));
-        assert_eq!(fs::write(mirror.path("d/f4"), b"no").unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem);
+        let immutable = |options: &mut nacre_fuse::FuseOptions| options.immutable = true;
+        let no_open = |options: &mut nacre_fuse::FuseOptions| (options.no_open, options.read_only) = (true, true);
+        for change in [immutable as fn(&mut nacre_fuse::FuseOptions), no_open] {
+            let mirror = Mirror::new(transport, HostCoherence::Exclusive, some_files, change);
+            let read = || {
+                assert_eq!(fs::read(mirror.path("d/f4")).unwrap(), vec![b'x'; 1024]);
+                assert_eq!(fs::read_dir(mirror.path("d")).unwrap().count(), 50);
+                fs::metadata(mirror.path("d/f4")).unwrap();
+            };
+            read();
+            read();
+            assert_eq!(mirror.cost(read), counts([]));
+            assert_eq!(fs::write(mirror.path("d/f4"), b"no").unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem);
+        }
     });
 }
 

@@ -56,6 +56,13 @@ static TARGETS: &[Target] = &[
         reads_only: true,
         ..PLAIN
     },
+    Target {
+        id: "nacre-no-open",
+        title: "nacre, no opens",
+        steps: &[Step::Nacre(&["--no-open"])],
+        reads_only: true,
+        ..PLAIN
+    },
     Target { id: "watched", title: "source under nacre", steps: &[Step::Nacre(&[])], from_outside: true, ..PLAIN },
     Target { id: "direct-user", title: "direct, as user", baseline: "direct-user", as_user: true, ..PLAIN },
     Target {

@@ -97,6 +97,7 @@ const CASES: &[(Opt, &str, Edit)] = &[
         s.door.read_only = true;
         s.host.coherence = HostCoherence::Exclusive;
     }),
+    (Opt::NoOpen, "", |s| (s.door.no_open, s.door.read_only) = (true, true)),
     (Opt::NotifyWatchers, "", |s| s.door.notify_watchers = true),
     (Opt::Engine, "kernel", |s| s.engine = Engine::Kernel),
     (Opt::Passthrough, "off", |s| s.door.passthrough = false),

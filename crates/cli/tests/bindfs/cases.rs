@@ -378,6 +378,7 @@ pub const CASES: &[Case] = &[
         false,
     ),
     case("--immutable", &["--immutable"], "cat file; try touch new", "content\nrefused", false),
+    case("--no-open", &["--no-open"], "cat file; try touch new; echo changed > $SRC/file", "content\nrefused", false),
     case("--notify-watchers", &["--notify-watchers"], "cat file", "content", false),
     case("--engine", &["--engine=auto", "-r"], "cat file; try touch new", "content\nrefused", false),
     case("--transport", &["--transport=device"], "cat file", "content", false),

@@ -53,6 +53,11 @@ impl Status {
         self.0["passthrough"]["on"].as_bool().expect("passthrough.on")
     }
 
+    /// Why opening a file is a request, where it is one.
+    pub fn asks_at_open(&self) -> Option<&str> {
+        self.0["asks_at_open"].as_str()
+    }
+
     /// Requests by kind.
     pub fn requests(&self) -> BTreeMap<String, u64> {
         let operations = self.0["operations"].as_array().expect("operations");

@@ -28,7 +28,8 @@ impl Door {
     }
 
     pub(crate) fn flush(&self, fh: u64, owner: u64) -> Outcome {
-        if !self.options.lock_forwarding && !self.options.reports_at_close {
+        let reports = self.options.reports_at_close && !self.agreement().opens_files_itself;
+        if !self.options.lock_forwarding && !reports {
             // The kernel remembers and sends no more of these.
             return Err(Errno::ENOSYS.into());
         }

@@ -173,6 +173,10 @@ impl Door {
 
     /// The open file behind a handle.
     pub(crate) fn handle_of(&self, fh: u64) -> Outcome<Arc<OpenHandle>> {
+        // Somebody has made a mount writable whose files are opened without us, to be read.
+        if fh == 0 && self.agreement().opens_files_itself {
+            return Err(Errno::EROFS.into());
+        }
         // What was open before its file was replaced by another one.
         let unknown = if self.inodes.by_number() { Errno::ESTALE } else { Errno::EBADF };
         self.open.files.get(fh).ok_or(unknown.into())
