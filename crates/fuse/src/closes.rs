@@ -1,12 +1,10 @@
 //! Who waits for files to be closed is told of each close that the door hears of: RELEASE, FORGET,
 //! or what it let go by itself.
 //!
-//! Told by `ops/opens.rs` and `door.rs` when the layer's file is dropped; asked by layers and by
-//! the owner of the mount. Costs one look at a counter while nobody waits. Invariant: who has seen
+//! Told by `ops/opens.rs` and `door.rs` when the layer's file is dropped; asked by `door.rs` for
+//! layers and for the owner of the mount. Costs one look at a counter while nobody waits. Invariant: who has seen
 //! a file open after he said that he waits is told of its close.
 
-use crate::door::Door;
-use nacre_vfs::{FileId, OpenFileHost};
 use parking_lot::{Condvar, Mutex};
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -55,25 +53,6 @@ impl Closes {
         };
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         done
-    }
-}
-
-impl OpenFileHost for Door {
-    fn wait_closed(&self, files: &[FileId], most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
-        let mut closed = || {
-            // Each time: what is closed meanwhile may be kept as well.
-            for nodeid in files.iter().filter_map(|id| self.inodes.find(id)) {
-                self.open.passthrough.drop_kept(nodeid, &self.inodes);
-                self.open.implicit.forget(nodeid);
-            }
-            closed()
-        };
-        // The close is a request like any other, and may be waiting for this very thread.
-        match fusewire::blocking(|| self.open.closes.wait(most, &mut closed)) {
-            Ok(done) => done,
-            // He is interrupted, or there is nobody else to serve the close.
-            Err(_) => closed(),
-        }
     }
 }
 

@@ -14,14 +14,15 @@ use crate::{
     kernel_side::KernelSide,
     negotiate::{self, Agreement, CacheTimes},
     open_tables::OpenTables,
-    ops::data::{CopyRequest, WriteRequest},
     options::FuseOptions,
-    self_io::SelfIo,
+    self_io::{Role, SelfIo, flush},
     wire,
     writeback::Writeback,
 };
 use fusewire::{Handler, Header, Offer, Op, Reply, Request, Settings, abi};
-use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, Opened, Scope};
+use nacre_vfs::{
+    Caller, Coherence, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFileHost, Opened, Scope,
+};
 use std::{
     sync::{Arc, mpsc::Sender},
     time::Duration,
@@ -242,6 +243,22 @@ impl Door {
         self.operate(request, reply)
     }
 
+    /// Answers a request of a thread of ours that uses the mount (`self_io.rs`): what belongs to its
+    /// role, from what the door knows; all else as for anybody.
+    fn answer_own(&self, role: Role, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        match (role, &request.op) {
+            (Role::Replay, _) => self.replay_request(request, reply),
+            (Role::Replaced, Op::Lookup { name }) => self.lookup_replaced(&request.header, name, reply),
+            // Who changes the mount's flags has this role as well, and where the kernel holds nothing
+            // back he asks like anybody.
+            (Role::Times, Op::Setattr(told)) if self.writeback.on() => {
+                self.refresh_setattr(&request.header, told, reply)
+            }
+            (Role::Flush, _) if self.writeback.on() && flush::answer(request, reply)? => Ok(()),
+            _ => self.operate(request, reply),
+        }
+    }
+
     /// Which request belongs to which operation.
     pub(crate) fn operate(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let head = &request.header;
@@ -267,8 +284,7 @@ impl Door {
             Op::Open { flags, open_flags } => self.open(head, flags, open_flags, reply),
             Op::Read { fh, offset, size, .. } => self.read(head, fh, offset, size, reply),
             Op::Write { fh, offset, data, flags, write_flags, .. } => {
-                let request = WriteRequest { fh, offset, data, open_flags: flags, write_flags };
-                self.write(head, request, reply)
+                self.write(head, (fh, offset), data, flags, write_flags, reply)
             }
             Op::Release { fh, lock_owner, .. } => self.release(fh, lock_owner),
             Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner),
@@ -276,10 +292,7 @@ impl Door {
             Op::Fallocate { fh, offset, length, mode } => self.fallocate(fh, mode, offset, length),
             Op::Lseek { fh, offset, whence } => self.lseek(head, fh, offset, whence, reply),
             Op::CopyFileRange { fh_in, off_in, fh_out, off_out, len, flags, wide, .. } => {
-                let (from, to) = (fh_in, fh_out);
-                let request =
-                    CopyRequest { from, from_offset: off_in, to, to_offset: off_out, length: len, flags, wide };
-                self.copy_file_range(&request, reply)
+                self.copy_file_range((fh_in, off_in), (fh_out, off_out), len, flags, wide, reply)
             }
             Op::Ioctl { fh, flags, cmd, arg, input, out_size } => {
                 let request = Ioctl { command: cmd, argument: arg, input };
@@ -316,6 +329,25 @@ pub(crate) fn caller(header: &Header) -> Caller {
 /// A name from the kernel.
 pub(crate) fn name(bytes: &[u8]) -> Outcome<Name<'_>> {
     Ok(Name::new(bytes)?)
+}
+
+impl OpenFileHost for Door {
+    fn wait_closed(&self, files: &[FileId], most: Duration, closed: &mut dyn FnMut() -> bool) -> bool {
+        let mut closed = || {
+            // Each time: what is closed meanwhile may be kept as well.
+            for nodeid in files.iter().filter_map(|id| self.inodes.find(id)) {
+                self.open.passthrough.drop_kept(nodeid, &self.inodes);
+                self.open.implicit.forget(nodeid);
+            }
+            closed()
+        };
+        // The close is a request like any other, and may be waiting for this very thread.
+        match fusewire::blocking(|| self.open.closes.wait(most, &mut closed)) {
+            Ok(done) => done,
+            // He is interrupted, or there is nobody else to serve the close.
+            Err(_) => closed(),
+        }
+    }
 }
 
 impl Handler for Door {

@@ -12,14 +12,17 @@
 //!   dropped by the caller.
 //!
 //! Of layers whose files are found again by their numbers nothing is kept here but what
-//! `numbers.rs` keeps.
+//! `inodes/numbers.rs` keeps.
 //!
 //! Frugal by design: 80 bytes a file with its share of the hash table
 //! (`tests::a_million_files_stay_small`). Chunks of slots are given back as soon as they are empty.
 
-use crate::{numbers::Numbers, open_files::OpenState, writeback::open_pattern::OpenPattern};
+mod numbers;
+
+use crate::{open_files::OpenState, writeback::open_pattern::OpenPattern};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use nacre_vfs::{Attr, FileId, Kind, Layer, Node};
+use numbers::Numbers;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::BTreeSet,
@@ -38,7 +41,7 @@ const SHARDS: usize = 1 << SHARD_BITS;
 const CHUNK: usize = 256;
 
 /// What is kept for one file.
-pub(crate) struct Slot {
+struct Slot {
     /// `None`: the slot is free.
     node: Option<Node>,
     id: FileId,
@@ -89,11 +92,6 @@ impl Slot {
     pub fn into_removed(self) -> Option<Removed> {
         Some(Removed { node: self.node?, open: self.open })
     }
-
-    /// How it was used.
-    pub fn open_pattern(&self) -> OpenPattern {
-        self.pattern
-    }
 }
 
 /// A run of slots that is allocated and given back as a whole.
@@ -135,13 +133,6 @@ pub(crate) struct Removed {
 /// One record, under the lock of its shard.
 pub(crate) struct InodeRecord<'a> {
     slot: &'a mut Slot,
-}
-
-impl<'a> InodeRecord<'a> {
-    /// Of a slot.
-    pub fn of(slot: &'a mut Slot) -> InodeRecord<'a> {
-        InodeRecord { slot }
-    }
 }
 
 impl InodeRecord<'_> {
@@ -309,11 +300,7 @@ impl Inodes {
         if let Some(numbers) = &self.numbers {
             return numbers.node(nodeid).map(|node| (node, numbers.any_file(nodeid)));
         }
-        self.locate(nodeid, |slot| {
-            let file = slot.open.as_ref().and_then(|open| open.any_file());
-            slot.node.clone().map(|node| (node, file))
-        })
-        .flatten()
+        self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.any_file()))).flatten()
     }
 
     /// Node of a directory with its own and its parent's inode number.

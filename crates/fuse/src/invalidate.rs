@@ -11,9 +11,12 @@
 //!   request that was under way has been answered and its reply has had [`DIGESTION`] to reach the
 //!   caller: a reply could carry old attributes into an inode that the kernel did not have yet.
 
-use crate::{inodes::Inodes, resting::Resting};
+mod resting;
+
+use crate::inodes::Inodes;
 use nacre_vfs::{FileId, Invalidation, Node};
 use parking_lot::Mutex;
+use resting::Resting;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
@@ -415,4 +418,4 @@ fn repeat_due<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, contro
 
 #[cfg(test)]
 #[path = "invalidate_tests.rs"]
-pub(crate) mod tests;
+mod tests;

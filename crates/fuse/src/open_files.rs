@@ -1,12 +1,12 @@
 //! Open files: the table of file handles that the kernel was given, and what an inode knows of its
 //! own open files.
 //!
-//! Called by the handlers of `ops/data.rs` and `ops/names.rs`. Invariants: a handle is a place and
+//! Called by the handlers of `ops/`. Invariants: a handle is a place and
 //! a counter of reuse, never 0 (0 is what the kernel sends where OPEN is not implemented); closing
 //! is dropping the last reference to the [`OpenHandle`], which happens outside of the table's
 //! locks.
 
-use crate::{passthrough::InodeIo, self_io::attr_refresh::Times, writeback::open_pattern::OpenUse};
+use crate::{passthrough::inode_io::InodeIo, self_io::times::Times, writeback::open_pattern::OpenUse};
 use nacre_vfs::{OpenFlags, Opened};
 use parking_lot::Mutex;
 use std::{

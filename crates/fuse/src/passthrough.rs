@@ -1,8 +1,8 @@
-//! The one file that knows backing ids: lets the kernel do the I/O on open files itself, and keeps
+//! The one place that knows backing ids: lets the kernel do the I/O on open files itself, and keeps
 //! every inode in one mode.
 //!
-//! Called by `ops/data.rs` and `ops/names.rs` at open, create and release, and by `invalidate.rs`.
-//! Rules of the kernel (6.9 and later):
+//! Called by `ops/opens.rs` at open, create and release, and for the invalidation thread. Rules of
+//! the kernel (6.9 and later):
 //! * while an inode is open in passthrough, every further open must be passthrough with the same
 //!   backing id;
 //! * while it is open in cached mode, it cannot be opened in passthrough: whoever breaks either
@@ -16,10 +16,13 @@
 //! descriptors), and go with the last name, with any change from outside, and when the kernel
 //! forgets the inode: a kept file holds its storage.
 
+pub(crate) mod inode_io;
+
 use crate::{
     inodes::{InodeRecord, Inodes},
     open_files::OpenState,
 };
+use inode_io::Mode;
 use nacre_vfs::{Errno, OpenFlags, Opened};
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -50,35 +53,6 @@ impl BackingFiles for fusewire::Backing {
 
     fn close(&self, id: i32) -> std::io::Result<()> {
         fusewire::Backing::close(self, id)
-    }
-}
-
-/// How the kernel does I/O on an inode.
-#[derive(Default)]
-pub(crate) struct InodeIo(Mode);
-
-#[derive(Default)]
-enum Mode {
-    #[default]
-    Idle,
-    /// Open through the page cache of the mount, or past it.
-    Cached { opens: u32 },
-    /// Open with this backing id.
-    Passthrough { id: i32, opens: u32 },
-    /// Not open; the id and the file wait for the next open. `stamp` tells entries of the queue
-    /// apart.
-    Kept { id: i32, file: Opened, flags: OpenFlags, uid: u32, stamp: u64 },
-}
-
-impl InodeIo {
-    /// Nothing is open and nothing is kept.
-    pub fn is_idle(&self) -> bool {
-        matches!(self.0, Mode::Idle)
-    }
-
-    /// Open, and the kernel does the I/O.
-    pub fn passes_through(&self) -> bool {
-        matches!(self.0, Mode::Passthrough { .. })
     }
 }
 

@@ -5,28 +5,27 @@
 //! mount would hang; so each such act is done by a thread that holds none of the daemon's
 //! descriptors ([`SelfIo::start`]), and who wants it done waits for a message, which ends with the
 //! process. The door knows these threads by their ids, and answers what they pretend without
-//! touching the layer ([`Door::answer_own`]).
+//! touching the layer (`Door::answer_own`).
 //!
 //! Here are the threads; what they do is below: files' sizes and times (`attr_refresh.rs`, by
-//! `attr_setter.rs`), passing on what the kernel holds back (`flush.rs`, `flush_timer.rs`), dropping
-//! pages (`page_dropper.rs`), events for watchers (`inotify_replay.rs`), files that became others
-//! (`replacing.rs`); `own_mount.rs` finds the mount and its files. Invariant: an act that needs an
-//! inode's lock never waits behind another's: each has a thread of its own, but for the times, which
-//! have one in all.
+//! `attr_setter.rs`, from `times.rs`), passing on what the kernel holds back (`flush.rs`,
+//! `flush_timer.rs`), dropping pages (`page_dropper.rs`), events for watchers (`inotify_replay.rs`),
+//! files that became others (`replacing.rs`); `own_mount.rs` finds the mount and its files.
+//! Invariant: an act that needs an inode's lock never waits behind another's: each has a thread of
+//! its own, but for the times, which have one in all.
 
 pub(crate) mod attr_refresh;
 mod attr_setter;
-mod flush;
+pub(crate) mod flush;
 mod flush_timer;
 pub(crate) mod inotify_replay;
 pub(crate) mod own_mount;
 mod page_dropper;
 pub(crate) mod replacing;
+pub(crate) mod times;
 
-use crate::{door::Door, failure::Outcome};
 use attr_refresh::AttrRefresh;
 use flush_timer::FlushTimer;
-use fusewire::{Op, Reply, Request};
 use inotify_replay::InotifyReplay;
 use own_mount::number;
 use page_dropper::PageDropper;
@@ -123,23 +122,5 @@ impl KnownThread<'_> {
 impl Drop for KnownThread<'_> {
     fn drop(&mut self) {
         self.0.change(|threads| threads.retain(|(known, _)| *known != self.1));
-    }
-}
-
-impl Door {
-    /// Answers a request of such a thread: what belongs to its role, from what the door knows; all
-    /// else as for anybody.
-    pub(crate) fn answer_own(&self, role: Role, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
-        match (role, &request.op) {
-            (Role::Replay, _) => self.replay_request(request, reply),
-            (Role::Replaced, Op::Lookup { name }) => self.lookup_replaced(&request.header, name, reply),
-            // Who changes the mount's flags has this role as well, and where the kernel holds nothing
-            // back he asks like anybody.
-            (Role::Times, Op::Setattr(told)) if self.writeback.on() => {
-                self.refresh_setattr(&request.header, told, reply)
-            }
-            (Role::Flush, _) if self.writeback.on() && flush::answer(request, reply)? => Ok(()),
-            _ => self.operate(request, reply),
-        }
     }
 }

@@ -11,29 +11,6 @@ use fusewire::{Header, Reply, abi};
 use nacre_vfs::{AllocateMode, Errno, OpenFlags, Opened, Whence, WriteOrigin};
 use std::sync::{Arc, atomic::Ordering};
 
-/// A WRITE.
-pub(crate) struct WriteRequest<'a> {
-    pub fh: u64,
-    pub offset: u64,
-    pub data: &'a [u8],
-    /// The flags of the open file at this moment.
-    pub open_flags: u32,
-    /// `FUSE_WRITE_*`.
-    pub write_flags: u32,
-}
-
-/// A COPY_FILE_RANGE.
-pub(crate) struct CopyRequest {
-    pub from: u64,
-    pub from_offset: u64,
-    pub to: u64,
-    pub to_offset: u64,
-    pub length: u64,
-    pub flags: u64,
-    /// The reply has room for 64 bits.
-    pub wide: bool,
-}
-
 impl Door {
     pub(crate) fn read(&self, header: &Header, fh: u64, offset: u64, size: u32, reply: &mut Reply<'_>) -> Outcome {
         let file = self.file(header, fh)?;
@@ -41,10 +18,14 @@ impl Door {
         Ok(reply.filled(read)?)
     }
 
+    /// Places are an open file and an offset in it. `write_flags` are `FUSE_WRITE_*`.
     pub(crate) fn write(
         &self,
         header: &Header,
-        WriteRequest { fh, offset, data, open_flags, write_flags }: WriteRequest<'_>,
+        (fh, offset): (u64, u64),
+        data: &[u8],
+        open_flags: u32,
+        write_flags: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let handle = self.handle_of(fh)?;
@@ -135,14 +116,22 @@ impl Door {
         Ok(fusewire::blocking(|| self.writeback.flush_file(nodeid))??)
     }
 
-    pub(crate) fn copy_file_range(&self, request: &CopyRequest, reply: &mut Reply<'_>) -> Outcome {
-        let source = self.handle_of(request.from)?;
-        let target = self.handle_of(request.to)?;
-        // The old form of the reply has 32 bits.
-        let length = if request.wide { request.length } else { request.length.min(u64::from(u32::MAX)) };
-        let flags = u32::try_from(request.flags).map_err(|_| Errno::EINVAL)?;
-        let copied = source.file.copy_to(request.from_offset, &*target.file, request.to_offset, length, flags)?;
-        Ok(reply.copied(copied, request.wide)?)
+    /// `wide`: the reply has room for 64 bits, and not, as in its old form, for 32.
+    pub(crate) fn copy_file_range(
+        &self,
+        (from, from_offset): (u64, u64),
+        (to, to_offset): (u64, u64),
+        length: u64,
+        flags: u64,
+        wide: bool,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
+        let source = self.handle_of(from)?;
+        let target = self.handle_of(to)?;
+        let length = if wide { length } else { length.min(u64::from(u32::MAX)) };
+        let flags = u32::try_from(flags).map_err(|_| Errno::EINVAL)?;
+        let copied = source.file.copy_to(from_offset, &*target.file, to_offset, length, flags)?;
+        Ok(reply.copied(copied, wide)?)
     }
 
     /// The open file that a request is about; where the kernel opens without asking, one opened for

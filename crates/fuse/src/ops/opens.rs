@@ -6,7 +6,7 @@ use crate::{
     failure::Outcome,
     open_files::OpenHandle,
     passthrough::{self, IoMode},
-    self_io::attr_refresh::{self, Times},
+    self_io::times::{self, Times},
     wire,
     writeback::open_pattern::OpenUse,
 };
@@ -354,10 +354,10 @@ impl Door {
         created: Option<&Attr>,
     ) -> Option<Arc<Times>> {
         let known =
-            self.inodes.with(nodeid, |record| record.open_state().times.as_ref().map(attr_refresh::one_more)).flatten();
+            self.inodes.with(nodeid, |record| record.open_state().times.as_ref().map(times::one_more)).flatten();
         known.or_else(|| {
             let attr = created.copied().or_else(|| self.layer.getattr(caller, node, Some(&**file)).ok())?;
-            self.inodes.with(nodeid, |record| attr_refresh::begin(record.open_state(), &attr, created.is_some()))
+            self.inodes.with(nodeid, |record| times::begin(&mut record.open_state().times, &attr, created.is_some()))
         })
     }
 

@@ -113,7 +113,7 @@ impl Writeback {
 ///
 /// # Errors
 /// What the reply says.
-pub(super) fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> std::result::Result<bool, fusewire::Errno> {
+pub(crate) fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> std::result::Result<bool, fusewire::Errno> {
     match request.op {
         Op::Open { .. } => {
             // Past the page cache, so that the open takes part in no mode and drops no pages.

@@ -9,7 +9,8 @@
 //! come in vain as there are files: a mount that is used again and again pays little more than it
 //! must. It is told in pieces, between which changes are delivered.
 
-use crate::{inodes::Inodes, invalidate::CacheControl};
+use super::CacheControl;
+use crate::inodes::Inodes;
 use nacre_vfs::Node;
 use std::time::{Duration, Instant};
 

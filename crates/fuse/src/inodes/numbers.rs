@@ -1,17 +1,15 @@
 //! The inode table of layers whose files are found again by their numbers: node ids are inode
 //! numbers, and only files that are open have a record.
 //!
-//! Part of [`crate::inodes`], which asks this instead of its own table. What else is kept is one
+//! Called by `inodes.rs` alone, which asks this instead of its own table. What else is kept is one
 //! bit for each file that the kernel knows, so that a listing does not tell it again what it has,
 //! and how the last files were used. Invariants:
 //! * a record is there exactly while the state of open files in it is not idle, or somebody is at
 //!   it;
 //! * the layer is never called under a lock.
 
-use crate::{
-    inodes::{InodeRecord, ROOT, Removed, Slot},
-    writeback::open_pattern::OpenPattern,
-};
+use super::{InodeRecord, ROOT, Removed, Slot};
+use crate::writeback::open_pattern::OpenPattern;
 use nacre_vfs::{Caller, FileId, Kind, Layer, Node, Opened};
 use parking_lot::Mutex;
 use std::{
@@ -121,7 +119,7 @@ impl Numbers {
     pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
         let mut records = self.shard(number).lock();
-        let answer = f(&mut InodeRecord::of(records.get_mut(&number)?));
+        let answer = f(&mut InodeRecord { slot: records.get_mut(&number)? });
         let idle = self.settle(number, &mut records);
         drop(records);
         // A node goes outside of the lock.
@@ -133,7 +131,7 @@ impl Numbers {
     pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut InodeRecord<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
         let mut f = Some(f);
-        let mut run = |slot: &mut Slot| f.take().map(|f| f(&mut InodeRecord::of(slot)));
+        let mut run = |slot: &mut Slot| f.take().map(|f| f(&mut InodeRecord { slot }));
         {
             let mut records = self.shard(number).lock();
             if let Some(slot) = records.get_mut(&number) {
@@ -163,7 +161,7 @@ impl Numbers {
         if !slot.is_idle() {
             return None;
         }
-        let pattern = slot.open_pattern();
+        let pattern = slot.pattern;
         if pattern != self.open_pattern(number)
             && let Some(place) = self.patterns.get(number as usize % PATTERNS)
         {
