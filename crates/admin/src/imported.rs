@@ -12,7 +12,7 @@ use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
 use nacre_pool::files::Clock;
 use nacre_pool::label::Root;
-use nacre_pool::properties::spelling;
+use nacre_pool::properties::{OF_NEW_POOLS, spelling};
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
@@ -130,8 +130,8 @@ fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
 
 impl Imported {
     /// Makes a pool; what was on the devices is lost. Of the properties of its own file system
-    /// those take effect that are for good (which names are the same); [`Self::set_up`] sets the
-    /// others.
+    /// those take effect that are for good (which names are the same), and those of new pools that
+    /// are not given; [`Self::set_up`] sets the others.
     ///
     /// # Errors
     /// Those of the engine: devices that are too short, that fail.
@@ -144,6 +144,10 @@ impl Imported {
         let doing = || format!("cannot create '{name}'");
         let for_good: Vec<(String, String)> = root.iter().filter(|(name, _)| spelling::is_one(name)).cloned().collect();
         spelling::check(&for_good).map_err(|error| Refusal::new(Kind::Invalid, format!("{}: {error}", doing())))?;
+        let given = |name: &str| root.iter().any(|(given, _)| given == name);
+        let of_new_pools = OF_NEW_POOLS.iter().filter(|(name, _)| !given(name));
+        let first: Vec<(String, String)> =
+            for_good.into_iter().chain(of_new_pools.map(|&(name, value)| (name.into(), value.into()))).collect();
         let failing = Arc::new(Failing::default());
         let devices = counted(devices, &failing);
         let new = NewPool {
@@ -155,7 +159,7 @@ impl Imported {
         };
         let (store, _) = Store::create(plain(&devices), &new).map_err(|error| Refusal::pool(doing(), &error))?;
         let store = Arc::new(store);
-        let pool = Pool::create_owned(config(&store, &opening, true), name, owner(), &for_good);
+        let pool = Pool::create_owned(config(&store, &opening, true), name, owner(), &first);
         let pool = pool.map_err(|error| Refusal::pool(doing(), &error))?;
         let imported = Self::running(Arc::new(pool), store, (devices, failing), false, opening)?;
         Figures::of(&imported)?;

@@ -351,6 +351,11 @@ fn summary(now: &Snapshot, elapsed: f64, resumed: bool) -> String {
             now.lost_attributes,
             "attributes, access control lists or flags could not be kept: DEST has no such, or this user may not set them",
         ),
+        (
+            now.lost_lists,
+            "access control lists could not be kept: DEST has none (groups got what their own entries allow). \
+             A file system of a pool has them after `nacre fs set acltype=posix DATASET` and a new mount; then copy again",
+        ),
         (now.lost_links, "further names are files of their own: DEST has no hard links"),
     ] {
         if count > 0 {

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use std::{
     fs,
     io::Write,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
@@ -383,6 +383,50 @@ fn watchers_are_told_of_nothing_that_no_user_did() {
             (file.metadata().unwrap().len(), fs::metadata(pool.at(".zfs/snapshot/s2/open")).unwrap().len());
         assert_eq!((length, then), (5 + 3 * 9, 5 + 3 * 9));
     }
+}
+
+#[test]
+fn a_new_pool_has_no_acls_and_a_copy_says_what_it_lost() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::made("pm", ROOMY, &[]);
+    let source = pool.path("lists");
+    fs::create_dir(&source).unwrap();
+    // One for user 1234; the group may only look, whatever the mask says.
+    let list: Vec<u8> =
+        [(1_u16, 6_u16, u32::MAX), (2, 6, 1234), (4, 4, u32::MAX), (16, 6, u32::MAX), (32, 0, u32::MAX)]
+            .iter()
+            .flat_map(|(tag, bits, id)| [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat())
+            .collect();
+    let list = [&2_u32.to_le_bytes()[..], &list].concat();
+    fs::write(source.join("shared"), "x").unwrap();
+    let access = "system.posix_acl_access";
+    rustix::fs::setxattr(source.join("shared"), access, &list, rustix::fs::XattrFlags::empty()).unwrap();
+    let mode = |file: &Path| fs::metadata(file).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&source.join("shared")), 0o660);
+    let value = |what: &str| pool.nacre(&["fs", "get", "-Ho", "value,source", "acltype", what]);
+    let child = format!("{}/child", pool.name);
+    pool.nacre(&["fs", "create", &child]);
+    assert_eq!(value(&pool.name), "off\tlocal\n");
+    assert_eq!(value(&child), format!("off\tinherited from {}\n", pool.name));
+    let dest = pool.at("copied");
+    let words = ["copy", source.to_str().unwrap(), dest.to_str().unwrap()];
+    let said = pool.told(&["copy", "--verify", words[1], words[2]]);
+    assert!(said.contains("1 access control lists could not be kept") && said.contains("acltype=posix"), "{said}");
+    assert_eq!(mode(&dest.join("shared")), 0o640, "the mask is not the group's");
+    assert!(pool.refused(&["copy", "--verify-only", words[1], words[2]]).1.contains("has another mode"));
+    assert!(pool.refused(&["copy", "--strict", "-u", words[1], words[2]]).1.contains("access control lists"));
+    // Without a value of its own, as in pools made before, it has them.
+    pool.told(&["fs", "inherit", "acltype", &pool.name]);
+    assert_eq!(value(&pool.name), "posix\tdefault\n");
+    pool.told(&["fs", "unmount", &pool.name]);
+    pool.told(&["fs", "mount", &pool.name]);
+    let said = pool.told(&["copy", "-u", words[1], words[2]]);
+    assert!(!said.contains("could not be kept"), "{said}");
+    assert_eq!(mode(&dest.join("shared")), 0o660);
+    let other = pool.create("acl", &["-O", "acltype=posix"]);
+    assert_eq!(value(&other.0), "posix\tlocal\n");
 }
 
 /// The WRITEs that have reached the daemon.

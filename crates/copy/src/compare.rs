@@ -77,6 +77,9 @@ impl Worker<'_> {
         same(owner || job.may_lack_owners(), "has another owner")?;
         // Set-id bits are not given with another owner.
         let bits = if owner { 0o7777 } else { 0o1777 };
+        // Nor is a group given what only the mask of a list that is lost allows.
+        let narrowed = if job.may_lack_lists() { source.mode & !copy.mode & 0o070 } else { 0 };
+        let bits = bits & !narrowed;
         same(source.kind == FileType::Symlink || source.mode & bits == copy.mode & bits, "has another mode")?;
         same(source.same_time(copy), "has another time")?;
         if job.may_lack_attributes() {

@@ -64,6 +64,8 @@ figures! {
     lost_owners,
     /// Attributes and access control lists that DEST cannot hold or this user may not set.
     lost_attributes,
+    /// Access control lists, where DEST has none.
+    lost_lists,
     /// Further names that became files of their own, because DEST has no hard links.
     lost_links,
     /// Directories that other file systems are mounted on, left empty.

@@ -128,7 +128,12 @@ impl Job<'_> {
 
     /// Whether attributes may be missing.
     pub(crate) fn may_lack_attributes(&self) -> bool {
-        self.figures.lost_attributes.load(Ordering::Relaxed) > 0
+        self.figures.lost_attributes.load(Ordering::Relaxed) > 0 || self.may_lack_lists()
+    }
+
+    /// Whether access control lists may be missing, and modes narrower for that.
+    pub(crate) fn may_lack_lists(&self) -> bool {
+        self.figures.lost_lists.load(Ordering::Relaxed) > 0
     }
 
     /// Whether further names may be files of their own.

@@ -219,11 +219,11 @@ pub(crate) fn give(
 ) -> Result<(Identity, bool), Trouble> {
     let now = Meta::of_file(to.file).destination("look at")?;
     let owned = give_owner(job, wanted, &now, to.file)?;
-    let (attributes, lists) = give_attributes(job, rooms, to)?;
-    let mut changed = attributes || owned && (now.uid, now.gid) != (wanted.uid, wanted.gid);
+    let Attributes { changed, lists, group } = give_attributes(job, rooms, to)?;
+    let mut changed = changed || owned && (now.uid, now.gid) != (wanted.uid, wanted.gid);
     if wanted.kind != FileType::Symlink {
         // Set-id bits would give the rights of another owner than the one they were made for.
-        let mode = if owned { wanted.mode } else { wanted.mode & !0o6000 };
+        let mode = if owned { wanted.mode } else { wanted.mode & !0o6000 } & (group << 3 | 0o7707);
         let chowned = (now.uid, now.gid) != (wanted.uid, wanted.gid);
         changed |= now.mode != mode;
         if now.mode != mode || lists || (chowned && mode & 0o6000 != 0) {
@@ -265,14 +265,35 @@ fn give_owner(job: &Job<'_>, wanted: &Meta, now: &Meta, file: BorrowedFd<'_>) ->
     Ok(false)
 }
 
-/// Copies all attributes; whether any was other than it should be, and whether an access control
-/// list was among these, which changes the mode.
-fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<(bool, bool), Trouble> {
+/// What became of an entry's attributes.
+struct Attributes {
+    /// Some were other than they should be.
+    changed: bool,
+    /// An access control list was among these, which changes the mode.
+    lists: bool,
+    /// What the group may do at most: the bits of a mode are the list's mask, and where the list is
+    /// lost, they would give the group what the list keeps from it.
+    group: u32,
+}
+
+/// The permissions of the owning group in an access control list (`acl_ea_entry` in
+/// include/uapi/linux/posix_acl_xattr.h, `ACL_GROUP_OBJ`); none where there is no such entry.
+fn group_of_list(list: &[u8]) -> u32 {
+    const VERSION: usize = 4;
+    let entry = |entry: &[u8; 8]| {
+        let [tag, _, permissions, ..] = *entry;
+        (tag == 0x04).then_some(u32::from(permissions))
+    };
+    list.get(VERSION..).unwrap_or_default().as_chunks::<8>().0.iter().find_map(entry).unwrap_or(0)
+}
+
+/// Copies all attributes.
+fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<Attributes, Trouble> {
     let place = if to.handle { MetadataTarget::Handle(to.file) } else { MetadataTarget::Open(to.file) };
     let Rooms { names, value, other } = rooms;
     let length = to.from.names(names).source("list the attributes of")?;
     let names = names.get(..length).unwrap_or_default();
-    let (mut changed, mut lists) = (false, false);
+    let (mut changed, mut lists, mut group) = (false, false, 0o7);
     if to.existing {
         let length = place.names(other).destination("list the attributes of")?;
         for name in split(other.get(..length).unwrap_or_default()) {
@@ -308,6 +329,12 @@ fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<(b
                 lists |= name == ACCESS_ACL;
                 changed = true;
             }
+            Some(Errno::OPNOTSUPP) if name == ACCESS_ACL || name == DEFAULT_ACL => {
+                if name == ACCESS_ACL {
+                    group = group_of_list(wanted);
+                }
+                job.lost(&job.figures.lost_lists, "the destination has no access control lists")?;
+            }
             Some(Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS | Errno::RANGE | Errno::TOOBIG | Errno::INVAL) => {
                 job.lost(
                     &job.figures.lost_attributes,
@@ -322,7 +349,7 @@ fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<(b
             Some(_) => set.destination("set an attribute of")?,
         }
     }
-    Ok((changed, lists))
+    Ok(Attributes { changed, lists, group })
 }
 
 /// Gives an entry chattr(1)'s flags; last of all, because nothing can be done to a file that is

@@ -32,7 +32,7 @@ mod value;
 pub use chain::Chain;
 pub use effective::{Behaviour, Effective, Level, Source, SyncMode};
 pub use owner::OwnerProperty;
-pub use table::{DATASET_PROPERTIES, POOL_PROPERTIES};
+pub use table::{DATASET_PROPERTIES, OF_NEW_POOLS, POOL_PROPERTIES};
 
 /// The longest value of a user property, bytes: a row of the catalog holds it with the longest
 /// name.

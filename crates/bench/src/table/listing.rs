@@ -2,7 +2,7 @@
 
 use nacre_bench_arguments as arguments;
 
-use super::pool::{BTRFS, BTRFS_ZSTD, EXT4, IMAGE, NACRE, NACRE_NO_ACL, NACRE_OFF, XFS, ZFS_FUSE, ZFS_FUSE_ON};
+use super::pool::{BTRFS, BTRFS_ZSTD, EXT4, IMAGE, NACRE, NACRE_ACL, NACRE_OFF, XFS, ZFS_FUSE, ZFS_FUSE_ON};
 use super::{Table, Test, count, operations};
 use crate::table::Group;
 use crate::target::Target;
@@ -31,7 +31,7 @@ static TARGETS: &[Target] = &[
     Target { id: "zfs-fuse", title: "zfs-fuse", steps: &[ZFS_FUSE], ..IMAGE },
     Target { id: "zfs-fuse-lzjb", title: "zfs-fuse, lzjb", steps: &[ZFS_FUSE_ON], ..IMAGE },
     Target { id: "nacre-pool", title: "nacre, lz4", steps: &[NACRE], ..IMAGE },
-    Target { id: "nacre-pool-noacl", title: "nacre, no ACLs", steps: &[NACRE_NO_ACL], ..IMAGE },
+    Target { id: "nacre-pool-acl", title: "nacre, ACLs", steps: &[NACRE_ACL], ..IMAGE },
     Target { id: "nacre-pool-off", title: "nacre, off", steps: &[NACRE_OFF], ..IMAGE },
     Target { id: "nacre-pool-user", title: "nacre, lz4, as user", steps: &[NACRE], as_user: true, ..IMAGE },
 ];

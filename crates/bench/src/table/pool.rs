@@ -27,8 +27,7 @@ pub(super) const ZFS_FUSE: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compres
 pub(super) const ZFS_FUSE_ON: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "on", also: &[] });
 pub(super) const NACRE: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &[] });
 pub(super) const NACRE_OFF: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "off", also: &[] });
-pub(super) const NACRE_NO_ACL: Step =
-    Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &["acltype=off"] });
+pub(super) const NACRE_ACL: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &["acltype=posix"] });
 pub(super) const NACRE_ZSTD: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "zstd", also: &[] });
 
 static TARGETS: &[Target] = &[

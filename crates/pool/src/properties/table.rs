@@ -102,6 +102,13 @@ const fn pool(definition: Definition) -> Definition {
     Definition { scope: Scope::Pool, inherited: false, ..definition }
 }
 
+/// What the file system of a new pool is given unless its maker says otherwise. Where the default
+/// of the table is another value, it stays that of older pools.
+///
+/// `acltype=off` is the default of OpenZFS (zfsprops(7)): `ls -l` then asks for no access control
+/// list, file by file. To older pools it would give what their lists deny.
+pub const OF_NEW_POOLS: &[(&str, &str)] = &[("acltype", "off")];
+
 /// The properties of datasets, by name.
 pub const DATASET_PROPERTIES: &[Definition] = &[
     unserved("aclinherit", "ACLINHERIT", NFS4_ACL, &["restricted", "discard"], "restricted"),
