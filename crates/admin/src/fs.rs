@@ -44,7 +44,7 @@ pub use setting::{NewValue, ToSet};
 pub use space::OwnerSpace;
 
 use nacre_pool::PoolError;
-use nacre_pool::space::LimitRefusal;
+use nacre_pool::error::LimitRefusal;
 use serde::{Deserialize, Serialize};
 
 use crate::{Imported, Kind, Mounts, Progress, Refusal};

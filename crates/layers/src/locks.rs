@@ -1,8 +1,12 @@
-//! Locks of one file, kept in memory: byte ranges (`fcntl`) and whole files (`flock`). For leaves
+//! Locks of files, kept in memory: byte ranges (`fcntl`) and whole files (`flock`). For leaves
 //! that have no kernel below (`mem`, and file systems of pools). Waiting is interrupted by nothing.
 
 use nacre_vfs::{Errno, FileLock, LockKind, LockOwner, Result};
 use parking_lot::{Condvar, Mutex};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
 
 #[derive(Debug, Default)]
 struct Held {
@@ -103,6 +107,29 @@ impl Locks {
     pub fn release(&self, owner: LockOwner) {
         self.held.lock().ranges.retain(|(holder, _)| *holder != owner);
         self.released.notify_all();
+    }
+}
+
+/// The locks of the files of a file system that are open, by their numbers.
+#[derive(Debug, Default)]
+pub struct LockTable {
+    held: Mutex<HashMap<u64, Weak<Locks>>>,
+}
+
+impl LockTable {
+    /// The locks of a file: the same for all that have it open.
+    pub fn of(&self, number: u64) -> Arc<Locks> {
+        let mut held = self.held.lock();
+        if let Some(locks) = held.get(&number).and_then(Weak::upgrade) {
+            return locks;
+        }
+        let locks = Arc::new(Locks::default());
+        // Those of closed files are cleared away when the table has grown by as much as is alive.
+        if held.len() == held.capacity() {
+            held.retain(|_, locks| locks.strong_count() > 0);
+        }
+        held.insert(number, Arc::downgrade(&locks));
+        locks
     }
 }
 

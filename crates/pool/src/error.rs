@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use crate::pointer::{Pointer, Txg};
 use crate::properties::PropertyError;
-use crate::space::LimitRefusal;
 
 /// How a frame, a label or a table on a device is not what was written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +31,24 @@ impl fmt::Display for Damage {
             Self::Compression => f.write_str("the compressed content does not unpack"),
             Self::Structure(what) => f.write_str(what),
         }
+    }
+}
+
+/// Why a limit is not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitRefusal {
+    /// A quota below what is used or reserved already.
+    BelowUse,
+    /// A reservation that the parent, the quota or the pool cannot grant.
+    BeyondAvailable,
+}
+
+impl fmt::Display for LimitRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BelowUse => "size is less than current used or reserved space",
+            Self::BeyondAvailable => "size is greater than available space",
+        })
     }
 }
 

@@ -16,6 +16,7 @@
 //! - Before a txg is frozen everything active is flushed into the table ([`Files::flush`]), so the
 //!   frozen tree is the state of one moment.
 
+mod buffered;
 mod content;
 mod durable;
 mod inodes;
@@ -24,7 +25,7 @@ mod listing;
 mod names;
 mod orphans;
 mod owner_accounts;
-pub(crate) mod patches;
+mod patches;
 mod quota_check;
 mod readahead;
 mod recent;
@@ -44,7 +45,6 @@ pub use inodes::{AttributeChange, ChangedTime, Inode, TimeChange};
 pub use listing::{ListedEntry, SeenEntry};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
-pub(crate) use patches::is_rotten;
 pub use quota_check::{AccessTimes, Admission, Admit, ExpectedWrites, Rules};
 pub use sharing::Range;
 pub use stopping::StoppedFiles;
@@ -109,6 +109,19 @@ pub enum FileError {
     OwnerQuota,
     /// The engine's reason.
     Pool(PoolError),
+}
+
+impl FileError {
+    /// Whether it is about what was to be read, not about the pool.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        self.is_rotten() || matches!(self, Self::Pool(PoolError::Device { doing: "reading", .. }))
+    }
+
+    /// Whether it is about what was to be read, and will stay: what a device refuses to read now it
+    /// may read another time.
+    pub(crate) fn is_rotten(&self) -> bool {
+        matches!(self, Self::Pool(PoolError::Frame { .. } | PoolError::Format(_)))
+    }
 }
 
 impl From<PoolError> for FileError {

@@ -40,7 +40,30 @@ pub use patch::Patch;
 pub use xattr::Xattr;
 
 use crate::codec::Reader;
+use crate::deadlist::Dead;
 use crate::error::{Damage, PoolError};
+use crate::pointer::Pointer;
+
+/// The frame that a row names.
+pub(crate) fn pointer_of(key: &[u8], value: &[u8]) -> Result<Option<Pointer>, PoolError> {
+    Ok(match key.first() {
+        Some(&keys::EXTENT) => Extent::decode(value)?.pointer().copied(),
+        Some(&keys::XATTR) => match Xattr::decode(value)? {
+            Xattr::Frame(pointer) => Some(pointer),
+            Xattr::Inline(_) => None,
+        },
+        Some(&keys::PATCH) => Some(Patch::decode(value)?.pointer),
+        _ => None,
+    })
+}
+
+/// What dies with a row.
+pub(crate) fn dead_of(key: &[u8], value: &[u8]) -> Result<Option<Dead>, PoolError> {
+    match key.first() {
+        Some(&keys::EXTENT) => Ok(Extent::decode(value)?.dead()),
+        _ => Ok(pointer_of(key, value)?.map(|pointer| Dead::of(&pointer, false))),
+    }
+}
 
 fn damaged(what: &'static str) -> PoolError {
     PoolError::Format(Damage::Structure(what))

@@ -18,8 +18,6 @@ mod quota_tree;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-
 pub use owner::{OwnerQuota, OwnerQuotas, OwnerShortage};
 pub use quota_tree::QuotaTree;
 #[cfg(test)]
@@ -189,7 +187,7 @@ pub enum Shortage {
 }
 
 /// Why the accounts do not take a change: a rule is against it (a [`Shortage`], a
-/// [`LimitRefusal`]), or they cannot tell.
+/// [`LimitRefusal`](crate::error::LimitRefusal)), or they cannot tell.
 #[derive(Clone, Debug)]
 pub enum AccountError<R> {
     /// The rule; nothing is changed.
@@ -211,24 +209,6 @@ impl<R> AccountError<R> {
             Self::Refused(why) => refused(why),
             Self::Pool(error) => error,
         }
-    }
-}
-
-/// Why a limit is not accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LimitRefusal {
-    /// A quota below what is used or reserved already.
-    BelowUse,
-    /// A reservation that the parent, the quota or the pool cannot grant.
-    BeyondAvailable,
-}
-
-impl fmt::Display for LimitRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::BelowUse => "size is less than current used or reserved space",
-            Self::BeyondAvailable => "size is greater than available space",
-        })
     }
 }
 

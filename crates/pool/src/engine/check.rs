@@ -14,7 +14,7 @@ use crate::deadlist::Births;
 use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::keys::{self, Key};
-use crate::rows::{DatasetHead, Entry, Extent, FileType, InodeRow, NameTarget, Xattr};
+use crate::rows::{DatasetHead, Entry, FileType, InodeRow, NameTarget, pointer_of};
 use crate::store::Store;
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
@@ -119,21 +119,8 @@ impl Visitor for Reach<'_, '_> {
 
 impl Reach<'_, '_> {
     fn read_row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
-        match key.first() {
-            Some(&keys::EXTENT) => {
-                if let Some(pointer) = Extent::decode(value)?.pointer() {
-                    self.note(pointer);
-                }
-            }
-            Some(&keys::XATTR) => {
-                if let Xattr::Frame(pointer) = Xattr::decode(value)? {
-                    self.note(&pointer);
-                }
-            }
-            Some(&keys::PATCH) => {
-                self.note(&crate::files::patches::pointer_of(value)?);
-            }
-            _ => {}
+        if let Some(pointer) = pointer_of(key, value)? {
+            self.note(&pointer);
         }
         match &mut self.structure {
             Some(structure) => structure.read_row(key, value),

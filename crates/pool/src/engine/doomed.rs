@@ -12,7 +12,7 @@ use crate::catalog::rows::DoomedRow;
 use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
-use crate::rows::{Extent, Xattr, keys};
+use crate::rows::dead_of;
 use crate::tree::{Context, walk::Reaped, walk::harvest};
 
 /// How many frames and rows of doomed roots one commit frees; tests take many steps.
@@ -77,17 +77,4 @@ impl Pool {
             Ok(())
         })
     }
-}
-
-/// The frame that goes with a row.
-fn dead_of(key: &[u8], value: &[u8]) -> Result<Option<Dead>, PoolError> {
-    Ok(match key.first() {
-        Some(&keys::EXTENT) => Extent::decode(value)?.dead(),
-        Some(&keys::XATTR) => match Xattr::decode(value)? {
-            Xattr::Frame(pointer) => Some(Dead::of(&pointer, false)),
-            Xattr::Inline(_) => None,
-        },
-        Some(&keys::PATCH) => Some(Dead::of(&crate::files::patches::pointer_of(value)?, false)),
-        _ => None,
-    })
 }

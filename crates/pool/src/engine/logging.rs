@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::replay_skip::{Adjusted, ReplaySkip};
 use super::{Dataset, Durable, Pool, as_pool_error};
 use crate::error::PoolError;
-use crate::files::{self, Inode, Recorder};
+use crate::files::{self, FileError, Inode, Recorder};
 use crate::log::{self, Area, Log, LogChange, LogFlush, LogRecord, Replayed, Ring, Ticket};
 use crate::pointer::Txg;
 use crate::properties::SyncMode;
@@ -199,13 +199,13 @@ impl Pool {
 /// left out.
 fn judge(skipped: &ReplaySkip, dataset: &Dataset, record: &LogRecord<'_>) -> Result<Option<Adjusted>, PoolError> {
     let unreadable =
-        record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(files::is_rotten));
+        record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(FileError::is_rotten));
     match unreadable.map_or_else(|| skipped.judge(dataset, record), Err) {
         Ok(None) => {
             tracing::error!(dataset = record.dataset, "something that was synced builds on what is lost, and is lost");
             Ok(None)
         }
-        Err(error) if files::is_rotten(&error) => {
+        Err(error) if error.is_rotten() => {
             tell_lost(record, &error);
             Ok(None)
         }
@@ -220,7 +220,7 @@ fn replay_record(dataset: &Dataset, record: &LogRecord<'_>, adjusted: &Adjusted)
             _ => dataset.files().replay(change),
         };
         match done {
-            Err(error) if files::is_rotten(&error) => {
+            Err(error) if error.is_rotten() => {
                 tell_lost(record, &error);
                 Ok(())
             }
@@ -230,6 +230,6 @@ fn replay_record(dataset: &Dataset, record: &LogRecord<'_>, adjusted: &Adjusted)
     record.changes.iter().enumerate().try_for_each(one).map_err(as_pool_error)
 }
 
-fn tell_lost(record: &LogRecord<'_>, error: &files::FileError) {
+fn tell_lost(record: &LogRecord<'_>, error: &FileError) {
     tracing::error!(dataset = record.dataset, %error, "something that was synced belongs to what is damaged, and is lost");
 }

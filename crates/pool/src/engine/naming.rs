@@ -10,8 +10,7 @@ use super::Pool;
 use crate::error::PoolError;
 use crate::frames::Owner;
 use crate::pointer::{Pointer, Txg};
-use crate::rows::keys::{self, Key};
-use crate::rows::{Extent, Xattr};
+use crate::rows::{Key, pointer_of};
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
 /// Looks for frames in one tree after the other.
@@ -38,27 +37,12 @@ impl Visitor for Search<'_> {
     }
 
     fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
-        if !matches!(key.first(), Some(&(keys::EXTENT | keys::XATTR | keys::PATCH))) {
-            return Ok(());
-        }
         // A row that cannot be read names nothing.
-        match Key::decode(key) {
-            Ok(Key::Extent { inode, .. }) => {
-                if let Some(pointer) = Extent::decode(value).ok().as_ref().and_then(Extent::pointer) {
-                    self.note(pointer, inode);
-                }
-            }
-            Ok(Key::Xattr { inode, .. }) => {
-                if let Ok(Xattr::Frame(pointer)) = Xattr::decode(value) {
-                    self.note(&pointer, inode);
-                }
-            }
-            Ok(Key::Patch { inode, .. }) => {
-                if let Ok(pointer) = crate::files::patches::pointer_of(value) {
-                    self.note(&pointer, inode);
-                }
-            }
-            Ok(_) | Err(_) => {}
+        if let Ok(Some(pointer)) = pointer_of(key, value)
+            && let Ok(Key::Extent { inode, .. } | Key::Xattr { inode, .. } | Key::Patch { inode, .. }) =
+                Key::decode(key)
+        {
+            self.note(&pointer, inode);
         }
         Ok(())
     }

@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 
 use super::{Admin, Pool};
 use crate::catalog::{PropertyRow, PropertySource};
-use crate::error::{Damage, PoolError};
+use crate::error::{Damage, LimitRefusal, PoolError};
 use crate::files::AccessTimes;
 use crate::pointer::Txg;
 use crate::properties::{
     Behaviour, Chain, Property, PropertyError, chain::StoredProperty, dataset_property, effective, spelling,
 };
-use crate::space::{AccountError, LimitRefusal, Limits, OwnerQuotas, QuotaTree, Usage};
+use crate::space::{AccountError, Limits, OwnerQuotas, QuotaTree, Usage};
 
 /// What a property shall become.
 #[derive(Clone, Debug, PartialEq, Eq)]

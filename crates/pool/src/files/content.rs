@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use self::precompressed::Precompressed;
-use super::inodes::{Buffered, Editing, Pending};
-use super::patches::overlap;
+use super::buffered::{Buffered, overlap};
+use super::inodes::{Editing, Pending};
 use super::quota_check::{Admit, worst};
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
 use crate::frames::{CompressionSetting, NewFrame, Owner, Wanted, WriteStream};
@@ -615,48 +615,33 @@ impl<T: Table> Files<T> {
 
     /// The numbers of the first `most` stored records of a range, in order.
     fn stored_numbers(&self, number: u64, first: u64, last: u64, most: usize) -> Result<Vec<u64>> {
-        let mut range = keys::extents(number, first);
-        range.end = keys::extents(number, last.saturating_add(1)).start;
+        let range = keys::extents(number, first, last);
         self.warm_range(&range, most.min(WARMED_LEAVES))?;
         let mut found = Vec::new();
-        let mut damage: std::result::Result<(), crate::PoolError> = Ok(());
-        self.table.read().scan(range, &mut |key, _| {
-            match keys::Key::decode(key) {
-                Ok(keys::Key::Extent { record, .. }) => found.push(record),
-                Ok(_) => {}
-                Err(error) => damage = Err(error),
+        self.table.read().try_scan(range, &mut |key, _| {
+            if let keys::Key::Extent { record, .. } = keys::Key::decode(key)? {
+                found.push(record);
             }
-            damage.is_ok() && found.len() < most
+            Ok(found.len() < most)
         })?;
-        damage?;
         Ok(found)
     }
 
     /// The stored records of a range, in order; holes are left out.
     fn stored_records(&self, number: u64, first: u64, last: u64) -> Result<Vec<(u64, StoredRecord)>> {
-        let mut range = keys::extents(number, first);
-        range.end = keys::extents(number, last.saturating_add(1)).start;
+        let range = keys::extents(number, first, last);
         self.warm_range(&range, WARMED_LEAVES)?;
         let mut found = Vec::new();
-        let mut damage: std::result::Result<(), crate::PoolError> = Ok(());
-        self.table.read().scan(range, &mut |key, row| {
-            let one = || {
-                let keys::Key::Extent { record, .. } = keys::Key::decode(key)? else { return Ok(None) };
-                Ok::<_, crate::PoolError>(Some((
-                    record,
-                    match Extent::decode(row)? {
-                        Extent::Inline(content) => StoredRecord::Inline(content.to_vec()),
-                        Extent::Frame(pointer) | Extent::Shared { pointer, .. } => StoredRecord::Frame(pointer),
-                    },
-                )))
-            };
-            match one() {
-                Ok(record) => found.extend(record),
-                Err(error) => damage = Err(error),
+        self.table.read().try_scan(range, &mut |key, row| {
+            if let keys::Key::Extent { record, .. } = keys::Key::decode(key)? {
+                let stored = match Extent::decode(row)? {
+                    Extent::Inline(content) => StoredRecord::Inline(content.to_vec()),
+                    Extent::Frame(pointer) | Extent::Shared { pointer, .. } => StoredRecord::Frame(pointer),
+                };
+                found.push((record, stored));
             }
-            damage.is_ok()
+            Ok(true)
         })?;
-        damage?;
         Ok(found)
     }
 

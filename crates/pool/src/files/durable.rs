@@ -8,7 +8,6 @@
 
 use std::sync::Arc;
 
-use super::patches::is_unreadable;
 use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Result, Table, TimeChange};
 use crate::error::PoolError;
 use crate::log::{LogChange, Ticket};
@@ -227,7 +226,7 @@ impl<T: Table> Files<T> {
         // What lies behind the end and cannot be read keeps no pool from being imported: it goes
         // before the file grows.
         if let Err(error) = self.finish_cut(&inode, now) {
-            if !is_unreadable(&error) {
+            if !error.is_unreadable() {
                 return Err(error);
             }
             tracing::warn!(inode = number, %error, "what was cut off a file cannot be freed now");

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use parking_lot::{Mutex, RwLockWriteGuard};
 
+use super::buffered::Buffered;
 use super::known::Known;
-use super::patches::{Fragments, is_rotten, is_unreadable};
 use super::spin_lock::SpinRwLock;
 use super::{AccessTimes, Batch, FileError, Files, Result, Table};
 use crate::error::PoolError;
@@ -116,41 +116,6 @@ impl Active {
         self.changed
             || !self.records.is_empty()
             || (self.stored_size != self.row.size && self.row.file_type() == Some(FileType::Regular))
-    }
-}
-
-/// A record in memory.
-#[derive(Debug, Default)]
-pub(super) struct Buffered {
-    /// Its content, from its beginning to its last byte that is not a hole.
-    pub(super) content: Vec<u8>,
-    /// The part that no record of the intent log holds.
-    pub(super) unrecorded: Option<Range<usize>>,
-    /// What is promised for it: at least what it will be charged. Bytes.
-    pub(super) promised: u64,
-    /// Parts of it, where the rest is not in memory; the content is empty then.
-    pub(super) fragments: Fragments,
-    /// The length of the stored content that the parts belong to, bytes.
-    pub(super) base: usize,
-}
-
-impl Buffered {
-    /// Whether only parts of it are in memory.
-    pub(super) fn is_sparse(&self) -> bool {
-        !self.fragments.is_empty()
-    }
-
-    /// What it takes, bytes.
-    pub(super) fn held(&self) -> u64 {
-        (self.content.len() + self.fragments.bytes()) as u64
-    }
-
-    /// Notes that a part has changed.
-    pub(super) fn changed(&mut self, part: Range<usize>) {
-        self.unrecorded = Some(match self.unrecorded.take() {
-            Some(before) => before.start.min(part.start)..before.end.max(part.end),
-            None => part,
-        });
     }
 }
 
@@ -494,7 +459,7 @@ impl<T: Table> Files<T> {
             Ok(()) => true,
             Err(error) => {
                 let error = FileError::from(error);
-                if is_unreadable(&error) {
+                if error.is_unreadable() {
                     // It waits in memory: nobody else's commit fails by it.
                     tracing::error!(dataset = self.dataset, ?owner, %error, "what an owner uses cannot be counted");
                 } else if let FileError::Pool(error) = error {
@@ -506,7 +471,7 @@ impl<T: Table> Files<T> {
         outcome?;
         let put = self.put_head(table, batch).map_err(FileError::from);
         if let Err(error) = &put
-            && is_rotten(error)
+            && error.is_rotten()
         {
             // Numbers that are given now could be given again: nobody changes anything here until
             // it can be noted, and the others go on.

@@ -7,8 +7,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::Inode;
 
@@ -17,6 +18,7 @@ use super::Inode;
 pub(super) struct Known {
     held: Mutex<HashMap<u64, Weak<Inode>, BuildHasherDefault<Spread>>>,
     released: Mutex<Vec<u64>>,
+    some_released: Condvar,
     /// Files behind whose end something is left.
     cut: Mutex<BTreeSet<u64>>,
 }
@@ -64,7 +66,7 @@ impl Known {
             }
         }
         if nameless {
-            self.released.lock().push(number);
+            self.put_released([number]);
         }
     }
 
@@ -85,7 +87,20 @@ impl Known {
 
     /// Inodes that are to be freed another time.
     pub(super) fn put_released(&self, numbers: impl IntoIterator<Item = u64>) {
-        self.released.lock().extend(numbers);
+        let mut released = self.released.lock();
+        released.extend(numbers);
+        if !released.is_empty() {
+            self.some_released.notify_all();
+        }
+    }
+
+    /// Waits until there are inodes to be freed, or were, at most until then.
+    pub(super) fn wait_released(&self, until: Instant) {
+        let mut released = self.released.lock();
+        // Once: who is told may find that a commit has taken them, which is as good.
+        if released.is_empty() {
+            self.some_released.wait_until(&mut released, until);
+        }
     }
 
     /// A file behind whose end something is left.

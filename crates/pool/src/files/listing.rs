@@ -223,13 +223,11 @@ impl<T: Table> Files<T> {
         let mut looks = 0..LOOKS_MOST;
         let (table, order) = loop {
             chunk.clear();
-            let mut damage = Ok(());
             let table = self.table.read();
-            table.scan(range.clone(), &mut |key, value| {
-                damage = chunk.add(key, value);
-                damage.is_ok() && chunk.entries.len() < wanted
+            table.try_scan(range.clone(), &mut |key, value| {
+                chunk.add(key, value)?;
+                Ok(chunk.entries.len() < wanted)
             })?;
-            damage?;
             if !attributes {
                 return Ok(());
             }
@@ -281,27 +279,22 @@ impl<T: Table> Files<T> {
             return Ok(());
         }
         let mut wanted = group.iter().peekable();
-        let mut damage = Ok(());
-        table.scan(inodes(*first, *last), &mut |key, value| {
-            let Ok(keys::Key::Inode(number)) = keys::Key::decode(key) else { return true };
+        table.try_scan(inodes(*first, *last), &mut |key, value| {
+            let Ok(keys::Key::Inode(number)) = keys::Key::decode(key) else { return Ok(true) };
             while wanted.next_if(|(of, _)| *of < number).is_some() {}
             if wanted.peek().is_none_or(|(of, _)| *of != number) {
-                return wanted.peek().is_some();
+                return Ok(wanted.peek().is_some());
             }
-            match InodeRow::decode(value) {
-                Ok(row) => {
-                    // A file may have several names here.
-                    while let Some((_, at)) = wanted.next_if(|(of, _)| *of == number) {
-                        if let Some(place) = rows.get_mut(*at) {
-                            *place = Some(row);
-                        }
-                    }
+            let row = InodeRow::decode(value)?;
+            // A file may have several names here.
+            while let Some((_, at)) = wanted.next_if(|(of, _)| *of == number) {
+                if let Some(place) = rows.get_mut(*at) {
+                    *place = Some(row);
                 }
-                Err(error) => damage = Err(error),
             }
-            damage.is_ok() && wanted.peek().is_some()
+            Ok(wanted.peek().is_some())
         })?;
-        Ok(damage?)
+        Ok(())
     }
 
     /// What memory knows better than the table.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::{Batch, Files, Result, Table};
 use crate::deadlist::Dead;
 use crate::rows::inode::flags::CUT;
-use crate::rows::{Extent, InodeRow, Xattr, keys};
+use crate::rows::{InodeRow, dead_of, keys};
 
 /// How many rows one step frees: a step holds the txg open.
 const STEP: usize = 1024;
@@ -142,29 +142,17 @@ impl<T: Table> Files<T> {
     /// The next rows of an inode to remove, the frames that they name, and whether that is all.
     fn collect(&self, table: &T, number: u64, batch: &mut Batch) -> Result<(Vec<Dead>, bool)> {
         let (mut freed, mut rows) = (Vec::new(), 0);
-        let mut damage = Ok(());
-        for range in [keys::extents(number, 0), keys::xattrs(number), keys::patches(number, 0, u64::MAX)] {
-            table.scan(range, &mut |key, row| {
+        for range in [keys::extents(number, 0, u64::MAX), keys::xattrs(number), keys::patches(number, 0, u64::MAX)] {
+            table.try_scan(range, &mut |key, row| {
                 if rows == STEP {
-                    return false;
+                    return Ok(false);
                 }
-                let dead = match key.first() {
-                    Some(&keys::EXTENT) => Extent::decode(row).map(|extent| extent.dead()),
-                    Some(&keys::PATCH) => super::patches::dead_of(row),
-                    _ => Xattr::decode(row).map(|value| {
-                        if let Xattr::Frame(pointer) = value { Some(Dead::of(&pointer, false)) } else { None }
-                    }),
-                };
-                match dead {
-                    Ok(dead) => freed.extend(dead),
-                    Err(error) => damage = Err(error),
-                }
+                freed.extend(dead_of(key, row)?);
                 batch.remove(key);
                 rows += 1;
-                damage.is_ok()
+                Ok(true)
             })?;
         }
-        damage?;
         Ok((freed, rows < STEP))
     }
 }

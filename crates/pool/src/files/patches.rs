@@ -13,16 +13,14 @@
 //! - A record that is stored anew, or goes, takes its patches with it ([`Files::replace`] is the
 //!   one place).
 
-use std::collections::BTreeMap;
-
+use super::buffered::{Buffered, overlap};
 use super::content::{RecordPart, graver};
-use super::inodes::{Buffered, Editing};
+use super::inodes::Editing;
 use super::quota_check::{Admit, worst};
-use super::{Batch, FileError, Files, Result, Table};
+use super::{Batch, Files, Result, Table};
 use crate::deadlist::Dead;
-use crate::error::PoolError;
 use crate::frames::NewFrame;
-use crate::pointer::{Pointer, Txg};
+use crate::pointer::Txg;
 use crate::rows::inode::flags::HAS_PATCHES;
 use crate::rows::patch::PIECES_MOST;
 use crate::rows::{Extent, InodeRow, Patch, keys};
@@ -31,112 +29,6 @@ use crate::rows::{Extent, InodeRow, Patch, keys};
 const PATCHES_MOST: usize = 8;
 /// A patch is worth it up to this part of the record.
 const PATCH_SHARE: usize = 4;
-
-/// A part of a record in memory.
-#[derive(Debug)]
-struct Fragment {
-    bytes: Vec<u8>,
-    /// No record of the intent log holds it.
-    unrecorded: bool,
-}
-
-/// Parts of a record in memory, by their place in it; none touches another.
-#[derive(Debug, Default)]
-pub(super) struct Fragments(BTreeMap<usize, Fragment>);
-
-impl Fragments {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// What it takes, bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.0.values().map(|fragment| fragment.bytes.len()).sum()
-    }
-
-    /// Puts a part in; what it touches becomes one with it.
-    pub(super) fn put(&mut self, from: usize, part: &[u8]) {
-        let end = from + part.len();
-        let before = self.0.range(..from).next_back().filter(|(start, fragment)| *start + fragment.bytes.len() >= from);
-        let first = before.map_or(from, |(start, _)| *start);
-        let mut touched = self.0.range(first..=end).map(|(start, fragment)| (*start, *start + fragment.bytes.len()));
-        let (one, more) = (touched.next(), touched.next().is_some());
-        if let (Some((start, stop)), false) = (one, more)
-            && start <= from
-            && let Some(fragment) = self.0.get_mut(&start)
-        {
-            // The usual cases: written again, or right behind.
-            let inside = stop.min(end) - from;
-            let (over, behind) = part.split_at(inside);
-            if let Some(place) = fragment.bytes.get_mut(from - start..from - start + inside) {
-                place.copy_from_slice(over);
-            }
-            fragment.bytes.extend_from_slice(behind);
-            fragment.unrecorded = true;
-            return;
-        }
-        let starts: Vec<usize> = self.0.range(first..=end).map(|(start, _)| *start).collect();
-        let mut whole = Vec::new();
-        for start in starts {
-            if let Some(fragment) = self.0.remove(&start) {
-                overlay(&mut whole, first, start, &fragment.bytes);
-            }
-        }
-        overlay(&mut whole, first, from, part);
-        self.0.insert(first, Fragment { bytes: whole, unrecorded: true });
-    }
-
-    /// The parts with their places.
-    pub(super) fn parts(&self) -> impl Iterator<Item = (usize, &[u8])> {
-        self.0.iter().map(|(start, fragment)| (*start, fragment.bytes.as_slice()))
-    }
-
-    /// The parts that no record of the log holds, with their places.
-    pub(super) fn unrecorded(&self) -> impl Iterator<Item = (usize, &[u8])> {
-        self.0
-            .iter()
-            .filter(|(_, fragment)| fragment.unrecorded)
-            .map(|(start, fragment)| (*start, fragment.bytes.as_slice()))
-    }
-
-    /// The only part, where it is the whole record of this length.
-    fn take_whole(&mut self, length: usize) -> Option<Fragment> {
-        let whole = self.0.len() == 1 && self.0.get(&0).is_some_and(|fragment| fragment.bytes.len() == length);
-        if whole { self.0.remove(&0) } else { None }
-    }
-
-    /// Takes everything behind the first so many parts out.
-    fn split(&mut self, most: usize) -> Option<Self> {
-        let next = self.0.keys().nth(most).copied()?;
-        Some(Self(self.0.split_off(&next)))
-    }
-
-    /// A record of the log holds them now.
-    pub(super) fn recorded(&mut self) {
-        self.0.values_mut().for_each(|fragment| fragment.unrecorded = false);
-    }
-}
-
-/// Copies a part to its place in `whole`, which begins at `origin` and grows as needed.
-fn overlay(whole: &mut Vec<u8>, origin: usize, from: usize, part: &[u8]) {
-    let at = from.saturating_sub(origin);
-    if whole.len() < at + part.len() {
-        whole.resize(at + part.len(), 0);
-    }
-    if let Some(place) = whole.get_mut(at..at + part.len()) {
-        place.copy_from_slice(part);
-    }
-}
-
-/// Copies what `part` (at `from` of a record) has in common with `target` (at `at` of it).
-pub(super) fn overlap(target: &mut [u8], at: usize, from: usize, part: &[u8]) {
-    let (start, end) = (at.max(from), (at + target.len()).min(from + part.len()));
-    if start < end
-        && let (Some(to), Some(source)) = (target.get_mut(start - at..end - at), part.get(start - from..end - from))
-    {
-        to.copy_from_slice(source);
-    }
-}
 
 impl<T: Table> Files<T> {
     /// Takes a part of a stored record into memory, without the record; `false` where the record
@@ -188,21 +80,13 @@ impl<T: Table> Files<T> {
 
     /// Makes a record whole in memory of which only parts are there.
     pub(super) fn fill(&self, row: &InodeRow, number: u64, record: u64, buffered: &mut Buffered) -> Result<()> {
-        if let Some(Fragment { bytes, unrecorded }) = buffered.fragments.take_whole(buffered.base) {
-            buffered.unrecorded = unrecorded.then_some(0..bytes.len());
-            buffered.content = bytes;
-            return Ok(());
+        if !buffered.take_whole() {
+            let content = self.load(row, number, record)?;
+            let parts = buffered.fragments.bytes();
+            buffered.lay_over(content);
+            self.buffered.grow(buffered.content.len() as u64);
+            self.buffered.shrink(parts as u64);
         }
-        let mut content = self.load(row, number, record)?;
-        let mut changed = Vec::new();
-        for (from, part) in buffered.fragments.parts() {
-            overlay(&mut content, 0, from, part);
-        }
-        changed.extend(buffered.fragments.unrecorded().map(|(from, part)| from..from + part.len()));
-        self.buffered.grow(content.len() as u64);
-        self.buffered.shrink(buffered.fragments.bytes() as u64);
-        (buffered.content, buffered.fragments) = (content, Fragments::default());
-        changed.into_iter().for_each(|part| buffered.changed(part));
         Ok(())
     }
 
@@ -218,17 +102,14 @@ impl<T: Table> Files<T> {
         if row.flags & HAS_PATCHES == 0 {
             return Ok(found);
         }
-        let mut damage: std::result::Result<(), PoolError> = Ok(());
         self.warm(&keys::patches(number, first, last).start)?;
-        self.table.read().scan(keys::patches(number, first, last), &mut |key, value| {
-            match (keys::Key::decode(key), Patch::decode(value)) {
-                (Ok(keys::Key::Patch { record, number, .. }), Ok(patch)) => found.push((record, number, patch)),
-                (Ok(_), Ok(_)) => {}
-                (Err(error), _) | (_, Err(error)) => damage = Err(error),
+        self.table.read().try_scan(keys::patches(number, first, last), &mut |key, value| {
+            let patch = Patch::decode(value)?;
+            if let keys::Key::Patch { record, number, .. } = keys::Key::decode(key)? {
+                found.push((record, number, patch));
             }
-            damage.is_ok()
+            Ok(true)
         })?;
-        damage?;
         Ok(found)
     }
 
@@ -276,7 +157,7 @@ impl<T: Table> Files<T> {
     /// The number of the next patch of a record, where what waits is worth one.
     fn next_patch(&self, edited: &Editing<'_>, record: u64, buffered: &Buffered) -> Result<Option<u64>> {
         let small =
-            buffered.fragments.bytes() * PATCH_SHARE <= buffered.base && buffered.fragments.0.len() <= PIECES_MOST;
+            buffered.fragments.bytes() * PATCH_SHARE <= buffered.base && buffered.fragments.len() <= PIECES_MOST;
         if !small {
             return Ok(None);
         }
@@ -318,7 +199,7 @@ impl<T: Table> Files<T> {
             };
             // Nothing that was accepted may depend on what lies there already.
             match self.patches_to_add_to(edited, record) {
-                Ok(there) if is_unreadable(&error) => {
+                Ok(there) if error.is_unreadable() => {
                     tracing::warn!(inode = edited.number, record, %error, "what was written to a record that cannot be read is stored beside it");
                     let next = there.last().map_or(0, |(_, number, _)| number + 1);
                     patches.extend(apart(buffered).zip(next..).map(|(part, number)| (record, part, number)));
@@ -378,20 +259,6 @@ impl<T: Table> Files<T> {
     }
 }
 
-/// Whether an error is about what was to be read, not about the pool.
-pub(crate) fn is_unreadable(error: &FileError) -> bool {
-    matches!(
-        error,
-        FileError::Pool(PoolError::Frame { .. } | PoolError::Format(_) | PoolError::Device { doing: "reading", .. })
-    )
-}
-
-/// Whether an error is about what was to be read, and will stay: what a device refuses to read now
-/// it may read another time.
-pub(crate) fn is_rotten(error: &FileError) -> bool {
-    matches!(error, FileError::Pool(PoolError::Frame { .. } | PoolError::Format(_)))
-}
-
 /// A record's parts in as many as there must be patches; the first has the promise of all.
 fn apart(buffered: Buffered) -> impl Iterator<Item = Buffered> {
     let mut rest = Some(buffered);
@@ -418,14 +285,4 @@ fn put_back(edited: &mut Editing<'_>, record: u64, buffered: Buffered) {
             records.insert(record, buffered);
         }
     }
-}
-
-/// What a row of this kind frees when it goes.
-pub(super) fn dead_of(value: &[u8]) -> std::result::Result<Option<Dead>, PoolError> {
-    Patch::decode(value).map(|patch| Some(Dead::of(&patch.pointer, false)))
-}
-
-/// What the frame of a row of this kind is.
-pub(crate) fn pointer_of(value: &[u8]) -> std::result::Result<Pointer, PoolError> {
-    Patch::decode(value).map(|patch| patch.pointer)
 }

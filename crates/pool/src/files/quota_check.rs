@@ -25,7 +25,6 @@ const ROWS: u64 = 1;
 /// After the removal of a file it may count for so long although it is closed: its last user is
 /// heard of later.
 const CLOSING: Duration = Duration::from_millis(100);
-const CLOSING_STEP: Duration = Duration::from_millis(5);
 /// How often a commit is tried to make room.
 const RELIEFS: usize = 2;
 
@@ -218,10 +217,7 @@ impl<T: Table> Files<T> {
         if !short || !self.lost_name.lock().is_some_and(|since| since.elapsed() < CLOSING) {
             return outcome;
         }
-        let until = patience::now() + CLOSING;
-        while !self.known.has_released() && patience::now() < until {
-            patience::sleep(CLOSING_STEP);
-        }
+        self.known.wait_released(patience::now() + CLOSING);
         // Once: others may go on removing what helps nobody here.
         self.relieved(admit, &operation)
     }

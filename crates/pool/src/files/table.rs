@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::deadlist::Dead;
+use crate::deadlist::{Dead, RowVisitor};
 use crate::error::PoolError;
 use crate::log::LogChange;
 use crate::pointer::Txg;
@@ -53,6 +53,19 @@ pub trait Table: Send + Sync {
     /// # Errors
     /// As [`Self::get`].
     fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), PoolError>;
+
+    /// The same where a visit may fail, which ends it.
+    ///
+    /// # Errors
+    /// As [`Self::get`], and those of `visit`.
+    fn try_scan(&self, range: Range<Vec<u8>>, visit: &mut RowVisitor<'_>) -> Result<(), PoolError> {
+        let mut outcome = Ok(true);
+        self.scan(range, &mut |key, row| {
+            outcome = visit(key, row);
+            matches!(outcome, Ok(true))
+        })?;
+        outcome.map(drop)
+    }
 
     /// Makes all changes of a batch, in its order.
     ///

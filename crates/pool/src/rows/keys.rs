@@ -161,10 +161,11 @@ pub fn extent(inode: u64, record: u64) -> [u8; 17] {
     two(EXTENT, inode, record)
 }
 
-/// All records of a file from a record on.
+/// The records of a file, from one to another; none where the other is right before the one.
 #[must_use]
-pub fn extents(inode: u64, from: u64) -> Range<Vec<u8>> {
-    extent(inode, from).to_vec()..after(&one(EXTENT, inode))
+pub fn extents(inode: u64, first: u64, last: u64) -> Range<Vec<u8>> {
+    let behind = last.checked_add(1).map(|next| extent(inode, next).to_vec());
+    extent(inode, first).to_vec()..behind.unwrap_or_else(|| after(&one(EXTENT, inode)))
 }
 
 /// The key of an inode without a name.

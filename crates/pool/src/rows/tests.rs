@@ -312,7 +312,9 @@ fn ranges_hold_what_they_say() {
             && entries.contains(&keys::entry(1, keys::SEQUENCE_MOST).to_vec())
     );
     assert!(!entries.contains(&keys::entry(1, 4).to_vec()) && !entries.contains(&keys::entry(2, 0).to_vec()));
-    let last = keys::extents(u64::MAX, 0);
+    let last = keys::extents(u64::MAX, 0, u64::MAX);
+    let none = keys::extents(1, 0x100, 0xff);
+    assert_eq!(none.start, none.end);
     assert!(last.contains(&keys::extent(u64::MAX, u64::MAX).to_vec()) && !last.contains(&keys::orphan(0).to_vec()));
     assert!(keys::names(1, u64::MAX).contains(&keys::name(1, u64::MAX, 0).to_vec()));
     assert!(keys::xattrs(0xff).contains(&keys::xattr(0xff, &[0xff; 255])));

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use super::*;
+use crate::error::LimitRefusal;
 use crate::rows::OwnerUse;
 use proptest::prelude::*;
 

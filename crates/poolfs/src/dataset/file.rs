@@ -10,36 +10,11 @@ use nacre_pool::files::{FileError, Range, SeekTo};
 use nacre_vfs::{
     AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence, WriteOrigin,
 };
-use parking_lot::Mutex;
 use std::{
     any::Any,
-    collections::HashMap,
     os::fd::BorrowedFd,
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
 };
-
-/// The locks of the files that are open.
-#[derive(Debug, Default)]
-pub(super) struct LockTable {
-    held: Mutex<HashMap<u64, Weak<Locks>>>,
-}
-
-impl LockTable {
-    /// The locks of an inode: the same for all that have it open.
-    pub(super) fn of(&self, number: u64) -> Arc<Locks> {
-        let mut held = self.held.lock();
-        if let Some(locks) = held.get(&number).and_then(Weak::upgrade) {
-            return locks;
-        }
-        let locks = Arc::new(Locks::default());
-        // Those of closed files are cleared away when the table has grown by as much as is alive.
-        if held.len() == held.capacity() {
-            held.retain(|_, locks| locks.strong_count() > 0);
-        }
-        held.insert(number, Arc::downgrade(&locks));
-        locks
-    }
-}
 
 /// An open file.
 pub(super) struct DatasetFile {

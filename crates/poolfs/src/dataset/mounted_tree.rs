@@ -4,12 +4,12 @@
 //! Invariant: every file of all trees has an inode number of its own as users see it: programs take
 //! two files with the same number for one (cp, diff and tar do). The upper bits say which tree.
 
-use super::file::LockTable;
 use super::passage::Passage;
 use super::translate::errno;
 use crate::sync::RwLockReadGuard;
 use arc_swap::ArcSwap;
 use nacre_layers::ends::Ends;
+use nacre_layers::locks::LockTable;
 use nacre_pool::Txg;
 use nacre_pool::engine::{Dataset as Files, Pool, TreeTable};
 use nacre_pool::files::Inode;

@@ -4,7 +4,8 @@
 
 use super::simulation::Pool;
 use super::*;
-use crate::space::{LimitRefusal, Purpose, Shortage, judged, slop};
+use crate::error::LimitRefusal;
+use crate::space::{Purpose, Shortage, judged, slop};
 
 const MIB: u64 = 1 << 20;
 const ROUNDING: u64 = MIB / 2;

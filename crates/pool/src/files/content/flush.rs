@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::{Form, form_of};
 use crate::error::PoolError;
-use crate::files::inodes::{Apart, Buffered, Editing};
-use crate::files::patches::is_rotten;
+use crate::files::buffered::Buffered;
+use crate::files::inodes::{Apart, Editing};
 use crate::files::{Batch, FileError, Files, Inode, Result, Table};
 use crate::frames::NewFrame;
 use crate::pointer::{Pointer, Txg};
@@ -75,7 +75,7 @@ impl<T: Table> Files<T> {
         // Before anything is taken out of memory it is known that there is a row to name it.
         if holds
             && let Err(error) = self.stored(inode.number())
-            && is_rotten(&error)
+            && error.is_rotten()
         {
             return Ok(self.set_apart(txg, inode, edited, error));
         }
@@ -88,7 +88,7 @@ impl<T: Table> Files<T> {
             }
             match self.flush_records(txg, &mut edited, some, &mut batch) {
                 Ok(()) => {}
-                Err(error) if is_rotten(&error) => unstored = Some(error),
+                Err(error) if error.is_rotten() => unstored = Some(error),
                 Err(error) if is_of_one_file(&error) => {
                     // Nor is there any for what comes behind.
                     unstored = Some(error);
@@ -114,7 +114,7 @@ impl<T: Table> Files<T> {
         edited.put(&mut batch);
         match self.apply(txg, &batch) {
             Ok(()) => {}
-            Err(error) if !holds && is_rotten(&error) => return Ok(self.set_apart(txg, inode, edited, error)),
+            Err(error) if !holds && error.is_rotten() => return Ok(self.set_apart(txg, inode, edited, error)),
             Err(error) => return Err(self.lose(error)),
         }
         if let Some(error) = unstored {
@@ -145,7 +145,7 @@ impl<T: Table> Files<T> {
                 *apart = Some(Apart { since: txg, error: error.clone(), lost: false });
             }
             apart.as_mut().is_some_and(|apart| {
-                let most = if is_rotten(&error) { APART_MOST } else { WITHOUT_ROOM_MOST };
+                let most = if error.is_rotten() { APART_MOST } else { WITHOUT_ROOM_MOST };
                 apart.lost = txg.0 >= apart.since.0.saturating_add(most);
                 apart.lost
             })
@@ -246,7 +246,7 @@ pub(in crate::files) enum Flushed {
 /// Whether what cannot be stored concerns one file only: rows that it belongs to are damaged, or
 /// there is no room for its content. The rest of the pool goes on.
 fn is_of_one_file(error: &FileError) -> bool {
-    is_rotten(error) || matches!(error, FileError::Pool(PoolError::NoSpace))
+    error.is_rotten() || matches!(error, FileError::Pool(PoolError::NoSpace))
 }
 
 /// Of two outcomes the one that stops more: what is damaged or finds no room concerns one file, all

@@ -4,8 +4,8 @@
 //! Invariant: a limit that is refused changes nothing.
 
 use super::QuotaTree;
-use crate::error::PoolError;
-use crate::space::{AccountError, LimitRefusal};
+use crate::error::{LimitRefusal, PoolError};
+use crate::space::AccountError;
 
 type Outcome = Result<(), AccountError<LimitRefusal>>;
 
