@@ -77,6 +77,8 @@ pub enum Group {
     Recovery,
     /// One directory of very many files.
     ManyFiles,
+    /// One directory of very many files whose names have nothing in common.
+    Unrelated,
     /// One directory of very many directories.
     ManyDirectories,
     /// A tree of very many files, brought from another file system.
@@ -114,6 +116,7 @@ impl Group {
             Self::Versions => "versions",
             Self::Recovery => "recovery",
             Self::ManyFiles => "many-files",
+            Self::Unrelated => "unrelated-names",
             Self::ManyDirectories => "many-directories",
             Self::Copying => "copying",
         }
@@ -149,6 +152,7 @@ impl Group {
             Self::Versions => "snapshots (where there are none: copies of the tree)",
             Self::Recovery => "after a crash",
             Self::ManyFiles => "one directory of very many files",
+            Self::Unrelated => "one directory of very many files with unrelated names",
             Self::ManyDirectories => "one directory of very many directories",
             Self::Copying => "a tree of very many small files, copied from another disk (cold, until it is durable)",
         }
@@ -158,7 +162,7 @@ impl Group {
     pub fn needs(self) -> &'static [&'static str] {
         match self {
             Self::Iozone | Self::Cache | Self::Files | Self::Clients | Self::Appends | Self::Warm | Self::Fill => &[],
-            Self::Lookups | Self::Changes | Self::BranchData => &[],
+            Self::Lookups | Self::Changes | Self::BranchData | Self::Unrelated => &[],
             Self::Bonnie | Self::BonnieText | Self::BonnieFiles | Self::SmallWrites | Self::SmallFiles => &[],
             Self::Versions | Self::Copying => &["cp"],
             Self::Recovery => &["xfs_io"],

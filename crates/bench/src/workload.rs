@@ -254,7 +254,9 @@ pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer
         WorkUnit::Whole(
             Group::Bonnie | Group::BonnieText | Group::BonnieFiles | Group::SmallWrites | Group::SmallFiles,
         ) => Ok(()),
-        WorkUnit::Whole(Group::Versions | Group::Recovery | Group::ManyFiles | Group::ManyDirectories) => Ok(()),
+        WorkUnit::Whole(
+            Group::Versions | Group::Recovery | Group::ManyFiles | Group::Unrelated | Group::ManyDirectories,
+        ) => Ok(()),
     }
 }
 
@@ -289,6 +291,7 @@ pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         WorkUnit::Whole(Group::Versions) => pool::run_versions(visit),
         WorkUnit::Whole(Group::Recovery) => pool::run_recovery(visit),
         WorkUnit::Whole(Group::ManyFiles) => many::run_files(visit),
+        WorkUnit::Whole(Group::Unrelated) => many::run_unrelated(visit),
         WorkUnit::Whole(Group::ManyDirectories) => many::run_directories(visit),
         WorkUnit::Whole(Group::Copying) => copying::run(visit),
     }

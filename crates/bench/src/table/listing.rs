@@ -47,6 +47,7 @@ static TESTS: &[Test] = &[
     count("many-used", "disk use as the file system tells it", Group::ManyFiles, true),
     count("many-image", "disk use of the image", Group::ManyFiles, true),
     count("many-memory", "the most memory that the daemon has used", Group::ManyFiles, true),
+    operations("unrelated-create", "create", Group::Unrelated, true),
     operations("tree-create", "mkdir", Group::ManyDirectories, true),
     operations("tree-lht-cold", "ls -lht, cold", Group::ManyDirectories, true),
     operations("tree-lht-warm", "ls -lht, warm", Group::ManyDirectories, true),

@@ -90,6 +90,7 @@ static TESTS: &[Test] = &[
     operations("held-short", "held descriptor, short", Group::Appends, true),
     operations("held-long", "held descriptor, long", Group::Appends, true),
     operations("held-very-long", "held descriptor, very long", Group::Appends, true),
+    operations("held-after-open", "held, of a file opened for each line before", Group::Appends, true),
     operations("writers2-own", "two, a file each", Group::Writers, true),
     operations("writers2-one", "two on one file", Group::Writers, true),
     operations("writers4-own", "four, a file each", Group::Writers, true),

@@ -68,6 +68,8 @@ static TESTS: &[Test] = &[
     operations("append-fsync", "append and fsync", Group::SmallWrites, true),
     operations("small-create", "create", Group::SmallFiles, true),
     operations("small-open", "open-read-close", Group::SmallFiles, true),
+    operations("small-stat-read", "stat after reading", Group::SmallFiles, true),
+    operations("small-append", "open-append-close", Group::SmallFiles, true),
     operations("small-unlink", "unlink", Group::SmallFiles, true),
     operations("small-create-16", "create, 16 at once", Group::SmallFiles, true),
     operations("small-open-16", "open-read-close, 16 at once", Group::SmallFiles, true),

@@ -16,6 +16,8 @@ use crate::failure::{Doing, Failure};
 const SHORT: &str = "this is my incredible log message from outer space";
 const LONG: &str = "this is my incredible log message from outer space, i post it here and there and everywhere";
 const AGAIN: &str = " - to repeat - ";
+/// How often a log is opened for a line before its descriptor is held.
+const OPENED: u64 = 100;
 /// How often the longest line says it.
 const TIMES: usize = 6;
 
@@ -99,7 +101,13 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
             visit.tidy(std::slice::from_ref(&path))?;
         }
     }
-    Ok(())
+    // A shell loop has written the log so far; now a program holds it.
+    let line = Line::Short.text() + "\n";
+    opening(&name, line.as_bytes(), OPENED)?;
+    let elapsed = timed(|| holding(&name, line.as_bytes(), count))?.0;
+    expect_length(&path, (OPENED + count) * line.len() as u64)?;
+    visit.sample("held-after-open", elapsed, count)?;
+    visit.tidy(std::slice::from_ref(&path))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, CString};
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
+use std::os::{fd::OwnedFd, unix::ffi::OsStrExt};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -98,7 +98,18 @@ pub fn create(path: &CStr) -> Result<(), Failure> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     let file =
         rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|error| failed("creating", path, error))?;
-    let count = rustix::io::write(&file, &SMALL).map_err(|error| failed("writing", path, error))?;
+    put(&file, path)
+}
+
+/// Opens a file, appends [`SMALL`] to it and closes it.
+pub fn append(path: &CStr) -> Result<(), Failure> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| failed("opening", path, error))?;
+    put(&file, path)
+}
+
+fn put(file: &OwnedFd, path: &CStr) -> Result<(), Failure> {
+    let count = rustix::io::write(file, &SMALL).map_err(|error| failed("writing", path, error))?;
     if count == SMALL.len() {
         Ok(())
     } else {
@@ -144,13 +155,16 @@ pub fn run_lookups(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.sample("missing-again", repeated(|| stat_missing(&missing))?, count)?;
     visit.cold()?;
     visit.sample("open-first", timed(|| read_all(&paths))?.0, count)?;
-    visit.sample("open-again", repeated(|| read_all(&paths))?, count)
+    visit.sample("open-again", repeated(|| read_all(&paths))?, count)?;
+    // Each has been read since its attributes were asked for.
+    visit.sample("stat-read", timed(|| stat_all(&paths))?.0, count)
 }
 
 /// Measures what changes files in the visit's own directory.
 pub fn run_changes(visit: &Visit<'_>, count: u64) -> Result<(), Failure> {
     let (olds, news) = (flat(&visit.own, count, "old")?, flat(&visit.own, count, "new")?);
     visit.sample("create", timed(|| olds.iter().try_for_each(|path| create(path)))?.0, count)?;
+    visit.sample("append", timed(|| olds.iter().try_for_each(|path| append(path)))?.0, count)?;
     let rename = |(old, new): (&CString, &CString)| {
         rustix::fs::rename(old.as_c_str(), new.as_c_str()).map_err(|error| failed("renaming", old, error))
     };

@@ -33,7 +33,13 @@ fn length(number: u64, mixed: bool) -> usize {
 }
 
 /// Makes the files `numbers` in `directory`.
-fn make(directory: &Path, numbers: std::ops::Range<u64>, supply: &Supply, mixed: bool) -> Result<Duration, Failure> {
+fn make(
+    directory: &Path,
+    numbers: std::ops::Range<u64>,
+    name: impl Fn(u64) -> Result<CString, Failure>,
+    supply: &Supply,
+    mixed: bool,
+) -> Result<Duration, Failure> {
     let place = open(directory, OFlags::RDONLY | OFlags::DIRECTORY)?;
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     let names: Vec<CString> = numbers.clone().map(name).collect::<Result<_, _>>()?;
@@ -55,6 +61,11 @@ fn make(directory: &Path, numbers: std::ops::Range<u64>, supply: &Supply, mixed:
 
 fn name(number: u64) -> Result<CString, Failure> {
     CString::new(format!("measurement-{number:08}.dat")).map_err(|_| Failure::new("a name with a zero byte"))
+}
+
+/// One that has nothing in common with the one before: caches and messages are named like this.
+fn unrelated_name(number: u64) -> Result<CString, Failure> {
+    CString::new(format!("{:016x}", Numbers::new(number).next())).map_err(|_| Failure::new("a name with a zero byte"))
 }
 
 fn make_directories(directory: &Path, count: u64) -> Result<Duration, Failure> {
@@ -124,9 +135,9 @@ pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let (before, image_before) = (used(&visit.own)?, image_bytes(&visit.bounds.host)?);
     fs::create_dir(&directory).doing("creating", &directory)?;
     let part = (count / PARTS).max(1);
-    let begin = make(&directory, 0..part, &supply, mixed)?;
-    let middle = make(&directory, part..count.saturating_sub(part).max(part), &supply, mixed)?;
-    let end = make(&directory, count.saturating_sub(part).max(part)..count, &supply, mixed)?;
+    let begin = make(&directory, 0..part, name, &supply, mixed)?;
+    let middle = make(&directory, part..count.saturating_sub(part).max(part), name, &supply, mixed)?;
+    let end = make(&directory, count.saturating_sub(part).max(part)..count, name, &supply, mixed)?;
     visit.sample("many-create", begin + middle + end, count)?;
     visit.sample("many-create-begin", begin, part)?;
     visit.sample("many-create-end", end, part)?;
@@ -138,6 +149,15 @@ pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.count("many-image", image_bytes(&visit.bounds.host)?.saturating_sub(image_before))?;
     listings(visit, &directory, ["many-lht-cold", "many-lht-warm", "many-u-cold", "many-u-warm"], count)?;
     memory(visit, "many-memory", created)
+}
+
+/// Measures files with unrelated names on one target.
+pub fn run_unrelated(visit: &mut Visit<'_>) -> Result<(), Failure> {
+    let (count, supply) = (visit.scale.files, Material::Text.supply());
+    let directory = visit.own.join("unrelated");
+    fs::create_dir(&directory).doing("creating", &directory)?;
+    visit.sample("unrelated-create", make(&directory, 0..count, unrelated_name, &supply, false)?, count)?;
+    expect(&directory, count)
 }
 
 fn memory(visit: &Visit<'_>, test: &'static str, created: Option<u64>) -> Result<(), Failure> {
@@ -170,8 +190,8 @@ mod tests {
     fn files_are_made_and_counted() {
         let directory = tempfile::tempdir().unwrap();
         let supply = Material::Text.supply();
-        make(directory.path(), 0..20, &supply, false).unwrap();
-        make(directory.path(), 20..24, &supply, true).unwrap();
+        make(directory.path(), 0..20, name, &supply, false).unwrap();
+        make(directory.path(), 20..24, name, &supply, true).unwrap();
         expect(directory.path(), 24).unwrap();
         assert!(expect(directory.path(), 25).unwrap_err().to_string().contains("24 of 25"));
         let lengths: Vec<u64> = (0..24)
@@ -181,7 +201,7 @@ mod tests {
             lengths[..20].iter().all(|bytes| *bytes == 100)
                 && lengths[20..].iter().all(|bytes| (50_000..500_000).contains(bytes))
         );
-        assert!(make(directory.path(), 3..4, &supply, false).is_err(), "it exists");
+        assert!(make(directory.path(), 3..4, name, &supply, false).is_err(), "it exists");
         assert!(used(directory.path()).unwrap() > 0);
         assert_eq!(image_bytes(directory.path()), Ok(0));
     }

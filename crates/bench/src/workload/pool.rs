@@ -145,6 +145,10 @@ pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
         visit.sample(create, each(&names, workers, |name| write_small(name, content))?, count)?;
         visit.tidy(&[])?;
         visit.sample(read, each(&names, workers, read_small)?, count)?;
+        if workers == 1 {
+            visit.sample("small-stat-read", timed(|| files::stat_all(&names))?.0, count)?;
+            visit.sample("small-append", each(&names, workers, files::append)?, count)?;
+        }
         visit.sample(unlink, each(&names, workers, files::unlink)?, count)?;
         visit.tidy(&[])?;
     }
