@@ -22,7 +22,7 @@ use crate::clock::now;
 use crate::counted::Counted;
 use crate::failing::Failing;
 use crate::pool::{Figures, Scrub, Trim};
-use crate::reading::Reading;
+use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
 
@@ -188,7 +188,7 @@ impl Imported {
         imported.apply_properties()?;
         imported.expand_by_itself()?;
         if !read_only {
-            crate::fs::tidy_diffs(&imported)?;
+            reading::tidy(&imported.pool)?;
         }
         Figures::of(&imported)?;
         Ok(imported)
@@ -219,7 +219,8 @@ impl Imported {
             }
         });
         let committer = if read_only { None } else { Some(pool.start_committer(Pace::for_memory(opening.cache))?) };
-        let (scrub, trim, since) = (Arc::new(Scrub::default()), Arc::new(Trim::default()), now());
+        let scrub = Arc::new(Scrub::new(&pool, &store, &watch, &devices, !read_only));
+        let trim = Arc::new(Trim::new(&store, &watch, &devices));
         let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
         let (committer, last) = (Mutex::new(committer), Mutex::default());
         Ok(Self {
@@ -231,7 +232,7 @@ impl Imported {
             scrub,
             reading: Reading::default(),
             trim,
-            since,
+            since: now(),
             read_only,
             opening,
             name,
@@ -248,7 +249,7 @@ impl Imported {
                 self.watch.take_up(&value);
             }
             if name == Scrub::kept_as() {
-                self.scrub.take_up(self, &value)?;
+                self.scrub.take_up(&value)?;
             }
         }
         Ok(())
