@@ -37,6 +37,7 @@ pub use holds::{Hold, ToHold};
 pub use list::{From, ListedObject, Listing, ObjectType, Shown, Types};
 pub use making::{ToCreate, ToSnapshot};
 pub use mounting::{MountedAt, ToMount, ToUnmount, leave_all, mount_all, unmount_all};
+pub(crate) use objects::missing;
 pub use renaming::ToRename;
 pub use rolling::ToRollBack;
 pub use setting::{NewValue, ToSet};

@@ -314,7 +314,8 @@ pub fn rescue(pool: &str, open: &str) -> String {
 /// Whether the pool may be changed.
 fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
     if pool.read_only {
-        return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
+        return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only"))
+            .next("export it and import it without '-o readonly=on'"));
     }
     Ok(())
 }

@@ -220,7 +220,9 @@ fn path_or_name(name: &str) -> Result<String, Failure> {
     if !name.starts_with('/') && !name.starts_with("./") {
         return Ok(name.to_owned());
     }
-    let path = std::fs::canonicalize(name).map_err(|error| Failure::io("cannot open", name, &error))?;
+    let path = std::fs::canonicalize(name).map_err(|error| {
+        Failure::io("cannot open", name, &error).next("name a file system, or a path in one that is mounted")
+    })?;
     let (mounted, missing) = all_mounted();
     let inside = mounted
         .into_iter()
@@ -264,14 +266,14 @@ fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Resul
         }
     }
     let pool = args::pool(&what.name);
-    if let Err(failure) = client::owned(pool) {
-        return Err(match failure.exit {
-            Exit::NotFound => {
-                Failure::new(format!("cannot create '{}': no such pool '{pool}'", what.name)).exit(Exit::NotFound)
-            }
-            _ => failure,
-        });
-    }
+    client::owned(pool).map_err(|failure| match failure.exit {
+        Exit::NotFound => {
+            // ZFS says no more, and scripts compare.
+            let next = if command.starts_with(ZFS) { String::new() } else { failure.next };
+            Failure { what: format!("cannot create '{}': no such pool '{pool}'", what.name), next, ..failure }
+        }
+        _ => failure,
+    })?;
     let sentences = done(ask(pool, command, FsRequest::Create(what.clone()))?);
     print(&text)?;
     Ok(incomplete(&sentences))

@@ -27,7 +27,11 @@ pub fn directory(named: &Path) -> Result<PathBuf, Failure> {
         if gone { failure.next("make it first: a cage limits a directory that is there") } else { failure }
     })?;
     let data = fs::metadata(&real).map_err(failed)?;
-    if data.is_dir() { Ok(real) } else { Err(Failure::new(format!("{text} is not a directory"))) }
+    if data.is_dir() {
+        return Ok(real);
+    }
+    Err(Failure::new(format!("{text} is not a directory"))
+        .next("name the one that it lies in: a cage limits directories"))
 }
 
 /// Refuses a cage that would be within reach of its own mount. Both paths are resolved.

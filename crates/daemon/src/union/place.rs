@@ -154,7 +154,10 @@ pub fn branch(named: &Path) -> Result<PathBuf, Failure> {
         if gone { failure.next("make it first: branches are directories that are there") } else { failure }
     })?;
     let data = fs::metadata(&real).map_err(failed)?;
-    if data.is_dir() { Ok(real) } else { Err(Failure::new(format!("the branch {text} is not a directory"))) }
+    if data.is_dir() {
+        return Ok(real);
+    }
+    Err(Failure::new(format!("the branch {text} is not a directory")).next("branches are directories that are there"))
 }
 
 /// Refuses branches that would show a file twice, or the union within itself. All paths are
