@@ -359,14 +359,8 @@ impl Imported {
     /// Those of a commit.
     pub(crate) fn keep_damage(&self) -> Result<(), PoolError> {
         let known = self.watch.kept(DAMAGE_MOST);
-        let kept = self
-            .pool
-            .pool_properties()?
-            .into_iter()
-            .find(|(name, _)| name == DAMAGE)
-            .map(|(_, value)| value)
-            .unwrap_or_default();
-        if self.read_only || known == kept {
+        let kept = self.pool.pool_properties()?.into_iter().find(|(name, _)| name == DAMAGE);
+        if self.read_only || known == kept.map(|(_, value)| value).unwrap_or_default() {
             return Ok(());
         }
         self.pool.set_pool_properties(&[(DAMAGE, (!known.is_empty()).then_some(known.as_str()))])
@@ -374,8 +368,8 @@ impl Imported {
 
     /// Ends the engine's threads with a last commit. Nothing is committed by itself afterwards.
     fn stop(&self) -> Result<(), PoolError> {
-        self.scrub.stop_thread();
-        self.trim.stop_thread();
+        self.scrub.job.leave();
+        self.trim.job.leave();
         if let Err(error) = self.keep_damage() {
             // Why the pool accepts nothing any more is told by what follows; damage is found again.
             tracing::debug!(%error, "what is known of damage was not kept");

@@ -208,9 +208,7 @@ pub fn run(
     let name = pool.name();
     match request {
         PoolRequest::List => return Ok(PoolAnswer::Listed(Box::new(Figures::of(pool)?))),
-        PoolRequest::Status { names } => {
-            return status(pool, mounts, names).map(|status| PoolAnswer::Status(Box::new(status)));
-        }
+        PoolRequest::Status { names } => return Ok(PoolAnswer::Status(Box::new(status(pool, mounts, names)?))),
         PoolRequest::Export { force } => leave(pool, mounts, force, "export")?,
         PoolRequest::Destroy { force } => leave(pool, mounts, force, "destroy")?,
         PoolRequest::Add { devices, size, force } => add(pool, &devices, size, force)?,
@@ -240,7 +238,7 @@ pub fn run(
         PoolRequest::ClearEvents => pool.watch.clear_events(),
         PoolRequest::Scrub(order) => pool.scrub.order(&name, order)?,
         PoolRequest::AwaitScrub => {
-            while pool.scrub.wait(LOOK_UP) && progress.note("") {}
+            while pool.scrub.job.wait(LOOK_UP) && progress.note("") {}
             pool.keep_damage()
                 .map_err(|error| Refusal::pool(format!("cannot keep what was found in '{name}'"), &error))?;
         }
@@ -249,7 +247,7 @@ pub fn run(
             pool.trim.order(&name, &devices, order)?;
         }
         PoolRequest::AwaitTrim => {
-            while pool.trim.wait(LOOK_UP) && progress.note("") {}
+            while pool.trim.job.wait(LOOK_UP) && progress.note("") {}
             pool.trim.supported()?;
         }
         PoolRequest::AwaitFree => {

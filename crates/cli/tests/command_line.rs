@@ -90,7 +90,7 @@ fn a_wrong_command_line_says_why_and_mounts_nothing() {
         ("nacre", &["cage", "--size", "10X", "s"], 2, "size: \"10X\" is no size"),
         ("nacre", &["cage", "--size", "4095", "s"], 2, "less than one block"),
         ("nacre", &["cage", "--size", "1G", "missing"], 3, "cannot use the directory missing"),
-        ("nacre", &["cage", "--size", "1G", "file"], 1, "file is not a directory\nnacre: name the one"),
+        ("nacre", &["cage", "--size", "1G", "file"], 1, "file is not a directory\nnacre: a cage limits"),
         ("nacre", &["cage", "--size", "1G", "s", "missing"], 3, "make it first"),
         ("nacre", &["cage", "--size", "1G", "s", "file"], 1, "is not a directory, the source is"),
         ("nacre", &["cage", "--size", "1G", ".", "m"], 1, "the cage would contain itself"),

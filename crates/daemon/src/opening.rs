@@ -132,18 +132,33 @@ pub fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure>
 pub(crate) fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failure> {
     let below = fs::metadata(source).map_err(|error| unusable_source(source, &error))?;
     let above = fs::metadata(mountpoint).map_err(|error| unusable(mountpoint, &error))?;
+    let (of, at) = (path_text(source), path_text(mountpoint));
     let (what, next) = match (below.is_dir(), above.is_dir()) {
-        (true, false) => (
-            format!("the mount point {} is not a directory, the source is", path_text(mountpoint)),
-            "name an empty one as the mount point",
-        ),
+        (true, false) => (format!("the mount point {at} is not a directory, the source is"), "name an empty one"),
         (false, true) => (
-            format!("the source {} is not a directory, the mount point is", path_text(source)),
+            format!("the source {of} is not a directory, the mount point is"),
             "name one, or with --engine=kernel a file as the mount point as well",
         ),
         _ => return Ok(()),
     };
     Err(Failure::new(what).next(next))
+}
+
+/// A directory that is there, resolved; what for, and what is said of such directories.
+///
+/// # Errors
+/// A path that leads nowhere, or to something else than a directory.
+pub(crate) fn directory(named: &Path, what: &str, why: &str) -> Result<PathBuf, Failure> {
+    let text = path_text(named);
+    let found = fs::canonicalize(named).and_then(|real| Ok((fs::metadata(&real)?.is_dir(), real)));
+    match found {
+        Ok((true, real)) => Ok(real),
+        Ok((false, _)) => Err(Failure::new(format!("{text} is not a directory")).next(why)),
+        Err(error) => Err(Failure::io(&format!("cannot use the {what}"), &text, &error).next(match error.kind() {
+            io::ErrorKind::PermissionDenied => "you need the right to reach all that it lies in".to_owned(),
+            _ => format!("make it first: {why}"),
+        })),
+    }
 }
 
 /// Builds the layers.

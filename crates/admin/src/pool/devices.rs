@@ -136,9 +136,7 @@ pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh,
                 fresh.made.push(path.clone());
                 device
             }
-            (Some(_), Ok(_)) => {
-                return Err(exists(path));
-            }
+            (Some(_), Ok(_)) => return Err(exists(path)),
             _ => FileDevice::open(path, true).map_err(|error| missing(path, &error))?,
         };
         let metadata = fs::metadata(path).map_err(|error| refusal("cannot look at", path, &error))?;

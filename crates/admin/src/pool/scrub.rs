@@ -89,7 +89,7 @@ impl JobState for ScrubReport {
 
 /// The scrub of a pool, and what it works on.
 pub struct Scrub {
-    job: Job<ScrubReport>,
+    pub(crate) job: Job<ScrubReport>,
     pool: Arc<Pool>,
     store: Arc<Store>,
     watch: Arc<Watch>,
@@ -124,10 +124,8 @@ impl Scrub {
         let mut state = self.job.lock();
         match (order, state.phase) {
             (ScrubOrder::Start, Phase::Running) => {
-                return Err(Refusal::new(
-                    Kind::Busy,
-                    format!("cannot scrub {name}: currently scrubbing; use 'zpool scrub -s' to cancel scrub"),
-                ));
+                let what = format!("cannot scrub {name}: currently scrubbing; use 'zpool scrub -s' to cancel scrub");
+                return Err(Refusal::new(Kind::Busy, what));
             }
             (ScrubOrder::Start, Phase::Paused) => state.phase = Phase::Running,
             (ScrubOrder::Start, _) => {
@@ -168,16 +166,6 @@ impl Scrub {
         self.keep(&report)?;
         let work = Arc::clone(self);
         self.job.start(("pool-scrub", "scrub"), move || work.run())
-    }
-
-    /// Waits until it does not run any more, or the time is over; answers whether it runs.
-    pub fn wait(&self, most: Duration) -> bool {
-        self.job.wait(most)
-    }
-
-    /// Ends the thread, because the pool is left; the state stays.
-    pub(crate) fn stop_thread(&self) {
-        self.job.leave();
     }
 
     /// Keeps the state over exports and crashes.

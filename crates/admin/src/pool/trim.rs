@@ -58,8 +58,9 @@ pub enum TrimOrder {
     Cancel,
 }
 
+/// How far all devices are.
 #[derive(Debug, Default)]
-struct TrimState {
+pub(crate) struct TrimState {
     /// By the device's place in the pool; with the slot to go on with.
     devices: HashMap<u16, (TrimReport, u32)>,
 }
@@ -78,7 +79,7 @@ impl TrimState {
 
 /// The trimming of a pool's devices, and what it works on.
 pub struct Trim {
-    job: Job<TrimState>,
+    pub(crate) job: Job<TrimState>,
     store: Arc<Store>,
     watch: Arc<Watch>,
     devices: Arc<RwLock<Vec<Arc<Counted>>>>,
@@ -134,30 +135,23 @@ impl Trim {
             }
         }
         for (device, path, length) in wanted {
-            let known = state.devices.entry(device).or_default();
-            match order {
-                TrimOrder::Start { rate } if known.0.phase == Phase::Paused => {
-                    (known.0.phase, known.0.rate) = (Phase::Running, rate)
-                }
-                TrimOrder::Start { rate } => {
-                    *known = (
-                        TrimReport {
-                            phase: Phase::Running,
-                            started: now(),
-                            total: length,
-                            rate,
-                            ..TrimReport::default()
-                        },
-                        0,
-                    );
-                }
-                TrimOrder::Suspend => (known.0.phase, known.0.ended) = (Phase::Paused, now()),
-                TrimOrder::Cancel => (known.0.phase, known.0.ended) = (Phase::Canceled, now()),
-            }
+            let (report, next) = state.devices.entry(device).or_default();
             let event = match order {
-                TrimOrder::Start { .. } => "sysevent.fs.zfs.trim_start",
-                TrimOrder::Suspend => "sysevent.fs.zfs.trim_suspend",
-                TrimOrder::Cancel => "sysevent.fs.zfs.trim_cancel",
+                TrimOrder::Start { rate } => {
+                    if report.phase != Phase::Paused {
+                        (*report, *next) = (TrimReport { started: now(), total: length, ..TrimReport::default() }, 0);
+                    }
+                    (report.phase, report.rate) = (Phase::Running, rate);
+                    "sysevent.fs.zfs.trim_start"
+                }
+                TrimOrder::Suspend => {
+                    (report.phase, report.ended) = (Phase::Paused, now());
+                    "sysevent.fs.zfs.trim_suspend"
+                }
+                TrimOrder::Cancel => {
+                    (report.phase, report.ended) = (Phase::Canceled, now());
+                    "sysevent.fs.zfs.trim_cancel"
+                }
             };
             self.watch.note(event, vec![("vdev_path".to_owned(), path.to_owned())]);
         }
@@ -165,17 +159,6 @@ impl Trim {
         self.job.tell();
         let work = Arc::clone(self);
         self.job.start(("pool-trim", "trim"), move || work.run())
-    }
-
-    /// Waits until no device is being trimmed any more, or the time is over; answers whether one
-    /// is.
-    pub fn wait(&self, most: Duration) -> bool {
-        self.job.wait(most)
-    }
-
-    /// Ends the thread, because the pool is left.
-    pub(crate) fn stop_thread(&self) {
-        self.job.leave();
     }
 
     fn run(&self) {
