@@ -32,12 +32,12 @@ mod tests;
 mod values;
 
 pub use destroying::{Destroyed, ToDestroy};
-pub(crate) use diff::tidy as tidy_diffs;
 pub use diff::{Difference, FileKind, How};
 pub use holds::{Hold, ToHold};
 pub use list::{From, ListedObject, Listing, ObjectType, Shown, Types};
 pub use making::{ToCreate, ToSnapshot};
 pub use mounting::{MountedAt, ToMount, ToUnmount, leave_all, mount_all, unmount_all};
+pub(crate) use objects::missing;
 pub use renaming::ToRename;
 pub use rolling::ToRollBack;
 pub use setting::{NewValue, ToSet};
@@ -52,7 +52,7 @@ use crate::{Imported, Kind, Mounts, Progress, Refusal};
 /// What can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Request {
+pub enum FsRequest {
     /// Objects with their properties.
     List(Listing),
     /// A new file system, or a clone.
@@ -111,7 +111,7 @@ pub enum Request {
 /// What is answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Answer {
+pub enum FsAnswer {
     /// Done, but for what these sentences say.
     Done(Vec<String>),
     /// Objects.
@@ -126,7 +126,7 @@ pub enum Answer {
     Owners(Vec<OwnerSpace>),
 }
 
-impl Request {
+impl FsRequest {
     /// Whether it changes the pool: such commands are in its history.
     #[must_use]
     pub fn changes(&self) -> bool {
@@ -159,31 +159,33 @@ impl Request {
 pub fn run(
     pool: &Imported,
     mounts: &dyn Mounts,
-    request: Request,
+    request: FsRequest,
     progress: &mut dyn Progress,
-) -> Result<Answer, Refusal> {
+) -> Result<FsAnswer, Refusal> {
     if pool.read_only && request.changes() {
         let refusal = Refusal::new(Kind::Permission, format!("cannot change '{}': pool is read-only", pool.name()));
         return Err(refusal.next("export it and import it without '-o readonly=on'"));
     }
-    let done = |()| Answer::Done(Vec::new());
+    let done = |()| FsAnswer::Done(Vec::new());
     match request {
-        Request::List(listing) => list::run(pool, mounts, &listing).map(Answer::Listed),
-        Request::Create(new) => making::create(pool, mounts, &new).map(Answer::Done),
-        Request::Destroy(what) => destroying::destroy(pool, mounts, &what).map(Answer::Destroyed),
-        Request::Set(what) => setting::set(pool, mounts, &what).map(Answer::Done),
-        Request::Mounted => mounting::list(pool, mounts).map(Answer::Mounted),
-        Request::Mount(what) => mounting::mount(pool, mounts, &what).map(Answer::Done),
-        Request::Unmount { what, force } => mounting::unmount_asked(pool, mounts, &what, force).map(Answer::Done),
-        Request::Snapshot(what) => making::snapshot(pool, mounts, &what).map(done),
-        Request::RollBack(what) => rolling::roll_back(pool, mounts, &what).map(done),
-        Request::Promote(name) => renaming::promote(pool, mounts, &name).map(done),
-        Request::Rename(what) => renaming::rename(pool, mounts, &what).map(Answer::Done),
-        Request::Bookmark { of, name } => making::bookmark(pool, mounts, &of, &name).map(done),
-        Request::Hold(what) => holds::hold(pool, mounts, &what).map(done),
-        Request::Holds { snapshots, recursive } => holds::list(pool, mounts, &snapshots, recursive).map(Answer::Holds),
-        Request::Diff { from, to } => diff::run(pool, mounts, &from, to.as_deref(), progress).map(done),
-        Request::Owners(name) => space::run(pool, mounts, &name).map(Answer::Owners),
+        FsRequest::List(listing) => list::run(pool, mounts, &listing).map(FsAnswer::Listed),
+        FsRequest::Create(new) => making::create(pool, mounts, &new).map(FsAnswer::Done),
+        FsRequest::Destroy(what) => destroying::destroy(pool, mounts, &what).map(FsAnswer::Destroyed),
+        FsRequest::Set(what) => setting::set(pool, mounts, &what).map(FsAnswer::Done),
+        FsRequest::Mounted => mounting::list(pool, mounts).map(FsAnswer::Mounted),
+        FsRequest::Mount(what) => mounting::mount(pool, mounts, &what).map(FsAnswer::Done),
+        FsRequest::Unmount { what, force } => mounting::unmount_asked(pool, mounts, &what, force).map(FsAnswer::Done),
+        FsRequest::Snapshot(what) => making::snapshot(pool, mounts, &what).map(done),
+        FsRequest::RollBack(what) => rolling::roll_back(pool, mounts, &what).map(done),
+        FsRequest::Promote(name) => renaming::promote(pool, mounts, &name).map(done),
+        FsRequest::Rename(what) => renaming::rename(pool, mounts, &what).map(FsAnswer::Done),
+        FsRequest::Bookmark { of, name } => making::bookmark(pool, mounts, &of, &name).map(done),
+        FsRequest::Hold(what) => holds::hold(pool, mounts, &what).map(done),
+        FsRequest::Holds { snapshots, recursive } => {
+            holds::list(pool, mounts, &snapshots, recursive).map(FsAnswer::Holds)
+        }
+        FsRequest::Diff { from, to } => diff::run(pool, mounts, &from, to.as_deref(), progress).map(done),
+        FsRequest::Owners(name) => space::run(pool, mounts, &name).map(FsAnswer::Owners),
     }
 }
 

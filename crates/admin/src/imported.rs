@@ -22,7 +22,7 @@ use crate::clock::now;
 use crate::counted::Counted;
 use crate::failing::Failing;
 use crate::pool::{Figures, Scrub, Trim};
-use crate::reading::Reading;
+use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
 
@@ -192,7 +192,7 @@ impl Imported {
         imported.apply_properties()?;
         imported.expand_by_itself()?;
         if !read_only {
-            crate::fs::tidy_diffs(&imported)?;
+            reading::tidy(&imported.pool)?;
         }
         Figures::of(&imported)?;
         Ok(imported)
@@ -223,7 +223,8 @@ impl Imported {
             }
         });
         let committer = if read_only { None } else { Some(pool.start_committer(Pace::for_memory(opening.cache))?) };
-        let (scrub, trim, since) = (Arc::new(Scrub::default()), Arc::new(Trim::default()), now());
+        let scrub = Arc::new(Scrub::new(&pool, &store, &watch, &devices, !read_only));
+        let trim = Arc::new(Trim::new(&store, &watch, &devices));
         let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
         let (committer, last) = (Mutex::new(committer), Mutex::default());
         Ok(Self {
@@ -235,7 +236,7 @@ impl Imported {
             scrub,
             reading: Reading::default(),
             trim,
-            since,
+            since: now(),
             read_only,
             opening,
             name,
@@ -252,7 +253,7 @@ impl Imported {
                 self.watch.take_up(&value);
             }
             if name == Scrub::kept_as() {
-                self.scrub.take_up(self, &value)?;
+                self.scrub.take_up(&value)?;
             }
         }
         Ok(())
@@ -362,14 +363,8 @@ impl Imported {
     /// Those of a commit.
     pub(crate) fn keep_damage(&self) -> Result<(), PoolError> {
         let known = self.watch.kept(DAMAGE_MOST);
-        let kept = self
-            .pool
-            .pool_properties()?
-            .into_iter()
-            .find(|(name, _)| name == DAMAGE)
-            .map(|(_, value)| value)
-            .unwrap_or_default();
-        if self.read_only || known == kept {
+        let kept = self.pool.pool_properties()?.into_iter().find(|(name, _)| name == DAMAGE);
+        if self.read_only || known == kept.map(|(_, value)| value).unwrap_or_default() {
             return Ok(());
         }
         self.pool.set_pool_properties(&[(DAMAGE, (!known.is_empty()).then_some(known.as_str()))])
@@ -377,8 +372,8 @@ impl Imported {
 
     /// Ends the engine's threads with a last commit. Nothing is committed by itself afterwards.
     fn stop(&self) -> Result<(), PoolError> {
-        self.scrub.stop_thread();
-        self.trim.stop_thread();
+        self.scrub.job.leave();
+        self.trim.job.leave();
         if let Err(error) = self.keep_damage() {
             // Why the pool accepts nothing any more is told by what follows; damage is found again.
             tracing::debug!(%error, "what is known of damage was not kept");

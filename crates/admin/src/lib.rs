@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  imported   an imported pool: engine, store, devices, what it counts
-//!  fs         verbs on datasets:  fs::run(&Imported, &dyn Mounts, Request, &mut dyn Progress) -> Result<Answer, Refusal>
+//!  fs         verbs on datasets:  fs::run(&Imported, &dyn Mounts, FsRequest, &mut dyn Progress) -> Result<FsAnswer, Refusal>
 //!  pool       verbs on the pool:  pool::run(the same)
 //!  mounts     what the verbs need of mounting
 //!  counted    devices that count; failing: what becomes of writes that they refuse; watch: events and damage
@@ -54,9 +54,9 @@ pub struct Command {
 #[serde(rename_all = "kebab-case")]
 pub enum Verb {
     /// On datasets.
-    Fs(fs::Request),
+    Fs(fs::FsRequest),
     /// On the pool.
-    Pool(pool::Request),
+    Pool(pool::PoolRequest),
 }
 
 /// What the process answers.
@@ -64,7 +64,7 @@ pub enum Verb {
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
     /// Done, on datasets.
-    Fs(fs::Answer),
+    Fs(fs::FsAnswer),
     /// Done, on the pool.
-    Pool(pool::Answer),
+    Pool(pool::PoolAnswer),
 }

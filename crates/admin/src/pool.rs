@@ -42,7 +42,7 @@ const HISTORY_LINE_MOST: usize = 7000;
 /// What can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Request {
+pub enum PoolRequest {
     /// Its figures.
     List,
     /// Its figures and its health; with `names` the damaged files by name.
@@ -124,7 +124,7 @@ pub enum Request {
 /// What is answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Answer {
+pub enum PoolAnswer {
     /// It is done.
     Done,
     /// Figures.
@@ -169,7 +169,7 @@ pub struct Line {
     pub text: String,
 }
 
-impl Request {
+impl PoolRequest {
     /// Whether it changes something: such verbs are carried out one at a time, and go to the
     /// history.
     #[must_use]
@@ -202,18 +202,18 @@ impl Request {
 pub fn run(
     pool: &Imported,
     mounts: &dyn Mounts,
-    request: Request,
+    request: PoolRequest,
     progress: &mut dyn Progress,
-) -> Result<Answer, Refusal> {
+) -> Result<PoolAnswer, Refusal> {
     let name = pool.name();
     match request {
-        Request::List => return Ok(Answer::Listed(Box::new(Figures::of(pool)?))),
-        Request::Status { names } => return status(pool, mounts, names).map(|status| Answer::Status(Box::new(status))),
-        Request::Export { force } => leave(pool, mounts, force, "export")?,
-        Request::Destroy { force } => leave(pool, mounts, force, "destroy")?,
-        Request::Add { devices, size, force } => add(pool, &devices, size, force)?,
-        Request::Expand { devices } => expand(pool, &devices)?,
-        Request::Upgrade => {
+        PoolRequest::List => return Ok(PoolAnswer::Listed(Box::new(Figures::of(pool)?))),
+        PoolRequest::Status { names } => return Ok(PoolAnswer::Status(Box::new(status(pool, mounts, names)?))),
+        PoolRequest::Export { force } => leave(pool, mounts, force, "export")?,
+        PoolRequest::Destroy { force } => leave(pool, mounts, force, "destroy")?,
+        PoolRequest::Add { devices, size, force } => add(pool, &devices, size, force)?,
+        PoolRequest::Expand { devices } => expand(pool, &devices)?,
+        PoolRequest::Upgrade => {
             let lacking = [
                 (figures::REDUNDANT_METADATA, pool.store.has_redundant_metadata()),
                 (figures::ORDERED_NAMES, pool.store.has_ordered_names()),
@@ -231,28 +231,31 @@ pub fn run(
                 progress.note(&format!("Pool '{name}' already has all supported features enabled."));
             }
         }
-        Request::Set { name, value } => properties::set(pool, &name, &value)?,
-        Request::History => return history(pool).map(Answer::History),
-        Request::Events { follow: false } => return Ok(Answer::Events(pool.watch.events(0))),
-        Request::Events { follow: true } => follow(pool, progress)?,
-        Request::ClearEvents => pool.watch.clear_events(),
-        Request::Scrub(order) => pool.scrub.clone().order(pool, order)?,
-        Request::AwaitScrub => {
-            while pool.scrub.wait(LOOK_UP) && progress.note("") {}
+        PoolRequest::Set { name, value } => properties::set(pool, &name, &value)?,
+        PoolRequest::History => return history(pool).map(PoolAnswer::History),
+        PoolRequest::Events { follow: false } => return Ok(PoolAnswer::Events(pool.watch.events(0))),
+        PoolRequest::Events { follow: true } => follow(pool, progress)?,
+        PoolRequest::ClearEvents => pool.watch.clear_events(),
+        PoolRequest::Scrub(order) => pool.scrub.order(&name, order)?,
+        PoolRequest::AwaitScrub => {
+            while pool.scrub.job.wait(LOOK_UP) && progress.note("") {}
             pool.keep_damage()
                 .map_err(|error| Refusal::pool(format!("cannot keep what was found in '{name}'"), &error))?;
         }
-        Request::Trim { devices, order } => pool.trim.order(pool, &devices, order)?,
-        Request::AwaitTrim => {
-            while pool.trim.wait(LOOK_UP) && progress.note("") {}
-            trim::supported(pool)?;
+        PoolRequest::Trim { devices, order } => {
+            writable(pool, &format!("cannot trim '{name}'"))?;
+            pool.trim.order(&name, &devices, order)?;
         }
-        Request::AwaitFree => {
+        PoolRequest::AwaitTrim => {
+            while pool.trim.job.wait(LOOK_UP) && progress.note("") {}
+            pool.trim.supported()?;
+        }
+        PoolRequest::AwaitFree => {
             while !pool.read_only && pool.pool.is_freeing() && progress.note("") {
                 crate::clock::pause(LOOK_UP);
             }
         }
-        Request::Clear { device } => {
+        PoolRequest::Clear { device } => {
             let meant = |path: &str| device.as_ref().is_none_or(|named| named.as_os_str() == path);
             let devices = pool.devices.read();
             if let Some(device) = device.as_ref().filter(|_| !devices.iter().any(|known| meant(known.name()))) {
@@ -269,20 +272,19 @@ pub fn run(
             drop(devices);
             pool.keep_damage().map_err(|error| Refusal::pool(format!("cannot clear errors for '{name}'"), &error))?;
         }
-        Request::Sync => {
+        PoolRequest::Sync => {
             let mounted: Vec<u64> = mounts.mounted().iter().map(|mounted| mounted.what.dataset).collect();
             mounts.settle(&mounted)?;
             if !pool.read_only {
                 pool.pool.sync_pool().map_err(|error| Refusal::pool(format!("cannot sync '{name}'"), &error))?;
             }
         }
-        Request::Inspect(wanted) => inspect::run(pool, &wanted, progress)?,
-        Request::Check => return check::run(pool, progress).map(Answer::Checked),
+        PoolRequest::Inspect(wanted) => inspect::run(pool, &wanted, progress)?,
+        PoolRequest::Check => return check::run(pool, progress).map(PoolAnswer::Checked),
     }
-    Ok(Answer::Done)
+    Ok(PoolAnswer::Done)
 }
 
-/// Leaves the pool for good. Where that cannot be, its file systems are mounted again.
 /// Whether all that is in the pool is there still when it is let go.
 ///
 /// # Errors
@@ -307,10 +309,20 @@ pub fn rescue(pool: &str, open: &str) -> String {
     )
 }
 
+/// Whether the pool may be changed.
+fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
+    if pool.read_only {
+        return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only"))
+            .next("export it and import it without '-o readonly=on'"));
+    }
+    Ok(())
+}
+
+/// Leaves the pool for good. Where that cannot be, its file systems are mounted again.
 fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Result<(), Refusal> {
     let name = pool.name();
-    if doing == "destroy" && pool.read_only {
-        return Err(Refusal::new(Kind::Permission, format!("cannot destroy '{name}': pool is read only")));
+    if doing == "destroy" {
+        writable(pool, &format!("cannot destroy '{name}'"))?;
     }
     if let Some(why) = pool.suspended().filter(|_| !force) {
         let refusal =
@@ -367,9 +379,7 @@ fn status(pool: &Imported, mounts: &dyn Mounts, names: bool) -> Result<Status, R
 
 fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<(), Refusal> {
     let doing = format!("cannot add to '{}'", pool.name());
-    if pool.read_only {
-        return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
-    }
+    writable(pool, &doing)?;
     if let Some(why) = pool.suspended() {
         return Err(Refusal::new(Kind::Io, format!("{doing}: pool I/O is currently suspended: {why}")));
     }
@@ -393,9 +403,7 @@ fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Re
 
 fn expand(pool: &Imported, paths: &[PathBuf]) -> Result<(), Refusal> {
     let doing = format!("cannot expand '{}'", pool.name());
-    if pool.read_only {
-        return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
-    }
+    writable(pool, &doing)?;
     let known: Vec<PathBuf> = pool.devices.read().iter().map(|device| PathBuf::from(device.name())).collect();
     if let Some(other) = paths.iter().find(|path| !known.contains(path)) {
         let refusal = Refusal::new(Kind::NotFound, format!("{doing}: no such device in pool: {}", other.display()));

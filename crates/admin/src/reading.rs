@@ -1,15 +1,40 @@
 //! What commands read for long (`diff`): its snapshots and file systems are not destroyed
-//! meanwhile, which would take the frames away under the reader.
+//! meanwhile, which would take the frames away under the reader. Those that were made for it go.
 //!
 //! Called by the verbs. Invariant: nothing is both read and destroyed: whoever destroys is refused
 //! where something of it is read, and whoever wants to read waits for those who are destroying, and
 //! looks for it then.
 
-use nacre_pool::Txg;
+use nacre_pool::engine::Pool;
+use nacre_pool::{PoolError, Txg};
 use parking_lot::{Condvar, Mutex};
 
 /// A snapshot of a dataset; without one, the dataset itself.
 pub(crate) type Read = (u64, Option<Txg>);
+
+/// How the names of snapshots begin that are made to be compared ...
+pub(crate) const COMPARED: &str = "nacre-diff-";
+/// ... and the property by which they are known.
+pub(crate) const MARK: &str = "nacre:diff";
+
+/// Destroys the snapshots that were made to be compared by a process that has died meanwhile.
+pub(crate) fn tidy(pool: &Pool) -> Result<(), PoolError> {
+    let mut left = Vec::new();
+    {
+        let catalog = pool.catalog_view();
+        let mut waiting = vec![catalog.root()?];
+        while let Some(id) = waiting.pop() {
+            for (txg, row) in catalog.snapshot_rows(id)? {
+                let marked = row.name.starts_with(COMPARED) && row.holds + row.clones == 0;
+                if marked && catalog.snapshot_properties(id, txg)?.iter().any(|(name, _)| name == MARK) {
+                    left.push((id, row.name));
+                }
+            }
+            waiting.extend(catalog.children(id)?);
+        }
+    }
+    left.iter().try_for_each(|(id, name)| pool.destroy_snapshots(*id, &[name], false))
+}
 
 #[derive(Debug, Default)]
 struct ReadingState {
@@ -26,7 +51,7 @@ pub struct Reading {
 
 /// As long as it lives, these are not destroyed.
 #[derive(Debug)]
-pub(crate) struct Held<'a> {
+pub(crate) struct ReadGuard<'a> {
     reading: &'a Reading,
     what: Vec<Read>,
 }
@@ -37,14 +62,17 @@ pub(crate) struct Destroying<'a>(&'a Reading);
 
 impl Reading {
     /// Holds what `choose` finds; nothing is destroyed while it looks.
-    pub(crate) fn hold<R, E>(&self, choose: impl FnOnce() -> Result<(R, Vec<Read>), E>) -> Result<(R, Held<'_>), E> {
+    pub(crate) fn hold<R, E>(
+        &self,
+        choose: impl FnOnce() -> Result<(R, Vec<Read>), E>,
+    ) -> Result<(R, ReadGuard<'_>), E> {
         let mut state = self.state.lock();
         while state.destroying > 0 {
             self.changed.wait(&mut state);
         }
         let (found, what) = choose()?;
         state.held.extend(&what);
-        Ok((found, Held { reading: self, what }))
+        Ok((found, ReadGuard { reading: self, what }))
     }
 
     /// Something is going to be destroyed, unless it is one of those that are read.
@@ -60,7 +88,7 @@ impl Reading {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ReadGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.reading.state.lock();
         for read in &self.what {

@@ -65,7 +65,7 @@ pub const LOGS: TableArguments = TableArguments {
 pub const UNION: TableArguments = TableArguments {
     name: "union",
     title: "Two branches shown as one tree",
-    // The founding document's file system; it makes reflinks, and inodes as they are needed.
+    // It makes reflinks, and inodes as they are needed.
     place: TablePlace::Image("xfs"),
     amounts: &["full", "names", "files", "copy", "cache"],
 };
@@ -215,9 +215,9 @@ fn amounts(table: &TableArguments) -> Vec<Arg> {
     let full = Arg::new("full").long("full").action(ArgAction::SetTrue).conflicts_with("quick");
     let known = [
         full.help(if table.amounts.contains(&"names") {
-            "The founding document's 1,382,438 names: hours with every rival"
+            "One directory of 1,382,438 names over two branches: hours with every rival"
         } else if table.amounts.contains(&"directories") {
-            "The founding document's 1,644,553 files and 1,100,000 directories: hours with every rival"
+            "1,644,553 files in one directory and 1,100,000 directories in another: hours with every rival"
         } else {
             "Every file and record size of iozone's automatic mode: hours"
         }),
@@ -242,7 +242,7 @@ fn amounts(table: &TableArguments) -> Vec<Arg> {
         Arg::new("mix")
             .long("mix")
             .action(ArgAction::SetTrue)
-            .help("Files of 50 to 500 KB of text, as in the founding document, and not of 100 bytes (1,644,553 of them are 450 GB)"),
+            .help("Files of 50 to 500 KB of text, and not of 100 bytes (1,644,553 of them are 450 GB)"),
     ];
     let known = known.into_iter().filter(|argument| table.amounts.contains(&argument.get_id().as_str()));
     [quick, number("rounds", "Rounds of which the median counts (default 5)")].into_iter().chain(known).collect()

@@ -22,10 +22,9 @@ const SMALL_RECORD_FILES: u64 = 32 * MIB;
 const CAGE: u64 = 10 * GIB;
 const PLENTY: u64 = 30 * GIB;
 const TIGHT_CAGE: u64 = 4 * GIB;
-/// `ls -U /mnt/rotating-rust | wc -l` in the founding document of the union.
+/// Names of a large archive on one disk, as somebody counted them there.
 const DOCUMENTED_NAMES: u64 = 1_382_438;
-/// What lay in one directory in the founding document of such directories, and what gave its author
-/// trouble next.
+/// Of files, and of directories, somebody had so many in one directory, and trouble with them.
 const DOCUMENTED_FILES: u64 = 1_644_553;
 const DOCUMENTED_DIRECTORIES: u64 = 1_100_000;
 /// The smallest image that every file system can be made in.
@@ -76,7 +75,7 @@ pub struct Scale {
     pub snapshots: u64,
     /// Directories in one directory.
     pub directories: u64,
-    /// Whether many files have the sizes of the founding document's, and not 100 bytes.
+    /// Whether many files have 50 to 500 KB, and not 100 bytes.
     pub mixed: bool,
 }
 

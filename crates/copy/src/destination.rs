@@ -74,7 +74,10 @@ pub(crate) fn prepare(options: &Options) -> Result<Prepared, Refusal> {
 }
 
 fn open_source(path: &Path) -> Result<(PathBuf, OwnedFd, Meta), Refusal> {
-    let whole = path.canonicalize().map_err(|error| failed("cannot open", path, &error))?;
+    let whole = path.canonicalize().map_err(|error| Refusal {
+        next: "name a directory that is there and that you can reach".to_owned(),
+        ..failed("cannot open", path, &error)
+    })?;
     let open = |flags| fs::open(&whole, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | flags, Mode::empty());
     let source = match open(OFlags::NOATIME) {
         Err(Errno::PERM) => open(OFlags::empty()),
@@ -105,7 +108,10 @@ fn refuse_inside(destination: &Path, source: &Meta) -> Result<(), Refusal> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let look = |error: io::Error| failed("cannot open the directory", above, &error);
+    let look = |error: io::Error| Refusal {
+        next: "the directory that the copy is to lie in must be there, and within your reach".to_owned(),
+        ..failed("cannot open the directory", above, &error)
+    };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut directory = fs::open(above, flags, Mode::empty()).map_err(|error| look(error.into()))?;
     let mut meta = Meta::of_file(directory.as_fd()).map_err(look)?;

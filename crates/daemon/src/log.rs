@@ -38,7 +38,10 @@ fn level(verbosity: Verbosity) -> LevelFilter {
 
 fn open(path: &Path) -> Result<File, Failure> {
     let file = OpenOptions::new().create(true).append(true).open(path);
-    file.map_err(|error| Failure::io("cannot open the log", path_text(path), &error))
+    file.map_err(|error| {
+        Failure::io("cannot open the log", path_text(path), &error)
+            .next("name a file in a directory that is there and that you may write to")
+    })
 }
 
 /// Starts the log of a process that serves one mount: to a file, or to standard error, which leads

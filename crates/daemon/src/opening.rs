@@ -122,24 +122,42 @@ pub fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure>
     if !fs::metadata(mountpoint).map_err(|error| unusable(mountpoint, &error))?.is_dir() {
         let failure = Failure::new(format!("the mount point {} is not a directory", path_text(mountpoint)));
         let of_host = matches!(spec.layers[..], [LayerSpec::Host(_), ..]);
-        return Err(if of_host { failure.next("--engine=kernel can show a single file") } else { failure });
+        let next = if of_host { "--engine=kernel can show a single file" } else { "name an empty directory" };
+        return Err(failure.next(next));
     }
     union::place::check(spec, mountpoint)
 }
 
 /// A directory is shown at a directory, anything else at a file.
 pub(crate) fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failure> {
-    let below =
-        fs::metadata(source).map_err(|error| Failure::io("cannot use the source", path_text(source), &error))?;
+    let below = fs::metadata(source).map_err(|error| unusable_source(source, &error))?;
     let above = fs::metadata(mountpoint).map_err(|error| unusable(mountpoint, &error))?;
-    match (below.is_dir(), above.is_dir()) {
-        (true, false) => {
-            Err(Failure::new(format!("the mount point {} is not a directory, the source is", path_text(mountpoint))))
-        }
-        (false, true) => {
-            Err(Failure::new(format!("the source {} is not a directory, the mount point is", path_text(source))))
-        }
-        _ => Ok(()),
+    let (of, at) = (path_text(source), path_text(mountpoint));
+    let (what, next) = match (below.is_dir(), above.is_dir()) {
+        (true, false) => (format!("the mount point {at} is not a directory, the source is"), "name an empty one"),
+        (false, true) => (
+            format!("the source {of} is not a directory, the mount point is"),
+            "name one, or with --engine=kernel a file as the mount point as well",
+        ),
+        _ => return Ok(()),
+    };
+    Err(Failure::new(what).next(next))
+}
+
+/// A directory that is there, resolved; what for, and what is said of such directories.
+///
+/// # Errors
+/// A path that leads nowhere, or to something else than a directory.
+pub(crate) fn directory(named: &Path, what: &str, why: &str) -> Result<PathBuf, Failure> {
+    let text = path_text(named);
+    let found = fs::canonicalize(named).and_then(|real| Ok((fs::metadata(&real)?.is_dir(), real)));
+    match found {
+        Ok((true, real)) => Ok(real),
+        Ok((false, _)) => Err(Failure::new(format!("{text} is not a directory")).next(why)),
+        Err(error) => Err(Failure::io(&format!("cannot use the {what}"), &text, &error).next(match error.kind() {
+            io::ErrorKind::PermissionDenied => "you need the right to reach all that it lies in".to_owned(),
+            _ => format!("make it first: {why}"),
+        })),
     }
 }
 
@@ -165,8 +183,7 @@ pub fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure
             // out of there.
             let kept = host.source.as_os_str().as_bytes().starts_with(b"/proc/");
             let resolved = if kept { Ok(host.source.clone()) } else { fs::canonicalize(&host.source) };
-            let resolved =
-                resolved.map_err(|error| Failure::io("cannot use the source", path_text(&host.source), &error))?;
+            let resolved = resolved.map_err(|error| unusable_source(&host.source, &error))?;
             format!("{}{}", plan.prefix, path_text(&resolved))
         }
         Some(LayerSpec::Union(union)) => union::place::name(&union.branch.0),
@@ -175,11 +192,19 @@ pub fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure
     })
 }
 
+fn unusable_source(source: &Path, error: &io::Error) -> Failure {
+    Failure::io("cannot use the source", path_text(source), error).next(match error.kind() {
+        io::ErrorKind::PermissionDenied => "you need the right to reach and read it; root can show it to others",
+        _ => "name a directory that is there, and look whether all that it lies in is mounted",
+    })
+}
+
 pub(crate) fn unusable(mountpoint: &Path, error: &io::Error) -> Failure {
     let text = path_text(mountpoint);
     let failure = Failure::io("cannot use the mount point", &text, error);
     match error.raw_os_error() {
         Some(2) => failure.next("make it first: an empty directory will do"),
+        Some(13) => failure.next("name one that you can reach; what is mounted there may shut out even root"),
         Some(107) => {
             failure.next(format!("a mount whose process is gone is in the way; `nacre umount {text}` removes it"))
         }

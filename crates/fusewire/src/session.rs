@@ -1,7 +1,7 @@
 //! A running connection: negotiation, worker threads, and its end.
 //!
 //! Made and kept by programs. The parts: `negotiate` (INIT), `device` and `ring` (transports),
-//! `dispatch` (one request), `workers` (what each thread does), `shared` (what they share, and
+//! `dispatch` (one request), `workers` (what each thread does), `state` (what they share, and
 //! [`blocking`]). Invariant: when [`Session::wait`] or `drop` return, no thread of the session
 //! runs, `destroy` has been called, and the kernel's connection is closed.
 
@@ -28,7 +28,7 @@ use crate::mount::{Device, Identity, Mounted};
 use crate::notify::Notifier;
 use crate::request::Form;
 use negotiate::Agreement;
-use state::{Parts, SessionState};
+use state::{Parts, QueueId, SessionState};
 use workers::Worker;
 
 pub use state::blocking;
@@ -309,6 +309,10 @@ fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> R
         form: Form { setxattr_ext: agreement.settings.flags & init::SETXATTR_EXT != 0 },
         max_io: agreement.max_io,
         options: options.clone(),
+        add_thread: |shared, place| match place {
+            QueueId::Device => device::spawn(shared),
+            QueueId::Ring(queue) => ring::grow(shared, queue),
+        },
         rings,
     };
     let connection = Connection::new(fd);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::objects::{MountPointSetting, Object, Objects};
 use super::refused;
-use crate::reading::Held;
+use crate::reading::{COMPARED, MARK, ReadGuard};
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
 
 /// One path that has changed.
@@ -57,28 +57,6 @@ pub enum FileKind {
     Fifo,
     /// A socket.
     Socket,
-}
-
-/// The property by which snapshots that are made to be compared are known.
-const MARK: &str = "nacre:diff";
-
-/// Destroys the snapshots that were made to be compared by a process that has died meanwhile.
-pub(crate) fn tidy(pool: &Imported) -> Result<(), PoolError> {
-    let mut left = Vec::new();
-    {
-        let catalog = pool.pool.catalog_view();
-        let mut waiting = vec![catalog.root()?];
-        while let Some(id) = waiting.pop() {
-            for (txg, row) in catalog.snapshot_rows(id)? {
-                let marked = row.name.starts_with("nacre-diff-") && row.holds + row.clones == 0;
-                if marked && catalog.snapshot_properties(id, txg)?.iter().any(|(name, _)| name == MARK) {
-                    left.push((id, row.name));
-                }
-            }
-            waiting.extend(catalog.children(id)?);
-        }
-    }
-    left.iter().try_for_each(|(id, name)| pool.pool.destroy_snapshots(*id, &[name], false))
 }
 
 /// A snapshot, of its file system.
@@ -151,7 +129,7 @@ fn with_now(
         let refusal = Refusal::new(Kind::Permission, format!("{doing}: the pool is imported read-only"));
         return Err(refusal.next("compare two snapshots"));
     }
-    let part = format!("nacre-diff-{}", (pool.opening.entropy)());
+    let part = format!("{COMPARED}{}", (pool.opening.entropy)());
     let mark = [(MARK.to_owned(), "on".to_owned())];
     let mut now = Txg::default();
     mounts.at_one_moment(&[id], &mut |over| {
@@ -165,7 +143,7 @@ fn with_now(
 
 /// Holds the snapshot that was made to be compared; somebody may have destroyed it at once, with
 /// all others.
-fn hold_now<'a>(pool: &'a Imported, mounts: &dyn Mounts, now: Moment, doing: &str) -> Result<Held<'a>, Refusal> {
+fn hold_now<'a>(pool: &'a Imported, mounts: &dyn Mounts, now: Moment, doing: &str) -> Result<ReadGuard<'a>, Refusal> {
     let there = || {
         let there = Objects::now(pool, mounts).catalog.snapshot_rows(now.0)?.iter().any(|(txg, _)| *txg == now.1);
         if !there {

@@ -94,7 +94,7 @@ pub(super) struct Objects<'a> {
 }
 
 /// A refusal of a name in ZFS' words.
-pub(super) fn missing(doing: &str, name: &str) -> Refusal {
+pub(crate) fn missing(doing: &str, name: &str) -> Refusal {
     Refusal::new(Kind::NotFound, format!("cannot {doing} '{name}': dataset does not exist"))
         .next("'nacre fs list -t all' lists what there is")
 }

@@ -142,16 +142,16 @@ impl World {
         World { pool, mounts: Noted::default() }
     }
 
-    fn run(&self, request: Request) -> Result<Answer, Refusal> {
+    fn run(&self, request: FsRequest) -> Result<FsAnswer, Refusal> {
         super::run(&self.pool, &self.mounts, request, &mut Silent)
     }
 
-    fn ok(&self, request: Request) -> Answer {
+    fn ok(&self, request: FsRequest) -> FsAnswer {
         self.run(request).unwrap_or_else(|refusal| panic!("{refusal}"))
     }
 
     /// What it says instead of doing it, and what next.
-    fn refused(&self, request: Request) -> (String, String, Kind) {
+    fn refused(&self, request: FsRequest) -> (String, String, Kind) {
         let refusal = self.run(request).unwrap_err();
         (refusal.what, refusal.next, refusal.kind)
     }
@@ -168,7 +168,7 @@ impl World {
     fn names(&self) -> Vec<String> {
         let types = Types { filesystems: true, snapshots: true, bookmarks: true };
         let listing = Listing { types: Some(types), properties: Some(Vec::new()), ..Listing::default() };
-        let Answer::Listed(listed) = self.ok(Request::List(listing)) else { panic!() };
+        let FsAnswer::Listed(listed) = self.ok(FsRequest::List(listing)) else { panic!() };
         let mut names: Vec<String> = listed.into_iter().map(|listed| listed.name).collect();
         names.sort();
         names
@@ -181,14 +181,14 @@ impl World {
             types: Some(Types { filesystems: true, snapshots: true, bookmarks: true }),
             properties: Some(vec![property.to_owned()]),
         };
-        let Answer::Listed(mut listed) = self.ok(Request::List(listing)) else { panic!() };
+        let FsAnswer::Listed(mut listed) = self.ok(FsRequest::List(listing)) else { panic!() };
         let shown = listed.pop().unwrap().values.pop().unwrap();
         (shown.value, shown.source)
     }
 
     /// What is mounted: dataset names and places.
     fn mounted(&self) -> Vec<(String, String)> {
-        let Answer::Mounted(mounted) = self.ok(Request::Mounted) else { panic!() };
+        let FsAnswer::Mounted(mounted) = self.ok(FsRequest::Mounted) else { panic!() };
         let mut found: Vec<(String, String)> =
             mounted.into_iter().map(|mounted| (mounted.name, mounted.at.display().to_string())).collect();
         found.sort();
@@ -233,21 +233,21 @@ fn plain(now: nacre_pool::rows::Timestamp) -> nacre_pool::files::NewInode {
     nacre_pool::files::NewInode { row, target: None, attributes: Vec::new() }
 }
 
-fn create(name: &str) -> Request {
-    Request::Create(ToCreate { name: name.to_owned(), ..ToCreate::default() })
+fn create(name: &str) -> FsRequest {
+    FsRequest::Create(ToCreate { name: name.to_owned(), ..ToCreate::default() })
 }
 
-fn create_with(name: &str, properties: &[(&str, &str)]) -> Request {
+fn create_with(name: &str, properties: &[(&str, &str)]) -> FsRequest {
     let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    Request::Create(ToCreate { name: name.to_owned(), properties, ..ToCreate::default() })
+    FsRequest::Create(ToCreate { name: name.to_owned(), properties, ..ToCreate::default() })
 }
 
-fn clone(from: &str, name: &str) -> Request {
-    Request::Create(ToCreate { name: name.to_owned(), from: Some(from.to_owned()), ..ToCreate::default() })
+fn clone(from: &str, name: &str) -> FsRequest {
+    FsRequest::Create(ToCreate { name: name.to_owned(), from: Some(from.to_owned()), ..ToCreate::default() })
 }
 
-fn snapshot(names: &[&str], recursive: bool) -> Request {
-    Request::Snapshot(ToSnapshot {
+fn snapshot(names: &[&str], recursive: bool) -> FsRequest {
+    FsRequest::Snapshot(ToSnapshot {
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         recursive,
         properties: Vec::new(),
@@ -258,13 +258,13 @@ fn destroy(target: &str) -> ToDestroy {
     ToDestroy { target: target.to_owned(), ..ToDestroy::default() }
 }
 
-fn set(name: &str, property: &str, value: &str) -> Request {
+fn set(name: &str, property: &str, value: &str) -> FsRequest {
     let properties = vec![(property.to_owned(), NewValue::Local(value.to_owned()))];
-    Request::Set(ToSet { names: vec![name.to_owned()], properties, ..ToSet::default() })
+    FsRequest::Set(ToSet { names: vec![name.to_owned()], properties, ..ToSet::default() })
 }
 
-fn inherit(name: &str, property: &str, recursive: bool) -> Request {
-    Request::Set(ToSet {
+fn inherit(name: &str, property: &str, recursive: bool) -> FsRequest {
+    FsRequest::Set(ToSet {
         names: vec![name.to_owned()],
         recursive,
         properties: vec![(property.to_owned(), NewValue::Inherit)],

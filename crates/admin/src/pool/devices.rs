@@ -57,7 +57,7 @@ impl Fresh {
             human(short.length()),
             human(least)
         );
-        Err(Refusal::new(Kind::Invalid, what))
+        Err(Refusal::new(Kind::Invalid, what).next("truncate -s SIZE makes a file longer"))
     }
 
     /// Whether the places of labels can be written on all of them: what is there is written once
@@ -132,14 +132,11 @@ pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh,
         }
         let device = match (size, fs::symlink_metadata(path)) {
             (Some(size), Err(error)) if error.kind() == io::ErrorKind::NotFound => {
-                let device = FileDevice::create(path, size).map_err(|error| refusal("cannot make", path, &error))?;
+                let device = FileDevice::create(path, size).map_err(|error| unmade(path, &error))?;
                 fresh.made.push(path.clone());
                 device
             }
-            (Some(_), Ok(_)) => {
-                return Err(Refusal::new(Kind::Exists, format!("cannot make '{}': it exists", path.display()))
-                    .next("without --size, a file that is there is taken"));
-            }
+            (Some(_), Ok(_)) => return Err(exists(path)),
             _ => FileDevice::open(path, true).map_err(|error| missing(path, &error))?,
         };
         let metadata = fs::metadata(path).map_err(|error| refusal("cannot look at", path, &error))?;
@@ -171,8 +168,24 @@ fn missing(path: &Path, error: &io::Error) -> Refusal {
     match refusal.kind {
         Kind::NotFound => refusal.next("--size=SIZE makes files"),
         Kind::Busy => refusal.next("is it mounted, or part of a pool that is imported?"),
+        Kind::Permission => refusal.next("root may use it, or whoever it belongs to"),
+        _ if error.kind() == io::ErrorKind::InvalidInput => refusal.next("--size=SIZE FILE makes a file"),
         _ => refusal,
     }
+}
+
+fn unmade(path: &Path, error: &io::Error) -> Refusal {
+    let refusal = refusal("cannot make", path, error);
+    match refusal.kind {
+        Kind::NotFound => refusal.next("make the directory first that it is to lie in"),
+        Kind::Permission => refusal.next("name a place in a directory that you may write to"),
+        _ => refusal,
+    }
+}
+
+fn exists(path: &Path) -> Refusal {
+    Refusal::new(Kind::Exists, format!("cannot make '{}': it exists", path.display()))
+        .next("without --size, a file that is there is taken")
 }
 
 /// Whether a path can be part of a pool, without a lock and without writing: for `create -n`.
@@ -184,7 +197,7 @@ pub fn foresee(paths: &[PathBuf], size: Option<u64>, force: bool, least: u64) ->
         return fresh(paths, None, force)?.check_size("cannot create", least);
     }
     match paths.iter().find(|path| fs::symlink_metadata(path).is_ok()) {
-        Some(there) => Err(Refusal::new(Kind::Exists, format!("cannot make '{}': it exists", there.display()))),
+        Some(there) => Err(exists(there)),
         None => Ok(()),
     }
 }
@@ -291,5 +304,7 @@ mod tests {
         assert!(paths[1].exists());
         let missing = fresh(&[scratch.path().join("c")], None, false).unwrap_err();
         assert_eq!((missing.kind, missing.next.as_str()), (Kind::NotFound, "--size=SIZE makes files"));
+        let nowhere = fresh(&[scratch.path().join("none/c")], Some(64 << 20), false).unwrap_err();
+        assert!(nowhere.next.contains("make the directory first") && nowhere.what.contains("none/c"), "{nowhere}");
     }
 }

@@ -10,7 +10,7 @@ use nacre_pool::tree::walk::Visitor;
 use nacre_pool::{Pointer, PoolError, WriteStream};
 use serde::{Deserialize, Serialize};
 
-use crate::{Imported, Kind, Progress, Refusal};
+use crate::{Imported, Progress, Refusal};
 
 /// What is to be shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -227,7 +227,7 @@ fn shown(key: &Key, value: &[u8]) -> String {
 }
 
 fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), Refusal> {
-    let missing = || Refusal::new(Kind::NotFound, format!("cannot open '{name}': dataset does not exist"));
+    let missing = || crate::fs::missing("open", name);
     let root = {
         let catalog = pool.pool.catalog_view();
         let (filesystem, snapshot) =

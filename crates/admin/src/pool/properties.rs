@@ -143,9 +143,7 @@ pub fn parse(name: &str, value: &str, creating: bool) -> Result<(String, String)
 /// What is wrong with it.
 pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
     let doing = format!("cannot set property for '{}'", pool.name());
-    if pool.read_only {
-        return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
-    }
+    super::writable(pool, &doing)?;
     let refused = |error: PropertyError| {
         Refusal::new(Kind::Invalid, format!("{doing}: {error}")).next(error.next(POOL_PROPERTIES))
     };

@@ -18,7 +18,7 @@ use crate::clock::{moment, now};
 use crate::counted::Counted;
 use crate::job::{Job, JobState};
 use crate::watch::Watch;
-use crate::{Imported, Kind, Refusal};
+use crate::{Kind, Refusal};
 
 /// The name under which the state is kept.
 const KEPT_AS: &str = "scan";
@@ -87,13 +87,9 @@ impl JobState for ScrubReport {
     }
 }
 
-/// The scrub of a pool.
-#[derive(Debug, Default)]
-pub struct Scrub(Job<ScrubReport>);
-
-/// What a scrub works on.
-struct Work {
-    scrub: Arc<Scrub>,
+/// The scrub of a pool, and what it works on.
+pub struct Scrub {
+    pub(crate) job: Job<ScrubReport>,
     pool: Arc<Pool>,
     store: Arc<Store>,
     watch: Arc<Watch>,
@@ -102,65 +98,61 @@ struct Work {
 }
 
 impl Scrub {
+    pub(crate) fn new(
+        pool: &Arc<Pool>,
+        store: &Arc<Store>,
+        watch: &Arc<Watch>,
+        devices: &Arc<RwLock<Vec<Arc<Counted>>>>,
+        keeps: bool,
+    ) -> Self {
+        let (pool, store, watch, devices) =
+            (Arc::clone(pool), Arc::clone(store), Arc::clone(watch), Arc::clone(devices));
+        Self { job: Job::default(), pool, store, watch, devices, keeps }
+    }
+
     /// How far it is.
     #[must_use]
     pub fn report(&self) -> ScrubReport {
-        **self.0.lock()
+        **self.job.lock()
     }
 
-    /// Does what is wanted.
+    /// Does what is wanted with the pool, which has this name.
     ///
     /// # Errors
     /// One runs already, or none does; in ZFS' words.
-    pub fn order(&self, pool: &Imported, order: ScrubOrder) -> Result<(), Refusal> {
-        let name = pool.name();
-        let mut state = self.0.lock();
+    pub fn order(self: &Arc<Self>, name: &str, order: ScrubOrder) -> Result<(), Refusal> {
+        let mut state = self.job.lock();
         match (order, state.phase) {
             (ScrubOrder::Start, Phase::Running) => {
-                return Err(Refusal::new(
-                    Kind::Busy,
-                    format!("cannot scrub {name}: currently scrubbing; use 'zpool scrub -s' to cancel scrub"),
-                ));
+                let what = format!("cannot scrub {name}: currently scrubbing; use 'zpool scrub -s' to cancel scrub");
+                return Err(Refusal::new(Kind::Busy, what));
             }
             (ScrubOrder::Start, Phase::Paused) => state.phase = Phase::Running,
             (ScrubOrder::Start, _) => {
-                let total = pool.store.space().allocated;
+                let total = self.store.space().allocated;
                 **state = ScrubReport { phase: Phase::Running, started: now(), total, ..ScrubReport::default() };
-                pool.watch.begin_scrub();
-                pool.watch.note("sysevent.fs.zfs.scrub_start", vec![("pool".to_owned(), name.clone())]);
+                self.watch.begin_scrub();
+                self.watch.note("sysevent.fs.zfs.scrub_start", vec![("pool".to_owned(), name.to_owned())]);
             }
             (ScrubOrder::Pause, Phase::Running) => (state.phase, state.ended) = (Phase::Paused, now()),
-            (ScrubOrder::Pause, Phase::Paused) => {
-                return Err(Refusal::new(
-                    Kind::Invalid,
-                    format!("cannot pause scrubbing {name}: scrub is paused already"),
-                ));
-            }
             (ScrubOrder::Stop, Phase::Running | Phase::Paused) => (state.phase, state.ended) = (Phase::Canceled, now()),
-            (ScrubOrder::Pause, _) => {
-                return Err(Refusal::new(
-                    Kind::Invalid,
-                    format!("cannot pause scrubbing {name}: there is no active scrub"),
-                ));
-            }
-            (ScrubOrder::Stop, _) => {
-                return Err(Refusal::new(
-                    Kind::Invalid,
-                    format!("cannot cancel scrubbing {name}: there is no active scrub"),
-                ));
+            (ScrubOrder::Pause | ScrubOrder::Stop, phase) => {
+                let verb = if order == ScrubOrder::Pause { "pause" } else { "cancel" };
+                let why = if phase == Phase::Paused { "scrub is paused already" } else { "there is no active scrub" };
+                return Err(Refusal::new(Kind::Invalid, format!("cannot {verb} scrubbing {name}: {why}")));
             }
         }
         let report = **state;
         drop(state);
-        self.go_on(pool, report)
+        self.go_on(report)
     }
 
     /// Takes up what an import finds: a scrub that was interrupted goes on.
-    pub(crate) fn take_up(&self, pool: &Imported, kept: &str) -> Result<(), Refusal> {
+    pub(crate) fn take_up(self: &Arc<Self>, kept: &str) -> Result<(), Refusal> {
         // A state that another version has written is not worth failing for.
         let Ok(report) = serde_json::from_str::<ScrubReport>(kept) else { return Ok(()) };
-        **self.0.lock() = report;
-        self.go_on(pool, report)
+        **self.job.lock() = report;
+        self.go_on(report)
     }
 
     /// The name under which the state is kept among the pool's properties.
@@ -169,32 +161,13 @@ impl Scrub {
         KEPT_AS
     }
 
-    fn go_on(&self, pool: &Imported, report: ScrubReport) -> Result<(), Refusal> {
-        let work = Work {
-            scrub: Arc::clone(&pool.scrub),
-            pool: Arc::clone(&pool.pool),
-            store: Arc::clone(&pool.store),
-            watch: Arc::clone(&pool.watch),
-            devices: Arc::clone(&pool.devices),
-            keeps: !pool.read_only,
-        };
-        self.0.tell();
-        work.keep(&report)?;
-        self.0.start(("pool-scrub", "scrub"), move || work.run())
+    fn go_on(self: &Arc<Self>, report: ScrubReport) -> Result<(), Refusal> {
+        self.job.tell();
+        self.keep(&report)?;
+        let work = Arc::clone(self);
+        self.job.start(("pool-scrub", "scrub"), move || work.run())
     }
 
-    /// Waits until it does not run any more, or the time is over; answers whether it runs.
-    pub fn wait(&self, most: Duration) -> bool {
-        self.0.wait(most)
-    }
-
-    /// Ends the thread, because the pool is left; the state stays.
-    pub(crate) fn stop_thread(&self) {
-        self.0.leave();
-    }
-}
-
-impl Work {
     /// Keeps the state over exports and crashes.
     fn keep(&self, report: &ScrubReport) -> Result<(), Refusal> {
         if !self.keeps {
@@ -205,8 +178,8 @@ impl Work {
         Ok(self.pool.set_pool_properties(&[(KEPT_AS, Some(&text))])?)
     }
 
-    fn run(self) {
-        let mut first = self.scrub.report().next;
+    fn run(&self) {
+        let mut first = self.report().next;
         let mut kept = moment();
         let mut clock = moment();
         loop {
@@ -217,7 +190,7 @@ impl Work {
             }
             let ended = self.store.scrub_from(first, &mut |checked| self.look(checked, &mut clock), &mut |segment| {
                 let report = {
-                    let mut state = self.scrub.0.lock();
+                    let mut state = self.job.lock();
                     state.next = segment.saturating_add(1);
                     **state
                 };
@@ -239,7 +212,7 @@ impl Work {
             if !self.may_go_on(&mut clock) && self.leave() {
                 return;
             }
-            first = self.scrub.report().next;
+            first = self.report().next;
         }
     }
 
@@ -258,7 +231,7 @@ impl Work {
                 ("repaired", copies.to_string()),
             ];
             self.watch.note("ereport.fs.zfs.label", details.map(|(name, value)| (name.to_owned(), value)).to_vec());
-            self.scrub.0.lock().repaired += copies * LABEL_PART;
+            self.job.lock().repaired += copies * LABEL_PART;
         }
         Ok(())
     }
@@ -277,7 +250,7 @@ impl Work {
                 self.watch.damaged(checked.name, checked.owner, &name, Some(damage));
             }
         }
-        let mut state = self.scrub.0.lock();
+        let mut state = self.job.lock();
         state.examined += checked.bytes;
         state.errors += u64::from(checked.damage.is_some() && !checked.mended);
         if checked.mended {
@@ -293,15 +266,15 @@ impl Work {
 
     /// Waits while it is paused; answers whether it runs on.
     fn may_go_on(&self, clock: &mut Instant) -> bool {
-        let mut state = self.scrub.0.lock();
-        self.scrub.0.rest(&mut state, None, |state| state.phase == Phase::Paused && !state.leaving());
+        let mut state = self.job.lock();
+        self.job.rest(&mut state, None, |state| state.phase == Phase::Paused && !state.leaving());
         *clock = moment();
         state.goes_on()
     }
 
     fn end(&self, phase: Phase) {
         let report = {
-            let mut state = self.scrub.0.lock();
+            let mut state = self.job.lock();
             if state.phase == Phase::Running {
                 (state.phase, state.ended) = (phase, now());
             }
@@ -313,16 +286,16 @@ impl Work {
             self.watch.note("sysevent.fs.zfs.scrub_finish", errors);
         }
         self.told(self.keep(&report));
-        self.scrub.0.tell();
+        self.job.tell();
     }
 
     /// Answers whether the thread is not needed any more.
     fn leave(&self) -> bool {
-        let report = self.scrub.report();
+        let report = self.report();
         if matches!(report.phase, Phase::Running | Phase::Paused) {
             self.told(self.keep(&report));
         }
-        self.scrub.0.ends()
+        self.job.ends()
     }
 
     /// What cannot be kept is looked at again after the next import.

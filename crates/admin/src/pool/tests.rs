@@ -39,13 +39,13 @@ fn open(device: &Arc<Simulator>, access: Access, name: Option<&str>) -> Result<I
     Imported::open(devices(device), access, name, opening())
 }
 
-fn ask(pool: &Imported, request: Request) -> Result<Answer, Refusal> {
+fn ask(pool: &Imported, request: PoolRequest) -> Result<PoolAnswer, Refusal> {
     run(pool, &NoMounts, request, &mut Silent)
 }
 
 fn status(pool: &Imported) -> Status {
-    match ask(pool, Request::Status { names: true }).unwrap() {
-        Answer::Status(status) => *status,
+    match ask(pool, PoolRequest::Status { names: true }).unwrap() {
+        PoolAnswer::Status(status) => *status,
         other => panic!("{other:?}"),
     }
 }
@@ -77,26 +77,26 @@ fn a_scrub_finds_what_has_rotted() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));
     let pool = create(&device);
     write(&pool, "victim", 200_000);
-    ask(&pool, Request::Sync).unwrap();
-    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
-    ask(&pool, Request::AwaitScrub).unwrap();
+    ask(&pool, PoolRequest::Sync).unwrap();
+    ask(&pool, PoolRequest::Scrub(ScrubOrder::Start)).unwrap();
+    ask(&pool, PoolRequest::AwaitScrub).unwrap();
     let clean = status(&pool);
     assert_eq!((clean.scrub.phase, clean.scrub.errors, clean.damaged), (Phase::Finished, 0, 0));
     assert!(clean.scrub.examined > 200_000);
-    let Answer::Checked(found) = ask(&pool, Request::Check).unwrap() else { panic!() };
+    let PoolAnswer::Checked(found) = ask(&pool, PoolRequest::Check).unwrap() else { panic!() };
     assert_eq!(found.problems, 0);
     // The largest segment of data holds the file: a bit in its middle.
     let segment =
         pool.store.segments().into_iter().find(|segment| segment.stream == nacre_pool::WriteStream::Data).unwrap();
     let place = segment.place[0];
     device.rot((1 << 20) + u64::from(place.slot) * pool.store.slot() + 60_000, 3);
-    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
-    ask(&pool, Request::AwaitScrub).unwrap();
+    ask(&pool, PoolRequest::Scrub(ScrubOrder::Start)).unwrap();
+    ask(&pool, PoolRequest::AwaitScrub).unwrap();
     let ill = status(&pool);
     assert_eq!((ill.scrub.phase, ill.scrub.errors, ill.damaged), (Phase::Finished, 1, 1));
     assert_eq!(ill.names, ["tank:/victim"]);
     assert_eq!(ill.figures.devices[0].counts.checksum_errors, 1);
-    let Answer::Checked(found) = ask(&pool, Request::Check).unwrap() else { panic!() };
+    let PoolAnswer::Checked(found) = ask(&pool, PoolRequest::Check).unwrap() else { panic!() };
     assert_eq!(found.problems, 1);
     assert!(pool.watch.events(0).iter().any(|event| event.class == "ereport.fs.zfs.checksum"));
     // It is known after an import as well: how the last scrub ended is kept.
@@ -104,7 +104,7 @@ fn a_scrub_finds_what_has_rotted() {
     let pool = open(&device, Access::ReadWrite, None).unwrap();
     let later = status(&pool);
     assert_eq!((later.scrub, later.damaged, later.names), (ill.scrub, 1, ill.names));
-    ask(&pool, Request::Clear { device: None }).unwrap();
+    ask(&pool, PoolRequest::Clear { device: None }).unwrap();
     assert_eq!(status(&pool).damaged, 0);
 }
 
@@ -118,7 +118,7 @@ fn findings(pool: &Imported) -> Vec<String> {
         }
     }
     let mut lines = Lines(Vec::new());
-    let Answer::Checked(found) = run(pool, &NoMounts, Request::Check, &mut lines).unwrap() else { panic!() };
+    let PoolAnswer::Checked(found) = run(pool, &NoMounts, PoolRequest::Check, &mut lines).unwrap() else { panic!() };
     assert_eq!(found.problems, lines.0.len() as u64, "{:?}", lines.0);
     lines.0
 }
@@ -133,7 +133,7 @@ fn what_cannot_say_whose_it_is_is_looked_for() {
     let dataset = pool.pool.dataset(root).unwrap();
     dataset.files().unlink(&dataset.files().root(), b"victim").unwrap();
     write(&pool, "other", 100_000);
-    ask(&pool, Request::Sync).unwrap();
+    ask(&pool, PoolRequest::Sync).unwrap();
     // A bit in the header of each frame with content.
     for segment in pool.store.segments().into_iter().filter(|segment| segment.stream == nacre_pool::WriteStream::Data) {
         let start = (1 << 20) + u64::from(segment.place[0].slot) * pool.store.slot();
@@ -146,8 +146,8 @@ fn what_cannot_say_whose_it_is_is_looked_for() {
             .unwrap();
         headers.iter().for_each(|header| device.rot(header + 30, 5));
     }
-    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
-    ask(&pool, Request::AwaitScrub).unwrap();
+    ask(&pool, PoolRequest::Scrub(ScrubOrder::Start)).unwrap();
+    ask(&pool, PoolRequest::AwaitScrub).unwrap();
     let ill = status(&pool);
     assert_eq!(ill.damaged, 3);
     assert_eq!(ill.names, ["tank@before:/victim", "tank:/other"]);
@@ -159,7 +159,7 @@ fn a_check_finds_what_is_lost_and_what_nobody_names() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));
     let pool = create(&device);
     write(&pool, "file", 200_000);
-    ask(&pool, Request::Sync).unwrap();
+    ask(&pool, PoolRequest::Sync).unwrap();
     assert_eq!(findings(&pool), Vec::<String>::new());
     let content = vec![1; 5000];
     let frame = NewFrame {
@@ -190,27 +190,27 @@ fn a_scrub_is_one_at_a_time() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));
     let pool = create(&device);
     for order in [ScrubOrder::Stop, ScrubOrder::Pause] {
-        assert!(ask(&pool, Request::Scrub(order)).unwrap_err().what.contains("there is no active scrub"));
+        assert!(ask(&pool, PoolRequest::Scrub(order)).unwrap_err().what.contains("there is no active scrub"));
     }
     // One that is slow enough to be met.
     for number in 0..40 {
         write(&pool, &format!("file{number}"), 100_000);
     }
-    ask(&pool, Request::Sync).unwrap();
+    ask(&pool, PoolRequest::Sync).unwrap();
     device.slow_down(Duration::from_millis(20));
-    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
-    if let Err(refusal) = ask(&pool, Request::Scrub(ScrubOrder::Start)) {
+    ask(&pool, PoolRequest::Scrub(ScrubOrder::Start)).unwrap();
+    if let Err(refusal) = ask(&pool, PoolRequest::Scrub(ScrubOrder::Start)) {
         assert_eq!(refusal.kind, Kind::Busy);
     }
-    if ask(&pool, Request::Scrub(ScrubOrder::Pause)).is_ok() {
+    if ask(&pool, PoolRequest::Scrub(ScrubOrder::Pause)).is_ok() {
         assert_eq!(status(&pool).scrub.phase, Phase::Paused);
         // It waits over an export.
         device.slow_down(Duration::ZERO);
         pool.export().unwrap();
         let pool = open(&device, Access::ReadWrite, None).unwrap();
         assert_eq!(status(&pool).scrub.phase, Phase::Paused);
-        ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
-        ask(&pool, Request::AwaitScrub).unwrap();
+        ask(&pool, PoolRequest::Scrub(ScrubOrder::Start)).unwrap();
+        ask(&pool, PoolRequest::AwaitScrub).unwrap();
         assert_eq!((status(&pool).scrub.phase, status(&pool).scrub.errors), (Phase::Finished, 0));
     }
 }
@@ -220,7 +220,7 @@ fn properties_are_kept_and_checked() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));
     let pool = create(&device);
     let set = |pool: &Imported, name: &str, value: &str| {
-        ask(pool, Request::Set { name: name.to_owned(), value: value.to_owned() })
+        ask(pool, PoolRequest::Set { name: name.to_owned(), value: value.to_owned() })
     };
     for (name, value, said) in [
         ("nonsense", "1", "cannot set property for 'tank': invalid property 'nonsense'"),
@@ -238,7 +238,7 @@ fn properties_are_kept_and_checked() {
     remember(&pool, 0, "zpool set comment=kept tank");
     pool.export().unwrap();
     let pool = open(&device, Access::ReadWrite, Some("other")).unwrap();
-    let Answer::Listed(figures) = ask(&pool, Request::List).unwrap() else { panic!() };
+    let PoolAnswer::Listed(figures) = ask(&pool, PoolRequest::List).unwrap() else { panic!() };
     for (name, value, source) in [
         ("name", "other", "-"),
         ("comment", "kept", "local"),
@@ -251,9 +251,9 @@ fn properties_are_kept_and_checked() {
     }
     assert!(properties::names(&figures).iter().all(|name| properties::value(&figures, name).is_ok()));
     set(&pool, "my:own", "").unwrap();
-    let Answer::Listed(figures) = ask(&pool, Request::List).unwrap() else { panic!() };
+    let PoolAnswer::Listed(figures) = ask(&pool, PoolRequest::List).unwrap() else { panic!() };
     assert!(!properties::names(&figures).contains(&"my:own".to_owned()));
-    let Answer::History(lines) = ask(&pool, Request::History).unwrap() else { panic!() };
+    let PoolAnswer::History(lines) = ask(&pool, PoolRequest::History).unwrap() else { panic!() };
     assert_eq!(
         lines.iter().map(|line| (line.text.as_str(), line.host.as_str())).collect::<Vec<_>>(),
         [("zpool set comment=kept tank", "here")]
@@ -269,15 +269,15 @@ fn read_only_means_nothing_is_written() {
     let before = device.bytes();
     let pool = open(&device, Access::ReadOnly, None).unwrap();
     for request in
-        [Request::Set { name: "comment".to_owned(), value: "x".to_owned() }, Request::Destroy { force: true }]
+        [PoolRequest::Set { name: "comment".to_owned(), value: "x".to_owned() }, PoolRequest::Destroy { force: true }]
     {
         assert!(ask(&pool, request).unwrap_err().what.contains("pool is read only"));
     }
-    let Answer::Checked(found) = ask(&pool, Request::Check).unwrap() else { panic!() };
+    let PoolAnswer::Checked(found) = ask(&pool, PoolRequest::Check).unwrap() else { panic!() };
     assert_eq!((found.problems, found.inodes), (0, 2));
-    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
-    ask(&pool, Request::AwaitScrub).unwrap();
-    ask(&pool, Request::Export { force: false }).unwrap();
+    ask(&pool, PoolRequest::Scrub(ScrubOrder::Start)).unwrap();
+    ask(&pool, PoolRequest::AwaitScrub).unwrap();
+    ask(&pool, PoolRequest::Export { force: false }).unwrap();
     assert!(device.bytes() == before);
     assert!(open(&device, Access::ReadOnly, Some("other")).unwrap_err().what.contains("cannot have another name"));
 }
@@ -301,15 +301,15 @@ fn a_pool_whose_device_fails_is_let_go_by_force() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));
     let pool = create(&device);
     write(&pool, "kept", 50_000);
-    ask(&pool, Request::Sync).unwrap();
+    ask(&pool, PoolRequest::Sync).unwrap();
     write(&pool, "lost", 50_000);
     device.fail_after(0);
-    assert!(ask(&pool, Request::Sync).is_err());
+    assert!(ask(&pool, PoolRequest::Sync).is_err());
     let ill = status(&pool);
     assert_eq!(ill.figures.health, "SUSPENDED");
     assert!(ill.figures.devices[0].counts.write_errors > 0);
-    assert!(ask(&pool, Request::Export { force: false }).unwrap_err().next.contains("-f"));
-    ask(&pool, Request::Export { force: true }).unwrap();
+    assert!(ask(&pool, PoolRequest::Export { force: false }).unwrap_err().next.contains("-f"));
+    ask(&pool, PoolRequest::Export { force: true }).unwrap();
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::clock::{moment, now};
 use crate::counted::Counted;
 use crate::job::{Job, JobState};
 use crate::watch::Watch;
-use crate::{Imported, Kind, Refusal};
+use crate::{Kind, Refusal};
 
 /// How far a device is. Times in seconds since 1970, sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,8 +58,9 @@ pub enum TrimOrder {
     Cancel,
 }
 
+/// How far all devices are.
 #[derive(Debug, Default)]
-struct TrimState {
+pub(crate) struct TrimState {
     /// By the device's place in the pool; with the slot to go on with.
     devices: HashMap<u16, (TrimReport, u32)>,
 }
@@ -76,33 +77,33 @@ impl TrimState {
     }
 }
 
-/// The trimming of a pool's devices.
-#[derive(Debug, Default)]
-pub struct Trim(Job<TrimState>);
+/// The trimming of a pool's devices, and what it works on.
+pub struct Trim {
+    pub(crate) job: Job<TrimState>,
+    store: Arc<Store>,
+    watch: Arc<Watch>,
+    devices: Arc<RwLock<Vec<Arc<Counted>>>>,
+}
 
 impl Trim {
+    pub(crate) fn new(store: &Arc<Store>, watch: &Arc<Watch>, devices: &Arc<RwLock<Vec<Arc<Counted>>>>) -> Self {
+        let (store, watch, devices) = (Arc::clone(store), Arc::clone(watch), Arc::clone(devices));
+        Self { job: Job::default(), store, watch, devices }
+    }
+
     /// How far a device is.
     #[must_use]
     pub fn report(&self, device: u16) -> TrimReport {
-        self.0.lock().devices.get(&device).map(|(report, _)| *report).unwrap_or_default()
+        self.job.lock().devices.get(&device).map(|(report, _)| *report).unwrap_or_default()
     }
 
-    /// Does what is wanted with devices, by their paths; none: with all.
+    /// Does what is wanted with devices of the pool of this name, by their paths; none: with all.
     ///
     /// # Errors
     /// A device that is not there; one that is trimmed already, or is not; in ZFS' words.
-    pub fn order(
-        self: &Arc<Self>,
-        pool: &Imported,
-        paths: &[std::path::PathBuf],
-        order: TrimOrder,
-    ) -> Result<(), Refusal> {
-        let name = pool.name();
-        if pool.read_only {
-            return Err(Refusal::new(Kind::Permission, format!("cannot trim '{name}': pool is read only")));
-        }
+    pub fn order(self: &Arc<Self>, name: &str, paths: &[std::path::PathBuf], order: TrimOrder) -> Result<(), Refusal> {
         let lengths: Vec<(String, u64)> =
-            pool.devices.read().iter().map(|device| (device.name().to_owned(), device.length())).collect();
+            self.devices.read().iter().map(|device| (device.name().to_owned(), device.length())).collect();
         let mut wanted = Vec::new();
         for (place, (path, length)) in lengths.iter().enumerate() {
             if paths.is_empty() || paths.iter().any(|named| named.as_os_str() == path.as_str()) {
@@ -116,7 +117,7 @@ impl Trim {
                 Refusal::new(Kind::NotFound, format!("cannot trim '{}': no such device in pool", other.display()));
             return Err(refusal.next(format!("nacre pool status {name} lists them")));
         }
-        let mut state = self.0.lock();
+        let mut state = self.job.lock();
         // All that are meant or none.
         let is = |state: &TrimState, device: u16| {
             state.devices.get(&device).map_or(Phase::Never, |(report, _)| report.phase)
@@ -134,74 +135,41 @@ impl Trim {
             }
         }
         for (device, path, length) in wanted {
-            let known = state.devices.entry(device).or_default();
-            match order {
-                TrimOrder::Start { rate } if known.0.phase == Phase::Paused => {
-                    (known.0.phase, known.0.rate) = (Phase::Running, rate)
-                }
-                TrimOrder::Start { rate } => {
-                    *known = (
-                        TrimReport {
-                            phase: Phase::Running,
-                            started: now(),
-                            total: length,
-                            rate,
-                            ..TrimReport::default()
-                        },
-                        0,
-                    );
-                }
-                TrimOrder::Suspend => (known.0.phase, known.0.ended) = (Phase::Paused, now()),
-                TrimOrder::Cancel => (known.0.phase, known.0.ended) = (Phase::Canceled, now()),
-            }
+            let (report, next) = state.devices.entry(device).or_default();
             let event = match order {
-                TrimOrder::Start { .. } => "sysevent.fs.zfs.trim_start",
-                TrimOrder::Suspend => "sysevent.fs.zfs.trim_suspend",
-                TrimOrder::Cancel => "sysevent.fs.zfs.trim_cancel",
+                TrimOrder::Start { rate } => {
+                    if report.phase != Phase::Paused {
+                        (*report, *next) = (TrimReport { started: now(), total: length, ..TrimReport::default() }, 0);
+                    }
+                    (report.phase, report.rate) = (Phase::Running, rate);
+                    "sysevent.fs.zfs.trim_start"
+                }
+                TrimOrder::Suspend => {
+                    (report.phase, report.ended) = (Phase::Paused, now());
+                    "sysevent.fs.zfs.trim_suspend"
+                }
+                TrimOrder::Cancel => {
+                    (report.phase, report.ended) = (Phase::Canceled, now());
+                    "sysevent.fs.zfs.trim_cancel"
+                }
             };
-            pool.watch.note(event, vec![("vdev_path".to_owned(), path.to_owned())]);
+            self.watch.note(event, vec![("vdev_path".to_owned(), path.to_owned())]);
         }
         drop(state);
-        let work = Work {
-            trim: Arc::clone(self),
-            store: Arc::clone(&pool.store),
-            watch: Arc::clone(&pool.watch),
-            devices: Arc::clone(&pool.devices),
-        };
-        self.0.tell();
-        self.0.start(("pool-trim", "trim"), move || work.run())
+        self.job.tell();
+        let work = Arc::clone(self);
+        self.job.start(("pool-trim", "trim"), move || work.run())
     }
 
-    /// Waits until no device is being trimmed any more, or the time is over; answers whether one
-    /// is.
-    pub fn wait(&self, most: Duration) -> bool {
-        self.0.wait(most)
-    }
-
-    /// Ends the thread, because the pool is left.
-    pub(crate) fn stop_thread(&self) {
-        self.0.leave();
-    }
-}
-
-/// What the thread works on.
-struct Work {
-    trim: Arc<Trim>,
-    store: Arc<Store>,
-    watch: Arc<Watch>,
-    devices: Arc<RwLock<Vec<Arc<Counted>>>>,
-}
-
-impl Work {
-    fn run(self) {
+    fn run(&self) {
         loop {
             let next = {
-                let state = self.trim.0.lock();
+                let state = self.job.lock();
                 let next = state.running().filter(|_| state.goes_on());
                 next.and_then(|device| state.devices.get(&device).map(|(report, from)| (device, *from, report.rate)))
             };
             let Some((device, from, rate)) = next else {
-                if self.trim.0.ends() {
+                if self.job.ends() {
                     return;
                 }
                 continue;
@@ -212,7 +180,7 @@ impl Work {
             let known = self.devices.read().get(usize::from(device)).cloned();
             let takes = known.as_ref().is_none_or(|device| device.can_discard());
             let name = known.map_or_else(String::new, |device| device.name().to_owned());
-            let mut state = self.trim.0.lock();
+            let mut state = self.job.lock();
             let Some((report, next)) = state.devices.get_mut(&device) else { continue };
             let ended = match told {
                 Ok(_) if !takes => {
@@ -249,32 +217,29 @@ impl Work {
                     details.push(("reason".to_owned(), why));
                 }
                 self.watch.note(event, details);
-                self.trim.0.tell();
+                self.job.tell();
             } else if rate > 0 {
                 // As long as this step may last at this rate.
                 let until =
                     began + Duration::from_millis((u128::from(step) * 1000 / u128::from(rate)).min(3_600_000) as u64);
-                self.trim.0.rest(&mut state, Some(until), |state| !state.leaving() && state.running() == Some(device));
+                self.job.rest(&mut state, Some(until), |state| !state.leaving() && state.running() == Some(device));
             }
         }
     }
-}
 
-/// Whether devices took what they were told.
-///
-/// # Errors
-/// One that does not.
-pub fn supported(pool: &Imported) -> Result<(), Refusal> {
-    let devices = pool.devices.read();
-    let cannot = devices
-        .iter()
-        .enumerate()
-        .find(|(place, _)| pool.trim.report(u16::try_from(*place).unwrap_or(u16::MAX)).unsupported);
-    match cannot {
-        Some((_, device)) => Err(Refusal::new(
-            Kind::Invalid,
-            format!("cannot trim '{}': trim operations are not supported by this device", device.name()),
-        )),
-        None => Ok(()),
+    /// Whether devices took what they were told.
+    ///
+    /// # Errors
+    /// One that does not.
+    pub fn supported(&self) -> Result<(), Refusal> {
+        let devices = self.devices.read();
+        let mut places = devices.iter().enumerate();
+        match places.find(|(place, _)| self.report(u16::try_from(*place).unwrap_or(u16::MAX)).unsupported) {
+            Some((_, device)) => Err(Refusal::new(
+                Kind::Invalid,
+                format!("cannot trim '{}': trim operations are not supported by this device", device.name()),
+            )),
+            None => Ok(()),
+        }
     }
 }

@@ -1,5 +1,4 @@
-//! Directories of millions of names: made, and listed by the real `ls`, cold and warm, as in the
-//! founding document.
+//! Directories of millions of names: made, and listed by the real `ls`, cold and warm.
 
 use std::ffi::CString;
 use std::fs;

@@ -5,7 +5,7 @@ use super::args;
 use crate::clap_args;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_admin::fs::{
-    Listing, Request, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types,
+    FsRequest, Listing, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types,
 };
 use nacre_daemon::failure::Failure;
 use nacre_pool::properties::DATASET_PROPERTIES;
@@ -21,7 +21,7 @@ pub enum FsVerb {
         /// The pool.
         pool: String,
         /// The request.
-        request: Request,
+        request: FsRequest,
     },
     /// Make a file system or a clone, and tell it.
     Create {
@@ -479,7 +479,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
             verbose: has("verbose"),
             parsable: has("parsable"),
         },
-        "promote" => ask(&text(matches, "FILESYSTEM"), Request::Promote(text(matches, "FILESYSTEM"))),
+        "promote" => ask(&text(matches, "FILESYSTEM"), FsRequest::Promote(text(matches, "FILESYSTEM"))),
         "rename" => {
             let (from, to) = (text(matches, "FROM"), text(matches, "TO"));
             let rename = ToRename {
@@ -491,7 +491,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
                 force: has("force"),
             };
             args::renamed_within(&rename)?;
-            ask(&rename.from.clone(), Request::Rename(rename))
+            ask(&rename.from.clone(), FsRequest::Rename(rename))
         }
         "list" => FsVerb::Show(list(matches)?),
         "get" => FsVerb::Show(get(matches)?),
@@ -515,7 +515,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
                 clones: has("clones"),
                 force: has("force"),
             };
-            ask(&snapshot, Request::RollBack(what))
+            ask(&snapshot, FsRequest::RollBack(what))
         }
         "bookmark" => {
             let (of, name) = (text(matches, "SNAPSHOT"), text(matches, "BOOKMARK"));
@@ -524,7 +524,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
             } else {
                 name
             };
-            ask(&of.clone(), Request::Bookmark { of, name })
+            ask(&of.clone(), FsRequest::Bookmark { of, name })
         }
         "hold" | "release" => {
             let (tag, snapshots) = (text(matches, "TAG"), texts(matches, "SNAPSHOT"));
@@ -558,7 +558,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
     })
 }
 
-fn ask(name: &str, request: Request) -> FsVerb {
+fn ask(name: &str, request: FsRequest) -> FsVerb {
     FsVerb::Ask { pool: args::pool(name).to_owned(), request }
 }
 
@@ -571,7 +571,7 @@ fn mount(matches: &ArgMatches) -> FsVerb {
     };
     match (&what.name, matches.get_flag("all")) {
         (Some(name), _) if matches.get_flag("recursive") => FsVerb::MountBelow { name: name.clone(), what },
-        (Some(name), _) => ask(&name.clone(), Request::Mount(what)),
+        (Some(name), _) => ask(&name.clone(), FsRequest::Mount(what)),
         (None, true) => FsVerb::MountAll(what),
         (None, false) => FsVerb::Mounted { json: matches.get_flag("json") },
     }

@@ -2,7 +2,7 @@
 
 use super::command::DiffForm;
 use crate::output::print;
-use nacre_admin::fs::{Difference, FileKind, How, Request};
+use nacre_admin::fs::{Difference, FileKind, FsRequest, How};
 use nacre_daemon::{failure::Failure, pool::client};
 
 /// Asks and prints.
@@ -21,7 +21,7 @@ pub fn run(pool: &str, from: String, to: Option<String>, form: DiffForm) -> Resu
             };
         }
     };
-    let asked = client::owned(pool)?.fs("", Request::Diff { from, to }, &mut tell);
+    let asked = client::owned(pool)?.fs("", FsRequest::Diff { from, to }, &mut tell);
     asked.map(drop).and(failed)
 }
 

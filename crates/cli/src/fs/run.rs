@@ -18,7 +18,7 @@ use crate::{
     },
 };
 use nacre_admin::fs::{
-    Answer, Destroyed, ListedObject, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet,
+    Destroyed, FsAnswer, FsRequest, ListedObject, Listing, MountedAt, ToCreate, ToDestroy, ToHold, ToMount, ToSet,
     ToSnapshot, ToUnmount, Types,
 };
 use nacre_daemon::{
@@ -68,17 +68,17 @@ pub fn run(verb: FsVerb, command: &str) -> Result<ExitCode, Failure> {
         FsVerb::Create { what, verbose, parsable } => return create(what, verbose, parsable, command),
         FsVerb::Destroy { what, verbose, parsable } => destroy(what, verbose, parsable, command)?,
         FsVerb::Set(what) => {
-            return of_each(what.names.clone(), command, |names| Request::Set(ToSet { names, ..what.clone() }));
+            return of_each(what.names.clone(), command, |names| FsRequest::Set(ToSet { names, ..what.clone() }));
         }
         FsVerb::Snapshot(what) => snapshot(what, command)?,
         FsVerb::Hold(what) => {
             return of_each(what.snapshots.clone(), command, |snapshots| {
-                Request::Hold(ToHold { snapshots, ..what.clone() })
+                FsRequest::Hold(ToHold { snapshots, ..what.clone() })
             });
         }
         FsVerb::Holds { snapshots, recursive, form } => holds(&snapshots, recursive, form)?,
         FsVerb::Mounted { json } => mounted(json)?,
-        FsVerb::MountAll(what) => return of_all(command, &Request::Mount(what)),
+        FsVerb::MountAll(what) => return of_all(command, &FsRequest::Mount(what)),
         FsVerb::MountBelow { name, what } => return mount_below(name, &what, command),
         FsVerb::Unmount { what, force } => return unmount(what, force, command),
         FsVerb::Diff { pool, from, to, form } => super::diff::run(&pool, from, to, form)?,
@@ -95,9 +95,9 @@ pub fn run(verb: FsVerb, command: &str) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn done(answer: Answer) -> Vec<String> {
+fn done(answer: FsAnswer) -> Vec<String> {
     match answer {
-        Answer::Done(sentences) => sentences,
+        FsAnswer::Done(sentences) => sentences,
         _ => Vec::new(),
     }
 }
@@ -164,8 +164,8 @@ fn show(show: &Show) -> Result<ExitCode, Failure> {
 }
 
 fn listed(owned: &Owned, listing: Listing) -> Result<Vec<ListedObject>, Failure> {
-    match owned.fs("", Request::List(listing), &mut |_| {})? {
-        Answer::Listed(listed) => Ok(listed),
+    match owned.fs("", FsRequest::List(listing), &mut |_| {})? {
+        FsAnswer::Listed(listed) => Ok(listed),
         _ => Ok(Vec::new()),
     }
 }
@@ -220,7 +220,9 @@ fn path_or_name(name: &str) -> Result<String, Failure> {
     if !name.starts_with('/') && !name.starts_with("./") {
         return Ok(name.to_owned());
     }
-    let path = std::fs::canonicalize(name).map_err(|error| Failure::io("cannot open", name, &error))?;
+    let path = std::fs::canonicalize(name).map_err(|error| {
+        Failure::io("cannot open", name, &error).next("name a file system, or a path in one that is mounted")
+    })?;
     let (mounted, missing) = all_mounted();
     let inside = mounted
         .into_iter()
@@ -240,9 +242,9 @@ fn path_or_name(name: &str) -> Result<String, Failure> {
 fn all_mounted() -> (Vec<MountedAt>, Option<Failure>) {
     let mut all = Vec::new();
     let (answers, failures) =
-        client::ask_each(client::all(&Whose::Ours), |owned| owned.fs("", Request::Mounted, &mut |_| {}));
+        client::ask_each(client::all(&Whose::Ours), |owned| owned.fs("", FsRequest::Mounted, &mut |_| {}));
     for answer in answers {
-        if let Answer::Mounted(mounted) = answer {
+        if let FsAnswer::Mounted(mounted) = answer {
             all.extend(mounted);
         }
     }
@@ -264,23 +266,23 @@ fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Resul
         }
     }
     let pool = args::pool(&what.name);
-    if let Err(failure) = client::owned(pool) {
-        return Err(match failure.exit {
-            Exit::NotFound => {
-                Failure::new(format!("cannot create '{}': no such pool '{pool}'", what.name)).exit(Exit::NotFound)
-            }
-            _ => failure,
-        });
-    }
-    let sentences = done(ask(pool, command, Request::Create(what.clone()))?);
+    client::owned(pool).map_err(|failure| match failure.exit {
+        Exit::NotFound => {
+            // ZFS says no more, and scripts compare.
+            let next = if command.starts_with(ZFS) { String::new() } else { failure.next };
+            Failure { what: format!("cannot create '{}': no such pool '{pool}'", what.name), next, ..failure }
+        }
+        _ => failure,
+    })?;
+    let sentences = done(ask(pool, command, FsRequest::Create(what.clone()))?);
     print(&text)?;
     Ok(incomplete(&sentences))
 }
 
 fn destroy(what: ToDestroy, verbose: bool, parsable: bool, command: &str) -> Result<(), Failure> {
     let dry = what.dry;
-    let answer = ask(args::pool(&what.target), command, Request::Destroy(what.clone()))?;
-    let Answer::Destroyed(Destroyed { names, freed, missing }) = answer else { return Ok(()) };
+    let answer = ask(args::pool(&what.target), command, FsRequest::Destroy(what.clone()))?;
+    let FsAnswer::Destroyed(Destroyed { names, freed, missing }) = answer else { return Ok(()) };
     missing.iter().for_each(|name| tell(&format!("could not find snapshot '{name}' to destroy")));
     if !verbose && !parsable {
         return Ok(());
@@ -305,7 +307,7 @@ fn destroy(what: ToDestroy, verbose: bool, parsable: bool, command: &str) -> Res
 }
 
 /// Asks something of each name by itself, as ZFS does: one that fails keeps no other from it.
-fn of_each(names: Vec<String>, command: &str, request: impl Fn(Vec<String>) -> Request) -> Result<ExitCode, Failure> {
+fn of_each(names: Vec<String>, command: &str, request: impl Fn(Vec<String>) -> FsRequest) -> Result<ExitCode, Failure> {
     let (mut last, mut sentences) = (None, Vec::new());
     each(&mut last, once(names), |name| {
         let pool = args::pool(&name).to_owned();
@@ -318,7 +320,7 @@ fn of_each(names: Vec<String>, command: &str, request: impl Fn(Vec<String>) -> R
 
 fn snapshot(what: ToSnapshot, command: &str) -> Result<(), Failure> {
     for (pool, names) in by_pool(what.names.clone()) {
-        ask(&pool, command, Request::Snapshot(ToSnapshot { names, ..what.clone() }))?;
+        ask(&pool, command, FsRequest::Snapshot(ToSnapshot { names, ..what.clone() }))?;
     }
     Ok(())
 }
@@ -327,7 +329,7 @@ fn holds(snapshots: &[String], recursive: bool, form: TableForm) -> Result<(), F
     let (mut all, mut missing) = (Vec::new(), None);
     each(&mut missing, once(snapshots.to_vec()), |snapshot| {
         let pool = args::pool(&snapshot).to_owned();
-        if let Answer::Holds(holds) = ask(&pool, "", Request::Holds { snapshots: vec![snapshot], recursive })? {
+        if let FsAnswer::Holds(holds) = ask(&pool, "", FsRequest::Holds { snapshots: vec![snapshot], recursive })? {
             all.extend(holds);
         }
         Ok(())
@@ -367,11 +369,11 @@ fn mounted(as_json: bool) -> Result<(), Failure> {
 /// Why not.
 pub fn mount(what: ToMount) -> Result<ExitCode, Failure> {
     let name = what.name.clone().unwrap_or_default();
-    Ok(incomplete(&done(ask(args::pool(&name), "", Request::Mount(what))?)))
+    Ok(incomplete(&done(ask(args::pool(&name), "", FsRequest::Mount(what))?)))
 }
 
 /// Asks something of all pools of ours; one where it fails keeps no other from it.
-fn of_all(command: &str, request: &Request) -> Result<ExitCode, Failure> {
+fn of_all(command: &str, request: &FsRequest) -> Result<ExitCode, Failure> {
     let (mut last, mut sentences) = (None, Vec::new());
     each(&mut last, client::ours(), |owned| {
         sentences.extend(done(owned.fs(command, request.clone(), &mut tell)?));
@@ -397,15 +399,15 @@ fn mount_below(name: String, what: &ToMount, command: &str) -> Result<ExitCode, 
         is("mounted", &["no"]) && is("canmount", &["on"]) && !is("mountpoint", &["none", "legacy"])
     };
     let names = found.iter().filter(|listed| asks(listed)).map(|listed| listed.name.clone()).collect();
-    of_each(names, command, |names| Request::Mount(ToMount { name: names.into_iter().next(), ..what.clone() }))
+    of_each(names, command, |names| FsRequest::Mount(ToMount { name: names.into_iter().next(), ..what.clone() }))
 }
 
 fn unmount(what: Option<String>, force: bool, command: &str) -> Result<ExitCode, Failure> {
     let Some(name) = what else {
-        return of_all(command, &Request::Unmount { what: ToUnmount::All, force });
+        return of_all(command, &FsRequest::Unmount { what: ToUnmount::All, force });
     };
     if !name.starts_with('/') {
-        ask(args::pool(&name), command, Request::Unmount { what: ToUnmount::Name(name.clone()), force })?;
+        ask(args::pool(&name), command, FsRequest::Unmount { what: ToUnmount::Name(name.clone()), force })?;
         return Ok(ExitCode::SUCCESS);
     }
     // Nothing is looked up on the way: a mount that does not answer can be named all the same.
@@ -420,6 +422,6 @@ fn unmount(what: Option<String>, force: bool, command: &str) -> Result<ExitCode,
                 .next("'nacre fs mount' shows what is mounted")
         })
     })?;
-    ask(args::pool(&found.name), command, Request::Unmount { what: ToUnmount::At(at), force })?;
+    ask(args::pool(&found.name), command, FsRequest::Unmount { what: ToUnmount::At(at), force })?;
     Ok(ExitCode::SUCCESS)
 }

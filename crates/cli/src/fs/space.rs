@@ -6,7 +6,7 @@ use crate::{
     output::print,
 };
 use clap::ArgMatches;
-use nacre_admin::fs::{Answer, OwnerSpace, Request};
+use nacre_admin::fs::{FsAnswer, FsRequest, OwnerSpace};
 use nacre_daemon::failure::Failure;
 use nacre_pool::properties::size::{human, human_bytes};
 use std::cmp::Ordering;
@@ -86,7 +86,7 @@ pub fn parse(group: bool, matches: &ArgMatches) -> Result<SpaceVerb, Failure> {
 /// # Errors
 /// Why not.
 pub fn run(order: &SpaceVerb) -> Result<(), Failure> {
-    let Answer::Owners(owners) = ask::ask(args::pool(&order.what), "", Request::Owners(order.what.clone()))? else {
+    let FsAnswer::Owners(owners) = ask::ask(args::pool(&order.what), "", FsRequest::Owners(order.what.clone()))? else {
         return Ok(());
     };
     let mut names = Names::default();

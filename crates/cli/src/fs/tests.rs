@@ -5,7 +5,7 @@ use super::{
     command::{self, DiffForm, FsVerb, Get, Show, TableForm},
     diff, list,
 };
-use nacre_admin::fs::{Difference, FileKind, From, How, ListedObject, NewValue, ObjectType, Request, Shown};
+use nacre_admin::fs::{Difference, FileKind, From, FsRequest, How, ListedObject, NewValue, ObjectType, Shown};
 
 fn order(line: &str) -> Result<FsVerb, String> {
     let words = std::iter::once("fs").chain(line.split(' '));
@@ -90,13 +90,13 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 #[test]
 fn words_become_requests() {
     match order("rename t/a@1 @2").unwrap() {
-        FsVerb::Ask { pool, request: Request::Rename(rename) } => {
+        FsVerb::Ask { pool, request: FsRequest::Rename(rename) } => {
             assert_eq!((pool.as_str(), rename.to.as_str()), ("t", "@2"))
         }
         other => panic!("{other:?}"),
     }
     match order("bookmark t/a@1 #m").unwrap() {
-        FsVerb::Ask { request: Request::Bookmark { of, name }, .. } => {
+        FsVerb::Ask { request: FsRequest::Bookmark { of, name }, .. } => {
             assert_eq!((of.as_str(), name.as_str()), ("t/a@1", "t/a#m"))
         }
         other => panic!("{other:?}"),

@@ -1,6 +1,6 @@
 //! The pools that a command names, as far as they can be had.
 
-use nacre_admin::pool::{Answer, Figures, Request};
+use nacre_admin::pool::{Figures, PoolAnswer, PoolRequest};
 use nacre_daemon::{
     failure::Failure,
     pool::{
@@ -65,9 +65,9 @@ pub fn once(mut names: Vec<String>) -> Vec<String> {
 pub(super) fn figures(names: &[String], everybody: bool) -> (Vec<Figures>, Option<Failure>) {
     let mut all = Vec::new();
     let Chosen { owned, lost, mut missing } = some(names, everybody);
-    let (answers, failures) = client::ask_each(owned, |owned| owned.pool("", Request::List, &mut |_| {}));
+    let (answers, failures) = client::ask_each(owned, |owned| owned.pool("", PoolRequest::List, &mut |_| {}));
     for answer in answers {
-        if let Answer::Listed(figures) = answer {
+        if let PoolAnswer::Listed(figures) = answer {
             all.push(*figures);
         }
     }

@@ -58,7 +58,8 @@ fn absolute(places: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
             std::path::absolute(place).map_err(|error| Failure::io("cannot resolve", place.display(), &error))?;
         match std::fs::symlink_metadata(&path) {
             Ok(_) => Ok(path),
-            Err(error) => Err(Failure::io("cannot open", place.display(), &error)),
+            Err(error) => Err(Failure::io("cannot open", place.display(), &error)
+                .next("-d names a device, an image file, or a directory that they lie in")),
         }
     };
     places.iter().map(resolve).collect()

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{clock, output::print};
 use nacre_admin::{
-    pool::{Answer, Figures, Line, Request, ScrubOrder, Status, devices},
+    pool::{Figures, Line, PoolAnswer, PoolRequest, ScrubOrder, Status, devices},
     watch::Event,
 };
 use nacre_daemon::{
@@ -70,7 +70,7 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
 pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
     match verb {
         PoolVerb::Create(what) => return create(what, command),
-        PoolVerb::Destroy { name, force } => leave(&client::owned(&name)?, command, Request::Destroy { force })?,
+        PoolVerb::Destroy { name, force } => leave(&client::owned(&name)?, command, PoolRequest::Destroy { force })?,
         PoolVerb::List { form, columns, verbose, names, everybody, again } => repeat(again, |_| {
             let (mut pools, missing) = figures(&names, everybody);
             pools.iter_mut().for_each(|pool| form.called.name(pool));
@@ -92,13 +92,13 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             if size.is_none() {
                 not_in_use(&devices)?;
             }
-            done(&owned, command, Request::Add { devices, size, force })?;
+            done(&owned, command, PoolRequest::Add { devices, size, force })?;
         }
         PoolVerb::Import(what) => return importing::import(what, command),
         PoolVerb::Export { names, all, force } => {
             let lost = expected::lost(&names);
             let there = names.into_iter().filter(|name| !lost.iter().any(|lost| lost.name == *name)).collect();
-            let let_go = |owned: &Owned| leave(owned, command, Request::Export { force });
+            let let_go = |owned: &Owned| leave(owned, command, PoolRequest::Export { force });
             let mut last = if all { of_all(let_go).err() } else { None };
             each(&mut last, once(there), |name| let_go(&client::owned(&name)?));
             each(&mut last, lost, |lost| match force {
@@ -123,7 +123,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         PoolVerb::Expand { name, devices } => {
             let owned = client::owned(&name)?;
             let devices = of_pool(&owned, devices)?;
-            done(&owned, command, Request::Expand { devices })?;
+            done(&owned, command, PoolRequest::Expand { devices })?;
         }
         PoolVerb::Online { name, devices } => {
             let figures = list_of(&client::owned(&name)?)?;
@@ -134,7 +134,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         }
         PoolVerb::Set { name, value, pool } => {
             let file = cachefile::of(&[(name.clone(), value.clone())]);
-            done(&client::owned(&pool)?, command, Request::Set { name, value })?;
+            done(&client::owned(&pool)?, command, PoolRequest::Set { name, value })?;
             file.map_or(Ok(()), |path| cachefile::keep(&path, &pool))?;
         }
         PoolVerb::History { names, internal, long } => history(&names, internal, long)?,
@@ -146,28 +146,28 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             let found = if all { client::ours().into_iter().map(Ok).collect() } else { named() };
             each(&mut last, found, |owned| {
                 let owned = owned?;
-                done(&owned, command, Request::Scrub(order))?;
+                done(&owned, command, PoolRequest::Scrub(order))?;
                 begun.push(owned);
                 Ok(())
             });
             each(&mut last, begun.iter().filter(|_| wait && order == ScrubOrder::Start), |owned| {
-                done(owned, "", Request::AwaitScrub)
+                done(owned, "", PoolRequest::AwaitScrub)
             });
             last.map_or(Ok(()), Err)?;
         }
         PoolVerb::Trim { pool, devices, order, wait } => {
             let owned = client::owned(&pool)?;
             let devices = of_pool(&owned, devices)?;
-            done(&owned, command, Request::Trim { devices, order })?;
+            done(&owned, command, PoolRequest::Trim { devices, order })?;
             if wait {
-                done(&owned, "", Request::AwaitTrim)?;
+                done(&owned, "", PoolRequest::AwaitTrim)?;
             }
         }
         PoolVerb::Wait { name, activities } => {
             let owned = client::owned(&name)?;
             let asked = |activity: &str| activities.is_empty() || activities.iter().any(|asked| asked == activity);
             for (activity, request) in
-                [("scrub", Request::AwaitScrub), ("trim", Request::AwaitTrim), ("free", Request::AwaitFree)]
+                [("scrub", PoolRequest::AwaitScrub), ("trim", PoolRequest::AwaitTrim), ("free", PoolRequest::AwaitFree)]
             {
                 if asked(activity) {
                     done(&owned, "", request)?;
@@ -176,17 +176,17 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         }
         PoolVerb::Sync { names } => {
             if names.is_empty() {
-                of_all(|owned| done(owned, "", Request::Sync))?;
+                of_all(|owned| done(owned, "", PoolRequest::Sync))?;
             }
-            of_each(names, |owned| done(owned, "", Request::Sync))?;
+            of_each(names, |owned| done(owned, "", PoolRequest::Sync))?;
         }
         PoolVerb::Clear { name, device } => {
             let owned = client::owned(&name)?;
             let device = of_pool(&owned, device.into_iter().collect())?.pop();
-            done(&owned, command, Request::Clear { device })?;
+            done(&owned, command, PoolRequest::Clear { device })?;
         }
         PoolVerb::LabelClear { device, force } => label_clear(&device, force)?,
-        PoolVerb::Inspect { target, wanted } => drop(offline(target, Request::Inspect(wanted))?),
+        PoolVerb::Inspect { target, wanted } => drop(offline(target, PoolRequest::Inspect(wanted))?),
         PoolVerb::Check { target } => return check(target),
         PoolVerb::Upgrade { list: true, .. } => print(&upgrade::known())?,
         PoolVerb::Upgrade { all: false, names, .. } if names.is_empty() => {
@@ -194,9 +194,9 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         }
         PoolVerb::Upgrade { all, names, .. } => {
             if all {
-                of_all(|owned| owned.pool(command, Request::Upgrade, &mut say).map(drop))?;
+                of_all(|owned| owned.pool(command, PoolRequest::Upgrade, &mut say).map(drop))?;
             }
-            of_each(names, |owned| owned.pool(command, Request::Upgrade, &mut say).map(drop))?;
+            of_each(names, |owned| owned.pool(command, PoolRequest::Upgrade, &mut say).map(drop))?;
         }
         PoolVerb::Version { json } => print(&version(ZPOOL, command, json))?,
         PoolVerb::Unserved { verb, why } => return Err(Failure::new(format!("cannot {verb}: {why}"))),
@@ -228,7 +228,7 @@ fn of_each(names: Vec<String>, ask: impl Fn(&Owned) -> Result<(), Failure>) -> R
     last.map_or(Ok(()), Err)
 }
 
-fn done(owned: &Owned, command: &str, request: Request) -> Result<(), Failure> {
+fn done(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
     owned.pool(command, request, &mut tell).map(drop)
 }
 
@@ -242,7 +242,7 @@ fn of_all(ask: impl Fn(&Owned) -> Result<(), Failure>) -> Result<(), Failure> {
 }
 
 /// Ends the process that owns a pool, and waits for its end.
-fn leave(owned: &Owned, command: &str, request: Request) -> Result<(), Failure> {
+fn leave(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
     let process = owned.process();
     done(owned, command, request)?;
     if let Ok(process) = process {
@@ -291,9 +291,9 @@ fn show_status(names: &[String], everybody: bool, shown: &status::StatusView) ->
     let Chosen { owned, lost, mut missing } = some(names, everybody);
     let wanted = shown.verbose || shown.form.json;
     let (answers, failures) =
-        client::ask_each(owned, move |owned| owned.pool("", Request::Status { names: wanted }, &mut |_| {}));
+        client::ask_each(owned, move |owned| owned.pool("", PoolRequest::Status { names: wanted }, &mut |_| {}));
     for answer in answers {
-        if let Answer::Status(status) = answer {
+        if let PoolAnswer::Status(status) = answer {
             all.push(*status);
         }
     }
@@ -442,8 +442,8 @@ fn would_add(name: &str, devices: &[PathBuf], size: Option<u64>, force: bool, ca
 }
 
 fn list_of(owned: &Owned) -> Result<Figures, Failure> {
-    match owned.pool("", Request::List, &mut tell)? {
-        Answer::Listed(figures) => Ok(*figures),
+    match owned.pool("", PoolRequest::List, &mut tell)? {
+        PoolAnswer::Listed(figures) => Ok(*figures),
         _ => Ok(Figures::default()),
     }
 }
@@ -467,7 +467,7 @@ fn history(names: &[String], internal: bool, long: bool) -> Result<(), Failure> 
     lost.iter().for_each(|lost| note(&mut missing, lost.failure()));
     each(&mut missing, owned, |owned| {
         let figures = list_of(&owned)?;
-        let Answer::History(lines) = owned.pool("", Request::History, &mut tell)? else { return Ok(()) };
+        let PoolAnswer::History(lines) = owned.pool("", PoolRequest::History, &mut tell)? else { return Ok(()) };
         text.push_str(&format!("History for '{}':\n", figures.name));
         let shown = lines.iter().filter(|line| internal || !line.internal);
         shown.for_each(|line| text.push_str(&history_line(line, long)));
@@ -510,7 +510,7 @@ fn events(name: Option<String>, follow: bool, verbose: bool, scripted: bool, cle
         None => client::all(&Whose::Ours),
     };
     if clear {
-        return pools.iter().try_for_each(|owned| done(owned, "", Request::ClearEvents));
+        return pools.iter().try_for_each(|owned| done(owned, "", PoolRequest::ClearEvents));
     }
     if !scripted {
         print(&format!("{:<20}  CLASS\n", "TIME"))?;
@@ -524,11 +524,11 @@ fn events(name: Option<String>, follow: bool, verbose: bool, scripted: bool, cle
                 say(&event_text(&event, verbose, scripted));
             }
         };
-        return owned.pool("", Request::Events { follow: true }, &mut show).map(drop);
+        return owned.pool("", PoolRequest::Events { follow: true }, &mut show).map(drop);
     }
     let mut all = Vec::new();
     for owned in &pools {
-        if let Answer::Events(events) = owned.pool("", Request::Events { follow: false }, &mut tell)? {
+        if let PoolAnswer::Events(events) = owned.pool("", PoolRequest::Events { follow: false }, &mut tell)? {
             all.extend(events);
         }
     }
@@ -557,12 +557,12 @@ fn label_clear(path: &Path, force: bool) -> Result<(), Failure> {
 
 /// Asks the process that owns a pool; or, where devices are named, a pool that is opened here for
 /// reading alone. Notes are the answer.
-fn offline(target: Target, request: Request) -> Result<Answer, Failure> {
+fn offline(target: Target, request: PoolRequest) -> Result<PoolAnswer, Failure> {
     if target.places.is_empty() {
         return client::owned(&target.name.unwrap_or_default())?.pool("", request, &mut say);
     }
     // Whoever looks at what is there is not kept from it by what is not.
-    let access = if matches!(request, Request::Inspect(_)) { Access::Salvage } else { Access::ReadOnly };
+    let access = if matches!(request, PoolRequest::Inspect(_)) { Access::Salvage } else { Access::ReadOnly };
     let imported = importing::read_only(&target, access)?;
     let mut said = Said;
     nacre_admin::pool::run(&imported, &nacre_admin::NoMounts, request, &mut said).map_err(failed)
@@ -578,7 +578,7 @@ impl nacre_admin::Progress for Said {
 }
 
 fn check(target: Target) -> Result<ExitCode, Failure> {
-    let Answer::Checked(found) = offline(target, Request::Check)? else { return Ok(ExitCode::SUCCESS) };
+    let PoolAnswer::Checked(found) = offline(target, PoolRequest::Check)? else { return Ok(ExitCode::SUCCESS) };
     let counts = format!(
         "{} file systems, {} snapshots, {} inodes, {} frames, {} verified",
         found.datasets,

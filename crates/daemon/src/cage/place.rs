@@ -9,25 +9,14 @@ use crate::{
     mountinfo::MountEntry,
     report::path_text,
 };
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// The directory that is to be caged, resolved.
 ///
 /// # Errors
 /// A path that leads nowhere, or to something else than a directory.
 pub fn directory(named: &Path) -> Result<PathBuf, Failure> {
-    let text = path_text(named);
-    let failed = |error: std::io::Error| Failure::io("cannot use the directory", &text, &error);
-    let real = fs::canonicalize(named).map_err(|error| {
-        let gone = error.kind() == std::io::ErrorKind::NotFound;
-        let failure = failed(error);
-        if gone { failure.next("make it first: a cage limits a directory that is there") } else { failure }
-    })?;
-    let data = fs::metadata(&real).map_err(failed)?;
-    if data.is_dir() { Ok(real) } else { Err(Failure::new(format!("{text} is not a directory"))) }
+    crate::opening::directory(named, "directory", "a cage limits a directory that is there")
 }
 
 /// Refuses a cage that would be within reach of its own mount. Both paths are resolved.
@@ -82,6 +71,7 @@ pub fn uncaged(directory: &Path, cages: &[CageReport], table: &[MountEntry]) -> 
 mod tests {
     use super::*;
     use crate::mountinfo;
+    use std::fs;
 
     #[test]
     fn a_cage_is_not_within_reach_of_its_own_mount() {

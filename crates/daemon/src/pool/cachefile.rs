@@ -9,7 +9,7 @@ use crate::{
     failure::{Exit, Failure},
     whole_file,
 };
-use nacre_admin::pool::{Answer, Request};
+use nacre_admin::pool::{PoolAnswer, PoolRequest};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -61,7 +61,9 @@ pub fn of(properties: &[(String, String)]) -> Option<PathBuf> {
 /// # Errors
 /// It cannot be written, or holds something else; the pool is imported all the same.
 pub fn keep(path: &Path, pool: &str) -> Result<(), Failure> {
-    let Answer::Listed(figures) = client::owned(pool)?.pool("", Request::List, &mut |_| {})? else { return Ok(()) };
+    let PoolAnswer::Listed(figures) = client::owned(pool)?.pool("", PoolRequest::List, &mut |_| {})? else {
+        return Ok(());
+    };
     let mut content = match read(path) {
         Err(failure) if failure.exit == Exit::NotFound => Content::default(),
         read => read?,

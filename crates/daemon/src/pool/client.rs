@@ -19,7 +19,11 @@ use crate::{
     },
     runtime::{self, Socket, Whose},
 };
-use nacre_admin::{Command, Kind, Refusal, Reply, Verb, fs, pool};
+use nacre_admin::{
+    Command, Kind, Refusal, Reply, Verb,
+    fs::{FsAnswer, FsRequest},
+    pool::{PoolAnswer, PoolRequest},
+};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{PidfdFlags, pidfd_open},
@@ -112,12 +116,7 @@ impl Owned {
     ///
     /// # Errors
     /// What it refuses, or that it does not answer.
-    pub fn pool(
-        &self,
-        command: &str,
-        request: pool::Request,
-        note: &mut dyn FnMut(&str),
-    ) -> Result<pool::Answer, Failure> {
+    pub fn pool(&self, command: &str, request: PoolRequest, note: &mut dyn FnMut(&str)) -> Result<PoolAnswer, Failure> {
         match self.ask(command, Verb::Pool(request), note)? {
             Reply::Pool(answer) => Ok(answer),
             _ => Err(nonsense()),
@@ -128,7 +127,7 @@ impl Owned {
     ///
     /// # Errors
     /// What it refuses, or that it does not answer.
-    pub fn fs(&self, command: &str, request: fs::Request, note: &mut dyn FnMut(&str)) -> Result<fs::Answer, Failure> {
+    pub fn fs(&self, command: &str, request: FsRequest, note: &mut dyn FnMut(&str)) -> Result<FsAnswer, Failure> {
         match self.ask(command, Verb::Fs(request), note)? {
             Reply::Fs(answer) => Ok(answer),
             _ => Err(nonsense()),
@@ -152,7 +151,7 @@ impl Owned {
     fn figures(&self, patience: Duration) -> Result<Reply, CallError> {
         let until = clock::now() + patience;
         let stream = self.socket.connect(patience)?;
-        line::send(&stream, &Command { command: String::new(), verb: Verb::Pool(pool::Request::List) })?;
+        line::send(&stream, &Command { command: String::new(), verb: Verb::Pool(PoolRequest::List) })?;
         let mut reader = BufReader::new(DeadlineReader { stream: &stream, until: Some(until) });
         let source = Source { harmless: false, ..Source::process(self.socket.foreign().is_some()) };
         rpc::answer(&mut reader, source, &mut |_| {})
@@ -162,7 +161,7 @@ impl Owned {
     fn stuck(&self) -> Option<Failure> {
         let name = self.socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default();
         match self.figures(STUCK_PATIENCE) {
-            Ok(Reply::Pool(pool::Answer::Listed(figures))) if figures.suspended.is_some() => {
+            Ok(Reply::Pool(PoolAnswer::Listed(figures))) if figures.suspended.is_some() => {
                 let why = figures.suspended.unwrap_or_default();
                 Some(
                     Failure::new(format!(
@@ -257,7 +256,7 @@ fn is_question(verb: &Verb) -> bool {
     match verb {
         Verb::Fs(request) => !request.changes() && !request.alone(),
         Verb::Pool(request) => {
-            matches!(request, pool::Request::List | pool::Request::Status { .. } | pool::Request::History)
+            matches!(request, PoolRequest::List | PoolRequest::Status { .. } | PoolRequest::History)
         }
     }
 }
@@ -267,9 +266,9 @@ fn is_question(verb: &Verb) -> bool {
 /// so where mounting is only a part of it.
 fn stay_here(stream: &UnixStream, verb: &Verb, note: &mut dyn FnMut(&str)) -> Result<(), Failure> {
     let (what, alone) = match verb {
-        Verb::Fs(fs::Request::Mount(_)) => ("mount", true),
-        Verb::Fs(fs::Request::Unmount { .. }) => ("unmount", true),
-        Verb::Fs(fs::Request::Create(new)) if !new.dry => ("mount", false),
+        Verb::Fs(FsRequest::Mount(_)) => ("mount", true),
+        Verb::Fs(FsRequest::Unmount { .. }) => ("unmount", true),
+        Verb::Fs(FsRequest::Create(new)) if !new.dry => ("mount", false),
         _ => return Ok(()),
     };
     let Some(there) = namespace_elsewhere(stream) else { return Ok(()) };
@@ -297,10 +296,10 @@ fn awaits(verb: &Verb) -> bool {
     let Verb::Pool(request) = verb else { return false };
     matches!(
         request,
-        pool::Request::AwaitScrub
-            | pool::Request::AwaitTrim
-            | pool::Request::AwaitFree
-            | pool::Request::Events { follow: true }
+        PoolRequest::AwaitScrub
+            | PoolRequest::AwaitTrim
+            | PoolRequest::AwaitFree
+            | PoolRequest::Events { follow: true }
     )
 }
 

@@ -26,7 +26,7 @@ use crate::{
 };
 use nacre_admin::{
     Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb, fs,
-    pool::{self, devices},
+    pool::{self, PoolRequest, devices},
 };
 use nacre_fuse::{Duty, SyncCalls};
 use nacre_pool::Txg;
@@ -609,18 +609,18 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
         }
         Verb::Pool(request) => {
             let (changes, ends) = (request.changes(), request.ends());
-            let destroys = matches!(request, pool::Request::Destroy { .. });
-            let adds = matches!(request, pool::Request::Add { .. });
+            let destroys = matches!(request, PoolRequest::Destroy { .. });
+            let adds = matches!(request, PoolRequest::Add { .. });
             match request {
                 // Another order may wait for a device, and hold what we need.
-                pool::Request::Export { force: true } | pool::Request::Destroy { force: true } => {
+                PoolRequest::Export { force: true } | PoolRequest::Destroy { force: true } => {
                     imported.failing.give_up()
                 }
-                pool::Request::Clear { .. } => imported.failing.try_again(),
+                PoolRequest::Clear { .. } => imported.failing.try_again(),
                 _ => {}
             }
             let _changing = changes.then(|| office.changing.lock());
-            if let pool::Request::Add { devices, .. } = &request {
+            if let PoolRequest::Add { devices, .. } = &request {
                 outside(&imported.name(), devices)?;
             }
             if ends {

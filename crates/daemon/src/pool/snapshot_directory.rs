@@ -9,7 +9,7 @@ use nacre_poolfs::dataset::SnapshotDirectory;
 
 /// Carries out what `mkdir`, `rmdir` and `mv` in `.zfs/snapshot` ask for: the same verbs as the
 /// commands'.
-pub type SnapshotVerbs = Arc<dyn Fn(fs_verbs::Request) -> Result<(), Refusal> + Send + Sync>;
+pub type SnapshotVerbs = Arc<dyn Fn(fs_verbs::FsRequest) -> Result<(), Refusal> + Send + Sync>;
 
 /// Set when whoever carries the verbs out stands; until then the directory of snapshots cannot be
 /// changed.
@@ -24,7 +24,7 @@ pub(super) struct Directory {
 
 impl Directory {
     /// Has something done with snapshots of the dataset, which has this name now.
-    fn ask(&self, request: impl FnOnce(String) -> fs_verbs::Request) -> nacre_vfs::Result<()> {
+    fn ask(&self, request: impl FnOnce(String) -> fs_verbs::FsRequest) -> nacre_vfs::Result<()> {
         let verbs = self.verbs.upgrade().and_then(|verbs| verbs.get().cloned()).ok_or(nacre_vfs::Errno::EROFS)?;
         let pool = self.pool.upgrade().ok_or(nacre_vfs::Errno::EIO)?;
         let refused = |refusal: Refusal| {
@@ -44,7 +44,7 @@ impl Directory {
 impl SnapshotDirectory for Directory {
     fn take(&self, name: &str) -> nacre_vfs::Result<()> {
         self.ask(|dataset| {
-            fs_verbs::Request::Snapshot(fs_verbs::ToSnapshot {
+            fs_verbs::FsRequest::Snapshot(fs_verbs::ToSnapshot {
                 names: vec![format!("{dataset}@{name}")],
                 ..Default::default()
             })
@@ -53,7 +53,7 @@ impl SnapshotDirectory for Directory {
 
     fn destroy(&self, name: &str) -> nacre_vfs::Result<()> {
         self.ask(|dataset| {
-            fs_verbs::Request::Destroy(fs_verbs::ToDestroy {
+            fs_verbs::FsRequest::Destroy(fs_verbs::ToDestroy {
                 target: format!("{dataset}@{name}"),
                 recursive: false,
                 clones: false,
@@ -67,7 +67,7 @@ impl SnapshotDirectory for Directory {
 
     fn rename(&self, name: &str, new: &str) -> nacre_vfs::Result<()> {
         self.ask(|dataset| {
-            fs_verbs::Request::Rename(fs_verbs::ToRename {
+            fs_verbs::FsRequest::Rename(fs_verbs::ToRename {
                 from: format!("{dataset}@{name}"),
                 to: format!("{dataset}@{new}"),
                 parents: false,

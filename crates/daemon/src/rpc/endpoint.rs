@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const READING: Duration = Duration::from_secs(30);
 
 /// Serves one caller until it is gone.
-pub type Serving = Arc<dyn Fn(&Caller) + Send + Sync>;
+pub type Service = Arc<dyn Fn(&Caller) + Send + Sync>;
 
 /// Somebody who is connected, and may ask.
 pub struct Caller {
@@ -89,7 +89,7 @@ impl Caller {
 /// What callers of one socket share.
 struct Served {
     listener: UnixListener,
-    serving: Serving,
+    serving: Service,
     open: Arc<RwLock<bool>>,
     /// Who is connected, by a number each.
     callers: Mutex<HashMap<u64, UnixStream>>,
@@ -197,7 +197,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// A socket that cannot be made.
-    pub fn start(listener: &Arc<Listener>, path: &Path, serving: Serving) -> Result<Endpoint, Failure> {
+    pub fn start(listener: &Arc<Listener>, path: &Path, serving: Service) -> Result<Endpoint, Failure> {
         let endpoint = Endpoint::bind(listener, path, serving)?;
         endpoint.open()?;
         Ok(endpoint)
@@ -207,7 +207,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// A socket that cannot be made.
-    pub fn bind(listener: &Arc<Listener>, path: &Path, serving: Serving) -> Result<Endpoint, Failure> {
+    pub fn bind(listener: &Arc<Listener>, path: &Path, serving: Service) -> Result<Endpoint, Failure> {
         let unready = path.with_extension("new");
         // A socket of our own name is left from a process that is gone.
         let _ = fs::remove_file(&unready);

@@ -10,7 +10,7 @@ use crate::{
 use nacre_stack::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec};
 use nacre_union::{BRANCHES_MAX, check_overlap, escape_path};
 use std::{
-    fs, io,
+    fs,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
@@ -146,15 +146,7 @@ fn named(directory: &Path, pattern: &[u8]) -> Vec<PathBuf> {
 /// # Errors
 /// A path that leads nowhere, or to something else than a directory.
 pub fn branch(named: &Path) -> Result<PathBuf, Failure> {
-    let text = path_text(named);
-    let failed = |error: io::Error| Failure::io("cannot use the branch", &text, &error);
-    let real = fs::canonicalize(named).map_err(|error| {
-        let gone = error.kind() == io::ErrorKind::NotFound;
-        let failure = failed(error);
-        if gone { failure.next("make it first: branches are directories that are there") } else { failure }
-    })?;
-    let data = fs::metadata(&real).map_err(failed)?;
-    if data.is_dir() { Ok(real) } else { Err(Failure::new(format!("the branch {text} is not a directory"))) }
+    crate::opening::directory(named, "branch", "branches are directories that are there")
 }
 
 /// Refuses branches that would show a file twice, or the union within itself. All paths are

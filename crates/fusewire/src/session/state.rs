@@ -56,6 +56,7 @@ pub(super) struct SessionState {
     /// Most data of a request or reply, bytes; whole pages.
     pub(super) max_io: usize,
     pub(super) options: SessionOptions,
+    add_thread: AddThread,
     /// Queues of the rings, by CPU; empty on the device.
     pub(super) rings: Vec<Queue>,
     /// The device's own queue: all requests without rings; FORGET and INTERRUPT beside rings.
@@ -114,8 +115,12 @@ pub(super) struct Parts {
     pub(super) form: Form,
     pub(super) max_io: usize,
     pub(super) options: SessionOptions,
+    pub(super) add_thread: AddThread,
     pub(super) rings: Vec<Queue>,
 }
+
+/// Starts one more thread for a queue.
+pub(super) type AddThread = fn(&Arc<SessionState>, QueueId) -> std::io::Result<()>;
 
 impl SessionState {
     pub(super) fn new(parts: Parts) -> Arc<SessionState> {
@@ -126,6 +131,7 @@ impl SessionState {
             form: parts.form,
             max_io: parts.max_io,
             options: parts.options,
+            add_thread: parts.add_thread,
             rings: parts.rings,
             device: Queue::new(0),
             workers: RwLock::new(Vec::new()),
@@ -395,11 +401,7 @@ impl SessionState {
         if self.is_ending() || self.alive.lock().0 >= MOST_THREADS || !queue.start_growing() {
             return;
         }
-        let result = match place {
-            QueueId::Device => super::device::spawn(self),
-            QueueId::Ring(index) => super::ring::grow(self, index),
-        };
-        if let Err(error) = result {
+        if let Err(error) = (self.add_thread)(self, place) {
             queue.end_growing();
             if !self.growth_logged.swap(true, SeqCst) {
                 tracing::warn!(%error, "cannot start another worker thread; requests may wait for each other (logged once)");

@@ -1,4 +1,5 @@
-//! Which files of a crate name which, and that no circle of them is longer than three files.
+//! Which files of a crate name which, and that no circle of them is longer than three files; and that
+//! no two types that files show each other have one name.
 //!
 //! A module and the file that declares it are parts of one thing and may name each other; all other
 //! edges count. Tests are left out.
@@ -11,9 +12,6 @@ use super::{Complaints, files, root, shown};
 
 /// The longest circle, files.
 const CIRCLE_MAX: usize = 3;
-
-/// Crates with longer circles, files; to be made shorter, never longer.
-const LONGER: &[(&str, usize)] = &[("admin", 6), ("fusewire", 5)];
 
 type Module = Vec<String>;
 
@@ -120,6 +118,20 @@ impl Graph {
             }
         }
         circles
+    }
+
+    /// Names of more than one type that is seen outside of its file.
+    fn shared_names(&self) -> BTreeSet<String> {
+        let mut seen = BTreeSet::new();
+        let types = self.modules.values().flat_map(|file| &file.items).filter_map(|item| match item {
+            syn::Item::Struct(item) => Some((&item.vis, &item.ident)),
+            syn::Item::Enum(item) => Some((&item.vis, &item.ident)),
+            syn::Item::Trait(item) => Some((&item.vis, &item.ident)),
+            syn::Item::Type(item) => Some((&item.vis, &item.ident)),
+            _ => None,
+        });
+        let shown = types.filter(|(visibility, _)| !matches!(visibility, syn::Visibility::Inherited));
+        shown.map(|(_, name)| name.to_string()).filter(|name| !seen.insert(name.clone())).collect()
     }
 
     fn reached<'a>(&'a self, from: &'a Module) -> BTreeSet<&'a Module> {
@@ -283,47 +295,49 @@ fn named(circle: &BTreeSet<Module>) -> String {
 }
 
 #[test]
-fn no_circle_of_files_is_long() {
+fn no_circle_of_files_is_long_and_no_two_types_share_a_name() {
     let mut complaints = Complaints::default();
     for entry in std::fs::read_dir(root().join("crates")).unwrap() {
         let source = entry.unwrap().path().join("src");
-        let name = source.ancestors().nth(1).unwrap().file_name().unwrap().to_str().unwrap().to_owned();
-        let most = LONGER.iter().find(|(longer, _)| *longer == name).map_or(CIRCLE_MAX, |(_, most)| *most);
-        let longest = Graph::of(&source).circles().into_iter().max_by_key(BTreeSet::len).unwrap_or_default();
-        if longest.len() > most {
-            let what = format!("{} files name each other in a circle ({most} may): {}", longest.len(), named(&longest));
+        let graph = Graph::of(&source);
+        for shared in graph.shared_names() {
+            complaints.add(&shown(&root(), &source), 0, format!("two of its types have the name {shared}"));
+        }
+        let longest = graph.circles().into_iter().max_by_key(BTreeSet::len).unwrap_or_default();
+        if longest.len() > CIRCLE_MAX {
+            let what = format!("{} files name each other in a circle: {}", longest.len(), named(&longest));
             complaints.add(&shown(&root(), &source), 0, what);
-        } else if most > CIRCLE_MAX && longest.len() < most {
-            complaints.add(&shown(&root(), &source), 0, format!("its longest circle has {} files now", longest.len()));
         }
     }
     complaints.none();
 }
 
 #[test]
-fn circles_are_found() {
-    let crate_of = |files: &[(&str, &str)]| {
+fn circles_and_shared_names_are_found() {
+    let graph_of = |files: &[(&str, &str)]| {
         let scratch = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let path = scratch.path().join(name);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        Graph::of(scratch.path()).circles()
+        Graph::of(scratch.path())
     };
-    let found = crate_of(&[
+    let graph = graph_of(&[
         ("lib.rs", "mod a; mod b; mod c; pub use c::C;"),
         ("a.rs", "use crate::{b::{self}, C}; fn f() { b::g() }"),
         ("b.rs", "fn g() -> crate::d::D { println!(\"{}\", super::c::C) }"),
         ("c.rs", "mod e; #[cfg(test)] mod tests { use crate::b; } fn h(_: &e::E) {}"),
         ("c/e.rs", "use super::C; impl E { fn i() { crate::a::f() } }"),
     ]);
+    let found = graph.circles();
     assert_eq!(found.len(), 0, "a and b name c, and c only its own part, which names a: {found:?}");
-    let found = crate_of(&[
-        ("lib.rs", "mod a; mod b; mod c;"),
-        ("a.rs", "use super::b::B;"),
-        ("b.rs", "fn g() { vec![crate::c::C] }"),
+    let graph = graph_of(&[
+        ("lib.rs", "mod a; mod b; mod c; pub struct D;"),
+        ("a.rs", "use super::b::B; pub type A = B; struct D;"),
+        ("b.rs", "fn g() { vec![crate::c::C] } pub(super) enum A {}"),
         ("c.rs", "use crate::a::A as B;"),
     ]);
-    assert_eq!(found.iter().map(named).collect::<Vec<_>>(), ["a, b, c"]);
+    assert_eq!(Vec::from_iter(graph.shared_names()), ["A"]);
+    assert_eq!(graph.circles().iter().map(named).collect::<Vec<_>>(), ["a, b, c"]);
 }

@@ -19,7 +19,7 @@ fn a_file_system_goes_back() {
     world.write("t/a", "old", 100_000, 1);
     world.snapshot(&["t/a@1"]);
     world.write("t/a", "new", 200_000, 2);
-    world.ok(Request::RollBack(roll_back("t/a@1")));
+    world.ok(FsRequest::RollBack(roll_back("t/a@1")));
     assert_eq!((read(&world, "t/a", "old"), read(&world, "t/a", "new")), (Some(100_000), None));
     assert_eq!(world.mounted().len(), 1);
     // What the kernel kept was passed on before, and forgotten afterwards.
@@ -29,13 +29,13 @@ fn a_file_system_goes_back() {
     world.mounts.used.lock().insert(id);
     world.create("t/a/below");
     world.write("t/a", "new", 200_000, 2);
-    world.ok(Request::RollBack(roll_back("t/a@1")));
+    world.ok(FsRequest::RollBack(roll_back("t/a@1")));
     assert_eq!((read(&world, "t/a", "new"), world.mounted().len()), (None, 2));
     world.write("t/a", "new", 200_000, 2);
     world.mounts.used.lock().insert(world.id("t/a/below"));
-    assert_eq!(world.refused(Request::RollBack(roll_back("t/a@1"))).2, Kind::Busy);
+    assert_eq!(world.refused(FsRequest::RollBack(roll_back("t/a@1"))).2, Kind::Busy);
     assert_eq!((read(&world, "t/a", "new"), world.mounted().len()), (Some(200_000), 2));
-    world.ok(Request::RollBack(ToRollBack { force: true, ..roll_back("t/a@1") }));
+    world.ok(FsRequest::RollBack(ToRollBack { force: true, ..roll_back("t/a@1") }));
     assert_eq!((read(&world, "t/a", "new"), world.mounted().len()), (None, 2));
 }
 
@@ -47,17 +47,17 @@ fn newer_snapshots_bookmarks_and_clones_have_to_be_given_up() {
     world.ok(snapshot(&["t/a@1"], true));
     world.write("t/a", "f", 50_000, 1);
     world.ok(snapshot(&["t/a@2"], true));
-    world.ok(Request::Bookmark { of: "t/a@2".to_owned(), name: "t/a#m".to_owned() });
+    world.ok(FsRequest::Bookmark { of: "t/a@2".to_owned(), name: "t/a#m".to_owned() });
     world.ok(clone("t/a@2", "t/c"));
-    let refused = world.refused(Request::RollBack(roll_back("t/a@1")));
+    let refused = world.refused(FsRequest::RollBack(roll_back("t/a@1")));
     assert_eq!(refused.0, "cannot rollback to 't/a@1': clones of previous snapshots exist");
     assert_eq!(refused.1, "use '-R' to force deletion of the following clones and dependents:\nt/c");
-    world.ok(Request::Destroy(destroy("t/c")));
-    let refused = world.refused(Request::RollBack(roll_back("t/a@1")));
+    world.ok(FsRequest::Destroy(destroy("t/c")));
+    let refused = world.refused(FsRequest::RollBack(roll_back("t/a@1")));
     assert_eq!(refused.0, "cannot rollback to 't/a@1': more recent snapshots or bookmarks exist");
     assert_eq!(refused.1, "use '-r' to force deletion of the following snapshots and bookmarks:\nt/a@2\nt/a#m");
     world.ok(clone("t/a@2", "t/c"));
-    world.ok(Request::RollBack(ToRollBack { clones: true, ..roll_back("t/a@1") }));
+    world.ok(FsRequest::RollBack(ToRollBack { clones: true, ..roll_back("t/a@1") }));
     // What lies below is not rolled back.
     assert_eq!(world.names(), ["t", "t/a", "t/a/below", "t/a/below@1", "t/a/below@2", "t/a@1"]);
     assert_eq!(read(&world, "t/a", "f"), None);
@@ -73,7 +73,7 @@ fn a_preview_tells_what_destroying_frees() {
     }
     world.write("t/a", "f", 1 << 20, 9);
     let preview = |target: &str| {
-        let Answer::Destroyed(told) = world.ok(Request::Destroy(ToDestroy { dry: true, ..destroy(target) })) else {
+        let FsAnswer::Destroyed(told) = world.ok(FsRequest::Destroy(ToDestroy { dry: true, ..destroy(target) })) else {
             panic!()
         };
         told
@@ -84,8 +84,8 @@ fn a_preview_tells_what_destroying_frees() {
     let several = preview("t/a@1%3").freed;
     assert!(several > 3 << 20 && several < 4 << 20, "{several}");
     let all: u64 = world.value("t/a", "used").0.unwrap().parse().unwrap();
-    let Answer::Destroyed(told) =
-        world.ok(Request::Destroy(ToDestroy { dry: true, recursive: true, ..destroy("t/a") }))
+    let FsAnswer::Destroyed(told) =
+        world.ok(FsRequest::Destroy(ToDestroy { dry: true, recursive: true, ..destroy("t/a") }))
     else {
         panic!()
     };
@@ -105,7 +105,7 @@ impl Progress for Heard {
 
 fn differences(world: &World, from: &str, to: Option<&str>, most: usize) -> Vec<(How, String)> {
     let mut heard = Heard(Vec::new(), most);
-    let request = Request::Diff { from: from.to_owned(), to: to.map(ToOwned::to_owned) };
+    let request = FsRequest::Diff { from: from.to_owned(), to: to.map(ToOwned::to_owned) };
     super::super::run(&world.pool, &world.mounts, request, &mut heard).unwrap();
     heard.0.into_iter().map(|difference| (difference.how, String::from_utf8(difference.path).unwrap())).collect()
 }
@@ -159,7 +159,7 @@ fn differences_have_names() {
     world.ok(clone("t/a@1", "t/c"));
     world.write("t/c", "in the clone", 5, 1);
     assert_eq!(differences(&world, "t/a@1", Some("t/c"), 99).len(), 2);
-    let backwards = world.refused(Request::Diff { from: "t/a@2".to_owned(), to: Some("t/a@1".to_owned()) });
+    let backwards = world.refused(FsRequest::Diff { from: "t/a@2".to_owned(), to: Some("t/a@1".to_owned()) });
     assert_eq!(backwards.0, "cannot diff 't/a@2': not an earlier snapshot from the same fs");
 }
 
@@ -172,14 +172,14 @@ fn owners_are_counted() {
     world.ok(set("t/a", "userquota@7", "1M"));
     world.snapshot(&["t/a@1"]);
     world.write("t/a", "h", 100_000, 3);
-    let Answer::Owners(owners) = world.ok(Request::Owners("t/a".to_owned())) else { panic!() };
+    let FsAnswer::Owners(owners) = world.ok(FsRequest::Owners("t/a".to_owned())) else { panic!() };
     let user = |id: u32| *owners.iter().find(|owner| !owner.group && owner.id == id).unwrap();
     // Three files, and the root directory.
     assert_eq!(user(0).objects, 4);
     assert!(user(0).used > 300_000 && user(0).used < 310_000, "{}", user(0).used);
     assert_eq!((user(7).used, user(7).quota), (0, Some(1 << 20)));
     assert!(owners.iter().any(|owner| owner.group && owner.id == 0));
-    let Answer::Owners(then) = world.ok(Request::Owners("t/a@1".to_owned())) else { panic!() };
+    let FsAnswer::Owners(then) = world.ok(FsRequest::Owners("t/a@1".to_owned())) else { panic!() };
     assert_eq!(then.iter().find(|owner| !owner.group && owner.id == 0).unwrap().objects, 3);
     assert_eq!(world.value("t/a", "userused@0").0, Some(user(0).used.to_string()));
     assert_eq!(world.value("t/a", "userobjused@0").0.as_deref(), Some("4"));

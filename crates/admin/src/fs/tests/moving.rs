@@ -16,14 +16,14 @@ fn new_file_systems_are_mounted_where_they_belong() {
     world.create("t/d/e");
     world.ok(create_with("t/f", &[("mountpoint", "none")]));
     world.ok(create_with("t/g", &[("mountpoint", "legacy"), ("canmount", "on")]));
-    world.ok(Request::Create(ToCreate { name: "t/h".to_owned(), unmounted: true, ..ToCreate::default() }));
+    world.ok(FsRequest::Create(ToCreate { name: "t/h".to_owned(), unmounted: true, ..ToCreate::default() }));
     let wanted = [("t/a", "/nowhere/t/a"), ("t/b", "/srv/b"), ("t/b/c", "/srv/b/c"), ("t/d/e", "/d/e")];
     assert_eq!(world.mounted(), pairs(&wanted));
     assert_eq!(world.value("t/b/c", "mountpoint"), (Some("/srv/b/c".to_owned()), From::Inherited("t/b".to_owned())));
     assert_eq!(world.value("t", "mountpoint"), (Some("/nowhere/t".to_owned()), From::Default));
     assert_eq!(world.value("t/a", "mounted").0.as_deref(), Some("yes"));
     assert_eq!(world.value("t/h", "mounted").0.as_deref(), Some("no"));
-    let Answer::Done(told) = world.ok(create_with("t/i", &[("mountpoint", "/broken/i")])) else { panic!() };
+    let FsAnswer::Done(told) = world.ok(create_with("t/i", &[("mountpoint", "/broken/i")])) else { panic!() };
     assert!(told[0].contains("successfully created, but it could not be mounted"), "{told:?}");
 }
 
@@ -67,18 +67,18 @@ fn what_was_unmounted_by_hand_stays_so() {
     let world = World::new();
     world.create("t/a");
     world.create("t/a/b");
-    let unmount = |name: &str| Request::Unmount { what: ToUnmount::Name(name.to_owned()), force: false };
+    let unmount = |name: &str| FsRequest::Unmount { what: ToUnmount::Name(name.to_owned()), force: false };
     world.ok(unmount("t/a/b"));
     assert_eq!(world.refused(unmount("t/a/b")).0, "cannot unmount 't/a/b': not currently mounted");
     world.ok(set("t/a", "mountpoint", "/new"));
     assert_eq!(world.mounted(), pairs(&[("t/a", "/new")]));
-    world.ok(Request::Mount(ToMount { name: Some("t/a/b".to_owned()), ..ToMount::default() }));
+    world.ok(FsRequest::Mount(ToMount { name: Some("t/a/b".to_owned()), ..ToMount::default() }));
     assert_eq!(world.mounted(), pairs(&[("t/a", "/new"), ("t/a/b", "/new/b")]));
-    let again = world.refused(Request::Mount(ToMount { name: Some("t/a".to_owned()), ..ToMount::default() }));
+    let again = world.refused(FsRequest::Mount(ToMount { name: Some("t/a".to_owned()), ..ToMount::default() }));
     assert_eq!(again.0, "cannot mount 't/a': filesystem already mounted");
     world.ok(set("t/a/b", "canmount", "off"));
     assert_eq!(world.mounted(), pairs(&[("t/a", "/new")]));
-    let off = world.refused(Request::Mount(ToMount { name: Some("t/a/b".to_owned()), ..ToMount::default() }));
+    let off = world.refused(FsRequest::Mount(ToMount { name: Some("t/a/b".to_owned()), ..ToMount::default() }));
     assert_eq!(off.0, "cannot mount 't/a/b': 'canmount' property is set to 'off'");
     world.ok(set("t/a/b", "canmount", "on"));
     assert_eq!(world.mounted().len(), 2);
@@ -100,13 +100,13 @@ fn options_follow_properties_at_once() {
     assert_eq!(options("t/a").source, "t/a");
     world.ok(set("t/a/b", "readonly", "off"));
     assert!(options("t/a").read_only && !options("t/a/b").read_only);
-    world.ok(Request::Unmount { what: ToUnmount::Name("t/a/b".to_owned()), force: false });
+    world.ok(FsRequest::Unmount { what: ToUnmount::Name("t/a/b".to_owned()), force: false });
     let mount = ToMount {
         name: Some("t/a/b".to_owned()),
         words: vec!["ro".to_owned(), "exec".to_owned()],
         ..ToMount::default()
     };
-    world.ok(Request::Mount(mount));
+    world.ok(FsRequest::Mount(mount));
     assert_eq!(world.value("t/a/b", "readonly"), (Some("on".to_owned()), From::Temporary));
     assert_eq!(world.value("t/a/b", "exec"), (Some("on".to_owned()), From::Temporary));
     assert_eq!(world.value("t/a/b", "atime"), (Some("on".to_owned()), From::Default));
@@ -120,18 +120,24 @@ fn renaming_moves_mounts() {
     }
     world.ok(create_with("t/a/own", &[("mountpoint", "/own")]));
     let rename = |from: &str, to: &str| ToRename { from: from.to_owned(), to: to.to_owned(), ..ToRename::default() };
-    assert_eq!(world.refused(Request::Rename(rename("t/a", "t/x"))).0, "cannot rename 't/a': dataset already exists");
-    assert!(world.refused(Request::Rename(rename("t/a", "t/a/b/c"))).0.contains("cannot be a descendant"));
-    assert_eq!(world.refused(Request::Rename(rename("t/a", "t/no/a"))).0, "cannot rename 't/a': parent does not exist");
-    world.ok(Request::Rename(rename("t/a", "t/a")));
-    assert_eq!(world.refused(Request::Rename(rename("t/no", "t/no"))).0, "cannot open 't/no': dataset does not exist");
-    world.ok(Request::Rename(rename("t/a", "t/x/y")));
+    assert_eq!(world.refused(FsRequest::Rename(rename("t/a", "t/x"))).0, "cannot rename 't/a': dataset already exists");
+    assert!(world.refused(FsRequest::Rename(rename("t/a", "t/a/b/c"))).0.contains("cannot be a descendant"));
+    assert_eq!(
+        world.refused(FsRequest::Rename(rename("t/a", "t/no/a"))).0,
+        "cannot rename 't/a': parent does not exist"
+    );
+    world.ok(FsRequest::Rename(rename("t/a", "t/a")));
+    assert_eq!(
+        world.refused(FsRequest::Rename(rename("t/no", "t/no"))).0,
+        "cannot open 't/no': dataset does not exist"
+    );
+    world.ok(FsRequest::Rename(rename("t/a", "t/x/y")));
     let moved =
         [("t/x", "/nowhere/t/x"), ("t/x/y", "/nowhere/t/x/y"), ("t/x/y/b", "/nowhere/t/x/y/b"), ("t/x/y/own", "/own")];
     assert_eq!(world.mounted(), pairs(&moved));
     let sources: HashSet<String> = world.mounts.mounted().into_iter().map(|mounted| mounted.options.source).collect();
     assert!(sources.contains("t/x/y/own"), "{sources:?}");
-    world.ok(Request::Rename(ToRename { unmounted: true, ..rename("t/x/y", "t/z") }));
+    world.ok(FsRequest::Rename(ToRename { unmounted: true, ..rename("t/x/y", "t/z") }));
     assert!(world.mounted().contains(&("t/z/b".to_owned(), "/nowhere/t/x/y/b".to_owned())));
 }
 
@@ -142,14 +148,14 @@ fn everything_is_mounted_and_unmounted_in_order() {
         world.create(name);
     }
     // What is mounted below goes with it, or all of it stays.
-    let unmount = || Request::Unmount { what: ToUnmount::Name("t/a".to_owned()), force: false };
+    let unmount = || FsRequest::Unmount { what: ToUnmount::Name("t/a".to_owned()), force: false };
     world.mounts.used.lock().insert(world.id("t/a"));
     assert_eq!(world.run(unmount()).unwrap_err().kind, Kind::Busy);
     assert_eq!(world.mounted().len(), 4);
     world.mounts.used.lock().clear();
     world.ok(unmount());
     assert_eq!(world.mounted(), pairs(&[("t/d", "/nowhere/t/d")]));
-    world.ok(Request::Unmount { what: ToUnmount::All, force: false });
+    world.ok(FsRequest::Unmount { what: ToUnmount::All, force: false });
     assert!(world.mounted().is_empty());
     mount_all(&world.pool, &world.mounts, &mut Silent).unwrap();
     // The pool's own as well.
@@ -162,7 +168,7 @@ fn everything_is_mounted_and_unmounted_in_order() {
     assert_eq!(unmount_all(&world.pool, &world.mounts, false).unwrap_err().kind, Kind::Busy);
     assert_eq!(world.mounted().len(), 5);
     // Who asks for all gets what nobody uses, and hears of the rest.
-    let Answer::Done(stay) = world.ok(Request::Unmount { what: ToUnmount::All, force: false }) else { panic!() };
+    let FsAnswer::Done(stay) = world.ok(FsRequest::Unmount { what: ToUnmount::All, force: false }) else { panic!() };
     assert_eq!(world.mounted(), pairs(&[("t", "/nowhere/t"), ("t/a", "/nowhere/t/a")]));
     assert!(stay.len() == 2 && stay[0] == "cannot unmount '/nowhere/t/a': pool or dataset is busy", "{stay:?}");
     assert!(stay[1].starts_with("cannot unmount '/nowhere/t': "), "{stay:?}");
@@ -187,16 +193,16 @@ fn destroying_unmounts_and_what_is_in_use_stops_it() {
     world.create("t/a/b");
     world.mounts.used.lock().insert(world.id("t/a"));
     let all = ToDestroy { recursive: true, ..destroy("t/a") };
-    assert_eq!(world.refused(Request::Destroy(all.clone())).2, Kind::Busy);
+    assert_eq!(world.refused(FsRequest::Destroy(all.clone())).2, Kind::Busy);
     assert_eq!(world.mounted().len(), 2);
     assert_eq!(world.names(), ["t", "t/a", "t/a/b"]);
-    world.ok(Request::Destroy(ToDestroy { force: true, ..all }));
+    world.ok(FsRequest::Destroy(ToDestroy { force: true, ..all }));
     assert!(world.mounted().is_empty());
     assert_eq!(world.names(), ["t"]);
 }
 
-fn unmount(name: &str) -> Request {
-    Request::Unmount { what: ToUnmount::Name(name.to_owned()), force: false }
+fn unmount(name: &str) -> FsRequest {
+    FsRequest::Unmount { what: ToUnmount::Name(name.to_owned()), force: false }
 }
 
 /// Where mounts are, in the order in which they were made.
@@ -215,7 +221,7 @@ fn what_was_unmounted_for_nothing_is_mounted_again_parents_first() {
     world.mounts.used.lock().insert(world.id("t/a"));
     let changes = [
         unmount("t/a"),
-        Request::Destroy(ToDestroy { recursive: true, ..destroy("t/a") }),
+        FsRequest::Destroy(ToDestroy { recursive: true, ..destroy("t/a") }),
         set("t/a", "mountpoint", "/other"),
         set("t/a", "canmount", "off"),
     ];
@@ -254,7 +260,7 @@ fn a_parent_that_is_mounted_later_hides_nothing() {
         world.create(name);
     }
     world.ok(unmount("t/a"));
-    let mount = |name: &str| Request::Mount(ToMount { name: Some(name.to_owned()), ..ToMount::default() });
+    let mount = |name: &str| FsRequest::Mount(ToMount { name: Some(name.to_owned()), ..ToMount::default() });
     world.ok(mount("t/a/b/c"));
     world.ok(mount("t/a"));
     world.ok(mount("t/a/b"));
@@ -285,7 +291,7 @@ fn hidden_mounts_count_as_none_and_are_found_again() {
         there.push(above);
     };
     let seen = || world.value("t/a/b", "mounted").0;
-    let mount = |name: Option<&str>| Request::Mount(ToMount { name: name.map(str::to_owned), ..ToMount::default() });
+    let mount = |name: Option<&str>| FsRequest::Mount(ToMount { name: name.map(str::to_owned), ..ToMount::default() });
     for repair in [mount(None), mount(Some("t/a/b"))] {
         hide();
         assert_eq!((seen().as_deref(), world.value("t/a", "mounted").0.as_deref()), (Some("no"), Some("yes")));
@@ -297,7 +303,7 @@ fn hidden_mounts_count_as_none_and_are_found_again() {
     hide();
     world.mounts.used.lock().insert(world.id("t/a"));
     assert_eq!(world.refused(mount(Some("t/a/b"))).2, Kind::Busy);
-    let Answer::Done(told) = world.ok(mount(None)) else { panic!() };
+    let FsAnswer::Done(told) = world.ok(mount(None)) else { panic!() };
     assert!(told[0].contains("busy"), "{told:?}");
     assert_eq!(world.mounted().len(), 4);
     world.mounts.used.lock().clear();

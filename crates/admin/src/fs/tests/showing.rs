@@ -4,7 +4,8 @@ use super::*;
 
 fn listed(world: &World, names: &[&str], depth: Option<u64>, types: Option<Types>) -> Vec<String> {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    let Answer::Listed(listed) = world.ok(Request::List(Listing { names, depth, types, properties: Some(Vec::new()) }))
+    let FsAnswer::Listed(listed) =
+        world.ok(FsRequest::List(Listing { names, depth, types, properties: Some(Vec::new()) }))
     else {
         panic!()
     };
@@ -20,7 +21,7 @@ fn a_listing_goes_as_deep_as_it_is_told() {
         world.create(name);
     }
     world.ok(snapshot(&["t/a@1"], true));
-    world.ok(Request::Bookmark { of: "t/a@1".to_owned(), name: "t/a#m".to_owned() });
+    world.ok(FsRequest::Bookmark { of: "t/a@1".to_owned(), name: "t/a#m".to_owned() });
     assert_eq!(listed(&world, &[], None, None), ["t", "t/a", "t/a/b", "t/a/b/c"]);
     assert_eq!(listed(&world, &["t/a"], Some(0), None), ["t/a"]);
     assert_eq!(listed(&world, &["t/a"], Some(1), Some(ALL)), ["t/a", "t/a@1", "t/a#m", "t/a/b"]);
@@ -28,7 +29,7 @@ fn a_listing_goes_as_deep_as_it_is_told() {
     assert_eq!(listed(&world, &["t/a"], Some(1), Some(snapshots)), ["t/a@1"]);
     assert_eq!(listed(&world, &["t/a", "t/a/b"], None, Some(snapshots)), ["t/a@1", "t/a/b@1", "t/a/b/c@1"]);
     assert_eq!(listed(&world, &["t/a@1", "t/a#m"], Some(0), None), ["t/a@1", "t/a#m"]);
-    let missing = world.refused(Request::List(Listing { names: vec!["t/zz".to_owned()], ..Listing::default() }));
+    let missing = world.refused(FsRequest::List(Listing { names: vec!["t/zz".to_owned()], ..Listing::default() }));
     assert_eq!((missing.0.as_str(), missing.2), ("cannot open 't/zz': dataset does not exist", Kind::NotFound));
     world.pool.pool.set_properties(&[]).unwrap();
 }
@@ -148,7 +149,7 @@ fn all_properties_have_values_that_can_be_read() {
     world.create("t/a");
     world.snapshot(&["t/a@1"]);
     let listing = Listing { types: Some(ALL), ..Listing::default() };
-    let Answer::Listed(listed) = world.ok(Request::List(listing)) else { panic!() };
+    let FsAnswer::Listed(listed) = world.ok(FsRequest::List(listing)) else { panic!() };
     assert_eq!(listed.len(), 3);
     for listed in listed {
         assert!(listed.values.len() > 10, "{}", listed.name);
@@ -166,7 +167,7 @@ fn a_pool_that_is_imported_read_only_changes_nothing() {
     world.pool.read_only = true;
     assert_eq!(world.refused(create("t/b")).2, Kind::Permission);
     assert_eq!(world.names(), ["t", "t/a"]);
-    world.ok(Request::Unmount { what: ToUnmount::All, force: false });
-    world.ok(Request::Mount(ToMount::default()));
+    world.ok(FsRequest::Unmount { what: ToUnmount::All, force: false });
+    world.ok(FsRequest::Mount(ToMount::default()));
     assert!(world.mounts.mounted().iter().all(|mounted| mounted.options.read_only));
 }

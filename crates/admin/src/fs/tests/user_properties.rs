@@ -2,9 +2,9 @@
 
 use super::*;
 
-fn snapshot_with(names: &[&str], recursive: bool, properties: &[(&str, &str)]) -> Request {
+fn snapshot_with(names: &[&str], recursive: bool, properties: &[(&str, &str)]) -> FsRequest {
     let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    Request::Snapshot(ToSnapshot {
+    FsRequest::Snapshot(ToSnapshot {
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         recursive,
         properties,
@@ -43,10 +43,10 @@ fn snapshots_have_their_own_and_those_of_their_file_system() {
     // Several objects at once, of both kinds.
     let names = vec!["t/a/b".to_owned(), "t/a/b@1".to_owned()];
     let properties = vec![("b:policy".to_owned(), NewValue::Local("two".to_owned()))];
-    world.ok(Request::Set(ToSet { names, properties, ..ToSet::default() }));
+    world.ok(FsRequest::Set(ToSet { names, properties, ..ToSet::default() }));
     assert_eq!((world.value("t/a/b", "b:policy"), world.value("t/a/b@1", "b:policy")), (local("two"), local("two")));
-    let Answer::Listed(listed) =
-        world.ok(Request::List(Listing { names: vec!["t/a/b@1".to_owned()], ..Listing::default() }))
+    let FsAnswer::Listed(listed) =
+        world.ok(FsRequest::List(Listing { names: vec!["t/a/b@1".to_owned()], ..Listing::default() }))
     else {
         panic!()
     };
@@ -68,7 +68,7 @@ fn snapshots_have_no_others() {
     let refused = world.refused(snapshot_with(&["t/a@2"], false, &[("quota", "1G")]));
     assert_eq!(refused.0, "cannot create snapshot 't/a@2': this property can not be modified for snapshots");
     assert!(world.refused(set("t/a@none", "b:c", "1")).0.contains("dataset does not exist"));
-    world.ok(Request::Bookmark { of: "t/a@1".to_owned(), name: "t/a#m".to_owned() });
+    world.ok(FsRequest::Bookmark { of: "t/a@1".to_owned(), name: "t/a#m".to_owned() });
     assert!(world.refused(set("t/a#m", "b:c", "1")).0.contains("bookmarks have no properties"));
     assert_eq!(world.names(), ["t", "t/a", "t/a#m", "t/a@1"]);
 }
