@@ -8,7 +8,7 @@
 mod mounting;
 
 use mounting::cages::{Cage, cost, data};
-use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, run, sh, text};
+use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, needs, run, sh, text};
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 use rustix::process::Signal;
 use std::ffi::OsStr;
@@ -58,9 +58,7 @@ fn statvfs(path: &Path) -> (u64, u64, u64, u64, u64) {
 
 #[test]
 fn df_shows_the_cage() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let fixture = cage(&["--size=8M", "--inodes=100", writes]);
         assert_eq!(statvfs(&fixture.mountpoint), (8 * MIB, 0, 8 * MIB, 100, 100));
@@ -78,9 +76,7 @@ fn df_shows_the_cage() {
 
 #[test]
 fn every_call_that_does_not_fit_says_so() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = cage(&["--size=4M", "--inodes=20", writes]);
         let file = File::create(fixture.at("file")).unwrap();
@@ -153,9 +149,7 @@ fn every_call_that_does_not_fit_says_so() {
 
 #[test]
 fn a_logger_with_an_old_descriptor_is_stopped_at_the_edge() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         for piece in [1, 81, 4096, 100_000] {
             let mut fixture = cage(&["--size=1M", writes]);
@@ -190,9 +184,7 @@ fn a_logger_with_an_old_descriptor_is_stopped_at_the_edge() {
 
 #[test]
 fn appends_are_collected_while_there_is_room() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = cage(&["--size=64G", "--writes=collected"]);
     assert_eq!(Cage::of(&fixture, &fixture.mountpoint).text("mode"), "collected");
     let requests = mounting::status::requests_of(&fixture.mountpoint, || {
@@ -227,9 +219,7 @@ fn appends_are_collected_while_there_is_room() {
 
 #[test]
 fn files_deleted_while_open_count_until_they_are_closed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = cage(&["--size=1M"]);
     let mut file = File::create(fixture.at("file")).unwrap();
     file.write_all(&zeros(MIB)).unwrap();
@@ -241,9 +231,7 @@ fn files_deleted_while_open_count_until_they_are_closed() {
 
 #[test]
 fn a_cage_is_resized_while_it_is_written_to() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = cage(&["--size=2M", writes]);
         let (stop, accepted) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -291,9 +279,7 @@ fn a_cage_is_resized_while_it_is_written_to() {
 
 #[test]
 fn what_was_there_before_counts() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::cage_of(&["--size=4M", "--inodes=1000"], |source| {
         fs::create_dir_all(source.join("a/b")).unwrap();
         fs::write(source.join("a/file"), zeros(MIB)).unwrap();
@@ -317,9 +303,7 @@ fn what_was_there_before_counts() {
 
 #[test]
 fn a_limit_that_the_disk_cannot_hold_is_told_and_taken() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let told = |words: &[&str]| {
         let output = fixture.nacre(words);
@@ -337,9 +321,7 @@ fn a_limit_that_the_disk_cannot_hold_is_told_and_taken() {
 
 #[test]
 fn more_than_the_limit_is_no_error_and_cannot_grow() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::cage_of(&["--size=1M"], |source| fs::write(source.join("file"), zeros(3 * MIB)).unwrap());
     eventually("it is counted", || Cage::of(&fixture, &fixture.mountpoint).number("used") == 3 * MIB);
     let (size, used, free, ..) = statvfs(&fixture.mountpoint);
@@ -353,9 +335,7 @@ fn more_than_the_limit_is_no_error_and_cannot_grow() {
 
 #[test]
 fn an_end_with_open_files_comes_with_the_last_of_them() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let place = fixture.source.clone();
     fixture.start(&["cage", "--size=1M"], place.as_ref(), &place);
@@ -377,9 +357,7 @@ fn an_end_with_open_files_comes_with_the_last_of_them() {
 
 #[test]
 fn told_to_end_twice_it_does_not_wait_for_open_files() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let place = fixture.source.clone();
     fixture.start(&["cage", "--size=1M"], place.as_ref(), &place);
@@ -398,9 +376,7 @@ fn told_to_end_twice_it_does_not_wait_for_open_files() {
 /// Pages of what others changed are dropped by opening it.
 #[test]
 fn a_fifo_that_others_write_to_does_not_keep_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::cage(&["--size=1G"]);
     assert_eq!(Cage::of(&fixture, &fixture.mountpoint).text("mode"), "collected");
     sh(&fixture.source, "mkfifo fifo");
@@ -418,9 +394,7 @@ fn a_fifo_that_others_write_to_does_not_keep_it() {
 
 #[test]
 fn what_only_other_mount_namespaces_hold_is_detached() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let place = fixture.source.clone();
     let first = fixture.start(&["cage", "--size=1M"], place.as_ref(), &place);
@@ -463,9 +437,7 @@ fn what_only_other_mount_namespaces_hold_is_detached() {
 
 #[test]
 fn over_the_directory_itself() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     fs::write(fixture.below("before"), "content").unwrap();
     let source = fixture.source.to_str().unwrap();
@@ -500,9 +472,7 @@ fn over_the_directory_itself() {
 
 #[test]
 fn who_writes_past_it_is_named() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let log = OpenOptions::new().append(true).create(true).open(fixture.below("held.log")).unwrap();
     let output = fixture.nacre(["cage", "--size=1M", fixture.source.to_str().unwrap()]);
@@ -517,9 +487,7 @@ fn who_writes_past_it_is_named() {
 
 #[test]
 fn within_reach_of_its_own_mount_nothing_is_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let inside = fixture.below("inside");
     fs::create_dir(&inside).unwrap();
@@ -541,9 +509,7 @@ fn within_reach_of_its_own_mount_nothing_is_mounted() {
 
 #[test]
 fn status_and_list_tell_the_same() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = cage(&[
         "--size=8M",
         "--inodes=50",
@@ -629,9 +595,7 @@ fn status_and_list_tell_the_same() {
 
 #[test]
 fn resizing_takes_no_time() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = cage(&["--size=8M"]);
     let at = fixture.mountpoint.to_str().unwrap();
     for size in ["9M", "7M", "+1M", "-2M", "6M"] {
@@ -655,9 +619,7 @@ fn resizing_takes_no_time() {
 
 #[test]
 fn cages_lie_in_each_other_and_side_by_side() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (a, b) = (fixture.below("a"), fixture.below("b"));
     fs::create_dir(&a).unwrap();
@@ -688,9 +650,7 @@ fn cages_lie_in_each_other_and_side_by_side() {
 
 #[test]
 fn a_cage_is_a_layer_of_any_stack() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::stack("host:SOURCE | remap:map=1000/2000 | cage:size=1M,limit=user:2000=512K | trace");
     let file = File::create(fixture.at("file")).unwrap();
     std::os::unix::fs::chown(fixture.at("file"), Some(2000), None).unwrap();
@@ -710,9 +670,7 @@ fn a_cage_is_a_layer_of_any_stack() {
 
 #[test]
 fn limits_of_users_and_directories_hold() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::cage_of(
         &["--size=8M", "--limit=user:1234=1M", "--limit=dir:part=2M", "--limit=dir:later=1M"],
         |source| {
@@ -753,9 +711,7 @@ fn limits_of_users_and_directories_hold() {
 
 #[test]
 fn the_oldest_goes_first() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = cage(&["--size=1M", "--when-full=drop-oldest", "--keep=audit*", writes]);
         for (name, days) in [("audit.log.9", 90), ("app.log.2", 20), ("app.log.1", 10), ("web.log.1.gz", 15)] {
@@ -798,9 +754,7 @@ fn the_oldest_goes_first() {
 
 #[test]
 fn crossing_the_soft_limit_runs_the_command() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let told = fixture.scratch.path().join("told");
     let hook = format!("--on-soft=echo $NACRE_CAGE_EVENT $NACRE_CAGE_LIMIT >> {}", told.display());
@@ -817,9 +771,7 @@ fn crossing_the_soft_limit_runs_the_command() {
 
 #[test]
 fn a_small_file_system_below_does_not_confuse_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for kind in ["ext4", "xfs", "btrfs"] {
         let fixture = Fixture::bare();
         let (image, place) = (fixture.scratch.path().join("image"), fixture.directory("host"));
@@ -852,9 +804,7 @@ fn held(directory: &Path) -> u64 {
 
 #[test]
 fn space_behind_the_end_of_a_file_is_found_again() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for kind in ["ext4", "xfs", "btrfs"] {
         let fixture = Fixture::bare();
         let (image, place) = (fixture.scratch.path().join("image"), fixture.directory("host"));
@@ -916,9 +866,7 @@ fn space_behind_the_end_of_a_file_is_found_again() {
 
 #[test]
 fn resize_is_quick() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // Information, not a promise of this test: the figure belongs to the bench.
     let fixture = cage(&["--size=8M"]);
     let start = Instant::now();

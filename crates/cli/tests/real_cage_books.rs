@@ -6,7 +6,7 @@
 mod mounting;
 
 use mounting::cages::{Cage, cost};
-use mounting::{Fixture, as_root, eventually, is_mounted, run};
+use mounting::{Fixture, as_root, eventually, is_mounted, needs, run};
 use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::Write;
@@ -25,9 +25,7 @@ fn zeros(length: u64) -> Vec<u8> {
 
 #[test]
 fn books_survive_an_orderly_end() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for end in ["nacre umount", "umount", "SIGTERM", "SIGINT"] {
         let mut fixture = cage(&["--size=4M", "--limit=user:1234=2M", "--limit=dir:part=1M"]);
         fs::create_dir(fixture.at("part")).unwrap();
@@ -59,9 +57,7 @@ fn books_survive_an_orderly_end() {
 
 #[test]
 fn what_changed_while_it_was_unmounted_is_found() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = cage(&["--size=4M"]);
     fs::write(fixture.at("file"), zeros(MIB)).unwrap();
     fixture.unmount();
@@ -73,9 +69,7 @@ fn what_changed_while_it_was_unmounted_is_found() {
 
 #[test]
 fn what_changes_behind_the_cage_is_counted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = cage(&["--size=4M"]);
     fs::write(fixture.at("file"), zeros(MIB)).unwrap();
     fs::write(fixture.below("behind"), zeros(2 * MIB)).unwrap();
@@ -108,9 +102,7 @@ fn change_files(place: &Path, stop: &AtomicBool) {
 
 #[test]
 fn after_a_kill_the_use_is_right() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for (round, options) in
         [["--size=64M", "--writes=through"], ["--size=64G", "--writes=collected"]].iter().cycle().take(6).enumerate()
     {

@@ -9,7 +9,7 @@
 
 mod mounting;
 
-use mounting::{finish, is_mounted, is_root, mount_entry, nacre, run, scratch, sh, skip, text};
+use mounting::{finish, is_mounted, is_root, mount_entry, nacre, needs, run, scratch, sh, skip, text};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -152,9 +152,7 @@ fn unharmed(directory: &Path) {
 
 #[test]
 fn an_image_limits_and_grows_and_comes_back() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     for (kind, size, grown) in [("ext4", 48, 64), ("xfs", 304, 336), ("btrfs", 256, 288)] {
         let place = Place::new();
         let (directory, image) = (place.directory("d"), place.at("d.cage"));
@@ -223,9 +221,7 @@ fn an_image_limits_and_grows_and_comes_back() {
 
 #[test]
 fn an_image_shrinks_where_its_file_system_can() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     for (kind, size, small, too_small) in
         [("ext4", 96, 64, "16M"), ("btrfs", 400, 300, "256M"), ("xfs", 320, 304, "300M")]
     {
@@ -268,9 +264,7 @@ fn an_image_shrinks_where_its_file_system_can() {
 
 #[test]
 fn a_shrinking_that_is_killed_loses_nothing() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let (directory, image) = (place.directory("d"), place.at("d.cage"));
     place.done(&["cage", "--engine=loop", "--size=128M", "--sparse"], &directory, &[]);
@@ -304,9 +298,7 @@ fn a_shrinking_that_is_killed_loses_nothing() {
 
 #[test]
 fn room_for_an_image_is_set_aside_unless_told_otherwise() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let (solid, sparse) = (place.directory("solid"), place.directory("sparse"));
     place.done(&["cage", "--engine=loop", "--size=64M"], &solid, &[]);
@@ -331,9 +323,7 @@ fn room_for_an_image_is_set_aside_unless_told_otherwise() {
 
 #[test]
 fn an_image_is_refused_where_it_would_do_harm() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let (full, empty) = (place.directory("full"), place.directory("empty"));
     fs::write(full.join("file"), "content").unwrap();
@@ -446,9 +436,7 @@ fn quota(place: &Place, directory: &Path, expected: &Expected) {
 
 #[test]
 fn a_subvolume_is_limited_by_its_qgroup() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let Some(host) = place.file_system("btrfs", &[], "loop") else { return };
     sh(&host, "btrfs subvolume create sub; mkdir plain");
@@ -467,9 +455,7 @@ fn a_subvolume_is_limited_by_its_qgroup() {
 
 #[test]
 fn a_directory_of_ext4_is_limited_by_its_project() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let options = ["-O", "project,quota", "-E", "quotatype=prjquota"];
     let Some(host) = place.file_system("ext4", &options, "loop,prjquota") else { return };
@@ -479,9 +465,7 @@ fn a_directory_of_ext4_is_limited_by_its_project() {
 
 #[test]
 fn a_directory_of_xfs_is_limited_by_its_project() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let Some(host) = place.file_system("xfs", &[], "loop,prjquota") else { return };
     let directory = host.join("d");
@@ -502,9 +486,7 @@ fn a_directory_of_xfs_is_limited_by_its_project() {
 
 #[test]
 fn where_there_are_no_quotas_it_says_how_to_get_them() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     for (kind, how) in [("ext4", "tune2fs -O project,quota"), ("xfs", "mount -o prjquota")] {
         let place = Place::new();
         let Some(host) = place.file_system(kind, &[], "loop") else { return };

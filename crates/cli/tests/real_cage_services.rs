@@ -8,7 +8,7 @@
 mod mounting;
 
 use mounting::cages::{Cage, cost, data};
-use mounting::{Fixture, as_root, eventually, finish, kill, run, sh, skip, text};
+use mounting::{Fixture, as_root, eventually, finish, kill, needs, run, sh, skip, text};
 use nacre_sys::mapping::SharedMapping;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
@@ -65,9 +65,7 @@ fn in_mount(fixture: &Fixture, script: &str) -> Output {
 
 #[test]
 fn a_system_logger_outlives_a_full_cage() {
-    if !have(&["rsyslogd", "logger"]) {
-        return;
-    }
+    needs!(have(&["rsyslogd", "logger"]));
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=256K", writes]);
         let (desk, log) = (fixture.directory("desk"), fixture.at("messages"));
@@ -120,9 +118,7 @@ fn a_system_logger_outlives_a_full_cage() {
 
 #[test]
 fn logs_are_rotated_in_a_full_cage() {
-    if !have(&["logrotate", "logger"]) {
-        return;
-    }
+    needs!(have(&["logrotate", "logger"]));
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=1M", writes]);
         let desk = fixture.directory("desk");
@@ -165,9 +161,7 @@ fn logs_are_rotated_in_a_full_cage() {
 
 #[test]
 fn a_database_meets_a_full_disk_and_recovers() {
-    if !have(&["sqlite3"]) {
-        return;
-    }
+    needs!(have(&["sqlite3"]));
     for writes in WRITES {
         for journal in ["delete", "wal"] {
             let mut fixture = Fixture::cage(&["--size=2M", writes]);
@@ -244,9 +238,7 @@ fn write_journal(path: &Path, piece: usize) -> Vec<u8> {
 
 #[test]
 fn a_journal_is_kept_to_the_byte() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=1M", writes]);
         let content = write_journal(&fixture.at("system.journal"), 128 * 1024);
@@ -263,9 +255,7 @@ fn a_journal_is_kept_to_the_byte() {
 
 #[test]
 fn tools_say_that_the_disk_is_full() {
-    if !have(&["tar", "rsync", "dd", "gzip"]) {
-        return;
-    }
+    needs!(have(&["tar", "rsync", "dd", "gzip"]));
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=1M", writes]);
         let desk = fixture.directory("desk");
@@ -303,9 +293,7 @@ fn tools_say_that_the_disk_is_full() {
 
 #[test]
 fn the_log_that_never_ends() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=2M", "--when-full=drop-oldest", "--keep=audit*", writes]);
         let audit = vec![b'a'; 300_000];

@@ -11,7 +11,7 @@
 
 mod mounting;
 
-use mounting::{as_root, finish, nacre, scratch, text};
+use mounting::{as_root, finish, nacre, needs, scratch, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -152,9 +152,7 @@ fn run_page(path: &Path) -> Vec<String> {
 
 #[test]
 fn every_page_tells_the_truth() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let wanted = std::env::var("NACRE_TEST_PAGE").unwrap_or_default();
     let commands = fs::read_dir(root.join("docs/commands")).unwrap().map(|entry| entry.unwrap().path());

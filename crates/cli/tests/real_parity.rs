@@ -5,7 +5,7 @@
 
 mod mounting;
 
-use mounting::{Fixture, as_root, images};
+use mounting::{Fixture, as_root, images, needs};
 use nacre_testkit::parity;
 
 /// What a mount with an offset cannot do.
@@ -83,9 +83,7 @@ fn a_union() {
 /// What stores attributes itself has no kernel below that would refuse such names.
 #[test]
 fn an_attribute_has_a_name_beyond_its_namespace() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for line in ["mem", "host:SOURCE"] {
         let fixture = Fixture::stack(line);
         std::fs::write(fixture.at("file"), "").unwrap();

@@ -5,7 +5,7 @@
 
 mod mounting;
 
-use mounting::{as_root, finish, mounts_below, nacre, scratch, sh, skip, text};
+use mounting::{as_root, finish, mounts_below, nacre, needs, scratch, sh, skip, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -69,9 +69,7 @@ impl Drop for Pool<'_> {
 
 #[test]
 fn a_pool_fits_into_its_control_group() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let Some(group) = Group::new() else {
         skip("cgroup", "there is no control group for memory that could be made");
         return;

@@ -6,7 +6,7 @@
 
 mod mounting;
 
-use mounting::{as_root, eventually, finish, nacre, pools::Pool, text};
+use mounting::{as_root, eventually, finish, nacre, needs, pools::Pool, text};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use std::{
     fs,
@@ -22,9 +22,7 @@ const ROOMY: &str = "3G";
 
 #[test]
 fn a_snapshot_holds_what_write_had_taken() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", ROOMY, &[]);
     let mut file = fs::File::create(pool.at("open")).unwrap();
     for round in 0..5_u32 {
@@ -57,9 +55,7 @@ fn count_in_both(one: &fs::File, other: &fs::File, over: &AtomicBool) {
 
 #[test]
 fn snapshots_are_one_moment_for_whoever_writes() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", ROOMY, &[]);
     for below in ["one", "two"] {
         pool.told(&["fs", "create", &format!("{}/{below}", pool.name)]);
@@ -90,9 +86,7 @@ fn snapshots_are_one_moment_for_whoever_writes() {
 
 #[test]
 fn snapshots_are_directories_that_cannot_be_changed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "64M", &[]);
     fs::create_dir(pool.at("d")).unwrap();
     fs::write(pool.at("d/file"), "before").unwrap();
@@ -133,9 +127,7 @@ fn snapshots_are_directories_that_cannot_be_changed() {
 
 #[test]
 fn a_full_pool_refuses_the_write_and_keeps_what_it_took() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "64M", &[]);
     // Nothing that could be compressed.
     let mut noise = 1_u64;
@@ -181,9 +173,7 @@ fn a_full_pool_refuses_the_write_and_keeps_what_it_took() {
 
 #[test]
 fn what_was_synced_survives_the_death_of_the_process() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", ROOMY, &[]);
     let rounds = std::env::var("NACRE_TEST_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3);
     println!("campaign: {rounds} deaths (NACRE_TEST_KILLS)");
@@ -221,9 +211,7 @@ fn what_was_synced_survives_the_death_of_the_process() {
 
 #[test]
 fn a_file_without_a_name_is_found_while_somebody_holds_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "64M", &[]);
     fs::create_dir(pool.at("gone")).unwrap();
     fs::write(pool.at("file"), "content").unwrap();
@@ -250,9 +238,7 @@ fn a_file_without_a_name_is_found_while_somebody_holds_it() {
 
 #[test]
 fn what_is_unlinked_is_free_again() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // Once written to directly, once collected by the kernel.
     for size in ["64M", ROOMY] {
         let pool = Pool::made("pm", size, &[]);
@@ -282,9 +268,7 @@ fn what_is_unlinked_is_free_again() {
 
 #[test]
 fn a_mount_is_remounted_read_only_and_back() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "64M", &[]);
     pool.told(&["fs", "set", "readonly=on", &pool.name]);
     let refused = fs::write(pool.at("file"), "x").unwrap_err();
@@ -301,9 +285,7 @@ fn a_mount_is_remounted_read_only_and_back() {
 
 #[test]
 fn mounts_of_pools_are_listed_and_ended_like_all_others() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "256M", &[]);
     pool.told(&["fs", "create", &format!("{}/below", pool.name)]);
     fs::write(pool.at("below/file"), b"x").unwrap();
@@ -355,9 +337,7 @@ impl Watched {
 
 #[test]
 fn watchers_are_told_of_nothing_that_no_user_did() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // With ACLs users see another inode than the first one as the root, without them that one
     // itself.
     for acls in ["posix", "off"] {

@@ -7,7 +7,7 @@
 mod mounting;
 
 use mounting::{
-    Fixture, as_root, eventually, finish, is_mounted, kill,
+    Fixture, as_root, eventually, finish, is_mounted, kill, needs,
     pools::{Pool, Yard},
     text,
 };
@@ -75,9 +75,7 @@ impl Drop for Sitting {
 
 #[test]
 fn a_refused_operation_leaves_all_mounts_where_they_were() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pp", "256M", &[]);
     for name in ["data", "home", "home/bob"] {
         pool.ok("fs", &["create", &pool.of(name)]);
@@ -115,9 +113,7 @@ fn a_refused_operation_leaves_all_mounts_where_they_were() {
 
 #[test]
 fn what_is_hidden_counts_as_not_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pp", "256M", &[]);
     for name in ["home", "home/bob"] {
         pool.ok("fs", &["create", &pool.of(name)]);
@@ -153,9 +149,7 @@ fn what_is_hidden_counts_as_not_mounted() {
 /// be written below its place by mistake.
 #[test]
 fn what_is_held_elsewhere_counts_as_not_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pp", "256M", &[]);
     pool.ok("fs", &["create", &pool.of("home")]);
     let seen = || pool.ok("fs", &["get", "-H", "-o", "value", "mounted", &pool.of("home")]).trim().to_owned();
@@ -207,9 +201,7 @@ impl Treacherous {
 
 #[test]
 fn what_is_unmounted_is_what_was_mounted_wherever_its_path_leads() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pp", "256M", &[]);
     let scene = Treacherous::new(&pool);
     let (name, place) = (pool.of("f"), format!("mountpoint={}", scene.user.join("x/y").display()));
@@ -274,9 +266,7 @@ fn waits(process: u32, names: &[&str]) -> bool {
 
 #[test]
 fn who_waits_for_his_own_mount_can_be_killed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // The pool's device answers no more when its daemon is stopped: so do requests to the pool's
     // mounts that have to read. Over io_uring the kernel counts a request as being answered at
     // once, and nobody who waits for a stopped daemon then can be killed.

@@ -6,7 +6,7 @@
 
 mod mounting;
 
-use mounting::{as_root, finish, nacre, scratch, text};
+use mounting::{as_root, finish, nacre, needs, scratch, text};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::{
     fs, io,
@@ -87,9 +87,7 @@ fn errno<T: std::fmt::Debug>(outcome: io::Result<T>) -> Option<i32> {
 
 #[test]
 fn names_are_found_by_any_case() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new(&["-O", "casesensitivity=insensitive"]);
     let at = pool.at("");
     let is = |name: &str| at.join(name).exists();
@@ -127,9 +125,7 @@ fn names_are_found_by_any_case() {
 
 #[test]
 fn trees_git_and_snapshots_in_a_file_system_without_case() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new(&[]);
     pool.ok("fs", &["create", "-o", "casesensitivity=insensitive", &pool.of("win")]);
     pool.ok("fs", &["create", &pool.of("win/below")]);
@@ -163,9 +159,7 @@ fn trees_git_and_snapshots_in_a_file_system_without_case() {
 
 #[test]
 fn names_that_are_composed_differently_and_names_that_are_not_utf_8() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new(&[]);
     pool.ok("fs", &["create", "-o", "normalization=formD", &pool.of("mac")]);
     let (mac, other) = (pool.at("mac"), pool.at(""));

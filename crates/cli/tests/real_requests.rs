@@ -7,7 +7,7 @@
 mod mounting;
 
 use mounting::status::{Status, least_requests_of, requests_of, settle};
-use mounting::{Fixture, as_root, sh};
+use mounting::{Fixture, as_root, needs, sh};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -31,9 +31,7 @@ fn filled(source: &Path) {
 
 #[test]
 fn data_never_reaches_the_daemon() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], filled);
     if !Status::of(&fixture.mountpoint).passthrough() {
         let why = Status::of(&fixture.mountpoint);
@@ -68,9 +66,7 @@ fn has_passthrough() -> bool {
 
 #[test]
 fn a_second_look_costs_nothing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for coherence in ["exclusive", "watch"] {
         let fixture = Fixture::mirror_of(&[&format!("--coherence={coherence}")], filled);
         // stat(2) does not ask for the birth time; statx(2) with it costs one request for each
@@ -111,9 +107,7 @@ fn a_second_look_costs_nothing() {
 
 #[test]
 fn listings_carry_attributes_and_are_kept() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], filled);
     let list = || {
         sh(&fixture.mountpoint, "ls -l > /dev/null");
@@ -134,9 +128,7 @@ fn listings_carry_attributes_and_are_kept() {
 
 #[test]
 fn an_open_costs_an_open_and_a_release() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], filled);
     fs::metadata(fixture.at("file00")).unwrap();
     let requests = requests_of(&fixture.mountpoint, || {
@@ -152,9 +144,7 @@ fn an_open_costs_an_open_and_a_release() {
 
 #[test]
 fn an_immutable_mount_opens_without_a_request() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&["--immutable"], filled);
     assert_eq!(fs::read(fixture.at("file00")).unwrap(), b"content");
     let requests = least_requests_of(&fixture.mountpoint, || {
@@ -168,9 +158,7 @@ fn an_immutable_mount_opens_without_a_request() {
 
 #[test]
 fn a_new_file_costs_few_requests() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror(&[]);
     let requests = requests_of(&fixture.mountpoint, || {
         for index in 0..50 {
@@ -194,9 +182,7 @@ fn a_new_file_costs_few_requests() {
 
 #[test]
 fn revalidation_asks_each_time() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&["--coherence=revalidate"], filled);
     let look = || {
         fs::metadata(fixture.at("file00")).unwrap();
@@ -207,9 +193,7 @@ fn revalidation_asks_each_time() {
 
 #[test]
 fn an_idle_mount_does_nothing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // A file system of its own: watching a source may mean hearing of everything on its file
     // system.
     let mut fixture = Fixture::bare();

@@ -8,7 +8,7 @@ mod mounting;
 
 use mounting::status::Status;
 use mounting::unions::{branches, told};
-use mounting::{Fixture, as_root, eventually, sh};
+use mounting::{Fixture, as_root, eventually, needs, sh};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -49,9 +49,7 @@ fn threads(mountpoint: &Path, name: &str) -> usize {
 
 #[test]
 fn one_watch_hears_for_all_branches_and_goes_with_the_last() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, [upper, second]) = three();
     assert_eq!(threads(&fixture.mountpoint, "nacre-watch"), 1);
     let late = fixture.directory("late");
@@ -72,9 +70,7 @@ fn one_watch_hears_for_all_branches_and_goes_with_the_last() {
 
 #[test]
 fn others_are_heard_while_the_file_is_written_through_the_union() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, branches) = three();
     for (branch, name) in branches.iter().zip(["first", "second"]) {
         fs::write(branch.join(name), "1").unwrap();
@@ -92,9 +88,7 @@ fn others_are_heard_while_the_file_is_written_through_the_union() {
 
 #[test]
 fn a_file_with_a_name_on_each_of_two_branches_is_never_shown_old() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, [upper, second]) = three();
     // It goes to the next branch above. A copy carries the number of its origin, while a link of it
     // on another branch has a number of its own: two files to the kernel.
@@ -132,9 +126,7 @@ impl Drop for Bind {
 
 #[test]
 fn what_is_bound_into_another_branch_is_never_shown_old() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (mut fixture, [_, second]) = three();
     fs::write(fixture.at("below/original"), "copied").unwrap();
     // Marks do not count on the third branch, so that the copy has a number of its own there.

@@ -11,7 +11,7 @@
 
 mod mounting;
 
-use mounting::{finish, nacre, scratch, skip, text};
+use mounting::{finish, nacre, needs, scratch, skip, text};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -141,9 +141,7 @@ fn write_units(directory: &Path) -> Vec<String> {
 
 #[test]
 fn systemd_takes_the_units() {
-    if !is_there("systemd-analyze", "systemd") {
-        return;
-    }
+    needs!(is_there("systemd-analyze", "systemd"));
     let place = scratch();
     let names = write_units(place.path());
     assert!(names.len() >= 2, "{names:?}");
@@ -202,9 +200,7 @@ fn findmnt_and_the_program_take_the_lines_of_fstab() {
 /// circle.
 #[test]
 fn systemd_finds_an_order_for_the_lines_of_fstab() {
-    if !is_there("systemd-analyze", "systemd") {
-        return;
-    }
+    needs!(is_there("systemd-analyze", "systemd"));
     if !Path::new(GENERATOR).exists() {
         skip("systemd", &format!("{GENERATOR} is not there"));
         return;

@@ -68,6 +68,17 @@ pub fn as_root() -> bool {
     can_mount()
 }
 
+/// Ends a test where something is not here that it needs; whatever found that out has said why.
+macro_rules! needs {
+    ($what:expr) => {
+        if !$what {
+            return;
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use needs;
+
 fn scratch_place() -> PathBuf {
     std::env::var_os("NACRE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from)
 }
