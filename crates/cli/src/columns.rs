@@ -1,6 +1,8 @@
 //! Tables for people and for scripts: the same rows, aligned or separated by single tabs.
 //!
-//! Used by `status` and `top`. Pure: text out, nothing printed.
+//! Used by `status`, `top`, `cage status` and `union list`. Pure: text out, nothing printed.
+
+use nacre_daemon::failure::Failure;
 
 /// How a column stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +87,30 @@ pub fn uptime(seconds: u64) -> String {
         120..7200 => format!("{minutes} min"),
         7200..172_800 => format!("{hours} h"),
         _ => format!("{days} d"),
+    }
+}
+
+/// The columns that are asked for by name: these names, `all`, or the usual ones (`None`: all).
+///
+/// # Errors
+/// A name that there is not.
+pub fn chosen<C>(
+    columns: &'static [C],
+    name: fn(&C) -> &'static str,
+    asked: Option<&[String]>,
+    usual: Option<&[&str]>,
+) -> Result<Vec<&'static C>, Failure> {
+    let find = |wanted: &str| {
+        let unknown = || {
+            let names: Vec<&str> = columns.iter().map(name).collect();
+            Failure::usage(format!("there is no column \"{wanted}\"")).next(format!("there are: {}", names.join(", ")))
+        };
+        columns.iter().find(|column| name(column) == wanted).ok_or_else(unknown)
+    };
+    match (asked, usual) {
+        (Some(names), _) if !names.iter().any(|name| name == "all") => names.iter().map(|name| find(name)).collect(),
+        (None, Some(names)) => names.iter().map(|name| find(name)).collect(),
+        _ => Ok(columns.iter().collect()),
     }
 }
 

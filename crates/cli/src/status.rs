@@ -221,18 +221,7 @@ fn sanitised(mut report: Report) -> Report {
 }
 
 fn choose(view: &View) -> Result<Vec<&'static Column>, Failure> {
-    let find = |name: &str| {
-        let unknown = || {
-            let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
-            Failure::usage(format!("there is no column \"{name}\"")).next(format!("there are: {}", names.join(", ")))
-        };
-        COLUMNS.iter().find(|column| column.name == name).ok_or_else(unknown)
-    };
-    match &view.columns {
-        Some(names) if names.iter().any(|name| name == "all") => Ok(COLUMNS.iter().collect()),
-        Some(names) => names.iter().map(|name| find(name)).collect(),
-        None => USUAL.iter().map(|name| find(name)).collect(),
-    }
+    columns::chosen(COLUMNS, |column| column.name, view.columns.as_deref(), Some(&USUAL))
 }
 
 fn table(reports: &[Report], chosen: &[&Column], view: &View, bold: bool) -> String {

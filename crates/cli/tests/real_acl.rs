@@ -1,7 +1,6 @@
 //! POSIX ACLs of the source: enforced by the kernel in the mount, inherited, and translated with
 //! the owners.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

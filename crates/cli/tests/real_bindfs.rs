@@ -1,7 +1,6 @@
 //! Each line of docs/bindfs.md on a real mount; where Debian's bindfs knows the option, it has to
 //! do the same.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 #[path = "bindfs/cases.rs"]

@@ -2,7 +2,6 @@
 //! across every kind of end, and the commands do what they say. As root; what ordinary users get is
 //! in `real_user.rs`.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,6 +1,5 @@
 //! The books of cages are right after every kind of end, and after changes behind their backs.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

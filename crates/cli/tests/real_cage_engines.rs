@@ -4,7 +4,6 @@
 //! What the kernel lacks is skipped with a word why: many kernels have no project quotas for ext4
 //! or XFS.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -2,7 +2,6 @@
 //! like journald's, and tools that meet a full disk. What is not installed is skipped
 //! (`NACRE_TEST_REQUIRE=services` forbids that).
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -5,7 +5,6 @@
 //! `NACRE_TEST_TORTURE=SECONDS` lets each of the runs take so long (and kills twenty times);
 //! without it, a few seconds.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,6 +1,5 @@
 //! What others do to the source becomes visible in the mount.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! `nacre copy` as a program: killed, out of room, as an ordinary user, and with somebody who moves
 //! things while it works.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -6,7 +6,6 @@
 //! and `...` for any number of lines. The examples of a page run in one directory, one after the
 //! other. `NACRE_TEST_PAGE=union` runs the pages with this in their names.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

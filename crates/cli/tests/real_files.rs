@@ -1,6 +1,5 @@
 //! What single files do with long paths, direct I/O, holes, attributes and set-id bits: as natively.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! `nacre fs` through the real program on real mounts: snapshots of what was only written, mounts
 //! that follow names, going back, quotas, and an ordinary user who needs no root.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,6 +1,5 @@
 //! Hostile and unlucky cases: what other file systems in userspace get wrong, hang in or die of.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! Mounting and unmounting in every way there is: by hand, by mount(8), in the background, by
 //! signals, by force; and what bad input leaves behind, which is nothing.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

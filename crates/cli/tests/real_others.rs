@@ -1,7 +1,6 @@
 //! What one user keeps where sockets are looked for delays nobody else: root asks other users'
 //! processes only when told to, all at once and for a second.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! The mount program of container engines: next to fuse-overlayfs itself, and under podman. What is
 //! not installed is skipped.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

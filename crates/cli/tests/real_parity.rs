@@ -1,6 +1,5 @@
 //! Parity on real mounts: every scripted call has the same result natively and through a mount.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -4,7 +4,6 @@
 //! Pools are mounted below a scratch directory, have names of their own per test and process, and
 //! are destroyed at the end whatever happens.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! Pools and the files that they lie on: a disk that has no room, copies of a device, names for one
 //! import.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! What labels of pools tell, and whose the files are on which pools lie: damage, copies, files
 //! that were cut or deleted, images of other users.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

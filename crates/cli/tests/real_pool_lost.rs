@@ -1,7 +1,6 @@
 //! A pool whose process is gone counts as ill until it is imported again, and one that is stuck
 //! hides no others.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

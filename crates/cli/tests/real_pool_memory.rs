@@ -1,6 +1,5 @@
 //! A pool in a control group with little memory: it takes its share and is not killed.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! The file systems of a pool on real mounts: what the kernel has collected, `.zfs/snapshot`, a
 //! full pool, files without names, kill -9.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

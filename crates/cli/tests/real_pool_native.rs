@@ -1,7 +1,6 @@
 //! The file systems of a pool beside native ones: listings of directories that change meanwhile,
 //! and times.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! Where the file systems of a pool are mounted: what is unmounted is the mount that is meant, in
 //! an order that hides nothing, and whoever waits for a mount of his own process can be killed.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

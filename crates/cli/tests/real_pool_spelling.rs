@@ -1,7 +1,6 @@
 //! File systems of pools in which names are the same though their bytes differ, by the programs
 //! that people use.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

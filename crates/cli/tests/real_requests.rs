@@ -1,7 +1,6 @@
 //! Requests per operation: the primary figure of speed, because it is the same on every machine.
 //! Counted by the mount itself.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! Several mounts in one process (`--daemon=NAME`): each is as it would be alone, and they come and
 //! go independently of each other.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

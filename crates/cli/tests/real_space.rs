@@ -2,7 +2,6 @@
 //! back, and msync(2) what was stored to mappings; what was accepted is there after an import;
 //! deletes make room at once; copies of the kernel share what they can.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! What surrounds a mount: directories bound inside the source, signals that whoever starts us has
 //! ignored, mounts that no process serves, programs that map what they append to.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

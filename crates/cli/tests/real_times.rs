@@ -1,6 +1,5 @@
 //! Times of files: what is not to move them does not, and what moves them shows at once.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

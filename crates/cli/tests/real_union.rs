@@ -1,7 +1,6 @@
 //! Unions on real mounts: copy-up and whiteouts, branches that come and go under load, crashes, the
 //! commands, and what is refused.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

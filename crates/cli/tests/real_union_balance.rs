@@ -1,7 +1,6 @@
 //! `nacre union balance` on real mounts: full branches are evened out while their files are read
 //! and written, and nothing is lost, doubled or out of sight at any moment.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! Listings of large directories over two branches, on real mounts: large enough for names to be
 //! read ahead by a thread.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -1,7 +1,6 @@
 //! Unions that nobody asks, on a file system where much happens elsewhere: they hear of their own
 //! files only, and never show anything old.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

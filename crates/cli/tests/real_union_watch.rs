@@ -1,7 +1,6 @@
 //! Branches on one file system share a watch: what is written through the union is heard by no
 //! branch, and whatever else could make the union show something old is.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

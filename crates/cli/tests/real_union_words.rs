@@ -1,7 +1,6 @@
 //! mergerfs' words on real mounts: the lines that people have in their fstab, what each word does,
 //! and the same beside mergerfs where it is installed.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -6,7 +6,6 @@
 //! is started. Where systemd or findmnt is not installed, its part is skipped
 //! (`NACRE_TEST_REQUIRE=systemd,findmnt` forbids that).
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

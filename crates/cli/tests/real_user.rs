@@ -1,7 +1,6 @@
 //! What an ordinary user gets: mounts through fusermount3, without any privilege. Run by root, each
 //! test runs again as nobody.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

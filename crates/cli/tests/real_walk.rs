@@ -12,7 +12,6 @@
 //! there: a `pool destroy` whose processes all die at one moment leaves the note of where the pool
 //! lay.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod crashing;

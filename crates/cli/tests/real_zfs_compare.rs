@@ -5,7 +5,6 @@
 //! The steps are in `zfs_compare/steps.txt`, calls whose exit codes are compared in `codes.txt`;
 //! `zfs_compare/side.sh SIDE STEPS DIRECTORY` runs one side alone.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

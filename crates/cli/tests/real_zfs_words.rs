@@ -1,7 +1,6 @@
 //! ZFS' words: what `zpool` and `zfs` are called with, and the shape in which programs that know
 //! only ZFS want their answers.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;

@@ -13,4 +13,4 @@ pub mod model;
 pub mod parity;
 mod world;
 
-pub use world::{Listed, World};
+pub use world::{Listed, World, name};

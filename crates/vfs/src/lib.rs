@@ -32,7 +32,7 @@ pub use describe::Description;
 pub use errno::{Errno, Result};
 pub use filter::{Creation, Filter, Op};
 pub use filtered::Filtered;
-pub use layer::{DirEntry, DirSink, Entry, Layer, Opened, RenameFlags, XattrFlags};
+pub use layer::{AnyOpen, Created, Dev, DirEntry, DirSink, Entry, Layer, Opened, RenameFlags, XattrFlags};
 pub use name::{NAME_MAX, Name};
 pub use node::Node;
 pub use numbered::Numbered;

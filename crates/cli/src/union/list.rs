@@ -78,17 +78,7 @@ pub fn within(branches: &[BranchReport], exact: bool) -> String {
 }
 
 fn choose(view: &View) -> Result<Vec<&'static Column>, Failure> {
-    let find = |name: &str| {
-        let unknown = || {
-            let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
-            Failure::usage(format!("there is no column \"{name}\"")).next(format!("there are: {}", names.join(", ")))
-        };
-        COLUMNS.iter().find(|column| column.name == name).ok_or_else(unknown)
-    };
-    match &view.columns {
-        Some(names) if !names.iter().any(|name| name == "all") => names.iter().map(|name| find(name)).collect(),
-        _ => Ok(COLUMNS.iter().collect()),
-    }
+    columns::chosen(COLUMNS, |column| column.name, view.columns.as_deref(), None)
 }
 
 #[cfg(test)]
