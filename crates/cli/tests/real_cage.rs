@@ -6,13 +6,13 @@
 
 mod mounting;
 
-use mounting::cages::{Cage, cost, data};
+use mounting::cages::{Cage, cost, data, fill, zeros};
 use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, needs, run, sh, text};
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
@@ -29,24 +29,6 @@ const WRITES: [&str; 2] = ["--writes=through", "--writes=collected"];
 
 fn cage(options: &[&str]) -> Fixture {
     Fixture::cage(options)
-}
-
-fn zeros(length: u64) -> Vec<u8> {
-    vec![0x5a; usize::try_from(length).unwrap()]
-}
-
-/// Writes until it does not fit; the bytes that were accepted and the error.
-fn fill(file: &mut impl Write, piece: usize) -> (u64, i32) {
-    let piece = vec![b'x'; piece];
-    let mut accepted = 0;
-    loop {
-        match file.write(&piece) {
-            Ok(written) => accepted += written as u64,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return (accepted, error.raw_os_error().unwrap()),
-        }
-        assert!(accepted < 1 << 32, "nothing stops it");
-    }
 }
 
 fn statvfs(path: &Path) -> (u64, u64, u64, u64, u64) {
@@ -771,13 +753,7 @@ fn crossing_the_soft_limit_runs_the_command() {
 #[test]
 fn a_small_file_system_below_does_not_confuse_it() {
     needs!(as_root());
-    for kind in ["ext4", "xfs", "btrfs"] {
-        let fixture = Fixture::bare();
-        let (image, place) = (fixture.scratch.path().join("image"), fixture.directory("host"));
-        if !mounting::images::mounted(kind, &image, &place) {
-            continue;
-        }
-        let mut inner = Fixture::bare_in(tempfile::tempdir_in(&place).unwrap());
+    mounting::images::on_each(|kind, inner| {
         for writes in WRITES {
             inner.start_cage(&["--size=32M", writes]);
             let mut log = OpenOptions::new().append(true).create(true).open(inner.at("log")).unwrap();
@@ -787,12 +763,10 @@ fn a_small_file_system_below_does_not_confuse_it() {
             drop(log);
             assert_eq!(data(&inner.source), 32 * MIB, "{kind} {writes}");
             fs::remove_file(inner.at("log")).unwrap();
-            eventually("all is free again", || Cage::of(&inner, &inner.mountpoint).number("used") == 0);
+            eventually("all is free again", || Cage::of(inner, &inner.mountpoint).number("used") == 0);
             inner.unmount();
         }
-        drop(inner);
-        assert!(run("umount", [&place]).status.success());
-    }
+    });
 }
 
 /// What regular files hold on the host, whatever lies behind their ends included.
@@ -804,13 +778,7 @@ fn held(directory: &Path) -> u64 {
 #[test]
 fn space_behind_the_end_of_a_file_is_found_again() {
     needs!(as_root());
-    for kind in ["ext4", "xfs", "btrfs"] {
-        let fixture = Fixture::bare();
-        let (image, place) = (fixture.scratch.path().join("image"), fixture.directory("host"));
-        if !mounting::images::mounted(kind, &image, &place) {
-            continue;
-        }
-        let mut inner = Fixture::bare_in(tempfile::tempdir_in(&place).unwrap());
+    mounting::images::on_each(|kind, inner| {
         inner.start_cage(&["--size=20M"]);
         let ask = |name: &str, bytes: u64| {
             let file = OpenOptions::new().append(true).create(true).open(inner.at(name)).unwrap();
@@ -826,7 +794,7 @@ fn space_behind_the_end_of_a_file_is_found_again() {
         assert_eq!(asked_again, [ENOSPC], "{kind}");
         let used = |inner: &Fixture| Cage::of(inner, &inner.mountpoint).number("used");
         let right = 12 * MIB + 800_000_u64.next_multiple_of(4096);
-        assert_eq!(used(&inner), right, "{kind}");
+        assert_eq!(used(inner), right, "{kind}");
         for end in ["killed", "in order", "without books"] {
             match end {
                 "killed" => {
@@ -840,10 +808,10 @@ fn space_behind_the_end_of_a_file_is_found_again() {
             }
             inner.start_cage(&["--size=20M"]);
             eventually("all is counted", || {
-                let cage = Cage::of(&inner, &inner.mountpoint);
+                let cage = Cage::of(inner, &inner.mountpoint);
                 cage.number("recounts") > 0 || cage.text("start") == "crashed"
             });
-            assert_eq!(used(&inner), right, "{kind} {end}");
+            assert_eq!(used(inner), right, "{kind} {end}");
             let file = OpenOptions::new().append(true).open(inner.at("other")).unwrap();
             assert_eq!(
                 errno(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 12 * MIB).map_err(std::io::Error::from)),
@@ -855,12 +823,10 @@ fn space_behind_the_end_of_a_file_is_found_again() {
             assert!(held(&inner.source) <= 20 * MIB, "{kind} {end}");
             fs::remove_file(inner.at("other")).unwrap();
             File::create(inner.at("other")).unwrap();
-            eventually("it is given back", || used(&inner) == right);
+            eventually("it is given back", || used(inner) == right);
         }
         inner.unmount();
-        drop(inner);
-        assert!(run("umount", [&place]).status.success());
-    }
+    });
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod mounting;
 
-use mounting::cages::{Cage, cost};
+use mounting::cages::{Cage, cost, zeros};
 use mounting::{Fixture, as_root, eventually, is_mounted, needs, run};
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -16,10 +16,6 @@ const MIB: u64 = 1 << 20;
 
 fn cage(options: &[&str]) -> Fixture {
     Fixture::cage(options)
-}
-
-fn zeros(length: u64) -> Vec<u8> {
-    vec![0x5a; usize::try_from(length).unwrap()]
 }
 
 #[test]

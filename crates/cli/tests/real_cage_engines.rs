@@ -8,11 +8,11 @@
 
 mod mounting;
 
+use mounting::cages::fill;
 use mounting::{finish, is_mounted, is_root, mount_entry, nacre, needs, run, scratch, sh, skip, text};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -116,19 +116,9 @@ impl Place {
     }
 }
 
-/// Writes until nothing fits any more; bytes that were accepted, and the error.
-fn fill(path: &Path) -> (u64, i32) {
-    let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
-    let piece = vec![0x5a; 1 << 16];
-    let mut accepted = 0;
-    loop {
-        match file.write(&piece) {
-            Ok(written) => accepted += written as u64,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return (accepted, error.raw_os_error().unwrap()),
-        }
-        assert!(accepted < 1 << 32, "nothing stops it");
-    }
+/// Appends until nothing fits any more; bytes that were accepted, and the error.
+fn append_all(path: &Path) -> (u64, i32) {
+    fill(&mut OpenOptions::new().create(true).append(true).open(path).unwrap(), 1 << 16)
 }
 
 /// Bytes that a file takes of the host.
@@ -170,7 +160,7 @@ fn an_image_limits_and_grows_and_comes_back() {
             sh(&directory, "fallocate -l 200M aside");
         }
 
-        let (accepted, errno) = fill(&directory.join("full"));
+        let (accepted, errno) = append_all(&directory.join("full"));
         assert_eq!(errno, ENOSPC, "{kind}");
         assert!(accepted > 16 * MIB && accepted < size * MIB, "{kind}: {accepted}");
         assert_eq!(fs::metadata(&image).unwrap().len(), size * MIB);
@@ -181,7 +171,7 @@ fn an_image_limits_and_grows_and_comes_back() {
 
         place.done(&["cage", "resize"], &directory, &[&format!("{grown}M")]);
         assert_eq!(fs::metadata(&image).unwrap().len(), grown * MIB);
-        let (more, errno) = fill(&directory.join("full"));
+        let (more, errno) = append_all(&directory.join("full"));
         assert_eq!(errno, ENOSPC, "{kind}");
         assert!(more > 8 * MIB, "{kind}: {more}");
         fs::remove_file(directory.join("full")).unwrap();
@@ -393,7 +383,7 @@ fn quota(place: &Place, directory: &Path, expected: &Expected) {
     place.refused(5, &["cage", "--engine=quota", "--size=10M"], directory, &[]);
 
     if expected.root_too {
-        let (accepted, errno) = fill(&directory.join("root"));
+        let (accepted, errno) = append_all(&directory.join("root"));
         assert_eq!(errno, expected.errno);
         assert!(accepted <= 7 * MIB, "{accepted}");
         sh(directory, "rm root; sync -f .");

@@ -7,7 +7,7 @@
 mod mounting;
 
 use mounting::cages::{Cage, cost, data};
-use mounting::{Fixture, as_root, eventually, finish, kill, needs, run, sh, skip, text};
+use mounting::{Fixture, Reaped, as_root, eventually, finish, kill, needs, run, sh, skip, text};
 use nacre_sys::mapping::SharedMapping;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
@@ -15,7 +15,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 const MIB: u64 = 1 << 20;
 const WRITES: [&str; 2] = ["--writes=through", "--writes=collected"];
@@ -48,16 +48,6 @@ fn books_are_right(fixture: &Fixture) {
     });
 }
 
-/// A program of the background, ended with the test.
-struct Service(Child);
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn in_mount(fixture: &Fixture, script: &str) -> Output {
     finish(Command::new("sh").args(["-c", script]).current_dir(&fixture.mountpoint).env("LC_ALL", "C"))
 }
@@ -87,7 +77,7 @@ fn a_system_logger_outlives_a_full_cage() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut service = Service(service);
+        let mut service = Reaped(service);
         eventually("it listens", || socket.exists());
         let tell = |words: &str| {
             assert!(run("logger", ["--socket", socket.to_str().unwrap(), words]).status.success());

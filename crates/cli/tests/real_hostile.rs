@@ -4,7 +4,7 @@
 
 mod mounting;
 
-use mounting::{Fixture, as_root, descriptors, errno, eventually, is_mounted, memory, needs, run, sh};
+use mounting::{Fixture, Reaped, as_root, descriptors, errno, eventually, is_mounted, memory, needs, run, sh};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::process::Signal;
 use std::fs;
@@ -192,16 +192,6 @@ fn changes_of_names(directory: &Path) {
     fs::remove_file(at("link")).unwrap();
     fs::set_permissions(at("moved"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::remove_dir(at("moved")).unwrap();
-}
-
-/// A child that is killed and waited for at the end.
-struct Reaped(std::process::Child);
-
-impl Drop for Reaped {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]

@@ -6,7 +6,7 @@
 mod mounting;
 
 use mounting::{
-    Fixture, as_root, eventually, finish, is_mounted, kill, needs,
+    Fixture, Reaped, as_root, eventually, finish, is_mounted, kill, needs,
     pools::{Pool, Yard},
     text,
 };
@@ -19,7 +19,7 @@ use std::{
     fs,
     os::unix::fs::{PermissionsExt, chown, lchown, symlink},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -50,26 +50,15 @@ impl Pool {
 }
 
 /// A process that sits in a directory.
-struct Sitting(Child);
-
-impl Sitting {
-    fn within(directory: &Path) -> Sitting {
-        let mut command = Command::new("sleep");
-        let child = command.arg("600").current_dir(directory).stdin(Stdio::null()).spawn().unwrap();
-        let (pid, exe) = (child.id(), Path::new("sleep"));
-        // It is in the directory before it is another program.
-        eventually("the process", || {
-            fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|now| now.ends_with(exe) || now.ends_with("coreutils"))
-        });
-        Sitting(child)
-    }
-}
-
-impl Drop for Sitting {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
+fn sitting(directory: &Path) -> Reaped {
+    let mut command = Command::new("sleep");
+    let child = command.arg("600").current_dir(directory).stdin(Stdio::null()).spawn().unwrap();
+    let (pid, exe) = (child.id(), Path::new("sleep"));
+    // It is in the directory before it is another program.
+    eventually("the process", || {
+        fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|now| now.ends_with(exe) || now.ends_with("coreutils"))
+    });
+    Reaped(child)
 }
 
 #[test]
@@ -93,7 +82,7 @@ fn a_refused_operation_leaves_all_mounts_where_they_were() {
     ];
     // Of one on which nothing is mounted the kernel says before anything is done that it is in use.
     for (busy, untouched) in [("data", true), ("home/bob", true), ("home", false)] {
-        let _sitting = Sitting::within(&pool.at(busy));
+        let _sitting = sitting(&pool.at(busy));
         for (family, arguments) in &operations {
             let (code, said) = pool.told_by(family, arguments);
             assert!(code != Some(0) && said.contains("busy"), "{arguments:?}: {said}");

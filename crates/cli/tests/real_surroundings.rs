@@ -5,29 +5,12 @@
 
 mod mounting;
 
-use mounting::{Fixture, as_root, finish, is_mounted, nacre, needs, run, sh, text};
+use mounting::{Bind, Fixture, as_root, finish, is_mounted, nacre, needs, run, sh, text};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// A bind mount, undone before the fixture removes what is below.
-struct Bind(PathBuf);
-
-impl Bind {
-    fn new(from: &Path, to: PathBuf) -> Bind {
-        assert!(Command::new("mount").arg("--bind").args([from, &to]).status().unwrap().success());
-        Bind(to)
-    }
-}
-
-impl Drop for Bind {
-    fn drop(&mut self) {
-        assert!(Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
-    }
-}
 
 #[test]
 fn a_process_stays_where_it_is_when_its_directory_shows_elsewhere_too() {
@@ -39,7 +22,7 @@ fn a_process_stays_where_it_is_when_its_directory_shows_elsewhere_too() {
         let fixture = Fixture::mirror_of(&[coherence], |source| {
             drop(sh(source, "mkdir -p a/below b; echo content > a/below/file"))
         });
-        let _bind = Bind::new(&fixture.below("a"), fixture.below("b"));
+        let _bind = Bind::new(&fixture.below("a"), &fixture.below("b"));
         let place = sh(&fixture.at("a/below"), "ls -l ../../b/below >/dev/null; cat ../../b/below/file; /bin/pwd -P");
         assert_eq!(place, format!("content\n{}\n", fixture.at("a/below").display()), "{coherence}");
         // What is made at one place is there at the other, also where it was missed before.
@@ -59,7 +42,7 @@ fn a_process_stays_where_it_is_when_its_directory_shows_elsewhere_too() {
 fn the_source_bound_inside_itself_is_no_error() {
     needs!(as_root());
     let fixture = Fixture::mirror_of(&[], |source| drop(sh(source, "mkdir -p inner/below; echo content > file")));
-    let _bind = Bind::new(&fixture.source, fixture.below("inner"));
+    let _bind = Bind::new(&fixture.source, &fixture.below("inner"));
     let listed = sh(&fixture.mountpoint, "cat inner/file; ls -a inner inner/inner; cd inner && /bin/pwd -P");
     let native = sh(&fixture.source, "cat inner/file; ls -a inner inner/inner");
     assert_eq!(listed, format!("{native}{}\n", fixture.at("inner").display()));

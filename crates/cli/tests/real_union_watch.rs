@@ -7,12 +7,11 @@ mod mounting;
 
 use mounting::status::Status;
 use mounting::unions::{branches, told};
-use mounting::{Fixture, as_root, eventually, needs, sh};
+use mounting::{Bind, Fixture, as_root, eventually, needs, sh};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// Two writable branches over the source, and a third branch.
 fn three() -> (Fixture, [PathBuf; 2]) {
@@ -104,22 +103,6 @@ fn a_file_with_a_name_on_each_of_two_branches_is_never_shown_old() {
         eventually("what others write is seen by both", || {
             size(&fixture.at(one)) == length as u64 + 6 && size(&fixture.at(other)) == length as u64 + 6
         });
-    }
-}
-
-/// One bind mount; undone when dropped.
-struct Bind(PathBuf);
-
-impl Bind {
-    fn new(from: &Path, to: &Path) -> Bind {
-        assert!(Command::new("mount").arg("--bind").args([from, to]).status().unwrap().success());
-        Bind(to.to_owned())
-    }
-}
-
-impl Drop for Bind {
-    fn drop(&mut self) {
-        assert!(Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
     }
 }
 

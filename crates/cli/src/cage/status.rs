@@ -8,7 +8,7 @@ use crate::{
 use nacre_daemon::{
     cage::{find, report::CageReport},
     control,
-    failure::{Exit, Failure},
+    failure::Failure,
     runtime::Whose,
 };
 use nacre_layers::size::Size;
@@ -282,7 +282,7 @@ mod tests {
         let text = table(&[cage()], &choose(&view).unwrap(), &view, false);
         assert_eq!(text, "/var/log/nginx\t10737418240\t2684354560\t8053063680\t25\t12345\t0\n");
         let wrong = View { columns: Some(vec!["bogus".to_owned()]), ..View::default() };
-        assert_eq!(choose(&wrong).err().map(|failure| failure.exit), Some(Exit::Usage));
+        assert_eq!(choose(&wrong).err().map(|failure| failure.exit), Some(nacre_daemon::failure::Exit::Usage));
         let all = View { columns: Some(vec!["all".to_owned()]), ..View::default() };
         assert_eq!(choose(&all).unwrap().len(), COLUMNS.len());
     }
