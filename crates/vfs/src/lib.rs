@@ -30,7 +30,7 @@ pub use capabilities::Capabilities;
 pub use coherence::{Coherence, Invalidation, Scope};
 pub use describe::Description;
 pub use errno::{Errno, Result};
-pub use filter::{Creation, Filter, Op};
+pub use filter::{Before, Creation, Filter, Op};
 pub use filtered::Filtered;
 pub use layer::{AnyOpen, Created, Dev, DirEntry, DirSink, Entry, Layer, Opened, RenameFlags, XattrFlags};
 pub use name::{NAME_MAX, Name};
