@@ -2,6 +2,7 @@
 //!
 //! Used by `status`, `top`, `cage status` and `union list`. Pure: text out, nothing printed.
 
+use crate::clap_args::View;
 use nacre_daemon::failure::Failure;
 
 /// How a column stands.
@@ -11,6 +12,59 @@ pub enum Align {
     Left,
     /// Numbers.
     Right,
+}
+
+/// A column of a table of `T`: its name, its heading, how it stands, and what its cell says of a
+/// row, with exact numbers or for people.
+pub struct Column<T> {
+    pub name: &'static str,
+    heading: &'static str,
+    align: Align,
+    cell: fn(&T, bool) -> String,
+}
+
+/// A column of words.
+pub const fn left<T>(name: &'static str, heading: &'static str, cell: fn(&T, bool) -> String) -> Column<T> {
+    Column { name, heading, align: Align::Left, cell }
+}
+
+/// A column of numbers.
+pub const fn right<T>(name: &'static str, heading: &'static str, cell: fn(&T, bool) -> String) -> Column<T> {
+    Column { name, heading, align: Align::Right, cell }
+}
+
+/// The columns that a view asks for by name; the usual ones where it names none (`None`: all).
+///
+/// # Errors
+/// A column that does not exist.
+pub fn chosen<T>(
+    columns: &'static [Column<T>],
+    usual: Option<&[&str]>,
+    view: &View,
+) -> Result<Vec<&'static Column<T>>, Failure> {
+    let find = |name: &str| {
+        let unknown = || {
+            let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
+            Failure::usage(format!("there is no column \"{name}\"")).next(format!("there are: {}", names.join(", ")))
+        };
+        columns.iter().find(|column| column.name == name).ok_or_else(unknown)
+    };
+    match (&view.columns, usual) {
+        (Some(names), _) if !names.iter().any(|name| name == "all") => names.iter().map(|name| find(name)).collect(),
+        (None, Some(names)) => names.iter().map(|name| find(name)).collect(),
+        _ => Ok(columns.iter().collect()),
+    }
+}
+
+/// What the columns say of all these, as a view wants it.
+pub fn table<T>(of: &[T], columns: &[&Column<T>], view: &View, bold: bool) -> String {
+    let row = |one: &T| columns.iter().map(|column| (column.cell)(one, view.exact)).collect();
+    let rows: Vec<Vec<String>> = of.iter().map(row).collect();
+    if view.scripted {
+        return scripted(&rows);
+    }
+    let headings: Vec<(&str, Align)> = columns.iter().map(|column| (column.heading, column.align)).collect();
+    aligned(&headings, &rows, bold)
 }
 
 /// Rows under headings, columns as wide as their widest cell; the last column is not padded.
@@ -87,30 +141,6 @@ pub fn uptime(seconds: u64) -> String {
         120..7200 => format!("{minutes} min"),
         7200..172_800 => format!("{hours} h"),
         _ => format!("{days} d"),
-    }
-}
-
-/// The columns that are asked for by name: these names, `all`, or the usual ones (`None`: all).
-///
-/// # Errors
-/// A name that there is not.
-pub fn chosen<C>(
-    columns: &'static [C],
-    name: fn(&C) -> &'static str,
-    asked: Option<&[String]>,
-    usual: Option<&[&str]>,
-) -> Result<Vec<&'static C>, Failure> {
-    let find = |wanted: &str| {
-        let unknown = || {
-            let names: Vec<&str> = columns.iter().map(name).collect();
-            Failure::usage(format!("there is no column \"{wanted}\"")).next(format!("there are: {}", names.join(", ")))
-        };
-        columns.iter().find(|column| name(column) == wanted).ok_or_else(unknown)
-    };
-    match (asked, usual) {
-        (Some(names), _) if !names.iter().any(|name| name == "all") => names.iter().map(|name| find(name)).collect(),
-        (None, Some(names)) => names.iter().map(|name| find(name)).collect(),
-        _ => Ok(columns.iter().collect()),
     }
 }
 
