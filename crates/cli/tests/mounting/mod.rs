@@ -17,6 +17,8 @@ pub mod resting;
 pub mod status;
 pub mod unions;
 
+#[allow(unused_imports)]
+pub use nacre_testkit::needs;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -67,17 +69,6 @@ pub fn as_root() -> bool {
     }
     can_mount()
 }
-
-/// Ends a test where something is not here that it needs; whatever found that out has said why.
-macro_rules! needs {
-    ($what:expr) => {
-        if !$what {
-            return;
-        }
-    };
-}
-#[allow(unused_imports)]
-pub(crate) use needs;
 
 fn scratch_place() -> PathBuf {
     std::env::var_os("NACRE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from)
