@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::clock::Deadline;
 use crate::failure::{Doing, Failure};
+use crate::memory::bytes_of;
 
 /// How long a killed process may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -110,16 +111,9 @@ pub fn memory(image: &Path) -> Result<Option<u64>, Failure> {
     for holder in of(image)? {
         let path = format!("/proc/{holder}/status");
         let Ok(status) = fs::read_to_string(&path) else { continue };
-        most = Some(most.unwrap_or(0) + high_water(&status).unwrap_or(0));
+        most = Some(most.unwrap_or(0) + bytes_of(&status, "VmHWM").unwrap_or(0));
     }
     Ok(most)
-}
-
-/// `VmHWM` of a process's status, bytes.
-fn high_water(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 #[cfg(test)]
@@ -150,11 +144,5 @@ mod tests {
         assert!(!child.wait().unwrap().success());
         assert_eq!(memory(&image), Ok(None));
         end(&image).unwrap();
-    }
-
-    #[test]
-    fn the_most_memory_is_read() {
-        assert_eq!(high_water("Name:\tx\nVmHWM:\t    12 kB\nVmRSS:\t 3 kB\n"), Some(12 * 1024));
-        assert_eq!(high_water("Name:\tx\n"), None);
     }
 }

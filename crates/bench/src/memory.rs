@@ -26,7 +26,7 @@ pub fn of_daemon(point: &Path) -> Result<Option<u64>, Failure> {
         }
         // Exact, unlike the counters in `status`.
         let Ok(maps) = fs::read_to_string(process.path().join("smaps_rollup")) else { continue };
-        held = Some(held.unwrap_or(0) + anonymous(&maps).unwrap_or(0));
+        held = Some(held.unwrap_or(0) + bytes_of(&maps, "Anonymous").unwrap_or(0));
     }
     Ok(held)
 }
@@ -36,9 +36,9 @@ fn names(words: &[u8], point: &Path) -> bool {
     words.split(|byte| *byte == 0).any(|word| word == point.as_os_str().as_bytes())
 }
 
-/// `Anonymous` of a process's maps, bytes.
-fn anonymous(maps: &str) -> Option<u64> {
-    let line = maps.lines().find_map(|line| line.strip_prefix("Anonymous:"))?;
+/// The line `name:` of a file of /proc, bytes.
+pub fn bytes_of(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
@@ -53,8 +53,12 @@ mod tests {
     fn a_process_is_known_by_its_words() {
         assert!(names(b"nacre\0union\0/a:/b\0/mnt/x\0", Path::new("/mnt/x")));
         assert!(!names(b"nacre\0union\0/a:/b\0/mnt/xy\0", Path::new("/mnt/x")));
-        assert_eq!(anonymous("5-7 ---p 00 [rollup]\nRss:   99 kB\nAnonymous:     128 kB\n"), Some(128 << 10));
-        assert_eq!(anonymous("Rss: 1 kB\n"), None);
+        assert_eq!(
+            bytes_of("5-7 ---p 00 [rollup]\nRss:   99 kB\nAnonymous:     128 kB\n", "Anonymous"),
+            Some(128 << 10)
+        );
+        assert_eq!(bytes_of("Rss: 1 kB\n", "Anonymous"), None);
+        assert_eq!(bytes_of("Name:\tx\nVmHWM:\t    12 kB\nVmRSS:\t 3 kB\n", "VmHWM"), Some(12 * 1024));
     }
 
     #[test]

@@ -10,9 +10,9 @@ use super::{
 };
 use crate::settings::Writes;
 use nacre_vfs::{
-    Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
-    Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, WritebackHost,
-    XattrFlags,
+    AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
+    Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
+    StatFs, WritebackHost, XattrFlags,
 };
 use rustix::fs::OFlags;
 use std::sync::{Arc, mpsc::Sender};
@@ -80,7 +80,7 @@ impl Cage {
         name: Name<'_>,
         mode: u32,
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<Created> {
         let shared = &self.shared;
         let _naming = shared.locks.naming.read();
         let group = shared.group(parent);
@@ -150,7 +150,7 @@ impl Layer for Cage {
         self.shared.below.hold(directory, gone);
     }
 
-    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+    fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
         self.shared.below.getattr(caller, node, file)
     }
 
@@ -158,7 +158,7 @@ impl Layer for Cage {
         self.shared.below.access(caller, node, mask)
     }
 
-    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         self.shared.attend();
         let shared = &self.shared;
         shared.background.own_id(|| shared.below.id(node));
@@ -190,14 +190,7 @@ impl Layer for Cage {
         self.shared.below.readlink(caller, node)
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.shared.attend();
         self.shared.background.own_name(name);
         for _ in 0..TRIES {
@@ -224,7 +217,7 @@ impl Layer for Cage {
         Err(Errno::ESTALE)
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.shared.attend();
         let shared = &self.shared;
         let _naming = shared.locks.naming.read();
@@ -248,19 +241,10 @@ impl Layer for Cage {
         Ok(entry)
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
         self.shared.attend();
         self.shared.background.own_name(name);
-        self.shared
-            .make(caller, (parent, name), 0, || self.shared.below.mknod(caller, parent, name, kind, mode, device))
+        self.shared.make(caller, (parent, name), 0, || self.shared.below.mknod(caller, parent, name, kind, mode, dev))
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
@@ -271,14 +255,7 @@ impl Layer for Cage {
         self.shared.make(caller, (parent, name), bytes, || self.shared.below.symlink(caller, parent, name, target))
     }
 
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.shared.attend();
         self.shared.add_link(caller, node, file, parent, name)
     }
@@ -490,7 +467,7 @@ fn change_under(
     shared: &CageShared,
     caller: &Caller,
     (node, inode, state): (&Node, &Inode, &mut InodeState),
-    file: Option<&dyn OpenFile>,
+    file: AnyOpen<'_>,
     change: &SetAttr,
 ) -> Result<Result<Attr>, (Short, u64)> {
     let before = state.owner;

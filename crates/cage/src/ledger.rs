@@ -1,6 +1,9 @@
 //! The arithmetic of a cage: what is used, by whom, and what still fits. No files, no clock, no
 //! policy.
 //!
+//! A refusal is made here: [`Ledger::charge`] names the limit that stands in the way ([`Full`]), and
+//! [`Full::errno`] is the error number that the caller sees.
+//!
 //! Called by the cage for every change of what a file costs, by the recount and by the saved
 //! accounting. Everything is behind one short mutex; only the room that is left can be asked
 //! without it. Invariants:

@@ -12,7 +12,7 @@ use super::{
     ledger::Owner,
     saved::SOMEWHERE,
 };
-use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Kind, Name, Node, OpenFile, RenameFlags, Result};
+use nacre_vfs::{AnyOpen, Attr, Caller, Entry, Errno, FileId, Kind, Name, Node, RenameFlags, Result};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
@@ -295,7 +295,7 @@ impl CageShared {
         &self,
         caller: &Caller,
         node: &Node,
-        file: Option<&dyn OpenFile>,
+        file: AnyOpen<'_>,
         parent: &Node,
         name: Name<'_>,
     ) -> Result<Entry> {

@@ -25,6 +25,21 @@ pub struct View {
     pub everybody: bool,
 }
 
+/// A switch by its letter.
+pub fn flag(letter: char, name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).short(letter).action(ArgAction::SetTrue).help(help)
+}
+
+/// The switch for JSON.
+pub fn json() -> Arg {
+    flag('j', "json", "As JSON").long("json")
+}
+
+/// The values of an argument that may be given several times.
+pub fn texts(matches: &ArgMatches, name: &str) -> Vec<String> {
+    matches.get_many::<String>(name).into_iter().flatten().cloned().collect()
+}
+
 /// How a command that shows a table is told what to show.
 pub fn view_arguments(command: Command) -> Command {
     command

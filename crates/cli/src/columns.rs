@@ -1,6 +1,9 @@
 //! Tables for people and for scripts: the same rows, aligned or separated by single tabs.
 //!
-//! Used by `status` and `top`. Pure: text out, nothing printed.
+//! Used by `status`, `top`, `cage status` and `union list`. Pure: text out, nothing printed.
+
+use crate::clap_args::View;
+use nacre_daemon::failure::Failure;
 
 /// How a column stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +12,59 @@ pub enum Align {
     Left,
     /// Numbers.
     Right,
+}
+
+/// A column of a table of `T`: its name, its heading, how it stands, and what its cell says of a
+/// row, with exact numbers or for people.
+pub struct Column<T> {
+    pub name: &'static str,
+    heading: &'static str,
+    align: Align,
+    cell: fn(&T, bool) -> String,
+}
+
+/// A column of words.
+pub const fn left<T>(name: &'static str, heading: &'static str, cell: fn(&T, bool) -> String) -> Column<T> {
+    Column { name, heading, align: Align::Left, cell }
+}
+
+/// A column of numbers.
+pub const fn right<T>(name: &'static str, heading: &'static str, cell: fn(&T, bool) -> String) -> Column<T> {
+    Column { name, heading, align: Align::Right, cell }
+}
+
+/// The columns that a view asks for by name; the usual ones where it names none (`None`: all).
+///
+/// # Errors
+/// A column that does not exist.
+pub fn chosen<T>(
+    columns: &'static [Column<T>],
+    usual: Option<&[&str]>,
+    view: &View,
+) -> Result<Vec<&'static Column<T>>, Failure> {
+    let find = |name: &str| {
+        let unknown = || {
+            let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
+            Failure::usage(format!("there is no column \"{name}\"")).next(format!("there are: {}", names.join(", ")))
+        };
+        columns.iter().find(|column| column.name == name).ok_or_else(unknown)
+    };
+    match (&view.columns, usual) {
+        (Some(names), _) if !names.iter().any(|name| name == "all") => names.iter().map(|name| find(name)).collect(),
+        (None, Some(names)) => names.iter().map(|name| find(name)).collect(),
+        _ => Ok(columns.iter().collect()),
+    }
+}
+
+/// What the columns say of all these, as a view wants it.
+pub fn table<T>(of: &[T], columns: &[&Column<T>], view: &View, bold: bool) -> String {
+    let row = |one: &T| columns.iter().map(|column| (column.cell)(one, view.exact)).collect();
+    let rows: Vec<Vec<String>> = of.iter().map(row).collect();
+    if view.scripted {
+        return scripted(&rows);
+    }
+    let headings: Vec<(&str, Align)> = columns.iter().map(|column| (column.heading, column.align)).collect();
+    aligned(&headings, &rows, bold)
 }
 
 /// Rows under headings, columns as wide as their widest cell; the last column is not padded.

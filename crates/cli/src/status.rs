@@ -4,7 +4,7 @@
 
 use crate::{
     clap_args::View,
-    columns::{self, Align},
+    columns::{self, Align, Column, left, right},
 };
 use nacre_daemon::{
     control::{self, Peer},
@@ -19,59 +19,34 @@ use std::{
     path::PathBuf,
 };
 
-/// A column: its name, its heading, how it stands, and its cell.
-struct Column {
-    name: &'static str,
-    align: Align,
-    cell: fn(&Report, bool) -> String,
-}
-
-const COLUMNS: &[Column] = &[
-    Column { name: "mountpoint", align: Align::Left, cell: |report, _| report.mountpoint.clone() },
-    Column { name: "source", align: Align::Left, cell: |report, _| report.source.clone() },
-    Column { name: "engine", align: Align::Left, cell: |report, _| report.engine.clone() },
-    Column { name: "transport", align: Align::Left, cell: |report, _| report.transport.clone() },
-    Column {
-        name: "transport-reason",
-        align: Align::Left,
-        cell: |report, _| report.transport_reason.clone().unwrap_or_else(|| "-".to_owned()),
-    },
-    Column {
-        name: "passthrough",
-        align: Align::Left,
-        cell: |report, _| if report.passthrough.on { "on" } else { "off" }.to_owned(),
-    },
-    Column { name: "coherence", align: Align::Left, cell: |report, _| report.coherence.clone() },
-    Column { name: "requests", align: Align::Right, cell: |report, exact| number(report.requests, exact) },
-    Column { name: "errors", align: Align::Right, cell: |report, exact| number(report.errors, exact) },
-    Column { name: "in-flight", align: Align::Right, cell: |report, exact| number(report.in_flight, exact) },
-    Column { name: "inodes", align: Align::Right, cell: |report, exact| number(report.inodes, exact) },
-    Column { name: "open-files", align: Align::Right, cell: |report, exact| number(report.open_files, exact) },
-    Column {
-        name: "passthrough-opens",
-        align: Align::Right,
-        cell: |report, exact| number(report.passthrough_opens, exact),
-    },
-    Column { name: "cache-hits", align: Align::Right, cell: |report, exact| number(report.cache_hits, exact) },
-    Column { name: "invalidations", align: Align::Right, cell: |report, exact| number(report.invalidations, exact) },
-    Column {
-        name: "full-invalidations",
-        align: Align::Right,
-        cell: |report, exact| number(report.full_invalidations, exact),
-    },
-    Column {
-        name: "attached",
-        align: Align::Left,
-        cell: |report, _| if report.detached { "no" } else { "yes" }.to_owned(),
-    },
-    Column { name: "pid", align: Align::Right, cell: |report, _| report.pid.to_string() },
-    Column { name: "uid", align: Align::Right, cell: |report, _| report.uid.to_string() },
-    Column {
-        name: "uptime",
-        align: Align::Right,
-        cell: |report, exact| if exact { report.uptime.to_string() } else { columns::uptime(report.uptime) },
-    },
-    Column { name: "stack", align: Align::Left, cell: |report, _| report.stack.clone() },
+const COLUMNS: &[Column<Report>] = &[
+    left("mountpoint", "MOUNTPOINT", |report, _| report.mountpoint.clone()),
+    left("source", "SOURCE", |report, _| report.source.clone()),
+    left("engine", "ENGINE", |report, _| report.engine.clone()),
+    left("transport", "TRANSPORT", |report, _| report.transport.clone()),
+    left("transport-reason", "TRANSPORT-REASON", |report, _| {
+        report.transport_reason.clone().unwrap_or_else(|| "-".to_owned())
+    }),
+    left("passthrough", "PASSTHROUGH", |report, _| if report.passthrough.on { "on" } else { "off" }.to_owned()),
+    left("coherence", "COHERENCE", |report, _| report.coherence.clone()),
+    right("requests", "REQUESTS", |report, exact| number(report.requests, exact)),
+    right("errors", "ERRORS", |report, exact| number(report.errors, exact)),
+    right("in-flight", "IN-FLIGHT", |report, exact| number(report.in_flight, exact)),
+    right("inodes", "INODES", |report, exact| number(report.inodes, exact)),
+    right("open-files", "OPEN-FILES", |report, exact| number(report.open_files, exact)),
+    right("passthrough-opens", "PASSTHROUGH-OPENS", |report, exact| number(report.passthrough_opens, exact)),
+    right("cache-hits", "CACHE-HITS", |report, exact| number(report.cache_hits, exact)),
+    right("invalidations", "INVALIDATIONS", |report, exact| number(report.invalidations, exact)),
+    right("full-invalidations", "FULL-INVALIDATIONS", |report, exact| number(report.full_invalidations, exact)),
+    left("attached", "ATTACHED", |report, _| if report.detached { "no" } else { "yes" }.to_owned()),
+    right("pid", "PID", |report, _| report.pid.to_string()),
+    right("uid", "UID", |report, _| report.uid.to_string()),
+    right(
+        "uptime",
+        "UPTIME",
+        |report, exact| if exact { report.uptime.to_string() } else { columns::uptime(report.uptime) },
+    ),
+    left("stack", "STACK", |report, _| report.stack.clone()),
 ];
 
 const USUAL: [&str; 7] = ["mountpoint", "source", "engine", "transport", "passthrough", "requests", "uptime"];
@@ -221,35 +196,16 @@ fn sanitised(mut report: Report) -> Report {
     report
 }
 
-fn choose(view: &View) -> Result<Vec<&'static Column>, Failure> {
-    let find = |name: &str| {
-        let unknown = || {
-            let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
-            Failure::usage(format!("there is no column \"{name}\"")).next(format!("there are: {}", names.join(", ")))
-        };
-        COLUMNS.iter().find(|column| column.name == name).ok_or_else(unknown)
-    };
-    match &view.columns {
-        Some(names) if names.iter().any(|name| name == "all") => Ok(COLUMNS.iter().collect()),
-        Some(names) => names.iter().map(|name| find(name)).collect(),
-        None => USUAL.iter().map(|name| find(name)).collect(),
-    }
+fn choose(view: &View) -> Result<Vec<&'static Column<Report>>, Failure> {
+    columns::chosen(COLUMNS, Some(&USUAL), view)
 }
 
-fn table(reports: &[Report], chosen: &[&Column], view: &View, bold: bool) -> String {
-    let cell = |report: &Report, column: &Column| match (column.cell)(report, view.exact) {
-        place if column.name == "mountpoint" && report.detached && !view.scripted => format!("{place} (detached)"),
-        text => text,
-    };
-    let rows: Vec<Vec<String>> =
-        reports.iter().map(|report| chosen.iter().map(|column| cell(report, column)).collect()).collect();
-    if view.scripted {
-        return columns::scripted(&rows);
+fn table(reports: &[Report], chosen: &[&Column<Report>], view: &View, bold: bool) -> String {
+    let mut reports = reports.to_vec();
+    for report in reports.iter_mut().filter(|report| report.detached && !view.scripted) {
+        report.mountpoint.push_str(" (detached)");
     }
-    let headings: Vec<String> = chosen.iter().map(|column| column.name.to_uppercase()).collect();
-    let headings: Vec<(&str, Align)> =
-        headings.iter().map(String::as_str).zip(chosen.iter().map(|column| column.align)).collect();
-    columns::aligned(&headings, &rows, bold)
+    columns::table(&reports, chosen, view, bold)
 }
 
 fn detail(report: &Report, exact: bool) -> String {

@@ -1,12 +1,11 @@
 //! POSIX ACLs of the source: enforced by the kernel in the mount, inherited, and translated with
 //! the owners.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{Fixture, as_root, sh, sh_as};
+use mounting::{Fixture, as_root, needs, sh, sh_as};
 use std::fs;
 use std::path::Path;
 
@@ -22,9 +21,7 @@ fn private(source: &Path) {
 
 #[test]
 fn they_are_enforced() {
-    if !as_root() || !has_tools() {
-        return;
-    }
+    needs!(as_root() && has_tools());
     for options in [&[][..], mounting::without_passthrough(), &["--coherence=revalidate"]] {
         let fixture = Fixture::mirror_of(options, private);
         for (uid, gid, groups, script, wanted) in [
@@ -44,9 +41,7 @@ fn they_are_enforced() {
 
 #[test]
 fn they_are_shown_set_and_removed() {
-    if !as_root() || !has_tools() {
-        return;
-    }
+    needs!(as_root() && has_tools());
     let fixture = Fixture::mirror_of(&[], private);
     let show = |directory: &Path| sh(directory, "getfacl -n -c -p file");
     assert_eq!(show(&fixture.mountpoint), show(&fixture.source));
@@ -64,9 +59,7 @@ fn they_are_shown_set_and_removed() {
 
 #[test]
 fn they_are_inherited() {
-    if !as_root() || !has_tools() {
-        return;
-    }
+    needs!(as_root() && has_tools());
     let fixture = Fixture::mirror(&[]);
     let native = fixture.directory("native");
     let script = "chmod 777 . && setfacl -d -m u:2000:rwx,g:3000:rx,o::- . && umask 022 && touch f && mkdir d && touch d/f && mkfifo d/p \
@@ -79,9 +72,7 @@ fn they_are_inherited() {
 
 #[test]
 fn they_are_translated_with_the_owners() {
-    if !as_root() || !has_tools() {
-        return;
-    }
+    needs!(as_root() && has_tools());
     let fixture = Fixture::mirror_of(&["--map=2000/5000:@3000/@6000"], private);
     let shown = sh(&fixture.mountpoint, "getfacl -n -c file");
     assert!(shown.contains("user:5000:r--") && shown.contains("group:6000:rw-"), "{shown}");
@@ -95,9 +86,7 @@ fn they_are_translated_with_the_owners() {
 
 #[test]
 fn they_can_be_left_alone() {
-    if !as_root() || !has_tools() {
-        return;
-    }
+    needs!(as_root() && has_tools());
     let fixture = Fixture::mirror_of(&["--acl=off"], private);
     assert_ne!(sh_as(&fixture.mountpoint, 2000, 2000, "", "cat file").0, 0);
 }

@@ -1,7 +1,6 @@
 //! Each line of docs/bindfs.md on a real mount; where Debian's bindfs knows the option, it has to
 //! do the same.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 #[path = "bindfs/cases.rs"]
@@ -9,7 +8,7 @@ mod cases;
 mod mounting;
 
 use cases::{CASES, Case, ELSEWHERE, PRINTING, REFUSED, SOURCE};
-use mounting::{Fixture, PATIENCE, as_root, eventually, finish, is_mounted, nacre, run, sh, skip, text};
+use mounting::{Fixture, PATIENCE, as_root, eventually, finish, is_mounted, nacre, needs, run, sh, skip, text};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
@@ -166,9 +165,7 @@ fn differences(what: &str, program: &[&OsStr], cases: impl Iterator<Item = &'sta
 
 #[test]
 fn ours_does_what_each_line_says() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let program = nacre();
     let (count, wrong) = differences("nacre bindfs", &[program.as_os_str(), OsStr::new("bindfs")], CASES.iter());
     assert!(wrong.is_empty(), "of {count} options:\n{wrong}");
@@ -176,9 +173,7 @@ fn ours_does_what_each_line_says() {
 
 #[test]
 fn bindfs_does_the_same_where_it_knows_the_option() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let version = Command::new("bindfs").arg("-V").output().map(|output| text(&output.stdout)).unwrap_or_default();
     if !version.contains("bindfs 1.14.7") {
         skip("bindfs", "Debian 12's bindfs 1.14.7 is not installed");
@@ -220,9 +215,7 @@ fn refused_options_mount_nothing() {
 
 #[test]
 fn the_old_form_of_fstab() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     sh(&fixture.source, SOURCE);
     let source = format!("bindfs#{}", fixture.source.display());
@@ -236,9 +229,7 @@ fn the_old_form_of_fstab() {
 
 #[test]
 fn sigusr1_reads_the_databases_again() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     sh(&fixture.source, SOURCE);
     let passwd = fixture.scratch.path().join("passwd");

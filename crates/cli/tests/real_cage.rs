@@ -2,18 +2,17 @@
 //! across every kind of end, and the commands do what they say. As root; what ordinary users get is
 //! in `real_user.rs`.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::cages::{Cage, cost, data};
-use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, run, sh, text};
+use mounting::cages::{Cage, cost, data, fill, zeros};
+use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, needs, run, sh, text};
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
@@ -32,24 +31,6 @@ fn cage(options: &[&str]) -> Fixture {
     Fixture::cage(options)
 }
 
-fn zeros(length: u64) -> Vec<u8> {
-    vec![0x5a; usize::try_from(length).unwrap()]
-}
-
-/// Writes until it does not fit; the bytes that were accepted and the error.
-fn fill(file: &mut impl Write, piece: usize) -> (u64, i32) {
-    let piece = vec![b'x'; piece];
-    let mut accepted = 0;
-    loop {
-        match file.write(&piece) {
-            Ok(written) => accepted += written as u64,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return (accepted, error.raw_os_error().unwrap()),
-        }
-        assert!(accepted < 1 << 32, "nothing stops it");
-    }
-}
-
 fn statvfs(path: &Path) -> (u64, u64, u64, u64, u64) {
     let figures = rustix::fs::statvfs(path).unwrap();
     let used = (figures.f_blocks - figures.f_bfree) * figures.f_frsize;
@@ -58,9 +39,7 @@ fn statvfs(path: &Path) -> (u64, u64, u64, u64, u64) {
 
 #[test]
 fn df_shows_the_cage() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let fixture = cage(&["--size=8M", "--inodes=100", writes]);
         assert_eq!(statvfs(&fixture.mountpoint), (8 * MIB, 0, 8 * MIB, 100, 100));
@@ -78,9 +57,7 @@ fn df_shows_the_cage() {
 
 #[test]
 fn every_call_that_does_not_fit_says_so() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = cage(&["--size=4M", "--inodes=20", writes]);
         let file = File::create(fixture.at("file")).unwrap();
@@ -153,9 +130,7 @@ fn every_call_that_does_not_fit_says_so() {
 
 #[test]
 fn a_logger_with_an_old_descriptor_is_stopped_at_the_edge() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         for piece in [1, 81, 4096, 100_000] {
             let mut fixture = cage(&["--size=1M", writes]);
@@ -190,9 +165,7 @@ fn a_logger_with_an_old_descriptor_is_stopped_at_the_edge() {
 
 #[test]
 fn appends_are_collected_while_there_is_room() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = cage(&["--size=64G", "--writes=collected"]);
     assert_eq!(Cage::of(&fixture, &fixture.mountpoint).text("mode"), "collected");
     let requests = mounting::status::requests_of(&fixture.mountpoint, || {
@@ -227,9 +200,7 @@ fn appends_are_collected_while_there_is_room() {
 
 #[test]
 fn files_deleted_while_open_count_until_they_are_closed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = cage(&["--size=1M"]);
     let mut file = File::create(fixture.at("file")).unwrap();
     file.write_all(&zeros(MIB)).unwrap();
@@ -241,9 +212,7 @@ fn files_deleted_while_open_count_until_they_are_closed() {
 
 #[test]
 fn a_cage_is_resized_while_it_is_written_to() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = cage(&["--size=2M", writes]);
         let (stop, accepted) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -291,9 +260,7 @@ fn a_cage_is_resized_while_it_is_written_to() {
 
 #[test]
 fn what_was_there_before_counts() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::cage_of(&["--size=4M", "--inodes=1000"], |source| {
         fs::create_dir_all(source.join("a/b")).unwrap();
         fs::write(source.join("a/file"), zeros(MIB)).unwrap();
@@ -317,9 +284,7 @@ fn what_was_there_before_counts() {
 
 #[test]
 fn a_limit_that_the_disk_cannot_hold_is_told_and_taken() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let told = |words: &[&str]| {
         let output = fixture.nacre(words);
@@ -337,9 +302,7 @@ fn a_limit_that_the_disk_cannot_hold_is_told_and_taken() {
 
 #[test]
 fn more_than_the_limit_is_no_error_and_cannot_grow() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::cage_of(&["--size=1M"], |source| fs::write(source.join("file"), zeros(3 * MIB)).unwrap());
     eventually("it is counted", || Cage::of(&fixture, &fixture.mountpoint).number("used") == 3 * MIB);
     let (size, used, free, ..) = statvfs(&fixture.mountpoint);
@@ -353,9 +316,7 @@ fn more_than_the_limit_is_no_error_and_cannot_grow() {
 
 #[test]
 fn an_end_with_open_files_comes_with_the_last_of_them() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let place = fixture.source.clone();
     fixture.start(&["cage", "--size=1M"], place.as_ref(), &place);
@@ -377,9 +338,7 @@ fn an_end_with_open_files_comes_with_the_last_of_them() {
 
 #[test]
 fn told_to_end_twice_it_does_not_wait_for_open_files() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let place = fixture.source.clone();
     fixture.start(&["cage", "--size=1M"], place.as_ref(), &place);
@@ -398,9 +357,7 @@ fn told_to_end_twice_it_does_not_wait_for_open_files() {
 /// Pages of what others changed are dropped by opening it.
 #[test]
 fn a_fifo_that_others_write_to_does_not_keep_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::cage(&["--size=1G"]);
     assert_eq!(Cage::of(&fixture, &fixture.mountpoint).text("mode"), "collected");
     sh(&fixture.source, "mkfifo fifo");
@@ -418,9 +375,7 @@ fn a_fifo_that_others_write_to_does_not_keep_it() {
 
 #[test]
 fn what_only_other_mount_namespaces_hold_is_detached() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let place = fixture.source.clone();
     let first = fixture.start(&["cage", "--size=1M"], place.as_ref(), &place);
@@ -463,9 +418,7 @@ fn what_only_other_mount_namespaces_hold_is_detached() {
 
 #[test]
 fn over_the_directory_itself() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     fs::write(fixture.below("before"), "content").unwrap();
     let source = fixture.source.to_str().unwrap();
@@ -500,9 +453,7 @@ fn over_the_directory_itself() {
 
 #[test]
 fn who_writes_past_it_is_named() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let log = OpenOptions::new().append(true).create(true).open(fixture.below("held.log")).unwrap();
     let output = fixture.nacre(["cage", "--size=1M", fixture.source.to_str().unwrap()]);
@@ -517,9 +468,7 @@ fn who_writes_past_it_is_named() {
 
 #[test]
 fn within_reach_of_its_own_mount_nothing_is_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let inside = fixture.below("inside");
     fs::create_dir(&inside).unwrap();
@@ -541,9 +490,7 @@ fn within_reach_of_its_own_mount_nothing_is_mounted() {
 
 #[test]
 fn status_and_list_tell_the_same() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = cage(&[
         "--size=8M",
         "--inodes=50",
@@ -629,9 +576,7 @@ fn status_and_list_tell_the_same() {
 
 #[test]
 fn resizing_takes_no_time() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = cage(&["--size=8M"]);
     let at = fixture.mountpoint.to_str().unwrap();
     for size in ["9M", "7M", "+1M", "-2M", "6M"] {
@@ -655,9 +600,7 @@ fn resizing_takes_no_time() {
 
 #[test]
 fn cages_lie_in_each_other_and_side_by_side() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (a, b) = (fixture.below("a"), fixture.below("b"));
     fs::create_dir(&a).unwrap();
@@ -688,9 +631,7 @@ fn cages_lie_in_each_other_and_side_by_side() {
 
 #[test]
 fn a_cage_is_a_layer_of_any_stack() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::stack("host:SOURCE | remap:map=1000/2000 | cage:size=1M,limit=user:2000=512K | trace");
     let file = File::create(fixture.at("file")).unwrap();
     std::os::unix::fs::chown(fixture.at("file"), Some(2000), None).unwrap();
@@ -710,9 +651,7 @@ fn a_cage_is_a_layer_of_any_stack() {
 
 #[test]
 fn limits_of_users_and_directories_hold() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::cage_of(
         &["--size=8M", "--limit=user:1234=1M", "--limit=dir:part=2M", "--limit=dir:later=1M"],
         |source| {
@@ -753,9 +692,7 @@ fn limits_of_users_and_directories_hold() {
 
 #[test]
 fn the_oldest_goes_first() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = cage(&["--size=1M", "--when-full=drop-oldest", "--keep=audit*", writes]);
         for (name, days) in [("audit.log.9", 90), ("app.log.2", 20), ("app.log.1", 10), ("web.log.1.gz", 15)] {
@@ -798,9 +735,7 @@ fn the_oldest_goes_first() {
 
 #[test]
 fn crossing_the_soft_limit_runs_the_command() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let told = fixture.scratch.path().join("told");
     let hook = format!("--on-soft=echo $NACRE_CAGE_EVENT $NACRE_CAGE_LIMIT >> {}", told.display());
@@ -817,16 +752,8 @@ fn crossing_the_soft_limit_runs_the_command() {
 
 #[test]
 fn a_small_file_system_below_does_not_confuse_it() {
-    if !as_root() {
-        return;
-    }
-    for kind in ["ext4", "xfs", "btrfs"] {
-        let fixture = Fixture::bare();
-        let (image, place) = (fixture.scratch.path().join("image"), fixture.directory("host"));
-        if !mounting::images::mounted(kind, &image, &place) {
-            continue;
-        }
-        let mut inner = Fixture::bare_in(tempfile::tempdir_in(&place).unwrap());
+    needs!(as_root());
+    mounting::images::on_each(|kind, inner| {
         for writes in WRITES {
             inner.start_cage(&["--size=32M", writes]);
             let mut log = OpenOptions::new().append(true).create(true).open(inner.at("log")).unwrap();
@@ -836,12 +763,10 @@ fn a_small_file_system_below_does_not_confuse_it() {
             drop(log);
             assert_eq!(data(&inner.source), 32 * MIB, "{kind} {writes}");
             fs::remove_file(inner.at("log")).unwrap();
-            eventually("all is free again", || Cage::of(&inner, &inner.mountpoint).number("used") == 0);
+            eventually("all is free again", || Cage::of(inner, &inner.mountpoint).number("used") == 0);
             inner.unmount();
         }
-        drop(inner);
-        assert!(run("umount", [&place]).status.success());
-    }
+    });
 }
 
 /// What regular files hold on the host, whatever lies behind their ends included.
@@ -852,16 +777,8 @@ fn held(directory: &Path) -> u64 {
 
 #[test]
 fn space_behind_the_end_of_a_file_is_found_again() {
-    if !as_root() {
-        return;
-    }
-    for kind in ["ext4", "xfs", "btrfs"] {
-        let fixture = Fixture::bare();
-        let (image, place) = (fixture.scratch.path().join("image"), fixture.directory("host"));
-        if !mounting::images::mounted(kind, &image, &place) {
-            continue;
-        }
-        let mut inner = Fixture::bare_in(tempfile::tempdir_in(&place).unwrap());
+    needs!(as_root());
+    mounting::images::on_each(|kind, inner| {
         inner.start_cage(&["--size=20M"]);
         let ask = |name: &str, bytes: u64| {
             let file = OpenOptions::new().append(true).create(true).open(inner.at(name)).unwrap();
@@ -877,7 +794,7 @@ fn space_behind_the_end_of_a_file_is_found_again() {
         assert_eq!(asked_again, [ENOSPC], "{kind}");
         let used = |inner: &Fixture| Cage::of(inner, &inner.mountpoint).number("used");
         let right = 12 * MIB + 800_000_u64.next_multiple_of(4096);
-        assert_eq!(used(&inner), right, "{kind}");
+        assert_eq!(used(inner), right, "{kind}");
         for end in ["killed", "in order", "without books"] {
             match end {
                 "killed" => {
@@ -891,10 +808,10 @@ fn space_behind_the_end_of_a_file_is_found_again() {
             }
             inner.start_cage(&["--size=20M"]);
             eventually("all is counted", || {
-                let cage = Cage::of(&inner, &inner.mountpoint);
+                let cage = Cage::of(inner, &inner.mountpoint);
                 cage.number("recounts") > 0 || cage.text("start") == "crashed"
             });
-            assert_eq!(used(&inner), right, "{kind} {end}");
+            assert_eq!(used(inner), right, "{kind} {end}");
             let file = OpenOptions::new().append(true).open(inner.at("other")).unwrap();
             assert_eq!(
                 errno(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 12 * MIB).map_err(std::io::Error::from)),
@@ -906,19 +823,15 @@ fn space_behind_the_end_of_a_file_is_found_again() {
             assert!(held(&inner.source) <= 20 * MIB, "{kind} {end}");
             fs::remove_file(inner.at("other")).unwrap();
             File::create(inner.at("other")).unwrap();
-            eventually("it is given back", || used(&inner) == right);
+            eventually("it is given back", || used(inner) == right);
         }
         inner.unmount();
-        drop(inner);
-        assert!(run("umount", [&place]).status.success());
-    }
+    });
 }
 
 #[test]
 fn resize_is_quick() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // Information, not a promise of this test: the figure belongs to the bench.
     let fixture = cage(&["--size=8M"]);
     let start = Instant::now();

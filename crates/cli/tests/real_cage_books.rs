@@ -1,12 +1,11 @@
 //! The books of cages are right after every kind of end, and after changes behind their backs.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::cages::{Cage, cost};
-use mounting::{Fixture, as_root, eventually, is_mounted, run};
+use mounting::cages::{Cage, cost, zeros};
+use mounting::{Fixture, as_root, eventually, is_mounted, needs, run};
 use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::Write;
@@ -19,15 +18,9 @@ fn cage(options: &[&str]) -> Fixture {
     Fixture::cage(options)
 }
 
-fn zeros(length: u64) -> Vec<u8> {
-    vec![0x5a; usize::try_from(length).unwrap()]
-}
-
 #[test]
 fn books_survive_an_orderly_end() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for end in ["nacre umount", "umount", "SIGTERM", "SIGINT"] {
         let mut fixture = cage(&["--size=4M", "--limit=user:1234=2M", "--limit=dir:part=1M"]);
         fs::create_dir(fixture.at("part")).unwrap();
@@ -59,9 +52,7 @@ fn books_survive_an_orderly_end() {
 
 #[test]
 fn what_changed_while_it_was_unmounted_is_found() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = cage(&["--size=4M"]);
     fs::write(fixture.at("file"), zeros(MIB)).unwrap();
     fixture.unmount();
@@ -73,9 +64,7 @@ fn what_changed_while_it_was_unmounted_is_found() {
 
 #[test]
 fn what_changes_behind_the_cage_is_counted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = cage(&["--size=4M"]);
     fs::write(fixture.at("file"), zeros(MIB)).unwrap();
     fs::write(fixture.below("behind"), zeros(2 * MIB)).unwrap();
@@ -108,9 +97,7 @@ fn change_files(place: &Path, stop: &AtomicBool) {
 
 #[test]
 fn after_a_kill_the_use_is_right() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for (round, options) in
         [["--size=64M", "--writes=through"], ["--size=64G", "--writes=collected"]].iter().cycle().take(6).enumerate()
     {

@@ -4,16 +4,15 @@
 //! What the kernel lacks is skipped with a word why: many kernels have no project quotas for ext4
 //! or XFS.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{finish, is_mounted, is_root, mount_entry, nacre, run, scratch, sh, skip, text};
+use mounting::cages::fill;
+use mounting::{finish, is_mounted, is_root, mount_entry, nacre, needs, run, scratch, sh, skip, text};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -117,19 +116,9 @@ impl Place {
     }
 }
 
-/// Writes until nothing fits any more; bytes that were accepted, and the error.
-fn fill(path: &Path) -> (u64, i32) {
-    let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
-    let piece = vec![0x5a; 1 << 16];
-    let mut accepted = 0;
-    loop {
-        match file.write(&piece) {
-            Ok(written) => accepted += written as u64,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return (accepted, error.raw_os_error().unwrap()),
-        }
-        assert!(accepted < 1 << 32, "nothing stops it");
-    }
+/// Appends until nothing fits any more; bytes that were accepted, and the error.
+fn append_all(path: &Path) -> (u64, i32) {
+    fill(&mut OpenOptions::new().create(true).append(true).open(path).unwrap(), 1 << 16)
 }
 
 /// Bytes that a file takes of the host.
@@ -152,9 +141,7 @@ fn unharmed(directory: &Path) {
 
 #[test]
 fn an_image_limits_and_grows_and_comes_back() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     for (kind, size, grown) in [("ext4", 48, 64), ("xfs", 304, 336), ("btrfs", 256, 288)] {
         let place = Place::new();
         let (directory, image) = (place.directory("d"), place.at("d.cage"));
@@ -173,7 +160,7 @@ fn an_image_limits_and_grows_and_comes_back() {
             sh(&directory, "fallocate -l 200M aside");
         }
 
-        let (accepted, errno) = fill(&directory.join("full"));
+        let (accepted, errno) = append_all(&directory.join("full"));
         assert_eq!(errno, ENOSPC, "{kind}");
         assert!(accepted > 16 * MIB && accepted < size * MIB, "{kind}: {accepted}");
         assert_eq!(fs::metadata(&image).unwrap().len(), size * MIB);
@@ -184,7 +171,7 @@ fn an_image_limits_and_grows_and_comes_back() {
 
         place.done(&["cage", "resize"], &directory, &[&format!("{grown}M")]);
         assert_eq!(fs::metadata(&image).unwrap().len(), grown * MIB);
-        let (more, errno) = fill(&directory.join("full"));
+        let (more, errno) = append_all(&directory.join("full"));
         assert_eq!(errno, ENOSPC, "{kind}");
         assert!(more > 8 * MIB, "{kind}: {more}");
         fs::remove_file(directory.join("full")).unwrap();
@@ -223,9 +210,7 @@ fn an_image_limits_and_grows_and_comes_back() {
 
 #[test]
 fn an_image_shrinks_where_its_file_system_can() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     for (kind, size, small, too_small) in
         [("ext4", 96, 64, "16M"), ("btrfs", 400, 300, "256M"), ("xfs", 320, 304, "300M")]
     {
@@ -268,9 +253,7 @@ fn an_image_shrinks_where_its_file_system_can() {
 
 #[test]
 fn a_shrinking_that_is_killed_loses_nothing() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let (directory, image) = (place.directory("d"), place.at("d.cage"));
     place.done(&["cage", "--engine=loop", "--size=128M", "--sparse"], &directory, &[]);
@@ -304,9 +287,7 @@ fn a_shrinking_that_is_killed_loses_nothing() {
 
 #[test]
 fn room_for_an_image_is_set_aside_unless_told_otherwise() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let (solid, sparse) = (place.directory("solid"), place.directory("sparse"));
     place.done(&["cage", "--engine=loop", "--size=64M"], &solid, &[]);
@@ -331,9 +312,7 @@ fn room_for_an_image_is_set_aside_unless_told_otherwise() {
 
 #[test]
 fn an_image_is_refused_where_it_would_do_harm() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let (full, empty) = (place.directory("full"), place.directory("empty"));
     fs::write(full.join("file"), "content").unwrap();
@@ -404,7 +383,7 @@ fn quota(place: &Place, directory: &Path, expected: &Expected) {
     place.refused(5, &["cage", "--engine=quota", "--size=10M"], directory, &[]);
 
     if expected.root_too {
-        let (accepted, errno) = fill(&directory.join("root"));
+        let (accepted, errno) = append_all(&directory.join("root"));
         assert_eq!(errno, expected.errno);
         assert!(accepted <= 7 * MIB, "{accepted}");
         sh(directory, "rm root; sync -f .");
@@ -446,9 +425,7 @@ fn quota(place: &Place, directory: &Path, expected: &Expected) {
 
 #[test]
 fn a_subvolume_is_limited_by_its_qgroup() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let Some(host) = place.file_system("btrfs", &[], "loop") else { return };
     sh(&host, "btrfs subvolume create sub; mkdir plain");
@@ -467,9 +444,7 @@ fn a_subvolume_is_limited_by_its_qgroup() {
 
 #[test]
 fn a_directory_of_ext4_is_limited_by_its_project() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let options = ["-O", "project,quota", "-E", "quotatype=prjquota"];
     let Some(host) = place.file_system("ext4", &options, "loop,prjquota") else { return };
@@ -479,9 +454,7 @@ fn a_directory_of_ext4_is_limited_by_its_project() {
 
 #[test]
 fn a_directory_of_xfs_is_limited_by_its_project() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     let place = Place::new();
     let Some(host) = place.file_system("xfs", &[], "loop,prjquota") else { return };
     let directory = host.join("d");
@@ -502,9 +475,7 @@ fn a_directory_of_xfs_is_limited_by_its_project() {
 
 #[test]
 fn where_there_are_no_quotas_it_says_how_to_get_them() {
-    if !ready() {
-        return;
-    }
+    needs!(ready());
     for (kind, how) in [("ext4", "tune2fs -O project,quota"), ("xfs", "mount -o prjquota")] {
         let place = Place::new();
         let Some(host) = place.file_system(kind, &[], "loop") else { return };

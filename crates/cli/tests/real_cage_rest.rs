@@ -1,14 +1,13 @@
 //! Cages that nobody asks, on a file system where much happens elsewhere: they hear of their own
 //! files only, and their limit holds from the first write on.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::cages::Cage;
 use mounting::resting::{busy, marked_file_systems, rested};
-use mounting::{Fixture, as_root, eventually};
+use mounting::{Fixture, as_root, eventually, needs};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -67,9 +66,7 @@ fn fits(file: std::io::Result<File>) -> bool {
 
 #[test]
 fn a_cage_that_nobody_asks_hears_only_of_its_own_files_and_its_limit_holds_all_the_same() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // One after the other: who asks for the state of one cage asks all.
     for (what, sees) in FIRST {
         let fixture = cage();
@@ -90,9 +87,7 @@ fn a_cage_that_nobody_asks_hears_only_of_its_own_files_and_its_limit_holds_all_t
 
 #[test]
 fn a_cage_that_is_read_while_it_rests_goes_on_hearing_what_others_do() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = cage();
     assert_eq!(fs::read(fixture.at("deep/deeper/there")).unwrap().len() as u64, MIB);
     rested(&fixture);

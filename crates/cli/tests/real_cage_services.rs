@@ -2,13 +2,12 @@
 //! like journald's, and tools that meet a full disk. What is not installed is skipped
 //! (`NACRE_TEST_REQUIRE=services` forbids that).
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::cages::{Cage, cost, data};
-use mounting::{Fixture, as_root, eventually, finish, kill, run, sh, skip, text};
+use mounting::{Fixture, Reaped, as_root, eventually, finish, kill, needs, run, sh, skip, text};
 use nacre_sys::mapping::SharedMapping;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
@@ -16,7 +15,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 const MIB: u64 = 1 << 20;
 const WRITES: [&str; 2] = ["--writes=through", "--writes=collected"];
@@ -49,25 +48,13 @@ fn books_are_right(fixture: &Fixture) {
     });
 }
 
-/// A program of the background, ended with the test.
-struct Service(Child);
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn in_mount(fixture: &Fixture, script: &str) -> Output {
     finish(Command::new("sh").args(["-c", script]).current_dir(&fixture.mountpoint).env("LC_ALL", "C"))
 }
 
 #[test]
 fn a_system_logger_outlives_a_full_cage() {
-    if !have(&["rsyslogd", "logger"]) {
-        return;
-    }
+    needs!(have(&["rsyslogd", "logger"]));
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=256K", writes]);
         let (desk, log) = (fixture.directory("desk"), fixture.at("messages"));
@@ -90,7 +77,7 @@ fn a_system_logger_outlives_a_full_cage() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut service = Service(service);
+        let mut service = Reaped(service);
         eventually("it listens", || socket.exists());
         let tell = |words: &str| {
             assert!(run("logger", ["--socket", socket.to_str().unwrap(), words]).status.success());
@@ -120,9 +107,7 @@ fn a_system_logger_outlives_a_full_cage() {
 
 #[test]
 fn logs_are_rotated_in_a_full_cage() {
-    if !have(&["logrotate", "logger"]) {
-        return;
-    }
+    needs!(have(&["logrotate", "logger"]));
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=1M", writes]);
         let desk = fixture.directory("desk");
@@ -165,9 +150,7 @@ fn logs_are_rotated_in_a_full_cage() {
 
 #[test]
 fn a_database_meets_a_full_disk_and_recovers() {
-    if !have(&["sqlite3"]) {
-        return;
-    }
+    needs!(have(&["sqlite3"]));
     for writes in WRITES {
         for journal in ["delete", "wal"] {
             let mut fixture = Fixture::cage(&["--size=2M", writes]);
@@ -244,9 +227,7 @@ fn write_journal(path: &Path, piece: usize) -> Vec<u8> {
 
 #[test]
 fn a_journal_is_kept_to_the_byte() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=1M", writes]);
         let content = write_journal(&fixture.at("system.journal"), 128 * 1024);
@@ -263,9 +244,7 @@ fn a_journal_is_kept_to_the_byte() {
 
 #[test]
 fn tools_say_that_the_disk_is_full() {
-    if !have(&["tar", "rsync", "dd", "gzip"]) {
-        return;
-    }
+    needs!(have(&["tar", "rsync", "dd", "gzip"]));
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=1M", writes]);
         let desk = fixture.directory("desk");
@@ -303,9 +282,7 @@ fn tools_say_that_the_disk_is_full() {
 
 #[test]
 fn the_log_that_never_ends() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for writes in WRITES {
         let mut fixture = Fixture::cage(&["--size=2M", "--when-full=drop-oldest", "--keep=audit*", writes]);
         let audit = vec![b'a'; 300_000];

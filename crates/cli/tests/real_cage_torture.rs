@@ -5,14 +5,13 @@
 //! `NACRE_TEST_TORTURE=SECONDS` lets each of the runs take so long (and kills twenty times);
 //! without it, a few seconds.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 mod torture;
 
 use mounting::cages::{Cage, cost};
-use mounting::{Fixture, as_root, eventually, is_mounted, kill, text, unmount_by};
+use mounting::{Fixture, as_root, eventually, is_mounted, kill, needs, text, unmount_by};
 use rustix::process::Signal;
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -235,33 +234,25 @@ fn all_end(writers: &mut [Child]) {
 
 #[test]
 fn sixteen_writers_in_a_small_cage() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     torture(&Plan { limits: 2 * MIB..8 * MIB, writes: "--writes=through", seconds: asked_for().unwrap_or(6) });
 }
 
 #[test]
 fn sixteen_writers_in_a_small_cage_that_may_collect() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     torture(&Plan { limits: 2 * MIB..8 * MIB, writes: "--writes=collected", seconds: asked_for().unwrap_or(6) });
 }
 
 #[test]
 fn sixteen_writers_in_a_cage_with_room() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     torture(&Plan { limits: 250 * MIB..600 * MIB, writes: "--writes=collected", seconds: asked_for().unwrap_or(10) });
 }
 
 #[test]
 fn killed_at_any_moment() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let seed = seed();
     let mut random = Random::new(seed);
     let rounds = if asked_for().is_some() { 20 } else { 4 };

@@ -1,13 +1,12 @@
 //! What others do to the source becomes visible in the mount.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::resting::{busy, marked_file_systems, rested};
 use mounting::status::Status;
-use mounting::{Fixture, as_root, eventually, sh, text};
+use mounting::{Fixture, as_root, eventually, needs, sh, text};
 use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::fs;
@@ -111,9 +110,7 @@ const CHANGES: &[Change] = &[
 
 #[test]
 fn a_watched_source_shows_each_change_soon() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&["--coherence=watch"][..], &["--coherence=watch", "--no-open"]] {
         for (what, change, seen) in CHANGES {
             let fixture = warmed(options);
@@ -129,9 +126,7 @@ fn a_watched_source_shows_each_change_soon() {
 /// What only opening tells elsewhere: with `--no-open`, nobody tells the daemon what is open.
 #[test]
 fn a_mount_without_opens_is_as_true_as_one_with() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = warmed(&["--coherence=watch", "--no-open"]);
     assert_eq!(Status::of(&fixture.mountpoint).asks_at_open(), None);
     rested(&fixture);
@@ -163,9 +158,7 @@ fn a_mount_without_opens_is_as_true_as_one_with() {
 
 #[test]
 fn a_source_that_nobody_asks_for_shows_each_change_soon() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for (what, change, seen) in CHANGES {
         let fixture = warmed(&["--coherence=watch"]);
         assert!(!seen(&fixture), "{what} is seen before it is made");
@@ -181,9 +174,7 @@ fn a_source_that_nobody_asks_for_shows_each_change_soon() {
 
 #[test]
 fn a_mount_that_nobody_asks_hears_only_of_its_own_files() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = warmed(&["--coherence=watch"]);
     let heard = || Status::of(&fixture.mountpoint).number("invalidations");
     let mode = |mode: u32| {
@@ -209,9 +200,7 @@ fn a_mount_that_nobody_asks_hears_only_of_its_own_files() {
 
 #[test]
 fn what_is_mounted_inside_stays_while_nobody_asks() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = warmed(&["--coherence=watch"]);
     mounting::sh(&fixture.mountpoint, "mount -t tmpfs inside directory && touch directory/inside");
     rested(&fixture);
@@ -224,9 +213,7 @@ fn what_is_mounted_inside_stays_while_nobody_asks() {
 
 #[test]
 fn a_revalidated_source_is_never_stale() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for (what, change, seen) in CHANGES {
         let fixture = warmed(&["--coherence=revalidate"]);
         assert!(!seen(&fixture), "{what} is seen before it is made");
@@ -237,9 +224,7 @@ fn a_revalidated_source_is_never_stale() {
 
 #[test]
 fn revalidation_follows_a_thousand_changes() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = warmed(&["--coherence=revalidate"]);
     for round in 0..1_000u32 {
         let content = format!("round {round}");
@@ -256,9 +241,7 @@ fn revalidation_follows_a_thousand_changes() {
 
 #[test]
 fn a_watched_source_ends_right_after_a_storm() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // Changes on both sides at once, more than any queue holds; at rest, both sides have to be
     // equal.
     let fixture = warmed(&["--coherence=watch"]);
@@ -300,9 +283,7 @@ fn a_watched_source_ends_right_after_a_storm() {
 
 #[test]
 fn a_shared_mapping_is_the_source() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], |source| fs::write(source.join("file"), vec![b'.'; 8192]).unwrap());
     let passthrough = mounting::status::Status::of(&fixture.mountpoint).passthrough();
     let open = |path| fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
@@ -360,9 +341,7 @@ fn reported(directory: &std::path::Path, act: impl FnOnce(), wanted: &[&str]) ->
 
 #[test]
 fn watchers_in_the_mount_are_told() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     watchers_are_told(&warmed(&["--notify-watchers"]));
     let fixture = warmed(&["--notify-watchers"]);
     rested(&fixture);
@@ -386,9 +365,7 @@ fn watchers_are_told(fixture: &Fixture) {
 
 #[test]
 fn watchers_in_the_mount_see_what_happens_there() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = warmed(&[]);
     let act = || {
         fs::write(fixture.at("new"), "x").unwrap();
@@ -428,9 +405,7 @@ fn mount_inside(at: &Path) {
 
 #[test]
 fn what_others_have_mounted_inside_stays() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::mirror_of(&[], |source| {
         for directory in ["storm", "elsewhere", "deep", "deep/place"] {
             fs::create_dir(source.join(directory)).unwrap();
@@ -478,9 +453,7 @@ fn what_others_have_mounted_inside_stays() {
 
 #[test]
 fn a_directory_that_has_just_been_made_below_can_be_mounted_on() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = warmed(&[]);
     let names: Vec<String> = (0..40).map(|number| format!("directory/{number}")).collect();
     for name in &names {

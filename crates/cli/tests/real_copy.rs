@@ -1,12 +1,11 @@
 //! `nacre copy` as a program: killed, out of room, as an ordinary user, and with somebody who moves
 //! things while it works.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, is_root, nacre, run, scratch, sh, sh_as, text};
+use mounting::{as_root, is_root, nacre, needs, run, scratch, sh, sh_as, text};
 use std::{
     ffi::OsStr,
     fs,
@@ -112,9 +111,7 @@ fn a_copy_that_was_killed_before_its_first_note_goes_on() {
 
 #[test]
 fn a_full_destination_ends_the_copy_which_goes_on_when_there_is_room() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let place = scratch();
     let (source, dest) = (place.path().join("source"), place.path().join("dest"));
     fs::create_dir_all(&dest).unwrap();
@@ -142,9 +139,7 @@ fn a_full_destination_ends_the_copy_which_goes_on_when_there_is_room() {
 
 #[test]
 fn an_ordinary_user_copies_what_he_may() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     let place = scratch();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let script = format!(

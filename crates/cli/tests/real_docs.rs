@@ -6,12 +6,11 @@
 //! and `...` for any number of lines. The examples of a page run in one directory, one after the
 //! other. `NACRE_TEST_PAGE=union` runs the pages with this in their names.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, finish, nacre, scratch, text};
+use mounting::{as_root, finish, nacre, needs, scratch, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -152,9 +151,7 @@ fn run_page(path: &Path) -> Vec<String> {
 
 #[test]
 fn every_page_tells_the_truth() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let wanted = std::env::var("NACRE_TEST_PAGE").unwrap_or_default();
     let commands = fs::read_dir(root.join("docs/commands")).unwrap().map(|entry| entry.unwrap().path());

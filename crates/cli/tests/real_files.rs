@@ -1,11 +1,10 @@
 //! What single files do with long paths, direct I/O, holes, attributes and set-id bits: as natively.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{Fixture, as_root, sh};
+use mounting::{Fixture, as_root, needs, sh};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -14,9 +13,7 @@ use std::path::Path;
 
 #[test]
 fn paths_longer_than_path_max() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror(&[]);
     // The longest path that one call may name, and directories below it that only steps can reach.
     let name = "n".repeat(200);
@@ -46,9 +43,7 @@ fn paths_longer_than_path_max() {
 
 #[test]
 fn direct_io_of_any_alignment() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&[][..], mounting::without_passthrough(), &["--forward-odirect=4096"], &["--direct-io"]] {
         let content: Vec<u8> = (0..100_000u32).map(|index| (index / 7) as u8).collect();
         let fixture = Fixture::mirror_of(options, |source| fs::write(source.join("file"), &content).unwrap());
@@ -80,9 +75,7 @@ fn direct_io_of_any_alignment() {
 
 #[test]
 fn a_large_sparse_file() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&[][..], mounting::without_passthrough()] {
         let fixture = Fixture::mirror(options);
         let mut file =
@@ -102,9 +95,7 @@ fn a_large_sparse_file() {
 /// layer.
 #[test]
 fn an_append_only_file_is_appended_to() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let script = |view: &Path, below: &Path| {
         let script = "set +e; echo one >$BELOW; chattr +a $BELOW || exit 9; echo two >>$VIEW; echo \"appended: $?\"
             exec 3>>$VIEW; echo three >&3; echo four >&3; exec 3>&-
@@ -132,9 +123,7 @@ fn an_append_only_file_is_appended_to() {
 /// directory itself, for root and for the owner.
 #[test]
 fn set_id_bits_go_and_stay_as_natively() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let script = |view: &Path| {
         // Changes are made side by side, each to a file of its own: a is the first one's.
         let script = r#"

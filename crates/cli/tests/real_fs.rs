@@ -1,13 +1,12 @@
 //! `nacre fs` through the real program on real mounts: snapshots of what was only written, mounts
 //! that follow names, going back, quotas, and an ordinary user who needs no root.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::{
-    as_root, finish, is_mounted, nacre,
+    as_root, finish, is_mounted, nacre, needs,
     pools::{Pool, Yard},
     text,
 };
@@ -58,9 +57,7 @@ fn read(path: impl AsRef<Path>) -> String {
 
 #[test]
 fn a_snapshot_holds_what_was_written_and_not_synced() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("snap", "256M", &[]);
     pool.fs("create %/a");
     let mut files = Vec::new();
@@ -91,9 +88,7 @@ fn a_snapshot_holds_what_was_written_and_not_synced() {
 
 #[test]
 fn mounts_follow_names_and_properties() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("move", "256M", &[]);
     let elsewhere = pool.path("elsewhere");
     for name in ["%/a", "%/a/b"] {
@@ -148,9 +143,7 @@ fn mounts_follow_names_and_properties() {
 
 #[test]
 fn a_file_system_goes_back_while_it_is_used() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("back", "256M", &[]);
     pool.fs("create %/a");
     pool.fs("create %/a/below");
@@ -197,9 +190,7 @@ fn a_file_system_goes_back_while_it_is_used() {
 
 #[test]
 fn quotas_stop_the_call_that_would_exceed_them() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("quota", "256M", &["-O", "compression=off"]);
     pool.fs("create -o quota=10M %/q");
     let at = pool.at("").join("q");
@@ -224,9 +215,7 @@ fn quotas_stop_the_call_that_would_exceed_them() {
 
 #[test]
 fn called_as_zfs_it_speaks_as_zfs() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("zfs", "256M", &[]);
     let zfs = |line: &str| {
         let output = finish(pool.command("zfs").args(pool.words(line)));
@@ -274,9 +263,7 @@ fn called_as_zfs_it_speaks_as_zfs() {
 /// The pool's process would mount where the caller does not see it.
 #[test]
 fn another_mount_namespace_is_told() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("ns", "256M", &[]);
     pool.fs("create -o canmount=noauto %/a");
     let apart = |program: &str, words: &[&str]| {
@@ -341,9 +328,7 @@ fn another_mount_namespace_is_told() {
 
 #[test]
 fn mount_8_mounts_what_is_left_to_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("leg", "256M", &[]);
     pool.fs("create -o mountpoint=legacy %/old");
     pool.fs("create -u %/a");
@@ -387,9 +372,7 @@ fn reclaimed(said: &str) -> String {
 
 #[test]
 fn what_would_be_made_is_told_and_when_snapshots_have_changed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("dry", "256M", &[]);
     assert_eq!(
         pool.fs("create -nv -o compression=zstd -o quota=1M %/a"),
@@ -421,9 +404,7 @@ fn what_would_be_made_is_told_and_when_snapshots_have_changed() {
 
 #[test]
 fn an_ordinary_user_needs_no_root() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     if !Path::new("/usr/bin/fusermount3").exists() && !Path::new("/bin/fusermount3").exists() {
         mounting::skip("fusermount3", "fusermount3 is not installed");
         return;
@@ -459,9 +440,7 @@ fn an_ordinary_user_needs_no_root() {
 
 #[test]
 fn a_user_does_not_choose_where_root_mounts() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("links", "256M", &[]);
     let (home, secret) = (pool.path("home"), pool.path("secret"));
     for directory in [&home, &secret] {

@@ -1,11 +1,10 @@
 //! Hostile and unlucky cases: what other file systems in userspace get wrong, hang in or die of.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{Fixture, as_root, descriptors, errno, eventually, is_mounted, memory, run, sh};
+use mounting::{Fixture, Reaped, as_root, descriptors, errno, eventually, is_mounted, memory, needs, run, sh};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::process::Signal;
 use std::fs;
@@ -27,9 +26,7 @@ const ECANCELED: i32 = 125;
 
 #[test]
 fn two_names_of_one_file_are_alike_at_once() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for coherence in ["watch", "exclusive", "revalidate"] {
         let fixture = Fixture::mirror(&[&format!("--coherence={coherence}")]);
         fs::write(fixture.at("one"), "x").unwrap();
@@ -61,9 +58,7 @@ fn two_names_of_one_file_are_alike_at_once() {
 
 #[test]
 fn thousands_of_descriptors() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror(&[]);
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let wanted = limit.maximum.unwrap_or(20_000).min(20_000);
@@ -87,9 +82,7 @@ fn thousands_of_descriptors() {
 
 #[test]
 fn at_the_limit_of_descriptors_nothing_breaks() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for limit in [200, 64] {
         for layer in ["mirror", "cage", "union"] {
             with_few_descriptors(limit, layer);
@@ -201,21 +194,9 @@ fn changes_of_names(directory: &Path) {
     fs::remove_dir(at("moved")).unwrap();
 }
 
-/// A child that is killed and waited for at the end.
-struct Reaped(std::process::Child);
-
-impl Drop for Reaped {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn nothing_leaks() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror(&[]);
     let work = |round: u32| {
         for index in 0..50 {
@@ -249,9 +230,7 @@ fn nothing_leaks() {
 
 #[test]
 fn a_blocked_flock_can_be_interrupted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&[][..], &["--enable-lock-forwarding"]] {
         let fixture = Fixture::mirror(options);
         let holder = fs::File::create(fixture.at("file")).unwrap();
@@ -288,9 +267,7 @@ fn a_blocked_flock_can_be_interrupted() {
 
 #[test]
 fn forwarded_locks_hold_against_the_source() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror(&["--enable-lock-forwarding"]);
     fs::write(fixture.at("file"), "content").unwrap();
     let above = fs::File::options().read(true).write(true).open(fixture.at("file")).unwrap();
@@ -317,9 +294,7 @@ fn forwarded_locks_hold_against_the_source() {
 
 #[test]
 fn swapped_names_never_leave_the_source() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // One thread swaps a directory and a link to a place outside, others create, chown and chmod
     // below that name through the mount: nothing outside may ever be touched.
     let fixture = Fixture::mirror(&["--create-with-perms=0600"]);
@@ -391,9 +366,7 @@ fn swapped_names_never_leave_the_source() {
 
 #[test]
 fn creations_and_renames_race() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror(&[]);
     for name in ["a", "b"] {
         fs::create_dir(fixture.at(name)).unwrap();
@@ -443,9 +416,7 @@ fn creations_and_renames_race() {
 
 #[test]
 fn a_removed_source_is_an_error_and_not_a_hang() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::mirror_of(&[], |source| fs::write(source.join("file"), "content").unwrap());
     let mut open = fs::File::open(fixture.at("file")).unwrap();
     fs::remove_dir_all(&fixture.source).unwrap();
@@ -466,9 +437,7 @@ fn a_removed_source_is_an_error_and_not_a_hang() {
 
 #[test]
 fn a_killed_daemon_leaves_the_source_whole() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&[][..], mounting::without_passthrough()] {
         let mut fixture = Fixture::mirror(options);
         let stop = AtomicBool::new(false);
@@ -526,9 +495,7 @@ fn a_killed_daemon_leaves_the_source_whole() {
 
 #[test]
 fn a_new_mount_over_a_dead_one_works() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::mirror(&[]);
     fixture.signal(Signal::KILL);
     assert_eq!(fixture.ended(), None);
@@ -547,9 +514,7 @@ fn a_new_mount_over_a_dead_one_works() {
 
 #[test]
 fn a_source_that_contains_its_own_mount_point() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     fs::write(fixture.below("file"), "content").unwrap();
     fs::create_dir_all(fixture.below("a/mount")).unwrap();
@@ -571,9 +536,7 @@ fn a_source_that_contains_its_own_mount_point() {
 
 #[test]
 fn a_mount_over_its_own_source() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     fs::write(fixture.below("file"), "content").unwrap();
     let source = fixture.source.clone();
@@ -588,9 +551,7 @@ fn a_mount_over_its_own_source() {
 
 #[test]
 fn other_mounts_in_the_source_are_crossed_or_shown_as_empty_but_never_hang() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], |source| {
         fs::create_dir(source.join("inner")).unwrap();
         let output = run("mount", ["-t", "tmpfs", "tmpfs", source.join("inner").to_str().unwrap()]);
@@ -610,9 +571,7 @@ fn other_mounts_in_the_source_are_crossed_or_shown_as_empty_but_never_hang() {
 
 #[test]
 fn many_threads_do_everything_at_once() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror(&[]);
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -647,9 +606,7 @@ fn many_threads_do_everything_at_once() {
 
 #[test]
 fn a_full_file_system_is_told() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&[][..], mounting::without_passthrough()] {
         let mut fixture = Fixture::bare();
         let source = fixture.source.clone();
@@ -669,9 +626,7 @@ fn a_full_file_system_is_told() {
 
 #[test]
 fn locks_of_processes_that_die_are_freed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&[][..], &["--enable-lock-forwarding"]] {
         let fixture = Fixture::mirror(options);
         fs::write(fixture.at("file"), "x").unwrap();
@@ -694,9 +649,7 @@ fn locks_of_processes_that_die_are_freed() {
 
 #[test]
 fn a_hundred_thousand_visited_files_cost_little_memory() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], |source| {
         for directory in 0..100 {
             let directory = source.join(format!("d{directory}"));
@@ -758,9 +711,7 @@ fn stuck(options: &[&str]) -> (Fixture, Vec<Reaped>) {
 
 #[test]
 fn users_of_a_stuck_daemon_are_freed_by_its_end() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (mut fixture, mut waiters) = stuck(&[]);
     fixture.signal(Signal::KILL);
     assert_eq!(fixture.ended(), None);
@@ -769,9 +720,7 @@ fn users_of_a_stuck_daemon_are_freed_by_its_end() {
 
 #[test]
 fn users_of_a_stuck_daemon_are_freed_by_force() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // Over io_uring, requests wait for the daemon's own threads to be let go, and only its end (as
     // above) helps.
     let (mut fixture, mut waiters) = stuck(&["--transport=device"]);
@@ -785,9 +734,7 @@ fn users_of_a_stuck_daemon_are_freed_by_force() {
 
 #[test]
 fn a_blocked_record_lock_can_be_killed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let Ok(output) = std::process::Command::new("python3").arg("-V").output() else {
         mounting::skip("python", "python3 is not installed: it makes the record locks of another process");
         return;
@@ -827,9 +774,7 @@ fn a_blocked_record_lock_can_be_killed() {
 /// natively.
 #[test]
 fn a_directory_without_a_name_answers() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let script = |view: &Path| {
         let asked = "stat -c '%h %a %F' .; ls -la .; chmod 700 .; touch -d @1 .; stat -c '%a %Y' .; setfattr -n user.a -v 1 .; getfattr -d . 2>&1; touch new 2>&1; mkdir new 2>&1";
         let all = format!(

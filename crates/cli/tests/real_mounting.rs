@@ -1,14 +1,14 @@
 //! Mounting and unmounting in every way there is: by hand, by mount(8), in the background, by
 //! signals, by force; and what bad input leaves behind, which is nothing.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::status::Status;
 use mounting::{
-    Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, run, scratch, sh, text, unmount_by,
+    Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, needs, run, scratch, sh, text,
+    unmount_by,
 };
 use nacre_sys::mounts::{self, IdRange, MountAttributes};
 use rustix::process::Signal;
@@ -42,9 +42,7 @@ fn umount(fixture: &Fixture) {
 
 #[test]
 fn the_command_returns_when_the_mount_is_up() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     fs::write(fixture.below("file"), "content").unwrap();
     let output = background(&fixture, &nacre(), &["mirror"]);
@@ -65,9 +63,7 @@ fn the_command_returns_when_the_mount_is_up() {
 
 #[test]
 fn the_mount_table_says_what_it_is() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror(&[]);
     let (kind, source, options, _) = mount_entry(&fixture.mountpoint).unwrap();
     assert_eq!((kind.as_str(), source.as_str()), ("fuse.nacre", fixture.source.to_str().unwrap()));
@@ -86,9 +82,7 @@ fn the_mount_table_says_what_it_is() {
 
 #[test]
 fn in_the_foreground_the_process_is_the_mount() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::mirror(&[]);
     assert_eq!(Status::of(&fixture.mountpoint).number("pid"), u64::from(fixture.pid()), "one process, its number kept");
     assert!(fixture.runs());
@@ -97,9 +91,7 @@ fn in_the_foreground_the_process_is_the_mount() {
 
 #[test]
 fn signals_end_it_cleanly() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for signal in [Signal::TERM, Signal::INT] {
         let mut fixture = Fixture::mirror(&[]);
         fs::write(fixture.at("file"), "content").unwrap();
@@ -112,9 +104,7 @@ fn signals_end_it_cleanly() {
 
 #[test]
 fn a_hangup_reads_users_again_and_ends_nothing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture =
         Fixture::mirror_of(&["--force-user=1234"], |source| fs::write(source.join("file"), "content").unwrap());
     fixture.signal(Signal::HUP);
@@ -127,9 +117,7 @@ fn a_hangup_reads_users_again_and_ends_nothing() {
 
 #[test]
 fn a_busy_mount_ends_by_signal_too() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::mirror(&[]);
     let file = fs::File::create(fixture.at("file")).unwrap();
     fixture.signal(Signal::TERM);
@@ -141,9 +129,7 @@ fn a_busy_mount_ends_by_signal_too() {
 
 #[test]
 fn a_mount_of_other_namespaces_is_told_of_and_ends() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for transport in ["--transport=device", "--transport=auto"] {
         let mut fixture = Fixture::mirror(&[transport]);
         fs::write(fixture.below("file"), "content").unwrap();
@@ -163,9 +149,7 @@ fn a_mount_of_other_namespaces_is_told_of_and_ends() {
 /// Scripts wait for a mount by looking for its source in the table of mounts.
 #[test]
 fn the_source_is_in_the_table_of_mounts_at_its_place_alone() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (source, mountpoint) = (fixture.source.clone(), fixture.mountpoint.clone());
     let (done, ready) = (AtomicBool::new(false), Barrier::new(2));
@@ -201,9 +185,7 @@ fn the_source_is_in_the_table_of_mounts_at_its_place_alone() {
 /// always was.
 #[test]
 fn a_source_with_a_long_name_is_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let source = fixture.source.join("a".repeat(200)).join("b".repeat(200));
     fs::create_dir_all(&source).unwrap();
@@ -219,9 +201,7 @@ fn a_source_with_a_long_name_is_mounted() {
 
 #[test]
 fn unmounting_goes_on_after_a_failure_and_follows_links() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (first, second) = (Fixture::mirror(&[]), Fixture::mirror(&[]));
     let missing = first.scratch.path().join("nothing");
     let (link, link_to_link) = (first.scratch.path().join("link"), first.scratch.path().join("again"));
@@ -241,9 +221,7 @@ fn unmounting_goes_on_after_a_failure_and_follows_links() {
 
 #[test]
 fn what_cannot_be_mounted_is_told_and_nothing_else_is() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let inner = fixture.directory("mount/inner");
     let file = fixture.scratch.path().join("file");
@@ -273,9 +251,7 @@ fn what_cannot_be_mounted_is_told_and_nothing_else_is() {
 
 #[test]
 fn what_a_mount_hides_is_told_and_no_reason_to_refuse_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let said = |words: &[&str]| {
         let output = background(&fixture, &nacre(), words);
@@ -318,9 +294,7 @@ fn what_a_mount_hides_is_told_and_no_reason_to_refuse_it() {
 
 #[test]
 fn only_changes_of_the_source_are_counted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture =
         Fixture::mirror_of(&["--coherence=watch"], |source| fs::write(source.join("file"), "content").unwrap());
     // The kernel knows it as long as it is open.
@@ -341,9 +315,7 @@ fn only_changes_of_the_source_are_counted() {
 
 #[test]
 fn the_transport_is_a_word() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for wanted in ["--transport=auto", "--transport=device"] {
         let mut fixture = Fixture::mirror(&[wanted]);
         let told = run(
@@ -360,9 +332,7 @@ fn the_transport_is_a_word() {
 
 #[test]
 fn a_busy_mount_is_not_unmounted_unless_lazily() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::mirror(&[]);
     let file = fs::File::create(fixture.at("file")).unwrap();
     let output = run(nacre(), [OsStr::new("umount"), fixture.mountpoint.as_os_str()]);
@@ -381,9 +351,7 @@ fn a_busy_mount_is_not_unmounted_unless_lazily() {
 
 #[test]
 fn other_programs_can_unmount_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for command in [&["umount"][..], &["fusermount3", "-u"], &["umount", "-l"], &["umount", "-f"]] {
         let mut fixture = Fixture::mirror(&[]);
         let mut arguments: Vec<&OsStr> = command[1..].iter().map(OsStr::new).collect();
@@ -397,9 +365,7 @@ fn other_programs_can_unmount_it() {
 
 #[test]
 fn bad_input_mounts_nothing_and_says_why() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let file = fixture.scratch.path().join("file");
     fs::write(&file, "").unwrap();
@@ -467,9 +433,7 @@ fn bad_input_mounts_nothing_and_says_why() {
 
 #[test]
 fn explain_does_nothing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let output = background(&fixture, &nacre(), &["mirror", "--explain", "--force-user=1234", "-r"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -498,9 +462,7 @@ impl Drop for Installed {
 
 #[test]
 fn mount_8_mounts_it_from_a_table() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     if fs::symlink_metadata("/sbin/mount.fuse.nacre").is_ok() {
         println!("skipped: nacre is installed on this machine");
         return;
@@ -557,9 +519,7 @@ fn mount_8_mounts_it_from_a_table() {
 
 #[test]
 fn called_as_bindfs_it_is_bindfs() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     fs::write(fixture.below("file"), "content").unwrap();
     let bindfs = fixture.scratch.path().join("bindfs");
@@ -592,9 +552,7 @@ fn called_as_bindfs_it_is_bindfs() {
 
 #[test]
 fn rules_are_reloaded_while_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture =
         Fixture::mirror_of(&["--force-user=1111"], |source| fs::write(source.join("file"), "content").unwrap());
     assert_eq!(fs::metadata(fixture.at("file")).unwrap().uid(), 1111);
@@ -617,9 +575,7 @@ fn rules_are_reloaded_while_mounted() {
 
 #[test]
 fn an_idmapped_mount_can_be_put_on_top() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], |source| fs::write(source.join("file"), "content").unwrap());
     let upper = fixture.directory("upper");
     match idmapped_bind(&fixture.mountpoint, &upper) {
@@ -648,9 +604,7 @@ fn idmapped_bind(from: &Path, to: &Path) -> std::io::Result<()> {
 
 #[test]
 fn the_kernel_can_serve_what_it_can() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     fs::write(fixture.below("file"), "content").unwrap();
     let output = background(&fixture, &nacre(), &["mirror", "--engine=kernel", "-r"]);
@@ -675,9 +629,7 @@ fn the_kernel_can_serve_what_it_can() {
 
 #[test]
 fn a_file_can_be_mirrored_by_the_kernel() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let (source, target) = (fixture.scratch.path().join("one"), fixture.scratch.path().join("two"));
     fs::write(&source, "content").unwrap();
@@ -701,9 +653,7 @@ fn a_file_can_be_mirrored_by_the_kernel() {
 
 #[test]
 fn what_is_below_the_mount_point_does_not_matter() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     fs::write(fixture.at("covered"), "covered").unwrap();
     assert!(background(&fixture, &nacre(), &["mirror"]).status.success());
@@ -719,9 +669,7 @@ fn what_is_below_the_mount_point_does_not_matter() {
 
 #[test]
 fn paths_of_all_kinds() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let place = scratch();
     for name in ["with space", "comma,colon:", "back\\slash", "new\nline", "tab\t", "%s%n", "-dash", "\u{e4}\u{f6}"] {
         let (source, mountpoint) = (place.path().join(name), place.path().join(format!("{name} mount")));
@@ -746,9 +694,7 @@ fn paths_of_all_kinds() {
 
 #[test]
 fn a_mount_in_memory() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::stack("mem");
     fs::set_permissions(&fixture.mountpoint, fs::Permissions::from_mode(0o711)).unwrap();
     sh(
@@ -760,9 +706,7 @@ fn a_mount_in_memory() {
 
 #[test]
 fn set_user_id_programs_and_devices_work_only_where_asked_for() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let prepare = |source: &Path| {
         fs::copy("/usr/bin/id", source.join("id")).unwrap();
         fs::set_permissions(source.join("id"), fs::Permissions::from_mode(0o4755)).unwrap();
@@ -780,9 +724,7 @@ fn set_user_id_programs_and_devices_work_only_where_asked_for() {
 
 #[test]
 fn a_daemon_that_ends_takes_its_mount_along_wherever_that_has_been_moved() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for words in [&["mirror"][..], &["mirror", "-o", "nosymfollow"], &["cage", "--size=10M"], &["union"]] {
         let mut fixture = Fixture::bare();
         let (user, other, source) = (fixture.directory("user"), fixture.directory("other"), fixture.source.clone());

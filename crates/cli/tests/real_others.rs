@@ -1,12 +1,11 @@
 //! What one user keeps where sockets are looked for delays nobody else: root asks other users'
 //! processes only when told to, all at once and for a second.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, eventually, finish, is_mounted, kill, nacre, run, scratch, text};
+use mounting::{as_root, eventually, finish, is_mounted, kill, nacre, needs, run, scratch, text};
 use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -114,9 +113,7 @@ fn knocked(listeners: &[UnixListener], number: i32) -> usize {
 
 #[test]
 fn a_user_who_never_answers_delays_nobody() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // fusermount3 wants a name for whoever mounts: `daemon` is in every table of users.
     let (hostile, honest, place) = (User::new(1_000_000 + std::process::id()), User::new(1), scratch());
     let names = (0..MANY).flat_map(|number| [format!("{number}-0.sock"), format!("p{number}.pool")]);
@@ -232,9 +229,7 @@ time.sleep(1000)";
 
 #[test]
 fn leases_on_files_delay_no_search_for_pools() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let place = scratch();
     // Each lease would be waited for as long as the system says, 45 seconds.
     let files: Vec<PathBuf> = (0..4).map(|number| place.path().join(format!("disk{number}"))).collect();

@@ -1,14 +1,15 @@
 //! The mount program of container engines: next to fuse-overlayfs itself, and under podman. What is
 //! not installed is skipped.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::overlays::{Overlay, listing};
 use mounting::status::Status;
-use mounting::{as_root, errno, eventually, finish, is_mounted, kill, nacre, run, sh, sh_as, skip, text, unmount_by};
+use mounting::{
+    as_root, errno, eventually, finish, is_mounted, kill, nacre, needs, run, sh, sh_as, skip, text, unmount_by,
+};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -72,9 +73,7 @@ fn is_ours(overlay: &Overlay) -> bool {
 
 #[test]
 fn trees_come_out_as_with_fuse_overlayfs() {
-    if !as_root() || !installed("fuse-overlayfs") {
-        return;
-    }
+    needs!(as_root() && installed("fuse-overlayfs"));
     for words in ["", "volatile,noacl", "squash_to_root", "uidmapping=0:1000:10:1000:0:1,gidmapping=0:1000:10:1000:0:1"]
     {
         let [theirs, ours] = beside_fuse_overlayfs(words);
@@ -86,9 +85,7 @@ fn trees_come_out_as_with_fuse_overlayfs() {
 
 #[test]
 fn nothing_of_ours_is_in_the_upper_directory() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut overlay = Overlay::mounted(LAYERS, "");
     overlay.sh(CHANGES);
     // A long name that is hidden, a directory in place of one, and a hard link of which one name is
@@ -107,9 +104,7 @@ fn nothing_of_ours_is_in_the_upper_directory() {
 
 #[test]
 fn layers_alone_are_read_only() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let overlay = Overlay::bare(LAYERS);
     let (mountpoint, [first, second]) = (overlay.fixture.mountpoint.clone(), overlay.lower.clone());
     let words = format!("lowerdir={}:{}", first.display(), second.display());
@@ -126,9 +121,7 @@ fn layers_alone_are_read_only() {
 
 #[test]
 fn owners_are_shifted_both_ways() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let overlay =
         Overlay::mounted(&format!("{LAYERS}; chmod 777 upper"), "uidmapping=0:100000:1000,gidmapping=0:200000:1000");
     let owner = |path: &Path| fs::symlink_metadata(path).map(|data| (data.uid(), data.gid())).unwrap();
@@ -155,9 +148,7 @@ fn owners_are_shifted_both_ways() {
 
 #[test]
 fn owners_and_modes_are_kept_in_attributes() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut overlay = Overlay::mounted(LAYERS, "xattr_permissions=2");
     let changes = "
         umask 022; touch new; chown 44:55 new; chmod 4751 new; mknod dev c 1 3; chown 3:4 dev; mkfifo pipe; chmod 600 d/a; chown 7:7 d; chmod 1777 d
@@ -199,9 +190,7 @@ fn owners_and_modes_are_kept_in_attributes() {
 
 #[test]
 fn an_ordinary_user_in_a_namespace_of_his_own() {
-    if !as_root() || !installed("unshare") {
-        return;
-    }
+    needs!(as_root() && installed("unshare"));
     let overlay = Overlay::bare(&format!("{LAYERS}; chown -hR 65534:65534 l1 l2 upper work mount"));
     let program = overlay.fixture.scratch.path().join("fuse-overlayfs");
     assert!(run("cp", [nacre(), program.clone()]).status.success());
@@ -232,9 +221,7 @@ fn an_ordinary_user_in_a_namespace_of_his_own() {
 /// directory is to be seen in it, and nothing hangs.
 #[test]
 fn a_layer_round_its_own_mount_point() {
-    if !as_root() || !installed("unshare") {
-        return;
-    }
+    needs!(as_root() && installed("unshare"));
     for (rootless, lower) in [(false, "/"), (false, "."), (true, "/"), (true, ".")] {
         let overlay = Overlay::bare("mkdir own; echo 1 > own/file; chown -hR 65534:65534 .");
         let place = overlay.fixture.scratch.path();
@@ -275,9 +262,7 @@ fn a_layer_round_its_own_mount_point() {
 
 #[test]
 fn what_a_killed_daemon_leaves_is_cleared_away() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut overlay = Overlay::mounted(&format!("{LAYERS}; truncate -s 300M l2/big"), "");
     overlay.sh("head -c 50000000 /dev/urandom > new; rm d/b");
     kill(overlay.fixture.pid(), rustix::process::Signal::KILL);
@@ -292,9 +277,7 @@ fn what_a_killed_daemon_leaves_is_cleared_away() {
 
 #[test]
 fn a_mount_that_is_just_ending_is_waited_for() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut overlay = Overlay::mounted(LAYERS, "");
     let second = overlay.fixture.directory("second");
     let mut waiting = Command::new(nacre())
@@ -311,9 +294,7 @@ fn a_mount_that_is_just_ending_is_waited_for() {
 
 #[test]
 fn what_cannot_be_mounted_is_said() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let overlay = Overlay::bare(&format!("{LAYERS}; mkdir mount/d"));
     let place = overlay.fixture.scratch.path();
     let mountpoint = overlay.fixture.mountpoint.to_str().unwrap();
@@ -337,9 +318,7 @@ fn what_cannot_be_mounted_is_said() {
 
 #[test]
 fn the_kernel_reads_and_writes_in_our_place() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let overlay = Overlay::mounted(LAYERS, "");
     let status = Status::of(&overlay.fixture.mountpoint);
     if !status.passthrough() {

@@ -1,11 +1,10 @@
 //! Parity on real mounts: every scripted call has the same result natively and through a mount.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{Fixture, as_root, images};
+use mounting::{Fixture, as_root, images, needs};
 use nacre_testkit::parity;
 
 /// What a mount with an offset cannot do.
@@ -83,9 +82,7 @@ fn a_union() {
 /// What stores attributes itself has no kernel below that would refuse such names.
 #[test]
 fn an_attribute_has_a_name_beyond_its_namespace() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for line in ["mem", "host:SOURCE"] {
         let fixture = Fixture::stack(line);
         std::fs::write(fixture.at("file"), "").unwrap();

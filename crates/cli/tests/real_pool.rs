@@ -4,19 +4,16 @@
 //! Pools are mounted below a scratch directory, have names of their own per test and process, and
 //! are destroyed at the end whatever happens.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, eventually, finish, nacre, pools::Yard, text};
+use mounting::{as_root, eventually, finish, nacre, needs, pools::Yard, text};
 use std::{fs, os::unix::fs::FileExt, path::Path, process::Command};
 
 #[test]
 fn a_pool_is_made_exported_and_imported_under_another_name() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = yard.create("io", &["-O", "compression=zstd", "-o", "comment=a test"]);
     fs::write(at.join("file"), b"content").unwrap();
@@ -47,9 +44,7 @@ fn a_pool_is_made_exported_and_imported_under_another_name() {
 
 #[test]
 fn a_pool_whose_maker_is_killed_was_never_there() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = (yard.name("mk"), yard.path("mk.img"), yard.path("mk.at"));
     for _ in 0..4 {
@@ -68,9 +63,7 @@ fn a_pool_whose_maker_is_killed_was_never_there() {
 
 #[test]
 fn what_was_synced_survives_the_death_of_the_process() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = yard.create("kl", &[]);
     for round in 0..3 {
@@ -96,9 +89,7 @@ fn what_was_synced_survives_the_death_of_the_process() {
 
 #[test]
 fn damage_is_found_and_named() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = yard.create("dm", &["-O", "compression=off"]);
     fs::create_dir(at.join("dir")).unwrap();
@@ -142,9 +133,7 @@ fn damage_is_found_and_named() {
 
 #[test]
 fn the_newest_state_that_can_be_read_is_gone_back_to() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = yard.create("bk", &[]);
     for round in 0..4 {
@@ -188,9 +177,7 @@ fn the_newest_state_that_can_be_read_is_gone_back_to() {
 
 #[test]
 fn whoever_only_listens_keeps_no_pool() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, _, _) = yard.create("ev", &[]);
     let log = yard.path("events");
@@ -208,9 +195,7 @@ fn whoever_only_listens_keeps_no_pool() {
 #[test]
 fn another_machine_asks_before_it_takes_a_pool() {
     let machine = Path::new("/etc/machine-id");
-    if !as_root() || !machine.exists() {
-        return;
-    }
+    needs!(as_root() && machine.exists());
     let yard = Yard::new();
     let (name, device, at) = yard.create("mc", &[]);
     let device = device.to_str().unwrap();
@@ -234,9 +219,7 @@ fn another_machine_asks_before_it_takes_a_pool() {
 
 #[test]
 fn a_pool_grows_by_another_file() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, _, at) = yard.create("gr", &[]);
     let more = yard.path("more.img");
@@ -267,9 +250,7 @@ fn a_pool_grows_by_another_file() {
 
 #[test]
 fn nothing_is_overwritten_by_mistake() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, _) = yard.create("no", &[]);
     let device = device.to_str().unwrap();
@@ -327,9 +308,7 @@ fn nothing_is_overwritten_by_mistake() {
 
 #[test]
 fn a_pool_that_is_read_only_stays_what_it_is() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = yard.create("ro", &[]);
     fs::write(at.join("file"), b"kept").unwrap();
@@ -346,9 +325,7 @@ fn a_pool_that_is_read_only_stays_what_it_is() {
 
 #[test]
 fn one_gets_along_as_with_zpool() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, _, at) = yard.create("zp", &[]);
     let zpool = |arguments: &[&str]| finish(yard.command("zpool").args(arguments));
@@ -399,9 +376,7 @@ fn taken(path: &Path) -> u64 {
 
 #[test]
 fn room_is_given_back_by_hand_and_requests_are_counted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = yard.create("tr", &["-O", "compression=off"]);
     let path = device.to_str().unwrap();

@@ -4,7 +4,6 @@
 //! `NACRE_POOL_ROUNDS` is the number of deaths for each size of pool, `NACRE_POOL_SEED` another
 //! beginning. And what sync(2) promises.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod crashing;
@@ -12,7 +11,7 @@ mod mounting;
 
 use crashing::{Dead, Load, Random, programs, snapshots::Snapshots};
 use mounting::{
-    as_root, eventually,
+    as_root, eventually, needs,
     pools::{Pool, Yard},
 };
 use std::io::Write;
@@ -54,9 +53,7 @@ fn round(pool: &Pool, loads: Vec<Box<dyn Load>>, random: &mut Random) -> Vec<Box
 }
 
 fn campaign(short: &str, size: &str, seed: u64, snapshots: bool) {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let seed = seed + number("NACRE_POOL_SEED", 0);
     let mut random = Random(seed);
     let pool = Pool::made(short, size, &[]);
@@ -116,9 +113,7 @@ fn hears(process: u32) -> bool {
 
 #[test]
 fn what_was_done_before_sync_is_there_after_a_crash() {
-    if !as_root() || !sync_is_heard() {
-        return;
-    }
+    needs!(as_root() && sync_is_heard());
     let pool = Pool::made("psync", "3G", &[]);
     pool.told(&["fs", "create", "%/below"]);
     for round in 0..number("NACRE_POOL_ROUNDS", 4) {
@@ -160,9 +155,7 @@ fn what_was_done_before_sync_is_there_after_a_crash() {
 
 #[test]
 fn sync_can_be_called_while_the_process_dies() {
-    if !as_root() || !sync_is_heard() {
-        return;
-    }
+    needs!(as_root() && sync_is_heard());
     let (pool, mut random) = (Pool::made("psyncs", "1G", &[]), Random(11 + number("NACRE_POOL_SEED", 0)));
     for _ in 0..number("NACRE_POOL_ROUNDS", 4) {
         let process = pool.process(&pool.name);

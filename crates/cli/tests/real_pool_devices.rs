@@ -1,12 +1,11 @@
 //! Pools and the files that they lie on: a disk that has no room, copies of a device, names for one
 //! import.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, eventually, nacre, pools::Yard, text};
+use mounting::{as_root, eventually, nacre, needs, pools::Yard, text};
 use std::{fs, os::unix::process::CommandExt, path::Path, process::Command};
 
 /// A disk with so much room more than what it holds, MiB.
@@ -18,9 +17,7 @@ fn room(disk: &Path, more: u64) {
 
 #[test]
 fn a_disk_without_room_is_waited_for_given_up_or_fatal() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (disk, at) = (yard.path("disk"), yard.path("at"));
     fs::create_dir(&disk).unwrap();
@@ -90,9 +87,7 @@ fn a_disk_without_room_is_waited_for_given_up_or_fatal() {
 
 #[test]
 fn of_several_copies_of_a_device_the_newest_is_imported() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, at) = (yard.name("cp"), yard.path("at"));
     yard.nacre(&["pool", "create", "--size", "64M", "-m", at.to_str().unwrap(), &name, "img"]);
@@ -115,9 +110,7 @@ fn of_several_copies_of_a_device_the_newest_is_imported() {
 
 #[test]
 fn a_name_for_one_import_leaves_the_pool_its_own() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, other, at) = (yard.name("tn"), yard.name("to"), yard.path("at"));
     yard.nacre(&["pool", "create", "--size", "64M", "-m", at.to_str().unwrap(), &name, "img"]);
@@ -141,9 +134,7 @@ fn a_name_for_one_import_leaves_the_pool_its_own() {
 
 #[test]
 fn a_device_that_has_become_longer_is_used_to_its_end() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (image, at) = (yard.path("img"), yard.path("at"));
     let name = yard.name("ax");
@@ -203,9 +194,7 @@ impl Drop for Loop {
 
 #[test]
 fn a_block_device_gets_back_what_is_not_used() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let image = yard.path("image");
     fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
@@ -259,9 +248,7 @@ fn a_block_device_gets_back_what_is_not_used() {
 
 #[test]
 fn what_a_diff_reads_is_not_destroyed_meanwhile() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let name = yard.name("diff");
     let at = yard.path("at");
@@ -310,9 +297,7 @@ fn what_a_diff_reads_is_not_destroyed_meanwhile() {
 /// after kill -9.
 #[test]
 fn a_pool_does_not_lie_in_itself() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, at) = (yard.name("itself"), yard.path("at"));
     yard.nacre(&[

@@ -1,12 +1,11 @@
 //! What labels of pools tell, and whose the files are on which pools lie: damage, copies, files
 //! that were cut or deleted, images of other users.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, eventually, finish, pools::Yard};
+use mounting::{as_root, eventually, finish, needs, pools::Yard};
 use std::{
     fs,
     os::unix::fs::FileExt,
@@ -22,9 +21,7 @@ fn create(yard: &Yard, short: &str) -> (String, String, PathBuf) {
 
 #[test]
 fn root_records_that_rotted_are_no_silent_step_back() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = create(&yard, "rr");
     fs::write(at.join("before"), b"content").unwrap();
@@ -65,9 +62,7 @@ fn root_records_that_rotted_are_no_silent_step_back() {
 
 #[test]
 fn records_that_rotted_on_one_of_two_devices_cost_nothing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = create(&yard, "r2");
     let more = yard.path("more.img").to_str().unwrap().to_owned();
@@ -89,9 +84,7 @@ fn records_that_rotted_on_one_of_two_devices_cost_nothing() {
 
 #[test]
 fn a_file_that_was_cut_is_read_and_made_whole_again() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = create(&yard, "ct");
     fs::write(at.join("file"), b"content").unwrap();
@@ -115,9 +108,7 @@ fn a_file_that_was_cut_is_read_and_made_whole_again() {
 
 #[test]
 fn a_copy_is_not_mounted_over_the_pool() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = create(&yard, "cp");
     fs::write(at.join("file"), b"content").unwrap();
@@ -150,9 +141,7 @@ fn a_copy_is_not_mounted_over_the_pool() {
 
 #[test]
 fn a_file_that_was_deleted_is_said_and_saved() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = create(&yard, "dl");
     fs::write(at.join("file"), b"content").unwrap();
@@ -189,9 +178,7 @@ fn options(at: &Path) -> Option<String> {
 
 #[test]
 fn what_others_can_write_is_imported_harmless_and_elsewhere() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, at) = create(&yard, "an");
     yard.told(&["fs", "create", "-u", "-o", "mountpoint=/etc/cron.d", &format!("{name}/cron")]);
@@ -245,9 +232,7 @@ fn what_others_can_write_is_imported_harmless_and_elsewhere() {
 
 #[test]
 fn another_pool_at_a_remembered_place_is_passed_over() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let yard = Yard::new();
     let (name, device, _) = create(&yard, "rm");
     let (other, exchanged, _) = create(&yard, "rn");

@@ -1,12 +1,11 @@
 //! A pool whose process is gone counts as ill until it is imported again, and one that is stuck
 //! hides no others.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, eventually, is_mounted, kill, pools::Pool, text};
+use mounting::{as_root, eventually, is_mounted, kill, needs, pools::Pool, text};
 use rustix::process::Signal;
 use std::fs;
 use std::path::PathBuf;
@@ -36,9 +35,7 @@ impl Pool {
 
 #[test]
 fn a_pool_without_its_process_is_told_until_it_is_imported_again() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = lost("gone");
     let file = pool.at("a/b/file");
     fs::write(&file, "kept").unwrap();
@@ -102,9 +99,7 @@ fn a_pool_without_its_process_is_told_until_it_is_imported_again() {
 
 #[test]
 fn a_pool_of_another_boot_is_not_expected() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = lost("boot");
     pool.lose();
     // As where sockets are is kept over a reboot.
@@ -120,9 +115,7 @@ fn a_pool_of_another_boot_is_not_expected() {
 
 #[test]
 fn a_pool_that_is_stuck_hides_no_others() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (stuck, other) = (lost("stuck"), lost("beside"));
     let process = stuck.process(&stuck.name);
     kill(process, Signal::STOP);

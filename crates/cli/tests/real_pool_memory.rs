@@ -1,11 +1,10 @@
 //! A pool in a control group with little memory: it takes its share and is not killed.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, finish, mounts_below, nacre, scratch, sh, skip, text};
+use mounting::{as_root, finish, mounts_below, nacre, needs, scratch, sh, skip, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -69,9 +68,7 @@ impl Drop for Pool<'_> {
 
 #[test]
 fn a_pool_fits_into_its_control_group() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let Some(group) = Group::new() else {
         skip("cgroup", "there is no control group for memory that could be made");
         return;

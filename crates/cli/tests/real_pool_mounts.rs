@@ -1,12 +1,11 @@
 //! The file systems of a pool on real mounts: what the kernel has collected, `.zfs/snapshot`, a
 //! full pool, files without names, kill -9.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, eventually, finish, nacre, pools::Pool, text};
+use mounting::{as_root, eventually, finish, nacre, needs, pools::Pool, text};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use std::{
     fs,
@@ -22,9 +21,7 @@ const ROOMY: &str = "3G";
 
 #[test]
 fn a_snapshot_holds_what_write_had_taken() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", ROOMY, &[]);
     let mut file = fs::File::create(pool.at("open")).unwrap();
     for round in 0..5_u32 {
@@ -57,9 +54,7 @@ fn count_in_both(one: &fs::File, other: &fs::File, over: &AtomicBool) {
 
 #[test]
 fn snapshots_are_one_moment_for_whoever_writes() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", ROOMY, &[]);
     for below in ["one", "two"] {
         pool.told(&["fs", "create", &format!("{}/{below}", pool.name)]);
@@ -90,9 +85,7 @@ fn snapshots_are_one_moment_for_whoever_writes() {
 
 #[test]
 fn snapshots_are_directories_that_cannot_be_changed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "64M", &[]);
     fs::create_dir(pool.at("d")).unwrap();
     fs::write(pool.at("d/file"), "before").unwrap();
@@ -133,9 +126,7 @@ fn snapshots_are_directories_that_cannot_be_changed() {
 
 #[test]
 fn a_full_pool_refuses_the_write_and_keeps_what_it_took() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "64M", &[]);
     // Nothing that could be compressed.
     let mut noise = 1_u64;
@@ -181,9 +172,7 @@ fn a_full_pool_refuses_the_write_and_keeps_what_it_took() {
 
 #[test]
 fn what_was_synced_survives_the_death_of_the_process() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", ROOMY, &[]);
     let rounds = std::env::var("NACRE_TEST_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3);
     println!("campaign: {rounds} deaths (NACRE_TEST_KILLS)");
@@ -221,9 +210,7 @@ fn what_was_synced_survives_the_death_of_the_process() {
 
 #[test]
 fn a_file_without_a_name_is_found_while_somebody_holds_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "64M", &[]);
     fs::create_dir(pool.at("gone")).unwrap();
     fs::write(pool.at("file"), "content").unwrap();
@@ -250,9 +237,7 @@ fn a_file_without_a_name_is_found_while_somebody_holds_it() {
 
 #[test]
 fn what_is_unlinked_is_free_again() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // Once written to directly, once collected by the kernel.
     for size in ["64M", ROOMY] {
         let pool = Pool::made("pm", size, &[]);
@@ -282,9 +267,7 @@ fn what_is_unlinked_is_free_again() {
 
 #[test]
 fn a_mount_is_remounted_read_only_and_back() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "64M", &[]);
     pool.told(&["fs", "set", "readonly=on", &pool.name]);
     let refused = fs::write(pool.at("file"), "x").unwrap_err();
@@ -301,9 +284,7 @@ fn a_mount_is_remounted_read_only_and_back() {
 
 #[test]
 fn mounts_of_pools_are_listed_and_ended_like_all_others() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", "256M", &[]);
     pool.told(&["fs", "create", &format!("{}/below", pool.name)]);
     fs::write(pool.at("below/file"), b"x").unwrap();
@@ -355,9 +336,7 @@ impl Watched {
 
 #[test]
 fn watchers_are_told_of_nothing_that_no_user_did() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // With ACLs users see another inode than the first one as the root, without them that one
     // itself.
     for acls in ["posix", "off"] {
@@ -387,9 +366,7 @@ fn watchers_are_told_of_nothing_that_no_user_did() {
 
 #[test]
 fn a_new_pool_has_no_acls_and_a_copy_says_what_it_lost() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pm", ROOMY, &[]);
     let source = pool.path("lists");
     fs::create_dir(&source).unwrap();

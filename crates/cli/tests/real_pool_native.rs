@@ -1,12 +1,11 @@
 //! The file systems of a pool beside native ones: listings of directories that change meanwhile,
 //! and times.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, pools::Pool};
+use mounting::{as_root, needs, pools::Pool};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, OFlags, RawDir, SeekFrom, StatxFlags, StatxTimestamp, XattrFlags,
 };
@@ -85,9 +84,7 @@ fn met(directory: &Path, count: usize, way: &str) -> usize {
 
 #[test]
 fn a_listing_ends_whatever_comes_and_moves_meanwhile() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pn", "64M", &[]);
     // In one reply, and in several.
     for count in [50, 1500] {
@@ -99,9 +96,7 @@ fn a_listing_ends_whatever_comes_and_moves_meanwhile() {
 
 #[test]
 fn readers_of_a_changing_directory_meet_each_name_once() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     /// Little more than a name.
     const SMALL: usize = 300;
     let pool = Pool::made("pn", "64M", &[]);
@@ -317,9 +312,7 @@ fn judge_times(pool: &Pool, place: &Path) {
 
 #[test]
 fn times_stay_as_they_were_shown() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // Writes are collected there.
     let pool = Pool::made("pn", "3G", &[]);
     judge_times(&pool, &pool.at(""));
@@ -327,9 +320,7 @@ fn times_stay_as_they_were_shown() {
 
 #[test]
 fn times_of_direct_writes_stay_as_they_were_shown() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pn", "64M", &[]);
     judge_times(&pool, &pool.at(""));
     let pool = Pool::made("pn", "3G", &["-O", "sync=always"]);

@@ -1,13 +1,12 @@
 //! Where the file systems of a pool are mounted: what is unmounted is the mount that is meant, in
 //! an order that hides nothing, and whoever waits for a mount of his own process can be killed.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::{
-    Fixture, as_root, eventually, finish, is_mounted, kill,
+    Fixture, Reaped, as_root, eventually, finish, is_mounted, kill, needs,
     pools::{Pool, Yard},
     text,
 };
@@ -20,7 +19,7 @@ use std::{
     fs,
     os::unix::fs::{PermissionsExt, chown, lchown, symlink},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -51,33 +50,20 @@ impl Pool {
 }
 
 /// A process that sits in a directory.
-struct Sitting(Child);
-
-impl Sitting {
-    fn within(directory: &Path) -> Sitting {
-        let mut command = Command::new("sleep");
-        let child = command.arg("600").current_dir(directory).stdin(Stdio::null()).spawn().unwrap();
-        let (pid, exe) = (child.id(), Path::new("sleep"));
-        // It is in the directory before it is another program.
-        eventually("the process", || {
-            fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|now| now.ends_with(exe) || now.ends_with("coreutils"))
-        });
-        Sitting(child)
-    }
-}
-
-impl Drop for Sitting {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
+fn sitting(directory: &Path) -> Reaped {
+    let mut command = Command::new("sleep");
+    let child = command.arg("600").current_dir(directory).stdin(Stdio::null()).spawn().unwrap();
+    let (pid, exe) = (child.id(), Path::new("sleep"));
+    // It is in the directory before it is another program.
+    eventually("the process", || {
+        fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|now| now.ends_with(exe) || now.ends_with("coreutils"))
+    });
+    Reaped(child)
 }
 
 #[test]
 fn a_refused_operation_leaves_all_mounts_where_they_were() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pp", "256M", &[]);
     for name in ["data", "home", "home/bob"] {
         pool.ok("fs", &["create", &pool.of(name)]);
@@ -96,7 +82,7 @@ fn a_refused_operation_leaves_all_mounts_where_they_were() {
     ];
     // Of one on which nothing is mounted the kernel says before anything is done that it is in use.
     for (busy, untouched) in [("data", true), ("home/bob", true), ("home", false)] {
-        let _sitting = Sitting::within(&pool.at(busy));
+        let _sitting = sitting(&pool.at(busy));
         for (family, arguments) in &operations {
             let (code, said) = pool.told_by(family, arguments);
             assert!(code != Some(0) && said.contains("busy"), "{arguments:?}: {said}");
@@ -115,9 +101,7 @@ fn a_refused_operation_leaves_all_mounts_where_they_were() {
 
 #[test]
 fn what_is_hidden_counts_as_not_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pp", "256M", &[]);
     for name in ["home", "home/bob"] {
         pool.ok("fs", &["create", &pool.of(name)]);
@@ -153,9 +137,7 @@ fn what_is_hidden_counts_as_not_mounted() {
 /// be written below its place by mistake.
 #[test]
 fn what_is_held_elsewhere_counts_as_not_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pp", "256M", &[]);
     pool.ok("fs", &["create", &pool.of("home")]);
     let seen = || pool.ok("fs", &["get", "-H", "-o", "value", "mounted", &pool.of("home")]).trim().to_owned();
@@ -207,9 +189,7 @@ impl Treacherous {
 
 #[test]
 fn what_is_unmounted_is_what_was_mounted_wherever_its_path_leads() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::made("pp", "256M", &[]);
     let scene = Treacherous::new(&pool);
     let (name, place) = (pool.of("f"), format!("mountpoint={}", scene.user.join("x/y").display()));
@@ -274,9 +254,7 @@ fn waits(process: u32, names: &[&str]) -> bool {
 
 #[test]
 fn who_waits_for_his_own_mount_can_be_killed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // The pool's device answers no more when its daemon is stopped: so do requests to the pool's
     // mounts that have to read. Over io_uring the kernel counts a request as being answered at
     // once, and nobody who waits for a stopped daemon then can be killed.

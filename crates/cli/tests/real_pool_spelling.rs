@@ -1,72 +1,13 @@
 //! File systems of pools in which names are the same though their bytes differ, by the programs
 //! that people use.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, finish, nacre, scratch, text};
+use mounting::{as_root, errno, needs, pools::Pool, sh};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use std::{
-    fs, io,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::atomic::{AtomicU32, Ordering},
-};
-
-/// One pool on one file, mounted.
-struct Pool {
-    name: String,
-    place: tempfile::TempDir,
-}
-
-impl Pool {
-    fn new(root: &[&str]) -> Pool {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("psp{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let pool = Pool { name, place: scratch() };
-        let (at, device) = (pool.at(""), pool.place.path().join("device"));
-        let mut arguments = vec!["create", "--size", "256M", "-m", at.to_str().unwrap()];
-        arguments.extend(root);
-        arguments.extend([pool.name.as_str(), device.to_str().unwrap()]);
-        pool.ok("pool", &arguments);
-        pool
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        let at = self.place.path().join("at");
-        if name.is_empty() { at } else { at.join(name) }
-    }
-
-    fn of(&self, name: &str) -> String {
-        format!("{}/{name}", self.name)
-    }
-
-    fn run(&self, family: &str, arguments: &[&str]) -> (Option<i32>, String) {
-        let mut command = Command::new(nacre());
-        command
-            .current_dir(self.place.path())
-            .env("NACRE_STATE_DIR", self.place.path().join("state"))
-            .env("LC_ALL", "C");
-        let output = finish(command.arg(family).args(arguments));
-        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
-    }
-
-    fn ok(&self, family: &str, arguments: &[&str]) -> String {
-        let (code, said) = self.run(family, arguments);
-        assert_eq!(code, Some(0), "{arguments:?}: {said}");
-        said
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        self.run("pool", &["destroy", "-f", &self.name]);
-        mounting::clear(self.place.path());
-    }
-}
+use std::{fs, os::unix::ffi::OsStrExt, path::Path, process::Command};
 
 fn listed(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> =
@@ -75,30 +16,18 @@ fn listed(directory: &Path) -> Vec<String> {
     names
 }
 
-fn sh(directory: &Path, line: &str) -> String {
-    let output = finish(Command::new("sh").args(["-ec", line]).current_dir(directory).env("LC_ALL", "C"));
-    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-fn errno<T: std::fmt::Debug>(outcome: io::Result<T>) -> Option<i32> {
-    outcome.unwrap_err().raw_os_error()
-}
-
 #[test]
 fn names_are_found_by_any_case() {
-    if !as_root() {
-        return;
-    }
-    let pool = Pool::new(&["-O", "casesensitivity=insensitive"]);
+    needs!(as_root());
+    let pool = Pool::made("psp", "256M", &["-O", "casesensitivity=insensitive"]);
     let at = pool.at("");
     let is = |name: &str| at.join(name).exists();
     // What the kernel was told of one spelling, it must not believe of another: found and missing,
     // before and after each change.
     fs::write(at.join("foo"), "1").unwrap();
     assert!(is("FOO") && is("Foo") && is("foo") && !is("bar") && !is("BAR"));
-    assert_eq!(errno(fs::create_dir(at.join("FoO"))), Some(17));
-    assert_eq!(errno(fs::hard_link(at.join("foo"), at.join("fOO"))), Some(17));
+    assert_eq!(errno(fs::create_dir(at.join("FoO"))), 17);
+    assert_eq!(errno(fs::hard_link(at.join("foo"), at.join("fOO"))), 17);
     fs::hard_link(at.join("FOO"), at.join("Bar")).unwrap();
     assert!(is("bar") && is("BAR"));
     assert_eq!(listed(&at), ["Bar", "foo"]);
@@ -127,12 +56,10 @@ fn names_are_found_by_any_case() {
 
 #[test]
 fn trees_git_and_snapshots_in_a_file_system_without_case() {
-    if !as_root() {
-        return;
-    }
-    let pool = Pool::new(&[]);
-    pool.ok("fs", &["create", "-o", "casesensitivity=insensitive", &pool.of("win")]);
-    pool.ok("fs", &["create", &pool.of("win/below")]);
+    needs!(as_root());
+    let pool = Pool::made("psp", "256M", &[]);
+    pool.told(&["fs", "create", "-o", "casesensitivity=insensitive", "%/win"]);
+    pool.told(&["fs", "create", "%/win/below"]);
     let (win, docs) = (pool.at("win"), Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs"));
     sh(&win, &format!("cp -a {0} Copy && diff -r {0} COPY && ls COPY/POOL.MD", docs.display()));
     if Command::new("git").arg("--version").output().is_ok_and(|output| output.status.success()) {
@@ -143,40 +70,35 @@ fn trees_git_and_snapshots_in_a_file_system_without_case() {
     // A mount that lies below is one by every spelling.
     fs::write(win.join("BELOW/File"), "x").unwrap();
     assert_eq!(fs::read(win.join("below/fILE")).unwrap(), b"x");
-    pool.ok("fs", &["snapshot", "-r", &format!("{}@Before", pool.of("win"))]);
+    pool.told(&["fs", "snapshot", "-r", "%/win@Before"]);
     sh(&win, "rm -r copy");
     assert!(win.join(".zfs/snapshot/bEFORE/COPY/fs.MD").exists() && !win.join("Copy").exists());
-    pool.ok("fs", &["clone", &format!("{}@Before", pool.of("win")), &pool.of("clone")]);
+    pool.told(&["fs", "clone", "%/win@Before", "%/clone"]);
     assert!(pool.at("clone/COPY/fs.MD").exists());
-    pool.ok("fs", &["rollback", &format!("{}@Before", pool.of("win"))]);
+    pool.told(&["fs", "rollback", "%/win@Before"]);
     assert!(win.join("COPY/fs.MD").exists());
-    let said = pool.ok(
-        "fs",
-        &["get", "-H", "-o", "value,source", "casesensitivity", &pool.name, &pool.of("clone"), &pool.of("win/below")],
-    );
+    let said = pool.told(&["fs", "get", "-H", "-o", "value,source", "casesensitivity", "%", "%/clone", "%/win/below"]);
     assert_eq!(said, "sensitive\t-\ninsensitive\t-\ninsensitive\t-\n");
-    pool.ok("fs", &["unmount", &pool.of("win/below")]);
-    pool.ok("fs", &["mount", &pool.of("win/below")]);
-    let said = pool.ok("pool", &["check", &pool.name]);
+    pool.told(&["fs", "unmount", "%/win/below"]);
+    pool.told(&["fs", "mount", "%/win/below"]);
+    let said = pool.told(&["pool", "check", "%"]);
     assert!(said.starts_with("no problems"), "{said}");
 }
 
 #[test]
 fn names_that_are_composed_differently_and_names_that_are_not_utf_8() {
-    if !as_root() {
-        return;
-    }
-    let pool = Pool::new(&[]);
-    pool.ok("fs", &["create", "-o", "normalization=formD", &pool.of("mac")]);
+    needs!(as_root());
+    let pool = Pool::made("psp", "256M", &[]);
+    pool.told(&["fs", "create", "-o", "normalization=formD", "%/mac"]);
     let (mac, other) = (pool.at("mac"), pool.at(""));
     fs::write(mac.join("caf\u{e9}"), "x").unwrap();
     assert_eq!(fs::read(mac.join("cafe\u{301}")).unwrap(), b"x");
     assert_eq!(listed(&mac), ["caf\u{e9}"]);
     assert!(!mac.join("CAF\u{c9}").exists());
     let not_utf8 = std::ffi::OsStr::from_bytes(b"a\xff");
-    assert_eq!(errno(fs::write(mac.join(not_utf8), "")), Some(84));
-    assert_eq!(errno(fs::create_dir(mac.join(not_utf8))), Some(84));
-    assert_eq!(errno(fs::rename(mac.join("caf\u{e9}"), mac.join(not_utf8))), Some(84));
+    assert_eq!(errno(fs::write(mac.join(not_utf8), "")), 84);
+    assert_eq!(errno(fs::create_dir(mac.join(not_utf8))), 84);
+    assert_eq!(errno(fs::rename(mac.join("caf\u{e9}"), mac.join(not_utf8))), 84);
     fs::write(other.join(not_utf8), "").unwrap();
     for (arguments, why) in [
         (
@@ -185,10 +107,9 @@ fn names_that_are_composed_differently_and_names_that_are_not_utf_8() {
         ),
         (&["create", "-o", "casesensitivity=on"], "'casesensitivity' must be one of 'sensitive | insensitive | mixed'"),
     ] {
-        let name = pool.of("refused");
-        let (code, said) = pool.run("fs", &[arguments, &[name.as_str()]].concat());
-        assert_eq!((code, said.contains(why)), (Some(1), true), "{said}");
+        let (code, said) = pool.refused(&[&["fs"], arguments, &["%/refused"]].concat());
+        assert_eq!((code, said.contains(why)), (1, true), "{said}");
     }
-    let (_, said) = pool.run("fs", &["set", "casesensitivity=insensitive", &pool.name]);
+    let (_, said) = pool.refused(&["fs", "set", "casesensitivity=insensitive", "%"]);
     assert!(said.contains("'casesensitivity' is readonly: it can only be set at creation"), "{said}");
 }

@@ -1,13 +1,12 @@
 //! Requests per operation: the primary figure of speed, because it is the same on every machine.
 //! Counted by the mount itself.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::status::{Status, least_requests_of, requests_of, settle};
-use mounting::{Fixture, as_root, sh};
+use mounting::{Fixture, as_root, needs, sh};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -31,9 +30,7 @@ fn filled(source: &Path) {
 
 #[test]
 fn data_never_reaches_the_daemon() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], filled);
     if !Status::of(&fixture.mountpoint).passthrough() {
         let why = Status::of(&fixture.mountpoint);
@@ -68,9 +65,7 @@ fn has_passthrough() -> bool {
 
 #[test]
 fn a_second_look_costs_nothing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for coherence in ["exclusive", "watch"] {
         let fixture = Fixture::mirror_of(&[&format!("--coherence={coherence}")], filled);
         // stat(2) does not ask for the birth time; statx(2) with it costs one request for each
@@ -111,9 +106,7 @@ fn a_second_look_costs_nothing() {
 
 #[test]
 fn listings_carry_attributes_and_are_kept() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], filled);
     let list = || {
         sh(&fixture.mountpoint, "ls -l > /dev/null");
@@ -134,9 +127,7 @@ fn listings_carry_attributes_and_are_kept() {
 
 #[test]
 fn an_open_costs_an_open_and_a_release() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], filled);
     fs::metadata(fixture.at("file00")).unwrap();
     let requests = requests_of(&fixture.mountpoint, || {
@@ -152,9 +143,7 @@ fn an_open_costs_an_open_and_a_release() {
 
 #[test]
 fn a_mount_without_opens_reads_without_a_request() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for option in ["--immutable", "--no-open"] {
         let fixture = Fixture::mirror_of(&[option], filled);
         assert_eq!(fs::read(fixture.at("file00")).unwrap(), b"content");
@@ -171,9 +160,7 @@ fn a_mount_without_opens_reads_without_a_request() {
 
 #[test]
 fn a_new_file_costs_few_requests() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror(&[]);
     let requests = requests_of(&fixture.mountpoint, || {
         for index in 0..50 {
@@ -197,9 +184,7 @@ fn a_new_file_costs_few_requests() {
 
 #[test]
 fn revalidation_asks_each_time() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&["--coherence=revalidate"], filled);
     let look = || {
         fs::metadata(fixture.at("file00")).unwrap();
@@ -210,9 +195,7 @@ fn revalidation_asks_each_time() {
 
 #[test]
 fn an_idle_mount_does_nothing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // A file system of its own: watching a source may mean hearing of everything on its file
     // system.
     let mut fixture = Fixture::bare();

@@ -1,13 +1,12 @@
 //! Several mounts in one process (`--daemon=NAME`): each is as it would be alone, and they come and
 //! go independently of each other.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::status::Status;
-use mounting::{as_root, clear, descriptors, eventually, finish, is_mounted, kill, nacre, scratch, sh, text};
+use mounting::{as_root, clear, descriptors, eventually, finish, is_mounted, kill, nacre, needs, scratch, sh, text};
 use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::fs;
@@ -117,9 +116,7 @@ fn threads(pid: u32) -> usize {
 
 #[test]
 fn fifty_unions_have_one_process() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     const UNIONS: usize = 50;
     let group = Group::new();
     for lower in 1..=4 {
@@ -172,9 +169,7 @@ fn fifty_unions_have_one_process() {
 
 #[test]
 fn commands_of_mounts_find_theirs() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     group.mirror("a");
     for directory in ["up", "low", "more", "u"] {
@@ -210,9 +205,7 @@ fn commands_of_mounts_find_theirs() {
 
 #[test]
 fn what_goes_wrong_is_told_as_by_a_process_alone() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     group.mirror("kept");
     for directory in ["a", "b", "b/in", "m"] {
@@ -265,9 +258,7 @@ fn what_goes_wrong_is_told_as_by_a_process_alone() {
 
 #[test]
 fn first_commands_at_the_same_time_start_one_process() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     let names: Vec<String> = (0..8).map(|number| format!("m{number}")).collect();
     std::thread::scope(|scope| {
@@ -302,9 +293,7 @@ fn first_commands_at_the_same_time_start_one_process() {
 
 #[test]
 fn who_is_not_alike_has_another_process() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     group.mirror("a");
     let (pid, program, option) = (group.process("a"), nacre(), group.option());
@@ -338,9 +327,7 @@ fn who_is_not_alike_has_another_process() {
 
 #[test]
 fn mounts_that_would_meet_stay_apart() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     for directory in ["up", "low", "other", "u", "v", "w", "low/in"] {
         group.directory(directory);
@@ -382,9 +369,7 @@ fn mounts_that_would_meet_stay_apart() {
 
 #[test]
 fn changes_below_reach_all_that_show_them() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     group.directory("low");
     fs::write(group.at("low/file"), "old").unwrap();
@@ -414,9 +399,7 @@ fn changes_below_reach_all_that_show_them() {
 
 #[test]
 fn who_is_killed_takes_all_and_all_can_be_mounted_again() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     let names = ["a", "b", "c"];
     names.iter().for_each(|name| drop(group.mirror(name)));
@@ -452,9 +435,7 @@ fn who_is_killed_takes_all_and_all_can_be_mounted_again() {
 
 #[test]
 fn each_mount_has_a_log() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     group.mirror("silent");
     for name in ["a", "b"] {
@@ -489,9 +470,7 @@ fn each_mount_has_a_log() {
 
 #[test]
 fn nothing_is_left_of_what_is_unmounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     group.mirror("kept");
     let pid = group.process("kept");
@@ -530,9 +509,7 @@ fn nothing_is_left_of_what_is_unmounted() {
 
 #[test]
 fn other_command_lines_know_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let group = Group::new();
     for directory in ["low", "up", "work", "merged", "src", "m", "n"] {
         group.directory(directory);

@@ -2,12 +2,11 @@
 //! back, and msync(2) what was stored to mappings; what was accepted is there after an import;
 //! deletes make room at once; copies of the kernel share what they can.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, pools::Pool};
+use mounting::{as_root, needs, pools::Pool};
 use nacre_sys::mapping::SharedMapping;
 use rustix::fs::FallocateFlags;
 use std::fs::{self, File, OpenOptions};
@@ -102,9 +101,7 @@ fn assert_holds(path: &Path, seed: u64, length: u64) {
 
 #[test]
 fn a_full_pool_keeps_all_that_it_accepted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = sized("full", "128M");
     let file = |number: u64| pool.at("").join(format!("f{number}"));
     // Before it is full: the slowest writer shall have a file as well.
@@ -141,9 +138,7 @@ fn a_full_pool_keeps_all_that_it_accepted() {
 
 #[test]
 fn quotas_refuse_the_writing_call() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = sized("quota", "128M");
     let (home, user) = (format!("{}/home", pool.name), format!("{}/home/user", pool.name));
     pool.nacre(&["fs", "create", "-o", "quota=20M", &home]);
@@ -197,9 +192,7 @@ fn quotas_refuse_the_writing_call() {
 
 #[test]
 fn copies_of_the_kernel_share_what_they_can() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = sized("share", "128M");
     let (from, to) = (pool.at("").join("a"), pool.at("").join("b"));
     let length = 12 * (1 << 20) + 777;
@@ -239,9 +232,7 @@ fn copy_range(from: &Path, to: &Path, (mut at, mut into): (u64, u64), mut length
 
 #[test]
 fn parts_of_files_are_shared_from_record_to_record() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = sized("parts", "128M");
     let (from, whole, part) = (pool.at("").join("a"), pool.at("").join("b"), pool.at("").join("c"));
     let length = 8 << 20;
@@ -275,9 +266,7 @@ fn parts_of_files_are_shared_from_record_to_record() {
 
 #[test]
 fn what_many_have_deleted_is_free() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = sized("gone", "128M");
     let root = pool.at("");
     std::thread::scope(|scope| {
@@ -302,9 +291,7 @@ fn what_many_have_deleted_is_free() {
 
 #[test]
 fn stores_to_mappings_end_at_quotas() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = sized("store", "512M");
     let full = |outcome: std::io::Result<()>| assert_eq!(outcome.unwrap_err().kind(), ErrorKind::StorageFull);
     for (short, property, figure) in
@@ -334,9 +321,7 @@ fn stores_to_mappings_end_at_quotas() {
 
 #[test]
 fn stores_of_several_fill_a_pool_and_stop_nobody() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = sized("fill", "512M");
     let file = |number: u64| pool.at("").join(format!("f{number}"));
     // What a write(2) of somebody else's was told stays true.
@@ -371,9 +356,7 @@ fn stores_of_several_fill_a_pool_and_stop_nobody() {
 
 #[test]
 fn stores_and_writes_to_one_file_are_both_there() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = sized("both", "512M");
     let name = format!("{}/home", pool.name);
     pool.nacre(&["fs", "create", &name]);
@@ -411,9 +394,7 @@ fn stores_and_writes_to_one_file_are_both_there() {
 
 #[test]
 fn room_that_is_asked_for_is_there_or_refused_at_once() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = sized("ask", "512M");
     let name = format!("{}/home", pool.name);
     pool.nacre(&["fs", "create", "-o", "quota=100M", &name]);

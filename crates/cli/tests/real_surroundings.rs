@@ -1,40 +1,20 @@
 //! What surrounds a mount: directories bound inside the source, signals that whoever starts us has
 //! ignored, mounts that no process serves, programs that map what they append to.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{Fixture, as_root, finish, is_mounted, nacre, run, sh, text};
+use mounting::{Bind, Fixture, as_root, finish, is_mounted, nacre, needs, run, sh, text};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// A bind mount, undone before the fixture removes what is below.
-struct Bind(PathBuf);
-
-impl Bind {
-    fn new(from: &Path, to: PathBuf) -> Bind {
-        assert!(Command::new("mount").arg("--bind").args([from, &to]).status().unwrap().success());
-        Bind(to)
-    }
-}
-
-impl Drop for Bind {
-    fn drop(&mut self) {
-        assert!(Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
-    }
-}
 
 #[test]
 fn a_process_stays_where_it_is_when_its_directory_shows_elsewhere_too() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for coherence in ["--coherence=watch", "--coherence=exclusive", "--coherence=revalidate"] {
         // Made before anybody watches: news of a directory that arrives when somebody is in it
         // already takes its name from the working directory, and pwd(1) then searches for it by
@@ -42,7 +22,7 @@ fn a_process_stays_where_it_is_when_its_directory_shows_elsewhere_too() {
         let fixture = Fixture::mirror_of(&[coherence], |source| {
             drop(sh(source, "mkdir -p a/below b; echo content > a/below/file"))
         });
-        let _bind = Bind::new(&fixture.below("a"), fixture.below("b"));
+        let _bind = Bind::new(&fixture.below("a"), &fixture.below("b"));
         let place = sh(&fixture.at("a/below"), "ls -l ../../b/below >/dev/null; cat ../../b/below/file; /bin/pwd -P");
         assert_eq!(place, format!("content\n{}\n", fixture.at("a/below").display()), "{coherence}");
         // What is made at one place is there at the other, also where it was missed before.
@@ -60,11 +40,9 @@ fn a_process_stays_where_it_is_when_its_directory_shows_elsewhere_too() {
 
 #[test]
 fn the_source_bound_inside_itself_is_no_error() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::mirror_of(&[], |source| drop(sh(source, "mkdir -p inner/below; echo content > file")));
-    let _bind = Bind::new(&fixture.source, fixture.below("inner"));
+    let _bind = Bind::new(&fixture.source, &fixture.below("inner"));
     let listed = sh(&fixture.mountpoint, "cat inner/file; ls -a inner inner/inner; cd inner && /bin/pwd -P");
     let native = sh(&fixture.source, "cat inner/file; ls -a inner inner/inner");
     assert_eq!(listed, format!("{native}{}\n", fixture.at("inner").display()));
@@ -72,9 +50,7 @@ fn the_source_bound_inside_itself_is_no_error() {
 
 #[test]
 fn whoever_starts_us_may_ignore_the_ends_of_children() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     fs::write(fixture.below("file"), "content").unwrap();
     let start = |extra: &[&str]| {
@@ -100,9 +76,7 @@ fn whoever_starts_us_may_ignore_the_ends_of_children() {
 
 #[test]
 fn a_mount_of_the_kernel_alone_is_called_so_where_a_process_would_be_asked() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let words = ["mirror", "--engine=kernel"].map(OsStr::new);
     let output = run(nacre(), words.into_iter().chain([fixture.source.as_os_str(), fixture.mountpoint.as_os_str()]));
@@ -116,9 +90,7 @@ fn a_mount_of_the_kernel_alone_is_called_so_where_a_process_would_be_asked() {
 
 #[test]
 fn a_mapping_of_a_file_that_is_open_for_appending_is_written_in_its_place() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&[][..], mounting::without_passthrough()] {
         let fixture = Fixture::mirror_of(options, |source| fs::write(source.join("file"), vec![b'.'; 8192]).unwrap());
         let file = fs::OpenOptions::new().read(true).append(true).open(fixture.at("file")).unwrap();
@@ -133,9 +105,7 @@ fn a_mapping_of_a_file_that_is_open_for_appending_is_written_in_its_place() {
 
 #[test]
 fn the_flag_for_appending_is_a_matter_of_the_moment() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture =
         Fixture::mirror_of(mounting::without_passthrough(), |source| fs::write(source.join("file"), "start").unwrap());
     let mut file = fs::OpenOptions::new().read(true).append(true).open(fixture.at("file")).unwrap();

@@ -1,11 +1,10 @@
 //! Times of files: what is not to move them does not, and what moves them shows at once.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{Fixture, as_root, sh};
+use mounting::{Fixture, as_root, needs, sh};
 use nacre_sys::mapping::SharedMapping;
 use std::fs::{self, FileTimes, OpenOptions};
 use std::io::Read;
@@ -52,9 +51,7 @@ fn moved(source: &Path, shown: &Path) -> Vec<String> {
 
 #[test]
 fn noatime_leaves_the_source_alone() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let way = |passthrough, coherence| ["-o", "noatime", passthrough, coherence];
     for words in [
         way("--passthrough=auto", "--coherence=watch"),
@@ -78,9 +75,7 @@ fn noatime_leaves_the_source_alone() {
 
 #[test]
 fn noatime_leaves_the_branches_of_a_union_alone() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let lower = fixture.directory("lower");
     let line = format!("{}=rw:{}=ro", fixture.source.display(), lower.display());
@@ -139,9 +134,7 @@ fn stores_show(fixture: &Fixture) {
 
 #[test]
 fn a_store_through_a_mapping_shows_when_it_is_over() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fill = |source: &Path| fs::write(source.join("file"), "content").unwrap();
     for words in [&[][..], &["--coherence=exclusive"], &["--passthrough=off"]] {
         let mut fixture = Fixture::mirror_of(words, fill);

@@ -1,14 +1,15 @@
 //! Unions on real mounts: copy-up and whiteouts, branches that come and go under load, crashes, the
 //! commands, and what is refused.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::status::{Status, least_requests_of, requests_of};
 use mounting::unions::{branches, list, names, over, told, union};
-use mounting::{Fixture, as_root, errno, eventually, is_mounted, mount_entry, nacre, run, sh, sh_as, text, unmount_by};
+use mounting::{
+    Fixture, as_root, errno, eventually, is_mounted, mount_entry, nacre, needs, run, sh, sh_as, text, unmount_by,
+};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -32,9 +33,7 @@ fn filled(lower: &Path) {
 
 #[test]
 fn changes_go_up_and_the_lower_branch_stays() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in
         [&[][..], &["-o", "whiteout=chardev"], &["-o", "whiteout=xattr"], &["-o", "udba=none"], &["-o", "udba=reval"]]
     {
@@ -74,9 +73,7 @@ fn changes_go_up_and_the_lower_branch_stays() {
 
 #[test]
 fn data_in_its_place_never_reaches_the_daemon() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, upper) = over(&[], filled);
     if !Status::of(&fixture.mountpoint).passthrough() {
         mounting::skip("passthrough", "this kernel has no passthrough");
@@ -112,9 +109,7 @@ fn data_in_its_place_never_reaches_the_daemon() {
 
 #[test]
 fn a_second_look_costs_nothing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for coherence in ["none", "notify"] {
         let (fixture, _) = over(&["-o", &format!("udba={coherence}")], filled);
         let look = || {
@@ -135,9 +130,7 @@ fn a_second_look_costs_nothing() {
 
 #[test]
 fn changes_made_on_a_branch_are_seen() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for udba in ["reval", "notify"] {
         let (fixture, upper) = over(&["-o", &format!("udba={udba}")], filled);
         for (branch, name) in [(&fixture.source, "below"), (&upper, "above")] {
@@ -156,9 +149,7 @@ fn changes_made_on_a_branch_are_seen() {
 
 #[test]
 fn names_of_whiteouts_and_the_longest_names() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, upper) = over(&[], |lower| fs::write(lower.join("l".repeat(255)), "long").unwrap());
     for name in [".wh.x", ".wh..wh..opq", ".wh..wh.work"] {
         assert_eq!(errno(fs::write(fixture.at(name), "")), EPERM, "{name}");
@@ -179,9 +170,7 @@ fn names_of_whiteouts_and_the_longest_names() {
 
 #[test]
 fn others_have_the_rights_that_they_have_below() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, upper) = over(&[], |lower| {
         sh(
             lower,
@@ -236,9 +225,7 @@ fn others_have_the_rights_that_they_have_below() {
 
 #[test]
 fn a_pool_is_filled_by_its_policy() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (one, two) = (fixture.directory("one"), fixture.directory("two"));
     let pattern = format!("{}/[ot][nw][eo]", fixture.scratch.path().display());
@@ -284,9 +271,7 @@ fn busy(place: &Path, stop: &AtomicBool) -> u64 {
 
 #[test]
 fn branches_come_and_go_under_load() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, _) = over(&[], filled);
     let extra = fixture.directory("extra");
     fs::write(extra.join("treasure"), "gold").unwrap();
@@ -350,9 +335,7 @@ fn has_fio() -> bool {
 
 #[test]
 fn a_branch_is_drained_under_load() {
-    if !as_root() || !has_fio() {
-        return;
-    }
+    needs!(as_root() && has_fio());
     let mut fixture = Fixture::bare();
     let (one, two) = (fixture.directory("one"), fixture.directory("two"));
     for number in 0..40 {
@@ -418,9 +401,7 @@ fn a_branch_is_drained_under_load() {
 
 #[test]
 fn files_move_between_tiers() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (fast, slow) = (fixture.directory("fast"), fixture.directory("slow"));
     let (list, mountpoint) = (branches(&[(&fast, "rw+tier"), (&slow, "rw+tier")]), fixture.mountpoint.clone());
@@ -468,9 +449,7 @@ fn files_move_between_tiers() {
 
 #[test]
 fn positions_and_refusals_of_changes() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, upper) = over(&[], filled);
     let (top, middle) = (fixture.directory("top"), fixture.directory("middle"));
     let mountpoint = fixture.mountpoint.to_str().unwrap();
@@ -517,9 +496,7 @@ fn positions_and_refusals_of_changes() {
 
 #[test]
 fn what_cannot_stand_is_refused_and_nothing_is_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let (a, b) = (fixture.directory("a"), fixture.directory("b"));
     fs::create_dir(a.join("sub")).unwrap();
@@ -566,9 +543,7 @@ fn what_cannot_stand_is_refused_and_nothing_is_mounted() {
 
 #[test]
 fn a_branch_has_one_writer() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (mut fixture, upper) = over(&[], filled);
     let (other, second) = (fixture.directory("other"), fixture.directory("second"));
     let shared = branches(&[(&upper, "rw"), (&other, "ro")]);
@@ -597,9 +572,7 @@ fn a_branch_has_one_writer() {
 
 #[test]
 fn killed_in_the_middle_of_a_copy() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     const SIZE: usize = 8 << 20;
     let mut fixture = Fixture::bare();
     let content: Vec<u8> = (0..SIZE / 8).flat_map(|number| number.to_le_bytes()).collect();
@@ -654,9 +627,7 @@ fn killed_in_the_middle_of_a_copy() {
 /// meanwhile: they are one file each at every moment.
 #[test]
 fn killed_in_the_middle_of_moving_hard_links() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     const FILES: usize = 40;
     let mut fixture = Fixture::bare();
     let (one, two) = (fixture.directory("one"), fixture.directory("two"));
@@ -722,9 +693,7 @@ fn killed_in_the_middle_of_moving_hard_links() {
 
 #[test]
 fn killed_in_the_middle_of_renames_and_removals() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     const FILES: usize = 30;
     let mut fixture = Fixture::bare();
     let fill = |place: &Path| {
@@ -787,9 +756,7 @@ fn killed_in_the_middle_of_renames_and_removals() {
 
 #[test]
 fn a_file_of_a_pool_is_replaced_at_once() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (one, two) = (fixture.directory("one"), fixture.directory("two"));
     let (list, mountpoint) = (branches(&[(&one, "rw"), (&two, "rw")]), fixture.mountpoint.clone());
@@ -815,9 +782,7 @@ fn a_file_of_a_pool_is_replaced_at_once() {
 
 #[test]
 fn fstab_and_its_words() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     filled(&fixture.source);
     let upper = fixture.directory("upper");
@@ -847,9 +812,7 @@ fn fstab_and_its_words() {
 
 #[test]
 fn mounted_over_its_own_branch() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     filled(&fixture.source);
     let (upper, extra) = (fixture.directory("upper"), fixture.directory("extra"));
@@ -873,9 +836,7 @@ fn mounted_over_its_own_branch() {
 
 #[test]
 fn a_full_branch_sends_files_elsewhere() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (small, large) = (fixture.directory("small"), fixture.directory("large"));
     for (place, size) in [(&small, "size=1m"), (&large, "size=32m")] {
@@ -906,9 +867,7 @@ fn a_full_branch_sends_files_elsewhere() {
 
 #[test]
 fn a_signal_ends_it_in_order_and_a_kill_is_survived() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (mut fixture, upper) = over(&[], filled);
     let mut file = OpenOptions::new().append(true).open(fixture.at("file")).unwrap();
     file.write_all(b", more").unwrap();
@@ -938,9 +897,7 @@ fn a_signal_ends_it_in_order_and_a_kill_is_survived() {
 
 #[test]
 fn stacks_below_and_above() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     filled(&fixture.source);
     let (upper, mountpoint) = (fixture.directory("upper"), fixture.mountpoint.clone());
@@ -973,9 +930,7 @@ fn stacks_below_and_above() {
 
 #[test]
 fn figures_of_branches() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, upper) = over(&[], filled);
     let mountpoint = fixture.mountpoint.to_str().unwrap();
     let table = told(["list", "-H", "-p", "-o", "branch,mode,place", mountpoint]);

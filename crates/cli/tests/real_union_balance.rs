@@ -1,13 +1,12 @@
 //! `nacre union balance` on real mounts: full branches are evened out while their files are read
 //! and written, and nothing is lost, doubled or out of sight at any moment.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::unions::{branches, union};
-use mounting::{Fixture, as_root, eventually, run, sh, text};
+use mounting::{Fixture, as_root, eventually, needs, run, sh, text};
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -48,9 +47,7 @@ fn content(place: &Path, number: u8) -> bool {
 
 #[test]
 fn branches_are_evened_out_while_files_are_used() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (one, two, list) = disks(&fixture, ["48m", "64m"]);
     fill(&one, 30);
@@ -119,9 +116,7 @@ fn branches_are_evened_out_while_files_are_used() {
 
 #[test]
 fn a_balance_obeys_its_rules() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (one, two, list) = disks(&fixture, ["32m", "32m"]);
     fill(&one, 16);
@@ -158,9 +153,7 @@ fn a_balance_obeys_its_rules() {
 
 #[test]
 fn a_balance_that_is_killed_loses_and_doubles_nothing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (one, two, list) = disks(&fixture, ["96m", "96m"]);
     fill(&one, 64);

@@ -1,13 +1,12 @@
 //! Listings of large directories over two branches, on real mounts: large enough for names to be
 //! read ahead by a thread.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::unions::{branches, told};
-use mounting::{Fixture, as_root};
+use mounting::{Fixture, as_root, needs};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -49,9 +48,7 @@ fn once(directory: &Path) -> BTreeSet<String> {
 
 #[test]
 fn every_name_comes_once() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&[][..], &["-o", "udba=none"], &["-o", "udba=reval"]] {
         let (fixture, expected) = large(options);
         for round in 0..2 {
@@ -71,9 +68,7 @@ fn every_name_comes_once() {
 
 #[test]
 fn changes_in_the_middle_of_a_listing() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for options in [&[][..], &["-o", "udba=none"]] {
         let (fixture, mut expected) = large(options);
         let directory = fixture.at("large");
@@ -101,9 +96,7 @@ fn changes_in_the_middle_of_a_listing() {
 
 #[test]
 fn removed_while_it_is_listed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, _) = large(&[]);
     fs::remove_dir_all(fixture.at("large")).unwrap();
     assert!(!fixture.at("large").exists());
@@ -114,9 +107,7 @@ fn removed_while_it_is_listed() {
 
 #[test]
 fn a_branch_is_removed_while_it_is_listed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, expected) = large(&[]);
     // More than one reply of its own, and names of the other branches.
     let extra = fixture.directory("extra");

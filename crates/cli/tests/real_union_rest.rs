@@ -1,7 +1,6 @@
 //! Unions that nobody asks, on a file system where much happens elsewhere: they hear of their own
 //! files only, and never show anything old.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
@@ -9,7 +8,7 @@ mod mounting;
 use mounting::resting::{busy, marked_file_systems, rested, side_by_side};
 use mounting::status::Status;
 use mounting::unions::branches;
-use mounting::{Fixture, as_root, eventually, sh};
+use mounting::{Fixture, as_root, eventually, needs, sh};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -89,9 +88,7 @@ const NAMES: [&str; 6] = ["a", "b", "c", "x", "y", "z"];
 
 #[test]
 fn a_union_that_nobody_asks_hears_only_of_its_own_files() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // Also where each name of a file is a file to the kernel.
     side_by_side(&["udba=notify", "udba=notify,link-cow=true"], |options| {
         let fixture =
@@ -134,9 +131,7 @@ const REMADE: &[Remade] = &[
 
 #[test]
 fn a_directory_that_is_made_of_others_while_nobody_asks_is_shown_so_at_once() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     side_by_side(REMADE, |&(script, inside, there, gone)| {
         let fixture = three(
             "mkdir -p lower/a/b/c; echo 1 > lower/a/b/z; echo 1 > lower/a/b/c/y; echo 1 > upper/mark; echo 1 > second/mark2; echo 1 > lower/mark3",
@@ -223,9 +218,7 @@ fn fresh(fixture: &Fixture, round: usize) -> BTreeMap<PathBuf, String> {
 
 #[test]
 fn whatever_happens_while_nobody_asks_a_union_shows_what_a_fresh_one_does() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let rounds = std::env::var("NACRE_REST_ROUNDS").map_or(10, |rounds| rounds.parse().unwrap());
     // The same changes each time; others for those who look for more.
     let seed = std::env::var("NACRE_REST_SEED").map_or(16196, |seed| seed.parse().unwrap());

@@ -1,19 +1,17 @@
 //! Branches on one file system share a watch: what is written through the union is heard by no
 //! branch, and whatever else could make the union show something old is.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::status::Status;
 use mounting::unions::{branches, told};
-use mounting::{Fixture, as_root, eventually, sh};
+use mounting::{Bind, Fixture, as_root, eventually, needs, sh};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// Two writable branches over the source, and a third branch.
 fn three() -> (Fixture, [PathBuf; 2]) {
@@ -49,9 +47,7 @@ fn threads(mountpoint: &Path, name: &str) -> usize {
 
 #[test]
 fn one_watch_hears_for_all_branches_and_goes_with_the_last() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, [upper, second]) = three();
     assert_eq!(threads(&fixture.mountpoint, "nacre-watch"), 1);
     let late = fixture.directory("late");
@@ -72,9 +68,7 @@ fn one_watch_hears_for_all_branches_and_goes_with_the_last() {
 
 #[test]
 fn others_are_heard_while_the_file_is_written_through_the_union() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, branches) = three();
     for (branch, name) in branches.iter().zip(["first", "second"]) {
         fs::write(branch.join(name), "1").unwrap();
@@ -92,9 +86,7 @@ fn others_are_heard_while_the_file_is_written_through_the_union() {
 
 #[test]
 fn a_file_with_a_name_on_each_of_two_branches_is_never_shown_old() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (fixture, [upper, second]) = three();
     // It goes to the next branch above. A copy carries the number of its origin, while a link of it
     // on another branch has a number of its own: two files to the kernel.
@@ -114,27 +106,9 @@ fn a_file_with_a_name_on_each_of_two_branches_is_never_shown_old() {
     }
 }
 
-/// One bind mount; undone when dropped.
-struct Bind(PathBuf);
-
-impl Bind {
-    fn new(from: &Path, to: &Path) -> Bind {
-        assert!(Command::new("mount").arg("--bind").args([from, to]).status().unwrap().success());
-        Bind(to.to_owned())
-    }
-}
-
-impl Drop for Bind {
-    fn drop(&mut self) {
-        assert!(Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
-    }
-}
-
 #[test]
 fn what_is_bound_into_another_branch_is_never_shown_old() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (mut fixture, [_, second]) = three();
     fs::write(fixture.at("below/original"), "copied").unwrap();
     // Marks do not count on the third branch, so that the copy has a number of its own there.

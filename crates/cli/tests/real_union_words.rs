@@ -1,13 +1,12 @@
 //! mergerfs' words on real mounts: the lines that people have in their fstab, what each word does,
 //! and the same beside mergerfs where it is installed.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::unions::{branches, list, union};
-use mounting::{Fixture, as_root, eventually, is_mounted, nacre, run, sh, text};
+use mounting::{Fixture, as_root, eventually, is_mounted, nacre, needs, run, sh, text};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -35,9 +34,7 @@ fn disks(fixture: &Fixture, sizes: &[(&str, &str)]) -> (Vec<PathBuf>, OsString) 
 
 #[test]
 fn the_recommended_lines_mount_as_they_are() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let (places, list_of) = disks(&fixture, &[("one", "8m"), ("two", "8m")]);
     let mountpoint = fixture.mountpoint.to_str().unwrap();
@@ -111,9 +108,7 @@ fn changed(fixture: &mut Fixture, mount: impl FnOnce(&mut Fixture, &OsString)) -
 
 #[test]
 fn a_pool_changes_its_directories_on_all_branches_as_mergerfs_does() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (scratch, mountpoint) = (fixture.scratch.path().to_owned(), fixture.mountpoint.clone());
     let ours = changed(&mut fixture, |fixture, list| {
@@ -146,9 +141,7 @@ fn a_pool_changes_its_directories_on_all_branches_as_mergerfs_does() {
 
 #[test]
 fn times_are_those_of_the_newest_branch() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for (words, time) in [("category.create=ff", 1_000_000), ("category.create=ff,func.getattr=newest", 3_000_000)] {
         let mut fixture = Fixture::bare();
         let (places, list_of) = disks(&fixture, &[("one", "8m"), ("two", "8m")]);
@@ -168,9 +161,7 @@ fn times_are_those_of_the_newest_branch() {
 
 #[test]
 fn figures_are_of_all_branches_or_of_those_that_have_the_file() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for (words, of_all, of_one, available) in [
         ("statfs=base", 14, 14, 14),
         ("statfs=full", 14, 2, 14),
@@ -197,9 +188,7 @@ fn figures_are_of_all_branches_or_of_those_that_have_the_file() {
 
 #[test]
 fn a_full_branch_sends_files_where_the_policy_says() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     for (policy, goes_to) in [("mfs", "large"), ("lfs", "middle"), ("ff", "middle"), ("true", "large")] {
         let mut fixture = Fixture::bare();
         let (places, list_of) = disks(&fixture, &[("small", "1m"), ("middle", "16m"), ("large", "32m")]);
@@ -217,9 +206,7 @@ fn a_full_branch_sends_files_where_the_policy_says() {
 
 #[test]
 fn modes_attributes_and_directories_are_as_the_words_say() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (places, list_of) = disks(&fixture, &[("one", "8m"), ("two", "16m")]);
     let mountpoint = fixture.mountpoint.clone();
@@ -258,9 +245,7 @@ fn states(mountpoint: &Path) -> Vec<(String, String)> {
 
 #[test]
 fn a_branch_that_is_missing_comes_in_when_it_is_there() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let (one, two, three) = (fixture.directory("one"), fixture.scratch.path().join("two"), fixture.directory("three"));
     fs::write(three.join("name"), "lowest").unwrap();
@@ -298,9 +283,7 @@ fn a_branch_that_is_missing_comes_in_when_it_is_there() {
 
 #[test]
 fn branches_are_waited_for_until_they_are_mounted() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fixture = Fixture::bare();
     let (one, two) = (fixture.directory("one"), fixture.directory("two"));
     for place in [&one, &two] {
@@ -378,9 +361,7 @@ fn beside(words: &str, fill: &str, script: &str) -> (String, Option<String>) {
 
 #[test]
 fn a_name_of_a_linked_file_gets_its_own_before_a_write() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     // Names of one file, one of them in another directory.
     let fill = "mkdir one/d; echo old > one/a; chown 5:6 one/a; chmod 640 one/a; setfattr -n user.note -v x one/a; touch -d @1000000 one/a;
         for name in b c d/e f g; do ln one/a one/$name; done; echo two > two/low; ln two/low two/low2";
@@ -432,9 +413,7 @@ fn a_name_of_a_linked_file_gets_its_own_before_a_write() {
 
 #[test]
 fn names_of_a_linked_file_are_written_at_the_same_time() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     const NAMES: usize = 24;
     for words in ["link_cow=true", "link_cow=true,passthrough=off"] {
         let mut fixture = Fixture::bare();
@@ -466,9 +445,7 @@ fn names_of_a_linked_file_are_written_at_the_same_time() {
 
 #[test]
 fn a_name_of_a_linked_file_on_a_read_only_branch_is_copied_up_alone() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let mut fixture = Fixture::bare();
     let (upper, lower) = (fixture.directory("upper"), fixture.directory("lower"));
     sh(&lower, "mkdir d; echo old > a; for name in b c d/e; do ln a $name; done");
@@ -491,9 +468,7 @@ fn a_name_of_a_linked_file_on_a_read_only_branch_is_copied_up_alone() {
 
 #[test]
 fn old_files_that_nobody_may_write_to_are_shown_as_links() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let fill =
         "mkdir -p one/d two/d; for name in one/d/file two/low one/open; do echo $name > $name; chmod 444 $name; done; echo w > one/writable
         ln -s d/file one/link; mkdir -m 555 one/closed; mkfifo -m 444 one/pipe; touch -d @1000000 one/d/file two/low one/open one/writable

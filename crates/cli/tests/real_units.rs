@@ -6,12 +6,11 @@
 //! is started. Where systemd or findmnt is not installed, its part is skipped
 //! (`NACRE_TEST_REQUIRE=systemd,findmnt` forbids that).
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{finish, nacre, scratch, skip, text};
+use mounting::{finish, nacre, needs, scratch, skip, text};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -141,9 +140,7 @@ fn write_units(directory: &Path) -> Vec<String> {
 
 #[test]
 fn systemd_takes_the_units() {
-    if !is_there("systemd-analyze", "systemd") {
-        return;
-    }
+    needs!(is_there("systemd-analyze", "systemd"));
     let place = scratch();
     let names = write_units(place.path());
     assert!(names.len() >= 2, "{names:?}");
@@ -202,9 +199,7 @@ fn findmnt_and_the_program_take_the_lines_of_fstab() {
 /// circle.
 #[test]
 fn systemd_finds_an_order_for_the_lines_of_fstab() {
-    if !is_there("systemd-analyze", "systemd") {
-        return;
-    }
+    needs!(is_there("systemd-analyze", "systemd"));
     if !Path::new(GENERATOR).exists() {
         skip("systemd", &format!("{GENERATOR} is not there"));
         return;

@@ -1,14 +1,13 @@
 //! What an ordinary user gets: mounts through fusermount3, without any privilege. Run by root, each
 //! test runs again as nobody.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
 use mounting::cages::Cage;
 use mounting::status::Status;
-use mounting::{Fixture, can_mount, errno, eventually, is_mounted, is_root, nacre, run, skip, text};
+use mounting::{Fixture, can_mount, errno, eventually, is_mounted, is_root, nacre, needs, run, skip, text};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -64,9 +63,7 @@ fn own_mirror(options: &[&str]) -> Fixture {
 
 #[test]
 fn a_user_mounts_and_unmounts() {
-    if !as_user("a_user_mounts_and_unmounts") {
-        return;
-    }
+    needs!(as_user("a_user_mounts_and_unmounts"));
     let mut fixture = own_mirror(&[]);
     fs::write(fixture.at("file"), "content").unwrap();
     assert_eq!(fs::read(fixture.below("file")).unwrap(), b"content");
@@ -77,9 +74,7 @@ fn a_user_mounts_and_unmounts() {
 
 #[test]
 fn the_command_returns_and_umount_ends_it() {
-    if !as_user("the_command_returns_and_umount_ends_it") {
-        return;
-    }
+    needs!(as_user("the_command_returns_and_umount_ends_it"));
     let fixture = Fixture::bare();
     fs::write(fixture.below("file"), "content").unwrap();
     let words = [OsStr::new("mirror"), OsStr::new("-n"), fixture.source.as_os_str(), fixture.mountpoint.as_os_str()];
@@ -100,9 +95,7 @@ fn the_command_returns_and_umount_ends_it() {
 /// lets anybody in.
 #[test]
 fn a_fresh_mount_is_entered_while_its_source_changes() {
-    if !as_user("a_fresh_mount_is_entered_while_its_source_changes") {
-        return;
-    }
+    needs!(as_user("a_fresh_mount_is_entered_while_its_source_changes"));
     let fixture = Fixture::bare();
     fs::write(fixture.below("file"), "content").unwrap();
     let (source, at) = (fixture.source.to_str().unwrap(), fixture.mountpoint.to_str().unwrap());
@@ -135,9 +128,7 @@ fn a_fresh_mount_is_entered_while_its_source_changes() {
 
 #[test]
 fn everything_works_but_giving_away() {
-    if !as_user("everything_works_but_giving_away") {
-        return;
-    }
+    needs!(as_user("everything_works_but_giving_away"));
     let fixture = own_mirror(&[]);
     let native = fixture.directory("native");
     // The parity cases that root's rights have no part in; those that do fail alike on both sides.
@@ -146,9 +137,7 @@ fn everything_works_but_giving_away() {
 
 #[test]
 fn content_goes_through_the_cache() {
-    if !as_user("content_goes_through_the_cache") {
-        return;
-    }
+    needs!(as_user("content_goes_through_the_cache"));
     let fixture = own_mirror(&[]);
     let content: Vec<u8> = (0..3_000_000u32).map(|index| (index / 5) as u8).collect();
     fs::write(fixture.at("file"), &content).unwrap();
@@ -169,9 +158,7 @@ fn content_goes_through_the_cache() {
 
 #[test]
 fn owners_are_shown_as_asked() {
-    if !as_user("owners_are_shown_as_asked") {
-        return;
-    }
+    needs!(as_user("owners_are_shown_as_asked"));
     let fixture = own_mirror(&["--force-user=0", "--perms=a=rD"]);
     fs::write(fixture.below("file"), "content").unwrap();
     eventually("the file is seen", || fs::metadata(fixture.at("file")).is_ok());
@@ -181,9 +168,7 @@ fn owners_are_shown_as_asked() {
 
 #[test]
 fn what_only_root_may_ask_for_is_refused() {
-    if !as_user("what_only_root_may_ask_for_is_refused") {
-        return;
-    }
+    needs!(as_user("what_only_root_may_ask_for_is_refused"));
     let fixture = Fixture::bare();
     for option in [
         "--create-as-user",
@@ -234,9 +219,7 @@ fn what_only_root_may_ask_for_is_refused() {
 
 #[test]
 fn others_are_kept_out() {
-    if !as_user("others_are_kept_out") {
-        return;
-    }
+    needs!(as_user("others_are_kept_out"));
     let mut fixture = own_mirror(&[]);
     let private = fixture.below("private");
     fs::write(&private, "x").unwrap();
@@ -251,9 +234,7 @@ fn others_are_kept_out() {
 
 #[test]
 fn a_dead_mount_can_be_cleared_by_its_user() {
-    if !as_user("a_dead_mount_can_be_cleared_by_its_user") {
-        return;
-    }
+    needs!(as_user("a_dead_mount_can_be_cleared_by_its_user"));
     let mut fixture = own_mirror(&[]);
     fixture.signal(rustix::process::Signal::KILL);
     assert_eq!(fixture.ended(), None);
@@ -264,9 +245,7 @@ fn a_dead_mount_can_be_cleared_by_its_user() {
 
 #[test]
 fn the_source_judges_what_its_user_may_do() {
-    if !as_user("the_source_judges_what_its_user_may_do") {
-        return;
-    }
+    needs!(as_user("the_source_judges_what_its_user_may_do"));
     let mut fixture = own_mirror(&[]);
     let forbid = |path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     fs::create_dir(fixture.at("directory")).unwrap();
@@ -297,9 +276,7 @@ fn the_source_judges_what_its_user_may_do() {
 
 #[test]
 fn a_cage_holds_for_its_user() {
-    if !as_user("a_cage_holds_for_its_user") {
-        return;
-    }
+    needs!(as_user("a_cage_holds_for_its_user"));
     let mut fixture = Fixture::bare();
     fs::write(fixture.below("before"), [7; 100_000]).unwrap();
     let place = fixture.source.clone();
@@ -333,9 +310,7 @@ fn a_cage_holds_for_its_user() {
 
 #[test]
 fn a_user_makes_a_union() {
-    if !as_user("a_user_makes_a_union") {
-        return;
-    }
+    needs!(as_user("a_user_makes_a_union"));
     let (mut fixture, upper) = mounting::unions::over(&["--no-allow-other"], |lower| {
         fs::create_dir(lower.join("dir")).unwrap();
         fs::write(lower.join("dir/file"), "content").unwrap();
@@ -360,9 +335,7 @@ fn a_user_makes_a_union() {
 
 #[test]
 fn mounts_share_a_process() {
-    if !as_user("mounts_share_a_process") {
-        return;
-    }
+    needs!(as_user("mounts_share_a_process"));
     let fixture = Fixture::bare();
     let (other, second) = (fixture.directory("other"), fixture.directory("second"));
     fs::write(fixture.below("file"), "one").unwrap();
@@ -392,9 +365,7 @@ fn mounts_share_a_process() {
 
 #[test]
 fn a_users_file_systems_lie_below_one_another() {
-    if !as_user("a_users_file_systems_lie_below_one_another") {
-        return;
-    }
+    needs!(as_user("a_users_file_systems_lie_below_one_another"));
     let place = mounting::scratch();
     let name = format!("nest{}", std::process::id());
     let nacre_says = |arguments: &str| {
@@ -468,9 +439,7 @@ fn a_users_file_systems_lie_below_one_another() {
 
 #[test]
 fn a_directory_moves_with_the_file_system_below_it() {
-    if !as_user("a_directory_moves_with_the_file_system_below_it") {
-        return;
-    }
+    needs!(as_user("a_directory_moves_with_the_file_system_below_it"));
     let place = mounting::scratch();
     let name = format!("move{}", std::process::id());
     let ok = |arguments: &str| {
@@ -521,9 +490,7 @@ fn pseudorandom(length: usize) -> Vec<u8> {
 
 #[test]
 fn a_user_owns_a_pool() {
-    if !as_user("a_user_owns_a_pool") {
-        return;
-    }
+    needs!(as_user("a_user_owns_a_pool"));
     let place = mounting::scratch();
     let name = format!("mine{}", std::process::id());
     let pool = |arguments: &[&str]| {

@@ -12,7 +12,6 @@
 //! there: a `pool destroy` whose processes all die at one moment leaves the note of where the pool
 //! lay.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod crashing;
@@ -20,7 +19,7 @@ mod mounting;
 mod walk;
 
 use crashing::Random;
-use mounting::{as_root, nacre, run, text};
+use mounting::{as_root, nacre, needs, run, text};
 use std::collections::BTreeSet;
 use walk::{
     rows::{self, Row},
@@ -64,9 +63,7 @@ fn every_verb_is_walked() {
 
 /// Walks all rows, and says at the end what each of them left.
 fn walk_all(rows: &[Row]) {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let number = |name: &str| std::env::var(name).map_or(0, |value| value.parse::<u64>().expect(name));
     let wanted = std::env::var("NACRE_WALK_VERB").unwrap_or_default();
     let (rounds, mut random) = (number("NACRE_WALK_ROUNDS"), Random(1 + number("NACRE_WALK_SEED")));
@@ -113,9 +110,7 @@ fn file_systems_from_snapshots() {
 /// What only asks changes nothing, killed or not: all of it on one scene.
 #[test]
 fn questions() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let scene = Scene::new(
         "mkdir m u c && nacre mirror source m && nacre union upper:lower u && nacre cage --size 10M source/d c",
         true,

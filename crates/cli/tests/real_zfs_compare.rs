@@ -5,12 +5,11 @@
 //! The steps are in `zfs_compare/steps.txt`, calls whose exit codes are compared in `codes.txt`;
 //! `zfs_compare/side.sh SIDE STEPS DIRECTORY` runs one side alone.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, finish, nacre, scratch, skip, text};
+use mounting::{as_root, finish, nacre, needs, scratch, skip, text};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -115,9 +114,7 @@ fn can_compare() -> bool {
 
 #[test]
 fn exit_codes_are_those_of_zfs() {
-    if !can_compare() {
-        return;
-    }
+    needs!(can_compare());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (theirs, ours) = both("codes.txt");
     let wrong: Vec<String> = theirs
@@ -134,9 +131,7 @@ fn exit_codes_are_those_of_zfs() {
 
 #[test]
 fn figures_and_refusals_are_those_of_zfs() {
-    if !can_compare() {
-        return;
-    }
+    needs!(can_compare());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     // Now and then zfs-fuse is late with a figure, or calls something busy that is not: what
     // differs differs twice.

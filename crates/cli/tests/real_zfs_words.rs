@@ -1,12 +1,11 @@
 //! ZFS' words: what `zpool` and `zfs` are called with, and the shape in which programs that know
 //! only ZFS want their answers.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, finish, is_mounted, nacre, scratch, text};
+use mounting::{as_root, finish, is_mounted, nacre, needs, scratch, text};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -80,9 +79,7 @@ impl Drop for Pool {
 
 #[test]
 fn columns_go_by_their_heads_too() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("col", &[]);
     let heads =
         |line: &str| pool.done(line).lines().next().unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>();
@@ -106,9 +103,7 @@ fn columns_go_by_their_heads_too() {
 
 #[test]
 fn json_has_the_form_of_openzfs() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("json", &[]);
     let image = pool.path("image");
     let image = image.to_str().unwrap();
@@ -234,9 +229,7 @@ fn json_has_the_form_of_openzfs() {
 
 #[test]
 fn of_a_list_of_snapshots_those_that_are_there_are_destroyed() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("des", &[]);
     for name in ["1", "2", "3", "4"] {
         pool.done(&format!("zfs snapshot %/a@{name}"));
@@ -262,9 +255,7 @@ fn of_a_list_of_snapshots_those_that_are_there_are_destroyed() {
 
 #[test]
 fn pools_know_features_compatibility_and_files_that_say_where_they_lie() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let words = [
         "-o",
         "compatibility=openzfs-2.1-linux,grub2",
@@ -319,9 +310,7 @@ fn pools_know_features_compatibility_and_files_that_say_where_they_lie() {
 
 #[test]
 fn programs_tell_more_of_devices() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("scr", &[]);
     let scripts = pool.path("scripts");
     fs::create_dir(&scripts).unwrap();
@@ -360,9 +349,7 @@ fn programs_tell_more_of_devices() {
 
 #[test]
 fn mount_8_mounts_a_snapshot() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("snap", &[]);
     let (file, at) = (pool.path("tank/a/file"), pool.path("at"));
     fs::create_dir(&at).unwrap();
@@ -398,9 +385,7 @@ fn mount_8_mounts_a_snapshot() {
 
 #[test]
 fn programs_that_know_only_zfs_are_answered() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("tool", &[]);
     pool.done("zfs snapshot %/a@s");
     let lines =
@@ -420,9 +405,7 @@ fn programs_that_know_only_zfs_are_answered() {
 
 #[test]
 fn devices_have_properties() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("vdev", &[]);
     let image = pool.path("image");
     let image = image.to_str().unwrap();
@@ -488,9 +471,7 @@ fn devices_have_properties() {
 
 #[test]
 fn devices_are_called_as_asked() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("call", &[]);
     let (image, link) = (pool.path("other"), pool.path("link"));
     fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
@@ -547,9 +528,7 @@ fn devices_are_called_as_asked() {
 
 #[test]
 fn one_that_fails_keeps_no_other_from_it() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let (pool, second) = (Pool::new("one", &[]), Pool::new("two", &[]));
     let with = |line: &str| line.replace('&', &second.name);
     let missing = "cannot open 'zwnosuch': no such pool\n";
@@ -606,9 +585,7 @@ fn one_that_fails_keeps_no_other_from_it() {
 
 #[test]
 fn nothing_is_delegated() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("allow", &[]);
     assert_eq!(pool.done("zfs allow %/a"), "");
     assert!(pool.refused("zfs allow %/nosuch").1.starts_with("cannot open '%/nosuch': dataset does not exist\n"));
@@ -644,9 +621,7 @@ fn wrong_calls_of_ours_say_what_is_missing_and_how_it_is_meant() {
 
 #[test]
 fn letters_of_openzfs_are_taken() {
-    if !as_root() {
-        return;
-    }
+    needs!(as_root());
     let pool = Pool::new("let", &[]);
     let image = pool.path("more");
     let image = image.to_str().unwrap();

@@ -4,7 +4,6 @@
 //! `NACRE_TEST_DIR` and `NACRE_TEST_DIR2` say where SOURCE and DEST are made, for runs on other
 //! file systems.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use nacre_copy::{CopyEvent, Figures, Options, Outcome, Reflink, Refusal, RefusalKind, Snapshot, Verify, run};

@@ -4,7 +4,6 @@
 //! Callers: `cargo test`. An input on which a target fails is written to `fuzz/artifacts/NAME` and
 //! named; put it into the target's corpus with the mend.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;

@@ -38,8 +38,9 @@ use crate::settings::{HostCoherence, HostSpec, SymlinkDeletion, Symlinks};
 use directories::Directories;
 use nacre_sys::xattrat;
 use nacre_vfs::{
-    Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
-    Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
+    Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs,
+    XattrFlags,
 };
 use node::HostNode;
 use parking_lot::Mutex;
@@ -212,7 +213,7 @@ fn hosted(node: &Node) -> Result<Arc<HostNode>> {
 }
 
 /// The open file of this layer behind one that filters may have wrapped.
-fn handle(file: Option<&dyn OpenFile>) -> Option<&file::HostFile> {
+fn handle(file: AnyOpen<'_>) -> Option<&file::HostFile> {
     file?.inner().as_any().downcast_ref()
 }
 
@@ -294,7 +295,7 @@ impl Layer for Host {
         }
     }
 
-    fn getattr(&self, _caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+    fn getattr(&self, _caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
         self.shared.own_ids()?;
         self.shared.getattr(&hosted(node)?, handle(file))
     }
@@ -304,7 +305,7 @@ impl Layer for Host {
         self.shared.access(&hosted(node)?, mask)
     }
 
-    fn setattr(&self, _caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, _caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         self.shared.own_ids()?;
         self.shared.setattr(&hosted(node)?, handle(file), change)
     }
@@ -314,18 +315,11 @@ impl Layer for Host {
         self.shared.readlink(&hosted(node)?)
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.shared.create(caller, parent, name, mode, flags)
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.shared.tmpfile(caller, parent, mode, flags)
     }
 
@@ -333,30 +327,15 @@ impl Layer for Host {
         self.shared.mkdir(caller, parent, name, mode)
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
-        self.shared.mknod(caller, parent, name, kind, mode, device)
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
+        self.shared.mknod(caller, parent, name, kind, mode, dev)
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
         self.shared.symlink(caller, parent, name, target)
     }
 
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.shared.link(caller, &hosted(node)?, handle(file), parent, name)
     }
 
@@ -385,14 +364,7 @@ impl Layer for Host {
         self.shared.open(&hosted(node)?, flags)
     }
 
-    fn readdir(
-        &self,
-        _caller: &Caller,
-        node: &Node,
-        from: u64,
-        attributes: bool,
-        sink: &mut dyn DirSink,
-    ) -> Result<()> {
+    fn readdir(&self, _: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         self.shared.own_ids()?;
         self.shared.attend();
         self.shared.readdir(&hosted(node)?, from, attributes, sink)

@@ -22,8 +22,8 @@ pub use xattrs::check as check_xattr;
 use file::MemFile;
 use inode::{Birth, Directory, Inode, What};
 use nacre_vfs::{
-    Attr, Caller, Capabilities, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl,
-    Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Time,
+    AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirEntry, DirSink, Entry, Errno, FileId,
+    Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Time,
     XattrFlags,
 };
 use parking_lot::Mutex;
@@ -201,7 +201,7 @@ impl Layer for Mem {
         // They need no names either.
     }
 
-    fn getattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>) -> Result<Attr> {
+    fn getattr(&self, _caller: &Caller, node: &Node, _file: AnyOpen<'_>) -> Result<Attr> {
         Ok(self.inode(node)?.attr())
     }
 
@@ -210,7 +210,7 @@ impl Layer for Mem {
         self.inode(node).map(drop)
     }
 
-    fn setattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, _caller: &Caller, node: &Node, _file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         let inode = self.inode(node)?;
         inode.change(change, (self.clock)())?;
         Ok(inode.attr())
@@ -223,14 +223,7 @@ impl Layer for Mem {
         }
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         loop {
             match self.make(caller, parent, name, New::file(mode)) {
                 Ok(inode) => {
@@ -248,7 +241,7 @@ impl Layer for Mem {
         }
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         let parent = self.inode(parent)?;
         if parent.kind != Kind::Directory {
             return Err(Errno::ENOTDIR);
@@ -276,18 +269,10 @@ impl Layer for Mem {
         .map(Mem::entry)
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
         let (device, what) = match kind {
             Kind::File => ((0, 0), What::File(content::Content::default())),
-            Kind::Block | Kind::Character => (device, What::Special),
+            Kind::Block | Kind::Character => (dev, What::Special),
             Kind::Fifo | Kind::Socket => ((0, 0), What::Special),
             Kind::Directory => return Err(Errno::EPERM),
             Kind::Symlink => return Err(Errno::EINVAL),
@@ -305,14 +290,7 @@ impl Layer for Mem {
         .map(Mem::entry)
     }
 
-    fn link(
-        &self,
-        _caller: &Caller,
-        node: &Node,
-        _file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, _caller: &Caller, node: &Node, _file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         let (inode, parent) = (self.inode(node)?, self.inode(parent)?);
         let names = self.names.lock();
         names::link(&inode, &parent, name, (self.clock)())?;
@@ -350,14 +328,7 @@ impl Layer for Mem {
         self.open_file(self.inode(node)?, flags)
     }
 
-    fn readdir(
-        &self,
-        _caller: &Caller,
-        node: &Node,
-        from: u64,
-        attributes: bool,
-        sink: &mut dyn DirSink,
-    ) -> Result<()> {
+    fn readdir(&self, _: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         /// Names taken at once under the lock; they are handed out without it.
         const BATCH: usize = 256;
         let inode = self.inode(node)?;

@@ -20,8 +20,8 @@ mod record;
 mod tests;
 
 use nacre_vfs::{
-    Attr, Caller, Capabilities, Description, DirEntry, DirSink, Entry, Errno, Kind, Layer, Name, Node, OpenFile,
-    OpenFlags, Opened, Result, SetAttr, XattrFlags,
+    AnyOpen, Attr, Caller, Capabilities, Created, Description, Dev, DirEntry, DirSink, Entry, Errno, Kind, Layer, Name,
+    Node, OpenFlags, Result, SetAttr, XattrFlags,
 };
 use parking_lot::Mutex;
 use record::StatRecord;
@@ -182,7 +182,7 @@ impl OverrideStat {
     }
 
     /// Changes what the record holds; answers what is left for the layer below.
-    fn change_record(&self, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<SetAttr> {
+    fn change_record(&self, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<SetAttr> {
         let rest = SetAttr { uid: None, gid: None, mode: None, ..*change };
         if rest == *change && !change.kill_privileges {
             return Ok(rest);
@@ -239,11 +239,11 @@ impl Layer for OverrideStat {
         Err(Errno::ESTALE)
     }
 
-    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+    fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
         self.shown(node, self.below.getattr(caller, node, file)?)
     }
 
-    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         let rest = self.change_record(node, file, change)?;
         let attr = if rest.is_empty() {
             self.below.getattr(caller, node, file)
@@ -253,14 +253,7 @@ impl Layer for OverrideStat {
         self.shown(node, attr?)
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         for _ in 0..ATTEMPTS {
             // Only what is surely new gets a record.
             match self.below.create(&OWN, parent, name, FILE_MODE, OpenFlags(flags.0 | OpenFlags::EXCL)) {
@@ -286,7 +279,7 @@ impl Layer for OverrideStat {
         Err(Errno::EBUSY)
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         let record = self.fresh(caller, parent, Kind::File, mode, (0, 0))?;
         let (made, file) = self.below.tmpfile(&OWN, parent, FILE_MODE, flags)?;
         // Without a name, there is nothing to take away.
@@ -299,19 +292,11 @@ impl Layer for OverrideStat {
         self.label(made, &record, || self.below.rmdir(&OWN, parent, name))
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
-        if kind == Kind::Character && device == (0, 0) {
-            return self.below.mknod(&OWN, parent, name, kind, mode, device);
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
+        if kind == Kind::Character && dev == (0, 0) {
+            return self.below.mknod(&OWN, parent, name, kind, mode, dev);
         }
-        let record = self.fresh(caller, parent, kind, mode, device)?;
+        let record = self.fresh(caller, parent, kind, mode, dev)?;
         let made = self.below.mknod(&OWN, parent, name, Kind::File, FILE_MODE, (0, 0))?;
         self.label(made, &record, || self.below.unlink(&OWN, parent, name))
     }
@@ -325,14 +310,7 @@ impl Layer for OverrideStat {
         self.label(made, &record, || self.below.unlink(&OWN, parent, name))
     }
 
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.entry(self.below.link(caller, node, file, parent, name)?)
     }
 

@@ -6,7 +6,8 @@
 //! where the mounter is root, who may.
 
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result, WriteOrigin,
+    AllocateMode, Before, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result,
+    WriteOrigin,
 };
 use std::{any::Any, sync::Arc};
 
@@ -93,12 +94,7 @@ impl Filter for Readonly {
         }
     }
 
-    fn open_down(
-        &self,
-        _caller: &Caller,
-        flags: &mut OpenFlags,
-        _before: Option<&mut dyn FnMut() -> Result<Attr>>,
-    ) -> Result<()> {
+    fn open_down(&self, _caller: &Caller, flags: &mut OpenFlags, _before: Option<Before<'_>>) -> Result<()> {
         if self.keep_atime {
             flags.0 |= rustix::fs::OFlags::NOATIME.bits();
         }

@@ -25,8 +25,8 @@ pub use rules::{Rules, RulesError};
 
 use arc_swap::ArcSwap;
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Coherence, Creation, Description, Errno, Filter, Kind, Name, Op, OpenFile, OpenFlags,
-    Opened, Result, SetAttr,
+    AllocateMode, Attr, Before, Caller, Coherence, Creation, Description, Errno, Filter, Kind, Name, Op, OpenFile,
+    OpenFlags, Opened, Result, SetAttr,
 };
 use owner::{Ids, NOBODY};
 use rules::KindRules;
@@ -185,12 +185,7 @@ impl Filter for Remap {
         Ok(())
     }
 
-    fn change_down(
-        &self,
-        _caller: &Caller,
-        change: &mut SetAttr,
-        before: &mut dyn FnMut() -> Result<Attr>,
-    ) -> Result<()> {
+    fn change_down(&self, _caller: &Caller, change: &mut SetAttr, before: Before<'_>) -> Result<()> {
         let rules = self.rules.load();
         let filter = rules.filters_modes.then_some(|kind| &rules.kinds.get(kind).chmod_filter);
         rules.policies.change(&rules.owners, filter, change, before)
@@ -211,7 +206,7 @@ impl Filter for Remap {
         }
     }
 
-    fn xattr_down(&self, name: &[u8], value: &mut Vec<u8>, before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+    fn xattr_down(&self, name: &[u8], value: &mut Vec<u8>, before: Before<'_>) -> Result<()> {
         let rules = self.rules.load();
         acl::translate(value, |id| rules.owners.users.stored(id), |id| rules.owners.groups.stored(id))?;
         if name == acl::ACCESS && rules.filters_modes {
@@ -222,7 +217,7 @@ impl Filter for Remap {
         Ok(())
     }
 
-    fn xattr_up(&self, name: &[u8], value: &mut [u8], attr: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+    fn xattr_up(&self, name: &[u8], value: &mut [u8], attr: Before<'_>) -> Result<()> {
         let rules = self.rules.load();
         // An ACL that names nobody would be refused by the kernel as broken.
         let named = |ids: &Ids, id| ids.shown(id).ok_or(Errno::EOVERFLOW);
@@ -234,12 +229,7 @@ impl Filter for Remap {
         Ok(())
     }
 
-    fn open_down(
-        &self,
-        _caller: &Caller,
-        flags: &mut OpenFlags,
-        before: Option<&mut dyn FnMut() -> Result<Attr>>,
-    ) -> Result<()> {
+    fn open_down(&self, _caller: &Caller, flags: &mut OpenFlags, before: Option<Before<'_>>) -> Result<()> {
         self.rules.load().policies.open(flags, before)
     }
 

@@ -8,7 +8,7 @@
 //! shows as it was written.
 
 use crate::remap::acl;
-use nacre_vfs::{Attr, Caller, Description, Errno, Filter, Result, SetAttr};
+use nacre_vfs::{Attr, Before, Caller, Description, Errno, Filter, Result, SetAttr};
 use std::{fmt, str::FromStr};
 
 /// What owners without a place in the ranges show as (`/proc/sys/kernel/overflowuid`).
@@ -156,12 +156,7 @@ impl Filter for Shift {
         }
     }
 
-    fn change_down(
-        &self,
-        _caller: &Caller,
-        change: &mut SetAttr,
-        _before: &mut dyn FnMut() -> Result<Attr>,
-    ) -> Result<()> {
+    fn change_down(&self, _caller: &Caller, change: &mut SetAttr, _before: Before<'_>) -> Result<()> {
         for (id, ranges) in [(&mut change.uid, &self.uids), (&mut change.gid, &self.gids)] {
             if let Some(id) = id {
                 *id = ranges.down(*id).ok_or(Errno::EINVAL)?;
@@ -180,7 +175,7 @@ impl Filter for Shift {
         acl::is_acl(name) && !(self.uids.0.is_empty() && self.gids.0.is_empty())
     }
 
-    fn xattr_down(&self, _name: &[u8], value: &mut Vec<u8>, _before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+    fn xattr_down(&self, _name: &[u8], value: &mut Vec<u8>, _before: Before<'_>) -> Result<()> {
         acl::translate(
             value,
             |id| self.uids.down(id).ok_or(Errno::EINVAL),
@@ -188,7 +183,7 @@ impl Filter for Shift {
         )
     }
 
-    fn xattr_up(&self, _name: &[u8], value: &mut [u8], _attr: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+    fn xattr_up(&self, _name: &[u8], value: &mut [u8], _attr: Before<'_>) -> Result<()> {
         acl::translate(value, |id| Ok(self.uids.up(id)), |id| Ok(self.gids.up(id)))
     }
 }

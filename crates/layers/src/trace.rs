@@ -9,14 +9,11 @@
 
 use crate::{clock::Clock, settings::TraceLevel};
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation,
-    Ioctl, Kind, Layer, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
-    StatFs, Whence, WriteOrigin, XattrFlags,
+    AllocateMode, AnyOpen, Attr, Caller, Created, Description, Dev, DirSink, Entry, Errno, Ioctl, Kind, Layer,
+    LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, SetAttr, StatFs, Whence, WriteOrigin,
+    XattrFlags,
 };
-use std::{
-    any::Any,
-    sync::{Arc, mpsc::Sender},
-};
+use std::{any::Any, sync::Arc};
 use tracing::Level;
 
 #[cfg(test)]
@@ -94,31 +91,11 @@ fn nameless() -> String {
 }
 
 impl Layer for Trace {
-    fn root(&self) -> Result<Entry> {
-        self.below.root()
-    }
-
     fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.log.run(Question, "lookup", Some(caller), &|| name.to_string(), || self.below.lookup(caller, parent, name))
     }
 
-    fn id(&self, node: &Node) -> Result<FileId> {
-        self.below.id(node)
-    }
-
-    fn path(&self, node: &Node) -> Option<Vec<u8>> {
-        self.below.path(node)
-    }
-
-    fn adopt(&self, known: &Node, fresh: &Node) {
-        self.below.adopt(known, fresh);
-    }
-
-    fn hold(&self, directory: &Node, gone: bool) {
-        self.below.hold(directory, gone);
-    }
-
-    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+    fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
         self.log.run(Question, "getattr", Some(caller), &nameless, || self.below.getattr(caller, node, file))
     }
 
@@ -127,7 +104,7 @@ impl Layer for Trace {
             .run(Question, "access", Some(caller), &|| format!("{mask:o}"), || self.below.access(caller, node, mask))
     }
 
-    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         self.log.run(Change, "setattr", Some(caller), &|| format!("{change:?}"), || {
             self.below.setattr(caller, node, file, change)
         })
@@ -137,20 +114,13 @@ impl Layer for Trace {
         self.log.run(Question, "readlink", Some(caller), &nameless, || self.below.readlink(caller, node))
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         let work = || self.below.create(caller, parent, name, mode, flags);
         let (entry, file) = self.log.run(Change, "create", Some(caller), &|| name.to_string(), work)?;
         Ok((entry, self.wrap(file)))
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         let work = || self.below.tmpfile(caller, parent, mode, flags);
         let (entry, file) = self.log.run(Change, "tmpfile", Some(caller), &nameless, work)?;
         Ok((entry, self.wrap(file)))
@@ -161,17 +131,9 @@ impl Layer for Trace {
             .run(Change, "mkdir", Some(caller), &|| name.to_string(), || self.below.mkdir(caller, parent, name, mode))
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
         self.log.run(Change, "mknod", Some(caller), &|| name.to_string(), || {
-            self.below.mknod(caller, parent, name, kind, mode, device)
+            self.below.mknod(caller, parent, name, kind, mode, dev)
         })
     }
 
@@ -181,14 +143,7 @@ impl Layer for Trace {
         })
     }
 
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.log.run(Change, "link", Some(caller), &|| name.to_string(), || {
             self.below.link(caller, node, file, parent, name)
         })
@@ -263,22 +218,6 @@ impl Layer for Trace {
         self.log.run(Change, "ioctl", Some(caller), &|| format!("{:#x}", request.command), work)
     }
 
-    fn coherence(&self, scope: Scope<'_>) -> Coherence {
-        self.below.coherence(scope)
-    }
-
-    fn watch(&self, channel: Sender<Invalidation>) {
-        self.below.watch(channel);
-    }
-
-    fn rest(&self, known: Option<&[Node]>) -> bool {
-        self.below.rest(known)
-    }
-
-    fn capabilities(&self) -> Capabilities<'_> {
-        self.below.capabilities()
-    }
-
     fn describe(&self) -> Description {
         let mut own = Description::new("trace");
         if self.log.level != TraceLevel::default() {
@@ -286,6 +225,8 @@ impl Layer for Trace {
         }
         own.over(self.below.describe())
     }
+
+    nacre_vfs::forward_layer! { root id path adopt hold coherence watch rest capabilities }
 }
 
 /// An open file whose operations are logged. Its bytes are the lower file's.

@@ -14,11 +14,7 @@ use crash_model::{Tree, World};
 use nacre_pool::device::{Device, Simulator};
 use nacre_pool::store::Access;
 use pools::gentle::{self, Watchdog};
-use pools::{Imported, Random, create, open};
-
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |value| value.parse().expect(name))
-}
+use pools::{Imported, Random, create, number, open};
 
 /// What a pool holds, by dataset and by (dataset, snapshot).
 struct Expected {

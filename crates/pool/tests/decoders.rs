@@ -36,14 +36,10 @@ use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree, View};
 use nacre_pool::{CompressionSetting, Frames, NewFrame, Pointer, PoolError, Txg, WriteStream};
 use pools::gentle::Watchdog;
-use pools::{Random, create, open};
+use pools::{Random, create, number, open};
 
 /// Rows that a walk over a damaged tree may show before it has to end by an error of the visitor's.
 const ROWS_MOST: usize = 200_000;
-
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |value| value.parse().expect(name))
-}
 
 fn seed() -> u64 {
     number("NACRE_POOL_SEED", 1)

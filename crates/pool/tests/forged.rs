@@ -23,11 +23,7 @@ use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree};
 use nacre_pool::{ChecksumKind, CompressionSetting, Frames, Pointer, PoolError, Txg};
 use pools::gentle::{self, Watchdog};
-use pools::{Imported, Random, create, open};
-
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |value| value.parse().expect(name))
-}
+use pools::{Imported, Random, create, number, open};
 
 type Row = (Vec<u8>, Vec<u8>);
 

@@ -14,16 +14,12 @@ use nacre_pool::device::{Device, Simulator};
 use nacre_pool::label::{self, IDENTITY_AT, RING, RING_AT};
 use nacre_pool::store::Access;
 use pools::gentle::{self, Watchdog};
-use pools::{Random, create, open};
+use pools::{Random, create, number, open};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 const LENGTH: u64 = 64 << 20;
 /// Where the area of the log begins.
 const LOG_AT: usize = 1 << 20;
-
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |value| value.parse().expect(name))
-}
 
 /// The image of a pool in use whose log holds something.
 fn planted(seed: u64) -> Vec<u8> {

@@ -20,13 +20,9 @@ use nacre_pool::engine::Pace;
 use nacre_pool::files::{FileError, Inode, MayReplace, NewInode, ParentView};
 use nacre_pool::rows::{FileType, InodeRow};
 use nacre_pool::store::Access;
-use pools::{Imported, Random, check, create, open};
+use pools::{Imported, Random, check, create, number, open};
 
 const WRITERS: u64 = 4;
-
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |value| value.parse().expect(name))
-}
 
 /// What a version of a file holds: its number, then bytes that follow from it.
 fn content(file: &str, version: u64) -> Vec<u8> {

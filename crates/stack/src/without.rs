@@ -8,8 +8,8 @@
 //! name that is taken.
 
 use nacre_vfs::{
-    Caller, Description, DirEntry, DirSink, Entry, Errno, FileId, Layer, Name, Node, OpenFlags, Opened, RenameFlags,
-    Result,
+    AnyOpen, Caller, Created, Description, Dev, DirEntry, DirSink, Entry, Errno, FileId, Kind, Layer, Name, Node,
+    OpenFlags, RenameFlags, Result,
 };
 use std::sync::Arc;
 
@@ -86,32 +86,18 @@ impl Layer for Without {
         self.below.lookup(caller, parent, name)
     }
 
-    fn readdir(
-        &self,
-        caller: &Caller,
-        directory: &Node,
-        from: u64,
-        attributes: bool,
-        sink: &mut dyn DirSink,
-    ) -> Result<()> {
-        let id = self.below.id(directory)?;
+    fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        let id = self.below.id(node)?;
         let names: Vec<&[u8]> =
             self.hidden.iter().filter(|hidden| hidden.directory == id).map(|hidden| &hidden.name[..]).collect();
         if names.is_empty() {
-            return self.below.readdir(caller, directory, from, attributes, sink);
+            return self.below.readdir(caller, node, from, attributes, sink);
         }
         // Whoever answers for what is hidden is not asked for its attributes.
-        self.below.readdir(caller, directory, from, false, &mut Rest { names, above: sink })
+        self.below.readdir(caller, node, from, false, &mut Rest { names, above: sink })
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.fresh(parent, name)?;
         self.below.create(caller, parent, name, mode, flags)
     }
@@ -121,17 +107,9 @@ impl Layer for Without {
         self.below.mkdir(caller, parent, name, mode)
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: nacre_vfs::Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
         self.fresh(parent, name)?;
-        self.below.mknod(caller, parent, name, kind, mode, device)
+        self.below.mknod(caller, parent, name, kind, mode, dev)
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
@@ -139,14 +117,7 @@ impl Layer for Without {
         self.below.symlink(caller, parent, name, target)
     }
 
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn nacre_vfs::OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.fresh(parent, name)?;
         self.below.link(caller, node, file, parent, name)
     }

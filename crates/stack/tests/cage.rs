@@ -1,6 +1,5 @@
 //! What a cage promises, one promise at a time: over a directory, through the builder of stacks.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod stacks;
@@ -9,9 +8,10 @@ use nacre_cage::{Cage, CageReport, ChargeRule, Storage, ledger::Limits};
 use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
+use nacre_testkit::name;
 use nacre_vfs::{
-    AllocateMode, Caller, Errno, FileId, Invalidation, Ioctl, Kind, Name, Node, OpenFileHost, OpenFlags, Opened,
-    RenameFlags, SetAttr, WriteOrigin,
+    AllocateMode, Caller, Errno, FileId, Invalidation, Ioctl, Kind, Node, OpenFileHost, OpenFlags, Opened, RenameFlags,
+    SetAttr, WriteOrigin,
 };
 use std::{
     collections::HashSet,
@@ -49,10 +49,6 @@ fn over(directory: &Path, settings: &str) -> Caged {
 fn caged(settings: &str) -> Caged {
     let place = tempfile::tempdir().unwrap();
     Caged { _place: None, ..over(place.path(), settings) }.keeping(place)
-}
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
 }
 
 impl Caged {

@@ -1,7 +1,6 @@
 //! Random operations at the edge of a small cage: what is stored never exceeds the limit, the books
 //! say what is there, and whatever was accepted reads back byte for byte.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod stacks;
@@ -10,9 +9,10 @@ use nacre_cage::{Cage, ChargeRule, Storage};
 use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
+use nacre_testkit::name;
 use nacre_vfs::{
-    AllocateMode, Caller, Entry, Errno, FileId, Kind, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, SetAttr,
-    Whence, WriteOrigin,
+    AllocateMode, Caller, Entry, Errno, FileId, Kind, LockOwner, Node, OpenFlags, Opened, RenameFlags, SetAttr, Whence,
+    WriteOrigin,
 };
 use proptest::{
     collection::vec,
@@ -115,10 +115,6 @@ struct Edge {
     /// Files may come to hold blocks of the file system's own while they are written back: at most
     /// one each, as small as they are here.
     growing: bool,
-}
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
 }
 
 impl Edge {

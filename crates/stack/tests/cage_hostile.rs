@@ -1,6 +1,5 @@
 //! What users, rotations and waiting doors could do to a cage: one attack at a time.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod stacks;
@@ -9,9 +8,9 @@ use nacre_cage::{Cage, CageOptions, Storage, WhenFull, ledger::Limits};
 use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
+use nacre_testkit::name;
 use nacre_vfs::{
-    Caller, Description, Errno, Filter, Filtered, Layer, Name, Op, OpenFlags, RenameFlags, Result, WriteOrigin,
-    WritebackHost,
+    Caller, Description, Errno, Filter, Filtered, Layer, Op, OpenFlags, RenameFlags, Result, WriteOrigin, WritebackHost,
 };
 use std::{
     path::{Path, PathBuf},
@@ -26,10 +25,6 @@ use std::{
 const APPEND: OpenFlags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND);
 /// After that, something waits for good.
 const FOR_GOOD: Duration = Duration::from_secs(30);
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
-}
 
 fn over(directory: &Path, settings: &str) -> (World, Arc<Cage>) {
     stacks::prepare_thread();

@@ -4,7 +4,6 @@
 //!
 //! What was taken is never lost, and what is stored never exceeds the limit.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod stacks;
@@ -13,7 +12,8 @@ use nacre_cage::{Cage, ledger::Limits};
 use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
-use nacre_vfs::{Errno, LockOwner, Name, OpenFlags, Opened, Result, WriteOrigin, WritebackHost};
+use nacre_testkit::name;
+use nacre_vfs::{Errno, LockOwner, OpenFlags, Opened, Result, WriteOrigin, WritebackHost};
 use std::{
     collections::VecDeque,
     sync::{
@@ -159,10 +159,6 @@ impl WritebackHost for Kernel {
         }
         Ok(())
     }
-}
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
 }
 
 fn collecting(directory: &std::path::Path, settings: &str) -> (World, Arc<Cage>, Arc<Kernel>) {

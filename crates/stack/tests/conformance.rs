@@ -1,6 +1,5 @@
 //! Every layer and stack passes the conformance suite of the contract.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod stacks;

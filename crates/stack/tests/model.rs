@@ -1,6 +1,5 @@
 //! Random operations on layers and stacks against the reference tree.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod stacks;

@@ -13,4 +13,14 @@ pub mod model;
 pub mod parity;
 mod world;
 
-pub use world::{Listed, World};
+pub use world::{Listed, World, name};
+
+/// Ends a test where something is not here that it needs; whatever found that out says why.
+#[macro_export]
+macro_rules! needs {
+    ($what:expr) => {
+        if !$what {
+            return;
+        }
+    };
+}

@@ -58,7 +58,7 @@ impl DirSink for Page {
 }
 
 /// A name that the test wrote itself.
-pub(crate) fn name(bytes: &[u8]) -> Name<'_> {
+pub fn name(bytes: &[u8]) -> Name<'_> {
     Name::new(bytes).unwrap_or_else(|error| panic!("the test uses a bad name {}: {error:?}", bytes.escape_ascii()))
 }
 

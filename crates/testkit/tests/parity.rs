@@ -1,7 +1,6 @@
 //! The parity harness, tried on directories that need no mount: two native ones are equal, and a
 //! difference is found.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::panic::catch_unwind;

@@ -12,7 +12,7 @@ use crate::{
     node::{Part, UnionNode},
     open_file::{UnionFile, may_change},
 };
-use nacre_vfs::{Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
+use nacre_vfs::{AnyOpen, Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
 use std::sync::Arc;
 
 /// The right to write, as `access(2)` asks for it.
@@ -39,7 +39,7 @@ fn on_top<T>(node: &UnionNode, mut ask: impl FnMut(&Part) -> Result<T>) -> Resul
 }
 
 impl UnionShared {
-    pub(crate) fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+    pub(crate) fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
         let node = self.node(node)?;
         let attr = on_top(&node, |top| {
             let open =
@@ -68,7 +68,7 @@ impl UnionShared {
         self: &Arc<UnionShared>,
         caller: &Caller,
         node: &Node,
-        file: Option<&dyn OpenFile>,
+        file: AnyOpen<'_>,
         change: &SetAttr,
     ) -> Result<Attr> {
         if change.is_empty() {

@@ -15,7 +15,7 @@ use crate::{
     work::Temporary,
 };
 use nacre_vfs::{
-    Attr, Caller, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result,
+    AnyOpen, Attr, Caller, Created, Dev, Entry, Errno, Kind, Layer, Name, Node, OpenFlags, RenameFlags, Result,
 };
 use std::sync::Arc;
 
@@ -180,7 +180,7 @@ impl UnionShared {
         name: Name<'_>,
         mode: u32,
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<Created> {
         let parent = self.directory(parent)?;
         for _ in 0..ATTEMPTS {
             let made = self.make(caller, &parent, name, On::Any, &mut |spot| {
@@ -208,7 +208,7 @@ impl UnionShared {
         parent: &Arc<UnionNode>,
         name: Name<'_>,
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<Created> {
         let entry = self.lookup(caller, &Node::new(Arc::clone(parent)), name)?;
         let node = self.node(&entry.node)?;
         match node.kind {
@@ -228,7 +228,7 @@ impl UnionShared {
         parent: &Node,
         mode: u32,
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<Created> {
         let parent = self.directory(parent)?;
         if parent.is_gone() {
             return Err(Errno::ENOENT);
@@ -293,14 +293,14 @@ impl UnionShared {
         name: Name<'_>,
         kind: Kind,
         mode: u32,
-        device: (u32, u32),
+        dev: Dev,
     ) -> Result<Entry> {
         let parent = self.directory(parent)?;
-        let ambiguous = marks::is_whiteout_device(kind, device);
+        let ambiguous = marks::is_whiteout_device(kind, dev);
         self.make(caller, &parent, name, On::Any, &mut |spot| {
             let making = spot.making(spot.occupied || ambiguous)?;
             let layer = &spot.branch.layer;
-            let entry = layer.mknod(caller, spot.directory, making.name()?, kind, mode, device)?;
+            let entry = layer.mknod(caller, spot.directory, making.name()?, kind, mode, dev)?;
             if ambiguous && let Err(error) = spot.branch.marks().keep_device(&**layer, &entry.node) {
                 layer.unlink(&OWN, spot.directory, making.name()?)?;
                 return Err(error);
@@ -324,7 +324,7 @@ impl UnionShared {
         self: &Arc<UnionShared>,
         caller: &Caller,
         node: &Node,
-        file: Option<&dyn OpenFile>,
+        file: AnyOpen<'_>,
         parent: &Node,
         name: Name<'_>,
     ) -> Result<Entry> {
@@ -363,7 +363,7 @@ impl UnionShared {
         caller: &Caller,
         node: &Arc<UnionNode>,
         part: &Part,
-        file: Option<&dyn OpenFile>,
+        file: AnyOpen<'_>,
         parent: &Arc<UnionNode>,
         name: Name<'_>,
     ) -> Result<Entry> {

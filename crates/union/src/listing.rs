@@ -29,7 +29,7 @@ use crate::{OWN, marks::Marks};
 use ahead::Reader;
 use kept::{Kept, KeptMerges, ListingWay, Reading, Ticket};
 use merge::{Merge, Run};
-use merged::{Merged, MergedListings};
+use merged::{KeptName, Merged, MergedListings};
 use nacre_vfs::{Caller, Entry, Errno, FileId, Kind, Layer, Name, Node, Result};
 use std::sync::Arc;
 
@@ -58,25 +58,28 @@ pub(crate) struct Source<'a> {
     pub x_directory: bool,
 }
 
+/// A name of a union's listing.
+pub(crate) struct Presented<'a> {
+    /// Where it was found first. `None` is a branch that has been removed since the listing began:
+    /// only a look-up tells what the name means now.
+    pub source: Option<usize>,
+    pub name: Name<'a>,
+    pub ino: u64,
+    pub kind: Option<Kind>,
+    /// The file there, looked up just now; it may be missing even where attributes were asked for
+    /// (whoever needs it looks the name up on all branches then).
+    pub found: Option<Entry>,
+    /// The position after it.
+    pub next: u64,
+}
+
 /// Takes the names of a union's listing.
 pub(crate) trait Present {
-    /// Takes a name found first on `source`; answers false where there is no more room: the listing
-    /// stops *before* this name. `None` is a branch that has been removed since the listing began:
-    /// only a look-up tells what the name means now. `found` is the file there, looked up just now;
-    /// it may be missing even where attributes were asked for (whoever needs it looks the name up
-    /// on all branches then).
+    /// Takes a name; answers false where there is no more room: the listing stops *before* it.
     ///
     /// # Errors
     /// Ends the listing with this error.
-    fn present(
-        &mut self,
-        source: Option<usize>,
-        name: Name<'_>,
-        ino: u64,
-        kind: Option<Kind>,
-        found: Option<Entry>,
-        next: u64,
-    ) -> Result<bool>;
+    fn present(&mut self, of: Presented<'_>) -> Result<bool>;
 }
 
 /// What a listing is asked for.
@@ -117,17 +120,9 @@ struct Wanted<W> {
 }
 
 impl<W: Fn(Option<usize>, Option<Kind>) -> bool> Present for Wanted<W> {
-    fn present(
-        &mut self,
-        source: Option<usize>,
-        name: Name<'_>,
-        _: u64,
-        kind: Option<Kind>,
-        _: Option<Entry>,
-        _: u64,
-    ) -> Result<bool> {
-        if (self.wanted)(source, kind) {
-            self.names.push(name.bytes().to_vec());
+    fn present(&mut self, of: Presented<'_>) -> Result<bool> {
+        if (self.wanted)(of.source, of.kind) {
+            self.names.push(of.name.bytes().to_vec());
         }
         Ok(true)
     }
@@ -204,8 +199,9 @@ impl Listings {
         let ended = loop {
             let Some((listed, next)) = whole.at(at) else { break Ok(true) };
             let source = places.get(listed.source).copied().flatten();
-            match out.present(source, listed.name, listed.ino, listed.kind, None, listed.next) {
-                Ok(true) => (at, reached) = (next, listed.next),
+            let KeptName { name, ino, kind, next: reaches, .. } = listed;
+            match out.present(Presented { source, name, ino, kind, found: None, next: reaches }) {
+                Ok(true) => (at, reached) = (next, reaches),
                 Ok(false) => break Ok(false),
                 Err(error) => break Err(error),
             }
@@ -292,17 +288,9 @@ struct Narrowed<'a> {
 }
 
 impl Present for Narrowed<'_> {
-    fn present(
-        &mut self,
-        source: Option<usize>,
-        name: Name<'_>,
-        ino: u64,
-        kind: Option<Kind>,
-        found: Option<Entry>,
-        next: u64,
-    ) -> Result<bool> {
-        let source = source.and_then(|source| self.places.get(source).copied().flatten());
-        self.out.present(source, name, ino, kind, found, next)
+    fn present(&mut self, of: Presented<'_>) -> Result<bool> {
+        let source = of.source.and_then(|source| self.places.get(source).copied().flatten());
+        self.out.present(Presented { source, ..of })
     }
 }
 
@@ -314,15 +302,7 @@ pub(crate) fn is_empty(marks: &Marks, sources: &[Source<'_>]) -> Result<bool> {
     /// Has no room for anything.
     struct First(bool);
     impl Present for First {
-        fn present(
-            &mut self,
-            _: Option<usize>,
-            _: Name<'_>,
-            _: u64,
-            _: Option<Kind>,
-            _: Option<Entry>,
-            _: u64,
-        ) -> Result<bool> {
+        fn present(&mut self, _: Presented<'_>) -> Result<bool> {
             self.0 = true;
             Ok(false)
         }

@@ -7,7 +7,7 @@ use crate::{
     OWN, UnionShared,
     branches::Branch,
     identity,
-    listing::{Present, Request},
+    listing::{Present, Presented, Request},
     marks,
     marks::Seen,
     node::{Known, Part, Redirect, UnionNode, View},
@@ -344,15 +344,8 @@ struct Shown<'a> {
 }
 
 impl Present for Shown<'_> {
-    fn present(
-        &mut self,
-        source: Option<usize>,
-        name: Name<'_>,
-        ino: u64,
-        kind: Option<Kind>,
-        found: Option<Entry>,
-        next: u64,
-    ) -> Result<bool> {
+    fn present(&mut self, of: Presented<'_>) -> Result<bool> {
+        let Presented { source, name, ino, kind, found, next } = of;
         if !self.attributes {
             let Some(ino) = self.number(source, name, ino, kind)? else { return Ok(true) };
             return Ok(self.sink.push(DirEntry { name, ino, kind, next, entry: None }));

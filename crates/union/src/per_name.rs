@@ -19,8 +19,8 @@ use crate::{
 };
 use hashbrown::HashMap;
 use nacre_vfs::{
-    Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node,
-    OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    AnyOpen, Attr, Caller, Coherence, Created, Dev, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
+    Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::Mutex;
 use std::{
@@ -343,7 +343,7 @@ impl Layer for PerName {
         self.below.adopt(below(known), below(fresh));
     }
 
-    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+    fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
         Ok(self.attr_of(node, self.below.getattr(caller, below(node), file)?))
     }
 
@@ -351,7 +351,7 @@ impl Layer for PerName {
         self.below.access(caller, below(node), mask)
     }
 
-    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         let open = file.and_then(|file| file.inner().as_any().downcast_ref::<UnionFile>());
         // Who has it open for writing has been asked already.
         if change.size.is_some() && !open.is_some_and(UnionFile::writes) {
@@ -367,43 +367,21 @@ impl Layer for PerName {
         }
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         let (made, file) = self.below.create(caller, parent, name, mode, flags)?;
         Ok((self.up(&self.shared().held(parent)?, name, made, false), file))
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.below.tmpfile(caller, parent, mode, flags)
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
-        let made = self.below.mknod(caller, parent, name, kind, mode, device)?;
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
+        let made = self.below.mknod(caller, parent, name, kind, mode, dev)?;
         Ok(self.up(&self.shared().held(parent)?, name, made, false))
     }
 
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         let made = self.below.link(caller, below(node), file, parent, name)?;
         let Some(source) = named(node).filter(|named| named.is_link) else {
             return Ok(self.up(&self.shared().held(parent)?, name, made, false));

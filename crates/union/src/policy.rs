@@ -1,5 +1,8 @@
 //! Which branch gets what: placement policies as pure functions over a few figures of the branches.
 //!
+//! Where no branch takes something new, the call fails with EROFS; where those that would take it
+//! have less than `min_free` bytes left, with ENOSPC.
+//!
 //! Called wherever something new is put on a branch: creation, copy-up, link, rename. Names and
 //! rules are those of aufs and mergerfs. Whatever a policy says, what it places must be seen: a
 //! branch below the limit that a whiteout or an opaque directory sets is never chosen. Invariants:

@@ -20,9 +20,9 @@ use crate::{
 };
 use arc_swap::ArcSwap;
 use nacre_vfs::{
-    AttachedDoor, Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation,
-    Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFileClient, OpenFileHost, OpenFlags, Opened, RenameFlags, Result,
-    Scope, SetAttr, StatFs, XattrFlags,
+    AnyOpen, AttachedDoor, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno,
+    FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFileClient, OpenFileHost, OpenFlags, Opened, RenameFlags,
+    Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use parking_lot::RwLock;
 use std::{
@@ -249,7 +249,7 @@ impl Layer for Union {
         // Directories of branches stay with their node.
     }
 
-    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+    fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
         let _branches = self.shared.gate.read();
         self.shared.getattr(caller, node, file)
     }
@@ -259,7 +259,7 @@ impl Layer for Union {
         self.shared.access(caller, node, mask)
     }
 
-    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         let _branches = self.shared.gate.read();
         self.shared.setattr(caller, node, file, change)
     }
@@ -269,19 +269,12 @@ impl Layer for Union {
         self.shared.readlink(caller, node)
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         let _branches = self.shared.gate.read();
         self.shared.create(caller, parent, name, mode, flags)
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         let _branches = self.shared.gate.read();
         self.shared.tmpfile(caller, parent, mode, flags)
     }
@@ -291,17 +284,9 @@ impl Layer for Union {
         self.shared.mkdir(caller, parent, name, mode)
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
         let _branches = self.shared.gate.read();
-        self.shared.mknod(caller, parent, name, kind, mode, device)
+        self.shared.mknod(caller, parent, name, kind, mode, dev)
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
@@ -309,14 +294,7 @@ impl Layer for Union {
         self.shared.symlink(caller, parent, name, target)
     }
 
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         let _branches = self.shared.gate.read();
         self.shared.link(caller, node, file, parent, name)
     }

@@ -1,15 +1,15 @@
 //! What the union promises beyond the contract of layers: when files are copied, what copies keep,
 //! who sees them, and what users never see.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;
 
+use nacre_testkit::name;
 use nacre_testkit::{World, conformance};
 use nacre_union::{BranchMode, Style, Union, UnionOptions};
 use nacre_vfs::{
-    Coherence, Errno, Invalidation, Kind, Layer, Name, Node, OpenFlags, RenameFlags, Scope, SetAttr, SetTime, Time,
+    Coherence, Errno, Invalidation, Kind, Layer, Node, OpenFlags, RenameFlags, Scope, SetAttr, SetTime, Time,
     WriteOrigin, XattrFlags,
 };
 use std::{
@@ -17,10 +17,6 @@ use std::{
     sync::{Arc, mpsc::channel},
 };
 use unions::{Directories, host, mem, union};
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
-}
 
 /// A lower branch that can be filled, and the union over it.
 struct Two {

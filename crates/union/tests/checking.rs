@@ -1,20 +1,16 @@
 //! The check after a crash: it finds what is left over, puts it right, and never touches what is
 //! needed.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;
 
+use nacre_testkit::name;
 use nacre_testkit::{World, model::tree};
 use nacre_union::{BranchMode, Problem, Union, UnionOptions};
-use nacre_vfs::{Layer, Name, OpenFlags, WriteOrigin, XattrFlags};
+use nacre_vfs::{Layer, OpenFlags, WriteOrigin, XattrFlags};
 use std::sync::Arc;
 use unions::mem;
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
-}
 
 struct Scene {
     upper: Arc<dyn Layer>,

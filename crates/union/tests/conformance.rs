@@ -1,7 +1,6 @@
 //! Unions pass the conformance suite of the contract, in memory and over real directories, with
 //! every form of whiteout.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;

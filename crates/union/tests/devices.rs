@@ -1,20 +1,16 @@
 //! Character devices 0/0, which are whiteouts to others: those that users make are devices,
 //! wherever they go.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;
 
 use nacre_testkit::World;
+use nacre_testkit::name;
 use nacre_union::{Style, UnionOptions};
-use nacre_vfs::{Kind, Layer, Name, RenameFlags, SetAttr};
+use nacre_vfs::{Kind, Layer, RenameFlags, SetAttr};
 use std::sync::Arc;
 use unions::{Directories, host, mem, union};
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
-}
 
 fn is_device(world: &World, bytes: &[u8]) -> bool {
     let attr = world.find(bytes).unwrap().attr;

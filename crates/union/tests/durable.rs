@@ -2,14 +2,14 @@
 //! storage: branches may be different file systems, and a power cut may keep the changes of one and
 //! lose those of the other.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;
 
+use nacre_testkit::name;
 use nacre_testkit::{World, model::tree};
 use nacre_union::{Control, UnionOptions};
-use nacre_vfs::{Errno, FileId, Layer, Name, OpenFlags, RenameFlags, Result, SetAttr};
+use nacre_vfs::{Errno, FileId, Layer, OpenFlags, RenameFlags, Result, SetAttr};
 use std::{
     sync::{Arc, mpsc},
     time::Duration,
@@ -28,10 +28,6 @@ struct Scene {
     record: Arc<EventLog>,
     world: World,
     control: Control,
-}
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
 }
 
 fn came(branch: usize, directory: FileId, name: &[u8]) -> Event {

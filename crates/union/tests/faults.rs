@@ -2,7 +2,6 @@
 //! or the one after it, at once and after a remount. Once with one failing call (a full disk), once
 //! with all calls failing from some moment on (a power cut).
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;

@@ -1,7 +1,6 @@
 //! A full branch: the file being written moves to another one, every writer and reader follows, and
 //! nothing is lost at any step.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;

@@ -1,19 +1,15 @@
 //! Hard links over real directories: a file that is known by one name and found by another stays
 //! one file.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;
 
 use nacre_testkit::World;
+use nacre_testkit::name;
 use nacre_union::UnionOptions;
-use nacre_vfs::{Kind, Name, RenameFlags};
+use nacre_vfs::{Kind, RenameFlags};
 use unions::{Directories, host, union};
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
-}
 
 /// The copy in the index has been known by a name that then went to another file.
 #[test]

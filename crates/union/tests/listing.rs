@@ -1,14 +1,14 @@
 //! Listings while the directory changes: a file that is there all the time is shown once in every
 //! listing, whatever happens to it and round it.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;
 
 use nacre_testkit::World;
+use nacre_testkit::name;
 use nacre_union::{BranchMode, Member, Style, Union, UnionOptions};
-use nacre_vfs::{Caller, Layer, Name, OpenFlags, RenameFlags, SetAttr};
+use nacre_vfs::{Caller, Layer, OpenFlags, RenameFlags, SetAttr};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -20,10 +20,6 @@ use unions::{Directories, host, mem, union};
 
 /// Files that are there all the time.
 const STABLE: usize = 600;
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
-}
 
 fn stable(number: usize) -> Vec<u8> {
     format!("stable{number}").into_bytes()

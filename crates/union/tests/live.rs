@@ -1,7 +1,6 @@
 //! Branches that come, go and change while the union is in use: it always shows what a new union
 //! over the same branches would show.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;

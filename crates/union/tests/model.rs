@@ -1,7 +1,6 @@
 //! Random operations on unions against the reference tree: over branches that have been filled
 //! before, through remounts, and with what was once the upper branch below a new one.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;

@@ -1,6 +1,5 @@
 //! Changes that others make on a branch while the union looks at it.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use nacre_layers::mem::Mem;

@@ -2,7 +2,6 @@
 //! leave the same tree, and each of the two reads what the other has written. Needs the right to
 //! mount; without it, the tests say so and pass.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 #[path = "unions/native.rs"]

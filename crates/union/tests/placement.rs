@@ -1,6 +1,5 @@
 //! Policies, routes and minimum free space as unions obey them, and what `explain` says of them.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;

@@ -1,7 +1,6 @@
 //! Random operations on pools of several writable branches, under each kind of policy: wherever
 //! things are put, users see the same tree.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;

@@ -1,7 +1,6 @@
 //! Many threads on one union: nothing hangs, only errors that such a race explains, and what is
 //! seen at the end is what a remount shows.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;

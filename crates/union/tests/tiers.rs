@@ -1,7 +1,6 @@
 //! Files that go between fast and slow branches while they are in use: by command, by rule, by
 //! being opened.
 
-// A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod unions;

@@ -6,6 +6,9 @@
 
 use crate::{Attr, Caller, Coherence, Description, Kind, Name, OpenFlags, Opened, Result, SetAttr, StatFs, XattrFlags};
 
+/// Asks for the attributes below, which is done only where they are needed.
+pub type Before<'a> = &'a mut dyn FnMut() -> Result<Attr>;
+
 /// An operation about to happen, for [`Filter::allow`].
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
@@ -102,12 +105,7 @@ pub trait Filter: Send + Sync + 'static {
     ///
     /// # Errors
     /// Where it must not happen.
-    fn change_down(
-        &self,
-        caller: &Caller,
-        change: &mut SetAttr,
-        before: &mut dyn FnMut() -> Result<Attr>,
-    ) -> Result<()> {
+    fn change_down(&self, caller: &Caller, change: &mut SetAttr, before: Before<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -129,7 +127,7 @@ pub trait Filter: Send + Sync + 'static {
     ///
     /// # Errors
     /// EINVAL where it cannot be translated.
-    fn xattr_down(&self, name: &[u8], value: &mut Vec<u8>, before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+    fn xattr_down(&self, name: &[u8], value: &mut Vec<u8>, before: Before<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -144,7 +142,7 @@ pub trait Filter: Send + Sync + 'static {
     ///
     /// # Errors
     /// Where it cannot be shown.
-    fn xattr_up(&self, name: &[u8], value: &mut [u8], attr: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+    fn xattr_up(&self, name: &[u8], value: &mut [u8], attr: Before<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -154,12 +152,7 @@ pub trait Filter: Send + Sync + 'static {
     ///
     /// # Errors
     /// Where it must not be opened so.
-    fn open_down(
-        &self,
-        caller: &Caller,
-        flags: &mut OpenFlags,
-        before: Option<&mut dyn FnMut() -> Result<Attr>>,
-    ) -> Result<()> {
+    fn open_down(&self, caller: &Caller, flags: &mut OpenFlags, before: Option<Before<'_>>) -> Result<()> {
         Ok(())
     }
 

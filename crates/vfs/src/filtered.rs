@@ -3,11 +3,11 @@
 //! attributes or file on the way up.
 
 use crate::{
-    Attr, Caller, Capabilities, Coherence, Creation, Description, DirEntry, DirSink, Entry, Errno, FileId, Filter,
-    Invalidation, Ioctl, Kind, Layer, Name, Node, Op, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
-    StatFs, XattrFlags,
+    AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Creation, Description, Dev, DirEntry, DirSink, Entry,
+    Errno, Filter, Ioctl, Kind, Layer, Name, Node, Op, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs,
+    XattrFlags,
 };
-use std::sync::{Arc, mpsc::Sender};
+use std::sync::Arc;
 
 /// A filter over a layer.
 pub struct Filtered<F> {
@@ -103,23 +103,7 @@ impl<F: Filter> Layer for Filtered<F> {
         self.up(caller, entry)
     }
 
-    fn id(&self, node: &Node) -> Result<FileId> {
-        self.below.id(node)
-    }
-
-    fn path(&self, node: &Node) -> Option<Vec<u8>> {
-        self.below.path(node)
-    }
-
-    fn adopt(&self, known: &Node, fresh: &Node) {
-        self.below.adopt(known, fresh);
-    }
-
-    fn hold(&self, directory: &Node, gone: bool) {
-        self.below.hold(directory, gone);
-    }
-
-    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+    fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
         self.filter.allow(caller, &Op::Getattr)?;
         let mut attr = self.below.getattr(&self.filter.caller_down(caller), node, file)?;
         self.filter.attr_up(caller, &mut attr)?;
@@ -131,7 +115,7 @@ impl<F: Filter> Layer for Filtered<F> {
         self.below.access(&self.filter.caller_down(caller), node, mask)
     }
 
-    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         self.filter.allow(caller, &Op::Setattr(change))?;
         let down = self.filter.caller_down(caller);
         let mut change = *change;
@@ -150,14 +134,7 @@ impl<F: Filter> Layer for Filtered<F> {
         self.below.readlink(&self.filter.caller_down(caller), node)
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.filter.allow(caller, &Op::Open(flags))?;
         let (down, creation) = self.creation(caller, Some(name), Kind::File, mode)?;
         let mut flags_down = flags;
@@ -177,7 +154,7 @@ impl<F: Filter> Layer for Filtered<F> {
         }
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.filter.allow(caller, &Op::Open(flags))?;
         let (down, creation) = self.creation(caller, None, Kind::File, mode)?;
         let mut flags_down = flags;
@@ -192,17 +169,9 @@ impl<F: Filter> Layer for Filtered<F> {
         self.created(caller, &down, &creation, None, entry)
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
         let (down, creation) = self.creation(caller, Some(name), kind, mode)?;
-        let entry = self.below.mknod(&down, parent, name, kind, creation.mode, device)?;
+        let entry = self.below.mknod(&down, parent, name, kind, creation.mode, dev)?;
         self.created(caller, &down, &creation, None, entry)
     }
 
@@ -212,14 +181,7 @@ impl<F: Filter> Layer for Filtered<F> {
         self.created(caller, &down, &creation, None, entry)
     }
 
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.fresh(name)?;
         self.filter.allow(caller, &Op::Link(name))?;
         let entry = self.below.link(&self.filter.caller_down(caller), node, file, parent, name)?;
@@ -336,14 +298,6 @@ impl<F: Filter> Layer for Filtered<F> {
         self.filter.coherence_up(self.below.coherence(scope))
     }
 
-    fn watch(&self, channel: Sender<Invalidation>) {
-        self.below.watch(channel);
-    }
-
-    fn rest(&self, known: Option<&[Node]>) -> bool {
-        self.below.rest(known)
-    }
-
     fn capabilities(&self) -> Capabilities<'_> {
         let below = self.below.capabilities();
         Capabilities { acls: self.filter.acls_up(below.acls), ..below }
@@ -352,4 +306,6 @@ impl<F: Filter> Layer for Filtered<F> {
     fn describe(&self) -> Description {
         self.filter.describe().over(self.below.describe())
     }
+
+    crate::forward_layer! { id path adopt hold watch rest }
 }

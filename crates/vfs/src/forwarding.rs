@@ -3,242 +3,135 @@
 //!
 //! Called by filters that wrap files, and by layers around layers, those of tests among them. A
 //! wrapper keeps what it wraps in a field `below` and lists the methods to forward by name, so that
-//! every method of the trait is either listed or written out: none can be forgotten.
+//! every method of the trait is either listed or written out: none can be forgotten. Here each
+//! method is its signature, after `=`.
 
 /// Writes methods of [`crate::Layer`] that go to `self.below`.
 #[macro_export]
 macro_rules! forward_layer {
     ($($name:ident)*) => { $($crate::forward_layer!(@ $name);)* };
-    (@ root) => {
-        fn root(&self) -> $crate::Result<$crate::Entry> {
-            self.below.root()
+    (= $name:ident($($parameter:ident: $kind:ty),*) $(-> $answer:ty)?) => {
+        fn $name(&self, $($parameter: $kind),*) $(-> $answer)? {
+            self.below.$name($($parameter),*)
         }
     };
+    (@ root) => { $crate::forward_layer!(= root() -> $crate::Result<$crate::Entry>); };
     (@ lookup) => {
-        fn lookup(&self, caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>) -> $crate::Result<$crate::Entry> {
-            self.below.lookup(caller, parent, name)
-        }
+        $crate::forward_layer!(= lookup(caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>) -> $crate::Result<$crate::Entry>);
     };
-    (@ id) => {
-        fn id(&self, node: &$crate::Node) -> $crate::Result<$crate::FileId> {
-            self.below.id(node)
-        }
-    };
-    (@ path) => {
-        fn path(&self, node: &$crate::Node) -> ::std::option::Option<::std::vec::Vec<u8>> {
-            self.below.path(node)
-        }
-    };
-    (@ adopt) => {
-        fn adopt(&self, known: &$crate::Node, fresh: &$crate::Node) {
-            self.below.adopt(known, fresh);
-        }
-    };
-    (@ hold) => {
-        fn hold(&self, directory: &$crate::Node, gone: bool) {
-            self.below.hold(directory, gone);
-        }
-    };
+    (@ id) => { $crate::forward_layer!(= id(node: &$crate::Node) -> $crate::Result<$crate::FileId>); };
+    (@ path) => { $crate::forward_layer!(= path(node: &$crate::Node) -> ::std::option::Option<::std::vec::Vec<u8>>); };
+    (@ adopt) => { $crate::forward_layer!(= adopt(known: &$crate::Node, fresh: &$crate::Node)); };
+    (@ hold) => { $crate::forward_layer!(= hold(directory: &$crate::Node, gone: bool)); };
     (@ getattr) => {
-        fn getattr(&self, caller: &$crate::Caller, node: &$crate::Node, file: ::std::option::Option<&dyn $crate::OpenFile>) -> $crate::Result<$crate::Attr> {
-            self.below.getattr(caller, node, file)
-        }
+        $crate::forward_layer!(= getattr(caller: &$crate::Caller, node: &$crate::Node, file: $crate::AnyOpen<'_>) -> $crate::Result<$crate::Attr>);
     };
     (@ access) => {
-        fn access(&self, caller: &$crate::Caller, node: &$crate::Node, mask: u32) -> $crate::Result<()> {
-            self.below.access(caller, node, mask)
-        }
+        $crate::forward_layer!(= access(caller: &$crate::Caller, node: &$crate::Node, mask: u32) -> $crate::Result<()>);
     };
     (@ setattr) => {
-        fn setattr(&self, caller: &$crate::Caller, node: &$crate::Node, file: ::std::option::Option<&dyn $crate::OpenFile>, change: &$crate::SetAttr) -> $crate::Result<$crate::Attr> {
-            self.below.setattr(caller, node, file, change)
-        }
+        $crate::forward_layer!(= setattr(caller: &$crate::Caller, node: &$crate::Node, file: $crate::AnyOpen<'_>, change: &$crate::SetAttr) -> $crate::Result<$crate::Attr>);
     };
     (@ readlink) => {
-        fn readlink(&self, caller: &$crate::Caller, node: &$crate::Node) -> $crate::Result<::std::vec::Vec<u8>> {
-            self.below.readlink(caller, node)
-        }
+        $crate::forward_layer!(= readlink(caller: &$crate::Caller, node: &$crate::Node) -> $crate::Result<::std::vec::Vec<u8>>);
     };
     (@ create) => {
-        fn create(&self, caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, mode: u32, flags: $crate::OpenFlags) -> $crate::Result<($crate::Entry, $crate::Opened)> {
-            self.below.create(caller, parent, name, mode, flags)
-        }
+        $crate::forward_layer!(= create(caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, mode: u32, flags: $crate::OpenFlags) -> $crate::Result<$crate::Created>);
     };
     (@ tmpfile) => {
-        fn tmpfile(&self, caller: &$crate::Caller, parent: &$crate::Node, mode: u32, flags: $crate::OpenFlags) -> $crate::Result<($crate::Entry, $crate::Opened)> {
-            self.below.tmpfile(caller, parent, mode, flags)
-        }
+        $crate::forward_layer!(= tmpfile(caller: &$crate::Caller, parent: &$crate::Node, mode: u32, flags: $crate::OpenFlags) -> $crate::Result<$crate::Created>);
     };
     (@ mkdir) => {
-        fn mkdir(&self, caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, mode: u32) -> $crate::Result<$crate::Entry> {
-            self.below.mkdir(caller, parent, name, mode)
-        }
+        $crate::forward_layer!(= mkdir(caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, mode: u32) -> $crate::Result<$crate::Entry>);
     };
     (@ mknod) => {
-        fn mknod(&self, caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, kind: $crate::Kind, mode: u32, device: (u32, u32)) -> $crate::Result<$crate::Entry> {
-            self.below.mknod(caller, parent, name, kind, mode, device)
-        }
+        $crate::forward_layer!(= mknod(caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, kind: $crate::Kind, mode: u32, dev: $crate::Dev) -> $crate::Result<$crate::Entry>);
     };
     (@ symlink) => {
-        fn symlink(&self, caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, target: &[u8]) -> $crate::Result<$crate::Entry> {
-            self.below.symlink(caller, parent, name, target)
-        }
+        $crate::forward_layer!(= symlink(caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, target: &[u8]) -> $crate::Result<$crate::Entry>);
     };
     (@ link) => {
-        fn link(&self, caller: &$crate::Caller, node: &$crate::Node, file: ::std::option::Option<&dyn $crate::OpenFile>, parent: &$crate::Node, name: $crate::Name<'_>) -> $crate::Result<$crate::Entry> {
-            self.below.link(caller, node, file, parent, name)
-        }
+        $crate::forward_layer!(= link(caller: &$crate::Caller, node: &$crate::Node, file: $crate::AnyOpen<'_>, parent: &$crate::Node, name: $crate::Name<'_>) -> $crate::Result<$crate::Entry>);
     };
     (@ unlink) => {
-        fn unlink(&self, caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>) -> $crate::Result<()> {
-            self.below.unlink(caller, parent, name)
-        }
+        $crate::forward_layer!(= unlink(caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>) -> $crate::Result<()>);
     };
     (@ rmdir) => {
-        fn rmdir(&self, caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>) -> $crate::Result<()> {
-            self.below.rmdir(caller, parent, name)
-        }
+        $crate::forward_layer!(= rmdir(caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>) -> $crate::Result<()>);
     };
     (@ rename) => {
-        fn rename(&self, caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, new_parent: &$crate::Node, new_name: $crate::Name<'_>, flags: $crate::RenameFlags) -> $crate::Result<()> {
-            self.below.rename(caller, parent, name, new_parent, new_name, flags)
-        }
+        $crate::forward_layer!(= rename(caller: &$crate::Caller, parent: &$crate::Node, name: $crate::Name<'_>, new_parent: &$crate::Node, new_name: $crate::Name<'_>, flags: $crate::RenameFlags) -> $crate::Result<()>);
     };
     (@ open) => {
-        fn open(&self, caller: &$crate::Caller, node: &$crate::Node, flags: $crate::OpenFlags) -> $crate::Result<$crate::Opened> {
-            self.below.open(caller, node, flags)
-        }
+        $crate::forward_layer!(= open(caller: &$crate::Caller, node: &$crate::Node, flags: $crate::OpenFlags) -> $crate::Result<$crate::Opened>);
     };
     (@ readdir) => {
-        fn readdir(&self, caller: &$crate::Caller, node: &$crate::Node, from: u64, attributes: bool, sink: &mut dyn $crate::DirSink) -> $crate::Result<()> {
-            self.below.readdir(caller, node, from, attributes, sink)
-        }
+        $crate::forward_layer!(= readdir(caller: &$crate::Caller, node: &$crate::Node, from: u64, attributes: bool, sink: &mut dyn $crate::DirSink) -> $crate::Result<()>);
     };
     (@ fsyncdir) => {
-        fn fsyncdir(&self, caller: &$crate::Caller, node: &$crate::Node, data_only: bool) -> $crate::Result<()> {
-            self.below.fsyncdir(caller, node, data_only)
-        }
+        $crate::forward_layer!(= fsyncdir(caller: &$crate::Caller, node: &$crate::Node, data_only: bool) -> $crate::Result<()>);
     };
     (@ statfs) => {
-        fn statfs(&self, caller: &$crate::Caller, node: &$crate::Node) -> $crate::Result<$crate::StatFs> {
-            self.below.statfs(caller, node)
-        }
+        $crate::forward_layer!(= statfs(caller: &$crate::Caller, node: &$crate::Node) -> $crate::Result<$crate::StatFs>);
     };
-    (@ syncfs) => {
-        fn syncfs(&self) -> $crate::Result<()> {
-            self.below.syncfs()
-        }
-    };
+    (@ syncfs) => { $crate::forward_layer!(= syncfs() -> $crate::Result<()>); };
     (@ getxattr) => {
-        fn getxattr(&self, caller: &$crate::Caller, node: &$crate::Node, name: &[u8], buffer: &mut [u8]) -> $crate::Result<usize> {
-            self.below.getxattr(caller, node, name, buffer)
-        }
+        $crate::forward_layer!(= getxattr(caller: &$crate::Caller, node: &$crate::Node, name: &[u8], buffer: &mut [u8]) -> $crate::Result<usize>);
     };
     (@ listxattr) => {
-        fn listxattr(&self, caller: &$crate::Caller, node: &$crate::Node, buffer: &mut [u8]) -> $crate::Result<usize> {
-            self.below.listxattr(caller, node, buffer)
-        }
+        $crate::forward_layer!(= listxattr(caller: &$crate::Caller, node: &$crate::Node, buffer: &mut [u8]) -> $crate::Result<usize>);
     };
     (@ setxattr) => {
-        fn setxattr(&self, caller: &$crate::Caller, node: &$crate::Node, name: &[u8], value: &[u8], flags: $crate::XattrFlags) -> $crate::Result<()> {
-            self.below.setxattr(caller, node, name, value, flags)
-        }
+        $crate::forward_layer!(= setxattr(caller: &$crate::Caller, node: &$crate::Node, name: &[u8], value: &[u8], flags: $crate::XattrFlags) -> $crate::Result<()>);
     };
     (@ removexattr) => {
-        fn removexattr(&self, caller: &$crate::Caller, node: &$crate::Node, name: &[u8]) -> $crate::Result<()> {
-            self.below.removexattr(caller, node, name)
-        }
+        $crate::forward_layer!(= removexattr(caller: &$crate::Caller, node: &$crate::Node, name: &[u8]) -> $crate::Result<()>);
     };
     (@ ioctl) => {
-        fn ioctl(&self, caller: &$crate::Caller, node: &$crate::Node, request: $crate::Ioctl<'_>, output: &mut [u8]) -> $crate::Result<(i32, usize)> {
-            self.below.ioctl(caller, node, request, output)
-        }
+        $crate::forward_layer!(= ioctl(caller: &$crate::Caller, node: &$crate::Node, request: $crate::Ioctl<'_>, output: &mut [u8]) -> $crate::Result<(i32, usize)>);
     };
-    (@ coherence) => {
-        fn coherence(&self, scope: $crate::Scope<'_>) -> $crate::Coherence {
-            self.below.coherence(scope)
-        }
-    };
-    (@ watch) => {
-        fn watch(&self, channel: ::std::sync::mpsc::Sender<$crate::Invalidation>) {
-            self.below.watch(channel);
-        }
-    };
-    (@ rest) => {
-        fn rest(&self, known: ::std::option::Option<&[$crate::Node]>) -> bool {
-            self.below.rest(known)
-        }
-    };
-    (@ capabilities) => {
-        fn capabilities(&self) -> $crate::Capabilities<'_> {
-            self.below.capabilities()
-        }
-    };
-    (@ describe) => {
-        fn describe(&self) -> $crate::Description {
-            self.below.describe()
-        }
-    };
+    (@ coherence) => { $crate::forward_layer!(= coherence(scope: $crate::Scope<'_>) -> $crate::Coherence); };
+    (@ watch) => { $crate::forward_layer!(= watch(channel: ::std::sync::mpsc::Sender<$crate::Invalidation>)); };
+    (@ rest) => { $crate::forward_layer!(= rest(known: ::std::option::Option<&[$crate::Node]>) -> bool); };
+    (@ capabilities) => { $crate::forward_layer!(= capabilities() -> $crate::Capabilities<'_>); };
+    (@ describe) => { $crate::forward_layer!(= describe() -> $crate::Description); };
 }
 
 /// Writes methods of [`crate::OpenFile`] that go to `self.below`.
 #[macro_export]
 macro_rules! forward_file {
     ($($name:ident)*) => { $($crate::forward_file!(@ $name);)* };
-    (@ inner) => { fn inner(&self) -> &dyn $crate::OpenFile { self.below.inner() } };
-    (@ read) => { fn read(&self, buffer: &mut [u8], offset: u64) -> $crate::Result<usize> { self.below.read(buffer, offset) } };
+    (@ inner) => { $crate::forward_layer!(= inner() -> &dyn $crate::OpenFile); };
+    (@ read) => { $crate::forward_layer!(= read(buffer: &mut [u8], offset: u64) -> $crate::Result<usize>); };
     (@ write) => {
-        fn write(&self, data: &[u8], offset: u64, origin: $crate::WriteOrigin) -> $crate::Result<usize> {
-            self.below.write(data, offset, origin)
-        }
+        $crate::forward_layer!(= write(data: &[u8], offset: u64, origin: $crate::WriteOrigin) -> $crate::Result<usize>);
     };
-    (@ append) => { fn append(&self, data: &[u8]) -> $crate::Result<usize> { self.below.append(data) } };
-    (@ flush) => { fn flush(&self, owner: $crate::LockOwner) -> $crate::Result<()> { self.below.flush(owner) } };
-    (@ fsync) => { fn fsync(&self, data_only: bool) -> $crate::Result<()> { self.below.fsync(data_only) } };
+    (@ append) => { $crate::forward_layer!(= append(data: &[u8]) -> $crate::Result<usize>); };
+    (@ flush) => { $crate::forward_layer!(= flush(owner: $crate::LockOwner) -> $crate::Result<()>); };
+    (@ fsync) => { $crate::forward_layer!(= fsync(data_only: bool) -> $crate::Result<()>); };
     (@ allocate) => {
-        fn allocate(&self, mode: $crate::AllocateMode, offset: u64, length: u64) -> $crate::Result<()> {
-            self.below.allocate(mode, offset, length)
-        }
+        $crate::forward_layer!(= allocate(mode: $crate::AllocateMode, offset: u64, length: u64) -> $crate::Result<()>);
     };
-    (@ seek) => {
-        fn seek(&self, offset: u64, whence: $crate::Whence) -> $crate::Result<u64> { self.below.seek(offset, whence) }
-    };
+    (@ seek) => { $crate::forward_layer!(= seek(offset: u64, whence: $crate::Whence) -> $crate::Result<u64>); };
     (@ copy_to) => {
-        fn copy_to(
-            &self,
-            offset: u64,
-            target: &dyn $crate::OpenFile,
-            target_offset: u64,
-            length: u64,
-            flags: u32,
-        ) -> $crate::Result<u64> {
-            self.below.copy_to(offset, target, target_offset, length, flags)
-        }
+        $crate::forward_layer!(= copy_to(offset: u64, target: &dyn $crate::OpenFile, target_offset: u64, length: u64, flags: u32) -> $crate::Result<u64>);
     };
     (@ test_lock) => {
-        fn test_lock(
-            &self,
-            owner: $crate::LockOwner,
-            lock: $crate::FileLock,
-        ) -> $crate::Result<$crate::FileLock> {
-            self.below.test_lock(owner, lock)
-        }
+        $crate::forward_layer!(= test_lock(owner: $crate::LockOwner, lock: $crate::FileLock) -> $crate::Result<$crate::FileLock>);
     };
     (@ set_lock) => {
-        fn set_lock(&self, owner: $crate::LockOwner, lock: $crate::FileLock, wait: bool) -> $crate::Result<()> {
-            self.below.set_lock(owner, lock, wait)
-        }
+        $crate::forward_layer!(= set_lock(owner: $crate::LockOwner, lock: $crate::FileLock, wait: bool) -> $crate::Result<()>);
     };
     (@ flock) => {
-        fn flock(&self, owner: $crate::LockOwner, kind: $crate::LockKind, wait: bool) -> $crate::Result<()> {
-            self.below.flock(owner, kind, wait)
-        }
+        $crate::forward_layer!(= flock(owner: $crate::LockOwner, kind: $crate::LockKind, wait: bool) -> $crate::Result<()>);
     };
     (@ ioctl) => {
-        fn ioctl(&self, request: $crate::Ioctl<'_>, output: &mut [u8]) -> $crate::Result<(i32, usize)> {
-            self.below.ioctl(request, output)
-        }
+        $crate::forward_layer!(= ioctl(request: $crate::Ioctl<'_>, output: &mut [u8]) -> $crate::Result<(i32, usize)>);
     };
-    (@ backing) => { fn backing(&self) -> Option<::std::os::fd::BorrowedFd<'_>> { self.below.backing() } };
-    (@ writeback_lease) => { fn writeback_lease(&self) -> Option<&dyn $crate::WritebackLease> { self.below.writeback_lease() } };
+    (@ backing) => {
+        $crate::forward_layer!(= backing() -> ::std::option::Option<::std::os::fd::BorrowedFd<'_>>);
+    };
+    (@ writeback_lease) => {
+        $crate::forward_layer!(= writeback_lease() -> ::std::option::Option<&dyn $crate::WritebackLease>);
+    };
 }

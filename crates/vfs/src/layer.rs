@@ -28,6 +28,15 @@ pub struct Entry {
 /// An open file as a layer hands it out.
 pub type Opened = Arc<dyn OpenFile>;
 
+/// A file made and opened at once.
+pub type Created = (Entry, Opened);
+
+/// Any open file of the node that a call is about, where the caller has one.
+pub type AnyOpen<'a> = Option<&'a dyn OpenFile>;
+
+/// The number of a device, major and minor.
+pub type Dev = (u32, u32);
+
 /// The flags of `renameat2(2)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RenameFlags(pub u32);
@@ -126,7 +135,7 @@ pub trait Layer: Send + Sync + 'static {
     ///
     /// # Errors
     /// ESTALE where the file is gone.
-    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr>;
+    fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr>;
 
     /// Whether the storage lets whoever runs this layer read (4), write (2) or run (1; of a
     /// directory: search) a file, all bits of `mask` together. Asked only by doors behind which
@@ -140,7 +149,7 @@ pub trait Layer: Send + Sync + 'static {
     ///
     /// # Errors
     /// As `chmod(2)`, `chown(2)`, `truncate(2)`, `utimensat(2)`.
-    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr>;
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr>;
 
     /// The target of a symbolic link.
     ///
@@ -154,20 +163,13 @@ pub trait Layer: Send + Sync + 'static {
     ///
     /// # Errors
     /// As `open(2)`.
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)>;
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created>;
 
     /// Creates a file without a name (`O_TMPFILE`).
     ///
     /// # Errors
     /// As `open(2)`.
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)>;
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created>;
 
     /// Makes a directory; `mode` with sticky and set-group-id.
     ///
@@ -179,15 +181,7 @@ pub trait Layer: Send + Sync + 'static {
     ///
     /// # Errors
     /// As `mknod(2)`.
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry>;
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry>;
 
     /// Makes a symbolic link.
     ///
@@ -200,14 +194,7 @@ pub trait Layer: Send + Sync + 'static {
     ///
     /// # Errors
     /// As `link(2)`.
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry>;
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry>;
 
     /// Removes a name of something that is no directory.
     ///

@@ -3,34 +3,18 @@
 
 use crate::{
     clap_args::View,
-    columns::{self, Align},
+    columns::{self, Align, Column, left, right},
 };
 use nacre_daemon::{
     cage::{find, report::CageReport},
     control,
-    failure::{Exit, Failure},
+    failure::Failure,
     runtime::Whose,
 };
 use nacre_layers::size::Size;
 use std::{io::IsTerminal, path::PathBuf};
 
-/// A column: its name, its heading, how it stands, and its cell.
-struct Column {
-    name: &'static str,
-    heading: &'static str,
-    align: Align,
-    cell: fn(&CageReport, bool) -> String,
-}
-
-const fn left(name: &'static str, heading: &'static str, cell: fn(&CageReport, bool) -> String) -> Column {
-    Column { name, heading, align: Align::Left, cell }
-}
-
-const fn right(name: &'static str, heading: &'static str, cell: fn(&CageReport, bool) -> String) -> Column {
-    Column { name, heading, align: Align::Right, cell }
-}
-
-const COLUMNS: &[Column] = &[
+const COLUMNS: &[Column<CageReport>] = &[
     left("name", "NAME", |cage, _| cage.directory.clone()),
     right("limit", "LIMIT", |cage, exact| optional(cage.limit, exact)),
     right("used", "USED", |cage, exact| bytes(cage.used, exact)),
@@ -104,7 +88,7 @@ pub fn list(view: &View) -> Result<String, Failure> {
     show(&find::all(&Whose::told(view.everybody))?, &columns, view)
 }
 
-fn show(cages: &[CageReport], columns: &[&Column], view: &View) -> Result<String, Failure> {
+fn show(cages: &[CageReport], columns: &[&Column<CageReport>], view: &View) -> Result<String, Failure> {
     if view.json {
         let json =
             serde_json::to_string_pretty(cages).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
@@ -112,35 +96,12 @@ fn show(cages: &[CageReport], columns: &[&Column], view: &View) -> Result<String
     }
     Ok(match cages.is_empty() && !view.scripted {
         true => "no cages\n".to_owned(),
-        false => table(cages, columns, view, std::io::stdout().is_terminal()),
+        false => columns::table(cages, columns, view, std::io::stdout().is_terminal()),
     })
 }
 
-fn choose(view: &View) -> Result<Vec<&'static Column>, Failure> {
-    let find = |name: &str| {
-        let unknown = || {
-            let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
-            Failure::usage(format!("there is no column \"{name}\""))
-                .next(format!("there are: {}", names.join(", ")))
-                .exit(Exit::Usage)
-        };
-        COLUMNS.iter().find(|column| column.name == name).ok_or_else(unknown)
-    };
-    match &view.columns {
-        Some(names) if names.iter().any(|name| name == "all") => Ok(COLUMNS.iter().collect()),
-        Some(names) => names.iter().map(|name| find(name)).collect(),
-        None => USUAL.iter().map(|name| find(name)).collect(),
-    }
-}
-
-fn table(cages: &[CageReport], chosen: &[&Column], view: &View, bold: bool) -> String {
-    let row = |cage: &CageReport| chosen.iter().map(|column| (column.cell)(cage, view.exact)).collect();
-    let rows: Vec<Vec<String>> = cages.iter().map(row).collect();
-    if view.scripted {
-        return columns::scripted(&rows);
-    }
-    let headings: Vec<(&str, Align)> = chosen.iter().map(|column| (column.heading, column.align)).collect();
-    columns::aligned(&headings, &rows, bold)
+fn choose(view: &View) -> Result<Vec<&'static Column<CageReport>>, Failure> {
+    columns::chosen(COLUMNS, Some(&USUAL), view)
 }
 
 fn detail(cage: &CageReport, exact: bool) -> String {
@@ -292,10 +253,10 @@ mod tests {
     fn scripts_get_exact_columns() {
         let columns = Some(["name", "limit", "used", "free", "use%", "inodes", "refused"].map(str::to_owned).to_vec());
         let view = View { json: false, scripted: true, exact: true, columns, everybody: false };
-        let text = table(&[cage()], &choose(&view).unwrap(), &view, false);
+        let text = columns::table(&[cage()], &choose(&view).unwrap(), &view, false);
         assert_eq!(text, "/var/log/nginx\t10737418240\t2684354560\t8053063680\t25\t12345\t0\n");
         let wrong = View { columns: Some(vec!["bogus".to_owned()]), ..View::default() };
-        assert_eq!(choose(&wrong).err().map(|failure| failure.exit), Some(Exit::Usage));
+        assert_eq!(choose(&wrong).err().map(|failure| failure.exit), Some(nacre_daemon::failure::Exit::Usage));
         let all = View { columns: Some(vec!["all".to_owned()]), ..View::default() };
         assert_eq!(choose(&all).unwrap().len(), COLUMNS.len());
     }
@@ -304,7 +265,7 @@ mod tests {
     fn people_get_headings_and_short_sizes() {
         let view = View::default();
         let unlimited = CageReport { directory: "/x".to_owned(), limit: None, inodes: None, ..cage() };
-        let text = table(&[cage(), unlimited], &choose(&view).unwrap(), &view, false);
+        let text = columns::table(&[cage(), unlimited], &choose(&view).unwrap(), &view, false);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "NAME            LIMIT   USED   FREE  USE%  INODES  REFUSED  ENGINE  MODE");
         assert_eq!(lines[1], "/var/log/nginx    10G  2.50G  7.50G   25%   12.3k        0  fuse    collected");

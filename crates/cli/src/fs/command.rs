@@ -2,7 +2,7 @@
 //! what to do out. The letters are ZFS'.
 
 use super::args;
-use crate::clap_args;
+use crate::clap_args::{self, flag, json, texts};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_admin::fs::{
     FsRequest, Listing, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types,
@@ -153,10 +153,6 @@ pub struct Get {
     pub sources: Vec<String>,
 }
 
-fn flag(letter: char, name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).short(letter).action(ArgAction::SetTrue).help(help)
-}
-
 fn value(letter: char, name: &'static str, shown: &'static str, help: &'static str) -> Arg {
     Arg::new(name).short(letter).value_name(shown).action(ArgAction::Append).help(help)
 }
@@ -171,10 +167,6 @@ fn word(name: &'static str, help: &'static str) -> Arg {
 
 fn properties() -> Arg {
     value('o', "properties", "PROPERTY=VALUE", "A property that it is made with")
-}
-
-fn json() -> Arg {
-    Arg::new("json").short('j').long("json").action(ArgAction::SetTrue).help("As JSON")
 }
 
 fn view(command: Command) -> Command {
@@ -411,10 +403,6 @@ fn mounts() -> [Command; 2] {
 
 fn text(matches: &ArgMatches, name: &str) -> String {
     matches.get_one::<String>(name).cloned().unwrap_or_default()
-}
-
-fn texts(matches: &ArgMatches, name: &str) -> Vec<String> {
-    matches.get_many::<String>(name).into_iter().flatten().cloned().collect()
 }
 
 /// Lists between commas, one behind the other.

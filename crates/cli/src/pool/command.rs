@@ -1,7 +1,7 @@
 //! The command line of `nacre pool`, as part of the table in [`crate::commands`]. The letters are
 //! ZFS'. Pure; what was given is read by [`super::verb`].
 
-use crate::clap_args;
+use crate::clap_args::{self, flag, json};
 use clap::{Arg, ArgAction, Command, value_parser};
 use std::ffi::OsString;
 
@@ -76,10 +76,6 @@ pub const UNSERVED: [(&str, usize, &str); 14] = [
 
 const REDUNDANCY: &str = "devices of a pool hold no copies of each other: there is no redundancy";
 
-fn flag(letter: char, name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).short(letter).action(ArgAction::SetTrue).help(help)
-}
-
 /// Letters that `zpool` has and that change nothing here.
 fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {
     const NAMES: [(&str, char); 8] =
@@ -139,10 +135,6 @@ fn form(command: Command) -> Command {
         .arg(flag('H', "scripted", "No headings, one tab between columns"))
         .arg(flag('p', "exact", "Exact numbers"))
         .arg(json())
-}
-
-fn json() -> Arg {
-    Arg::new("json").short('j').long("json").action(ArgAction::SetTrue).help("As JSON")
 }
 
 fn of_json(name: &'static str, long: &'static str, help: &'static str) -> Arg {

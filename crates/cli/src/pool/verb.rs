@@ -1,6 +1,7 @@
 //! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
 
 use super::{args, called::Called, command::UNSERVED, form::PoolForm, histograms::Of, iostat::IostatColumns, status};
+use crate::clap_args::texts;
 use clap::ArgMatches;
 use nacre_admin::pool::{ScrubOrder, TrimOrder, inspect::Wanted, properties};
 use nacre_daemon::failure::Failure;
@@ -131,10 +132,6 @@ impl Eq for Again {}
 
 fn paths(matches: &ArgMatches, name: &str) -> Vec<PathBuf> {
     matches.get_many::<OsString>(name).into_iter().flatten().map(PathBuf::from).collect()
-}
-
-fn texts(matches: &ArgMatches, name: &str) -> Vec<String> {
-    matches.get_many::<String>(name).into_iter().flatten().cloned().collect()
 }
 
 fn text(matches: &ArgMatches, name: &str) -> Option<String> {

@@ -2,28 +2,12 @@
 
 use crate::{
     clap_args::View,
-    columns::{self, Align},
+    columns::{self, Column, left, right},
 };
 use nacre_daemon::{failure::Failure, union::report::BranchReport};
 use nacre_layers::size::Size;
 
-/// A column: its name, its heading, how it stands, and its cell.
-struct Column {
-    name: &'static str,
-    heading: &'static str,
-    align: Align,
-    cell: fn(&BranchReport, bool) -> String,
-}
-
-const fn left(name: &'static str, heading: &'static str, cell: fn(&BranchReport, bool) -> String) -> Column {
-    Column { name, heading, align: Align::Left, cell }
-}
-
-const fn right(name: &'static str, heading: &'static str, cell: fn(&BranchReport, bool) -> String) -> Column {
-    Column { name, heading, align: Align::Right, cell }
-}
-
-const COLUMNS: &[Column] = &[
+const COLUMNS: &[Column<BranchReport>] = &[
     left("mountpoint", "MOUNTPOINT", |branch, _| branch.mountpoint.clone()),
     right("place", "PLACE", |branch, _| if branch.place == 0 { "-".to_owned() } else { branch.place.to_string() }),
     left("branch", "BRANCH", |branch, _| branch.branch.clone()),
@@ -53,42 +37,20 @@ fn bytes(bytes: Option<u64>, exact: bool) -> String {
 /// # Errors
 /// A column that does not exist.
 pub fn text(branches: &[BranchReport], view: &View, bold: bool) -> Result<String, Failure> {
-    let chosen = choose(view)?;
+    let chosen = columns::chosen(COLUMNS, None, view)?;
     if view.json {
         return super::run::json(&branches);
     }
-    let row = |branch: &BranchReport| chosen.iter().map(|column| (column.cell)(branch, view.exact)).collect();
-    let rows: Vec<Vec<String>> = branches.iter().map(row).collect();
-    if view.scripted {
-        return Ok(columns::scripted(&rows));
-    }
-    if branches.is_empty() {
-        return Ok("no unions\n".to_owned());
-    }
-    let headings: Vec<(&str, Align)> = chosen.iter().map(|column| (column.heading, column.align)).collect();
-    Ok(columns::aligned(&headings, &rows, bold))
+    Ok(match branches.is_empty() && !view.scripted {
+        true => "no unions\n".to_owned(),
+        false => columns::table(branches, &chosen, view, bold),
+    })
 }
 
 /// The branches of one mount, for people.
 pub fn within(branches: &[BranchReport], exact: bool) -> String {
-    let chosen = || COLUMNS.iter().filter(|column| column.name != "mountpoint");
-    let row = |branch: &BranchReport| chosen().map(|column| (column.cell)(branch, exact)).collect();
-    let headings: Vec<(&str, Align)> = chosen().map(|column| (column.heading, column.align)).collect();
-    columns::aligned(&headings, &branches.iter().map(row).collect::<Vec<_>>(), false)
-}
-
-fn choose(view: &View) -> Result<Vec<&'static Column>, Failure> {
-    let find = |name: &str| {
-        let unknown = || {
-            let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
-            Failure::usage(format!("there is no column \"{name}\"")).next(format!("there are: {}", names.join(", ")))
-        };
-        COLUMNS.iter().find(|column| column.name == name).ok_or_else(unknown)
-    };
-    match &view.columns {
-        Some(names) if !names.iter().any(|name| name == "all") => names.iter().map(|name| find(name)).collect(),
-        _ => Ok(COLUMNS.iter().collect()),
-    }
+    let chosen: Vec<_> = COLUMNS.iter().filter(|column| column.name != "mountpoint").collect();
+    columns::table(branches, &chosen, &View { exact, ..View::default() }, false)
 }
 
 #[cfg(test)]

@@ -49,6 +49,25 @@ impl Cage {
     }
 }
 
+/// Bytes to write.
+pub fn zeros(length: u64) -> Vec<u8> {
+    vec![0x5a; usize::try_from(length).unwrap()]
+}
+
+/// Writes until it does not fit; the bytes that were accepted and the error.
+pub fn fill(file: &mut impl std::io::Write, piece: usize) -> (u64, i32) {
+    let piece = vec![b'x'; piece];
+    let mut accepted = 0;
+    loop {
+        match file.write(&piece) {
+            Ok(written) => accepted += written as u64,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return (accepted, error.raw_os_error().unwrap()),
+        }
+        assert!(accepted < 1 << 32, "nothing stops it");
+    }
+}
+
 /// What everything below a directory costs: bytes and inodes. The directory itself is free.
 pub fn cost(directory: &Path) -> (u64, u64) {
     let (mut bytes, mut inodes, mut seen) = (0, 0, HashSet::new());

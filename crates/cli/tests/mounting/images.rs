@@ -1,6 +1,6 @@
 //! File systems on images, for what depends on the kind of file system below. As root.
 
-use super::{run, skip, text};
+use super::{Fixture, run, skip, text};
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -20,4 +20,16 @@ pub fn mounted(kind: &str, image: &Path, place: &Path) -> bool {
         return skip("images", &format!("{kind} on an image cannot be mounted: {}", text(&output.stderr).trim()));
     }
     true
+}
+
+/// Runs a test on a new file system of each kind that the machine can mount.
+pub fn on_each(test: impl Fn(&str, &mut Fixture)) {
+    for kind in ["ext4", "xfs", "btrfs"] {
+        let outer = Fixture::bare();
+        let (image, place) = (outer.scratch.path().join("image"), outer.directory("host"));
+        if mounted(kind, &image, &place) {
+            test(kind, &mut Fixture::bare_in(tempfile::tempdir_in(&place).expect("a directory")));
+            assert!(run("umount", [&place]).status.success(), "{kind}");
+        }
+    }
 }

@@ -17,6 +17,8 @@ pub mod resting;
 pub mod status;
 pub mod unions;
 
+#[allow(unused_imports)]
+pub use nacre_testkit::needs;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -189,7 +191,7 @@ pub fn finish(command: &mut Command) -> Output {
 
 /// A process with a mount namespace of its own, which holds a mount, as containers and units with
 /// private mounts do. Dropped, it ends.
-pub struct Namespace(Child);
+pub struct Namespace(Reaped);
 
 impl Namespace {
     /// Starts it. Mounts of other tests are not held.
@@ -209,19 +211,38 @@ impl Namespace {
         let (input, output) = (child.stdin.as_mut().expect("stdin"), child.stdout.as_mut().expect("stdout"));
         std::io::Write::write_all(input, b".").expect("write");
         std::io::Read::read_exact(output, &mut [0]).expect("read");
-        Namespace(child)
+        Namespace(Reaped(child))
     }
 
     /// A path as it is seen there.
     pub fn at(&self, path: &Path) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root", self.0.id())).join(path.strip_prefix("/").expect("an absolute path"))
+        PathBuf::from(format!("/proc/{}/root", self.0.0.id())).join(path.strip_prefix("/").expect("an absolute path"))
     }
 }
 
-impl Drop for Namespace {
+/// A child that is killed and waited for at the end.
+pub struct Reaped(pub Child);
+
+impl Drop for Reaped {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A bind mount, undone before the fixture removes what is below.
+pub struct Bind(PathBuf);
+
+impl Bind {
+    pub fn new(from: &Path, to: &Path) -> Bind {
+        assert!(run("mount", [Path::new("--bind"), from, to]).status.success());
+        Bind(to.to_owned())
+    }
+}
+
+impl Drop for Bind {
+    fn drop(&mut self) {
+        assert!(run("umount", [Path::new("-l"), &self.0]).status.success());
     }
 }
 

@@ -99,11 +99,33 @@ impl Writer {
         }
     }
 
-    /// A write was accepted up to `to`, of what should have gone up to `end`. The kernel passes a
-    /// write on in parts: where the daemon was killed in the middle of a later part, the call
-    /// answers with the parts before it, and that part may be there.
-    fn cut_short(&self, book: &mut Book, to: usize, end: usize) {
-        book.torn = (self.killed && to < end).then_some((to, end));
+    /// What a write of `data` at `at` did; whether there was no room for it.
+    fn book(
+        &mut self,
+        what: &str,
+        book: &mut Book,
+        at: usize,
+        data: &[u8],
+        written: io::Result<usize>,
+    ) -> Result<bool, Stop> {
+        let full = match self.told(what, written) {
+            Ok(written) => {
+                book.put(at, &data[..written]);
+                // The kernel passes a write on in parts: where the daemon was killed in the middle
+                // of a later part, the call answers with the parts before it, and that part may be
+                // there.
+                let (to, end) = (at + written, at + data.len());
+                book.torn = (self.killed && to < end).then_some((to, end));
+                false
+            }
+            Err(Stop::Full) => {
+                book.torn = None;
+                true
+            }
+            Err(Stop::Gone) => return Err(Stop::Gone),
+        };
+        book.doubtful = None;
+        Ok(full)
     }
 
     /// Whether a file is to be begun again: it has become large, or it is full and somebody has to
@@ -135,24 +157,11 @@ impl Writer {
             let end = book.content.len();
             book.doubtful = Some((end, end + data.len()));
             let written = file.write(&data);
-            let full = match self.told("append", written) {
-                Ok(written) => {
-                    book.put(end, &data[..written]);
-                    self.cut_short(&mut book, end + written, end + data.len());
-                    if more.contains(OFlags::SYNC) {
-                        book.synced = book.content.len();
-                    }
-                    false
-                }
-                Err(Stop::Full) => {
-                    book.torn = None;
-                    true
-                }
-                Err(Stop::Gone) => break,
-            };
-            book.doubtful = None;
+            let Ok(full) = self.book("append", &mut book, end, &data, written) else { break };
             if full {
                 self.rest();
+            } else if more.contains(OFlags::SYNC) {
+                book.synced = book.content.len();
             }
             let synced = if self.random.once_in(500) { self.settle(&file, &name, &mut book) } else { Ok(()) };
             if synced.is_err() {
@@ -179,19 +188,7 @@ impl Writer {
             memory[skip..skip + length].copy_from_slice(&data);
             book.doubtful = Some((at, at + length));
             let written = file.write_at(&memory[skip..skip + length], at as u64);
-            let full = match self.told("pwrite", written) {
-                Ok(written) => {
-                    book.put(at, &data[..written]);
-                    self.cut_short(&mut book, at + written, at + length);
-                    false
-                }
-                Err(Stop::Full) => {
-                    book.torn = None;
-                    true
-                }
-                Err(Stop::Gone) => break,
-            };
-            book.doubtful = None;
+            let Ok(full) = self.book("pwrite", &mut book, at, &data, written) else { break };
             if self.random.once_in(1000) || full && self.random.once_in(8) {
                 return self.begin_again(&name, &file, &mut book);
             }
@@ -211,19 +208,7 @@ impl Writer {
             let data = self.random.bytes(length);
             book.doubtful = Some((at, at + length));
             let written = file.write_at(&data, at as u64);
-            let full = match self.told("pwrite", written) {
-                Ok(written) => {
-                    book.put(at, &data[..written]);
-                    self.cut_short(&mut book, at + written, at + length);
-                    false
-                }
-                Err(Stop::Full) => {
-                    book.torn = None;
-                    true
-                }
-                Err(Stop::Gone) => break,
-            };
-            book.doubtful = None;
+            let Ok(full) = self.book("pwrite", &mut book, at, &data, written) else { break };
             let from = at.saturating_sub(self.random.below(20_000) as usize);
             let mut seen = vec![0; book.content.len() - from.min(book.content.len())];
             let read = file.read_exact_at(&mut seen, from as u64);

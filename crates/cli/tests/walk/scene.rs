@@ -2,7 +2,7 @@
 //! all of it that can be seen.
 
 use crate::mounting::{
-    can_mount, eventually, finish, is_gone, kill, mount_table, mounts_below, nacre, pools::Yard, text,
+    Reaped, can_mount, eventually, finish, is_gone, kill, mount_table, mounts_below, nacre, pools::Yard, text,
 };
 use rustix::process::Signal;
 use std::{
@@ -12,7 +12,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -175,11 +175,11 @@ impl Scene {
     }
 
     /// Processes that sit in all that is mounted.
-    pub fn sit(&self) -> Vec<Sitting> {
+    pub fn sit(&self) -> Vec<Reaped> {
         self.mounts()
             .iter()
             .filter_map(|place| {
-                Command::new("sleep").arg("600").current_dir(place).stdin(Stdio::null()).spawn().ok().map(Sitting)
+                Command::new("sleep").arg("600").current_dir(place).stdin(Stdio::null()).spawn().ok().map(Reaped)
             })
             .collect()
     }
@@ -328,15 +328,5 @@ impl Drop for Scene {
         if self.pool.is_none() {
             self.kill_all();
         }
-    }
-}
-
-/// A process that sits somewhere.
-pub struct Sitting(Child);
-
-impl Drop for Sitting {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
     }
 }

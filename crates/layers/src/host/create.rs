@@ -12,7 +12,7 @@ use super::{
     stat,
 };
 use nacre_sys::credentials::{self, Identity};
-use nacre_vfs::{Caller, Entry, Errno, Kind, Name, Node, OpenFlags, Opened, Result};
+use nacre_vfs::{Caller, Created, Dev, Entry, Errno, Kind, Name, Node, OpenFlags, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -38,7 +38,7 @@ impl HostShared {
         name: Name<'_>,
         mode: u32,
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<Created> {
         let (parent, held) = self.enter(parent)?;
         self.watch.before_names(&parent, held.fd());
         let mut lower = self.lower_flags(flags) | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -79,7 +79,7 @@ impl HostShared {
         parent: &Node,
         mode: u32,
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<Created> {
         let (_, held) = self.enter(parent)?;
         let mut lower = self.lower_flags(flags) | OFlags::TMPFILE | OFlags::CLOEXEC;
         if flags.exclusive() {
@@ -112,14 +112,14 @@ impl HostShared {
         name: Name<'_>,
         kind: Kind,
         mode: u32,
-        device: (u32, u32),
+        dev: Dev,
     ) -> Result<Entry> {
         if matches!(kind, Kind::Directory | Kind::Symlink) {
             return Err(Errno::EINVAL);
         }
         let (parent, held) = self.enter(parent)?;
         self.watch.before_names(&parent, held.fd());
-        let number = rustix::fs::makedev(device.0, device.1);
+        let number = rustix::fs::makedev(dev.0, dev.1);
         let file_type = FileType::from_raw_mode(kind.mode());
         as_caller(caller, mode, |mode| rustix::fs::mknodat(held.fd(), name.bytes(), file_type, mode, number))?;
         let found = self.examine(held.fd(), name.bytes(), true)?;

@@ -14,6 +14,7 @@ mod watching;
 
 use super::{Directories, Host, HostNode, HostOptions};
 use crate::settings::HostCoherence;
+use nacre_testkit::name;
 use nacre_vfs::{
     Attr, Caller, Entry, Errno, FileId, Kind, Layer, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, Result,
     SetAttr, WriteOrigin, XattrFlags,
@@ -52,10 +53,6 @@ impl Drop for Bind {
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
 }
 
 impl Door {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::remap::acl;
+use crate::remap::acl::tests::acl;
 use nacre_vfs::WriteOrigin;
 
 const USER: Caller = Caller { uid: 1000, gid: 100, pid: 0, umask: 0o022 };
@@ -173,16 +174,6 @@ fn extended_attributes_keep_to_their_rules() {
     assert_eq!(mem.listxattr(&USER, &file, &mut [0; 3]), Err(Errno::ERANGE));
     let link = mem.symlink(&USER, &root, name("l"), b"target").unwrap().node;
     assert_eq!(mem.setxattr(&USER, &link, b"user.a", b"1", XattrFlags::default()), Err(Errno::EPERM));
-}
-
-fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
-    let mut value = 2u32.to_le_bytes().to_vec();
-    for (tag, perm, id) in entries {
-        value.extend(tag.to_le_bytes());
-        value.extend(perm.to_le_bytes());
-        value.extend(id.to_le_bytes());
-    }
-    value
 }
 
 #[test]

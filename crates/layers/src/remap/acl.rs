@@ -209,12 +209,12 @@ pub fn is_minimal(value: &[u8]) -> Result<bool> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::remap::perms::Perms;
 
     /// An ACL in the kernel's form.
-    pub(in crate::remap) fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    pub(crate) fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
         let mut value = 2u32.to_le_bytes().to_vec();
         for (tag, perm, id) in entries {
             value.extend(tag.to_le_bytes());

@@ -1,5 +1,10 @@
 //! Owners on the way up and down: map, then offset. Pure.
 //!
+//! `remap.rs` calls [`Ids::shown`] for every owner that is shown, and [`Ids::stored`] for every
+//! owner that a caller gives (`chown`, a new file, an ACL). The map is built in `rules.rs`, from
+//! `--map`, `--map-passwd` and `--map-group`. `--force-user`, `--force-group` and `--mirror` come
+//! after, in `remap.rs`.
+//!
 //! Up: shown = map(stored) + offset. Down: stored = map back(shown - offset). An owner whose offset
 //! leaves 0..=2^32-2 is shown as [`NOBODY`]; nothing is given to one who cannot be stored
 //! (EOVERFLOW).

@@ -3,7 +3,7 @@
 
 use super::{acl, owner::Owners, perms::Perms};
 use crate::settings::{ChangePolicy, XattrPolicy};
-use nacre_vfs::{Attr, Errno, Kind, Op, OpenFlags, Result, SetAttr};
+use nacre_vfs::{Before, Errno, Kind, Op, OpenFlags, Result, SetAttr};
 
 const X_BITS: u32 = 0o111;
 
@@ -29,9 +29,6 @@ pub struct Policies {
     /// No file becomes shorter.
     pub truncate_deny: bool,
 }
-
-/// The attributes below, asked for only where a policy needs them.
-pub type Before<'a> = &'a mut dyn FnMut() -> Result<Attr>;
 
 impl Policies {
     /// Refuses an operation as a whole.

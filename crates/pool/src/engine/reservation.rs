@@ -8,6 +8,9 @@
 //!  a commit       settle: the promises of its txg become what the dataset uses, at the same moment
 //! ```
 //!
+//! An operation is refused by `judge`, in this order: a quota of its dataset, or of one above it, is
+//! in the way (EDQUOT); the pool has no room beside what was promised to others (ENOSPC).
+//!
 //! Callers: files of datasets through [`Admission`]; commits; administration, which has the
 //! accounts ([`QuotaTree`]) from here.
 //!

@@ -153,21 +153,19 @@ fn config(storage: &Arc<MapStorage>) -> PoolConfig {
     }
 }
 
+/// What is durable after a crash: what no commit named is not there any more.
+fn crash(storage: &MapStorage) -> Durable {
+    let mut state = storage.state.lock();
+    let (txg, catalog) = state.durable;
+    state.frames.retain(|_, (_, birth)| *birth <= txg);
+    let charged = |content: &[u8]| (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16);
+    state.charged = state.frames.values().map(|(content, _)| charged(content)).sum();
+    state.freed.clear();
+    Durable { txg, catalog: catalog.unwrap(), log: state.log }
+}
+
 fn reopen(storage: &Arc<MapStorage>) -> Pool {
-    let (txg, root) = {
-        let mut state = storage.state.lock();
-        let durable = state.durable;
-        // What no commit named is not there after a crash.
-        state.frames.retain(|_, (_, birth)| *birth <= durable.0);
-        state.charged = state
-            .frames
-            .values()
-            .map(|(content, _)| (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16))
-            .sum();
-        state.freed.clear();
-        durable
-    };
-    Pool::open(config(storage), &Durable { txg, catalog: root.unwrap(), log: log::Start::default() }).unwrap()
+    Pool::open(config(storage), &Durable { log: log::Start::default(), ..crash(storage) }).unwrap()
 }
 
 fn put(dataset: &Dataset, name: &str, content: &[u8]) {

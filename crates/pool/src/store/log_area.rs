@@ -4,6 +4,7 @@
 //! Callers: the intent log, which knows what is in it. Invariant: the area never moves and never
 //! grows.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::device::failed;
@@ -13,9 +14,9 @@ use crate::log::{Area, Start};
 
 use super::{Result, Store};
 
-/// The log area as the intent log sees it.
+/// The log area as the intent log sees it; of a store that is not shared yet, `LogArea<&Store>`.
 #[derive(Clone)]
-pub struct LogArea(Arc<Store>);
+pub struct LogArea<S = Arc<Store>>(pub(super) S);
 
 impl LogArea {
     /// The area of this store.
@@ -25,28 +26,7 @@ impl LogArea {
     }
 }
 
-impl Area for LogArea {
-    fn length(&self) -> u64 {
-        self.0.log_length()
-    }
-
-    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<()> {
-        self.0.log_read(offset, into)
-    }
-
-    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
-        self.0.log_write(offset, from)
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.0.log_sync()
-    }
-}
-
-/// The area of a store that is not shared yet.
-pub(super) struct Borrowed<'a>(pub(super) &'a Store);
-
-impl Area for Borrowed<'_> {
+impl<S: Deref<Target = Store> + Send> Area for LogArea<S> {
     fn length(&self) -> u64 {
         self.0.log_length()
     }

@@ -23,7 +23,7 @@ use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::{self, UncommittedRun};
 
 use super::commit::{ROOT_DEVICES, copies, release, slack};
-use super::log_area::Borrowed;
+use super::log_area::LogArea;
 use super::{Committed, Map, Result, Store, Sums};
 
 /// The shortest device that a pool lies on, bytes.
@@ -206,7 +206,7 @@ impl Store {
     /// [`Self::confirm`], so that a state that cannot be read does not cost the others.
     fn begin_again(&self, pool: u64) -> Result<()> {
         let mut committed = self.committed.lock();
-        let sequence = log::newest_sequence(&Borrowed(self), pool)?.wrapping_add(1);
+        let sequence = log::newest_sequence(&LogArea(self), pool)?.wrapping_add(1);
         committed.root.log_start = LogStart { position: 0, sequence, chain: 0 };
         self.unconfirmed.store(true, Ordering::Release);
         Ok(())

@@ -15,6 +15,11 @@ use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
 
+/// A number from the environment, as campaigns set them.
+pub fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |value| value.parse().expect(name))
+}
+
 /// A pool with its store.
 pub struct Imported {
     /// The engine.

@@ -2,8 +2,9 @@
 
 use super::{DatasetTree, TreeNode, listing::Listing, tree_node};
 use nacre_vfs::{
-    Attr, Caller, Capabilities, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind,
-    Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
+    Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs,
+    XattrFlags,
 };
 use std::sync::{Arc, mpsc::Sender};
 
@@ -63,7 +64,7 @@ impl Layer for DatasetTree {
         // They need no names either.
     }
 
-    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+    fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
         let tree_node = tree_node(node)?;
         tree_node.member.layer.getattr(caller, &tree_node.node, file).map(|attr| self.attr(&tree_node.member, attr))
     }
@@ -79,7 +80,7 @@ impl Layer for DatasetTree {
         tree_node.member.layer.access(caller, &tree_node.node, mask)
     }
 
-    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         let tree_node = self.changeable(node)?;
         tree_node
             .member
@@ -93,20 +94,13 @@ impl Layer for DatasetTree {
         tree_node.member.layer.readlink(caller, &tree_node.node)
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         let tree_node = self.changeable(parent)?;
         let (entry, file) = tree_node.member.layer.create(caller, &tree_node.node, name, mode, flags)?;
         Ok((self.wrap(&tree_node.member, entry), file))
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         let tree_node = self.changeable(parent)?;
         let (entry, file) = tree_node.member.layer.tmpfile(caller, &tree_node.node, mode, flags)?;
         Ok((self.wrap(&tree_node.member, entry), file))
@@ -117,17 +111,9 @@ impl Layer for DatasetTree {
         self.made(tree_node, tree_node.member.layer.mkdir(caller, &tree_node.node, name, mode))
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
         let tree_node = self.changeable(parent)?;
-        self.made(tree_node, tree_node.member.layer.mknod(caller, &tree_node.node, name, kind, mode, device))
+        self.made(tree_node, tree_node.member.layer.mknod(caller, &tree_node.node, name, kind, mode, dev))
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
@@ -135,14 +121,7 @@ impl Layer for DatasetTree {
         self.made(tree_node, tree_node.member.layer.symlink(caller, &tree_node.node, name, target))
     }
 
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         let (linked, parent) = (tree_node(node)?, self.changeable(parent)?);
         same(linked, parent)?;
         self.made(parent, parent.member.layer.link(caller, &linked.node, file, &parent.node, name))

@@ -1,7 +1,7 @@
 //! The merge itself: one listing's way through the sources, from the top down.
 
 use super::{
-    Present, Request, Source,
+    Present, Presented, Request, Source,
     ahead::{Ahead, Reader},
     batch::{Batch, Preparing, Taken},
     hidden::{Digest, Hidden},
@@ -440,7 +440,7 @@ impl<'a> Run<'a> {
         let next = position::pack(source.slot, taken.next);
         // What has been copied up since the merge began is shown by another branch now.
         let found = found.filter(|_| self.request.attributes && (self.unchanged || self.at.0 == 0));
-        if !out.present(Some(self.at.0), name, taken.ino, kind, found, next)? {
+        if !out.present(Presented { source: Some(self.at.0), name, ino: taken.ino, kind, found, next })? {
             return Ok(false);
         }
         if let Some(recording) = &mut self.merge.recording

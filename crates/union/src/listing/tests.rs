@@ -8,6 +8,7 @@ use nacre_layers::{
     host::{Host, HostOptions},
     mem::Mem,
 };
+use nacre_testkit::name;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -17,10 +18,6 @@ const MARKS: Marks = Marks { style: Style::Wh, namespace: Namespace::User };
 struct Tree {
     branches: Vec<(Arc<dyn Layer>, Node)>,
     reads_marks: bool,
-}
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
 }
 
 fn mem() -> Arc<dyn Layer> {
@@ -124,20 +121,12 @@ impl Page {
 }
 
 impl Present for Page {
-    fn present(
-        &mut self,
-        source: Option<usize>,
-        name: Name<'_>,
-        _: u64,
-        _: Option<Kind>,
-        _: Option<Entry>,
-        next: u64,
-    ) -> Result<bool> {
+    fn present(&mut self, of: Presented<'_>) -> Result<bool> {
         if self.taken.len() == self.room {
             return Ok(false);
         }
-        self.sources.push(source);
-        self.taken.push((name.to_string(), next));
+        self.sources.push(of.source);
+        self.taken.push((of.name.to_string(), of.next));
         Ok(true)
     }
 }
@@ -244,17 +233,9 @@ fn whiteouts_are_shown_where_asked_for() {
 fn attributes_come_from_the_branch_that_shows_the_name() {
     struct Inodes(BTreeMap<String, (usize, u64, bool)>);
     impl Present for Inodes {
-        fn present(
-            &mut self,
-            source: Option<usize>,
-            name: Name<'_>,
-            ino: u64,
-            _: Option<Kind>,
-            found: Option<Entry>,
-            _: u64,
-        ) -> Result<bool> {
-            let same = found.is_some_and(|found| found.attr.id.ino == ino);
-            self.0.insert(name.to_string(), (source.unwrap(), ino, same));
+        fn present(&mut self, of: Presented<'_>) -> Result<bool> {
+            let same = of.found.is_some_and(|found| found.attr.id.ino == of.ino);
+            self.0.insert(of.name.to_string(), (of.source.unwrap(), of.ino, same));
             Ok(true)
         }
     }

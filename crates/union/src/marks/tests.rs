@@ -5,6 +5,7 @@ use nacre_layers::{
     host::{Host, HostOptions},
     mem::Mem,
 };
+use nacre_testkit::name;
 use nacre_vfs::OpenFlags;
 use std::sync::Arc;
 
@@ -16,10 +17,6 @@ struct Branch {
     work: Node,
     d: Node,
     _scratch: Option<tempfile::TempDir>,
-}
-
-fn name(bytes: &[u8]) -> Name<'_> {
-    Name::new(bytes).unwrap()
 }
 
 impl Branch {

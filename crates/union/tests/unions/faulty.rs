@@ -2,8 +2,8 @@
 //! cut. Only calls that change something count; those that fail change nothing.
 
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags,
-    Result, SetAttr, WriteOrigin, XattrFlags,
+    AllocateMode, AnyOpen, Attr, Caller, Created, Dev, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags,
+    Opened, RenameFlags, Result, SetAttr, WriteOrigin, XattrFlags,
 };
 use std::{
     any::Any,
@@ -62,23 +62,16 @@ impl Faulty {
 }
 
 impl Layer for Faulty {
-    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         self.fault.change()?;
         self.below.setattr(caller, node, file, change)
     }
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.fault.change()?;
         let (entry, file) = self.below.create(caller, parent, name, mode, flags)?;
         Ok((entry, self.wrap(file)))
     }
-    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<Created> {
         self.fault.change()?;
         let (entry, file) = self.below.tmpfile(caller, parent, mode, flags)?;
         Ok((entry, self.wrap(file)))
@@ -87,30 +80,15 @@ impl Layer for Faulty {
         self.fault.change()?;
         self.below.mkdir(caller, parent, name, mode)
     }
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
         self.fault.change()?;
-        self.below.mknod(caller, parent, name, kind, mode, device)
+        self.below.mknod(caller, parent, name, kind, mode, dev)
     }
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
         self.fault.change()?;
         self.below.symlink(caller, parent, name, target)
     }
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.fault.change()?;
         self.below.link(caller, node, file, parent, name)
     }

@@ -2,7 +2,8 @@
 //! is made durable, and whose syncs can fail.
 
 use nacre_vfs::{
-    Caller, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, XattrFlags,
+    AnyOpen, Caller, Created, Dev, Entry, Errno, FileId, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags,
+    Result, XattrFlags,
 };
 use parking_lot::Mutex;
 use std::sync::{
@@ -99,14 +100,7 @@ impl Recorded {
 }
 
 impl Layer for Recorded {
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<Created> {
         let made = self.below.create(caller, parent, name, mode, flags)?;
         self.came(parent, name).map(|()| made)
     }
@@ -114,30 +108,15 @@ impl Layer for Recorded {
         let made = self.below.mkdir(caller, parent, name, mode)?;
         self.came(parent, name).map(|()| made)
     }
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        kind: Kind,
-        mode: u32,
-        device: (u32, u32),
-    ) -> Result<Entry> {
-        let made = self.below.mknod(caller, parent, name, kind, mode, device)?;
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
+        let made = self.below.mknod(caller, parent, name, kind, mode, dev)?;
         self.came(parent, name).map(|()| made)
     }
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
         let made = self.below.symlink(caller, parent, name, target)?;
         self.came(parent, name).map(|()| made)
     }
-    fn link(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        file: Option<&dyn OpenFile>,
-        parent: &Node,
-        name: Name<'_>,
-    ) -> Result<Entry> {
+    fn link(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, parent: &Node, name: Name<'_>) -> Result<Entry> {
         let made = self.below.link(caller, node, file, parent, name)?;
         self.came(parent, name).map(|()| made)
     }

@@ -2,6 +2,7 @@
 //! file is one file.
 
 use super::*;
+use nacre_testkit::needs;
 use nacre_vfs::{Coherence, Invalidation, Scope};
 use std::{
     process::Command,
@@ -31,9 +32,7 @@ fn expect(receiver: &Receiver<Invalidation>, mut wanted: Vec<Invalidation>) {
 
 #[test]
 fn a_directory_bound_at_two_places_is_two_and_its_files_are_one() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     let (door, _bind) = tree(HostCoherence::Revalidate);
     let (a, b) = (door.find("a/below").unwrap(), door.find("b/below").unwrap());
     assert_eq!(a.attr.id.ino, b.attr.id.ino);
@@ -56,9 +55,7 @@ fn a_directory_bound_at_two_places_is_two_and_its_files_are_one() {
 
 #[test]
 fn the_source_bound_inside_itself_can_be_used() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     let door = Door::new();
     shell(&door, "mkdir -p inner/deeper; echo content > file");
     let _bind = Bind::new(door.source.path(), &door.path("inner"));
@@ -78,15 +75,11 @@ fn the_source_bound_inside_itself_can_be_used() {
 
 #[test]
 fn a_change_at_one_place_reaches_all_identities() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     let (door, _bind) = tree(HostCoherence::Watch);
     let (sender, receiver) = channel();
     door.host.watch(sender);
-    if door.host.shared.watch.method() != "fanotify" {
-        return;
-    }
+    needs!(door.host.shared.watch.method() == "fanotify");
     let (a, b) = (door.find("a/below").unwrap().attr.id, door.find("b/below").unwrap().attr.id);
     let entry = |parent, name: &str| Invalidation::Entry { parent, name: name.as_bytes().into() };
     shell(&door, "touch a/below/theirs; chmod 700 b/below");
@@ -110,9 +103,7 @@ fn a_change_at_one_place_reaches_all_identities() {
 
 #[test]
 fn the_same_where_directories_are_watched_one_by_one() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     let (door, _bind) = tree(HostCoherence::Watch);
     let (sender, receiver) = channel();
     super::super::watch::start_by_directories(&door.host.shared, sender);
@@ -125,9 +116,7 @@ fn the_same_where_directories_are_watched_one_by_one() {
 
 #[test]
 fn an_exclusive_source_promises_nothing_of_directories_with_two_places() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     let (door, _bind) = tree(HostCoherence::Exclusive);
     let a = door.find("a/below").unwrap();
     assert_eq!(door.host.coherence(Scope::Names(&a.node)), Coherence::Exclusive);

@@ -1,6 +1,7 @@
 //! Owners, modes and kinds of what is created.
 
 use super::*;
+use nacre_testkit::needs;
 use nacre_vfs::WriteOrigin;
 use std::{
     fs,
@@ -12,9 +13,7 @@ const O_EXCL: u32 = 0o200;
 
 #[test]
 fn everything_belongs_to_the_caller_at_once() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     for prepared in [false, true] {
         std::thread::spawn(move || {
             if prepared {
@@ -71,9 +70,7 @@ fn everything_belongs_to_the_caller_at_once() {
 
 #[test]
 fn sticky_and_set_group_id_directories_keep_their_bits() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     let door = Door::new();
     door.mkdir(&USER, "sticky", 0o1777).unwrap();
     assert_eq!(std::fs::metadata(door.path("sticky")).unwrap().mode() & 0o7777, 0o1755);

@@ -1,6 +1,7 @@
 //! Open files: bytes, holes, copies, locks, flags.
 
 use super::*;
+use nacre_testkit::needs;
 use nacre_vfs::{AllocateMode, FileLock, Ioctl, LockKind, OpenFile, Whence, WriteOrigin};
 use std::{
     fs,
@@ -164,9 +165,7 @@ fn whole_file_locks_conflict_between_owners_and_with_the_source() {
 
 #[test]
 fn set_id_bits_fall_as_the_kernel_asks() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     std::thread::spawn(|| {
         crate::host::prepare_worker().unwrap();
         let door = Door::new();

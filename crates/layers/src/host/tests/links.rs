@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::settings::{SymlinkDeletion, Symlinks};
+use nacre_testkit::needs;
 use nacre_vfs::{DirEntry, DirSink, WriteOrigin};
 use std::{fs, os::unix::fs::symlink};
 
@@ -124,9 +125,7 @@ fn renaming_moves_links_and_replaces_targets() {
 #[test]
 fn a_target_is_removed_or_replaced_only_by_whom_its_own_directory_admits() {
     use std::os::unix::fs::{PermissionsExt, chown};
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     let user = Caller { uid: 4001, gid: 4002, pid: 0, umask: 0 };
     for (mode, owner, reachable, admitted) in [
         (0o755, 0, true, false),

@@ -2,6 +2,7 @@
 //! trees.
 
 use super::*;
+use nacre_testkit::needs;
 use nacre_vfs::{SetTime, Time, WriteOrigin};
 use rustix::fs::{self as native_fs, AtFlags, CWD, Mode, OFlags};
 use std::{
@@ -227,9 +228,7 @@ fn excused(step: &Step, native: Errno, ours: Errno) -> bool {
 
 #[test]
 fn random_operations_have_the_same_results_and_effects() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     for seed in 1..=12 {
         let twin = TempDir::new().unwrap();
         let door = Door::with(|_| {}, 4);

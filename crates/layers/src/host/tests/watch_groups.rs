@@ -6,6 +6,7 @@ use super::{
     super::watch::{Tree, WatchGroup},
     *,
 };
+use nacre_testkit::needs;
 use nacre_vfs::Invalidation;
 use std::{
     process::Command,
@@ -114,9 +115,7 @@ fn a_file_with_a_name_in_each_of_two_is_heard_by_both() {
 
 #[test]
 fn what_is_bound_from_one_into_another_is_heard_from_when_it_is_met() {
-    if !is_root() {
-        return;
-    }
+    needs!(is_root());
     for what in ["directory", "single"] {
         let Some(branches) = branches(2) else { return };
         branches.door(0).mkdir(&Caller::ROOT, "directory", 0o755).unwrap();
@@ -185,9 +184,7 @@ fn who_overlaps_with_another_is_heard_and_the_others_go_on_hearing_when_one_leav
 fn what_we_change_of_a_file_with_names_in_two_trees_is_told_to_the_other() {
     let watch_group = Arc::new(WatchGroup::default());
     let branches = Branches { doors: vec![joined(&watch_group.tree()), joined(&watch_group.tree())] };
-    if branches.door(0).host.shared.watch.method() != "fanotify" {
-        return;
-    }
+    needs!(branches.door(0).host.shared.watch.method() == "fanotify");
     assert_eq!(branches.door(0).host.shared.watch.hosts(), 2);
     let entry = branches.door(0).create(&Caller::ROOT, "file", 0o644, 0o2).unwrap().0;
     let told = Invalidation::Attributes { id: entry.attr.id };

@@ -2,6 +2,7 @@
 //! shared.
 
 use super::*;
+use nacre_testkit::needs;
 use nacre_vfs::{Coherence, Invalidation, Scope, WriteOrigin};
 use std::{
     fs,
@@ -70,9 +71,7 @@ fn changes_arrive(door: &Door, receiver: &Receiver<Invalidation>) {
 #[test]
 fn a_whole_file_system_is_watched() {
     let (door, receiver) = watched();
-    if door.host.shared.watch.method() != "fanotify" {
-        return;
-    }
+    needs!(door.host.shared.watch.method() == "fanotify");
     let root = door.root();
     assert_eq!(door.host.coherence(Scope::Names(&root)), Coherence::Watched);
     changes_arrive(&door, &receiver);
@@ -135,9 +134,7 @@ fn marks(door: &Door) -> usize {
 #[test]
 fn what_is_written_through_us_is_not_reported_but_what_others_write_to_the_same_file_is() {
     let (door, receiver) = watched();
-    if door.host.shared.watch.method() != "fanotify" {
-        return;
-    }
+    needs!(door.host.shared.watch.method() == "fanotify");
     let (entry, created) = door.create(&Caller::ROOT, "file", 0o644, 0o2).unwrap();
     let opened = door.open("file", OpenFlags::READ_WRITE.raw()).unwrap();
     let (_, nameless) = {
@@ -160,9 +157,7 @@ fn what_is_written_through_us_is_not_reported_but_what_others_write_to_the_same_
 #[test]
 fn another_name_and_no_name_make_no_difference() {
     let (door, receiver) = watched();
-    if door.host.shared.watch.method() != "fanotify" {
-        return;
-    }
+    needs!(door.host.shared.watch.method() == "fanotify");
     let (entry, file) = door.create(&Caller::ROOT, "file", 0o644, 0o2).unwrap();
     door.link("file", "linked").unwrap();
     let linked = door.open("linked", OpenFlags::WRITE.raw()).unwrap();
@@ -186,9 +181,7 @@ fn writes_through_a_link_shown_as_its_target_are_reported_for_the_target() {
     let door = Door::with(watch, 64);
     let (sender, receiver) = channel();
     door.host.watch(sender);
-    if door.host.shared.watch.method() != "fanotify" {
-        return;
-    }
+    needs!(door.host.shared.watch.method() == "fanotify");
     shell(&door, "echo old > target; ln -s target link");
     let target = door.find("target").unwrap();
     assert_ne!(door.find("link").unwrap().attr.id, target.attr.id);
@@ -201,9 +194,7 @@ fn writes_through_a_link_shown_as_its_target_are_reported_for_the_target() {
 #[test]
 fn open_files_leave_no_marks_and_no_descriptors() {
     let (door, receiver) = watched();
-    if door.host.shared.watch.method() != "fanotify" {
-        return;
-    }
+    needs!(door.host.shared.watch.method() == "fanotify");
     // One for the file system, one for our own mount of it.
     assert_eq!(marks(&door), 2);
     for round in 0..50 {

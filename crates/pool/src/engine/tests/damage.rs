@@ -232,21 +232,10 @@ fn a_batch_that_empties_a_leaf_and_fills_its_place_needs_no_neighbour() {
 
 /// A pool with a log in memory, as a crash leaves both.
 fn crashed(storage: &Arc<MapStorage>, log: &crate::log::tests::Memory) -> Pool {
-    let (durable, start) = {
-        let mut state = storage.state.lock();
-        let durable = state.durable;
-        state.frames.retain(|_, (_, birth)| *birth <= durable.0);
-        state.charged = state
-            .frames
-            .values()
-            .map(|(content, _)| (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16))
-            .sum();
-        state.freed.clear();
-        (durable, state.log)
-    };
+    let durable = crash(storage);
     log.crash(|| false);
     let config = PoolConfig { log: Some(Box::new(log.clone())), ..config(storage) };
-    Pool::open(config, &Durable { txg: durable.0, catalog: durable.1.unwrap(), log: start }).unwrap()
+    Pool::open(config, &durable).unwrap()
 }
 
 /// How many names inodes say they have, and have; of each what is wrong.
