@@ -171,7 +171,7 @@ pub fn run(
         FsRequest::List(listing) => list::run(pool, mounts, &listing).map(FsAnswer::Listed),
         FsRequest::Create(new) => making::create(pool, mounts, &new).map(FsAnswer::Done),
         FsRequest::Destroy(what) => destroying::destroy(pool, mounts, &what).map(FsAnswer::Destroyed),
-        FsRequest::Set(what) => setting::set(pool, mounts, &what).map(FsAnswer::Done),
+        FsRequest::Set(what) => setting::set(pool, mounts, &what, progress).map(FsAnswer::Done),
         FsRequest::Mounted => mounting::list(pool, mounts).map(FsAnswer::Mounted),
         FsRequest::Mount(what) => mounting::mount(pool, mounts, &what).map(FsAnswer::Done),
         FsRequest::Unmount { what, force } => mounting::unmount_asked(pool, mounts, &what, force).map(FsAnswer::Done),

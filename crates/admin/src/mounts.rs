@@ -39,6 +39,9 @@ pub struct MountOptions {
     pub no_dev: bool,
     /// Reading changes no access time.
     pub no_atime: bool,
+    /// What is written is durable when write(2) returns.
+    #[serde(default)]
+    pub synchronous: bool,
     /// A mount over a directory that is not empty is fine.
     pub overlay: bool,
 }
@@ -100,6 +103,15 @@ pub trait Mounts: Send + Sync {
     /// # Errors
     /// Why not.
     fn remount(&self, what: What, options: &MountOptions) -> Result<(), Refusal>;
+
+    /// What of the options of a mount counts only from its next mount on, as a sentence.
+    fn begins_later(&self, what: What) -> Option<String> {
+        let _ = what;
+        None
+    }
+
+    /// There may be less room than before for what is written: quotas, reservations.
+    fn room_changed(&self) {}
 
     /// All mounts, in the order in which they were made.
     fn mounted(&self) -> Vec<Mounted>;

@@ -174,10 +174,7 @@ impl Door {
         asked: Option<&Node>,
         if_stored: Duration,
     ) -> Duration {
-        if attr.kind == Kind::File
-            && self.writeback.on()
-            && (self.writeback.announces(nodeid) || self.times_move(nodeid))
-        {
+        if attr.kind == Kind::File && self.writeback.on() && (self.announces(nodeid) || self.times_move(nodeid)) {
             return Duration::ZERO;
         }
         if attr.mode & 0o6000 != 0 && attr.kind == Kind::File && !self.options.immutable {
@@ -185,6 +182,11 @@ impl Door {
         }
         let time = self.times().attributes(self.layer.coherence(Scope::Attributes(node, attr)));
         if time > if_stored && attr.kind == Kind::File && self.is_stored_to(nodeid, asked) { if_stored } else { time }
+    }
+
+    /// Whether writes to a file are to be announced.
+    fn announces(&self, nodeid: u64) -> bool {
+        if self.writes_unopened() { !self.unannounced() } else { self.writeback.announces(nodeid) }
     }
 
     /// Whether an inode's attributes may be kept, and taken back ([`KernelSide::root_is_taken`]).
@@ -220,7 +222,10 @@ impl Door {
 
     /// Takes look-ups back.
     pub fn forget_lookups(&self, nodeid: u64, lookups: u64) {
-        let Some(removed) = self.inodes.forget(nodeid, lookups) else { return self.open.closes.heard() };
+        let uses = self.writeback.written.uses(nodeid);
+        let removed = self.inodes.forget(nodeid, lookups);
+        self.unknown(nodeid, uses);
+        let Some(removed) = removed else { return self.open.closes.heard() };
         if let Some(open) = removed.open {
             self.open.passthrough.abandon(open);
         }
@@ -289,10 +294,10 @@ impl Door {
             Op::Release { fh, lock_owner, .. } => self.release(fh, lock_owner),
             Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner),
             Op::Fsync { fh, datasync } => self.fsync(head, fh, datasync),
-            Op::Fallocate { fh, offset, length, mode } => self.fallocate(fh, mode, offset, length),
+            Op::Fallocate { fh, offset, length, mode } => self.fallocate(head, fh, mode, offset, length),
             Op::Lseek { fh, offset, whence } => self.lseek(head, fh, offset, whence, reply),
-            Op::CopyFileRange { fh_in, off_in, fh_out, off_out, len, flags, wide, .. } => {
-                self.copy_file_range((fh_in, off_in), (fh_out, off_out), len, flags, wide, reply)
+            Op::CopyFileRange { fh_in, off_in, nodeid_out, fh_out, off_out, len, flags, wide } => {
+                self.copy_file_range(head, (fh_in, off_in), (nodeid_out, fh_out, off_out), len, flags, wide, reply)
             }
             Op::Ioctl { fh, flags, cmd, arg, input, out_size } => {
                 let request = Ioctl { command: cmd, argument: arg, input };
@@ -357,6 +362,9 @@ impl Handler for Door {
             self.open.passthrough.refuse("writes are collected by the kernel, which excludes it");
         } else if self.writeback.on() {
             self.writeback.drop_it();
+        }
+        if agreement.opens_files_itself && agreement.writeback {
+            self.writeback.unopened(&self.inodes);
         }
         if agreement.opens_files_itself {
             self.open.passthrough.refuse("files are opened without requests, which excludes it");

@@ -362,6 +362,14 @@ impl Inodes {
         self.numbers.as_ref().map_or_else(|| self.find(id), |numbers| numbers.find_held(id))
     }
 
+    /// Whether the kernel knows the file of a node id.
+    pub fn is_known(&self, nodeid: u64) -> bool {
+        match &self.numbers {
+            Some(numbers) => numbers.is_known(nodeid),
+            None => self.node(nodeid).is_some(),
+        }
+    }
+
     /// Whether the kernel knows a file with a number from `from` to `to`; of layers whose files are
     /// found by their numbers.
     pub fn knows_any(&self, from: u64, to: u64) -> bool {
@@ -387,7 +395,7 @@ impl Inodes {
     /// Takes back `lookups` look-ups; answers what is to be dropped when they were the last.
     pub fn forget(&self, nodeid: u64, lookups: u64) -> Option<Removed> {
         if let Some(numbers) = &self.numbers {
-            return numbers.forget(nodeid);
+            return numbers.forget(nodeid, lookups);
         }
         let inner = self.inner(nodeid);
         if inner == self.root {

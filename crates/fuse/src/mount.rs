@@ -253,6 +253,11 @@ impl Mount {
         self.door.wait_closed(&[], most, closed)
     }
 
+    /// Whether its files are opened without a request.
+    pub fn opens_unasked(&self) -> bool {
+        self.door.agreement().opens_files_itself
+    }
+
     /// Gives it other flags of mount(2): read-only, no set-id bits, no devices, no programs, no
     /// access times. All others are off then.
     ///
@@ -351,7 +356,12 @@ impl HeldWrites {
     /// # Errors
     /// Where the kernel could not pass it on.
     pub fn pass_on(&self) -> io::Result<()> {
-        let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| door.open.files.written_to());
+        let open = || {
+            self.0.upgrade().map_or_else(BTreeSet::new, |door| {
+                let unopened = door.writeback.written.nodes();
+                door.open.files.written_to().into_iter().chain(unopened).collect()
+            })
+        };
         let Some(writeback) =
             self.0.upgrade().map(|door| Arc::clone(&door.writeback)).filter(|writeback| writeback.on())
         else {
@@ -428,7 +438,9 @@ fn open(options: &FuseOptions) -> Result<Device, MountError> {
 /// passing on what the kernel holds (`self_io/flush_timer.rs`).
 fn is_promoted(door: &Door) -> bool {
     // Our thread that raises events reaches directories by handle, from the first inode on.
-    (door.options.without_links || negotiate::wants_acls(&door.options, &*door.layer)) && !door.options.notify_watchers
+    let by_number = door.layer.capabilities().numbered.is_some();
+    (by_number || door.options.without_links || negotiate::wants_acls(&door.options, &*door.layer))
+        && !door.options.notify_watchers
 }
 
 /// Shows a mount that is at no place where it belongs.

@@ -129,7 +129,7 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     let acls = wants_acls(options, layer) && offer.has(init::POSIX_ACL | init::DONT_MASK);
     let masks = acls || !options.default_permissions && layer.capabilities().acls && offer.has(init::DONT_MASK);
     let writeback = collect && offer.has(init::WRITEBACK_CACHE);
-    let asks_at_open = asks_at_open(offer, options, layer, root);
+    let asks_at_open = asks_at_open(offer, options, layer, (root, writeback));
     let opens_files_itself = asks_at_open.is_none();
     // The kernel has one of the three.
     let passthrough = wants_passthrough(options) && !writeback && !opens_files_itself && offer.has(init::PASSTHROUGH);
@@ -153,7 +153,7 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     // last page would show zeros, which a store to a mapping would even write back, where others
     // have appended. Without requests to open files, nobody else drops the pages of a file in a
     // directory that could not be watched.
-    when((shared || opens_files_itself) && !options.immutable, init::AUTO_INVAL_DATA);
+    when((shared || opens_files_itself && !writeback) && !options.immutable, init::AUTO_INVAL_DATA);
     when(!shared, init::CACHE_SYMLINKS);
     when(agreement.opens_directories_itself, init::NO_OPENDIR_SUPPORT);
     when(agreement.opens_files_itself, init::NO_OPEN_SUPPORT);
@@ -188,20 +188,31 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
 }
 
 /// Why files are opened by requests; `None` where the kernel opens them itself. It does so for all
-/// files of a mount and for good, and then nothing can be chosen for one of them; so nobody may
-/// write through the mount, and changes by others are told of.
-fn asks_at_open(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, root: Coherence) -> Option<&'static str> {
+/// files of a mount and for good, and then nothing can be chosen for one of them; so all writes are
+/// collected or there are none, and changes by others are told of.
+fn asks_at_open(
+    offer: &Offer,
+    options: &FuseOptions,
+    layer: &dyn Layer,
+    (root, writeback): (Coherence, bool),
+) -> Option<&'static str> {
+    let capabilities = layer.capabilities();
+    let reads = options.immutable || options.read_only;
     let reasons = [
-        (!options.immutable && !options.read_only, "files can be written through this mount"),
-        (!options.immutable && !options.no_open, "not asked for (--no-open)"),
+        (!reads && !writeback, "files can be written through this mount"),
+        // Only files that are found by their numbers can be used without being open, also when their
+        // last name is gone.
+        (!reads && capabilities.numbered.is_none(), "open files are told to the layers"),
+        // Of the first write to a file the kernel tells by asking for its capabilities.
+        (!reads && options.xattr != XattrChoice::Full, "extended attributes are off"),
+        (reads && !options.immutable && !options.no_open, "not asked for (--no-open)"),
         (!options.immutable && root > Coherence::Watched, "others may change files unnoticed"),
         (!options.default_permissions, "the kernel checks no permissions here"),
-        (layer.capabilities().numbered.is_some(), "several file systems lie in this mount"),
         (options.direct_io, "the kernel caches no content of this mount"),
         (options.lock_forwarding, "locks are taken on the files of the source"),
         (!offer.has(init::NO_OPEN_SUPPORT), "not offered by this kernel"),
     ];
-    reasons.iter().find(|(applies, _)| *applies).map(|(_, why)| *why)
+    capabilities.needs_opens.or_else(|| reasons.iter().find(|(applies, _)| *applies).map(|(_, why)| *why))
 }
 
 /// Whether the kernel is to enforce ACLs, where it can.

@@ -9,4 +9,5 @@ mod locks;
 mod names;
 mod opens;
 mod undelivered;
+mod unopened;
 mod xattrs;

@@ -150,7 +150,7 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         in_flight: session.in_flight(),
         threads: session.threads(),
         inodes: door.inodes.len(),
-        open_files: door.open.files.len(),
+        open_files: door.open.files.len() + door.writeback.written.len(),
         coherence: crate::negotiate::root_coherence(&*door.layer),
         invalidations: counts.told.load(Ordering::Relaxed),
         invalidated_all: counts.everything.load(Ordering::Relaxed),

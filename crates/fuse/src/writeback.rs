@@ -21,8 +21,10 @@
 pub(crate) mod caller;
 pub(crate) mod dirty_limit;
 pub(crate) mod open_pattern;
+pub(crate) mod written_files;
 
 use crate::{
+    inodes::Inodes,
     negotiate,
     options::FuseOptions,
     self_io::{
@@ -41,6 +43,7 @@ use std::{
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
+use written_files::{Uses, WrittenFiles};
 
 /// Collected files of one inode.
 struct Files {
@@ -68,6 +71,10 @@ pub(crate) struct Writeback {
     generation: AtomicU32,
     /// What the kernel is to hold back at most, bytes.
     wanted: AtomicU64,
+    /// All files that the kernel knows, where it opens them without a request.
+    unopened: OnceLock<Arc<Inodes>>,
+    /// What may have been written to there.
+    pub written: WrittenFiles,
     /// By node id.
     files: Mutex<HashMap<u64, Files>>,
     count: AtomicUsize,
@@ -103,6 +110,8 @@ impl Writeback {
             device: AtomicU64::new(0),
             generation: AtomicU32::new(0),
             wanted: AtomicU64::new(dirty_limit::WANTED),
+            unopened: OnceLock::new(),
+            written: WrittenFiles::default(),
             files: Mutex::default(),
             count: AtomicUsize::new(0),
             dirty_limit: dirty_limit::KnownLimit::default(),
@@ -160,6 +169,12 @@ impl Writeback {
         dirty_limit::limit(device, dirty_limit::WANTED)
     }
 
+    /// The kernel opens files without a request.
+    pub fn unopened(&self, inodes: &Arc<Inodes>) {
+        // Decided once.
+        let _ = self.unopened.set(Arc::clone(inodes));
+    }
+
     /// The kernel does not offer it after all.
     pub fn drop_it(&self) {
         self.dropped.store(true, Ordering::Release);
@@ -193,12 +208,17 @@ impl Writeback {
         *self.notifier.write() = None;
         let all = std::mem::take(&mut *self.files.lock());
         self.count.store(0, Ordering::Release);
-        drop(all);
+        drop((all, self.written.take(|_| true)));
     }
 
     /// The files are others from now on; none of those before is open any more.
     pub fn replaced(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether the kernel opens files without a request, and collects what is written to them.
+    pub fn is_unopened(&self) -> bool {
+        self.unopened.get().is_some()
     }
 
     /// Whether the kernel keeps sizes and times of regular files itself: writes are collected.
@@ -228,12 +248,18 @@ impl Writeback {
     /// What was collected of a file has arrived: where it should have been announced, the kernel is
     /// told once more that it has to.
     pub fn arrived(&self, nodeid: u64) {
-        if self.is_patient()
-            && self.announces(nodeid)
-            && let Some(notifier) = self.notifier.read().clone()
-            && let Err(error) = notifier.inval_inode(nodeid, -1, 0)
-        {
-            tracing::debug!(%error, nodeid, "a file could not be recalled");
+        if self.is_patient() && self.announces(nodeid) {
+            self.ask_before_writes(nodeid);
+        }
+    }
+
+    /// Has the kernel ask for attributes before the next write to a file.
+    pub fn ask_before_writes(&self, nodeid: u64) {
+        let Some(notifier) = self.notifier.read().clone() else { return };
+        // Without pages, this takes no lock that a request could hold.
+        if let Err(error) = notifier.inval_inode(nodeid, -1, 0) {
+            // Not known any more: about to be closed. Or the mount has just ended.
+            tracing::trace!(%error, nodeid, "a file could not be recalled");
         }
     }
 
@@ -244,17 +270,35 @@ impl Writeback {
         if !self.on() || self.notifier.read().is_none() || !permission.begin() {
             return false;
         }
-        {
-            let mut files = self.files.lock();
-            files.entry(nodeid).or_insert_with(|| Files { file: Arc::clone(file), open: 0, missed: false }).open += 1;
-            self.count.store(files.len(), Ordering::Release);
-        }
+        self.enter(nodeid, file);
         // A recall that did not find the file has made the layer say no before.
         if !permission.unannounced() {
             self.leave(nodeid);
             return false;
         }
         true
+    }
+
+    /// The same for a file that the kernel opens without a request: what is written to it is
+    /// collected in any case.
+    pub fn join_unopened(&self, nodeid: u64, file: &Opened) {
+        if let Some(permission) = file.writeback_lease() {
+            permission.begin_unopened();
+        }
+        self.enter(nodeid, file);
+    }
+
+    /// A file of which the kernel holds nothing back leaves, unless it was used since.
+    pub fn leave_unused(&self, nodeid: u64, since: Uses) {
+        if let Some(handle) = self.written.remove_unused(nodeid, since) {
+            self.leave(handle.nodeid);
+        }
+    }
+
+    fn enter(&self, nodeid: u64, file: &Opened) {
+        let mut files = self.files.lock();
+        files.entry(nodeid).or_insert_with(|| Files { file: Arc::clone(file), open: 0, missed: false }).open += 1;
+        self.count.store(files.len(), Ordering::Release);
     }
 
     /// Others may have changed a file. If writes to it are collected, this is remembered until its
@@ -343,19 +387,22 @@ impl WritebackHost for Writeback {
         self.dirty_limit.dirty_limit(self.device(), files)
     }
 
+    fn opens_unasked(&self) -> bool {
+        self.is_unopened()
+    }
+
     fn lets_in(&self) {
         self.lets_in.store(true, Ordering::Release);
     }
 
     fn recall(&self) {
         self.recalls.fetch_add(1, Ordering::Relaxed);
-        let Some(notifier) = self.notifier.read().clone() else { return };
-        for nodeid in self.nodes() {
-            // Without pages, this takes no lock that a request could hold.
-            if let Err(error) = notifier.inval_inode(nodeid, -1, 0) {
-                // Not known any more: about to be closed. Or the mount has just ended.
-                tracing::debug!(%error, nodeid, "a file could not be recalled");
-            }
+        self.nodes().into_iter().for_each(|nodeid| self.ask_before_writes(nodeid));
+    }
+
+    fn recall_unopened(&self) {
+        if let Some(inodes) = self.unopened.get() {
+            inodes.for_each(|nodeid| self.ask_before_writes(nodeid));
         }
     }
 

@@ -444,6 +444,7 @@ impl Layer for Host {
             // Nothing here has to see each write, so the kernel does better: it writes to the files
             // itself.
             writeback: None,
+            needs_opens: None,
             open_files: None,
         }
     }

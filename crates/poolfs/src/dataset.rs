@@ -128,6 +128,18 @@ impl Dataset {
         self.control.as_ref().is_none_or(|control| control.forget(nacre_pool::Txg(txg), force))
     }
 
+    /// The name of a snapshot that somebody has looked into, and from which inode number on and up to
+    /// which its files have theirs.
+    pub fn numbers_of_snapshot(&self, txg: u64) -> Option<(String, (u64, u64))> {
+        self.control.as_ref()?.numbers_of(nacre_pool::Txg(txg))
+    }
+
+    /// `.zfs/snapshot`, where this is the root directory.
+    #[must_use]
+    pub fn snapshots_of(root: FileId) -> FileId {
+        FileId { ino: mounted_tree::SNAPSHOTS, generation: 0, ..root }
+    }
+
     /// The number of the dataset.
     #[must_use]
     pub fn number(&self) -> u64 {
@@ -278,6 +290,20 @@ impl Dataset {
             self.is_quiet() || file_node.tree.is_snapshot() || flags.raw() & rustix::fs::OFlags::NOATIME.bits() != 0;
         if flags.reads() && !flags.writes() && !quiet {
             file_node.tree.files.files().touch(&file_node.inode);
+        }
+    }
+
+    /// What is done at each open. Of an access time, reading from the kernel's cache tells nothing;
+    /// and what is to be durable when write(2) returns must not be collected.
+    fn needs_opens(&self) -> Option<&'static str> {
+        if self.current.now().is_snapshot() {
+            None
+        } else if !self.is_quiet() {
+            Some("access times are noted (atime=on)")
+        } else if self.current.files.behaviour().sync == SyncMode::Always {
+            Some("each write is made durable (sync=always)")
+        } else {
+            None
         }
     }
 
@@ -482,6 +508,7 @@ impl Layer for Dataset {
         let (inode, row) = made.map_err(errno)?;
         let file =
             self.open_file(&FileNode { tree: Arc::clone(&parent.tree), inode: Arc::clone(&inode) }, &row, flags)?;
+        self.numbers.removed((Arc::clone(&inode), 0));
         Ok((self.entry(&parent.tree, (inode, row)), file))
     }
 
@@ -543,7 +570,9 @@ impl Layer for Dataset {
 
     fn rmdir(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         if let (NodeKind::Snapshots, Some(control)) = (self.node_kind(parent)?, &self.control) {
-            return control.destroy(name);
+            // Who removes a directory has it locked: the kernel cannot be made to say whether files
+            // of it are open.
+            return control.destroy(name, self.member.opens_unasked());
         }
         let parent = self.file_node(parent)?;
         self.not_control(parent, name, Errno::EPERM)?;
@@ -720,6 +749,7 @@ impl Layer for Dataset {
             judges_callers: false,
             numbered: Some(&self.numbers),
             writeback: Some(self),
+            needs_opens: self.needs_opens(),
             open_files: None,
         }
     }
@@ -732,6 +762,10 @@ impl Layer for Dataset {
 impl nacre_vfs::WritebackLayer for Dataset {
     fn accept(&self, door: &Arc<dyn nacre_vfs::WritebackHost>) -> bool {
         !self.current.now().is_snapshot() && self.member.collect(door)
+    }
+
+    fn unannounced(&self) -> bool {
+        self.member.unannounced()
     }
 }
 

@@ -411,6 +411,7 @@ impl Layer for Union {
             numbered: None,
             // Copy-up has to see the first write.
             writeback: None,
+            needs_opens: None,
             open_files: Some(self),
         }
     }

@@ -17,6 +17,9 @@ pub struct Capabilities<'a> {
     pub numbered: Option<&'a dyn Numbered>,
     /// A door that can hold writes back may offer to.
     pub writeback: Option<&'a dyn WritebackLayer>,
+    /// Why a door must be asked when a file is opened, where it could leave that to its kernel: what
+    /// the layer does at each open, or does with one.
+    pub needs_opens: Option<&'static str>,
     /// It may have to wait for files to be closed, and is told its door.
     pub open_files: Option<&'a dyn OpenFileClient>,
 }

@@ -16,6 +16,12 @@ pub trait WritebackLayer: Send + Sync {
     /// A door offers it; answers whether the layer takes the offer. Called once at most, before the
     /// first look-up, by doors that can.
     fn accept(&self, door: &Arc<dyn WritebackHost>) -> bool;
+
+    /// Whether writes to any file need not be announced at this moment, for doors that are not asked
+    /// when a file is opened. Cheap, as [`WritebackLease::unannounced`].
+    fn unannounced(&self) -> bool {
+        false
+    }
 }
 
 /// The layer's side: the permission to hold back writes to one open file.
@@ -24,6 +30,11 @@ pub trait WritebackLease: Send + Sync {
     /// may. Before this, and where the answer is no, each write is passed on when it happens.
     /// Called at most once for an open file.
     fn begin(&self) -> bool;
+
+    /// The same where the door has no choice: its kernel opens files without a request, and collects
+    /// whatever is written to them. Where [`WritebackLease::begin`] would say no, each write is
+    /// announced.
+    fn begin_unopened(&self) {}
 
     /// Whether writes need not be announced at this moment. Cheap: asked with every answer that the
     /// door's caches live on.
@@ -55,14 +66,25 @@ pub trait WritebackHost: Send + Sync {
     /// bytes; including what single writes that are under way may still add after a recall.
     fn dirty_limit(&self, files: usize) -> u64;
 
+    /// Whether files are opened without the door: any of them may be written to at any time, and what
+    /// is held back counts also while none is known to be.
+    fn opens_unasked(&self) -> bool {
+        false
+    }
+
     /// The layer lets in whatever arrives, also what no permission covers: an answer of the door
     /// that crosses a recall may be taken for true until the next write arrives. Called once, when
     /// the layer takes the offer.
     fn lets_in(&self);
 
     /// From when this returns, every write that begins is announced. Does not wait for anything;
-    /// may be called inside a write.
+    /// may be called inside a write. Of a file that nobody has written to lately, the first write
+    /// may begin without ([`WritebackHost::recall_unopened`]).
     fn recall(&self);
+
+    /// The same for files that nobody has written to lately, where a door is not asked when they are
+    /// opened. Takes longer than [`WritebackHost::recall`], as it concerns every file that is known.
+    fn recall_unopened(&self) {}
 
     /// Makes the door pass on everything that it holds back; returns when all of it has been
     /// written. Never called inside an operation of the layer: it waits for such.

@@ -307,6 +307,7 @@ impl<'a> Objects<'a> {
             no_suid: self.is(id, "setuid", "off")?,
             no_dev: self.is(id, "devices", "off")?,
             no_atime: self.is(id, "atime", "off")?,
+            synchronous: self.is(id, "sync", "always")?,
             overlay: self.is(id, "overlay", "on")?,
         })
     }

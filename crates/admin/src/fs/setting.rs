@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::moves::{self, Change};
 use super::objects::{Object, Objects};
 use super::{refused, values};
-use crate::{Imported, Kind, Mounts, Refusal};
+use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 
 /// Properties to be changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,12 @@ struct Checked {
 }
 
 /// Changes properties; what could not be mounted afterwards is answered as sentences.
-pub(super) fn set(pool: &Imported, mounts: &dyn Mounts, what: &ToSet) -> Result<Vec<String>, Refusal> {
+pub(super) fn set(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToSet,
+    progress: &mut dyn Progress,
+) -> Result<Vec<String>, Refusal> {
     let setting = what.properties.iter().any(|(_, value)| matches!(value, NewValue::Local(_)));
     let doing = |name: &str| {
         if setting {
@@ -69,6 +74,12 @@ pub(super) fn set(pool: &Imported, mounts: &dyn Mounts, what: &ToSet) -> Result<
     let mut failed = Vec::new();
     for id in targets.filesystems {
         failed.extend(one(pool, mounts, id, &checked, what.unmounted, &doing)?);
+        if checked.iter().any(|change| change.name == "atime") {
+            let later: Vec<u64> = Objects::now(pool, mounts).descendants(id)?;
+            for sentence in later.into_iter().filter_map(|id| mounts.begins_later(What::head(id))) {
+                progress.note(&sentence);
+            }
+        }
     }
     if !targets.snapshots.is_empty() {
         let changes: Vec<(String, Setting)> =

@@ -58,6 +58,8 @@ impl Carrier {
             // Flags of the mount would be those of all.
             read_only: alone && options.read_only || !head,
             noexec: alone && options.no_exec,
+            // A snapshot stays as it is.
+            no_open: !head,
             nosuid: options.no_suid,
             nodev: options.no_dev,
             noatime: alone && options.no_atime,
@@ -150,6 +152,12 @@ impl Carrier {
         if let Err(error) = self.mount.replaced(&[numbers]) {
             tracing::warn!(%error, "the kernel may still show files as they were before a file system was rolled back");
         }
+    }
+
+    /// The kernel is to forget what it knows of a snapshot below `.zfs`, as far as nobody uses it.
+    pub fn forget_snapshot(&self, name: &str) {
+        self.mount.forget_name(nacre_poolfs::dataset::Dataset::snapshots_of(self.root), name.as_bytes());
+        self.told();
     }
 
     /// `.zfs` of a file system is to be seen, or not any more.

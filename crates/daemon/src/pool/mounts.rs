@@ -180,7 +180,14 @@ impl FuseMounts {
 
     fn forget_snapshot(&self, dataset: u64, txg: u64, force: bool) -> Result<(), Refusal> {
         let Some(live) = self.find(What::head(dataset)) else { return Ok(()) };
-        if live.carrier.mount.wait_closed(CLOSING, &mut || live.layer.forget_snapshot(txg, force)) {
+        let numbers = live.layer.numbers_of_snapshot(txg).filter(|_| live.carrier.mount.opens_unasked() && !force);
+        if let Some((name, _)) = &numbers {
+            live.carrier.forget_snapshot(name);
+        }
+        // Of what is opened without a request, the kernel tells only when it does not know it any
+        // more.
+        let known = || numbers.as_ref().is_some_and(|(_, (from, to))| live.carrier.mount.knows_any(*from, *to));
+        if live.carrier.mount.wait_closed(CLOSING, &mut || !known() && live.layer.forget_snapshot(txg, force)) {
             return Ok(());
         }
         let what = format!("cannot unmount the snapshot below '{}': files of it are open", live.at.display());
@@ -300,7 +307,10 @@ impl Mounts for FuseMounts {
         if live.carrier.set_rules(what.dataset, options) {
             // One mount for several, whose flags are none of theirs.
         } else if rustix::process::geteuid().is_root() {
-            live.carrier.mount.remount(flags(options)).map_err(|error| {
+            // Without requests at opens, the kernel makes each write durable.
+            let synchronous = options.synchronous && live.carrier.mount.opens_unasked();
+            let flags = flags(options) | if synchronous { MountFlags::SYNCHRONOUS } else { MountFlags::empty() };
+            live.carrier.mount.remount(flags).map_err(|error| {
                 Refusal::new(kind(&error), format!("cannot remount '{}': {error}", live.at.display()))
             })?;
         } else if (now.no_exec, now.no_suid, now.no_dev) != (options.no_exec, options.no_suid, options.no_dev) {
@@ -314,6 +324,17 @@ impl Mounts for FuseMounts {
         live.layer.set_quiet(options.no_atime);
         *now = options.clone();
         Ok(())
+    }
+
+    fn begins_later(&self, what: What) -> Option<String> {
+        let live = self.find(what)?;
+        let options = live.options.lock();
+        let later = !options.no_atime && live.carrier.mount.opens_unasked();
+        later.then(|| format!("access times of '{}' are noted from its next mount on", options.source))
+    }
+
+    fn room_changed(&self) {
+        self.writeback.look_again();
     }
 
     fn mounted(&self) -> Vec<Mounted> {
@@ -356,8 +377,12 @@ impl Mounts for FuseMounts {
             );
             return Err(Refusal::new(Kind::Busy, what).next("unmount it"));
         }
+        live.carrier.mount.replacing();
         live.layer.hold();
-        replace().inspect_err(|_| live.layer.stays())?;
+        replace().inspect_err(|_| {
+            live.layer.stays();
+            live.carrier.mount.stays();
+        })?;
         live.layer.replaced();
         live.carrier.replaced(&live.layer);
         Ok(())

@@ -603,6 +603,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
             let _changing = request.alone().then(|| office.changing.lock());
             let done = fs::run(imported, mounts, request, notes);
             if changes && done.is_ok() {
+                mounts.room_changed();
                 pool::remember(imported, uid, &order.command);
             }
             done.map(Reply::Fs)

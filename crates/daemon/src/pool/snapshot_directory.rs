@@ -51,13 +51,13 @@ impl SnapshotDirectory for Directory {
         })
     }
 
-    fn destroy(&self, name: &str) -> nacre_vfs::Result<()> {
+    fn destroy(&self, name: &str, force: bool) -> nacre_vfs::Result<()> {
         self.ask(|dataset| {
             fs_verbs::FsRequest::Destroy(fs_verbs::ToDestroy {
                 target: format!("{dataset}@{name}"),
                 recursive: false,
                 clones: false,
-                force: false,
+                force,
                 deferred: false,
                 dry: false,
                 keep_below: false,

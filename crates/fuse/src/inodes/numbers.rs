@@ -3,7 +3,10 @@
 //!
 //! Called by `inodes.rs` alone, which asks this instead of its own table. What else is kept is one
 //! bit for each file that the kernel knows, so that a listing does not tell it again what it has,
-//! and how the last files were used. Invariants:
+//! how often it was looked up where that was more than once, and how the last files were used.
+//! Invariants:
+//! * a file is known until all its look-ups are taken back: FORGET may be overtaken by later
+//!   requests;
 //! * a record is there exactly while the state of open files in it is not idle, or somebody is at
 //!   it;
 //! * the layer is never called under a lock.
@@ -180,27 +183,36 @@ impl Numbers {
         (FileId { ino: id.ino, ..self.root } == *id).then(|| self.outer(id.ino))
     }
 
+    /// Whether the kernel knows a file.
+    pub fn is_known(&self, nodeid: u64) -> bool {
+        let number = self.inner(nodeid);
+        number == self.root.ino || self.known.has(number)
+    }
+
     /// The same for one that it does know.
     pub fn find_held(&self, id: &FileId) -> Option<u64> {
         self.find(id).filter(|_| self.known.has(id.ino))
     }
 
-    /// The kernel does not know a file any more. What is left of its record goes, such as times of
+    /// The kernel takes look-ups back. When it does not know a file any more, what is left of its record goes, such as times of
     /// direct writes that it was never told of. It may have come to know the file anew meanwhile:
     /// what is open stays.
-    pub fn forget(&self, nodeid: u64) -> Option<Removed> {
+    pub fn forget(&self, nodeid: u64, lookups: u64) -> Option<Removed> {
         let number = self.inner(nodeid);
         if number == self.root.ino {
             return None;
         }
         let left = {
             let mut records = self.shard(number).lock();
+            if !self.known.remove(number, lookups) {
+                return None;
+            }
             if records.get(&number).is_none_or(Slot::is_closed) {
-                self.known.remove(number);
                 records.remove(&number)
             } else {
                 // Another one with its number is open: the kernel has forgotten the one that was
                 // replaced.
+                self.known.insert(number);
                 None
             }
         };
@@ -253,6 +265,8 @@ struct Set {
 struct Chunk {
     words: Box<[u64; WORDS]>,
     live: u32,
+    /// Look-ups of the same file but for one; of those with more than that.
+    again: HashMap<u64, u64>,
 }
 
 impl Chunk {
@@ -300,21 +314,36 @@ impl Set {
             .is_some()
     }
 
+    /// One look-up more.
     fn insert(&self, number: u64) {
         let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
-        let chunk = shard.entry(at).or_insert_with(|| Chunk { words: Box::new([0; WORDS]), live: 0 });
+        let chunk =
+            shard.entry(at).or_insert_with(|| Chunk { words: Box::new([0; WORDS]), live: 0, again: HashMap::new() });
         if let Some(word) = chunk.words.get_mut(word).filter(|word| **word & bit == 0) {
             *word |= bit;
             chunk.live += 1;
             self.count.fetch_add(1, Ordering::Relaxed);
+        } else {
+            *chunk.again.entry(number).or_default() += 1;
         }
     }
 
-    fn remove(&self, number: u64) {
+    /// So many look-ups less; whether none is left.
+    fn remove(&self, number: u64, lookups: u64) -> bool {
         let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
-        let Some(chunk) = shard.get_mut(&at) else { return };
+        let Some(chunk) = shard.get_mut(&at) else { return true };
+        if let Entry::Occupied(mut again) = chunk.again.entry(number) {
+            if lookups < *again.get() {
+                *again.get_mut() -= lookups;
+                return false;
+            }
+            let all = lookups > again.remove();
+            if !all {
+                return false;
+            }
+        }
         if let Some(word) = chunk.words.get_mut(word).filter(|word| **word & bit != 0) {
             *word &= !bit;
             chunk.live -= 1;
@@ -323,6 +352,7 @@ impl Set {
         if chunk.live == 0 {
             shard.remove(&at);
         }
+        true
     }
 }
 
@@ -336,6 +366,7 @@ mod tests {
         let numbers: Vec<u64> = (0..10_000).map(|n| n * 7).chain((0..100).map(|n| 5 << 40 | n)).collect();
         for number in &numbers {
             assert!(!set.has(*number));
+            set.insert(*number);
             set.insert(*number);
             set.insert(*number);
         }
@@ -358,7 +389,15 @@ mod tests {
             .collect();
         seen.sort_unstable();
         assert_eq!(seen, numbers);
-        numbers.iter().for_each(|number| set.remove(*number));
+        // As many look-ups are taken back as there were, in whatever portions.
+        for (at, number) in numbers.iter().enumerate() {
+            match at % 3 {
+                0 => assert!(!set.remove(*number, 1) && !set.remove(*number, 1) && set.remove(*number, 1)),
+                1 => assert!(!set.remove(*number, 2) && set.has(*number) && set.remove(*number, 1)),
+                _ => assert!(set.remove(*number, 3)),
+            }
+            assert!(!set.has(*number));
+        }
         assert_eq!(set.count.load(Ordering::Relaxed), 0);
         assert!(set.shards.iter().all(|shard| shard.lock().is_empty()));
     }

@@ -127,9 +127,7 @@ impl Door {
     /// A question about a file whose writes are collected comes before each write(2) while they are
     /// to be announced: tells the layer, whose error is what write(2) answers.
     fn announce(&self, header: &Header, fh: Option<u64>) -> Outcome {
-        let Some(handle) = fh.and_then(|fh| self.open.files.get(fh)).filter(|handle| handle.collected) else {
-            return Ok(());
-        };
+        let Some(handle) = self.announcer(header, fh)? else { return Ok(()) };
         let Some(permission) = handle.file.writeback_lease().filter(|permission| !permission.unannounced()) else {
             return Ok(());
         };
@@ -168,6 +166,7 @@ impl Door {
     /// The node with the open file that the request names, else with any open file of it.
     fn node_and_own_file(&self, nodeid: u64, fh: Option<u64>) -> Outcome<(Node, Option<Opened>)> {
         match fh.and_then(|fh| self.open.files.get(fh)) {
+            None if fh == Some(0) && self.agreement().opens_files_itself => self.node_and_file(nodeid),
             // It was open before its file was replaced by another one, which is not to be changed
             // instead.
             None if fh.is_some() && self.inodes.by_number() => Err(Errno::ESTALE.into()),

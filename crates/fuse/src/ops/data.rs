@@ -28,7 +28,7 @@ impl Door {
         write_flags: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        let handle = self.handle_of(fh)?;
+        let handle = self.writer(header.nodeid, fh)?;
         if write_flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
             // The kernel says so with every write of an ordinary user.
             self.strip(header, &handle)?;
@@ -79,8 +79,8 @@ impl Door {
         Ok(self.file(header, fh)?.fsync(data_only)?)
     }
 
-    pub(crate) fn fallocate(&self, fh: u64, mode: u32, offset: u64, length: u64) -> Outcome {
-        let handle = self.handle_of(fh)?;
+    pub(crate) fn fallocate(&self, header: &Header, fh: u64, mode: u32, offset: u64, length: u64) -> Outcome {
+        let handle = self.writer(header.nodeid, fh)?;
         Ok(handle.file.allocate(AllocateMode(mode), offset, length)?)
     }
 
@@ -116,21 +116,23 @@ impl Door {
         Ok(fusewire::blocking(|| self.writeback.flush_file(nodeid))??)
     }
 
-    /// `wide`: the reply has room for 64 bits, and not, as in its old form, for 32.
+    /// Places are an open file and an offset in it. `wide`: the reply has room for 64 bits, and not,
+    /// as in its old form, for 32.
     pub(crate) fn copy_file_range(
         &self,
+        header: &Header,
         (from, from_offset): (u64, u64),
-        (to, to_offset): (u64, u64),
+        (to_nodeid, to, to_offset): (u64, u64, u64),
         length: u64,
         flags: u64,
         wide: bool,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        let source = self.handle_of(from)?;
-        let target = self.handle_of(to)?;
+        let source = self.file(header, from)?;
+        let target = self.writer(to_nodeid, to)?;
         let length = if wide { length } else { length.min(u64::from(u32::MAX)) };
         let flags = u32::try_from(flags).map_err(|_| Errno::EINVAL)?;
-        let copied = source.file.copy_to(from_offset, &*target.file, to_offset, length, flags)?;
+        let copied = source.copy_to(from_offset, &*target.file, to_offset, length, flags)?;
         Ok(reply.copied(copied, wide)?)
     }
 
@@ -139,6 +141,9 @@ impl Door {
     fn file(&self, header: &Header, fh: u64) -> Outcome<Opened> {
         if fh != 0 || !self.agreement().opens_files_itself {
             return Ok(Arc::clone(&self.handle_of(fh)?.file));
+        }
+        if let Some(handle) = self.writeback.written.get(header.nodeid) {
+            return Ok(Arc::clone(&handle.file));
         }
         if let Some(file) = self.open.implicit.get(header.nodeid) {
             return Ok(file);

@@ -74,8 +74,8 @@ impl Door {
         umask: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        self.open.may_open(&self.inodes)?;
         let name = name(bytes)?;
+        self.open.may_open(&self.inodes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
@@ -112,7 +112,7 @@ impl Door {
         if let (Some(before), Some(descriptor)) = (handle.before, handle.file.backing())
             && passthrough::signature(descriptor).is_none_or(|(now, _)| now != before)
         {
-            self.written(handle.nodeid, handle.flags.maps_for_writing());
+            self.passed_by(handle.nodeid, handle.flags.maps_for_writing());
         }
         self.closed(fh, handle);
         Ok(())
@@ -122,7 +122,7 @@ impl Door {
     /// not for stores to a mapping: its attributes are taken back soon, and at once where the file
     /// could be mapped for writing. (Of attributes alone any thread may tell: the kernel takes no
     /// lock of the file for that.)
-    fn written(&self, nodeid: u64, mappable: bool) {
+    fn passed_by(&self, nodeid: u64, mappable: bool) {
         if mappable && self.kernel.tell(|notifier| notifier.inval_inode(nodeid, -1, 0).is_ok()) {
             return;
         }
@@ -215,6 +215,9 @@ impl Door {
         flags: OpenFlags,
         reply: &mut Reply<'_>,
     ) -> Outcome {
+        if self.writes_unopened() {
+            return self.created_unopened(out, reply);
+        }
         let granting = if self.writeback.on() {
             let granted = self.grant_with_writeback(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
             if flags.writes() && !(self.writeback.is_patient() && self.writeback.caches_writes(out.nodeid)) {
@@ -386,6 +389,11 @@ impl Door {
             Coherence::PerCaller => false,
         }
     }
+}
+
+/// The handle of a file that the kernel opens without a request.
+pub(super) fn unopened(nodeid: u64, file: &Opened) -> OpenHandle {
+    OpenHandle { collected: true, ..handle(&Caller::ROOT, nodeid, OpenFlags::READ_WRITE, file) }
 }
 
 fn handle(caller: &Caller, nodeid: u64, flags: OpenFlags, file: &Opened) -> OpenHandle {

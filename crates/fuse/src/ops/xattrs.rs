@@ -1,6 +1,7 @@
 //! Extended attributes. A "no" that the kernel remembers (EOPNOTSUPP, ENOSYS) is given wherever it
 //! is true: `ls -l` asks for two attributes of each file.
 
+use super::unopened::FIRST_WRITE;
 use crate::{
     door::{Door, caller},
     failure::Outcome,
@@ -18,6 +19,9 @@ const REPLACE: u32 = 2;
 impl Door {
     pub(crate) fn getxattr(&self, header: &Header, name: &[u8], size: u32, reply: &mut Reply<'_>) -> Outcome {
         self.may_exist(name)?;
+        if name == FIRST_WRITE {
+            self.may_write(header);
+        }
         let node = self.node(header.nodeid)?;
         if size == 0 {
             let length = self.layer.getxattr(&caller(header), &node, name, &mut [])?;
@@ -46,7 +50,7 @@ impl Door {
             kill_sgid: long_flags & abi::flag::SETXATTR_ACL_KILL_SGID != 0,
         };
         self.layer.setxattr(&caller(header), &self.node(header.nodeid)?, name, value, flags)?;
-        if name == b"security.capability" {
+        if name == FIRST_WRITE {
             self.open.privileges.fetch_add(1, Ordering::AcqRel);
         }
         self.acl_changed(name);

@@ -51,6 +51,9 @@ impl Writeback {
     }
 
     fn flush_each(&self) -> Result<()> {
+        if self.is_unopened() {
+            return self.flush_unopened(self.nodes());
+        }
         self.flush_these(self.nodes(), &|nodeid| self.caches_writes(nodeid))
     }
 
@@ -59,6 +62,20 @@ impl Writeback {
     pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<u64>) -> Result<()> {
         let _one = self.flushing.lock();
         self.flush_these(open(), &|nodeid| open().contains(&nodeid))
+    }
+
+    /// Files that the kernel opens without a request, one after the other: nobody who holds an
+    /// inode's lock of one that has been entered waits for this.
+    fn flush_unopened(&self, files: Vec<u64>) -> Result<()> {
+        if files.is_empty() {
+            return Ok(());
+        }
+        let place = self.place();
+        let passing = self.self_io.start("nacre-flush", Role::Flush, move || {
+            let mount = Entered::new(&place.mountpoint, place.device)?;
+            files.into_iter().map(|nodeid| flush_within(&mount, (nodeid, place.generation))).fold(Ok(()), Result::and)
+        })?;
+        outcome(passing.join().map_err(|_| RecvTimeoutError::Disconnected))
     }
 
     /// All of them, whatever becomes of one.
@@ -136,6 +153,11 @@ fn outcome(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
     told.unwrap_or(Err(SysErrno::IO)).map_err(|error| Errno::from_raw(error.raw_os_error()))
 }
 
+/// Has the kernel pass on what it holds of a file of a mount that was entered.
+pub(super) fn flush_within(mount: &Entered, (nodeid, generation): (u64, u32)) -> Result<(), SysErrno> {
+    passed(nodeid, mount.by_handle((nodeid, generation), OFlags::PATH).and_then(|file| flush_unseen(&file)))
+}
+
 /// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2)
 /// that is under way; else without the inode's lock.
 fn flush_file(place: &MountPlace, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
@@ -148,6 +170,11 @@ fn flush_file(place: &MountPlace, nodeid: u64, locking: bool) -> Result<(), SysE
             file(OFlags::RDONLY).and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number))
         }
     };
+    self::passed(nodeid, passed)
+}
+
+/// What became of a file that was to be passed on.
+fn passed(nodeid: u64, passed: Result<(), SysErrno>) -> Result<(), SysErrno> {
     match passed {
         // Closed meanwhile, which passes everything on; or what was held back could not be written,
         // which its writer is told as well: it is not held back any more. Nothing is held back

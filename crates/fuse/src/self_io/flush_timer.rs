@@ -1,6 +1,9 @@
 //! The beat: what the kernel holds back of open files is passed on every second, so that little is
 //! lost with a daemon that is killed. By itself the kernel would hold it for up to half a minute.
 //!
+//! Where the kernel opens files without a request, files that are written to no more leave the
+//! table with the beat (`writeback/written_files.rs`).
+//!
 //! Started by `mount.rs` with the mount. Files that are closed need none of it: closing passes on.
 //! syncfs(2) begins to write all that is dirty and, with FUSE, waits for nothing below: it is not
 //! for durability here. It needs an open file of the mount, and no user may be told of an open that
@@ -9,16 +12,20 @@
 
 use super::{
     Role,
+    flush::flush_within,
     own_mount::{Entered, MountPlace},
 };
-use crate::{inodes::ROOT, writeback::Writeback};
+use crate::{
+    inodes::ROOT,
+    writeback::{Writeback, written_files::Uses},
+};
 use nacre_vfs::Errno;
 use parking_lot::Mutex;
 use rustix::{fs::OFlags, io::Errno as SysErrno};
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, Weak,
         mpsc::{RecvTimeoutError, Sender, channel},
     },
     thread::JoinHandle,
@@ -47,20 +54,23 @@ impl Writeback {
     pub fn start_flush_timer(self: &Arc<Self>, hidden: bool) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, end) = channel();
         *self.self_io.flush_timer.0.lock() = Some(sender);
-        let writeback = Arc::downgrade(self);
+        let weak = Arc::downgrade(self);
         self.self_io.start("nacre-flusher", Role::Flush, move || {
             while end.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-                let Some(writeback) = writeback.upgrade() else { break };
+                let Some(writeback) = weak.upgrade() else { break };
                 if writeback.is_idle() {
                     continue;
                 }
-                let passed = if hidden {
-                    let place = writeback.place();
+                let (place, beat) = (writeback.place(), writeback.written.beat());
+                beat.asked.into_iter().for_each(|nodeid| writeback.ask_before_writes(nodeid));
+                let begun = if hidden {
                     drop(writeback);
                     begin(&place).map_err(|error| Errno::from_raw(error.raw_os_error()))
                 } else {
                     writeback.flush_once()
                 };
+                let left = leave(&weak, &place, beat.leaving).map_err(|error| Errno::from_raw(error.raw_os_error()));
+                let passed = begun.and(left);
                 if let Err(error) = passed {
                     // What could not be written its writer hears of; and the mount may be about to
                     // end.
@@ -70,6 +80,21 @@ impl Writeback {
             Ok(())
         })
     }
+}
+
+/// Has files leave that are written to no more. Whoever writes to one meanwhile is heard of: the
+/// kernel was told a beat ago to ask first.
+fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)>) -> Result<(), SysErrno> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let mount = Entered::new(&place.mountpoint, place.device)?;
+    for (nodeid, uses) in files {
+        flush_within(&mount, (nodeid, place.generation))?;
+        let Some(writeback) = writeback.upgrade() else { break };
+        writeback.leave_unused(nodeid, uses);
+    }
+    Ok(())
 }
 
 /// Begins to write all that is dirty.

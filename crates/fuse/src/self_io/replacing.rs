@@ -35,13 +35,30 @@ impl Mount {
     /// # Errors
     /// Where it could not be told of all of them.
     pub fn replaced(&self, numbers: &[(u64, u64)]) -> io::Result<()> {
+        let replaced = self.replace(numbers);
+        self.door().writeback.written.close(false);
+        replaced
+    }
+
+    /// Files are about to become others: what the kernel still passes on is refused from now on, so
+    /// that it does not reach those in their place. Until [`Mount::replaced`] or [`Mount::stays`].
+    pub fn replacing(&self) {
+        self.door().writeback.written.close(true);
+    }
+
+    /// They are the same after all.
+    pub fn stays(&self) {
+        self.door().writeback.written.close(false);
+    }
+
+    fn replace(&self, numbers: &[(u64, u64)]) -> io::Result<()> {
         let mut files = self.close_files(numbers);
         let door = self.door();
         let within = within(numbers);
         door.writeback.replaced();
         door.inodes.for_each(|nodeid| {
             let number = door.inodes.number(nodeid);
-            if files.len() < MOST && within(number) && !door.inodes.is_directory(nodeid) {
+            if (files.len() < MOST || door.writes_unopened()) && within(number) && !door.inodes.is_directory(nodeid) {
                 files.push(number);
             }
         });
@@ -67,8 +84,15 @@ impl Mount {
     pub fn close_files(&self, numbers: &[(u64, u64)]) -> Vec<u64> {
         let door = self.door();
         let within = within(numbers);
-        let closed = door.open.files.take(|nodeid| within(door.inodes.number(nodeid)));
-        let files = closed.iter().map(|(_, handle)| door.inodes.number(handle.nodeid)).collect();
+        let of = |nodeid| within(door.inodes.number(nodeid));
+        let closed = door.open.files.take(of);
+        let written = door.writeback.written.take(of);
+        let open = closed.iter().map(|(_, handle)| handle).chain(&written);
+        let files = open.map(|handle| door.inodes.number(handle.nodeid)).collect();
+        for handle in written {
+            door.writeback.leave(handle.nodeid);
+        }
+        door.open.implicit.clear();
         for (fh, handle) in closed {
             door.closed(fh, handle);
         }

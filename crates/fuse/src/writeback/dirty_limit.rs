@@ -17,8 +17,12 @@ const MIB: u64 = 1 << 20;
 const FRESH: Duration = Duration::from_secs(1);
 /// What single writes that are under way when they are called in may still add, all together.
 const UNDER_WAY: u64 = 64 * MIB;
-/// For each file: what its writer dirties between two checks, and what is on its way to us.
+/// For each file: what its writer dirties between two checks, and what is on its way to us. Many
+/// files have few writers at a time: what all of them dirty between two checks is bounded for each
+/// processor (`balance_dirty_pages_ratelimited_flags()`, Linux mm/page-writeback.c) and counted
+/// anyway.
 const PER_FILE: u64 = MIB;
+const FILES_AT_ONCE: usize = 256;
 /// The limit that is set, bytes: the kernel's own share grows with memory.
 pub(crate) const WANTED: u64 = 32 * MIB;
 /// The most that is set where the layer has room for it, bytes: scattered small writes become few
@@ -50,7 +54,7 @@ impl KnownLimit {
                 dirty
             }
         };
-        dirty.saturating_add(PER_FILE.saturating_mul(files as u64)).saturating_add(UNDER_WAY)
+        dirty.saturating_add(PER_FILE.saturating_mul(files.min(FILES_AT_ONCE) as u64)).saturating_add(UNDER_WAY)
     }
 }
 

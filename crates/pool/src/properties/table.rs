@@ -106,8 +106,9 @@ const fn pool(definition: Definition) -> Definition {
 /// of the table is another value, it stays that of older pools.
 ///
 /// `acltype=off` is the default of OpenZFS (zfsprops(7)): `ls -l` then asks for no access control
-/// list, file by file. To older pools it would give what their lists deny.
-pub const OF_NEW_POOLS: &[(&str, &str)] = &[("acltype", "off")];
+/// list, file by file. To older pools it would give what their lists deny. With `atime=off` the
+/// kernel opens files without a request, and reading a file writes nothing.
+pub const OF_NEW_POOLS: &[(&str, &str)] = &[("acltype", "off"), ("atime", "off")];
 
 /// The properties of datasets, by name.
 pub const DATASET_PROPERTIES: &[Definition] = &[

@@ -32,11 +32,11 @@ pub trait SnapshotDirectory: Send + Sync {
     /// EEXIST, ENOSPC, EINVAL for an impossible name, EPERM.
     fn take(&self, name: &str) -> Result<()>;
 
-    /// Destroys a snapshot.
+    /// Destroys a snapshot; with `force` even while files of it are open.
     ///
     /// # Errors
     /// ENOENT, EBUSY where it is used, held or has clones.
-    fn destroy(&self, name: &str) -> Result<()>;
+    fn destroy(&self, name: &str, force: bool) -> Result<()>;
 
     /// Renames a snapshot.
     ///
@@ -190,6 +190,14 @@ impl Control {
         true
     }
 
+    /// Name and numbers of a snapshot's files, as users see them, where somebody has looked into it.
+    pub(super) fn numbers_of(&self, txg: nacre_pool::Txg) -> Option<(String, (u64, u64))> {
+        let open = self.open.lock();
+        let mounted = open.get(&self.tree(txg))?;
+        let (name, _) = mounted.snapshot.as_ref()?;
+        Some((name.clone(), (mounted.shown(0), mounted.shown((1 << mounted_tree::SHIFT) - 1))))
+    }
+
     /// Whether files of any snapshot are open.
     pub(super) fn is_open(&self) -> bool {
         self.open.lock().values().any(|mounted| mounted.is_open())
@@ -208,8 +216,8 @@ impl Control {
         self.verbs()?.take(text(name)?)
     }
 
-    pub(super) fn destroy(&self, name: Name<'_>) -> Result<()> {
-        self.verbs()?.destroy(&self.spelled(text(name)?)?)
+    pub(super) fn destroy(&self, name: Name<'_>, force: bool) -> Result<()> {
+        self.verbs()?.destroy(&self.spelled(text(name)?)?, force)
     }
 
     pub(super) fn rename(&self, name: Name<'_>, new: Name<'_>) -> Result<()> {

@@ -81,6 +81,8 @@ pub struct WritebackGroup {
     /// What may have been held back at the recall and not have arrived yet, bytes; 0 from the next
     /// settling on.
     recalled: AtomicU64,
+    /// Of files that nobody was known to write to at the recall, doors are told to ask as well.
+    called_in: AtomicBool,
     /// Held by whoever announces or settles.
     announcing: Mutex<()>,
     /// Held by the one whose stores are looked at once more.
@@ -199,7 +201,7 @@ impl WritebackGroup {
 
     /// The least room of a dataset that is being written to.
     fn room(members: &[Arc<Member>]) -> u64 {
-        let written_to = members.iter().filter(|member| member.open.load(Ordering::Acquire) > 0);
+        let written_to = members.iter().filter(|member| member.is_written_to());
         written_to.map(|member| member.files.files().room()).min().unwrap_or(u64::MAX)
     }
 
@@ -220,19 +222,30 @@ impl WritebackGroup {
     fn look(self: &Arc<Self>) -> bool {
         let members = self.members();
         let held = Self::held(&members);
-        let of_owners =
-            members.iter().any(|member| member.open.load(Ordering::Acquire) > 0 && member.tree().has_owner_quotas());
+        let of_owners = members.iter().any(|member| member.is_written_to() && member.tree().has_owner_quotas());
         if self.is_tight() || !of_owners && Self::room(&members) >= held.saturating_add(BESIDE) {
             return !self.is_tight();
         }
         self.recalled.store(held, Ordering::Release);
         // From here on nobody is told any more that writes need no announcement.
         self.tight.store(true, Ordering::Release);
+        self.called_in.store(false, Ordering::Release);
         for member in &members {
             member.recall();
         }
         self.settle_soon(Duration::ZERO);
         false
+    }
+
+    /// There may be less room than before: calls for announcements where it is too little. Not for
+    /// threads that serve requests.
+    pub fn look_again(self: &Arc<Self>) {
+        if !self.is_tight() && !self.look() {
+            let _one = self.announcing.lock();
+            if let Err(error) = self.settle() {
+                tracing::debug!(%error, "what is held back is not passed on now");
+            }
+        }
     }
 
     /// Whether there is room again for all that doors may hold back.
@@ -254,6 +267,9 @@ impl WritebackGroup {
     /// held.
     #[expect(clippy::disallowed_methods, reason = "tells promises from before the settling from later ones")]
     fn settle(&self) -> Result<()> {
+        if !self.called_in.swap(true, Ordering::AcqRel) {
+            self.members().iter().filter_map(|member| member.door.get()).for_each(|door| door.recall_unopened());
+        }
         let begun = Instant::now();
         for member in self.members() {
             if let Some(door) = member.door.get().filter(|_| member.open.load(Ordering::Acquire) > 0) {
@@ -319,10 +335,20 @@ impl Member {
     }
 
     fn held(&self) -> u64 {
-        match (self.door.get(), self.open.load(Ordering::Acquire)) {
-            (None, _) | (_, 0) => 0,
-            (Some(door), files) => door.dirty_limit(files),
+        match self.door.get() {
+            Some(door) if self.is_written_to() => door.dirty_limit(self.open.load(Ordering::Acquire)),
+            _ => 0,
         }
+    }
+
+    /// Whether files of it are open for collected writes, or can be at any time.
+    fn is_written_to(&self) -> bool {
+        self.open.load(Ordering::Acquire) > 0 || self.opens_unasked()
+    }
+
+    /// Whether files are opened without a request.
+    pub(super) fn opens_unasked(&self) -> bool {
+        self.door.get().is_some_and(|door| door.opens_unasked())
     }
 
     fn tree(&self) -> &Tree {
@@ -414,7 +440,7 @@ impl Member {
         while *stops > 0 && !self.going.wait_until(&mut stops, until).timed_out() {}
     }
 
-    fn unannounced(&self) -> bool {
+    pub(super) fn unannounced(&self) -> bool {
         !self.is_stopped()
             && !self.tree().has_owner_quotas()
             && (!self.all.tight.load(Ordering::Acquire) || self.all.relax())
@@ -480,6 +506,11 @@ impl Lease {
         Lease { member: Arc::clone(member), file_node: file_node.clone(), collected: AtomicBool::new(false) }
     }
 
+    fn note(&self) {
+        self.member.promised.lock().entry(self.file_node.inode.number()).or_default().open += 1;
+        self.collected.store(true, Ordering::Release);
+    }
+
     /// Whether writes through this file are collected: it is read for the rest of pages, too.
     pub(super) fn is_collected(&self) -> bool {
         self.collected.load(Ordering::Acquire)
@@ -495,12 +526,17 @@ impl WritebackLease for Lease {
         self.member.open.fetch_add(1, Ordering::AcqRel);
         let allowed = self.member.all.look();
         if allowed {
-            self.member.promised.lock().entry(self.file_node.inode.number()).or_default().open += 1;
-            self.collected.store(true, Ordering::Release);
+            self.note();
         } else {
             self.member.open.fetch_sub(1, Ordering::AcqRel);
         }
         allowed
+    }
+
+    fn begin_unopened(&self) {
+        self.member.open.fetch_add(1, Ordering::AcqRel);
+        self.note();
+        self.member.all.look();
     }
 
     fn unannounced(&self) -> bool {

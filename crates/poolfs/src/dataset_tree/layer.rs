@@ -234,6 +234,7 @@ impl Layer for DatasetTree {
             acls: true,
             judges_callers: false,
             numbered: Some(self),
+            needs_opens: Some("several file systems lie in this mount"),
             // Doors that can hold writes back are root's, who mounts each by itself.
             writeback: None,
             open_files: None,

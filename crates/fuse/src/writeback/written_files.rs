@@ -1,0 +1,172 @@
+//! Files that may hold collected writes, where the kernel opens files without a request: nothing
+//! tells when one is opened for writing, or closed.
+//!
+//! What the kernel tells is more than is needed: before the first write to an inode that it has
+//! fresh attributes of, it asks for `security.capability`. So a file is entered then
+//! (`ops/unopened.rs`), and leaves
+//! * when the kernel forgets it: it holds nothing of it any more;
+//! * after a while in which nothing was heard of it, or where there are too many, once the kernel
+//!   has been told to ask before the next write, and has passed on what it holds
+//!   (`self_io/flush_timer.rs`).
+//!
+//! Owned by `open_tables.rs`. Invariants: a file that is used between a question and an answer here
+//! stays ([`WrittenFiles::remove_unused`]); nothing is dropped under the lock.
+
+use crate::open_files::OpenHandle;
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+/// More than these are not kept for long.
+const MOST: usize = 4096;
+/// Beats ([`WrittenFiles::beat`]) without a word of a file after which it leaves.
+const QUIET: u64 = 10;
+
+/// The table, by node id.
+#[derive(Default)]
+pub(crate) struct WrittenFiles {
+    files: Mutex<HashMap<u64, Written>>,
+    count: AtomicUsize,
+    /// Counts beats.
+    beats: AtomicU64,
+    /// Files are becoming others: none is entered.
+    closed: AtomicBool,
+}
+
+struct Written {
+    handle: Arc<OpenHandle>,
+    uses: u64,
+    /// The beat of the last use.
+    last: u64,
+    /// How often it was used when the kernel was told to ask before the next write.
+    asked: Option<Uses>,
+}
+
+/// What is to be done at a beat.
+#[derive(Debug, Default)]
+pub(crate) struct Beat {
+    /// The kernel is to ask before the next write to these.
+    pub asked: Vec<u64>,
+    /// These leave when the kernel has passed on what it holds of them.
+    pub leaving: Vec<(u64, Uses)>,
+}
+
+/// How often a file had been used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Uses(u64);
+
+impl WrittenFiles {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// The file of a node, which is used now.
+    pub fn get(&self, nodeid: u64) -> Option<Arc<OpenHandle>> {
+        if self.len() == 0 {
+            return None;
+        }
+        let last = self.beats.load(Ordering::Relaxed);
+        let mut files = self.files.lock();
+        let written = files.get_mut(&nodeid)?;
+        written.uses += 1;
+        written.last = last;
+        Some(Arc::clone(&written.handle))
+    }
+
+    /// Enters a file; gives it back where there is one already, or none may be entered.
+    ///
+    /// # Errors
+    /// The handle, with the one that is there.
+    pub fn add(&self, handle: Arc<OpenHandle>) -> Result<(), (Arc<OpenHandle>, Option<Arc<OpenHandle>>)> {
+        let last = self.beats.load(Ordering::Relaxed);
+        let mut files = self.files.lock();
+        if self.is_closed() {
+            return Err((handle, None));
+        }
+        if let Some(written) = files.get_mut(&handle.nodeid) {
+            (written.uses, written.last) = (written.uses + 1, last);
+            let there = Arc::clone(&written.handle);
+            return Err((handle, Some(there)));
+        }
+        files.insert(handle.nodeid, Written { handle, uses: 0, last, asked: None });
+        self.count.store(files.len(), Ordering::Release);
+        Ok(())
+    }
+
+    /// How often a file has been used, if it is there.
+    pub fn uses(&self, nodeid: u64) -> Option<Uses> {
+        if self.len() == 0 {
+            return None;
+        }
+        self.files.lock().get(&nodeid).map(|written| Uses(written.uses))
+    }
+
+    /// Takes a file out that has not been used since.
+    pub fn remove_unused(&self, nodeid: u64, since: Uses) -> Option<Arc<OpenHandle>> {
+        let mut files = self.files.lock();
+        if files.get(&nodeid)?.uses != since.0 {
+            return None;
+        }
+        let gone = files.remove(&nodeid);
+        self.count.store(files.len(), Ordering::Release);
+        gone.map(|written| written.handle)
+    }
+
+    /// Takes out all files of these nodes.
+    pub fn take(&self, of: impl Fn(u64) -> bool) -> Vec<Arc<OpenHandle>> {
+        let mut files = self.files.lock();
+        let gone = files.extract_if(|nodeid, _| of(*nodeid)).map(|(_, written)| written.handle).collect();
+        self.count.store(files.len(), Ordering::Release);
+        gone
+    }
+
+    /// The nodes.
+    pub fn nodes(&self) -> Vec<u64> {
+        self.files.lock().keys().copied().collect()
+    }
+
+    /// Counts one beat. Files of which nothing was heard for a while, and the oldest where there are
+    /// too many, are asked about first, and leave with the next beat if nobody has used them since.
+    pub fn beat(&self) -> Beat {
+        let now = self.beats.fetch_add(1, Ordering::Relaxed);
+        let mut beat = Beat::default();
+        if self.len() == 0 {
+            return beat;
+        }
+        let mut files = self.files.lock();
+        let too_many = files.len().saturating_sub(MOST);
+        let before = if too_many > 0 {
+            let mut last: Vec<u64> = files.values().map(|written| written.last).collect();
+            *last.select_nth_unstable(too_many).1
+        } else {
+            now.saturating_sub(QUIET)
+        };
+        for (nodeid, written) in files.iter_mut().filter(|(_, written)| written.last <= before) {
+            let uses = Uses(written.uses);
+            if written.asked == Some(uses) {
+                beat.leaving.push((*nodeid, uses));
+            } else {
+                written.asked = Some(uses);
+                beat.asked.push(*nodeid);
+            }
+        }
+        beat
+    }
+
+    /// Whether none may be entered.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Enters none from now on, or does so again.
+    pub fn close(&self, closed: bool) {
+        let _files = self.files.lock();
+        self.closed.store(closed, Ordering::Release);
+    }
+}
