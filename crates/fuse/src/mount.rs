@@ -190,6 +190,12 @@ impl Mount {
         self.door.change(Invalidation::Entry { parent: directory, name: name.into() });
     }
 
+    /// The same for a name that still leads somewhere: what nobody uses of it is forgotten, and what
+    /// others have mounted on it is detached.
+    pub fn give_up_name(&self, directory: FileId, name: &[u8]) {
+        self.door.change(Invalidation::Forget { parent: directory, name: name.into() });
+    }
+
     /// Waits until the kernel has been told of every change that the layer or
     /// [`Mount::invalidate_everything`] told of before: from then on nobody is answered from what
     /// was cached. False where that took longer than `patience`.

@@ -39,7 +39,7 @@ use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -71,8 +71,9 @@ pub(crate) struct Writeback {
     generation: AtomicU32,
     /// What the kernel is to hold back at most, bytes.
     wanted: AtomicU64,
-    /// All files that the kernel knows, where it opens them without a request.
-    unopened: OnceLock<Arc<Inodes>>,
+    /// All files that the kernel knows, where it opens them without a request. The table has the
+    /// layer, which has this.
+    unopened: OnceLock<Weak<Inodes>>,
     /// What may have been written to there.
     pub written: WrittenFiles,
     /// By node id.
@@ -172,7 +173,7 @@ impl Writeback {
     /// The kernel opens files without a request.
     pub fn unopened(&self, inodes: &Arc<Inodes>) {
         // Decided once.
-        let _ = self.unopened.set(Arc::clone(inodes));
+        let _ = self.unopened.set(Arc::downgrade(inodes));
     }
 
     /// The kernel does not offer it after all.
@@ -401,7 +402,7 @@ impl WritebackHost for Writeback {
     }
 
     fn recall_unopened(&self) {
-        if let Some(inodes) = self.unopened.get() {
+        if let Some(inodes) = self.unopened.get().and_then(Weak::upgrade) {
             inodes.for_each(|nodeid| self.ask_before_writes(nodeid));
         }
     }

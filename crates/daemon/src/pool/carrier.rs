@@ -156,7 +156,7 @@ impl Carrier {
 
     /// The kernel is to forget what it knows of a snapshot below `.zfs`, as far as nobody uses it.
     pub fn forget_snapshot(&self, name: &str) {
-        self.mount.forget_name(nacre_poolfs::dataset::Dataset::snapshots_of(self.root), name.as_bytes());
+        self.mount.give_up_name(Dataset::snapshots_of(self.root), name.as_bytes());
         self.told();
     }
 

@@ -182,6 +182,12 @@ impl FuseMounts {
         let Some(live) = self.find(What::head(dataset)) else { return Ok(()) };
         let numbers = live.layer.numbers_of_snapshot(txg).filter(|_| live.carrier.mount.opens_unasked() && !force);
         if let Some((name, _)) = &numbers {
+            let below = live.at.join(".zfs/snapshot").join(name);
+            if let Some(below) = mounted_below(&below) {
+                let what =
+                    format!("cannot unmount the snapshot '{name}': something is mounted at '{}'", below.display());
+                return Err(Refusal::new(Kind::Busy, what).next("unmount that first"));
+            }
             live.carrier.forget_snapshot(name);
         }
         // Of what is opened without a request, the kernel tells only when it does not know it any

@@ -75,7 +75,13 @@ impl Writeback {
             let mount = Entered::new(&place.mountpoint, place.device)?;
             files.into_iter().map(|nodeid| flush_within(&mount, (nodeid, place.generation))).fold(Ok(()), Result::and)
         })?;
-        outcome(passing.join().map_err(|_| RecvTimeoutError::Disconnected))
+        let passed = passing.join().map_err(|_| RecvTimeoutError::Disconnected);
+        if passed == Ok(Err(SysErrno::STALE)) {
+            // Something else is seen at its place, or nothing.
+            self.flush_unseen();
+            return Ok(());
+        }
+        outcome(passed)
     }
 
     /// All of them, whatever becomes of one.
@@ -98,7 +104,7 @@ impl Writeback {
 
     /// The same for a mount that is in no tree of ours any more, so that its files cannot be
     /// opened: the kernel passes pages on before it drops them. A daemon that is killed meanwhile
-    /// would hang, so this is for the end alone.
+    /// would hang, so this is for such mounts alone.
     pub fn flush_unseen(&self) {
         let Some(notifier) = self.notifier() else { return };
         for nodeid in self.nodes() {

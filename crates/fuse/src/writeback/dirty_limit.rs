@@ -145,6 +145,8 @@ mod tests {
         let none = cached.dirty_limit(device, 0);
         assert!(none > UNDER_WAY);
         assert_eq!(cached.dirty_limit(device, 10), none + 10 * PER_FILE);
-        assert_eq!(cached.dirty_limit(device, usize::MAX), u64::MAX);
+        let most = none + FILES_AT_ONCE as u64 * PER_FILE;
+        assert_eq!(cached.dirty_limit(device, FILES_AT_ONCE), most);
+        assert_eq!(cached.dirty_limit(device, usize::MAX), most);
     }
 }

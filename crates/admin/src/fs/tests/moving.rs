@@ -109,7 +109,7 @@ fn options_follow_properties_at_once() {
     world.ok(FsRequest::Mount(mount));
     assert_eq!(world.value("t/a/b", "readonly"), (Some("on".to_owned()), From::Temporary));
     assert_eq!(world.value("t/a/b", "exec"), (Some("on".to_owned()), From::Temporary));
-    assert_eq!(world.value("t/a/b", "atime"), (Some("on".to_owned()), From::Default));
+    assert_eq!(world.value("t/a/b", "atime"), (Some("off".to_owned()), From::Inherited("t".to_owned())));
 }
 
 #[test]
