@@ -6,13 +6,14 @@
 use std::cell::RefCell;
 
 use zstd::bulk::{Compressor, Decompressor};
+use zstd::zstd_safe::{CParameter, ParamSwitch};
 
 use crate::frames::CompressionSetting;
 use crate::pointer::Compression;
 
 thread_local! {
     // Making a context costs more than to compress a small frame.
-    static COMPRESSOR: RefCell<Option<(i8, Compressor<'static>)>> = const { RefCell::new(None) };
+    static COMPRESSOR: RefCell<Option<(Coding, Compressor<'static>)>> = const { RefCell::new(None) };
     // Content that does not compress must not cost an allocation and its zeros.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
@@ -21,6 +22,26 @@ thread_local! {
 /// Buffers that each thread keeps are no longer than this, bytes.
 const KEPT: usize = (1 << 20) + (64 << 10);
 
+/// `on` examines content from so many bytes on; shorter content is LZ4's.
+const EXAMINED: usize = 64 << 10;
+/// Bytes are counted in so many pieces of it, each that long.
+const COUNTED: (usize, usize) = (16, 128);
+/// LZ4 is tried on so many bytes, with so many before them to find repeats in.
+const TRIED: (usize, usize) = (1 << 10, 4 << 10);
+/// In these sixths of the content.
+const TRIED_IN: [usize; 3] = [3, 1, 5];
+/// It finds more in all of the content than in a sample; Huffman coding is to make so much less.
+const CLEARLY: f64 = 7.0 / 8.0;
+
+/// What zstd is to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Coding {
+    /// All that it does at a level.
+    Level(i8),
+    /// Huffman coding alone: frequent bytes become short, repeats are not looked for.
+    Huffman,
+}
+
 /// Compresses content; `None` where it is better stored as it is: compression saves less than an
 /// eighth, or is switched off.
 #[must_use]
@@ -28,9 +49,54 @@ pub fn compress(compression: CompressionSetting, content: &[u8]) -> Option<(Comp
     let worth = content.len() - content.len().div_ceil(8);
     match compression {
         CompressionSetting::Off => None,
-        CompressionSetting::Lz4 => Some((Compression::Lz4, lz4(content, worth)?)),
-        CompressionSetting::Zstd(level) => Some((Compression::Zstd, zstd(level, content, worth)?)),
+        CompressionSetting::On if repeats_little(content) => zstd(Coding::Huffman, content, worth)
+            .map(|compressed| (Compression::Zstd, compressed))
+            .or_else(|| Some((Compression::Lz4, lz4(content, worth)?))),
+        CompressionSetting::On | CompressionSetting::Lz4 => Some((Compression::Lz4, lz4(content, worth)?)),
+        CompressionSetting::Zstd(level) => Some((Compression::Zstd, zstd(Coding::Level(level), content, worth)?)),
     }
+}
+
+/// Whether Huffman coding alone makes less of content than LZ4, by samples: numbers, base64,
+/// genomes, words in no order. In most of them LZ4 is at its slowest, and Huffman coding twice as
+/// fast.
+fn repeats_little(content: &[u8]) -> bool {
+    if content.len() < EXAMINED {
+        return false;
+    }
+    let mut coded = None;
+    // The first is enough for most content: where LZ4 leaves half of it or less, it has found what
+    // repeats.
+    TRIED_IN.iter().all(|sixth| {
+        tried(content, *sixth)
+            .is_some_and(|left| left > 0.5 && *coded.get_or_insert_with(|| entropy(content)) < left.min(1.0) * CLEARLY)
+    })
+}
+
+/// What is left of content if each byte takes as many bits as its frequency asks for: the share of
+/// its length, by samples.
+fn entropy(content: &[u8]) -> f64 {
+    let (pieces, length) = COUNTED;
+    let mut counts = [0_u32; 256];
+    for piece in content.chunks(content.len().div_ceil(pieces)) {
+        for byte in piece.iter().take(length) {
+            if let Some(count) = counts.get_mut(usize::from(*byte)) {
+                *count += 1;
+            }
+        }
+    }
+    let all = f64::from(counts.iter().sum::<u32>());
+    let bits = |count: &u32| f64::from(*count) * (all / f64::from(*count)).log2();
+    counts.iter().filter(|count| **count > 0).map(bits).sum::<f64>() / all / 8.0
+}
+
+/// What LZ4 leaves of a sample from this sixth of the content: the share of its length.
+fn tried(content: &[u8], sixth: usize) -> Option<f64> {
+    let (length, before) = TRIED;
+    let (before, sample) = content.get(content.len() / 6 * sixth - before..)?.get(..before + length)?.split_at(before);
+    let mut target = [0; TRIED.0 + TRIED.0 / 8];
+    let compressed = lz4_flex::block::compress_into_with_dict(sample, &mut target, before).ok()?;
+    Some(compressed as f64 / length as f64)
 }
 
 /// Gives back what a few large records have made a thread's buffer grow to.
@@ -53,10 +119,23 @@ fn lz4(content: &[u8], worth: usize) -> Option<Vec<u8>> {
     })
 }
 
-fn zstd(level: i8, content: &[u8], worth: usize) -> Option<Vec<u8>> {
+fn compressor(coding: Coding) -> std::io::Result<Compressor<'static>> {
+    match coding {
+        Coding::Level(level) => Compressor::new(i32::from(level)),
+        Coding::Huffman => {
+            // The lowest level looks for a repeat once in 128 KiB. By itself it would leave out the
+            // Huffman coding, too.
+            let mut compressor = Compressor::new(*zstd::compression_level_range().start())?;
+            compressor.set_parameter(CParameter::LiteralCompressionMode(ParamSwitch::Enable))?;
+            Ok(compressor)
+        }
+    }
+}
+
+fn zstd(coding: Coding, content: &[u8], worth: usize) -> Option<Vec<u8>> {
     let compressed = COMPRESSOR.with_borrow_mut(|cached| {
-        if cached.as_ref().is_none_or(|(of, _)| *of != level) {
-            *cached = Some((level, Compressor::new(i32::from(level)).ok()?));
+        if cached.as_ref().is_none_or(|(of, _)| *of != coding) {
+            *cached = Some((coding, compressor(coding).ok()?));
         }
         let (_, compressor) = cached.as_mut()?;
         SCRATCH.with_borrow_mut(|scratch| {
@@ -112,6 +191,7 @@ mod tests {
     fn settings() -> impl Strategy<Value = CompressionSetting> {
         prop_oneof![
             Just(CompressionSetting::Off),
+            Just(CompressionSetting::On),
             Just(CompressionSetting::Lz4),
             (1i8..=19).prop_map(CompressionSetting::Zstd),
             (-7i8..=-1).prop_map(CompressionSetting::Zstd)
@@ -160,6 +240,50 @@ mod tests {
         }
     }
 
+    /// Content whose bytes a caller chooses by random numbers.
+    fn made(length: usize, mut more: impl FnMut(&mut dyn FnMut() -> usize) -> Vec<u8>) -> Vec<u8> {
+        let mut random = 1u64;
+        let mut numbers = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 40) as usize
+        };
+        let mut content = Vec::new();
+        while content.len() < length {
+            content.extend(more(&mut numbers));
+        }
+        content.truncate(length);
+        content
+    }
+
+    #[test]
+    fn on_takes_what_makes_less() {
+        let lz4 =
+            |content: &[u8]| compress(CompressionSetting::Lz4, content).map_or(content.len(), |(_, out)| out.len());
+        for symbols in
+            ["ACGT", "0123456789.,", "0123456789abcdef", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+        {
+            let content = made(128 << 10, |random| vec![symbols.as_bytes()[random() % symbols.len()]]);
+            let (compression, out) = compress(CompressionSetting::On, &content).unwrap();
+            assert!(compression == Compression::Zstd && out.len() < lz4(&content) * 9 / 10, "{symbols}: {}", out.len());
+            let mut back = vec![0; content.len()];
+            assert!(decompress(compression, &out, &mut back) && back == content);
+            // Too short to be examined.
+            assert!(!matches!(compress(CompressionSetting::On, &content[..1000]), Some((Compression::Zstd, _))));
+        }
+        let lines =
+            |random: &mut dyn FnMut() -> usize| format!("INFO request {} answered with 200\n", random() % 10_000);
+        let few =
+            |random: &mut dyn FnMut() -> usize| vec![if random().is_multiple_of(100) { random() as u8 } else { 0 }];
+        let alike =
+            |random: &mut dyn FnMut() -> usize| b"It was the best of times, it was the worst"[random() % 30..].to_vec();
+        for content in
+            [made(128 << 10, |random| lines(random).into_bytes()), made(128 << 10, few), made(100_000, alike)]
+        {
+            let (compression, out) = compress(CompressionSetting::On, &content).unwrap();
+            assert_eq!((compression, out.len()), (Compression::Lz4, lz4(&content)));
+        }
+    }
+
     #[test]
     fn what_does_not_pack_stays_as_it_is() {
         let mut random = 1u64;
@@ -171,13 +295,16 @@ mod tests {
             .collect();
         for compression in [
             CompressionSetting::Off,
+            CompressionSetting::On,
             CompressionSetting::Lz4,
             CompressionSetting::Zstd(3),
             CompressionSetting::Zstd(-5),
         ] {
             assert!(compress(compression, &noise).is_none());
         }
-        for compression in [CompressionSetting::Lz4, CompressionSetting::Zstd(1), CompressionSetting::Zstd(19)] {
+        for compression in
+            [CompressionSetting::On, CompressionSetting::Lz4, CompressionSetting::Zstd(1), CompressionSetting::Zstd(19)]
+        {
             assert!(compress(compression, &[7; 100_000]).unwrap().1.len() < 1000);
             assert!(compress(compression, b"x").is_none());
         }

@@ -55,6 +55,8 @@ pub struct Owner {
 pub enum CompressionSetting {
     /// As it is.
     Off,
+    /// LZ4, or zstd's Huffman coding alone where that makes less of it: decided by the content.
+    On,
     /// LZ4.
     Lz4,
     /// zstd at a level of 1 to 19, or -1 to -7 for the fast ones.

@@ -30,10 +30,10 @@ static TARGETS: &[Target] = &[
     Target { id: "btrfs-zstd", title: "Btrfs, zstd", steps: &[BTRFS_ZSTD], ..IMAGE },
     Target { id: "zfs-fuse", title: "zfs-fuse", steps: &[ZFS_FUSE], ..IMAGE },
     Target { id: "zfs-fuse-lzjb", title: "zfs-fuse, lzjb", steps: &[ZFS_FUSE_ON], ..IMAGE },
-    Target { id: "nacre-pool", title: "nacre, lz4", steps: &[NACRE], ..IMAGE },
+    Target { id: "nacre-pool", title: "nacre", steps: &[NACRE], ..IMAGE },
     Target { id: "nacre-pool-acl", title: "nacre, ACLs", steps: &[NACRE_ACL], ..IMAGE },
     Target { id: "nacre-pool-off", title: "nacre, off", steps: &[NACRE_OFF], ..IMAGE },
-    Target { id: "nacre-pool-user", title: "nacre, lz4, as user", steps: &[NACRE], as_user: true, ..IMAGE },
+    Target { id: "nacre-pool-user", title: "nacre, as user", steps: &[NACRE], as_user: true, ..IMAGE },
 ];
 
 static TESTS: &[Test] = &[

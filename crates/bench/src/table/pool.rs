@@ -25,9 +25,10 @@ pub(super) const BTRFS_ZSTD: Step = Step::Loop { kind: "btrfs", direct_io: false
 pub(super) const ZFS_FUSE: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "off", also: &[] });
 // The only ones that it has are lzjb and gzip.
 pub(super) const ZFS_FUSE_ON: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "on", also: &[] });
-pub(super) const NACRE: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &[] });
+pub(super) const NACRE: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "on", also: &[] });
+const NACRE_LZ4: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &[] });
 pub(super) const NACRE_OFF: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "off", also: &[] });
-pub(super) const NACRE_ACL: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &["acltype=posix"] });
+pub(super) const NACRE_ACL: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "on", also: &["acltype=posix"] });
 pub(super) const NACRE_ZSTD: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "zstd", also: &[] });
 
 static TARGETS: &[Target] = &[
@@ -37,9 +38,10 @@ static TARGETS: &[Target] = &[
     Target { id: "btrfs-zstd", title: "Btrfs, zstd", steps: &[BTRFS_ZSTD], ..IMAGE },
     Target { id: "zfs-fuse", title: "zfs-fuse", steps: &[ZFS_FUSE], ..IMAGE },
     Target { id: "zfs-fuse-lzjb", title: "zfs-fuse, lzjb", steps: &[ZFS_FUSE_ON], ..IMAGE },
-    Target { id: "nacre-pool", title: "nacre, lz4", steps: &[NACRE], ..IMAGE },
+    Target { id: "nacre-pool", title: "nacre", steps: &[NACRE], ..IMAGE },
     Target { id: "nacre-pool-off", title: "nacre, off", steps: &[NACRE_OFF], ..IMAGE },
-    Target { id: "nacre-pool-user", title: "nacre, lz4, as user", steps: &[NACRE], as_user: true, ..IMAGE },
+    Target { id: "nacre-pool-user", title: "nacre, as user", steps: &[NACRE], as_user: true, ..IMAGE },
+    Target { id: "nacre-pool-lz4", title: "nacre, lz4", steps: &[NACRE_LZ4], ..IMAGE },
     Target { id: "nacre-pool-zstd", title: "nacre, zstd", steps: &[NACRE_ZSTD], ..IMAGE },
 ];
 

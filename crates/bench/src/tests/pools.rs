@@ -86,7 +86,7 @@ fn pools_are_measured_beside_a_file_system_of_the_kernel() {
         assert_eq!(missing(&report, &target.id), BTreeSet::new(), "{}", target.id);
     }
     let lines = |start: &str| calls.lines().filter(|line| line.starts_with(start)).count();
-    assert_eq!((lines("pool create -f -O compression=lz4 -m /"), lines("pool import -d /")), (4, 1), "{calls}");
+    assert_eq!((lines("pool create -f -O compression=on -m /"), lines("pool import -d /")), (4, 1), "{calls}");
     assert_eq!(lines("pool export nacre-bench-"), 4, "{calls}");
     let pool = format!("nacre-bench-{}", std::process::id());
     let snapshots = calls

@@ -214,7 +214,7 @@ impl Default for Behaviour {
     fn default() -> Self {
         Self {
             record_shift: 17,
-            compression: CompressionSetting::Lz4,
+            compression: CompressionSetting::On,
             checksum: ChecksumKind::Xxh3,
             sync: SyncMode::Standard,
             atime: true,
@@ -280,7 +280,8 @@ fn compression(value: &str) -> Result<CompressionSetting, PoolError> {
     let level = |digits: &str| digits.parse::<i8>().map_err(|_| damaged());
     Ok(match value {
         "off" => CompressionSetting::Off,
-        "on" | "lz4" => CompressionSetting::Lz4,
+        "on" => CompressionSetting::On,
+        "lz4" => CompressionSetting::Lz4,
         "zstd" => CompressionSetting::Zstd(3),
         "zstd-fast" => CompressionSetting::Zstd(-1),
         _ => match (value.strip_prefix("zstd-fast-"), value.strip_prefix("zstd-")) {

@@ -228,7 +228,7 @@ fn the_engine_gets_what_was_set() {
     let plain = Behaviour::of(&[Level { name: "t", rows: &none }]).unwrap();
     assert_eq!(
         (plain.record_shift, plain.compression, plain.checksum),
-        (17, CompressionSetting::Lz4, ChecksumKind::Xxh3)
+        (17, CompressionSetting::On, ChecksumKind::Xxh3)
     );
     assert!(
         plain.atime && plain.relatime && plain.exec && plain.xattrs && plain.acl && !plain.readonly && !plain.utf8_only

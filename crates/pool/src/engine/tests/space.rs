@@ -242,7 +242,7 @@ fn properties_take_effect_on_open_datasets() {
     pool.set_properties(&[edit(Setting::Local("off".to_owned()))]).unwrap();
     assert_eq!(dataset.behaviour().compression, CompressionSetting::Off);
     pool.set_properties(&[edit(Setting::Inherit)]).unwrap();
-    assert_eq!(dataset.behaviour().compression, CompressionSetting::Lz4);
+    assert_eq!(dataset.behaviour().compression, CompressionSetting::On);
     pool.set_properties(&[edit(Setting::BackToReceived)]).unwrap();
     assert_eq!(dataset.behaviour().compression, CompressionSetting::Zstd(3));
     // All or none.
