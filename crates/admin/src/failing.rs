@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use rustix::process::{Signal, getpid, kill_process};
 
 /// How long to wait before a write is tried again by itself.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -108,7 +109,12 @@ impl Failing {
     fn end_by(&self, device: &str, error: &io::Error) {
         if self.mode.load(Ordering::Relaxed) == PANIC {
             tracing::error!(device, %error, "a device failed, and the process ends (failmode=panic)");
-            std::process::abort();
+            // No core is dumped: before that, the kernel would wait for all threads, also for those
+            // that wait for an answer of this process.
+            if let Err(error) = kill_process(getpid(), Signal::KILL) {
+                tracing::error!(%error, "the process cannot be ended by a signal");
+                std::process::abort();
+            }
         }
     }
 }
