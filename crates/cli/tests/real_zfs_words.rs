@@ -559,10 +559,13 @@ fn one_that_fails_keeps_no_other_from_it() {
         let (code, said) = pool.refused(&with(line));
         assert!(code == 1 && said.contains(why), "{line}: {said}");
     };
-    fails("zfs set atime=off %/a %/nosuch %/b &/a", "cannot open '%/nosuch': dataset does not exist\n");
-    assert_eq!((values("atime").as_str(), second.done("zfs get -Ho value atime %/a").as_str()), ("off off ", "off\n"));
-    fails("zfs inherit atime %/a nosuchpool/x %/b", "nosuchpool");
-    assert_eq!(values("atime"), "on on ");
+    fails("zfs set relatime=off %/a %/nosuch %/b &/a", "cannot open '%/nosuch': dataset does not exist\n");
+    assert_eq!(
+        (values("relatime").as_str(), second.done("zfs get -Ho value relatime %/a").as_str()),
+        ("off off ", "off\n")
+    );
+    fails("zfs inherit relatime %/a nosuchpool/x %/b", "nosuchpool");
+    assert_eq!(values("relatime"), "on on ");
     fails("zfs snapshot %/a@1 %/nosuch@1", "dataset does not exist");
     assert_eq!(pool.done("zfs list -rHt snapshot -o name %"), "", "snapshots are taken all or none");
     pool.done("zfs snapshot %/a@1 %/b@1");

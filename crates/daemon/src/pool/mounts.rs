@@ -218,6 +218,9 @@ impl Mounts for FuseMounts {
         let place = self.place(at, options)?;
         let live = self.start(&all, what, at, place.clone(), options).inspect_err(|_| place.remove())?;
         all.push(live);
+        drop(all);
+        // Where there is little room, writes are announced from the first one on.
+        self.writeback.look_again();
         Ok(())
     }
 

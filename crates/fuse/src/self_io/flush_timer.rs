@@ -85,12 +85,9 @@ impl Writeback {
 /// Has files leave that are written to no more. Whoever writes to one meanwhile is heard of: the
 /// kernel was told a beat ago to ask first.
 fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)>) -> Result<(), SysErrno> {
-    if files.is_empty() {
-        return Ok(());
-    }
-    let mount = Entered::new(&place.mountpoint, place.device)?;
     for (nodeid, uses) in files {
-        flush_within(&mount, (nodeid, place.generation))?;
+        // Whoever is in a mount keeps it from being unmounted: for one file at a time.
+        flush_within(&Entered::new(&place.mountpoint, place.device)?, (nodeid, place.generation))?;
         let Some(writeback) = writeback.upgrade() else { break };
         writeback.leave_unused(nodeid, uses);
     }

@@ -24,6 +24,11 @@ use std::{
 
 /// More than these are not kept for long.
 const MOST: usize = 4096;
+/// So many leave at a beat at most: whoever has a file passed on is in the mount meanwhile, and who
+/// unmounts it then is told that it is busy. More where there are too many files, and all where there
+/// are far too many.
+const LEAVING: usize = 100;
+const FAR_TOO_MANY: usize = 4 * MOST;
 /// Beats ([`WrittenFiles::beat`]) without a word of a file after which it leaves.
 const QUIET: u64 = 10;
 
@@ -147,10 +152,17 @@ impl WrittenFiles {
         } else {
             now.saturating_sub(QUIET)
         };
+        let room = match files.len() {
+            0..=MOST => LEAVING,
+            ..=FAR_TOO_MANY => LEAVING * 10,
+            _ => usize::MAX,
+        };
         for (nodeid, written) in files.iter_mut().filter(|(_, written)| written.last <= before) {
             let uses = Uses(written.uses);
             if written.asked == Some(uses) {
-                beat.leaving.push((*nodeid, uses));
+                if beat.leaving.len() < room {
+                    beat.leaving.push((*nodeid, uses));
+                }
             } else {
                 written.asked = Some(uses);
                 beat.asked.push(*nodeid);
