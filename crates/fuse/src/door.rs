@@ -297,7 +297,7 @@ impl Door {
             Op::Fallocate { fh, offset, length, mode } => self.fallocate(head, fh, mode, offset, length),
             Op::Lseek { fh, offset, whence } => self.lseek(head, fh, offset, whence, reply),
             Op::CopyFileRange { fh_in, off_in, nodeid_out, fh_out, off_out, len, flags, wide } => {
-                self.copy_file_range(head, (fh_in, off_in), (nodeid_out, fh_out, off_out), len, flags, wide, reply)
+                self.copy_file_range(head, (fh_in, off_in), (nodeid_out, fh_out, off_out), (len, flags), wide, reply)
             }
             Op::Ioctl { fh, flags, cmd, arg, input, out_size } => {
                 let request = Ioctl { command: cmd, argument: arg, input };

@@ -123,8 +123,7 @@ impl Door {
         header: &Header,
         (from, from_offset): (u64, u64),
         (to_nodeid, to, to_offset): (u64, u64, u64),
-        length: u64,
-        flags: u64,
+        (length, flags): (u64, u64),
         wide: bool,
         reply: &mut Reply<'_>,
     ) -> Outcome {

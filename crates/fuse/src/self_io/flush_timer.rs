@@ -21,7 +21,10 @@ use crate::{
 };
 use nacre_vfs::Errno;
 use parking_lot::Mutex;
-use rustix::{fs::OFlags, io::Errno as SysErrno};
+use rustix::{
+    fs::{AtFlags, OFlags, StatxFlags, statx},
+    io::Errno as SysErrno,
+};
 use std::{
     io,
     sync::{
@@ -62,13 +65,14 @@ impl Writeback {
                     continue;
                 }
                 let (place, beat) = (writeback.place(), writeback.written.beat());
-                beat.asked.into_iter().for_each(|nodeid| writeback.ask_before_writes(nodeid));
+                beat.asked.iter().for_each(|nodeid| writeback.ask_before_writes(*nodeid));
                 let begun = if hidden {
                     drop(writeback);
                     begin(&place).map_err(|error| Errno::from_raw(error.raw_os_error()))
                 } else {
                     writeback.flush_once()
                 };
+                refresh(&place, beat.asked);
                 let left = leave(&weak, &place, beat.leaving).map_err(|error| Errno::from_raw(error.raw_os_error()));
                 let passed = begun.and(left);
                 if let Err(error) = passed {
@@ -79,6 +83,19 @@ impl Writeback {
             }
             Ok(())
         })
+    }
+}
+
+/// Has the kernel take new attributes of files whose old ones it was told to give up: who reads one
+/// of them then needs not ask. Where that fails, he asks.
+fn refresh(place: &MountPlace, files: Vec<u64>) {
+    for nodeid in files {
+        let asked = Entered::new(&place.mountpoint, place.device)
+            .and_then(|mount| mount.by_handle((nodeid, place.generation), OFlags::PATH))
+            .and_then(|file| statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS));
+        if let Err(error) = asked {
+            tracing::trace!(%error, nodeid, "the kernel takes no attributes now");
+        }
     }
 }
 

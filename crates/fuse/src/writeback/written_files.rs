@@ -6,8 +6,8 @@
 //! (`ops/unopened.rs`), and leaves
 //! * when the kernel forgets it: it holds nothing of it any more;
 //! * after a while in which nothing was heard of it, or where there are too many, once the kernel
-//!   has been told to ask before the next write, and has passed on what it holds
-//!   (`self_io/flush_timer.rs`).
+//!   has taken new attributes, so that it asks before the next write, and has passed on what it
+//!   holds (`self_io/flush_timer.rs`).
 //!
 //! Owned by `open_tables.rs`. Invariants: a file that is used between a question and an answer here
 //! stays ([`WrittenFiles::remove_unused`]); nothing is dropped under the lock.
@@ -48,14 +48,14 @@ struct Written {
     uses: u64,
     /// The beat of the last use.
     last: u64,
-    /// How often it was used when the kernel was told to ask before the next write.
+    /// How often it was used when the kernel took new attributes.
     asked: Option<Uses>,
 }
 
 /// What is to be done at a beat.
 #[derive(Debug, Default)]
 pub(crate) struct Beat {
-    /// The kernel is to ask before the next write to these.
+    /// The kernel is to take new attributes of these, so that it asks before the next write.
     pub asked: Vec<u64>,
     /// These leave when the kernel has passed on what it holds of them.
     pub leaving: Vec<(u64, Uses)>,
@@ -149,12 +149,14 @@ impl WrittenFiles {
         let before = if too_many > 0 {
             let mut last: Vec<u64> = files.values().map(|written| written.last).collect();
             *last.select_nth_unstable(too_many).1
+        } else if let Some(before) = now.checked_sub(QUIET) {
+            before
         } else {
-            now.saturating_sub(QUIET)
+            return beat;
         };
         let room = match files.len() {
-            0..=MOST => LEAVING,
-            ..=FAR_TOO_MANY => LEAVING * 10,
+            count if count <= MOST => LEAVING,
+            count if count <= FAR_TOO_MANY => LEAVING * 10,
             _ => usize::MAX,
         };
         for (nodeid, written) in files.iter_mut().filter(|(_, written)| written.last <= before) {
@@ -163,7 +165,7 @@ impl WrittenFiles {
                 if beat.leaving.len() < room {
                     beat.leaving.push((*nodeid, uses));
                 }
-            } else {
+            } else if beat.asked.len() < room {
                 written.asked = Some(uses);
                 beat.asked.push(*nodeid);
             }
