@@ -16,7 +16,7 @@ use fusewire::{
     Header, Reply,
     abi::{self, fopen},
 };
-use nacre_vfs::{Caller, Errno, OpenFlags};
+use nacre_vfs::{Caller, Errno, OpenFlags, Opened};
 use std::{sync::Arc, time::Duration};
 
 /// How long a first write waits at most where writes are stopped.
@@ -48,13 +48,12 @@ impl Door {
         }
         let node = self.node(nodeid)?;
         let file = self.layer.open(&Caller::ROOT, &node, OpenFlags::READ_WRITE)?;
-        let stopped = file.writeback_lease().filter(|lease| lease.stopped());
-        if let Some(lease) = stopped {
-            // Who has stopped writes waits for files of the table only.
-            let _ = fusewire::blocking(|| lease.wait(STOPPED_MOST));
-        }
-        let handle = Arc::new(opens::unopened(nodeid, &file));
-        self.writeback.join_unopened(nodeid, &file);
+        self.enter(nodeid, &file)
+    }
+
+    fn enter(&self, nodeid: u64, file: &Opened) -> Outcome<Arc<OpenHandle>> {
+        let handle = Arc::new(opens::unopened(nodeid, file));
+        self.writeback.join_unopened(nodeid, file);
         match self.writeback.written.add(Arc::clone(&handle)) {
             Ok(()) => Ok(handle),
             Err((_, there)) => {
@@ -70,18 +69,26 @@ impl Door {
         if !self.writes_unopened() || self.writeback.written.get(header.nodeid).is_some() {
             return;
         }
-        let handle = match self.written(header.nodeid) {
-            Ok(handle) => handle,
-            Err(error) => {
-                // Directories have none, snapshots are not written to; what arrives of another one
-                // opens it once more.
-                tracing::trace!(?error, nodeid = header.nodeid, "not a file that is written to");
-                return;
+        let opened = self
+            .node(header.nodeid)
+            .and_then(|node| Ok(self.layer.open(&Caller::ROOT, &node, OpenFlags::READ_WRITE)?));
+        let entered = opened.and_then(|file| {
+            if let Some(lease) = file.writeback_lease().filter(|lease| lease.stopped()) {
+                // Who has stopped writes waits for files of the table only. Without another thread
+                // that serves those, this one goes on.
+                let _ = fusewire::blocking(|| lease.wait(STOPPED_MOST));
             }
-        };
+            self.enter(header.nodeid, &file)
+        });
+        if let Err(error) = entered {
+            // Directories have none, snapshots are not written to; what arrives of another one opens
+            // it once more.
+            tracing::trace!(?error, nodeid = header.nodeid, "not a file that is written to");
+            return;
+        }
         // This write could not be announced any more, as the caller has the inode's lock: it is
         // asked for when it arrives, as a store is. Those that follow are announced.
-        self.writeback.arrived(handle.nodeid);
+        self.writeback.arrived(header.nodeid);
     }
 
     /// The file that a question about attributes is about, if a write may follow it that is to be
