@@ -61,6 +61,9 @@ impl Writeback {
     /// stored to a mapping is held back as well where writes are not collected.
     pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<u64>) -> Result<()> {
         let _one = self.flushing.lock();
+        if self.is_unopened() {
+            return self.flush_unopened(open().into_iter().collect());
+        }
         self.flush_these(open(), &|nodeid| open().contains(&nodeid))
     }
 
