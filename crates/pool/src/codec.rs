@@ -168,6 +168,11 @@ impl Writer {
         self.bytes(bytes);
     }
 
+    /// Makes room for so many bytes more at once.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.bytes.reserve_exact(bytes);
+    }
+
     /// How much has been written, bytes.
     #[must_use]
     pub fn len(&self) -> usize {

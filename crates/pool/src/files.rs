@@ -291,7 +291,7 @@ impl<T> fmt::Debug for Files<T> {
 /// with the txg held open.
 pub trait Recorder: Send + Sync {
     /// An operation has changed these rows.
-    fn record(&self, txg: Txg, dataset: u64, changes: &[LogChange<'_>]) -> Ticket;
+    fn record(&self, txg: Txg, dataset: u64, changes: Vec<LogChange<'_>>) -> Ticket;
 
     /// An operation has changed what no record can hold: until this txg is committed, only a commit
     /// makes anything durable.
@@ -541,8 +541,7 @@ impl<T: Table> Files<T> {
     fn apply_recorded(&self, txg: Txg, batch: &Batch) -> Result<()> {
         self.apply(txg, batch)?;
         if let Some(recorder) = self.recorder.get() {
-            let changes: Vec<LogChange<'_>> = batch.changes().iter().map(RowChange::as_change).collect();
-            recorder.record(txg, self.dataset, &changes);
+            recorder.record(txg, self.dataset, batch.changes().iter().map(RowChange::as_change).collect());
         }
         Ok(())
     }

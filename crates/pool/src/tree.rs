@@ -95,12 +95,14 @@ impl Context<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     page: usize,
+    /// The first byte of keys whose leaves are smaller, and what those take at most.
+    scattered: Option<(u8, usize)>,
 }
 
 impl Default for Settings {
     /// Nodes of 32 KiB.
     fn default() -> Self {
-        Self { page: 32 << 10 }
+        Self { page: 32 << 10, scattered: None }
     }
 }
 
@@ -108,13 +110,29 @@ impl Settings {
     /// Nodes of at most so many bytes, 256 to 65,536. Tests use small ones: high trees of few rows.
     #[must_use]
     pub fn with_page(page: usize) -> Self {
-        Self { page: page.clamp(256, MAX_CONTENT) }
+        Self { page: page.clamp(256, MAX_CONTENT), scattered: None }
+    }
+
+    /// The same, but leaves of keys that begin with this byte take at most so many bytes: changes
+    /// that come all over such keys, one here and one there, have each a whole leaf written. Their
+    /// rows are shorter than a quarter of that.
+    #[must_use]
+    pub fn with_scattered(self, first: u8, leaf: usize) -> Self {
+        Self { scattered: Some((first, leaf.clamp(256, self.page))), ..self }
     }
 
     /// The most that a node takes, bytes.
     #[must_use]
     pub fn page(&self) -> usize {
         self.page
+    }
+
+    /// The most that a leaf takes into which this key is put, bytes.
+    fn leaf(&self, key: &[u8]) -> usize {
+        match self.scattered {
+            Some((first, leaf)) if key.first() == Some(&first) => leaf,
+            _ => self.page,
+        }
     }
 
     /// The longest key, bytes.
@@ -133,12 +151,10 @@ impl Settings {
         if key.len() > self.longest_key() {
             return Err(PoolError::Refused(format!("a key of {} bytes: at most {}", key.len(), self.longest_key())));
         }
-        if key.len() + value.len() > self.longest_row() {
-            return Err(PoolError::Refused(format!(
-                "a row of {} bytes: at most {}",
-                key.len() + value.len(),
-                self.longest_row()
-            )));
+        // Several fit a leaf, so that each half of one that is split has some.
+        let longest = self.leaf(key) / 4 - ROW_HEADER;
+        if key.len() + value.len() > longest {
+            return Err(PoolError::Refused(format!("a row of {} bytes: at most {longest}", key.len() + value.len())));
         }
         Ok(())
     }
@@ -258,8 +274,12 @@ impl Tree {
     ) -> Result<bool, PoolError> {
         match value {
             Some(value) => self.settings.check(key, value)?,
-            None if !self.get_with(ctx, key, |value| value.is_some())? => return Ok(false),
-            None => {}
+            None => match self.root.as_ref().and_then(|root| change::is_in_own(root, self.generation, key)) {
+                // Mostly one way down says that it is there, and that nothing is to be done.
+                Some(is_there) => return Ok(is_there),
+                None if !self.get_with(ctx, key, |value| value.is_some())? => return Ok(false),
+                None => {}
+            },
         }
         let (mut change, root) = self.change(ctx, txg);
         root.as_mut().map_or(Ok(()), |root| change.hold(root, None, key)).map(|()| true)
@@ -333,7 +353,7 @@ impl Tree {
             ctx,
             txg,
             generation: self.generation,
-            page: self.settings.page,
+            settings: self.settings,
             dead: &mut self.dead,
             dirty: &mut self.dirty,
         };

@@ -22,8 +22,8 @@ pub(super) struct PoolLog {
 const REPLAYED_AT_ONCE: u64 = 32 << 20;
 
 impl Recorder for PoolLog {
-    fn record(&self, txg: Txg, dataset: u64, changes: &[LogChange<'_>]) -> Ticket {
-        self.log.record(&LogRecord { txg, dataset, changes: changes.to_vec() })
+    fn record(&self, txg: Txg, dataset: u64, changes: Vec<LogChange<'_>>) -> Ticket {
+        self.log.record(&LogRecord { txg, dataset, changes })
     }
 
     fn cannot_record(&self, txg: Txg) {

@@ -16,7 +16,7 @@
 //!
 //! Invariant: the lock here is the last one; nothing is waited for under it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
@@ -44,7 +44,7 @@ pub(super) struct Reservations {
 struct Books {
     quotas: QuotaTree,
     /// What the open txgs have promised, by txg and dataset.
-    due: HashMap<(Txg, u64), Due>,
+    due: BTreeMap<(Txg, u64), Due>,
     /// Promised, and not in the store yet. Bytes.
     outstanding: u64,
 }
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Reservations {
 
 impl Reservations {
     pub(super) fn new(storage: Arc<dyn Storage>, quotas: QuotaTree) -> Self {
-        let books = Books { quotas, due: HashMap::new(), outstanding: 0 };
+        let books = Books { quotas, due: BTreeMap::new(), outstanding: 0 };
         Self { storage, books: Mutex::new(books), relief: OnceLock::new() }
     }
 

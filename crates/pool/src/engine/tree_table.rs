@@ -13,6 +13,7 @@ use crate::error::PoolError;
 use crate::files::{Absent, Batch, RowChange, Share, Table, Throttle};
 use crate::frames::Frames;
 use crate::pointer::{Pointer, Txg};
+use crate::rows::keys;
 use crate::tree::{Context, Frozen, Settings, Tree};
 
 /// The rows of a dataset in its tree.
@@ -31,6 +32,10 @@ pub struct TreeTable {
 /// down the tree, which a warm cache does not need.
 const LOOKS: u64 = 512;
 
+/// What a leaf of names takes at most, bytes. Names with nothing in common come all over the
+/// directory: a few thousand change most of its leaves, and a commit writes all that are changed.
+const NAMES_LEAF: usize = 4 << 10;
+
 impl std::fmt::Debug for TreeTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TreeTable").field("tree", &self.tree).finish_non_exhaustive()
@@ -46,7 +51,7 @@ impl TreeTable {
         throttle: &Arc<Throttle>,
     ) -> Self {
         Self {
-            tree: Tree::open(root, dataset, Settings::default()),
+            tree: Tree::open(root, dataset, Settings::default().with_scattered(keys::NAME, NAMES_LEAF)),
             frames: Arc::clone(frames),
             cache: Arc::clone(cache),
             held: Share::new(Arc::clone(throttle)),
@@ -228,9 +233,10 @@ impl Table for TreeTable {
     }
 
     fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), PoolError> {
+        let Some(rest) = self.tree.scan_leaf(&self.context(), &range.start, &range.end, visit)? else { return Ok(()) };
         let end = Some(range.end.as_slice()).filter(|end| !end.is_empty());
         // The view is gone before the table can be changed again: the lock is held for as long.
-        let mut cursor = self.tree.view().cursor(self.context(), &range.start, end)?;
+        let mut cursor = self.tree.view().cursor(self.context(), &rest, end)?;
         while let Some((key, row)) = cursor.next()? {
             if !visit(key, row) {
                 break;

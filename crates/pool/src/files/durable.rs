@@ -62,7 +62,7 @@ impl<T: Table> Files<T> {
             return Ok(Durability::Recorded);
         }
         changes.push(LogChange::Put { key: &key, value: &encoded });
-        let ticket = recorder.record(entered.txg(), self.dataset, &changes);
+        let ticket = recorder.record(entered.txg(), self.dataset, changes);
         for buffered in active.records.values_mut() {
             buffered.unrecorded = None;
             buffered.fragments.recorded();

@@ -4,7 +4,7 @@
 //! here are held for a look or a sum only; that of what waits may be taken under that of the
 //! changes, never the other way round.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
@@ -25,9 +25,9 @@ pub(super) fn owners_of(row: &InodeRow) -> [OwnerId; 2] {
 #[derive(Debug, Default)]
 pub(super) struct OwnerAccounts {
     /// What has changed since the last flush.
-    changes: Mutex<HashMap<OwnerId, UseChange>>,
+    changes: Mutex<BTreeMap<OwnerId, UseChange>>,
     /// What of each owner's waits in memory, worst case. Bytes.
-    waiting: Mutex<HashMap<OwnerId, u64>>,
+    waiting: Mutex<BTreeMap<OwnerId, u64>>,
 }
 
 impl OwnerAccounts {

@@ -45,6 +45,19 @@ pub enum LogChange<'a> {
     },
 }
 
+/// The most that the numbers before the changes take, bytes.
+const HEAD: usize = 20;
+
+/// The most that a change takes in a record, bytes: what it says, its kind, and two numbers.
+fn room_for(change: &LogChange<'_>) -> usize {
+    21 + match change {
+        LogChange::Put { key, value } => key.len() + value.len(),
+        LogChange::Delete { key } => key.len(),
+        LogChange::DeleteRange { from, to } => from.len() + to.len(),
+        LogChange::Write { data, .. } => 10 + data.len(),
+    }
+}
+
 /// What one operation changed. It is applied whole or, where a commit holds its txg, not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogRecord<'a> {
@@ -59,7 +72,10 @@ pub struct LogRecord<'a> {
 impl<'a> LogRecord<'a> {
     /// Appends the record: its length, then its fields.
     pub fn encode(&self, to: &mut Writer) {
+        let room = HEAD + self.changes.iter().map(room_for).sum::<usize>();
         let mut body = Writer::default();
+        body.reserve(room);
+        to.reserve(HEAD + room);
         body.varint(self.txg.0);
         body.varint(self.dataset);
         for change in &self.changes {

@@ -10,7 +10,7 @@
 mod figures;
 mod limits;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::{AccountError, Limits, Purpose, Shortage, Usage, UsageChange, impossible, usable};
 use crate::error::PoolError;
@@ -75,7 +75,7 @@ struct Cost {
 /// All datasets of a pool, by their numbers. There is one root.
 #[derive(Clone, Debug)]
 pub struct QuotaTree {
-    nodes: HashMap<u64, Node>,
+    nodes: BTreeMap<u64, Node>,
     /// Size of the pool less what belongs to no dataset, bytes.
     size: u64,
     /// What is charged to several and is there once, beside that once. Bytes.
@@ -90,7 +90,7 @@ impl QuotaTree {
     #[must_use]
     pub fn new(root: u64, size: u64, usage: Usage, limits: Limits) -> Self {
         let node = Node::new(None, usage, limits);
-        Self { nodes: HashMap::from([(root, node)]), size, saved: 0, reachable: u64::MAX }
+        Self { nodes: BTreeMap::from([(root, node)]), size, saved: 0, reachable: u64::MAX }
     }
 
     /// The pool has grown, or what belongs to no dataset has changed. Bytes.

@@ -12,9 +12,9 @@
 
 use std::sync::Arc;
 
-use super::Context;
 use super::node::{BROKEN, Body, Child, Inner, Node};
 use super::page::{HEADER, Leaf};
+use super::{Context, Settings};
 use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 
@@ -65,6 +65,19 @@ pub(super) struct Split {
     child: Child,
 }
 
+/// Whether a row is there; none where something on the way to it is not the live generation's alone,
+/// and would have to be made so before it is changed.
+pub(super) fn is_in_own(child: &Child, generation: u64, key: &[u8]) -> Option<bool> {
+    let Child::Dirty(node) = child else { return None };
+    if node.generation != generation || Arc::strong_count(node) > 1 {
+        return None;
+    }
+    match &node.body {
+        Body::Leaf(leaf) => Some(leaf.get(key).is_some()),
+        Body::Inner(inner) => is_in_own(inner.child(inner.find(key))?, generation, key),
+    }
+}
+
 /// What became of a node by a removal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
@@ -89,7 +102,7 @@ pub(super) struct TreeChange<'t> {
     pub(super) ctx: &'t Context<'t>,
     pub(super) txg: Txg,
     pub(super) generation: u64,
-    pub(super) page: usize,
+    pub(super) settings: Settings,
     pub(super) dead: &'t mut DeadNodes,
     pub(super) dirty: &'t mut u64,
 }
@@ -173,7 +186,7 @@ impl TreeChange<'_> {
         let inner = match &mut node.body {
             Body::Leaf(leaf) => {
                 let before = leaf.cost();
-                let split = leaf.put(key, value, self.page);
+                let split = leaf.put(key, value, self.settings.leaf(key));
                 self.account(before, leaf.cost());
                 return Ok(
                     split.map(|split| Split { key: split.separator, child: self.new_node(Body::Leaf(split.right)) })
@@ -188,7 +201,7 @@ impl TreeChange<'_> {
         };
         let before = inner.cost();
         inner.insert(at + 1, &split.key, split.child);
-        let up = (inner.used() > self.page).then(|| inner.split(at + 1));
+        let up = (inner.used() > self.settings.page).then(|| inner.split(at + 1));
         self.account(before, inner.cost());
         Ok(up.map(|(key, right)| Split { key, child: self.new_node(Body::Inner(right)) }))
     }
@@ -249,7 +262,8 @@ impl TreeChange<'_> {
         if leaf.len() == 0 {
             return After::Gone;
         }
-        let rank = |used: usize| (self.page / used.max(1)).checked_ilog2().unwrap_or(0);
+        let page = self.settings.leaf(leaf.key(0));
+        let rank = |used: usize| (page / used.max(1)).checked_ilog2().unwrap_or(0);
         let (before, now) = (rank(before), rank(leaf.used()));
         if now >= 2 && now > before { After::Small } else { After::Fine }
     }
@@ -258,7 +272,7 @@ impl TreeChange<'_> {
         match inner.len() {
             0 => After::Gone,
             1 => After::Small,
-            _ if inner.used() < self.page / 4 => After::Small,
+            _ if inner.used() < self.settings.page / 4 => After::Small,
             _ => After::Fine,
         }
     }
@@ -288,14 +302,18 @@ impl TreeChange<'_> {
         let (Some(left), Some(right)) = (inner.child(at), inner.child(at + 1)) else { return Ok(false) };
         let (Some(left), Some(right)) = (self.in_memory(left), self.in_memory(right)) else { return Ok(false) };
         let separator = inner.key(at + 1).to_vec();
-        let used = match (&left.body, &right.body) {
-            (Body::Leaf(left), Body::Leaf(right)) => left.used() + right.used() - HEADER,
+        let (used, page) = match (&left.body, &right.body) {
+            // Where both kinds meet, the smaller one counts.
+            (Body::Leaf(left), Body::Leaf(right)) => {
+                let page = self.settings.leaf(left.key(0)).min(self.settings.leaf(right.key(0)));
+                (left.used() + right.used() - HEADER, page)
+            }
             (Body::Inner(left), Body::Inner(right)) if left.level() == right.level() => {
-                left.used() + right.used() - HEADER + separator.len()
+                (left.used() + right.used() - HEADER + separator.len(), self.settings.page)
             }
             _ => return Ok(false),
         };
-        if used > self.page - self.page / 8 {
+        if used > page - page / 8 {
             return Ok(false);
         }
         // Its holder here would make it look shared.

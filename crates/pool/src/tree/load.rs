@@ -57,7 +57,7 @@ impl<'a> Loader<'a> {
             if last >= key {
                 return Err(PoolError::Refused("rows to load are not in order".to_owned()));
             }
-            if self.leaf.used() + row_length(key, value) > self.settings.page() {
+            if self.leaf.used() + row_length(key, value) > self.settings.leaf(key) {
                 let next = separator(last, key);
                 self.close_leaf(next)?;
             }

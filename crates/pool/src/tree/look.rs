@@ -231,6 +231,37 @@ fn lacks(child: &Child, cache: &Cache, range: (Option<&[u8]>, &[u8]), left: &mut
     false
 }
 
+impl Tree {
+    /// Visits the rows at `from` and before `to` (empty: to the end) of one leaf, until `visit`
+    /// answers false: most ranges of a few rows lie in one, and nothing is copied or held for them.
+    /// Answers from where on a cursor finds the rest; none where there is none.
+    ///
+    /// # Errors
+    /// As [`Self::get_with`].
+    pub(crate) fn scan_leaf(
+        &self,
+        ctx: &Context<'_>,
+        from: &[u8],
+        to: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<Option<Vec<u8>>, PoolError> {
+        let Some(root) = &self.root else { return Ok(None) };
+        descend(ctx, root, Way::To(from), |node| {
+            let Body::Leaf(leaf) = &node.body else { return None };
+            let first = leaf.find(from).unwrap_or_else(|at| at);
+            let mut at = first;
+            while let Some((key, value)) = leaf.row(at) {
+                if !to.is_empty() && key >= to || !visit(key, value) {
+                    return None;
+                }
+                at += 1;
+            }
+            // The key right behind the last one.
+            Some(if at == first { from.to_vec() } else { [leaf.key(at - 1), &[0]].concat() })
+        })
+    }
+}
+
 impl View {
     /// Whether reading the rows at `from` and before `to` (empty: to the end), as far as so many
     /// leaves reach, would wait for a device.

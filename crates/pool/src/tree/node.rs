@@ -76,11 +76,24 @@ pub(crate) struct Inner {
     keys: Vec<u8>,
     /// Where each key ends in `keys`.
     ends: Vec<u32>,
-    /// The heads of the keys from the second on, as in a leaf. Of another length while children are
-    /// pushed: then a search does without.
+    /// The heads of the keys from the second on, as in a leaf, behind what those of a kind begin
+    /// with. Of another length while children are pushed: then a search does without.
     heads: Vec<u32>,
-    skip: usize,
+    /// Keys by their first byte.
+    kinds: Vec<KeyKind>,
     pub(crate) children: Vec<Child>,
+}
+
+/// Neighbouring keys of an inner node that begin with the same byte. Where keys of several kinds
+/// meet, they have nothing in common, and heads would tell nothing but the kind.
+#[derive(Clone, Copy, Debug)]
+struct KeyKind {
+    first: u8,
+    /// The first child of them. Its key is short, since it only has to be above another kind's: it
+    /// has no head.
+    start: usize,
+    /// So many bytes the others begin with in common.
+    skip: usize,
 }
 
 impl Node {
@@ -158,7 +171,7 @@ impl Inner {
 
     /// An inner node before its first child, for loading.
     pub(crate) fn empty(level: u8) -> Self {
-        Self { level, keys: Vec::new(), ends: Vec::new(), heads: Vec::new(), skip: 0, children: Vec::new() }
+        Self { level, keys: Vec::new(), ends: Vec::new(), heads: Vec::new(), kinds: Vec::new(), children: Vec::new() }
     }
 
     fn decode(content: &[u8], level: u8, count: u32) -> Result<Self, PoolError> {
@@ -210,7 +223,7 @@ impl Inner {
             keys: self.keys.clone(),
             ends: self.ends.clone(),
             heads: self.heads.clone(),
-            skip: self.skip,
+            kinds: self.kinds.clone(),
             children: pointers.iter().copied().map(Child::Clean).collect(),
         }
     }
@@ -236,6 +249,7 @@ impl Inner {
     pub(crate) fn cost(&self) -> u64 {
         (self.keys.capacity()
             + 4 * (self.ends.capacity() + self.heads.capacity())
+            + size_of::<KeyKind>() * self.kinds.capacity()
             + size_of::<Child>() * self.children.capacity()) as u64
     }
 
@@ -248,27 +262,51 @@ impl Inner {
 
     /// Makes the heads anew.
     pub(crate) fn index(&mut self) {
-        self.skip = if self.len() > 1 { shared_prefix(self.key(1), self.key(self.len() - 1)) } else { 0 };
-        let mut heads = std::mem::take(&mut self.heads);
+        let (mut heads, mut kinds) = (std::mem::take(&mut self.heads), std::mem::take(&mut self.kinds));
         heads.clear();
-        heads.extend((1..self.len()).map(|at| head(self.key(at), self.skip)));
-        self.heads = heads;
+        kinds.clear();
+        let mut start = 1;
+        while let Some(&first) = self.key(start).first() {
+            let alike = (start + 1..self.len()).take_while(|at| self.key(*at).first() == Some(&first)).count();
+            let end = start + 1 + alike;
+            let skip = if alike > 0 { shared_prefix(self.key(start + 1), self.key(end - 1)) } else { 0 };
+            kinds.push(KeyKind { first, start, skip });
+            heads.push(0);
+            heads.extend((start + 1..end).map(|at| head(self.key(at), skip)));
+            start = end;
+        }
+        (self.heads, self.kinds) = (heads, kinds);
     }
 
     /// The child that a key belongs to.
     pub(crate) fn find(&self, key: &[u8]) -> usize {
         // The answer is at `low` or behind it and before `high`: the first key is below all.
         let (mut low, mut high) = (0, self.len());
-        if self.heads.len() + 1 == self.len() && self.len() > 1 {
-            let beginning = self.key(1).get(..self.skip).unwrap_or(&[]);
-            match key.get(..self.skip).unwrap_or(key).cmp(beginning) {
-                Ordering::Less => return 0,
-                Ordering::Greater => return self.len() - 1,
+        if self.heads.len() + 1 == self.len()
+            && let Some(&first) = key.first()
+        {
+            let behind = self.kinds.iter().take_while(|kind| kind.first <= first).count();
+            let end = self.kinds.get(behind).map_or(self.len(), |next| next.start);
+            let KeyKind { start, skip, .. } = match behind.checked_sub(1).and_then(|at| self.kinds.get(at)) {
+                None => return 0,
+                Some(kind) if kind.first < first => return end - 1,
+                Some(kind) => *kind,
+            };
+            if key < self.key(start) {
+                return start - 1;
+            }
+            let beginning = self.key(start + 1).get(..skip).unwrap_or(&[]);
+            match key.get(..skip).unwrap_or(key).cmp(beginning) {
+                _ if start + 1 == end => return start,
+                Ordering::Less => return start,
+                Ordering::Greater => return end - 1,
                 Ordering::Equal => {}
             }
-            let wanted = head(key, self.skip);
-            low = self.heads.partition_point(|head| *head < wanted);
-            high = low + 1 + equal_in_front(self.heads.get(low..).unwrap_or(&[]), |head| *head == wanted);
+            // Child `at` has its head at `at - 1`.
+            let (wanted, heads) = (head(key, skip), self.heads.get(start..end - 1).unwrap_or(&[]));
+            let lower = heads.partition_point(|head| *head < wanted);
+            low = start + lower;
+            high = low + 1 + equal_in_front(heads.get(lower..).unwrap_or(&[]), |head| *head == wanted);
         }
         while high - low > 1 {
             let middle = low + (high - low) / 2;

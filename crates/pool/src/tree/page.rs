@@ -269,8 +269,10 @@ impl Leaf {
     /// A copy to be changed.
     pub(crate) fn thaw(&self) -> Self {
         let mut copy = Self { run: self.run, skip: self.skip, ..Self::default() };
-        copy.slots.reserve_exact(self.slots.len() + 8);
-        copy.own.reserve_exact(self.used + self.used / 4);
+        // Rounded: of thousands of leaves that come and go, one fits where another was, which the
+        // allocator finds at once.
+        copy.slots.reserve_exact((self.slots.len() + 8).next_multiple_of(32));
+        copy.own.reserve_exact((self.used + self.used / 4).next_multiple_of(1 << 10));
         copy_rows(self.bytes(), &self.slots, &mut copy.own, &mut copy.slots);
         copy.used = self.used;
         copy

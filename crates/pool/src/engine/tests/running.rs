@@ -149,7 +149,7 @@ fn what_is_destroyed_is_freed_in_steps_over_crashes() {
     let fill = |pool: &Pool, names: std::ops::Range<u32>| {
         let dataset = pool.dataset(id).unwrap();
         dataset.files().set_storing(Storing { record_shift: 9, ..pool.storing() });
-        names.for_each(|number| put(&dataset, &format!("f{number}"), &vec![number as u8 | 1; 20_000]));
+        names.for_each(|number| put(&dataset, &format!("f{number}"), &vec![number as u8 | 1; 60_000]));
     };
     fill(&pool, 0..10);
     pool.snapshot(&[(id, "kept".to_owned())]).unwrap();

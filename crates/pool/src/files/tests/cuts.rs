@@ -267,7 +267,7 @@ enum Recorded {
 }
 
 impl Recorder for Log {
-    fn record(&self, _: Txg, _: u64, changes: &[LogChange<'_>]) -> Ticket {
+    fn record(&self, _: Txg, _: u64, changes: Vec<LogChange<'_>>) -> Ticket {
         let one = |change: &LogChange<'_>| match change {
             LogChange::Put { key, value } => Recorded::Put(key.to_vec(), value.to_vec()),
             LogChange::Delete { key } => Recorded::Delete(key.to_vec()),

@@ -137,6 +137,21 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn children_are_found_where_keys_of_several_kinds_meet(
+        mut keys in proptest::collection::btree_set(proptest::collection::vec(0u8..3, 1..9), 0..60), probe in proptest::collection::vec(0u8..4, 0..9),
+    ) {
+        keys.insert(vec![1]);
+        let Ok(Node { body: Body::Inner(inner), .. }) = Node::decode(encoded_inner(&keys).into(), false) else {
+            return Err(TestCaseError::fail("an inner node is one"));
+        };
+        for key in keys.iter().chain([&probe]) {
+            prop_assert_eq!(inner.find(key), keys.iter().filter(|low| *low <= key).count());
+        }
+    }
+}
+
 #[test]
 fn what_is_refused() {
     let rows = [(b"a".to_vec(), b"1".to_vec()), (b"b".to_vec(), b"2".to_vec())].into_iter().collect();

@@ -48,11 +48,18 @@ struct History {
     highest: u8,
     settings: Settings,
     keys: usize,
+    /// With how many different bytes keys begin.
+    kinds: u32,
+    /// By how many bytes they are longer than the shortest at most.
+    extension: usize,
 }
 
 impl History {
     fn new(seed: u64, page: usize, keys: usize) -> Self {
-        let settings = Settings::with_page(page);
+        Self::with(seed, Settings::with_page(page), keys)
+    }
+
+    fn with(seed: u64, settings: Settings, keys: usize) -> Self {
         Self {
             bench: Bench::new(),
             random: Random(seed),
@@ -67,19 +74,22 @@ impl History {
             highest: 0,
             settings,
             keys,
+            kinds: 1,
+            extension: usize::MAX,
         }
     }
 
     fn key(&mut self) -> Vec<u8> {
         let number = below(&mut self.random, self.keys) as u32;
-        let mut key = number.to_be_bytes().to_vec();
+        // Numbers are small: their first byte is zero.
+        let mut key = (number | (number % self.kinds) << 24).to_be_bytes().to_vec();
         // Keys of several lengths, some the beginning of others.
-        key.extend(std::iter::repeat_n(b'x', number as usize % (self.settings.longest_key() - 4)));
+        key.extend(std::iter::repeat_n(b'x', number as usize % (self.settings.longest_key() - 4).min(self.extension)));
         key
     }
 
     fn value(&mut self, key: &[u8]) -> Vec<u8> {
-        let room = self.settings.longest_row() - key.len();
+        let room = self.settings.leaf(key) / 4 - page::ROW_HEADER - key.len();
         let length = if below(&mut self.random, 8) == 0 {
             below(&mut self.random, room + 1)
         } else {
@@ -98,6 +108,10 @@ impl History {
 
     fn remove(&mut self) {
         let key = self.key();
+        if below(&mut self.random, 2) == 0 {
+            let prepared = self.tree.prepare(&self.bench.ctx(), Txg(self.txg), &key, None).unwrap();
+            assert_eq!(prepared, self.map.contains_key(&key));
+        }
         let existed = self.tree.remove(&self.bench.ctx(), Txg(self.txg), &key).unwrap();
         assert_eq!(existed, self.map.remove(&key).is_some());
     }
@@ -143,6 +157,27 @@ impl History {
             assert_eq!((key, value), (k.as_slice(), v.as_slice()));
         }
         assert!(wanted.next().is_none());
+        self.range_from_one_leaf(&a, to.as_deref().unwrap_or_default());
+    }
+
+    /// The rows of a range: those of its first leaf, and what a cursor finds behind them.
+    fn range_from_one_leaf(&self, from: &[u8], to: &[u8]) {
+        let (ctx, mut found) = (self.bench.ctx(), Vec::new());
+        let mut visit = |key: &[u8], value: &[u8]| {
+            found.push((key.to_vec(), value.to_vec()));
+            true
+        };
+        let rest = self.tree.scan_leaf(&ctx, from, to, &mut visit).unwrap();
+        if let Some(rest) = rest {
+            let end = Some(to).filter(|to| !to.is_empty());
+            let mut cursor = self.tree.view().cursor(ctx, &rest, end).unwrap();
+            while let Some((key, value)) = cursor.next().unwrap() {
+                found.push((key.to_vec(), value.to_vec()));
+            }
+        }
+        let before = |key: &[u8]| to.is_empty() || key < to;
+        let wanted = self.map.range(from.to_vec()..).take_while(|(key, _)| before(key));
+        assert!(found.iter().map(|(key, value)| (key, value)).eq(wanted), "{from:?} to {to:?}");
     }
 
     fn freeze(&mut self) {
@@ -290,6 +325,16 @@ fn histories_on_tiny_pages() {
 fn histories_on_middling_pages() {
     for seed in 100..106 {
         History::new(seed, 1 << 10, 1500).run(5000);
+    }
+}
+
+#[test]
+fn histories_of_several_kinds_of_keys_with_small_leaves_for_one() {
+    for seed in 300..306 {
+        let settings = Settings::with_page(4 << 10).with_scattered(1, 512);
+        let mut history = History::with(seed, settings, 1500);
+        (history.kinds, history.extension) = (3, 60);
+        history.run(5000);
     }
 }
 

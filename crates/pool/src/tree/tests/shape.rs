@@ -167,3 +167,26 @@ fn the_end_of_a_prefix() {
     assert_eq!(after_prefix(&[255]), None);
     assert_eq!(after_prefix(&[]), None);
 }
+
+/// What a few changes all over the keys of one kind have written, bytes before compression.
+fn written_for_changes_all_over(settings: Settings) -> u64 {
+    let bench = Bench::new();
+    let mut tree = Tree::empty(1, settings);
+    let mut random = Random(7);
+    let mut put = |tree: &mut Tree, txg, number: u64| {
+        tree.put(&bench.ctx(), Txg(txg), &[&[1], &number.to_be_bytes()[..]].concat(), &[5; 10]).unwrap();
+        tree.put(&bench.ctx(), Txg(txg), &[&[2], &random.next().to_be_bytes()[..]].concat(), &[5; 10]).unwrap();
+    };
+    (0..20_000).for_each(|number| put(&mut tree, 1, number));
+    bench.commit(&mut tree, 1);
+    (20_000..20_015).for_each(|number| put(&mut tree, 2, number));
+    assert_sound(bench.ctx(), &tree);
+    bench.commit(&mut tree, 2).logical
+}
+
+#[test]
+fn changes_all_over_keys_of_small_leaves_have_little_written() {
+    let (plain, small) = (Settings::default(), Settings::default().with_scattered(2, 4 << 10));
+    let (plain, small) = (written_for_changes_all_over(plain), written_for_changes_all_over(small));
+    assert!(small < plain / 3, "{small} bytes instead of {plain}");
+}
