@@ -351,7 +351,9 @@ fn told_to_end_twice_it_does_not_wait_for_open_files() {
     assert_eq!(fixture.ended(), Some(0));
     // What write(2) had taken has arrived, collected or not.
     assert_eq!(fs::read(place.join("log")).unwrap(), [[1; 5000], [2; 5000]].concat());
-    assert_eq!(log.write(&[3]).unwrap_err().raw_os_error(), Some(107));
+    // The connection is gone (ENOTCONN), or goes just now (ECONNABORTED).
+    let error = log.write(&[3]).unwrap_err();
+    assert!(matches!(error.raw_os_error(), Some(107 | 103)), "{error}");
 }
 
 /// Pages of what others changed are dropped by opening it.
