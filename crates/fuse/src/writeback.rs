@@ -385,6 +385,7 @@ impl Writeback {
 
 impl WritebackHost for Writeback {
     fn dirty_limit(&self, files: usize) -> u64 {
+        let files = if self.is_unopened() { files.min(dirty_limit::UNOPENED_MOST) } else { files };
         self.dirty_limit.dirty_limit(self.device(), files)
     }
 

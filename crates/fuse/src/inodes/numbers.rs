@@ -194,9 +194,9 @@ impl Numbers {
         self.find(id).filter(|_| self.known.has(id.ino))
     }
 
-    /// The kernel takes look-ups back. When it does not know a file any more, what is left of its record goes, such as times of
-    /// direct writes that it was never told of. It may have come to know the file anew meanwhile:
-    /// what is open stays.
+    /// The kernel takes look-ups back. When it does not know a file any more, what is left of its
+    /// record goes, such as times of direct writes that it was never told of. It may have come to
+    /// know the file anew meanwhile: what is open stays.
     pub fn forget(&self, nodeid: u64, lookups: u64) -> Option<Removed> {
         let number = self.inner(nodeid);
         if number == self.root.ino {
@@ -334,12 +334,12 @@ impl Set {
         let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
         let Some(chunk) = shard.get_mut(&at) else { return true };
-        if let Entry::Occupied(mut again) = chunk.again.entry(number) {
-            if lookups < *again.get() {
-                *again.get_mut() -= lookups;
-                return false;
+        if let Some(more) = chunk.again.get_mut(&number) {
+            let all = lookups > *more;
+            *more = more.saturating_sub(lookups);
+            if *more == 0 {
+                chunk.again.remove(&number);
             }
-            let all = lookups > again.remove();
             if !all {
                 return false;
             }

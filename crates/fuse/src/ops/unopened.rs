@@ -54,13 +54,11 @@ impl Door {
     fn enter(&self, nodeid: u64, file: &Opened) -> Outcome<Arc<OpenHandle>> {
         let handle = Arc::new(opens::unopened(nodeid, file));
         self.writeback.join_unopened(nodeid, file);
-        match self.writeback.written.add(Arc::clone(&handle)) {
-            Ok(()) => Ok(handle),
-            Err((_, there)) => {
-                self.writeback.leave(nodeid);
-                there.ok_or_else(|| Errno::ESTALE.into())
-            }
+        let there = self.writeback.written.add(Arc::clone(&handle));
+        if !there.as_ref().is_some_and(|there| Arc::ptr_eq(there, &handle)) {
+            self.writeback.leave(nodeid);
         }
+        there.ok_or(Errno::ESTALE.into())
     }
 
     /// The kernel asks what it asks before the first write to a file. Whoever asks for it as a

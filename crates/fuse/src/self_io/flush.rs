@@ -171,15 +171,12 @@ pub(super) fn flush_within(mount: &Entered, (nodeid, generation): (u64, u32)) ->
 /// that is under way; else without the inode's lock.
 fn flush_file(place: &MountPlace, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
-    let file = |flags| mount.by_handle((nodeid, place.generation), flags);
-    let passed = match locking {
-        true => file(OFlags::PATH).and_then(|file| flush_unseen(&file)),
-        // Who asks by lseek(2) has the inode's lock.
-        false => {
-            file(OFlags::RDONLY).and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number))
-        }
-    };
-    self::passed(nodeid, passed)
+    if locking {
+        return flush_within(&mount, (nodeid, place.generation));
+    }
+    // Who asks by lseek(2) has the inode's lock.
+    let file = mount.by_handle((nodeid, place.generation), OFlags::RDONLY);
+    passed(nodeid, file.and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number)))
 }
 
 /// What became of a file that was to be passed on.

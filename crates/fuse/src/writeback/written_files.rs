@@ -9,7 +9,7 @@
 //!   has taken new attributes, so that it asks before the next write, and has passed on what it
 //!   holds (`self_io/flush_timer.rs`).
 //!
-//! Owned by `open_tables.rs`. Invariants: a file that is used between a question and an answer here
+//! Owned by `writeback.rs`. Invariants: a file that is used between a question and an answer here
 //! stays ([`WrittenFiles::remove_unused`]); nothing is dropped under the lock.
 
 use crate::open_files::OpenHandle;
@@ -84,24 +84,20 @@ impl WrittenFiles {
         Some(Arc::clone(&written.handle))
     }
 
-    /// Enters a file; gives it back where there is one already, or none may be entered.
-    ///
-    /// # Errors
-    /// The handle, with the one that is there.
-    pub fn add(&self, handle: Arc<OpenHandle>) -> Result<(), (Arc<OpenHandle>, Option<Arc<OpenHandle>>)> {
+    /// Enters a file, which is used now; answers which one of its node is there, that or one before.
+    /// None where none may be entered.
+    pub fn add(&self, handle: Arc<OpenHandle>) -> Option<Arc<OpenHandle>> {
         let last = self.beats.load(Ordering::Relaxed);
         let mut files = self.files.lock();
-        if self.is_closed() {
-            return Err((handle, None));
+        if self.closed.load(Ordering::Acquire) {
+            return None;
         }
-        if let Some(written) = files.get_mut(&handle.nodeid) {
-            (written.uses, written.last) = (written.uses + 1, last);
-            let there = Arc::clone(&written.handle);
-            return Err((handle, Some(there)));
-        }
-        files.insert(handle.nodeid, Written { handle, uses: 0, last, asked: None });
+        let entered = Written { handle, uses: 0, last, asked: None };
+        let written = files.entry(entered.handle.nodeid).or_insert(entered);
+        (written.uses, written.last) = (written.uses + 1, last);
+        let there = Arc::clone(&written.handle);
         self.count.store(files.len(), Ordering::Release);
-        Ok(())
+        Some(there)
     }
 
     /// How often a file has been used, if it is there.
@@ -171,11 +167,6 @@ impl WrittenFiles {
             }
         }
         beat
-    }
-
-    /// Whether none may be entered.
-    pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
     }
 
     /// Enters none from now on, or does so again.
