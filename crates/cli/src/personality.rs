@@ -95,7 +95,9 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
 /// A wrong command line.
 pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
     let MountCall { mut given, texts, unknown, mut positionals, fake } = mount_call(arguments)?;
-    if let Some(name) = fs::args::dataset(program, &positionals) {
+    // A remount is one of flags, whatever is mounted.
+    let remount = texts.iter().any(|text| text.as_bytes().split(|byte| *byte == b',').any(|word| word == b"remount"));
+    if let Some(name) = fs::args::dataset(program, &positionals).filter(|_| !remount) {
         let plan = fs::args::mount(name, &positionals, &texts, !given.is_empty())?;
         return Ok(if fake { Plan::Nothing } else { plan });
     }

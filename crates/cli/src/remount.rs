@@ -11,7 +11,7 @@ use nacre_daemon::{
     mount_flags::flags,
     mountinfo,
     plan::Remount,
-    report::{Report, path_text},
+    report::path_text,
 };
 use rustix::mount::{MountFlags, mount_remount};
 
@@ -30,12 +30,9 @@ pub fn run(remount: &Remount) -> Result<(), Failure> {
     if peer.is_none() && !of_the_kernel && !is_of_a_pool(&entry) {
         return Err(Failure::new(format!("what is mounted at {text} is no mount of nacre")).exit(Exit::NotFound));
     }
-    let for_good = |report: &Report| report.immutable || report.asks_at_open.is_none();
-    if peer.is_some_and(|peer| for_good(&peer.report)) && remount.flags.contains(&"rw") {
-        return Err(Failure::new(format!(
-            "{text} is mounted with --immutable or --no-open and cannot become writable"
-        ))
-        .next("unmount and mount again"));
+    if peer.is_some_and(|peer| peer.report.stays_read_only) && remount.flags.contains(&"rw") {
+        let what = format!("{text} shows a snapshot, or was mounted with --immutable or --no-open: it stays read-only");
+        return Err(Failure::new(what).next("mount it again without that option"));
     }
     let mut flags = flags(&entry.options, &remount.flags);
     if of_the_kernel {

@@ -268,7 +268,7 @@ fn what_is_unlinked_is_free_again() {
 #[test]
 fn a_mount_is_remounted_read_only_and_back() {
     needs!(as_root());
-    let pool = Pool::made("pm", "64M", &[]);
+    let pool = Pool::made("pm", ROOMY, &[]);
     pool.told(&["fs", "set", "readonly=on", &pool.name]);
     let refused = fs::write(pool.at("file"), "x").unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
@@ -280,6 +280,29 @@ fn a_mount_is_remounted_read_only_and_back() {
         table.lines().any(|line| line.starts_with(&format!("{} ", pool.name)) && line.contains("noexec")),
         "{table}"
     );
+    // What mount(8) calls.
+    let helper = |source: &str, at: &std::path::Path, option: &str| {
+        finish(pool.command("mount.fuse.nacre").arg(source).arg(at).args(["-o", option]))
+    };
+    // As the mount table calls it, and as fstab does.
+    for source in [&pool.name, &format!("fs:{}", pool.name)] {
+        assert!(helper(source, &pool.at(""), "remount,ro").status.success());
+        assert_eq!(fs::write(pool.at("file"), "x").unwrap_err().kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+        let output = helper(source, &pool.at(""), "remount,rw");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        fs::write(pool.at("file"), "y").unwrap();
+    }
+    // A snapshot stays as it is.
+    pool.nacre(&["fs", "snapshot", "%@now"]);
+    let shown = pool.place.path().join("shown");
+    fs::create_dir(&shown).unwrap();
+    let source = format!("fs:{}@now", pool.name);
+    let mounted = helper(&source, &shown, "ro");
+    assert!(mounted.status.success(), "{}", text(&mounted.stderr));
+    assert_eq!(fs::read(shown.join("file")).unwrap(), b"y");
+    let output = helper(&source, &shown, "remount,rw");
+    assert!(text(&output.stderr).contains("stays read-only"), "{}", text(&output.stderr));
+    pool.nacre(&["umount", shown.to_str().unwrap()]);
 }
 
 #[test]

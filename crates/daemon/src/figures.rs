@@ -12,8 +12,6 @@ pub struct About {
     pub source: String,
     /// Why FUSE serves it.
     pub engine_reason: String,
-    /// `--immutable`.
-    pub immutable: bool,
     /// When it was mounted.
     pub started: Instant,
 }
@@ -33,7 +31,7 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
         stack,
         layers: Some(LayerReport::from(status.stack)),
         detached: !status.attached,
-        immutable: about.immutable,
+        stays_read_only: status.stays_read_only,
         transport: status.transport.name().to_owned(),
         transport_reason,
         passthrough: PassthroughReport {

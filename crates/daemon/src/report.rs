@@ -95,9 +95,9 @@ pub struct Report {
     /// other mount namespaces.
     #[serde(default)]
     pub detached: bool,
-    /// Nothing below changes while it is mounted.
+    /// It can never be made writable: a snapshot, `--immutable`, `--no-open`.
     #[serde(default)]
-    pub immutable: bool,
+    pub stays_read_only: bool,
     /// How kernel and daemon talk, in one word.
     pub transport: String,
     /// Why not by io_uring, where that was wanted.

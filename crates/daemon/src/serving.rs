@@ -116,12 +116,7 @@ impl Live {
         }
         let mount = Mount::start(Arc::clone(&stack.layer), options).map_err(|error| unmountable(&error))?;
         let serving = Arc::new(Serving {
-            about: figures::About {
-                source,
-                engine_reason: reason,
-                immutable: plan.door.immutable,
-                started: clock::now(),
-            },
+            about: figures::About { source, engine_reason: reason, started: clock::now() },
             spec: Mutex::new(spec),
             mount,
             judged_below,

@@ -88,6 +88,8 @@ pub struct Status {
     pub passthrough: PassthroughCounts,
     /// Why files are opened by requests; `None` where the kernel opens them itself.
     pub asks_at_open: Option<&'static str>,
+    /// It can never be made writable: nothing below is told of what is open, or nothing changes.
+    pub stays_read_only: bool,
     /// Writes that the kernel collects.
     pub writeback: WritebackCounts,
     /// The kernel enforces POSIX ACLs.
@@ -132,6 +134,7 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         histogram: op.buckets.to_vec(),
     });
     let (opens, reused, failures, kept) = door.open.passthrough.figures();
+    let agreement = door.agreement();
     let refusal = door.open.passthrough.refusal().map(str::to_owned);
     Status {
         mountpoint: door.options.mountpoint.clone(),
@@ -142,9 +145,10 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         },
         transport_fallback: session.fallback_reason().map(str::to_owned),
         passthrough: PassthroughCounts { refusal, opens, reused, failures, kept },
-        asks_at_open: door.agreement().asks_at_open,
+        asks_at_open: agreement.asks_at_open,
+        stays_read_only: door.options.immutable || agreement.opens_files_itself && !agreement.writeback,
         writeback: writeback(door),
-        acls: door.agreement().acls,
+        acls: agreement.acls,
         operations: operations.collect(),
         requests: counters.total(),
         in_flight: session.in_flight(),

@@ -46,7 +46,6 @@ impl Telling {
         let about = figures::About {
             source: source.to_owned(),
             engine_reason: "it is a file system of a pool".to_owned(),
-            immutable: false,
             started: clock::now(),
         };
         // The socket must not keep the mount.
