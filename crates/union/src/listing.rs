@@ -242,9 +242,9 @@ impl Listings {
         }
         let places = ticket.places(sources);
         let known: Vec<Option<Source<'_>>> = places.iter().map(|place| sources.get((*place)?).copied()).collect();
-        let mut narrowed = Narrowed { places: &places, out };
-        let mut run = Run::new(marks, request, &known, &ticket.slots, merge, changes).reading_ahead(&self.reader);
-        let ended = run.start(reached).and_then(|()| run.go_on(&mut narrowed));
+        let mut run = Run::new(marks, request, &known, &ticket.slots, merge, changes);
+        run.read_ahead(&self.reader, &places);
+        let ended = run.start(reached).and_then(|()| run.go_on(out));
         let (mut merge, reached) = run.finish();
         if ended == Ok(true)
             && let Some(recording) = merge.recording.take()
@@ -277,20 +277,6 @@ impl Listings {
     pub(crate) fn forget(&self, key: FileId) {
         self.kept.names_changed();
         self.merged.forget(key);
-    }
-}
-
-/// Tells sources by their place among all of the directory's, where a listing goes on with those
-/// that it began with.
-struct Narrowed<'a> {
-    places: &'a [Option<usize>],
-    out: &'a mut dyn Present,
-}
-
-impl Present for Narrowed<'_> {
-    fn present(&mut self, of: Presented<'_>) -> Result<bool> {
-        let source = of.source.and_then(|source| self.places.get(source).copied().flatten());
-        self.out.present(Presented { source, ..of })
     }
 }
 

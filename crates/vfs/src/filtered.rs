@@ -88,6 +88,10 @@ impl<F: Filter> DirSink for FilteredSink<'_, F> {
         }
         self.above.push(entry)
     }
+
+    fn wants_file(&self, name: Name<'_>) -> bool {
+        self.filter.visible(name) && self.above.wants_file(name)
+    }
 }
 
 impl<F: Filter> Layer for Filtered<F> {

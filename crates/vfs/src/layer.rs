@@ -88,6 +88,13 @@ pub trait DirSink {
     /// this entry.
     fn push(&mut self, entry: DirEntry<'_>) -> bool;
 
+    /// Where attributes were asked for: whether they are wanted of this name. A name whose are not
+    /// is still to be pushed.
+    fn wants_file(&self, name: Name<'_>) -> bool {
+        let _ = name;
+        true
+    }
+
     /// About how many entries there is room for: a hint to whoever reads them ahead.
     fn room(&self, attributes: bool) -> usize {
         let _ = attributes;

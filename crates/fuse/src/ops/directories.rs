@@ -208,12 +208,15 @@ impl DirSink for Listing<'_, '_, '_> {
         }
         self.taken += 1;
         let d_type = entry.kind.map_or(UNKNOWN, Kind::d_type);
+        if !self.plus {
+            return self.directory.add(entry.ino, entry.next, d_type, name);
+        }
         // Without attributes the name alone is given, and looked up when somebody wants it.
         let out = match &entry.entry {
-            Some(found) if self.plus && !self.is_held(found) => self.look_up(found),
+            Some(found) if !self.is_held(found) => self.look_up(found),
             _ => abi::EntryOut::default(),
         };
-        self.add(&out, entry.ino, entry.next, d_type, name)
+        self.directory.add_plus(&out, entry.ino, entry.next, d_type, name)
     }
 
     fn room(&self, _attributes: bool) -> usize {

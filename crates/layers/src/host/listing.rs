@@ -331,7 +331,9 @@ impl HostShared {
         let Ok(name) = Name::new(record.name) else { return Ok(None) };
         let mut entry = None;
         // With links resolved, the type is only known after following.
-        if attributes || self.resolves_links() && kind(record).is_none_or(|kind| kind == Kind::Symlink) {
+        if attributes && sink.wants_file(name)
+            || self.resolves_links() && kind(record).is_none_or(|kind| kind == Kind::Symlink)
+        {
             entry = match self.listed(node, stream, name) {
                 Ok(found) => Some(found),
                 Err(error) if is_gone(error) => return Ok(None),

@@ -2,7 +2,7 @@
 //! while it hands out names.
 
 use super::{
-    Source,
+    Request, Source,
     hidden::{Digest, Hidden, Keys},
 };
 use crate::marks::{self, NameMark};
@@ -81,6 +81,59 @@ impl DirSink for Batch {
     }
 }
 
+/// A batch that asks for no file of a name that will not be shown.
+struct ShownOnly<'a> {
+    batch: &'a mut Batch,
+    hidden: &'a Hidden,
+    number: usize,
+    /// Whether marks are shown.
+    marks: bool,
+}
+
+impl DirSink for ShownOnly<'_> {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        self.batch.push(entry)
+    }
+
+    fn wants_file(&self, name: Name<'_>) -> bool {
+        (self.marks || marks::listed(name) == NameMark::Plain) && !self.hidden.hides(name.bytes(), self.number)
+    }
+
+    fn room(&self, _attributes: bool) -> usize {
+        MOST_WITH_ATTRIBUTES
+    }
+}
+
+/// How many names of a directory have been counted, and up to where.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Count {
+    names: usize,
+    most: usize,
+    reached: u64,
+}
+
+impl Count {
+    /// Counts on until there are more than so many (true) or the directory ends. Marks do not
+    /// count.
+    pub(super) fn up_to(&mut self, most: usize, source: &Source<'_>, caller: &Caller) -> Result<bool> {
+        self.most = most;
+        let from = self.reached;
+        source.layer.readdir(caller, source.directory, from, false, self)?;
+        Ok(self.names > most)
+    }
+}
+
+impl DirSink for Count {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        if self.names > self.most {
+            return false;
+        }
+        self.names += usize::from(marks::listed(entry.name) == NameMark::Plain);
+        self.reached = entry.next;
+        true
+    }
+}
+
 impl Batch {
     /// One that takes many names.
     pub(super) fn of_many() -> Batch {
@@ -88,10 +141,26 @@ impl Batch {
     }
 
     /// Takes the names after `from` in place of those it holds; false at the end of the directory.
-    pub(super) fn take(&mut self, source: &Source<'_>, caller: &Caller, from: u64, attributes: bool) -> Result<bool> {
+    pub(super) fn take(&mut self, source: &Source<'_>, caller: &Caller, from: u64) -> Result<bool> {
         self.clear();
-        self.most = if attributes { MOST_WITH_ATTRIBUTES } else { MOST };
-        source.layer.readdir(caller, source.directory, from, attributes, self)?;
+        self.most = MOST;
+        source.layer.readdir(caller, source.directory, from, false, self)?;
+        Ok(!self.taken.is_empty())
+    }
+
+    /// The same with attributes, but for names that will not be shown: what the set hides from the
+    /// source of this number, and marks.
+    pub(super) fn take_with_attributes(
+        &mut self,
+        source: &Source<'_>,
+        request: &Request<'_>,
+        from: u64,
+        (hidden, number): (&Hidden, usize),
+    ) -> Result<bool> {
+        self.clear();
+        self.most = MOST_WITH_ATTRIBUTES;
+        let mut shown = ShownOnly { batch: self, hidden, number, marks: request.show_whiteouts };
+        source.layer.readdir(request.caller, source.directory, from, true, &mut shown)?;
         Ok(!self.taken.is_empty())
     }
 

@@ -76,8 +76,10 @@ fn bits(slot: Slot) -> (u64, u32) {
     (u64::from(a) << 32 | u64::from(b), c & !SOURCE)
 }
 
+/// By the source alone: a place for an entry is looked for among many slots.
 fn is_empty(slot: Slot) -> bool {
-    slot == EMPTY
+    let [_, _, last] = slot;
+    last & SOURCE == 0
 }
 
 /// Where a slot belongs in a table of `homes`: ascending with the hash.
@@ -137,7 +139,7 @@ impl Hidden {
 
     /// Whether a name of this source is hidden by a source above it.
     pub(super) fn hides(&self, name: &[u8], source: usize) -> bool {
-        if self.count == 0 || !self.may_hold(name) {
+        if self.count == 0 || source == 0 || !self.may_hold(name) {
             return false;
         }
         let wanted = self.slot(name, source);

@@ -3,7 +3,7 @@
 use super::{
     Present, Presented, Request, Source,
     ahead::{Ahead, Reader},
-    batch::{Batch, Preparing, Taken},
+    batch::{Batch, Count, Preparing, Taken},
     hidden::{Digest, Hidden},
     merged::Recording,
     position::{self, Own},
@@ -42,6 +42,8 @@ pub(super) struct Merge {
     began: u64,
     /// How many names were entered when it was last asked which branch has fewer.
     tried: usize,
+    /// What was counted of the lower one then.
+    lower: Count,
     /// What was handed out since the start, while it is to be kept.
     pub(super) recording: Option<Recording>,
 }
@@ -87,6 +89,7 @@ impl Merge {
             told_before: self.told_before.clone(),
             began: self.began,
             tried: self.tried,
+            lower: self.lower,
             recording: None,
         }
     }
@@ -115,6 +118,8 @@ pub(super) struct Run<'a> {
     sources: &'a [Option<Source<'a>>],
     /// Their slots.
     slots: &'a [u8],
+    /// Their places among all of the directory's, by which the reader is told of them.
+    places: &'a [Option<usize>],
     merge: Merge,
     /// The source being read, and the position in it.
     at: (usize, u64),
@@ -143,12 +148,13 @@ impl<'a> Run<'a> {
         std::mem::swap(&mut merge.told, &mut merge.told_before);
         merge.told.clear();
         let unchanged = merge.began == changes;
-        Run { marks, request, sources, slots, merge, at: (0, 0), reached: request.from, reader: None, unchanged }
+        let (at, reached) = ((0, 0), request.from);
+        Run { marks, request, sources, slots, places: &[], merge, at, reached, reader: None, unchanged }
     }
 
-    /// Has this thread read names ahead.
-    pub(super) fn reading_ahead(self, reader: &'a Reader) -> Run<'a> {
-        Run { reader: Some(reader), ..self }
+    /// Has this thread read names ahead for a reader who knows the sources by these places.
+    pub(super) fn read_ahead(&mut self, reader: &'a Reader, places: &'a [Option<usize>]) {
+        (self.reader, self.places) = (Some(reader), places);
     }
 
     /// The merge for the next call, and where that will begin.
@@ -247,6 +253,12 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         self.merge.tried = entered;
+        // To count is cheap, and most lower branches are the larger ones. Counting goes on where it
+        // stopped the last time.
+        let counted = self.merge.lower.up_to(entered, lower, self.request.caller);
+        if self.unless_gone(counted)? {
+            return Ok(());
+        }
         // Names may have been hashed ahead.
         let (mut names, mut batch, mut own) = (Hidden::with(self.merge.hidden.keys().clone()), Batch::default(), 0);
         while self.take(&mut batch, lower, own)? {
@@ -268,7 +280,7 @@ impl<'a> Run<'a> {
     }
 
     fn take(&self, batch: &mut Batch, source: &Source<'_>, own: u64) -> Result<bool> {
-        self.unless_gone(batch.take(source, self.request.caller, own, false))
+        self.unless_gone(batch.take(source, self.request.caller, own))
     }
 
     fn unless_gone(&self, taken: Result<bool>) -> Result<bool> {
@@ -288,7 +300,10 @@ impl<'a> Run<'a> {
                 *batch = names;
                 !batch.is_empty()
             }),
-            None => batch.take(source, self.request.caller, own, attributes),
+            None if attributes => {
+                batch.take_with_attributes(source, self.request, own, (&self.merge.hidden, self.at.0))
+            }
+            None => batch.take(source, self.request.caller, own),
         })?;
         if some
             && !attributes
@@ -424,10 +439,17 @@ impl<'a> Run<'a> {
 
     fn present(&mut self, source: &Source<'_>, (name, taken, entry): Item<'_>, out: &mut dyn Present) -> Result<bool> {
         let looked_at = source.reads_marks && marks::may_be_whiteout(taken.kind, source.x_directory);
-        let mut found = None;
+        let next = position::pack(source.slot, taken.next);
+        let place = self.places.get(self.at.0).copied().flatten();
+        // A file takes long to hand on, even where there is none.
+        let mut shown = Presented { source: place, name, ino: taken.ino, kind: taken.kind, found: None, next };
         if looked_at || self.request.attributes {
             match self.examine(source, (name, taken, entry), looked_at) {
-                Ok(Some(entry)) => found = Some(entry),
+                Ok(Some(entry)) => {
+                    shown.kind = Some(entry.attr.kind);
+                    // What has been copied up since the merge began is shown by another branch now.
+                    shown.found = Some(entry).filter(|_| self.request.attributes && (self.unchanged || self.at.0 == 0));
+                }
                 // A whiteout.
                 Ok(None) => return Ok(true),
                 // Gone since it was listed: there is nothing to show.
@@ -436,15 +458,12 @@ impl<'a> Run<'a> {
                 Err(_) => {}
             }
         }
-        let kind = found.as_ref().map(|entry| entry.attr.kind).or(taken.kind);
-        let next = position::pack(source.slot, taken.next);
-        // What has been copied up since the merge began is shown by another branch now.
-        let found = found.filter(|_| self.request.attributes && (self.unchanged || self.at.0 == 0));
-        if !out.present(Presented { source: Some(self.at.0), name, ino: taken.ino, kind, found, next })? {
+        let (ino, kind) = (shown.ino, shown.kind);
+        if !out.present(shown)? {
             return Ok(false);
         }
         if let Some(recording) = &mut self.merge.recording
-            && !recording.add(self.at, name, taken.ino, kind, next)
+            && !recording.add(self.at, name, ino, kind, next)
         {
             self.merge.recording = None;
         }

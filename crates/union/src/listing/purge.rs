@@ -34,7 +34,7 @@ fn empty_but_directories(layer: &dyn Layer, caller: &Caller, directory: &Node) -
     let source = Source { layer, shared: None, directory, slot: 0, reads_marks: false, x_directory: false };
     let mut batch = Batch::default();
     // From the start each time: what was seen is gone.
-    while batch.take(&source, caller, 0, false)? {
+    while batch.take(&source, caller, 0)? {
         let mut removed = false;
         while let Some((name, taken)) = batch.first() {
             if taken.kind.is_none_or(|kind| kind == Kind::Directory) {

@@ -172,7 +172,7 @@ fn one_branch_is_passed_on_in_its_own_order() {
     let listings = Listings::default();
     let own = {
         let mut batch = batch::Batch::default();
-        batch.take(&tree.sources()[0], &Caller::ROOT, 0, false).unwrap();
+        batch.take(&tree.sources()[0], &Caller::ROOT, 0).unwrap();
         let mut own = Vec::new();
         while let Some((name, _)) = batch.first() {
             own.push(name.to_string());
@@ -645,6 +645,49 @@ fn a_merge_holds_the_names_of_the_smaller_side() {
     // Coming back from elsewhere costs no more memory, and finds the same.
     let rest = tree.rest(&Listings::default(), all[upper + 10].1, None, 500);
     assert_eq!(rest, all[upper + 11..]);
+}
+
+#[test]
+fn only_files_that_will_be_shown_are_examined() {
+    let scratch = tempfile::tempdir().unwrap();
+    for name in ["shown", "hidden", ".wh.other"] {
+        std::fs::write(scratch.path().join(name), b"").unwrap();
+    }
+    let host: Arc<dyn Layer> = Arc::new(Host::open(HostOptions::new(scratch.path())).unwrap());
+    let tree = Tree::new(vec![host]);
+    let mut hidden = hidden::Hidden::default();
+    hidden.enter(b"hidden", 0);
+    for (number, show_whiteouts, examined) in [
+        (0, false, &["hidden", "shown"][..]),
+        (1, false, &["shown"]),
+        (1, true, &[".wh.other", "shown"]),
+        (0, true, &[".wh.other", "hidden", "shown"]),
+    ] {
+        let request =
+            Request { key: KEY, token: None, from: 0, attributes: true, show_whiteouts, caller: &Caller::ROOT };
+        let mut batch = batch::Batch::default();
+        batch.take_with_attributes(&tree.sources()[0], &request, 0, (&hidden, number)).unwrap();
+        let (mut found, mut all) = (Vec::new(), 0);
+        while let Some((name, _)) = batch.first() {
+            found.extend(batch.entry().map(|_| name.to_string()));
+            all += 1;
+            batch.advance();
+        }
+        found.sort();
+        assert_eq!((found, all), (examined.iter().map(|name| (*name).to_owned()).collect(), 3));
+    }
+}
+
+#[test]
+fn counting_goes_on_where_it_stopped() {
+    let tree = Tree::of(&[&[".wh.a", ".wh.b", "c"]]);
+    for number in 0..9 {
+        tree.add(0, format!("n{number}").as_bytes());
+    }
+    let (sources, mut count) = (tree.sources(), batch::Count::default());
+    for (most, more) in [(3, true), (3, true), (9, true), (10, false), (10, false)] {
+        assert_eq!(count.up_to(most, &sources[0], &Caller::ROOT), Ok(more), "{most}");
+    }
 }
 
 #[test]

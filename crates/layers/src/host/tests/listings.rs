@@ -212,6 +212,28 @@ fn kinds_are_told_and_listed_nodes_are_good() {
 }
 
 #[test]
+fn a_file_that_is_not_wanted_is_not_examined() {
+    /// Wants all files but one.
+    struct Choosy(Vec<(String, Option<Kind>, bool)>);
+    impl DirSink for Choosy {
+        fn push(&mut self, entry: DirEntry<'_>) -> bool {
+            self.0.push((entry.name.to_string(), entry.kind, entry.entry.is_some()));
+            true
+        }
+
+        fn wants_file(&self, name: Name<'_>) -> bool {
+            name.bytes() != b"file-00001"
+        }
+    }
+    let door = filled(3);
+    let mut sink = Choosy(Vec::new());
+    door.host.readdir(&Caller::ROOT, &door.root(), 0, true, &mut sink).unwrap();
+    sink.0.sort_by(|one, other| one.0.cmp(&other.0));
+    let listed = |name: &str, found| (name.to_owned(), Some(Kind::File), found);
+    assert_eq!(sink.0, [listed("file-00000", true), listed("file-00001", false), listed("file-00002", true)]);
+}
+
+#[test]
 fn descriptors_are_not_leaked() {
     let door = filled(50);
     for number in 0..100 {
