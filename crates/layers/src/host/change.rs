@@ -5,7 +5,7 @@
 
 use super::{HostShared, errno, file::HostFile, node::HostNode, stat};
 use nacre_sys::{credentials, inode, xattrat};
-use nacre_vfs::{Attr, Errno, Kind, Result, SetAttr, SetTime};
+use nacre_vfs::{Attr, ChangeTime, Errno, Kind, Result, SetAttr, SetTime};
 use rustix::fs::{AtFlags, Gid, OFlags, Timespec, Timestamps, Uid};
 use std::{
     os::fd::{AsFd, BorrowedFd},
@@ -57,7 +57,12 @@ impl HostShared {
         if change.kill_privileges {
             drop_privileges(target, change.mode)?;
         }
-        self.attr_of(node, target)
+        match (change.mtime, change.ctime) {
+            (Some(SetTime::To(mtime)), ChangeTime::To(ctime)) => {
+                Ok(Attr { mtime, ctime, ..self.attr_by(stat::of_file_timeless, node, target)? })
+            }
+            _ => self.attr_of(node, target),
+        }
     }
 
     fn truncate(&self, node: &Arc<HostNode>, target: BorrowedFd<'_>, file: Option<&HostFile>, size: u64) -> Result<()> {
@@ -86,7 +91,7 @@ fn change_mode(target: BorrowedFd<'_>, mode: u32) -> Result<()> {
 /// executables, file capabilities.
 fn drop_privileges(target: BorrowedFd<'_>, mode_set: Option<u32>) -> Result<()> {
     if mode_set.is_none() {
-        let mode = u32::from(stat::of_file(target)?.stx_mode);
+        let mode = u32::from(stat::of_file_timeless(target)?.stx_mode);
         let mut lost = mode & 0o4000;
         if mode & 0o2010 == 0o2010 {
             lost |= 0o2000;

@@ -3,7 +3,7 @@
 //! Called by `open.rs`, `file.rs`, `change.rs` and `locks.rs`. Knows no nodes: whoever calls has
 //! seen to it that the descriptor is that of the file that is meant.
 
-use super::errno;
+use super::{errno, stat};
 use nacre_sys::{credentials, inode::proc_path, ioctls};
 use nacre_vfs::{Errno, Ioctl, Result};
 use rustix::fs::{Mode, OFlags};
@@ -14,7 +14,7 @@ pub(super) const SET_ID: u32 = 0o6000;
 
 /// Whether an open file has set-id bits.
 pub(super) fn has_set_id(file: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_mode & SET_ID != 0)
+    stat::of_file_timeless(file).is_ok_and(|statx| u32::from(statx.stx_mode) & SET_ID != 0)
 }
 
 /// Changes the length of a file, and leaves its set-id bits as they are.

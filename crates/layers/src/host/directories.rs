@@ -150,7 +150,7 @@ impl Directories {
         node: &HostNode,
         opened: BorrowedFd<'_>,
     ) -> Result<FileId> {
-        let target = stat::of_file(opened)?;
+        let target = stat::of_file_timeless(opened)?;
         if node.is_resolved() {
             Ok(self.mounts.resolved_id(&stat::of_name(parent, name)?, &target))
         } else {

@@ -176,7 +176,17 @@ impl HostShared {
 
     /// Attributes of the file behind a descriptor that is known to be the node's.
     pub(super) fn attr_of(&self, node: &HostNode, file: BorrowedFd<'_>) -> Result<Attr> {
-        let attr = stat::attr(&stat::of_file(file)?, node.id())?;
+        self.attr_by(stat::of_file, node, file)
+    }
+
+    /// The same as this call has them.
+    pub(super) fn attr_by(
+        &self,
+        examine: fn(BorrowedFd<'_>) -> Result<Statx>,
+        node: &HostNode,
+        file: BorrowedFd<'_>,
+    ) -> Result<Attr> {
+        let attr = stat::attr(&examine(file)?, node.id())?;
         Ok(self.shown(attr, || {
             rustix::fs::open(
                 nacre_sys::inode::proc_path(file),

@@ -11,6 +11,13 @@ use std::{
 /// Everything that an attribute and an identity need, in one call.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
 
+/// The same without the times of change. Who asks for those has the file system take the next one
+/// from a finer clock (Documentation/filesystems/multigrain-ts.rst), and note it by itself: a file
+/// that is examined between any two writes is as dear to write to as one whose every write is a
+/// change of attributes. And all clocks go on from there: the kernel notes a new time for each of
+/// the writes that it collects as well.
+const TIMELESS: StatxFlags = WANTED.difference(StatxFlags::MTIME.union(StatxFlags::CTIME));
+
 /// Marks, in [`FileId::fs`], a symbolic link that is shown as its target: no device number has this
 /// bit.
 const RESOLVED: u64 = 1 << 63;
@@ -38,6 +45,11 @@ pub(super) fn of_target(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Statx>
 /// The file behind a descriptor.
 pub(super) fn of_file(file: BorrowedFd<'_>) -> Result<Statx> {
     rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, WANTED).map_err(errno)
+}
+
+/// The same but for the times of change, which are zero.
+pub(super) fn of_file_timeless(file: BorrowedFd<'_>) -> Result<Statx> {
+    rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, TIMELESS).map_err(errno)
 }
 
 /// A device number as the kernel keeps it: 12 bits of major, 20 of minor.

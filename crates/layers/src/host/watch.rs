@@ -236,7 +236,7 @@ impl Running {
 /// Whether a file is known by more names than one.
 fn has_other_names(file: BorrowedFd<'_>) -> bool {
     // Where it cannot be asked, it may be.
-    rustix::fs::fstat(file).map_or(true, |stat| stat.st_nlink > 1)
+    stat::of_file_timeless(file).map_or(true, |statx| statx.stx_nlink > 1)
 }
 
 /// Whether something of the source's file system was found that other hosts may have written to

@@ -2,7 +2,7 @@
 
 use super::*;
 use nacre_testkit::needs;
-use nacre_vfs::{AllocateMode, FileLock, Ioctl, LockKind, OpenFile, Whence, WriteOrigin};
+use nacre_vfs::{AllocateMode, ChangeTime, FileLock, Ioctl, LockKind, OpenFile, SetTime, Time, Whence, WriteOrigin};
 use std::{
     fs,
     os::{
@@ -161,6 +161,38 @@ fn whole_file_locks_conflict_between_owners_and_with_the_source() {
     );
     drop(two);
     rustix::fs::flock(&outside, rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
+}
+
+/// The file system takes the next time of a file from a finer clock if somebody has asked for the
+/// last one: here, none of the calls between two writes does. The coarse clock moves every few
+/// milliseconds, which tells both cases apart for most tries only.
+#[test]
+fn what_is_opened_and_changed_is_not_asked_for_its_times() {
+    let door = Door::new();
+    door.create(&Caller::ROOT, "log", 0o644, 0o2).unwrap();
+    let node = door.find("log").unwrap().node;
+    let stays = |try_: usize| {
+        let beside = door.path("beside");
+        let _ = fs::remove_file(&beside);
+        door.host.open(&Caller::ROOT, &node, OpenFlags(1)).unwrap().write(b"1", 0, WriteOrigin::Caller).unwrap();
+        fs::write(&beside, "x").unwrap();
+        let file = door.host.open(&Caller::ROOT, &node, OpenFlags(2)).unwrap();
+        if try_.is_multiple_of(2) {
+            let long_ago = Time { sec: 1, nsec: 2 };
+            let times = SetAttr {
+                mtime: Some(SetTime::To(long_ago)),
+                ctime: ChangeTime::To(Time { sec: 3, nsec: 4 }),
+                ..SetAttr::default()
+            };
+            let attr = door.host.setattr(&Caller::ROOT, &node, Some(&*file), &times).unwrap();
+            assert_eq!((attr.mtime, attr.ctime), (long_ago, Time { sec: 3, nsec: 4 }));
+        }
+        file.write(b"2", 0, WriteOrigin::Caller).unwrap();
+        let modified = |path| fs::metadata(path).unwrap().modified().unwrap();
+        modified(door.path("log")) == modified(beside)
+    };
+    let mostly = (0..40).any(|_| (0..50).filter(|try_| stays(*try_)).count() > 25);
+    assert!(mostly, "each write has a time of its own");
 }
 
 #[test]
