@@ -9,7 +9,6 @@ use super::{
 use nacre_testkit::needs;
 use nacre_vfs::Invalidation;
 use std::{
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -41,17 +40,6 @@ fn joined(tree: &Tree) -> (Door, Receiver<Invalidation>) {
     let (sender, receiver) = channel();
     door.host.watch(sender);
     (door, receiver)
-}
-
-fn shell(directory: &Path, script: &str) {
-    assert!(Command::new("sh").arg("-c").arg(script).current_dir(directory).status().unwrap().success());
-}
-
-/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in
-/// that program's name.
-fn client_writes(file: &Opened) {
-    let descriptor = file.backing().unwrap().try_clone_to_owned().unwrap();
-    assert!(Command::new("sh").arg("-c").arg("echo content").stdout(descriptor).status().unwrap().success());
 }
 
 impl Branches {
