@@ -299,16 +299,21 @@ fn only_changes_of_the_source_are_counted() {
         Fixture::mirror_of(&["--coherence=watch"], |source| fs::write(source.join("file"), "content").unwrap());
     // The kernel knows it as long as it is open.
     let file = fs::File::open(fixture.at("file")).unwrap();
-    let told = || Status::of(&fixture.mountpoint).number("invalidations");
+    let told = || {
+        let status = Status::of(&fixture.mountpoint);
+        ["invalidations", "full_invalidations"].map(|figure| status.number(figure))
+    };
     let elsewhere = fixture.directory("elsewhere");
     let before = told();
     for number in 0..500 {
         fs::write(elsewhere.join(number.to_string()), "content").unwrap();
     }
-    // Changes are heard of in their order.
+    // Changes are heard of in their order. Where more happens on the file system, by whomever, than
+    // a slow machine can hear, some are lost, which is told as a change of everything.
     fs::write(fixture.below("file"), "changed").unwrap();
-    eventually("the change is heard of", || told() > before);
-    assert!(told() - before < 100, "{}", told() - before);
+    eventually("the change is heard of", || told() != before);
+    let [counted, _] = told();
+    assert!(counted - before[0] < 100, "{before:?}, then {counted}");
     drop(file);
     fixture.unmount();
 }

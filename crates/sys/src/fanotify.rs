@@ -52,8 +52,8 @@ pub struct Event<'a> {
     pub object: Option<Object<'a>>,
 }
 
-/// A notification group that reports directory, name and object of each event, with an unlimited or
-/// (unprivileged) bounded queue.
+/// A notification group that reports directory, name and object of each event. What does not fit
+/// into its queue (`fs.fanotify.max_queued_events`) is lost, which [`OVERFLOW`] tells.
 ///
 /// # Errors
 /// EPERM without `CAP_SYS_ADMIN`; EINVAL before Linux 5.17; EMFILE.

@@ -22,7 +22,8 @@ use nacre_vfs::{
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::Mutex,
+    process::{Child, Command},
+    sync::{Mutex, RwLock},
 };
 use tempfile::TempDir;
 
@@ -35,19 +36,67 @@ struct Door {
     source: TempDir,
 }
 
-/// One bind mount; undone when dropped, before the source is removed.
+/// Held by tests while they start programs, shared by those that open files of a source. A program
+/// has copies of all that is open when it is started, and closes them as itself a moment later: a
+/// file that was open for writing the ordinary way just then would seem to be closed by a stranger.
+static STARTING: RwLock<()> = RwLock::new(());
+
+/// Starts a program, which another process is: what this one does itself is not reported where the
+/// kernel tells who did it.
+fn start(command: &mut Command) -> Child {
+    let _nobody_opens = STARTING.write().unwrap();
+    command.spawn().unwrap()
+}
+
+/// Whether a program ends well.
+fn succeeds(command: &mut Command) -> bool {
+    start(command).wait().unwrap().success()
+}
+
+fn shell(directory: &Path, script: &str) {
+    assert!(succeeds(Command::new("sh").arg("-c").arg(script).current_dir(directory)), "{script}");
+}
+
+/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in
+/// that program's name.
+fn client_writes(file: &Opened) {
+    let descriptor = file.backing().unwrap().try_clone_to_owned().unwrap();
+    assert!(succeeds(Command::new("sh").arg("-c").arg("echo content").stdout(descriptor)));
+}
+
+/// One mount; undone when dropped, before the source is removed.
 struct Bind(PathBuf);
 
 impl Bind {
     fn new(from: &Path, to: &Path) -> Bind {
-        assert!(std::process::Command::new("mount").arg("--bind").args([from, to]).status().unwrap().success());
+        assert!(succeeds(Command::new("mount").arg("--bind").args([from, to])));
         Bind(to.to_owned())
     }
 }
 
 impl Drop for Bind {
     fn drop(&mut self) {
-        assert!(std::process::Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
+        assert!(succeeds(Command::new("umount").arg("-l").arg(&self.0)));
+    }
+}
+
+/// A file system of its own, for root: of what is done there hears nobody else, and nobody's doings
+/// elsewhere are heard.
+struct Apart {
+    /// Unmounted before the directory is removed.
+    _mount: Bind,
+    directory: TempDir,
+}
+
+impl Apart {
+    fn new() -> Apart {
+        let directory = TempDir::new().unwrap();
+        assert!(succeeds(Command::new("mount").args(["-t", "tmpfs", "nacre-test"]).arg(directory.path())));
+        Apart { _mount: Bind(directory.path().to_owned()), directory }
+    }
+
+    fn directory(&self) -> TempDir {
+        TempDir::new_in(&self.directory).unwrap()
     }
 }
 
@@ -61,7 +110,10 @@ impl Door {
     }
 
     fn with(change: impl FnOnce(&mut HostOptions), budget: usize) -> Door {
-        let source = TempDir::new().unwrap();
+        Door::of(TempDir::new().unwrap(), change, budget)
+    }
+
+    fn of(source: TempDir, change: impl FnOnce(&mut HostOptions), budget: usize) -> Door {
         let mut options = HostOptions::new(source.path());
         options.coherence = HostCoherence::Revalidate;
         change(&mut options);
@@ -107,6 +159,7 @@ impl Door {
 
     fn create(&self, caller: &Caller, path: &str, mode: u32, flags: u32) -> Result<(Entry, Opened)> {
         let (parent, name) = self.split(path)?;
+        let _nobody_starts = STARTING.read().unwrap();
         let (entry, file) = self.host.create(caller, &parent, name, mode, OpenFlags(flags))?;
         Ok((self.known(entry), file))
     }
@@ -145,7 +198,9 @@ impl Door {
     }
 
     fn open(&self, path: &str, flags: u32) -> Result<Opened> {
-        self.host.open(&Caller::ROOT, &self.find(path)?.node, OpenFlags(flags))
+        let node = self.find(path)?.node;
+        let _nobody_starts = STARTING.read().unwrap();
+        self.host.open(&Caller::ROOT, &node, OpenFlags(flags))
     }
 
     fn getattr(&self, node: &Node) -> Result<Attr> {

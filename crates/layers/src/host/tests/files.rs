@@ -339,14 +339,15 @@ struct LoopDevice(String);
 
 impl LoopDevice {
     fn new(image: &Path) -> Option<LoopDevice> {
-        let output = std::process::Command::new("losetup").args(["--find", "--show"]).arg(image).output().ok()?;
+        let _nobody_opens = STARTING.write().unwrap();
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(image).output().ok()?;
         output.status.success().then(|| LoopDevice(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
     }
 }
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        std::process::Command::new("losetup").arg("--detach").arg(&self.0).status().unwrap();
+        succeeds(Command::new("losetup").arg("--detach").arg(&self.0));
     }
 }
 

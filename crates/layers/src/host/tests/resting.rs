@@ -5,6 +5,7 @@ use super::{
     super::watch::{Tree, WatchGroup},
     *,
 };
+use nacre_testkit::needs;
 use nacre_vfs::{DirEntry, DirSink, Invalidation};
 use std::{
     fs,
@@ -18,7 +19,12 @@ use std::{
 
 /// A host that watches its file system as a whole; `None` where that cannot be.
 fn watched(tree: Option<&Tree>) -> Option<(Door, Receiver<Invalidation>)> {
-    let door = Door::with(
+    watched_with(TempDir::new().unwrap(), tree)
+}
+
+fn watched_with(source: TempDir, tree: Option<&Tree>) -> Option<(Door, Receiver<Invalidation>)> {
+    let door = Door::of(
+        source,
         |options| {
             options.coherence = HostCoherence::Watch;
             options.tree = tree.cloned();
@@ -28,10 +34,6 @@ fn watched(tree: Option<&Tree>) -> Option<(Door, Receiver<Invalidation>)> {
     let (sender, receiver) = channel();
     door.host.watch(sender);
     (door.host.shared.watch.method() == "fanotify").then_some((door, receiver))
-}
-
-fn shell(directory: &Path, script: &str) {
-    assert!(Command::new("sh").arg("-c").arg(script).current_dir(directory).status().unwrap().success());
 }
 
 /// How many marks on whole file systems and on single files the group has.
@@ -59,6 +61,13 @@ fn told(door: &Door, known: &[Node]) -> bool {
     known.chunks(2).all(|piece| door.host.rest(Some(piece))) && door.host.rest(Some(&[]))
 }
 
+/// What [`heard`] changes: made by this process itself, so that no notice of how it was made can be
+/// taken for that of a change.
+fn last(door: &Door) -> Entry {
+    fs::create_dir(door.path("last")).unwrap();
+    door.find("last").unwrap()
+}
+
 /// What is heard up to a change of the attributes of `last`, made now.
 fn heard(door: &Door, receiver: &Receiver<Invalidation>, last: &Entry) -> Vec<Invalidation> {
     fs::set_permissions(door.path("last"), std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
@@ -75,15 +84,17 @@ fn heard(door: &Door, receiver: &Receiver<Invalidation>, last: &Entry) -> Vec<In
 
 #[test]
 fn a_resting_host_hears_of_what_is_known_and_of_nothing_else() {
-    let Some((door, receiver)) = watched(None) else { return };
-    let elsewhere = tempfile::tempdir().unwrap();
+    needs!(is_root());
+    let apart = Apart::new();
+    let Some((door, receiver)) = watched_with(apart.directory(), None) else { return };
+    let elsewhere = apart.directory();
     shell(
         door.source.path(),
-        "mkdir directory unknown; echo 1 > directory/file; echo 1 > linked; echo 1 > open; echo 1 > last; ln -s x link; mkfifo fifo",
+        "mkdir directory unknown; echo 1 > directory/file; echo 1 > linked; echo 1 > open; ln -s x link; mkfifo fifo",
     );
     shell(elsewhere.path(), &format!("ln {} linked", door.path("linked").display()));
-    let [directory, file, linked, last] =
-        ["directory", "directory/file", "linked", "last"].map(|path| door.find(path).unwrap());
+    let last = last(&door);
+    let [directory, file, linked] = ["directory", "directory/file", "linked"].map(|path| door.find(path).unwrap());
     let others = ["link", "fifo"].map(|path| door.find(path).unwrap());
     let open = door.open("open", OpenFlags::READ.raw()).unwrap();
     let unlinked = door.find("open").unwrap();
@@ -119,8 +130,7 @@ fn a_resting_host_hears_of_what_is_known_and_of_nothing_else() {
         let all = heard(&door, &receiver, &last);
         assert!(all.contains(&notice), "{script}: {all:?}");
     }
-    let status = Command::new("sh").args(["-c", "echo more"]).stdout(outside).status().unwrap();
-    assert!(status.success());
+    assert!(succeeds(Command::new("sh").args(["-c", "echo more"]).stdout(outside)));
     assert!(heard(&door, &receiver, &last).contains(&content(&unlinked)));
     drop(open);
     // Questions about what is known change nothing; a name does.
@@ -182,8 +192,7 @@ fn hosts_of_a_company_rest_and_wake_together() {
     let tree = Arc::new(WatchGroup::default()).tree();
     let Some((one, _one)) = watched(Some(&tree)) else { return };
     let Some((other, hears)) = watched(Some(&tree)) else { return };
-    shell(other.source.path(), "echo 1 > last");
-    let last = other.find("last").unwrap();
+    let last = last(&other);
     assert!(rest(&one));
     assert_eq!(marks(&one), (1, 1));
     assert!(rest(&other));

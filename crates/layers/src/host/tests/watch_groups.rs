@@ -9,14 +9,18 @@ use super::{
 use nacre_testkit::needs;
 use nacre_vfs::Invalidation;
 use std::{
-    process::Command,
+    io::Write,
+    process::Stdio,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, channel},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+/// How long a notice may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Several sources on one file system, each with a host that watches.
 struct Branches {
@@ -31,7 +35,12 @@ fn branches(count: usize) -> Option<Branches> {
 }
 
 fn joined(tree: &Tree) -> (Door, Receiver<Invalidation>) {
-    let door = Door::with(
+    joined_with(TempDir::new().unwrap(), tree)
+}
+
+fn joined_with(source: TempDir, tree: &Tree) -> (Door, Receiver<Invalidation>) {
+    let door = Door::of(
+        source,
         |options| {
             options.coherence = HostCoherence::Watch;
             options.tree = Some(tree.clone());
@@ -41,17 +50,6 @@ fn joined(tree: &Tree) -> (Door, Receiver<Invalidation>) {
     let (sender, receiver) = channel();
     door.host.watch(sender);
     (door, receiver)
-}
-
-fn shell(directory: &Path, script: &str) {
-    assert!(Command::new("sh").arg("-c").arg(script).current_dir(directory).status().unwrap().success());
-}
-
-/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in
-/// that program's name.
-fn client_writes(file: &Opened) {
-    let descriptor = file.backing().unwrap().try_clone_to_owned().unwrap();
-    assert!(Command::new("sh").arg("-c").arg("echo content").stdout(descriptor).status().unwrap().success());
 }
 
 impl Branches {
@@ -209,4 +207,60 @@ fn one_that_nobody_listens_to_does_not_silence_the_others() {
     drop(deaf);
     shell(branches.door(0).source.path(), "echo theirs >> file");
     assert!(branches.hears(0, entry.attr.id));
+}
+
+/// Changes files beside all sources until it is dropped: more than are looked at in an instant, and
+/// fewer than would be lost.
+struct Storm {
+    shells: Vec<Child>,
+    _directory: TempDir,
+}
+
+impl Storm {
+    fn in_the(directory: TempDir) -> Storm {
+        // Bounded, should nobody end it.
+        let change = |name| {
+            let script = format!(
+                "j=0; while [ $j -lt 100 ]; do j=$((j+1)); i=0; while [ $i -lt 6000 ]; do : > {name}$i; i=$((i+1)); done; done"
+            );
+            start(Command::new("sh").arg("-c").arg(script).current_dir(&directory))
+        };
+        Storm { shells: ["a", "b"].map(change).into(), _directory: directory }
+    }
+}
+
+impl Drop for Storm {
+    fn drop(&mut self) {
+        for shell in &mut self.shells {
+            shell.kill().unwrap();
+            shell.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn who_joins_while_others_are_being_told_misses_nothing() {
+    needs!(is_root());
+    let (apart, tree) = (Apart::new(), Arc::new(WatchGroup::default()).tree());
+    let (first, _hears) = joined_with(apart.directory(), &tree);
+    needs!(first.host.shared.watch.method() == "fanotify");
+    // One that is there already: to start one takes longer than what is to be met.
+    let mut other = start(Command::new("sh").stdin(Stdio::piped()));
+    let mut orders = other.stdin.take().unwrap();
+    let storm = Storm::in_the(apart.directory());
+    for round in 0..15 {
+        let (door, receiver) = joined_with(apart.directory(), &tree);
+        let path = door.path("file");
+        std::fs::write(&path, "").unwrap();
+        let changed = Invalidation::Content { id: door.find("file").unwrap().attr.id };
+        writeln!(orders, "echo theirs >> {}", path.display()).unwrap();
+        // Others' doings go on being heard, whether this is or not.
+        let asked = Instant::now();
+        let left = || PATIENCE.saturating_sub(asked.elapsed());
+        let mut notices = std::iter::from_fn(|| receiver.recv_timeout(left()).ok());
+        // More may happen than is kept for who hears it.
+        assert!(notices.any(|it| it == changed || it == Invalidation::Everything), "{round}");
+    }
+    drop((storm, orders));
+    assert!(other.wait().unwrap().success());
 }

@@ -6,19 +6,12 @@ use nacre_testkit::needs;
 use nacre_vfs::{Coherence, Invalidation, Scope, WriteOrigin};
 use std::{
     fs,
-    process::Command,
     sync::{
         atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, channel},
     },
     time::Duration,
 };
-
-/// As another process: what this one does itself is not reported where the kernel tells who did it.
-fn shell(door: &Door, script: &str) {
-    let status = Command::new("sh").arg("-c").arg(script).current_dir(door.source.path()).status().unwrap();
-    assert!(status.success());
-}
 
 fn watched() -> (Door, Receiver<Invalidation>) {
     let door = Door::with(|options| options.coherence = HostCoherence::Watch, 64);
@@ -48,23 +41,23 @@ fn changes_arrive(door: &Door, receiver: &Receiver<Invalidation>) {
     let root = door.host.root().unwrap().attr;
     let directory = door.find("directory").unwrap().attr;
     let file = door.find("directory/file").unwrap();
-    shell(door, "echo new > directory/file");
+    shell(door.source.path(), "echo new > directory/file");
     expect(receiver, |notice| *notice == Invalidation::Content { id: file.attr.id });
-    shell(door, "chmod 600 directory/file");
+    shell(door.source.path(), "chmod 600 directory/file");
     expect(receiver, |notice| *notice == Invalidation::Attributes { id: file.attr.id });
-    shell(door, "echo more >> directory/file; touch directory/fresh");
+    shell(door.source.path(), "echo more >> directory/file; touch directory/fresh");
     expect(receiver, |notice| *notice == Invalidation::Content { id: file.attr.id });
     expect(receiver, is_entry(&directory, "fresh"));
-    shell(door, "mv directory/fresh moved");
+    shell(door.source.path(), "mv directory/fresh moved");
     expect(receiver, is_entry(&directory, "fresh"));
     expect(receiver, is_entry(&root, "moved"));
-    shell(door, "ln moved directory/linked");
+    shell(door.source.path(), "ln moved directory/linked");
     expect(receiver, is_entry(&directory, "linked"));
-    shell(door, "rm directory/linked");
+    shell(door.source.path(), "rm directory/linked");
     expect(receiver, is_entry(&directory, "linked"));
-    shell(door, "mkdir directory/below");
+    shell(door.source.path(), "mkdir directory/below");
     expect(receiver, is_entry(&directory, "below"));
-    shell(door, "rm -r directory");
+    shell(door.source.path(), "rm -r directory");
     expect(receiver, is_entry(&root, "directory"));
 }
 
@@ -77,7 +70,7 @@ fn a_whole_file_system_is_watched() {
     changes_arrive(&door, &receiver);
     // Our own change comes before one of others, and is not among the notices.
     door.create(&Caller::ROOT, "ours", 0o644, 0o2).unwrap();
-    shell(&door, "touch theirs");
+    shell(door.source.path(), "touch theirs");
     let parent = door.host.root().unwrap().attr;
     expect(&receiver, |notice| {
         assert!(!is_entry(&parent, "ours")(notice));
@@ -85,20 +78,12 @@ fn a_whole_file_system_is_watched() {
     });
     let file = door.find("theirs").unwrap();
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Watched);
-    shell(&door, "ln theirs again");
+    shell(door.source.path(), "ln theirs again");
     let file = door.find("theirs").unwrap();
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Watched);
     drop(door);
     // The thread is gone and with it the sender.
     while receiver.recv().is_ok() {}
-}
-
-/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in
-/// that program's name.
-fn client_writes(file: &Opened) {
-    let descriptor = file.backing().unwrap().try_clone_to_owned().unwrap();
-    let status = Command::new("sh").arg("-c").arg("echo content").stdout(descriptor).status().unwrap();
-    assert!(status.success());
 }
 
 /// Waits for the notice of a change made just now, after which all earlier ones have come; fails on
@@ -107,7 +92,7 @@ fn nothing_about(door: &Door, receiver: &Receiver<Invalidation>, unwanted: FileI
     // A name of its own each time: an earlier one may still be among the notices.
     static MARKERS: AtomicUsize = AtomicUsize::new(0);
     let marker = format!("marker{}", MARKERS.fetch_add(1, Ordering::Relaxed));
-    shell(door, &format!("touch {marker}; rm {marker}"));
+    shell(door.source.path(), &format!("touch {marker}; rm {marker}"));
     let root = door.host.root().unwrap().attr;
     expect(receiver, |notice| {
         assert_ne!(*notice, Invalidation::Content { id: unwanted });
@@ -118,7 +103,7 @@ fn nothing_about(door: &Door, receiver: &Receiver<Invalidation>, unwanted: FileI
 /// Others write to the file: that is reported, perhaps twice (as it is written and as it is
 /// closed), and all of it has come.
 fn theirs(door: &Door, receiver: &Receiver<Invalidation>, name: &str, written: FileId) {
-    shell(door, &format!("echo theirs >> {name}"));
+    shell(door.source.path(), &format!("echo theirs >> {name}"));
     expect(receiver, |notice| *notice == Invalidation::Content { id: written });
     nothing_about(door, receiver, FileId { fs: 0, ino: 0, generation: 0 });
 }
@@ -182,7 +167,7 @@ fn writes_through_a_link_shown_as_its_target_are_reported_for_the_target() {
     let (sender, receiver) = channel();
     door.host.watch(sender);
     needs!(door.host.shared.watch.method() == "fanotify");
-    shell(&door, "echo old > target; ln -s target link");
+    shell(door.source.path(), "echo old > target; ln -s target link");
     let target = door.find("target").unwrap();
     assert_ne!(door.find("link").unwrap().attr.id, target.attr.id);
     nothing_about(&door, &receiver, FileId { fs: 0, ino: 0, generation: 0 });
@@ -246,7 +231,7 @@ fn single_directories_are_watched() {
     );
     changes_arrive(&door, &receiver);
     assert_eq!(door.host.coherence(Scope::Names(&root)), Coherence::Watched);
-    shell(&door, "echo 1 > file; mkdir untouched");
+    shell(door.source.path(), "echo 1 > file; mkdir untouched");
     let file = door.find("file").unwrap();
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Watched);
     let untouched = door.find("untouched").unwrap();
@@ -256,13 +241,13 @@ fn single_directories_are_watched() {
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Shared);
     drop(open);
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Watched);
-    shell(&door, "ln file again");
+    shell(door.source.path(), "ln file again");
     let file = door.find("file").unwrap();
     assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Shared);
     // A file that leaves for where nobody looks takes all promises with it.
-    shell(&door, "echo 2 > leaving");
+    shell(door.source.path(), "echo 2 > leaving");
     door.find("leaving").unwrap();
-    shell(&door, "mv leaving untouched/");
+    shell(door.source.path(), "mv leaving untouched/");
     expect(&receiver, |notice| *notice == Invalidation::Everything);
 }
 
@@ -275,7 +260,7 @@ fn a_watcher_that_ends_takes_its_promises_back() {
     // Nobody listens any more; the next change tells the thread.
     drop(receiver);
     for round in 0..2000 {
-        shell(&door, &format!("touch file{round}"));
+        shell(door.source.path(), &format!("touch file{round}"));
         if door.host.coherence(Scope::Names(&root)) == Coherence::Shared {
             return;
         }

@@ -3,7 +3,8 @@
 //!
 //! Invariants: they sleep in the kernel while nothing happens; the first event is taken at once,
 //! and after a batch they rest a moment, so that a storm comes in batches and costs those who cause
-//! it no wake-up per event; they never keep a source alive (weak references, upgraded per batch).
+//! it no wake-up per event; they never keep a source alive (weak references, upgraded per batch);
+//! whom events concern is asked after they have been read, never before.
 
 use super::{
     super::{HostShared, stat},
@@ -131,22 +132,31 @@ pub(super) fn hear(group: &OwnedFd, stop: &OwnedFd, marks: &Weak<Marks>) {
             }
         }
         let Some(marks) = marks.upgrade() else { break };
-        let mut hearings: Vec<Hearing> = marks.hearers().into_iter().map(Hearing::new).collect();
-        let several_trees = marks.has_several_trees();
-        drain(group.as_fd(), &mut buffer, |bytes| marked_events(&mut hearings, several_trees, bytes, &mut known));
         let mut nobody = false;
-        for Hearing { by, batch, .. } in hearings {
-            if batch.0.into_iter().any(|notice| by.channel.send(notice).is_err()) {
-                promise_nothing(&by.shared);
-                nobody |= marks.dismiss(&by.shared);
-            }
-        }
+        drain(group.as_fd(), &mut buffer, |bytes| nobody |= tell_members(&marks, bytes, &mut known));
         if nobody {
             break;
         }
         rest = Some(REST);
     }
     alarm.armed = false;
+}
+
+/// Tells all members of what has just been read; answers whether nobody listens any more.
+///
+/// Who they are is asked only now: a host joins while others' events are being read, and what has
+/// happened since it first promised something may be among these.
+fn tell_members(marks: &Marks, bytes: &[u8], known: &mut HashMap<Key, Known>) -> bool {
+    let mut hearings: Vec<Hearing> = marks.hearers().into_iter().map(Hearing::new).collect();
+    marked_events(&mut hearings, marks.has_several_trees(), bytes, known);
+    let mut nobody = false;
+    for Hearing { by, batch, .. } in hearings {
+        if batch.0.into_iter().any(|notice| by.channel.send(notice).is_err()) {
+            promise_nothing(&by.shared);
+            nobody |= marks.dismiss(&by.shared);
+        }
+    }
+    nobody
 }
 
 /// Nothing is promised any more of one source.
@@ -262,7 +272,11 @@ fn marked_events(hearings: &mut [Hearing], several_trees: bool, bytes: &[u8], kn
                 .filter(|it| it.shares && about.concerns_shared(&it.by.shared))
                 .for_each(|it| about.tell(it));
         } else if several_trees && event.mask & (NAMES | fanotify::ON_DIRECTORY) == 0 {
-            // The same for a file that may have a name in another tree.
+            // The same for a file that may have a name in another tree; perhaps only since it was
+            // last looked at, which may not have been heard.
+            if let Some(object) = event.object {
+                known.remove(&key(object));
+            }
             let about = About::of(&event, hearings, known);
             if about.object.is_some_and(|file| file.linked) {
                 hearings.iter_mut().for_each(|it| about.tell(it));
@@ -280,12 +294,6 @@ struct About<'a> {
 
 impl<'a> About<'a> {
     fn of(event: &fanotify::Event<'a>, hearings: &mut [Hearing], known: &mut HashMap<Key, Known>) -> About<'a> {
-        if let Some(object) =
-            event.object.filter(|_| event.mask & (fanotify::ATTRIB | fanotify::ON_DIRECTORY) == fanotify::ATTRIB)
-        {
-            // It may have got another name.
-            known.remove(&key(object));
-        }
         let mut which = |object| {
             identify(hearings, object, known).unwrap_or_else(|error| {
                 tracing::warn!(%error, "a changed file cannot be looked at: everything counts as changed");

@@ -127,8 +127,8 @@ pub(in super::super) struct Marks {
     /// The mount and the device of all sources, where there may be several.
     site: Option<(u64, u32)>,
     state: RwLock<MarksState>,
-    /// Held while marks on file systems give way to marks on single files, and back (`resting.rs`).
-    /// Taken before `state`.
+    /// Held while marks on file systems give way to marks on single files, and back
+    /// (`resting.rs`), and while a host joins. Taken before `state`.
     pub(super) changing: Mutex<()>,
     /// Nothing is promised any more.
     failed: AtomicBool,
@@ -189,6 +189,9 @@ impl Marks {
         if self.failed() || self.site != Some((site.mount, site.device)) {
             return false;
         }
+        // Whoever is about to remove the marks on file systems, as all members rest, does so before
+        // this one sets its own, or finds it awake.
+        let _one_at_a_time = self.changing.lock();
         let mut state = self.state.write();
         if state.closed {
             return false;

@@ -27,8 +27,8 @@
 //! Invariants: new marks are in place before old ones go, in both directions; whoever removes the
 //! marks on single files makes all hosts of the group awake, so that none rests without its own.
 //! `Marks::changing` is held while marks on file systems or all single marks are removed, and while
-//! a host begins or ends its rest; it is taken before the members' lock, and no request waits for
-//! more than system calls under it.
+//! a host begins or ends its rest, or joins; it is taken before the members' lock, and no request
+//! waits for more than system calls under it.
 
 use super::{super::HostShared, Method, Running, event_loop, marks::Marks};
 use crate::{
