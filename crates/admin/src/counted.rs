@@ -7,7 +7,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
 use nacre_pool::device::Device;
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::moment;
 use crate::failing::Failing;
+use crate::watch::Watch;
 
 /// What was counted since the import. Sums of bytes and of nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,9 +128,18 @@ pub struct Counted {
     device: Arc<dyn Device>,
     counters: Counters,
     failing: Arc<Failing>,
-    /// That its file was deleted is in the log.
-    told: AtomicBool,
+    watch: Arc<Watch>,
+    /// How bad it was told to be: a place in [`STATES`].
+    state: AtomicU8,
 }
+
+/// The states of a device, in the words of ZFS: some of it cannot be read, it cannot be written, it
+/// is not there any more.
+const STATES: [&str; 4] = ["ONLINE", "DEGRADED", "FAULTED", "REMOVED"];
+const ONLINE: u8 = 0;
+const DEGRADED: u8 = 1;
+const FAULTED: u8 = 2;
+const REMOVED: u8 = 3;
 
 impl std::fmt::Debug for Counted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -148,8 +158,26 @@ fn nanoseconds(since: Instant) -> u64 {
 impl Counted {
     /// Begins to count.
     #[must_use]
-    pub fn new(device: Arc<dyn Device>, failing: Arc<Failing>) -> Self {
-        Self { device, counters: Counters::default(), failing, told: AtomicBool::new(false) }
+    pub fn new(device: Arc<dyn Device>, failing: Arc<Failing>, watch: Arc<Watch>) -> Self {
+        Self { device, counters: Counters::default(), failing, watch, state: AtomicU8::new(ONLINE) }
+    }
+
+    /// The state that its errors speak of, in the words of ZFS.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        STATES.get(usize::from(self.state.load(Ordering::Relaxed))).copied().unwrap_or_default()
+    }
+
+    /// It is worse than was known: that is told once, until its errors are forgotten.
+    fn is_worse(&self, state: u8, why: &str) {
+        if self.state.fetch_max(state, Ordering::Relaxed) >= state {
+            return;
+        }
+        let (device, word) = (self.device.name(), self.state());
+        tracing::error!(device, state = word, why, "a device fails");
+        let details = [("vdev_path", device), ("vdev_state", word), ("reason", why)];
+        let details = details.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        self.watch.note("resource.fs.zfs.statechange", details.to_vec());
     }
 
     /// What was counted so far.
@@ -209,7 +237,7 @@ impl Counted {
 
     fn writing(&self, length: u64, work: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let (written, time) = self.timed(DeviceRequest::Write, length, || {
-            self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, work()))
+            self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, FAULTED, work()))
         });
         add(&self.counters.writes, 1);
         add(&self.counters.written_bytes, length);
@@ -220,6 +248,7 @@ impl Counted {
     /// A frame on it was not what was written.
     pub fn found_damage(&self) {
         add(&self.counters.checksum_errors, 1);
+        self.is_worse(DEGRADED, "it holds something else than was written");
     }
 
     /// Forgets the errors (`pool clear`).
@@ -227,13 +256,14 @@ impl Counted {
         for counter in [&self.counters.read_errors, &self.counters.write_errors, &self.counters.checksum_errors] {
             counter.store(0, Ordering::Relaxed);
         }
+        self.state.store(ONLINE, Ordering::Relaxed);
     }
 
-    fn failing<T>(&self, errors: &AtomicU64, result: io::Result<T>) -> io::Result<T> {
-        if result.is_err() {
+    fn failing<T>(&self, errors: &AtomicU64, state: u8, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|error| {
             add(errors, 1);
-        }
-        result
+            self.is_worse(state, &error.to_string());
+        })
     }
 }
 
@@ -256,7 +286,7 @@ impl Device for Counted {
         add(&self.counters.reads, 1);
         add(&self.counters.read_bytes, length);
         add(&self.counters.read_time, time);
-        self.failing(&self.counters.read_errors, read)
+        self.failing(&self.counters.read_errors, DEGRADED, read)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
@@ -271,19 +301,17 @@ impl Device for Counted {
         let (synced, time) = self.timed(DeviceRequest::Sync, 0, || self.device.sync());
         add(&self.counters.syncs, 1);
         add(&self.counters.sync_time, time);
-        if self.device.deleted().is_some() && !self.told.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                device = self.device.name(),
-                "the file was deleted: what is in the pool is lost when it is let go (pool status)"
-            );
+        if self.device.deleted().is_some() {
+            self.is_worse(REMOVED, "the file was deleted: what is in the pool is lost when it is let go (pool status)");
         }
-        self.failing(&self.counters.write_errors, synced)
+        self.failing(&self.counters.write_errors, FAULTED, synced)
             .inspect_err(|error| self.failing.failed(self.device.name(), error))
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         let (told, _) = self.timed(DeviceRequest::Trim, length, || self.device.discard(offset, length));
-        self.failing(&self.counters.write_errors, told)
+        // What it does not take back is no loss.
+        self.failing(&self.counters.write_errors, ONLINE, told)
     }
 
     fn can_discard(&self) -> bool {
@@ -292,6 +320,10 @@ impl Device for Counted {
 
     fn deleted(&self) -> Option<PathBuf> {
         self.device.deleted()
+    }
+
+    fn is_missing(&self) -> bool {
+        self.device.is_missing()
     }
 
     fn is_anybodys(&self) -> bool {

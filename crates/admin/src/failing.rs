@@ -6,7 +6,7 @@
 //! system may have forgotten it.
 
 use std::io;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -23,6 +23,8 @@ const PANIC: u8 = 2;
 #[derive(Debug, Default)]
 pub struct Failing {
     mode: AtomicU8,
+    /// The pool can do without a device.
+    redundant: AtomicBool,
     state: Mutex<FailingState>,
     changed: Condvar,
 }
@@ -70,6 +72,9 @@ impl Failing {
     /// Writes, by the mode.
     pub(crate) fn write(&self, device: &str, mut write: impl FnMut() -> io::Result<()>) -> io::Result<()> {
         let Err(mut error) = write() else { return Ok(()) };
+        if self.redundant.load(Ordering::Relaxed) {
+            return Err(error);
+        }
         self.end_by(device, &error);
         let mut state = self.state.lock();
         state.waiting += 1;
@@ -100,8 +105,16 @@ impl Failing {
         written
     }
 
+    /// The pool can do without a device: nobody waits for one, and nothing ends for it.
+    pub(crate) fn set_redundant(&self) {
+        self.redundant.store(true, Ordering::Relaxed);
+    }
+
     /// Something else than a write has failed for good.
     pub(crate) fn failed(&self, device: &str, error: &io::Error) {
+        if self.redundant.load(Ordering::Relaxed) {
+            return;
+        }
         self.end_by(device, error);
     }
 

@@ -11,7 +11,8 @@
 //!  destroying   destroy                                         holds      hold, release, holds
 //!  rolling      rollback                                        mounting   mount, unmount
 //!  renaming     rename, promote
-//!  setting      set, inherit
+//!  setting      set, inherit                                    schedule   snapshot by a schedule
+//!  sending      send                                            receiving  receive
 //!  moves        what a change of names and properties means for mounts
 //! ```
 
@@ -23,8 +24,11 @@ mod making;
 mod mounting;
 mod moves;
 mod objects;
+mod receiving;
 mod renaming;
 mod rolling;
+mod schedule;
+mod sending;
 mod setting;
 mod space;
 #[cfg(test)]
@@ -38,8 +42,11 @@ pub use list::{From, ListedObject, Listing, ObjectType, Shown, Types};
 pub use making::{ToCreate, ToSnapshot};
 pub use mounting::{MountedAt, ToMount, ToUnmount, leave_all, mount_all, unmount_all};
 pub(crate) use objects::missing;
+pub use receiving::{ReceivedStream, ToReceive};
 pub use renaming::ToRename;
 pub use rolling::ToRollBack;
+pub use schedule::{Period, SchedulePart, Scheduled, ToSchedule};
+pub use sending::{Resumed, SentStream, ToSendStream};
 pub use setting::{NewValue, ToSet};
 pub use space::OwnerSpace;
 
@@ -74,6 +81,8 @@ pub enum FsRequest {
     },
     /// Snapshots.
     Snapshot(ToSnapshot),
+    /// Snapshots by a schedule.
+    Schedule(ToSchedule),
     /// Back to a snapshot.
     RollBack(ToRollBack),
     /// A clone that is no clone any more: this file system.
@@ -106,6 +115,12 @@ pub enum FsRequest {
     },
     /// What owners use of a file system or snapshot.
     Owners(String),
+    /// A stream of snapshots, given as it is made.
+    Send(ToSendStream),
+    /// A stream of snapshots is taken.
+    Receive(ToReceive),
+    /// The end of what is half received of a file system.
+    AbortReceive(String),
 }
 
 /// What is answered.
@@ -122,8 +137,14 @@ pub enum FsAnswer {
     Destroyed(Destroyed),
     /// Holds.
     Holds(Vec<Hold>),
+    /// What a schedule did.
+    Scheduled(Scheduled),
     /// Owners.
     Owners(Vec<OwnerSpace>),
+    /// What was sent.
+    Sent(SentStream),
+    /// What was received.
+    Received(ReceivedStream),
 }
 
 impl FsRequest {
@@ -137,9 +158,13 @@ impl FsRequest {
             | Self::Unmount { .. }
             | Self::Holds { .. }
             | Self::Diff { .. }
+            | Self::Send(_)
             | Self::Owners(_) => false,
+            Self::Receive(what) => !what.dry,
+            Self::AbortReceive(_) => true,
             Self::Destroy(what) => !what.dry,
             Self::Create(new) => !new.dry,
+            Self::Schedule(what) => !what.dry,
             Self::Set(_) | Self::Snapshot(_) | Self::RollBack(_) | Self::Promote(_) | Self::Rename(_) => true,
             Self::Bookmark { .. } | Self::Hold(_) => true,
         }
@@ -148,7 +173,8 @@ impl FsRequest {
     /// Whether nothing else that changes names, properties or mounts may happen meanwhile.
     #[must_use]
     pub fn alone(&self) -> bool {
-        self.changes() || matches!(self, Self::Mount(_) | Self::Unmount { .. })
+        // A stream takes its time; what it changes in the end is the engine's one commit.
+        self.changes() && !matches!(self, Self::Receive(_)) || matches!(self, Self::Mount(_) | Self::Unmount { .. })
     }
 }
 
@@ -176,6 +202,7 @@ pub fn run(
         FsRequest::Mount(what) => mounting::mount(pool, mounts, &what).map(FsAnswer::Done),
         FsRequest::Unmount { what, force } => mounting::unmount_asked(pool, mounts, &what, force).map(FsAnswer::Done),
         FsRequest::Snapshot(what) => making::snapshot(pool, mounts, &what).map(done),
+        FsRequest::Schedule(what) => schedule::run(pool, mounts, &what).map(FsAnswer::Scheduled),
         FsRequest::RollBack(what) => rolling::roll_back(pool, mounts, &what).map(done),
         FsRequest::Promote(name) => renaming::promote(pool, mounts, &name).map(done),
         FsRequest::Rename(what) => renaming::rename(pool, mounts, &what).map(FsAnswer::Done),
@@ -186,6 +213,9 @@ pub fn run(
         }
         FsRequest::Diff { from, to } => diff::run(pool, mounts, &from, to.as_deref(), progress).map(done),
         FsRequest::Owners(name) => space::run(pool, mounts, &name).map(FsAnswer::Owners),
+        FsRequest::Send(what) => sending::send(pool, mounts, &what, progress).map(FsAnswer::Sent),
+        FsRequest::Receive(what) => receiving::receive(pool, mounts, &what, progress).map(FsAnswer::Received),
+        FsRequest::AbortReceive(name) => receiving::abort(pool, &name).map(done),
     }
 }
 

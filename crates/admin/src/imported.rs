@@ -8,20 +8,21 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use nacre_pool::backend::NewGroup;
 use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, NewDataset, Pace, Pool, PoolConfig, Setting};
 use nacre_pool::files::Clock;
-use nacre_pool::label::Root;
+use nacre_pool::label::{self, Root};
 use nacre_pool::properties::{OF_NEW_POOLS, spelling};
 use nacre_pool::rows::Timestamp;
-use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
+use nacre_pool::store::{Access, Import, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::now;
 use crate::counted::Counted;
 use crate::failing::Failing;
-use crate::pool::{Figures, Scrub, Trim};
+use crate::pool::{Figures, Resilver, Scrub, Trim};
 use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
@@ -69,6 +70,8 @@ pub struct Imported {
     pub watch: Arc<Watch>,
     /// The verification that runs, or ran.
     pub scrub: Arc<Scrub>,
+    /// What makes devices whole that come back.
+    pub resilver: Arc<Resilver>,
     /// What commands read for long.
     pub(crate) reading: Reading,
     /// What devices are told of free room.
@@ -109,19 +112,31 @@ fn owner() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
-fn config(store: &Arc<Store>, opening: &Opening, logged: bool) -> PoolConfig {
-    PoolConfig {
-        log: if logged { Some(Box::new(LogArea::new(Arc::clone(store)))) } else { None },
-        guid: store.identity().pool,
+fn config(store: &Arc<Store>, opening: &Opening, logged: bool) -> Result<PoolConfig, PoolError> {
+    Ok(PoolConfig {
+        log: if logged { Some(store.log()?) } else { None },
         storage: Arc::clone(store) as _,
         clock: clock(),
         entropy: Arc::clone(&opening.entropy),
         cache: opening.cache,
-    }
+    })
 }
 
-fn counted(devices: Vec<Arc<dyn Device>>, failing: &Arc<Failing>) -> Vec<Arc<Counted>> {
-    devices.into_iter().map(|device| Arc::new(Counted::new(device, Arc::clone(failing)))).collect()
+fn counted(devices: Vec<Arc<dyn Device>>, failing: &Arc<Failing>, watch: &Arc<Watch>) -> Vec<Arc<Counted>> {
+    let counted = |device| Arc::new(Counted::new(device, Arc::clone(failing), Arc::clone(watch)));
+    devices.into_iter().map(counted).collect()
+}
+
+/// The devices in the pool's order, with one that stands for each that is not there. What was given
+/// and is none of the pool's is closed.
+fn in_order(store: &Store, given: Vec<Arc<Counted>>, failing: &Arc<Failing>, watch: &Arc<Watch>) -> Vec<Arc<Counted>> {
+    let Some(disks) = store.on_devices() else { return given };
+    let counted = |device: Arc<dyn Device>| {
+        let same = |given: &&Arc<Counted>| std::ptr::addr_eq(Arc::as_ptr(given), Arc::as_ptr(&device));
+        let found = given.iter().find(same).cloned();
+        found.unwrap_or_else(|| Arc::new(Counted::new(device, Arc::clone(failing), Arc::clone(watch))))
+    };
+    disks.devices().into_iter().map(counted).collect()
 }
 
 fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
@@ -129,7 +144,8 @@ fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
 }
 
 impl Imported {
-    /// Makes a pool; what was on the devices is lost. Of the properties of its own file system
+    /// Makes a pool, of the devices alone or of groups of them, one after the other; what was on the
+    /// devices is lost. Of the properties of its own file system
     /// those take effect that are for good (which names are the same), and those of new pools that
     /// are not given; [`Self::set_up`] sets the others.
     ///
@@ -137,6 +153,7 @@ impl Imported {
     /// Those of the engine: devices that are too short, that fail.
     pub fn create(
         devices: Vec<Arc<dyn Device>>,
+        groups: &[NewGroup],
         name: &str,
         root: &[(String, String)],
         opening: Opening,
@@ -148,8 +165,8 @@ impl Imported {
         let of_new_pools = OF_NEW_POOLS.iter().filter(|(name, _)| !given(name));
         let first: Vec<(String, String)> =
             for_good.into_iter().chain(of_new_pools.map(|&(name, value)| (name.into(), value.into()))).collect();
-        let failing = Arc::new(Failing::default());
-        let devices = counted(devices, &failing);
+        let (failing, watch) = (Arc::new(Failing::default()), Arc::new(Watch::default()));
+        let devices = counted(devices, &failing, &watch);
         let new = NewPool {
             name: name.to_owned(),
             guid: (opening.entropy)(),
@@ -157,11 +174,17 @@ impl Imported {
             time: now(),
             redundant_metadata: true,
         };
-        let (store, _) = Store::create(plain(&devices), &new).map_err(|error| Refusal::pool(doing(), &error))?;
+        let made = if groups.is_empty() {
+            Store::create(plain(&devices), &new)
+        } else {
+            failing.set_redundant();
+            Store::create_groups(plain(&devices), groups, &new)
+        };
+        let (store, _) = made.map_err(|error| Refusal::pool(doing(), &error))?;
         let store = Arc::new(store);
-        let pool = Pool::create_owned(config(&store, &opening, true), name, owner(), &first);
+        let pool = config(&store, &opening, true).and_then(|config| Pool::create_owned(config, name, owner(), &first));
         let pool = pool.map_err(|error| Refusal::pool(doing(), &error))?;
-        let imported = Self::running(Arc::new(pool), store, (devices, failing), false, opening)?;
+        let imported = Self::running(Arc::new(pool), store, (devices, failing, watch), false, opening)?;
         Figures::of(&imported)?;
         Ok(imported)
     }
@@ -176,23 +199,34 @@ impl Imported {
         name: Option<&str>,
         opening: Opening,
     ) -> Result<Self, Refusal> {
-        let failing = Arc::new(Failing::default());
-        let devices = counted(devices, &failing);
+        let (failing, watch) = (Arc::new(Failing::default()), Arc::new(Watch::default()));
+        let devices = counted(devices, &failing, &watch);
+        let grouped = |device: &Arc<Counted>| {
+            label::probe(&**device).is_ok_and(|identity| identity.is_some_and(|identity| !identity.groups.is_empty()))
+        };
+        if devices.iter().any(grouped) {
+            failing.set_redundant();
+        }
         let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
         let (store, root) = Store::open(plain(&devices), &import)?;
+        let devices = in_order(&store, devices, &failing, &watch);
         let read_only = !access.writes();
         if read_only && name.is_some_and(|name| name != store.identity().name) {
             return Err(Refusal::new(Kind::Invalid, "a pool that is imported read-only cannot have another name"));
         }
         let store = Arc::new(store);
-        let pool = Pool::open(config(&store, &opening, !read_only), &durable(&root)?)?;
+        let pool = Pool::open(config(&store, &opening, !read_only)?, &durable(&root)?)?;
         pool.belongs_to(owner());
-        let imported = Self::running(Arc::new(pool), store, (devices, failing), read_only, opening)?;
+        let imported = Self::running(Arc::new(pool), store, (devices, failing, watch), read_only, opening)?;
         imported.take_name()?;
         imported.apply_properties()?;
         imported.expand_by_itself()?;
         if !read_only {
+            imported.resilver.begin()?;
+        }
+        if !read_only {
             reading::tidy(&imported.pool)?;
+            imported.pool.abort_unfinished()?;
         }
         Figures::of(&imported)?;
         Ok(imported)
@@ -201,11 +235,11 @@ impl Imported {
     fn running(
         pool: Arc<Pool>,
         store: Arc<Store>,
-        (devices, failing): (Vec<Arc<Counted>>, Arc<Failing>),
+        (devices, failing, watch): (Vec<Arc<Counted>>, Arc<Failing>, Arc<Watch>),
         read_only: bool,
         opening: Opening,
     ) -> Result<Self, Refusal> {
-        let (watch, devices) = (Arc::new(Watch::default()), Arc::new(RwLock::new(devices)));
+        let devices = Arc::new(RwLock::new(devices));
         let (watching, known) = (Arc::clone(&watch), Arc::clone(&devices));
         store.watch(move |damaged| {
             let device = known.read().get(usize::from(damaged.device)).cloned();
@@ -225,6 +259,7 @@ impl Imported {
         let committer = if read_only { None } else { Some(pool.start_committer(Pace::for_memory(opening.cache))?) };
         let scrub = Arc::new(Scrub::new(&pool, &store, &watch, &devices, !read_only));
         let trim = Arc::new(Trim::new(&store, &watch, &devices));
+        let resilver = Arc::new(Resilver::new(&pool, &store, &watch, &devices));
         let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
         let (committer, last) = (Mutex::new(committer), Mutex::default());
         Ok(Self {
@@ -234,6 +269,7 @@ impl Imported {
             failing,
             watch,
             scrub,
+            resilver,
             reading: Reading::default(),
             trim,
             since: now(),
@@ -374,6 +410,7 @@ impl Imported {
     fn stop(&self) -> Result<(), PoolError> {
         self.scrub.job.leave();
         self.trim.job.leave();
+        self.resilver.job.leave();
         if let Err(error) = self.keep_damage() {
             // Why the pool accepts nothing any more is told by what follows; damage is found again.
             tracing::debug!(%error, "what is known of damage was not kept");
@@ -426,7 +463,7 @@ impl Imported {
     /// # Errors
     /// Those of the engine: one that is too short. Those before it were added.
     pub fn add(&self, devices: Vec<Arc<dyn Device>>) -> Result<(), PoolError> {
-        for device in counted(devices, &self.failing) {
+        for device in counted(devices, &self.failing, &self.watch) {
             self.store.add_device(Arc::clone(&device) as Arc<dyn Device>, now())?;
             self.devices.write().push(device);
             self.pool.grown();

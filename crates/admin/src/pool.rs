@@ -6,6 +6,7 @@
 //!  properties  get, set                          damaged  what is damaged, by the names of files
 //!  devices     what may become part of a pool    check    everything against everything, slowly
 //!  inspect     what is on the devices, as text   trim     giving free room back by hand
+//!  resilver    devices that go, come back, are replaced
 //! ```
 
 pub mod check;
@@ -14,12 +15,14 @@ pub mod devices;
 pub mod figures;
 pub mod inspect;
 pub mod properties;
+pub mod resilver;
 pub mod scrub;
 #[cfg(test)]
 mod tests;
 pub mod trim;
 
-pub use figures::{DeviceFigures, Figures};
+pub use figures::{DeviceFigures, Figures, GroupFigures};
+pub use resilver::Resilver;
 pub use scrub::{Phase, Scrub, ScrubOrder, ScrubReport};
 pub use trim::{Trim, TrimOrder, TrimReport};
 
@@ -69,6 +72,29 @@ pub enum PoolRequest {
         /// Also those that hold something else.
         force: bool,
     },
+    /// Takes devices offline.
+    Offline {
+        /// Their paths.
+        devices: Vec<PathBuf>,
+    },
+    /// Brings devices back.
+    Online {
+        /// Their paths.
+        devices: Vec<PathBuf>,
+    },
+    /// Puts another device in the place of one.
+    Replace {
+        /// The path of the one.
+        old: PathBuf,
+        /// The path of the other.
+        new: PathBuf,
+        /// A file is made with this length, bytes.
+        size: Option<u64>,
+        /// Also one that holds something else.
+        force: bool,
+    },
+    /// Waits until no device is being made whole.
+    AwaitResilver,
     /// Uses all of devices that have become longer.
     Expand {
         /// Their paths; none: all.
@@ -146,6 +172,9 @@ pub struct Status {
     pub figures: Figures,
     /// Its verification.
     pub scrub: ScrubReport,
+    /// What makes devices whole that came back.
+    #[serde(default)]
+    pub resilver: ScrubReport,
     /// How many frames are damaged.
     pub damaged: u64,
     /// What is damaged, by name, where that was asked for.
@@ -180,6 +209,9 @@ impl PoolRequest {
                 | Self::Destroy { .. }
                 | Self::Add { .. }
                 | Self::Expand { .. }
+                | Self::Offline { .. }
+                | Self::Online { .. }
+                | Self::Replace { .. }
                 | Self::Upgrade
                 | Self::Set { .. }
                 | Self::Clear { .. }
@@ -212,6 +244,10 @@ pub fn run(
         PoolRequest::Export { force } => leave(pool, mounts, force, "export")?,
         PoolRequest::Destroy { force } => leave(pool, mounts, force, "destroy")?,
         PoolRequest::Add { devices, size, force } => add(pool, &devices, size, force)?,
+        PoolRequest::Offline { devices } => devices.iter().try_for_each(|path| resilver::offline(pool, path))?,
+        PoolRequest::Online { devices } => devices.iter().try_for_each(|path| resilver::online(pool, path))?,
+        PoolRequest::Replace { old, new, size, force } => resilver::replace(pool, &old, &new, size, force)?,
+        PoolRequest::AwaitResilver => while pool.resilver.job.wait(LOOK_UP) && progress.note("") {},
         PoolRequest::Expand { devices } => expand(pool, &devices)?,
         PoolRequest::Upgrade => {
             let lacking = [
@@ -270,6 +306,9 @@ pub fn run(
             }
             devices.iter().filter(|known| meant(known.name())).for_each(|known| known.clear_errors());
             drop(devices);
+            if device.is_none() && !pool.read_only {
+                resilver::try_again(pool)?;
+            }
             pool.keep_damage().map_err(|error| Refusal::pool(format!("cannot clear errors for '{name}'"), &error))?;
         }
         PoolRequest::Sync => {
@@ -374,7 +413,7 @@ fn status(pool: &Imported, mounts: &dyn Mounts, names: bool) -> Result<Status, R
     }
     let found = pool.watch.damage();
     let names = if names { damaged::names(pool, mounts, &found) } else { Vec::new() };
-    Ok(Status { figures, scrub: pool.scrub.report(), damaged: found.count(), names })
+    Ok(Status { figures, scrub: pool.scrub.report(), resilver: pool.resilver.report(), damaged: found.count(), names })
 }
 
 fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<(), Refusal> {

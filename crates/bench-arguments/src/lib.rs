@@ -21,6 +21,9 @@ const GIB: u64 = 1024 * MIB;
 /// What `--fs` may be.
 pub const FILE_SYSTEMS: [&str; 3] = ["xfs", "ext4", "btrfs"];
 
+/// What `--transport` may be.
+pub const TRANSPORTS: [&str; 3] = ["device", "uring", "auto"];
+
 /// Where a table is measured when neither `--source` nor `--fs` says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TablePlace {
@@ -156,6 +159,13 @@ fn table_command(table: &'static TableArguments) -> Command {
                 .long("user")
                 .value_name("NAME")
                 .help("Ordinary user for the targets that need one (default: who called sudo, or nobody)"),
+        )
+        .arg(
+            Arg::new("transport")
+                .long("transport")
+                .value_name("NAME")
+                .value_parser(TRANSPORTS)
+                .help("How FUSE requests travel: as on a new machine (device; root's default), by io_uring, or as this machine is set (auto)"),
         )
         .next_help_heading("What")
         .arg(list("targets", "Columns: names, or `all`").conflicts_with("list"))

@@ -141,10 +141,9 @@ pub fn base(report: &Report) -> &str {
 /// The lines that say where and how a run was made.
 pub fn provenance(report: &Report) -> Vec<String> {
     let (machine, settings) = (&report.machine, &report.settings);
-    let uring = match machine.fuse_over_io_uring {
-        Some(true) => "on",
-        Some(false) => "off",
-        None => "unknown",
+    let transport = match machine.fuse_over_io_uring {
+        Some(true) => "io_uring",
+        Some(false) | None => "the fuse device",
     };
     let who = if settings.root { "root" } else { "an ordinary user" };
     let first = report.tests.iter().any(|test| test.id.ends_with("-first"));
@@ -166,7 +165,7 @@ pub fn provenance(report: &Report) -> Vec<String> {
             machine.cpu,
             machine.memory as f64 / f64::from(1 << 30)
         ),
-        format!("Source on {}; FUSE over io_uring {uring}; measured by {who}", machine.filesystem),
+        format!("Source on {}; FUSE over {transport}; measured by {who}", machine.filesystem),
         format!("{} UTC, {:.0} s, median of {}{first}", report.started, report.seconds, settings.rounds),
         amounts,
         programs.join("; "),

@@ -29,6 +29,8 @@ pub struct Figure {
     pub limit: f64,
     /// Amount per second that is enough whatever the ratio.
     pub or_rate: Option<f64>,
+    /// How many times the limit is promised where requests travel by the fuse device.
+    pub over_device: f64,
 }
 
 /// A promise and what a run reached.
@@ -42,8 +44,8 @@ pub struct Verdict {
     pub kept: Option<bool>,
 }
 
-/// Parses the file: `TARGET BASE TEST[/TEST] LIMIT [or-rate NUMBER]`, or `TARGET count TEST LIMIT`;
-/// `#` starts a comment.
+/// Parses the file: `TARGET BASE TEST[/TEST] LIMIT [or-rate NUMBER | over-device TIMES]`, or
+/// `TARGET count TEST LIMIT`; `#` starts a comment.
 pub fn parse(text: &str) -> Result<Vec<Figure>, Failure> {
     let mut figures = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -61,9 +63,10 @@ fn parse_words(words: &[&str]) -> Option<Figure> {
         [target, base, test, limit, rest @ ..] => (target, base, test, limit, rest),
         _ => return None,
     };
-    let or_rate = match rest {
-        [] => None,
-        ["or-rate", rate] => Some(rate.parse().ok()?),
+    let (or_rate, over_device) = match rest {
+        [] => (None, 1.0),
+        ["or-rate", rate] => (Some(rate.parse().ok()?), 1.0),
+        ["over-device", times] => (None, times.parse().ok().filter(|times: &f64| *times >= 1.0)?),
         _ => return None,
     };
     let (test, per) = test.split_once('/').map_or((*test, None), |(test, per)| (test, Some(per.to_owned())));
@@ -74,6 +77,7 @@ fn parse_words(words: &[&str]) -> Option<Figure> {
         per,
         limit: limit.parse().ok().filter(|limit: &f64| *limit > 0.0 || *base == COUNT && *limit == 0.0)?,
         or_rate,
+        over_device,
     })
 }
 
@@ -89,7 +93,10 @@ fn of_table(figures: Vec<Figure>, table: &Table) -> Vec<Figure> {
 fn judge(report: &Report, figures: Vec<Figure>) -> Vec<Verdict> {
     figures
         .into_iter()
-        .map(|figure| {
+        .map(|mut figure| {
+            if report.machine.fuse_over_io_uring != Some(true) {
+                figure.limit *= figure.over_device;
+            }
             let reached = reached(report, &figure);
             let fast_enough =
                 figure.or_rate.and_then(|enough| rate(report, &figure.test, &figure.target).map(|rate| rate >= enough));

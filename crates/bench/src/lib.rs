@@ -6,7 +6,7 @@
 //! options   arguments -> Plan                     (pure)
 //! table, target        what is measured over what (data)
 //! measure   Plan -> Report: rounds, turns, visits
-//!   scratch, images, pools, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
+//!   transport, scratch, images, pools, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
 //!   workload/*                                    what happens while the clock runs
 //! clock     time, and waiting until a deadline
 //! report    the result as data
@@ -39,6 +39,7 @@ mod stats;
 mod summary;
 mod table;
 mod target;
+mod transport;
 mod undo;
 mod workload;
 

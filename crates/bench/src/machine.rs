@@ -11,6 +11,7 @@ use crate::mounts;
 use crate::options::{Plan, Source};
 use crate::programs;
 use crate::report::Machine;
+use crate::transport;
 
 /// Records this machine.
 pub fn describe(plan: &Plan, source: &Path) -> Result<Machine, Failure> {
@@ -30,11 +31,7 @@ pub fn describe(plan: &Plan, source: &Path) -> Result<Machine, Failure> {
         memory: memory(&read("/proc/meminfo")),
         filesystem,
         load: read("/proc/loadavg").split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0),
-        fuse_over_io_uring: match read("/sys/module/fuse/parameters/enable_uring").trim() {
-            "Y" => Some(true),
-            "N" => Some(false),
-            _ => None,
-        },
+        fuse_over_io_uring: transport::uring_is_on(),
         programs: versions(plan),
     })
 }

@@ -30,6 +30,7 @@ use crate::report::{FORMAT, Report, Settings, TargetEntry, TestEntry};
 use crate::scratch::Scratch;
 use crate::table::Group;
 use crate::target::{Ground, Target};
+use crate::transport;
 use crate::undo::{Guard, Undo};
 use crate::workload::{self, Answer, Ask, Bounds, Buffer, Event, Link, Visit, WorkUnit};
 
@@ -43,6 +44,7 @@ pub fn run(plan: &Plan) -> Result<Report, Failure> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let undo = Undo::default();
     let _guard = Guard::start(undo.clone())?;
+    transport::choose(plan.transport, &undo)?;
     let scratch = Scratch::prepare(plan, &undo)?;
     let mut report = empty_report(plan, &scratch)?;
     let start = clock::now();

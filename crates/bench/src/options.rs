@@ -15,6 +15,7 @@ use crate::programs;
 use crate::scale::{self, Scale};
 use crate::table::{Table, Test};
 use crate::target::Target;
+use crate::transport::Transport;
 
 /// Size of the image of `--fs` unless one is given.
 const IMAGE_SIZE: u64 = 8 << 30;
@@ -57,6 +58,8 @@ pub struct Plan {
     pub nacre: PathBuf,
     /// The ordinary user for targets that want one, when we are root.
     pub user: Option<User>,
+    /// Which way requests travel.
+    pub transport: Transport,
     /// How much.
     pub scale: Scale,
     /// Columns, baselines included.
@@ -105,6 +108,19 @@ pub fn plan(table: &'static Table, matches: &ArgMatches) -> Result<Plan, Failure
         scratch,
         nacre,
         user: user(matches.get_one::<String>("user").map(String::as_str))?,
+        transport: match matches.get_one::<String>("transport").map(String::as_str) {
+            Some("uring") => Transport::Uring,
+            Some("device") => Transport::Device,
+            Some(_) => Transport::AsSet,
+            // Only root can set it.
+            None => {
+                if root {
+                    Transport::Device
+                } else {
+                    Transport::AsSet
+                }
+            }
+        },
         scale,
         targets: targets(table, &words(matches, "targets"), check)?,
         tests: tests(table, &words(matches, "tests"))?,

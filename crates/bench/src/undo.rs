@@ -19,6 +19,7 @@ use crate::failure::{Doing, Failure};
 use crate::holders;
 use crate::mounts;
 use crate::programs;
+use crate::transport;
 
 /// How long mounts are looked for that a stopped program was still making.
 const LATE_MOUNTS: Duration = Duration::from_millis(60);
@@ -34,6 +35,8 @@ pub enum Effect {
     Holders(PathBuf),
     /// A directory that belongs to the bench alone.
     Directory(PathBuf),
+    /// FUSE over io_uring was on, or off.
+    Switch(bool),
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +87,7 @@ fn undo(effect: &Effect) -> Result<(), Failure> {
         Effect::Loop(device) => release_loop(device),
         Effect::Holders(image) => holders::end(image),
         Effect::Directory(path) => remove_tree(path),
+        Effect::Switch(on) => transport::switch(*on),
     }
 }
 

@@ -15,6 +15,7 @@ use super::{
     resting::Counting,
     writeback::WritebackPermit,
 };
+use nacre_layers::context::Tell;
 use nacre_vfs::{Attr, FileId, Name, Node, WritebackHost};
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
 use std::{
@@ -549,6 +550,9 @@ fn settle(shared: &Weak<CageShared>, writeback: &WritebackPermit) {
     while writeback.wait_unsettled(SETTLE_AGAIN) {
         // A call that has asked whether it may, but not begun to copy, is seen by nobody: it is
         // given time to begin, and waited for again.
+        if writeback.opens_unasked() {
+            writeback.door.recall_unopened();
+        }
         let result = writeback.door.flush().and_then(|()| {
             std::thread::sleep(STRAGGLERS);
             writeback.door.flush()
@@ -568,11 +572,11 @@ fn settle(shared: &Weak<CageShared>, writeback: &WritebackPermit) {
 }
 
 /// Starts telling of crossings of the soft limit: in the log, and by a command.
-pub(super) fn watch_soft(shared: &Arc<CageShared>, command: Option<String>) {
+pub(super) fn watch_soft(shared: &Arc<CageShared>, command: Option<String>, others: Tell) {
     let (tell, told): (Sender<bool>, Receiver<bool>) = channel();
     let weak = Arc::downgrade(shared);
     let tell = Mutex::new(tell);
-    match thread("nacre-cage-soft", move || soft(&weak, &told, command.as_deref())) {
+    match thread("nacre-cage-soft", move || soft(&weak, &told, command.as_deref(), &others)) {
         // Ends with the ledger, which holds the other end.
         Ok(_detached) => shared.ledger.on_soft(move |above| {
             if tell.lock().send(above).is_err() {
@@ -583,7 +587,7 @@ pub(super) fn watch_soft(shared: &Arc<CageShared>, command: Option<String>) {
     }
 }
 
-fn soft(shared: &Weak<CageShared>, told: &Receiver<bool>, command: Option<&str>) {
+fn soft(shared: &Weak<CageShared>, told: &Receiver<bool>, command: Option<&str>, others: &Tell) {
     while let Ok(mut above) = told.recv() {
         // Only the newest counts, where the command took longer than the change.
         while let Ok(newer) = told.try_recv() {
@@ -599,6 +603,15 @@ fn soft(shared: &Weak<CageShared>, told: &Receiver<bool>, command: Option<&str>)
         } else {
             tracing::info!(cage = name, used, soft, limit, "use has fallen below the soft limit");
         }
+        let state = if above { "above" } else { "below" };
+        let details = [
+            ("cage", name.clone()),
+            ("state", state.to_owned()),
+            ("used", used.to_string()),
+            ("soft", soft.to_string()),
+            ("limit", limit.to_string()),
+        ];
+        others("cage-soft", details.map(|(name, value)| (name.to_owned(), value)).to_vec());
         if let Some(command) = command {
             run(command, &name, used, limit, if above { "soft" } else { "below" });
         }

@@ -46,6 +46,8 @@ pub(super) enum Short {
     Full(Full),
     /// What a door holds back has to arrive first.
     Unsettled,
+    /// The disk below has no room for what is announced.
+    Disk,
 }
 
 /// Whose bytes are to be booked.
@@ -251,6 +253,7 @@ impl CageShared {
         if state.loaded {
             self.touch(inode, state);
             self.ledger.release(state.owner, state.booked(), u64::from(state.counted));
+            self.disk.announced(state.pool, 0);
         }
         let (handles, writers, appenders, writeback) = (state.handles, state.writers, state.appenders, state.writeback);
         // The generation stays: its record of this file is the one that counts.
@@ -275,6 +278,7 @@ impl CageShared {
             let _changing = self.locks.changing.read();
             self.touch(inode, state);
             self.ledger.release(state.owner, state.pool, 0);
+            self.disk.announced(state.pool, 0);
             state.pool = 0;
             self.settle_account(inode, state);
         }
@@ -299,7 +303,7 @@ impl CageShared {
                     Ok(())
                 }
             })?;
-            if self.ledger.room() < writeback.held() {
+            if self.writeback_room() < writeback.held() {
                 writeback.recall(&gate);
             }
             return Ok(());
@@ -331,10 +335,10 @@ impl CageShared {
     pub(super) fn look_at_room(&self) {
         if let Some(writeback) = self.doors.writeback.get()
             && writeback.phase() == Phase::Free
-            && self.ledger.room() < writeback.bound()
+            && self.writeback_room() < writeback.bound()
         {
             let gate = writeback.gate();
-            if self.ledger.room() < writeback.bound() {
+            if self.writeback_room() < writeback.bound() {
                 writeback.recall(&gate);
             }
         }
@@ -347,13 +351,15 @@ impl CageShared {
     /// Nothing helps (counted as refused), or the caller gave up.
     pub(super) fn relieve(&self, short: Short, owner: Owner, bytes: u64, round: usize) -> Result<()> {
         match short {
+            Short::Full(_) | Short::Disk if round == 0 && self.doors.await_forgotten(self.clock.now(), false) => Ok(()),
             Short::Unsettled if round < ROUNDS => {
                 // What is arriving needs requests, too: not all of them may be waiting for it.
                 let _place = self.doors.waiters.try_acquire().ok_or_else(|| self.refuse(Full::Whole))?;
                 self.wait_settled(ARRIVAL)?;
                 self.still_arriving()
             }
-            Short::Unsettled => Err(self.refuse(Full::Whole)),
+            Short::Disk if round <= 1 => wait_for(&self.doors.waiting, || self.settle_disk()),
+            Short::Unsettled | Short::Disk => Err(self.refuse(Full::Whole)),
             Short::Full(full) if self.policy.when_full == WhenFull::DropOldest && round < ROUNDS => {
                 // A whole tree may have to be looked through.
                 if wait_for(&self.doors.waiting, || self.make_room(full, owner, bytes))? {
@@ -379,7 +385,9 @@ impl CageShared {
         bytes: u64,
         round: usize,
     ) -> Result<()> {
-        if !holds || short != Short::Unsettled {
+        let unasked = || self.doors.writeback.get().is_some_and(|writeback| writeback.opens_unasked());
+        // Such a door passes on without the lock that he may hold.
+        if !holds || short != Short::Unsettled || unasked() {
             return self.relieve(short, owner, bytes, round);
         }
         self.wait_settled(HELD_UP)?;
@@ -407,7 +415,25 @@ impl CageShared {
     /// Counts a refusal and answers its error.
     pub(super) fn refuse(&self, full: Full) -> Errno {
         self.ledger.refused(full);
+        self.tell_full(full);
         full.errno()
+    }
+
+    /// Tells others, at most once a minute, that something did not fit.
+    fn tell_full(&self, full: Full) {
+        const AGAIN: Duration = Duration::from_secs(60);
+        let now = self.clock.now();
+        {
+            let mut at = self.told_full.at.lock();
+            if at.is_some_and(|at| now.saturating_sub(at) < AGAIN) {
+                return;
+            }
+            *at = Some(now);
+        }
+        let limit = format!("{full:?}").to_lowercase();
+        tracing::warn!(cage = self.name, limit, "something did not fit: the cage, or a part of it, is full");
+        let details = [("cage", self.name.clone()), ("state", "full".to_owned()), ("which", limit)];
+        (self.told_full.tell)("cage-full", details.map(|(name, value)| (name.to_owned(), value)).to_vec());
     }
 
     /// Books something that is about to be made.
@@ -415,9 +441,12 @@ impl CageShared {
     /// # Errors
     /// It does not fit.
     pub(super) fn obtain(&self, owner: Owner, bytes: u64, inodes: u64) -> Result<()> {
+        // Who makes, links or renames a file may hold its lock, and such a door has all files open.
+        let unasked = self.doors.writeback.get().is_some_and(|writeback| writeback.opens_unasked());
+        let source = if unasked { Source::Beside } else { Source::Call };
         let mut round = 0;
         loop {
-            match self.take(owner, bytes, inodes, Source::Call) {
+            match self.take(owner, bytes, inodes, source) {
                 Ok(()) => return Ok(()),
                 Err(short) => self.relieve(short, owner, bytes, round)?,
             }
@@ -532,12 +561,19 @@ impl CageShared {
         let announced = new.min(state.pool);
         self.take(state.owner, new - announced, 0, source)?;
         state.pool -= announced;
+        self.disk.announced(announced, 0);
         state.cost += new;
         self.settle_account(inode, state);
         Ok(())
     }
 
-    /// Whether appends are collected at all.
+    /// Whether no write needs to be announced, where a door is not asked when a file is opened.
+    pub(super) fn unannounced(&self) -> bool {
+        let Some(writeback) = self.doors.writeback.get() else { return false };
+        writeback.unannounced(self.writeback_room()) && !self.ledger.has_limits_within()
+    }
+
+    /// Whether writes are collected at all.
     pub(super) fn writes_back(&self) -> bool {
         self.doors.writeback.get().is_some()
     }

@@ -129,6 +129,7 @@ mod tests {
             mtime: zero,
             ctime: zero,
             btime: None,
+            protected: false,
         }
     }
 

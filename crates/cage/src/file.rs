@@ -14,13 +14,14 @@ use super::{
 };
 use nacre_sys::ioctls::command;
 use nacre_vfs::{
-    AllocateMode, Caller, Errno, Ioctl, LockOwner, Node, OpenFile, OpenFlags, Opened, Result, WriteOrigin,
+    AllocateMode, Caller, Errno, Ioctl, LockOwner, Node, OpenFile, OpenFlags, Opened, Result, WriteAhead, WriteOrigin,
     WritebackLease,
 };
 use parking_lot::MutexGuard;
 use rustix::fs::OFlags;
 use std::{
     any::Any,
+    ops::Range,
     os::fd::BorrowedFd,
     sync::{
         Arc,
@@ -49,6 +50,8 @@ pub(super) struct Lease {
     writeback_allowed: bool,
     /// It does.
     writeback: AtomicBool,
+    /// It is being closed below, which frees a file without a name.
+    frees: bool,
 }
 
 impl Lease {
@@ -76,6 +79,7 @@ impl Lease {
             flags,
             writeback_allowed,
             writeback: AtomicBool::new(false),
+            frees: false,
         }
     }
 }
@@ -98,10 +102,17 @@ impl Drop for Lease {
                 self.shared.drain_pool(&self.inode, &mut state);
             }
         }
-        if state.gone && state.handles == 0 && state.loaded {
+        let closed = state.gone && state.handles == 0;
+        if closed && state.loaded {
             self.shared.free(&self.inode, &mut state);
         }
         drop(state);
+        if closed {
+            self.shared.doors.not_nameless(&self.inode.id);
+        }
+        if self.frees {
+            self.shared.doors.freeing.fetch_sub(1, Ordering::AcqRel);
+        }
         self.inode.open.fetch_sub(1, Ordering::AcqRel);
         if had_writeback && let Some(writeback) = self.shared.doors.writeback.get() {
             writeback.dismiss();
@@ -302,27 +313,52 @@ impl CageFile {
         result.map_err(Lack::Other)
     }
 
-    /// Books the blocks that an announced write will add behind the end.
-    fn announce_under(&self, state: &mut InodeState, length: u64) -> Result<(), Lack> {
+    /// Books the blocks that an announced write will add.
+    fn announce_under(&self, state: &mut InodeState, offset: Option<u64>, length: u64) -> Result<(), Lack> {
         let (shared, inode) = (self.shared(), self.inode());
         if state.announced.is_none() || !state.loaded {
             // All has arrived, so the end is where the host says.
             self.refresh(state);
         }
-        let from = state.announced.map_or(state.size, |announced| announced.end.max(state.size));
+        let before = state.announced.as_ref();
+        let end = before.map_or(state.size, |before| before.end.max(state.size));
+        let from = offset.unwrap_or(end);
         let to = from.saturating_add(length);
-        let reserved = state.announced.map_or(0, |announced| shared.rule.whole(announced.end));
-        let start = shared.rule.floor(from);
-        let known = if state.solid.contains(&start) || state.solid.end == start { state.solid.end } else { start };
-        let new = shared.rule.whole(to).saturating_sub(known.max(reserved));
+        let (new, blocks) = if from == end {
+            let reserved = before.map_or(0, |before| shared.rule.whole(before.end));
+            let start = shared.rule.floor(from);
+            let known = if state.solid.contains(&start) || state.solid.end == start { state.solid.end } else { start };
+            (shared.rule.whole(to).saturating_sub(known.max(reserved)), start..shared.rule.whole(to))
+        } else {
+            self.announced_inside(state, before.map_or(0..0, |before| before.blocks.clone()), from, length)
+        };
         {
             let _changing = shared.locks.changing.read();
             shared.touch(inode, state);
+            if !shared.fits_on_disk(new) {
+                return Err(Lack::Room(Short::Disk, new));
+            }
             shared.take(state.owner, new, 0, Source::Call).map_err(|short| Lack::Room(short, new))?;
+            shared.disk.announced(0, new);
             state.pool += new;
         }
-        state.announced = Some(Announced { end: to, at: shared.clock.now() });
+        state.announced = Some(Announced { end: end.max(to), blocks, at: shared.clock.now() });
         Ok(())
+    }
+
+    /// What a write that does not begin at the end can add, and the blocks that it touches: with
+    /// those before it that were announced, where they are the same or the next ones. Who writes
+    /// here and there is booked each block each time; what he did not need comes back with a
+    /// settling.
+    fn announced_inside(&self, state: &InodeState, before: Range<u64>, from: u64, length: u64) -> (u64, Range<u64>) {
+        let shared = self.shared();
+        let touched = shared.rule.blocks(from, length);
+        let worst = shared.worst(state, from, length);
+        if touched.start < before.start || touched.start > before.end {
+            return (worst, touched);
+        }
+        let new = touched.end.saturating_sub(before.end.max(touched.start));
+        (worst.min(new), before.start..before.end.max(touched.end))
     }
 }
 
@@ -361,7 +397,7 @@ impl CageShared {
         let now = self.clock.now();
         for inode in self.inodes.all() {
             let mut state = inode.lock();
-            if state.announced.is_some_and(|announced| now.saturating_sub(announced.at) > STALE) {
+            if state.announced.as_ref().is_some_and(|announced| now.saturating_sub(announced.at) > STALE) {
                 self.drain_pool(&inode, &mut state);
             }
         }
@@ -372,7 +408,7 @@ impl CageShared {
         let now = self.clock.now();
         let stale = |inode: &Arc<Inode>| {
             let state: MutexGuard<'_, InodeState> = inode.lock();
-            state.pool > 0 && state.announced.is_some_and(|announced| now.saturating_sub(announced.at) > STALE)
+            state.pool > 0 && state.announced.as_ref().is_some_and(|announced| now.saturating_sub(announced.at) > STALE)
         };
         self.inodes.all().iter().any(stale)
     }
@@ -380,6 +416,12 @@ impl CageShared {
 
 impl Drop for CageFile {
     fn drop(&mut self) {
+        // Closing it below frees what it occupied there, which may take as long as unlink(2) takes
+        // elsewhere: who waits for that room is told that it is under way.
+        if self.lease.inode.lock().gone {
+            self.lease.frees = true;
+            self.lease.shared.doors.freeing.fetch_add(1, Ordering::AcqRel);
+        }
         if self.lease.flags.writes() {
             // Before the file itself goes: another one may get its address.
             self.shared().written.lock().remove(&address(&*self.below));
@@ -395,7 +437,7 @@ impl WritebackLease for CageFile {
         // Where a user or a directory has a limit of its own, each write is booked when it happens:
         // room is kept free in the whole cage only.
         let limited = state.owner.group.is_some() || shared.ledger.limits().users.contains_key(&state.owner.uid);
-        if limited || self.lease.writeback.load(Ordering::Relaxed) || !writeback.admit(shared.ledger.room()) {
+        if limited || self.lease.writeback.load(Ordering::Relaxed) || !writeback.admit(shared.writeback_room()) {
             return false;
         }
         self.lease.writeback.store(true, Ordering::Relaxed);
@@ -406,18 +448,33 @@ impl WritebackLease for CageFile {
         true
     }
 
-    fn unannounced(&self) -> bool {
+    fn begin_unopened(&self) {
         let shared = self.shared();
-        shared.doors.writeback.get().is_some_and(|writeback| writeback.unannounced(shared.ledger.room()))
+        let Some(writeback) = shared.doors.writeback.get() else { return };
+        let mut state = self.inode().lock();
+        if !self.lease.writeback.swap(true, Ordering::Relaxed) {
+            writeback.admit_unopened();
+            state.writeback += 1;
+            self.refresh(&mut state);
+            shared.look_at_room();
+        }
     }
 
-    fn announce(&self, length: Option<u64>) -> Result<()> {
+    fn unannounced(&self) -> bool {
+        let shared = self.shared();
+        let Some(writeback) = shared.doors.writeback.get() else { return false };
+        // Where files are asked for, those with a limit of their own are never collected.
+        writeback.unannounced(shared.writeback_room())
+            && !(writeback.opens_unasked() && shared.ledger.has_limits_within())
+    }
+
+    fn announce(&self, write: WriteAhead) -> Result<()> {
         let shared = self.shared();
         let Some(writeback) = shared.doors.writeback.get() else { return Err(Errno::EIO) };
-        let most = if length.is_some() { super::books::ARRIVAL } else { PATIENCE };
-        let length = length.unwrap_or(UNKNOWN);
+        let most = if write.length.is_some() { super::books::ARRIVAL } else { PATIENCE };
+        let length = write.length.unwrap_or(UNKNOWN);
         let (mut round, mut looked, mut waited) = (0, false, false);
-        while !writeback.unannounced(shared.ledger.room()) {
+        while !self.unannounced() {
             // What is still arriving has the first claim.
             if writeback.phase() == Phase::Recalled && !waited {
                 shared.wait_settled(most)?;
@@ -426,7 +483,7 @@ impl WritebackLease for CageFile {
             }
             let (short, owner, bytes) = {
                 let mut state = self.inode().lock();
-                match self.announce_under(&mut state, length) {
+                match self.announce_under(&mut state, write.offset, length) {
                     Ok(()) => return Ok(()),
                     Err(Lack::Other(error)) => return Err(error),
                     Err(Lack::Room(short, bytes)) => (short, state.owner, bytes),

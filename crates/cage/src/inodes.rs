@@ -60,10 +60,13 @@ pub(super) struct Account {
     pub(super) count: u64,
 }
 
-/// The end of a file as announced writes will make it.
-#[derive(Clone, Copy)]
+/// What announced writes will make of a file.
+#[derive(Clone)]
 pub(super) struct Announced {
+    /// Its end.
     pub(super) end: u64,
+    /// Blocks, as a range of bytes, that were booked for them last.
+    pub(super) blocks: Range<u64>,
     /// When the last one was announced.
     pub(super) at: Duration,
 }
@@ -115,10 +118,19 @@ impl InodeState {
     /// Forgets what was known of the content: after holes may have been made or moved.
     pub(super) fn unsure(&mut self) {
         self.solid = 0..0;
+        self.forget_announced_blocks();
+    }
+
+    /// Blocks that were booked for announced writes may be holes by now.
+    pub(super) fn forget_announced_blocks(&mut self) {
+        if let Some(announced) = &mut self.announced {
+            announced.blocks = 0..0;
+        }
     }
 
     /// These whole blocks are a hole now; answers how many bytes of them were known to be booked.
     pub(super) fn take_solid(&mut self, blocks: &Range<u64>) -> u64 {
+        self.forget_announced_blocks();
         let solid = self.solid.clone();
         let taken = blocks.end.min(solid.end).saturating_sub(blocks.start.max(solid.start));
         if taken > 0 {

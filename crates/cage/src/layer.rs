@@ -8,7 +8,7 @@ use super::{
     ledger::Owner,
     names::{Changing, Reserve},
 };
-use crate::settings::Writes;
+use crate::settings::{WhenFull, Writes};
 use nacre_vfs::{
     AnyOpen, Attr, Caller, Capabilities, Coherence, Created, Description, Dev, DirSink, Entry, Errno, FileId,
     Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr,
@@ -27,27 +27,27 @@ impl Cage {
         let inode = shared.inodes.get(shared.below.id(node)?);
         // Readable, since whoever collects parts of pages reads the rest; where that is refused, it
         // is opened as asked, and not collected.
-        let writeback_allowed = writeback_allowed(flags) && shared.writes_back();
-        if writeback_allowed {
-            match self.open_with(caller, node, &inode, flags, both_ways(flags)) {
+        if shared.collects(flags) {
+            match self.open_with(caller, node, &inode, flags, true) {
                 Err(error) => tracing::debug!(%error, "a file cannot be opened for collecting writes to it"),
                 opened => return opened,
             }
         }
-        self.open_with(caller, node, &inode, flags, flags)
+        self.open_with(caller, node, &inode, flags, false)
     }
 
-    /// Opens a file with the flags `lower` below.
+    /// Opens a file; with `collected`, writes to it may be collected.
     fn open_with(
         &self,
         caller: &Caller,
         node: &Node,
         inode: &Arc<Inode>,
         flags: OpenFlags,
-        lower: OpenFlags,
+        collected: bool,
     ) -> Result<Opened> {
         let shared = &self.shared;
-        let lease = Lease::new(shared, inode, flags, lower != flags);
+        let lower = if collected { both_ways(flags) } else { flags };
+        let lease = Lease::new(shared, inode, flags, collected);
         let below = if flags.truncates() {
             let mut state = inode.lock();
             if !state.loaded {
@@ -87,7 +87,7 @@ impl Cage {
         let _parent = Changing::begin(shared, parent, true)?;
         let reserve = Reserve::new(shared, Owner { uid: caller.uid, group }, 0, 1)?;
         let fresh = OpenFlags((flags.raw() | OpenFlags::EXCL) & !OpenFlags::TRUNC);
-        let writeback_allowed = writeback_allowed(flags) && shared.writes_back();
+        let writeback_allowed = shared.collects(flags);
         let _name = shared.lock_name(parent, name)?;
         let (entry, below) = shared.below.create(
             caller,
@@ -103,9 +103,17 @@ impl Cage {
     }
 }
 
-/// Whether writes to a file opened so can be collected: only at its end, by one who does not wait
-/// for the storage.
-fn writeback_allowed(flags: OpenFlags) -> bool {
+impl CageShared {
+    /// Whether writes to a file opened so can be collected: those at its end, where opens are
+    /// requests.
+    fn collects(&self, flags: OpenFlags) -> bool {
+        let unasked = || self.doors.writeback.get().is_some_and(|writeback| writeback.opens_unasked());
+        self.writes_back() && (appends_only(flags) || flags.writes() && unasked())
+    }
+}
+
+/// Whether all writes are at the end, by one who does not wait for the storage.
+fn appends_only(flags: OpenFlags) -> bool {
     let waits = OFlags::SYNC | OFlags::DSYNC | OFlags::DIRECT;
     flags.writes() && !flags.reads() && flags.appends() && !OFlags::from_bits_retain(flags.raw()).intersects(waits)
 }
@@ -301,6 +309,7 @@ impl Layer for Cage {
     fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
         self.shared.attend();
         let shared = &self.shared;
+        shared.doors.await_forgotten(shared.clock.now(), true);
         let mut figures = shared.below.statfs(caller, node)?;
         let totals = shared.ledger.totals();
         let group = shared.group(node);
@@ -375,6 +384,7 @@ impl Layer for Cage {
             numbered: None,
             writeback: Some(self),
             open_files: Some(self),
+            needs_opens: self.needs_opens(),
             ..self.shared.below.capabilities()
         }
     }
@@ -414,22 +424,44 @@ impl nacre_vfs::OpenFileClient for Cage {
 
 impl nacre_vfs::WritebackLayer for Cage {
     fn accept(&self, door: &Arc<dyn WritebackHost>) -> bool {
-        /// For fewer files than that, collecting is not worth a mount's other writers paying for
-        /// it.
-        const FILES: usize = 16;
         let wanted = match self.shared.policy.writes {
             Writes::Through => false,
             Writes::Collected => true,
-            Writes::Auto => {
-                let limit = self.shared.ledger.limits().bytes.unwrap_or(u64::MAX);
-                limit >= door.dirty_limit(FILES).saturating_mul(3)
-            }
+            Writes::Auto => self.is_roomy(&**door),
         };
         wanted && super::background::begin_writeback(&self.shared, door)
+    }
+
+    fn unannounced(&self) -> bool {
+        self.shared.unannounced()
     }
 }
 
 impl Cage {
+    /// Whether what a door may hold back is a small part of the limit.
+    fn is_roomy(&self, door: &dyn WritebackHost) -> bool {
+        /// For fewer files than that, collecting is not worth a mount's other writers paying for
+        /// it.
+        const FILES: usize = 16;
+        let limit = self.shared.ledger.limits().bytes.unwrap_or(u64::MAX);
+        limit >= door.dirty_limit(FILES).saturating_mul(3)
+    }
+
+    /// What is decided when a file is opened.
+    fn needs_opens(&self) -> Option<&'static str> {
+        let shared = &self.shared;
+        let writeback = shared.doors.writeback.get()?;
+        if shared.policy.when_full != WhenFull::Deny {
+            Some("open files stay when room is made")
+        } else if shared.ledger.has_limits_within() {
+            Some("users or directories have limits of their own")
+        } else if !self.is_roomy(&*writeback.door) {
+            Some("the kernel may hold back too much for this limit")
+        } else {
+            None
+        }
+    }
+
     /// Changes extended attributes, which may take a block of a directory's or a link's own. Of
     /// regular files the content alone costs.
     fn with_attributes(
@@ -506,6 +538,7 @@ fn change_under(
         if shared.rule.storage != super::Storage::Lagging {
             state.kept = false;
         }
+        state.forget_announced_blocks();
         if let Some(announced) = &mut state.announced {
             announced.end = size;
         }

@@ -236,6 +236,14 @@ impl Ledger {
         self.books.lock().limits().clone()
     }
 
+    /// Whether users or directories have limits of their own. Room is kept free in the whole cage
+    /// only: below these, each write is booked when it happens.
+    pub fn has_limits_within(&self) -> bool {
+        let books = self.books.lock();
+        let limits = books.limits();
+        !limits.users.is_empty() || !limits.dirs.is_empty()
+    }
+
     /// Counts one call that failed at this limit.
     pub fn refused(&self, full: Full) {
         self.books.lock().refused(full);

@@ -23,6 +23,7 @@
 mod background;
 mod books;
 mod charge_rule;
+mod disk;
 mod doors;
 mod file;
 mod inodes;
@@ -47,11 +48,15 @@ pub use options::{
 };
 
 use background::Background;
+use disk::DiskRoom;
 use doors::Doors;
 use inodes::{Inode, Inodes};
 use ledger::{Ledger, Limits};
 use make_room::Dropping;
-use nacre_layers::{clock::Clock, context::Context};
+use nacre_layers::{
+    clock::Clock,
+    context::{Context, Tell},
+};
 use nacre_vfs::{FileId, Layer};
 use names::NameLocks;
 use parking_lot::{Mutex, RwLock};
@@ -61,6 +66,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, atomic::AtomicBool},
+    time::Duration,
 };
 
 /// The layer. Dropping it is [`Cage::shut_down`].
@@ -98,13 +104,22 @@ struct CageShared {
     exact: AtomicBool,
     locks: CageLocks,
     doors: Doors,
+    disk: DiskRoom,
     dropping: Dropping,
     clock: Arc<dyn Clock>,
+    told_full: ToldFull,
     /// Files that are open for writing, by the address of the file that the lowest layer made: what
     /// a copy's target is known by.
     written: Mutex<HashMap<usize, Arc<Inode>>>,
     background: Background,
     resting: Resting,
+}
+
+/// Others are told that it is full now and then, however often that is met.
+struct ToldFull {
+    /// When that was last, by the cage's clock.
+    at: Mutex<Option<Duration>>,
+    tell: Tell,
 }
 
 /// What its owner has decided.
@@ -166,7 +181,8 @@ impl Cage {
             Some(writeback) => {
                 let gate = writeback.gate();
                 shared.ledger.set_limits(limits);
-                if shared.ledger.room() < writeback.held() {
+                let within = writeback.opens_unasked() && shared.ledger.has_limits_within();
+                if within || shared.writeback_room() < writeback.held() {
                     // What is held back was let in under the old limit.
                     writeback.forgive();
                     writeback.recall(&gate);
@@ -237,8 +253,8 @@ impl Cage {
             refused: totals.refused,
             writes: self.writes().to_owned(),
             unannounced: writeback.is_some_and(|writeback| writeback.phase() == writeback::Phase::Free),
-            settled: writeback.is_none_or(|writeback| writeback.held() == 0),
-            held: writeback.map_or(0, |writeback| writeback.held()),
+            settled: writeback.is_none_or(|writeback| writeback.holding() == 0),
+            held: writeback.map_or(0, |writeback| writeback.holding()),
             collected_files: writeback.map_or(0, |writeback| writeback.files() as u64),
             dropped: shared.dropping.report(),
             recount: shared.background.report(),

@@ -180,6 +180,9 @@ impl CageShared {
         }
         state.counted = true;
         state.gone = !named;
+        if !named {
+            self.doors.lost_name(inode.id, self.clock.now());
+        }
         reserve.become_file(state.owner, if empty { 0 } else { state.cost });
         self.settle_account(&inode, &state);
         drop(changing);
@@ -246,6 +249,8 @@ impl CageShared {
         state.gone = true;
         if state.handles == 0 {
             self.free(inode, state);
+        } else {
+            self.doors.lost_name(inode.id, self.clock.now());
         }
     }
 
@@ -321,6 +326,7 @@ impl CageShared {
         let entry = self.below.link(caller, node, file, parent, name)?;
         if state.gone {
             state.gone = false;
+            self.doors.not_nameless(&inode.id);
             state.node = Some(entry.node.clone());
             // It has a place now where a crash leaves it.
             state.generation = None;

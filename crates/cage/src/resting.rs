@@ -131,6 +131,6 @@ impl CageShared {
         counting.waited.is_none_or(long_ago)
             && self.ledger.sums().whole.inodes <= FILES
             && self.written.lock().is_empty()
-            && self.doors.writeback.get().is_none_or(|writeback| writeback.held() == 0)
+            && self.doors.writeback.get().is_none_or(|writeback| writeback.files() == 0)
     }
 }

@@ -1,9 +1,10 @@
 //! The start of a cage: what was saved is taken up, what is unknown is counted.
 
 use super::{
-    CageLocks, CageShared, LimitedDirs, Policy,
+    CageLocks, CageShared, LimitedDirs, Policy, ToldFull,
     background::{self, Background},
     charge_rule::ChargeRule,
+    disk::DiskRoom,
     doors::Doors,
     inodes::Inodes,
     ledger::{Ledger, Sums},
@@ -112,6 +113,7 @@ pub(super) fn start(
     let shared = Arc::new(CageShared {
         directories_cost: root.attr.blocks > 0 || options.storage != super::Storage::Plain,
         below,
+        disk: DiskRoom::new(root.node.clone()),
         name: options.name,
         root: root.attr.id,
         rule,
@@ -124,6 +126,7 @@ pub(super) fn start(
         doors: Doors::new(Arc::clone(&context.waiting)),
         dropping,
         clock: Arc::clone(&context.clock),
+        told_full: ToldFull { at: Mutex::default(), tell: Arc::clone(&context.tell) },
         written: Mutex::default(),
         background: Background::default(),
         resting: Resting::default(),
@@ -131,7 +134,7 @@ pub(super) fn start(
     });
     let (how, count) = take_up(&shared, found)?;
     if shared.ledger.limits().soft.is_some() || options.on_soft.is_some() {
-        background::watch_soft(&shared, options.on_soft);
+        background::watch_soft(&shared, options.on_soft, Arc::clone(&context.tell));
     }
     background::start(&shared, count);
     Ok((shared, how))

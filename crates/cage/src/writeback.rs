@@ -91,14 +91,29 @@ impl WritebackPermit {
         self.files.load(Ordering::Relaxed)
     }
 
+    /// Whether the door is not asked when a file is opened: it may hold something back at any time.
+    pub(super) fn opens_unasked(&self) -> bool {
+        self.door.opens_unasked()
+    }
+
     /// What a door may hold back while writes are not announced, bytes.
     pub(super) fn bound(&self) -> u64 {
-        self.bound.load(Ordering::Acquire)
+        match self.bound.load(Ordering::Acquire) {
+            // Nothing is written to now.
+            0 if self.opens_unasked() => self.door.dirty_limit(1),
+            bound => bound,
+        }
     }
 
     /// What has to stay free at present, bytes.
     pub(super) fn held(&self) -> u64 {
         if self.phase() == Phase::Settled { 0 } else { self.bound() }
+    }
+
+    /// The same where something may be held back, bytes: not where no file has been written to
+    /// lately.
+    pub(super) fn holding(&self) -> u64 {
+        if self.files() == 0 { 0 } else { self.held() }
     }
 
     fn set(&self, phase: Phase) {
@@ -142,13 +157,22 @@ impl WritebackPermit {
         true
     }
 
+    /// Takes one more file in, where the door is not asked and collects in any case. The caller then
+    /// looks whether there is room for that.
+    pub(super) fn admit_unopened(&self) {
+        let _gate = self.gate();
+        let files = self.files() + 1;
+        self.files.store(files, Ordering::Relaxed);
+        self.bound.store(self.door.dirty_limit(files), Ordering::Release);
+    }
+
     /// One of them was closed, and what was held back of it has arrived.
     pub(super) fn dismiss(&self) {
         let _gate = self.gate();
         let files = self.files().saturating_sub(1);
         self.files.store(files, Ordering::Relaxed);
         self.bound.store(if files == 0 { 0 } else { self.door.dirty_limit(files) }, Ordering::Release);
-        if files == 0 {
+        if files == 0 && !self.opens_unasked() {
             self.forgiving.store(false, Ordering::Relaxed);
             self.set(Phase::Free);
         }
@@ -158,7 +182,8 @@ impl WritebackPermit {
     /// be from now on.
     pub(super) fn unannounced(&self, room: u64) -> bool {
         match self.phase() {
-            Phase::Free => true,
+            // Room may have gone in ways that nobody was asked about.
+            Phase::Free => !self.opens_unasked() || room >= self.bound(),
             Phase::Settled if room >= self.bound().saturating_add(self.bound() / 2) => {
                 let Some(_gate) = self.gate.try_lock() else { return false };
                 if self.phase() == Phase::Settled {

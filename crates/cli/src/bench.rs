@@ -25,7 +25,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
         env::current_exe().map_err(|error| Failure::io("cannot find", "this program", &error).exit(Exit::Failure))?;
     let program = beside_or_on_path(&own).ok_or_else(|| {
         Failure::new(format!("bench: {PROGRAM} is neither beside {} nor in PATH", own.display()))
-            .next(format!("install {PROGRAM} there: it is built together with nacre"))
+            .next(format!("install the package {PROGRAM}, or put the program there: it is built together with nacre"))
     })?;
     let mut command = Command::new(&program);
     // The name of the program, `bench`, and the table.

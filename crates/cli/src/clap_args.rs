@@ -58,7 +58,7 @@ pub fn view_arguments(command: Command) -> Command {
 
 /// `--all-users`.
 pub fn all_users() -> Arg {
-    let help = "For root: other users' as well. Their processes are asked, and have a second to answer";
+    let help = "Other users' as well: root sees all, others root's mounts. Their processes are asked, and have a second to answer";
     Arg::new("all-users").long("all-users").action(ArgAction::SetTrue).help(help)
 }
 

@@ -6,19 +6,21 @@
 
 use crate::{
     cage::command::{self as cage, CageVerb},
-    clap_args::{View, all_users, given, many, mounts, one, options, path, view, view_arguments, words_argument},
+    clap_args::{View, all_users, given, json, many, mounts, one, options, path, view, view_arguments, words_argument},
+    completion,
     copy::{self, CopyCommand},
     fs::command::{self as fs, FsVerb},
     options::{Spelling, Taker},
     plan::{self, Asked, Plan},
     pool::{self, verb::PoolVerb},
     settings::Settings,
+    top::{TopOrder, tables::Tab},
     union::command::{self as union, UnionVerb},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 use nacre_daemon::failure::Failure;
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 /// What the user wants.
 #[derive(Debug)]
@@ -39,17 +41,8 @@ pub enum Invocation {
         /// Which; empty: all.
         mountpoints: Vec<PathBuf>,
     },
-    /// Show mounts again and again.
-    Top {
-        /// How often; `None`: until interrupted.
-        rounds: Option<u64>,
-        /// Seconds in between.
-        interval: f64,
-        /// Other users' as well.
-        everybody: bool,
-        /// Which; empty: all.
-        mountpoints: Vec<PathBuf>,
-    },
+    /// Show what happens, again and again.
+    Top(TopOrder),
     /// Something with the cages that there are.
     Cage(CageVerb),
     /// Something with the unions that there are.
@@ -67,6 +60,8 @@ pub enum Invocation {
     },
     /// Print figures for Prometheus.
     Metrics {
+        /// Over HTTP, at this address.
+        listen: Option<std::net::SocketAddr>,
         /// Other users' as well.
         everybody: bool,
         /// Which; empty: all.
@@ -77,7 +72,19 @@ pub enum Invocation {
     /// Measure.
     Bench(Box<ArgMatches>),
     /// Print a completion script.
-    Completions(Shell),
+    Completions {
+        /// Of which shell.
+        shell: Shell,
+        /// For the program under which of its names.
+        name: String,
+    },
+    /// Print what could stand in a command line.
+    Complete(ArgMatches),
+    /// Say what this machine offers.
+    Doctor {
+        /// As JSON.
+        json: bool,
+    },
     /// Write man pages.
     Man(PathBuf),
 }
@@ -105,7 +112,9 @@ pub fn table() -> Command {
         .subcommand(metrics())
         .subcommand(copy::command())
         .subcommand(nacre_bench_arguments::command())
+        .subcommand(doctor())
         .subcommand(completions())
+        .subcommand(complete())
         .subcommand(man())
 }
 
@@ -172,14 +181,29 @@ fn status() -> Command {
 
 fn top() -> Command {
     Command::new("top")
-        .about("Watch mounts: requests per second, times, passthrough")
-        .after_help("Examples:\n  nacre top\n  nacre top --once\n  nacre top -n 5 -i 2 /mnt/data")
+        .about("Watch mounts, pools, their devices and cages: requests, bytes, times, room")
+        .after_help("Examples:\n  nacre top\n  nacre top --tab=pools\n  nacre top --once\n  nacre top --batch -n 5 -d 2 /mnt/data")
+        .arg(
+            Arg::new("batch")
+                .short('b')
+                .long("batch")
+                .action(ArgAction::SetTrue)
+                .help("Plain tables one after the other, also on a terminal"),
+        )
+        .arg(
+            Arg::new("tab")
+                .long("tab")
+                .value_name("TABLE")
+                .value_parser(Tab::ALL.map(Tab::word))
+                .default_value(Tab::Mounts.word())
+                .help("Which table"),
+        )
         .arg(
             Arg::new("rounds")
                 .short('n')
                 .value_name("ROUNDS")
                 .value_parser(value_parser!(u64).range(1..))
-                .help("End after so many tables"),
+                .help("End after so many tables (plain ones)"),
         )
         .arg(
             Arg::new("once")
@@ -192,6 +216,7 @@ fn top() -> Command {
             Arg::new("interval")
                 .short('i')
                 .long("interval")
+                .visible_short_alias('d')
                 .value_name("SECONDS")
                 .value_parser(value_parser!(f64))
                 .default_value("1")
@@ -212,8 +237,14 @@ fn reload() -> Command {
 
 fn metrics() -> Command {
     Command::new("metrics")
-        .about("Print the figures of mounts as Prometheus text")
-        .after_help("Examples:\n  nacre metrics\n  nacre metrics /mnt/data")
+        .about("Print the figures of mounts, cages, unions and pools as Prometheus text")
+        .after_help("Examples:\n  nacre metrics\n  nacre metrics /mnt/data\n  nacre metrics --listen 9469")
+        .arg(
+            Arg::new("listen")
+                .long("listen")
+                .value_name("[ADDRESS:]PORT")
+                .help("Answer GET /metrics there, until ended [default address: this machine alone]"),
+        )
         .arg(all_users())
         .arg(mounts())
 }
@@ -221,8 +252,37 @@ fn metrics() -> Command {
 fn completions() -> Command {
     Command::new("completions")
         .about("Print a completion script for a shell")
-        .after_help("Examples:\n  nacre completions bash > /etc/bash_completion.d/nacre\n  nacre completions zsh > /usr/share/zsh/vendor-completions/_nacre")
-        .arg(Arg::new("SHELL").required(true).value_parser(value_parser!(Shell)).help("bash, zsh, fish ..."))
+        .after_help("Examples:\n  nacre completions bash > /etc/bash_completion.d/nacre\n  nacre completions zsh > /usr/local/share/zsh/site-functions/_nacre\n  nacre completions bash zfs > /etc/bash_completion.d/zfs\n\nThe scripts ask the program itself what can stand where: users, groups, mounts, pools, file systems, snapshots.")
+        .arg(Arg::new("SHELL").required(true).value_parser(value_parser!(Shell)).help("For which shell"))
+        .arg(
+            Arg::new("NAME")
+                .value_parser(completion::NAMES)
+                .default_value("nacre")
+                .help("For the program under which of its names"),
+        )
+}
+
+/// What the scripts call.
+fn complete() -> Command {
+    Command::new("complete")
+        .about("Print what could stand in place of the last word of a command line")
+        .hide(true)
+        .disable_help_flag(true)
+        .arg(
+            Arg::new("WORD")
+                .num_args(0..)
+                .trailing_var_arg(true)
+                .allow_hyphen_values(true)
+                .value_parser(value_parser!(OsString))
+                .help("The command line up to the cursor, the program's name first"),
+        )
+}
+
+fn doctor() -> Command {
+    Command::new("doctor")
+        .about("Say what this machine offers, what is missing, and which command gives it")
+        .after_help("Examples:\n  nacre doctor\n  nacre doctor --json\n\nThe exit code is 1 where nothing can be mounted as it is, and 0 otherwise.")
+        .arg(json())
 }
 
 fn man() -> Command {
@@ -265,16 +325,27 @@ pub fn parse(matches: &ArgMatches) -> Result<Invocation, Failure> {
         "status" => Invocation::Status { view: view(matches), mountpoints: many(matches) },
         "top" => parse_top(matches)?,
         "reload" => parse_reload(matches)?,
-        "metrics" => Invocation::Metrics { everybody: matches.get_flag("all-users"), mountpoints: many(matches) },
+        "metrics" => parse_metrics(matches)?,
         "copy" => Invocation::Copy(Box::new(copy::parse(matches))),
         "bench" => Invocation::Bench(Box::new(matches.clone())),
         "completions" => {
             let shell = matches.get_one::<Shell>("SHELL").copied();
-            Invocation::Completions(shell.ok_or_else(|| Failure::usage("which shell? bash, zsh or fish"))?)
+            let shell = shell.ok_or_else(|| Failure::usage("which shell? bash, zsh or fish"))?;
+            let name = matches.get_one::<String>("NAME").cloned().unwrap_or_default();
+            Invocation::Completions { shell, name }
         }
+        "complete" => Invocation::Complete(matches.clone()),
+        "doctor" => Invocation::Doctor { json: matches.get_flag("json") },
         "man" => Invocation::Man(PathBuf::from(one(matches, "DIR"))),
         other => return Err(Failure::usage(format!("unknown command {other}"))),
     })
+}
+
+fn parse_metrics(matches: &ArgMatches) -> Result<Invocation, Failure> {
+    let word = matches.get_one::<String>("listen");
+    let wrong = |word: &String| Failure::usage(format!("listen: \"{word}\" is not [ADDRESS:]PORT"));
+    let listen = word.map(|word| crate::metrics::listen::address(word).ok_or_else(|| wrong(word))).transpose()?;
+    Ok(Invocation::Metrics { everybody: matches.get_flag("all-users"), mountpoints: many(matches), listen })
 }
 
 fn parse_top(matches: &ArgMatches) -> Result<Invocation, Failure> {
@@ -283,7 +354,15 @@ fn parse_top(matches: &ArgMatches) -> Result<Invocation, Failure> {
         return Err(Failure::usage(format!("interval: \"{interval}\" is not a number of seconds from 0.05 to 86400")));
     }
     let rounds = if matches.get_flag("once") { Some(1) } else { matches.get_one::<u64>("rounds").copied() };
-    Ok(Invocation::Top { rounds, interval, everybody: matches.get_flag("all-users"), mountpoints: many(matches) })
+    let word = matches.get_one::<String>("tab").map(String::as_str).unwrap_or_default();
+    Ok(Invocation::Top(TopOrder {
+        batch: matches.get_flag("batch"),
+        rounds,
+        interval,
+        tab: Tab::ALL.into_iter().find(|tab| tab.word() == word).unwrap_or_default(),
+        everybody: matches.get_flag("all-users"),
+        mountpoints: many(matches),
+    }))
 }
 
 fn parse_reload(matches: &ArgMatches) -> Result<Invocation, Failure> {

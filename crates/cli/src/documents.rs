@@ -1,51 +1,256 @@
-//! What is generated from the table of commands: completion scripts and man pages.
+//! Man pages, generated from the table of commands: one per command, with the sections that readers
+//! look for (man-pages(7)). Called by `nacre man`.
 
 use crate::commands;
 use clap::Command;
-use clap_complete::Shell;
-use nacre_daemon::failure::Failure;
-use std::{
-    fs,
-    io::{self, Write},
-    path::Path,
+use clap_mangen::{
+    Man,
+    roff::{Inline, Roff, bold, roman},
 };
-
-/// Prints the completion script for a shell.
-///
-/// # Errors
-/// Output that cannot be written.
-pub fn completions(shell: Shell) -> Result<(), Failure> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut commands::table(), "nacre", &mut script);
-    io::stdout().lock().write_all(&script).map_err(|error| Failure::io("cannot write", "the script", &error))
-}
+use nacre_daemon::failure::Failure;
+use std::{fs, io, path::Path};
 
 /// Writes one page per command into a directory; answers their names.
 ///
 /// # Errors
 /// A file that cannot be written.
 pub fn man(directory: &Path) -> Result<Vec<String>, Failure> {
-    let mut table = commands::table();
+    let mut table = commands::table().disable_help_subcommand(true);
     table.build();
-    let mut names = vec![page(&table, "nacre".to_owned(), directory)?];
+    let mut names = Vec::new();
     pages(&table, "nacre", directory, &mut names)?;
     Ok(names)
 }
 
-/// The pages of the commands of a command.
-fn pages(of: &Command, name: &str, directory: &Path, names: &mut Vec<String>) -> Result<(), Failure> {
-    for command in of.get_subcommands().filter(|command| command.get_name() != "help" && !command.is_hide_set()) {
-        let name = format!("{name}-{}", command.get_name());
-        names.push(page(command, name.clone(), directory)?);
-        pages(command, &name, directory, names)?;
+/// The page of a command, and those of the commands below it.
+fn pages(command: &Command, name: &str, directory: &Path, names: &mut Vec<String>) -> Result<(), Failure> {
+    let file = directory.join(format!("{name}.1"));
+    let written = page(command, name).and_then(|text| fs::write(&file, text));
+    written.map_err(|error| Failure::io("cannot write", file.display(), &error))?;
+    names.push(file.display().to_string());
+    for below in shown(command) {
+        pages(below, &format!("{name}-{}", below.get_name()), directory, names)?;
     }
     Ok(())
 }
 
-fn page(command: &Command, name: String, directory: &Path) -> Result<String, Failure> {
-    let file = directory.join(format!("{name}.1"));
+fn shown(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
+}
+
+fn page(command: &Command, name: &str) -> io::Result<Vec<u8>> {
+    let typed = name.replace('-', " ").replace("fuse overlayfs", "fuse-overlayfs");
+    let source = format!("nacre {}", env!("CARGO_PKG_VERSION"));
+    let mut named = command.clone().name(name.to_owned()).display_name(name.to_owned()).bin_name(typed);
+    let usage = named.render_usage().to_string();
+    let man = Man::new(named.override_usage(usage.trim_start_matches("Usage:").trim().to_owned()));
+    let (examples, notes) = taken_apart(&command.get_after_help().map(ToString::to_string).unwrap_or_default());
+    // Without a date: it would be that of the build.
+    let mut text = format!(".TH \"{}\" 1 \"\" \"{source}\" \"nacre\"\n", name.to_uppercase()).into_bytes();
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    paragraphs(&notes).to_writer(&mut text)?;
+    let (options, groups) = by_heading(command, &man)?;
+    text.extend(options);
+    text.extend(groups);
+    if shown(command).next().is_some() {
+        subcommands(command, name).to_writer(&mut text)?;
+    }
+    for part in [self::examples(&examples), files(name), exit_status(name), see_also(command, name)] {
+        part.to_writer(&mut text)?;
+    }
+    Ok(text)
+}
+
+/// The options that have no heading of their own, and the groups of those that have one: a page has
+/// one section OPTIONS, and the groups are parts of it.
+fn by_heading(command: &Command, man: &Man) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    if command.get_arguments().all(|arg| arg.is_hide_set()) {
+        return Ok((Vec::new(), Vec::new()));
+    }
     let mut text = Vec::new();
-    let page = clap_mangen::Man::new(command.clone().name(name.clone()).disable_help_subcommand(true)).title(name);
-    let written = page.render(&mut text).and_then(|()| fs::write(&file, text));
-    written.map_err(|error| Failure::io("cannot write", file.display(), &error)).map(|()| file.display().to_string())
+    man.render_options_section(&mut text)?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let mut options = String::new();
+    let mut groups = String::new();
+    let (mut in_group, mut first) = (false, true);
+    for line in text.lines() {
+        if let Some(heading) = line.strip_prefix(".SH ") {
+            in_group = heading.trim_matches('"') != "OPTIONS";
+            if in_group && first && options.is_empty() {
+                options.push_str(".SH OPTIONS\n");
+            }
+            first = false;
+            if in_group {
+                groups.push_str(&format!(".SS {}\n", capitalised(heading)));
+                continue;
+            }
+        }
+        let part = if in_group { &mut groups } else { &mut options };
+        part.push_str(line);
+        part.push('\n');
+    }
+    Ok((options.into_bytes(), groups.into_bytes()))
+}
+
+/// A heading as it is written in text.
+fn capitalised(heading: &str) -> String {
+    let lower = heading.to_lowercase();
+    let quoted = lower.starts_with('"');
+    let mut letters = lower.trim_start_matches('"').chars();
+    let first = letters.next().map(|letter| letter.to_ascii_uppercase()).into_iter();
+    quoted.then_some('"').into_iter().chain(first).chain(letters).collect()
+}
+
+/// What stands below the options in help: examples, and the sentences behind them.
+fn taken_apart(help: &str) -> (Vec<String>, Vec<String>) {
+    let (examples, notes): (Vec<&str>, Vec<&str>) =
+        help.lines().filter(|line| *line != "Examples:").partition(|line| line.starts_with("  "));
+    let kept = |lines: Vec<&str>| lines.into_iter().map(|line| line.trim().to_owned()).collect::<Vec<_>>();
+    (kept(examples), kept(notes).into_iter().filter(|line| !line.is_empty()).collect())
+}
+
+fn paragraphs(notes: &[String]) -> Roff {
+    let mut roff = Roff::new();
+    for note in notes {
+        roff.control("PP", []).text([roman(note)]);
+    }
+    roff
+}
+
+fn subcommands(command: &Command, name: &str) -> Roff {
+    let mut roff = Roff::new();
+    roff.control("SH", ["COMMANDS"]);
+    for below in shown(command) {
+        roff.control("TP", []).text([bold(format!("{name}-{}", below.get_name())), roman("(1)")]);
+        roff.text([roman(below.get_about().map(ToString::to_string).unwrap_or_default())]);
+    }
+    roff
+}
+
+fn examples(lines: &[String]) -> Roff {
+    let mut roff = Roff::new();
+    if !lines.is_empty() {
+        roff.control("SH", ["EXAMPLES"]).control("nf", []);
+        for line in lines {
+            roff.text([roman(line)]);
+        }
+        roff.control("fi", []);
+    }
+    roff
+}
+
+/// A list of what stands in bold, each with its meaning.
+fn list(heading: &str, rows: &[(&str, &str)]) -> Roff {
+    let mut roff = Roff::new();
+    roff.control("SH", [heading]);
+    for (what, meaning) in rows {
+        roff.control("TP", []).text([bold(*what)]).text([roman(*meaning)]);
+    }
+    roff
+}
+
+/// The family of a command: the word behind the program's name.
+fn family(name: &str) -> &str {
+    name.split('-').nth(1).unwrap_or_default()
+}
+
+fn files(name: &str) -> Roff {
+    const SOCKETS: (&str, &str) = (
+        "/run/nacre",
+        "Sockets of the processes that serve root's mounts (of others: $XDG_RUNTIME_DIR/nacre, or /tmp/nacre-UID)",
+    );
+    const FUSE: (&str, &str) =
+        ("/etc/fuse.conf", "Whether ordinary users may show their mounts to others (user_allow_other)");
+    const CAGES: (&str, &str) = (
+        "/var/lib/nacre/cage",
+        "The accounts of root's cages (of others: $XDG_STATE_HOME/nacre/cage, or ~/.local/state/nacre/cage)",
+    );
+    const POOLS: (&str, &str) = (
+        "/var/lib/nacre/pools",
+        "Where each pool lay when it was last imported (of others: $XDG_STATE_HOME/nacre/pools, or ~/.local/state/nacre/pools)",
+    );
+    const LOGS: (&str, &str) = ("/run/nacre/POOL.log", "What the process of a pool had to say");
+    let rows: &[(&str, &str)] = match family(name) {
+        "" => &[SOCKETS, CAGES, POOLS, FUSE],
+        "cage" => &[CAGES, SOCKETS, FUSE],
+        "pool" | "fs" => &[POOLS, LOGS, SOCKETS],
+        "bench" | "completions" | "man" | "copy" => return Roff::new(),
+        _ => &[SOCKETS, FUSE],
+    };
+    list("FILES", rows)
+}
+
+fn exit_status(name: &str) -> Roff {
+    let rows: &[(&str, &str)] = match family(name) {
+        "bindfs" | "fuse" => &[("0", "Done."), ("1", "Everything else.")],
+        "bench" => &[("0", "Done."), ("1", "It could not be measured."), ("2", "The command line is wrong.")],
+        "doctor" => &[("0", "Mounts can be made."), ("1", "Something is missing that every mount needs.")],
+        _ => &[
+            ("0", "Done."),
+            ("1", "It could not be done."),
+            ("2", "The command line is wrong."),
+            ("3", "Something that was named does not exist."),
+            ("4", "This user is not allowed to do it."),
+            ("5", "It is in use."),
+        ],
+    };
+    list("EXIT STATUS", rows)
+}
+
+fn see_also(command: &Command, name: &str) -> Roff {
+    let mut pages: Vec<(String, &str)> = Vec::new();
+    let mut above = name;
+    // The one command with a hyphen in its name lies below the program itself.
+    while let Some((parent, _)) = above.rsplit_once('-').filter(|_| name != "nacre-fuse-overlayfs") {
+        pages.push((parent.to_owned(), "1"));
+        above = parent;
+    }
+    if name == "nacre-fuse-overlayfs" {
+        pages.push(("nacre".to_owned(), "1"));
+    }
+    pages.extend(shown(command).map(|below| (format!("{name}-{}", below.get_name()), "1")));
+    pages.extend(match family(name) {
+        "mirror" | "bindfs" | "union" | "cage" | "mount" => vec![("fstab".to_owned(), "5"), ("mount".to_owned(), "8")],
+        "umount" => vec![("umount".to_owned(), "8")],
+        "" | "doctor" => vec![("fuse".to_owned(), "4"), ("mount".to_owned(), "8")],
+        _ => Vec::new(),
+    });
+    let mut roff = Roff::new();
+    let mut line: Vec<Inline> = Vec::new();
+    for (index, (page, section)) in pages.into_iter().enumerate() {
+        line.extend([roman(if index == 0 { "" } else { ", " }), bold(page), roman(format!("({section})"))]);
+    }
+    if !line.is_empty() {
+        roff.control("SH", ["SEE ALSO"]).text(line);
+    }
+    roff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every page has the sections of man-pages(7), in their order, and no other at that level.
+    #[test]
+    fn pages_have_the_sections_that_readers_look_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let pages = man(directory.path()).unwrap();
+        assert!(pages.len() > 60, "{}", pages.len());
+        let known =
+            ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "COMMANDS", "EXAMPLES", "FILES", "EXIT STATUS", "SEE ALSO"];
+        for page in pages {
+            let text = fs::read_to_string(&page).unwrap();
+            let heads: Vec<&str> =
+                text.lines().filter_map(|line| line.strip_prefix(".SH ")).map(|head| head.trim_matches('"')).collect();
+            let mut places = heads
+                .iter()
+                .map(|head| known.iter().position(|known| known == head).unwrap_or_else(|| panic!("{page}: {head}")));
+            assert!(places.clone().is_sorted(), "{page}: {heads:?}");
+            assert!(places.by_ref().count() == heads.len() && heads[..3] == known[..3], "{page}: {heads:?}");
+            assert!(heads.contains(&"EXIT STATUS") && heads.contains(&"SEE ALSO"), "{page}: {heads:?}");
+            assert!(!text.contains("Examples:"), "{page}");
+        }
+    }
 }

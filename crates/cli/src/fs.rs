@@ -5,7 +5,8 @@
 //!  command  the command line                         run    asks the processes that own the pools, prints
 //!  words    what stands in it: names, properties     list   tables and JSON of list and get
 //!  owners   names of users and groups                diff   lines of diff
-//!  value    values as people read them
+//!  value    values as people read them               streams, replicate   send, receive, replicate
+//!  versions what a file was in snapshots
 //! ```
 
 pub mod args;
@@ -13,10 +14,14 @@ mod ask;
 pub mod command;
 mod diff;
 mod json;
+mod keep;
 mod list;
 mod owners;
+mod replicate;
 pub mod run;
 mod space;
+pub mod streams;
 #[cfg(test)]
 mod tests;
 mod value;
+mod versions;

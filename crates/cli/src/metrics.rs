@@ -1,4 +1,9 @@
-//! `nacre metrics`: figures of mounts in Prometheus' text format (exposition format 0.0.4). Pure.
+//! `nacre metrics`: figures of mounts in Prometheus' text format (exposition format 0.0.4). Pure,
+//! but for what [`gathered`] asks and [`listen`] serves.
+
+pub mod gathered;
+pub mod listen;
+mod pools;
 
 use nacre_daemon::report::{OperationReport, Report};
 use std::fmt::Write;
@@ -43,18 +48,6 @@ pub fn text(reports: &[Report]) -> String {
     text
 }
 
-/// The text for pools, by whether their processes are there.
-pub fn pools(pools: &[(String, bool)]) -> String {
-    let mut text = String::new();
-    if !pools.is_empty() {
-        head(&mut text, "nacre_pool_up", "gauge", "Whether the process that owns an imported pool is there.");
-    }
-    for (name, up) in pools {
-        sample(&mut text, "nacre_pool_up", &format!("pool=\"{}\"", escape(name)), if *up { "1" } else { "0" });
-    }
-    text
-}
-
 /// Opens a family of samples.
 pub fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     // Writing to a string cannot fail.
@@ -88,34 +81,30 @@ fn durations(text: &mut String, reports: &[Report]) {
     head(text, NAME, "histogram", "Time spent answering.");
     for report in reports {
         for operation in &report.operations {
-            let labels = labels(report, operation);
-            let mut seen = 0_u64;
-            for (bound, requests) in &operation.latency {
-                seen += requests;
-                if let Some(bound) = bound {
-                    sample(
-                        text,
-                        &format!("{NAME}_bucket"),
-                        &format!("{labels},le=\"{}\"", seconds(*bound)),
-                        &seen.to_string(),
-                    );
-                }
-            }
-            sample(
-                text,
-                &format!("{NAME}_bucket"),
-                &format!("{labels},le=\"+Inf\""),
-                &operation.requests.max(seen).to_string(),
-            );
-            sample(text, &format!("{NAME}_sum"), &labels, &seconds(operation.total_ns));
-            sample(text, &format!("{NAME}_count"), &labels, &operation.requests.max(seen).to_string());
+            histogram(text, NAME, &labels(report, operation), &operation.latency, operation.total_ns);
         }
     }
 }
 
-/// Nanoseconds as seconds, exactly.
-fn seconds(ns: u64) -> String {
-    format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
+/// A histogram of times in nanoseconds: upper bounds, and how many took no longer and longer than
+/// the bound before; what all took together.
+fn histogram(text: &mut String, name: &str, labels: &str, buckets: &[(Option<u64>, u64)], sum: u64) {
+    let (bucket, mut seen) = (format!("{name}_bucket"), 0_u64);
+    for (bound, requests) in buckets {
+        seen += requests;
+        if let Some(bound) = bound {
+            sample(text, &bucket, &format!("{labels},le=\"{}\"", fraction(*bound, 9)), &seen.to_string());
+        }
+    }
+    sample(text, &bucket, &format!("{labels},le=\"+Inf\""), &seen.to_string());
+    sample(text, &format!("{name}_sum"), labels, &fraction(sum, 9));
+    sample(text, &format!("{name}_count"), labels, &seen.to_string());
+}
+
+/// A number with so many digits after the point, exactly.
+fn fraction(number: u64, digits: u32) -> String {
+    let unit = 10_u64.saturating_pow(digits);
+    format!("{}.{:0width$}", number / unit, number % unit, width = digits as usize)
 }
 
 /// The value of a label, as it stands between quotes.

@@ -4,7 +4,7 @@
 //! found out when the stack is built; what makes no sense is refused here already.
 
 use crate::options::{Opt, Row};
-use nacre_daemon::{failure::Failure, plan::Engine};
+use nacre_daemon::{failure::Failure, log::target::LogTarget, plan::Engine};
 use nacre_layers::size::Size;
 use std::{
     ffi::{OsStr, OsString},
@@ -74,6 +74,10 @@ impl Value<'_> {
 
     pub fn file(self) -> Result<PathBuf, Failure> {
         if self.given.is_empty() { Err(self.wrong("the path of a file")) } else { Ok(PathBuf::from(self.given)) }
+    }
+
+    pub fn log_target(self) -> Result<LogTarget, Failure> {
+        LogTarget::of(self.given).ok_or_else(|| self.wrong(&format!("one of {}", LogTarget::WORDS)))
     }
 
     /// A text that the layers read again when they are built.

@@ -10,6 +10,7 @@ use Spelling::{Bindfs, Cage, Letter, Ours, Word};
 use nacre_daemon::{
     cage::engine::FileSystem,
     failure::Failure,
+    log::target::LogTarget,
     plan::{Atime, Transport, Verbosity},
     shared,
 };
@@ -205,7 +206,7 @@ options! {
         TruncateDeny Ours [Reload] "truncate-deny" None, None, |s| s.remap.truncate_deny = true, "Refuse to make files shorter or to punch holes in them";
         HideHardLinks Bindfs [Reload] "hide-hard-links" None, None, |s| s.remap.hide_hard_links = true, "Show one hard link for everything";
         ResolveSymlinks Bindfs [] "resolve-symlinks" None, None, |s| s.host.symlinks = Symlinks::Resolve, "Show symbolic links as what they point to";
-        ResolvedSymlinkDeletion Bindfs [] "resolved-symlink-deletion" None, Some("POLICY"), |s, v| s.host.symlink_deletion = v.word(SymlinkDeletion::from_word, SymlinkDeletion::WORDS)?, "What deleting a resolved link deletes: symlink-only (the default), deny, symlink-first, target-first";
+        ResolvedSymlinkDeletion Bindfs [] "resolved-symlink-deletion" None, Some("symlink-only|deny|symlink-first|target-first"), |s, v| s.host.symlink_deletion = v.word(SymlinkDeletion::from_word, SymlinkDeletion::WORDS)?, "What deleting a resolved link deletes: symlink-only (the default), deny, symlink-first, target-first";
         BlockDevicesAsFiles Bindfs [Reload] "block-devices-as-files" None, None, |s| s.remap.block_devices_as_files = true, "Show block devices as files of the device's size";
         CtimeFromMtime Bindfs [Reload] "ctime-from-mtime" None, None, |s| s.remap.ctime_from_mtime = true, "Show the time of the last change of content as the time of the last change of status";
     }
@@ -219,7 +220,7 @@ options! {
         DirectIo Bindfs [Stack Union] "direct-io" None, None, |s| s.door.direct_io = true, "Keep no page cache for the mount";
         NoDirectIo Bindfs [Stack Cage Union] "no-direct-io" None, None, |s| s.door.direct_io = false, "Use the page cache (the default)";
         ForwardOdirect Bindfs [] "forward-odirect" None, Some("ALIGN"), |s, v| s.host.forward_odirect = Some(v.alignment()?), "Keep O_DIRECT for the source, with buffers rounded to ALIGN bytes";
-        Coherence Ours [Cage Union] "coherence" None, Some("MODE"), |s, v| s.host.coherence = v.word(HostCoherence::from_word, HostCoherence::WORDS)?, "Who else changes the source: exclusive (nobody), watch (anybody, and we are told), revalidate (ask each time)";
+        Coherence Ours [Cage Union] "coherence" None, Some("exclusive|watch|revalidate"), |s, v| s.host.coherence = v.word(HostCoherence::from_word, HostCoherence::WORDS)?, "Who else changes the source: exclusive (nobody), watch (anybody, and we are told), revalidate (ask each time)";
         Immutable Ours [Stack Union] "immutable" None, None, |s| { (s.door.immutable, s.door.read_only) = (true, true); s.host.coherence = HostCoherence::Exclusive }, "Nothing in the source changes while it is mounted: opens cost no request (implies ro)";
         NoOpen Ours [Stack Union] "no-open" None, None, |s| (s.door.no_open, s.door.read_only) = (true, true), "Open files without a request: for many small files; large ones are read more slowly (implies ro)";
         NotifyWatchers Ours [Stack Cage Union] "notify-watchers" None, None, |s| s.door.notify_watchers = true, "Raise inotify events in the mount for changes made in the source, as far as the kernel can";
@@ -243,7 +244,7 @@ options! {
         Sparse Cage [Cage KernelCage] "sparse" None, None, |s| s.cage.sparse = true, "With --engine=loop: do not reserve the space of the image";
     }
     "Mounting" {
-        NoAllowOther Bindfs [Stack Cage Union] "no-allow-other" Some('n'), None, |s| s.door.allow_other = false, "Only the mounter may use the mount";
+        NoAllowOther Bindfs [Stack Cage Union] "no-allow-other" Some('n'), None, |s| (s.door.allow_other, s.door.others_asked) = (false, false), "Only the mounter may use the mount";
         ReadOnly Letter [Stack Cage Union] "read-only" Some('r'), None, |s| s.flag("ro").read_only = true, "Mount read-only, for root too (also: -o ro)";
         Words Letter [Stack Cage KernelCage Union] "" Some('o'), Some("WORD[,WORD]..."), |_s| {}, "Any long option without its dashes, and mount words: ro, nodev, nosuid, noexec, noatime, fsname=NAME, ... (may be repeated)";
         Foreground Letter [Stack Cage Union] "foreground" Some('f'), None, |s| s.foreground = true, "Stay in the foreground: one process, which ends with the mount";
@@ -251,8 +252,9 @@ options! {
         SingleThread Letter [Stack Cage KernelCage Union] "" Some('s'), None, |_s| {}, "Accepted for libfuse's sake: several threads serve every mount";
         Daemon Ours [Stack Union] "daemon" None, Some("NAME"), |s, v| s.daemon = Some(shared::name(&v.text()?)?), "Serve it by one process together with all other mounts of that NAME, which ends with the last of them";
         Explain Ours [Stack Cage KernelCage Union] "explain" None, None, |s| s.explain = true, "Print what would be mounted and why, and do nothing";
-        Log Ours [Stack Cage KernelCage Union] "log" None, Some("LEVEL"), |s, v| s.log = Some(v.choice(&LEVELS)?), "What to log: error, warn, info, debug, trace [default: warn]";
-        LogFile Ours [Stack Cage KernelCage Union] "log-file" None, Some("FILE"), |s, v| s.log_file = Some(v.file()?), "Where the log goes [default: standard error, until a background mount answers]";
+        Log Ours [Stack Cage KernelCage Union] "log" None, Some("error|warn|info|debug|trace"), |s, v| s.log = Some(v.choice(&LEVELS)?), "What to log: error, warn, info, debug (with each request), trace [default: info, on standard error warn]";
+        LogTarget Ours [Stack Cage KernelCage Union] "log-target" None, Some("TARGET"), |s, v| s.log_target = Some(v.log_target()?), "Where the log goes: auto, journal, syslog, stderr, file:PATH, none [default: auto: standard error in the foreground, else the journal, or syslog]";
+        LogFile Ours [Stack Cage KernelCage Union] "log-file" None, Some("FILE"), |s, v| s.log_target = Some(LogTarget::File(v.file()?.into())), "The same as --log-target=file:FILE";
     }
     "About" {
         Help Letter [Stack] "help" Some('h'), None, |s| s.help = true, "Print this and exit";
@@ -279,7 +281,7 @@ options! {
         Sync Word [Stack Cage Union] "sync" None, None, |s| s.door.sync = true, "write through";
         Async Word [Stack Cage Union] "async" None, None, |s| s.door.sync = false, "do not write through";
         DirSync Word [Stack Cage Union] "dirsync" None, None, |s| s.door.dirsync = true, "write directories through";
-        AllowOther Word [Stack Cage Union] "allow_other" None, None, |s| s.door.allow_other = true, "everybody may use the mount (the default)";
+        AllowOther Word [Stack Cage Union] "allow_other" None, None, |s| (s.door.allow_other, s.door.others_asked) = (true, true), "everybody may use the mount (the default where the system allows it)";
         AllowRoot Word [Stack Cage Union] "allow_root" None, None, |_s| allow_root()?, "only the mounter and root may use the mount";
         DefaultPermissions Word [Stack Cage Union] "default_permissions" None, None, |_s| {}, "the kernel checks permissions (always so)";
         LibfuseDirectIo Word [Stack Union] "direct_io" None, None, |s| s.door.direct_io = true, "no page cache, in libfuse's spelling";

@@ -112,7 +112,7 @@ pub fn mount(program: &str, stack: StackSource, mountpoint: PathBuf, settings: S
         foreground: settings.foreground,
         explain: settings.explain,
         verbosity,
-        log_file: settings.log_file,
+        log_target: settings.log_target,
         daemon: settings.daemon,
         nonempty: settings.nonempty,
         warnings: settings.warnings,

@@ -3,7 +3,7 @@
 use crate::{
     bench, cage,
     commands::{self, Invocation},
-    copy, documents, fs, metrics,
+    completion, copy, doctor, documents, fs, metrics,
     options::{Spelling, TABLE},
     output::print,
     overlay,
@@ -103,9 +103,7 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
         Invocation::Mount(plan) => return carry_out("nacre", plan),
         Invocation::Umount { lazy, mountpoints } => return Ok(umount::run(lazy, &mountpoints)),
         Invocation::Status { view, mountpoints } => print(&status::run(&view, &mountpoints)?)?,
-        Invocation::Top { rounds, interval, mountpoints, everybody } => {
-            top::run(rounds, interval, &mountpoints, everybody)?
-        }
+        Invocation::Top(asked) => top::run(asked)?,
         Invocation::Reload { mountpoint, mut rules } => {
             if let Some(rules) = &mut rules {
                 Rules::check(rules).map_err(|error| Failure::usage(error.to_string()))?;
@@ -119,22 +117,18 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
         Invocation::Union(verb) => union::run::run(&verb)?,
         Invocation::Pool(verb) => return pool::run::run(verb, &pool::run::typed("nacre")),
         Invocation::Fs(verb) => return fs::run::run(verb, &pool::run::typed("nacre")),
-        Invocation::Metrics { mountpoints, everybody } => {
-            let mut pools = String::new();
-            let reports = status::gather(&mountpoints, everybody)?;
-            let mut cages: Vec<_> = reports.iter().flat_map(|report| report.cages.clone()).collect();
-            if mountpoints.is_empty() {
-                cages.extend(nacre_daemon::cage::find::of_kernel()?);
-            }
-            let unions: Vec<_> = reports.iter().flat_map(|report| report.branches.clone()).collect();
-            if mountpoints.is_empty() {
-                pools = metrics::pools(&nacre_daemon::pool::expected::there());
-            }
-            print(&(pools + &metrics::text(&reports) + &cage::metrics::text(&cages) + &union::metrics::text(&unions)))?;
+        Invocation::Metrics { mountpoints, everybody, listen: None } => {
+            print(&metrics::gathered::text(&mountpoints, everybody, true)?)?;
+        }
+        Invocation::Metrics { mountpoints, everybody, listen: Some(address) } => {
+            let text = move || metrics::gathered::text(&mountpoints, everybody, false);
+            metrics::listen::serve(address, Box::new(text))?;
         }
         Invocation::Copy(command) => return copy::run(&command),
         Invocation::Bench(matches) => bench::run(&matches)?,
-        Invocation::Completions(shell) => documents::completions(shell)?,
+        Invocation::Completions { shell, name } => print(&completion::script(shell, &name)?)?,
+        Invocation::Complete(words) => completion::answer(&words)?,
+        Invocation::Doctor { json } => return doctor::run(json),
         Invocation::Man(directory) => print(&(documents::man(&directory)?.join("\n") + "\n"))?,
     }
     Ok(ExitCode::SUCCESS)
@@ -142,8 +136,14 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
 
 fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
     match plan {
-        Plan::Mount(plan) => return mount(&plan),
-        Plan::Cage(plan) => return cage::run::make(&plan),
+        Plan::Mount(mut plan) => {
+            serve::own_where_others_are_forbidden(&mut plan);
+            return mount(&plan);
+        }
+        Plan::Cage(mut plan) => {
+            serve::own_where_others_are_forbidden(&mut plan.mount);
+            return cage::run::make(&plan);
+        }
         Plan::Remount(plan) => remount::run(&plan)?,
         Plan::Help if program == FUSE_OVERLAYFS => print(overlay::help())?,
         Plan::Help => print(&help(program))?,

@@ -10,6 +10,7 @@ use crate::{
 };
 use nacre_daemon::{
     failure::Failure,
+    log::target::LogTarget,
     plan::{Atime, Door, Engine, Verbosity},
 };
 use nacre_stack::spec::{HostSpec, LayerSpec, RemapSpec, ThrottleSpec, TraceLevel, TraceSpec, XattrPolicy};
@@ -48,8 +49,8 @@ pub struct Settings {
     pub nonempty: bool,
     /// `--log`.
     pub log: Option<Verbosity>,
-    /// `--log-file`.
-    pub log_file: Option<PathBuf>,
+    /// `--log-target`, `--log-file`.
+    pub log_target: Option<LogTarget>,
     /// `--daemon`.
     pub daemon: Option<String>,
     /// The flags of the mount that were named, as words, in the order given: what a remount
@@ -173,8 +174,8 @@ impl Settings {
         layers
     }
 
-    /// What to log: as asked for, everything with `-d`, else warnings.
-    pub fn verbosity(&self) -> Verbosity {
-        self.log.unwrap_or(if self.debug { Verbosity::Debug } else { Verbosity::default() })
+    /// What to log: as asked for, everything with `-d`.
+    pub fn verbosity(&self) -> Option<Verbosity> {
+        self.log.or(self.debug.then_some(Verbosity::Debug))
     }
 }

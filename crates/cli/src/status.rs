@@ -85,14 +85,28 @@ pub fn run(view: &View, mountpoints: &[PathBuf]) -> Result<String, Failure> {
 /// # Errors
 /// A mount point where nothing of ours is mounted.
 pub fn gather(mountpoints: &[PathBuf], everybody: bool) -> Result<Vec<Report>, Failure> {
+    gather_and(mountpoints, everybody, true)
+}
+
+/// The same; nobody is told of what does not answer.
+///
+/// # Errors
+/// A mount point where nothing of ours is mounted.
+pub fn gather_silently(mountpoints: &[PathBuf], everybody: bool) -> Result<Vec<Report>, Failure> {
+    gather_and(mountpoints, everybody, false)
+}
+
+fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Vec<Report>, Failure> {
     let found = control::find(&match mountpoints {
         [] => Whose::told(everybody),
         named => control::whose(named),
     });
-    found.tell_silent();
+    if told {
+        found.tell_silent();
+    }
     // To ask a mount whose process is stuck would be to wait for it.
     let dead = if found.silent.is_empty() { dead(&found.peers) } else { Vec::new() };
-    if mountpoints.is_empty() {
+    if mountpoints.is_empty() && told {
         for lost in expected::lost(&[]) {
             let failure = lost.failure();
             let _ = writeln!(std::io::stderr(), "nacre: {}; {}", failure.what, failure.next);

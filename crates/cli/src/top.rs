@@ -1,10 +1,15 @@
-//! `nacre top`: what mounts do, again and again.
+//! `nacre top`: what mounts, pools and cages do, again and again.
 //!
-//! [`frame`] is pure; [`run`] asks, draws and waits.
+//! On a terminal by [`screen`]; as plain tables for scripts here. [`frame`] is pure; [`run`] asks,
+//! prints and waits.
+
+mod screen;
+pub mod tables;
 
 use crate::{
     clock,
     columns::{self, Align},
+    metrics::gathered::Everything,
     status,
 };
 use nacre_daemon::{failure::Failure, report::Report};
@@ -13,27 +18,50 @@ use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
+use tables::{Looks, Tab};
+
+/// What is to be watched, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TopOrder {
+    /// As plain tables, also on a terminal.
+    pub batch: bool,
+    /// How many plain tables; `None`: until interrupted.
+    pub rounds: Option<u64>,
+    /// Seconds in between.
+    pub interval: f64,
+    /// Which table.
+    pub tab: Tab,
+    /// Other users' as well.
+    pub everybody: bool,
+    /// Which mounts; empty: all, and pools.
+    pub mountpoints: Vec<PathBuf>,
+}
 
 /// Carries out the command.
 ///
 /// # Errors
 /// A mount point where nothing of ours is mounted; output that cannot be written.
-pub fn run(rounds: Option<u64>, interval: f64, mountpoints: &[PathBuf], everybody: bool) -> Result<(), Failure> {
+pub fn run(asked: TopOrder) -> Result<(), Failure> {
     let terminal = io::stdout().is_terminal();
-    let mut before: Option<(Instant, Vec<Report>)> = None;
+    if terminal && io::stdin().is_terminal() && !asked.batch && asked.rounds.is_none() {
+        return screen::run(asked);
+    }
+    let TopOrder { rounds, interval, tab, everybody, mountpoints, .. } = asked;
+    let mut before: Option<(Instant, Everything)> = None;
     let mut round = 0;
     loop {
-        let now = (clock::now(), status::gather(mountpoints, everybody)?);
+        let everything = match tab {
+            Tab::Mounts => Everything { mounts: status::gather(&mountpoints, everybody)?, ..Everything::default() },
+            _ => Everything::gather(&mountpoints, everybody, true)?,
+        };
+        let now = (clock::now(), everything);
         let seconds = before.as_ref().map(|(then, _)| now.0.duration_since(*then).as_secs_f64());
-        let old = before.as_ref().map_or(&[][..], |(_, reports)| reports);
-        let mut text = frame(old, &now.1, seconds, terminal);
-        if terminal && rounds != Some(1) {
-            // Home, draw, clear what is left of the last frame: no flicker.
-            text = format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"));
-            if round == 0 {
-                text.insert_str(0, "\x1b[2J");
-            }
-        } else if round > 0 {
+        let old = before.as_ref().map(|(_, look)| look);
+        let mut text = match tab {
+            Tab::Mounts => frame(old.map_or(&[][..], |look| &look.mounts), &now.1.mounts, seconds, terminal),
+            other => tables::table(other, Looks { before: old, now: &now.1, seconds }).text(terminal),
+        };
+        if round > 0 {
             text.insert(0, '\n');
         }
         let mut out = io::stdout().lock();

@@ -115,7 +115,7 @@ fn with_few_descriptors(limit: u32, layer: &str) {
         .arg(format!("--nofile={limit}:{limit}"))
         .arg(mounting::nacre());
     daemon.args([layer, "-f"]).args(mounting::transport_words(&[])).env("NACRE_STATE_DIR", fixture.state());
-    daemon.args((layer == "cage").then_some("--size=1G")).arg(place).arg(&fixture.mountpoint);
+    daemon.args((layer == "cage").then_some("--size=8G")).arg(place).arg(&fixture.mountpoint);
     let guard = Reaped(daemon.spawn().unwrap());
     eventually("mounted", || is_mounted(&fixture.mountpoint));
     let all = || {
@@ -141,7 +141,8 @@ fn with_few_descriptors(limit: u32, layer: &str) {
         }
     }
     println!("{layer} with {limit} descriptors: {} open, {refused} refused", files.len());
-    assert!(!files.is_empty() && refused > 0);
+    // Cages are not asked to open a file.
+    assert!(!files.is_empty() && (refused > 0) != (layer == "cage"));
     // What is open works, and so does everything that opens nothing for long, also by many at once.
     files.iter_mut().for_each(|file| file.write_all(b"x").unwrap());
     all();

@@ -14,7 +14,10 @@ use rustix::fs::{Mode, OFlags};
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Seek, SeekFrom, Write},
-    os::{fd::OwnedFd, unix::fs::FileExt},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileExt, PermissionsExt},
+    },
     path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
@@ -308,4 +311,68 @@ fn what_is_written_to_no_more_is_not_looked_after() {
     pool.nacre(&["fs", "snapshot", "%@one"]);
     assert_eq!(fs::read(pool.at(".zfs/snapshot/one/f3")).unwrap(), b"onetwo");
     assert_eq!(fs::read(pool.at(".zfs/snapshot/one/f4")).unwrap(), b"one");
+}
+
+/// What is passed on is reached by name where the kernel has it: found by handle, it would be looked
+/// up anew by whoever opens it next.
+#[test]
+fn what_was_passed_on_keeps_its_name() {
+    needs!(as_root());
+    let pool = Pool::made("names", ROOMY, &[]);
+    // Who has no rights of his own there needs the directory's ACL.
+    let deep = pool.at("of/somebody");
+    fs::create_dir_all(&deep).unwrap();
+    std::os::unix::fs::chown(&deep, Some(1000), Some(1000)).unwrap();
+    fs::set_permissions(&deep, fs::Permissions::from_mode(0o770)).unwrap();
+    let files: Vec<_> = (0..40)
+        .map(|number| if number < 20 { pool.at(&format!("f{number}")) } else { deep.join(format!("f{number}")) })
+        .collect();
+    let looked_after = || Status::of(&pool.at("")).number("open_files");
+    let passed_on: [(&str, &dyn Fn()); 3] = [
+        ("sync(2)", &rustix::fs::sync),
+        ("a snapshot", &|| drop(pool.nacre(&["fs", "snapshot", "%@one"]))),
+        ("some quiet seconds", &|| eventually("files leave", || looked_after() == 0)),
+    ];
+    for (what, pass_on) in passed_on {
+        for file in &files {
+            append(file, b"more").or_else(|_| fs::write(file, "more")).unwrap();
+        }
+        assert!(looked_after() >= 40);
+        pass_on();
+        let asked = requests_of(&pool.at(""), || {
+            for file in &files {
+                assert!(fs::read(file).unwrap().ends_with(b"more"));
+            }
+        });
+        assert_eq!(asked.get("lookup"), None, "after {what}: {asked:?}");
+    }
+}
+
+#[test]
+fn a_new_small_file_is_five_requests_and_at_times_six() {
+    needs!(as_root());
+    let pool = Pool::made("new", ROOMY, &[]);
+    // The kernel learns with the first open that none is a request: what was created before, it
+    // releases.
+    fs::write(pool.at("first"), "content").unwrap();
+    fs::read(pool.at("first")).unwrap();
+    let made = AtomicU32::new(0);
+    let requests = least_requests_of(&pool.at(""), || {
+        for _ in 0..50 {
+            let path = pool.at(&format!("f{}", made.fetch_add(1, Ordering::Relaxed)));
+            OpenOptions::new().write(true).create_new(true).open(path).unwrap().write_all(b"content").unwrap();
+        }
+    });
+    for (kind, count) in &requests {
+        match kind.as_str() {
+            // The directory, whose attributes Linux forgets with each new name.
+            "getattr" => assert!(*count <= 51, "{requests:?}"),
+            // Where the clock ticks between the creation and the write.
+            "setattr" => assert!(*count <= 50, "{requests:?}"),
+            "lookup" | "create" | "getxattr" | "write" => assert_eq!(*count, 50, "{kind}: {requests:?}"),
+            // Whoever asks how full all mounts of the machine are, asks this one too.
+            "statfs" => {}
+            other => panic!("{other}: {requests:?}"),
+        }
+    }
 }

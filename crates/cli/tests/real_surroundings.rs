@@ -118,3 +118,42 @@ fn the_flag_for_appending_is_a_matter_of_the_moment() {
     file.write_all(b" ours").unwrap();
     assert_eq!(fs::read(fixture.below("file")).unwrap(), b"START theirs ours");
 }
+
+/// A machine without the device, without fusermount3, and with every name taken: doctor says so, and
+/// its command gives what is missing.
+#[test]
+fn doctor_names_what_is_missing() {
+    needs!(as_root());
+    let place = mounting::scratch();
+    let without = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation=private", "sh", "-euc", script]).env("NACRE", nacre());
+        finish(command.current_dir(place.path()))
+    };
+    // The names of other programs are those that the search path finds.
+    let path = place.path().join("programs");
+    fs::create_dir(&path).unwrap();
+    std::os::unix::fs::symlink(nacre(), path.join("bindfs")).unwrap();
+    fs::write(path.join("zpool"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(path.join("zpool"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let output = without("mount -t tmpfs none /dev; PATH=$PWD/programs:$PATH \"$NACRE\" doctor");
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));
+    // A container is given the device, a machine loads the module.
+    let container = ["/run/.containerenv", "/.dockerenv"].iter().any(|mark| fs::exists(mark).unwrap());
+    let given = if container { "--device /dev/fuse" } else { "# modprobe fuse" };
+    for line in ["MISSING fuse", given, "/bindfs is this program", "zpool           "] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    assert!(said.lines().any(|line| line.contains("zpool") && line.contains("another program, and stays")), "{said}");
+    let output = without("mount -t tmpfs none /dev; \"$NACRE\" doctor --json");
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["works"], false);
+    let found = json["findings"].as_array().unwrap().iter().find(|found| found["name"] == "fuse").unwrap();
+    assert_eq!(found["state"], "missing");
+    assert_eq!(found["command"].as_str(), (!container).then_some(given));
+    let output = run(nacre(), ["doctor", "--json"]);
+    assert!(output.status.success());
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["works"], true);
+}

@@ -1,5 +1,5 @@
-//! The units and the lines of fstab that README and docs show, judged by systemd-analyze(1),
-//! findmnt(8) and the program itself.
+//! The units that are installed (`packaging/systemd`), and the units and the lines of fstab that README
+//! and docs show, judged by systemd-analyze(1), findmnt(8) and the program itself.
 //!
 //! A unit stands in a block ` ```ini ` that has `[Unit]` in it; its first line may name it (`#
 //! .../NAME.service`). Lines of fstab stand in blocks ` ```fstab `. Nothing is mounted and nothing
@@ -18,6 +18,8 @@ use std::process::{Command, Output};
 
 /// Where the documents have the program.
 const PROGRAM: &str = "/usr/local/bin/nacre";
+/// Where the units that are installed have it.
+const INSTALLED: &str = "/usr/bin/nacre";
 const GENERATOR: &str = "/lib/systemd/system-generators/systemd-fstab-generator";
 /// What findmnt says of every file system that is not there while it is being asked.
 const EXPECTED: [&str; 3] =
@@ -119,6 +121,16 @@ fn said(output: &Output) -> String {
 fn write_units(directory: &Path) -> Vec<String> {
     let program = nacre();
     let mut names = Vec::new();
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd")).unwrap() {
+        let path = entry.unwrap().path();
+        let unit = fs::read_to_string(&path).unwrap().replace(INSTALLED, program.to_str().unwrap());
+        for line in unit.lines().filter(|line| line.starts_with("Exec")) {
+            assert!(line.contains(program.to_str().unwrap()), "{}: the program is {INSTALLED}: {line}", path.display());
+        }
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        fs::write(directory.join(&name), unit).unwrap();
+        names.push(name);
+    }
     for (name, block) in units() {
         let unit = block.lines.join("\n").replace(PROGRAM, program.to_str().unwrap());
         for line in unit.lines().filter(|line| line.starts_with("Exec")) {
@@ -143,14 +155,16 @@ fn systemd_takes_the_units() {
     needs!(is_there("systemd-analyze", "systemd"));
     let place = scratch();
     let names = write_units(place.path());
-    assert!(names.len() >= 2, "{names:?}");
+    assert!(names.len() >= 9, "{names:?}");
     for name in names {
         let mut verify = Command::new("systemd-analyze");
         let output = finish(
             verify.args(["verify", "--man=no"]).arg(place.path().join(&name)).env("SYSTEMD_LOG_LEVEL", "warning"),
         );
         let said = said(&output);
-        let about: Vec<&str> = said.lines().filter(|line| line.contains(&name)).collect();
+        // Of a template, an instance is judged.
+        let begin = name.split_inclusive('@').next().unwrap();
+        let about: Vec<&str> = said.lines().filter(|line| line.contains(begin)).collect();
         assert!(output.status.success() && about.is_empty(), "{name}: {}\n{said}", output.status);
     }
 }

@@ -91,6 +91,48 @@ fn the_command_returns_and_umount_ends_it() {
     });
 }
 
+/// Where fuse.conf forbids to show a mount to others, it is the user's own unless he asked for others.
+#[test]
+fn a_mount_that_others_may_not_see_is_the_users_own() {
+    needs!(as_user("a_mount_that_others_may_not_see_is_the_users_own"));
+    let allowed = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    let allowed = allowed.lines().any(|line| line.trim() == "user_allow_other");
+    let fixture = Fixture::bare();
+    fs::write(fixture.below("file"), "content").unwrap();
+    let (source, at) = (fixture.source.to_str().unwrap(), fixture.mountpoint.to_str().unwrap());
+    let branch = format!("{source}=rw");
+    let state = format!("--state={}", fixture.state().display());
+    for words in [
+        &["mirror", source, at][..],
+        &["union", &branch, at],
+        &["mount", &format!("host:{source}"), at],
+        &["cage", "--size=1M", &state, source, at],
+        // What others would be refused for, too, is told the same way.
+        &["mirror", "--force-user=nobody", source, at],
+    ] {
+        let output = run(nacre(), words);
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {said}");
+        let notices = said.lines().filter(|line| line.contains("only you can use this mount")).count();
+        assert_eq!(notices, usize::from(!allowed), "{words:?}: {said}");
+        assert_eq!(fs::read(fixture.at("file")).unwrap(), b"content", "{words:?}");
+        let (.., options) = mounting::mount_entry(&fixture.mountpoint).unwrap();
+        assert_eq!(options.contains("allow_other"), allowed, "{words:?}: {options}");
+        eventually("the mount is not in use", || run(nacre(), ["umount", at]).status.success());
+    }
+    // Asked for, it is no mount that others cannot use; nor where the program stands in for another.
+    for words in [&["mirror", "-o", "allow_other", source, at][..], &["bindfs", source, at]] {
+        let output = run(nacre(), words);
+        assert_eq!(output.status.success(), allowed, "{words:?}");
+        let said = text(&output.stderr);
+        assert!(allowed || said.contains("user_allow_other"), "{words:?}: {said}");
+        assert_eq!(is_mounted(&fixture.mountpoint), allowed, "{words:?}");
+        if allowed {
+            assert!(run(nacre(), ["umount", at]).status.success());
+        }
+    }
+}
+
 /// The kernel drops an answer about the root that an invalidation overtakes: the first one is what
 /// lets anybody in.
 #[test]
@@ -195,12 +237,6 @@ fn what_only_root_may_ask_for_is_refused() {
             text(&output.stderr)
         );
         assert!(!is_mounted(&fixture.mountpoint), "{option}");
-    }
-    let words = [OsStr::new("mirror"), fixture.source.as_os_str(), fixture.mountpoint.as_os_str()];
-    let output = run(nacre(), words);
-    if !output.status.success() {
-        let said = text(&output.stderr);
-        assert!(said.contains("allow-other") || said.contains("allow_other"), "it says what to do: {said}");
     }
     // A branch that is to be written to, and cannot be.
     let closed = fixture.directory("closed");

@@ -112,7 +112,7 @@ fn file_systems_from_snapshots() {
 fn questions() {
     needs!(as_root());
     let scene = Scene::new(
-        "mkdir m u c && nacre mirror source m && nacre union upper:lower u && nacre cage --size 10M source/d c",
+        "mkdir m u c && nacre mirror source m && nacre union upper:lower u && nacre cage --size 10M source/d c && nacre fs send $P/a@s >.programs/stream",
         true,
     );
     let before = scene.look();

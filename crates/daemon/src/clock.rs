@@ -18,6 +18,15 @@ pub(crate) fn date() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// The same for a line of a log, in the local time zone: `2026-11-20 23:11:59`.
+pub(crate) fn stamp() -> String {
+    let date = date();
+    match nacre_sys::local_time::local_time(i64::try_from(date).unwrap_or(i64::MAX)) {
+        Ok(at) => format!("{}-{:02}-{:02} {:02}:{:02}:{:02}", at.year, at.month, at.day, at.hour, at.minute, at.second),
+        Err(_) => date.to_string(),
+    }
+}
+
 /// Lets time go by.
 #[expect(clippy::disallowed_methods, reason = "callers say who tells nobody")]
 pub(crate) fn pause(time: Duration) {

@@ -16,7 +16,7 @@ use crate::{
     rpc::{
         self, CallError, Source,
         deadline::{DeadlineReader, ask_all, left},
-        endpoint::{Endpoint, Listener},
+        endpoint::{Caller, Endpoint, Listener},
         line,
     },
     runtime::{self, Socket, Whose},
@@ -90,17 +90,69 @@ pub enum Answer {
     Done,
 }
 
-/// Makes the socket `NAME.sock` of a mount, and answers requests.
+/// The sockets of a mount: its owner's, and one for all where other users may see the mount.
+pub struct Sockets {
+    own: Endpoint,
+    for_all: Option<Endpoint>,
+}
+
+impl Sockets {
+    /// As [`Endpoint::close`].
+    pub fn close(&self) {
+        self.for_all.iter().for_each(Endpoint::close);
+        self.own.close();
+    }
+}
+
+/// Makes the socket `NAME.sock` of a mount, and answers requests. Where it is not its owner's alone,
+/// `device` is its device number, and who sees it in his table of mounts is told what all may know
+/// ([`Report::for_all`]).
 ///
 /// # Errors
 /// A socket that cannot be made.
 pub fn endpoint(
     listener: &Arc<Listener>,
     name: &str,
+    device: Option<u64>,
     answer: impl Fn(Request) -> Result<Answer, Failure> + Send + Sync + 'static,
-) -> Result<Endpoint, Failure> {
-    let path = runtime::own()?.join(format!("{name}.sock"));
-    Endpoint::start(listener, &path, Arc::new(move |caller| caller.serve(|request, _| answer(request))))
+) -> Result<Sockets, Failure> {
+    let name = format!("{name}.sock");
+    let path = runtime::own()?.join(&name);
+    let answer = Arc::new(answer);
+    let owners = Arc::clone(&answer);
+    let own = Endpoint::start(listener, &path, Arc::new(move |caller| caller.serve(|request, _| owners(request))))?;
+    let for_all = device.and_then(|device| {
+        let made = runtime::for_all().and_then(|directory| {
+            let Some(directory) = directory else { return Ok(None) };
+            let service =
+                move |caller: &Caller| caller.serve(|request, caller| to_all(&*answer, device, request, caller));
+            Endpoint::for_all(listener, &directory.join(&name), Arc::new(service)).map(Some)
+        });
+        made.unwrap_or_else(|failure| {
+            tracing::warn!("ordinary users are not told of this mount: {failure}");
+            None
+        })
+    });
+    Ok(Sockets { own, for_all })
+}
+
+/// What somebody is answered who is neither root nor the owner.
+fn to_all(
+    answer: &dyn Fn(Request) -> Result<Answer, Failure>,
+    device: u64,
+    request: Request,
+    caller: &Caller,
+) -> Result<Answer, Failure> {
+    if !mountinfo::shows_to_others(caller.credentials.pid, device) {
+        return Err(Failure::new("no such mount is to be seen").exit(Exit::NotFound));
+    }
+    match request {
+        Request::Status => match answer(Request::Status)? {
+            Answer::Status(report) => Ok(Answer::Status(Box::new(report.for_all()))),
+            _ => Err(Failure::new("the mount does not tell its figures")),
+        },
+        _ => Err(Failure::new("only root may do this to a mount of root's").exit(Exit::Denied)),
+    }
 }
 
 /// A mount that answers.
@@ -171,6 +223,7 @@ pub fn find(whose: &Whose) -> FoundMounts {
                     if error.kind() == io::ErrorKind::ConnectionRefused && socket.foreign().is_none() =>
                 {
                     let _ = fs::remove_file(&socket.path);
+                    runtime::forget_for_all(&socket.path);
                     continue;
                 }
                 Some(Err(CallError::Unreachable(error))) => {

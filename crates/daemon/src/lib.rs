@@ -12,6 +12,8 @@ pub mod control;
 pub mod door;
 pub mod failure;
 pub mod figures;
+pub mod fuse_conf;
+pub mod hooks;
 pub mod kernel_engine;
 pub mod log;
 pub mod mount_flags;

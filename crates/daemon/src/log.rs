@@ -1,16 +1,37 @@
-//! Where the log goes: one for a process that serves one mount, one for each mount of a process
+//! The log: of a process that serves one mount or owns a pool, or one for each mount of a process
 //! that serves several.
 //!
-//! Called by [`crate::serve`] and [`crate::shared`]. In a shared process, a thread that works for
-//! one mount alone writes to the log of that mount ([`Log::enter`]); what other threads say (those
-//! that watch directories, for example) is written to the logs of all.
+//! Called by [`crate::serve`], [`crate::shared`] and [`crate::pool`]. In a shared process, a thread
+//! that works for one mount alone writes to the log of that mount ([`Log::enter`]); what other
+//! threads say (those that watch directories, for example) is written to the logs of all.
+//!
+//! ```text
+//!  target    where it goes                     line      an event as one printable line
+//!  datagram  the journal, syslog               rate      how many lines at most
+//!  rotating  the file beside a pool's socket
+//! ```
+//!
+//! A background process logs what happens to its mount ([`Verbosity::Info`]) to the journal or
+//! syslog. What is said on standard error until a mount answers is for whoever asked for it:
+//! warnings, unless he asked for more.
+
+mod datagram;
+mod line;
+mod rate;
+mod rotating;
+pub mod target;
 
 use crate::{
+    clock,
     failure::Failure,
     plan::{MountPlan, Verbosity},
     report::path_text,
 };
+use datagram::{Datagrams, Reader, Subject};
+use line::Line;
 use parking_lot::{Mutex, RwLock};
+use rate::Rate;
+use rotating::RotatingFile;
 use std::{
     cell::RefCell,
     fs::{File, OpenOptions},
@@ -18,13 +39,14 @@ use std::{
     path::Path,
     sync::Arc,
 };
+use target::LogTarget;
 use tracing::{
     Dispatch, Event, Metadata, Subscriber,
     dispatcher::{self, DefaultGuard},
+    level_filters::LevelFilter,
     span,
     subscriber::Interest,
 };
-use tracing_subscriber::filter::LevelFilter;
 
 fn level(verbosity: Verbosity) -> LevelFilter {
     match verbosity {
@@ -44,22 +66,172 @@ fn open(path: &Path) -> Result<File, Failure> {
     })
 }
 
-/// Starts the log of a process that serves one mount: to a file, or to standard error, which leads
-/// nowhere once a background mount answers.
+/// Where lines of a level go.
+enum Sink {
+    Stderr,
+    File(File),
+    /// To whoever made the mount, as long as that is waited for.
+    Said(Arc<Mutex<Option<Vec<u8>>>>),
+    Datagrams(Datagrams),
+    Rotating(Mutex<RotatingFile>),
+}
+
+impl Sink {
+    fn put(&self, line: &Line) {
+        let shown = || line.shown() + "\n";
+        // A line that cannot be written has nowhere else to go.
+        let _ = match self {
+            // In one piece: others write there, too.
+            Sink::Stderr => io::stderr().write_all(shown().as_bytes()),
+            Sink::File(file) => (&*file).write_all(format!("{} {}", clock::stamp(), shown()).as_bytes()),
+            Sink::Said(said) => {
+                if let Some(said) = said.lock().as_mut() {
+                    said.extend_from_slice(shown().as_bytes());
+                }
+                Ok(())
+            }
+            Sink::Datagrams(datagrams) => {
+                datagrams.send(line, clock::date());
+                Ok(())
+            }
+            Sink::Rotating(file) => file.lock().put(format!("{} {}", clock::stamp(), shown()).as_bytes()),
+        };
+    }
+}
+
+/// One place that lines go to.
+struct Outlet {
+    level: LevelFilter,
+    sink: Sink,
+    rate: Option<Mutex<Rate>>,
+}
+
+impl Outlet {
+    fn new(level: LevelFilter, sink: Sink) -> Outlet {
+        let most = match &sink {
+            Sink::Stderr | Sink::Said(_) => None,
+            // Whoever asks for every request gets every one.
+            Sink::File(_) if level > LevelFilter::INFO => None,
+            _ if level > LevelFilter::INFO => Some(rate::REQUESTS_MOST),
+            _ => Some(rate::LINES_MOST),
+        };
+        Outlet { level, sink, rate: most.map(|most| Mutex::new(Rate::new(most, clock::now()))) }
+    }
+
+    fn put(&self, event: &Event<'_>, line: &Line) {
+        if event.metadata().level() > &self.level {
+            return;
+        }
+        if let Some(rate) = &self.rate {
+            let Some(left_out) = rate.lock().admit(event.metadata().callsite(), clock::now()) else { return };
+            if left_out > 0 {
+                let message = format!("{left_out} lines were left out: there were too many at once");
+                self.sink.put(&Line { level: tracing::Level::WARN, message, fields: Vec::new() });
+            }
+        }
+        self.sink.put(line);
+    }
+}
+
+/// All places that the lines of one log go to.
+struct Outlets(Vec<Outlet>);
+
+impl Outlets {
+    fn level(&self) -> LevelFilter {
+        self.0.iter().map(|outlet| outlet.level).max().unwrap_or(LevelFilter::OFF)
+    }
+}
+
+impl Subscriber for Outlets {
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(self.level())
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= &self.level()
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let line = Line::of(event);
+        self.0.iter().for_each(|outlet| outlet.put(event, &line));
+    }
+
+    // There are no spans in this program.
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// The outlet that a target stands for; none for `none` and where nobody listens.
+fn outlet(
+    target: Option<&LogTarget>,
+    background: bool,
+    wanted: Option<Verbosity>,
+    subject: Subject,
+) -> Result<Option<Outlet>, Failure> {
+    let target = target.cloned().or_else(LogTarget::of_environment).unwrap_or_default();
+    let datagrams = |reader, path| {
+        let opened = Datagrams::new(reader, path, Some(subject));
+        opened.map(Sink::Datagrams).map_err(|error| Failure::io("cannot start", "the log", &error))
+    };
+    let kept = level(wanted.unwrap_or(Verbosity::Info));
+    Ok(Some(match target.settled(background) {
+        LogTarget::Journal => Outlet::new(kept, datagrams(Reader::Journal, target::journal())?),
+        LogTarget::Syslog => Outlet::new(kept, datagrams(Reader::Syslog, target::syslog())?),
+        LogTarget::File(path) => Outlet::new(kept, Sink::File(open(Path::new(&path))?)),
+        LogTarget::Stderr => Outlet::new(level(wanted.unwrap_or_default()), Sink::Stderr),
+        LogTarget::Auto | LogTarget::None => return Ok(None),
+    }))
+}
+
+fn begin(subscriber: impl Subscriber + Send + Sync + 'static) -> Result<(), Failure> {
+    dispatcher::set_global_default(Dispatch::new(subscriber))
+        .map_err(|error| Failure::new(format!("cannot start the log: {error}")))
+}
+
+fn of_mount(plan: &MountPlan) -> Subject {
+    // One that cannot be resolved is not mounted.
+    let place = std::path::absolute(&plan.mountpoint).unwrap_or_else(|_| plan.mountpoint.clone());
+    Subject { kind: "mountpoint", name: path_text(&place) }
+}
+
+/// What whoever waits for a mount is told: no requests.
+fn told(plan: &MountPlan) -> LevelFilter {
+    level(plan.verbosity.unwrap_or_default()).min(LevelFilter::INFO)
+}
+
+/// Starts the log of a process that serves one mount.
 ///
 /// # Errors
 /// A file that cannot be opened.
-pub fn start(plan: &MountPlan) -> Result<(), Failure> {
-    let builder = tracing_subscriber::fmt().with_max_level(level(plan.verbosity)).with_target(false);
-    let started = match &plan.log_file {
-        Some(path) => builder.with_ansi(false).with_writer(std::sync::Mutex::new(open(path)?)).try_init(),
-        None => {
-            let terminal = io::IsTerminal::is_terminal(&io::stderr());
-            // Whoever reads standard error (a journal) knows the time.
-            builder.with_ansi(terminal).without_time().with_writer(io::stderr).try_init()
-        }
-    };
-    started.map_err(|error| Failure::new(format!("cannot start the log: {error}")))
+pub fn start(plan: &MountPlan, background: bool) -> Result<(), Failure> {
+    let outlet = outlet(plan.log_target.as_ref(), background, plan.verbosity, of_mount(plan))?;
+    let mut outlets = Vec::from_iter(outlet);
+    // Whoever waits for the mount reads it.
+    if background && !outlets.iter().any(|outlet| matches!(outlet.sink, Sink::Stderr)) {
+        outlets.push(Outlet::new(told(plan), Sink::Stderr));
+    }
+    begin(Outlets(outlets))
+}
+
+/// Starts the log of a process that owns a pool: to where the environment says, and what is wrong
+/// to a file beside its socket, too.
+///
+/// # Errors
+/// A file that cannot be opened.
+pub fn start_pool(name: &str, path: &Path) -> Result<(), Failure> {
+    let file = RotatingFile::start(path).map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
+    let mut outlets = vec![Outlet::new(LevelFilter::WARN, Sink::Rotating(Mutex::new(file)))];
+    outlets.extend(outlet(None, true, None, Subject { kind: "pool", name: name.to_owned() })?);
+    begin(Outlets(outlets))
 }
 
 /// Starts the logs of a process that serves several mounts.
@@ -67,8 +239,7 @@ pub fn start(plan: &MountPlan) -> Result<(), Failure> {
 /// # Errors
 /// There is a log already.
 pub fn start_shared() -> Result<(), Failure> {
-    dispatcher::set_global_default(Dispatch::new(All))
-        .map_err(|error| Failure::new(format!("cannot start the log: {error}")))
+    begin(All)
 }
 
 /// The log of one mount among several.
@@ -76,7 +247,7 @@ pub fn start_shared() -> Result<(), Failure> {
 pub struct Log {
     dispatch: Dispatch,
     number: u64,
-    /// What was said while the mount was made, where no file was named; `None` from then on.
+    /// What was said while the mount was made; `None` from then on.
     said: Arc<Mutex<Option<Vec<u8>>>>,
 }
 
@@ -96,16 +267,13 @@ impl Log {
     ///
     /// # Errors
     /// A file that cannot be opened.
-    pub fn open(verbosity: Verbosity, file: Option<&Path>) -> Result<Log, Failure> {
-        let (level, said) = (level(verbosity), Arc::new(Mutex::new(Some(Vec::new()))));
-        let builder = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(false);
-        let dispatch = match file {
-            Some(path) => Dispatch::new(builder.with_writer(std::sync::Mutex::new(open(path)?)).finish()),
-            None => {
-                let said = Arc::clone(&said);
-                Dispatch::new(builder.without_time().with_writer(move || Said(Arc::clone(&said))).finish())
-            }
-        };
+    pub fn open(plan: &MountPlan) -> Result<Log, Failure> {
+        let said = Arc::new(Mutex::new(Some(Vec::new())));
+        let mut outlets = vec![Outlet::new(told(plan), Sink::Said(Arc::clone(&said)))];
+        let outlet = outlet(plan.log_target.as_ref(), true, plan.verbosity, of_mount(plan))?;
+        outlets.extend(outlet.filter(|outlet| !matches!(outlet.sink, Sink::Stderr)));
+        let outlets = Outlets(outlets);
+        let (level, dispatch) = (outlets.level(), Dispatch::new(outlets));
         let mut logs = LOGS.write();
         logs.0 += 1;
         let number = logs.0;
@@ -128,8 +296,7 @@ impl Log {
         dispatcher::with_default(&self.dispatch, call)
     }
 
-    /// What was said so far, for whoever asked for the mount. From then on nobody reads what goes
-    /// to no file.
+    /// What was said so far, for whoever asked for the mount. He is not told of anything later.
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&self.said.lock().take().unwrap_or_default()).into_owned()
     }
@@ -144,22 +311,6 @@ impl Drop for Log {
         };
         drop(gone);
         tracing::callsite::rebuild_interest_cache();
-    }
-}
-
-/// Writes to whoever made the mount, as long as that is waited for.
-struct Said(Arc<Mutex<Option<Vec<u8>>>>);
-
-impl Write for Said {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Some(said) = self.0.lock().as_mut() {
-            said.extend_from_slice(bytes);
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -55,6 +55,16 @@ pub fn read() -> Result<Vec<MountEntry>, Failure> {
         .map_err(|error| Failure::io("cannot read", TABLE, &error).next("mount the proc file system at /proc"))
 }
 
+/// Whether a process sees the file system with this device number, as stat(2) shows it, in its table
+/// of mounts, and other users than its owner may use it.
+#[must_use]
+pub fn shows_to_others(pid: rustix::process::Pid, device: u64) -> bool {
+    let Ok(table) = std::fs::read(format!("/proc/{}/mountinfo", pid.as_raw_nonzero())) else { return false };
+    let device = (rustix::fs::major(device), rustix::fs::minor(device));
+    let lets_in = |entry: &MountEntry| entry.data.split(',').any(|word| word == "allow_other");
+    parse(&table).iter().any(|entry| entry.device == device && lets_in(entry))
+}
+
 /// Parses the table; lines that are not understood are left out.
 pub fn parse(table: &[u8]) -> Vec<MountEntry> {
     table.split(|&byte| byte == b'\n').filter_map(entry).collect()

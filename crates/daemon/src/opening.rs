@@ -27,6 +27,7 @@ use std::{
 /// Groups that cannot be read.
 pub fn surroundings() -> Result<Context, Failure> {
     let mut context = Context::system().map_err(|error| Failure::io("cannot read", "our own groups", &error))?;
+    context.tell = Arc::new(crate::hooks::tell);
     // Rate limits and directory services may wait long: another thread serves the queue meanwhile,
     // and a killed caller ends the wait.
     context.waiting = Arc::new(|call| match fusewire::blocking(&mut *call) {

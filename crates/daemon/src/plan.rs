@@ -4,6 +4,7 @@
 //! Nothing here looks at the system: whether the source exists or a user is known is found out when
 //! the plan is carried out, before anything is mounted.
 
+use crate::log::target::LogTarget;
 use nacre_stack::spec::StackSpec;
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, time::Duration};
@@ -39,10 +40,10 @@ pub struct MountPlan {
     pub foreground: bool,
     /// Only say what would be done.
     pub explain: bool,
-    /// How much is logged.
-    pub verbosity: Verbosity,
-    /// Where the log goes; `None`: standard error in the foreground, nowhere else.
-    pub log_file: Option<PathBuf>,
+    /// How much is logged; `None`: what happens to the mount, and on standard error warnings.
+    pub verbosity: Option<Verbosity>,
+    /// Where the log goes; `None`: as the environment says, or [`LogTarget::Auto`].
+    pub log_target: Option<LogTarget>,
     /// The name of the process that serves it together with other mounts; `None`: one to itself.
     pub daemon: Option<String>,
     /// Nothing is said of a mount point that is not empty.
@@ -119,6 +120,8 @@ pub struct Door {
     pub read_only: bool,
     /// Users other than the mounter may use it.
     pub allow_other: bool,
+    /// That was asked for: the mount is not made otherwise.
+    pub others_asked: bool,
     /// Set-user-id programs take effect.
     pub suid: bool,
     /// Device nodes work.
@@ -172,6 +175,7 @@ impl Default for Door {
         Door {
             read_only: false,
             allow_other: true,
+            others_asked: false,
             suid: false,
             dev: false,
             exec: true,
@@ -199,7 +203,7 @@ impl Default for Door {
     }
 }
 
-/// How much is logged; the default is [`Verbosity::Warn`].
+/// How much is logged; the default on standard error is [`Verbosity::Warn`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verbosity {
     /// Only what failed.

@@ -140,6 +140,33 @@ pub struct Report {
 }
 
 impl Report {
+    /// What everybody may know who sees the mount: what the table of mounts says of it, and figures.
+    /// Not where other directories lie, what rules say, or who uses how much.
+    #[must_use]
+    pub fn for_all(self) -> Report {
+        let kinds = |layers: &LayerReport| {
+            let (mut kinds, mut at) = (Vec::new(), Some(layers));
+            while let Some(layer) = at {
+                kinds.push(layer.layer.clone());
+                at = layer.below.first();
+            }
+            kinds.reverse();
+            kinds.join(" | ")
+        };
+        let cages = self.cages.into_iter().map(|cage| cage.for_all(&self.mountpoint)).collect();
+        Report {
+            stack: self.layers.as_ref().map(kinds).unwrap_or_default(),
+            layers: None,
+            engine_reason: String::new(),
+            transport_reason: None,
+            passthrough: PassthroughReport { on: self.passthrough.on, why_not: None },
+            asks_at_open: None,
+            cages,
+            branches: Vec::new(),
+            ..self
+        }
+    }
+
     /// Time spent answering, nanoseconds.
     pub fn total_ns(&self) -> u64 {
         self.operations.iter().fold(0, |sum, operation| sum.saturating_add(operation.total_ns))
@@ -250,6 +277,40 @@ mod tests {
             layer = layer.below.remove(0);
         }
         assert_eq!(layer.layer, "...");
+    }
+
+    #[test]
+    fn not_everybody_hears_of_other_places() {
+        let host = LayerReport {
+            layer: "host".to_owned(),
+            settings: vec![("source".to_owned(), "/secret".to_owned())],
+            below: vec![],
+        };
+        let layers = LayerReport {
+            layer: "remap".to_owned(),
+            settings: vec![("hide".to_owned(), "/secret".to_owned())],
+            below: vec![host],
+        };
+        let cage = CageReport {
+            directory: "/secret".to_owned(),
+            mountpoint: "/m".to_owned(),
+            used: 7,
+            ..CageReport::default()
+        };
+        let report = Report {
+            mountpoint: "/m".to_owned(),
+            stack: "host:/secret | remap:hide=/secret".to_owned(),
+            layers: Some(layers),
+            transport_reason: Some("/secret".to_owned()),
+            engine_reason: "/secret".to_owned(),
+            cages: vec![cage],
+            branches: vec![BranchReport { branch: "/secret".to_owned(), ..BranchReport::default() }],
+            requests: 5,
+            ..Report::default()
+        };
+        let told = report.for_all();
+        assert!(!serde_json::to_string(&told).unwrap().contains("secret"), "{told:?}");
+        assert_eq!((told.stack.as_str(), told.requests, told.cages[0].used), ("host | remap", 5, 7));
     }
 
     #[test]

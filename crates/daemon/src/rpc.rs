@@ -4,13 +4,15 @@
 //! A caller connects to a Unix socket in the directory of its owner ([`crate::runtime`]) and sends
 //! requests; to each come any number of notes, then an answer or a [`Failure`]: one JSON value a
 //! line ([`line`]). Only root and the owner of the process are served, by what the kernel says of
-//! the other side (`SO_PEERCRED`; [`endpoint`]). Neither side trusts the other: lines have a longest
+//! the other side (`SO_PEERCRED`; [`endpoint`]). Bytes of streams of snapshots go over the same
+//! connection ([`stream`]): when either side dies, the other sees its end. Neither side trusts the other: lines have a longest
 //! length, waiting has a limit ([`deadline`]), and what another user's process says is made
 //! printable before it is shown.
 
 pub mod deadline;
 pub mod endpoint;
 pub mod line;
+pub mod stream;
 
 use crate::failure::{Exit, Failure};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -32,6 +34,9 @@ pub const FOREIGN_ANSWER_MAX: u64 = 64 << 20;
 pub enum Message<A> {
     /// How far it is, or something worth a line; more follows.
     Note(String),
+    /// So many bytes of a stream follow this line, then more; 0: bytes of a stream are awaited, in
+    /// pieces that begin with their length ([`stream`]).
+    Bytes(u64),
     /// What was asked for.
     Answer(A),
     /// Why it was not done.
@@ -88,9 +93,24 @@ pub fn answer<A: DeserializeOwned>(
     source: Source,
     note: &mut dyn FnMut(&str),
 ) -> Result<A, CallError> {
+    let nobody = &mut |_: &mut dyn BufRead, _: u64| Err(io::ErrorKind::InvalidData.into());
+    answer_with(reader, source, note, nobody)
+}
+
+/// The same; `bytes` takes those of a stream from the reader, or begins to send them.
+///
+/// # Errors
+/// As [`answer`]; those of `bytes`.
+pub fn answer_with<A: DeserializeOwned>(
+    reader: &mut impl BufRead,
+    source: Source,
+    note: &mut dyn FnMut(&str),
+    bytes: &mut dyn FnMut(&mut dyn BufRead, u64) -> io::Result<()>,
+) -> Result<A, CallError> {
     loop {
         match line::receive::<Message<A>>(reader, source)?.ok_or(CallError::Ended)? {
             Message::Note(line) => note(&line),
+            Message::Bytes(count) => bytes(reader, count)?,
             Message::Answer(answer) => return Ok(answer),
             Message::Failed(failure) => return Err(CallError::Failed(failure)),
         }

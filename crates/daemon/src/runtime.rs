@@ -25,7 +25,11 @@ use std::{
     fs, io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-        unix::{ffi::OsStringExt, fs::FileTypeExt, net::UnixStream},
+        unix::{
+            ffi::OsStringExt,
+            fs::{FileTypeExt, PermissionsExt},
+            net::UnixStream,
+        },
     },
     path::{Path, PathBuf},
     sync::{Arc, Once},
@@ -86,6 +90,43 @@ pub fn own() -> Result<PathBuf, Failure> {
     }
     check(&directory, uid)?;
     Ok(directory)
+}
+
+/// Where root's mounts answer everybody who can see them.
+const FOR_ALL: &str = "/run/nacre.status";
+
+/// The directory of sockets that are for all, made if need be; `None` for all but root.
+///
+/// # Errors
+/// A directory that cannot be made, or that others than root can change.
+pub fn for_all() -> Result<Option<PathBuf>, Failure> {
+    if user() != 0 {
+        return Ok(None);
+    }
+    let directory = PathBuf::from(FOR_ALL);
+    let failed =
+        |error: io::Error| Failure::io("cannot make the directory of sockets for all", directory.display(), &error);
+    match fs::DirBuilder::new().create(&directory) {
+        // Whatever the umask is.
+        Ok(()) => fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).map_err(failed)?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let stat = statat(CWD, &directory, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| failed(error.into()))?;
+    let sound =
+        FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_uid == 0 && stat.st_mode & 0o022 == 0;
+    if !sound {
+        return Err(Failure::new(format!("{FOR_ALL} is not a directory that root alone can change")).exit(Exit::Denied));
+    }
+    Ok(Some(directory))
+}
+
+/// Removes the socket for all of a process that is gone, where its own had this name.
+pub fn forget_for_all(socket: &Path) {
+    if let Some(name) = socket.file_name().filter(|_| user() == 0) {
+        // Nearly all have none.
+        let _ = fs::remove_file(Path::new(FOR_ALL).join(name));
+    }
 }
 
 /// So long it takes at most from making a socket to giving it its name.
@@ -185,7 +226,8 @@ fn check(directory: &Path, uid: u32) -> Result<(), Failure> {
         .next("remove it, or set XDG_RUNTIME_DIR to a directory of your own"))
 }
 
-/// Whose sockets are looked at. Only root has a choice.
+/// Whose sockets are looked at. Root sees those of all, others their own and what root keeps for
+/// everybody.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
     /// Our own alone: nobody else can make us wait.
@@ -306,7 +348,10 @@ const FOREIGN_NAMES: usize = 1024;
 /// The directories of other users. Each has two at most, by his number, so that nobody can make
 /// more work than one user can.
 fn others(whose: &Whose) -> Vec<Foreign> {
-    if user() != 0 || *whose == Whose::Ours {
+    if user() != 0 {
+        return roots(whose).into_iter().collect();
+    }
+    if *whose == Whose::Ours {
         return Vec::new();
     }
     let (of_users, temporary) = (Path::new("/run/user"), Path::new("/tmp"));
@@ -343,6 +388,20 @@ fn others(whose: &Whose) -> Vec<Foreign> {
         sound.then(|| Foreign { uid, path: parent.join(name), directory: Arc::new(directory) })
     });
     found.collect()
+}
+
+/// What root keeps for everybody, for an ordinary user who asks for root's.
+fn roots(whose: &Whose) -> Option<Foreign> {
+    let wanted = match whose {
+        Whose::Ours => false,
+        Whose::These(users) => users.contains(&0),
+        Whose::Everybody => true,
+    };
+    let table = mountinfo::read().unwrap_or_default();
+    let directory = quiet(CWD, Path::new(FOR_ALL), &table).filter(|_| wanted)?;
+    let stat = fstat(&directory).ok()?;
+    let sound = stat.st_uid == 0 && stat.st_mode & 0o022 == 0;
+    sound.then(|| Foreign { uid: 0, path: PathBuf::from(FOR_ALL), directory: Arc::new(directory) })
 }
 
 /// Opens a directory that no user's process answers for: one below or at a mount through FUSE could
@@ -391,7 +450,7 @@ pub fn children(directory: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn each_user_has_a_directory() {

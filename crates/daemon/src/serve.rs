@@ -9,8 +9,10 @@ use crate::unmount::clear;
 use crate::{
     background, door,
     failure::Failure,
+    fuse_conf,
     kernel_engine::{self, KernelMount},
-    log, mountinfo,
+    log::{self, target::LogTarget},
+    mountinfo,
     plan::{Engine, MountPlan},
     report::path_text,
     serving::{self, Live, Surroundings},
@@ -115,7 +117,7 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     if background {
         background::leave_session()?;
     }
-    log::start(plan)?;
+    log::start(plan, background)?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     background::settle();
     let mut live = Live::start(plan, reason, Surroundings::alone()?)?;
@@ -139,7 +141,7 @@ pub struct Resolved {
     /// Where, resolved.
     pub mountpoint: PathBuf,
     /// The log.
-    pub log_file: Option<PathBuf>,
+    pub log_target: Option<LogTarget>,
 }
 
 /// Resolves all that a plan names.
@@ -150,9 +152,15 @@ pub fn resolve(plan: &MountPlan) -> Result<Resolved, Failure> {
     let spec = spec(plan)?;
     clear(&plan.mountpoint, plan)?;
     let mountpoint = target(&plan.mountpoint)?;
-    let mut log_file = plan.log_file.clone();
-    log_file.iter_mut().try_for_each(absolute)?;
-    Ok(Resolved { spec, mountpoint, log_file })
+    let log_target = match &plan.log_target {
+        Some(LogTarget::File(path)) => {
+            let mut path = PathBuf::from(path);
+            absolute(&mut path)?;
+            Some(LogTarget::File(path.into()))
+        }
+        other => other.clone().or_else(LogTarget::of_environment),
+    };
+    Ok(Resolved { spec, mountpoint, log_target })
 }
 
 /// What `--explain` prints. Opens the stack, so that everything that would be an error is one, and
@@ -219,6 +227,17 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
     let kind = format!("fuse.{}", door::subtype(plan));
     let topmost = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
     Ok(topmost.is_some_and(|entry| entry.kind == kind && path_text(&entry.source) == source))
+}
+
+/// Makes a mount its user's own where the system forbids to show it to others and nobody asked for
+/// that; a warning says so. Programs in whose place this one is called are refused instead, as they
+/// are.
+pub fn own_where_others_are_forbidden(plan: &mut MountPlan) {
+    if plan.program != "nacre" || !plan.door.allow_other || plan.door.others_asked || fuse_conf::can_show_others() {
+        return;
+    }
+    plan.door.allow_other = false;
+    plan.warnings.push(format!("only you can use this mount: {} does not have user_allow_other", fuse_conf::PATH));
 }
 
 /// What is worth a line before a mount is made: what it will hide. It is made all the same.

@@ -12,7 +12,7 @@ use crate::{
         report::CageReport,
     },
     clock,
-    control::{self, Answer, Request},
+    control::{self, Answer, Request, Sockets},
     door,
     failure::{Exit, Failure},
     figures,
@@ -20,7 +20,7 @@ use crate::{
     opening,
     plan::{Door, MountPlan},
     report::{Report, path_text},
-    rpc::endpoint::{Endpoint, Listener},
+    rpc::endpoint::Listener,
     shared::company::Seat,
     union::{
         self,
@@ -82,7 +82,7 @@ impl Surroundings {
 pub struct Live {
     /// What it consists of.
     pub serving: Arc<Serving>,
-    server: Option<Endpoint>,
+    server: Option<Sockets>,
     mountpoint: PathBuf,
     /// What was made for it, and goes with it until it [`Live::stays`].
     begun: Vec<cage::state::Begun>,
@@ -131,7 +131,8 @@ impl Live {
             seat.taken(&serving, &mountpoint);
         }
         narrow(&plan.door, &mountpoint)?;
-        let server = match control::endpoint(&listener, &socket, answers(&serving)) {
+        let device = serving.mount.device_number().filter(|_| plan.door.allow_other);
+        let server = match control::endpoint(&listener, &socket, device, answers(&serving)) {
             Ok(server) => Some(server),
             Err(failure) => {
                 // Files matter more than figures.
@@ -139,6 +140,7 @@ impl Live {
                 None
             }
         };
+        tracing::info!(mountpoint = %path_text(&mountpoint), source = %serving.about.source, "mounted");
         Ok(Live { serving, server, mountpoint, begun })
     }
 

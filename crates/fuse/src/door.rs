@@ -15,7 +15,7 @@ use crate::{
     negotiate::{self, Agreement, CacheTimes},
     open_tables::OpenTables,
     options::FuseOptions,
-    self_io::{Role, SelfIo, flush},
+    self_io::{Role, SelfIo, flush, own_mount::Names},
     wire,
     writeback::Writeback,
 };
@@ -115,6 +115,12 @@ impl Door {
         self.inodes.node(nodeid).ok_or(Failure::from(Errno::ESTALE))
     }
 
+    /// Where files are below the root, as far as the layer knows a name of them.
+    pub fn names(&self, files: impl IntoIterator<Item = u64>) -> Names {
+        let named = |nodeid: u64| Some((nodeid, self.layer.path(&self.inodes.node(nodeid)?)?));
+        files.into_iter().filter_map(named).collect()
+    }
+
     /// The layer's node of a node id and its identity.
     pub fn parent(&self, nodeid: u64) -> Outcome<(Node, FileId)> {
         self.inodes.node_and_id(nodeid).ok_or(Failure::from(Errno::ESTALE))
@@ -178,6 +184,10 @@ impl Door {
             return Duration::ZERO;
         }
         if attr.mode & 0o6000 != 0 && attr.kind == Kind::File && !self.options.immutable {
+            return Duration::ZERO;
+        }
+        if attr.protected && self.writes_unopened() {
+            // Who writes to it has to hear that he cannot: the kernel asks first.
             return Duration::ZERO;
         }
         let time = self.times().attributes(self.layer.coherence(Scope::Attributes(node, attr)));
@@ -365,6 +375,8 @@ impl Handler for Door {
         }
         if agreement.opens_files_itself && agreement.writeback {
             self.writeback.unopened(&self.inodes);
+            let descriptors = if self.inodes.by_number() { usize::MAX } else { self.open.spare() };
+            self.writeback.written.hold(descriptors, nacre_sys::memory_limit::limit());
         }
         if agreement.opens_files_itself {
             self.open.passthrough.refuse("files are opened without requests, which excludes it");

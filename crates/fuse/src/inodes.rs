@@ -19,7 +19,7 @@
 
 mod numbers;
 
-use crate::{open_files::OpenState, writeback::open_pattern::OpenPattern};
+use crate::open_files::OpenState;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use nacre_vfs::{Attr, FileId, Kind, Layer, Node};
 use numbers::Numbers;
@@ -52,25 +52,14 @@ struct Slot {
     extra: u64,
     reuse: u32,
     kind: Kind,
-    pattern: OpenPattern,
     /// Other than 0: see [`InodeRecord::outlived`].
     outlived: u8,
 }
 
 impl Slot {
     /// Of a file that is being opened.
-    pub fn open(node: Node, id: FileId, pattern: OpenPattern) -> Slot {
-        Slot {
-            node: Some(node),
-            id,
-            lookups: 0,
-            open: None,
-            extra: 0,
-            reuse: 0,
-            kind: Kind::File,
-            pattern,
-            outlived: 0,
-        }
+    pub fn open(node: Node, id: FileId) -> Slot {
+        Slot { node: Some(node), id, lookups: 0, open: None, extra: 0, reuse: 0, kind: Kind::File, outlived: 0 }
     }
 
     /// Any open file.
@@ -156,11 +145,6 @@ impl InodeRecord<'_> {
         if self.slot.open.as_ref().is_some_and(|open| open.is_idle()) {
             self.slot.open = None;
         }
-    }
-
-    /// How the file is used, where writes to it may be collected.
-    pub fn open_pattern(&mut self) -> &mut OpenPattern {
-        &mut self.slot.pattern
     }
 
     /// A number other than 0 where a mapping of the file may have outlived the open file that it
@@ -510,18 +494,8 @@ impl Shard {
         // Never 0, so that no node id is as small as the root's.
         self.reuse = self.reuse.checked_add(1).unwrap_or(1);
         let reuse = self.reuse;
-        let (pattern, outlived) = Default::default();
-        let fresh = Slot {
-            node: Some(node),
-            id: attr.id,
-            lookups: 1,
-            open: None,
-            extra,
-            reuse,
-            kind: attr.kind,
-            pattern,
-            outlived,
-        };
+        let fresh =
+            Slot { node: Some(node), id: attr.id, lookups: 1, open: None, extra, reuse, kind: attr.kind, outlived: 0 };
         let number = self.roomy.first().copied().unwrap_or(self.chunks.len() as u32);
         if number as usize >= self.chunks.len() {
             self.chunks.push(None);

@@ -21,6 +21,7 @@ fn attr(ino: u64, kind: Kind) -> Attr {
         mtime: Time::default(),
         ctime: Time::default(),
         btime: None,
+        protected: false,
     }
 }
 

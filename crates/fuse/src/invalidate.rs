@@ -278,6 +278,8 @@ fn written(due: Option<Instant>, control: &impl CacheControl, shared: &Invalidat
             let mut files = std::mem::take(&mut *shared.written.lock());
             files.sort_unstable();
             files.dedup();
+            // Many a file that was written to is gone by now.
+            files.retain(|&nodeid| shared.inodes.node(nodeid).is_some());
             files.iter().for_each(|&nodeid| control.inode(nodeid, false));
             None
         }

@@ -68,6 +68,7 @@ pub(crate) fn attr(ino: u64) -> Attr {
         mtime: zero,
         ctime: zero,
         btime: None,
+        protected: false,
     }
 }
 
@@ -219,11 +220,16 @@ fn the_thread_ends_when_told_and_when_nobody_can_send() {
 fn files_written_to_are_collected_and_taken_back_once_each() {
     let shared = shared();
     let recorder = Recorder::default();
-    shared.written.lock().extend([7, 9, 7]);
+    let known = |ino| shared.inodes.register(&Node::new(Arc::new(())), &attr(ino), 1).nodeid;
+    let (first, second, gone) = (known(7), known(9), known(11));
+    assert!(shared.inodes.forget(gone, 1).is_some());
+    shared.written.lock().extend([first, second, gone, first]);
     let due = written(None, &recorder, &shared);
     assert!(due.is_some() && recorder.0.lock().is_empty());
     assert_eq!(written(Some(Instant::now()), &recorder, &shared), None);
-    assert_eq!(*recorder.0.lock(), ["inode 7 false", "inode 9 false"]);
+    // Ids are not in the order in which they were given out.
+    let (first, second) = (first.min(second), first.max(second));
+    assert_eq!(*recorder.0.lock(), [format!("inode {first} false"), format!("inode {second} false")]);
     assert_eq!(written(None, &recorder, &shared), None);
 }
 

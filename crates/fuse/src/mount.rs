@@ -243,7 +243,8 @@ impl Mount {
         if !self.door.writeback.on() || self.ended() {
             return Ok(());
         }
-        self.door.writeback.flush_once().map_err(|error| io::Error::from_raw_os_error(error.raw()))
+        let names = self.door.names(self.door.writeback.nodes());
+        self.door.writeback.flush_once(names).map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
 
     /// For who has passed on what the kernel holds, at any time, and must not keep the mount or its
@@ -362,18 +363,17 @@ impl HeldWrites {
     /// # Errors
     /// Where the kernel could not pass it on.
     pub fn pass_on(&self) -> io::Result<()> {
-        let open = || {
-            self.0.upgrade().map_or_else(BTreeSet::new, |door| {
-                let unopened = door.writeback.written.nodes();
-                door.open.files.written_to().into_iter().chain(unopened).collect()
-            })
+        let open_in = |door: &Door| -> BTreeSet<u64> {
+            let unopened = door.writeback.written.nodes();
+            door.open.files.written_to().into_iter().chain(unopened).collect()
         };
-        let Some(writeback) =
-            self.0.upgrade().map(|door| Arc::clone(&door.writeback)).filter(|writeback| writeback.on())
+        let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| open_in(&door));
+        let held = self.0.upgrade().filter(|door| door.writeback.on());
+        let Some((writeback, names)) = held.map(|door| (Arc::clone(&door.writeback), door.names(open_in(&door))))
         else {
             return Ok(());
         };
-        writeback.flush_open(&open).map_err(|error| io::Error::from_raw_os_error(error.raw()))
+        writeback.flush_open(&open, names).map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
 }
 

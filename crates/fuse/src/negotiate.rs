@@ -200,9 +200,6 @@ fn asks_at_open(
     let reads = options.immutable || options.read_only;
     let reasons = [
         (!reads && !writeback, "files can be written through this mount"),
-        // Only files that are found by their numbers can be used without being open, also when their
-        // last name is gone.
-        (!reads && capabilities.numbered.is_none(), "open files are told to the layers"),
         // Of the first write to a file the kernel tells by asking for its capabilities.
         (!reads && options.xattr != XattrChoice::Full, "extended attributes are off"),
         (reads && !options.immutable && !options.no_open, "not asked for (--no-open)"),

@@ -6,7 +6,7 @@
 //! is dropping the last reference to the [`OpenHandle`], which happens outside of the table's
 //! locks.
 
-use crate::{passthrough::inode_io::InodeIo, self_io::times::Times, writeback::open_pattern::OpenUse};
+use crate::{passthrough::inode_io::InodeIo, self_io::times::Times};
 use nacre_vfs::{OpenFlags, Opened};
 use parking_lot::Mutex;
 use std::{
@@ -33,8 +33,6 @@ pub(crate) struct OpenHandle {
     /// Writes through it may be collected by the kernel: it is in the table of
     /// [`crate::writeback`].
     pub collected: bool,
-    /// How it is used, where the layer offers to have writes to it collected.
-    pub last_use: Option<OpenUse>,
     /// Writes through it are passed on one by one while the kernel keeps times itself.
     pub times: Option<Arc<Times>>,
     /// Where the kernel writes itself: what the file's size and times were at open
@@ -50,6 +48,9 @@ pub(crate) struct OpenState {
     pub io: InodeIo,
     /// What the kernel believes of its times, where it does not notice writes.
     pub times: Option<Arc<Times>>,
+    /// Held until the kernel forgets the file, which somebody may have open without our knowing: no
+    /// name leads to it any more.
+    pub nameless: Option<Opened>,
 }
 
 impl OpenState {
@@ -71,7 +72,7 @@ impl OpenState {
     /// An open file that can answer for the inode, preferably one that may change its length.
     pub fn any_file(&self) -> Option<Opened> {
         let writable = self.files.iter().find(|(_, flags, _)| flags.writes());
-        writable.or_else(|| self.files.first()).map(|(.., file)| Arc::clone(file))
+        writable.or_else(|| self.files.first()).map(|(.., file)| file).or(self.nameless.as_ref()).map(Arc::clone)
     }
 
     /// The kernel may let somebody store to a mapping that it makes of the file itself.
@@ -86,7 +87,7 @@ impl OpenState {
 
     /// Nothing is open and nothing is kept.
     pub fn is_idle(&self) -> bool {
-        self.files.is_empty() && self.io.is_idle() && self.times.is_none()
+        self.files.is_empty() && self.io.is_idle() && self.times.is_none() && self.nameless.is_none()
     }
 }
 

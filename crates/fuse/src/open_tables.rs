@@ -4,11 +4,11 @@
 //! Used by the handlers of `ops/`.
 
 use crate::{
-    closes::Closes, failure::Outcome, implicit_opens::ImplicitOpens, inodes::Inodes, negotiate, open_files::OpenFiles,
+    closes::Closes, implicit_opens::ImplicitOpens, inodes::Inodes, negotiate, open_files::OpenFiles,
     options::FuseOptions, passthrough::Passthrough, running::Running,
 };
 use nacre_sys::descriptors;
-use nacre_vfs::{Coherence, Errno, Layer};
+use nacre_vfs::{Coherence, Layer};
 use std::sync::atomic::AtomicU64;
 
 /// See the file's head.
@@ -52,14 +52,19 @@ impl OpenTables {
         }
     }
 
-    /// Refuses one more open file where the descriptors that are left are needed by calls that hold
-    /// one only for their own time.
-    pub fn may_open(&self, inodes: &Inodes) -> Outcome {
+    /// Whether the descriptors that are left are needed by calls that hold one only for their own
+    /// time. What is kept for the next open is closed first.
+    pub fn are_full(&self, inodes: &Inodes) -> bool {
         let full = || descriptors::held() >= self.room;
         if full() {
             self.passthrough.drop_all_kept(inodes);
         }
-        if full() { Err(Errno::EMFILE.into()) } else { Ok(()) }
+        full()
+    }
+
+    /// How many files may be held open of those that nobody may have open any more.
+    pub fn spare(&self) -> usize {
+        self.room / 4
     }
 
     /// The mount is gone.

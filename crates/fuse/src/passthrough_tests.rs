@@ -191,6 +191,7 @@ fn attr(ino: u64) -> Attr {
         mtime: zero,
         ctime: zero,
         btime: None,
+        protected: false,
     }
 }
 

@@ -6,16 +6,22 @@
 //! meanwhile, whatever is found.
 
 use crate::self_io::own_mount;
+use nacre_sys::proc_looks::ProcLooks;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use std::{
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
+
+/// How long the processes are looked at for one open.
+const LIMIT: Duration = Duration::from_millis(500);
 
 /// Knows the mount by its device number; 0 before it is mounted.
 #[derive(Debug, Default)]
 pub(crate) struct Running {
     device: AtomicU64,
+    looks: ProcLooks,
 }
 
 impl Running {
@@ -28,20 +34,30 @@ impl Running {
     }
 
     /// Whether a process that the daemon may look at runs the file with this inode number (proc(5),
-    /// `/proc/PID/exe`).
+    /// `/proc/PID/exe`), or may: where some process does not let itself be looked at.
     pub fn runs(&self, ino: u64) -> bool {
         let device = self.device.load(Ordering::Acquire);
-        let processes = match std::fs::read_dir("/proc") {
-            Ok(processes) if device != 0 => processes,
-            _ => return false,
-        };
-        processes.filter_map(Result::ok).any(|process| {
-            let name = process.file_name();
-            let program = Path::new("/proc").join(&name).join("exe");
-            // Processes end meanwhile, and those of others cannot be looked at by an ordinary user.
-            name.as_encoded_bytes().first().is_some_and(u8::is_ascii_digit)
-                && statx(CWD, &program, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)
-                    .is_ok_and(|stat| makedev(stat.stx_dev_major, stat.stx_dev_minor) == device && stat.stx_ino == ino)
-        })
+        if device == 0 {
+            return false;
+        }
+        match self.looks.within(LIMIT, move || is_run(device, ino)) {
+            Ok(found) => found.unwrap_or(true),
+            Err(error) => {
+                tracing::debug!(%error, "no thread can look which files are being run");
+                true
+            }
+        }
     }
+}
+
+fn is_run(device: u64, ino: u64) -> bool {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return false };
+    processes.filter_map(Result::ok).any(|process| {
+        let name = process.file_name();
+        let program = Path::new("/proc").join(&name).join("exe");
+        // Processes end meanwhile, and those of others cannot be looked at by an ordinary user.
+        name.as_encoded_bytes().first().is_some_and(u8::is_ascii_digit)
+            && statx(CWD, &program, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)
+                .is_ok_and(|stat| makedev(stat.stx_dev_major, stat.stx_dev_minor) == device && stat.stx_ino == ino)
+    })
 }

@@ -16,11 +16,11 @@
 //! Invariants: a file is in the table before the layer is asked for the last time whether its
 //! writes may go unannounced, and the layer says no before it recalls; so each file is either found
 //! by the recall or opened without collecting. No lock is held while the layer or the kernel is
-//! called.
+//! called, but [`Writeback::early`] while what is in it is appended: that waits for nobody.
 
 pub(crate) mod caller;
 pub(crate) mod dirty_limit;
-pub(crate) mod open_pattern;
+pub(crate) mod locked_files;
 pub(crate) mod written_files;
 
 use crate::{
@@ -33,10 +33,11 @@ use crate::{
     },
 };
 use fusewire::Notifier;
+use locked_files::{Locked, LockedFiles};
 use nacre_vfs::{Caller, Coherence, Layer, Opened, Result, WritebackHost};
 use parking_lot::{Mutex, RwLock};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock, Weak,
@@ -76,6 +77,8 @@ pub(crate) struct Writeback {
     unopened: OnceLock<Weak<Inodes>>,
     /// What may have been written to there.
     pub written: WrittenFiles,
+    /// Whose inodes are locked by callers that are served.
+    pub locked: LockedFiles,
     /// By node id.
     files: Mutex<HashMap<u64, Files>>,
     count: AtomicUsize,
@@ -84,6 +87,9 @@ pub(crate) struct Writeback {
     pub self_io: Arc<SelfIo>,
     /// Held by whoever has all of it passed on.
     pub flushing: Mutex<()>,
+    /// What has come too early of files that may only be appended to, by node id and place. Held by
+    /// whoever appends to one.
+    pub early: Mutex<HashMap<u64, BTreeMap<u64, Vec<u8>>>>,
     announced: AtomicU64,
     refused: AtomicU64,
     recalls: AtomicU64,
@@ -113,11 +119,13 @@ impl Writeback {
             wanted: AtomicU64::new(dirty_limit::WANTED),
             unopened: OnceLock::new(),
             written: WrittenFiles::default(),
+            locked: LockedFiles::default(),
             files: Mutex::default(),
             count: AtomicUsize::new(0),
             dirty_limit: dirty_limit::KnownLimit::default(),
             self_io: Arc::clone(self_io),
             flushing: Mutex::new(()),
+            early: Mutex::default(),
             announced: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             recalls: AtomicU64::new(0),
@@ -289,11 +297,10 @@ impl Writeback {
         self.enter(nodeid, file);
     }
 
-    /// A file of which the kernel holds nothing back leaves, unless it was used since.
-    pub fn leave_unused(&self, nodeid: u64, since: Uses) {
-        if let Some(handle) = self.written.remove_unused(nodeid, since) {
-            self.leave(handle.nodeid);
-        }
+    /// A file of which the kernel holds nothing back leaves, unless it was used since; whether others
+    /// may have changed it meanwhile.
+    pub fn leave_unused(&self, nodeid: u64, since: Uses) -> bool {
+        self.written.remove_unused(nodeid, since).is_some_and(|handle| self.leave(handle.nodeid))
     }
 
     fn enter(&self, nodeid: u64, file: &Opened) {
@@ -305,7 +312,12 @@ impl Writeback {
     /// Others may have changed a file. If writes to it are collected, this is remembered until its
     /// last close.
     pub fn miss(&self, nodeid: u64) -> bool {
-        self.files.lock().get_mut(&nodeid).map(|files| files.missed = true).is_some()
+        let held = self.files.lock().get_mut(&nodeid).map(|files| files.missed = true).is_some();
+        if held && self.is_unopened() {
+            // Nothing tells of its last close.
+            self.self_io.flush_timer.part_with(nodeid);
+        }
+        held
     }
 
     /// A file whose writes were collected has been closed; whether others may have changed it while
@@ -364,7 +376,14 @@ impl Writeback {
             mountpoint: self.mountpoint.clone(),
             device: self.device(),
             generation: self.generation.load(Ordering::Acquire),
+            names: Arc::default(),
         }
+    }
+
+    /// A request is being served whose caller has the lock of this inode, until this goes. Noted
+    /// where files are opened without requests.
+    pub fn lock(&self, nodeid: u64) -> Option<Locked<'_>> {
+        self.is_unopened().then(|| self.locked.enter(nodeid))
     }
 
     /// Nothing is held back.
@@ -398,7 +417,8 @@ impl WritebackHost for Writeback {
     }
 
     fn recall(&self) {
-        self.recalls.fetch_add(1, Ordering::Relaxed);
+        let recalls = self.recalls.fetch_add(1, Ordering::Relaxed) + 1;
+        tracing::info!(recalls, "writes that the kernel collects are recalled: little room is left");
         self.nodes().into_iter().for_each(|nodeid| self.ask_before_writes(nodeid));
     }
 

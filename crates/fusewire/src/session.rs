@@ -7,11 +7,14 @@
 
 mod device;
 mod dispatch;
+mod leader;
 mod negotiate;
 mod pace;
 mod ring;
 mod state;
+mod threads;
 mod uring;
+mod whereabouts;
 mod workers;
 
 use std::io;

@@ -51,14 +51,14 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Pins the calling thread to a CPU; EINVAL if that is offline or not allowed.
-pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
+/// Pins a thread of this process (0: the calling one) to a CPU; EINVAL if that is offline or not allowed.
+pub(crate) fn pin_to_cpu(tid: u32, cpu: usize) -> io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     if cpu >= rustix::thread::CpuSet::MAX_CPU {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set).map_err(io::Error::from)
+    rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(tid.cast_signed()), &set).map_err(io::Error::from)
 }
 
 /// Gives the calling thread a table of descriptors and a working directory of its own. Of

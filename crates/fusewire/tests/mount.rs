@@ -109,6 +109,97 @@ fn handlers_that_wait_do_not_stall_others() {
     }
 }
 
+/// Asks until one thread has answered nearly all of a thousand requests in a row: it reads alone.
+fn ask_until_one_thread_reads(mount: &Mount, name: &str) {
+    loop {
+        mount.fs.handled.lock().unwrap().clear();
+        (0..1000).for_each(|_| _ = mount.getattr(name).unwrap());
+        if mount.fs.handled.lock().unwrap().values().any(|requests| *requests > 900) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_reads_alone_holds_nobody_up() {
+    let _alone = alone();
+    if transports().is_empty() {
+        return;
+    }
+    let mount = Mount::new(TransportChoice::Device);
+    let path = mount.dir.path().to_str().unwrap().as_bytes().to_vec();
+    mount.fs.nodes.lock().unwrap().get_mut(&1).unwrap().data = path;
+    for name in ["free", "locked", "gated0", "gated1", "gated2", "gated3"] {
+        File::create(mount.path(name)).unwrap();
+    }
+    let mut file = File::options().read(true).write(true).open(mount.path("free")).unwrap();
+    std::thread::scope(|scope| {
+        // It waits, and says so ...
+        for waiting in 1..=4 {
+            ask_until_one_thread_reads(&mount, "free");
+            scope.spawn(|| lock(&File::options().write(true).open(mount.path("locked")).unwrap()).unwrap());
+            mount.fs.await_waiting(waiting);
+        }
+        // ... or does not.
+        for waiting in 5..=8 {
+            ask_until_one_thread_reads(&mount, "free");
+            let path = mount.path(&format!("gated{}", waiting - 5));
+            scope.spawn(move || getattr(&path).unwrap());
+            mount.fs.await_waiting(waiting);
+        }
+        // It asks its own mount.
+        ask_until_one_thread_reads(&mount, "free");
+        assert_eq!(std::fs::metadata(mount.path("self")).unwrap_err().raw_os_error(), Some(libc::EDEADLK));
+        // Several ask at once, and data is moved.
+        ask_until_one_thread_reads(&mount, "free");
+        let crowd = (0..4).map(|_| scope.spawn(|| (0..1000).for_each(|_| _ = mount.getattr("free").unwrap())));
+        crowd.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
+        ask_until_one_thread_reads(&mount, "free");
+        file.write_all(&vec![7; 1 << 20]).unwrap();
+        ask_until_one_thread_reads(&mount, "free");
+        assert_eq!(std::fs::read(mount.path("free")).unwrap(), vec![7; 1 << 20]);
+        mount.fs.open_gate();
+        while mount.session.in_flight() > 0 {
+            rustix::io::write(&mount.fs.unlock, &1_u64.to_ne_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    // The end finds it as well.
+    ask_until_one_thread_reads(&mount, "free");
+    drop(file);
+    mount.session.unmount(true).unwrap();
+    mount.session.wait();
+    assert_eq!(mount.fs.destroyed.load(SeqCst), 1);
+}
+
+/// While a process becomes another program it closes files, and whoever reads about it in `/proc`
+/// waits for the end of that.
+#[test]
+fn a_caller_that_becomes_another_program_holds_nobody_up() {
+    let _alone = alone();
+    if transports().is_empty() {
+        return;
+    }
+    let mount = Mount::new(TransportChoice::Device);
+    mount.fs.open_gate();
+    File::create(mount.path("free")).unwrap();
+    for _ in 0..5 {
+        let held = File::create(mount.path("closed")).unwrap();
+        *mount.fs.gate.0.lock().unwrap() = false;
+        let before = mount.fs.waiting.load(SeqCst);
+        std::thread::scope(|scope| {
+            ask_until_one_thread_reads(&mount, "free");
+            let program = scope.spawn(|| Command::new("true").status().unwrap());
+            mount.fs.await_waiting(before + 1);
+            ask_until_one_thread_reads(&mount, "free");
+            assert!(!program.is_finished());
+            mount.fs.open_gate();
+            assert!(program.join().unwrap().success());
+        });
+        drop(held);
+    }
+}
+
 #[test]
 fn a_burst_of_waiting_requests_finds_threads() {
     let _alone = alone();

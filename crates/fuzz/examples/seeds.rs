@@ -16,7 +16,7 @@ use nacre_pool::files::{NewInode, ParentView};
 use nacre_pool::rows::{
     DatasetHead, Entry, Extent, FileType, InodeRow, Key, NameTarget, OwnerUse, Patch, Timestamp, Xattr,
 };
-use nacre_pool::store::{LogArea, NewPool};
+use nacre_pool::store::NewPool;
 use nacre_pool::tree::{Context, Settings, Tree, commit::Form};
 use nacre_pool::{
     ChecksumKind, Compression, CompressionSetting, FrameKind, Frames, NewFrame, Pointer, PoolError, Store, Txg,
@@ -50,8 +50,7 @@ fn device() -> Vec<u8> {
     let (store, _) = Store::create(vec![Arc::clone(&disk) as Arc<dyn Device>], &new).unwrap();
     let store = Arc::new(store);
     let config = PoolConfig {
-        log: Some(Box::new(LogArea::new(Arc::clone(&store)))),
-        guid: 7,
+        log: Some(store.log().unwrap()),
         storage: Arc::clone(&store) as _,
         clock: Arc::new(|| Timestamp { seconds: 1_800_000_000, nanoseconds: 0 }),
         entropy: Arc::new(|| 42),

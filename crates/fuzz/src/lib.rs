@@ -26,7 +26,7 @@ pub use feed::{Generator, feed};
 pub use messages::messages;
 pub use pool::{
     pool_deadlist, pool_frame, pool_label, pool_log, pool_log_area, pool_names, pool_properties, pool_root, pool_rows,
-    pool_segments, pool_unpack,
+    pool_segments, pool_unpack, send_stream,
 };
 pub use tree::pool_tree;
 pub use union::union_marks;
@@ -57,6 +57,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("pool_segments", pool_segments),
     ("pool_tree", pool_tree),
     ("pool_unpack", pool_unpack),
+    ("send_stream", send_stream),
     ("sizes", sizes),
     ("stack_line", stack_line),
     ("stack_toml", stack_toml),

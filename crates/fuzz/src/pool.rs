@@ -12,13 +12,14 @@ use nacre_pool::deadlist::decode_chunk;
 use nacre_pool::device::Device;
 use nacre_pool::frame;
 use nacre_pool::label::{self, Root};
-use nacre_pool::log::{Area, Ring, Start, ring};
+use nacre_pool::log::{Area, Blocks, Ring, Start, ring};
 use nacre_pool::names::{Name, SnapshotSelection, check_new_pool};
 use nacre_pool::properties::{DATASET_PROPERTIES, OwnerProperty, POOL_PROPERTIES};
 use nacre_pool::rows::folding::Normal;
 use nacre_pool::rows::{DatasetHead, Entry, Extent, Folding, InodeRow, Key, NameTarget, OwnerUse, Patch, Xattr};
 use nacre_pool::segment::table::SegmentTable;
 use nacre_pool::segment::table_log::{read_full, read_index, replay_delta, write_full, write_index};
+use nacre_pool::send_stream::{Record, ResumeToken, StreamReader, StreamWriter, record};
 use nacre_pool::{Compression, PoolError, Txg, checksum, compress};
 
 /// Lengths of the records of a label, bytes.
@@ -315,5 +316,48 @@ pub fn pool_properties(data: &[u8]) {
                 let _ = definition.human(&canonical);
             }
         }
+    }
+}
+
+/// A stream of snapshots: the bytes are payloads of records, each behind its kind and its length,
+/// and the text of a token.
+pub fn send_stream(data: &[u8]) {
+    let mut stream = Vec::new();
+    let mut sink = |some: &[u8]| {
+        stream.extend_from_slice(some);
+        Ok(())
+    };
+    let Ok(mut writer) = StreamWriter::begin(&mut sink) else { return };
+    let mut rest = data;
+    let mut sent = Vec::new();
+    while let Some(([kind, length], more)) = rest.split_first_chunk::<2>() {
+        let (payload, more) = more.split_at(more.len().min(usize::from(*length)));
+        rest = more;
+        if let Ok(record) = Record::decode(*kind, payload.to_vec())
+            && writer.record(&record).is_ok()
+        {
+            sent.push(record);
+        }
+    }
+    let begun = StreamReader::begin(stream.as_slice());
+    assert!(begun.is_ok(), "a stream that begins is none");
+    let Ok(mut reader) = begun else { return };
+    for record in sent {
+        if let Record::Rows(payload) = &record {
+            // Any bytes are rows or an error.
+            drop(record::rows(payload));
+        }
+        assert_eq!(reader.next().ok().map(|received| received.record), Some(record));
+    }
+    assert!(reader.next().is_err());
+    // As it comes, without a writer.
+    if let Ok(mut reader) = StreamReader::begin(data) {
+        while reader.next().is_ok() {}
+    }
+    if let Ok(token) = ResumeToken::decode(data) {
+        assert_eq!(ResumeToken::parse(&token.text()).ok(), Some(token));
+    }
+    if let Ok(text) = std::str::from_utf8(data) {
+        drop(ResumeToken::parse(text));
     }
 }

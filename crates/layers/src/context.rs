@@ -22,6 +22,15 @@ pub fn simply_waiting() -> Waiting {
     })
 }
 
+/// Tells whoever wants to know of an event: its kind, and what is known of it by name. Returns at
+/// once.
+pub type Tell = Arc<dyn Fn(&'static str, Vec<(String, String)>) + Send + Sync>;
+
+/// Tells nobody.
+pub fn tell_nobody() -> Tell {
+    Arc::new(|_, _| {})
+}
+
 /// Runs `call` by `waiting` and answers its result.
 ///
 /// # Errors
@@ -76,6 +85,8 @@ pub struct Context {
     /// Where the same for several stacks of one process, their directories are watched together.
     /// What one of them changes no other may show.
     pub watch_group: Option<Arc<WatchGroup>>,
+    /// Whom to tell of events.
+    pub tell: Tell,
 }
 
 impl fmt::Debug for Context {

@@ -4,7 +4,7 @@
 use crate::{
     accounts::{Accounts, Processes, User},
     clock::Clock,
-    context::{Context, Devices, Mounter, simply_waiting},
+    context::{Context, Devices, Mounter, simply_waiting, tell_nobody},
 };
 use nacre_vfs::Result;
 use parking_lot::Mutex;
@@ -133,5 +133,6 @@ pub fn context(uid: u32) -> Context {
         clock: Arc::new(FakeClock::default()),
         waiting: simply_waiting(),
         watch_group: None,
+        tell: tell_nobody(),
     }
 }

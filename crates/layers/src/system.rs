@@ -6,7 +6,7 @@
 use crate::{
     accounts::{Accounts, Processes, User},
     clock::SystemClock,
-    context::{Context, Devices, Mounter, simply_waiting},
+    context::{Context, Devices, Mounter, simply_waiting, tell_nobody},
 };
 use nacre_sys::accounts;
 use std::{io, sync::Arc};
@@ -84,6 +84,7 @@ impl Context {
             clock: Arc::new(SystemClock::default()),
             waiting: simply_waiting(),
             watch_group: None,
+            tell: tell_nobody(),
         })
     }
 }

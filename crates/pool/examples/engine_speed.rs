@@ -27,7 +27,7 @@ use nacre_pool::device::{Device, FileDevice, Random};
 use nacre_pool::engine::{Committer, Dataset, Pace, Pool, PoolConfig};
 use nacre_pool::files::{Inode, NewInode, ParentView};
 use nacre_pool::rows::{FileType, InodeRow, Timestamp};
-use nacre_pool::store::{LogArea, NewPool};
+use nacre_pool::store::NewPool;
 
 const MIB: u64 = 1 << 20;
 
@@ -106,9 +106,8 @@ impl Bench {
             Timestamp { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
         };
         let cache = number("CACHE_MIB", 192) * MIB;
-        let log = Some(Box::new(LogArea::new(Arc::clone(&store))) as _);
-        let config =
-            PoolConfig { log, guid: 7, storage: store, clock: Arc::new(clock), entropy: Arc::new(|| 42), cache };
+        let log = Some(store.log().expect("a log"));
+        let config = PoolConfig { log, storage: store, clock: Arc::new(clock), entropy: Arc::new(|| 42), cache };
         let pool = Arc::new(Pool::create(config, "bench").unwrap());
         let begin = number("BEGIN_MIB", 64) * MIB;
         let pace = Pace { begin, most: number("MOST_MIB", 96) * MIB, ..Pace::default() };

@@ -89,6 +89,11 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Whether it stands for one that is not there.
+    fn is_missing(&self) -> bool {
+        false
+    }
+
     /// Whether others than root could have written what is on it, or could put something else at
     /// its path.
     fn is_anybodys(&self) -> bool {

@@ -23,6 +23,7 @@ mod catalog_view;
 pub mod changes;
 mod check;
 mod commit;
+mod commit_times;
 mod committer;
 mod dataset;
 mod doomed;
@@ -31,8 +32,10 @@ mod naming;
 mod owners;
 mod pool_meta;
 mod properties;
+pub mod receiving;
 mod replay_skip;
 mod reservation;
+pub mod sending;
 mod sharing;
 mod snapshot_read;
 mod storage;
@@ -43,6 +46,7 @@ mod tree_table;
 pub use administration::{DestroySet, NewDataset};
 pub use catalog_view::{CatalogView, SnapshotLine};
 pub use check::CheckCounts;
+pub use commit_times::CommitFigures;
 pub use committer::{Committer, Pace};
 pub use dataset::Dataset;
 pub use owners::OwnerUsed;
@@ -50,13 +54,14 @@ pub use pool_meta::FilePath;
 pub use properties::{Edit, Setting};
 pub use tree_table::TreeTable;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{MappedMutexGuard, Mutex, RwLock};
 
+use commit_times::CommitTimes;
 use reservation::Reservations;
 
 use crate::cache::Cache;
@@ -150,10 +155,8 @@ pub struct PoolConfig {
     pub entropy: Entropy,
     /// The limit of the cache, bytes.
     pub cache: u64,
-    /// The room of the intent log; without it each fsync is a commit.
-    pub log: Option<Box<dyn log::Area>>,
-    /// The pool's number in the world, by which its log knows its own blocks.
-    pub guid: u64,
+    /// The blocks of the intent log; without them each fsync is a commit.
+    pub log: Option<Box<dyn log::Blocks>>,
 }
 
 /// The durable state that a pool is opened from.
@@ -191,8 +194,11 @@ pub struct Pool {
     throttle: Arc<Throttle>,
     /// The last txg that is durable.
     committed: AtomicU64,
+    commit_times: CommitTimes,
     /// Something that was destroyed is being freed still.
     freeing: AtomicBool,
+    /// Datasets that take rows of a stream at this moment.
+    receiving: Mutex<HashSet<u64>>,
     /// To whom root directories of new file systems belong.
     owner: Mutex<(u32, u32)>,
 }
@@ -261,6 +267,10 @@ impl Frames for CachedFrames {
         self.storage.write_all(frames, written)
     }
 
+    fn read_stored(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>, PoolError> {
+        self.storage.read_stored(pointer)
+    }
+
     fn compress_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Compressed>, PoolError> {
         self.storage.compress_all(frames)
     }
@@ -293,7 +303,7 @@ impl Pool {
         properties: &[(String, String)],
     ) -> Result<Self, PoolError> {
         let open = Txg(1);
-        let (area, guid) = (config.log.take(), config.guid);
+        let blocks = config.log.take();
         let pool = Self::over(config, open, None);
         pool.belongs_to(owner);
         {
@@ -305,8 +315,9 @@ impl Pool {
             let freeing = catalog.deadlists().create()?;
             catalog.set_head(&PoolHead { freeing, ..head })?;
         }
-        if let Some(area) = area {
-            pool.start_log(log::Ring::new(area, guid, log::Start::default())?);
+        if let Some(mut blocks) = blocks {
+            blocks.begin(log::Start::default())?;
+            pool.start_log(blocks);
         }
         pool.create_root(name, properties)?;
         Ok(pool)
@@ -322,7 +333,7 @@ impl Pool {
     /// # Errors
     /// Those of the store; a damaged catalog.
     pub fn open(mut config: PoolConfig, durable: &Durable) -> Result<Self, PoolError> {
-        let (area, guid) = (config.log.take(), config.guid);
+        let blocks = config.log.take();
         let pool = Self::over(config, Txg(durable.txg.0 + 1), Some(durable.catalog));
         {
             let mut admin = pool.admin.lock();
@@ -332,8 +343,8 @@ impl Pool {
             pool.reservations.measure();
         }
         pool.storage.opened()?;
-        if let Some(area) = area {
-            pool.replay_log(area, guid, durable)?;
+        if let Some(blocks) = blocks {
+            pool.replay_log(blocks, durable)?;
         }
         Ok(pool)
     }
@@ -361,7 +372,9 @@ impl Pool {
             log: OnceLock::new(),
             throttle: Arc::default(),
             committed: AtomicU64::new(open.0.saturating_sub(1)),
+            commit_times: CommitTimes::default(),
             freeing: AtomicBool::new(true),
+            receiving: Mutex::default(),
             owner: Mutex::default(),
         }
     }
@@ -406,6 +419,9 @@ impl Pool {
             return Ok((Arc::clone(dataset), false));
         }
         let row = admin.catalog.dataset(id)?;
+        if admin.is_half(id)? {
+            return Err(PoolError::Refused("it is half received: nothing in it can be used yet".to_owned()));
+        }
         let dataset = Arc::new(Dataset::open(self, id, row.root)?);
         dataset.adopt(admin.behaviour_of(id)?, &self.bounds(), admin.owner_quotas(id)?);
         self.datasets.write().insert(id, Arc::clone(&dataset));

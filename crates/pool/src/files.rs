@@ -28,6 +28,7 @@ mod owner_accounts;
 mod patches;
 mod quota_check;
 mod readahead;
+mod received;
 mod recent;
 mod sharing;
 mod spin_lock;
@@ -260,6 +261,8 @@ pub struct Files<T> {
     replaying: AtomicBool,
     /// The head cannot be read, so nothing more may change.
     headless: AtomicBool,
+    /// All rows come with a stream, that of the head as well.
+    receiving: AtomicBool,
     readahead: readahead::ListingReadahead,
     freed: Mutex<Vec<Dead>>,
     unstored: Mutex<unstored::Unstored>,
@@ -412,6 +415,7 @@ impl<T: Table> Files<T> {
             admission,
             replaying: AtomicBool::new(false),
             headless: AtomicBool::new(false),
+            receiving: AtomicBool::new(false),
             readahead: readahead::ListingReadahead::default(),
             stop: stopping::Stop::default(),
             freed: Mutex::default(),

@@ -127,6 +127,16 @@ pub trait Frames: Send + Sync {
         })
     }
 
+    /// A frame as it is stored, checked; `None` where it is stored as its content is, or that cannot
+    /// be had.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn read_stored(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>, PoolError> {
+        let _ = pointer;
+        Ok(None)
+    }
+
     /// Tells that frames will be read soon, in this order. Never fails: it is a hint.
     fn expect(&self, pointers: &[Pointer]);
 

@@ -14,13 +14,15 @@
 //! - Where the newest record is guarded, every place of the rings can be read in one copy at least,
 //!   whenever power fails: a place that cannot is damage.
 
+mod group;
 mod identity;
 mod root;
 #[cfg(test)]
 mod tests;
 
+pub use group::{Group, GroupKind, MemberState, MemberStatus, UNIT};
 pub use identity::{Identity, Member, PoolState, VERSION};
-pub use root::{LogStart, Root, SlotAddress, TableSegment, UPPER_LIMIT};
+pub use root::{LogStart, MOST_COLUMNS, Place, Root, SlotAddress, TableSegment, UPPER_LIMIT};
 pub(crate) use root::{read_places, small, write_places};
 
 use crate::device::{Device, failed};
@@ -263,6 +265,18 @@ pub fn clear(device: &dyn Device) -> Result<(), PoolError> {
     let zeros = vec![0; (LENGTH - IDENTITY_AT) as usize];
     for place in places(device.length()) {
         device.write_at(&zeros, place + IDENTITY_AT).map_err(|error| failed(device, "writing the label of", error))?;
+    }
+    device.sync().map_err(|error| failed(device, "syncing", error))
+}
+
+/// Makes a device one that has no root records: zeros instead, durably.
+///
+/// # Errors
+/// [`PoolError::Device`].
+pub fn clear_roots(device: &dyn Device) -> Result<(), PoolError> {
+    let zeros = vec![0; (RING * root::LENGTH as u64) as usize];
+    for place in places(device.length()) {
+        device.write_at(&zeros, place + RING_AT).map_err(|error| failed(device, "writing the label of", error))?;
     }
     device.sync().map_err(|error| failed(device, "syncing", error))
 }

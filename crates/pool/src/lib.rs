@@ -9,6 +9,7 @@
 //!  tree      copy-on-write B+trees whose nodes are frames          tree, cache
 //!  store     frames written, read, freed; commits                  store, frame, pointer
 //!  segment   frames packed into segments, streams, cleaner         segment
+//!  backend   where segments and roots lie                          backend, parity
 //!  label     who the pool is; the root records                     label
 //!  device    length, read, write, sync, discard                    device
 //! ```
@@ -31,7 +32,7 @@
 //! use nacre_pool::{Store, device::Simulator, files::{NewInode, ParentView}};
 //! use nacre_pool::engine::{Committer, Pace, Pool, PoolConfig};
 //! use nacre_pool::rows::{FileType, InodeRow, Timestamp};
-//! use nacre_pool::store::{LogArea, NewPool};
+//! use nacre_pool::store::NewPool;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let new = NewPool {
@@ -44,8 +45,7 @@
 //! let (store, _) = Store::create(vec![Arc::new(Simulator::new("disk", 128 << 20))], &new)?;
 //! let store = Arc::new(store);
 //! let config = PoolConfig {
-//!     log: Some(Box::new(LogArea::new(Arc::clone(&store)))),
-//!     guid: 7,
+//!     log: Some(store.log()?),
 //!     storage: Arc::clone(&store) as _,
 //!     clock: Arc::new(|| Timestamp { seconds: 1_800_000_000, nanoseconds: 0 }),
 //!     entropy: Arc::new(|| 42),
@@ -84,6 +84,7 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
+pub mod backend;
 pub mod cache;
 pub mod catalog;
 pub mod checksum;
@@ -99,11 +100,13 @@ pub mod frames;
 pub mod label;
 pub mod log;
 pub mod names;
+pub mod parity;
 mod patience;
 pub mod pointer;
 pub mod properties;
 pub mod rows;
 pub mod segment;
+pub mod send_stream;
 pub mod space;
 pub mod store;
 pub mod tree;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  record()   operation -> the buffer in memory, in the order of the operations
-//!  flush()    buffer -> one block -> write, sync; all who wait meanwhile share the next block
+//!  flush()    buffer -> one block -> written, durable; all who wait meanwhile share the next block
 //!  committed  buffer and ring forget what the commit holds
 //!  replay     blocks from the root's start on -> records, in order
 //! ```
@@ -24,7 +24,113 @@ pub mod record;
 pub mod ring;
 
 pub use record::{LogChange, LogRecord};
-pub use ring::{Area, Replayed, Ring, Start, newest_sequence};
+pub use ring::{Area, Ring, newest_sequence};
+
+/// The blocks of a log, wherever they lie: each is durable before the next is appended.
+pub trait Blocks: Send {
+    /// Forgets what it knows, and begins with no block at a start that was never used.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for a start that cannot be.
+    fn begin(&mut self, start: Start) -> Result<(), PoolError>;
+
+    /// Reads the blocks from a start on, and shows each record of a txg after `committed`, in
+    /// order. The next block comes behind them; they stay until [`Self::forget`].
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; [`PoolError::Format`] for a whole block whose records are none; the
+    /// visitor's.
+    fn replay(&mut self, start: Start, committed: Txg, visit: &mut Visit<'_>) -> Result<Replayed, PoolError>;
+
+    /// Appends a block; it is durable then. `false`: there is no room, nothing was written.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]: whether the block is durable is unknown then, nothing may be appended
+    /// any more. [`PoolError::Refused`] where the pool is another program's by now.
+    fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError>;
+
+    /// The start for a root that holds this txg: the first block with records of a later one, or
+    /// where the next block goes.
+    fn start_after(&self, txg: Txg) -> Start;
+
+    /// A root that holds this txg is durable: the blocks before its start are not needed.
+    fn forget(&mut self, txg: Txg);
+
+    /// How much is in use, bytes.
+    fn used(&self) -> u64;
+
+    /// How much there can be, bytes.
+    fn length(&self) -> u64;
+}
+
+/// What is shown the records of a log.
+pub type Visit<'a> = dyn FnMut(&LogRecord<'_>) -> Result<(), PoolError> + 'a;
+
+impl<B: Blocks + ?Sized> Blocks for Box<B> {
+    fn begin(&mut self, start: Start) -> Result<(), PoolError> {
+        (**self).begin(start)
+    }
+
+    fn replay(&mut self, start: Start, committed: Txg, visit: &mut Visit<'_>) -> Result<Replayed, PoolError> {
+        (**self).replay(start, committed, visit)
+    }
+
+    fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
+        (**self).append(txg, records)
+    }
+
+    fn start_after(&self, txg: Txg) -> Start {
+        (**self).start_after(txg)
+    }
+
+    fn forget(&mut self, txg: Txg) {
+        (**self).forget(txg);
+    }
+
+    fn used(&self) -> u64 {
+        (**self).used()
+    }
+
+    fn length(&self) -> u64 {
+        (**self).length()
+    }
+}
+
+/// Where a replay begins: what a root record holds of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// The position of the next block: in a ring a multiple of [`ring::BLOCK`].
+    pub position: u64,
+    /// Its sequence.
+    pub sequence: u64,
+    /// The checksum of the block before.
+    pub chain: u64,
+}
+
+/// What a replay found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Whole blocks.
+    pub blocks: u64,
+    /// Records that were shown.
+    pub records: u64,
+    /// The sequence of a block that is damaged although a later one is whole: from it on, what was
+    /// promised durable is lost.
+    pub lost: Option<u64>,
+}
+
+/// Shows the records of one block that are of a later txg than `committed`; answers how many.
+pub(crate) fn show(records: &[u8], committed: Txg, visit: &mut Visit<'_>) -> Result<u64, PoolError> {
+    let (mut from, mut shown) = (crate::codec::Reader::new(records), 0);
+    while !from.is_empty() {
+        let record = LogRecord::decode(&mut from)?;
+        if record.txg > committed {
+            visit(&record)?;
+            shown += 1;
+        }
+    }
+    Ok(shown)
+}
 
 /// How many bytes of records one flush may write; what is larger is cheaper as a commit.
 pub const FLUSH_MOST: usize = 4 << 20;
@@ -75,17 +181,17 @@ impl LogState {
 
 /// The log of an imported pool.
 #[derive(Debug)]
-pub struct Log<A: Area> {
+pub struct Log<B: Blocks> {
     state: Mutex<LogState>,
     done: Condvar,
-    ring: Mutex<Ring<A>>,
+    ring: Mutex<B>,
     half_full: AtomicBool,
 }
 
-impl<A: Area> Log<A> {
+impl<B: Blocks> Log<B> {
     /// A log that goes on where the ring stands.
     #[must_use]
-    pub fn new(ring: Ring<A>) -> Self {
+    pub fn new(ring: B) -> Self {
         let state = LogState {
             pending: VecDeque::new(),
             bytes: 0,

@@ -13,6 +13,7 @@
 //!  0x08  owner use   user or group, id             OwnerUse: bytes and objects
 //!  0x09  patch       inode, record, number         Patch: pointer and pieces
 //!  0x0a  cut         inode                         nothing
+//!  0x0b  received    -                             ResumeToken: how far a stream has come
 //! ```
 //!
 //! Invariants: keys sort by kind, then as their numbers do; every decoder takes any bytes and gives

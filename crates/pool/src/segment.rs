@@ -1,8 +1,7 @@
 //! Segments: where frames lie. A segment is a slot's worth of frames, one behind the other; it is
 //! written once, front to back, and then only read until it is freed whole.
 //!
-//! Callers: the store. The parts: [`slots`] (the places on devices), [`table`] (what is known of
-//! each segment), [`table_log`] (how that is kept on the pool), [`stream`] (open segments being
+//! Callers: the store. The parts: [`table`] (what is known of each segment), [`table_log`] (how that is kept on the pool), [`stream`] (open segments being
 //! filled), [`cleaner`] (which segments are worth moving).
 //!
 //! Invariant: frame numbers and places are only ever changed through [`table::Op`], so that what is
@@ -10,7 +9,6 @@
 
 pub mod cleaner;
 pub mod moved;
-pub mod slots;
 pub mod stream;
 pub mod table;
 pub mod table_log;

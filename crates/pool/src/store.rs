@@ -1,4 +1,4 @@
-//! The store: frames on devices. It writes, reads and frees frames, commits, cleans, scrubs, and
+//! The store: frames in segments. It writes, reads and frees frames, commits, cleans, scrubs, and
 //! knows how much room there is.
 //!
 //! Callers: trees (through [`Frames`]), the level of transaction groups (commit, free, log area),
@@ -20,12 +20,12 @@ mod copies;
 mod ditto;
 mod log_area;
 mod open;
+mod restore;
 mod scrub;
 mod space;
 mod streaming;
 #[cfg(test)]
 mod tests;
-mod trim;
 mod watch;
 mod workers;
 mod write_queue;
@@ -38,55 +38,54 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
+pub use crate::backend::{MINIMUM_DEVICE, TrimStep};
 pub use cleaning::Cleaned;
 pub use commit::Commit;
-pub use log_area::LogArea;
-pub use open::{Access, Import, MINIMUM_DEVICE, NewPool};
+pub use open::{Access, Import, NewPool};
 pub use scrub::{Checked, SegmentInfo};
 pub use space::{Claim, Space, Traffic};
-pub use trim::TrimStep;
 pub use watch::Damaged;
 pub(crate) use workers::{processors, unpin_thread};
 
+use crate::backend::{Backend, Disks, SegmentAt};
 use crate::checksum;
 use crate::compress;
-use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
 use crate::frames::{Compressed, Frames, NewFrame, Wanted, WriteStream};
-use crate::label::{Identity, Root, SlotAddress};
+use crate::label::{Identity, Place, Root};
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::segment::cleaner;
-use crate::segment::slots::{self, Slots};
-use crate::segment::stream::{Appender, AppenderState, Growth, PIECE, Piece};
+use crate::segment::stream::{Appender, AppenderState, Growth, Piece, Shape};
 use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::UncommittedRun;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
-/// Frames on the devices of one pool.
+/// The frames of one pool.
 pub struct Store {
-    devices: RwLock<Arc<Vec<Arc<dyn Device>>>>,
+    /// Where segments and roots lie.
+    backend: Arc<dyn Backend>,
+    /// The same, where it consists of devices: for what concerns these.
+    disks: Option<Arc<Disks>>,
+    /// What a segment holds at least, bytes.
     slot: u64,
+    /// What one holds at most, bytes.
+    longest: u64,
     writable: bool,
     closed: AtomicBool,
     /// Later states are to be given up for the one that was opened, and no label says so yet.
     unconfirmed: AtomicBool,
-    /// Held while a device is told of slots that are taken away from writers meanwhile.
-    trim_turn: Mutex<()>,
     map: RwLock<Map>,
     /// The open segments.
     appenders: appenders::Appenders,
-    /// Metadata is written twice.
-    redundant_metadata: AtomicBool,
     /// File systems that are made now have names of neighbouring numbers side by side.
     ordered_names: AtomicBool,
-    /// What lies once all the same.
-    missing_copies: ditto::MissingCopies,
+    /// Segments that hold trees as well.
+    mixed: ditto::Mixed,
     committed: Mutex<Committed>,
     frees: Mutex<BTreeMap<Txg, Vec<Freed>>>,
     durable: AtomicU64,
-    log: Vec<(SlotAddress, u32)>,
     suspended: Arc<write_queue::Suspension>,
     /// One writer at a time makes room for all that wait for slots.
     relief: Mutex<()>,
@@ -95,9 +94,6 @@ pub struct Store {
     sums: Sums,
     /// The slop is never more than this; without effect outside tests of full pools.
     slop_at_most: u64,
-    /// Held while places are given back, and while a damaged copy is written anew: it must not
-    /// become somebody else's place meanwhile.
-    giving: Mutex<()>,
     /// Hears of damage that readers meet.
     watcher: watch::Watcher,
     /// Asks devices ahead of readers.
@@ -112,7 +108,6 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Map {
     table: SegmentTable,
-    slots: Slots,
     /// Frames of txgs that are not committed, as far as the table knows them.
     uncommitted: Vec<UncommittedRun>,
     next_segment: u32,
@@ -120,17 +115,6 @@ struct Map {
     slack: u64,
     /// What living frames take a second time, bytes; as of the last commit.
     copies: u64,
-    /// Freed slots whose device is to be told so before they are used again.
-    trimming: Vec<SlotAddress>,
-    /// Whether devices are told.
-    trims: bool,
-}
-
-impl Map {
-    /// Slots that hold nothing.
-    fn free(&self) -> u64 {
-        self.slots.free() + self.trimming.len() as u64
-    }
 }
 
 /// What the last commit has left.
@@ -164,8 +148,6 @@ struct Sums {
     written_relocated: AtomicU64,
     written_table: AtomicU64,
     mended: AtomicU64,
-    /// Writes that failed at one of two places.
-    unwritten: AtomicU64,
     /// What was written twice since the last commit.
     copies: AtomicU64,
 }
@@ -174,18 +156,22 @@ impl Frames for Store {
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>> {
         let mut place = self.find(pointer)?;
         loop {
-            let read = self.read_at(pointer, place).or_else(|error| self.read_copy(pointer, place, error));
+            let read = self.read_at(pointer, &place, 0).or_else(|error| self.read_copy(pointer, &place, error));
             // The cleaner may have moved it meanwhile, and its old place may hold something else by
             // now.
             match (read, self.find(pointer)?) {
                 (Err(_), now) if now != place => place = now,
-                (read, at) => return read.inspect_err(|error| self.report(pointer, at, error, false)),
+                (read, at) => return read.inspect_err(|error| self.report(pointer, &at, error, false)),
             }
         }
     }
 
     fn read_all(&self, wanted: &mut [Wanted<'_>]) -> Result<()> {
         self.read_wanted(wanted)
+    }
+
+    fn read_stored(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
+        self.read_packed(pointer)
     }
 
     fn expect(&self, pointers: &[Pointer]) {
@@ -225,28 +211,28 @@ thread_local! {
 }
 
 impl Store {
-    /// The content of a frame that is at this place.
-    fn read_at(&self, pointer: &Pointer, place: Location) -> Result<Arc<[u8]>> {
-        if u64::from(pointer.logical) > self.slot {
+    /// The content of a frame that is at this place, read in this way.
+    fn read_at(&self, pointer: &Pointer, place: &Location, way: usize) -> Result<Arc<[u8]>> {
+        if u64::from(pointer.logical) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
         let mut content: Arc<[u8]> = std::iter::repeat_n(0, pointer.logical as usize).collect();
         let Some(target) = Arc::get_mut(&mut content) else {
             return Err(PoolError::Format(Damage::Structure("a shared buffer")));
         };
-        self.fill(pointer, place, target)?;
+        self.fill(pointer, place, way, target)?;
         Ok(content)
     }
 
     /// Fills a buffer, as long as the content, with the content of a frame that is at this place.
-    fn fill(&self, pointer: &Pointer, place: Location, target: &mut [u8]) -> Result<()> {
+    fn fill(&self, pointer: &Pointer, place: &Location, way: usize, target: &mut [u8]) -> Result<()> {
         let length = pointer.stored as usize;
-        if u64::from(pointer.stored) > self.slot {
+        if u64::from(pointer.stored) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
         let whole = if pointer.compression == Compression::Off {
             length == target.len() && {
-                self.read_stored(pointer, place, target)?;
+                self.read_stored_at(pointer, place, way, target)?;
                 true
             }
         } else {
@@ -256,14 +242,14 @@ impl Store {
                 }
                 let stored = buffer.get_mut(..length).unwrap_or_default();
                 let whole = self
-                    .read_stored(pointer, place, stored)
+                    .read_stored_at(pointer, place, way, stored)
                     .map(|()| compress::decompress(pointer.compression, stored, target));
                 compress::forget_much(buffer);
                 whole
             })?
         };
         if !whole || checksum::content(pointer.checksum_kind, target) != pointer.checksum {
-            return Err(PoolError::Frame { pointer: *pointer, damage: self.diagnose(pointer, place, whole) });
+            return Err(PoolError::Frame { pointer: *pointer, damage: self.diagnose(pointer, place, way, whole) });
         }
         Ok(())
     }
@@ -285,8 +271,8 @@ impl Store {
         let written = self.append(appender, charged, |state, full| state.append(header, stored, full))?;
         self.sums.allocated.fetch_add(charged, Ordering::Relaxed);
         self.sums.written_frames.fetch_add(charged, Ordering::Relaxed);
-        if self.has_redundant_metadata() && frame.stream.is_metadata() {
-            self.sums.copies.fetch_add(charged, Ordering::Relaxed);
+        if frame.stream.is_metadata() {
+            self.sums.copies.fetch_add(self.backend.metadata_overhead(charged), Ordering::Relaxed);
         }
         Ok(written)
     }
@@ -361,58 +347,27 @@ impl Store {
         PoolError::Suspended { durable: self.durable(), reason: reason.clone() }
     }
 
-    fn device(&self, number: u16) -> Result<Arc<dyn Device>> {
-        let devices = self.devices.read();
-        devices
-            .get(usize::from(number))
-            .cloned()
-            .ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))
-    }
-
-    fn read_place(&self, place: SlotAddress, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        let device = self.device(place.device)?;
-        device
-            .read_at(buffer, slots::start(place, self.slot) + offset)
-            .map_err(|error| failed(&*device, "reading", error))
-    }
-
-    fn write_place(&self, place: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
-        let device = self.device(place.device)?;
-        device
-            .write_at(bytes, slots::start(place, self.slot) + offset)
-            .map_err(|error| failed(&*device, "writing", error))
-    }
-
-    /// Writes, and has the device begin to make it durable where it is much.
-    fn write_begun(&self, stream: WriteStream, place: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
-        write_queue::write_to(&*self.device(place.device)?, stream, slots::start(place, self.slot) + offset, bytes)
-    }
-
     /// The place of the frame's header: which segment holds it, where that lies, the offset in it
     /// in bytes.
     fn find(&self, pointer: &Pointer) -> Result<Location> {
         let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
         let found = self.map.read().table.find(pointer.segment, pointer.index, pointer.offset).ok_or(missing)?;
         let offset = u64::from(found.offset) * u64::from(Pointer::UNIT);
-        if offset + pointer.charged() > self.slot {
+        if offset + pointer.charged() > self.backend.capacity(&found.place) {
             return Err(PoolError::Frame {
                 pointer: *pointer,
                 damage: Damage::Structure("behind the end of its segment"),
             });
         }
-        let (place, copy) = match found.copy {
-            Some(copy) if self.missing_copies.good(found.segment) == Some(1) => (copy, Some(found.place)),
-            copy => (found.place, copy),
-        };
-        Ok(Location { segment: found.segment, stream: found.stream, place, copy, offset })
+        Ok(Location { segment: found.segment, stream: found.stream, place: found.place, offset })
     }
 
-    fn read_stored(&self, pointer: &Pointer, at: Location, buffer: &mut [u8]) -> Result<()> {
-        self.read_range(pointer.birth, at, u64::from(Pointer::HEADER), buffer)
+    fn read_stored_at(&self, pointer: &Pointer, at: &Location, way: usize, buffer: &mut [u8]) -> Result<()> {
+        self.read_range(pointer.birth, at, way, u64::from(Pointer::HEADER), buffer)
     }
 
-    /// Reads a part of a frame: from the device, or what is not there yet from memory.
-    fn read_range(&self, birth: Txg, at: Location, skip: u64, buffer: &mut [u8]) -> Result<()> {
+    /// Reads a part of a frame: from below, or what is not there yet from memory.
+    fn read_range(&self, birth: Txg, at: &Location, way: usize, skip: u64, buffer: &mut [u8]) -> Result<()> {
         let offset = at.offset + skip;
         let missing: Vec<Range<usize>> = match at.stream {
             // What was committed is on the device; and moved frames are found at their new place
@@ -427,16 +382,16 @@ impl Store {
         for range in missing {
             let from = offset + range.start as u64;
             if let Some(part) = buffer.get_mut(range) {
-                self.read_place(at.place, from, part)?;
+                self.backend.read(at.at(), way, from, part)?;
             }
         }
         Ok(())
     }
 
     /// Why a frame's content is not what it should be.
-    fn diagnose(&self, pointer: &Pointer, at: Location, decompressed: bool) -> Damage {
+    fn diagnose(&self, pointer: &Pointer, at: &Location, way: usize, decompressed: bool) -> Damage {
         let mut header = [0; Pointer::HEADER as usize];
-        let read = self.read_range(pointer.birth, at, 0, &mut header);
+        let read = self.read_range(pointer.birth, at, way, 0, &mut header);
         match read.and_then(|()| Header::decode(&header)) {
             Ok(header) if !header.is_of(pointer) => Damage::Header,
             Err(_) => Damage::Header,
@@ -456,7 +411,8 @@ impl Store {
         let mut full = Vec::new();
         let appended = loop {
             let mut state = appender.lock();
-            if state.fits(charged, self.slot)
+            if state.fits(charged)
+                && !state.open_segment().is_some_and(|open| self.backend.lacks(open))
                 && let Some(appended) = put(&mut state, &mut full)
             {
                 break appended;
@@ -472,37 +428,36 @@ impl Store {
         Ok(appended)
     }
 
-    /// Finds a slot, ends the stream's segment and begins one there.
+    /// Finds a place, ends the stream's segment and begins one there.
     fn open_segment(&self, appender: &Appender) -> Result<()> {
-        let (id, places) = self.take_slot(appender.stream)?;
+        let (id, place) = self.take_place(appender.stream)?;
         let mut full = Vec::new();
         let mut state = appender.lock();
         let growth = state.seal(&mut full);
         let learnt = self.learn(growth);
-        state.begin(id, places, 0, 0);
+        let shape = self.shape(&place);
+        state.begin(id, place, shape, (0, 0));
         drop(state);
         self.write_pieces(appender, full)?;
         learnt.map_err(|error| self.suspend(&error))
     }
 
-    fn take_slot(&self, stream: WriteStream) -> Result<(u32, Vec<SlotAddress>)> {
+    fn shape(&self, place: &Place) -> Shape {
+        Shape { capacity: self.backend.capacity(place), row: self.backend.row(place) }
+    }
+
+    /// The number of a new segment, and its place.
+    fn take_place(&self, stream: WriteStream) -> Result<(u32, Place)> {
         loop {
             {
                 let mut map = self.map.write();
-                if map.slots.free() > cleaner::reserve(stream)
-                    && let Some(place) = map.slots.take()
-                {
-                    let id = map.next_segment;
-                    map.next_segment = id
-                        .checked_add(1)
-                        .ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
-                    let places = self.with_copy(&mut map, stream, place);
-                    map.table.apply(Op::Open { id, stream, place: places.clone() })?;
-                    return Ok((id, places));
+                if let Some((id, place)) = self.begin_segment(&mut map, stream, cleaner::reserve(stream))? {
+                    map.table.apply(Op::Open { id, stream, place: place.clone() })?;
+                    return Ok((id, place));
                 }
             }
-            // Whoever is in need takes slots whose devices were not told.
-            if self.give_untrimmed() || self.wait_for_trim() {
+            // Whoever is in need takes room that is held back.
+            if self.backend.reclaim() {
                 continue;
             }
             if stream.is_of_moved() {
@@ -510,6 +465,15 @@ impl Store {
             }
             self.relieve(stream)?;
         }
+    }
+
+    fn begin_segment(&self, map: &mut Map, stream: WriteStream, spare: u64) -> Result<Option<(u32, Place)>> {
+        let id = map.next_segment;
+        let next = id.checked_add(1).filter(|next| *next < u32::MAX);
+        let next = next.ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
+        let Some(place) = self.backend.begin(id, stream, spare)? else { return Ok(None) };
+        map.next_segment = next;
+        Ok(Some((id, place)))
     }
 
     /// Tells the table what a stream has added; under the stream's lock, so that nothing comes
@@ -520,14 +484,21 @@ impl Store {
         }
         let mut map = self.map.write();
         map.uncommitted.extend(growth.uncommitted);
-        growth.ops.into_iter().try_for_each(|op| map.table.apply(op))
+        for op in growth.ops {
+            let sealed = if let Op::Seal { id } = op { Some(id) } else { None };
+            map.table.apply(op)?;
+            if let Some((id, segment)) = sealed.and_then(|id| Some((id, map.table.segments().get(&id)?))) {
+                self.backend.finish(SegmentAt { segment: id, place: &segment.place }, u64::from(segment.bytes));
+            }
+        }
+        Ok(())
     }
 
     fn write_pieces(&self, appender: &Appender, full: Vec<Arc<Piece>>) -> Result<()> {
         let mut outcome = Ok(());
         let mut waiting = VecDeque::from(full);
         while let Some(piece) = waiting.pop_front() {
-            if outcome.is_ok() && appender.stream == WriteStream::Data && piece.bytes.len() == PIECE {
+            if outcome.is_ok() && appender.stream == WriteStream::Data && piece.is_full {
                 outcome = self.write_behind(piece);
                 continue;
             }
@@ -564,12 +535,16 @@ impl Store {
 }
 
 /// Where a frame was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Location {
     segment: u32,
     stream: WriteStream,
-    place: SlotAddress,
-    /// Where it lies once more.
-    copy: Option<SlotAddress>,
+    place: Place,
     offset: u64,
+}
+
+impl Location {
+    fn at(&self) -> SegmentAt<'_> {
+        SegmentAt { segment: self.segment, place: &self.place }
+    }
 }

@@ -11,6 +11,7 @@
 //!  commit    freeze, write out, settle                    commit
 //!  cursor    scans with read-ahead                        cursor
 //!  walk,diff all frames of a root; what two roots differ  walk, diff
+//!  since     what a root differs in from one that is gone since
 //!  load      sorted rows straight into full leaves        load
 //!  node,page what a node is in memory and on a device     node, page
 //! ```
@@ -42,6 +43,7 @@ pub mod load;
 mod look;
 pub(crate) mod node;
 pub(crate) mod page;
+pub mod since;
 pub mod walk;
 
 use std::sync::Arc;

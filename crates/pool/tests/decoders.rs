@@ -280,7 +280,7 @@ fn table(random: &mut Random) -> (SegmentTable, Vec<Op>, Vec<UncommittedRun>) {
                         WriteStream::RelocatedMetadata,
                     ])
                     .unwrap();
-                Op::Open { id, stream, place: vec![SlotAddress { device: 0, slot: random.below(1000) as u32 }] }
+                Op::Open { id, stream, place: vec![SlotAddress { device: 0, slot: random.below(1000) as u32 }].into() }
             }
             1 | 2 => {
                 let Some(segment) = table.segments().get(&id) else { continue };

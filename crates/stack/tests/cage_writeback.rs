@@ -13,7 +13,7 @@ use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
 use nacre_testkit::name;
-use nacre_vfs::{Errno, LockOwner, OpenFlags, Opened, Result, WriteOrigin, WritebackHost};
+use nacre_vfs::{Errno, LockOwner, OpenFlags, Opened, Result, WriteAhead, WriteOrigin, WritebackHost};
 use std::{
     collections::VecDeque,
     sync::{
@@ -77,7 +77,7 @@ impl Kernel {
                 let version = page.version.load(SeqCst);
                 if !permission.unannounced() {
                     self.asked.fetch_add(1, SeqCst);
-                    permission.announce(tell.then_some(data.len() as u64))?;
+                    permission.announce(WriteAhead::append(tell.then_some(data.len() as u64)))?;
                     break page.inode.lock().unwrap();
                 }
                 page.valid.store(true, SeqCst);
@@ -278,8 +278,8 @@ fn what_was_announced_and_not_written_is_given_back_with_the_last_close() {
     assert_eq!(others.append(&[7; 512 << 10]), Ok(512 << 10));
     let permission = file.writeback_lease().unwrap();
     assert!(!permission.unannounced());
-    permission.announce(Some(300_000)).unwrap();
-    assert!(permission.announce(None).is_err(), "counts as a megabyte");
+    permission.announce(WriteAhead::append(Some(300_000))).unwrap();
+    assert!(permission.announce(WriteAhead::default()).is_err(), "counts as a megabyte");
     assert_eq!(cage.report().used, (3 << 20) + (512 << 10) + 300_000_u64.next_multiple_of(4096));
     kernel.pages.lock().unwrap().clear();
     drop(_page);

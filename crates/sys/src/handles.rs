@@ -34,6 +34,19 @@ pub struct Handle<'a> {
 /// # Errors
 /// ESTALE where the file is gone; EPERM without `CAP_DAC_READ_SEARCH`; ENOMEM.
 pub fn open(mount: BorrowedFd<'_>, handle: Handle<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
+    open_raw(mount, &raw(handle)?, flags)
+}
+
+/// Whether a descriptor (`O_PATH` will do) is one for the file of a handle.
+///
+/// # Errors
+/// EOPNOTSUPP or EOVERFLOW where the file system makes no handles that lead back.
+pub fn leads_to(file: BorrowedFd<'_>, handle: Handle<'_>) -> io::Result<bool> {
+    let used = 2 + handle.bytes.len().div_ceil(4);
+    Ok(of_file(file)?.get(..used) == raw(handle)?.get(..used))
+}
+
+fn raw(handle: Handle<'_>) -> io::Result<Raw> {
     let mut raw: Raw = [0; 2 + HANDLE_MAX / 4];
     let length = handle.bytes.len();
     if length > HANDLE_MAX {
@@ -48,7 +61,7 @@ pub fn open(mount: BorrowedFd<'_>, handle: Handle<'_>, flags: libc::c_int) -> io
         }
         *word = u32::from_ne_bytes(bytes);
     }
-    open_raw(mount, &raw, flags)
+    Ok(raw)
 }
 
 /// ext4 says ENOMEM instead of ESTALE of a file that is gone while its number is being given to a

@@ -25,6 +25,7 @@ pub mod mapping;
 pub mod memory;
 pub mod memory_limit;
 pub mod mounts;
+pub mod proc_looks;
 pub mod project_quota;
 pub mod remote;
 pub mod signals;

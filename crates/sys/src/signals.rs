@@ -7,7 +7,11 @@
 use std::{
     fs::File,
     io::{self, Read},
-    os::fd::{FromRawFd, OwnedFd},
+    os::{
+        fd::{FromRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    process::Command,
 };
 
 /// The signals that a daemon acts on.
@@ -87,12 +91,15 @@ pub fn keep_ended_children() -> io::Result<()> {
     }
 }
 
-/// Unblocks the signals of [`Signal`] in the calling thread: for a thread that is about to start
-/// another program.
-///
-/// # Errors
-/// As `pthread_sigmask(3)`.
-pub fn unblock() -> io::Result<()> {
+/// Has a program start with the signals of [`Signal`] unblocked, which it would otherwise inherit
+/// blocked.
+pub fn unblocked_in(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec, `unblock` fills a set on the stack and calls pthread_sigmask:
+    // all of it is async-signal-safe (signal-safety(7)), and nothing is allocated.
+    unsafe { command.pre_exec(unblock) }
+}
+
+fn unblock() -> io::Result<()> {
     let set = set();
     // SAFETY: `set` is initialised; the old mask is not asked for.
     match unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) } {

@@ -195,6 +195,8 @@ fn the_demo_installs_a_compiler_and_fuse_only() {
     for (name, script) in [
         ("dpkg-query", "exit 1"),
         ("id", "echo 1000"),
+        // Nothing is built for this look.
+        ("cargo-deb", "exit 0"),
         ("sudo", "echo \"asked: $*\" >&2; [ $1 != tee ] || cat >/dev/null"),
     ] {
         let path = machine.path().join(name);

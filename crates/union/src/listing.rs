@@ -14,6 +14,7 @@
 
 mod ahead;
 mod batch;
+mod entered;
 mod hidden;
 mod kept;
 mod merge;

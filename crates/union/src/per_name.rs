@@ -13,7 +13,7 @@
 //! * `tables` is held for a moment only, and nothing of the union is called or dropped under it.
 
 use crate::{
-    Union, UnionShared,
+    ATTEMPTS, OWN, Union, UnionShared,
     node::{NodePlace, UnionNode},
     open_file::UnionFile,
 };
@@ -303,6 +303,31 @@ impl PerName {
         self.attr_up(named, attr)
     }
 
+    /// Asks something of a file. Its branch may know it by a name that has just been given a file of
+    /// its own, and says ESTALE: then it is shown this name, so that only who uses the other one has
+    /// to look it up anew (the kernel does that once for each open).
+    fn by_its_name<T>(&self, node: &Node, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut answer = ask();
+        let Some(named) = named(node).filter(|_| self.shared().options.link_cow) else { return answer };
+        for _ in 0..ATTEMPTS {
+            if !matches!(answer, Err(Errno::ESTALE)) || !self.leads_to_it(named)? {
+                break;
+            }
+            answer = ask();
+        }
+        answer
+    }
+
+    /// Looks up where a name leads now: whether to its file.
+    fn leads_to_it(&self, named: &Named) -> Result<bool> {
+        let place = named.place();
+        match self.below.lookup(&OWN, &Node::new(place.parent), Name::new(&place.name)?) {
+            Ok(found) => Ok(found.node.arc::<UnionNode>().is_some_and(|file| Arc::ptr_eq(&file, &named.file))),
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Called before a file is changed through a name: other names must keep what is there.
     ///
     /// # Errors
@@ -344,11 +369,12 @@ impl Layer for PerName {
     }
 
     fn getattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>) -> Result<Attr> {
-        Ok(self.attr_of(node, self.below.getattr(caller, below(node), file)?))
+        let attr = self.by_its_name(node, || self.below.getattr(caller, below(node), file))?;
+        Ok(self.attr_of(node, attr))
     }
 
     fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
-        self.below.access(caller, below(node), mask)
+        self.by_its_name(node, || self.below.access(caller, below(node), mask))
     }
 
     fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
@@ -357,7 +383,8 @@ impl Layer for PerName {
         if change.size.is_some() && !open.is_some_and(UnionFile::writes) {
             self.break_link(node)?;
         }
-        Ok(self.attr_of(node, self.below.setattr(caller, below(node), file, change)?))
+        let attr = self.by_its_name(node, || self.below.setattr(caller, below(node), file, change))?;
+        Ok(self.attr_of(node, attr))
     }
 
     fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
@@ -415,7 +442,7 @@ impl Layer for PerName {
         if flags.writes() || flags.truncates() {
             self.break_link(node)?;
         }
-        self.below.open(caller, below(node), flags)
+        self.by_its_name(node, || self.below.open(caller, below(node), flags))
     }
 
     fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
@@ -428,11 +455,11 @@ impl Layer for PerName {
     }
 
     fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
-        self.below.getxattr(caller, below(node), name, buffer)
+        self.by_its_name(node, || self.below.getxattr(caller, below(node), name, buffer))
     }
 
     fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
-        self.below.listxattr(caller, below(node), buffer)
+        self.by_its_name(node, || self.below.listxattr(caller, below(node), buffer))
     }
 
     fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {

@@ -113,6 +113,8 @@ pub struct Attr {
     pub ctime: Time,
     /// Birth, where the file system knows it.
     pub btime: Option<Time>,
+    /// Nobody changes its content, or only adds to it (`chattr +i`, `chattr +a`).
+    pub protected: bool,
 }
 
 /// A time to set.
@@ -126,7 +128,8 @@ pub enum SetTime {
 
 /// What a change of attributes does to the time of change, and to the time of modification where
 /// that is not said either. A door whose kernel keeps the times of a file itself says which ones it
-/// shows, and looks for no others in the answer where it says both. Layers whose storage takes no such time leave it to that.
+/// shows, and looks for no others in the answer where it says both. Layers whose storage takes no
+/// such time leave it to that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChangeTime {
     /// It is now.

@@ -38,4 +38,4 @@ pub use node::Node;
 pub use numbered::Numbered;
 pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence, WriteOrigin};
 pub use open_files::{AttachedDoor, OpenFileClient, OpenFileHost};
-pub use writeback::{WritebackHost, WritebackLayer, WritebackLease};
+pub use writeback::{WriteAhead, WritebackHost, WritebackLayer, WritebackLease};

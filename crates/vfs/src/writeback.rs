@@ -52,12 +52,28 @@ pub trait WritebackLease: Send + Sync {
         let _ = most;
     }
 
-    /// A write at the end of the file is about to be collected, of `length` bytes (`None` where the
-    /// door cannot tell). May wait until what the door held back has arrived.
+    /// A write is about to be collected. May wait until what the door held back has arrived.
     ///
     /// # Errors
     /// ENOSPC or EDQUOT: the write must not happen.
-    fn announce(&self, length: Option<u64>) -> Result<()>;
+    fn announce(&self, write: WriteAhead) -> Result<()>;
+}
+
+/// What a door can tell of a write(2) that is about to begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteAhead {
+    /// Where, bytes from the beginning of the file; `None` for its end, and where the door cannot
+    /// tell.
+    pub offset: Option<u64>,
+    /// How many bytes; `None` where the door cannot tell.
+    pub length: Option<u64>,
+}
+
+impl WriteAhead {
+    /// A write at the end.
+    pub fn append(length: Option<u64>) -> WriteAhead {
+        WriteAhead { offset: None, length }
+    }
 }
 
 /// The door's side: what a layer that has taken the offer may ask of it.

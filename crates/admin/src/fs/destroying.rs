@@ -112,7 +112,7 @@ fn one_bookmark(
 }
 
 /// The names of what goes, and what that frees.
-fn told(objects: &mut Objects<'_>, doom: &Doom) -> Result<Destroyed, Refusal> {
+pub(super) fn told(objects: &mut Objects<'_>, doom: &Doom) -> Result<Destroyed, Refusal> {
     let mut destroyed = Destroyed { missing: doom.missing.clone(), ..Destroyed::default() };
     for id in &doom.filesystems {
         let name = objects.known(*id)?.name.clone();
@@ -401,12 +401,15 @@ pub(super) fn leave_snapshots(mounts: &dyn Mounts, doom: &Doom, force: bool) -> 
     of_filesystems.chain(alone).try_for_each(|snapshot| mounts.unmount(snapshot, force))
 }
 
-fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy) -> Result<(), Refusal> {
+/// Does what was worked out.
+pub(super) fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy) -> Result<(), Refusal> {
     let made = moves::unchosen(&mut Objects::now(pool, mounts), &doom.filesystems)?;
     let _going = going(pool, mounts, doom, &format!("cannot destroy '{}'", what.target))?;
     leave_snapshots(mounts, doom, what.force)?;
     let gone = moves::unmount(mounts, &doom.filesystems, what.force)?;
-    if let Err(error) = pool.pool.destroy_set(&doom.destroy_set(what.deferred)) {
+    // What is half received for them belongs to nobody then.
+    let halves = doom.filesystems.iter().try_for_each(|id| pool.pool.abort_below(*id));
+    if let Err(error) = halves.and_then(|()| pool.pool.destroy_set(&doom.destroy_set(what.deferred))) {
         gone.back(mounts);
         return Err(refused(&format!("cannot destroy '{}'", what.target), &error));
     }

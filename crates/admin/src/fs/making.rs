@@ -1,5 +1,6 @@
 //! `create`, `clone`, `snapshot`, `bookmark`: what comes into being.
 
+use nacre_pool::PoolError;
 use nacre_pool::engine::NewDataset;
 use nacre_pool::names::{Name, split_parent};
 use nacre_pool::properties::{DATASET_PROPERTIES, Property, PropertyError, dataset_property};
@@ -159,7 +160,10 @@ pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) 
             let (filesystem, snapshot) =
                 Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
             let id = objects.filesystem("open", filesystem)?;
-            let ids = if what.recursive { objects.descendants(id)? } else { vec![id] };
+            let mut ids = if what.recursive { objects.descendants(id)? } else { vec![id] };
+            if what.recursive {
+                ids = settled(&objects, ids)?;
+            }
             wanted.extend(ids.into_iter().map(|id| (id, snapshot.to_owned())));
         }
         let none = "no snapshots were created";
@@ -185,6 +189,17 @@ pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) 
         let taken = pool.pool.snapshot_at(&wanted, &what.properties, over);
         taken.map(drop).map_err(|error| refused(&doing, &error).next("no snapshots were created"))
     })
+}
+
+/// Those that have a state of their own: what is half received has none.
+pub(super) fn settled(objects: &Objects<'_>, ids: Vec<u64>) -> Result<Vec<u64>, PoolError> {
+    let mut found = Vec::with_capacity(ids.len());
+    for id in ids {
+        if !objects.catalog.is_half(id)? {
+            found.push(id);
+        }
+    }
+    Ok(found)
 }
 
 /// Makes a bookmark of a snapshot or of another bookmark.

@@ -93,6 +93,10 @@ fn one(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Resu
         let next = format!("it is at {}", mounted.at.display());
         return refuse(Kind::Busy, "filesystem already mounted", &next);
     }
+    if objects.catalog.is_half(id)? {
+        let next = "'nacre fs send -t' with its receive_resume_token sends the rest";
+        return refuse(Kind::Invalid, "it is half received", next);
+    }
     if objects.effective(id, "canmount")?.value == "off" {
         return refuse(
             Kind::Invalid,

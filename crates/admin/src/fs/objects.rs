@@ -289,7 +289,7 @@ impl<'a> Objects<'a> {
 
     /// Where a file system is to be mounted without anybody asking for it.
     pub fn wanted(&mut self, id: u64) -> Result<Option<PathBuf>, Refusal> {
-        if !self.is(id, "canmount", "on")? {
+        if !self.is(id, "canmount", "on")? || self.catalog.is_half(id)? {
             return Ok(None);
         }
         Ok(match self.place(id)? {

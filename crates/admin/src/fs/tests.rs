@@ -4,6 +4,7 @@
 mod content;
 mod moving;
 mod naming;
+mod scheduling;
 mod showing;
 mod user_properties;
 
@@ -138,7 +139,7 @@ impl World {
 
     fn within(opening: Opening) -> World {
         let device: Arc<dyn Device> = Arc::new(Simulator::new("memory", 256 << 20));
-        let pool = Imported::create(vec![device], "t", &[], opening).unwrap();
+        let pool = Imported::create(vec![device], &[], "t", &[], opening).unwrap();
         World { pool, mounts: Noted::default() }
     }
 

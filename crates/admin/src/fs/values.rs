@@ -157,6 +157,10 @@ fn filesystem_figure(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<O
             Some((of, txg)) => objects.name(&Object::Snapshot { of, txg })?,
             None => return Ok(None),
         },
+        "receive_resume_token" => match objects.catalog.resume_token(id)? {
+            Some(token) => token.text(),
+            None => return Ok(None),
+        },
         "filesystem_count" => objects.catalog.counts(id)?.0.to_string(),
         "snapshot_count" => objects.catalog.counts(id)?.1.to_string(),
         "used" => objects.catalog.breakdown(id)?.used.to_string(),

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use nacre_pool::backend::{DeviceHealth, Disks};
 use nacre_pool::device::Device;
+use nacre_pool::engine::Pool;
+use nacre_pool::label::{Group, GroupKind, MemberStatus};
 use nacre_pool::store::Space;
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +70,9 @@ pub struct Figures {
     pub properties: Vec<(String, String)>,
     /// Its devices.
     pub devices: Vec<DeviceFigures>,
+    /// The groups that they are in; none where each is for itself.
+    #[serde(default)]
+    pub groups: Vec<GroupFigures>,
     /// When it was imported.
     pub since: u64,
     /// Now.
@@ -75,6 +81,43 @@ pub struct Figures {
     pub txg: u64,
     /// The process that owns it.
     pub process: u32,
+    /// What its engine does.
+    #[serde(default)]
+    pub engine: EngineFigures,
+}
+
+/// What the engine of a pool has done since the import. Times in microseconds, sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineFigures {
+    /// Time in commits, all together.
+    pub commit_time: u64,
+    /// The last commit.
+    pub commit_last: u64,
+    /// Commits by the time that they took: at place n those from 2^n to 2^(n+1) - 1.
+    pub commits: Vec<u64>,
+    /// What memory holds that is not durable yet.
+    pub held: u64,
+    /// What was found in the cache and what was read: nodes of trees.
+    pub nodes: (u64, u64),
+    /// The same of content.
+    pub content: (u64, u64),
+    /// What the cache holds, and may hold.
+    pub cache: (u64, u64),
+}
+
+impl EngineFigures {
+    fn of(pool: &Pool) -> Self {
+        let (commits, cache) = (pool.commit_figures(), pool.cache_figures());
+        Self {
+            commit_time: commits.total,
+            commit_last: commits.last,
+            commits: commits.histogram,
+            held: pool.held(),
+            nodes: (cache.node_hits, cache.node_misses),
+            content: (cache.data_hits, cache.data_misses),
+            cache: (cache.bytes, cache.limit),
+        }
+    }
 }
 
 fn untold() -> bool {
@@ -109,9 +152,31 @@ pub struct DeviceFigures {
     /// What it was told of free room by hand.
     #[serde(default)]
     pub trim: TrimReport,
+    /// What its errors speak of, in the words of ZFS; empty where a process does not tell.
+    #[serde(default)]
+    pub state: String,
     /// What a command calls it, where not by its path.
     #[serde(skip)]
     pub shown: Option<String>,
+    /// How it is in its group, in the words of ZFS; empty where it is in none.
+    #[serde(default)]
+    pub standing: String,
+    /// It is being made whole.
+    #[serde(default)]
+    pub resilvering: bool,
+}
+
+/// A group of devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupFigures {
+    /// As ZFS calls it: `mirror-0`.
+    pub name: String,
+    /// Its state in the words of ZFS.
+    pub state: String,
+    /// The numbers of its devices, in the order of the pool's.
+    pub devices: Vec<usize>,
+    /// How many of them may be lost.
+    pub parity: usize,
 }
 
 impl DeviceFigures {
@@ -124,7 +189,13 @@ impl DeviceFigures {
     /// Its state in the words of ZFS.
     #[must_use]
     pub fn health(&self) -> &'static str {
-        if self.deleted.is_some() { "REMOVED" } else { "ONLINE" }
+        match self.standing.as_str() {
+            _ if self.deleted.is_some() => "REMOVED",
+            "OFFLINE" => "OFFLINE",
+            "FAULTED" => "FAULTED",
+            "UNAVAIL" => "UNAVAIL",
+            _ => "ONLINE",
+        }
     }
 
     /// What is free on it, bytes.
@@ -179,14 +250,15 @@ impl Figures {
 
     fn now(pool: &Imported) -> Result<Self, Refusal> {
         let (identity, space) = (pool.store.identity(), pool.store.space());
-        let Space { size, allocated, free, freeing, free_slots, .. } = space;
+        let Space { size, allocated, free, freeing, free_whole: whole, .. } = space;
         let (suspended, devices) = (pool.suspended(), devices(pool));
+        let groups = groups(pool);
         let health = match &suspended {
             Some(_) => "SUSPENDED",
             None if devices.iter().any(|device| device.deleted.is_some()) => "DEGRADED",
+            None if groups.iter().any(|group| group.state != "ONLINE") => "DEGRADED",
             None => "ONLINE",
         };
-        let whole = free_slots.saturating_mul(pool.store.slot());
         Ok(Self {
             name: pool.name(),
             guid: identity.pool,
@@ -208,12 +280,47 @@ impl Figures {
             read_only: pool.read_only,
             properties: pool.pool.pool_properties()?,
             devices,
+            groups,
             since: pool.since,
             now: now(),
             txg: pool.store.durable().0,
             process: std::process::id(),
+            engine: EngineFigures::of(&pool.pool),
         })
     }
+}
+
+/// How a device is, in the words of ZFS.
+fn standing(health: &DeviceHealth) -> &'static str {
+    match health.status {
+        MemberStatus::Offline => "OFFLINE",
+        MemberStatus::Faulted => "FAULTED",
+        MemberStatus::Removed => "REMOVED",
+        MemberStatus::Online if health.absent => "UNAVAIL",
+        MemberStatus::Online => "ONLINE",
+    }
+}
+
+/// The groups of the devices.
+fn groups(pool: &Imported) -> Vec<GroupFigures> {
+    let Some(disks) = pool.store.on_devices() else { return Vec::new() };
+    let health = disks.health();
+    let of = |(number, (group, parity)): (usize, (Group, usize))| {
+        let members = health
+            .iter()
+            .enumerate()
+            .filter(|(_, device)| device.group == number && device.status != MemberStatus::Removed);
+        let devices: Vec<usize> = members.clone().map(|(at, _)| at).collect();
+        let whole = members.clone().all(|(_, device)| standing(device) == "ONLINE" && !device.stale);
+        let kind = match group.kind {
+            GroupKind::Plain => "plain".to_owned(),
+            GroupKind::Mirror => "mirror".to_owned(),
+            GroupKind::RaidZ(parity) => format!("raidz{parity}"),
+        };
+        let state = if whole { "ONLINE" } else { "DEGRADED" };
+        GroupFigures { name: format!("{kind}-{number}"), state: state.to_owned(), devices, parity }
+    };
+    disks.groups().into_iter().enumerate().map(of).collect()
 }
 
 /// The figures of the devices.
@@ -221,14 +328,15 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
     let (identity, slot) = (pool.store.identity(), pool.store.slot());
     let mut held: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
     for segment in pool.store.segments() {
-        for place in &segment.place {
+        for place in segment.place.iter() {
             let (live, slots) = held.entry(place.device).or_default();
-            *live += segment.live_bytes;
+            *live += segment.live_bytes / segment.place.width() as u64;
             *slots += slot;
         }
     }
     let devices = pool.devices.read();
     let log = pool.store.root().log;
+    let health = pool.store.on_devices().map(Disks::health).unwrap_or_default();
     let mut figures = Vec::new();
     for (index, (member, device)) in identity.members.iter().zip(devices.iter()).enumerate() {
         let index = u16::try_from(index).unwrap_or(u16::MAX);
@@ -248,7 +356,12 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             spread: device.spread(),
             trim: pool.trim.report(index),
             length: member.length,
+            state: device.state().to_owned(),
             shown: None,
+            standing: health.get(usize::from(index)).map_or("", standing).to_owned(),
+            resilvering: health
+                .get(usize::from(index))
+                .is_some_and(|health| health.stale && standing(health) == "ONLINE"),
         });
     }
     figures

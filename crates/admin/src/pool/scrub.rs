@@ -199,6 +199,11 @@ impl Scrub {
                     self.told(self.keep(&report));
                 }
             });
+            // What was mended is durable, and nothing is needed of the log, of which a copy may be damaged.
+            let ended = ended.and_then(|all| match all && self.keeps {
+                true => self.pool.commit().map(|_| true),
+                false => Ok(all),
+            });
             match ended {
                 Ok(true) => self.end(Phase::Finished),
                 Ok(false) => {}
@@ -282,8 +287,9 @@ impl Scrub {
         };
         if report.phase == Phase::Finished {
             self.watch.end_scrub();
-            let errors = vec![("errors".to_owned(), report.errors.to_string())];
-            self.watch.note("sysevent.fs.zfs.scrub_finish", errors);
+            let found = [("errors", report.errors), ("repaired", report.repaired)];
+            let found = found.map(|(name, number)| (name.to_owned(), number.to_string()));
+            self.watch.note("sysevent.fs.zfs.scrub_finish", found.to_vec());
         }
         self.told(self.keep(&report));
         self.job.tell();

@@ -32,7 +32,7 @@ fn devices(device: &Arc<Simulator>) -> Vec<Arc<dyn Device>> {
 }
 
 fn create(device: &Arc<Simulator>) -> Imported {
-    Imported::create(devices(device), "tank", &[], opening()).unwrap()
+    Imported::create(devices(device), &[], "tank", &[], opening()).unwrap()
 }
 
 fn open(device: &Arc<Simulator>, access: Access, name: Option<&str>) -> Result<Imported, Refusal> {

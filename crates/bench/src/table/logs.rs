@@ -98,6 +98,8 @@ static TESTS: &[Test] = &[
     bytes("warm-read-4k", "read, 4 KiB records", Group::Warm, true),
     bytes("warm-random-read-4k", "random read, 4 KiB", Group::Warm, true),
     operations("warm-stat", "stat", Group::Warm, true),
+    operations("warm-open", "open-read-close", Group::Warm, true),
+    operations("warm-stat-read", "stat after reading", Group::Warm, true),
     count("overshoot", "over the limit on the host", Group::Fill, true),
     count("lost", "accepted but not in the files", Group::Fill, true),
 ];

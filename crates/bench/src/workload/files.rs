@@ -80,17 +80,19 @@ fn stat_missing(paths: &[CString]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn read_all(paths: &[CString]) -> Result<(), Failure> {
+/// Opens a file of so many bytes, reads and closes it.
+pub fn read(path: &CStr, length: usize) -> Result<(), Failure> {
     let mut content = [0_u8; 4096];
-    for path in paths {
-        let file = rustix::fs::open(path.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        let file = file.map_err(|error| failed("opening", path, error))?;
-        let count = rustix::io::read(&file, &mut content).map_err(|error| failed("reading", path, error))?;
-        if count != CONTENT.len() {
-            return Err(Failure::new(format!("read {count} bytes of {}", path.to_string_lossy())));
-        }
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let file = file.map_err(|error| failed("opening", path, error))?;
+    match rustix::io::read(&file, &mut content).map_err(|error| failed("reading", path, error))? {
+        count if count == length => Ok(()),
+        count => Err(Failure::new(format!("read {count} bytes of {}", path.to_string_lossy()))),
     }
-    Ok(())
+}
+
+fn read_all(paths: &[CString]) -> Result<(), Failure> {
+    paths.iter().try_for_each(|path| read(path, CONTENT.len()))
 }
 
 /// Creates a file with [`SMALL`] in it.

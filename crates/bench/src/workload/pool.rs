@@ -97,18 +97,6 @@ fn write_small(path: &CStr, content: &[u8]) -> Result<(), Failure> {
     }
 }
 
-fn read_small(path: &CStr) -> Result<(), Failure> {
-    let failed = |error: rustix::io::Errno| Failure::new(format!("reading {}: {error}", path.to_string_lossy()));
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-    let mut content = [0; 2 * CONTENT];
-    let count = rustix::io::read(&file, &mut content).map_err(failed)?;
-    if count == CONTENT {
-        Ok(())
-    } else {
-        Err(Failure::new(format!("read {count} bytes of {}", path.to_string_lossy())))
-    }
-}
-
 /// Does it to all, by this thread or by [`WORKERS`], each of which has a run of its own.
 fn each(
     names: &[CString],
@@ -144,7 +132,7 @@ pub fn run_files(visit: &mut Visit<'_>) -> Result<(), Failure> {
         let names = files::flat(&directory, count, "small")?;
         visit.sample(create, each(&names, workers, |name| write_small(name, content))?, count)?;
         visit.tidy(&[])?;
-        visit.sample(read, each(&names, workers, read_small)?, count)?;
+        visit.sample(read, each(&names, workers, |name| files::read(name, CONTENT))?, count)?;
         if workers == 1 {
             visit.sample("small-stat-read", timed(|| files::stat_all(&names))?.0, count)?;
             visit.sample("small-append", each(&names, workers, files::append)?, count)?;
@@ -230,7 +218,7 @@ mod tests {
             each(&names, workers, |name| write_small(name, &[7; CONTENT])).unwrap();
             assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 100);
             assert!(each(&names, workers, |name| write_small(name, &[7; CONTENT])).is_err(), "they exist");
-            each(&names, workers, read_small).unwrap();
+            each(&names, workers, |name| files::read(name, CONTENT)).unwrap();
             each(&names, workers, files::unlink).unwrap();
         }
     }

@@ -4,7 +4,7 @@
 use rustix::fs::OFlags;
 
 use super::big_file::{flush, forward, make, open, random, read_at};
-use super::{Visit, files, repeated};
+use super::{Visit, files, repeated, timed};
 use crate::failure::{Doing, Failure};
 
 const KIB: u64 = 1024;
@@ -31,5 +31,9 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.tidy(&[path])?;
     files::stat_all(&names)?;
     visit.sample("warm-stat", repeated(|| files::stat_all(&names))?, count)?;
+    let read = || names.iter().try_for_each(|name| files::read(name, files::SMALL.len()));
+    visit.sample("warm-open", repeated(read)?, count)?;
+    // Each has been read since its attributes were asked for.
+    visit.sample("warm-stat-read", timed(|| files::stat_all(&names))?.0, count)?;
     std::fs::remove_dir_all(&directory).doing("removing", &directory)
 }

@@ -262,11 +262,7 @@ pub fn long_name(name: &str) -> String {
 /// Why a verb of ZFS is not here. `bare`: nothing was named for it.
 pub fn not_here(verb: &str, bare: bool) -> Failure {
     let why = match verb {
-        "send" | "receive" | "recv" if bare => return Failure::usage("missing snapshot argument"),
         "allow" | "unallow" if bare => return Failure::usage("missing dataset argument"),
-        "send" | "receive" | "recv" => {
-            "streams of snapshots are not part of this version; nacre copy copies trees of files"
-        }
         "share" | "unshare" => "sharing over the network is not part of a pool; serve the mount",
         "allow" | "unallow" => "permissions cannot be delegated: who owns the pool administers it, and nobody else",
         "load-key" | "unload-key" | "change-key" => "this pool does not encrypt",

@@ -2,10 +2,12 @@
 //! what to do out. The letters are ZFS'.
 
 use super::args;
+use super::keep::{keep, keep_of};
 use crate::clap_args::{self, flag, json, texts};
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource, value_parser};
 use nacre_admin::fs::{
-    FsRequest, Listing, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types,
+    FsRequest, Listing, Period, SchedulePart, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSchedule,
+    ToSet, ToSnapshot, Types,
 };
 use nacre_daemon::failure::Failure;
 use nacre_pool::properties::DATASET_PROPERTIES;
@@ -45,6 +47,13 @@ pub enum FsVerb {
     Set(ToSet),
     /// Snapshots, of which those of one pool are taken at one moment.
     Snapshot(ToSnapshot),
+    /// The same by a schedule.
+    Schedule {
+        /// What.
+        what: ToSchedule,
+        /// Tell it.
+        verbose: bool,
+    },
     /// Holds.
     Hold(ToHold),
     /// Show holds.
@@ -94,6 +103,12 @@ pub enum FsVerb {
     Allowed(String),
     /// What would be done to all that are shared or encrypted: there are none.
     Nothing,
+    /// Streams of snapshots.
+    Stream(super::streams::StreamVerb),
+    /// Versions of a file.
+    Versions(super::versions::VersionsVerb),
+    /// A file system in a second place.
+    Replicate(super::replicate::ToReplicate),
     /// What owners use.
     Space(super::space::SpaceVerb),
     /// The version.
@@ -208,6 +223,9 @@ pub fn command() -> Command {
         .subcommands(lives())
         .subcommands(shows())
         .subcommands(snapshots())
+        .subcommands(super::streams::commands())
+        .subcommand(super::replicate::command())
+        .subcommands(super::versions::commands())
         .subcommands(mounts())
 }
 
@@ -321,10 +339,22 @@ fn snapshots() -> [Command; 7] {
         Command::new("snapshot")
             .visible_alias("snap")
             .about("Take snapshots, all of them at one moment")
-            .after_help("Examples:\n  nacre fs snapshot tank/home@today\n  nacre fs snapshot -r tank@today\n  nacre fs snapshot tank/db@a tank/log@a")
+            .after_help("Examples:\n  nacre fs snapshot tank/home@today\n  nacre fs snapshot -r tank@today\n  nacre fs snapshot tank/db@a tank/log@a\n  nacre fs snapshot -r --keep-hourly 24 --keep-daily 30 --keep-monthly 12 tank/home\n\nWith --keep-..., the arguments are file systems: one run takes a snapshot of each, named after the moment (LABEL-2026-11-25T21:28:56Z, UTC), and destroys those of earlier runs with the same label that no number keeps. Snapshots that were taken or renamed by hand, are held or have clones stay.")
             .arg(flag('r', "recursive", "Of everything below as well"))
             .arg(value('o', "properties", "PROPERTY=VALUE", "A property of your own (module:name) that each is made with"))
-            .arg(words_of("SNAPSHOT", 1, "FILESYSTEM@NAME")),
+            .args(Period::ALL.map(keep))
+            .arg(
+                Arg::new("label")
+                    .long("label")
+                    .value_name("LABEL")
+                    .default_value("auto")
+                    .help("With --keep-...: what the names begin with; schedules with different labels do not see each other"),
+            )
+            .arg(Arg::new("take-only").long("take-only").action(ArgAction::SetTrue).help("With --keep-...: destroy nothing"))
+            .arg(Arg::new("prune-only").long("prune-only").action(ArgAction::SetTrue).conflicts_with("take-only").help("With --keep-...: take nothing; snapshots that were received count as well"))
+            .arg(flag('n', "dry", "With --keep-...: change nothing, only say what would be done"))
+            .arg(flag('v', "verbose", "With --keep-...: say what is taken and what is destroyed"))
+            .arg(words_of("SNAPSHOT", 1, "FILESYSTEM@NAME; with --keep-...: FILESYSTEM").value_name("FILESYSTEM@SNAPSHOT")),
         Command::new("rollback")
             .about("Make a file system what a snapshot is: what was written since is lost")
             .after_help("Examples:\n  nacre fs rollback tank/home@today\n  nacre fs rollback -r tank/home@yesterday")
@@ -493,6 +523,22 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
         "userspace" | "groupspace" => FsVerb::Space(super::space::parse(verb == "groupspace", matches)?),
         "snapshot" => {
             let properties = args::assignments(&texts(matches, "properties"), "cannot create snapshots")?;
+            let keep = keep_of(matches);
+            if !keep.is_empty() {
+                let (names, recursive) = (texts(matches, "SNAPSHOT"), has("recursive"));
+                let (label, dry) = (text(matches, "label"), has("dry"));
+                let part = match (has("take-only"), has("prune-only")) {
+                    (true, _) => SchedulePart::Take,
+                    (_, true) => SchedulePart::Prune,
+                    _ => SchedulePart::Whole,
+                };
+                let what = ToSchedule { names, recursive, label, keep, properties, dry, part };
+                return Ok(FsVerb::Schedule { what, verbose: has("verbose") || dry });
+            }
+            if has("dry") || has("verbose") || matches.value_source("label") == Some(ValueSource::CommandLine) {
+                return Err(Failure::usage("-n, -v and --label belong to schedules")
+                    .next("say what is to be kept, for example --keep-daily 30"));
+            }
             FsVerb::Snapshot(ToSnapshot { names: texts(matches, "SNAPSHOT"), recursive: has("recursive"), properties })
         }
         "rollback" => {
@@ -529,6 +575,12 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
             let form = DiffForm { types: has("types"), scripted: has("scripted"), times: has("times") };
             FsVerb::Diff { pool: args::pool(&from).to_owned(), from, to, form }
         }
+        "send" => FsVerb::Stream(super::streams::send(matches)?),
+        "receive" => FsVerb::Stream(super::streams::receive(matches)?),
+        "versions" => FsVerb::Versions(super::versions::show(matches)),
+        "restore" => FsVerb::Versions(super::versions::restore(matches)),
+        "replicate" => FsVerb::Replicate(super::replicate::parse(matches)),
+        "stream" => FsVerb::Stream(super::streams::stream(matches)?),
         "version" => FsVerb::Version { json: has("json") },
         "mount" => mount(matches),
         "unmount" => FsVerb::Unmount { what: matches.get_one::<String>("WHAT").cloned(), force: has("force") },

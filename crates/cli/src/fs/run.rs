@@ -3,7 +3,7 @@
 
 use super::{
     args,
-    ask::ask,
+    ask::{all_mounted, ask},
     command::{self, FsVerb, Show, TableForm},
     json, list, owners, value,
 };
@@ -18,8 +18,8 @@ use crate::{
     },
 };
 use nacre_admin::fs::{
-    Destroyed, FsAnswer, FsRequest, ListedObject, Listing, MountedAt, ToCreate, ToDestroy, ToHold, ToMount, ToSet,
-    ToSnapshot, ToUnmount, Types,
+    Destroyed, FsAnswer, FsRequest, ListedObject, Listing, Scheduled, ToCreate, ToDestroy, ToHold, ToMount, ToSchedule,
+    ToSet, ToSnapshot, ToUnmount, Types,
 };
 use nacre_daemon::{
     failure::{Exit, Failure},
@@ -71,6 +71,7 @@ pub fn run(verb: FsVerb, command: &str) -> Result<ExitCode, Failure> {
             return of_each(what.names.clone(), command, |names| FsRequest::Set(ToSet { names, ..what.clone() }));
         }
         FsVerb::Snapshot(what) => snapshot(what, command)?,
+        FsVerb::Schedule { what, verbose } => schedule(what, verbose, command)?,
         FsVerb::Hold(what) => {
             return of_each(what.snapshots.clone(), command, |snapshots| {
                 FsRequest::Hold(ToHold { snapshots, ..what.clone() })
@@ -82,6 +83,9 @@ pub fn run(verb: FsVerb, command: &str) -> Result<ExitCode, Failure> {
         FsVerb::MountBelow { name, what } => return mount_below(name, &what, command),
         FsVerb::Unmount { what, force } => return unmount(what, force, command),
         FsVerb::Diff { pool, from, to, form } => super::diff::run(&pool, from, to, form)?,
+        FsVerb::Versions(verb) => return super::versions::run(&verb),
+        FsVerb::Replicate(what) => return super::replicate::run(&what),
+        FsVerb::Stream(verb) => return super::streams::run(verb, command),
         FsVerb::Space(order) => super::space::run(&order)?,
         FsVerb::Nothing => {}
         FsVerb::Upgrade => print("All filesystems are formatted with the current version: that of their pool.\n")?,
@@ -238,19 +242,6 @@ fn path_or_name(name: &str) -> Result<String, Failure> {
     }
 }
 
-/// What is mounted of all pools of ours, and why some of it may be missing.
-fn all_mounted() -> (Vec<MountedAt>, Option<Failure>) {
-    let mut all = Vec::new();
-    let (answers, failures) =
-        client::ask_each(client::all(&Whose::Ours), |owned| owned.fs("", FsRequest::Mounted, &mut |_| {}));
-    for answer in answers {
-        if let FsAnswer::Mounted(mounted) = answer {
-            all.extend(mounted);
-        }
-    }
-    (all, failures.into_iter().next())
-}
-
 fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Result<ExitCode, Failure> {
     let mut text = match (parsable, verbose, what.dry) {
         (true, ..) => format!("create\t{}\n", what.name),
@@ -321,6 +312,23 @@ fn of_each(names: Vec<String>, command: &str, request: impl Fn(Vec<String>) -> F
 fn snapshot(what: ToSnapshot, command: &str) -> Result<(), Failure> {
     for (pool, names) in by_pool(what.names.clone()) {
         ask(&pool, command, FsRequest::Snapshot(ToSnapshot { names, ..what.clone() }))?;
+    }
+    Ok(())
+}
+
+/// A run of a schedule. What cannot be destroyed is told, and is no failure: the next run tries again.
+fn schedule(what: ToSchedule, verbose: bool, command: &str) -> Result<(), Failure> {
+    let would = if what.dry { "would " } else { "" };
+    for (pool, names) in by_pool(what.names.clone()) {
+        let request = FsRequest::Schedule(ToSchedule { names, ..what.clone() });
+        let FsAnswer::Scheduled(Scheduled { taken, destroyed, stay }) = ask(&pool, command, request)? else { continue };
+        for (name, why) in stay {
+            tell(&format!("{name} stays: {why}"));
+        }
+        if verbose {
+            let taken = taken.iter().map(|name| format!("{would}create {name}\n"));
+            print(&taken.chain(destroyed.iter().map(|name| format!("{would}destroy {name}\n"))).collect::<String>())?;
+        }
     }
     Ok(())
 }

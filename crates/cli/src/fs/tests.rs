@@ -77,7 +77,6 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         ("inherit quota t/a", "'quota' property cannot be inherited"),
         ("rename t/a u/a", "datasets must be within same pool"),
         ("clone t@1 u/c", "source and target pools differ"),
-        ("send t@1", "streams"),
         ("frobnicate", "unrecognized command 'frobnicate'"),
         ("userspace -o size t", "invalid field"),
         ("mount -a t/a", "cannot be used with"),

@@ -26,6 +26,8 @@ pub fn command() -> Command {
         sync(),
         clear(),
         online(),
+        offline(),
+        replace(),
         labelclear(),
         inspect(),
         check(),
@@ -53,12 +55,10 @@ pub fn command() -> Command {
 
 /// Verbs of `zpool` that need what pools of this version do not have: how many arguments they want,
 /// and why they are not here.
-pub const UNSERVED: [(&str, usize, &str); 14] = [
+pub const UNSERVED: [(&str, usize, &str); 12] = [
     ("attach", 3, REDUNDANCY),
     ("detach", 2, REDUNDANCY),
-    ("replace", 2, REDUNDANCY),
-    ("offline", 2, REDUNDANCY),
-    ("resilver", 1, REDUNDANCY),
+    ("resilver", 1, "devices that come back are resilvered by themselves; scrub verifies everything"),
     ("split", 2, REDUNDANCY),
     ("remove", 2, "a device cannot be taken out of a pool"),
     (
@@ -74,7 +74,7 @@ pub const UNSERVED: [(&str, usize, &str); 14] = [
     ("condense", 1, "there is nothing to condense: segments are cleaned by themselves"),
 ];
 
-const REDUNDANCY: &str = "devices of a pool hold no copies of each other: there is no redundancy";
+const REDUNDANCY: &str = "groups of devices stay what the pool was made with; `replace` puts other devices into them";
 
 /// Letters that `zpool` has and that change nothing here.
 fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {
@@ -386,11 +386,33 @@ fn clear() -> Command {
 
 fn online() -> Command {
     Command::new("online")
-        .about("Use all of devices that have become longer")
-        .after_help("Examples:\n  truncate -s 20G ~/tank.pool && nacre pool online -e tank\n\nWithout -e there is nothing to do: devices of pools without redundancy are always online. With `nacre pool set autoexpand=on POOL`, each\nimport does so by itself.")
+        .about("Bring devices back, or use all of those that have become longer")
+        .after_help("Examples:\n  nacre pool online tank /dev/sdc\n  truncate -s 20G ~/tank.pool && nacre pool online -e tank\n\nA device that was taken offline, or has failed, gets what it has missed, in the background. With `nacre pool set autoexpand=on POOL`, each\nimport does so by itself.")
         .arg(flag('e', "expand", "Use all of them"))
         .arg(one_pool())
         .arg(clap_args::path("DEVICE", "Which [default: all]").required(false).num_args(0..))
+}
+
+fn offline() -> Command {
+    Command::new("offline")
+        .about("Take devices offline without which nothing is lost")
+        .after_help("Examples:\n  nacre pool offline tank /dev/sdc\n\nIt stays offline over imports, until `nacre pool online`.")
+        .args(without_effect("t"))
+        .arg(flag('f', "force", "").hide(true))
+        .arg(one_pool())
+        .arg(clap_args::path("DEVICE", "Which").num_args(1..))
+}
+
+fn replace() -> Command {
+    Command::new("replace")
+        .about("Put another device in the place of one")
+        .after_help("Examples:\n  nacre pool replace tank /dev/sdc /dev/sdf\n  nacre pool replace -w tank /dev/sdc\n\nThe new one gets everything that the other held, in the background, computed from the others. One name alone: what is at the same path now.")
+        .arg(flag('f', "force", "Also one that holds something else"))
+        .arg(flag('w', "wait", "Wait until it has everything"))
+        .args(without_effect("s"))
+        .arg(size())
+        .arg(one_pool())
+        .arg(clap_args::path("DEVICE", "The one, and the other").num_args(1..=2))
 }
 
 fn labelclear() -> Command {

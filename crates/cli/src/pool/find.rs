@@ -12,7 +12,7 @@ use nacre_daemon::{
 use nacre_pool::{
     PoolError,
     device::{Device, FileDevice},
-    label::{self, Identity, PoolState},
+    label::{self, Identity, MemberStatus, PoolState},
 };
 use std::{
     collections::BTreeMap,
@@ -146,9 +146,10 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
     for device in devices {
         // A crash may have cut short one writing of all labels, and one root record.
         let rooted = device.identity.index < ROOT_DEVICES && device.generation > 0;
-        if device.identity.revision + 1 < newest.identity.revision
-            || rooted && device.generation + device.lost + 1 < roots
-        {
+        let older = device.identity.revision + 1 < newest.identity.revision
+            || rooted && device.generation + device.lost + 1 < roots;
+        // In groups it gets what it has missed.
+        if older && newest.identity.groups.is_empty() {
             pass_over(device);
             continue;
         }
@@ -229,6 +230,18 @@ impl Candidate {
         self.identity.members.len() == self.devices.len()
     }
 
+    /// Whether enough devices of each group are there.
+    pub fn is_importable(&self) -> bool {
+        let identity = &self.identity;
+        let missing = |group: u8| {
+            let own = identity.members.iter().enumerate().filter(|(_, member)| member.state.group == group);
+            own.filter(|(at, member)| member.state.status != MemberStatus::Removed && !self.has(*at)).count()
+        };
+        self.is_whole()
+            || (0..identity.groups.len() as u8).all(|group| missing(group) <= identity.parity(group))
+                && !identity.groups.is_empty()
+    }
+
     /// The machine that may be using it: another one than this.
     pub fn user(&self) -> Option<String> {
         let foreign = self.identity.state == PoolState::Active && self.identity.host.0 != host::this().0;
@@ -245,11 +258,20 @@ impl Candidate {
     pub fn text(&self) -> String {
         let identity = &self.identity;
         let destroyed = identity.state == PoolState::Destroyed;
-        let state = if self.is_whole() { "ONLINE" } else { "UNAVAIL" };
+        let state = match (self.is_whole(), self.is_importable()) {
+            (true, _) => "ONLINE",
+            (false, true) => "DEGRADED",
+            (false, false) => "UNAVAIL",
+        };
         let note = if destroyed { " (DESTROYED)" } else { "" };
         let pool = printable(identity.name.as_bytes());
         let mut text = format!("  pool: {pool}\n    id: {}\n state: {state}{note}\n", identity.pool);
         let action = match (self.is_whole(), self.user(), destroyed) {
+            (false, ..) if self.is_importable() => {
+                text.push_str("status: One or more devices are missing from the system.\n");
+                "The pool can be imported despite missing or damaged devices.  The\n\tfault tolerance of the pool may be compromised if imported."
+                    .to_owned()
+            }
             (false, ..) => {
                 text.push_str("status: One or more devices are missing from the system.\n");
                 "The pool cannot be imported. Attach the missing\n\tdevices and try again; -d says where to look."
@@ -288,10 +310,10 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nacre_pool::label::Member;
+    use nacre_pool::label::{Member, MemberState};
 
     fn device(path: &str, index: u16, revision: u64, generation: u64, itself: u64) -> FoundDevice {
-        let member = |guid| Member { guid, length: 64 << 20, path: Vec::new() };
+        let member = |guid| Member { guid, length: 64 << 20, path: Vec::new(), state: MemberState::default() };
         let identity = Identity {
             revision,
             incompatible: 0,
@@ -305,6 +327,7 @@ mod tests {
             slot: 4 << 20,
             index,
             members: vec![member(1), member(2)],
+            groups: Vec::new(),
         };
         FoundDevice { path: path.into(), identity, generation, lost: 0, itself: (0, itself) }
     }

@@ -143,7 +143,7 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         .exit(Exit::Busy)
         .next("name the one that is meant: -d FILE"));
     }
-    if !candidate.is_whole() {
+    if !candidate.is_importable() {
         return Err(Failure::new(format!("{doing}: one or more devices is currently unavailable"))
             .next("`nacre pool import` shows which; -d says where to look"));
     }

@@ -39,6 +39,7 @@ use nacre_pool::{
     store::{Access, MINIMUM_DEVICE},
 };
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     io::Write,
     path::{Path, PathBuf},
@@ -126,10 +127,21 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             done(&owned, command, PoolRequest::Expand { devices })?;
         }
         PoolVerb::Online { name, devices } => {
-            let figures = list_of(&client::owned(&name)?)?;
-            if let Some(device) = devices.iter().find(|device| named_device(&figures, device).is_none()) {
-                let why = format!("cannot online {}: no such device in pool", device.display());
-                return Err(Failure::new(why).exit(Exit::NotFound));
+            let owned = client::owned(&name)?;
+            let devices = known(&owned, "online", devices)?;
+            done(&owned, command, PoolRequest::Online { devices })?;
+        }
+        PoolVerb::Offline { name, devices } => {
+            let owned = client::owned(&name)?;
+            let devices = known(&owned, "offline", devices)?;
+            done(&owned, command, PoolRequest::Offline { devices })?;
+        }
+        PoolVerb::Replace { name, old, new, size, force, wait } => {
+            let owned = client::owned(&name)?;
+            let old = known(&owned, "replace", vec![old])?.pop().unwrap_or_default();
+            done(&owned, command, PoolRequest::Replace { old, new, size, force })?;
+            if wait {
+                done(&owned, "", PoolRequest::AwaitResilver)?;
             }
         }
         PoolVerb::Set { name, value, pool } => {
@@ -166,9 +178,13 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         PoolVerb::Wait { name, activities } => {
             let owned = client::owned(&name)?;
             let asked = |activity: &str| activities.is_empty() || activities.iter().any(|asked| asked == activity);
-            for (activity, request) in
-                [("scrub", PoolRequest::AwaitScrub), ("trim", PoolRequest::AwaitTrim), ("free", PoolRequest::AwaitFree)]
-            {
+            for (activity, request) in [
+                ("resilver", PoolRequest::AwaitResilver),
+                ("replace", PoolRequest::AwaitResilver),
+                ("scrub", PoolRequest::AwaitScrub),
+                ("trim", PoolRequest::AwaitTrim),
+                ("free", PoolRequest::AwaitFree),
+            ] {
                 if asked(activity) {
                     done(&owned, "", request)?;
                 }
@@ -387,16 +403,33 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
             list::bytes(size, false)
         )));
     }
+    if let Some((group, _)) = what.groups.first() {
+        // Pools in groups can be used where they are; none are made yet.
+        let why = format!("'{group}': devices of a pool hold no copies of each other, and all have the same use");
+        return Err(Failure::usage(why).next("name the devices alone: the pool spreads over them"));
+    }
     if what.size.is_none() {
         not_in_use(&what.devices)?;
     }
     if what.only_say {
         devices::foresee(&what.devices, what.size, what.force, MINIMUM_DEVICE).map_err(failed)?;
-        let layout: String = what.devices.iter().map(|device| layout(Called::default(), device)).collect();
+        let mut heads: BTreeMap<usize, String> = BTreeMap::new();
+        let mut first = 0;
+        for (number, (group, count)) in what.groups.iter().enumerate() {
+            let kind = if group == "raidz" { "raidz1" } else { group };
+            heads.insert(first, format!("\t  {kind}-{number}\n"));
+            first += count;
+        }
+        let line = |(at, device): (usize, &PathBuf)| {
+            let indent = if what.groups.is_empty() { "" } else { "  " };
+            let line = layout(Called::default(), device).replacen("\t  ", &format!("\t  {indent}"), 1);
+            heads.get(&at).cloned().unwrap_or_default() + &line
+        };
+        let layout: String = what.devices.iter().enumerate().map(line).collect();
         print(&format!("would create '{name}' with the following layout:\n\n\t{name}\n{layout}"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let how = How::Create { size: what.size, force: what.force, properties: what.root_properties };
+    let how = How::Create { size: what.size, force: what.force, properties: what.root_properties, groups: what.groups };
     let (altroot, cache) = (what.altroot, cache(what.cache)?);
     start(Start {
         name,
@@ -446,6 +479,16 @@ fn list_of(owned: &Owned) -> Result<Figures, Failure> {
         PoolAnswer::Listed(figures) => Ok(*figures),
         _ => Ok(Figures::default()),
     }
+}
+
+/// Devices of a pool by the paths that it knows.
+fn known(owned: &Owned, verb: &str, words: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
+    let figures = list_of(owned)?;
+    if let Some(word) = words.iter().find(|word| named_device(&figures, word).is_none()) {
+        let why = format!("cannot {verb} {}: no such device in pool", word.display());
+        return Err(Failure::new(why).exit(Exit::NotFound));
+    }
+    of_pool(owned, words)
 }
 
 /// Devices of a pool by the paths that it knows; what it does not know, it refuses in its own

@@ -27,7 +27,8 @@ pub struct StatusView {
 pub fn is_ill(status: &Status) -> bool {
     let figures = &status.figures;
     let devices = figures.devices.iter().any(|device| device_is_ill(figures, device));
-    is_lost(figures) || figures.suspended.is_some() || devices || status.damaged > 0
+    let groups = figures.groups.iter().any(|group| group.state != "ONLINE");
+    is_lost(figures) || figures.suspended.is_some() || devices || groups || status.damaged > 0
 }
 
 /// Whether something is wrong with a device.
@@ -61,6 +62,9 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
     let mut text = format!("  pool: {}\n state: {}\n", figures.name, figures.health);
     for (heading, words) in advice(status) {
         text.push_str(&format!("{heading}: {}\n", words.replace('\n', "\n\t")));
+    }
+    if let Some(scan) = resilver(&status.resilver, figures.now) {
+        text.push_str(&format!("  scan: {scan}\n"));
     }
     if let Some(scan) = scan(&status.scrub, figures.now) {
         text.push_str(&format!("  scan: {scan}\n"));
@@ -134,6 +138,9 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
             ("action", nacre_admin::pool::rescue(&figures.name, open)),
         ];
     }
+    if let Some(advice) = of_groups(figures).filter(|_| status.damaged == 0) {
+        return advice;
+    }
     if status.damaged > 0 {
         return vec![
             (
@@ -197,6 +204,72 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
     Vec::new()
 }
 
+/// What is wrong with devices that their groups can do without.
+fn of_groups(figures: &Figures) -> Option<Vec<(&'static str, String)>> {
+    let is = |state: &str| figures.devices.iter().any(|device| device.standing == state);
+    let (status, action) = if is("FAULTED") {
+        (
+            "One or more devices are faulted in response to persistent errors.\nSufficient replicas exist for the pool to continue functioning in a\ndegraded state.",
+            format!(
+                "Replace the faulted device, or use 'nacre pool clear {}' to mark the device\nrepaired.",
+                figures.name
+            ),
+        )
+    } else if is("UNAVAIL") {
+        (
+            "One or more devices could not be opened.  Sufficient replicas exist for\nthe pool to continue functioning in a degraded state.",
+            format!("Attach the missing device and online it using 'nacre pool online {}'.", figures.name),
+        )
+    } else if is("OFFLINE") {
+        (
+            "One or more devices has been taken offline by the administrator.\nSufficient replicas exist for the pool to continue functioning in a\ndegraded state.",
+            format!(
+                "Online the device using 'nacre pool online {0}' or replace the device with\n'nacre pool replace {0}'.",
+                figures.name
+            ),
+        )
+    } else if figures.devices.iter().any(|device| device.resilvering) {
+        (
+            "One or more devices is currently being resilvered.  The pool will\ncontinue to function, possibly in a degraded state.",
+            "Wait for the resilver to complete.".to_owned(),
+        )
+    } else {
+        return None;
+    };
+    Some(vec![("status", status.to_owned()), ("action", action)])
+}
+
+/// What is told of devices that are being made whole, or were.
+fn resilver(report: &ScrubReport, now: u64) -> Option<String> {
+    let repaired = human_bytes(report.repaired);
+    Some(match report.phase {
+        Phase::Never | Phase::Canceled | Phase::Paused => return None,
+        Phase::Finished => {
+            let length = dates::length(report.elapsed / 1000);
+            let ended = dates::long(report.ended);
+            format!("resilvered {repaired} in {length} with {} errors on {ended}", report.errors)
+        }
+        Phase::Running => {
+            let done = percent(report.examined.saturating_mul(100), report.total).min(10_000);
+            let speed = report.examined.saturating_mul(1000) / report.elapsed.max(1);
+            let left = report.total.saturating_sub(report.examined) / speed.max(1);
+            let to_go = match speed == 0 || now == report.started {
+                true => ", no estimated completion time".to_owned(),
+                false => format!(", {} to go", dates::length(left)),
+            };
+            format!(
+                "resilver in progress since {}\n\t{} / {} scanned at {}/s\n\t{repaired} resilvered, {}.{:02}% done{to_go}",
+                dates::long(report.started),
+                human_bytes(report.examined),
+                human_bytes(report.total),
+                human_bytes(speed),
+                done / 100,
+                done % 100,
+            )
+        }
+    })
+}
+
 fn scan(scrub: &ScrubReport, now: u64) -> Option<String> {
     let seconds = scrub.elapsed / 1000;
     Some(match scrub.phase {
@@ -256,9 +329,10 @@ fn trimmed(trim: &TrimReport) -> String {
 fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
     let devices: Vec<&DeviceFigures> =
         figures.devices.iter().filter(|device| !shown.ill_devices || device_is_ill(figures, device)).collect();
+    let indent = if figures.groups.is_empty() { "  " } else { "    " };
     let width = devices
         .iter()
-        .map(|device| device.name().chars().count() + 2)
+        .map(|device| device.name().chars().count() + indent.len())
         .chain([figures.name.len(), 10])
         .max()
         .unwrap_or(10);
@@ -270,10 +344,19 @@ fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
     let numbers = |errors: [u64; 3]| errors.map(|number| number.to_string());
     let mut text = row("NAME", "STATE", ["READ", "WRITE", "CKSUM"].map(str::to_owned), &more.heading());
     text.push_str(&row(&figures.name, &figures.health, numbers(all_errors(figures)), &more.nothing()));
+    // A group's line comes before its first device that is shown.
+    let mut heads: Vec<_> = figures.groups.iter().collect();
     for device in devices {
+        let number = figures.devices.iter().position(|there| std::ptr::eq(there, device));
+        if let Some(at) = heads.iter().position(|group| number.is_some_and(|number| group.devices.contains(&number))) {
+            let group = heads.remove(at);
+            let state = if is_lost(figures) { UNAVAILABLE } else { &group.state };
+            text.push_str(&row(&format!("  {}", group.name), state, numbers([0; 3]), &more.nothing()));
+        }
         let trim =
             if shown.trim && !is_lost(figures) { format!("  ({})", trimmed(&device.trim)) } else { String::new() };
-        let name = format!("  {}", device.name());
+        let trim = trim + if device.resilvering { "  (resilvering)" } else { "" };
+        let name = format!("{indent}{}", device.name());
         text.push_str(&row(
             &name,
             device_state(figures, device),

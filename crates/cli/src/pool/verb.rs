@@ -35,8 +35,12 @@ pub enum PoolVerb {
     Get { form: PoolForm, fields: Option<Vec<String>>, properties: Vec<String>, names: Vec<String> },
     /// Use more of devices.
     Expand { name: String, devices: Vec<PathBuf> },
-    /// Nothing, of devices that are there.
+    /// Bring devices back that were taken offline or have failed.
     Online { name: String, devices: Vec<PathBuf> },
+    /// Take devices offline.
+    Offline { name: String, devices: Vec<PathBuf> },
+    /// Put another device in the place of one.
+    Replace { name: String, old: PathBuf, new: PathBuf, size: Option<u64>, force: bool, wait: bool },
     /// Set one.
     Set { name: String, value: String, pool: String },
     /// Show what was done.
@@ -83,6 +87,7 @@ pub struct Target {
 pub struct ToCreate {
     pub name: String,
     pub devices: Vec<PathBuf>,
+    pub groups: args::Groups,
     pub size: Option<u64>,
     pub force: bool,
     pub only_say: bool,
@@ -333,6 +338,14 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
                 false => PoolVerb::Online { name, devices },
             }
         }
+        "offline" => PoolVerb::Offline { name: pool(), devices: paths(matches, "DEVICE") },
+        "replace" => {
+            let mut named = paths(matches, "DEVICE").into_iter();
+            let old = named.next().ok_or_else(|| Failure::usage("missing old device"))?;
+            let new = args::devices(vec![named.next().unwrap_or_else(|| old.clone())])?;
+            let (size, force, wait) = (bytes(matches, "size")?, flag("force"), flag("wait"));
+            PoolVerb::Replace { name: pool(), old, new: new.into_iter().next().unwrap_or_default(), size, force, wait }
+        }
         "labelclear" => PoolVerb::LabelClear {
             device: args::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(),
             force: flag("force"),
@@ -372,9 +385,11 @@ fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
     }
     let mut properties = args::assignments(&texts(matches, "properties"))?;
     let altroot = altroot_of(matches, &mut properties)?;
+    let (devices, groups) = args::grouped(paths(matches, "DEVICE"), matches.get_flag("force"))?;
     Ok(ToCreate {
         name: text(matches, "POOL").unwrap_or_default(),
-        devices: args::devices(paths(matches, "DEVICE"))?,
+        devices,
+        groups,
         size: bytes(matches, "size")?,
         force: matches.get_flag("force"),
         only_say: matches.get_flag("only-say"),

@@ -155,7 +155,9 @@ fn missing(argument: &str) -> String {
 fn usage(table: &Command, arguments: &[OsString]) -> String {
     let verb = arguments.first().and_then(|verb| verb.to_str()).and_then(|verb| table.find_subcommand(verb));
     if let Some(verb) = verb.filter(|verb| !verb.is_hide_set()) {
-        return format!("usage:\n\t{}\n", line(verb, Style::Zfs));
+        // zrepl looks for this line before it resumes anything.
+        let abort = if verb.get_name() == "receive" { "\treceive -A <filesystem|volume>\n" } else { "" };
+        return format!("usage:\n\t{}\n{abort}", line(verb, Style::Zfs));
     }
     let verbs = table.get_subcommands().filter(|verb| !verb.is_hide_set());
     let lines: String = verbs.map(|verb| format!("\t{}\n", line(verb, Style::Zfs))).collect();

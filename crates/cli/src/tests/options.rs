@@ -8,6 +8,7 @@ use crate::{
 };
 use nacre_daemon::{
     cage::engine::FileSystem,
+    log::target::LogTarget,
     plan::{Atime, Engine, Transport, Verbosity},
 };
 use nacre_layers::size::Size;
@@ -126,7 +127,8 @@ const CASES: &[(Opt, &str, Edit)] = &[
     (Opt::Explain, "", |s| s.explain = true),
     (Opt::Log, "trace", |s| s.log = Some(Verbosity::Trace)),
     (Opt::Daemon, "pool", |s| s.daemon = Some("pool".into())),
-    (Opt::LogFile, "/l", |s| s.log_file = Some("/l".into())),
+    (Opt::LogFile, "/l", |s| s.log_target = Some(LogTarget::File("/l".into()))),
+    (Opt::LogTarget, "journal", |s| s.log_target = Some(LogTarget::Journal)),
     (Opt::Help, "", |s| s.help = true),
     (Opt::Version, "", |s| s.version = true),
     (Opt::FuseVersion, "", |s| s.fuse_version = true),
@@ -150,7 +152,7 @@ const CASES: &[(Opt, &str, Edit)] = &[
     (Opt::Sync, "", |s| s.door.sync = true),
     (Opt::Async, "", |_| ()),
     (Opt::DirSync, "", |s| s.door.dirsync = true),
-    (Opt::AllowOther, "", |_| ()),
+    (Opt::AllowOther, "", |s| s.door.others_asked = true),
     (Opt::DefaultPermissions, "", |_| ()),
     (Opt::FsName, "x", |s| s.door.fsname = Some("x".into())),
     (Opt::Subtype, "x", |s| s.door.subtype = Some("x".into())),

@@ -390,6 +390,13 @@ pub const CASES: &[Case] = &[
         false,
     ),
     case("--log", &["--log=info"], "cat file", "content", false),
+    case(
+        "--log-target",
+        &["--log-target=file:LOGFILE"],
+        "cat file; test -e LOGFILE && echo there",
+        "content\nthere",
+        false,
+    ),
     case("--log-file", &["--log-file=LOGFILE"], "cat file; test -e LOGFILE && echo there", "content\nthere", false),
 ];
 

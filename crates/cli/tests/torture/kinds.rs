@@ -161,7 +161,7 @@ impl Writer {
             if full {
                 self.rest();
             } else if more.contains(OFlags::SYNC) {
-                book.synced = book.content.len();
+                book.unsynced = None;
             }
             let synced = if self.random.once_in(500) { self.settle(&file, &name, &mut book) } else { Ok(()) };
             if synced.is_err() {

@@ -59,8 +59,8 @@ impl Random {
 #[derive(Clone, Default)]
 pub struct Book {
     pub content: Vec<u8>,
-    /// So many bytes were there when fsync said so.
-    pub synced: usize,
+    /// What was written since fsync was answered: from here to there.
+    pub unsynced: Option<(usize, usize)>,
     /// All was written at the end.
     pub appended: bool,
     /// The call that was under way when the daemon was killed was about these bytes: they may be
@@ -71,8 +71,23 @@ pub struct Book {
     pub torn: Option<(usize, usize)>,
 }
 
+/// What may be lost with a daemon that is killed, of what was not synced.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// Each write has arrived when it is answered.
+    Nothing,
+    /// What was written at the end of a file opened for that.
+    Appends,
+    /// Whatever was written.
+    Writes,
+}
+
 impl Book {
     pub fn put(&mut self, at: usize, data: &[u8]) {
+        // What lies between the old end and the first byte is new as well.
+        let begin = at.min(self.content.len());
+        let (from, to) = self.unsynced.unwrap_or((begin, at));
+        self.unsynced = Some((from.min(begin), to.max(at + data.len())));
         if self.content.len() < at + data.len() {
             self.content.resize(at + data.len(), 0);
         }
@@ -83,6 +98,8 @@ impl Book {
         let end = end.min(self.content.len());
         if at < end {
             self.content[at..end].fill(0);
+            let (from, to) = self.unsynced.unwrap_or((at, end));
+            self.unsynced = Some((from.min(at), to.max(end)));
         }
     }
 }
@@ -167,13 +184,13 @@ impl Writer {
     fn settle(&mut self, file: &File, name: &str, book: &mut Book) -> Result<(), Stop> {
         let synced = file.sync_all();
         self.must("fsync", synced)?;
-        book.synced = book.content.len();
+        book.unsynced = None;
         book.torn = None;
         if self.killed {
             return Ok(());
         }
         let found = fs::read(self.below.join(name)).expect("the file on the host");
-        if let Some(difference) = difference(&found, book, false) {
+        if let Some(difference) = difference(&found, book, Lost::Nothing) {
             panic!("{}: {name} after fsync: {difference}", self.kind);
         }
         Ok(())
@@ -191,8 +208,9 @@ impl Writer {
         fs::create_dir_all(&place).unwrap();
         fs::write(place.join("content"), &book.content).unwrap();
         let ((from, to), (cut, end)) = (book.doubtful.unwrap_or_default(), book.torn.unwrap_or_default());
-        fs::write(place.join("rules"), format!("{} {} {from} {to} {cut} {end}", book.synced, u64::from(book.appended)))
-            .unwrap();
+        let (first, last) = book.unsynced.unwrap_or_default();
+        let rules = format!("{first} {last} {} {from} {to} {cut} {end}", u64::from(book.appended));
+        fs::write(place.join("rules"), rules).unwrap();
     }
 
     fn rest(&self) {
@@ -200,34 +218,34 @@ impl Writer {
     }
 }
 
-/// How a file differs from what it must hold; `lossy`: what was appended and not synced may be
-/// missing.
-fn difference(found: &[u8], book: &Book, lossy: bool) -> Option<String> {
+/// How a file differs from what it must hold. Lost bytes are missing, or zero; where they were
+/// written over others, they may be those.
+fn difference(found: &[u8], book: &Book, lost: Lost) -> Option<String> {
     let expected = &book.content;
     if found == expected.as_slice() {
         return None;
     }
     let ((from, to), (cut, end)) = (book.doubtful.unwrap_or_default(), book.torn.unwrap_or_default());
-    let may_be_missing = if lossy && book.appended { book.synced } else { usize::MAX };
+    let may_be_lost = lost == Lost::Writes || lost == Lost::Appends && book.appended;
+    let (first, last) = book.unsynced.filter(|_| may_be_lost).unwrap_or_default();
     for at in 0..found.len().max(expected.len()) {
         let (is, must) = (found.get(at), expected.get(at));
         let doubtful = (from..to).contains(&at) || (cut..end).contains(&at);
-        let missing = at >= may_be_missing && (is.is_none() || is == Some(&0));
+        let missing = (first..last).contains(&at) && (!book.appended || is.is_none() || is == Some(&0));
         if is != must && !doubtful && !missing {
             return Some(format!(
-                "byte {at}: {is:?} instead of {must:?}; length {} instead of {}, synced {}, in doubt {from}..{to} and {cut}..{end}",
+                "byte {at}: {is:?} instead of {must:?}; length {} instead of {}, not synced {:?}, in doubt {from}..{to} and {cut}..{end}",
                 found.len(),
                 expected.len(),
-                book.synced
+                book.unsynced
             ));
         }
     }
     None
 }
 
-/// Compares what the writers were told with what is there; `lossy` as said in [`Book`]. The bytes
-/// compared.
-pub fn differences(report: &Path, below: &Path, lossy: bool) -> u64 {
+/// Compares what the writers were told with what is there. The bytes compared.
+pub fn differences(report: &Path, below: &Path, lost: Lost) -> u64 {
     let mut compared = 0;
     for kind in fs::read_dir(report).unwrap() {
         let kind = kind.unwrap();
@@ -237,15 +255,15 @@ pub fn differences(report: &Path, below: &Path, lossy: bool) -> u64 {
             let rules: Vec<usize> = rules.split(' ').map(|word| word.parse().unwrap()).collect();
             let book = Book {
                 content: fs::read(place.path().join("content")).unwrap(),
-                synced: rules[0],
-                appended: rules[1] == 1,
-                doubtful: Some((rules[2], rules[3])),
-                torn: Some((rules[4], rules[5])),
+                unsynced: Some((rules[0], rules[1])),
+                appended: rules[2] == 1,
+                doubtful: Some((rules[3], rules[4])),
+                torn: Some((rules[5], rules[6])),
             };
             let name = PathBuf::from(place.file_name().to_str().unwrap().replace('+', "/"));
             let path = below.join(kind.file_name()).join(name);
             let found = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            if let Some(difference) = difference(&found, &book, lossy) {
+            if let Some(difference) = difference(&found, &book, lost) {
                 panic!("{}: {difference}", path.display());
             }
             compared += found.len() as u64;
@@ -302,8 +320,8 @@ impl Run {
     }
 
     /// Compares, see [`differences`].
-    pub fn compare(&self, lossy: bool) -> u64 {
-        differences(&self.report(), &self.below, lossy)
+    pub fn compare(&self, lost: Lost) -> u64 {
+        differences(&self.report(), &self.below, lost)
     }
 }
 

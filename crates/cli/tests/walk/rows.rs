@@ -111,6 +111,8 @@ pub const POOLS: &[Row] = &[
     pool("pool trim", "", "pool trim -w $P"),
     pool("pool clear", "", "pool clear $P"),
     pool("pool online", "truncate -s 160M image", "pool online -e $P $PWD/image"),
+    refused(pool("pool offline", "", "pool offline $P $PWD/image")),
+    refused(pool("pool replace", "truncate -s 160M other.img", "pool replace $P $PWD/image $PWD/other.img")),
     pool("pool labelclear", "nacre pool export $P", "pool labelclear -f $PWD/image"),
     pool("pool upgrade", "", "pool upgrade $P"),
 ];
@@ -137,6 +139,14 @@ pub const SNAPSHOTS: &[Row] = &[
     pool("fs bookmark", "", "fs bookmark $P/a@s $P/a#m"),
     pool("fs hold", "", "fs hold keep $P/a@s"),
     pool("fs release", "nacre fs hold keep $P/a@s", "fs release keep $P/a@s"),
+    pool("fs receive", "nacre fs send $P/a@s >.programs/stream", "fs receive $P/c <.programs/stream"),
+    pool(
+        "fs receive",
+        "nacre fs send $P/a@s | nacre fs receive $P/c && nacre fs snapshot $P/a@t && nacre fs send -i @s $P/a@t >.programs/stream",
+        "fs receive $P/c <.programs/stream",
+    ),
+    again(pool("fs replicate", "", "fs replicate $P/a $P/c")),
+    pool("fs restore", "echo three >pool/a/one", "fs restore pool/a/one@s"),
 ];
 
 /// What only asks.
@@ -145,6 +155,7 @@ pub const QUESTIONS: &[Row] = &[
     row("top", "", "top --once m"),
     row("metrics", "", "metrics m"),
     row("completions", "", "completions bash"),
+    row("doctor", "", "doctor --json"),
     row("bench", "", "bench --help"),
     row("union list", "", "union list u"),
     row("union where", "", "union where u/l"),
@@ -170,4 +181,7 @@ pub const QUESTIONS: &[Row] = &[
     pool("fs groupspace", "", "fs groupspace $P/a"),
     pool("fs holds", "", "fs holds $P/a@s"),
     pool("fs diff", "", "fs diff $P/a@s"),
+    pool("fs send", "", "fs send -nv $P/a@s"),
+    pool("fs stream", "", "fs stream dump <.programs/stream"),
+    pool("fs versions", "", "fs versions pool/a/one"),
 ];

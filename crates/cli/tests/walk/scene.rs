@@ -10,6 +10,7 @@ use std::{
     collections::BTreeSet,
     fs,
     hash::{DefaultHasher, Hash, Hasher},
+    io::ErrorKind,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -214,7 +215,10 @@ impl Scene {
                 .filter(|(_, c)| !c.is_ascii_alphanumeric())
                 .map_or((word, ""), |(at, _)| word.split_at(at));
             let number = end.len() >= 8 && end.chars().all(|c| c.is_ascii_hexdigit());
-            plain += if number { "#" } else { end };
+            // Of the names of snapshots that have the time in them, as of now.
+            let digits = |text: &str| text.bytes().filter(u8::is_ascii_digit).count();
+            let time = plain.contains("@replicate-") && digits(end) > 0 && digits(end) + 2 > end.len();
+            plain += if number || time { "#" } else { end };
             plain += tail;
         }
         plain
@@ -271,14 +275,20 @@ impl Scene {
             if matches!(&*name, ".filler" | ".programs" | "lost+found") {
                 continue;
             }
+            let kept = path.starts_with(self.yard.state());
             let there = match fs::symlink_metadata(&path) {
                 Ok(there) => there,
+                // A log whose cage has just begun the next one, as any cage does now and then.
+                Err(error) if kept && error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => {
                     look.insert(self.plain(&format!("file {}: {}", path.display(), error.kind())));
                     continue;
                 }
             };
-            let kept = path.starts_with(self.yard.state());
+            // A checkpoint that is just being written, as any cage does now and then.
+            if kept && name == "checkpoint.new" {
+                continue;
+            }
             let content = if there.is_file() && there.len() < 1 << 20 && !kept {
                 let mut hasher = DefaultHasher::new();
                 fs::read(&path).unwrap_or_default().hash(&mut hasher);

@@ -151,6 +151,19 @@ pub struct CageReport {
 }
 
 impl CageReport {
+    /// What everybody may know who sees the mount that it is part of.
+    #[must_use]
+    pub fn for_all(self, mountpoint: &str) -> CageReport {
+        CageReport {
+            directory: mountpoint.to_owned(),
+            engine_reason: String::new(),
+            users: Vec::new(),
+            directories: Vec::new(),
+            notes: Vec::new(),
+            ..self
+        }
+    }
+
     /// How much of the limit is used, percent, rounded up: 100 only where nothing is free.
     pub fn percent(&self) -> Option<u64> {
         let limit = self.limit?;

@@ -3,16 +3,20 @@
 //!
 //! They keep what they have: neither the limit nor the errors of the cage reach them until they
 //! open their files anew. One pass over `/proc`, by names of links only; nothing below the
-//! directory is touched.
+//! directory is touched. Nobody waits for a process that does not let itself be looked at.
 
 use crate::report::{path_text, printable};
+use nacre_sys::proc_looks::ProcLooks;
 use std::{
     ffi::OsStr,
     fs,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+/// How long processes are looked at.
+const LIMIT: Duration = Duration::from_secs(3);
 /// How many are named one by one.
 const NAMED: usize = 5;
 
@@ -27,6 +31,21 @@ struct Bypass {
 /// Sentences about the processes that would bypass a cage over `directory` (resolved); empty where
 /// there are none. Processes that this user may not look at are not seen.
 pub fn warnings(directory: &Path) -> Vec<String> {
+    let place = directory.to_owned();
+    match ProcLooks::default().within(LIMIT, move || sentences(&found(&place))) {
+        Ok(Some(warnings)) => warnings,
+        Ok(None) => vec![
+            "warning: some process does not let itself be looked at: it is not known who holds files of the directory \
+             open for writing"
+                .to_owned(),
+        ],
+        Err(error) => {
+            vec![format!("warning: it is not known who holds files of the directory open for writing: {error}")]
+        }
+    }
+}
+
+fn found(directory: &Path) -> Vec<Bypass> {
     let own = std::process::id().to_string();
     let mut found = Vec::new();
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -40,7 +59,7 @@ pub fn warnings(directory: &Path) -> Vec<String> {
             found.push(Bypass { pid: pid.to_owned(), program: printable(program.trim_ascii_end()), how });
         }
     }
-    sentences(&found)
+    found
 }
 
 fn sentences(found: &[Bypass]) -> Vec<String> {

@@ -19,6 +19,8 @@ use nacre_poolfs::{
 use nacre_vfs::{Errno, FileId, Layer};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 
+use crate::fuse_conf;
+
 use super::{mount_point::MountPoint, mount_point::kind};
 
 /// How long the kernel may take to be told of a name, which waits for whoever holds its directory.
@@ -50,7 +52,7 @@ impl Carrier {
         options: &MountOptions,
     ) -> Result<Carrier, Refusal> {
         let source = &options.source;
-        let others = rustix::process::geteuid().is_root() || may_show_others();
+        let others = rustix::process::geteuid().is_root() || fuse_conf::may_show_others();
         let family = (head && !others).then(|| Arc::new(DatasetTree::new(Arc::clone(layer), rules(options))));
         let alone = family.is_none();
         let fuse = FuseOptions {
@@ -211,9 +213,4 @@ fn pass_on(at: &Path) {
     if let Err(error) = passed {
         tracing::warn!(%error, at = %at.display(), "what programs had stored in mappings could not be passed on");
     }
-}
-
-/// Whether the system lets ordinary users show their mounts to others (mount.fuse3(8)).
-fn may_show_others() -> bool {
-    fs::read_to_string("/etc/fuse.conf").is_ok_and(|text| text.lines().any(|line| line.trim() == "user_allow_other"))
 }

@@ -31,7 +31,7 @@ use rustix::{
 use std::{
     cell::OnceCell,
     collections::BTreeSet,
-    io::{self, BufReader, IsTerminal, Read},
+    io::{self, BufRead, BufReader, IsTerminal, Read, Write},
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::PathBuf,
     time::{Duration, Instant},
@@ -48,6 +48,9 @@ const OURS_PATIENCE: Duration = Duration::from_secs(600);
 /// How long another user's process may take for all that it answers to what root tells its pool by
 /// name.
 const FOREIGN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is done with bytes of a stream, or with the announcement that they are awaited.
+type BytesOfStream<'a> = dyn FnMut(&UnixStream, &mut dyn BufRead, u64) -> io::Result<()> + 'a;
 
 /// A pool that somebody owns.
 #[derive(Clone, Debug)]
@@ -83,6 +86,18 @@ impl Owned {
     /// # Errors
     /// What it refuses, or that it does not answer.
     fn ask(&self, command: &str, verb: Verb, note: &mut dyn FnMut(&str)) -> Result<Reply, Failure> {
+        self.ask_with(command, verb, note, &mut |_, _, _| Err(io::ErrorKind::InvalidData.into()))
+    }
+
+    /// The same; `bytes` takes those of a stream from the reader, or passes some on to the
+    /// connection.
+    fn ask_with(
+        &self,
+        command: &str,
+        verb: Verb,
+        note: &mut dyn FnMut(&str),
+        bytes: &mut BytesOfStream<'_>,
+    ) -> Result<Reply, Failure> {
         let failed = |error: CallError| match error {
             CallError::Failed(failure) => failure.printable(),
             CallError::Ended => Failure::new("the process that owns the pool ended before it answered")
@@ -104,11 +119,11 @@ impl Owned {
         // What others have named is shown as text, and so is what users of the pool have, to
         // whoever looks at it himself.
         let source = Source { harmless: foreign || io::stdout().is_terminal(), ..Source::process(foreign) };
-        rpc::answer(&mut reader, source, &mut |line| note(&printable(line.as_bytes()))).map_err(|error| {
-            match (error, stuck.into_inner()) {
-                (CallError::Unreachable(_), Some(stuck)) => stuck,
-                (error, _) => failed(error),
-            }
+        let told = &mut |line: &str| note(&printable(line.as_bytes()));
+        let passed = &mut |reader: &mut dyn BufRead, count: u64| bytes(&stream, reader, count);
+        rpc::answer_with(&mut reader, source, told, passed).map_err(|error| match (error, stuck.into_inner()) {
+            (CallError::Unreachable(_), Some(stuck)) => stuck,
+            (error, _) => failed(error),
         })
     }
 
@@ -129,6 +144,62 @@ impl Owned {
     /// What it refuses, or that it does not answer.
     pub fn fs(&self, command: &str, request: FsRequest, note: &mut dyn FnMut(&str)) -> Result<FsAnswer, Failure> {
         match self.ask(command, Verb::Fs(request), note)? {
+            Reply::Fs(answer) => Ok(answer),
+            _ => Err(nonsense()),
+        }
+    }
+
+    /// Has a stream of snapshots written to `sink`.
+    ///
+    /// # Errors
+    /// What it refuses, or that nobody takes it.
+    pub fn send(
+        &self,
+        command: &str,
+        request: FsRequest,
+        note: &mut dyn FnMut(&str),
+        sink: &mut dyn Write,
+    ) -> Result<FsAnswer, Failure> {
+        let broken = OnceCell::new();
+        let mut bytes = |_: &UnixStream, mut reader: &mut dyn BufRead, count: u64| {
+            let copied = io::copy(&mut (&mut reader).take(count), sink)
+                .inspect_err(|error| drop(broken.set(Failure::io("cannot write", "the stream", error))))?;
+            if copied == count { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+        };
+        let answer = self.ask_with(command, Verb::Fs(request), note, &mut bytes);
+        match (answer, broken.into_inner()) {
+            (Ok(Reply::Fs(answer)), _) => Ok(answer),
+            (Ok(_), _) => Err(nonsense()),
+            (Err(_), Some(failure)) => Err(failure),
+            (Err(failure), None) => Err(failure),
+        }
+    }
+
+    /// Has it receive the stream of snapshots that `from` gives. When this returns, something may
+    /// still be read from there by a thread of its own.
+    ///
+    /// # Errors
+    /// What it refuses.
+    pub fn receive(
+        &self,
+        command: &str,
+        request: FsRequest,
+        note: &mut dyn FnMut(&str),
+        from: impl Read + Send + 'static,
+    ) -> Result<FsAnswer, Failure> {
+        let mut from = Some(from);
+        let mut bytes = |stream: &UnixStream, _: &mut dyn BufRead, _: u64| {
+            let Some(from) = from.take() else { return Ok(()) };
+            let to = stream.try_clone()?;
+            let pass = move || {
+                // Whoever takes no more has said why, or says that the stream was cut.
+                if rpc::stream::pass_on(from, &to).is_err() {
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                }
+            };
+            std::thread::Builder::new().name("nacre-stream".to_owned()).spawn(pass).map(drop)
+        };
+        match self.ask_with(command, Verb::Fs(request), note, &mut bytes)? {
             Reply::Fs(answer) => Ok(answer),
             _ => Err(nonsense()),
         }

@@ -31,7 +31,7 @@ use super::{
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
 };
-use crate::rpc::endpoint::Endpoint;
+use crate::{control::Sockets, report::path_text};
 
 /// The kernel tells of the end of an open file some time after its close has returned: what seems
 /// open may be closed already.
@@ -55,7 +55,7 @@ pub struct FuseMounts {
 /// One mount.
 struct Live {
     /// Its control socket, closed before anything else of it goes.
-    _socket: Option<Endpoint>,
+    _socket: Option<Sockets>,
     what: What,
     at: PathBuf,
     options: Mutex<MountOptions>,
@@ -64,6 +64,12 @@ struct Live {
     carrier: Arc<Carrier>,
     /// It lies in the mount of another.
     within: bool,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        tracing::info!(mountpoint = %path_text(&self.at), "unmounted");
+    }
 }
 
 impl std::fmt::Debug for FuseMounts {
@@ -217,6 +223,7 @@ impl Mounts for FuseMounts {
         }
         let place = self.place(at, options)?;
         let live = self.start(&all, what, at, place.clone(), options).inspect_err(|_| place.remove())?;
+        tracing::info!(mountpoint = %path_text(at), source, "mounted");
         all.push(live);
         drop(all);
         // Where there is little room, writes are announced from the first one on.

@@ -8,10 +8,9 @@
 //! process ends.
 
 use super::{
-    client,
+    client, events,
     expected::{self, Expected},
     known,
-    log_file::LogFile,
     mounts::FuseMounts,
     name_lock::{NameLock, TAKEN},
     rewind, runtime_files,
@@ -21,7 +20,10 @@ use crate::{
     background, clock,
     failure::Failure,
     report::printable,
-    rpc::endpoint::{Caller, Endpoint, Listener},
+    rpc::{
+        endpoint::{Caller, Endpoint, Listener},
+        stream::Channel,
+    },
     runtime,
 };
 use nacre_admin::{
@@ -30,8 +32,9 @@ use nacre_admin::{
 };
 use nacre_fuse::{Duty, SyncCalls};
 use nacre_pool::Txg;
+use nacre_pool::backend::NewGroup;
 use nacre_pool::device::{Device, FileDevice};
-use nacre_pool::label;
+use nacre_pool::label::{self, GroupKind};
 use nacre_pool::store::Access;
 use nacre_sys::signals::{Signal, Signals};
 use parking_lot::Mutex;
@@ -133,6 +136,7 @@ pub fn run(start: &Start) -> Result<(), Failure> {
     let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let changed = changed.map_err(|error| Failure::io("cannot make", "an event descriptor", &error.into()))?;
     let harmless = matches!(start.how, How::Import { trusted: false, .. }) && is_anybodys(&imported);
+    events::start(&imported);
     let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), harmless));
     let office = Arc::new(Office {
         mounts: mounts.clone(),
@@ -154,6 +158,7 @@ pub fn run(start: &Start) -> Result<(), Failure> {
     }));
     let hearing = hear_sync(&office, &mounts);
     let served = serve(start, &directory, &office, signals, &mut fresh);
+    tracing::info!(pool = start.name, "the pool is let go");
     drop(hearing);
     let ended = match &fresh {
         _ if office.gone.load(Ordering::SeqCst) => Ok(()),
@@ -163,6 +168,7 @@ pub fn run(start: &Start) -> Result<(), Failure> {
     drop(fresh);
     drop_empty_log(&directory, start);
     if ended.is_ok() {
+        tracing::info!(pool = start.name, "exported or destroyed");
         expected::forget(&directory, &start.name);
     }
     drop((number, name));
@@ -209,6 +215,9 @@ fn serve(
     let busy = Arc::clone(office);
     let endpoint = Endpoint::bind(&Listener::start()?, &socket, Arc::new(move |caller| answer(caller, &busy)))?;
     let ready = get_ready(start, directory, office).and_then(|()| background::report_ready());
+    if ready.is_ok() {
+        tracing::info!(pool = start.name, "imported");
+    }
     if ready.is_ok() {
         drop(fresh.take().map(devices::Fresh::take));
     }
@@ -302,16 +311,10 @@ fn drop_empty_log(directory: &Path, start: &Start) {
     }
 }
 
-/// What is worth a line goes to a file beside the socket; it begins anew with each import.
+/// What is wrong goes to a file beside the socket, too; it begins anew with each import.
 fn log(directory: &Path, start: &Start) -> Result<(), Failure> {
     let path = directory.join(runtime_files::file(&start.name)).with_extension("log");
-    let file = LogFile::start(&path).map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
-    let builder = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
-        .with_target(false)
-        .with_ansi(false);
-    let started = builder.with_writer(std::sync::Mutex::new(file)).try_init();
-    started.map_err(|error| Failure::new(format!("cannot start the log: {error}")))
+    crate::log::start_pool(&printable(start.name.as_bytes()), &path)
 }
 
 /// Exports because the process must end.
@@ -394,13 +397,14 @@ fn own_number(start: &Start, directory: &Path, opened: &[Arc<dyn Device>]) -> Re
 fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>, Option<devices::Fresh>), Refusal> {
     let mut opening = opening(start.cache, start.altroot.clone());
     let (imported, number) = match &start.how {
-        How::Create { size, force, properties } => {
+        How::Create { size, force, properties, groups } => {
+            let groups = new_groups(groups)?;
             let doing = format!("cannot create '{}'", start.name);
             free_mountpoint(&doing, &opening, &start.name, properties)?;
             let fresh = devices::fresh(&start.devices, *size, *force)?;
             fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
-            try_out(start, properties, &fresh.devices(), &opening)?;
-            let imported = Imported::create(fresh.devices(), &start.name, properties, opening)?;
+            try_out(start, properties, (&fresh.devices(), &groups), &opening)?;
+            let imported = Imported::create(fresh.devices(), &groups, &start.name, properties, opening)?;
             let set = imported.set_up(properties, &start.properties);
             if let Err(refusal) = set {
                 // Nobody must take what is left for a pool.
@@ -443,12 +447,27 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
     Ok((imported, number, None))
 }
 
+/// The groups of a new pool by what ZFS calls them.
+fn new_groups(words: &[(String, usize)]) -> Result<Vec<NewGroup>, Refusal> {
+    let group = |(word, devices): &(String, usize)| {
+        let kind = match word.as_str() {
+            "mirror" => GroupKind::Mirror,
+            "raidz" | "raidz1" => GroupKind::RaidZ(1),
+            "raidz2" => GroupKind::RaidZ(2),
+            "raidz3" => GroupKind::RaidZ(3),
+            _ => return Err(Refusal::new(Kind::Invalid, format!("'{word}' is no group of devices"))),
+        };
+        Ok(NewGroup { kind, devices: *devices })
+    };
+    words.iter().map(group).collect()
+}
+
 /// Tries limits of a new pool on devices as long as its own that are in memory alone: what is
 /// refused then has changed nothing.
 fn try_out(
     start: &Start,
     properties: &[(String, String)],
-    devices: &[Arc<dyn Device>],
+    (devices, groups): (&[Arc<dyn Device>], &[NewGroup]),
     opening: &Opening,
 ) -> Result<(), Refusal> {
     if !properties.iter().any(|(name, _)| name.contains("quota") || name.contains("reserv")) {
@@ -463,7 +482,7 @@ fn try_out(
         tracing::debug!("properties of the new pool are not tried before");
         return Ok(());
     };
-    let tried = Imported::create(copies, &start.name, properties, opening.clone())?;
+    let tried = Imported::create(copies, groups, &start.name, properties, opening.clone())?;
     let set = tried.set_up(properties, &start.properties);
     if let Err(error) = tried.destroy() {
         tracing::debug!(%error, "a pool in memory ends");
@@ -595,7 +614,7 @@ fn answer(caller: &Caller, office: &Arc<Office>) {
 
 fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, Refusal> {
     let uid = caller.credentials.uid.as_raw();
-    let notes = &mut Notes { caller, office };
+    let notes = &mut Notes { caller, office, channel: Channel::default() };
     let (imported, mounts) = (&*office.imported, &*office.mounts);
     match order.verb {
         Verb::Fs(request) => {
@@ -657,11 +676,20 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
 struct Notes<'a> {
     caller: &'a Caller,
     office: &'a Office,
+    channel: Channel,
 }
 
 impl Progress for Notes<'_> {
     fn note(&mut self, line: &str) -> bool {
         !self.office.ends() && self.caller.note(line)
+    }
+
+    fn give(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.caller.give(bytes, &|| self.office.ends())
+    }
+
+    fn take(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.caller.take(&mut self.channel, buffer, &|| self.office.ends())
     }
 }
 

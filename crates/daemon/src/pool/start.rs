@@ -29,6 +29,10 @@ pub enum How {
         force: bool,
         /// Properties of the pool's own file system.
         properties: Vec<(String, String)>,
+        /// The groups that the devices are in, one after the other: what ZFS calls them, and of how
+        /// many devices each is.
+        #[serde(default)]
+        groups: Vec<(String, usize)>,
     },
     /// One that is there.
     Import {

@@ -12,11 +12,11 @@ use std::sync::{
 use super::carrier::Carrier;
 use crate::{
     clock,
-    control::{self, Answer, Request},
+    control::{self, Answer, Request, Sockets},
     failure::{Exit, Failure},
     figures,
     report::path_text,
-    rpc::endpoint::{Endpoint, Listener},
+    rpc::endpoint::Listener,
     unmount,
 };
 
@@ -42,12 +42,13 @@ impl Telling {
         carrier: &Arc<Carrier>,
         source: &str,
         ended: impl Fn() + Send + Sync + 'static,
-    ) -> Option<Endpoint> {
+    ) -> Option<Sockets> {
         let about = figures::About {
             source: source.to_owned(),
             engine_reason: "it is a file system of a pool".to_owned(),
             started: clock::now(),
         };
+        let device = carrier.mount.device_number();
         // The socket must not keep the mount.
         let (carrier, ended): (Weak<Carrier>, _) = (Arc::downgrade(carrier), Arc::new(ended));
         let answer = move |request| match carrier.upgrade() {
@@ -55,7 +56,7 @@ impl Telling {
             None => Err(Failure::new("the mount has ended").exit(Exit::NotFound)),
         };
         let name = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
-        let listening = control::endpoint(self.listener.as_ref()?, &name, answer);
+        let listening = control::endpoint(self.listener.as_ref()?, &name, device, answer);
         listening.inspect_err(|failure| tracing::warn!("`nacre status` will not find this mount: {failure}")).ok()
     }
 }

@@ -2,10 +2,16 @@
 //! served in a thread of its own.
 //!
 //! Used by whatever serves mounts or owns a pool. Invariants: a socket has its name only while it
-//! is listened to; only root and the owner of the process are served; when an [`Endpoint`] is gone,
-//! it answers nobody any more, and whoever was connected hears of the end.
+//! is listened to; only root and the owner of the process are served, except at a socket that is
+//! for all ([`Admission::All`]), where a caller has a short time and few at once are let in; when an
+//! [`Endpoint`] is gone, it answers nobody any more, and whoever was connected hears of the end.
 
-use super::{Message, Source, line};
+use super::{
+    Message, Source,
+    deadline::DeadlineReader,
+    line,
+    stream::{self, Channel},
+};
 use crate::{clock, failure::Failure};
 use parking_lot::{Mutex, RwLock};
 use rustix::{event::epoll, net::UCred};
@@ -17,7 +23,10 @@ use std::{
     net::Shutdown,
     os::{
         fd::OwnedFd,
-        unix::net::{UnixListener, UnixStream},
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     sync::{
@@ -25,13 +34,29 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long a caller may be silent, and how long an answer in the making is waited for at the end.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the other side may take to read what is sent: it may show notes to somebody who reads.
 const READING: Duration = Duration::from_secs(30);
+
+/// So long a caller may keep a connection to a socket that is for all.
+const GUEST_PATIENCE: Duration = Duration::from_secs(2);
+/// So many are let in at one time there.
+const GUESTS_MOST: usize = 16;
+/// The longest request there, bytes.
+const GUEST_REQUEST: Source = Source { most: 4096, harmless: false };
+
+/// Who is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Root and the owner of the process.
+    Owner,
+    /// Whoever comes: what he may know is for the service to say.
+    All,
+}
 
 /// Serves one caller until it is gone.
 pub type Service = Arc<dyn Fn(&Caller) + Send + Sync>;
@@ -43,6 +68,8 @@ pub struct Caller {
     pub credentials: UCred,
     /// Held for reading while a request is answered; whether any is answered still.
     open: Arc<RwLock<bool>>,
+    /// When it has to be gone.
+    until: Option<Instant>,
 }
 
 impl std::fmt::Debug for Caller {
@@ -65,8 +92,9 @@ impl Caller {
     /// What the caller asks, until it goes or talks nonsense: nothing is owed to it then. Whoever
     /// takes requests by this minds the end of the endpoint himself.
     pub fn requests<Q: DeserializeOwned>(&self) -> impl Iterator<Item = Q> {
-        let mut reader = BufReader::new(&self.stream);
-        std::iter::from_fn(move || line::receive(&mut reader, Source::COMMAND).ok().flatten())
+        let mut reader = BufReader::new(DeadlineReader { stream: &self.stream, until: self.until });
+        let source = if self.until.is_some() { GUEST_REQUEST } else { Source::COMMAND };
+        std::iter::from_fn(move || line::receive(&mut reader, source).ok().flatten())
     }
 
     /// Answers.
@@ -80,6 +108,29 @@ impl Caller {
         }
     }
 
+    /// Gives bytes of a stream, as long as that is not to end.
+    ///
+    /// # Errors
+    /// Nobody takes them.
+    pub fn give(&self, bytes: &[u8], ends: &dyn Fn() -> bool) -> io::Result<()> {
+        if ends() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        line::send(&self.stream, &Message::<()>::Bytes(bytes.len() as u64))?;
+        stream::write(&self.stream, bytes, ends)
+    }
+
+    /// Takes bytes of a stream; none at its end.
+    ///
+    /// # Errors
+    /// The caller is gone, or this is to end.
+    pub fn take(&self, channel: &mut Channel, buffer: &mut [u8], ends: &dyn Fn() -> bool) -> io::Result<usize> {
+        if !channel.begun() {
+            line::send(&self.stream, &Message::<()>::Bytes(0))?;
+        }
+        channel.take(&self.stream, buffer, ends)
+    }
+
     /// Says something meanwhile; answers whether anybody listens.
     pub fn note(&self, text: &str) -> bool {
         line::send(&self.stream, &Message::<()>::Note(text.to_owned())).is_ok()
@@ -89,6 +140,7 @@ impl Caller {
 /// What callers of one socket share.
 struct Served {
     listener: UnixListener,
+    admission: Admission,
     serving: Service,
     open: Arc<RwLock<bool>>,
     /// Who is connected, by a number each.
@@ -159,11 +211,14 @@ impl Listener {
             Err(error) => return Err(error),
         };
         stream.set_nonblocking(false)?;
+        if endpoint.admission == Admission::All && endpoint.callers.lock().len() >= GUESTS_MOST {
+            return Ok(());
+        }
         let number = self.number();
         endpoint.callers.lock().insert(number, stream.try_clone()?);
         let work = Arc::clone(endpoint);
         let serve = move || {
-            if let Some(caller) = admit(stream, &work.open) {
+            if let Some(caller) = admit(stream, &work.open, work.admission) {
                 (work.serving)(&caller);
             }
             work.callers.lock().remove(&number);
@@ -173,14 +228,17 @@ impl Listener {
     }
 }
 
-/// Root and the owner of this process are served, nobody else.
-fn admit(stream: UnixStream, open: &Arc<RwLock<bool>>) -> Option<Caller> {
+/// The caller, where it is served.
+fn admit(stream: UnixStream, open: &Arc<RwLock<bool>>, admission: Admission) -> Option<Caller> {
     let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
-    if !credentials.uid.is_root() && credentials.uid != rustix::process::geteuid() {
-        return None;
-    }
-    stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(READING))).ok()?;
-    Some(Caller { stream, credentials, open: Arc::clone(open) })
+    let is_owner = credentials.uid.is_root() || credentials.uid == rustix::process::geteuid();
+    let (patience, reading, until) = match admission {
+        Admission::Owner if is_owner => (PATIENCE, READING, None),
+        Admission::Owner => return None,
+        Admission::All => (GUEST_PATIENCE, GUEST_PATIENCE, Some(clock::now() + GUEST_PATIENCE)),
+    };
+    stream.set_read_timeout(Some(patience)).and_then(|()| stream.set_write_timeout(Some(reading))).ok()?;
+    Some(Caller { stream, credentials, open: Arc::clone(open), until })
 }
 
 /// A socket that is listened to, for as long as it lives.
@@ -203,11 +261,30 @@ impl Endpoint {
         Ok(endpoint)
     }
 
+    /// Makes a socket that everybody can connect to, and serves callers.
+    ///
+    /// # Errors
+    /// A socket that cannot be made.
+    pub fn for_all(listener: &Arc<Listener>, path: &Path, serving: Service) -> Result<Endpoint, Failure> {
+        let endpoint = Endpoint::bind_for(Admission::All, listener, path, serving)?;
+        endpoint.open()?;
+        Ok(endpoint)
+    }
+
     /// Makes the socket. Callers can connect from now on, and wait until it is opened.
     ///
     /// # Errors
     /// A socket that cannot be made.
     pub fn bind(listener: &Arc<Listener>, path: &Path, serving: Service) -> Result<Endpoint, Failure> {
+        Endpoint::bind_for(Admission::Owner, listener, path, serving)
+    }
+
+    fn bind_for(
+        admission: Admission,
+        listener: &Arc<Listener>,
+        path: &Path,
+        serving: Service,
+    ) -> Result<Endpoint, Failure> {
         let unready = path.with_extension("new");
         // A socket of our own name is left from a process that is gone.
         let _ = fs::remove_file(&unready);
@@ -217,8 +294,11 @@ impl Endpoint {
         // name only when it answers.
         let socket = UnixListener::bind(&unready).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
+        if admission == Admission::All {
+            fs::set_permissions(&unready, fs::Permissions::from_mode(0o666)).map_err(failed)?;
+        }
         let open = Arc::new(RwLock::new(true));
-        let served = Arc::new(Served { listener: socket, serving, open, callers: Mutex::default() });
+        let served = Arc::new(Served { listener: socket, admission, serving, open, callers: Mutex::default() });
         let number = listener.number();
         listener.endpoints.lock().insert(number, Arc::clone(&served));
         let endpoint = Endpoint { path: path.to_owned(), listener: Arc::clone(listener), number, served };

@@ -236,7 +236,7 @@ fn alike(caller: &UCred, own: &str) -> Result<(), String> {
 fn mount(office: &Office, request: &MountRequest) -> Result<(Live, Arc<Log>), Refused> {
     let unlogged = |failure| (NotMounted::Failed(failure), None);
     let plan = request.plan().map_err(unlogged)?;
-    let log = Log::open(plan.verbosity, plan.log_file.as_deref()).map(Arc::new).map_err(unlogged)?;
+    let log = Log::open(&plan).map(Arc::new).map_err(unlogged)?;
     log.enter();
     let failed = |failure| (NotMounted::Failed(failure), Some(Arc::clone(&log)));
     let Resolved { spec, mountpoint, .. } = serve::resolve(&plan).map_err(failed)?;

@@ -3,6 +3,7 @@
 use crate::{cage, union};
 use crate::{
     failure::Failure,
+    log::target::LogTarget,
     plan::{Door, Engine, MountPlan, StackSource, Verbosity},
     serve::Resolved,
 };
@@ -19,8 +20,8 @@ pub struct MountRequest {
     mountpoint: OsString,
     prefix: String,
     door: Door,
-    verbosity: Verbosity,
-    log_file: Option<OsString>,
+    verbosity: Option<Verbosity>,
+    log_target: Option<LogTarget>,
     daemon: Option<String>,
     /// Why it is not the kernel that serves it.
     pub reason: String,
@@ -45,7 +46,7 @@ pub enum Progress {
 impl MountRequest {
     /// The request for a plan; none where it cannot be written down.
     pub fn new(plan: &MountPlan, resolved: Resolved, reason: &str) -> Option<MountRequest> {
-        let Resolved { spec, mountpoint, log_file } = resolved;
+        let Resolved { spec, mountpoint, log_target } = resolved;
         let stack = spec.to_line();
         let same = StackSpec::from_line(stack.as_bytes()).is_ok_and(|read| read == spec);
         same.then(|| MountRequest {
@@ -55,7 +56,7 @@ impl MountRequest {
             prefix: plan.prefix.to_owned(),
             door: plan.door.clone(),
             verbosity: plan.verbosity,
-            log_file: log_file.map(PathBuf::into_os_string),
+            log_target,
             daemon: plan.daemon.clone(),
             reason: reason.to_owned(),
         })
@@ -78,7 +79,7 @@ impl MountRequest {
             foreground: false,
             explain: false,
             verbosity: self.verbosity,
-            log_file: self.log_file.as_ref().map(PathBuf::from),
+            log_target: self.log_target.clone(),
             daemon: self.daemon.clone(),
             // That is told by who asks for the mount.
             nonempty: true,

@@ -12,14 +12,13 @@
 //! * the layer is never called under a lock.
 
 use super::{InodeRecord, ROOT, Removed, Slot};
-use crate::writeback::open_pattern::OpenPattern;
 use nacre_vfs::{Caller, FileId, Kind, Layer, Node, Opened};
 use parking_lot::Mutex;
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -28,8 +27,6 @@ const SHARDS: usize = 16;
 const WORD: u64 = 64;
 /// Words that are allocated and given back as a whole.
 const WORDS: usize = 64;
-/// Files whose use is remembered.
-const PATTERNS: usize = 1024;
 /// Marks the root's own id while it is not [`ROOT`].
 const PROMOTED: u64 = 1 << 63;
 
@@ -40,22 +37,18 @@ pub(crate) struct Numbers {
     promoted: AtomicBool,
     records: [Mutex<HashMap<u64, Slot>>; SHARDS],
     known: Set,
-    /// The number and the habit of files used last, each at the place that its number chooses.
-    patterns: Box<[AtomicU64]>,
 }
 
 impl Numbers {
     /// Of a layer that has numbers, with this root; `None` for others.
     pub fn new(layer: &Arc<dyn Layer>, root: FileId) -> Option<Numbers> {
         layer.capabilities().numbered?;
-        let patterns = (0..PATTERNS).map(|_| AtomicU64::new(0)).collect();
         Some(Numbers {
             layer: Arc::clone(layer),
             root,
             promoted: AtomicBool::new(false),
             records: Default::default(),
             known: Set::default(),
-            patterns,
         })
     }
 
@@ -146,7 +139,7 @@ impl Numbers {
                 return answer;
             }
         }
-        let mut fresh = Some(Slot::open(self.node(nodeid)?, self.id(nodeid), self.open_pattern(number)));
+        let mut fresh = Some(Slot::open(self.node(nodeid)?, self.id(nodeid)));
         let mut records = self.shard(number).lock();
         let answer = match records.entry(number) {
             Entry::Occupied(mut there) => run(there.get_mut()),
@@ -164,18 +157,7 @@ impl Numbers {
         if !slot.is_idle() {
             return None;
         }
-        let pattern = slot.pattern;
-        if pattern != self.open_pattern(number)
-            && let Some(place) = self.patterns.get(number as usize % PATTERNS)
-        {
-            place.store(number << 8 | u64::from(pattern.bits()), Ordering::Relaxed);
-        }
         records.remove(&number)
-    }
-
-    fn open_pattern(&self, number: u64) -> OpenPattern {
-        let kept = self.patterns.get(number as usize % PATTERNS).map_or(0, |place| place.load(Ordering::Relaxed));
-        if kept >> 8 == number & (u64::MAX >> 8) { OpenPattern::of_bits(kept as u8) } else { OpenPattern::default() }
     }
 
     /// The node id of a file that the kernel may know.

@@ -37,6 +37,8 @@ impl Door {
         let fh = (request.valid & abi::fattr::FH != 0).then_some(request.fh);
         let kept = self.root_is_taken(header.nodeid);
         let (node, file) = self.node_and_own_file(header.nodeid, fh)?;
+        // What is written through has to know of set-id bits.
+        let file = self.writeback.written.peek(header.nodeid).or(file);
         let mut change = wire::change(request);
         let only_privileges = change == SetAttr { kill_privileges: true, ..SetAttr::default() };
         if self.writeback.on()
@@ -50,7 +52,12 @@ impl Door {
             let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
             return Ok(reply.attr(&wire::attr_out(&attr, Duration::ZERO))?);
         }
+        let _locked = self.writeback.lock(header.nodeid);
         let attr = match self.layer.setattr(&caller(header), &node, file.as_deref(), &change) {
+            // Nobody may set the times of a protected file. What is written to it has a time below.
+            Err(Errno::EPERM) if self.writeback.on() && is_times_only(request) => {
+                self.layer.getattr(&caller(header), &node, file.as_deref())?
+            }
             // The kernel passes on the times of a file whose last name and open file are gone:
             // nobody can ask for them any more.
             Err(Errno::ESTALE | Errno::ENOENT) if self.writeback.on() && is_times_only(request) => {
@@ -131,11 +138,13 @@ impl Door {
         let Some(permission) = handle.file.writeback_lease().filter(|permission| !permission.unannounced()) else {
             return Ok(());
         };
-        let Some(length) = writeback::caller::writes(header.pid) else { return Ok(()) };
+        // Who lets in whatever arrives does not ask where.
+        let placed = !self.writeback.is_patient();
+        let Some(write) = writeback::caller::writes(header.pid, placed) else { return Ok(()) };
         if permission.stopped() {
             // It holds no lock of the inode yet. Who cannot be looked at might (lseek), and is
             // waited for: he goes on soon.
-            let most = if length.is_some() { STOPPED_MOST } else { STOPPED_UNKNOWN };
+            let most = if write.length.is_some() { STOPPED_MOST } else { STOPPED_UNKNOWN };
             // Where no other thread is left to serve those who pass on, he goes on as well.
             let _ = fusewire::blocking(|| permission.wait(most));
             if permission.unannounced() {
@@ -144,8 +153,8 @@ impl Door {
         }
         // Who waits for what the kernel holds back to arrive leaves somebody to serve it.
         let result = match self.writeback.is_patient() {
-            true => fusewire::blocking(|| permission.announce(length)).unwrap_or_else(|_| permission.announce(length)),
-            false => permission.announce(length),
+            true => fusewire::blocking(|| permission.announce(write)).unwrap_or_else(|_| permission.announce(write)),
+            false => permission.announce(write),
         };
         self.writeback.announced(result.is_err());
         Ok(result?)
@@ -157,6 +166,9 @@ impl Door {
             self.announce(header, fh)?;
         }
         let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
+        if attr.protected && fh == Some(0) {
+            self.refuse_writers(header)?;
+        }
         if fh.is_none() && attr.kind == Kind::File && self.writeback.on() && !self.is_self_io(header) {
             self.true_times(header.nodeid, &attr)?;
         }

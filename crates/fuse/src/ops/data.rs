@@ -28,7 +28,12 @@ impl Door {
         write_flags: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
+        let cached = write_flags & abi::flag::WRITE_CACHE != 0;
         let handle = self.writer(header.nodeid, fh)?;
+        if cached && fh == 0 && handle.flags.appends() {
+            self.append_protected(&handle, offset, data)?;
+            return Ok(reply.written(u32::try_from(data.len()).map_err(|_| Errno::EIO)?)?);
+        }
         if write_flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
             // The kernel says so with every write of an ordinary user.
             self.strip(header, &handle)?;
@@ -36,20 +41,17 @@ impl Door {
         // The flags of the open file at this moment, which fcntl(2) may have changed. What comes
         // from the page cache (a shared mapping) has its place, however the file behind the handle
         // was opened. While writes to the file are collected, only the kernel knows its end.
-        let cached = write_flags & abi::flag::WRITE_CACHE != 0;
         let placed = cached || self.writeback.caches_writes(handle.nodeid);
         let appends = OpenFlags(open_flags).appends() && !placed;
         let write = |data: &[u8], offset| match cached {
             true => {
                 // Where the kernel keeps times, it tells this one with the times of the file.
                 let origin = WriteOrigin::Writeback { timed: self.writeback.on() };
-                // Whoever wrote is gone. fsync and msync tell him what this says; close makes EIO
-                // of all but this one.
-                let told = |error| if error == Errno::EDQUOT { Errno::ENOSPC } else { error };
                 handle.file.write(data, offset, origin).map_err(told)
             }
             false => handle.file.write(data, offset, WriteOrigin::Caller),
         };
+        let _locked = if cached { None } else { self.writeback.lock(header.nodeid) };
         let mut written = if appends { handle.file.append(data)? } else { write(data, offset)? };
         // The kernel takes a short answer for the whole then, and the rest would be lost without a
         // word: only an error is heard.
@@ -59,9 +61,6 @@ impl Door {
                 0 => return Err(Errno::EIO.into()),
                 more => written += more,
             }
-        }
-        if let Some(last) = &handle.last_use {
-            last.written(data.len());
         }
         if cached {
             self.writeback.arrived(handle.nodeid);
@@ -81,6 +80,7 @@ impl Door {
 
     pub(crate) fn fallocate(&self, header: &Header, fh: u64, mode: u32, offset: u64, length: u64) -> Outcome {
         let handle = self.writer(header.nodeid, fh)?;
+        let _locked = self.writeback.lock(header.nodeid);
         Ok(handle.file.allocate(AllocateMode(mode), offset, length)?)
     }
 
@@ -131,6 +131,7 @@ impl Door {
         let target = self.writer(to_nodeid, to)?;
         let length = if wide { length } else { length.min(u64::from(u32::MAX)) };
         let flags = u32::try_from(flags).map_err(|_| Errno::EINVAL)?;
+        let _locked = self.writeback.lock(to_nodeid);
         let copied = source.copy_to(from_offset, &*target.file, to_offset, length, flags)?;
         Ok(reply.copied(copied, wide)?)
     }
@@ -141,7 +142,7 @@ impl Door {
         if fh != 0 || !self.agreement().opens_files_itself {
             return Ok(Arc::clone(&self.handle_of(fh)?.file));
         }
-        if let Some(handle) = self.writeback.written.get(header.nodeid) {
+        if let Some(handle) = self.writeback.written.get(header.nodeid).filter(|handle| handle.flags.reads()) {
             return Ok(Arc::clone(&handle.file));
         }
         if let Some(file) = self.open.implicit.get(header.nodeid) {
@@ -151,4 +152,10 @@ impl Door {
         self.open.implicit.put(header.nodeid, Arc::clone(&file));
         Ok(file)
     }
+}
+
+/// An error of a write whose caller is gone. fsync and msync tell him what this says; close makes EIO
+/// of all but this one.
+pub(super) fn told(error: Errno) -> Errno {
+    if error == Errno::EDQUOT { Errno::ENOSPC } else { error }
 }

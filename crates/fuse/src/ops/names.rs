@@ -76,7 +76,11 @@ impl Door {
         // What is kept open of the file goes when the kernel forgets it, which it does at once with
         // the last name.
         let parent = self.node(header.nodeid)?;
-        Ok(self.layer.unlink(&caller(header), &parent, name(bytes)?)?)
+        let name = name(bytes)?;
+        let held = self.hold_file(&parent, name)?;
+        self.layer.unlink(&caller(header), &parent, name)?;
+        self.nameless(held);
+        Ok(())
     }
 
     pub(crate) fn rmdir(&self, header: &Header, bytes: &[u8]) -> Outcome {
@@ -110,11 +114,14 @@ impl Door {
         let (to, to_id) = self.parent(new_dir)?;
         let flags = RenameFlags(flags);
         let caller = caller(header);
-        let replaced = if flags.has(RenameFlags::EXCHANGE) { None } else { self.hold_directory(&caller, &to, new) };
+        let exchanged = flags.has(RenameFlags::EXCHANGE);
+        let replaced = if exchanged { None } else { self.hold_directory(&caller, &to, new) };
+        let held = if exchanged { None } else { self.hold_file(&to, new)? };
         self.layer.rename(&caller, &from, old, &to, new, flags)?;
         replaced.iter().for_each(|node| self.layer.hold(node, true));
+        self.nameless(held);
         self.moved(&caller, &to, to_id, new);
-        if flags.has(RenameFlags::EXCHANGE) {
+        if exchanged {
             self.moved(&caller, &from, from_id, old);
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Opening, creating and closing files; which of them the kernel serves itself is decided in
 //! `passthrough.rs`.
 
+use super::unopened::HeldFile;
 use crate::{
     door::{Door, caller, name},
     failure::Outcome,
@@ -8,7 +9,6 @@ use crate::{
     passthrough::{self, IoMode},
     self_io::times::{self, Times},
     wire,
-    writeback::open_pattern::OpenUse,
 };
 use fusewire::{
     Header, Reply,
@@ -35,7 +35,7 @@ impl Door {
         if self.agreement().opens_files_itself {
             return Err(Errno::ENOSYS.into());
         }
-        self.open.may_open(&self.inodes)?;
+        self.may_open()?;
         let runs = flags & RUN != 0;
         let flags = layer_flags(flags);
         let caller = caller(header);
@@ -75,7 +75,7 @@ impl Door {
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let name = name(bytes)?;
-        self.open.may_open(&self.inodes)?;
+        self.may_open()?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
@@ -92,13 +92,17 @@ impl Door {
     }
 
     pub(crate) fn tmpfile(&self, header: &Header, flags: u32, mode: u32, umask: u32, reply: &mut Reply<'_>) -> Outcome {
-        self.open.may_open(&self.inodes)?;
+        self.may_open()?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
         let (entry, file) = self.layer.tmpfile(&caller, &parent, mode & 0o7777, flags)?;
         // It has no name, so there is none to keep.
-        self.created(&caller, self.found(&entry, id.ino, std::time::Duration::ZERO), &entry, file, flags, reply)
+        let out = self.found(&entry, id.ino, std::time::Duration::ZERO);
+        if self.writes_unopened() && !self.inodes.by_number() {
+            self.nameless(Some(HeldFile { nodeid: out.nodeid, file: Arc::clone(&file), last: true }));
+        }
+        self.created(&caller, out, &entry, file, flags, reply)
     }
 
     pub(crate) fn release(&self, fh: u64, lock_owner: Option<u64>) -> Outcome {
@@ -133,12 +137,6 @@ impl Door {
     pub(crate) fn closed(&self, fh: u64, handle: Arc<OpenHandle>) {
         if handle.collected && self.writeback.leave(handle.nodeid) {
             self.changed_meanwhile(handle.nodeid);
-        }
-        if let Some(last) = &handle.last_use {
-            self.inodes.with(handle.nodeid, |record| {
-                let pattern = record.open_pattern();
-                *pattern = pattern.after(handle.collected, last);
-            });
         }
         let keep =
             (self.open.keeps && !handle.flags.writes()).then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
@@ -302,21 +300,13 @@ impl Door {
         file: Opened,
         created: Option<&Attr>,
     ) -> Outcome<abi::OpenOut> {
-        let offered = flags.writes() && file.writeback_lease().is_some();
-        // Who reads as well reads from what the kernel has, which a direct write takes away.
-        let collected =
-            offered && (flags.reads() || !self.prefers_direct(nodeid)) && self.writeback.join(nodeid, &file);
+        let collected = flags.writes() && self.writeback.join(nodeid, &file);
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
         if let Some(times) = &times {
             self.doubt(nodeid, times);
         }
-        let fh = self.open.files.insert(OpenHandle {
-            collected,
-            times,
-            last_use: offered.then(OpenUse::new),
-            ..handle(caller, nodeid, flags, &file)
-        });
+        let fh = self.open.files.insert(OpenHandle { collected, times, ..handle(caller, nodeid, flags, &file) });
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
             state.add(fh, flags, Arc::clone(&file));
@@ -340,7 +330,7 @@ impl Door {
     }
 
     /// Others may have changed a file while writes to it were collected.
-    fn changed_meanwhile(&self, nodeid: u64) {
+    pub(crate) fn changed_meanwhile(&self, nodeid: u64) {
         if let Some((_, id)) = self.inodes.node_and_id(nodeid) {
             self.change(Invalidation::Content { id });
         }
@@ -364,15 +354,6 @@ impl Door {
         })
     }
 
-    /// Whether a file that could be collected is not worth it. Where it is collected already, a
-    /// direct write would only get in the way; where times have to be exact, it costs more requests
-    /// than it saves.
-    fn prefers_direct(&self, nodeid: u64) -> bool {
-        !self.writeback.is_patient()
-            && self.inodes.with(nodeid, |record| record.open_pattern().is_direct()).unwrap_or(false)
-            && !self.writeback.caches_writes(nodeid)
-    }
-
     fn always(&self) -> u32 {
         if self.options.lock_forwarding || self.options.reports_at_close { 0 } else { fopen::NOFLUSH }
     }
@@ -392,8 +373,8 @@ impl Door {
 }
 
 /// The handle of a file that the kernel opens without a request.
-pub(super) fn unopened(nodeid: u64, file: &Opened) -> OpenHandle {
-    OpenHandle { collected: true, ..handle(&Caller::ROOT, nodeid, OpenFlags::READ_WRITE, file) }
+pub(super) fn unopened(nodeid: u64, flags: OpenFlags, file: &Opened) -> OpenHandle {
+    OpenHandle { collected: true, ..handle(&Caller::ROOT, nodeid, flags, file) }
 }
 
 fn handle(caller: &Caller, nodeid: u64, flags: OpenFlags, file: &Opened) -> OpenHandle {
@@ -404,7 +385,6 @@ fn handle(caller: &Caller, nodeid: u64, flags: OpenFlags, file: &Opened) -> Open
         uid: caller.uid,
         stripped: AtomicU64::new(0),
         collected: false,
-        last_use: None,
         times: None,
         before: None,
     }

@@ -5,7 +5,7 @@
 //! what the kernel tells of writers. Invariant: a file is in the table, and its lease has begun,
 //! before the first write to it that is not a store to a mapping.
 
-use super::opens;
+use super::{data::told, opens};
 use crate::{
     door::Door,
     failure::Outcome,
@@ -16,14 +16,24 @@ use fusewire::{
     Header, Reply,
     abi::{self, fopen},
 };
-use nacre_vfs::{Caller, Errno, OpenFlags, Opened};
+use nacre_vfs::{Caller, Errno, Kind, Name, Node, OpenFlags, Opened, WriteAhead, WriteOrigin};
 use std::{sync::Arc, time::Duration};
 
 /// How long a first write waits at most where writes are stopped.
 const STOPPED_MOST: Duration = Duration::from_secs(20);
+/// How a file is opened that nobody may write to but at its end.
+const APPEND_ONLY: OpenFlags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND);
 /// What the kernel asks for before the first write to a file
 /// (`file_remove_privs()`, Linux fs/inode.c).
 pub(crate) const FIRST_WRITE: &[u8] = b"security.capability";
+
+/// A file that is about to lose a name.
+pub(crate) struct HeldFile {
+    pub nodeid: u64,
+    pub file: Opened,
+    /// It has no other one.
+    pub last: bool,
+}
 
 impl Door {
     /// Whether files are opened without a request and written to.
@@ -41,18 +51,41 @@ impl Door {
         if fh == 0 && self.writes_unopened() { self.written(nodeid) } else { self.handle_of(fh) }
     }
 
+    /// Refuses one more open file where there are too many. Files of the table that nobody writes to
+    /// just now are made to leave before. Not for who has the lock of such a file.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub(crate) fn may_open(&self) -> Outcome {
+        let full = || self.open.are_full(&self.inodes);
+        if full() && self.writes_unopened() && !self.inodes.by_number() {
+            // Without another thread that serves what is passed on, this one refuses.
+            let _ = fusewire::blocking(|| self.self_io.flush_timer.make_room());
+        }
+        if full() { Err(Errno::EMFILE.into()) } else { Ok(()) }
+    }
+
     /// The file of a node that is written to, or about to be: entered in the table.
     pub(crate) fn written(&self, nodeid: u64) -> Outcome<Arc<OpenHandle>> {
         if let Some(handle) = self.writeback.written.get(nodeid) {
             return Ok(handle);
         }
-        let node = self.node(nodeid)?;
-        let file = self.layer.open(&Caller::ROOT, &node, OpenFlags::READ_WRITE)?;
-        self.enter(nodeid, &file)
+        let (file, flags) = self.open_for_writing(nodeid)?;
+        self.enter(nodeid, &file, flags)
     }
 
-    fn enter(&self, nodeid: u64, file: &Opened) -> Outcome<Arc<OpenHandle>> {
-        let handle = Arc::new(opens::unopened(nodeid, file));
+    fn open_for_writing(&self, nodeid: u64) -> Outcome<(Opened, OpenFlags)> {
+        let node = self.node(nodeid)?;
+        let open = |flags| Ok((self.layer.open(&Caller::ROOT, &node, flags)?, flags));
+        match open(OpenFlags::READ_WRITE) {
+            // Protected, but not at its end.
+            Err(Errno::EPERM) => Ok(open(APPEND_ONLY)?),
+            opened => Ok(opened?),
+        }
+    }
+
+    fn enter(&self, nodeid: u64, file: &Opened, flags: OpenFlags) -> Outcome<Arc<OpenHandle>> {
+        let handle = Arc::new(opens::unopened(nodeid, flags, file));
         self.writeback.join_unopened(nodeid, file);
         let there = self.writeback.written.add(Arc::clone(&handle));
         if !there.as_ref().is_some_and(|there| Arc::ptr_eq(there, &handle)) {
@@ -64,19 +97,31 @@ impl Door {
     /// The kernel asks what it asks before the first write to a file. Whoever asks for it as a
     /// program does is taken for a writer as well, which does no harm.
     pub(crate) fn may_write(&self, header: &Header) {
-        if !self.writes_unopened() || self.writeback.written.get(header.nodeid).is_some() {
+        // Who of ours sets a length writes nothing.
+        let own = || self.self_io.role(header.pid).is_some();
+        if !self.writes_unopened() || own() {
             return;
         }
-        let opened = self
-            .node(header.nodeid)
-            .and_then(|node| Ok(self.layer.open(&Caller::ROOT, &node, OpenFlags::READ_WRITE)?));
-        let entered = opened.and_then(|file| {
+        let before = self.writeback.written.get(header.nodeid);
+        if before.as_ref().is_some_and(|before| before.flags.reads()) {
+            return;
+        }
+        let opened = self.may_open().and_then(|()| self.open_for_writing(header.nodeid));
+        if before.is_some() {
+            if !opened.as_ref().is_ok_and(|(_, flags)| flags.reads()) {
+                return;
+            }
+            // Protected no more.
+            self.writeback.written.take(|nodeid| nodeid == header.nodeid);
+            self.writeback.leave(header.nodeid);
+        }
+        let entered = opened.and_then(|(file, flags)| {
             if let Some(lease) = file.writeback_lease().filter(|lease| lease.stopped()) {
                 // Who has stopped writes waits for files of the table only. Without another thread
                 // that serves those, this one goes on.
                 let _ = fusewire::blocking(|| lease.wait(STOPPED_MOST));
             }
-            self.enter(header.nodeid, &file)
+            self.enter(header.nodeid, &file, flags)
         });
         if let Err(error) = entered {
             // Directories have none, snapshots are not written to; what arrives of another one opens
@@ -87,6 +132,25 @@ impl Door {
         // This write could not be announced any more, as the caller has the inode's lock: it is
         // asked for when it arrives, as a store is. Those that follow are announced.
         self.writeback.arrived(header.nodeid);
+        self.announce_late(header);
+    }
+
+    /// A write that is not announced begins although it should be: its caller asked before the
+    /// recall, of a file that nobody had written to lately. It is counted; refused it cannot be any
+    /// more, and what then does not fit its writer hears of when he closes or syncs.
+    fn announce_late(&self, header: &Header) {
+        if self.writeback.is_patient() || self.unannounced() {
+            return;
+        }
+        let Some(handle) = self.writeback.written.get(header.nodeid) else { return };
+        // He has the inode's lock.
+        let _locked = self.writeback.lock(header.nodeid);
+        if let Some(lease) = handle.file.writeback_lease().filter(|lease| !lease.unannounced())
+            && let Some(write) = writeback::caller::writes(header.pid, true)
+            && let Err(error) = lease.announce(write)
+        {
+            tracing::debug!(%error, nodeid = header.nodeid, "a write that cannot be refused any more may not fit");
+        }
     }
 
     /// The file that a question about attributes is about, if a write may follow it that is to be
@@ -100,9 +164,52 @@ impl Door {
             return Ok(None);
         }
         match self.writeback.written.get(header.nodeid) {
-            None if writeback::caller::writes(header.pid).is_some() => self.written(header.nodeid).map(Some),
+            None if writeback::caller::writes(header.pid, false).is_some() => self.written(header.nodeid).map(Some),
             known => Ok(known),
         }
+    }
+
+    /// Whether a thread that asks for the attributes of a protected file may write to it, if it is
+    /// about to: at its end, where that is not protected as well. Opening it would have told.
+    pub(crate) fn refuse_writers(&self, header: &Header) -> Outcome {
+        match writeback::caller::writes(header.pid, true).filter(|_| self.writes_unopened()) {
+            None => Ok(()),
+            Some(WriteAhead { offset: None, length: Some(_) }) => {
+                self.layer.open(&Caller::ROOT, &self.node(header.nodeid)?, APPEND_ONLY)?;
+                self.written(header.nodeid).map(drop)
+            }
+            Some(_) => Err(Errno::EPERM.into()),
+        }
+    }
+
+    /// What was written at the end of a file that nobody may write to elsewhere (`chattr +a`), from
+    /// the page cache. That passes on whole pages, so they begin with what is there already, and runs
+    /// of them in any order: what comes too early is kept. It is not waited for what comes before,
+    /// as the kernel may wait for the end of this one first.
+    pub(crate) fn append_protected(&self, handle: &OpenHandle, offset: u64, data: &[u8]) -> Outcome {
+        let node = self.node(handle.nodeid)?;
+        let mut early = self.writeback.early.lock();
+        let size = self.layer.getattr(&Caller::ROOT, &node, Some(&*handle.file))?.size;
+        let kept = early.entry(handle.nodeid).or_default();
+        kept.insert(offset, data.to_vec());
+        let (mut end, mut result) = (size, Ok(()));
+        while let Some(next) = kept.first_entry().filter(|next| *next.key() <= end) {
+            let (from, run) = next.remove_entry();
+            let there = usize::try_from(end - from).unwrap_or(usize::MAX);
+            let mut rest = run.get(there..).unwrap_or_default();
+            while !rest.is_empty() && result.is_ok() {
+                // The end is where it goes whatever is said.
+                match handle.file.write(rest, end, WriteOrigin::Writeback { timed: false }) {
+                    Ok(0) => result = Err(Errno::EIO),
+                    Ok(more) => (end, rest) = (end + more as u64, rest.get(more..).unwrap_or_default()),
+                    Err(error) => result = Err(told(error)),
+                }
+            }
+        }
+        if kept.is_empty() {
+            early.remove(&handle.nodeid);
+        }
+        Ok(result?)
     }
 
     /// The kernel does not know a file any more: it holds nothing of it. It may know it anew
@@ -117,9 +224,49 @@ impl Door {
         }
     }
 
+    /// A file that is about to lose a name, opened, where the kernel has files open without our
+    /// knowing and only a name leads to them.
+    pub(crate) fn hold_file(&self, parent: &Node, name: Name<'_>) -> Outcome<Option<HeldFile>> {
+        if !self.writes_unopened() || self.inodes.by_number() {
+            return Ok(None);
+        }
+        // What is not there, and what the kernel does not know, nobody has open.
+        let Ok(going) = self.layer.lookup(&Caller::ROOT, parent, name) else { return Ok(None) };
+        let known = self.inodes.find(&going.attr.id).filter(|_| going.attr.kind == Kind::File);
+        let Some((nodeid, node)) = known.and_then(|nodeid| Some((nodeid, self.inodes.node(nodeid)?))) else {
+            return Ok(None);
+        };
+        let held = |file| Ok(Some(HeldFile { nodeid, file, last: going.attr.nlink <= 1 }));
+        if let Some(written) = self.writeback.written.get(nodeid).filter(|written| written.flags.reads()) {
+            return held(Arc::clone(&written.file));
+        }
+        self.may_open()?;
+        let file = self.layer.open(&Caller::ROOT, &node, OpenFlags::READ_WRITE);
+        match file.or_else(|_| self.layer.open(&Caller::ROOT, &node, OpenFlags::READ)) {
+            Ok(file) => held(file),
+            // Moved meanwhile; or it can be opened by nobody.
+            Err(error @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(error.into()),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// It has lost the name: without another one, it is held until the kernel forgets it. What has
+    /// other names the kernel may know for as long as there are such, so it is held like a file that
+    /// was read: by then it may have been found by one of them.
+    pub(crate) fn nameless(&self, held: Option<HeldFile>) {
+        match held {
+            None => {}
+            Some(HeldFile { nodeid, file, last: true }) => {
+                let before = self.inodes.with(nodeid, |record| record.open_state().nameless.replace(file));
+                drop(before);
+            }
+            Some(HeldFile { nodeid, file, .. }) => self.open.implicit.put(nodeid, file),
+        }
+    }
+
     /// Answers a creation where files are opened without a request.
     pub(crate) fn created_unopened(&self, mut out: abi::EntryOut, reply: &mut Reply<'_>) -> Outcome {
-        if !self.unannounced() {
+        if !self.writeback.is_patient() || !self.unannounced() {
             // The kernel takes the answer for true even if it was told otherwise meanwhile.
             (out.attr_valid, out.attr_valid_nsec) = (0, 0);
         }

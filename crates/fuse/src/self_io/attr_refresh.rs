@@ -11,8 +11,10 @@
 
 use super::{
     attr_setter::AttrSetter,
+    own_mount::Names,
     times::{Times, nanoseconds},
 };
+use crate::writeback::written_files::Uses;
 use crate::{door::Door, failure::Outcome, wire};
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Caller, ChangeTime, Errno, Kind, SetAttr};
@@ -52,6 +54,13 @@ pub(crate) enum Job {
     Soon(u64),
     /// At once; whoever waits is told when it is done.
     Now(u64, SyncSender<()>),
+    /// The kernel holds nothing back of this file any more: it leaves the table of those that may
+    /// be written to, unless it was used since.
+    Leave(u64, Uses),
+    /// All that left before has left.
+    Left(SyncSender<()>),
+    /// Where these files are.
+    Names(Vec<u64>, SyncSender<Names>),
 }
 
 impl AttrRefresh {
@@ -70,6 +79,28 @@ impl AttrRefresh {
     /// Has the kernel told of a file soon.
     pub fn soon(&self, nodeid: u64) {
         self.send(Job::Soon(nodeid));
+    }
+
+    /// Has a file leave of which the kernel holds nothing back: it may be closed by that, which takes
+    /// a thread with the descriptors of the process.
+    pub fn leave(&self, nodeid: u64, uses: Uses) {
+        self.send(Job::Leave(nodeid, uses));
+    }
+
+    /// Has somebody told when all files have left that were told to.
+    pub fn left(&self, waiting: SyncSender<()>) {
+        self.send(Job::Left(waiting));
+    }
+
+    /// Where files are below the root, for a thread without the descriptors of the process; nothing
+    /// where that takes long.
+    pub fn names(&self, files: Vec<u64>) -> Names {
+        let (done, waiting) = sync_channel(1);
+        if self.send(Job::Names(files, done)) {
+            waiting.recv_timeout(PATIENCE).unwrap_or_default()
+        } else {
+            Names::new()
+        }
     }
 
     fn send(&self, job: Job) -> bool {
@@ -201,6 +232,18 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
             Ok(Job::Soon(nodeid)) => {
                 gathered.insert(nodeid);
                 due = due.or_else(|| Some(Instant::now() + GATHER));
+            }
+            Ok(Job::Leave(nodeid, uses)) => {
+                if door.writeback.leave_unused(nodeid, uses) {
+                    door.changed_meanwhile(nodeid);
+                }
+            }
+            Ok(Job::Names(files, done)) => {
+                // Whoever waited may have lost patience.
+                let _ = done.try_send(door.names(files));
+            }
+            Ok(Job::Left(waiting)) => {
+                let _ = waiting.try_send(());
             }
             Err(RecvTimeoutError::Timeout) => {
                 due = None;

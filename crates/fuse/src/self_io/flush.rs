@@ -2,15 +2,15 @@
 //! layer and for who asks for it; without the inode's lock of one file whose lock is held, for
 //! lseek(2).
 //!
-//! Files are reached by handle, in threads of their own (`self_io.rs`). They are not opened, which
-//! watchers would be told of: the kernel passes everything on before it asks for other times of a
+//! Files are reached by threads of their own (`self_io.rs`), by name where that is known, else by
+//! handle (`own_mount.rs`). They are not opened, which watchers would be told of: the kernel passes everything on before it asks for other times of a
 //! file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so
 //! waits for a write(2) that is under way as well. For lseek(2) alone the file is opened; the door
 //! answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
 
 use super::{
     Role,
-    own_mount::{Entered, MountPlace, number},
+    own_mount::{Entered, MountPlace, Names, number},
 };
 use crate::writeback::Writeback;
 use fusewire::{
@@ -20,8 +20,9 @@ use fusewire::{
 use nacre_vfs::{Errno, Result};
 use rustix::fs::{AtFlags, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno as SysErrno;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -29,7 +30,10 @@ use std::time::Duration;
 const OWN_HANDLE: u64 = u64::MAX;
 /// Between the two passes: a writer that asked before the recall, and was let through, has its
 /// inode's lock by then.
-const PAUSE: Duration = Duration::from_millis(20);
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
+
+/// How long the attributes of directories are waited for.
+const FRESHENING: Duration = Duration::from_secs(1);
 
 /// How long a file is waited for before it is looked whether it has to be waited for.
 const LOOK: Duration = Duration::from_millis(5);
@@ -38,62 +42,135 @@ impl Writeback {
     #[expect(clippy::disallowed_methods, reason = "a writer in the kernel tells nobody when he has the lock")]
     pub fn flush_all(&self) -> Result<()> {
         let _one = self.flushing.lock();
-        self.flush_each()?;
+        self.flush_each(&self.place())?;
         std::thread::sleep(PAUSE);
-        self.flush_each()
+        self.flush_each(&self.place())
     }
 
     /// Makes the kernel pass on all that it holds back at this moment. What is written meanwhile
     /// may come later.
-    pub fn flush_once(&self) -> Result<()> {
+    pub fn flush_once(&self, names: Names) -> Result<()> {
+        let names = self.freshened(names);
         let _one = self.flushing.lock();
-        self.flush_each()
+        self.flush_each(&MountPlace { names, ..self.place() })
     }
 
-    fn flush_each(&self) -> Result<()> {
+    fn flush_each(&self, place: &MountPlace) -> Result<()> {
         if self.is_unopened() {
-            return self.flush_unopened(self.nodes());
+            return self.flush_unopened(self.nodes(), place);
         }
-        self.flush_these(self.nodes(), &|nodeid| self.caches_writes(nodeid))
+        self.flush_these(self.nodes(), &|nodeid| self.caches_writes(nodeid), place)
     }
 
     /// The same for files that are open for writing, while `open` says that they are: what is
     /// stored to a mapping is held back as well where writes are not collected.
-    pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<u64>) -> Result<()> {
+    pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<u64>, names: Names) -> Result<()> {
+        let names = self.freshened(names);
         let _one = self.flushing.lock();
+        let place = MountPlace { names, ..self.place() };
         if self.is_unopened() {
-            return self.flush_unopened(open().into_iter().collect());
+            return self.flush_unopened(open().into_iter().collect(), &place);
         }
-        self.flush_these(open(), &|nodeid| open().contains(&nodeid))
+        self.flush_these(open(), &|nodeid| open().contains(&nodeid), &place)
     }
 
-    /// Files that the kernel opens without a request, one after the other: nobody who holds an
-    /// inode's lock of one that has been entered waits for this.
-    fn flush_unopened(&self, files: Vec<u64>) -> Result<()> {
-        if files.is_empty() {
-            return Ok(());
+    /// Names by which files can be reached: their directories' attributes are asked for before
+    /// anything is locked here, as the layer may wait with its answer for somebody who needs that.
+    fn freshened(&self, names: Names) -> Arc<Names> {
+        let names = Arc::new(names);
+        if names.is_empty() {
+            return names;
         }
-        let place = self.place();
-        let passing = self.self_io.start("nacre-flush", Role::Flush, move || {
-            let mount = Entered::new(&place.mountpoint, place.device)?;
-            files.into_iter().map(|nodeid| flush_within(&mount, (nodeid, place.generation))).fold(Ok(()), Result::and)
+        let (tell, told) = channel();
+        let place = MountPlace { names: Arc::clone(&names), ..self.place() };
+        let started = self.self_io.start("nacre-flush", Role::Flush, move || {
+            Entered::new(&place.mountpoint, place.device)?.freshen(&place.names);
+            // Who asked may have gone on.
+            let _ = tell.send(());
+            Ok(())
+        });
+        // Without fresh attributes, files are reached by handle.
+        if started.is_ok() && told.recv_timeout(FRESHENING) == Err(RecvTimeoutError::Timeout) {
+            tracing::debug!("directories do not tell their attributes");
+        }
+        names
+    }
+
+    /// Files that the kernel opens without a request, one after the other by one thread.
+    fn flush_unopened(&self, files: Vec<u64>, place: &MountPlace) -> Result<()> {
+        let (mut files, mut all) = (VecDeque::from(files), Ok(()));
+        while !files.is_empty() {
+            let told = self.flush_in_turn(files.iter().copied().collect(), place.clone())?;
+            while let Some(nodeid) = files.pop_front() {
+                match self.await_passed(nodeid, &told) {
+                    Some(Ok(Err(SysErrno::STALE))) => {
+                        // Something else is seen at its place, or nothing.
+                        self.flush_unseen();
+                        return Ok(());
+                    }
+                    Some(passed) => all = all.and(outcome(passed)),
+                    None => {
+                        // Who is served has the lock, so nobody writes to the file; he may wait for
+                        // the end of this. The thread ends when he goes on.
+                        all = all.and(self.flush_file(nodeid));
+                        break;
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Waits for what becomes of one file; `None` where a request is served whose caller has the
+    /// inode's lock.
+    fn await_passed(
+        &self,
+        nodeid: u64,
+        told: &Receiver<Passed>,
+    ) -> Option<std::result::Result<Passed, RecvTimeoutError>> {
+        loop {
+            match told.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) if self.locked.has(nodeid) => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+                passed => return Some(passed),
+            }
+        }
+    }
+
+    /// A thread that has these files passed on, and tells of each, for as long as somebody listens.
+    fn flush_in_turn(&self, files: Vec<u64>, place: MountPlace) -> Result<Receiver<Passed>> {
+        let (tell, told) = channel();
+        self.self_io.start("nacre-flush", Role::Flush, move || {
+            let mount = match Entered::new(&place.mountpoint, place.device) {
+                Ok(mount) => mount,
+                Err(error) => {
+                    // Who asked may have found out that he need not wait.
+                    let _ = tell.send(Err(error));
+                    return Ok(());
+                }
+            };
+            for nodeid in files {
+                if tell.send(flush_within(&mount, &place, nodeid)).is_err() {
+                    break;
+                }
+            }
+            Ok(())
         })?;
-        let passed = passing.join().map_err(|_| RecvTimeoutError::Disconnected);
-        if passed == Ok(Err(SysErrno::STALE)) {
-            // Something else is seen at its place, or nothing.
-            self.flush_unseen();
-            return Ok(());
-        }
-        outcome(passed)
+        Ok(told)
     }
 
     /// All of them, whatever becomes of one.
-    fn flush_these(&self, files: impl IntoIterator<Item = u64>, open: &dyn Fn(u64) -> bool) -> Result<()> {
-        files.into_iter().map(|nodeid| self.flush_one(nodeid, open)).fold(Ok(()), Result::and)
+    fn flush_these(
+        &self,
+        files: impl IntoIterator<Item = u64>,
+        open: &dyn Fn(u64) -> bool,
+        place: &MountPlace,
+    ) -> Result<()> {
+        files.into_iter().map(|nodeid| self.flush_one(nodeid, open, place)).fold(Ok(()), Result::and)
     }
 
-    fn flush_one(&self, nodeid: u64, open: &dyn Fn(u64) -> bool) -> Result<()> {
-        let told = self.flush_by_thread(nodeid, true)?;
+    fn flush_one(&self, nodeid: u64, open: &dyn Fn(u64) -> bool, place: &MountPlace) -> Result<()> {
+        let told = self.flush_by_thread(nodeid, true, place.clone())?;
         loop {
             match told.recv_timeout(LOOK) {
                 // Closed meanwhile, which passes everything on. Who writes to it now may hold its
@@ -119,11 +196,10 @@ impl Writeback {
 
     /// Makes the kernel pass on what it holds of one file, whoever holds the inode's lock.
     pub fn flush_file(&self, nodeid: u64) -> Result<()> {
-        outcome(self.flush_by_thread(nodeid, false)?.recv().map_err(|_| RecvTimeoutError::Disconnected))
+        outcome(self.flush_by_thread(nodeid, false, self.place())?.recv().map_err(|_| RecvTimeoutError::Disconnected))
     }
 
-    fn flush_by_thread(&self, nodeid: u64, locking: bool) -> Result<Receiver<Passed>> {
-        let place = self.place();
+    fn flush_by_thread(&self, nodeid: u64, locking: bool, place: MountPlace) -> Result<Receiver<Passed>> {
         let (tell, told) = channel();
         self.self_io.start("nacre-flush", Role::Flush, move || {
             // Who asked may have found out that he need not wait.
@@ -163,8 +239,8 @@ fn outcome(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
 }
 
 /// Has the kernel pass on what it holds of a file of a mount that was entered.
-pub(super) fn flush_within(mount: &Entered, (nodeid, generation): (u64, u32)) -> Result<(), SysErrno> {
-    passed(nodeid, mount.by_handle((nodeid, generation), OFlags::PATH).and_then(|file| flush_unseen(&file)))
+pub(super) fn flush_within(mount: &Entered, place: &MountPlace, nodeid: u64) -> Result<(), SysErrno> {
+    passed(nodeid, mount.reach(place, nodeid).and_then(|file| flush_unseen(&file)))
 }
 
 /// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2)
@@ -172,7 +248,7 @@ pub(super) fn flush_within(mount: &Entered, (nodeid, generation): (u64, u32)) ->
 fn flush_file(place: &MountPlace, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
     if locking {
-        return flush_within(&mount, (nodeid, place.generation));
+        return flush_within(&mount, place, nodeid);
     }
     // Who asks by lseek(2) has the inode's lock.
     let file = mount.by_handle((nodeid, place.generation), OFlags::RDONLY);

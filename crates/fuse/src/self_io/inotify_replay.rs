@@ -143,6 +143,7 @@ fn phantom() -> abi::EntryOut {
         mtime: zero,
         ctime: zero,
         btime: None,
+        protected: false,
     };
     wire::entry(PHANTOM, &attr, std::time::Duration::ZERO, std::time::Duration::ZERO)
 }

@@ -1,17 +1,23 @@
-//! Reaching files of our own mount from a thread of the daemon: by node id, without a name.
+//! Reaching files of our own mount from a thread of the daemon: by node id.
 //!
-//! Called by the threads of this folder. Needs root. Invariants: the mount is not held for longer than one act, so that it can be unmounted;
-//! nothing of it that a user can watch is opened, but for `O_PATH`, of which nobody is told.
+//! Called by the threads of this folder. Needs root. What is found by handle the kernel asks for
+//! anew when its name is used next (`fuse_get_dentry()`, Linux 6.18), so files whose names are known
+//! are found by these, as far as the kernel needs no request for it ([`Entered::reach`]).
+//! Invariants: the mount is not held for longer than one act, so that it can be unmounted; nothing
+//! of it that a user can watch is opened, but for `O_PATH`, of which nobody is told; on the way by
+//! name no lock of a directory is taken.
 
 use nacre_sys::handles::{self, Handle};
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, StatxFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags},
     io::Errno as SysErrno,
 };
 use std::{
+    collections::{BTreeSet, HashMap},
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// How the kernel encodes a FUSE inode in a handle: `FILEID_INO64_GEN`, two words of node id and
@@ -31,6 +37,9 @@ pub(crate) fn device_of(mount: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
+/// Where files were found below the root, by node id.
+pub(crate) type Names = HashMap<u64, Vec<u8>>;
+
 /// Where the mount is.
 #[derive(Clone, Debug)]
 pub(crate) struct MountPlace {
@@ -40,6 +49,8 @@ pub(crate) struct MountPlace {
     pub device: u64,
     /// The generation of regular files' numbers.
     pub generation: u32,
+    /// The names of files that are to be reached, as far as they are known.
+    pub names: Arc<Names>,
 }
 
 /// The mount as the working directory of the calling thread: what opens files by handle takes it
@@ -62,6 +73,34 @@ impl Entered {
         Ok(Entered(()))
     }
 
+    /// A descriptor (`O_PATH`) for a regular file that the kernel has in memory: by its name, where
+    /// that leads to it by what the kernel has in its cache, else by handle.
+    ///
+    /// # Errors
+    /// As [`Entered::by_handle`].
+    pub fn reach(&self, place: &MountPlace, nodeid: u64) -> Result<OwnedFd, SysErrno> {
+        let bytes = handle(nodeid, place.generation);
+        let is_it = |file: &OwnedFd| handles::leads_to(file.as_fd(), Handle { kind: HANDLE_KIND, bytes: &bytes });
+        let named = place.names.get(&nodeid).and_then(|path| cached(CWD, path, OFlags::empty()).ok());
+        match named.filter(|file| is_it(file).unwrap_or(false)) {
+            Some(file) => Ok(file),
+            None => self.by_handle((nodeid, place.generation), OFlags::PATH),
+        }
+    }
+
+    /// Has the kernel ask for attributes and ACLs of the directories that these names lead through,
+    /// where it has given them up, which it does when names in them change: [`Entered::reach`] would
+    /// go no further there. Waits for the answers.
+    #[expect(clippy::unused_self, reason = "who has it is in the mount")]
+    pub fn freshen(&self, names: &Names) {
+        let directories: BTreeSet<&[u8]> = names.values().map(|path| directory_of(path)).collect();
+        for directory in directories {
+            if let Err(error) = freshen(directory) {
+                tracing::trace!(%error, "files of a directory are reached by handle");
+            }
+        }
+    }
+
     /// A descriptor for an inode that the kernel has in memory, by its node id and generation;
     /// ESTALE where it has not.
     ///
@@ -69,14 +108,47 @@ impl Entered {
     /// As `open_by_handle_at(2)`.
     #[expect(clippy::unused_self, reason = "who has it is in the mount")]
     pub fn by_handle(&self, (nodeid, generation): (u64, u32), flags: OFlags) -> Result<OwnedFd, SysErrno> {
-        let mut bytes = [0_u8; 12];
-        let words = [(nodeid >> 32) as u32, nodeid as u32, generation];
-        for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
-            to.copy_from_slice(&word.to_ne_bytes());
-        }
-        let handle = Handle { kind: HANDLE_KIND, bytes: &bytes };
+        let handle = Handle { kind: HANDLE_KIND, bytes: &handle(nodeid, generation) };
         handles::open(CWD, handle, flags.bits().cast_signed()).map_err(number)
     }
+}
+
+/// The bytes of a handle of [`HANDLE_KIND`].
+fn handle(nodeid: u64, generation: u32) -> [u8; 12] {
+    let mut bytes = [0_u8; 12];
+    let words = [(nodeid >> 32) as u32, nodeid as u32, generation];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+/// The path of the directory that a path leads through last.
+fn directory_of(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|byte| *byte == b'/').and_then(|end| path.get(..end)).unwrap_or_default()
+}
+
+/// A descriptor for what a path leads to within the mount, if the kernel finds it without asking
+/// anybody and without a lock.
+fn cached(from: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, SysErrno> {
+    let within = ResolveFlags::CACHED | ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+    rustix::fs::openat2(from, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | flags, Mode::empty(), within)
+}
+
+/// Has the kernel look, in a directory and in those above it, whether we may pass.
+fn freshen(directory: &[u8]) -> Result<(), SysErrno> {
+    let ask = |directory: BorrowedFd<'_>| {
+        rustix::fs::openat(directory, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    };
+    ask(CWD)?;
+    let mut above = None;
+    for name in directory.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+        let from = above.as_ref().map_or(CWD, OwnedFd::as_fd);
+        let next = cached(from, name, OFlags::DIRECTORY)?;
+        ask(next.as_fd())?;
+        above = Some(next);
+    }
+    Ok(())
 }
 
 impl Drop for Entered {

@@ -176,5 +176,6 @@ pub(crate) fn vanished(id: FileId) -> Attr {
         mtime: time,
         ctime: time,
         btime: None,
+        protected: false,
     }
 }

@@ -1,10 +1,12 @@
-//! What a thread that waits for our answer is about to do: the system call that it is in, and how
-//! much it writes.
+//! What a thread that waits for our answer is about to do: the system call that it is in, and what
+//! it writes where.
 //!
 //! Called in GETATTR for a collected file. The kernel shows the registers of a thread that sleeps
-//! in a system call, to whoever may trace it. What cannot be told for certain is unknown: a call
+//! in a system call, and the positions of its open files, to whoever may trace it. While a thread
+//! is in write(2), nobody else moves the position of that open file (`f_pos_lock`). What cannot be told for certain is unknown: a call
 //! that is taken for a read must be one on every architecture that the thread may use.
 
+use nacre_vfs::WriteAhead;
 use std::{
     fs::File,
     io::{self, Read},
@@ -21,20 +23,37 @@ const PAUSE: Duration = Duration::from_micros(40);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
     /// It writes so many bytes.
-    Writes(u64),
+    Writes(u64, Place),
     /// It writes so many vectors, at this address.
-    WritesVectors { address: u64, count: u64 },
+    WritesVectors { address: u64, count: u64, place: Place },
     /// It reads, seeks or asks.
     Reads,
     /// It cannot be told.
     Unknown,
 }
 
-/// System calls that write: those with a length in the third argument, and those with vectors.
+/// Where a call writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// By which descriptor.
+    descriptor: u64,
+    /// Where the call says so itself; `None` for the position of the open file.
+    offset: Option<u64>,
+}
+
+/// `RWF_APPEND` of pwritev2(2).
+const AT_THE_END: u64 = 0x10;
+/// `O_APPEND`.
+const O_APPEND: u64 = 0o2000;
+
+/// System calls that write: those with a length in the third argument, and those with vectors; of
+/// both, those with a place in the fourth.
 #[cfg(target_arch = "x86_64")]
 mod calls {
     pub const WRITES: [u64; 2] = [1, 18];
     pub const WRITES_VECTORS: [u64; 3] = [20, 296, 328];
+    pub const PLACED: [u64; 3] = [18, 296, 328];
+    pub const FLAGGED: u64 = 328;
     /// read, fstat, lseek, pread64, readv, preadv, preadv2; `_llseek` of 32-bit processes (their
     /// lseek is 19), lseek of x32 ones. None of these numbers is a call that writes for any of
     /// them.
@@ -44,6 +63,8 @@ mod calls {
 mod calls {
     pub const WRITES: [u64; 2] = [64, 68];
     pub const WRITES_VECTORS: [u64; 3] = [66, 70, 287];
+    pub const PLACED: [u64; 3] = [68, 70, 287];
+    pub const FLAGGED: u64 = 287;
     /// read, fstat, lseek, pread64, readv, preadv, preadv2; lseek and `_llseek` of 32-bit
     /// processes. None of these numbers is a call that writes for either.
     pub const READS: [u64; 9] = [63, 80, 62, 67, 65, 69, 286, 19, 140];
@@ -52,18 +73,41 @@ mod calls {
 mod calls {
     pub const WRITES: [u64; 0] = [];
     pub const WRITES_VECTORS: [u64; 0] = [];
+    pub const PLACED: [u64; 0] = [];
+    pub const FLAGGED: u64 = u64::MAX;
     pub const READS: [u64; 0] = [];
 }
 
-/// How many bytes the thread is about to write: `Some(None)` where it writes, or may, and the
-/// length cannot be told; `None` where it does not write.
-pub(crate) fn writes(tid: u32) -> Option<Option<u64>> {
+/// What the thread is about to write, if it writes, or may. The place is looked up if it is
+/// `wanted`.
+pub(crate) fn writes(tid: u32, wanted: bool) -> Option<WriteAhead> {
+    let offset = |place: Place| if wanted { offset(tid, place) } else { None };
     match doing(tid) {
-        Doing::Writes(length) => Some(Some(length)),
-        Doing::WritesVectors { address, count } => Some(nacre_sys::remote::vectors_total(tid, address, count).ok()),
+        Doing::Writes(length, place) => Some(WriteAhead { offset: offset(place), length: Some(length) }),
+        Doing::WritesVectors { address, count, place } => {
+            let length = nacre_sys::remote::vectors_total(tid, address, count).ok();
+            Some(WriteAhead { offset: offset(place), length })
+        }
         Doing::Reads => None,
-        Doing::Unknown => Some(None),
+        Doing::Unknown => Some(WriteAhead::default()),
     }
+}
+
+/// Where a call of a thread writes; `None` for the end of the file, and where it cannot be told.
+fn offset(tid: u32, place: Place) -> Option<u64> {
+    let mut text = [0_u8; 256];
+    let read = File::open(format!("/proc/{tid}/fdinfo/{}", place.descriptor)).and_then(|mut file| file.read(&mut text));
+    let length = read.inspect_err(|error| tracing::debug!(%error, tid, "where a thread is writing cannot be read"));
+    let (position, flags) = position(text.get(..length.ok()?)?)?;
+    // At the end, whatever place the call names (pwrite(2)).
+    if flags & O_APPEND != 0 { None } else { Some(place.offset.unwrap_or(position)) }
+}
+
+/// Position and flags of an open file, as `/proc/TID/fdinfo/N` says them.
+fn position(text: &[u8]) -> Option<(u64, u64)> {
+    let text = std::str::from_utf8(text).ok()?;
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    Some((value("pos:")?.parse().ok()?, u64::from_str_radix(value("flags:")?, 8).ok()?))
 }
 
 #[expect(clippy::disallowed_methods, reason = "the kernel tells nobody when a thread goes on")]
@@ -109,14 +153,19 @@ fn parse(text: &[u8]) -> Option<Doing> {
         *value = parsed;
         given += 1;
     }
-    let [_, second, third, _, _, _, stack, instruction] = values;
+    let [first, second, third, fourth, _, sixth, stack, instruction] = values;
     // Threads of the kernel, also those that work for a process (io_uring), show a call in which
     // they are not; they have no stack there.
     let Some(call) = call.filter(|_| given == 8 && stack != 0 && instruction != 0) else { return Some(Doing::Unknown) };
-    Some(if calls::WRITES.contains(&call) {
-        Doing::Writes(third)
+    // pwritev2(2) takes -1 for the position of the open file.
+    let offset = (calls::PLACED.contains(&call) && fourth != u64::MAX).then_some(fourth);
+    let place = Place { descriptor: first, offset };
+    Some(if call == calls::FLAGGED && sixth & AT_THE_END != 0 {
+        Doing::WritesVectors { address: second, count: third, place: Place { descriptor: u64::MAX, ..place } }
+    } else if calls::WRITES.contains(&call) {
+        Doing::Writes(third, place)
     } else if calls::WRITES_VECTORS.contains(&call) {
-        Doing::WritesVectors { address: second, count: third }
+        Doing::WritesVectors { address: second, count: third, place }
     } else if calls::READS.contains(&call) {
         Doing::Reads
     } else {
@@ -133,9 +182,18 @@ mod tests {
     fn only_what_is_certain_is_taken_for_granted() {
         let tail = "0x3 0x5578 0x64 0x0 0x0 0x0";
         let at = |call: &str, rest: &str| parse(format!("{call} {tail} {rest}\n").as_bytes());
-        assert_eq!(at("1", "0x7ffd 0x7f12"), Some(Doing::Writes(100)));
-        assert_eq!(at("18", "0x7ffd 0x7f12"), Some(Doing::Writes(100)));
-        assert_eq!(at("20", "0x7ffd 0x7f12"), Some(Doing::WritesVectors { address: 0x5578, count: 100 }));
+        let there = Place { descriptor: 3, offset: None };
+        let placed = Place { offset: Some(0), ..there };
+        assert_eq!(at("1", "0x7ffd 0x7f12"), Some(Doing::Writes(100, there)));
+        assert_eq!(at("18", "0x7ffd 0x7f12"), Some(Doing::Writes(100, placed)));
+        let vectors = |place| Some(Doing::WritesVectors { address: 0x5578, count: 100, place });
+        assert_eq!(at("20", "0x7ffd 0x7f12"), vectors(there));
+        assert_eq!(at("328", "0x7ffd 0x7f12"), vectors(placed));
+        let whole = |words: &str| parse(format!("328 0x3 0x5578 0x64 {words} 0x7ffd 0x7f12\n").as_bytes());
+        assert_eq!(whole("0xffffffffffffffff 0x0 0x0"), vectors(there));
+        assert_eq!(whole("0x1000 0x0 0x2"), vectors(Place { offset: Some(4096), ..there }));
+        // With RWF_APPEND, at the end.
+        assert_eq!(whole("0x1000 0x0 0x10"), vectors(Place { descriptor: u64::MAX, offset: Some(4096) }));
         assert_eq!(at("8", "0x7ffd 0x7f12"), Some(Doing::Reads));
         // sendfile; a thread of the kernel; one that works for io_uring; between two calls; a
         // 32-bit number on 64 bits.
@@ -149,9 +207,25 @@ mod tests {
     }
 
     #[test]
+    fn a_place_is_that_of_the_call_or_of_the_open_file() {
+        use std::{io::Write, os::fd::AsRawFd};
+        let place = |file: &File, offset| Place { descriptor: file.as_raw_fd().cast_unsigned().into(), offset };
+        let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        let there = std::env::temp_dir().join(format!("nacre-place-{}", std::process::id()));
+        let mut file = File::create(&there).unwrap();
+        file.write_all(b"seven..").unwrap();
+        assert_eq!(offset(tid, place(&file, None)), Some(7));
+        assert_eq!(offset(tid, place(&file, Some(3))), Some(3));
+        let appends = File::options().append(true).open(&there).unwrap();
+        assert_eq!(offset(tid, place(&appends, Some(3))), None);
+        assert_eq!(offset(tid, Place { descriptor: u64::MAX, offset: Some(3) }), None);
+        std::fs::remove_file(there).unwrap();
+    }
+
+    #[test]
     fn a_thread_that_is_gone_is_unknown() {
         assert_eq!(doing(0), Doing::Unknown);
-        assert_eq!(writes(u32::MAX), Some(None));
+        assert_eq!(writes(u32::MAX, true), Some(WriteAhead::default()));
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -170,7 +244,7 @@ mod tests {
         while doing(tid) != Doing::Reads {
             std::thread::yield_now();
         }
-        assert_eq!(writes(tid), None);
+        assert_eq!(writes(tid, true), None);
         drop(writer);
         assert_eq!(waiting.join().unwrap(), 0);
     }

@@ -13,6 +13,7 @@
 //! stays ([`WrittenFiles::remove_unused`]); nothing is dropped under the lock.
 
 use crate::open_files::OpenHandle;
+use nacre_vfs::Opened;
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -22,21 +23,25 @@ use std::{
     },
 };
 
-/// More than these are not kept for long.
-const MOST: usize = 4096;
+/// More than these are not kept for long, nor more than descriptors and memory allow. To let one go
+/// costs a request, so who makes thousands of files is not to pay for each at once.
+const MOST: usize = 8192;
+/// One takes about 1 KiB: all together a small part of the memory, far too many an eighth.
+const MEMORY_FOR_ONE: u64 = 32 << 10;
 /// So many leave at a beat at most: whoever has a file passed on is in the mount meanwhile, and who
 /// unmounts it then is told that it is busy. More where there are too many files, and all where there
-/// are far too many.
+/// are far too many (so many times [`MOST`]).
 const LEAVING: usize = 100;
-const FAR_TOO_MANY: usize = 4 * MOST;
+const FAR_TOO_MANY: usize = 4;
 /// Beats ([`WrittenFiles::beat`]) without a word of a file after which it leaves.
 const QUIET: u64 = 10;
 
 /// The table, by node id.
-#[derive(Default)]
 pub(crate) struct WrittenFiles {
     files: Mutex<HashMap<u64, Written>>,
     count: AtomicUsize,
+    /// How many are kept for long.
+    most: AtomicUsize,
     /// Counts beats.
     beats: AtomicU64,
     /// Files are becoming others: none is entered.
@@ -65,7 +70,25 @@ pub(crate) struct Beat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uses(u64);
 
+impl Default for WrittenFiles {
+    fn default() -> WrittenFiles {
+        WrittenFiles {
+            files: Mutex::default(),
+            count: AtomicUsize::new(0),
+            most: AtomicUsize::new(MOST),
+            beats: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+}
+
 impl WrittenFiles {
+    /// No more than these are kept for long, of which each may hold a descriptor, in so much memory.
+    pub fn hold(&self, descriptors: usize, memory: Option<u64>) {
+        let room = memory.and_then(|memory| usize::try_from(memory / MEMORY_FOR_ONE).ok()).unwrap_or(MOST);
+        self.most.store(room.max(LEAVING).min(descriptors).min(MOST), Ordering::Relaxed);
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Acquire)
@@ -82,6 +105,14 @@ impl WrittenFiles {
         written.uses += 1;
         written.last = last;
         Some(Arc::clone(&written.handle))
+    }
+
+    /// The open file of a node; that is no use of it.
+    pub fn peek(&self, nodeid: u64) -> Option<Opened> {
+        if self.len() == 0 {
+            return None;
+        }
+        self.files.lock().get(&nodeid).map(|written| Arc::clone(&written.handle.file))
     }
 
     /// Enters a file, which is used now; answers which one of its node is there, that or one before.
@@ -141,7 +172,8 @@ impl WrittenFiles {
             return beat;
         }
         let mut files = self.files.lock();
-        let too_many = files.len().saturating_sub(MOST);
+        let most = self.most.load(Ordering::Relaxed);
+        let too_many = files.len().saturating_sub(most);
         let before = if too_many > 0 {
             let mut last: Vec<u64> = files.values().map(|written| written.last).collect();
             *last.select_nth_unstable(too_many).1
@@ -151,8 +183,8 @@ impl WrittenFiles {
             return beat;
         };
         let room = match files.len() {
-            count if count <= MOST => LEAVING,
-            count if count <= FAR_TOO_MANY => LEAVING * 10,
+            count if count <= most => LEAVING,
+            count if count <= most * FAR_TOO_MANY => LEAVING * 10,
             _ => usize::MAX,
         };
         for (nodeid, written) in files.iter_mut().filter(|(_, written)| written.last <= before) {

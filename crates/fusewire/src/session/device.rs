@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno as Os;
 
 use super::dispatch::{self, Outcome};
+use super::leader::Reader;
 use super::state::{QueueId, SessionState};
 use super::workers::Worker;
 use crate::abi::{InHeader, OutHeader, Pod};
@@ -56,6 +57,7 @@ fn run(shared: &Arc<SessionState>) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     let result = thread.serve();
+    shared.lead.end_for_now(worker.tid);
     shared.leave(&worker);
     shared.left_loop(&result);
     result
@@ -74,7 +76,8 @@ fn start(shared: &Arc<SessionState>) -> io::Result<(Thread, Arc<Worker>)> {
     }
     let worker = Arc::new(Worker::new(tid(), None));
     shared.enter(&worker, QueueId::Device);
-    Ok((Thread { shared: Arc::clone(shared), worker: Arc::clone(&worker), device, input, output }, worker))
+    let reader = Reader::new(Arc::clone(&worker));
+    Ok((Thread { shared: Arc::clone(shared), worker: Arc::clone(&worker), reader, device, input, output }, worker))
 }
 
 /// The thread id of the calling thread.
@@ -85,6 +88,7 @@ pub(super) fn tid() -> u32 {
 struct Thread {
     shared: Arc<SessionState>,
     worker: Arc<Worker>,
+    reader: Reader,
     device: Arc<OwnedFd>,
     input: Pages,
     output: Pages,
@@ -95,6 +99,7 @@ impl Thread {
     fn serve(&mut self) -> io::Result<()> {
         let lazy = !self.shared.rings.is_empty();
         while !self.shared.is_stopping() {
+            self.shared.lead.wait_to_read(&mut self.reader);
             let size = match rustix::io::read(&self.device, self.input.bytes_mut()) {
                 Ok(size) => size,
                 Err(Os::AGAIN) => {
@@ -136,11 +141,16 @@ impl Thread {
             shared.grow(QueueId::Device);
         }
         let (fixed, rest) = split(self.input.bytes(), header, &shared);
+        if shared.rings.is_empty() {
+            let brief = dispatch::is_brief(&shared, header, fixed);
+            shared.lead.came(&mut self.reader, header, fixed, brief);
+        }
         let head = size_of::<OutHeader>();
         let outcome = match self.output.bytes_mut().get_mut(head..) {
             Some(body) => dispatch::request(&shared, header, fixed, rest, body),
             None => return Err(io::Error::from_raw_os_error(libc::ENOMEM)),
         };
+        shared.lead.yields(&mut self.reader);
         let result = self.send(header, outcome);
         self.worker.handled();
         self.worker.answered();

@@ -4,7 +4,7 @@
 //! header. Requests that want no reply (FORGET, INTERRUPT, NOTIFY_REPLY) have their own entry.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::state::SessionState;
 use crate::abi::{BatchForgetIn, ForgetIn, ForgetOne, InHeader, InterruptIn, NotifyRetrieveIn, OutHeader, Pod, opcode};
@@ -38,6 +38,15 @@ pub(super) fn is_one_way(opcode: u32) -> bool {
     matches!(opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY)
 }
 
+/// Whether a request is brief: one that cuts a file off never is.
+pub(super) fn is_brief(shared: &SessionState, header: &InHeader, fixed: &[u8]) -> bool {
+    let truncates = || {
+        let flags = fixed.first_chunk::<4>();
+        flags.is_none_or(|flags| u32::from_ne_bytes(*flags) & libc::O_TRUNC.cast_unsigned() != 0)
+    };
+    shared.handler.is_brief(header.opcode) && (header.opcode != opcode::OPEN || !truncates())
+}
+
 /// Handles a request: the reply's body is in `out` afterwards.
 #[expect(clippy::disallowed_methods, reason = "measures requests")]
 pub(super) fn request(shared: &SessionState, header: &InHeader, fixed: &[u8], rest: &[u8], out: &mut [u8]) -> Outcome {
@@ -58,8 +67,27 @@ pub(super) fn request(shared: &SessionState, header: &InHeader, fixed: &[u8], re
         Ok(()) => Outcome { error: 0, len: reply.len() },
         Err(error) => Outcome { error: error.wire(), len: 0 },
     };
-    shared.counters.count(header.opcode, start.elapsed(), result.is_err());
+    let time = start.elapsed();
+    shared.counters.count(header.opcode, time, result.is_err());
+    told(header, result, time);
     outcome
+}
+
+/// Logs a request, where all are logged. One that our own threads made while they logged another
+/// one is refused (EDEADLK), and not logged in its turn.
+fn told(header: &InHeader, result: Result<(), Errno>, time: Duration) {
+    if result == Err(Errno(libc::EDEADLK)) {
+        return;
+    }
+    tracing::debug!(
+        target: "fusewire::request",
+        operation = opcode::name(header.opcode).unwrap_or("OTHER"),
+        node = header.nodeid,
+        pid = header.pid,
+        result = result.err().map_or(0, Errno::wire),
+        micros = time.as_micros(),
+        "request"
+    );
 }
 
 /// The kernel did not take a success.

@@ -29,6 +29,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::state::SessionState;
+use super::threads::{is_runnable, may_yield};
 use crate::sys::{self, Class};
 
 /// Between two looks.
@@ -232,20 +233,11 @@ fn counted(tid: u32) -> Option<Counted> {
     Some(Counted { ran_ns: next()?, waited_ns: next()?, turns: next()?, starving: 0 })
 }
 
-/// Whether a thread could run or does.
-fn is_runnable(tid: u32) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")) else { return false };
-    // The name, in parentheses, may hold anything.
-    text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
-}
-
 /// Starts the watcher of a session over rings, where the process may use SCHED_IDLE and return.
 pub(super) fn spawn(shared: &Arc<SessionState>) {
     let started = shared.spawn("fuse pace".to_owned(), |shared| {
-        let back = sys::schedule(0, Class::Idle).and_then(|()| sys::schedule(0, Class::Other));
-        match back {
-            Ok(()) => watch(shared),
-            Err(error) => tracing::debug!(%error, "ring threads stay SCHED_BATCH: SCHED_IDLE could not be left again"),
+        if may_yield() {
+            watch(shared);
         }
     });
     if let Err(error) = started {

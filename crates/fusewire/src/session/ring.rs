@@ -293,7 +293,7 @@ struct Thread {
 impl Thread {
     fn new(shared: &Arc<SessionState>, places: &[QueueId], cpu: Option<usize>) -> io::Result<Thread> {
         if let Some(cpu) = cpu
-            && let Err(error) = sys::pin_to_cpu(cpu)
+            && let Err(error) = sys::pin_to_cpu(0, cpu)
         {
             tracing::debug!(cpu, %error, "a ring thread is not pinned");
         }
@@ -442,7 +442,8 @@ impl Thread {
         else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
-        if !is_brief(shared, &header, memory) {
+        let fixed = memory.get(uring::OP_IN..).unwrap_or_default();
+        if !dispatch::is_brief(shared, &header, fixed) {
             shared.pace.works(class);
         }
         shared.pace.came(header.pid, queue.qid);
@@ -468,15 +469,6 @@ impl Thread {
         let request = UringCmdReq { flags: 0, commit_id: carried.commit_id, qid: queue.qid, padding: [0; 6] };
         ring.push(device.as_raw_fd(), device::URING_COMMIT_AND_FETCH, 0, &request, index as u64)
     }
-}
-
-/// Whether a request is brief: one that cuts a file off never is.
-fn is_brief(shared: &SessionState, header: &InHeader, memory: &[u8]) -> bool {
-    let truncates = || {
-        let flags = memory.get(uring::OP_IN..).and_then(|fixed| fixed.first_chunk::<4>());
-        flags.is_none_or(|flags| u32::from_ne_bytes(*flags) & libc::O_TRUNC.cast_unsigned() != 0)
-    };
-    shared.handler.is_brief(header.opcode) && (header.opcode != opcode::OPEN || !truncates())
 }
 
 /// Whether a completion says that the connection has ended.

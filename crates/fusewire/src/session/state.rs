@@ -15,6 +15,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use super::SessionOptions;
+use super::leader::Lead;
 use super::pace::Pace;
 use super::workers::{Queue, Worker};
 use crate::connection::Connection;
@@ -73,6 +74,8 @@ pub(super) struct SessionState {
     /// Threads inside [`blocking`], all queues together.
     blocked: AtomicI32,
     early_interrupts: Mutex<VecDeque<u64>>,
+    /// Who reads the device.
+    pub(super) lead: Lead,
     /// Of the ring threads.
     pub(super) pace: Pace,
     /// How many descriptors the process might have at the start.
@@ -142,6 +145,7 @@ impl SessionState {
             stopping: AtomicBool::new(false),
             blocked: AtomicI32::new(0),
             early_interrupts: Mutex::new(VecDeque::new()),
+            lead: Lead::default(),
             pace: Pace::default(),
             descriptors: sys::descriptor_limit(),
             waking: AtomicBool::new(false),
@@ -271,6 +275,7 @@ impl SessionState {
     /// themselves.
     pub(super) fn ended(self: &Arc<Self>) {
         if !self.ending.swap(true, SeqCst) {
+            self.lead.end_for_good();
             self.pace.wake();
             self.wake_up();
         }
@@ -290,6 +295,7 @@ impl SessionState {
     /// kernel cuts it off.
     pub(super) fn stop(self: &Arc<Self>) {
         self.ending.store(true, SeqCst);
+        self.lead.end_for_good();
         self.pace.wake();
         if !self.stopping.swap(true, SeqCst) {
             self.connection.close();
@@ -412,6 +418,7 @@ impl SessionState {
     /// The calling worker starts to wait for users.
     fn start_blocking(self: &Arc<Self>, worker: &Worker, place: QueueId) -> Result<(), Errno> {
         let fine = worker.start_blocking();
+        self.lead.end_for_now(worker.tid);
         let queue = self.queue(place);
         let short = queue.block(self.limit(place));
         self.blocked.fetch_add(1, SeqCst);

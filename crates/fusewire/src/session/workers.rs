@@ -72,6 +72,11 @@ impl Worker {
         self.taken.fetch_add(1, SeqCst) % 256 == 255
     }
 
+    /// How many requests it has taken.
+    pub(super) fn taken(&self) -> u32 {
+        self.taken.load(SeqCst)
+    }
+
     /// Whether it serves rings.
     pub(super) fn has_rings(&self) -> bool {
         self.consumed.get().is_some()

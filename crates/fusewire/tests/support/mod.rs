@@ -1,10 +1,10 @@
 //! A file system in memory whose handlers can be held up on purpose, and its mount.
 //!
-//! Names with a meaning: GETATTR of `gated...` waits at the gate; LOOKUP of `panic` panics. SETLKW
-//! waits for the eventfd `unlock` inside `blocking`. Files are served by direct I/O, so that every
-//! read and write is a request.
+//! Names with a meaning: GETATTR of `gated...` and FLUSH of `closed...` wait at the gate; LOOKUP of
+//! `panic` panics. SETLKW waits for the eventfd `unlock` inside `blocking`. Files are served by
+//! direct I/O, so that every read and write is a request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -37,6 +37,8 @@ pub struct TestFs {
     pub destroyed: AtomicU64,
     pub workers: AtomicU64,
     pub own_requests: AtomicU64,
+    /// How many requests each thread has handled.
+    pub handled: Mutex<HashMap<i32, u64>>,
     pub settings: Settings,
 }
 
@@ -55,6 +57,7 @@ impl TestFs {
             destroyed: AtomicU64::new(0),
             workers: AtomicU64::new(0),
             own_requests: AtomicU64::new(0),
+            handled: Mutex::default(),
             settings,
         })
     }
@@ -85,9 +88,17 @@ impl TestFs {
         TestFs::entry(&nodes, id)
     }
 
-    fn is_gated(&self, nodeid: u64) -> bool {
-        let nodes = self.nodes.lock().unwrap();
-        nodes[&ROOT_ID].children.iter().any(|(name, id)| *id == nodeid && name.starts_with(b"gated"))
+    /// Waits until the gate is open, if the file has such a name.
+    fn pass_gate(&self, nodeid: u64, gated: &[u8]) {
+        let is_gated = {
+            let nodes = self.nodes.lock().unwrap();
+            nodes[&ROOT_ID].children.iter().any(|(name, id)| *id == nodeid && name.starts_with(gated))
+        };
+        if is_gated {
+            self.waiting.fetch_add(1, SeqCst);
+            let open = self.gate.0.lock().unwrap();
+            drop(self.gate.1.wait_while(open, |open| !*open).unwrap());
+        }
     }
 
     fn open(&self) -> OpenOut {
@@ -120,6 +131,7 @@ impl Handler for TestFs {
 
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), Errno> {
         let node = request.header.nodeid;
+        *self.handled.lock().unwrap().entry(rustix::thread::gettid().as_raw_pid()).or_default() += 1;
         if self.session.get().is_some_and(|session| session.is_own_thread(request.header.pid)) {
             self.own_requests.fetch_add(1, SeqCst);
             return Err(Errno(libc::EDEADLK));
@@ -140,11 +152,7 @@ impl Handler for TestFs {
                 }
             }
             Op::Getattr { .. } => {
-                if self.is_gated(node) {
-                    self.waiting.fetch_add(1, SeqCst);
-                    let open = self.gate.0.lock().unwrap();
-                    drop(self.gate.1.wait_while(open, |open| !*open).unwrap());
-                }
+                self.pass_gate(node, b"gated");
                 let attr = self.nodes.lock().unwrap().get(&node).ok_or(Errno::ENOENT)?.attr;
                 reply.attr(&AttrOut { attr_valid: VALID, attr, ..AttrOut::default() })
             }
@@ -260,6 +268,10 @@ impl Handler for TestFs {
                 if let Some((backing, _)) = self.backing.get() {
                     backing.close(fh as i32).unwrap();
                 }
+                Ok(())
+            }
+            Op::Flush { .. } => {
+                self.pass_gate(node, b"closed");
                 Ok(())
             }
             Op::Releasedir { .. } | Op::Fsync { .. } => Ok(()),

@@ -29,7 +29,7 @@ use std::{
     io::IoSlice,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -47,9 +47,11 @@ pub(super) struct HostFile {
     flocks: Flocks,
     /// Told when a file that is open for writing is closed.
     writing: Option<Weak<HostShared>>,
-    /// Whether the file may have set-id bits. Who writes decides what becomes of them
-    /// ([`nacre_vfs::SetAttr::kill_privileges`]): our own thread's rights do not.
-    set_id: AtomicBool,
+    /// Whether the file has set-id bits, asked before the first change. Who writes decides what
+    /// becomes of them ([`nacre_vfs::SetAttr::kill_privileges`]): our own thread's rights do not.
+    set_id: OnceLock<bool>,
+    /// It was given set-id bits while it was open.
+    set_id_given: AtomicBool,
 }
 
 impl HostFile {
@@ -62,8 +64,6 @@ impl HostFile {
         locks: Arc<LockTables>,
         writing: Option<Weak<HostShared>>,
     ) -> HostFile {
-        let set_id = flags.writes() && has_set_id(descriptor.as_fd());
-        let (flocks, set_id) = (Flocks::default(), AtomicBool::new(set_id));
         HostFile {
             node,
             descriptor,
@@ -72,22 +72,28 @@ impl HostFile {
             direct,
             ioctl,
             locks,
-            flocks,
+            flocks: Flocks::default(),
             writing,
-            set_id,
+            set_id: OnceLock::new(),
+            set_id_given: AtomicBool::new(false),
         }
     }
 
     /// The file has been given these permission bits.
     pub(super) fn mode_given(&self, mode: u32) {
         if mode & SET_ID != 0 {
-            self.set_id.store(true, Ordering::Relaxed);
+            self.set_id_given.store(true, Ordering::Relaxed);
         }
     }
 
     /// Runs a change of the content that leaves set-id bits as they are.
     fn changing<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
-        if self.set_id.load(Ordering::Relaxed) { credentials::with_set_id_kept(change)? } else { change() }
+        let set_id = || *self.set_id.get_or_init(|| has_set_id(self.fd()));
+        if self.set_id_given.load(Ordering::Relaxed) || set_id() {
+            credentials::with_set_id_kept(change)?
+        } else {
+            change()
+        }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {

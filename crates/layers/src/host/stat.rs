@@ -2,7 +2,7 @@
 
 use nacre_vfs::{Attr, Errno, FileId, Kind, Result, Time};
 use parking_lot::RwLock;
-use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
+use rustix::fs::{AtFlags, Statx, StatxAttributes, StatxFlags, StatxTimestamp};
 use std::{
     os::fd::BorrowedFd,
     sync::atomic::{AtomicBool, Ordering},
@@ -154,5 +154,6 @@ pub(super) fn attr(statx: &Statx, id: FileId) -> Result<Attr> {
         mtime: time(statx.stx_mtime),
         ctime: time(statx.stx_ctime),
         btime: birth(statx),
+        protected: statx.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND),
     })
 }

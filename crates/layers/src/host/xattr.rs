@@ -2,6 +2,8 @@
 //!
 //! A read is followed by a check of the name's identity, because the kernel keeps what it learns
 //! (an ACL decides who may enter); a change goes through a descriptor that has been checked before.
+//! A file that is open (a new one that is about to be written to for the first time) is asked by
+//! its own descriptor.
 
 use super::{HostShared, locate::is_gone, node::HostNode};
 use nacre_sys::{
@@ -31,6 +33,9 @@ impl HostShared {
         if node.kind() == Kind::Directory {
             let held = self.directories.get(node)?;
             return Ok(call(Target::Entry(held.fd(), b"."))?);
+        }
+        if let Some(file) = node.any_open() {
+            return Ok(call(Target::File(file.fd()))?);
         }
         if let Some(place) = node.place().filter(|_| !node.is_resolved()) {
             let name = place.name.bytes();

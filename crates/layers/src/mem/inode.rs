@@ -184,6 +184,7 @@ impl Inode {
             mtime: body.mtime,
             ctime: body.ctime,
             btime: Some(body.btime),
+            protected: false,
         }
     }
 

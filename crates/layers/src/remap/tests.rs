@@ -31,6 +31,7 @@ pub(crate) fn attr(kind: Kind) -> Attr {
         mtime: Time { sec: 1, nsec: 0 },
         ctime: Time { sec: 2, nsec: 0 },
         btime: None,
+        protected: false,
     }
 }
 

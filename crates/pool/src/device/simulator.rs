@@ -177,6 +177,15 @@ impl Simulator {
         }
     }
 
+    /// Something else stands in a range, and nobody was told: somebody wrote past the pool.
+    pub fn overwrite(&self, offset: u64, other: &[u8]) {
+        let mut state = self.state.lock();
+        let range = usize::try_from(offset).ok().and_then(|offset| state.bytes.get_mut(offset..offset + other.len()));
+        if let Some(range) = range {
+            range.copy_from_slice(other);
+        }
+    }
+
     /// Every operation takes this long from now on.
     pub fn slow_down(&self, latency: Duration) {
         self.state.lock().latency = latency;

@@ -13,6 +13,7 @@ mod destroy_set;
 mod snapshots;
 
 pub use destroy_set::DestroySet;
+pub(super) use snapshots::snapshot_row;
 
 use crate::error::PoolError;
 

@@ -9,15 +9,18 @@
 
 use parking_lot::MutexGuard;
 
+use super::receiving::PARTIAL;
 use super::{Admin, Pool, find};
 use crate::catalog::{BookmarkRow, DatasetRow, PropertyRow, SnapshotRow};
 use crate::deadlist::Point;
 use crate::error::PoolError;
 use crate::pointer::Txg;
+use crate::send_stream::ResumeToken;
 use crate::space::{Breakdown, Limits, Usage};
 
 /// The catalog and the figures of a pool, held still.
 pub struct CatalogView<'a> {
+    pool: &'a Pool,
     admin: MutexGuard<'a, Admin>,
 }
 
@@ -48,7 +51,7 @@ impl SnapshotLine {
 impl Pool {
     /// Everything that the catalog knows, held still until the answer is dropped.
     pub fn catalog_view(&self) -> CatalogView<'_> {
-        CatalogView { admin: self.admin.lock() }
+        CatalogView { pool: self, admin: self.admin.lock() }
     }
 }
 
@@ -96,12 +99,32 @@ impl CatalogView<'_> {
         self.admin.catalog.dataset(id)
     }
 
-    /// The children of a dataset, by name.
+    /// The children of a dataset, by name; what is half received for the dataset itself is none.
     ///
     /// # Errors
     /// As [`Self::root`].
     pub fn children(&self, id: u64) -> Result<Vec<u64>, PoolError> {
-        self.admin.catalog.children(id)
+        let partial = self.admin.catalog.child(id, PARTIAL)?;
+        let mut children = self.admin.catalog.children(id)?;
+        children.retain(|child| Some(*child) != partial);
+        Ok(children)
+    }
+
+    /// Whether nothing in a dataset can be used yet: it is half received.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn is_half(&self, id: u64) -> Result<bool, PoolError> {
+        self.admin.is_half(id)
+    }
+
+    /// How far a stream has come that is received into a dataset, where it was to stay when it is
+    /// cut.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn resume_token(&self, id: u64) -> Result<Option<ResumeToken>, PoolError> {
+        self.pool.resume_token(&self.admin, id)
     }
 
     /// The stored properties of a dataset (0: the pool), by name.
@@ -242,12 +265,15 @@ impl CatalogView<'_> {
         self.admin.catalog.holds(id, txg)
     }
 
-    /// The datasets that were cloned from a snapshot.
+    /// The datasets that were cloned from a snapshot; what is half received to follow it is none.
     ///
     /// # Errors
     /// As [`Self::root`].
     pub fn clones(&self, id: u64, txg: Txg) -> Result<Vec<u64>, PoolError> {
-        self.admin.catalog.clones(id, txg)
+        let partial = self.admin.catalog.child(id, PARTIAL)?;
+        let mut clones = self.admin.catalog.clones(id, txg)?;
+        clones.retain(|clone| Some(*clone) != partial);
+        Ok(clones)
     }
 
     /// The figures of a dataset.

@@ -236,7 +236,10 @@ impl Pool {
                 walk(&context, root, Txg(0), &mut reach)?;
             }
             findings.seen.inodes += structure.inodes.len() as u64;
-            structure.judge(&name, &mut findings);
+            // Of what is half received, the rows that make it a whole are still to come.
+            if !admin.is_half(*id)? {
+                structure.judge(&name, &mut findings);
+            }
             for (txg, snapshot) in admin.catalog.snapshots(*id)? {
                 findings.seen.snapshots += 1;
                 let name = format!("{name}@{}", snapshot.name);

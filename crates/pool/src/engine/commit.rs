@@ -9,8 +9,10 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::MutexGuard;
 
+use super::commit_times::CommitFigures;
 use super::dataset::{Dataset, Taken};
 use super::{Admin, Pool, as_pool_error};
+use crate::cache::Counters;
 use crate::deadlist::{Dead, Fate, killed};
 use crate::error::PoolError;
 use crate::files::StoredBytes;
@@ -102,7 +104,10 @@ impl Pool {
         if let Some(failed) = admin.failed.clone().or_else(|| self.throttle.failed()) {
             return Err(failed);
         }
-        self.run_commit(admin, frozen, administer).map_err(|error| match error {
+        let began = patience::now();
+        let done = self.run_commit(admin, frozen, administer);
+        self.commit_times.add(began.elapsed());
+        done.map_err(|error| match error {
             CommitError::Refused(error) => error,
             CommitError::Failed(error) => {
                 admin.failed = Some(error.clone());
@@ -110,6 +115,18 @@ impl Pool {
                 error
             }
         })
+    }
+
+    /// How long commits took so far.
+    #[must_use]
+    pub fn commit_figures(&self) -> CommitFigures {
+        self.commit_times.figures()
+    }
+
+    /// What the cache has done so far, and what it holds.
+    #[must_use]
+    pub fn cache_figures(&self) -> Counters {
+        self.cache.counters()
     }
 
     /// The clock's whole seconds since 1970.

@@ -72,6 +72,12 @@ impl Dataset {
         Ok(Self::recorded(pool, id, files))
     }
 
+    /// A dataset that takes rows of a stream; its frames will belong to `owner`.
+    pub(super) fn receiving(pool: &Pool, (id, root): (u64, Option<Pointer>), owner: u64) -> Result<Self, PoolError> {
+        let files = Files::receiving(Self::config(pool, id), Self::table(pool, owner, root))?;
+        Ok(Self { id, files, behaviour: RwLock::default() })
+    }
+
     fn recorded(pool: &Pool, id: u64, files: Files<TreeTable>) -> Self {
         if let Some(log) = pool.log.get() {
             files.record_to(Arc::clone(log) as Arc<dyn Recorder>);

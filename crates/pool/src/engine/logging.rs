@@ -9,13 +9,13 @@ use super::replay_skip::{Adjusted, ReplaySkip};
 use super::{Dataset, Durable, Pool, as_pool_error};
 use crate::error::PoolError;
 use crate::files::{self, FileError, Inode, Recorder};
-use crate::log::{self, Area, Log, LogChange, LogFlush, LogRecord, Replayed, Ring, Ticket};
+use crate::log::{self, Blocks, Log, LogChange, LogFlush, LogRecord, Replayed, Ticket};
 use crate::pointer::Txg;
 use crate::properties::SyncMode;
 
 /// The log, as the files of all datasets record into it.
 pub(super) struct PoolLog {
-    log: Log<Box<dyn Area>>,
+    log: Log<Box<dyn Blocks>>,
 }
 
 /// So much of what is replayed waits in memory, or is promised, before it becomes frames. Bytes.
@@ -55,8 +55,8 @@ impl PoolLog {
 }
 
 impl Pool {
-    pub(super) fn start_log(&self, ring: Ring<Box<dyn Area>>) {
-        let log = Arc::new(PoolLog { log: Log::new(ring) });
+    pub(super) fn start_log(&self, blocks: Box<dyn Blocks>) {
+        let log = Arc::new(PoolLog { log: Log::new(blocks) });
         for dataset in self.datasets.read().values() {
             dataset.files().record_to(Arc::clone(&log) as Arc<dyn Recorder>);
         }
@@ -65,9 +65,9 @@ impl Pool {
     }
 
     /// Applies what the log holds beyond the last commit, commits that, and goes on with the log.
-    pub(super) fn replay_log(&self, area: Box<dyn Area>, guid: u64, durable: &Durable) -> Result<(), PoolError> {
+    pub(super) fn replay_log(&self, mut blocks: Box<dyn Blocks>, durable: &Durable) -> Result<(), PoolError> {
         let (mut promised, mut skipped) = (0, ReplaySkip::default());
-        let (ring, replayed) = Ring::replay(area, guid, durable.log, durable.txg, &mut |record| {
+        let replayed = blocks.replay(durable.log, durable.txg, &mut |record| {
             let (dataset, _) = self.open_dataset(record.dataset)?;
             // What belongs to damaged rows keeps no pool from being imported. An operation is done
             // whole or not at all.
@@ -92,7 +92,7 @@ impl Pool {
         if let Some(sequence) = lost {
             tracing::error!(sequence, "a block of the intent log is damaged: what was synced after it is lost");
         }
-        self.start_log(ring);
+        self.start_log(blocks);
         if records > 0 {
             // What was replayed leaves memory first: what waits there of an inode would come into
             // the table again after it was freed.

@@ -50,7 +50,7 @@ pub(super) struct Bounds {
 
 /// A row that an edit comes to: the name, and the rows of both kinds as they shall be; none for one
 /// that stays.
-struct Planned {
+pub(super) struct Planned {
     dataset: u64,
     name: String,
     local: Option<Option<PropertyRow>>,
@@ -80,21 +80,10 @@ impl Pool {
     /// [`PoolError::Property`] for a property or value that is none, [`PoolError::Limit`] for a
     /// limit that does not fit what is used or available.
     pub fn set_properties(&self, edits: &[Edit]) -> Result<Txg, PoolError> {
-        let bounds = self.bounds();
         self.commit_with(|admin, txg| {
-            let mut planned = Vec::new();
-            for edit in edits {
-                planned.push(admin.plan(edit, &bounds)?);
-            }
+            let planned = admin.plan_edits(edits, &self.bounds())?;
             admin.apply(&planned)?;
-            for Planned { dataset, name, local, received } in planned {
-                if let Some(local) = local {
-                    admin.catalog.set_property(dataset, &name, local.as_ref())?;
-                }
-                if let Some(received) = received {
-                    admin.catalog.set_property(dataset, &name, Some(&received))?;
-                }
-            }
+            admin.enter_planned(&planned)?;
             self.refresh(admin)?;
             Ok(txg)
         })
@@ -254,11 +243,56 @@ impl Admin {
         Ok(quotas)
     }
 
-    /// What an edit comes to.
-    fn plan(&self, edit: &Edit, bounds: &Bounds) -> Result<Planned, PoolError> {
+    /// What edits come to, one after the other.
+    pub(super) fn plan_edits(&self, edits: &[Edit], bounds: &Bounds) -> Result<Vec<Planned>, PoolError> {
+        let mut planned = Vec::new();
+        for edit in edits {
+            planned.push(self.plan(edit, bounds, &planned)?);
+        }
+        Ok(planned)
+    }
+
+    /// Puts what is planned into the catalog.
+    fn enter_planned(&mut self, planned: &[Planned]) -> Result<(), PoolError> {
+        for Planned { dataset, name, local, received } in planned {
+            if let Some(local) = local {
+                self.catalog.set_property(*dataset, name, local.as_ref())?;
+            }
+            if let Some(received) = received {
+                self.catalog.set_property(*dataset, name, Some(received))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for what a stream brings, whose limits need not fit here: those that do not are left
+    /// out, and named with the reason.
+    pub(super) fn enter_what_fits(&mut self, planned: &[Planned]) -> Result<Vec<(String, PoolError)>, PoolError> {
+        match self.apply(planned) {
+            Ok(()) => return self.enter_planned(planned).map(|()| Vec::new()),
+            Err(PoolError::Limit { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        let mut left = Vec::new();
+        for one in planned {
+            let one = std::slice::from_ref(one);
+            match self.apply(one) {
+                Ok(()) => self.enter_planned(one)?,
+                Err(error @ PoolError::Limit { .. }) => {
+                    left.extend(one.iter().map(|one| (one.name.clone(), error.clone())))
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(left)
+    }
+
+    /// What an edit comes to, after those before it.
+    fn plan(&self, edit: &Edit, bounds: &Bounds, before: &[Planned]) -> Result<Planned, PoolError> {
         let property = dataset_property(&edit.name)?;
         let name = stored_name(&property, &edit.name)?;
         let row = |source, value| PropertyRow { source, value };
+        let comes = before.iter().any(|one| one.dataset == edit.dataset && one.name == name && one.received.is_some());
         let mut planned = Planned { dataset: edit.dataset, name, local: None, received: None };
         match &edit.to {
             Setting::Local(text) => {
@@ -277,12 +311,12 @@ impl Admin {
             }
             Setting::Inherit => {
                 property.check_inherit()?;
-                let received = self.catalog.has_received(edit.dataset, &planned.name)?;
+                let received = comes || self.catalog.has_received(edit.dataset, &planned.name)?;
                 planned.local = Some(received.then(|| row(PropertySource::Masked, String::new())));
             }
             Setting::BackToReceived => {
                 // What cannot be inherited can have been received all the same.
-                if !self.catalog.has_received(edit.dataset, &planned.name)? {
+                if !comes && !self.catalog.has_received(edit.dataset, &planned.name)? {
                     property.check_inherit()?;
                 }
                 planned.local = Some(None);

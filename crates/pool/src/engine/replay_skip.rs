@@ -77,7 +77,7 @@ impl ReplaySkip {
             Ok(keys::Key::Xattr { inode, .. } | keys::Key::Extent { inode, .. } | keys::Key::Patch { inode, .. }) => {
                 unmade(inode)
             }
-            Ok(keys::Key::Head | keys::Key::OwnerUse(..)) | Err(_) => false,
+            Ok(keys::Key::Head | keys::Key::OwnerUse(..) | keys::Key::Received) | Err(_) => false,
         }
     }
 

@@ -17,6 +17,7 @@ mod damage;
 mod destroy_set;
 mod folded;
 mod running;
+mod sent;
 mod space;
 
 /// Frames in a map; the freed go with the commit.
@@ -149,7 +150,6 @@ fn config(storage: &Arc<MapStorage>) -> PoolConfig {
         entropy: Arc::new(move || random.fetch_add(0x9e37_79b9, Ordering::Relaxed)),
         cache: 16 << 20,
         log: None,
-        guid: 7,
     }
 }
 
@@ -626,7 +626,7 @@ proptest! {
 /// A pool on a device that crashes.
 fn on_device(device: &Arc<crate::device::Simulator>, fresh: bool) -> Pool {
     use crate::device::Device;
-    use crate::store::{Access, Import, LogArea, NewPool, Store};
+    use crate::store::{Access, Import, NewPool, Store};
     let devices = vec![Arc::clone(device) as Arc<dyn Device>];
     let host = (1, "here".to_owned());
     let (store, root) = if fresh {
@@ -637,7 +637,7 @@ fn on_device(device: &Arc<crate::device::Simulator>, fresh: bool) -> Pool {
     };
     let store = Arc::new(store);
     let empty = Arc::new(MapStorage::default());
-    let config = PoolConfig { log: Some(Box::new(LogArea::new(Arc::clone(&store)))), storage: store, ..config(&empty) };
+    let config = PoolConfig { log: Some(store.log().unwrap()), storage: store, ..config(&empty) };
     match root.catalog {
         None => Pool::create(config, "tank").unwrap(),
         Some(catalog) => Pool::open(config, &Durable { txg: root.txg, catalog, log: root.log_start.into() }).unwrap(),

@@ -498,6 +498,9 @@ impl<T: Table> Files<T> {
         };
         let (key, head) = (keys::head(), head.encode());
         // A dataset in which nothing happens is not written anew by each commit.
+        if self.receiving.load(Relaxed) {
+            return Ok(());
+        }
         if table.get(&key)?.is_none_or(|stored| stored != head) {
             batch.put(&key, head);
         }

@@ -4,6 +4,7 @@ use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::PoolError;
 
+use super::group::{Group, GroupKind, MemberState, MemberStatus};
 use super::structure;
 
 /// Length of the block, bytes.
@@ -33,6 +34,8 @@ pub struct Member {
     pub length: u64,
     /// Where it was when last seen. Bytes of a path, a hint only.
     pub path: Vec<u8>,
+    /// Its group, and how it is; nothing of it is kept in pools without groups.
+    pub state: MemberState,
 }
 
 /// The identity block.
@@ -62,6 +65,8 @@ pub struct Identity {
     pub index: u16,
     /// All devices of the pool.
     pub members: Vec<Member>,
+    /// The groups that they are in; none in pools without ([`Identity::GROUPS`]).
+    pub groups: Vec<Group>,
 }
 
 impl Identity {
@@ -73,6 +78,10 @@ impl Identity {
     /// A third one: there may be file systems in which names are the same though their bytes differ
     /// ([`crate::rows::Folding`]).
     pub const FOLDED: u64 = 4;
+    /// A fourth one: devices are in groups with copies or parity.
+    pub const GROUPS: u64 = 8;
+
+    const KNOWN: u64 = Self::REDUNDANT_METADATA | Self::ORDERED_NAMES | Self::FOLDED | Self::GROUPS;
 
     /// Whether it fits the labels.
     ///
@@ -82,7 +91,21 @@ impl Identity {
         self.encode().map(drop)
     }
 
-    pub(super) fn encode(&self) -> Result<Vec<u8>, PoolError> {
+    /// How many devices of a group may be missing.
+    #[must_use]
+    pub fn parity(&self, group: u8) -> usize {
+        let members = self
+            .members
+            .iter()
+            .filter(|member| member.state.group == group && member.state.status != MemberStatus::Removed);
+        match self.groups.get(usize::from(group)).map(|group| group.kind) {
+            Some(GroupKind::Mirror) => members.count().saturating_sub(1),
+            Some(GroupKind::RaidZ(parity)) => usize::from(parity),
+            Some(GroupKind::Plain) | None => 0,
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, PoolError> {
         let mut body = Writer::default();
         body.u32(VERSION);
         for number in [self.revision, self.incompatible, self.read_only_compatible, self.compatible, self.pool] {
@@ -102,6 +125,12 @@ impl Identity {
             body.u64(member.length);
             body.string(&member.path);
         }
+        if self.incompatible & Self::GROUPS != 0 {
+            let groups = u8::try_from(self.groups.len());
+            body.u8(groups.map_err(|_| PoolError::Refused("too many groups of devices".to_owned()))?);
+            self.groups.iter().for_each(|group| group.encode(&mut body));
+            self.members.iter().for_each(|member| member.state.encode(&mut body));
+        }
         let mut body = body.finish();
         if body.len() > LENGTH - 24 {
             return Err(PoolError::Refused("the names of the pool's devices do not fit its labels".to_owned()));
@@ -114,7 +143,7 @@ impl Identity {
         Ok(block.finish())
     }
 
-    pub(super) fn decode(block: &[u8]) -> Result<Self, PoolError> {
+    pub(crate) fn decode(block: &[u8]) -> Result<Self, PoolError> {
         let mut from = Reader::new(block);
         if from.array()? != MAGIC {
             return structure("no label");
@@ -135,7 +164,7 @@ impl Identity {
             )));
         }
         let (revision, incompatible) = (from.u64()?, from.u64()?);
-        let unknown = incompatible & !(Self::REDUNDANT_METADATA | Self::ORDERED_NAMES | Self::FOLDED);
+        let unknown = incompatible & !Self::KNOWN;
         if unknown != 0 {
             return Err(PoolError::Refused(format!(
                 "the pool uses features that this program does not know: {unknown:#x}"
@@ -159,7 +188,17 @@ impl Identity {
         }
         let mut members = Vec::new();
         for _ in 0..count {
-            members.push(Member { guid: from.u64()?, length: from.u64()?, path: from.string()?.to_vec() });
+            let (guid, length, path) = (from.u64()?, from.u64()?, from.string()?.to_vec());
+            members.push(Member { guid, length, path, state: MemberState::default() });
+        }
+        let mut groups = Vec::new();
+        if incompatible & Self::GROUPS != 0 {
+            for _ in 0..from.u8()? {
+                groups.push(Group::decode(from)?);
+            }
+            for member in &mut members {
+                member.state = MemberState::decode(from, groups.len())?;
+            }
         }
         Ok(Self {
             revision,
@@ -174,6 +213,7 @@ impl Identity {
             slot,
             index,
             members,
+            groups,
         })
     }
 }

@@ -3,6 +3,8 @@
 //! Numbers of roots ("generations") go up by one with every record; a txg may have several, because
 //! the store also commits moves of the cleaner by itself, with the upper level's part unchanged.
 
+use std::sync::Arc;
+
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::PoolError;
@@ -27,6 +29,70 @@ pub struct SlotAddress {
     pub slot: u32,
 }
 
+/// Where a segment lies: one slot for each of its columns, and none once its place was given to
+/// others. Without parity all columns are copies of the segment; otherwise its rows lie across the
+/// first ones, and the last ones hold parity. Only the backend that made it knows what the numbers
+/// mean.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Place {
+    slots: Arc<[SlotAddress]>,
+    parity: u8,
+}
+
+/// Columns of a place, at most: sets of them are bits of a number.
+pub const MOST_COLUMNS: usize = 64;
+
+impl Place {
+    /// Rows across these columns, of which the last ones, as many as `parity` says, are of parity.
+    #[must_use]
+    pub fn of_rows(columns: Vec<SlotAddress>, parity: u8) -> Self {
+        Self { slots: columns.into(), parity }
+    }
+
+    /// How many of the columns are of parity.
+    #[must_use]
+    pub fn parity(&self) -> usize {
+        usize::from(self.parity)
+    }
+
+    /// Across how many columns its rows lie; 1 where all columns are copies.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        if self.parity == 0 { 1 } else { self.slots.len().saturating_sub(self.parity()).max(1) }
+    }
+
+    /// Whether any segment can lie so: columns on different devices, more than are of parity. Two
+    /// copies may be on one device.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        let count = self.slots.len();
+        let apart = |same: &dyn Fn(&SlotAddress, &SlotAddress) -> bool| {
+            self.slots.iter().enumerate().all(|(at, slot)| !self.slots.iter().take(at).any(|other| same(slot, other)))
+        };
+        let rows = self.parity == 0 || (self.parity() <= crate::parity::MOST_PARITY && count > self.parity());
+        let distinct = if self.parity == 0 && count == 2 {
+            apart(&|slot, other| slot == other)
+        } else {
+            apart(&|slot, other| slot.device == other.device)
+        };
+        rows && count <= MOST_COLUMNS && distinct
+    }
+}
+
+impl std::ops::Deref for Place {
+    type Target = [SlotAddress];
+
+    fn deref(&self) -> &[SlotAddress] {
+        &self.slots
+    }
+}
+
+impl From<Vec<SlotAddress>> for Place {
+    fn from(slots: Vec<SlotAddress>) -> Self {
+        Self { slots: slots.into(), parity: 0 }
+    }
+}
+
 /// Where replay of the intent log begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStart {
@@ -44,7 +110,7 @@ pub struct TableSegment {
     /// Its number.
     pub id: u32,
     /// Where it lies.
-    pub place: Vec<SlotAddress>,
+    pub place: Place,
     /// Frames in it.
     pub frames: u32,
     /// How much of it is written, bytes.
@@ -239,17 +305,21 @@ pub(crate) fn read_place(from: &mut Reader<'_>) -> Result<SlotAddress, PoolError
     Ok(SlotAddress { device, slot: small(from)? })
 }
 
-pub(crate) fn write_places(to: &mut Writer, places: &[SlotAddress]) {
-    to.varint(places.len() as u64);
-    for place in places {
-        write_place(to, *place);
+/// The count of the columns, and 256 for each of them that is of parity; then the columns.
+pub(crate) fn write_places(to: &mut Writer, place: &Place) {
+    to.varint(place.len() as u64 | u64::from(place.parity) << 8);
+    for column in place.iter() {
+        write_place(to, *column);
     }
 }
 
-pub(crate) fn read_places(from: &mut Reader<'_>) -> Result<Vec<SlotAddress>, PoolError> {
-    let mut places = Vec::new();
-    for _ in 0..from.varint()? {
-        places.push(read_place(from)?);
+pub(crate) fn read_places(from: &mut Reader<'_>) -> Result<Place, PoolError> {
+    let head = from.varint()?;
+    let parity = u8::try_from(head >> 8).or_else(|_| structure("more parity than there can be"))?;
+    let mut slots = Vec::new();
+    for _ in 0..head & 0xff {
+        slots.push(read_place(from)?);
     }
-    Ok(places)
+    let place = Place { slots: slots.into(), parity };
+    if place.is_possible() { Ok(place) } else { structure("a place that no segment can have") }
 }

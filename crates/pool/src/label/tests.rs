@@ -21,9 +21,10 @@ fn identity(revision: u64) -> Identity {
         slot: 1 << 20,
         index: 1,
         members: vec![
-            Member { guid: 1, length: 64 << 20, path: b"/dev/one".to_vec() },
-            Member { guid: 2, length: 64 << 20, path: b"/dev/tw\xff".to_vec() },
+            Member { guid: 1, length: 64 << 20, path: b"/dev/one".to_vec(), state: MemberState::default() },
+            Member { guid: 2, length: 64 << 20, path: b"/dev/tw\xff".to_vec(), state: MemberState::default() },
         ],
+        groups: Vec::new(),
     }
 }
 
@@ -58,7 +59,7 @@ fn root(generation: u64) -> Root {
         table_segments: (0..24)
             .map(|id| TableSegment {
                 id: 1 << 28 | id,
-                place: vec![SlotAddress { device: 1, slot: 1 << 20 }],
+                place: vec![SlotAddress { device: 1, slot: 1 << 20 }].into(),
                 frames: 1000,
                 bytes: 1 << 26,
                 dead_since: (id % 2 == 0).then_some(1 << 40),
@@ -122,10 +123,10 @@ fn a_crash_while_identities_are_written_leaves_one() {
 fn a_newer_format_is_refused_in_words() {
     let device = Simulator::new("sim", 64 << 20);
     let mut newer = identity(1);
-    newer.incompatible = 8;
+    newer.incompatible = 16;
     write_identity(&device, &newer).unwrap();
     let error = probe(&device).unwrap_err();
-    assert!(error.to_string().contains("features that this program does not know: 0x8"), "{error}");
+    assert!(error.to_string().contains("features that this program does not know: 0x10"), "{error}");
 }
 
 #[test]

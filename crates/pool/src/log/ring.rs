@@ -15,6 +15,7 @@ use crate::error::{Damage, PoolError};
 use crate::pointer::Txg;
 
 use super::record::LogRecord;
+use super::{Blocks, Replayed, Start, Visit, show};
 
 /// Blocks begin at multiples of this, and the area's length is one, bytes.
 pub const BLOCK: u64 = 4096;
@@ -40,7 +41,22 @@ pub trait Area: Send {
     /// [`PoolError::Device`], as for all here.
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), PoolError>;
 
-    /// Writes all of `from`; it is durable after [`Self::sync`].
+    /// How many copies there are of it. They may differ in what was not synced; and one that cannot
+    /// be read may have been done without.
+    fn copies(&self) -> usize {
+        1
+    }
+
+    /// Reads all of `into` from one of the copies.
+    ///
+    /// # Errors
+    /// As [`Self::read_at`].
+    fn read_copy(&self, copy: usize, into: &mut [u8], offset: u64) -> Result<(), PoolError> {
+        let _ = copy;
+        self.read_at(into, offset)
+    }
+
+    /// Writes all of `from` to all copies; it is durable after [`Self::sync`].
     ///
     /// # Errors
     /// As [`Self::read_at`].
@@ -62,6 +78,14 @@ impl<A: Area + ?Sized> Area for Box<A> {
         (**self).read_at(into, offset)
     }
 
+    fn copies(&self) -> usize {
+        (**self).copies()
+    }
+
+    fn read_copy(&self, copy: usize, into: &mut [u8], offset: u64) -> Result<(), PoolError> {
+        (**self).read_copy(copy, into, offset)
+    }
+
     fn write_at(&self, from: &[u8], offset: u64) -> Result<(), PoolError> {
         (**self).write_at(from, offset)
     }
@@ -69,17 +93,6 @@ impl<A: Area + ?Sized> Area for Box<A> {
     fn sync(&self) -> Result<(), PoolError> {
         (**self).sync()
     }
-}
-
-/// Where a replay begins: what a root record holds of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Start {
-    /// The position of the next block, a multiple of [`BLOCK`].
-    pub position: u64,
-    /// Its sequence.
-    pub sequence: u64,
-    /// The checksum of the block before.
-    pub chain: u64,
 }
 
 impl Start {
@@ -103,18 +116,6 @@ impl Start {
     }
 }
 
-/// What a replay found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Replayed {
-    /// Whole blocks.
-    pub blocks: u64,
-    /// Records that were shown.
-    pub records: u64,
-    /// The sequence of a block that is damaged although a later one is whole: from it on, what was
-    /// promised durable is lost.
-    pub lost: Option<u64>,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Block {
     start: Start,
@@ -132,6 +133,9 @@ pub struct Ring<A: Area> {
     torn: bool,
     /// Up to this position the area has been written to since the ring was opened.
     ready: u64,
+    /// Blocks that were replayed and that some copy of the area lacks: position and bytes. They are
+    /// written to all before the next block, which names the last of them.
+    uneven: Vec<(u64, Vec<u8>)>,
 }
 
 impl<A: Area> Ring<A> {
@@ -144,16 +148,21 @@ impl<A: Area> Ring<A> {
         if area.length() == 0 || !area.length().is_multiple_of(BLOCK) || !start.position.is_multiple_of(BLOCK) {
             return Err(damaged("the place of the log"));
         }
-        Ok(Self { area, pool, next: start, blocks: VecDeque::new(), torn: false, ready: start.position })
+        Ok(Self {
+            area,
+            pool,
+            next: start,
+            blocks: VecDeque::new(),
+            torn: false,
+            ready: start.position,
+            uneven: Vec::new(),
+        })
     }
 
-    /// Reads what the log holds from a start on, and shows each record of a txg after `committed`,
-    /// in order. The ring then goes on behind the last whole block; the blocks that were read stay
-    /// until [`Self::forget`].
+    /// A ring that is read from a start on ([`Blocks::replay`]).
     ///
     /// # Errors
-    /// [`PoolError::Device`]; [`PoolError::Format`] for a whole block whose records are none; the
-    /// visitor's.
+    /// Those of [`Self::new`] and of [`Blocks::replay`].
     pub fn replay(
         area: A,
         pool: u64,
@@ -162,30 +171,180 @@ impl<A: Area> Ring<A> {
         visit: &mut dyn FnMut(&LogRecord<'_>) -> Result<(), PoolError>,
     ) -> Result<(Self, Replayed), PoolError> {
         let mut ring = Self::new(area, pool, start)?;
-        let mut replayed = Replayed::default();
-        while let Some((header, content)) = ring.read_next()? {
-            let mut from = Reader::new(content.get(HEADER..).unwrap_or_default());
-            while !from.is_empty() {
-                let record = LogRecord::decode(&mut from)?;
-                if record.txg > committed {
-                    visit(&record)?;
-                    replayed.records += 1;
-                }
-            }
-            replayed.blocks += 1;
-            ring.push(header.txg, header.checksum, header.block_length());
-        }
-        ring.torn = ring.head_at(ring.next.position)?.is_some_and(|header| header.sequence == ring.next.sequence);
-        replayed.lost = ring.later_block()?.then_some(ring.next.sequence);
+        let replayed = Blocks::replay(&mut ring, start, committed, visit)?;
         Ok((ring, replayed))
     }
 
-    /// Writes a block and syncs. `false`: the ring has no room, nothing was written.
-    ///
-    /// # Errors
-    /// [`PoolError::Device`]: whether the block is durable is unknown then, nothing may be appended
-    /// any more.
-    pub fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
+    /// Writes zeros behind a block that ends here, unless something was written there before.
+    fn make_ready(&mut self, end: u64) -> Result<(), PoolError> {
+        // In the first lap nothing ahead is in use; in later ones it may be, and there are no holes
+        // any more.
+        if end < self.ready || end >= self.area.length() {
+            return Ok(());
+        }
+        let until = end.saturating_add(AHEAD).min(self.area.length());
+        self.area
+            .write_at(&vec![0; usize::try_from(until - end).map_err(|_| damaged("the length of the log"))?], end)?;
+        self.ready = until;
+        Ok(())
+    }
+
+    fn push(&mut self, txg: Txg, checksum: u64, length: u64) {
+        // Replay and appending are in order, so a later block never has an earlier txg.
+        let txg = self.blocks.back().map_or(txg, |block| block.txg.max(txg));
+        self.blocks.push_back(Block { start: self.next, txg });
+        self.next = Start {
+            position: self.next.position.wrapping_add(length),
+            sequence: self.next.sequence.wrapping_add(1),
+            chain: checksum,
+        };
+    }
+
+    /// Removes the head of a torn block before its place is written anew: should that be torn as
+    /// well, the two halves must not make a whole one.
+    pub(super) fn wipe_torn(&mut self) -> Result<(), PoolError> {
+        if !self.uneven.is_empty() {
+            for (position, block) in &self.uneven {
+                for (piece, offset) in self.pieces(*position, block.len() as u64) {
+                    self.area.write_at(block.get(piece).unwrap_or_default(), offset)?;
+                }
+            }
+            self.area.sync()?;
+            self.uneven.clear();
+        }
+        if self.torn {
+            self.area.write_at(&[0; BLOCK as usize], self.next.position % self.area.length())?;
+            self.area.sync()?;
+            self.torn = false;
+        }
+        Ok(())
+    }
+
+    /// The next block, if it is there and whole in one of the copies.
+    fn read_next(&mut self) -> Result<Option<(Header, Vec<u8>)>, PoolError> {
+        let (mut found, mut lacking, mut read_any) = (None, false, false);
+        for copy in 0..self.area.copies() {
+            let read = match self.read_block(copy, self.next.position) {
+                Err(PoolError::Device { .. }) if read_any || copy + 1 < self.area.copies() => continue,
+                read => read?,
+            };
+            read_any = true;
+            let next = read.filter(|(header, _)| {
+                let next = header.sequence == self.next.sequence && header.previous == self.next.chain;
+                next && header.block_length() <= self.area.length() - self.used()
+            });
+            lacking |= next.is_none();
+            found = found.or(next);
+        }
+        if let Some((header, content)) = found.as_ref().filter(|_| lacking) {
+            let mut block = content.clone();
+            block.resize(usize::try_from(header.block_length()).map_err(|_| damaged("the length of a log block"))?, 0);
+            self.uneven.push((self.next.position, block));
+        }
+        Ok(found)
+    }
+
+    /// What was read of a copy: nothing of one that cannot be read, as long as there are others.
+    fn in_copy<T>(&self, read: Result<Option<T>, PoolError>) -> Result<Option<T>, PoolError> {
+        match read {
+            Err(PoolError::Device { .. }) if self.area.copies() > 1 => Ok(None),
+            read => read,
+        }
+    }
+
+    /// A whole block at a position of a copy, without its padding.
+    fn read_block(&self, copy: usize, position: u64) -> Result<Option<(Header, Vec<u8>)>, PoolError> {
+        let Some(header) = self.head_at(copy, position)? else { return Ok(None) };
+        let length = HEADER.saturating_add(header.payload as usize);
+        let mut content = vec![0; length];
+        for (piece, offset) in self.pieces(position, length as u64) {
+            self.area.read_copy(copy, content.get_mut(piece).unwrap_or_default(), offset)?;
+        }
+        let unsigned = Header { checksum: 0, ..header };
+        let mut checked = content.clone();
+        checked.splice(..HEADER, unsigned.encode());
+        Ok((xxhash_rust::xxh3::xxh3_64(&checked) == header.checksum).then_some((header, content)))
+    }
+
+    fn head_at(&self, copy: usize, position: u64) -> Result<Option<Header>, PoolError> {
+        let mut first = [0; HEADER];
+        self.area.read_copy(copy, &mut first, position % self.area.length())?;
+        Ok(self.header(&first))
+    }
+
+    fn header(&self, bytes: &[u8]) -> Option<Header> {
+        let header = Header::decode(bytes).ok()?;
+        (header.pool == self.pool && header.block_length() <= self.area.length()).then_some(header)
+    }
+
+    /// Whether there is a whole block with a sequence above the one that was not found. Blocks are
+    /// synced one by one, so a crash leaves none.
+    fn later_block(&self) -> Result<bool, PoolError> {
+        for copy in 0..self.area.copies() {
+            let later = self.later_block_in(copy).map(|later| later.then_some(()));
+            if self.in_copy(later)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn later_block_in(&self, copy: usize) -> Result<bool, PoolError> {
+        let mut buffer = vec![0; 1 << 20];
+        let mut offset = 0;
+        while offset < self.area.length() {
+            let length = (self.area.length() - offset).min(buffer.len() as u64);
+            let part = buffer.get_mut(..length as usize).unwrap_or_default();
+            self.area.read_copy(copy, part, offset)?;
+            for (number, block) in part.chunks(BLOCK as usize).enumerate() {
+                let later = self.header(block).is_some_and(|header| header.sequence > self.next.sequence);
+                if later && self.read_block(copy, offset + number as u64 * BLOCK)?.is_some() {
+                    return Ok(true);
+                }
+            }
+            offset += length;
+        }
+        Ok(false)
+    }
+
+    /// A stretch of positions as pieces of the area: two where it goes beyond the end.
+    fn pieces(&self, position: u64, length: u64) -> impl Iterator<Item = (std::ops::Range<usize>, u64)> + use<A> {
+        let offset = position % self.area.length();
+        let first = length.min(self.area.length() - offset);
+        let (split, end) = (first as usize, length as usize);
+        [(0..split, offset), (split..end, 0)].into_iter().filter(|(piece, _)| !piece.is_empty())
+    }
+}
+
+impl<A: Area> Blocks for Ring<A> {
+    fn begin(&mut self, start: Start) -> Result<(), PoolError> {
+        if !start.position.is_multiple_of(BLOCK) {
+            return Err(damaged("the place of the log"));
+        }
+        (self.next, self.ready, self.torn) = (start, start.position, false);
+        self.blocks.clear();
+        self.uneven.clear();
+        Ok(())
+    }
+
+    fn replay(&mut self, start: Start, committed: Txg, visit: &mut Visit<'_>) -> Result<Replayed, PoolError> {
+        self.begin(start)?;
+        let mut replayed = Replayed::default();
+        while let Some((header, content)) = self.read_next()? {
+            replayed.records += show(content.get(HEADER..).unwrap_or_default(), committed, visit)?;
+            replayed.blocks += 1;
+            self.push(header.txg, header.checksum, header.block_length());
+        }
+        self.torn = false;
+        for copy in 0..self.area.copies() {
+            let head = self.in_copy(self.head_at(copy, self.next.position))?;
+            self.torn |= head.is_some_and(|header| header.sequence == self.next.sequence);
+        }
+        replayed.lost = self.later_block()?.then_some(self.next.sequence);
+        Ok(replayed)
+    }
+
+    fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
         let Ok(payload) = u32::try_from(records.len()) else { return Ok(false) };
         let mut header = Header {
             payload,
@@ -214,127 +373,22 @@ impl<A: Area> Ring<A> {
         Ok(true)
     }
 
-    /// Writes zeros behind a block that ends here, unless something was written there before.
-    fn make_ready(&mut self, end: u64) -> Result<(), PoolError> {
-        // In the first lap nothing ahead is in use; in later ones it may be, and there are no holes
-        // any more.
-        if end < self.ready || end >= self.area.length() {
-            return Ok(());
-        }
-        let until = end.saturating_add(AHEAD).min(self.area.length());
-        self.area
-            .write_at(&vec![0; usize::try_from(until - end).map_err(|_| damaged("the length of the log"))?], end)?;
-        self.ready = until;
-        Ok(())
-    }
-
-    /// The start for a root that holds this txg: the first block with records of a later one, or
-    /// where the next block goes.
-    #[must_use]
-    pub fn start_after(&self, txg: Txg) -> Start {
+    fn start_after(&self, txg: Txg) -> Start {
         self.blocks.iter().find(|block| block.txg > txg).map_or(self.next, |block| block.start)
     }
 
-    /// A root that holds this txg is durable: the blocks before its start may be written over.
-    pub fn forget(&mut self, txg: Txg) {
+    fn forget(&mut self, txg: Txg) {
         while self.blocks.front().is_some_and(|block| block.txg <= txg) {
             self.blocks.pop_front();
         }
     }
 
-    /// Its length, bytes.
-    #[must_use]
-    pub fn length(&self) -> u64 {
-        self.area.length()
-    }
-
-    /// Bytes in use.
-    #[must_use]
-    pub fn used(&self) -> u64 {
+    fn used(&self) -> u64 {
         self.blocks.front().map_or(0, |block| self.next.position.wrapping_sub(block.start.position))
     }
 
-    fn push(&mut self, txg: Txg, checksum: u64, length: u64) {
-        // Replay and appending are in order, so a later block never has an earlier txg.
-        let txg = self.blocks.back().map_or(txg, |block| block.txg.max(txg));
-        self.blocks.push_back(Block { start: self.next, txg });
-        self.next = Start {
-            position: self.next.position.wrapping_add(length),
-            sequence: self.next.sequence.wrapping_add(1),
-            chain: checksum,
-        };
-    }
-
-    /// Removes the head of a torn block before its place is written anew: should that be torn as
-    /// well, the two halves must not make a whole one.
-    pub(super) fn wipe_torn(&mut self) -> Result<(), PoolError> {
-        if self.torn {
-            self.area.write_at(&[0; BLOCK as usize], self.next.position % self.area.length())?;
-            self.area.sync()?;
-            self.torn = false;
-        }
-        Ok(())
-    }
-
-    /// The next block, if it is there and whole.
-    fn read_next(&self) -> Result<Option<(Header, Vec<u8>)>, PoolError> {
-        let Some((header, content)) = self.read_block(self.next.position)? else { return Ok(None) };
-        let next = header.sequence == self.next.sequence && header.previous == self.next.chain;
-        let room = header.block_length() <= self.area.length() - self.used();
-        Ok((next && room).then_some((header, content)))
-    }
-
-    /// A whole block at a position, without its padding.
-    fn read_block(&self, position: u64) -> Result<Option<(Header, Vec<u8>)>, PoolError> {
-        let Some(header) = self.head_at(position)? else { return Ok(None) };
-        let length = HEADER.saturating_add(header.payload as usize);
-        let mut content = vec![0; length];
-        for (piece, offset) in self.pieces(position, length as u64) {
-            self.area.read_at(content.get_mut(piece).unwrap_or_default(), offset)?;
-        }
-        let unsigned = Header { checksum: 0, ..header };
-        let mut checked = content.clone();
-        checked.splice(..HEADER, unsigned.encode());
-        Ok((xxhash_rust::xxh3::xxh3_64(&checked) == header.checksum).then_some((header, content)))
-    }
-
-    fn head_at(&self, position: u64) -> Result<Option<Header>, PoolError> {
-        let mut first = [0; HEADER];
-        self.area.read_at(&mut first, position % self.area.length())?;
-        Ok(self.header(&first))
-    }
-
-    fn header(&self, bytes: &[u8]) -> Option<Header> {
-        let header = Header::decode(bytes).ok()?;
-        (header.pool == self.pool && header.block_length() <= self.area.length()).then_some(header)
-    }
-
-    /// Whether there is a whole block with a sequence above the one that was not found. Blocks are
-    /// synced one by one, so a crash leaves none.
-    fn later_block(&self) -> Result<bool, PoolError> {
-        let mut buffer = vec![0; 1 << 20];
-        let mut offset = 0;
-        while offset < self.area.length() {
-            let length = (self.area.length() - offset).min(buffer.len() as u64);
-            let part = buffer.get_mut(..length as usize).unwrap_or_default();
-            self.area.read_at(part, offset)?;
-            for (number, block) in part.chunks(BLOCK as usize).enumerate() {
-                let later = self.header(block).is_some_and(|header| header.sequence > self.next.sequence);
-                if later && self.read_block(offset + number as u64 * BLOCK)?.is_some() {
-                    return Ok(true);
-                }
-            }
-            offset += length;
-        }
-        Ok(false)
-    }
-
-    /// A stretch of positions as pieces of the area: two where it goes beyond the end.
-    fn pieces(&self, position: u64, length: u64) -> impl Iterator<Item = (std::ops::Range<usize>, u64)> + use<A> {
-        let offset = position % self.area.length();
-        let first = length.min(self.area.length() - offset);
-        let (split, end) = (first as usize, length as usize);
-        [(0..split, offset), (split..end, 0)].into_iter().filter(|(piece, _)| !piece.is_empty())
+    fn length(&self) -> u64 {
+        self.area.length()
     }
 }
 
@@ -344,12 +398,23 @@ impl<A: Area> Ring<A> {
 /// # Errors
 /// [`PoolError::Device`].
 pub fn newest_sequence(area: &dyn Area, pool: u64) -> Result<u64, PoolError> {
+    let (mut newest, mut failed) = (None, None);
+    for copy in 0..area.copies() {
+        match newest_of_copy(area, copy, pool) {
+            Ok(found) => newest = newest.max(Some(found)),
+            Err(error) => failed = Some(error),
+        }
+    }
+    newest.ok_or(failed.unwrap_or_else(|| damaged("the place of the log")))
+}
+
+fn newest_of_copy(area: &dyn Area, copy: usize, pool: u64) -> Result<u64, PoolError> {
     let (mut newest, mut offset) = (0, 0);
     let mut buffer = vec![0; 1 << 20];
     while offset < area.length() {
         let length = (area.length() - offset).min(buffer.len() as u64);
         let part = buffer.get_mut(..length as usize).unwrap_or_default();
-        area.read_at(part, offset)?;
+        area.read_copy(copy, part, offset)?;
         let headers = part.chunks(BLOCK as usize).filter_map(|block| Header::decode(block).ok());
         newest = headers.filter(|header| header.pool == pool).map(|header| header.sequence).fold(newest, u64::max);
         offset += length;

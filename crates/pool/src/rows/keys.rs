@@ -28,6 +28,8 @@ pub const OWNER_USE: u8 = 0x08;
 pub const PATCH: u8 = 0x09;
 /// Kind byte of files behind whose end records are left.
 pub const CUT: u8 = 0x0a;
+/// Kind byte of how far a stream was received.
+pub const RECEIVED: u8 = 0x0b;
 
 /// Length of the longest name of an entry or an extended attribute, bytes.
 pub const NAME_MOST: usize = 255;
@@ -97,6 +99,8 @@ pub enum Key {
     },
     /// A file that was cut, and not all that was cut off is freed yet.
     Cut(u64),
+    /// How far the stream has come that the dataset is received from.
+    Received,
 }
 
 /// The head's key.
@@ -178,6 +182,12 @@ pub fn orphan(inode: u64) -> [u8; 9] {
 #[must_use]
 pub fn cut(inode: u64) -> [u8; 9] {
     one(CUT, inode)
+}
+
+/// The key of how far a stream was received.
+#[must_use]
+pub fn received() -> [u8; 1] {
+    [RECEIVED]
 }
 
 /// The key of an owner's use.
@@ -309,6 +319,7 @@ impl Key {
             Self::Extent { inode, record } => extent(*inode, *record).to_vec(),
             Self::Orphan(number) => orphan(*number).to_vec(),
             Self::Cut(number) => cut(*number).to_vec(),
+            Self::Received => received().to_vec(),
             Self::OwnerUse(kind, id) => owner_use(*kind, *id).to_vec(),
             Self::Patch { inode, record, number } => patch(*inode, *record, *number).to_vec(),
         }
@@ -335,6 +346,7 @@ impl Key {
             EXTENT => Self::Extent { inode: number(&mut rest)?, record: number(&mut rest)? },
             ORPHAN => Self::Orphan(number(&mut rest)?),
             CUT => Self::Cut(number(&mut rest)?),
+            RECEIVED => Self::Received,
             PATCH => Self::Patch { inode: number(&mut rest)?, record: number(&mut rest)?, number: number(&mut rest)? },
             OWNER_USE => {
                 let [owner, id @ ..] = array::<5>(&mut rest)?;

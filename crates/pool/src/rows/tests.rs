@@ -43,6 +43,7 @@ fn key() -> impl Strategy<Value = Key> {
         (few.clone(), few.clone()).prop_map(|(inode, record)| Key::Extent { inode, record }),
         few.clone().prop_map(Key::Orphan),
         few.prop_map(Key::Cut),
+        Just(Key::Received),
         (any::<bool>(), any::<u32>())
             .prop_map(|(user, id)| Key::OwnerUse(if user { OwnerKind::User } else { OwnerKind::Group }, id)),
     ]

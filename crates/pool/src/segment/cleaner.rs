@@ -63,14 +63,15 @@ pub fn coming(table: &SegmentTable) -> u64 {
 
 /// Whether more than a third of what segments take holds nothing, and enough to be worth the work.
 #[must_use]
-pub fn untidy(table: &SegmentTable, slot: u64) -> bool {
+pub fn untidy(table: &SegmentTable, capacity: &dyn Fn(&Segment) -> u64) -> bool {
     const WORTH: u64 = 256 << 20;
     let half_dead = table
         .segments()
         .values()
         .filter(|segment| segment.sealed && segment.live_frames > 0 && !segment.place.is_empty());
-    let (taken, lives) =
-        half_dead.fold((0, 0), |(taken, lives), segment| (taken + slot, lives + u64::from(segment.live_units) * 16));
+    let (taken, lives) = half_dead.fold((0, 0), |(taken, lives), segment| {
+        (taken + capacity(segment), lives + u64::from(segment.live_units) * 16)
+    });
     taken.saturating_sub(lives) > lives / 2 + WORTH
 }
 
@@ -79,14 +80,14 @@ pub fn untidy(table: &SegmentTable, slot: u64) -> bool {
 #[must_use]
 pub fn choose(
     table: &SegmentTable,
-    slot: u64,
+    capacity: &dyn Fn(&Segment) -> u64,
     durable: u64,
     pressure: Pressure,
     excluded: &dyn Fn(u32) -> bool,
 ) -> Option<u32> {
     let worth = |segment: &Segment| {
         // In thousandths, so that nothing is rounded differently on another machine.
-        let used = (u64::from(segment.live_units) * 16 * 1000 / slot).min(1000);
+        let used = (u64::from(segment.live_units) * 16 * 1000 / capacity(segment).max(1)).min(1000);
         let won = 1000 - used;
         let age = durable.saturating_sub(segment.newest.0) + 1;
         match pressure {
@@ -96,13 +97,14 @@ pub fn choose(
     };
     // In need a little is worth it too: what stays dead would be room that was promised and cannot
     // be had.
-    let least = if pressure == Pressure::Urgent { slot / 512 } else { slot / 64 };
+    let least = |slot: u64| if pressure == Pressure::Urgent { slot / 512 } else { slot / 64 };
     let may = |segment: &Segment| {
+        let slot = capacity(segment);
         segment.sealed
             && !segment.place.is_empty()
             && segment.live_frames > 0
             && segment.newest.0 <= durable
-            && u64::from(segment.live_units) * 16 + least < slot
+            && u64::from(segment.live_units) * 16 + least(slot) < slot
             && (pressure != Pressure::Tidy || u64::from(segment.live_units) * 32 < slot)
     };
     let candidates = table.segments().iter().filter(|(id, segment)| may(segment) && !excluded(**id));
@@ -120,7 +122,11 @@ mod tests {
         let mut table = SegmentTable::default();
         for (id, live, newest, sealed) in segments.iter().copied() {
             table
-                .apply(Op::Open { id, stream: WriteStream::Data, place: vec![SlotAddress { device: 0, slot: id }] })
+                .apply(Op::Open {
+                    id,
+                    stream: WriteStream::Data,
+                    place: vec![SlotAddress { device: 0, slot: id }].into(),
+                })
                 .unwrap();
             table.apply(Op::Grow { id, frames: 1, bytes: 1 << 20, units: live, newest: Txg(newest) }).unwrap();
             if sealed {
@@ -133,7 +139,8 @@ mod tests {
     #[test]
     fn the_best_is_chosen() {
         let slot = 1 << 20;
-        let chosen = |table: &SegmentTable, pressure| choose(table, slot, 100, pressure, &|_| false);
+        let slot = |_: &Segment| slot;
+        let chosen = |table: &SegmentTable, pressure| choose(table, &slot, 100, pressure, &|_| false);
         // Emptier is better; among equals the older; open, full and uncommitted ones are left
         // alone.
         assert_eq!(chosen(&table(&[(1, 30_000, 50, true), (2, 20_000, 50, true)]), Pressure::Some), Some(2));
@@ -154,7 +161,7 @@ mod tests {
         );
         let nearly_full = table(&[(1, 65_000, 1, true)]);
         assert_eq!((chosen(&nearly_full, Pressure::Some), chosen(&nearly_full, Pressure::Urgent)), (None, Some(1)));
-        assert_eq!(choose(&table(&[(1, 100, 1, true)]), slot, 100, Pressure::Some, &|id| id == 1), None);
+        assert_eq!(choose(&table(&[(1, 100, 1, true)]), &slot, 100, Pressure::Some, &|id| id == 1), None);
     }
 
     #[test]

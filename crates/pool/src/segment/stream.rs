@@ -4,8 +4,8 @@
 //!
 //! Callers: the store. Invariants:
 //! - No I/O and no compression under the lock.
-//! - Pieces begin and end at multiples of 4 KiB: what was committed is never written over, not even
-//!   with the same bytes.
+//! - Pieces begin and end at multiples of a row, which is at least 4 KiB: what was committed is never
+//!   written over, not even with the same bytes, and no row is written in parts.
 //! - The table learns of frames when a segment is sealed and when a stream is flushed ([`Growth`]),
 //!   never of half of them.
 
@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::backend::SegmentAt;
 use crate::frame::Header;
 use crate::frames::WriteStream;
-use crate::label::SlotAddress;
+use crate::label::Place;
 use crate::pointer::{Pointer, Txg};
 
 use super::table::Op;
@@ -24,7 +25,7 @@ use super::table_log::UncommittedRun;
 
 /// How much is written at once, bytes.
 pub const PIECE: usize = 1 << 20;
-/// Pieces begin and end at multiples of this, bytes.
+/// Buffers begin at multiples of this, bytes.
 pub const ALIGN: u32 = 4096;
 /// Buffers kept for the next pieces.
 const SPARE: usize = 8;
@@ -55,7 +56,8 @@ pub struct AppenderState {
 #[derive(Debug)]
 struct Open {
     id: u32,
-    place: Vec<SlotAddress>,
+    place: Place,
+    shape: Shape,
     frames: u32,
     bytes: u32,
     /// Where the piece being filled begins.
@@ -65,6 +67,23 @@ struct Open {
     units: u32,
     newest: Txg,
     uncommitted: Vec<UncommittedRun>,
+}
+
+/// How a segment is filled, bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Its longest length.
+    pub capacity: u64,
+    /// What pieces are multiples of.
+    pub row: u32,
+}
+
+impl Shape {
+    /// A full piece.
+    fn piece(self) -> usize {
+        let row = (self.row as usize).max(1);
+        (PIECE / row).max(1) * row
+    }
 }
 
 /// Memory that begins at a multiple of [`ALIGN`], for writes past the page cache. It never grows
@@ -103,12 +122,22 @@ pub struct Piece {
     number: u64,
     /// Whose part it is.
     pub segment: u32,
-    /// Where the segment lies: all of its places get the piece.
-    pub place: Vec<SlotAddress>,
+    /// Where the segment lies.
+    pub place: Place,
     /// Where the piece begins in it, bytes.
     pub start: u32,
     /// What is to be written.
     pub bytes: Buffer,
+    /// It is as long as pieces are.
+    pub is_full: bool,
+}
+
+impl Piece {
+    /// The segment and its place.
+    #[must_use]
+    pub fn at(&self) -> SegmentAt<'_> {
+        SegmentAt { segment: self.segment, place: &self.place }
+    }
 }
 
 /// What the table must learn.
@@ -218,14 +247,20 @@ fn without(ranges: &[Range<usize>], taken: &Range<usize>) -> Vec<Range<usize>> {
 impl AppenderState {
     /// Whether a frame of this length would fit the open segment.
     #[must_use]
-    pub fn fits(&self, charged: u64, slot: u64) -> bool {
-        self.open.as_ref().is_some_and(|open| u64::from(open.bytes) + charged <= slot)
+    pub fn fits(&self, charged: u64) -> bool {
+        self.open.as_ref().is_some_and(|open| u64::from(open.bytes) + charged <= open.shape.capacity)
     }
 
     /// How much fits the open segment still, bytes.
     #[must_use]
-    pub fn room(&self, slot: u64) -> u64 {
-        self.open.as_ref().map_or(0, |open| slot.saturating_sub(u64::from(open.bytes)))
+    pub fn room(&self) -> u64 {
+        self.open.as_ref().map_or(0, |open| open.shape.capacity.saturating_sub(u64::from(open.bytes)))
+    }
+
+    /// The segment that is open here.
+    #[must_use]
+    pub fn open_segment(&self) -> Option<u32> {
+        self.open.as_ref().map(|open| open.id)
     }
 
     /// Whether this segment is open here.
@@ -235,11 +270,12 @@ impl AppenderState {
     }
 
     /// Begins a segment, or goes on with one at its end. The one before must be sealed.
-    pub fn begin(&mut self, id: u32, place: Vec<SlotAddress>, frames: u32, bytes: u32) {
+    pub fn begin(&mut self, id: u32, place: Place, shape: Shape, (frames, bytes): (u32, u32)) {
         let piece = self.buffer();
         self.open = Some(Open {
             id,
             place,
+            shape,
             frames,
             bytes,
             start: bytes,
@@ -306,7 +342,8 @@ impl AppenderState {
 
     fn copy(&mut self, mut bytes: &[u8], full: &mut Vec<Arc<Piece>>) {
         while let Some(open) = self.open.as_mut().filter(|_| !bytes.is_empty()) {
-            let room = PIECE - open.bytes as usize % PIECE;
+            let piece = open.shape.piece();
+            let room = piece - open.bytes as usize % piece;
             let (now, later) = bytes.split_at(room.min(bytes.len()));
             open.piece.memory.extend_from_slice(now);
             open.bytes += now.len() as u32;
@@ -326,17 +363,19 @@ impl AppenderState {
         if bytes.is_empty() {
             return None;
         }
-        let piece = Arc::new(Piece { number, segment: open.id, place: open.place.clone(), start: open.start, bytes });
+        let is_full = bytes.len() == open.shape.piece();
+        let place = open.place.clone();
+        let piece = Arc::new(Piece { number, segment: open.id, place, start: open.start, bytes, is_full });
         open.start = open.bytes;
         self.next_piece += 1;
         self.unsettled.push(Arc::clone(&piece));
         Some(piece)
     }
 
-    /// Cuts what is filled, up to a whole block, and tells what the table must learn of it.
+    /// Cuts what is filled, up to a whole row, and tells what the table must learn of it.
     pub fn flush(&mut self, full: &mut Vec<Arc<Piece>>) -> Growth {
         let Some(open) = &mut self.open else { return Growth::default() };
-        let padded = open.bytes.next_multiple_of(ALIGN);
+        let padded = open.bytes.next_multiple_of(open.shape.row);
         if !open.piece.is_empty() {
             open.piece.memory.resize(open.piece.memory.len() + (padded - open.bytes) as usize, 0);
             open.bytes = padded;
@@ -370,7 +409,10 @@ impl AppenderState {
 mod tests {
     use super::*;
     use crate::frames::Owner;
+    use crate::label::SlotAddress;
     use crate::pointer::{ChecksumKind, Compression, FrameKind};
+
+    const SHAPE: Shape = Shape { capacity: 1 << 26, row: 4096 };
 
     fn header(stored: usize, birth: u64) -> Header {
         let pointer = Pointer {
@@ -395,7 +437,7 @@ mod tests {
         let mut image = Vec::new();
         let mut names = Vec::new();
         let mut state = appender.lock();
-        state.begin(7, vec![SlotAddress { device: 0, slot: 3 }], 0, 0);
+        state.begin(7, vec![SlotAddress { device: 0, slot: 3 }].into(), SHAPE, (0, 0));
         for at in 0..100usize {
             let stored = vec![at as u8; 1000 + at * 700];
             let pointer = state.append(header(stored.len(), 1 + at as u64 / 50), &stored, &mut full).unwrap();
@@ -425,7 +467,7 @@ mod tests {
         let growth = state.seal(&mut full);
         image.resize(image.len().next_multiple_of(4096), 0);
         assert_eq!(growth.ops[1], Op::Seal { id: 7 });
-        assert!(!state.fits(96, 1 << 26));
+        assert!(!state.fits(96));
         drop(state);
 
         let mut device = vec![0; image.len()];
@@ -456,7 +498,7 @@ mod tests {
     fn a_failed_piece_is_not_waited_for() {
         let appender = Appender::new(WriteStream::Data);
         let mut full = Vec::new();
-        appender.lock().begin(1, vec![SlotAddress { device: 0, slot: 0 }], 0, 0);
+        appender.lock().begin(1, vec![SlotAddress { device: 0, slot: 0 }].into(), SHAPE, (0, 0));
         appender.lock().append(header(10, 1), &[1; 10], &mut full).unwrap();
         appender.lock().flush(&mut full);
         appender.settle(&full[0], false);

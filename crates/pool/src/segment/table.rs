@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use super::moved::Moved;
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
-use crate::label::SlotAddress;
+use crate::label::Place;
 use crate::pointer::{Pointer, Txg};
 
 /// A set of frame numbers.
@@ -55,7 +55,7 @@ pub struct Segment {
     /// Whether nothing will be added.
     pub sealed: bool,
     /// Where it lies, once or twice; empty once its place was given to others.
-    pub place: Vec<SlotAddress>,
+    pub place: Place,
     /// The generation since which nothing at this place is used.
     pub dead_since: Option<u64>,
     /// Frames written to it.
@@ -85,7 +85,7 @@ pub enum Op {
         /// Its stream.
         stream: WriteStream,
         /// Where it lies.
-        place: Vec<SlotAddress>,
+        place: Place,
     },
     /// A segment was written further.
     Grow {
@@ -145,12 +145,13 @@ pub struct FrameLocation {
     /// That segment's stream.
     pub stream: WriteStream,
     /// That segment's place.
-    pub place: SlotAddress,
-    /// Where the same lies once more.
-    pub copy: Option<SlotAddress>,
+    pub place: Place,
     /// The frame's offset in it, units.
     pub offset: u32,
 }
+
+/// The longest segment, bytes.
+pub const LONGEST: u32 = 1 << 26;
 
 /// All segments but those of the table itself.
 #[derive(Clone, Debug, Default)]
@@ -161,7 +162,7 @@ pub struct SegmentTable {
 
 /// Whether a segment of this length can hold so many frames.
 pub(super) fn fits(frames: u32, bytes: u32) -> bool {
-    bytes <= 1 << 26 && frames <= bytes / Pointer::HEADER
+    bytes <= LONGEST && frames <= bytes / Pointer::HEADER
 }
 
 fn wrong<T>(what: &'static str) -> Result<T, PoolError> {
@@ -189,13 +190,10 @@ impl SegmentTable {
             Some((to, offset)) => (to, self.segments.get(&to)?, offset),
             None => (segment, home, offset),
         };
-        Some(FrameLocation {
-            segment: id,
-            stream: holder.stream,
-            place: *holder.place.first()?,
-            copy: holder.place.get(1).copied(),
-            offset,
-        })
+        if holder.place.is_empty() {
+            return None;
+        }
+        Some(FrameLocation { segment: id, stream: holder.stream, place: holder.place.clone(), offset })
     }
 
     /// Whether a frame of this name is alive where it was found: `holder` at `offset` units.
@@ -250,15 +248,19 @@ impl SegmentTable {
         }
     }
 
-    fn open(&mut self, id: u32, stream: WriteStream, place: &[SlotAddress]) -> Result<(), PoolError> {
-        let several = place.len() == 2 && stream.is_metadata() && place.first() != place.get(1);
-        if self.segments.contains_key(&id) || !(place.len() == 1 || several) || stream == WriteStream::Table {
+    fn open(&mut self, id: u32, stream: WriteStream, place: &Place) -> Result<(), PoolError> {
+        if self.segments.contains_key(&id)
+            || place.is_empty()
+            || !place.is_possible()
+            || place.parity() > 0 && stream.is_metadata()
+            || stream == WriteStream::Table
+        {
             return wrong("a segment begins that cannot");
         }
         let segment = Segment {
             stream,
             sealed: false,
-            place: place.to_vec(),
+            place: place.clone(),
             dead_since: None,
             frames: 0,
             bytes: 0,
@@ -368,7 +370,7 @@ impl SegmentTable {
     fn release(&mut self, id: u32) -> Result<(), PoolError> {
         match self.segments.get_mut(&id) {
             Some(segment) if segment.dead_since.is_some() && segment.live_frames == 0 => {
-                segment.place.clear();
+                segment.place = Place::default();
                 segment.dead_since = None;
             }
             _ => return wrong("a place is given back that is in use"),
@@ -395,7 +397,7 @@ impl SegmentTable {
 
     /// Segments whose places are free to be used again once this is the oldest generation kept.
     #[must_use]
-    pub fn releasable(&self, kept: u64) -> Vec<(u32, Vec<SlotAddress>)> {
+    pub fn releasable(&self, kept: u64) -> Vec<(u32, Place)> {
         let old = |segment: &&Segment| segment.dead_since.is_some_and(|since| since <= kept);
         self.segments
             .iter()

@@ -279,10 +279,10 @@ fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> {
         moved.insert(last.0, (last.1, last.2));
     }
     let home = !stream.is_of_moved();
-    let most = if stream.is_metadata() { 2 } else { 1 };
     let sums = live_frames <= frames && (live_frames == 0) == (live_units == 0) && live_units <= bytes.div_ceil(16);
     if !sums
-        || place.len() > most
+        || !place.is_possible()
+        || (place.parity() > 0 && stream.is_metadata())
         || (home && u64::from(frames - live_frames) != dead.count())
         || (place.is_empty() && live_frames > 0)
     {

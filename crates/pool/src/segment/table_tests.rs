@@ -3,8 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
-fn place(slot: u32) -> Vec<crate::label::SlotAddress> {
-    vec![crate::label::SlotAddress { device: 0, slot }]
+fn place(slot: u32) -> crate::label::Place {
+    vec![crate::label::SlotAddress { device: 0, slot }].into()
 }
 
 /// What a random sequence of operations makes of a table: only those that are possible are kept.
@@ -143,7 +143,7 @@ fn frames_are_found_where_they_are() {
     assert!(table.lives_at(1, 2, 1, 77) && !table.lives_at(1, 3, 1, 0) && !table.lives_at(2, 0, 2, 0));
     table.apply(Op::Move { segment: 1, index: 2, to: 2, offset: 5, units: 10 }).unwrap();
     let found = table.find(1, 2, 77).unwrap();
-    assert_eq!((found.segment, found.offset, found.place.slot), (2, 5, 20));
+    assert_eq!((found.segment, found.offset, found.place[0].slot), (2, 5, 20));
     assert!(!table.lives_at(1, 2, 1, 77) && table.lives_at(1, 2, 2, 5));
     assert!(table.apply(Op::Move { segment: 1, index: 3, to: 2, offset: 9, units: 10 }).is_err());
     table.apply(Op::Free { segment: 1, index: 0, count: 2, units: 20 }).unwrap();

@@ -14,7 +14,7 @@ use crate::frames::WriteStream;
 use crate::pointer::{FrameKind, Pointer};
 use crate::segment::cleaner::{self, Pressure};
 use crate::segment::stream::Appender;
-use crate::segment::table::Op;
+use crate::segment::table::{Op, Segment};
 
 use super::scrub::{Walked, check};
 use super::{Map, Result, Store};
@@ -53,11 +53,13 @@ impl Store {
         self.usable()?;
         let mut done = Cleaned::default();
         if let Some(mut uncleanable) = self.uncleanable.try_lock() {
-            let pressure =
-                |map: &Map| match cleaner::pressure(map.free() + cleaner::coming(&map.table), map.slots.total()) {
-                    Pressure::None if cleaner::untidy(&map.table, self.slot) => Pressure::Tidy,
+            let pressure = |map: &Map| {
+                let room = self.backend.room();
+                match cleaner::pressure(room.empty() + cleaner::coming(&map.table), room.total) {
+                    Pressure::None if cleaner::untidy(&map.table, &self.capacity()) => Pressure::Tidy,
                     pressure => pressure,
-                };
+                }
+            };
             self.clean(budget, &mut uncleanable, &mut done, &pressure)?;
             let pressed = pressure(&self.map.read()) != Pressure::None;
             if !pressed {
@@ -66,6 +68,11 @@ impl Store {
             done.more = done.bytes > 0 && (pressed || self.is_single(&uncleanable));
         }
         Ok(done)
+    }
+
+    /// How long segments may be, by their places.
+    fn capacity(&self) -> impl Fn(&Segment) -> u64 {
+        |segment| self.backend.capacity(&segment.place)
     }
 
     fn clean(
@@ -81,9 +88,9 @@ impl Store {
                 let map = self.map.read();
                 match pressure(&map) {
                     Pressure::None => None,
-                    pressure => {
-                        cleaner::choose(&map.table, self.slot, durable, pressure, &|id| uncleanable.contains(&id))
-                    }
+                    pressure => cleaner::choose(&map.table, &self.capacity(), durable, pressure, &|id| {
+                        uncleanable.contains(&id)
+                    }),
                 }
             };
             let Some(id) = chosen else { break };
@@ -108,9 +115,8 @@ impl Store {
     /// of.
     pub(super) fn move_out(&self, id: u32, budget: u64, only_trees: bool, done: &mut Cleaned) -> Result<Outcome> {
         let (mut moving, mut held, mut intact) = (Vec::new(), 0, true);
-        let copy = self.missing_copies.good(id).unwrap_or(0);
         let stream = self.map.read().table.segments().get(&id).map_or(WriteStream::Data, |segment| segment.stream);
-        let walked = self.walk(id, copy, true, &mut |frame| {
+        let walked = self.walk(id, 0, true, &mut |frame| {
             let Pointer { segment, index, birth, .. } = frame.header.pointer;
             let offset = frame.offset / Pointer::UNIT;
             let skip = only_trees && !is_of_trees(frame.header.pointer.kind);
@@ -195,19 +201,19 @@ impl Store {
 
     /// Gets slots for a writer that found none: cleans, and commits the moves.
     pub(super) fn relieve(&self, stream: WriteStream) -> Result<()> {
-        let enough = || self.map.read().slots.free() > cleaner::reserve(stream);
+        let enough = || self.backend.room().free > cleaner::reserve(stream);
         let _one = self.relief.lock();
         let mut fruitless = 0;
         while !enough() {
             self.usable()?;
-            let before = self.map.read().slots.free();
+            let before = self.backend.room().free;
             let mut done = Cleaned::default();
-            let pressure = |map: &Map| cleaner::pressure(map.slots.free(), map.slots.total());
-            self.clean(self.slot * 8, &mut self.uncleanable.lock(), &mut done, &pressure)?;
+            let pressure = |_: &Map| self.urgency();
+            self.clean(self.longest * 8, &mut self.uncleanable.lock(), &mut done, &pressure)?;
             self.commit_moves()?;
-            self.give_untrimmed();
+            self.backend.reclaim();
             // Relocated frames may fill a whole slot before the first is won.
-            fruitless = if self.map.read().slots.free() > before { 0 } else { fruitless + 1 };
+            fruitless = if self.backend.room().free > before { 0 } else { fruitless + 1 };
             if (done.bytes == 0 && fruitless > 1) || fruitless > 16 {
                 break;
             }

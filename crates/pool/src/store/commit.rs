@@ -1,25 +1,21 @@
 //! Commits: everything a root names is written and synced, then the root; then what no kept root
 //! reaches is free.
 //!
-//! A root's record is durable after the first of its two rounds; the second is made durable by the
-//! sync that the next commit begins with, so that it costs none.
-//!
 //! Besides the upper level's commits the store makes its own, of the same txg with the upper
 //! level's part unchanged, to make moves of the cleaner durable and so to get slots back. Frames of
 //! txgs that are not committed are named as uncommitted in the table's record: an import of this
 //! root takes them for dead.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::backend::{Backend, Copies, PutRoot, SegmentAt};
 use crate::checksum;
 use crate::compress;
-use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
 use crate::frames::{CompressionSetting, Owner, WriteStream};
-use crate::label::{self, LogStart, PoolState, Root, Round, SlotAddress, TableSegment, UPPER_LIMIT};
+use crate::label::{LogStart, Place, PoolState, Root, TableSegment, UPPER_LIMIT};
 use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
 use crate::segment::table::Op;
 use crate::segment::{cleaner, table_log};
@@ -30,15 +26,12 @@ use super::{Committed, Freed, Map, Result, Store};
 const KEPT: u64 = 3;
 /// Deltas between two full copies of the table.
 const DELTAS: usize = 24;
-/// Devices that hold the newest root records.
-pub(super) const ROOT_DEVICES: usize = 3;
+/// With more segments of the table, older roots are given up.
+const TABLE_SEGMENTS: usize = 12;
 /// Frees done under one hold of the table's lock.
 const FREES_AT_ONCE: usize = 4096;
 /// Deltas may outgrow a small full copy up to this, bytes.
 const SMALL_TABLE: u64 = 64 << 10;
-
-/// Devices and their numbers.
-type Numbered = Vec<(Arc<dyn Device>, u16)>;
 
 /// What the upper level commits.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +87,7 @@ impl Store {
         if exported {
             let mut identity = committed.identity.clone();
             (identity.state, identity.time, identity.revision) = (PoolState::Exported, time, identity.revision + 1);
-            self.write_identities(&identity).map_err(|error| self.suspend(&error))?;
+            self.backend.put_identity(&identity).map_err(|error| self.suspend(&error))?;
             committed.identity = identity;
         }
         Ok(())
@@ -119,6 +112,9 @@ impl Store {
         urgent: bool,
     ) -> Result<()> {
         for appender in self.appenders.all() {
+            if !self.backend.extends() {
+                self.end_segment(appender)?;
+            }
             self.flush(appender)?;
         }
         let mut root = Root { generation: committed.root.generation + 1, clean, ..committed.root.clone() };
@@ -128,66 +124,40 @@ impl Store {
         }
         let freed = self.apply_frees(root.txg)?;
         self.write_table(committed, &mut root, urgent)?;
-        let record = root.encode()?;
-        self.write_record(root.generation, &record)?;
+        if !self.backend.extends() {
+            committed.open_table = None;
+        }
+        for segment in root.table_segments.iter().filter(|segment| committed.open_table != Some(segment.id)) {
+            let at = SegmentAt { segment: segment.id, place: &segment.place };
+            self.backend.finish(at, u64::from(segment.bytes));
+        }
+        self.write_root(&root)?;
         self.durable.store(root.txg.0, Ordering::Release);
         self.sums.allocated.fetch_sub(freed, Ordering::Relaxed);
         self.sums.freeing.fetch_sub(freed, Ordering::Relaxed);
-        let giving = self.giving.lock();
         let mut map = self.map.write();
-        release(&mut map, &mut root)?;
-        (map.slack, map.copies) = (slack(&map, self.slot), copies(&map));
+        let removed = release(&mut map, &mut root)?;
+        (map.slack, map.copies) = (slack(&map, &*self.backend), copies(&map, &*self.backend));
         self.sums.copies.store(0, Ordering::Relaxed);
-        drop((map, giving));
+        drop(map);
+        self.backend.remove(&removed);
         committed.root = root;
         Ok(())
     }
 
-    /// Syncs all devices (with the second round of the record before), writes the first round of a
-    /// root record, syncs that, and writes the second.
-    pub(super) fn write_record(&self, generation: u64, record: &[u8]) -> Result<()> {
-        let devices = Arc::clone(&self.devices.read());
-        sync_all(&devices)?;
-        let labels = devices.iter().take(ROOT_DEVICES).cloned().zip(0..).collect();
-        let written = self.write_round(labels, generation, record, Round::First)?;
-        sync_all(&written.iter().map(|(device, _)| Arc::clone(device)).collect::<Vec<_>>())?;
-        self.write_round(written, generation, record, Round::Second).map(drop)
-    }
-
-    /// Writes a round of a root record; answers where it could be written. One device that has it
-    /// is enough to find it: an import looks at all, and wants all of them.
-    fn write_round(&self, labels: Numbered, generation: u64, record: &[u8], round: Round) -> Result<Numbered> {
-        let (mut written, mut failed) = (Vec::new(), Ok(()));
-        for (device, number) in labels {
-            match label::write_root(&*device, generation, record, round) {
-                Ok(()) => written.push((device, number)),
-                Err(error) => {
-                    self.avoid(number, &error);
-                    failed = Err(error);
-                }
-            }
+    /// Makes everything durable that a root names, and then the root.
+    pub(super) fn write_root(&self, root: &Root) -> Result<()> {
+        self.backend.flush()?;
+        match self.backend.put_root(root)? {
+            PutRoot::Durable => Ok(()),
+            PutRoot::Fenced => Err(PoolError::Refused("another program writes to the pool now".to_owned())),
         }
-        if written.is_empty() { failed.map(|()| written) } else { Ok(written) }
     }
 
-    /// Makes the rings of root records whole, so that the roots from the next on are guarded
-    /// ([`Root::guarded`]). What a device refuses is passed over where another one takes it.
+    /// Makes sure that damage of the roots from the next on is seen.
     pub(super) fn guard(&self, committed: &mut Committed) -> Result<()> {
-        let devices = Arc::clone(&self.devices.read());
-        let (mut whole, mut failed) = (false, Ok(()));
-        for (number, mended) in
-            (0..).zip(label::mend_rings(devices.get(..ROOT_DEVICES).unwrap_or(&devices), committed.root.pool))
-        {
-            match mended {
-                Ok(_) => whole = true,
-                Err(error) => {
-                    self.avoid(number, &error);
-                    failed = Err(error);
-                }
-            }
-        }
-        committed.root.guarded = whole;
-        if whole { Ok(()) } else { failed }
+        committed.root.guarded = self.backend.guard()?;
+        Ok(())
     }
 
     /// Marks dead what was freed up to this txg; returns how much, bytes.
@@ -221,17 +191,19 @@ impl Store {
         let longest = (self.slot / 4).min(8 << 20);
         let (body, is_delta) = {
             let mut map = self.map.write();
+            let room = self.backend.room();
             map.table.finish(root.generation);
             map.uncommitted.retain(|run| run.birth > root.txg);
             let short = urgent
-                || cleaner::pressure(map.free(), map.slots.total()) == cleaner::Pressure::Urgent
-                || root.table_segments.len() > 12;
+                || cleaner::pressure(room.empty(), room.total) == cleaner::Pressure::Urgent
+                || root.table_segments.len() > TABLE_SEGMENTS;
             root.kept = if short { root.generation } else { root.kept.max(root.generation.saturating_sub(KEPT)) };
             let delta = table_log::write_delta(root.generation, &map.table.take_ops(), &map.uncommitted);
             let grown = committed.delta_bytes + delta.len() as u64;
             let small = !std::mem::take(&mut committed.renew)
                 && root.table.is_some()
                 && root.deltas.len() < DELTAS
+                && (self.backend.extends() || root.table_segments.len() <= TABLE_SEGMENTS)
                 && grown <= committed.full_bytes.max(SMALL_TABLE);
             if small && delta.len() as u64 <= longest {
                 (delta, true)
@@ -285,7 +257,9 @@ impl Store {
             birth: root.txg,
             checksum: checksum::structure(content),
         };
-        let fits = |segment: &TableSegment| u64::from(segment.bytes) + pointer.charged() <= self.slot;
+        let fits = |segment: &TableSegment| {
+            u64::from(segment.bytes) + pointer.charged() <= self.backend.capacity(&segment.place)
+        };
         let open = committed
             .open_table
             .and_then(|id| root.table_segments.iter().position(|segment| segment.id == id && fits(segment)));
@@ -307,18 +281,9 @@ impl Store {
         let offset = segment.bytes;
         segment.frames += 1;
         segment.bytes += bytes.len() as u32;
-        let mut failed = Vec::new();
-        for place in &segment.place {
-            match self.write_place(*place, u64::from(offset), &bytes) {
-                Err(error @ PoolError::Device { .. }) if failed.len() + 1 < segment.place.len() => {
-                    failed.push((place.device, error))
-                }
-                done => done?,
-            }
-        }
-        if let Some((device, error)) = failed.pop() {
-            // This frame has one copy: the next commit writes all of the table elsewhere.
-            self.avoid(device, &error);
+        let at = SegmentAt { segment: segment.id, place: &segment.place };
+        if self.backend.write(at, WriteStream::Table, u64::from(offset), &bytes)? == Copies::Fewer {
+            // This frame has fewer copies: the next commit writes all of the table elsewhere.
             (committed.open_table, committed.renew) = (None, true);
         }
         self.sums.written_table.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -326,82 +291,55 @@ impl Store {
     }
 
     fn open_table_segment(&self) -> Result<TableSegment> {
-        if self.map.read().slots.free() == 0 {
-            self.give_untrimmed();
-            self.wait_for_trim();
-        }
-        let mut map = self.map.write();
-        let place = map.slots.take().ok_or(PoolError::NoSpace)?;
-        let id = map.next_segment;
-        map.next_segment = id
-            .checked_add(1)
-            .ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
-        let place = self.with_copy(&mut map, WriteStream::Table, place);
+        let begin = || self.begin_segment(&mut self.map.write(), WriteStream::Table, 0);
+        let begun = match begin()? {
+            None if self.backend.reclaim() => begin()?,
+            begun => begun,
+        };
+        let (id, place) = begun.ok_or(PoolError::NoSpace)?;
         Ok(TableSegment { id, place, frames: 0, bytes: 0, dead_since: None })
     }
 }
 
-/// Gives back the places of all that is dead in every kept root.
-pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<()> {
-    let give = |map: &mut Map, places: &[SlotAddress]| {
-        if map.trims {
-            map.trimming.extend(places);
-        } else {
-            places.iter().for_each(|place| map.slots.release(*place));
-        }
-    };
-    for (id, places) in map.table.releasable(root.kept) {
-        map.table.apply(Op::Release { id })?;
-        give(map, &places);
+/// Takes all that is dead in every kept root out of the table; answers what it was, to be removed.
+pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<Vec<(u32, Place)>> {
+    let mut removed = map.table.releasable(root.kept);
+    for (id, _) in &removed {
+        map.table.apply(Op::Release { id: *id })?;
     }
     root.table_segments.retain(|segment| {
         let dead = segment.dead_since.is_some_and(|since| since <= root.kept);
         if dead {
-            give(map, &segment.place);
+            removed.push((segment.id, segment.place.clone()));
         }
         !dead
     });
-    Ok(())
+    Ok(removed)
 }
 
 /// What is lost at the ends of segments that were filled: a frame did not fit any more. Segments
 /// sealed early are won back by the cleaner.
-pub(super) fn slack(map: &Map, slot: u64) -> u64 {
-    let filled = map
-        .table
-        .segments()
-        .values()
-        .filter(|segment| segment.sealed && segment.live_frames > 0 && u64::from(segment.bytes) * 4 >= slot * 3);
+pub(super) fn slack(map: &Map, backend: &dyn Backend) -> u64 {
+    let filled = map.table.segments().values().filter(|segment| {
+        let is_filled = || u64::from(segment.bytes) * 4 >= backend.capacity(&segment.place) * 3;
+        segment.sealed && segment.live_frames > 0 && is_filled()
+    });
     // In proportion to what lives: the rest of the segment goes with the cleaner, and its tail with
     // it.
     let lost = filled.map(|segment| {
         let live = u128::from(segment.live_units) * 16;
-        let tail =
-            (u128::from(slot - u64::from(segment.bytes).min(slot)) * live / u128::from(segment.bytes.max(1))) as u64;
-        tail * segment.place.len().max(1) as u64
+        let rest = backend.capacity(&segment.place).saturating_sub(u64::from(segment.bytes));
+        backend.cost(&segment.place, (u128::from(rest) * live / u128::from(segment.bytes.max(1))) as u64)
     });
     lost.sum()
 }
 
-/// What living frames take a second time.
-pub(super) fn copies(map: &Map) -> u64 {
+/// What living frames take besides themselves: as copies, as parity where rows are narrow.
+pub(super) fn copies(map: &Map, backend: &dyn Backend) -> u64 {
     let copied = map.table.segments().values().filter(|segment| segment.place.len() > 1);
-    copied.map(|segment| u64::from(segment.live_units) * u64::from(Pointer::UNIT)).sum()
-}
-
-/// Syncs devices, all at once.
-pub(super) fn sync_all(devices: &[Arc<dyn Device>]) -> Result<()> {
-    let sync = |device: &Arc<dyn Device>| device.sync().map_err(|error| failed(&**device, "syncing", error));
-    if let [device] = devices {
-        return sync(device);
-    }
-    std::thread::scope(|scope| {
-        let running: Vec<_> = devices.iter().map(|device| scope.spawn(move || sync(device))).collect();
-        let lost = || Err(PoolError::Refused("a thread that synced a device is gone".to_owned()));
-        running
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| lost()))
-            .collect::<Result<Vec<()>>>()
-            .map(|_| ())
-    })
+    let more = copied.map(|segment| {
+        let bytes = u64::from(segment.live_units) * u64::from(Pointer::UNIT);
+        backend.cost(&segment.place, bytes).saturating_sub(bytes)
+    });
+    more.sum()
 }

@@ -2,33 +2,25 @@
 //! devices where there are several. A copy that is damaged is told, and written anew from the one
 //! that is whole: by whoever reads it, by a scrub, by the cleaner.
 //!
-//! Callers: the store's reads, its scrub and its cleaner. Where slots are short, a segment has one
-//! place only.
-//!
-//! Invariants:
-//! - Both places hold the same bytes at the same offsets, and are durable before a root names them.
-//! - A place is written over only where it is damaged, only with what the other one holds, and only
-//!   as long as it belongs to the segment.
+//! Callers: the store's reads, its scrub and its cleaner. Only whoever checks frames knows which copy
+//! is right: that is here; writing the others anew is the backend's ([`crate::backend::Backend::heal`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::open::{read_table_copy, table_places};
-use super::scrub::{Checked, Walked, check};
+use super::open::{read_table_copy, table_place};
+use super::scrub::{Checked, Walked, WrittenSoFar, check};
 use super::watch::Damaged;
-use super::{Location, Map, Result, Store};
-use crate::device::Device;
+use super::{Location, Result, Store};
+use crate::backend::SegmentAt;
+use crate::checksum;
+use crate::compress;
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{Owner, WriteStream};
-use crate::label::{Root, SlotAddress};
+use crate::frames::Owner;
+use crate::label::{Place, Root};
 use crate::pointer::Pointer;
-use crate::segment::cleaner::{self, Pressure};
-
-/// Devices are written in whole blocks of this, bytes: a part of one would have to be read, which
-/// is what fails.
-const BLOCK: u64 = 4096;
 
 /// The name of a frame: segment and number.
 type Name = (u32, u32);
@@ -43,30 +35,22 @@ impl Store {
         self.sums.mended.load(Ordering::Relaxed)
     }
 
-    /// The places of a new segment that has this one: another, if its stream is written twice and
-    /// slots are not short.
-    pub(super) fn with_copy(&self, map: &mut Map, stream: WriteStream, place: SlotAddress) -> Vec<SlotAddress> {
-        let mut places = vec![place];
-        let short = || cleaner::pressure(map.slots.free(), map.slots.total()) == Pressure::Urgent;
-        if self.has_redundant_metadata() && stream.is_metadata() && !short() {
-            places.extend(map.slots.take_apart(place));
-        }
-        places
-    }
-
-    /// A frame's content by its copy, where it cannot be read at its first place; the damaged one
-    /// is written anew.
-    pub(super) fn read_copy(&self, pointer: &Pointer, at: Location, error: PoolError) -> Result<Arc<[u8]>> {
-        let Some(copy) = at.copy.filter(|_| matches!(error, PoolError::Frame { .. } | PoolError::Device { .. })) else {
+    /// A frame's content in another way, where it cannot be read in the first; what is damaged is
+    /// written anew.
+    pub(super) fn read_copy(&self, pointer: &Pointer, at: &Location, error: PoolError) -> Result<Arc<[u8]>> {
+        if !matches!(error, PoolError::Frame { .. } | PoolError::Device { .. }) {
             return Err(error);
-        };
-        let Ok(content) = self.read_at(pointer, Location { place: copy, ..at }) else { return Err(error) };
-        // Its place may have been given to others meanwhile: then nothing is damaged.
-        if pointer.birth <= self.durable() && self.find(pointer).is_ok_and(|now| now == at) {
-            self.told(self.mend(pointer, at, copy, at.place));
-            self.report(pointer, at, &error, true);
         }
-        Ok(content)
+        for way in 1..self.backend.ways(at.at()) {
+            let Ok(content) = self.read_at(pointer, at, way) else { continue };
+            // Its place may have been given to others meanwhile: then nothing is damaged.
+            if pointer.birth <= self.durable() && self.find(pointer).is_ok_and(|now| now == *at) {
+                self.told(self.mend(pointer, at.at(), at.offset, way));
+                self.report_of(pointer, at, &error, (self.backend.blamed(at.at(), way), true));
+            }
+            return Ok(content);
+        }
+        Err(error)
     }
 
     /// Whether a copy was mended; that it could not be is no error of whoever has the content.
@@ -76,88 +60,73 @@ impl Store {
             .unwrap_or(false)
     }
 
-    /// Writes a frame anew at a place where it is damaged, from one where its content is whole.
-    /// Answers whether it was still there.
-    fn mend(&self, pointer: &Pointer, at: Location, good: SlotAddress, bad: SlotAddress) -> Result<bool> {
+    /// Makes all copies of a frame what it is in one way, in which its content is whole. The frame's
+    /// header goes with it unless that is damaged there. Answers whether it was still there.
+    fn mend(&self, pointer: &Pointer, at: SegmentAt<'_>, offset: u64, good: usize) -> Result<bool> {
         if self.usable().is_err() {
             return Ok(false);
         }
-        let _giving = self.giving.lock();
-        let now =
-            self.map.read().table.find(pointer.segment, pointer.index, (at.offset / u64::from(Pointer::UNIT)) as u32);
-        if now.is_none_or(|now| {
-            now.segment != at.segment || u64::from(now.offset) * u64::from(Pointer::UNIT) != at.offset
-        }) {
+        let mut frame = vec![0; (u64::from(Pointer::HEADER) + u64::from(pointer.stored)) as usize];
+        self.backend.read(at, good, offset, &mut frame)?;
+        let header = Header::decode(&frame).is_ok_and(|header| header.is_of(pointer));
+        let skip = if header { 0 } else { Pointer::HEADER as usize };
+        // Another device may have failed or come back meanwhile: then this way reads something else.
+        let mut content = vec![0; pointer.logical as usize];
+        let stored = frame.get(Pointer::HEADER as usize..).unwrap_or_default();
+        let whole = compress::decompress(pointer.compression, stored, &mut content);
+        if !whole || checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
             return Ok(false);
         }
-        self.write_over(pointer, at.offset, good, bad)?;
-        Ok(true)
+        let mended = self.backend.heal(at, offset + skip as u64, frame.get(skip..).unwrap_or_default())?;
+        self.sums.mended.fetch_add(mended.unwrap_or(0), Ordering::Relaxed);
+        Ok(mended.is_some())
     }
 
-    /// Copies a frame from one place to the other. The frame's header goes with it unless that is
-    /// the damaged part of the good one.
-    fn write_over(&self, pointer: &Pointer, offset: u64, good: SlotAddress, bad: SlotAddress) -> Result<()> {
-        let (from, to) = (offset / BLOCK * BLOCK, (offset + pointer.charged()).next_multiple_of(BLOCK).min(self.slot));
-        let mut whole = vec![0; (to - from) as usize];
-        self.read_place(good, from, &mut whole)?;
-        let mut blocks = vec![0; whole.len()];
-        if self.read_place(bad, from, &mut blocks).is_err() {
-            blocks.clone_from(&whole);
-        }
-        let begin = (offset - from) as usize;
-        let header =
-            whole.get(begin..).and_then(|frame| Header::decode(frame).ok()).is_some_and(|header| header.is_of(pointer));
-        let begin = if header { begin } else { begin + Pointer::HEADER as usize };
-        let range = begin..(offset + pointer.charged() - from) as usize;
-        if let (Some(target), Some(source)) = (blocks.get_mut(range.clone()), whole.get(range)) {
-            target.copy_from_slice(source);
-        }
-        self.write_place(bad, from, &blocks)?;
-        self.sums.mended.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Looks at a frame of the table at all its places; tells where it is damaged, how, and whether
-    /// that is mended now.
-    pub(super) fn look_at_table_frame(
-        &self,
-        devices: &[Arc<dyn Device>],
-        root: &Root,
-        pointer: &Pointer,
-    ) -> Option<(SlotAddress, Damage, bool)> {
-        let places = table_places(root, pointer);
-        let damage_at = |place: &SlotAddress| match read_table_copy(devices, self.slot, *place, pointer) {
+    /// Looks at a frame of the table in all ways; tells on which device it is damaged, how, and
+    /// whether that is mended now.
+    pub(super) fn look_at_table_frame(&self, root: &Root, pointer: &Pointer) -> Option<(u16, Damage, bool)> {
+        let at = table_place(root, pointer)?;
+        let damage_in = |way: usize| match read_table_copy(&*self.backend, at, way, pointer) {
             Ok(_) => None,
             Err(PoolError::Frame { damage, .. }) => Some(damage),
             Err(_) => Some(Damage::Structure("it cannot be read")),
         };
-        let looked: Vec<(SlotAddress, Option<Damage>)> =
-            places.iter().map(|place| (*place, damage_at(place))).collect();
-        let good = looked.iter().find(|(_, damage)| damage.is_none()).map(|(place, _)| *place);
-        let (bad, damage) = looked.into_iter().find_map(|(place, damage)| Some((place, damage?)))?;
-        let mended = good.is_some_and(|good| self.told(self.mend_table(root, pointer, good, bad)));
-        Some((bad, damage, mended))
+        let looked: Vec<Option<Damage>> = (0..self.backend.ways(at)).map(damage_in).collect();
+        let good = looked.iter().position(Option::is_none);
+        let (bad, damage) = looked.into_iter().enumerate().find_map(|(way, damage)| Some((way, damage?)))?;
+        let device = self.backend.member(at, bad);
+        let mended = good.is_some_and(|good| self.told(self.mend_table(root, pointer, at, good)));
+        Some((device, damage, mended))
     }
 
-    fn mend_table(&self, root: &Root, pointer: &Pointer, good: SlotAddress, bad: SlotAddress) -> Result<bool> {
+    fn mend_table(&self, root: &Root, pointer: &Pointer, at: SegmentAt<'_>, good: usize) -> Result<bool> {
         let committed = self.committed.lock();
-        // Segments of the table are given back under this lock, and numbers are never used again.
-        if self.usable().is_err() || table_places(&committed.root, pointer) != table_places(root, pointer) {
+        // Segments of the table are given back under this lock.
+        let now = table_place(&committed.root, pointer).map(|at| at.place);
+        if now != table_place(root, pointer).map(|at| at.place) {
             return Ok(false);
         }
-        self.write_over(pointer, u64::from(pointer.offset) * u64::from(Pointer::UNIT), good, bad)?;
-        Ok(true)
+        self.mend(pointer, at, u64::from(pointer.offset) * u64::from(Pointer::UNIT), good)
     }
 
     /// Mends what it can of a segment that lies twice; answers whether there was anything. The
     /// damage is told.
     pub(super) fn mend_segment(&self, id: u32) -> Result<bool> {
-        if self.map.read().table.segments().get(&id).is_none_or(|segment| segment.place.len() < 2) {
+        let Some(place) = self.place_of(id) else { return Ok(false) };
+        if self.backend.ways(SegmentAt { segment: id, place: &place }) < 2 {
             return Ok(false);
         }
         let mut mended = false;
         let living = self.living_by_headers(id)?;
-        self.scrub_copies(id, &living, &mut |checked| {
+        let Some(written) = self.map.read().table.segments().get(&id).map(WrittenSoFar::of) else { return Ok(false) };
+        let scrub = |visit: &mut dyn FnMut(&Checked) -> bool| {
+            if self.backend.is_grouped() {
+                self.restore_segment(id, (written, &living), visit)
+            } else {
+                self.scrub_copies(id, &living, visit)
+            }
+        };
+        scrub(&mut |checked| {
             if let (true, Some(header)) = (checked.mended, checked.header) {
                 mended = true;
                 let damage = checked.damage.clone();
@@ -174,6 +143,11 @@ impl Store {
         Ok(mended)
     }
 
+    fn place_of(&self, id: u32) -> Option<Place> {
+        let map = self.map.read();
+        map.table.segments().get(&id).map(|segment| segment.place.clone()).filter(|place| !place.is_empty())
+    }
+
     /// Verifies these frames of a segment that lies twice, at both places, and mends what is
     /// damaged at one of them. All of them must be on the devices.
     pub(super) fn scrub_copies(
@@ -182,13 +156,14 @@ impl Store {
         living: &BTreeSet<Name>,
         visit: &mut dyn FnMut(&Checked) -> bool,
     ) -> Result<bool> {
-        let places = self.map.read().table.segments().get(&id).map(|segment| segment.place.clone()).unwrap_or_default();
-        let [first, second] = places.as_slice() else { return Ok(true) };
+        let Some(place) = self.place_of(id) else { return Ok(true) };
+        let at = SegmentAt { segment: id, place: &place };
+        let devices = [0, 1].map(|way| self.backend.member(at, way));
         let mut damaged: [Damages; 2] =
             [0, 1].map(|_| living.iter().map(|name| (*name, (Damage::Header, None))).collect());
-        for (copy, damaged) in damaged.iter_mut().enumerate() {
+        for (way, (damaged, device)) in damaged.iter_mut().zip(devices).enumerate() {
             let mut go_on = true;
-            self.walk(id, copy, false, &mut |frame| {
+            self.walk(id, way, false, &mut |frame| {
                 let name = name_of(&frame);
                 if !living.contains(&name) {
                     return Ok(true);
@@ -198,9 +173,9 @@ impl Store {
                     None => drop(damaged.remove(&name)),
                 }
                 // Once for each frame; the other copy only asks whether to go on.
-                let header = (copy == 0).then_some(frame.header);
+                let header = (way == 0).then_some(frame.header);
                 let bytes = header.map_or(0, |header| header.pointer.charged());
-                let (owner, device) = (Some(frame.header.owner), if copy == 0 { first.device } else { second.device });
+                let owner = Some(frame.header.owner);
                 go_on = visit(&Checked { name, owner, header, bytes, device, damage: None, mended: false });
                 Ok(go_on)
             })?;
@@ -212,18 +187,19 @@ impl Store {
         if at_first.is_empty() && at_second.is_empty() {
             return Ok(true);
         }
-        Ok(self.mend_from(id, (1, *second), *first, &at_first, visit)?
-            && self.mend_from(id, (0, *first), *second, &at_second, visit)?
-            && self.tell_lost(id, first.device, &at_first, &at_second, visit))
+        let [first, second] = devices;
+        Ok(self.mend_from(at, 1, first, &at_first, visit)?
+            && self.mend_from(at, 0, second, &at_second, visit)?
+            && self.tell_lost(id, first, &at_first, &at_second, visit))
     }
 
-    /// Mends frames that are damaged at one place from the other copy, as far as they are whole
+    /// Mends frames that are damaged on a device from the other copy, as far as they are whole
     /// there.
     fn mend_from(
         &self,
-        id: u32,
-        (copy, good): (usize, SlotAddress),
-        bad: SlotAddress,
+        at: SegmentAt<'_>,
+        good: usize,
+        device: u16,
         damaged: &Damages,
         visit: &mut dyn FnMut(&Checked) -> bool,
     ) -> Result<bool> {
@@ -231,13 +207,11 @@ impl Store {
             return Ok(true);
         }
         let mut go_on = true;
-        self.walk(id, copy, false, &mut |frame| {
+        self.walk(at.segment, good, false, &mut |frame| {
             let name = name_of(&frame);
             let (Some((damage, _)), None) = (damaged.get(&name), check(&frame)) else { return Ok(true) };
-            let stream = WriteStream::Metadata;
-            let at = Location { segment: id, stream, place: bad, copy: Some(good), offset: u64::from(frame.offset) };
-            if self.told(self.mend(&frame.header.pointer, at, good, bad)) {
-                let (owner, header, device) = (Some(frame.header.owner), Some(frame.header), bad.device);
+            if self.told(self.mend(&frame.header.pointer, at, u64::from(frame.offset), good)) {
+                let (owner, header) = (Some(frame.header.owner), Some(frame.header));
                 go_on = visit(&Checked {
                     name,
                     owner,

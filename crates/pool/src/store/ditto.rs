@@ -4,57 +4,34 @@
 //! Callers: the store's writers, which tell of failed writes; its cleaner, which moves such frames
 //! to where they lie twice; commands.
 //!
-//! Invariants:
-//! - A write that fails at one of two places stops nobody as long as everything of the segment is
-//!   at the other: that one is read from then on, and what is written next goes elsewhere. One that
-//!   fails at both, or of what lies once, suspends the pool; so does every sync that fails.
-//! - Where copies are missing is known from the segment table, or forgotten with the process: then
-//!   the missing copy is found damaged, and mended.
+//! Invariant: a write that fails at one of two places stops nobody: what is written next goes
+//! elsewhere, and what the segment holds is moved to where it lies twice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
 use super::cleaning::{Cleaned, Outcome};
 use super::{Map, Result, Store};
+use crate::backend::{Copies, SegmentAt};
 use crate::error::PoolError;
 use crate::frames::WriteStream;
 use crate::label::Identity;
-use crate::segment::cleaner::{self, Pressure};
+use crate::segment::cleaner::Pressure;
 use crate::segment::stream::{Appender, Piece};
 use crate::segment::table::Segment;
 
-/// Segments that do not lie where they should.
-#[derive(Debug, Default)]
-pub(super) struct MissingCopies {
-    /// Whether there are any: readers look at that first.
-    any: AtomicBool,
-    /// Of segments with two places the one at which everything is.
-    good: Mutex<BTreeMap<u32, usize>>,
-    /// Segments of relocated frames that hold trees as well, from a time when the pool had no
-    /// copies; nobody has looked yet: none.
-    mixed: Mutex<Option<BTreeSet<u32>>>,
-}
-
-impl MissingCopies {
-    /// Which of a segment's places has everything, where only one of two has.
-    pub(super) fn good(&self, segment: u32) -> Option<usize> {
-        if self.any.load(Ordering::Acquire) { self.good.lock().get(&segment).copied() } else { None }
-    }
-
-    fn note(&self, segment: u32, good: usize) -> bool {
-        self.any.store(true, Ordering::Release);
-        *self.good.lock().entry(segment).or_insert(good) == good
-    }
-}
+/// Segments of relocated frames that hold trees as well, from a time when the pool had no copies;
+/// nobody has looked yet: none.
+pub(super) type Mixed = Mutex<Option<BTreeSet<u32>>>;
 
 impl Store {
     /// Whether metadata is written twice.
     #[must_use]
     pub fn has_redundant_metadata(&self) -> bool {
-        self.redundant_metadata.load(Ordering::Acquire)
+        self.backend.copies(WriteStream::Metadata) > 1
     }
 
     /// Whether file systems that are made now have names of neighbouring numbers side by side.
@@ -91,29 +68,34 @@ impl Store {
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
     pub fn upgrade(&self, time: u64) -> Result<bool> {
-        if self.has_redundant_metadata() && self.has_ordered_names() {
+        let single = self.disks.as_ref().filter(|_| !self.has_redundant_metadata());
+        if single.is_none() && self.has_ordered_names() {
             return Ok(false);
         }
         // The labels first: nothing lies twice in a pool that does not say so.
-        self.relabel(time, |identity| identity.incompatible |= Identity::REDUNDANT_METADATA | Identity::ORDERED_NAMES)?;
+        let new = Identity::ORDERED_NAMES | if single.is_some() { Identity::REDUNDANT_METADATA } else { 0 };
+        self.relabel(time, |identity| identity.incompatible |= new)?;
         self.ordered_names.store(true, Ordering::Release);
-        if self.has_redundant_metadata() {
-            return Ok(true);
-        }
-        self.redundant_metadata.store(true, Ordering::Release);
+        let Some(disks) = single else { return Ok(true) };
+        disks.set_redundant();
         let appenders = &self.appenders;
         for appender in [&appenders.metadata, &appenders.relocated, &appenders.relocated_metadata] {
-            let mut full = Vec::new();
-            let mut state = appender.lock();
-            let growth = state.seal(&mut full);
-            let learnt = self.learn(growth);
-            drop(state);
-            self.write_pieces(appender, full)?;
-            learnt.map_err(|error| self.suspend(&error))?;
+            self.end_segment(appender)?;
         }
         let mut committed = self.committed.lock();
         (committed.open_table, committed.renew) = (None, true);
         Ok(true)
+    }
+
+    /// Ends a stream's open segment; what is written next goes to another one.
+    pub(super) fn end_segment(&self, appender: &Appender) -> Result<()> {
+        let mut full = Vec::new();
+        let mut state = appender.lock();
+        let growth = state.seal(&mut full);
+        let learnt = self.learn(growth);
+        drop(state);
+        self.write_pieces(appender, full)?;
+        learnt.map_err(|error| self.suspend(&error))
     }
 
     /// What lies once and should lie twice, bytes.
@@ -123,7 +105,7 @@ impl Store {
             return 0;
         }
         let map = self.map.read();
-        let mixed = self.mixed(&map);
+        let mixed = self.mixed_segments(&map);
         let of_trees = |map: &Map| {
             map.table
                 .segments()
@@ -135,26 +117,12 @@ impl Store {
         of_trees(&map) + mixed.iter().filter_map(|id| map.table.segments().get(id)).map(bytes).sum::<u64>()
     }
 
-    /// Writes a piece to all places of its segment, or to those that work. What is cut of the
-    /// segment by that is to be written next.
+    /// Writes a piece. Where that leaves its segment with less redundancy, the segment ends: what is
+    /// cut of it by that is to be written next.
     pub(super) fn write_piece(&self, appender: &Appender, piece: &Piece) -> Result<Vec<Arc<Piece>>> {
-        let known = self.missing_copies.good(piece.segment);
-        let mut failed = None;
-        for (copy, place) in piece.place.iter().enumerate().filter(|(copy, _)| known.is_none_or(|good| good == *copy)) {
-            match self.write_begun(appender.stream, *place, u64::from(piece.start), &piece.bytes) {
-                Err(error @ PoolError::Device { .. })
-                    if piece.place.len() == 2 && known.is_none() && failed.is_none() =>
-                {
-                    failed = Some((copy, place.device, error));
-                }
-                done => done?,
-            }
+        if self.backend.write(piece.at(), appender.stream, u64::from(piece.start), &piece.bytes)? == Copies::All {
+            return Ok(Vec::new());
         }
-        let Some((copy, device, error)) = failed else { return Ok(Vec::new()) };
-        if !self.missing_copies.note(piece.segment, 1 - copy) {
-            return Err(error);
-        }
-        self.avoid(device, &error);
         let mut full = Vec::new();
         let mut state = appender.lock();
         if state.is_open(piece.segment) {
@@ -164,29 +132,20 @@ impl Store {
         Ok(full)
     }
 
-    /// A device has failed to write what is at another place as well: from now on others are chosen
-    /// before it.
-    pub(super) fn avoid(&self, device: u16, error: &PoolError) {
-        self.sums.unwritten.fetch_add(1, Ordering::Relaxed);
-        if self.map.write().slots.avoid(device) {
-            tracing::error!(%error, "metadata could be written to one of its two places only: the other copy is written elsewhere");
-        }
-    }
-
     /// How many writes have failed of what was written at another place all the same.
     #[must_use]
     pub fn unwritten(&self) -> u64 {
-        self.sums.unwritten.load(Ordering::Relaxed)
+        self.disks.as_ref().map_or(0, |disks| disks.unwritten())
     }
 
-    fn lacks_copy(&self, id: u32, segment: &Segment) -> bool {
-        let lies = segment.stream.is_metadata() && segment.live_frames > 0 && !segment.place.is_empty();
-        lies && (segment.place.len() < 2 || self.missing_copies.good(id).is_some())
+    pub(super) fn lacks_copy(&self, id: u32, segment: &Segment) -> bool {
+        let at = SegmentAt { segment: id, place: &segment.place };
+        segment.live_frames > 0 && !segment.place.is_empty() && self.backend.is_weak(at, segment.stream)
     }
 
     /// Segments of relocated frames with frames whose names are of trees' segments.
-    fn mixed(&self, map: &Map) -> BTreeSet<u32> {
-        let mut mixed = self.missing_copies.mixed.lock();
+    fn mixed_segments(&self, map: &Map) -> BTreeSet<u32> {
+        let mut mixed = self.mixed.lock();
         let segments = map.table.segments();
         let found = mixed.get_or_insert_with(|| {
             let trees = segments.values().filter(|segment| segment.stream == WriteStream::Metadata);
@@ -203,7 +162,7 @@ impl Store {
     /// it.
     fn next_single(&self, excluded: &BTreeSet<u32>) -> Option<(u32, bool)> {
         let (durable, map) = (self.durable().0, self.map.read());
-        if !self.has_redundant_metadata() || cleaner::pressure(map.slots.free(), map.slots.total()) != Pressure::None {
+        if !self.has_redundant_metadata() || self.urgency() != Pressure::None {
             return None;
         }
         let segments = map.table.segments();
@@ -212,7 +171,7 @@ impl Store {
         {
             return Some((*id, false));
         }
-        let mixed = self.mixed(&map);
+        let mixed = self.mixed_segments(&map);
         mixed.into_iter().find(|id| segments.get(id).is_some_and(|segment| may(id, segment))).map(|id| (id, true))
     }
 
@@ -229,12 +188,9 @@ impl Store {
             match self.move_out(id, budget, only_trees, done) {
                 Ok(Outcome::Budget) | Err(PoolError::NoSpace) => break,
                 Ok(_) if only_trees => {
-                    self.missing_copies.mixed.lock().as_mut().map(|mixed| mixed.remove(&id));
+                    self.mixed.lock().as_mut().map(|mixed| mixed.remove(&id));
                 }
-                Ok(Outcome::Empty) => {
-                    done.segments += 1;
-                    self.missing_copies.good.lock().remove(&id);
-                }
+                Ok(Outcome::Empty) => done.segments += 1,
                 Ok(Outcome::Damaged) => {
                     uncleanable.insert(id);
                 }

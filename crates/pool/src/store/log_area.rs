@@ -1,38 +1,35 @@
 //! The log area: slots set aside when the pool is made, for the intent log. One address space from
 //! 0 to its length.
 //!
-//! Callers: the intent log, which knows what is in it. Invariant: the area never moves and never
-//! grows.
+//! Callers: the intent log, which knows what is in it. Invariant: what fails suspends the store.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::device::failed;
+use crate::backend::Disks;
 use crate::error::{Damage, PoolError};
-use crate::label::{LogStart, SlotAddress};
-use crate::log::{Area, Start};
+use crate::label::LogStart;
+use crate::log::{Area, Blocks, Ring, Start};
 
 use super::{Result, Store};
 
-/// The log area as the intent log sees it; of a store that is not shared yet, `LogArea<&Store>`.
-#[derive(Clone)]
-pub struct LogArea<S = Arc<Store>>(pub(super) S);
+/// The log area as the intent log sees it.
+struct LogArea(Arc<Store>);
 
-impl LogArea {
-    /// The area of this store.
-    #[must_use]
-    pub fn new(store: Arc<Store>) -> Self {
-        Self(store)
-    }
-}
-
-impl<S: Deref<Target = Store> + Send> Area for LogArea<S> {
+impl Area for LogArea {
     fn length(&self) -> u64 {
         self.0.log_length()
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<()> {
         self.0.log_read(offset, into)
+    }
+
+    fn copies(&self) -> usize {
+        self.0.disks.as_ref().map_or(1, |disks| disks.log_copies())
+    }
+
+    fn read_copy(&self, copy: usize, into: &mut [u8], offset: u64) -> Result<()> {
+        self.0.log_disks()?.log_read(copy, offset, into)
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
@@ -57,10 +54,21 @@ impl From<LogStart> for Start {
 }
 
 impl Store {
-    /// Length of the log area, bytes.
+    /// The blocks of the intent log, wherever the pool lies.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for a pool whose log has no room.
+    pub fn log(self: &Arc<Self>) -> Result<Box<dyn Blocks>> {
+        Ok(match self.backend.log()? {
+            Some(blocks) => blocks,
+            None => Box::new(Ring::new(LogArea(Arc::clone(self)), self.identity().pool, Start::default())?),
+        })
+    }
+
+    /// Length of the log area, bytes; 0 where the log does not lie on devices.
     #[must_use]
     pub fn log_length(&self) -> u64 {
-        self.log.iter().map(|(_, count)| u64::from(*count) * self.slot).sum()
+        self.disks.as_ref().map_or(0, |disks| disks.log_length())
     }
 
     /// Reads from the log area.
@@ -68,14 +76,7 @@ impl Store {
     /// # Errors
     /// [`PoolError::Device`]; [`PoolError::Format`] for a range that is not in it.
     pub fn log_read(&self, position: u64, buffer: &mut [u8]) -> Result<()> {
-        let mut done = 0;
-        for (place, offset, length) in self.log_parts(position, buffer.len() as u64)? {
-            if let Some(part) = buffer.get_mut(done..done + length) {
-                self.read_place(place, offset, part)?;
-            }
-            done += length;
-        }
-        Ok(())
+        self.log_disks()?.log_read_any(position, buffer)
     }
 
     /// Writes to the log area; durable after [`Self::log_sync`].
@@ -85,13 +86,12 @@ impl Store {
     pub fn log_write(&self, position: u64, bytes: &[u8]) -> Result<()> {
         self.usable()?;
         self.confirm()?;
-        let mut rest = bytes;
-        for (place, offset, length) in self.log_parts(position, bytes.len() as u64)? {
-            let (part, after) = rest.split_at(length.min(rest.len()));
-            self.write_place(place, offset, part).map_err(|error| self.suspend(&error))?;
-            rest = after;
+        let disks = self.log_disks()?;
+        match disks.log_write(position, bytes) {
+            // A range that is not there is nobody's failure.
+            Err(error @ PoolError::Device { .. }) => Err(self.suspend(&error)),
+            written => written,
         }
-        Ok(())
     }
 
     /// Makes everything written to the log area durable.
@@ -100,33 +100,10 @@ impl Store {
     /// [`PoolError::Suspended`] when it fails, and from then on.
     pub fn log_sync(&self) -> Result<()> {
         self.usable()?;
-        let mut devices: Vec<u16> = self.log.iter().map(|(place, _)| place.device).collect();
-        devices.dedup();
-        for number in devices {
-            let device = self.device(number)?;
-            device.sync().map_err(|error| self.suspend(&failed(&*device, "syncing", error)))?;
-        }
-        Ok(())
+        self.log_disks()?.log_sync().map_err(|error| self.suspend(&error))
     }
 
-    /// The parts of a range of the area: slot, offset in it, length.
-    fn log_parts(&self, position: u64, length: u64) -> Result<Vec<(SlotAddress, u64, usize)>> {
-        let end = position.checked_add(length).filter(|end| *end <= self.log_length());
-        let end = end.ok_or(PoolError::Format(Damage::Structure("behind the end of the log area")))?;
-        let (mut parts, mut begin) = (Vec::new(), 0);
-        for (first, count) in &self.log {
-            for number in 0..*count {
-                let (from, to) = (position.max(begin), end.min(begin + self.slot));
-                if from < to {
-                    parts.push((
-                        SlotAddress { slot: first.slot + number, ..*first },
-                        from - begin,
-                        (to - from) as usize,
-                    ));
-                }
-                begin += self.slot;
-            }
-        }
-        Ok(parts)
+    fn log_disks(&self) -> Result<&Disks> {
+        self.disks.as_deref().ok_or(PoolError::Format(Damage::Structure("behind the end of the log area")))
     }
 }

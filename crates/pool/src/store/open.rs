@@ -10,24 +10,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
+use crate::backend::{Backend, Disks, NewGroup, NewMembers, NewestRoot, SegmentAt, TrimStep};
 use crate::checksum;
 use crate::compress;
-use crate::device::{Device, failed};
+use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
-use crate::label::{self, Identity, LogStart, Member, PoolState, Root, SlotAddress};
-use crate::log;
+use crate::label::{self, Identity, LogStart, Member, MemberState, Place, PoolState, Root, SlotAddress};
 use crate::pointer::{Pointer, Txg};
-use crate::segment::slots::{self, Slots};
+use crate::segment::stream::Shape;
 use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::{self, UncommittedRun};
 
-use super::commit::{ROOT_DEVICES, copies, release, slack};
-use super::log_area::LogArea;
+use super::commit::{copies, release, slack};
 use super::{Committed, Map, Result, Store, Sums};
-
-/// The shortest device that a pool lies on, bytes.
-pub const MINIMUM_DEVICE: u64 = 64 << 20;
 
 /// What a new pool is to be.
 #[derive(Clone, Debug)]
@@ -42,6 +38,26 @@ pub struct NewPool {
     pub time: u64,
     /// Whether metadata is written twice: a damaged copy is mended by the other.
     pub redundant_metadata: bool,
+}
+
+impl NewPool {
+    fn identity(&self, slot: u64, members: Vec<Member>, features: u64) -> Identity {
+        Identity {
+            revision: 1,
+            incompatible: Identity::ORDERED_NAMES | features,
+            read_only_compatible: 0,
+            compatible: 0,
+            pool: self.guid,
+            name: self.name.clone(),
+            state: PoolState::Active,
+            host: self.host.clone(),
+            time: self.time,
+            slot,
+            index: 0,
+            members,
+            groups: Vec::new(),
+        }
+    }
 }
 
 /// What an import may do.
@@ -78,8 +94,6 @@ pub struct Import {
     pub time: u64,
 }
 
-type Devices = Vec<Arc<dyn Device>>;
-
 fn refused<T>(why: impl Into<String>) -> Result<T> {
     Err(PoolError::Refused(why.into()))
 }
@@ -88,62 +102,62 @@ fn structure<T>(what: &'static str) -> Result<T> {
     Err(PoolError::Format(Damage::Structure(what)))
 }
 
-/// Where a device was when it was last seen. What is absurdly long would crowd the others out of
-/// the labels.
-fn path_hint(device: &dyn Device) -> Vec<u8> {
-    Some(device.name().as_bytes()).filter(|path| path.len() <= 1024).unwrap_or_default().to_vec()
-}
-
-/// A device's own number; told apart by the pool's and the device's place in it.
-fn member(pool: u64, index: usize, device: &dyn Device) -> Member {
-    let mut name = b"device ".to_vec();
-    name.extend(pool.to_le_bytes());
-    name.extend((index as u64).to_le_bytes());
-    let [a, b, c, d, e, f, g, h, ..] = checksum::structure(&name);
-    Member { guid: u64::from_le_bytes([a, b, c, d, e, f, g, h]), length: device.length(), path: path_hint(device) }
-}
-
 impl Store {
     /// Makes a pool on these devices; what was on them is lost.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for devices that are too short or too many, [`PoolError::Device`].
-    pub fn create(devices: Devices, new: &NewPool) -> Result<(Self, Root)> {
-        if devices.is_empty() {
-            return refused("a pool needs a device");
-        }
-        if let Some(short) = devices.iter().find(|device| device.length() < MINIMUM_DEVICE) {
-            return refused(format!(
-                "{}: too small: {} bytes; a device of a pool has at least {MINIMUM_DEVICE}",
-                short.name(),
-                short.length()
-            ));
-        }
-        let total: u64 = devices.iter().map(|device| device.length()).sum();
-        let identity = Identity {
-            revision: 1,
-            incompatible: Identity::ORDERED_NAMES
-                | if new.redundant_metadata { Identity::REDUNDANT_METADATA } else { 0 },
-            read_only_compatible: 0,
-            compatible: 0,
-            pool: new.guid,
-            name: new.name.clone(),
-            state: PoolState::Active,
-            host: new.host.clone(),
-            time: new.time,
-            slot: slots::length(total),
-            index: 0,
-            members: devices.iter().enumerate().map(|(index, device)| member(new.guid, index, &**device)).collect(),
-        };
-        let first = identity.members.first().map_or(0, |member| slots::count(member.length, identity.slot));
-        let wanted = (total / 32).clamp(4 << 20, 64 << 20).div_ceil(identity.slot);
-        let log = vec![(SlotAddress { device: 0, slot: 0 }, u32::try_from(wanted).unwrap_or(u32::MAX).min(first / 4))];
+    pub fn create(devices: Vec<Arc<dyn Device>>, new: &NewPool) -> Result<(Self, Root)> {
+        let redundant = if new.redundant_metadata { Identity::REDUNDANT_METADATA } else { 0 };
+        let members = Disks::lay_out(&devices, new.guid)?;
+        Self::create_of(devices, new, members, redundant)
+    }
+
+    /// Makes a pool on groups of devices, which come one after the other; what was on them is lost.
+    ///
+    /// # Errors
+    /// As [`Self::create`]; [`PoolError::Refused`] for groups that cannot be.
+    pub fn create_groups(devices: Vec<Arc<dyn Device>>, groups: &[NewGroup], new: &NewPool) -> Result<(Self, Root)> {
+        let members = Disks::lay_out_groups(&devices, new.guid, groups)?;
+        Self::create_of(devices, new, members, Identity::REDUNDANT_METADATA | Identity::GROUPS)
+    }
+
+    fn create_of(
+        devices: Vec<Arc<dyn Device>>,
+        new: &NewPool,
+        NewMembers { slot, members, log, groups }: NewMembers,
+        features: u64,
+    ) -> Result<(Self, Root)> {
+        let identity = Identity { groups, ..new.identity(slot, members, features) };
+        identity.check()?;
+        let disks = Arc::new(Disks::new(devices, &identity));
+        Self::create_on(Arc::clone(&disks) as _, Some(disks), identity, log)
+    }
+
+    /// Makes a pool in what is no device; nothing may be there. Frames may take as much as `size`,
+    /// bytes.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where a pool is there already; [`PoolError::Device`].
+    pub fn create_in(backend: Arc<dyn Backend>, new: &NewPool, size: u64) -> Result<(Self, Root)> {
+        let member = Member { guid: new.guid, length: size, path: Vec::new(), state: MemberState::default() };
+        let identity = new.identity(backend.segment_length(), vec![member], 0);
+        identity.check()?;
+        Self::create_on(backend, None, identity, Vec::new())
+    }
+
+    fn create_on(
+        backend: Arc<dyn Backend>,
+        disks: Option<Arc<Disks>>,
+        identity: Identity,
+        log: Vec<(SlotAddress, u32)>,
+    ) -> Result<(Self, Root)> {
         let root = Root {
-            pool: new.guid,
+            pool: identity.pool,
             generation: 0,
             kept: 0,
             txg: Txg(0),
-            time: new.time,
+            time: identity.time,
             clean: false,
             next_segment: 1,
             catalog: None,
@@ -155,9 +169,8 @@ impl Store {
             deltas: Vec::new(),
             guarded: false,
         };
-        identity.check()?;
-        let store = Self::assemble(devices, identity.clone(), root, Loaded::default(), true)?;
-        store.write_identities(&identity)?;
+        let store = Self::assemble(backend, disks, identity.clone(), root, Loaded::default(), true)?;
+        store.backend.put_identity(&identity)?;
         {
             let mut committed = store.committed.lock();
             store.commit_root(&mut committed, None, false, true)?;
@@ -173,41 +186,80 @@ impl Store {
     /// [`PoolError::Refused`] for devices that are missing or belong elsewhere, a newer format, a
     /// txg that is not kept; [`PoolError::Format`] and [`PoolError::Frame`] for damage;
     /// [`PoolError::Device`].
-    pub fn open(devices: Devices, import: &Import) -> Result<(Self, Root)> {
-        let (devices, mut identity) = in_order(devices, import.access.writes())?;
-        let roots = all_roots(&devices, identity.pool)?;
+    pub fn open(devices: Vec<Arc<dyn Device>>, import: &Import) -> Result<(Self, Root)> {
+        let (disks, identity) = Disks::find(devices, import.access.writes())?;
+        let disks = Arc::new(disks);
+        Self::open_on(Arc::clone(&disks) as _, Some(disks), identity, import)
+    }
+
+    /// Imports the pool of this identity in what is no device.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; [`PoolError::Refused`] where another program imports it at the same
+    /// moment.
+    pub fn open_in(backend: Arc<dyn Backend>, identity: Identity, import: &Import) -> Result<(Self, Root)> {
+        Self::open_on(backend, None, identity, import)
+    }
+
+    fn open_on(
+        backend: Arc<dyn Backend>,
+        disks: Option<Arc<Disks>>,
+        mut identity: Identity,
+        import: &Import,
+    ) -> Result<(Self, Root)> {
         let rewinds = matches!(import.access, Access::Rewind(_));
-        let root = choose_root(&devices, roots, import.access)?;
-        let mut loaded = load(&devices, identity.slot, &root)?;
+        let root = choose_root(&*backend, import.access)?;
+        let mut loaded = load(&*backend, &root)?;
         let writable = import.access.writes();
-        settle(&mut loaded, root.clean && writable)?;
+        settle(&mut loaded, root.clean && writable && backend.extends())?;
         if writable {
             identity.name = import.name.clone().unwrap_or(identity.name);
             (identity.state, identity.host, identity.time) = (PoolState::Active, import.host.clone(), import.time);
             identity.revision += 1;
-            for (member, device) in identity.members.iter_mut().zip(&devices) {
-                member.path = path_hint(&**device);
+            if let Some(disks) = &disks {
+                disks.note_paths(&mut identity);
             }
             identity.check()?;
         }
-        let store = Self::assemble(devices, identity.clone(), root, loaded, writable)?;
+        let store = Self::assemble(backend, disks, identity.clone(), root, loaded, writable)?;
         if rewinds {
-            store.begin_again(identity.pool)?;
+            store.begin_again()?;
         } else if writable {
-            store.write_identities(&identity)?;
+            store.take_over()?;
+            store.backend.put_identity(&identity)?;
             store.guard(&mut store.committed.lock())?;
         }
         let root = store.root();
         Ok((store, root))
     }
 
+    /// Where others may write to the pool: a root that says the same as the newest keeps them from
+    /// doing it any longer. Only then is it known which segments nobody needs.
+    fn take_over(&self) -> Result<()> {
+        if !self.backend.is_shared() {
+            return Ok(());
+        }
+        let mut committed = self.committed.lock();
+        let root = Root { generation: committed.root.generation + 1, clean: false, ..committed.root.clone() };
+        self.write_root(&root)?;
+        committed.root = root;
+        let map = self.map.read();
+        let mut unknown = self.backend.list()?;
+        let of_table = |id: u32, place: &Place| {
+            committed.root.table_segments.iter().any(|segment| segment.id == id && segment.place == *place)
+        };
+        let known = |id: u32, place: &Place| map.table.segments().get(&id).is_some_and(|found| found.place == *place);
+        unknown.retain(|(id, place)| !of_table(*id, place) && !known(*id, place));
+        self.backend.remove(&unknown);
+        Ok(())
+    }
+
     /// Goes on from an older root, in memory: the log begins behind everything that it ever held,
     /// so that nothing of what is given up is replayed. Nothing is written before
     /// [`Self::confirm`], so that a state that cannot be read does not cost the others.
-    fn begin_again(&self, pool: u64) -> Result<()> {
+    fn begin_again(&self) -> Result<()> {
         let mut committed = self.committed.lock();
-        let sequence = log::newest_sequence(&LogArea(self), pool)?.wrapping_add(1);
-        committed.root.log_start = LogStart { position: 0, sequence, chain: 0 };
+        committed.root.log_start = self.backend.fresh_log()?;
         self.unconfirmed.store(true, Ordering::Release);
         Ok(())
     }
@@ -224,10 +276,8 @@ impl Store {
         }
         let mut committed = self.committed.lock();
         if self.unconfirmed.load(Ordering::Acquire) {
-            let record = committed.root.encode()?;
-            let written = self
-                .write_record(committed.root.generation, &record)
-                .and_then(|()| self.write_identities(&committed.identity));
+            let written =
+                self.write_root(&committed.root).and_then(|()| self.backend.put_identity(&committed.identity));
             written.and_then(|()| self.guard(&mut committed)).map_err(|error| self.suspend(&error))?;
             self.unconfirmed.store(false, Ordering::Release);
         }
@@ -241,14 +291,9 @@ impl Store {
     /// [`PoolError::Suspended`] if the labels of the others cannot be.
     pub fn add_device(&self, device: Arc<dyn Device>, time: u64) -> Result<()> {
         self.usable()?;
-        if device.length() < MINIMUM_DEVICE.max(self.slot + (2 << 20)) {
-            return refused(format!("{}: too small for this pool: {} bytes", device.name(), device.length()));
-        }
+        let disks = self.disks()?;
         let mut committed = self.committed.lock();
-        let mut identity = committed.identity.clone();
-        let added = member(identity.pool, identity.members.len(), &*device);
-        let count = slots::count(added.length, self.slot);
-        identity.members.push(added);
+        let mut identity = disks.with_device(&*device, &committed.identity)?;
         (identity.revision, identity.time) = (identity.revision + 1, time);
         // Refused before anything is written.
         identity.check()?;
@@ -260,15 +305,12 @@ impl Store {
             // apart at most, so the others go past it step by step.
             for _ in 0..2 {
                 committed.identity.revision += 1;
-                self.write_identities(&committed.identity).map_err(|error| self.suspend(&error))?;
+                self.backend.put_identity(&committed.identity).map_err(|error| self.suspend(&error))?;
             }
             return refused(format!("{error} (and it cannot be cleared: {left})"));
         }
-        self.write_identities(&identity).map_err(|error| self.suspend(&error))?;
-        let mut devices = Devices::clone(&self.devices.read());
-        devices.push(device);
-        *self.devices.write() = Arc::new(devices);
-        self.map.write().slots.add_device(count);
+        self.backend.put_identity(&identity).map_err(|error| self.suspend(&error))?;
+        disks.join(device, &identity);
         committed.identity = identity;
         // The new one has no root records yet.
         self.guard(&mut committed).map_err(|error| self.suspend(&error))
@@ -286,25 +328,15 @@ impl Store {
     pub fn expand(&self, time: u64) -> Result<Vec<usize>> {
         self.usable()?;
         let mut committed = self.committed.lock();
-        let devices = Arc::clone(&self.devices.read());
+        let disks = self.disks()?;
         let mut identity = committed.identity.clone();
-        let mut grown = Vec::new();
-        for (number, (member, device)) in identity.members.iter_mut().zip(devices.iter()).enumerate() {
-            let length = device.look_again().map_err(|error| failed(&**device, "looking at the length of", error))?;
-            let count = slots::count(length, self.slot);
-            if count > slots::count(member.length, self.slot) {
-                member.length = length;
-                grown.push((number, count));
-            }
-        }
+        let grown = disks.measure(&mut identity)?;
         if grown.is_empty() {
             return Ok(Vec::new());
         }
         (identity.revision, identity.time) = (identity.revision + 1, time);
-        self.write_identities(&identity).map_err(|error| self.suspend(&error))?;
-        let mut map = self.map.write();
-        grown.iter().for_each(|(number, count)| map.slots.grow(*number, *count));
-        drop(map);
+        self.backend.put_identity(&identity).map_err(|error| self.suspend(&error))?;
+        disks.grow(&grown);
         committed.identity = identity;
         // Nor have labels at a new end.
         self.guard(&mut committed).map_err(|error| self.suspend(&error))?;
@@ -315,12 +347,34 @@ impl Store {
     /// bytes.
     #[must_use]
     pub fn expandable(&self) -> u64 {
-        let (identity, devices) = (self.identity(), Arc::clone(&self.devices.read()));
-        let more = |(member, device): (&Member, &Arc<dyn Device>)| {
-            u64::from(slots::count(device.length(), self.slot).saturating_sub(slots::count(member.length, self.slot)))
-                * self.slot
-        };
-        identity.members.iter().zip(devices.iter()).map(more).sum()
+        self.disks.as_ref().map_or(0, |disks| disks.expandable(&self.identity()))
+    }
+
+    /// Tells a device of some slots from this one on that hold nothing, neither now nor in a state
+    /// that could be gone back to.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; no such device is refused.
+    pub fn trim_free(&self, device: u16, from: u32) -> Result<TrimStep> {
+        self.disks()?.trim_free(device, from)
+    }
+
+    /// Whether devices are told of freed slots from now on.
+    pub fn set_autotrim(&self, on: bool) {
+        self.disks.iter().for_each(|disks| disks.set_autotrim(on));
+    }
+
+    /// Tells the devices of some freed slots; answers whether there are more.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; the slots are free all the same.
+    pub fn trim_step(&self) -> Result<bool> {
+        self.disks.as_ref().map_or(Ok(false), |disks| disks.trim_step())
+    }
+
+    /// The devices that the pool lies on.
+    pub(super) fn disks(&self) -> Result<&Disks> {
+        self.disks.as_deref().ok_or_else(|| PoolError::Refused("the pool does not lie on devices".to_owned()))
     }
 
     /// Gives the pool another name.
@@ -349,46 +403,35 @@ impl Store {
         change(&mut identity);
         (identity.revision, identity.time) = (identity.revision + 1, time);
         identity.check()?;
-        self.write_identities(&identity).map_err(|error| self.suspend(&error))?;
+        self.backend.put_identity(&identity).map_err(|error| self.suspend(&error))?;
         committed.identity = identity;
         Ok(())
     }
 
-    pub(super) fn write_identities(&self, identity: &Identity) -> Result<()> {
-        let devices = Arc::clone(&self.devices.read());
-        for (index, device) in devices.iter().enumerate() {
-            let index = u16::try_from(index).or_else(|_| refused("too many devices"))?;
-            label::write_identity(&**device, &Identity { index, ..identity.clone() })?;
-        }
-        Ok(())
-    }
-
-    fn assemble(devices: Devices, identity: Identity, root: Root, loaded: Loaded, writable: bool) -> Result<Self> {
-        let mut slots = Slots::default();
-        for member in &identity.members {
-            slots.add_device(slots::count(member.length, identity.slot));
-        }
-        for (first, count) in &root.log {
-            for number in 0..*count {
-                slots.claim(SlotAddress { slot: first.slot.saturating_add(number), ..*first })?;
-            }
-        }
-        let table_places = root.table_segments.iter().flat_map(|segment| &segment.place);
-        for place in table_places.chain(loaded.table.segments().values().flat_map(|segment| &segment.place)) {
-            slots.claim(*place)?;
-        }
+    fn assemble(
+        backend: Arc<dyn Backend>,
+        disks: Option<Arc<Disks>>,
+        identity: Identity,
+        root: Root,
+        loaded: Loaded,
+        writable: bool,
+    ) -> Result<Self> {
+        let of_table = root.table_segments.iter().map(|segment| (segment.id, &segment.place));
+        let others = loaded.table.segments().iter().map(|(id, segment)| (*id, &segment.place));
+        backend.adopt(&root, &mut of_table.chain(others).filter(|(_, place)| !place.is_empty()))?;
+        let longest = backend.segment_length();
         let sums = Sums { allocated: AtomicU64::new(loaded.table.live_bytes()), ..Sums::default() };
         let table_frames = loaded.pieces.iter().chain(&root.table).chain(&root.deltas);
         sums.table.store(table_frames.map(Pointer::charged).sum(), Ordering::Relaxed);
-        let mut map = Map { table: loaded.table, slots, next_segment: root.next_segment, ..Map::default() };
+        let mut map = Map { table: loaded.table, next_segment: root.next_segment, ..Map::default() };
         let mut root = root;
-        release(&mut map, &mut root)?;
-        (map.slack, map.copies) = (slack(&map, identity.slot), copies(&map));
+        backend.remove(&release(&mut map, &mut root)?);
+        (map.slack, map.copies) = (slack(&map, &*backend), copies(&map, &*backend));
         let open_table = root
             .table_segments
             .iter()
             .rev()
-            .find(|segment| segment.dead_since.is_none() && root.clean)
+            .find(|segment| segment.dead_since.is_none() && root.clean && backend.extends())
             .map(|segment| segment.id);
         let appenders = super::appenders::Appenders::new();
         for appender in appenders.all() {
@@ -397,7 +440,9 @@ impl Store {
             if let Some((id, segment)) = open
                 && !segment.place.is_empty()
             {
-                appender.lock().begin(*id, segment.place.clone(), segment.frames, segment.bytes);
+                let place = segment.place.clone();
+                let shape = Shape { capacity: backend.capacity(&place), row: backend.row(&place) };
+                appender.lock().begin(*id, place, shape, (segment.frames, segment.bytes));
             }
         }
         // The first commit writes the whole table: what was recorded here of an import that wrote
@@ -412,20 +457,18 @@ impl Store {
             root: root.clone(),
         };
         Ok(Self {
-            devices: RwLock::new(Arc::new(devices)),
+            backend,
+            disks,
             slot: identity.slot,
+            longest,
             writable,
             closed: AtomicBool::new(false),
             unconfirmed: AtomicBool::new(false),
-            trim_turn: parking_lot::Mutex::default(),
             map: RwLock::new(map),
             appenders,
-            redundant_metadata: AtomicBool::new(identity.incompatible & Identity::REDUNDANT_METADATA != 0),
             ordered_names: AtomicBool::new(identity.incompatible & Identity::ORDERED_NAMES != 0),
-            missing_copies: Default::default(),
-            giving: Mutex::new(()),
+            mixed: Default::default(),
             durable: AtomicU64::new(root.txg.0),
-            log: root.log.clone(),
             committed: Mutex::new(committed),
             frees: Mutex::new(BTreeMap::new()),
             suspended: Arc::default(),
@@ -441,71 +484,20 @@ impl Store {
     }
 }
 
-/// Sorts the devices by the newest identity among them, and checks that they are all and only those
-/// of one pool. Of one that has become shorter, what is left may be read; what lies behind its last
-/// whole MiB was never used.
-fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
-    let mut found = Vec::new();
-    for device in devices {
-        match label::probe(&*device)? {
-            Some(identity) => found.push((identity, device)),
-            None => return refused(format!("{}: not a device of a pool", device.name())),
-        }
-    }
-    let Some(newest) = found.iter().map(|(identity, _)| identity).max_by_key(|identity| identity.revision).cloned()
-    else {
-        return refused("a pool needs a device");
-    };
-    let mut by_index = BTreeMap::new();
-    for (identity, device) in found {
-        let own = identity.members.get(usize::from(identity.index));
-        let listed = newest.members.get(usize::from(identity.index));
-        if identity.pool != newest.pool || own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
-            return refused(format!("{}: belongs to another pool than the other devices", device.name()));
-        }
-        // A crash between two writings of labels leaves them one apart.
-        if identity.revision.saturating_add(1) < newest.revision {
-            return refused(format!("{}: an older copy of a device of the pool than the others are", device.name()));
-        }
-        let wanted = listed.map_or(0, |listed| listed.length);
-        if writable && device.length() / label::ENDS < wanted / label::ENDS {
-            return Err(PoolError::Short { device: device.name().to_owned(), length: device.length(), wanted });
-        }
-        if let Some(twin) = by_index.insert(identity.index, device) {
-            return refused(format!("{}: the same device of the pool twice", twin.name()));
-        }
-    }
-    let missing = newest.members.iter().enumerate().find(|(index, _)| !by_index.contains_key(&(*index as u16)));
-    if let Some((index, missing)) = missing {
-        return refused(format!(
-            "device {index} of pool {} is missing; it was at {}",
-            newest.name,
-            String::from_utf8_lossy(&missing.path)
-        ));
-    }
-    Ok((by_index.into_values().collect(), newest))
-}
-
-fn all_roots(devices: &Devices, pool: u64) -> Result<BTreeMap<u64, Root>> {
-    let mut all = BTreeMap::new();
-    for device in devices.iter().take(ROOT_DEVICES) {
-        all.extend(label::roots(&**device, pool)?.into_iter().map(|root| (root.generation, root)));
-    }
-    Ok(all)
-}
-
 /// The root to begin with. Where later ones are given up, it is newer than they are and the only
 /// one that is kept.
-fn choose_root(devices: &Devices, roots: BTreeMap<u64, Root>, access: Access) -> Result<Root> {
-    let Some((_, newest)) = roots.last_key_value() else { return refused("no root record of the pool can be read") };
-    let lost = label::lost(devices.get(..ROOT_DEVICES).unwrap_or(devices), newest);
+fn choose_root(backend: &dyn Backend, access: Access) -> Result<Root> {
+    let Some(NewestRoot { root: newest, lost }) = backend.newest_root()? else {
+        return refused("no root record of the pool can be read");
+    };
     let Access::Rewind(txg) = access else {
         return if lost == 0 || access == Access::Salvage {
-            Ok(newest.clone())
+            Ok(newest)
         } else {
             Err(PoolError::Lost { states: lost, txg: newest.txg })
         };
     };
+    let roots = backend.roots()?;
     let kept: Vec<&Root> = roots.values().filter(|root| root.generation >= newest.kept).collect();
     match kept.iter().rev().find(|root| root.txg == txg) {
         Some(root) => {
@@ -529,17 +521,17 @@ struct Loaded {
     pieces: Vec<Pointer>,
 }
 
-fn load(devices: &Devices, slot: u64, root: &Root) -> Result<Loaded> {
+fn load(backend: &dyn Backend, root: &Root) -> Result<Loaded> {
     let Some(table) = &root.table else { return structure("a root record without a segment table") };
-    let pieces = table_log::read_index(&read_table_frame(devices, slot, root, table)?)?;
+    let pieces = table_log::read_index(&read_table_frame(backend, root, table)?)?;
     let mut body = Vec::new();
     for piece in &pieces {
-        body.extend(read_table_frame(devices, slot, root, piece)?);
+        body.extend(read_table_frame(backend, root, piece)?);
     }
     let (mut table, mut uncommitted) = table_log::read_full(&body)?;
     for delta in &root.deltas {
         // Only what the last commit names is uncommitted still.
-        uncommitted = table_log::replay_delta(&read_table_frame(devices, slot, root, delta)?, &mut table)?;
+        uncommitted = table_log::replay_delta(&read_table_frame(backend, root, delta)?, &mut table)?;
     }
     let last = table
         .segments()
@@ -553,21 +545,18 @@ fn load(devices: &Devices, slot: u64, root: &Root) -> Result<Loaded> {
 }
 
 /// Where a frame of the table lies, which only the root's own list can tell.
-pub(super) fn table_places<'a>(root: &'a Root, pointer: &Pointer) -> &'a [SlotAddress] {
-    root.table_segments.iter().find(|segment| segment.id == pointer.segment).map_or(&[], |segment| &segment.place)
+pub(super) fn table_place<'a>(root: &'a Root, pointer: &Pointer) -> Option<SegmentAt<'a>> {
+    let segment = root.table_segments.iter().find(|segment| segment.id == pointer.segment)?;
+    Some(SegmentAt { segment: segment.id, place: &segment.place }).filter(|at| !at.place.is_empty())
 }
 
-/// Reads a frame of the table, from the first of its places where it is whole.
-pub(super) fn read_table_frame(
-    devices: &[Arc<dyn Device>],
-    slot: u64,
-    root: &Root,
-    pointer: &Pointer,
-) -> Result<Vec<u8>> {
+/// Reads a frame of the table, in the first of the ways in which it is whole.
+fn read_table_frame(backend: &dyn Backend, root: &Root, pointer: &Pointer) -> Result<Vec<u8>> {
     let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
     let mut read = Err(missing);
-    for place in table_places(root, pointer) {
-        read = read_table_copy(devices, slot, *place, pointer);
+    let at = table_place(root, pointer);
+    for (at, way) in at.iter().flat_map(|at| (0..backend.ways(*at)).map(move |way| (*at, way))) {
+        read = read_table_copy(backend, at, way, pointer);
         if read.is_ok() {
             break;
         }
@@ -575,24 +564,21 @@ pub(super) fn read_table_frame(
     read
 }
 
-/// Reads a frame of the table from one of its places.
+/// Reads a frame of the table in one of the ways.
 pub(super) fn read_table_copy(
-    devices: &[Arc<dyn Device>],
-    slot: u64,
-    place: SlotAddress,
+    backend: &dyn Backend,
+    at: SegmentAt<'_>,
+    way: usize,
     pointer: &Pointer,
 ) -> Result<Vec<u8>> {
     let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
-    let Some(device) = devices.get(usize::from(place.device)) else {
-        return Err(damaged(Damage::Structure("its device is not there")));
-    };
     let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT);
-    if offset + pointer.charged() > slot || u64::from(pointer.logical) > slot {
+    let end = backend.capacity(at.place);
+    if offset + pointer.charged() > end || u64::from(pointer.logical) > end {
         return Err(damaged(Damage::Structure("behind the end of its segment")));
     }
     let mut stored = vec![0; pointer.stored as usize];
-    let from = slots::start(place, slot) + offset + u64::from(Pointer::HEADER);
-    device.read_at(&mut stored, from).map_err(|error| failed(&**device, "reading", error))?;
+    backend.read(at, way, offset + u64::from(Pointer::HEADER), &mut stored)?;
     let mut content = vec![0; pointer.logical as usize];
     if !compress::decompress(pointer.compression, &stored, &mut content) {
         return Err(damaged(Damage::Compression));

@@ -4,29 +4,45 @@
 //! tree is needed: headers name frames and owners.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
+use crate::backend::SegmentAt;
 use crate::checksum;
 use crate::compress;
-use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frame::{self, Header};
 use crate::frames::{Owner, WriteStream};
-use crate::label::{self, Identity, SlotAddress};
+use crate::label::Place;
 use crate::pointer::{Pointer, Txg};
+use crate::segment::table::Segment;
 
-use super::commit::ROOT_DEVICES;
-use super::open::table_places;
+use super::open::table_place;
 use super::{Result, Store};
 
 /// How much of a segment is read at once, bytes.
 const WINDOW: usize = 4 << 20;
 
-/// How far a segment was written at some moment.
+/// How far a segment was written at some moment. With as much as the table knows of, that ends with a
+/// whole row.
 #[derive(Clone, Copy, Debug)]
-struct Written {
-    frames: u32,
-    bytes: u32,
+pub(super) struct WrittenSoFar {
+    pub(super) frames: u32,
+    pub(super) bytes: u32,
+    /// Nothing more was to come.
+    pub(super) sealed: bool,
+}
+
+impl WrittenSoFar {
+    pub(super) fn of(segment: &Segment) -> Self {
+        Self { frames: segment.frames, bytes: segment.bytes, sealed: segment.sealed }
+    }
+}
+
+/// The part of a segment that a walk has read.
+struct Window<'a> {
+    at: SegmentAt<'a>,
+    way: usize,
+    start: usize,
+    bytes: Vec<u8>,
 }
 
 /// A frame met on a walk.
@@ -68,7 +84,7 @@ pub struct SegmentInfo {
     /// Whether it is full (or was left).
     pub sealed: bool,
     /// Where it lies; nowhere when all in it has moved.
-    pub place: Vec<SlotAddress>,
+    pub place: Place,
     /// Frames written to it.
     pub frames: u32,
     /// How far it is written, bytes.
@@ -100,7 +116,7 @@ impl Store {
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentInfo> {
         let map = self.map.read();
-        let info = |(id, segment): (&u32, &crate::segment::table::Segment)| SegmentInfo {
+        let info = |(id, segment): (&u32, &Segment)| SegmentInfo {
             id: *id,
             stream: segment.stream,
             sealed: segment.sealed,
@@ -141,15 +157,7 @@ impl Store {
     pub fn scrub_labels(&self) -> Result<Vec<u64>> {
         self.usable()?;
         let committed = self.committed.lock();
-        let devices = Arc::clone(&self.devices.read());
-        let rings = label::mend_rings(devices.get(..ROOT_DEVICES).unwrap_or(&devices), committed.identity.pool);
-        let roots = rings.into_iter().collect::<Result<Vec<u64>>>()?;
-        let mend = |(number, device): (usize, &Arc<dyn Device>)| {
-            let index = u16::try_from(number).map_err(|_| PoolError::Refused("too many devices".to_owned()))?;
-            let identity = Identity { index, ..committed.identity.clone() };
-            Ok(label::mend_identity(&**device, &identity)? + roots.get(number).unwrap_or(&0))
-        };
-        devices.iter().enumerate().map(mend).collect()
+        self.backend.scrub_roots(&committed.identity)
     }
 
     /// Verifies every frame that lives, segment by segment, and tells the visitor, which may stop
@@ -187,19 +195,18 @@ impl Store {
         Ok(true)
     }
 
-    fn scrub_table(&self, visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
+    pub(super) fn scrub_table(&self, visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
         let (root, pieces) = {
             let committed = self.committed.lock();
             (committed.root.clone(), committed.pieces.clone())
         };
-        let devices = Arc::clone(&self.devices.read());
         pieces.iter().chain(&root.table).chain(&root.deltas).all(|pointer| {
-            let looked = self.look_at_table_frame(&devices, &root, pointer);
+            let looked = self.look_at_table_frame(&root, pointer);
             // A commit may have replaced it while it was read.
             let current = || self.committed.lock().root.generation == root.generation;
             let (device, damage, mended) = match looked {
-                Some((place, damage, mended)) if mended || current() => (place.device, Some(damage), mended),
-                _ => (table_places(&root, pointer).first().map_or(0, |place| place.device), None, false),
+                Some((device, damage, mended)) if mended || current() => (device, Some(damage), mended),
+                _ => (table_place(&root, pointer).map_or(0, |at| self.backend.member(at, 0)), None, false),
             };
             let name = (pointer.segment, pointer.index);
             visit(&Checked {
@@ -214,18 +221,27 @@ impl Store {
         })
     }
 
-    fn scrub_segment(&self, id: u32, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
-        let Some((device, lives, written, places, stream)) = self.map.read().table.segments().get(&id).map(|segment| {
-            let device = segment.place.first().map_or(0, |place| place.device);
-            let written = Written { frames: segment.frames, bytes: segment.bytes };
-            (device, segment.live_frames as usize, written, segment.place.len(), segment.stream)
+    pub(super) fn scrub_segment(&self, id: u32, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
+        let Some((device, lives, written, ways, stream)) = self.map.read().table.segments().get(&id).map(|segment| {
+            let at = SegmentAt { segment: id, place: &segment.place };
+            let written = WrittenSoFar::of(segment);
+            let (device, ways) = (self.backend.member(at, 0), self.backend.ways(at));
+            (device, segment.live_frames as usize, written, ways, segment.stream)
         }) else {
             return Ok(true);
         };
-        if places > 1 {
+        if ways > 1 {
             let living = self.living_by_headers(id)?;
+            // Not before: nothing lives that it does not reach.
+            let Some(written) = self.map.read().table.segments().get(&id).map(WrittenSoFar::of) else {
+                return Ok(true);
+            };
             self.wait_written(stream)?;
-            return self.scrub_copies(id, &living, visit);
+            return if self.backend.is_grouped() {
+                self.restore_segment(id, (written, &living), visit)
+            } else {
+                self.scrub_copies(id, &living, visit)
+            };
         }
         self.wait_written(stream)?;
         let mut go_on = true;
@@ -312,11 +328,11 @@ impl Store {
 
     /// The names of all committed frames that live in a segment.
     pub(super) fn living(&self, id: u32) -> BTreeSet<(u32, u32)> {
-        self.living_of(id, Written { frames: u32::MAX, bytes: u32::MAX })
+        self.living_of(id, WrittenSoFar { frames: u32::MAX, bytes: u32::MAX, sealed: true })
     }
 
     /// The same of those that were in the segment when so much of it was written.
-    fn living_of(&self, id: u32, written: Written) -> BTreeSet<(u32, u32)> {
+    fn living_of(&self, id: u32, written: WrittenSoFar) -> BTreeSet<(u32, u32)> {
         let map = self.map.read();
         let segments = map.table.segments();
         match segments.get(&id) {
@@ -337,13 +353,13 @@ impl Store {
         }
     }
 
-    /// Visits the frames of a segment, at one of its places, in their order; `true` if it came to
+    /// Visits the frames of a segment, read in one of its ways, in their order; `true` if it came to
     /// the end. What is no header is passed over in search of the next one, unless `strict`: then
     /// the walk ends there, because file content may look like a frame.
     pub(super) fn walk(
         &self,
         id: u32,
-        copy: usize,
+        way: usize,
         strict: bool,
         visit: &mut dyn FnMut(Walked<'_>) -> Result<bool>,
     ) -> Result<bool> {
@@ -353,24 +369,52 @@ impl Store {
             .table
             .segments()
             .get(&id)
-            .map(|segment| (segment.place.get(copy).copied(), segment.bytes, segment.stream));
-        let Some((Some(place), end, stream)) = found else { return Ok(true) };
+            .map(|segment| (segment.place.clone(), segment.bytes, segment.stream));
+        let Some((place, end, stream)) = found.filter(|(place, ..)| !place.is_empty()) else { return Ok(true) };
+        let mut window = Window { at: SegmentAt { segment: id, place: &place }, way, start: 0, bytes: Vec::new() };
+        self.walk_window(&mut window, stream, end as usize, strict, visit)
+    }
+
+    /// The same of a segment's bytes.
+    pub(super) fn walk_image(
+        &self,
+        at: SegmentAt<'_>,
+        image: &[u8],
+        visit: &mut dyn FnMut(Walked<'_>) -> Result<bool>,
+    ) -> Result<bool> {
+        let stream = self.map.read().table.segments().get(&at.segment).map(|segment| segment.stream);
+        let Some(stream) = stream else { return Ok(true) };
+        let mut window = Window { at, way: 0, start: 0, bytes: image.to_vec() };
+        self.walk_window(&mut window, stream, image.len(), false, visit)
+    }
+
+    fn walk_window(
+        &self,
+        window: &mut Window<'_>,
+        stream: WriteStream,
+        end: usize,
+        strict: bool,
+        visit: &mut dyn FnMut(Walked<'_>) -> Result<bool>,
+    ) -> Result<bool> {
+        let id = window.at.segment;
         let unit = Pointer::UNIT as usize;
-        let (mut at, mut start, mut window) = (0usize, 0usize, Vec::new());
-        let end = end as usize;
+        let mut at = 0usize;
         while at + frame::LENGTH <= end {
-            self.slide(place, &mut window, &mut start, at, at + frame::LENGTH, end)?;
-            let header = window.get(at - start..).map(Header::decode);
+            self.slide(window, at, at + frame::LENGTH, end)?;
+            let header = window.bytes.get(at - window.start..).map(Header::decode);
             let fits = |header: &Header| {
                 let Pointer { segment, stored, logical, .. } = header.pointer;
                 let own = stream.is_of_moved() || segment == id;
-                own && at as u64 + header.pointer.charged() <= end as u64 && u64::from(stored.max(logical)) <= self.slot
+                own && at as u64 + header.pointer.charged() <= end as u64
+                    && u64::from(stored.max(logical)) <= self.longest
             };
             let Some(header) = header.and_then(std::result::Result::ok).filter(fits) else {
                 let next = (at + 1).next_multiple_of(4096).min(end);
-                self.slide(place, &mut window, &mut start, at, next, end)?;
-                let padding =
-                    window.get(at - start..next - start).is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
+                self.slide(window, at, next, end)?;
+                let padding = window
+                    .bytes
+                    .get(at - window.start..next - window.start)
+                    .is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
                 match (padding, strict) {
                     (true, _) => at = next,
                     (false, true) => return Ok(false),
@@ -379,8 +423,11 @@ impl Store {
                 continue;
             };
             let whole = header.pointer.charged() as usize;
-            self.slide(place, &mut window, &mut start, at, at + whole, end)?;
-            let frame = window.get(at - start..at - start + frame::LENGTH + header.pointer.stored as usize);
+            self.slide(window, at, at + whole, end)?;
+            let frame = {
+                let from = at - window.start;
+                window.bytes.get(from..from + frame::LENGTH + header.pointer.stored as usize)
+            };
             let Some((raw_header, stored)) = frame.and_then(|frame| frame.split_at_checked(frame::LENGTH)) else {
                 return Ok(false);
             };
@@ -393,22 +440,13 @@ impl Store {
     }
 
     /// Makes the window hold `from..to` of a segment.
-    fn slide(
-        &self,
-        place: SlotAddress,
-        window: &mut Vec<u8>,
-        start: &mut usize,
-        from: usize,
-        to: usize,
-        end: usize,
-    ) -> Result<()> {
-        if from >= *start && to <= *start + window.len() {
+    fn slide(&self, window: &mut Window<'_>, from: usize, to: usize, end: usize) -> Result<()> {
+        if from >= window.start && to <= window.start + window.bytes.len() {
             return Ok(());
         }
-        let length = (to - from).max(WINDOW).min(end - from);
-        window.resize(length, 0);
-        *start = from;
-        self.read_place(place, from as u64, window)
+        window.bytes.resize((to - from).max(WINDOW).min(end - from), 0);
+        window.start = from;
+        self.backend.read(window.at, window.way, from as u64, &mut window.bytes)
     }
 }
 

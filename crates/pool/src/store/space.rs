@@ -51,6 +51,8 @@ pub struct Space {
     pub available: u64,
     /// Slots with nothing in them.
     pub free_slots: u64,
+    /// What file content can have of them, bytes.
+    pub free_whole: u64,
     /// All slots but the log's.
     pub slots: u64,
 }
@@ -70,13 +72,14 @@ impl Store {
     /// The room in the pool.
     #[must_use]
     pub fn space(&self) -> Space {
-        let log = self.log_length();
-        let (total, free_slots, slack, copies) = {
+        let (slack, copies) = {
             let map = self.map.read();
-            (map.slots.total(), map.free(), map.slack, map.copies)
+            (map.slack, map.copies)
         };
+        let room = self.backend.room();
+        let slots = room.total.saturating_sub(room.reserved);
         let copies = copies + self.sums.copies.load(Ordering::Relaxed);
-        let size = (total * self.slot).saturating_sub(log);
+        let size = room.size;
         let allocated = self.sums.allocated.load(Ordering::Relaxed) + self.sums.table.load(Ordering::Relaxed);
         let free = size.saturating_sub(allocated + slack + copies);
         let slop = slop(size).min(self.slop_at_most);
@@ -90,8 +93,9 @@ impl Store {
             free,
             slop,
             available: free.saturating_sub(slop),
-            free_slots,
-            slots: total - log / self.slot,
+            free_slots: room.empty(),
+            free_whole: room.free_size,
+            slots,
         }
     }
 
@@ -114,15 +118,22 @@ impl Store {
     /// How urgent cleaning is.
     #[must_use]
     pub fn pressure(&self) -> Pressure {
-        let map = self.map.read();
-        cleaner::pressure(map.free(), map.slots.total())
+        let room = self.backend.room();
+        cleaner::pressure(room.empty(), room.total)
+    }
+
+    /// The same, of what writers can have at once.
+    pub(super) fn urgency(&self) -> Pressure {
+        let room = self.backend.room();
+        cleaner::pressure(room.free, room.total)
     }
 
     /// How much file content can be written before a writer must wait for the cleaner, bytes.
     #[must_use]
     pub fn room(&self) -> u64 {
-        let open = self.appenders.data.lock().room(self.slot);
-        open + self.map.read().free().saturating_sub(cleaner::reserve(WriteStream::Data)) * self.slot
+        let (open, room) = (self.appenders.data.lock().room(), self.backend.room());
+        let each = room.free_size / room.empty().max(1);
+        open + room.free_size.saturating_sub(cleaner::reserve(WriteStream::Data) * each)
     }
 
     /// What was written since the pool was opened.

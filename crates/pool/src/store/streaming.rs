@@ -12,23 +12,30 @@ use std::sync::{Arc, OnceLock};
 
 use super::workers::Workers;
 use super::{Result, Store};
-use crate::device::Device;
+use crate::backend::{Backend, SegmentAt};
 use crate::error::{Damage, PoolError};
 use crate::frames::{Frames, Wanted};
-use crate::pointer::Pointer;
-use crate::segment::slots;
+use crate::label::Place;
+use crate::pointer::{Compression, Pointer};
+use crate::{checksum, compress};
 
 /// Frames this near to each other are asked for in one request, bytes.
 const NEAR: u64 = 64 << 10;
 /// Requests that wait for the thread; what comes beyond is not asked for ahead.
 const WAITING: usize = 64;
 
-/// A part of a device.
-type Range = (Arc<dyn Device>, u64, u64);
+/// A part of a segment, and what holds it.
+struct Part {
+    backend: Arc<dyn Backend>,
+    segment: u32,
+    place: Place,
+    from: u64,
+    until: u64,
+}
 
 /// The thread that makes requests to devices ahead of readers.
 #[derive(Default)]
-pub(super) struct DeviceReadahead(OnceLock<Workers<Vec<Range>>>);
+pub(super) struct DeviceReadahead(OnceLock<Workers<Vec<Part>>>);
 
 impl std::fmt::Debug for DeviceReadahead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -39,7 +46,7 @@ impl std::fmt::Debug for DeviceReadahead {
 impl DeviceReadahead {
     /// Has the thread make the requests, unless it has enough to do; makes them itself where there
     /// is no thread.
-    fn request(&self, ranges: Vec<Range>) {
+    fn request(&self, ranges: Vec<Part>) {
         let thread = self.0.get_or_init(|| Workers::start("pool-ahead", 1, WAITING, ask));
         if thread.count() == 0 {
             ask(ranges);
@@ -49,37 +56,36 @@ impl DeviceReadahead {
     }
 }
 
-fn ask(ranges: Vec<Range>) {
-    ranges.into_iter().for_each(|(device, start, length)| device.expect(start, length));
+fn ask(ranges: Vec<Part>) {
+    for Part { backend, segment, place, from, until } in ranges {
+        backend.expect(SegmentAt { segment, place: &place }, from, until - from);
+    }
 }
 
 impl Store {
     /// Where frames lie, neighbours together, in the order of the caller.
-    fn ranges(&self, pointers: &[Pointer]) -> Vec<Range> {
-        let mut ranges: Vec<(u16, u64, u64)> = Vec::with_capacity(pointers.len());
-        {
-            let map = self.map.read();
-            for pointer in pointers {
-                if let Some(found) = map.table.find(pointer.segment, pointer.index, pointer.offset) {
-                    let start =
-                        slots::start(found.place, self.slot) + u64::from(found.offset) * u64::from(Pointer::UNIT);
-                    let end = start + pointer.charged();
-                    match ranges.last_mut() {
-                        Some((device, from, until))
-                            if *device == found.place.device && *from <= start && start <= *until + NEAR =>
-                        {
-                            *until = end.max(*until);
-                        }
-                        _ => ranges.push((found.place.device, start, end)),
+    fn ranges(&self, pointers: &[Pointer]) -> Vec<Part> {
+        let mut ranges: Vec<Part> = Vec::with_capacity(pointers.len());
+        let map = self.map.read();
+        for pointer in pointers {
+            if let Some(found) = map.table.find(pointer.segment, pointer.index, pointer.offset) {
+                let start = u64::from(found.offset) * u64::from(Pointer::UNIT);
+                let end = start + pointer.charged();
+                match ranges.last_mut() {
+                    Some(last) if last.segment == found.segment && last.from <= start && start <= last.until + NEAR => {
+                        last.until = end.max(last.until);
                     }
+                    _ => ranges.push(Part {
+                        backend: Arc::clone(&self.backend),
+                        segment: found.segment,
+                        place: found.place,
+                        from: start,
+                        until: end,
+                    }),
                 }
             }
         }
-        let devices = Arc::clone(&self.devices.read());
-        let of_device = |(device, start, end): (u16, u64, u64)| {
-            Some((Arc::clone(devices.get(usize::from(device))?), start, end - start))
-        };
-        ranges.into_iter().filter_map(of_device).collect()
+        ranges
     }
 
     /// Asks the devices for frames.
@@ -100,6 +106,24 @@ impl Store {
         wanted.iter_mut().try_for_each(|wanted| self.read_to(wanted))
     }
 
+    /// What is stored of a frame, checked; `None` where it has to be read in another way.
+    pub(super) fn read_packed(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
+        let length = u64::from(pointer.stored).max(pointer.logical.into());
+        if pointer.compression == Compression::Off || length > self.slot {
+            return Ok(None);
+        }
+        let place = self.find(pointer)?;
+        let mut stored = vec![0; pointer.stored as usize];
+        if self.read_stored_at(pointer, &place, 0, &mut stored).is_err() {
+            return Ok(None);
+        }
+        let mut content = vec![0; pointer.logical as usize];
+        let whole = compress::decompress(pointer.compression, &stored, &mut content)
+            && checksum::content(pointer.checksum_kind, &content) == pointer.checksum;
+        // It may have been moved meanwhile, or be damaged: whoever reads its content is told.
+        Ok(whole.then_some(stored))
+    }
+
     fn read_to(&self, Wanted { pointer, target }: &mut Wanted<'_>) -> Result<()> {
         if target.len() != pointer.logical as usize {
             return Err(PoolError::Frame {
@@ -108,7 +132,7 @@ impl Store {
             });
         }
         let place = self.find(pointer)?;
-        if self.fill(pointer, place, target).is_ok() {
+        if self.fill(pointer, &place, 0, target).is_ok() {
             return Ok(());
         }
         // It may have been moved meanwhile; it may have a copy; and if it is damaged, that is to be

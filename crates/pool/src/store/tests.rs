@@ -14,7 +14,7 @@ mod write_queue;
 use std::sync::OnceLock;
 
 use super::*;
-use crate::device::Simulator;
+use crate::device::{Device, Simulator};
 use crate::error::Damage;
 use crate::frames::{CompressionSetting, Owner};
 use crate::label::LogStart;

@@ -52,7 +52,12 @@ impl Store {
         self.watcher.0.get().iter().for_each(|tell| tell(damaged));
     }
 
-    pub(super) fn report(&self, pointer: &Pointer, at: Location, error: &PoolError, mended: bool) {
+    pub(super) fn report(&self, pointer: &Pointer, at: &Location, error: &PoolError, mended: bool) {
+        self.report_of(pointer, at, error, (self.backend.member(at.at(), 0), mended));
+    }
+
+    /// The same of what is damaged on this device.
+    pub(super) fn report_of(&self, pointer: &Pointer, at: &Location, error: &PoolError, (device, mended): (u16, bool)) {
         let Some(tell) = self.watcher.0.get() else { return };
         let damage = match error {
             PoolError::Frame { damage, .. } => Some(damage.clone()),
@@ -60,8 +65,8 @@ impl Store {
             _ => return,
         };
         let mut header = [0; Pointer::HEADER as usize];
-        let read = self.read_range(pointer.birth, at, 0, &mut header).and_then(|()| Header::decode(&header));
+        let read = self.read_range(pointer.birth, at, 0, 0, &mut header).and_then(|()| Header::decode(&header));
         let owner = read.ok().filter(|header| header.is_of(pointer)).map(|header| header.owner);
-        tell(&Damaged { pointer: *pointer, owner, device: at.place.device, damage, mended });
+        tell(&Damaged { pointer: *pointer, owner, device, damage, mended });
     }
 }

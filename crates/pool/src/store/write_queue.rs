@@ -14,11 +14,9 @@ use std::sync::{Arc, OnceLock};
 
 use super::workers::Workers;
 use super::{Result, Store};
-use crate::device::{Device, failed};
+use crate::backend::Backend;
 use crate::error::PoolError;
-use crate::frames::WriteStream;
-use crate::segment::slots;
-use crate::segment::stream::{Appender, PIECE, Piece};
+use crate::segment::stream::{Appender, Piece};
 
 /// Pieces that wait at most.
 const WAITING: usize = 6;
@@ -46,7 +44,7 @@ impl Suspension {
 
 /// A piece, and where it goes.
 struct Job {
-    targets: Vec<(Arc<dyn Device>, u64)>,
+    backend: Arc<dyn Backend>,
     piece: Arc<Piece>,
     appender: Arc<Appender>,
     stopped: Arc<Suspension>,
@@ -65,10 +63,10 @@ impl Drop for Job {
 
 impl Job {
     fn run(mut self) {
-        let write = |(device, at): &(Arc<dyn Device>, u64)| {
-            write_to(&**device, self.appender.stream, *at, &self.piece.bytes).map_err(|error| self.stopped.stop(&error))
-        };
-        let written = self.targets.iter().try_for_each(write).is_ok();
+        let Piece { start, bytes, .. } = &*self.piece;
+        // Where it has less redundancy than it should, the backend knows, and the cleaner moves it.
+        let written = self.backend.write(self.piece.at(), self.appender.stream, u64::from(*start), bytes);
+        let written = written.map_err(|error| self.stopped.stop(&error)).is_ok();
         self.settled = true;
         self.appender.settle(&self.piece, written);
         if written {
@@ -77,17 +75,6 @@ impl Job {
             appender.recycle(piece);
         }
     }
-}
-
-/// Writes, and has the device begin to make it durable where it is much.
-pub(super) fn write_to(device: &dyn Device, stream: WriteStream, at: u64, bytes: &[u8]) -> Result<()> {
-    let written = match (bytes.len() >= PIECE / 2, stream) {
-        // Trees are read again soon.
-        (true, WriteStream::Data) => device.write_stream(bytes, at),
-        (true, _) => device.write_at(bytes, at).map(|()| device.begin_sync(at, bytes.len() as u64)),
-        (false, _) => device.write_at(bytes, at),
-    };
-    written.map_err(|error| failed(device, "writing", error))
 }
 
 /// The threads that write.
@@ -103,16 +90,8 @@ impl std::fmt::Debug for WriteQueue {
 impl Store {
     /// Has a full piece of content written.
     pub(super) fn write_behind(&self, piece: Arc<Piece>) -> Result<()> {
-        let target = |place: &crate::label::SlotAddress| {
-            Ok((self.device(place.device)?, slots::start(*place, self.slot) + u64::from(piece.start)))
-        };
-        let targets = piece.place.iter().map(target).collect::<Result<Vec<_>>>();
-        let targets = targets.map_err(|error| {
-            self.appenders.data.settle(&piece, false);
-            self.suspend(&error)
-        })?;
         let job = Job {
-            targets,
+            backend: Arc::clone(&self.backend),
             piece,
             appender: Arc::clone(&self.appenders.data),
             stopped: Arc::clone(&self.suspended),

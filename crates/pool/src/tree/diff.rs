@@ -48,6 +48,8 @@ enum SideHead<'s> {
 #[derive(Debug, Default)]
 struct Side {
     parts: Vec<Part>,
+    /// Rows from this key on count.
+    from: Vec<u8>,
 }
 
 /// What to do next, decided while both heads are borrowed.
@@ -98,9 +100,13 @@ impl Side {
     }
 
     fn push(&mut self, node: Arc<Node>, bound: Vec<u8>) {
+        let at = match &node.body {
+            Body::Inner(inner) => inner.find(&self.from),
+            Body::Leaf(leaf) => leaf.find(&self.from).unwrap_or_else(|at| at),
+        };
         self.parts.push(match node.body {
-            Body::Inner(_) => Part::Inner(node, 0, bound),
-            Body::Leaf(_) => Part::Leaf(node, 0),
+            Body::Inner(_) => Part::Inner(node, at, bound),
+            Body::Leaf(_) => Part::Leaf(node, at),
         });
     }
 
@@ -163,7 +169,16 @@ impl View {
     /// # Errors
     /// Those of reading the roots.
     pub fn diff<'a>(&self, ctx: Context<'a>, new: &Self) -> Result<Diff<'a>, PoolError> {
-        let mut diff = Diff { ctx, old: Side::default(), new: Side::default() };
+        self.diff_from(ctx, new, &[])
+    }
+
+    /// The same from a key on; what is in front of it is not read.
+    ///
+    /// # Errors
+    /// As [`Self::diff`].
+    pub fn diff_from<'a>(&self, ctx: Context<'a>, new: &Self, from: &[u8]) -> Result<Diff<'a>, PoolError> {
+        let side = || Side { parts: Vec::new(), from: from.to_vec() };
+        let mut diff = Diff { ctx, old: side(), new: side() };
         if let (Some(old), Some(new)) = (&self.root, &new.root)
             && is_same(old, new)
         {

@@ -12,7 +12,7 @@ pub use nacre_pool::device::Random;
 use nacre_pool::device::{Device, Simulator};
 use nacre_pool::engine::{Durable, Pool, PoolConfig};
 use nacre_pool::rows::Timestamp;
-use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
+use nacre_pool::store::{Access, Import, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
 
 /// A number from the environment, as campaigns set them.
@@ -35,8 +35,7 @@ fn devices(disks: &[Arc<Simulator>]) -> Vec<Arc<dyn Device>> {
 fn config(store: &Arc<Store>, seed: u64, logged: bool) -> PoolConfig {
     let (ticks, random) = (AtomicI64::new(1_800_000_000), AtomicU64::new(seed));
     PoolConfig {
-        log: if logged { Some(Box::new(LogArea::new(Arc::clone(store)))) } else { None },
-        guid: store.identity().pool,
+        log: if logged { Some(store.log().unwrap()) } else { None },
         storage: Arc::clone(store) as _,
         clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 1 }),
         entropy: Arc::new(move || Random(random.fetch_add(1, Ordering::Relaxed)).next()),

@@ -108,6 +108,7 @@ impl Control {
             mtime: time,
             ctime: time,
             btime: Some(time),
+            protected: false,
         };
         Ok(Entry { attr, node: Node::new(Arc::new(kind)) })
     }

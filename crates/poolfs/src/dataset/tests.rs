@@ -4,8 +4,8 @@ use super::Dataset;
 use nacre_pool::device::{Device, Simulator};
 use nacre_pool::engine::{Durable, Pool, PoolConfig};
 use nacre_pool::rows::Timestamp;
-use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
-use nacre_vfs::{Caller, Layer, Name, OpenFlags, WriteOrigin};
+use nacre_pool::store::{Access, Import, NewPool, Store};
+use nacre_vfs::{Caller, Layer, Name, OpenFlags, WriteAhead, WriteOrigin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,8 +17,7 @@ fn config(store: Store) -> PoolConfig {
     let random = AtomicU64::new(1);
     let store = Arc::new(store);
     PoolConfig {
-        log: Some(Box::new(LogArea::new(Arc::clone(&store)))),
-        guid: 7,
+        log: Some(store.log().unwrap()),
         storage: store,
         clock: Arc::new(|| {
             let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -203,12 +202,12 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     assert!(door.recalls.load(Ordering::Relaxed) > 0);
     // There is room for something still; for all the rest of it there is not, and nobody says so
     // before all has arrived.
-    assert_eq!(permission.announce(Some(1000)), Ok(()));
-    assert_eq!(permission.announce(Some(256 << 20)), Err(nacre_vfs::Errno::ENOSPC));
+    assert_eq!(permission.announce(WriteAhead::append(Some(1000))), Ok(()));
+    assert_eq!(permission.announce(WriteAhead::append(Some(256 << 20))), Err(nacre_vfs::Errno::ENOSPC));
     assert!(door.settled.load(Ordering::Relaxed) > 0);
     // No further file is collected, and its writes are refused one by one; what was announced is
     // not when it arrives.
-    assert_eq!(permission.announce(Some(block.len() as u64)), Ok(()));
+    assert_eq!(permission.announce(WriteAhead::append(Some(block.len() as u64))), Ok(()));
     let other = create("other");
     assert!(!other.writeback_lease().unwrap().begin());
     let mut taken = 0;

@@ -120,6 +120,7 @@ pub(super) fn attr(fs: u64, number: u64, row: &InodeRow) -> Attr {
         mtime: time(row.modified),
         ctime: time(row.changed),
         btime: Some(time(row.born)),
+        protected: false,
     }
 }
 

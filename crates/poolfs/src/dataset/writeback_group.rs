@@ -38,7 +38,7 @@ use nacre_pool::PoolError;
 use nacre_pool::engine::Dataset as Files;
 use nacre_pool::files::{ExpectedWrites, FileError, WriteOutcome};
 use nacre_pool::properties::effective::SyncMode;
-use nacre_vfs::{Errno, Result, WritebackHost, WritebackLease};
+use nacre_vfs::{Errno, Result, WriteAhead, WritebackHost, WritebackLease};
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::HashMap,
@@ -89,6 +89,30 @@ pub struct WritebackGroup {
     storing: Mutex<()>,
     /// A thread that settles is on its way.
     settling: AtomicBool,
+    arriving: Arriving,
+}
+
+/// What was promised, has arrived, and is being written: no promise any more and not yet charged.
+/// An announcement that did not count it would be given its room once more.
+#[derive(Debug, Default)]
+struct Arriving {
+    /// Bytes.
+    bytes: AtomicU64,
+    /// How often something began to arrive.
+    begun: AtomicU64,
+}
+
+impl Arriving {
+    fn begin(&self, bytes: u64) {
+        if bytes > 0 {
+            self.bytes.fetch_add(bytes, Ordering::AcqRel);
+            self.begun.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn end(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes, Ordering::AcqRel);
+    }
 }
 
 impl std::fmt::Debug for WritebackGroup {
@@ -108,6 +132,7 @@ pub(super) struct Member {
     promised: Mutex<HashMap<u64, Promised>>,
     /// What all of them were promised, bytes; never less than what the table says.
     promises: AtomicU64,
+    arriving: Arriving,
     /// How many want writes to be stopped, and the same where it is asked with each write.
     stops: Mutex<usize>,
     stopped: AtomicBool,
@@ -180,6 +205,7 @@ impl WritebackGroup {
             open: AtomicUsize::new(0),
             promised: Mutex::default(),
             promises: AtomicU64::new(0),
+            arriving: Arriving::default(),
             stops: Mutex::new(0),
             stopped: AtomicBool::new(false),
             going: Condvar::new(),
@@ -309,7 +335,8 @@ impl WritebackGroup {
     /// Whether anything that was accepted may be on its way.
     fn expects_any(&self) -> bool {
         let promises = || self.members().iter().any(|member| member.promises.load(Ordering::Acquire) > 0);
-        self.recalled.load(Ordering::Acquire) > 0 || promises()
+        let arriving = || self.arriving.bytes.load(Ordering::Acquire) > 0;
+        self.recalled.load(Ordering::Acquire) > 0 || promises() || arriving()
     }
 
     /// Takes of what may have been held back at the recall, at most so much.
@@ -361,19 +388,29 @@ impl Member {
         }
     }
 
-    /// What may arrive of a file; of what was accepted, at most `length` bytes are taken to arrive
-    /// now.
-    fn stand(&self, number: u64, length: u64) -> Standing {
+    /// What may arrive of a file, and how much of it was promised: of what was accepted, at most
+    /// `length` bytes are taken to arrive now, until [`Self::arrived`].
+    fn stand(&self, number: u64, length: u64) -> (Standing, u64) {
         let bytes = match self.promised.lock().get_mut(&number) {
-            None => return Standing::Stores,
-            Some(_) if !self.all.is_tight() => return Standing::Free,
+            None => return (Standing::Stores, 0),
+            Some(_) if !self.all.is_tight() => return (Standing::Free, 0),
             Some(file) => file.bytes.take(length),
         };
+        for arriving in [&self.arriving, &self.all.arriving] {
+            arriving.begin(bytes);
+        }
         self.withdraw(bytes);
         let rest = length - bytes;
         // What there is room for is not taken out of what cannot be asked for.
         let short = rest > 0 && self.tree().room() < need(rest).saturating_add(BESIDE);
-        Standing::Promised(bytes + if short { self.all.take_recalled(rest) } else { 0 })
+        (Standing::Promised(bytes + if short { self.all.take_recalled(rest) } else { 0 }), bytes)
+    }
+
+    /// So much of what was promised has been charged.
+    fn arrived(&self, bytes: u64) {
+        for arriving in [&self.arriving, &self.all.arriving] {
+            arriving.end(bytes);
+        }
     }
 
     /// So much of what was promised is over, and was taken out of the table.
@@ -397,7 +434,8 @@ impl Member {
         timed: bool,
     ) -> std::result::Result<WriteOutcome, FileError> {
         let (tree, inode) = (file_node.tree.files.files(), &file_node.inode);
-        match self.stand(inode.number(), data.len() as u64) {
+        let (standing, promised) = self.stand(inode.number(), data.len() as u64);
+        let outcome = match standing {
             Standing::Free => tree.write_held(inode, Some(offset), data, timed),
             Standing::Stores | Standing::Promised(0) => match tree.write_stored(inode, offset, data, timed) {
                 // Many pages come at once, each promised what its record needs at worst: a commit
@@ -413,7 +451,9 @@ impl Member {
                 let accepted = usize::try_from(bytes).ok().and_then(|bytes| data.get(..bytes)).unwrap_or(data);
                 tree.write_held(inode, Some(offset), accepted, timed)
             }
-        }
+        };
+        self.arrived(promised);
+        outcome
     }
 
     /// Stops writes that are not collected yet.
@@ -459,26 +499,34 @@ impl Member {
         let need = need(bytes);
         let row = file_node.files()?.attributes(&file_node.inode).map_err(errno)?;
         let (recalled, promises) = (&self.all.recalled, &self.promises);
-        let promise = || {
+        let promise = |arriving: &Arriving| loop {
+            let begun = arriving.begun.load(Ordering::Acquire);
             let writes = ExpectedWrites {
                 uid: row.uid,
                 gid: row.gid,
                 bytes: need,
-                beside: recalled.load(Ordering::Acquire),
+                beside: recalled.load(Ordering::Acquire).saturating_add(arriving.bytes.load(Ordering::Acquire)),
                 beside_of_owner: promises.load(Ordering::Acquire),
             };
-            self.tree().promise(&writes).map_err(errno)
+            let outcome = self.tree().promise(&writes).map_err(errno);
+            if outcome.is_err() || arriving.begun.load(Ordering::Acquire) == begun {
+                break outcome;
+            }
+            // What began to arrive meanwhile may have been counted nowhere.
+            self.tree().withdraw(need);
         };
         let _one = self.all.announcing.lock();
-        let mut outcome = promise();
-        for grace in [Duration::ZERO, GRACE] {
+        let mut outcome = promise(&self.all.arriving);
+        // In the end what arrives of other datasets does not count: it never ceases, and most of
+        // what limits this one does not limit them.
+        for (grace, arriving) in [(Duration::ZERO, &self.all.arriving), (GRACE, &self.arriving)] {
             if !matches!(outcome, Err(Errno::ENOSPC | Errno::EDQUOT)) || !self.all.expects_any() {
                 break;
             }
             // Nobody is let in meanwhile: in the end all that was accepted has arrived.
             std::thread::sleep(grace);
             self.all.settle()?;
-            outcome = promise();
+            outcome = promise(arriving);
         }
         outcome?;
         promises.fetch_add(need, Ordering::AcqRel);
@@ -551,8 +599,9 @@ impl WritebackLease for Lease {
         self.member.wait(most);
     }
 
-    fn announce(&self, length: Option<u64>) -> Result<()> {
-        self.member.announce(&self.file_node, length)
+    fn announce(&self, write: WriteAhead) -> Result<()> {
+        // Whatever is written is written elsewhere on the devices: the place says nothing.
+        self.member.announce(&self.file_node, write.length)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Names of large directories, read by a thread while those before them are handed out.
 //!
 //! Asked for by a merge that has just taken a full batch; the merge comes back for what was read
-//! when it needs the next one. Invariants:
+//! when it needs the next one. The thread enters them in the merge's set as well, and decides which
+//! are to be seen: what is left to whoever answers is handing them out. Invariants:
 //! * a reader that has not begun by then is not waited for: the merge reads for itself;
 //! * what is read ahead is as good as names that a merge has taken and not handed out, and goes
-//!   with them when something changes;
+//!   with them when something changes; the set is that of before then;
+//! * a merge goes on with its set only after it has come back for what it asked for;
 //! * there is one thread for each union, made with it: threads that serve requests may be bound to
 //!   one processor, and so would be its.
 //!
@@ -13,7 +15,8 @@
 
 use super::{
     Source,
-    batch::{Batch, Preparing},
+    batch::Batch,
+    entered::{self, Entered, Origin},
 };
 use nacre_vfs::{Caller, Layer, Node, Result};
 use parking_lot::{Condvar, Mutex};
@@ -60,7 +63,10 @@ struct Job {
     directory: Node,
     caller: Caller,
     from: u64,
-    preparing: Preparing,
+    reads_marks: bool,
+    index: usize,
+    last: bool,
+    entered: Arc<Mutex<Entered>>,
     promise: Arc<Promise>,
 }
 
@@ -77,8 +83,13 @@ impl Job {
             let begun = Begun(self.promise);
             let mut batch = Batch::of_many();
             let read = batch.read(&*self.layer, &self.directory, &self.caller, self.from);
-            if read.is_ok() {
-                batch.prepare(&self.preparing);
+            let Job { reads_marks, index, last, .. } = self;
+            let origin = Origin { layer: &*self.layer, directory: &self.directory, reads_marks, index, last };
+            // A mark that cannot be read is met by the merge again, at its place.
+            if read.is_ok()
+                && let Err(error) = entered::enter_all(&self.entered, &origin, &mut batch)
+            {
+                tracing::debug!(%error, "names read ahead are not decided");
             }
             begun.0.change(|state| matches!(state, PromiseState::Reading), PromiseState::Read(read.map(|()| batch)));
         }
@@ -104,19 +115,38 @@ impl Reader {
         }
     }
 
-    /// Has the names after `from` read; `None` where that cannot be.
-    pub(super) fn ask(&self, source: &Source<'_>, caller: &Caller, from: u64, preparing: Preparing) -> Option<Ahead> {
-        let (layer, jobs) = (source.shared?, self.jobs.as_ref()?);
+    /// Has the names after `from` read and entered in a set; `None` where that cannot be. `index` is
+    /// the source's number, `last` whether there is none below it.
+    pub(super) fn ask(
+        &self,
+        source: &Source<'_>,
+        caller: &Caller,
+        from: u64,
+        (index, last): (usize, bool),
+        entered: &Arc<Mutex<Entered>>,
+    ) -> Option<Ahead> {
+        let (shared, jobs) = (source.shared?, self.jobs.as_ref()?);
         let promise = Arc::<Promise>::default();
-        let (layer, directory) = (Arc::clone(layer), source.directory.clone());
-        jobs.send(Job { layer, directory, caller: *caller, from, preparing, promise: Arc::clone(&promise) }).ok()?;
-        Some(Ahead { slot: source.slot, from, promise })
+        let job = Job {
+            layer: Arc::clone(shared),
+            directory: source.directory.clone(),
+            caller: *caller,
+            from,
+            reads_marks: source.reads_marks,
+            index,
+            last,
+            entered: Arc::clone(entered),
+            promise: Arc::clone(&promise),
+        };
+        jobs.send(job).ok()?;
+        Some(Ahead { slot: source.slot, index, from, promise })
     }
 }
 
 /// Names that somebody reads, or has read.
 pub(super) struct Ahead {
     slot: u8,
+    index: usize,
     from: u64,
     promise: Arc<Promise>,
 }
@@ -125,6 +155,11 @@ impl Ahead {
     /// Whether these are the names of a source after that position.
     pub(super) fn is(&self, slot: u8, from: u64) -> bool {
         (self.slot, self.from) == (slot, from)
+    }
+
+    /// The number of their source.
+    pub(super) fn index(&self) -> usize {
+        self.index
     }
 
     /// What was read; `None` where nobody has begun, or could.
@@ -148,14 +183,9 @@ impl Drop for Ahead {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hidden::Hidden;
     use super::*;
     use nacre_layers::mem::Mem;
     use nacre_vfs::{Kind, Name};
-
-    fn hashes() -> Preparing {
-        Preparing::Digests(Hidden::default().keys().clone())
-    }
 
     fn filled(count: usize) -> Arc<dyn Layer> {
         let layer: Arc<dyn Layer> = Arc::new(Mem::new());
@@ -179,8 +209,9 @@ mod tests {
             reads_marks: false,
             x_directory: false,
         };
+        let entered = Arc::<Mutex<Entered>>::default();
         // The first one may come too late: then the merge reads by itself.
-        let batch = std::iter::repeat_with(|| reader.ask(&source, &Caller::ROOT, 0, hashes()).unwrap())
+        let batch = std::iter::repeat_with(|| reader.ask(&source, &Caller::ROOT, 0, (0, false), &entered).unwrap())
             .inspect(|ahead| assert!(ahead.is(7, 0) && !ahead.is(7, 1) && !ahead.is(6, 0)))
             .find_map(|ahead| {
                 thread::yield_now();
@@ -189,40 +220,14 @@ mod tests {
         let mut batch = batch.unwrap().unwrap();
         let mut names = Vec::new();
         while let Some((name, _)) = batch.first() {
+            assert_eq!(batch.is_hidden(), Some(false));
             names.push(name.to_string());
             batch.advance();
         }
         names.sort();
         assert_eq!(names, ["0", "1", "2"]);
         assert!(!batch.is_full());
-    }
-
-    #[test]
-    fn what_is_found_out_ahead_is_what_the_set_says() {
-        let (layer, mut hidden) = (filled(20), Hidden::default());
-        let root = layer.root().unwrap().node;
-        layer.mknod(&Caller::ROOT, &root, Name::new(b".wh.0").unwrap(), Kind::File, 0o644, (0, 0)).unwrap();
-        for name in [&b"3"[..], b"5", b"other"] {
-            hidden.enter(name, 0);
-        }
-        let mut batch = Batch::of_many();
-        batch.read(&*layer, &root, &Caller::ROOT, 0).unwrap();
-        let mut hashed = batch.clone();
-        hashed.prepare(&Preparing::Digests(hidden.keys().clone()));
-        batch.prepare(&Preparing::Hidden(Arc::new(hidden.clone()), 1));
-        let mut count = 0;
-        while let Some((name, _)) = batch.first() {
-            let is_mark = name.bytes().starts_with(b".wh.");
-            assert_eq!(batch.is_hidden(), Some(is_mark || hidden.hides(name.bytes(), 1)), "{name}");
-            assert!(batch.digest().is_none() && hashed.is_hidden().is_none());
-            let (digest, known) = (hashed.digest().unwrap(), hidden.hides(name.bytes(), 1));
-            assert_eq!(hidden.enter_digest(digest, 1), known, "{name}");
-            assert!(hidden.hides(name.bytes(), 2), "{name}");
-            batch.advance();
-            hashed.advance();
-            count += 1;
-        }
-        assert_eq!(count, 21);
+        assert_eq!(entered.lock().covered, (0, batch.end().unwrap()));
     }
 
     #[test]
@@ -237,14 +242,16 @@ mod tests {
             reads_marks: false,
             x_directory: false,
         };
-        assert!(Reader { jobs: None }.ask(&source, &Caller::ROOT, 0, hashes()).is_none());
+        let entered = Arc::<Mutex<Entered>>::default();
+        assert!(Reader { jobs: None }.ask(&source, &Caller::ROOT, 0, (0, false), &entered).is_none());
         let (jobs, queue) = channel();
-        let ahead = Reader { jobs: Some(jobs) }.ask(&source, &Caller::ROOT, 0, hashes()).unwrap();
+        let ahead = Reader { jobs: Some(jobs) }.ask(&source, &Caller::ROOT, 0, (0, false), &entered).unwrap();
         assert!(ahead.names().is_none());
         // A job that was given up is not begun.
         let job = queue.recv().unwrap();
         let promise = Arc::clone(&job.promise);
         job.run();
         assert!(matches!(*promise.state.lock(), PromiseState::Over));
+        assert_eq!(entered.lock().hidden.len(), 0);
     }
 }

@@ -1,13 +1,10 @@
 //! A few names of one branch's directory, taken at once so that nothing is asked of any branch
 //! while it hands out names.
 
-use super::{
-    Request, Source,
-    hidden::{Digest, Hidden, Keys},
-};
+use super::{Request, Source, entered::Entered};
 use crate::marks::{self, NameMark};
 use nacre_vfs::{Caller, DirEntry, DirSink, Entry, Kind, Layer, Name, Node, Result};
-use std::sync::Arc;
+use parking_lot::Mutex;
 
 /// Names taken at once.
 const MOST: usize = if cfg!(test) { 16 } else { 512 };
@@ -31,23 +28,15 @@ pub(super) struct Taken {
     pub(super) next: u64,
 }
 
-/// What is found out about names when they are read ahead, for the set that they will be held
-/// against.
-#[derive(Clone)]
-pub(super) enum Preparing {
-    /// The hash of each.
-    Digests(Keys),
-    /// Whether it is hidden from this source by a set that is complete.
-    Hidden(Arc<Hidden>, usize),
-}
-
-/// What has been found out.
+/// What has been decided about names before their turn comes.
 #[derive(Clone, Default)]
-enum Prepared {
-    #[default]
-    Nothing,
-    Digests(Vec<Digest>),
-    Hidden(Vec<bool>),
+pub(super) struct Verdicts {
+    /// Of each name, whether it is not to be seen.
+    pub(super) hidden: Vec<bool>,
+    /// The first of those that were entered in the set for this.
+    pub(super) entered_from: Option<usize>,
+    /// Whether marks among them hide other names.
+    pub(super) reads_marks: bool,
 }
 
 /// The names, in the branch's order.
@@ -57,7 +46,9 @@ pub(super) struct Batch {
     names: Vec<u8>,
     /// Of each name, where attributes were asked for and the names were taken in this call.
     entries: Vec<Option<Entry>>,
-    prepared: Prepared,
+    verdicts: Verdicts,
+    /// The position before the first of them.
+    begins: u64,
     first: usize,
     most: usize,
     full: bool,
@@ -84,7 +75,7 @@ impl DirSink for Batch {
 /// A batch that asks for no file of a name that will not be shown.
 struct ShownOnly<'a> {
     batch: &'a mut Batch,
-    hidden: &'a Hidden,
+    entered: &'a Mutex<Entered>,
     number: usize,
     /// Whether marks are shown.
     marks: bool,
@@ -96,7 +87,8 @@ impl DirSink for ShownOnly<'_> {
     }
 
     fn wants_file(&self, name: Name<'_>) -> bool {
-        (self.marks || marks::listed(name) == NameMark::Plain) && !self.hidden.hides(name.bytes(), self.number)
+        (self.marks || marks::listed(name) == NameMark::Plain)
+            && !self.entered.lock().hidden.hides(name.bytes(), self.number)
     }
 
     fn room(&self, _attributes: bool) -> usize {
@@ -142,7 +134,7 @@ impl Batch {
 
     /// Takes the names after `from` in place of those it holds; false at the end of the directory.
     pub(super) fn take(&mut self, source: &Source<'_>, caller: &Caller, from: u64) -> Result<bool> {
-        self.clear();
+        self.begin(from);
         self.most = MOST;
         source.layer.readdir(caller, source.directory, from, false, self)?;
         Ok(!self.taken.is_empty())
@@ -155,37 +147,70 @@ impl Batch {
         source: &Source<'_>,
         request: &Request<'_>,
         from: u64,
-        (hidden, number): (&Hidden, usize),
+        (entered, number): (&Mutex<Entered>, usize),
     ) -> Result<bool> {
-        self.clear();
+        self.begin(from);
         self.most = MOST_WITH_ATTRIBUTES;
-        let mut shown = ShownOnly { batch: self, hidden, number, marks: request.show_whiteouts };
+        let mut shown = ShownOnly { batch: self, entered, number, marks: request.show_whiteouts };
         source.layer.readdir(request.caller, source.directory, from, true, &mut shown)?;
         Ok(!self.taken.is_empty())
     }
 
     /// Takes names without attributes, as many as it takes.
     pub(super) fn read(&mut self, layer: &dyn Layer, directory: &Node, caller: &Caller, from: u64) -> Result<()> {
-        self.clear();
+        self.begin(from);
         layer.readdir(caller, directory, from, false, self)
     }
 
-    /// Does for each of the names what can be done before its turn comes.
-    pub(super) fn prepare(&mut self, preparing: &Preparing) {
-        let all = || (0..self.taken.len()).filter_map(|index| self.name(index));
-        self.prepared = match preparing {
-            Preparing::Digests(keys) => Prepared::Digests(all().map(|name| keys.digest(name.bytes())).collect()),
-            Preparing::Hidden(hidden, source) => {
-                let is_hidden =
-                    |name: Name<'_>| marks::listed(name) != NameMark::Plain || hidden.hides(name.bytes(), *source);
-                Prepared::Hidden(all().map(is_hidden).collect())
-            }
-        };
+    /// Takes note of what was decided about the names.
+    pub(super) fn decide(&mut self, verdicts: Verdicts) {
+        self.verdicts = verdicts;
+    }
+
+    /// Whether that has been done.
+    pub(super) fn is_decided(&self) -> bool {
+        !self.verdicts.hidden.is_empty()
+    }
+
+    /// Whether marks among them hide other names.
+    pub(super) fn reads_marks(&self) -> bool {
+        self.verdicts.reads_marks
+    }
+
+    /// The first name that was entered when this was decided.
+    pub(super) fn entered_from(&self) -> Option<usize> {
+        self.verdicts.entered_from
+    }
+
+    /// How many names have been handed out.
+    pub(super) fn handed_out(&self) -> usize {
+        self.first
+    }
+
+    /// All names, and the positions after them.
+    pub(super) fn all(&self) -> impl Iterator<Item = (Name<'_>, u64)> {
+        self.taken.iter().enumerate().filter_map(|(index, taken)| Some((self.name(index)?, taken.next)))
+    }
+
+    /// The position before the first of the names.
+    pub(super) fn begins(&self) -> u64 {
+        self.begins
+    }
+
+    /// The position before one of the names; `None` behind the last.
+    pub(super) fn position_of(&self, index: usize) -> Option<u64> {
+        self.taken.get(index)?;
+        index.checked_sub(1).map_or(Some(self.begins), |before| Some(self.taken.get(before)?.next))
+    }
+
+    fn begin(&mut self, from: u64) {
+        self.clear();
+        self.begins = from;
     }
 
     /// Drops all names.
     pub(super) fn clear(&mut self) {
-        self.prepared = Prepared::Nothing;
+        self.verdicts = Verdicts::default();
         self.taken.clear();
         self.names.clear();
         self.entries.clear();
@@ -219,21 +244,9 @@ impl Batch {
         Name::new(self.names.get(start..start + usize::from(taken.length))?).ok()
     }
 
-    /// The hash of the first name that is left, where that has been made.
-    pub(super) fn digest(&self) -> Option<Digest> {
-        match &self.prepared {
-            Prepared::Digests(digests) => digests.get(self.first).copied(),
-            _ => None,
-        }
-    }
-
-    /// Whether the first name that is left is hidden from its source, where that has been found
-    /// out.
+    /// Whether the first name that is left is not to be seen, where that has been decided.
     pub(super) fn is_hidden(&self) -> Option<bool> {
-        match &self.prepared {
-            Prepared::Hidden(hidden) => hidden.get(self.first).copied(),
-            _ => None,
-        }
+        self.verdicts.hidden.get(self.first).copied()
     }
 
     /// The file of the first name that is left, where it came with the name.
@@ -253,11 +266,6 @@ impl Batch {
 
     /// Memory held, bytes.
     pub(super) fn bytes(&self) -> usize {
-        let prepared = match &self.prepared {
-            Prepared::Nothing => 0,
-            Prepared::Digests(digests) => digests.capacity() * size_of::<Digest>(),
-            Prepared::Hidden(hidden) => hidden.capacity(),
-        };
-        self.taken.capacity() * size_of::<Taken>() + self.names.capacity() + prepared
+        self.taken.capacity() * size_of::<Taken>() + self.names.capacity() + self.verdicts.hidden.capacity()
     }
 }

@@ -30,13 +30,9 @@ const SMALLEST: usize = 64;
 const LOAD_MAX: usize = 92;
 const GROWTH: usize = 120;
 
-/// The keys of one table's hashes: to be had by who prepares names for it.
+/// The keys of one table's hashes.
 #[derive(Clone, Default)]
-pub(super) struct Keys([RandomState; 2]);
-
-/// What a table knows of a name: the bits of its hash.
-#[derive(Clone, Copy)]
-pub(super) struct Digest(Slot);
+struct Keys([RandomState; 2]);
 
 impl Keys {
     fn first(&self, name: &[u8]) -> u64 {
@@ -44,18 +40,12 @@ impl Keys {
         first.hash_one(name)
     }
 
-    pub(super) fn digest(&self, name: &[u8]) -> Digest {
+    fn slot(&self, name: &[u8], source: usize) -> Slot {
         let Keys([_, second]) = self;
         let (high, low) = (self.first(name), second.hash_one(name));
-        Digest([(high >> 32) as u32, high as u32, (low >> 32) as u32 & !SOURCE])
-    }
-}
-
-impl Digest {
-    fn on(self, source: usize) -> Slot {
-        let Digest([high, middle, low]) = self;
         // Sources are at most 127: the caller's branches are.
-        [high, middle, low | u32::try_from(source + 1).unwrap_or(SOURCE) & SOURCE]
+        let source = u32::try_from(source + 1).unwrap_or(SOURCE) & SOURCE;
+        [(high >> 32) as u32, high as u32, (low >> 32) as u32 & !SOURCE | source]
     }
 }
 
@@ -89,11 +79,6 @@ fn home(slot: Slot, homes: usize) -> usize {
 }
 
 impl Hidden {
-    /// An empty set with these keys.
-    pub(super) fn with(keys: Keys) -> Hidden {
-        Hidden { keys, ..Hidden::default() }
-    }
-
     /// Names held.
     pub(super) fn len(&self) -> usize {
         self.count
@@ -105,12 +90,7 @@ impl Hidden {
     }
 
     fn slot(&self, name: &[u8], source: usize) -> Slot {
-        self.keys.digest(name).on(source)
-    }
-
-    /// What names have to be hashed with for this table.
-    pub(super) fn keys(&self) -> &Keys {
-        &self.keys
+        self.keys.slot(name, source)
     }
 
     /// Whether a name may be there, by the first half of its hash: all that most names of a lower
@@ -179,12 +159,7 @@ impl Hidden {
     /// Hides a name from the sources below this one, from now on; answers whether it was hidden
     /// from this one already.
     pub(super) fn enter(&mut self, name: &[u8], source: usize) -> bool {
-        self.enter_digest(self.keys.digest(name), source)
-    }
-
-    /// Hides a name that has been hashed with this table's keys, as [`Hidden::enter`].
-    pub(super) fn enter_digest(&mut self, digest: Digest, source: usize) -> bool {
-        let wanted = digest.on(source);
+        let wanted = self.slot(name, source);
         if self.closed {
             return self.lower(wanted);
         }

@@ -3,13 +3,15 @@
 use super::{
     Present, Presented, Request, Source,
     ahead::{Ahead, Reader},
-    batch::{Batch, Count, Preparing, Taken},
-    hidden::{Digest, Hidden},
+    batch::{Batch, Count, Taken},
+    entered::{self, Entered, Origin},
+    hidden::Hidden,
     merged::Recording,
     position::{self, Own},
 };
 use crate::marks::{self, Marks, NameMark};
 use nacre_vfs::{Entry, Errno, Name, Result};
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// How many names of the upper of two branches are entered before it is asked whether the lower has
@@ -25,16 +27,15 @@ const TOLD_MAX: usize = 1 << 16;
 /// What a listing knows after a call, for the next one.
 #[derive(Default)]
 pub(super) struct Merge {
-    /// Shared with the thread that reads ahead, once it is complete.
-    hidden: Arc<Hidden>,
-    /// Which names are entered in `hidden`: all of the sources before this one, and of this one
-    /// those before this position of its own.
-    covered: (usize, u64),
+    /// Shared with the thread that reads ahead.
+    entered: Arc<Mutex<Entered>>,
     /// Names taken and not handed out, and where the first of them stands.
     left: Batch,
     left_at: (usize, u64),
     /// Names that follow.
     ahead: Option<Ahead>,
+    /// Memory held by the set when they were asked for, bytes.
+    set_bytes: usize,
     /// Positions told in this call, and in the one before, with the branch's own.
     told: Vec<(u64, u64)>,
     told_before: Vec<(u64, u64)>,
@@ -51,9 +52,9 @@ pub(super) struct Merge {
 impl Merge {
     /// Memory held, bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.hidden.bytes()
-            + self.left.bytes()
-            + (self.told.capacity() + self.told_before.capacity()) * size_of::<(u64, u64)>()
+        // Whoever reads ahead holds the lock for long.
+        let set = if self.ahead.is_some() { self.set_bytes } else { self.entered.lock().hidden.bytes() };
+        set + self.left.bytes() + (self.told.capacity() + self.told_before.capacity()) * size_of::<(u64, u64)>()
     }
 
     /// A merge that begins when names have changed so often.
@@ -69,22 +70,22 @@ impl Merge {
     /// Names in the set, and memory held by it.
     #[cfg(test)]
     pub(super) fn entered(&self) -> usize {
-        self.hidden.len()
+        self.entered.lock().hidden.len()
     }
 
     #[cfg(test)]
-    pub(super) fn set_bytes(&self) -> usize {
-        self.hidden.bytes()
+    pub(super) fn bytes_of_set(&self) -> usize {
+        self.entered.lock().hidden.bytes()
     }
 
     /// A merge of his own for somebody else who goes on from here.
     pub(super) fn copy(&self) -> Merge {
         Merge {
-            hidden: Arc::clone(&self.hidden),
-            covered: self.covered,
+            entered: Arc::new(Mutex::new(self.entered.lock().clone())),
             left: self.left.clone(),
             left_at: self.left_at,
             ahead: None,
+            set_bytes: 0,
             told: self.told.clone(),
             told_before: self.told_before.clone(),
             began: self.began,
@@ -96,19 +97,23 @@ impl Merge {
 
     /// Lets go of names that were taken before something changed.
     pub(super) fn outdated(&mut self) {
+        self.drop_ahead();
+        self.entered.lock().take_back(self.left_at.0, &self.left);
         self.left.clear();
-        self.ahead = None;
+    }
+
+    /// Lets go of names that were read ahead.
+    fn drop_ahead(&mut self) {
+        let Some(ahead) = self.ahead.take() else { return };
+        let index = ahead.index();
+        if let Some(Ok(batch)) = ahead.names() {
+            self.entered.lock().take_back(index, &batch);
+        }
     }
 }
 
 /// A name, what its branch says of it, and its file where that came with it.
 type Item<'a> = (Name<'a>, &'a Taken, Option<&'a Entry>);
-
-/// What the thread that read a name ahead has found out about it.
-struct Known {
-    digest: Option<Digest>,
-    is_hidden: Option<bool>,
-}
 
 /// A listing during one call.
 pub(super) struct Run<'a> {
@@ -171,7 +176,7 @@ impl<'a> Run<'a> {
             self.at = self.merge.left_at;
             return Ok(());
         }
-        self.merge.left.clear();
+        self.merge.outdated();
         if self.request.from == 0 {
             return Ok(());
         }
@@ -179,8 +184,12 @@ impl<'a> Run<'a> {
         // A position that nobody remembers, in a branch that is gone: names come twice rather than
         // not at all.
         let Some(index) = self.slots.iter().position(|slot| *slot == wanted.slot) else { return Ok(()) };
-        while self.merge.covered.0 < index {
-            self.enter_rest(self.merge.covered.0)?;
+        loop {
+            let covered = self.merge.entered.lock().covered.0;
+            if covered >= index {
+                break;
+            }
+            self.enter_rest(covered)?;
         }
         if self.source(index).is_none() {
             self.at = (index, u64::MAX);
@@ -224,22 +233,29 @@ impl<'a> Run<'a> {
         Ok(if ascends { behind.unwrap_or(own) } else { 0 })
     }
 
+    /// A source as one that names are entered of.
+    fn origin(&self, source: &Source<'a>, index: usize) -> Origin<'a> {
+        let Source { layer, directory, reads_marks, .. } = *source;
+        Origin { layer, directory, reads_marks, index, last: index + 1 == self.sources.len() }
+    }
+
     /// Enters all names of a source that are not entered yet.
     fn enter_rest(&mut self, index: usize) -> Result<()> {
-        let source = self.source(index);
-        let mut own = if self.merge.covered.0 == index { self.merge.covered.1 } else { 0 };
+        let covered = self.merge.entered.lock().covered;
+        let mut own = if covered.0 == index { covered.1 } else { 0 };
         let mut batch = Batch::default();
-        while let Some(source) = source
+        while let Some(source) = self.source(index)
             && self.take(&mut batch, source, own)?
         {
+            let origin = self.origin(source, index);
             while let Some((name, taken)) = batch.first() {
-                enter(Arc::make_mut(&mut self.merge.hidden), index, source, name, None)?;
+                entered::enter(&self.merge.entered, &origin, name)?;
                 own = taken.next;
                 batch.advance();
             }
             self.turn_round()?;
         }
-        self.merge.covered = (index + 1, 0);
+        self.merge.entered.lock().covered = (index + 1, 0);
         Ok(())
     }
 
@@ -247,9 +263,12 @@ impl<'a> Run<'a> {
     /// one instead, each with whether it has been seen above: the memory is that of the smaller
     /// side, whichever it is.
     fn turn_round(&mut self) -> Result<()> {
-        let entered = self.merge.hidden.len();
         let [Some(_), Some(lower)] = self.sources else { return Ok(()) };
-        if self.merge.hidden.is_closed() || entered < FIRST_TRY || entered < self.merge.tried * NEXT_TRY {
+        let (entered, closed) = {
+            let set = self.merge.entered.lock();
+            (set.hidden.len(), set.hidden.is_closed())
+        };
+        if closed || entered < FIRST_TRY || entered < self.merge.tried * NEXT_TRY {
             return Ok(());
         }
         self.merge.tried = entered;
@@ -259,12 +278,12 @@ impl<'a> Run<'a> {
         if self.unless_gone(counted)? {
             return Ok(());
         }
-        // Names may have been hashed ahead.
-        let (mut names, mut batch, mut own) = (Hidden::with(self.merge.hidden.keys().clone()), Batch::default(), 0);
+        let (mut names, mut batch, mut own) = (Hidden::default(), Batch::default(), 0);
         while self.take(&mut batch, lower, own)? {
+            let set = self.merge.entered.lock();
             while let Some((name, taken)) = batch.first() {
                 if marks::listed(name) == NameMark::Plain {
-                    let seen = self.merge.hidden.hides(name.bytes(), 1);
+                    let seen = set.hidden.hides(name.bytes(), 1);
                     names.enter(name.bytes(), if seen { 0 } else { 1 });
                 }
                 own = taken.next;
@@ -275,7 +294,7 @@ impl<'a> Run<'a> {
             }
         }
         names.close();
-        self.merge.hidden = Arc::new(names);
+        self.merge.entered.lock().hidden = names;
         Ok(())
     }
 
@@ -292,45 +311,57 @@ impl<'a> Run<'a> {
 
     /// Takes the next names to hand out, and has those behind them read meanwhile. Files are not
     /// asked about ahead: what is said of them has to be true when it is said.
-    fn take_next(&mut self, batch: &mut Batch, source: &Source<'_>) -> Result<bool> {
-        let (own, attributes) = (self.at.1, self.request.attributes);
+    fn take_next(&mut self, batch: &mut Batch, source: &Source<'a>) -> Result<bool> {
+        let ((index, own), attributes) = (self.at, self.request.attributes);
+        if batch.end() == Some(own) && !batch.is_full() {
+            return Ok(false);
+        }
         let ahead = self.merge.ahead.take_if(|ahead| !attributes && ahead.is(source.slot, own)).and_then(Ahead::names);
+        self.merge.drop_ahead();
         let some = self.unless_gone(match ahead {
             Some(names) => names.map(|names| {
                 *batch = names;
                 !batch.is_empty()
             }),
-            None if attributes => {
-                batch.take_with_attributes(source, self.request, own, (&self.merge.hidden, self.at.0))
-            }
+            None if attributes => batch.take_with_attributes(source, self.request, own, (&self.merge.entered, index)),
             None => batch.take(source, self.request.caller, own),
         })?;
+        if index == 0 {
+            self.turn_round()?;
+        }
+        // Small directories are read faster than anybody else could be told to.
         if some
             && !attributes
+            && (batch.is_full() || own != 0)
             && let Some(reader) = self.reader
         {
-            self.merge.ahead = match batch.end().filter(|_| batch.is_full()) {
-                Some(end) => reader.ask(source, self.request.caller, end, self.preparing()),
-                // Small directories are read faster than anybody else could be told to.
-                None if own == 0 => None,
-                None => self.source(self.at.0 + 1).and_then(|next| {
-                    // What the names of this batch hide is not known yet.
-                    reader.ask(next, self.request.caller, 0, Preparing::Digests(self.merge.hidden.keys().clone()))
-                }),
-            };
+            self.merge.ahead = self.ask_ahead(batch, source, reader);
         }
         Ok(some)
     }
 
-    /// What can be found out about the next names of the source that is being read.
-    fn preparing(&self) -> Preparing {
-        let (index, hidden) = (self.at.0, &self.merge.hidden);
-        // Nothing is entered any more.
-        if index + 1 == self.sources.len() {
-            Preparing::Hidden(Arc::clone(hidden), index)
-        } else {
-            Preparing::Digests(hidden.keys().clone())
+    /// Decides about names that were just taken, and has those behind them read, if that can be.
+    fn ask_ahead(&mut self, batch: &mut Batch, source: &Source<'a>, reader: &Reader) -> Option<Ahead> {
+        let (index, end) = (self.at.0, batch.end()?);
+        if !batch.is_decided() {
+            // A mark that cannot be read is met when its turn comes.
+            entered::enter_all(&self.merge.entered, &self.origin(source, index), batch).ok()?;
         }
+        let (next, index, from) =
+            if batch.is_full() { (source, index, end) } else { (self.source(index + 1)?, index + 1, 0) };
+        {
+            let mut entered = self.merge.entered.lock();
+            if !batch.is_full() && entered.covered == (self.at.0, end) {
+                entered.covered = (index, 0);
+            }
+            // Who came to the middle of a source enters the rest of it before he goes on.
+            if entered.covered.0 < index {
+                return None;
+            }
+            self.merge.set_bytes = entered.hidden.bytes();
+        }
+        let last = index + 1 == self.sources.len();
+        reader.ask(next, self.request.caller, from, (index, last), &self.merge.entered)
     }
 
     /// Hands out names; answers whether the listing has ended.
@@ -346,19 +377,14 @@ impl<'a> Run<'a> {
     fn hand_out(&mut self, batch: &mut Batch, out: &mut dyn Present) -> Result<bool> {
         while self.at.0 < self.sources.len() {
             let Some(source) = self.source(self.at.0) else {
-                batch.clear();
-                self.pass_over();
+                self.pass_over(batch);
                 continue;
             };
             while let Some((name, taken)) = batch.first() {
-                let known = Known { digest: batch.digest(), is_hidden: batch.is_hidden() };
-                if !self.consider(source, (name, &taken, batch.entry()), known, out)? {
+                if !self.consider(source, (name, &taken, batch.entry()), batch.is_hidden(), out)? {
                     return Ok(false);
                 }
                 batch.advance();
-            }
-            if self.at.0 == 0 {
-                self.turn_round()?;
             }
             if !self.take_next(batch, source)? {
                 self.next_source()?;
@@ -370,21 +396,28 @@ impl<'a> Run<'a> {
     /// Goes on behind a source whose branch has been removed. What it hid and did not show (the
     /// reader may have come back, or had no room) is on the sources below, if anywhere; a name that
     /// was shown just before may come twice.
-    fn pass_over(&mut self) {
+    fn pass_over(&mut self, batch: &mut Batch) {
         let index = self.at.0;
-        if self.merge.covered != self.at {
-            Arc::make_mut(&mut self.merge.hidden).unhide(index);
+        self.merge.drop_ahead();
+        let mut entered = self.merge.entered.lock();
+        entered.take_back(index, batch);
+        batch.clear();
+        if entered.covered != self.at {
+            entered.hidden.unhide(index);
         }
-        self.merge.covered = self.merge.covered.max((index + 1, 0));
+        entered.covered = entered.covered.max((index + 1, 0));
+        drop(entered);
         self.at = (index + 1, 0);
     }
 
     fn next_source(&mut self) -> Result<()> {
         let index = self.at.0;
-        if index + 1 < self.sources.len() && self.merge.covered.0 == index {
-            if self.merge.covered == self.at {
-                self.merge.covered = (index + 1, 0);
-            } else {
+        if index + 1 < self.sources.len() {
+            let mut entered = self.merge.entered.lock();
+            if entered.covered == self.at {
+                entered.covered = (index + 1, 0);
+            } else if entered.covered.0 == index {
+                drop(entered);
                 self.enter_rest(index)?;
             }
         }
@@ -403,35 +436,35 @@ impl<'a> Run<'a> {
     /// reader has no more room.
     fn consider(
         &mut self,
-        source: &Source<'_>,
+        source: &Source<'a>,
         (name, taken, entry): Item<'_>,
-        known: Known,
+        decided: Option<bool>,
         out: &mut dyn Present,
     ) -> Result<bool> {
         let index = self.at.0;
         // The last source hides nothing from anybody.
-        let enters = self.merge.covered == self.at && index + 1 < self.sources.len();
-        let said = marks::listed(name);
-        let hidden = if enters {
-            enter(Arc::make_mut(&mut self.merge.hidden), index, source, name, known.digest)?
-        } else {
-            known.is_hidden.unwrap_or_else(|| said != NameMark::Plain || self.merge.hidden.hides(name.bytes(), index))
+        let enters =
+            decided.is_none() && index + 1 < self.sources.len() && self.merge.entered.lock().covered == self.at;
+        let hidden = match decided {
+            Some(hidden) => hidden,
+            None if enters => entered::enter(&self.merge.entered, &self.origin(source, index), name)?,
+            None => self.merge.entered.lock().hides(index, name),
         };
         let shown = if hidden {
-            self.request.show_whiteouts && source.reads_marks && matches!(said, NameMark::Hides(_))
+            self.request.show_whiteouts && source.reads_marks && matches!(marks::listed(name), NameMark::Hides(_))
         } else {
             true
         };
         if shown && !self.present(source, (name, taken, entry), out)? {
             if enters {
                 // If its branch goes before the reader comes back, the next one shows it.
-                Arc::make_mut(&mut self.merge.hidden).take_back(name.bytes(), index);
+                self.merge.entered.lock().hidden.take_back(name.bytes(), index);
             }
             return Ok(false);
         }
         let next = (index, taken.next);
         if enters {
-            self.merge.covered = next;
+            self.merge.entered.lock().covered = next;
         }
         self.move_to(next);
         Ok(true)
@@ -487,31 +520,4 @@ impl<'a> Run<'a> {
         }
         Ok(Some(entry))
     }
-}
-
-/// Enters what a name hides from the sources below; answers whether the name itself is not to be
-/// seen.
-fn enter(
-    hidden: &mut Hidden,
-    index: usize,
-    source: &Source<'_>,
-    name: Name<'_>,
-    digest: Option<Digest>,
-) -> Result<bool> {
-    match marks::listed(name) {
-        NameMark::Plain => {
-            let digest = digest.unwrap_or_else(|| hidden.keys().digest(name.bytes()));
-            return Ok(hidden.enter_digest(digest, index));
-        }
-        NameMark::Hides(name) if source.reads_marks => {
-            hidden.enter(name.bytes(), index);
-        }
-        NameMark::HidesLong if source.reads_marks => {
-            if let Some(name) = marks::long_name(source.layer, source.directory, name)? {
-                hidden.enter(&name, index);
-            }
-        }
-        NameMark::Hides(_) | NameMark::HidesLong | NameMark::Private => {}
-    }
-    Ok(true)
 }

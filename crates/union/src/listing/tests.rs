@@ -574,7 +574,8 @@ fn the_first_names_come_before_the_merge_is_complete() {
     };
     let merge = listings.kept.take(&Ticket::new(&request, &tree.sources()), page[9].1).unwrap();
     let merge = merge_of(&merge);
-    assert!(merge.entered() <= 11, "{} names were read before the first ten were handed out", merge.entered());
+    // The first of a large directory are taken at once, and one batch is read behind them.
+    assert!(merge.entered() <= 16 + 50, "{} names were read before the first ten were handed out", merge.entered());
 }
 
 #[test]
@@ -602,7 +603,7 @@ fn a_merge_holds_sixteen_bytes_for_each_upper_name() {
             Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
         let ticket = Ticket::new(&request, &tree.sources());
         let kept = listings.kept.take(&ticket, from).unwrap();
-        most = most.max(merge_of(&kept).set_bytes());
+        most = most.max(merge_of(&kept).bytes_of_set());
         listings.kept.keep(ticket, kept.reached, listings.kept.changes(), kept.way);
     }
     assert_eq!(count, lower - 10_000);
@@ -635,7 +636,7 @@ fn a_merge_holds_the_names_of_the_smaller_side() {
             Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
         let ticket = Ticket::new(&request, &tree.sources());
         let kept = listings.kept.take(&ticket, from).unwrap();
-        last = merge_of(&kept).set_bytes();
+        last = merge_of(&kept).bytes_of_set();
         listings.kept.keep(ticket, kept.reached, listings.kept.changes(), kept.way);
     }
     assert!(last <= 16 * lower, "{last} bytes for {lower} names");
@@ -655,8 +656,8 @@ fn only_files_that_will_be_shown_are_examined() {
     }
     let host: Arc<dyn Layer> = Arc::new(Host::open(HostOptions::new(scratch.path())).unwrap());
     let tree = Tree::new(vec![host]);
-    let mut hidden = hidden::Hidden::default();
-    hidden.enter(b"hidden", 0);
+    let entered = parking_lot::Mutex::<entered::Entered>::default();
+    entered.lock().hidden.enter(b"hidden", 0);
     for (number, show_whiteouts, examined) in [
         (0, false, &["hidden", "shown"][..]),
         (1, false, &["shown"]),
@@ -666,7 +667,7 @@ fn only_files_that_will_be_shown_are_examined() {
         let request =
             Request { key: KEY, token: None, from: 0, attributes: true, show_whiteouts, caller: &Caller::ROOT };
         let mut batch = batch::Batch::default();
-        batch.take_with_attributes(&tree.sources()[0], &request, 0, (&hidden, number)).unwrap();
+        batch.take_with_attributes(&tree.sources()[0], &request, 0, (&entered, number)).unwrap();
         let (mut found, mut all) = (Vec::new(), 0);
         while let Some((name, _)) = batch.first() {
             found.extend(batch.entry().map(|_| name.to_string()));

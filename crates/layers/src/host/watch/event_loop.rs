@@ -259,6 +259,7 @@ fn marked_events(hearings: &mut [Hearing], several_trees: bool, bytes: &[u8], kn
         };
         rest = after;
         if event.mask & fanotify::OVERFLOW != 0 {
+            tracing::warn!("more has changed than the kernel could tell: everything counts as changed");
             everything(hearings);
         } else if event.pid != own {
             let about = About::of(&event, hearings, known);
@@ -398,6 +399,9 @@ fn directory_events(shared: &HostShared, directories: &DirectoryWatches, bytes: 
             batch.push(Invalidation::Everything);
         }
         moving = mask.contains(ReadFlags::MOVED_FROM).then_some(event.cookie);
+        if mask.contains(ReadFlags::QUEUE_OVERFLOW) {
+            tracing::warn!("more has changed than the kernel could tell: everything counts as changed");
+        }
         if mask.intersects(ReadFlags::QUEUE_OVERFLOW | ReadFlags::UNMOUNT) {
             batch.push(Invalidation::Everything);
             continue;

@@ -94,7 +94,7 @@ impl Pool {
         Ok(id)
     }
 
-    pub(super) fn new_row(&self, parent: u64, name: &str, list: ListId) -> DatasetRow {
+    pub(in crate::engine) fn new_row(&self, parent: u64, name: &str, list: ListId) -> DatasetRow {
         DatasetRow {
             parent,
             name: name.to_owned(),

@@ -1,6 +1,7 @@
 //! The line of deadlists of a dataset, and its figures in the catalog and in the accounts.
 
 use super::refused;
+use crate::catalog::SnapshotRow;
 use crate::deadlist::Point;
 use crate::engine::Admin;
 use crate::error::PoolError;
@@ -51,6 +52,36 @@ impl Admin {
     /// Puts into the catalog what a head is counted to use.
     pub(in crate::engine) fn note_usage(&mut self, id: u64) -> Result<(), PoolError> {
         let mut row = self.catalog.dataset(id)?;
+        row.usage = self.quota_tree().usage(id)?;
+        self.catalog.set_dataset(id, &row)
+    }
+
+    /// What a head is at this moment becomes a snapshot with this guid, taken so many seconds after
+    /// 1970; what the head gives up from here on is on a deadlist of its own.
+    pub(in crate::engine) fn enter_snapshot(
+        &mut self,
+        id: u64,
+        txg: Txg,
+        name: &str,
+        (guid, created_at): (u64, i64),
+    ) -> Result<(), PoolError> {
+        let mut row = self.catalog.dataset(id)?;
+        let snapshot = SnapshotRow {
+            name: name.to_owned(),
+            guid,
+            created_at,
+            root: row.root,
+            list: row.list,
+            referenced: row.usage.referenced,
+            logical: row.usage.logical_referenced,
+            deferred: false,
+            holds: 0,
+            clones: 0,
+        };
+        self.catalog.enter_snapshot(id, txg, &snapshot)?;
+        self.quota_tree().count_snapshots(id, 1)?;
+        row.list = self.catalog.deadlists().create()?;
+        row.newest = txg;
         row.usage = self.quota_tree().usage(id)?;
         self.catalog.set_dataset(id, &row)
     }

@@ -103,7 +103,7 @@ impl Pool {
     }
 
     /// Ends the use of datasets.
-    pub(super) fn close_datasets(&self, ids: &[u64]) -> Result<(), PoolError> {
+    pub(in crate::engine) fn close_datasets(&self, ids: &[u64]) -> Result<(), PoolError> {
         if !ids.is_empty() {
             self.commit()?;
         }

@@ -41,7 +41,7 @@ impl Pool {
     }
 
     /// Whether all of it can go; nothing is changed.
-    pub(super) fn judge_destroy_set(&self, admin: &Admin, set: &DestroySet) -> Result<(), PoolError> {
+    pub(in crate::engine) fn judge_destroy_set(&self, admin: &Admin, set: &DestroySet) -> Result<(), PoolError> {
         let root = admin.catalog.head()?.root;
         let open = self.datasets.read();
         let mut gone = HashSet::new();
@@ -80,7 +80,7 @@ impl Pool {
     }
 
     /// Takes away what was judged.
-    pub(super) fn take_away(&self, admin: &mut Admin, set: &DestroySet) -> Result<(), PoolError> {
+    pub(in crate::engine) fn take_away(&self, admin: &mut Admin, set: &DestroySet) -> Result<(), PoolError> {
         for id in &set.filesystems {
             for (txg, _) in admin.catalog.snapshots(*id)? {
                 admin.take_out_snapshot(*id, txg)?;
@@ -110,7 +110,7 @@ impl Pool {
     }
 
     /// Takes a head without snapshots and children out of the catalog.
-    pub(super) fn destroy_head(&self, admin: &mut Admin, id: u64) -> Result<(), PoolError> {
+    pub(in crate::engine) fn destroy_head(&self, admin: &mut Admin, id: u64) -> Result<(), PoolError> {
         let row = admin.catalog.dataset(id)?;
         self.doom(admin, row.root, row.newest)?;
         // What a clone let go of its origin's is the origin's.

@@ -9,7 +9,7 @@ use crate::pointer::Txg;
 use crate::properties::{Property, PropertyError, dataset_property};
 
 /// The row that a change of a snapshot's property comes to; none where the property goes.
-fn snapshot_row(name: &str, to: &Setting) -> Result<(String, Option<PropertyRow>), PoolError> {
+pub(in crate::engine) fn snapshot_row(name: &str, to: &Setting) -> Result<(String, Option<PropertyRow>), PoolError> {
     let property = dataset_property(name)?;
     let Property::User(name) = &property else { return Err(PropertyError::NotOfSnapshots.into()) };
     let row = match to {
@@ -67,6 +67,9 @@ impl Pool {
                 if admin.catalog.snapshot_named(*id, name)?.is_some() {
                     return refused(format!("snapshot '@{name}' exists already"));
                 }
+                if admin.is_half(*id)? {
+                    return refused("a file system that is half received has no state of its own".to_owned());
+                }
                 let lacking = self.datasets.read().get(id).and_then(|dataset| dataset.files().lacks_at(txg));
                 if let Some(error) = lacking {
                     return refused(format!("what was written to a file cannot be stored: {error}"));
@@ -76,28 +79,10 @@ impl Pool {
             admin.judge_snapshots(&ids)?;
             admin.quota_tree().take_snapshots(&ids).map_err(refusal)?;
             for (id, name) in wanted {
-                let mut row = admin.catalog.dataset(*id)?;
-                let snapshot = SnapshotRow {
-                    name: name.clone(),
-                    guid: (self.entropy)(),
-                    created_at: (self.clock)().seconds,
-                    root: row.root,
-                    list: row.list,
-                    referenced: row.usage.referenced,
-                    logical: row.usage.logical_referenced,
-                    deferred: false,
-                    holds: 0,
-                    clones: 0,
-                };
-                admin.catalog.enter_snapshot(*id, txg, &snapshot)?;
+                admin.enter_snapshot(*id, txg, name, ((self.entropy)(), (self.clock)().seconds))?;
                 for (name, row) in &rows {
                     admin.catalog.set_snapshot_property(*id, txg, name, row.as_ref())?;
                 }
-                admin.quota_tree().count_snapshots(*id, 1)?;
-                row.list = admin.catalog.deadlists().create()?;
-                row.newest = txg;
-                row.usage = admin.quota_tree().usage(*id)?;
-                admin.catalog.set_dataset(*id, &row)?;
             }
             Ok(txg)
         })

@@ -230,12 +230,15 @@ fn a_batch_that_empties_a_leaf_and_fills_its_place_needs_no_neighbour() {
     }
 }
 
+fn ring(area: &crate::log::tests::Memory) -> Box<dyn crate::log::Blocks> {
+    Box::new(crate::log::Ring::new(area.clone(), 7, crate::log::Start::default()).unwrap())
+}
+
 /// A pool with a log in memory, as a crash leaves both.
 fn crashed(storage: &Arc<MapStorage>, log: &crate::log::tests::Memory) -> Pool {
     let durable = crash(storage);
     log.crash(|| false);
-    let config = PoolConfig { log: Some(Box::new(log.clone())), ..config(storage) };
-    Pool::open(config, &durable).unwrap()
+    Pool::open(PoolConfig { log: Some(ring(log)), ..config(storage) }, &durable).unwrap()
 }
 
 /// How many names inodes say they have, and have; of each what is wrong.
@@ -288,7 +291,7 @@ fn wrong_links(dataset: &Dataset) -> Vec<String> {
 fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
     let storage = Arc::new(MapStorage::default());
     let log = crate::log::tests::Memory::new(4 << 20);
-    let pool = Pool::create(PoolConfig { log: Some(Box::new(log.clone())), ..config(&storage) }, "tank").unwrap();
+    let pool = Pool::create(PoolConfig { log: Some(ring(&log)), ..config(&storage) }, "tank").unwrap();
     let id = pool.find("tank").unwrap().unwrap();
     let dataset = pool.dataset(id).unwrap();
     let (files, root) = (dataset.files(), dataset.files().root());

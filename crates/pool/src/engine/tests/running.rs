@@ -187,7 +187,7 @@ fn what_is_destroyed_is_freed_in_steps_over_crashes() {
 #[test]
 fn a_rewind_replays_nothing_of_what_it_gives_up() {
     use crate::device::Device;
-    use crate::store::{Access, Import, LogArea, Store};
+    use crate::store::{Access, Import, Store};
     let device = Arc::new(Simulator::new("disk", 128 << 20));
     let pool = on_device(&device, true);
     let id = pool.find("tank").unwrap().unwrap();
@@ -221,7 +221,7 @@ fn a_rewind_replays_nothing_of_what_it_gives_up() {
         store.confirm().unwrap();
         if finished {
             let store = Arc::new(store);
-            let log = Some(Box::new(LogArea::new(Arc::clone(&store))) as _);
+            let log = Some(store.log().unwrap());
             let config = PoolConfig { log, storage: store, ..config(&Arc::new(MapStorage::default())) };
             let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
             let pool = Pool::open(config, &durable).unwrap();

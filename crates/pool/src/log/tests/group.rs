@@ -7,12 +7,12 @@ use super::*;
 
 const POOL: u64 = 5;
 
-fn log(length: u64) -> (Log<Memory>, Memory) {
+fn log(length: u64) -> (Log<Ring<Memory>>, Memory) {
     let memory = Memory::new(length);
     (Log::new(Ring::new(memory.clone(), POOL, Start::default()).unwrap()), memory)
 }
 
-fn note<A: Area>(log: &Log<A>, number: u64, txg: u64, bytes: usize) -> Ticket {
+fn note<B: Blocks>(log: &Log<B>, number: u64, txg: u64, bytes: usize) -> Ticket {
     let data = vec![3; bytes];
     log.record(&LogRecord {
         txg: Txg(txg),

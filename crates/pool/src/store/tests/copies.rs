@@ -1,8 +1,9 @@
 //! Metadata in two places: one damaged copy costs nothing and is written anew.
 
 use super::*;
+use crate::backend::slots;
 use crate::device::Device as _;
-use crate::segment::slots;
+use crate::label::SlotAddress;
 
 fn create_twice(sims: &[Arc<Simulator>]) -> Store {
     Store::create(devices(sims), &NewPool { redundant_metadata: true, ..new_pool() }).unwrap().0
@@ -18,7 +19,7 @@ fn fill(store: &Store) -> Vec<(Pointer, u64, usize)> {
 }
 
 fn places(store: &Store, segment: u32) -> Vec<SlotAddress> {
-    store.segments().iter().find(|info| info.id == segment).unwrap().place.clone()
+    store.segments().iter().find(|info| info.id == segment).unwrap().place.to_vec()
 }
 
 fn is_metadata(number: u64) -> bool {

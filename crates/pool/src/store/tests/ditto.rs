@@ -3,7 +3,7 @@
 use std::io;
 
 use super::*;
-use crate::segment::slots;
+use crate::backend::slots;
 
 /// A device to parts of which nothing can be written.
 #[derive(Debug)]

@@ -1,7 +1,13 @@
 //! Full pools: the slop, and cleaning where little is free.
 
 use super::*;
+use crate::backend::slots;
+use crate::label::SlotAddress;
 use crate::segment::cleaner::Pressure;
+
+fn untold(store: &Store) -> Vec<SlotAddress> {
+    store.disks.as_ref().unwrap().untold()
+}
 
 fn plain(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointer> {
     store.write(&frame(WriteStream::Data, birth, &block(number, length), 1))
@@ -164,12 +170,12 @@ fn freed_slots_are_given_back_to_their_device_before_they_are_used_again() {
     // They count as free, and are given to nobody yet.
     let space = store.space();
     assert!(space.free_slots > before + 5, "{space:?}");
-    assert!(!store.map.read().trimming.is_empty());
+    assert!(!untold(&store).is_empty());
     let mut steps = 1;
     while store.trim_step().unwrap() {
         steps += 1;
     }
-    assert!(steps < 10 && store.map.read().trimming.is_empty());
+    assert!(steps < 10 && untold(&store).is_empty());
     assert_eq!(store.space().free_slots, space.free_slots);
     let start = slots::start(place, store.slot()) as usize;
     assert!(sims[0].bytes()[start..start + 60_000] != *block(0, 60_000), "the device was told");
@@ -181,7 +187,7 @@ fn freed_slots_are_given_back_to_their_device_before_they_are_used_again() {
     for txg in 9..13 {
         commit(&store, txg).unwrap();
     }
-    assert!(store.map.read().trimming.len() > 10);
+    assert!(untold(&store).len() > 10);
     for number in 0..400 {
         plain(&store, 13, number, 60_000).unwrap();
     }
@@ -193,30 +199,30 @@ fn where_little_is_free_it_is_for_writers() {
     let sims = simulators(1, 64 * MIB);
     let store = create(&sims);
     store.set_autotrim(true);
-    let spare = crate::segment::cleaner::hurry(store.map.read().slots.total()) + 8;
+    let spare = crate::segment::cleaner::hurry(store.backend.room().total) + 8;
     let mut pointers = Vec::new();
     // Trees' nodes may take what ordinary content may not.
-    while store.map.read().slots.free() >= spare {
+    while store.backend.room().free >= spare {
         let number = pointers.len() as u64;
         pointers.push(store.write(&frame(WriteStream::Metadata, 1, &block(number, 60_000), 1)).unwrap());
     }
     commit(&store, 1).unwrap();
-    assert!(store.map.read().slots.free() < spare);
+    assert!(store.backend.room().free < spare);
     pointers.drain(..pointers.len() / 4).for_each(|pointer| store.free(&pointer, Txg(2)));
     for txg in 2..8 {
         commit(&store, txg).unwrap();
-        if !store.map.read().trimming.is_empty() {
+        if !untold(&store).is_empty() {
             break;
         }
     }
-    let waiting = store.map.read().trimming.clone();
+    let waiting = untold(&store);
     assert!(!waiting.is_empty());
     let start = slots::start(waiting[0], store.slot()) as usize;
     let before = sims[0].bytes()[start..start + 60_000].to_vec();
-    let free = store.map.read().slots.free();
+    let free = store.backend.room().free;
     while store.trim_step().unwrap() {}
-    assert!(store.map.read().trimming.is_empty());
-    assert_eq!(store.map.read().slots.free(), free + waiting.len() as u64);
+    assert!(untold(&store).is_empty());
+    assert_eq!(store.backend.room().free, free + waiting.len() as u64);
     assert_eq!(sims[0].bytes()[start..start + 60_000], before[..], "the device was told");
 
     // Where much has become free, only what lacks is kept from the device.
@@ -224,7 +230,7 @@ fn where_little_is_free_it_is_for_writers() {
     for txg in 8..14 {
         commit(&store, txg).unwrap();
     }
-    let (waiting, free) = (store.map.read().trimming.clone(), store.map.read().slots.free());
+    let (waiting, free) = (untold(&store), store.backend.room().free);
     assert!(waiting.len() as u64 > spare, "{} of {spare}", waiting.len());
     while store.trim_step().unwrap() {}
     let bytes = sims[0].bytes();
@@ -261,7 +267,7 @@ fn a_device_is_told_of_what_is_free_and_of_nothing_else() {
         commit(&store, txg).unwrap();
     }
     let free = store.space().free_slots;
-    let spare = crate::segment::cleaner::hurry(store.map.read().slots.total()) + 8;
+    let spare = crate::segment::cleaner::hurry(store.backend.room().total) + 8;
     assert!(through() >= (free - spare) * store.slot() / 2);
     assert_eq!(store.space().free_slots, free);
     assert!(sims[0].bytes()[start..start + 60_000] != *block(0, 60_000), "the device was told");

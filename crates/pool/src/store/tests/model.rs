@@ -88,7 +88,7 @@ impl Model {
         let (map, durable) = (self.store.map.read(), self.store.durable().0);
         let some = crate::segment::cleaner::choose(
             &map.table,
-            self.store.slot,
+            &|_| self.store.slot,
             durable,
             crate::segment::cleaner::Pressure::Some,
             &|_| false,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::segment::slots;
+use crate::backend::slots;
 
 #[test]
 fn every_flipped_bit_is_found_and_named() {

@@ -95,7 +95,7 @@ fn everything_at_once() {
                 let (map, durable) = (shared.store.map.read(), shared.store.durable().0);
                 let some = crate::segment::cleaner::choose(
                     &map.table,
-                    MIB,
+                    &|_| MIB,
                     durable,
                     crate::segment::cleaner::Pressure::Some,
                     &|_| false,

@@ -1,6 +1,6 @@
-//! Which slots of which device are in use.
+//! Which slots of which device are in use, and by which segment.
 //!
-//! Callers: the store, under the lock of its table. Invariant: a slot is claimed once; claiming one
+//! Callers: the backend of devices, under its lock. Invariant: a slot is claimed once; claiming one
 //! that is taken, or that a device does not have, is damage of the table that says so.
 
 use std::collections::BTreeSet;
@@ -16,10 +16,17 @@ pub struct Slots {
     avoided: BTreeSet<usize>,
 }
 
+/// The owner of a slot that nobody has.
+const FREE: u32 = 0;
+
+/// Whose slots are that no segment has: those of the intent log, and those of which a device is
+/// being told. Segments have numbers from 1 on, and never come to this one.
+pub const NO_SEGMENT: u32 = u32::MAX;
+
 #[derive(Clone, Debug)]
 struct Device {
-    /// Whether each slot is taken.
-    taken: Vec<bool>,
+    /// The owner of each slot.
+    owners: Vec<u32>,
     free: usize,
     /// No slot before this one is free: the lowest is taken first, so that a pool on a file stays
     /// compact.
@@ -51,14 +58,14 @@ pub fn start(place: SlotAddress, slot: u64) -> u64 {
 impl Slots {
     /// Adds a device with this many slots, all free.
     pub fn add_device(&mut self, count: u32) {
-        self.devices.push(Device { taken: vec![false; count as usize], free: count as usize, next: 0 });
+        self.devices.push(Device { owners: vec![FREE; count as usize], free: count as usize, next: 0 });
     }
 
     /// A device has become longer: it has this many slots now.
     pub fn grow(&mut self, device: usize, count: u32) {
         if let Some(device) = self.devices.get_mut(device) {
-            let more = (count as usize).saturating_sub(device.taken.len());
-            device.taken.resize(device.taken.len() + more, false);
+            let more = (count as usize).saturating_sub(device.owners.len());
+            device.owners.resize(device.owners.len() + more, FREE);
             device.free += more;
         }
     }
@@ -72,7 +79,7 @@ impl Slots {
     /// All slots there are.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.devices.iter().map(|device| device.taken.len() as u64).sum()
+        self.devices.iter().map(|device| device.owners.len() as u64).sum()
     }
 
     /// Slots that are free.
@@ -81,17 +88,38 @@ impl Slots {
         self.devices.iter().map(|device| device.free as u64).sum()
     }
 
-    /// Takes a free slot, from the device with the largest share of free ones.
-    pub fn take(&mut self) -> Option<SlotAddress> {
-        let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.taken.len() as u128).max(1);
+    /// Slots of a device, and how many of them are free.
+    #[must_use]
+    pub fn of_device(&self, device: usize) -> (u64, u64) {
+        self.devices.get(device).map_or((0, 0), |device| (device.owners.len() as u64, device.free as u64))
+    }
+
+    /// Takes the lowest free slot of a device.
+    pub fn take_of(&mut self, number: usize, owner: u32) -> Option<SlotAddress> {
+        let device = self.devices.get_mut(number)?;
+        let slot = device.owners.iter().skip(device.next).position(|owner| *owner == FREE)? + device.next;
+        *device.owners.get_mut(slot)? = owner;
+        device.free -= 1;
+        device.next = slot + 1;
+        Some(SlotAddress { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
+    }
+
+    /// Takes a free slot for a segment, from the device with the largest share of free ones.
+    pub fn take(&mut self, owner: u32) -> Option<SlotAddress> {
+        self.take_among(&|_| true, owner)
+    }
+
+    /// The same, of some devices.
+    pub fn take_among(&mut self, among: &dyn Fn(usize) -> bool, owner: u32) -> Option<SlotAddress> {
+        let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.owners.len() as u128).max(1);
         let (number, device) = self
             .devices
             .iter_mut()
             .enumerate()
-            .filter(|(_, device)| device.free > 0)
+            .filter(|(at, device)| device.free > 0 && among(*at))
             .max_by_key(|(at, device)| (!self.avoided.contains(at), share(device), usize::MAX - at))?;
-        let slot = device.taken.iter().skip(device.next).position(|taken| !*taken)? + device.next;
-        *device.taken.get_mut(slot)? = true;
+        let slot = device.owners.iter().skip(device.next).position(|owner| *owner == FREE)? + device.next;
+        *device.owners.get_mut(slot)? = owner;
         device.free -= 1;
         device.next = slot + 1;
         Some(SlotAddress { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
@@ -99,20 +127,29 @@ impl Slots {
 
     /// Takes a free slot for the copy of what lies at another: on another device where one has
     /// room, else as far away as possible.
-    pub fn take_apart(&mut self, from: SlotAddress) -> Option<SlotAddress> {
-        let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.taken.len() as u128).max(1);
-        let others =
-            self.devices.iter().enumerate().filter(|(at, device)| {
-                device.free > 0 && *at != usize::from(from.device) && !self.avoided.contains(at)
-            });
+    pub fn take_apart(&mut self, from: SlotAddress, owner: u32) -> Option<SlotAddress> {
+        self.take_apart_among(&|_| true, from, owner)
+    }
+
+    /// The same, of some devices.
+    pub fn take_apart_among(
+        &mut self,
+        among: &dyn Fn(usize) -> bool,
+        from: SlotAddress,
+        owner: u32,
+    ) -> Option<SlotAddress> {
+        let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.owners.len() as u128).max(1);
+        let others = self.devices.iter().enumerate().filter(|(at, device)| {
+            device.free > 0 && *at != usize::from(from.device) && !self.avoided.contains(at) && among(*at)
+        });
         let other = others.max_by_key(|(at, device)| (share(device), usize::MAX - at)).map(|(at, _)| at);
         let number = other.unwrap_or(usize::from(from.device));
         let device = self.devices.get_mut(number)?;
-        let (total, free) = (device.taken.len(), |slot: &usize| device.taken.get(*slot) == Some(&false));
+        let (total, free) = (device.owners.len(), |slot: &usize| device.owners.get(*slot) == Some(&FREE));
         // Half of the device away and then on, round its end.
         let begin = from.slot as usize + total / 2;
         let slot = (0..total).map(|step| (begin + step) % total).find(free)?;
-        *device.taken.get_mut(slot)? = true;
+        *device.owners.get_mut(slot)? = owner;
         device.free -= 1;
         Some(SlotAddress { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
     }
@@ -123,10 +160,10 @@ impl Slots {
     pub fn take_run(&mut self, device: u16, from: u32, most: u32, spare: u64) -> Option<(u32, u32)> {
         let most = u64::from(most).min(self.free().saturating_sub(spare)) as usize;
         let device = self.devices.get_mut(usize::from(device))?;
-        let first = device.taken.iter().skip(from as usize).position(|taken| !*taken)? + from as usize;
+        let first = device.owners.iter().skip(from as usize).position(|owner| *owner == FREE)? + from as usize;
         let mut count = 0;
-        for taken in device.taken.iter_mut().skip(first).take(most).take_while(|taken| !**taken) {
-            *taken = true;
+        for owner in device.owners.iter_mut().skip(first).take(most).take_while(|owner| **owner == FREE) {
+            *owner = NO_SEGMENT;
             count += 1;
         }
         device.free -= count;
@@ -134,28 +171,52 @@ impl Slots {
         Some((u32::try_from(first).ok()?, u32::try_from(count).ok()?))
     }
 
-    /// Takes slots that the table says are in use.
+    /// Takes a slot that the table says is a segment's.
     ///
     /// # Errors
     /// [`PoolError::Format`] for a slot that is taken or does not exist.
-    pub fn claim(&mut self, place: SlotAddress) -> Result<(), PoolError> {
+    pub fn claim(&mut self, place: SlotAddress, owner: u32) -> Result<(), PoolError> {
         let device = self.devices.get_mut(usize::from(place.device));
-        let Some(taken) = device.and_then(|device| device.claimable(place.slot)) else {
+        let Some(slot) = device.and_then(|device| device.claimable(place.slot)) else {
             return Err(PoolError::Format(Damage::Structure(
                 "two segments in one slot, or a slot that does not exist",
             )));
         };
-        *taken = true;
+        *slot = owner;
         Ok(())
+    }
+
+    /// Whose a slot is; nobody's where it does not exist.
+    #[must_use]
+    pub fn owner(&self, place: SlotAddress) -> Option<u32> {
+        let owner = self.devices.get(usize::from(place.device))?.owners.get(place.slot as usize)?;
+        (*owner != FREE).then_some(*owner)
+    }
+
+    /// A slot is no segment's any more, and not free yet.
+    pub fn disown(&mut self, place: SlotAddress) {
+        let device = self.devices.get_mut(usize::from(place.device));
+        let owner = device.and_then(|device| device.owners.get_mut(place.slot as usize));
+        if let Some(owner) = owner.filter(|owner| **owner != FREE) {
+            *owner = NO_SEGMENT;
+        }
+    }
+
+    /// All slots that segments have: device by device, in the order of the slots.
+    pub fn owned(&self) -> impl Iterator<Item = (u32, SlotAddress)> {
+        (0..).zip(&self.devices).flat_map(|(device, slots)| {
+            let owned = (0..).zip(&slots.owners).filter(|(_, owner)| !matches!(**owner, FREE | NO_SEGMENT));
+            owned.map(move |(slot, owner)| (*owner, SlotAddress { device, slot }))
+        })
     }
 
     /// Gives a slot back.
     pub fn release(&mut self, place: SlotAddress) {
         if let Some(device) = self.devices.get_mut(usize::from(place.device))
-            && let Some(taken) = device.taken.get_mut(place.slot as usize)
-            && *taken
+            && let Some(owner) = device.owners.get_mut(place.slot as usize)
+            && *owner != FREE
         {
-            *taken = false;
+            *owner = FREE;
             device.free += 1;
             device.next = device.next.min(place.slot as usize);
         }
@@ -163,13 +224,10 @@ impl Slots {
 }
 
 impl Device {
-    fn claimable(&mut self, slot: u32) -> Option<&mut bool> {
-        let taken = self.taken.get_mut(slot as usize)?;
-        if *taken {
-            return None;
-        }
+    fn claimable(&mut self, slot: u32) -> Option<&mut u32> {
+        let owner = self.owners.get_mut(slot as usize).filter(|owner| **owner == FREE)?;
         self.free -= 1;
-        Some(taken)
+        Some(owner)
     }
 }
 
@@ -184,43 +242,43 @@ mod tests {
         slots.add_device(10);
         let mut taken = std::collections::BTreeSet::new();
         for at in 0..40 {
-            let place = slots.take().unwrap();
+            let place = slots.take(1).unwrap();
             assert!(taken.insert(place), "given twice");
-            assert!(slots.claim(place).is_err());
+            assert!(slots.claim(place, 2).is_err());
             assert_eq!(slots.free(), 39 - at);
             if at == 19 {
                 assert_eq!(taken.iter().filter(|place| place.device == 0).count(), 15);
             }
         }
-        assert_eq!(slots.take(), None);
+        assert_eq!(slots.take(1), None);
         slots.release(SlotAddress { device: 0, slot: 20 });
         slots.release(SlotAddress { device: 0, slot: 7 });
         slots.release(SlotAddress { device: 0, slot: 12 });
         assert_eq!(
-            [slots.take(), slots.take(), slots.take()].map(|place| place.map(|place| place.slot)),
+            [slots.take(1), slots.take(1), slots.take(1)].map(|place| place.map(|place| place.slot)),
             [Some(7), Some(12), Some(20)]
         );
         let place = SlotAddress { device: 1, slot: 4 };
         slots.release(place);
         slots.release(place);
         assert_eq!((slots.free(), slots.total()), (1, 40));
-        slots.claim(place).unwrap();
-        assert!(slots.claim(SlotAddress { device: 2, slot: 0 }).is_err());
-        assert!(slots.claim(SlotAddress { device: 0, slot: 30 }).is_err());
+        slots.claim(place, 2).unwrap();
+        assert!(slots.claim(SlotAddress { device: 2, slot: 0 }, 2).is_err());
+        assert!(slots.claim(SlotAddress { device: 0, slot: 30 }, 2).is_err());
     }
 
     #[test]
     fn copies_lie_elsewhere() {
         let mut slots = Slots::default();
         slots.add_device(10);
-        let first = slots.take().unwrap();
-        assert_eq!(slots.take_apart(first), Some(SlotAddress { device: 0, slot: 5 }));
-        let second = slots.take().unwrap();
-        assert_eq!((second.slot, slots.take_apart(second)), (1, Some(SlotAddress { device: 0, slot: 6 })));
+        let first = slots.take(1).unwrap();
+        assert_eq!(slots.take_apart(first, 1), Some(SlotAddress { device: 0, slot: 5 }));
+        let second = slots.take(1).unwrap();
+        assert_eq!((second.slot, slots.take_apart(second, 1)), (1, Some(SlotAddress { device: 0, slot: 6 })));
         slots.add_device(3);
-        assert_eq!(slots.take_apart(first).map(|place| place.device), Some(1), "another device");
-        while slots.take().is_some() {}
-        assert_eq!((slots.free(), slots.take_apart(first)), (0, None));
+        assert_eq!(slots.take_apart(first, 1).map(|place| place.device), Some(1), "another device");
+        while slots.take(1).is_some() {}
+        assert_eq!((slots.free(), slots.take_apart(first, 1)), (0, None));
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Giving room back: a device is told of slots that hold nothing any more, so that a pool on a file
 //! takes no more than it holds.
 //!
-//! Callers: the engine's chores. Invariant: a slot is not used again while its device is being
+//! Callers: the store, for the engine's chores. Invariant: a slot is not used again while its device is being
 //! told.
 
 use crate::device::failed;
 use crate::label::SlotAddress;
-use crate::segment::{cleaner, slots};
+use crate::segment::cleaner;
 
-use super::{Result, Store};
+use super::{Disks, Result, slots};
 
 /// So many slots are told of in one step.
 const TRIMMED_AT_ONCE: usize = 16;
@@ -27,7 +27,7 @@ pub struct TrimStep {
     pub next: Option<u32>,
 }
 
-impl Store {
+impl Disks {
     /// Tells a device of some slots from this one on that hold nothing, neither now nor in a state
     /// that could be gone back to.
     ///
@@ -42,9 +42,9 @@ impl Store {
         // A slot that an older root still needs is not among the free ones: it is released by the
         // commit after which no root that is kept names it.
         let taken = {
-            let mut map = self.map.write();
-            let spare = cleaner::hurry(map.slots.total()) + SPARE;
-            map.slots.take_run(device, from, most, spare)
+            let mut rooms = self.rooms.lock();
+            let spare = cleaner::hurry(rooms.slots.total()) + SPARE;
+            rooms.slots.take_run(device, from, most, spare)
         };
         let Some((first, count)) = taken else {
             return Ok(TrimStep { bytes: 0, next: None });
@@ -54,16 +54,16 @@ impl Store {
         let told = known
             .discard(slots::start(place(first), self.slot), bytes)
             .map_err(|error| failed(&*known, "discarding on", error));
-        let mut map = self.map.write();
-        (first..first + count).for_each(|slot| map.slots.release(place(slot)));
-        drop(map);
+        let mut rooms = self.rooms.lock();
+        (first..first + count).for_each(|slot| rooms.slots.release(place(slot)));
+        drop(rooms);
         let next = first + count;
         told.map(|()| TrimStep { bytes, next: (next < end).then_some(next) })
     }
 
     /// Whether devices are told of freed slots from now on.
     pub fn set_autotrim(&self, on: bool) {
-        self.map.write().trims = on;
+        self.rooms.lock().trims = on;
         if !on {
             self.give_untrimmed();
         }
@@ -78,18 +78,19 @@ impl Store {
         // Who finds no slot meanwhile waits for this.
         let _turn = self.trim_turn.lock();
         let (places, more) = {
-            let mut map = self.map.write();
-            let spare = cleaner::hurry(map.slots.total()) + SPARE;
-            let lacking =
-                usize::try_from(spare.saturating_sub(map.slots.free())).unwrap_or(usize::MAX).min(map.trimming.len());
-            let given: Vec<_> = map.trimming.drain(..lacking).collect();
-            given.into_iter().for_each(|place| map.slots.release(place));
-            let from = map.trimming.len().saturating_sub(TRIMMED_AT_ONCE);
-            (map.trimming.split_off(from), from > 0)
+            let mut rooms = self.rooms.lock();
+            let spare = cleaner::hurry(rooms.slots.total()) + SPARE;
+            let lacking = usize::try_from(spare.saturating_sub(rooms.slots.free()))
+                .unwrap_or(usize::MAX)
+                .min(rooms.trimming.len());
+            let given: Vec<_> = rooms.trimming.drain(..lacking).collect();
+            given.into_iter().for_each(|place| rooms.slots.release(place));
+            let from = rooms.trimming.len().saturating_sub(TRIMMED_AT_ONCE);
+            (rooms.trimming.split_off(from), from > 0)
         };
         let told = places.iter().try_for_each(|place| self.tell(*place));
-        let mut map = self.map.write();
-        places.iter().for_each(|place| map.slots.release(*place));
+        let mut rooms = self.rooms.lock();
+        places.iter().for_each(|place| rooms.slots.release(*place));
         told.map(|()| more)
     }
 
@@ -111,9 +112,9 @@ impl Store {
 
     /// Frees slots whose devices were not told yet; answers whether there were any.
     pub(super) fn give_untrimmed(&self) -> bool {
-        let mut map = self.map.write();
-        let places = std::mem::take(&mut map.trimming);
-        places.iter().for_each(|place| map.slots.release(*place));
+        let mut rooms = self.rooms.lock();
+        let places = std::mem::take(&mut rooms.trimming);
+        places.iter().for_each(|place| rooms.slots.release(*place));
         !places.is_empty()
     }
 }

@@ -1,0 +1,458 @@
+//! `receive`: where the snapshots of a stream go, which properties they bring, and what becomes of
+//! mounts.
+//!
+//! Invariants: a file system that is received is mounted when all of it is there; what the sender
+//! says of mount points and of set-user-id bits is believed only as far as no place and nobody here
+//! is harmed.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Read};
+use std::path::Path;
+
+use nacre_pool::engine::Setting;
+use nacre_pool::engine::receiving::{ReceiveInto, Receiving};
+use nacre_pool::names::{Name, split_parent};
+use nacre_pool::properties::{Property, dataset_property};
+use nacre_pool::send_stream::{Record, SentProperty, SnapshotHead, StreamError, StreamHead, StreamReader};
+use serde::{Deserialize, Serialize};
+
+use super::destroying::{self, ToDestroy};
+use super::objects::Objects;
+use super::{moves, refused};
+use crate::{Imported, Kind, Mounts, Progress, Refusal};
+
+/// Where a stream goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToReceive {
+    /// A file system, a snapshot, or what the file systems lie below.
+    pub into: String,
+    /// Named as where they come from, but for the pool.
+    pub but_pool: bool,
+    /// Named as the last part of where they come from.
+    pub last_part: bool,
+    /// What is there besides is given up.
+    pub force: bool,
+    /// What is in use is unmounted for the moment.
+    #[serde(default)]
+    pub unmount: bool,
+    /// Mount nothing.
+    pub unmounted: bool,
+    /// What has come stays if the stream is cut.
+    pub resumable: bool,
+    /// Receive nothing: only say what would be.
+    pub dry: bool,
+    /// Properties that are set here.
+    pub properties: Vec<(String, String)>,
+    /// Properties of the stream that do not count here.
+    pub except: Vec<String>,
+    /// Nothing that came is held.
+    #[serde(default)]
+    pub no_holds: bool,
+}
+
+/// What was received.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceivedStream {
+    /// The snapshots: where from, where to, whether it was all of it, bytes.
+    pub snapshots: Vec<(String, String, bool, u64)>,
+    /// What could not be done besides.
+    pub sentences: Vec<String>,
+}
+
+/// The bytes of a stream, as the caller passes them on.
+struct Incoming<'p> {
+    progress: &'p mut dyn Progress,
+}
+
+impl Read for Incoming<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.progress.take(buffer)
+    }
+}
+
+/// Directories of the system that nothing is mounted over because a stream says so.
+const OF_THE_SYSTEM: [&str; 16] = [
+    "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/tmp",
+    "/usr", "/var",
+];
+
+/// Receives.
+pub(super) fn receive(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToReceive,
+    progress: &mut dyn Progress,
+) -> Result<ReceivedStream, Refusal> {
+    let doing = "cannot receive";
+    let mut reader = StreamReader::begin(Incoming { progress }).map_err(|error| said(doing, &error))?;
+    let head = match reader.next().map_err(|error| said(doing, &error))?.record {
+        Record::Stream(head) => head,
+        _ => return Err(said(doing, &StreamError::Damaged("its beginning"))),
+    };
+    let mut done = ReceivedStream::default();
+    let mut new = Vec::new();
+    // What the snapshot of the topmost file system is the difference to.
+    let mut base = None;
+    loop {
+        let received = reader.next().map_err(|error| said(doing, &error))?;
+        match received.record {
+            Record::Snapshot(snapshot) => {
+                let target = target(what, &head, &snapshot)?;
+                if snapshot.below.is_empty() && base.is_none() {
+                    base = Some(snapshot.from).filter(|guid| *guid != 0);
+                }
+                let made = one(pool, mounts, what, &head, &snapshot, &target, &mut reader, &mut done)?;
+                new.extend(made);
+                if let Some(told) = done.snapshots.last_mut() {
+                    told.3 = reader.position() - received.end;
+                }
+            }
+            Record::End => break,
+            _ => return Err(said(doing, &StreamError::Damaged("the order of its records"))),
+        }
+    }
+    if what.force && head.package && !what.dry {
+        give_up_others(pool, mounts, what, &head, base, &mut done)?;
+    }
+    if !what.unmounted && !what.dry {
+        let wanted = moves::wanted(&mut Objects::now(pool, mounts), &new)?;
+        done.sentences.extend(moves::mount(mounts, wanted));
+    }
+    Ok(done)
+}
+
+fn said(doing: &str, error: &StreamError) -> Refusal {
+    match error {
+        StreamError::Pool(error) => refused(doing, error),
+        StreamError::Cut | StreamError::Io(_) => Refusal::new(Kind::Io, format!("{doing}: {error}")),
+        other => Refusal::new(Kind::Invalid, format!("{doing}: {other}")),
+    }
+}
+
+/// The whole name of the snapshot here.
+fn target(what: &ToReceive, head: &StreamHead, snapshot: &SnapshotHead) -> Result<String, Refusal> {
+    let invalid = |why: String| Refusal::new(Kind::Invalid, format!("cannot receive into '{}': {why}", what.into));
+    let (into, given) = match what.into.split_once('@') {
+        Some((filesystem, name)) => (filesystem, Some(name)),
+        None => (what.into.as_str(), None),
+    };
+    let part = snapshot.name.rsplit('@').next().unwrap_or_default();
+    if given.is_some() && (what.but_pool || what.last_part || head.package) {
+        return Err(invalid("a snapshot cannot be named where several file systems may come".to_owned()));
+    }
+    let root = match (what.but_pool, what.last_part) {
+        (true, _) => match head.root.split_once('/') {
+            Some((_, rest)) => format!("{into}/{rest}"),
+            None => into.to_owned(),
+        },
+        (_, true) => format!("{into}/{}", head.root.rsplit('/').next().unwrap_or_default()),
+        _ => into.to_owned(),
+    };
+    let name = format!("{root}{}@{}", snapshot.below, given.unwrap_or(part));
+    Name::snapshot(&name).map_err(|error| invalid(error.to_string()))?;
+    Ok(name)
+}
+
+/// Receives a snapshot; answers the file system where it is new.
+#[expect(clippy::too_many_arguments, reason = "one snapshot of a stream, with all that the stream says")]
+fn one<R: Read>(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToReceive,
+    head: &StreamHead,
+    snapshot: &SnapshotHead,
+    target: &str,
+    reader: &mut StreamReader<R>,
+    done: &mut ReceivedStream,
+) -> Result<Option<u64>, Refusal> {
+    let (filesystem, name) = target.split_once('@').unwrap_or((target, ""));
+    let doing = match snapshot.from {
+        0 => format!("cannot receive new filesystem stream into '{target}'"),
+        _ => format!("cannot receive incremental stream into '{target}'"),
+    };
+    let (parent, part) = place(pool, mounts, what, filesystem, &doing)?;
+    let there = pool.pool.find(filesystem)?;
+    // Whoever names an origin says that this is a clone of it.
+    let is_clone = snapshot.from != 0 && there.is_none() && what.properties.iter().any(|(name, _)| name == "origin");
+    let snapshot = &SnapshotHead { clone: snapshot.clone || is_clone, ..snapshot.clone() };
+    let own = bringing(pool, mounts, what, head, snapshot, there.is_none(), &doing)?;
+    if what.dry {
+        done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
+        return skip(reader, snapshot, &doing).map(|()| None);
+    }
+    let into = ReceiveInto {
+        parent,
+        name: part,
+        snapshot: name.to_owned(),
+        force: what.force,
+        resumable: what.resumable,
+        properties: own,
+        of_snapshot: of_snapshot(snapshot),
+        holds: if what.no_holds { Vec::new() } else { snapshot.holds.clone() },
+    };
+    let mut receiving = pool.pool.receive(into, snapshot).map_err(|error| refused(&doing, &error))?;
+    let (id, replaces) = (receiving.target(), receiving.replaces());
+    if let Err(error) = take(reader, snapshot, &mut receiving) {
+        return Err(cut(receiving, &doing, &error));
+    }
+    finish(mounts, what, &mut receiving, &doing)?;
+    let left = receiving.left_out().iter();
+    done.sentences.extend(left.map(|(name, why)| format!("cannot set property '{name}' of '{filesystem}': {why}")));
+    if replaces {
+        moves::refresh(pool, mounts, &[id])?;
+    }
+    done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
+    Ok((!replaces).then_some(id))
+}
+
+/// The dataset above, and the last part of the name.
+fn place(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToReceive,
+    filesystem: &str,
+    doing: &str,
+) -> Result<(u64, String), Refusal> {
+    if !filesystem.contains('/') {
+        return Ok((0, filesystem.to_owned()));
+    }
+    let (above, part) =
+        split_parent(filesystem).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+    let make = what.but_pool && !what.dry;
+    let (parent, _) = super::making::parent_of(pool, mounts, above, make, doing)?;
+    Ok((parent, part.to_owned()))
+}
+
+/// Takes the rows of a snapshot.
+fn take<R: Read>(
+    reader: &mut StreamReader<R>,
+    snapshot: &SnapshotHead,
+    receiving: &mut Receiving,
+) -> Result<(), StreamError> {
+    loop {
+        match reader.next()?.record {
+            Record::Rows(payload) => receiving.rows(&payload)?,
+            Record::SnapshotEnd(guid) if guid == snapshot.guid => return Ok(()),
+            _ => return Err(StreamError::Damaged("the order of its records")),
+        }
+    }
+}
+
+fn skip<R: Read>(reader: &mut StreamReader<R>, snapshot: &SnapshotHead, doing: &str) -> Result<(), Refusal> {
+    loop {
+        match reader.next().map_err(|error| said(doing, &error))?.record {
+            Record::Rows(_) => {}
+            Record::SnapshotEnd(guid) if guid == snapshot.guid => return Ok(()),
+            _ => return Err(said(doing, &StreamError::Damaged("the order of its records"))),
+        }
+    }
+}
+
+/// What was received stays, or goes: whoever asked is told how to go on.
+fn cut(receiving: Receiving, doing: &str, error: &StreamError) -> Refusal {
+    let text = receiving.token().text();
+    let refusal = said(doing, error);
+    match receiving.cut() {
+        Ok(true) => refusal.next(format!(
+            "Partially received snapshot is saved.\nA resuming stream can be generated on the sending system by running:\n    nacre fs send -t {text}"
+        )),
+        Ok(false) => refusal,
+        Err(error) => refused(doing, &error),
+    }
+}
+
+/// The snapshot is there; whoever uses the file system has its files.
+fn finish(mounts: &dyn Mounts, what: &ToReceive, receiving: &mut Receiving, doing: &str) -> Result<(), Refusal> {
+    let id = receiving.target();
+    if !receiving.replaces() {
+        return receiving.finish().map(drop).map_err(|error| refused(doing, &error));
+    }
+    mounts.settle(&[id])?;
+    let mut below = moves::with_below(mounts, &[id]);
+    if receiving.overwrites() {
+        let gone = moves::unmount(mounts, &below, what.force || what.unmount)?;
+        let done = receiving.finish().map(drop).map_err(|error| refused(doing, &error));
+        gone.back(mounts);
+        return done;
+    }
+    below.retain(|other| *other != id);
+    let gone = moves::unmount(mounts, &below, what.force || what.unmount)?;
+    let done = mounts.replace(id, &mut || receiving.finish().map(drop).map_err(|error| refused(doing, &error)));
+    gone.back(mounts);
+    done
+}
+
+/// The properties that a file system gets: those of the stream that count here, and those that are
+/// set here.
+fn bringing(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToReceive,
+    head: &StreamHead,
+    snapshot: &SnapshotHead,
+    new: bool,
+    doing: &str,
+) -> Result<Vec<(String, Setting)>, Refusal> {
+    let given = |name: &str| what.properties.iter().any(|(there, _)| there == name);
+    let excepted = |name: &str| what.except.iter().any(|there| there == name);
+    let mut own = Vec::new();
+    for SentProperty { name, value } in &snapshot.properties {
+        let Ok(property) = dataset_property(name) else { continue };
+        if excepted(name) && property.check_inherit().is_err() {
+            continue;
+        }
+        if name == "mountpoint" && !given(name) && !excepted(name) && new {
+            free_place(mounts, value, doing)?;
+        }
+        own.push((name.clone(), Setting::Received(value.clone())));
+        if excepted(name) && !given(name) {
+            own.push((name.clone(), Setting::Inherit));
+        }
+    }
+    // Of a package, what is given holds for the first one and is inherited from there.
+    if snapshot.below.is_empty() {
+        let given = what.properties.iter().filter(|(name, _)| name != "origin");
+        own.extend(given.map(|(name, value)| (name.clone(), Setting::Local(value.clone()))));
+    }
+    if !new {
+        return Ok(own);
+    }
+    let by_root = rustix::process::geteuid().is_root();
+    if by_root && snapshot.below.is_empty() && head.pool != pool.store.identity().pool {
+        for name in ["setuid", "devices"] {
+            let said = snapshot.properties.iter().any(|property| property.name == name && property.value == "off");
+            if !given(name) && !excepted(name) && !said {
+                own.push((name.to_owned(), Setting::Local("off".to_owned())));
+            }
+        }
+    }
+    if snapshot.lists && !given("acltype") && !snapshot.properties.iter().any(|property| property.name == "acltype") {
+        own.push(("acltype".to_owned(), Setting::Received("posix".to_owned())));
+    }
+    Ok(own)
+}
+
+/// A stream's mount point hides nothing that is there.
+fn free_place(mounts: &dyn Mounts, value: &str, doing: &str) -> Result<(), Refusal> {
+    if matches!(value, "none" | "legacy") || mounts.mounted().iter().any(|mounted| mounted.at == Path::new(value)) {
+        return Ok(());
+    }
+    let of_the_system = OF_THE_SYSTEM.contains(&value.trim_end_matches('/')) || value == "/";
+    let full = std::fs::read_dir(value).is_ok_and(|mut entries| entries.next().is_some());
+    if of_the_system || full {
+        let why = format!("{doing}: the stream sets mountpoint={value}, and something is there already");
+        return Err(Refusal::new(Kind::Exists, why).next(
+            "'-x mountpoint' mounts it below its parent here, '-o mountpoint=PATH' elsewhere, '-o mountpoint=none' nowhere",
+        ));
+    }
+    Ok(())
+}
+
+/// Properties of the snapshot itself.
+fn of_snapshot(snapshot: &SnapshotHead) -> Vec<(String, Setting)> {
+    let users =
+        snapshot.of_snapshot.iter().filter(|sent| matches!(dataset_property(&sent.name), Ok(Property::User(_))));
+    users.map(|sent| (sent.name.clone(), Setting::Received(sent.value.clone()))).collect()
+}
+
+/// Snapshots and file systems that the sender does not have any more go here as well.
+fn give_up_others(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToReceive,
+    head: &StreamHead,
+    base: Option<u64>,
+    done: &mut ReceivedStream,
+) -> Result<(), Refusal> {
+    let there: HashSet<u64> = head.there.iter().map(|(_, _, guid)| *guid).collect();
+    let mut gone = Vec::new();
+    let mut stays = HashSet::new();
+    let doomed = {
+        let mut objects = Objects::now(pool, mounts);
+        for (below, _, _) in &head.there {
+            // Any name of a snapshot tells the file system.
+            let snapshot = SnapshotHead { below: below.clone(), name: "@any".to_owned(), ..SnapshotHead::default() };
+            let target = target(what, head, &snapshot)?;
+            let filesystem = target.split('@').next().unwrap_or_default().to_owned();
+            let Some(id) = objects.catalog.find(&filesystem)? else { continue };
+            if !stays.insert(id) {
+                continue;
+            }
+            let rows = objects.catalog.snapshot_rows(id)?;
+            let names: Vec<String> = rows
+                .into_iter()
+                .filter(|(_, row)| !there.contains(&row.guid) && row.holds == 0 && row.clones == 0)
+                .map(|(_, row)| row.name)
+                .collect();
+            gone.push((id, objects.known(id)?.name.clone(), names));
+        }
+        let top = target(what, head, &SnapshotHead { name: "@any".to_owned(), ..SnapshotHead::default() })?;
+        let top = objects.catalog.find(top.split('@').next().unwrap_or_default())?;
+        match (top, base) {
+            (Some(top), Some(base)) => no_longer_sent(&mut objects, top, base, &stays)?,
+            _ => Vec::new(),
+        }
+    };
+    for (id, filesystem, names) in gone {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        if !names.is_empty() {
+            let doing = format!("cannot destroy snapshots of '{filesystem}'");
+            pool.pool.destroy_snapshots(id, &names, false).map_err(|error| refused(&doing, &error))?;
+        }
+    }
+    for target in doomed {
+        let doom = ToDestroy { target, recursive: true, force: what.unmount, ..ToDestroy::default() };
+        if let Err(refusal) = destroying::destroy(pool, mounts, &doom) {
+            done.sentences
+                .push(format!("the sender does not have '{}' any more; it stays: {}", doom.target, refusal.what));
+        }
+    }
+    Ok(())
+}
+
+/// File systems below one that took part in the stream before, by the snapshot that the new one is
+/// the difference to, and are not at the sender any more; each with everything below it.
+fn no_longer_sent(
+    objects: &mut Objects<'_>,
+    top: u64,
+    base: u64,
+    stays: &HashSet<u64>,
+) -> Result<Vec<String>, Refusal> {
+    let rows = objects.catalog.snapshot_rows(top)?;
+    let Some(base) = rows.into_iter().find(|(_, row)| row.guid == base).map(|(_, row)| row.name) else {
+        return Ok(Vec::new());
+    };
+    let mut ours = HashMap::new();
+    for id in objects.descendants(top)? {
+        let sent = id != top && !stays.contains(&id) && objects.catalog.snapshot_named(id, &base)?.is_some();
+        ours.insert(id, sent);
+    }
+    let mut doomed: Vec<String> = Vec::new();
+    for id in objects.descendants(top)? {
+        let name = objects.known(id)?.name.clone();
+        let within =
+            doomed.iter().any(|above| name.strip_prefix(above.as_str()).is_some_and(|rest| rest.starts_with('/')));
+        // What was made here below it keeps it.
+        let all = objects.descendants(id)?.iter().all(|below| ours.get(below) == Some(&true));
+        if all && !within {
+            doomed.push(name);
+        }
+    }
+    Ok(doomed)
+}
+
+/// `receive -A`: what is half received goes.
+pub(super) fn abort(pool: &Imported, name: &str) -> Result<(), Refusal> {
+    let doing = format!("cannot abort receive of '{name}'");
+    let invalid = |error: nacre_pool::names::NameError| Refusal::new(Kind::Invalid, format!("{doing}: {error}"));
+    Name::filesystem(name).map_err(invalid)?;
+    let (parent, part) = match name.rsplit_once('/') {
+        Some((above, part)) => (pool.pool.find(above)?.unwrap_or(u64::MAX), part),
+        None => (0, name),
+    };
+    if pool.pool.abort_receive(parent, part).map_err(|error| refused(&doing, &error))? {
+        return Ok(());
+    }
+    let why = format!("'{name}' does not have any resumable receive state to abort");
+    Err(Refusal::new(Kind::NotFound, why))
+}

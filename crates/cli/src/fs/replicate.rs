@@ -1,0 +1,260 @@
+//! `replicate`: a file system is kept in a second place. What it needs are our own commands, here
+//! or over ssh: a snapshot, the snapshots of both sides, a stream, the rule of what is kept.
+//!
+//! Invariants: nothing at the source is pruned before the target has the new snapshot, so the two
+//! always have one in common; the target is changed by `receive` and the rule alone.
+
+use super::keep::{keep, keep_of};
+use crate::{clap_args::flag, output::print};
+use clap::{Arg, ArgMatches, Command as Line};
+use nacre_admin::fs::Period;
+use nacre_daemon::{failure::Failure, hooks, report::tell};
+use std::{
+    collections::HashSet,
+    process::{Command, ExitCode, Stdio},
+};
+
+/// How often a stream that is cut is gone on with in one run.
+const TRIES: usize = 3;
+/// The event of a run that fails, for the programs in `events.d`.
+const FAILED: &str = "replication-failed";
+
+/// What is replicated.
+#[derive(Debug)]
+pub struct ToReplicate {
+    /// The file system.
+    source: Place,
+    /// Where it is kept a second time.
+    target: Place,
+    recursive: bool,
+    verbose: bool,
+    label: String,
+    /// The rule, as words of `snapshot`.
+    keep: Vec<String>,
+}
+
+/// A file system, here or there.
+#[derive(Clone, Debug)]
+struct Place {
+    host: Option<String>,
+    name: String,
+}
+
+impl Place {
+    /// `POOL/NAME`, or `HOST:POOL/NAME`.
+    fn of(text: &str) -> Place {
+        let (host, name) = match text.split_once(':') {
+            Some((host, name)) if !host.contains('/') && !host.is_empty() => (Some(host.to_owned()), name),
+            _ => (None, text),
+        };
+        Place { host, name: name.to_owned() }
+    }
+
+    fn below(&self, part: &str) -> Place {
+        Place { host: self.host.clone(), name: format!("{}{part}", self.name) }
+    }
+
+    /// `nacre fs` with these words.
+    fn command(&self, words: &[&str]) -> Result<Command, Failure> {
+        let Some(host) = &self.host else {
+            let program =
+                std::env::current_exe().map_err(|error| Failure::io("cannot find", "this program", &error))?;
+            let mut command = Command::new(program);
+            command.arg("fs").args(words);
+            return Ok(command);
+        };
+        let mut command = Command::new("ssh");
+        let quoted = words.iter().map(|word| format!(" '{}'", word.replace('\'', r"'\''")));
+        command.args(["-o", "BatchMode=yes", "--", host]).arg(format!("nacre fs{}", quoted.collect::<String>()));
+        Ok(command)
+    }
+
+    /// What it answers; `None` where it refuses.
+    fn ask(&self, words: &[&str]) -> Result<Option<String>, Failure> {
+        let output = self.command(words)?.stdin(Stdio::null()).stderr(Stdio::null()).output();
+        let output = output.map_err(|error| Failure::io("cannot run", "nacre fs", &error))?;
+        Ok(output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
+    }
+
+    /// Runs what has to succeed; what it says is seen.
+    fn run(&self, words: &[&str]) -> Result<(), Failure> {
+        let status = self.command(words)?.stdin(Stdio::null()).status();
+        let status = status.map_err(|error| Failure::io("cannot run", "nacre fs", &error))?;
+        if status.success() { Ok(()) } else { Err(Failure::new(format!("'nacre fs {}' failed", words.join(" ")))) }
+    }
+
+    /// The snapshots with their guids, in the order of their taking; `None`: there is no such file
+    /// system.
+    fn snapshots(&self) -> Result<Option<Vec<(String, String)>>, Failure> {
+        let words = ["list", "-H", "-p", "-d", "1", "-t", "snapshot", "-s", "createtxg", "-o", "name,guid", &self.name];
+        let Some(text) = self.ask(&words)? else { return Ok(None) };
+        let line = |line: &str| {
+            let (name, guid) = line.split_once('\t')?;
+            Some((name.rsplit('@').next()?.to_owned(), guid.to_owned()))
+        };
+        Ok(Some(text.lines().filter_map(line).collect()))
+    }
+}
+
+/// The command line.
+pub fn command() -> Line {
+    Line::new("replicate")
+        .about("Keep a file system in a second place: snapshot, send what is new, prune")
+        .after_help("Examples:\n  nacre fs replicate tank/home backup/home\n  nacre fs replicate -r tank/home host:backup/home\n  nacre fs replicate --keep-hourly 24 --keep-daily 30 --keep-monthly 12 tank/home backup/home\n\nHOST: is reached by ssh, without questions; nacre has to be installed there. A stream that was cut goes on where it was, in this run or the next. With --keep-..., both sides keep what the rule says of the snapshots that replicate has taken.")
+        .arg(flag('r', "recursive", "With everything below"))
+        .arg(flag('v', "verbose", "Say what is done"))
+        .args(Period::ALL.map(keep))
+        .arg(
+            Arg::new("label")
+                .long("label")
+                .value_name("LABEL")
+                .default_value("replicate")
+                .help("What the names of the snapshots begin with"),
+        )
+        .arg(Arg::new("SOURCE").required(true).value_name("[HOST:]FILESYSTEM").help("What"))
+        .arg(Arg::new("TARGET").required(true).value_name("[HOST:]FILESYSTEM").help("Where to"))
+}
+
+/// Reads it.
+pub fn parse(matches: &ArgMatches) -> ToReplicate {
+    let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
+    let rule = keep_of(matches).into_iter();
+    ToReplicate {
+        source: Place::of(&text("SOURCE")),
+        target: Place::of(&text("TARGET")),
+        recursive: matches.get_flag("recursive"),
+        verbose: matches.get_flag("verbose"),
+        label: text("label"),
+        keep: rule.flat_map(|(period, count)| [format!("--keep-{}", period.word()), count.to_string()]).collect(),
+    }
+}
+
+/// Does it; programs in `events.d` hear of a failure.
+///
+/// # Errors
+/// Why the target does not have the newest snapshot.
+pub fn run(what: &ToReplicate) -> Result<ExitCode, Failure> {
+    let done = replicate(what);
+    if let Err(failure) = &done {
+        let details = [("SOURCE", &what.source.name), ("TARGET", &what.target.name), ("REASON", &failure.what)];
+        hooks::tell_and_wait(FAILED, details.map(|(name, value)| (name.to_owned(), value.clone())).to_vec());
+    }
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+fn replicate(what: &ToReplicate) -> Result<(), Failure> {
+    let ToReplicate { source, target, recursive, label, keep, .. } = what;
+    let mut words = vec!["snapshot", "--take-only", "--keep-yearly", "1", "--label", label];
+    if *recursive {
+        words.push("-r");
+    }
+    words.push(&source.name);
+    source.run(&words)?;
+    let parts = if *recursive {
+        let listed = source.ask(&["list", "-H", "-r", "-t", "filesystem", "-o", "name", &source.name])?;
+        let listed = listed.ok_or_else(|| Failure::new(format!("cannot list '{}'", source.name)))?;
+        listed.lines().filter_map(|line| line.strip_prefix(&source.name).map(str::to_owned)).collect()
+    } else {
+        vec![String::new()]
+    };
+    for part in &parts {
+        one(what, &source.below(part), &target.below(part))?;
+    }
+    if keep.is_empty() {
+        return Ok(());
+    }
+    let mut words = vec!["snapshot", "--prune-only", "--label", label];
+    words.extend(keep.iter().map(String::as_str));
+    if *recursive {
+        words.push("-r");
+    }
+    for place in [source, target] {
+        place.run(&[&words[..], &[&place.name]].concat())?;
+    }
+    Ok(())
+}
+
+/// One file system comes to its newest snapshot.
+fn one(what: &ToReplicate, source: &Place, target: &Place) -> Result<(), Failure> {
+    let mut last = None;
+    for _ in 0..TRIES {
+        match step(what, source, target) {
+            Ok(true) => return Ok(()),
+            Ok(false) => last = None,
+            Err(failure) => {
+                // It is tried again only where something of it has come.
+                if token(target)?.is_none() {
+                    return Err(failure);
+                }
+                last = Some(failure);
+            }
+        }
+    }
+    last.map_or(Ok(()), Err)
+}
+
+fn token(target: &Place) -> Result<Option<String>, Failure> {
+    let said = target.ask(&["get", "-H", "-o", "value", "receive_resume_token", &target.name])?;
+    Ok(said.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty() && text != "-"))
+}
+
+/// Sends one stream; whether nothing is left to send.
+fn step(what: &ToReplicate, source: &Place, target: &Place) -> Result<bool, Failure> {
+    let told = |text: &str| if what.verbose { print(text) } else { Ok(()) };
+    if let Some(token) = token(target)? {
+        if source.ask(&["send", "-n", "-t", &token])?.is_some() {
+            told(&format!("resume {}\n", target.name))?;
+            pass(source, &["send", "-t", &token], target, &["receive", "-s", &target.name])?;
+            return Ok(false);
+        }
+        // What it was sent from is gone.
+        target.run(&["receive", "-A", &target.name])?;
+    }
+    let ours = source.snapshots()?.unwrap_or_default();
+    let theirs = target.snapshots()?;
+    let Some((newest, guid)) = ours.last() else {
+        return Err(Failure::new(format!("'{}' has no snapshots", source.name)));
+    };
+    let there: HashSet<&str> = theirs.iter().flatten().map(|(_, guid)| guid.as_str()).collect();
+    if there.contains(guid.as_str()) {
+        return Ok(true);
+    }
+    let newest = format!("{}@{newest}", source.name);
+    let common = ours.iter().rev().find(|(_, guid)| there.contains(guid.as_str()));
+    let send = ["send", "-c", "--snapshot-properties"];
+    match (common, &theirs) {
+        (Some((common, _)), _) => {
+            told(&format!("send @{common} to {newest}\n"))?;
+            let from = format!("@{common}");
+            pass(source, &[&send[..], &["-I", &from, &newest]].concat(), target, &["receive", "-s", &target.name])?;
+        }
+        (None, None) => {
+            told(&format!("send {newest}\n"))?;
+            let receive = ["receive", "-s", "-o", "readonly=on", &target.name];
+            pass(source, &[&send[..], &[newest.as_str()]].concat(), target, &receive)?;
+        }
+        (None, Some(_)) => {
+            let why = format!("'{}' is there, and has no snapshot in common with '{}'", target.name, source.name);
+            return Err(Failure::new(why).next("destroy or rename it: then all is sent"));
+        }
+    }
+    Ok(false)
+}
+
+/// Sends there what comes from here.
+fn pass(source: &Place, send: &[&str], target: &Place, receive: &[&str]) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| Failure::io("cannot run", "nacre fs", &error);
+    let mut sender = source.command(send)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+    let stream = sender.stdout.take().map_or_else(Stdio::null, Stdio::from);
+    let received = target.command(receive)?.stdin(stream).stdout(Stdio::null()).status();
+    // With nobody who receives, it ends.
+    let sent = sender.wait().map_err(failed)?;
+    let received = received.map_err(failed)?;
+    if sent.success() && received.success() {
+        return Ok(());
+    }
+    let side =
+        if received.success() { format!("sending '{}'", source.name) } else { format!("receiving '{}'", target.name) };
+    tell(&format!("{side} failed"));
+    Err(Failure::new(format!("cannot replicate '{}' to '{}': {side} failed", source.name, target.name)))
+}

@@ -1,0 +1,3 @@
+//! What the tests of logs, metrics, hooks and `top` need beside mounts.
+
+pub mod exposition;

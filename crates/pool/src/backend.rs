@@ -1,0 +1,288 @@
+//! What lies below the store: segments, root records, the pool's identity. The store names segments
+//! and never devices or objects; where a segment lies is a [`Place`], which it keeps and does not
+//! look into.
+//!
+//! Callers: the store. Implementations: [`Disks`] (labels and slots on devices, several copies,
+//! healing) and [`Objects`] (a bucket of an object store). The suite that each must pass is
+//! `tests/backends.rs`.
+//!
+//! Invariants:
+//! - What was written is durable when a later [`Backend::flush`] has returned; what a root names is
+//!   durable before [`Backend::put_root`] is called.
+//! - A range of a segment is written once; only [`Backend::heal`] writes again what is damaged,
+//!   with what was there.
+//! - Numbers of segments are never used again.
+//! - Where others may write as well ([`Backend::is_shared`]), a root is put by one writer only, and
+//!   nothing that is removed goes before a root of the same writer is the newest.
+
+mod disks;
+mod objects;
+
+use std::collections::BTreeMap;
+
+pub use disks::{DeviceHealth, Disks, MINIMUM_DEVICE, NewGroup, NewMembers, TrimStep, slots};
+pub use objects::{Bucket, MemoryBucket, Objects, Put, WriterId};
+
+use crate::error::PoolError;
+use crate::frames::WriteStream;
+use crate::label::{Identity, LogStart, Place, Root};
+use crate::log::Blocks;
+
+/// Writes begin and end at multiples of this where nothing else is said, bytes.
+pub const ROW: u32 = 4096;
+
+type Result<T> = std::result::Result<T, PoolError>;
+
+/// A segment: its number, and where it lies.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentAt<'a> {
+    /// The number.
+    pub segment: u32,
+    /// The place.
+    pub place: &'a Place,
+}
+
+/// The room there is, in segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// All of it.
+    pub total: u64,
+    /// The part that is no room for segments: the intent log's.
+    pub reserved: u64,
+    /// What can be begun now.
+    pub free: u64,
+    /// What is free as well, after [`Backend::reclaim`] or a little later.
+    pub held_back: u64,
+    /// What file content can take in all, bytes: without the intent log, copies and parity.
+    pub size: u64,
+    /// The same of what is free or held back.
+    pub free_size: u64,
+}
+
+impl Room {
+    /// What holds nothing.
+    #[must_use]
+    pub fn empty(&self) -> u64 {
+        self.free + self.held_back
+    }
+}
+
+/// Where a write has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Copies {
+    /// To all copies.
+    All,
+    /// To fewer than the segment should have, for the first time: what comes next had better go to
+    /// another segment ([`Backend::lacks`]).
+    Fewer,
+}
+
+/// How putting a root went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum PutRoot {
+    /// It is durable, and the newest.
+    Durable,
+    /// Another writer has put a root of this generation: the pool is its own now.
+    Fenced,
+}
+
+/// The root to begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewestRoot {
+    /// The newest that can be read.
+    pub root: Root,
+    /// How many came after it that cannot be read any more.
+    pub lost: u64,
+}
+
+/// Something that holds the segments and roots of one pool.
+pub trait Backend: Send + Sync {
+    /// The longest segment, bytes.
+    fn segment_length(&self) -> u64;
+
+    /// The longest segment at a place, bytes.
+    fn capacity(&self, place: &Place) -> u64 {
+        let _ = place;
+        self.segment_length()
+    }
+
+    /// Writes to a segment at this place begin and end at multiples of this, bytes: a divisor of
+    /// its capacity, at least 4 KiB and at most 1 MiB.
+    fn row(&self, place: &Place) -> u32 {
+        let _ = place;
+        ROW
+    }
+
+    /// What so many bytes at this place take of [`Room::size`].
+    fn cost(&self, place: &Place, bytes: u64) -> u64 {
+        let _ = place;
+        bytes
+    }
+
+    /// Whether others may try to write to the same pool at any time: then whoever imports it puts a
+    /// root first, and is the only one whose next roots are taken.
+    fn is_shared(&self) -> bool;
+
+    /// Whether a segment that was flushed can be written further at no cost. Where it cannot, a
+    /// commit ends all open segments.
+    fn extends(&self) -> bool;
+
+    /// The pool is opened with this root and these segments, each with its number: their places are
+    /// in use, and so is what the root says of the log.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for places that cannot be.
+    fn adopt(&self, root: &Root, segments: &mut dyn Iterator<Item = (u32, &Place)>) -> Result<()>;
+
+    /// Begins a segment, if more than `spare` others could be begun; `None` if not. Does not wait.
+    ///
+    /// # Errors
+    /// As for [`Self::write`].
+    fn begin(&self, id: u32, stream: WriteStream, spare: u64) -> Result<Option<Place>>;
+
+    /// Writes to a segment.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`] where not even one copy could be written.
+    fn write(&self, at: SegmentAt<'_>, stream: WriteStream, offset: u64, bytes: &[u8]) -> Result<Copies>;
+
+    /// Nothing will be written to a segment beyond this length, bytes. Does not wait.
+    fn finish(&self, at: SegmentAt<'_>, length: u64);
+
+    /// Makes everything written so far durable.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]: nobody knows then what is durable.
+    fn flush(&self) -> Result<()>;
+
+    /// In how many ways a segment can be read that do not depend on each other; at least one.
+    fn ways(&self, at: SegmentAt<'_>) -> usize;
+
+    /// Fills the buffer from a segment, in one of the ways. Whoever reads checks what he gets, and
+    /// tries the next way where it is damaged.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; [`PoolError::Format`] for a place that does not exist.
+    fn read(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()>;
+
+    /// The number of the device that a way reads first.
+    fn member(&self, at: SegmentAt<'_>, way: usize) -> u16;
+
+    /// The number of the device whose bytes are wrong, where what the first way reads is damaged and
+    /// what this one reads is not.
+    fn blamed(&self, at: SegmentAt<'_>, way: usize) -> u16 {
+        let _ = way;
+        self.member(at, 0)
+    }
+
+    /// Tells that a range will be read soon.
+    fn expect(&self, at: SegmentAt<'_>, offset: u64, length: u64);
+
+    /// Makes every copy of a range of a segment what it should be, and the parity of all rows that
+    /// lie in it whole. Answers how many were not; `None` where the place is not the segment's any
+    /// more.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`] for one that cannot be written.
+    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<u64>>;
+
+    /// No root that is kept names these segments: their places are free. A shared backend removes
+    /// them after its next root.
+    fn remove(&self, segments: &[(u32, Place)]);
+
+    /// All segments that are there, also those that no table knows.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    fn list(&self) -> Result<Vec<(u32, Place)>>;
+
+    /// The room.
+    fn room(&self) -> Room;
+
+    /// Gives writers room that is held back, or waits until somebody does who is about to; answers
+    /// whether there is more now.
+    fn reclaim(&self) -> bool;
+
+    /// How many copies segments of a stream have.
+    fn copies(&self, stream: WriteStream) -> usize;
+
+    /// What so many bytes of metadata that are written now take of [`Room::size`] besides
+    /// themselves.
+    fn metadata_overhead(&self, bytes: u64) -> u64 {
+        let _ = bytes;
+        0
+    }
+
+    /// Whether a segment has less redundancy than its place says: a write has failed.
+    fn lacks(&self, id: u32) -> bool;
+
+    /// Whether what lies at this place would have more redundancy elsewhere.
+    fn is_weak(&self, at: SegmentAt<'_>, stream: WriteStream) -> bool {
+        stream.is_metadata() && at.place.len() < self.copies(stream) || self.lacks(at.segment)
+    }
+
+    /// Whether segments have more redundancy than a second copy of metadata: then they are restored
+    /// as a whole.
+    fn is_grouped(&self) -> bool {
+        false
+    }
+
+    /// All of a segment was verified and healed.
+    fn restored(&self, id: u32) {
+        let _ = id;
+    }
+
+    /// The blocks of the intent log; `None` where they lie in an area of devices, which the store
+    /// writes itself.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    fn log(&self) -> Result<Option<Box<dyn Blocks>>>;
+
+    /// Where a log begins that replays nothing of what is there.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    fn fresh_log(&self) -> Result<LogStart>;
+
+    /// Writes who the pool is, durably.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`], [`PoolError::Refused`] for one that does not fit.
+    fn put_identity(&self, identity: &Identity) -> Result<()>;
+
+    /// Writes a root, durably. Everything that it names was flushed.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]: nobody knows then whether it is there. [`PoolError::Refused`] for one
+    /// that does not fit.
+    fn put_root(&self, root: &Root) -> Result<PutRoot>;
+
+    /// The newest root; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    fn newest_root(&self) -> Result<Option<NewestRoot>>;
+
+    /// All roots that can still be read, by their generations.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    fn roots(&self) -> Result<BTreeMap<u64, Root>>;
+
+    /// Makes sure that damage of roots to come is seen ([`Root::guarded`]); answers whether it
+    /// will be.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    fn guard(&self) -> Result<bool>;
+
+    /// Verifies all copies of the identity and of the roots, and writes those anew that are
+    /// damaged. Answers how many were, for each device.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    fn scrub_roots(&self, identity: &Identity) -> Result<Vec<u64>>;
+}

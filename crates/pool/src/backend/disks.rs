@@ -1,0 +1,443 @@
+//! Segments and roots on devices: slots hold segments, labels hold roots. Metadata lies in two
+//! slots; a write that fails at one of them stops nobody, and what is damaged at one is written
+//! anew from the other. In groups of devices, file content has copies or parity as well, and a
+//! device that fails is done without.
+//!
+//! ```text
+//!  members  which devices are the pool's        layout  who takes a segment, how much room there is
+//!  roots    labels and syncs                    health  devices that fail, go and come back
+//!  slots    which slots are free                columns segments as copies, or as rows with parity
+//!  log_area the intent log's slots              heal    writing damaged copies anew
+//!  trim     telling devices of free room
+//! ```
+//!
+//! Callers: the store, by [`Backend`]; by name only for what concerns devices: adding them,
+//! expanding them, telling them of free room.
+//!
+//! Invariants:
+//! - Without parity all slots of a place hold the same bytes at the same offsets. With it, each row
+//!   is written once, whole: there is never one that is half new and half old.
+//! - A slot is written over only where it is damaged, only with what another one holds, and only as
+//!   long as it belongs to the segment.
+//! - A root is durable when one of the devices that hold roots has it; an import looks at all.
+//! - A write that fails at one of two slots is passed over as long as everything of the segment is
+//!   at the other; that one is read from then on. One that fails at both, or of what lies once, is
+//!   an error; so is every sync that fails, but that of a device that its group can do without.
+//! - A device that failed in a group is not used any more; the labels of the others say so before
+//!   the next root.
+//! - Order of locks: `giving`, then `rooms`, then `layout`. None is held over I/O, but `giving` by
+//!   healing.
+
+mod columns;
+mod heal;
+mod health;
+mod layout;
+mod log_area;
+mod members;
+mod roots;
+pub mod slots;
+mod trim;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+
+pub use health::DeviceHealth;
+pub use members::{MINIMUM_DEVICE, NewGroup, NewMembers};
+pub use trim::TrimStep;
+
+use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt};
+use crate::device::{Device, failed};
+use crate::error::{Damage, PoolError};
+use crate::frames::WriteStream;
+use crate::label::{Identity, LogStart, MemberStatus, Place, Root, SlotAddress};
+use crate::log::{self, Blocks};
+use crate::segment::cleaner::{self, Pressure};
+use crate::segment::stream::PIECE;
+use layout::Layout;
+use slots::Slots;
+
+type Devices = Vec<Arc<dyn Device>>;
+
+/// The devices of a pool.
+pub struct Disks {
+    devices: RwLock<Arc<Devices>>,
+    slot: u64,
+    pool: u64,
+    rooms: Mutex<Rooms>,
+    /// Held while a device is told of slots that are taken away from writers meanwhile.
+    trim_turn: Mutex<()>,
+    /// Held while places are given back, and while a damaged copy is written anew: it must not
+    /// become somebody else's place meanwhile.
+    giving: Mutex<()>,
+    /// Metadata is written twice.
+    redundant: AtomicBool,
+    incomplete: Incomplete,
+    /// The area of the intent log: runs of slots.
+    log: OnceLock<Vec<(SlotAddress, u32)>>,
+    /// Writes that failed at one of two places.
+    unwritten: AtomicU64,
+    /// The groups, and how the devices are.
+    layout: RwLock<Arc<Layout>>,
+    /// What the labels say.
+    identity: Mutex<Identity>,
+    /// They do not say yet how the devices are.
+    unlabelled: AtomicBool,
+    /// Devices whose root records are not the pool's.
+    unwiped: Mutex<BTreeSet<u16>>,
+    /// Grows with each device that comes or goes.
+    changes: AtomicU64,
+}
+
+/// Which slots are free.
+#[derive(Debug, Default)]
+struct Rooms {
+    slots: Slots,
+    /// Freed slots whose device is to be told so before they are used again.
+    trimming: Vec<SlotAddress>,
+    /// Whether devices are told.
+    trims: bool,
+}
+
+/// A set of columns of a place.
+type Columns = u64;
+
+/// Segments of which some columns lack something. It is forgotten with the process: then what is
+/// missing is found damaged, and mended.
+#[derive(Debug, Default)]
+struct Incomplete {
+    /// Whether there are any: readers look at that first.
+    any: AtomicBool,
+    /// By the segment, the columns.
+    lacking: Mutex<BTreeMap<u32, Columns>>,
+}
+
+impl Incomplete {
+    /// Which of a segment's columns lack something.
+    fn of(&self, segment: u32) -> Columns {
+        if self.any.load(Ordering::Acquire) { self.lacking.lock().get(&segment).copied().unwrap_or(0) } else { 0 }
+    }
+
+    /// These lack something as well; answers whether that is new.
+    fn note(&self, segment: u32, columns: Columns) -> bool {
+        self.any.store(true, Ordering::Release);
+        let mut lacking = self.lacking.lock();
+        let known = lacking.entry(segment).or_insert(0);
+        let new = columns & !*known != 0;
+        *known |= columns;
+        new
+    }
+
+    fn forget(&self, segment: u32) {
+        if self.any.load(Ordering::Acquire) {
+            self.lacking.lock().remove(&segment);
+        }
+    }
+}
+
+impl Disks {
+    /// How many writes have failed of what was written at another place all the same.
+    #[must_use]
+    pub fn unwritten(&self) -> u64 {
+        self.unwritten.load(Ordering::Relaxed)
+    }
+
+    /// From now on metadata is written twice.
+    pub fn set_redundant(&self) {
+        self.redundant.store(true, Ordering::Release);
+    }
+
+    /// Which device this is.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for a number that none has.
+    pub fn device(&self, number: u16) -> Result<Arc<dyn Device>> {
+        let devices = self.devices.read();
+        devices
+            .get(usize::from(number))
+            .cloned()
+            .ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))
+    }
+
+    /// A device has failed to write what is at another place as well: from now on others are chosen
+    /// before it.
+    fn avoid(&self, device: u16, error: &PoolError) {
+        self.unwritten.fetch_add(1, Ordering::Relaxed);
+        if self.rooms.lock().slots.avoid(device) {
+            tracing::error!(%error, "metadata could be written to one of its two places only: the other copy is written elsewhere");
+        }
+    }
+
+    fn read_slot(&self, slot: SlotAddress, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let device = self.device(slot.device)?;
+        device
+            .read_at(buffer, slots::start(slot, self.slot) + offset)
+            .map_err(|error| failed(&*device, "reading", error))
+    }
+
+    fn write_slot(&self, slot: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
+        let device = self.device(slot.device)?;
+        device
+            .write_at(bytes, slots::start(slot, self.slot) + offset)
+            .map_err(|error| failed(&*device, "writing", error))
+    }
+
+    /// Writes a part of a piece, and has the device begin to make it durable where that is much.
+    fn write_begun(
+        &self,
+        (stream, piece): (WriteStream, usize),
+        slot: SlotAddress,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let device = self.device(slot.device)?;
+        let at = slots::start(slot, self.slot) + offset;
+        let written = match (piece >= PIECE / 2, stream) {
+            // Trees are read again soon.
+            (true, WriteStream::Data) => device.write_stream(bytes, at),
+            (true, _) => device.write_at(bytes, at).map(|()| device.begin_sync(at, bytes.len() as u64)),
+            (false, _) => device.write_at(bytes, at),
+        };
+        written.map_err(|error| failed(&*device, "writing", error))
+    }
+
+    fn layout(&self) -> Arc<Layout> {
+        Arc::clone(&self.layout.read())
+    }
+}
+
+impl Backend for Disks {
+    fn segment_length(&self) -> u64 {
+        self.layout().longest(self.slot)
+    }
+
+    fn capacity(&self, place: &Place) -> u64 {
+        self.slot * place.width() as u64
+    }
+
+    fn row(&self, place: &Place) -> u32 {
+        match place.parity() {
+            0 => super::ROW,
+            _ => u32::try_from(self.layout().unit(place) * place.width() as u64).unwrap_or(super::ROW),
+        }
+    }
+
+    fn cost(&self, place: &Place, bytes: u64) -> u64 {
+        self.layout().cost(place, bytes)
+    }
+
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    fn extends(&self) -> bool {
+        true
+    }
+
+    fn adopt(&self, root: &Root, segments: &mut dyn Iterator<Item = (u32, &Place)>) -> Result<()> {
+        let mut rooms = self.rooms.lock();
+        let layout = self.layout();
+        let mut columns = Vec::new();
+        for (first, count) in &root.log {
+            columns.push(*first);
+            for number in 0..*count {
+                let slot = SlotAddress { slot: first.slot.saturating_add(number), ..*first };
+                rooms.slots.claim(slot, slots::NO_SEGMENT)?;
+            }
+        }
+        if !layout.is_plain() && !Place::from(columns).is_possible() {
+            return Err(PoolError::Format(Damage::Structure("copies of the log on one device")));
+        }
+        for (id, place) in segments {
+            if place.parity() > 0 && layout.is_plain() || self.capacity(place) % u64::from(self.row(place)) != 0 {
+                return Err(PoolError::Format(Damage::Structure("a segment as no group of the pool has them")));
+            }
+            for slot in place.iter() {
+                // What lay on a device that was removed is nowhere.
+                if layout.standing(slot.device).is_none_or(|device| device.status != MemberStatus::Removed) {
+                    rooms.slots.claim(*slot, id)?;
+                }
+            }
+        }
+        // A pool is opened once.
+        let _ = self.log.set(root.log.clone());
+        Ok(())
+    }
+
+    fn begin(&self, id: u32, stream: WriteStream, spare: u64) -> Result<Option<Place>> {
+        let mut rooms = self.rooms.lock();
+        let layout = self.layout();
+        let slots = &mut rooms.slots;
+        if !layout.is_plain() {
+            let (free, all) = self.segments_in(&layout, slots);
+            if free <= spare {
+                return Ok(None);
+            }
+            let doubled = self.copies(stream) > 1 && cleaner::pressure(free, all) != Pressure::Urgent;
+            return Ok(layout.take(slots, self.slot, stream, id, doubled));
+        }
+        if slots.free() <= spare {
+            return Ok(None);
+        }
+        let Some(first) = slots.take(id) else { return Ok(None) };
+        let mut place = vec![first];
+        let short = || cleaner::pressure(slots.free(), slots.total()) == Pressure::Urgent;
+        // Where slots are short, a segment has one place only.
+        if self.copies(stream) > 1 && !short() {
+            place.extend(slots.take_apart(first, id));
+        }
+        Ok(Some(place.into()))
+    }
+
+    fn write(&self, at: SegmentAt<'_>, stream: WriteStream, offset: u64, bytes: &[u8]) -> Result<Copies> {
+        self.write_columns(at, stream, offset, bytes)
+    }
+
+    fn finish(&self, _at: SegmentAt<'_>, _length: u64) {}
+
+    fn flush(&self) -> Result<()> {
+        self.sync_used()
+    }
+
+    fn ways(&self, at: SegmentAt<'_>) -> usize {
+        self.count_ways(at)
+    }
+
+    fn read(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.read_columns(at, way, offset, into)
+    }
+
+    fn member(&self, at: SegmentAt<'_>, way: usize) -> u16 {
+        self.first_column(at, way).map_or(0, |slot| slot.device)
+    }
+
+    fn blamed(&self, at: SegmentAt<'_>, way: usize) -> u16 {
+        self.blamed_column(at, way).map_or(0, |slot| slot.device)
+    }
+
+    fn expect(&self, at: SegmentAt<'_>, offset: u64, length: u64) {
+        self.expect_columns(at, offset, length);
+    }
+
+    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<u64>> {
+        self.mend(at, offset, right)
+    }
+
+    fn remove(&self, segments: &[(u32, Place)]) {
+        let _giving = self.giving.lock();
+        let mut rooms = self.rooms.lock();
+        for (id, place) in segments {
+            self.incomplete.forget(*id);
+            if rooms.trims {
+                place.iter().for_each(|slot| rooms.slots.disown(*slot));
+                rooms.trimming.extend(place.iter());
+            } else {
+                place.iter().for_each(|slot| rooms.slots.release(*slot));
+            }
+        }
+    }
+
+    fn list(&self) -> Result<Vec<(u32, Place)>> {
+        let mut found = BTreeMap::<u32, Vec<SlotAddress>>::new();
+        for (id, slot) in self.rooms.lock().slots.owned() {
+            found.entry(id).or_default().push(slot);
+        }
+        Ok(found.into_iter().map(|(id, place)| (id, place.into())).collect())
+    }
+
+    fn room(&self) -> Room {
+        let rooms = self.rooms.lock();
+        let layout = self.layout();
+        if !layout.is_plain() {
+            return self.room_in(&layout, &rooms);
+        }
+        let reserved = self.log.get().into_iter().flatten().map(|(_, count)| u64::from(*count)).sum();
+        let (total, free, held_back) = (rooms.slots.total(), rooms.slots.free(), rooms.trimming.len() as u64);
+        let (size, free_size) = (total.saturating_sub(reserved) * self.slot, (free + held_back) * self.slot);
+        Room { total, reserved, free, held_back, size, free_size }
+    }
+
+    fn reclaim(&self) -> bool {
+        self.give_untrimmed() || self.wait_for_trim()
+    }
+
+    fn copies(&self, stream: WriteStream) -> usize {
+        let layout = self.layout();
+        if !layout.is_plain() {
+            let parities = (0..layout.groups.len()).map(|group| layout.parity(group));
+            let least = parities.min().unwrap_or(0) + 1;
+            return if stream.is_metadata() { least.max(2) } else { least };
+        }
+        if stream.is_metadata() && self.redundant.load(Ordering::Acquire) { 2 } else { 1 }
+    }
+
+    fn metadata_overhead(&self, bytes: u64) -> u64 {
+        let layout = self.layout();
+        if layout.is_plain() {
+            return if self.redundant.load(Ordering::Acquire) { bytes } else { 0 };
+        }
+        layout.metadata_overhead(bytes)
+    }
+
+    fn lacks(&self, id: u32) -> bool {
+        self.incomplete.of(id) != 0
+    }
+
+    fn is_weak(&self, at: SegmentAt<'_>, stream: WriteStream) -> bool {
+        let layout = self.layout();
+        let single = stream.is_metadata() && at.place.len() < self.copies(stream);
+        self.lacks(at.segment) || layout.is_weak(at.place) || (layout.is_plain() && single)
+    }
+
+    fn is_grouped(&self) -> bool {
+        !self.layout().is_plain()
+    }
+
+    fn restored(&self, id: u32) {
+        self.incomplete.forget(id);
+    }
+
+    fn log(&self) -> Result<Option<Box<dyn Blocks>>> {
+        Ok(None)
+    }
+
+    fn fresh_log(&self) -> Result<LogStart> {
+        let sequence = log::newest_sequence(self, self.pool)?.wrapping_add(1);
+        Ok(LogStart { position: 0, sequence, chain: 0 })
+    }
+
+    fn put_identity(&self, identity: &Identity) -> Result<()> {
+        self.write_identities(identity)
+    }
+
+    fn put_root(&self, root: &Root) -> Result<PutRoot> {
+        self.write_labels()?;
+        self.write_root(root).map(|()| PutRoot::Durable)
+    }
+
+    fn newest_root(&self) -> Result<Option<NewestRoot>> {
+        self.find_newest_root()
+    }
+
+    fn roots(&self) -> Result<BTreeMap<u64, Root>> {
+        self.all_roots()
+    }
+
+    fn guard(&self) -> Result<bool> {
+        self.guard_rings()
+    }
+
+    fn scrub_roots(&self, identity: &Identity) -> Result<Vec<u64>> {
+        self.scrub_labels(identity)
+    }
+}
+
+#[cfg(test)]
+impl Disks {
+    /// Freed slots whose devices were not told yet.
+    pub(crate) fn untold(&self) -> Vec<SlotAddress> {
+        self.rooms.lock().trimming.clone()
+    }
+}

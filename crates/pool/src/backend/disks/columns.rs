@@ -1,0 +1,462 @@
+//! Segments as columns: written to all, read from some. Columns are copies, or they hold rows: a part
+//! of each row lies on each device, the last ones hold parity.
+//!
+//! Caller: the backend of devices. Invariants:
+//! - RowShape are written whole, once.
+//! - What is read in one way leaves out the same columns for every range of a segment, as long as no
+//!   device fails or comes back meanwhile.
+
+use super::layout::Layout;
+use super::{Columns, Copies, Disks, Result, SegmentAt, slots};
+use crate::error::{Damage, PoolError};
+use crate::frames::WriteStream;
+use crate::label::SlotAddress;
+use crate::parity;
+use crate::segment::stream::{ALIGN, PIECE};
+
+/// Where the first way left out too little, others leave out more: so many are tried at most.
+const MOST_WAYS: usize = 400;
+
+/// How a segment's bytes lie in its columns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowShape {
+    pub(super) width: usize,
+    pub(super) parity: usize,
+    pub(super) unit: u64,
+}
+
+/// A part of a range that lies in one column: which, where in it, where in the range.
+pub(super) struct Part {
+    pub(super) column: usize,
+    pub(super) offset: u64,
+    pub(super) range: std::ops::Range<usize>,
+}
+
+impl RowShape {
+    fn length(&self) -> u64 {
+        self.unit * self.width as u64
+    }
+
+    pub(super) fn parts(&self, offset: u64, length: usize) -> Vec<Part> {
+        let (mut parts, mut at) = (Vec::new(), 0);
+        while at < length {
+            let position = offset + at as u64;
+            let (number, within) = (position / self.unit, position % self.unit);
+            let part = ((self.unit - within) as usize).min(length - at);
+            parts.push(Part {
+                column: (number % self.width as u64) as usize,
+                offset: number / self.width as u64 * self.unit + within,
+                range: at..at + part,
+            });
+            at += part;
+        }
+        parts
+    }
+
+    /// The ranges of the columns that hold a range: of each column that does, the first byte and the
+    /// one behind the last.
+    fn extents(&self, parts: &[Part]) -> Vec<Option<(u64, u64)>> {
+        let mut extents: Vec<Option<(u64, u64)>> = vec![None; self.width];
+        for part in parts {
+            let (from, to) = (part.offset, part.offset + part.range.len() as u64);
+            if let Some(extent) = extents.get_mut(part.column) {
+                *extent = Some(extent.map_or((from, to), |(first, last)| (first.min(from), last.max(to))));
+            }
+        }
+        extents
+    }
+}
+
+fn has(columns: Columns, column: usize) -> bool {
+    columns >> column & 1 == 1
+}
+
+/// Memory at a multiple of [`ALIGN`]: what goes past the page cache must lie so.
+#[derive(Default)]
+struct Aligned {
+    memory: Vec<u8>,
+}
+
+impl Aligned {
+    fn of(&mut self, length: usize) -> &mut [u8] {
+        if self.memory.len() < length + ALIGN as usize {
+            self.memory.resize(length + ALIGN as usize, 0);
+        }
+        let skip = self.memory.as_ptr().align_offset(ALIGN as usize).min(ALIGN as usize);
+        self.memory.get_mut(skip..skip + length).unwrap_or_default()
+    }
+}
+
+thread_local! {
+    static COLUMNS: std::cell::RefCell<Aligned> = const { std::cell::RefCell::new(Aligned { memory: Vec::new() }) };
+}
+
+/// Splits whole rows into columns of data, one after the other, and computes those of parity behind
+/// them.
+pub(super) fn split(rows: RowShape, bytes: &[u8], columns: &mut [u8]) -> Result<()> {
+    let (unit, length) = (rows.unit as usize, bytes.len() / rows.width.max(1));
+    let (data, parity) = columns.split_at_mut((length * rows.width).min(columns.len()));
+    let mut data: Vec<&mut [u8]> = data.chunks_mut(length.max(1)).collect();
+    for (number, row) in bytes.chunks(unit * rows.width).enumerate() {
+        for (part, column) in row.chunks(unit).zip(&mut data) {
+            if let Some(to) = column.get_mut(number * unit..number * unit + part.len()) {
+                to.copy_from_slice(part);
+            }
+        }
+    }
+    let mut parity: Vec<&mut [u8]> = parity.chunks_mut(length.max(1)).collect();
+    parity::encode(&data, &mut parity).map_err(|_| PoolError::Format(Damage::Structure("columns that are no rows")))
+}
+
+impl Disks {
+    /// How a segment's rows lie; `None` where its columns are copies.
+    pub(super) fn rows(&self, layout: &Layout, at: SegmentAt<'_>) -> Option<RowShape> {
+        let parity = at.place.parity();
+        (parity > 0).then(|| RowShape { width: at.place.width(), parity, unit: layout.unit(at.place) })
+    }
+
+    /// Writes a piece to all columns that have all that came before it.
+    pub(super) fn write_columns(
+        &self,
+        at: SegmentAt<'_>,
+        stream: WriteStream,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<Copies> {
+        let layout = self.layout();
+        let Some(rows) = self.rows(&layout, at) else {
+            let columns: Vec<&[u8]> = at.place.iter().map(|_| bytes).collect();
+            return self.write_each(&layout, at, (stream, bytes.len()), offset, &columns);
+        };
+        if !offset.is_multiple_of(rows.length()) || !(bytes.len() as u64).is_multiple_of(rows.length()) {
+            return Err(PoolError::Format(Damage::Structure("a write of less than a row")));
+        }
+        COLUMNS.with_borrow_mut(|memory| {
+            let length = bytes.len() / rows.width;
+            let memory = memory.of(length * (rows.width + rows.parity));
+            split(rows, bytes, memory)?;
+            let columns: Vec<&[u8]> = memory.chunks(length.max(1)).collect();
+            self.write_each(&layout, at, (stream, bytes.len()), offset / rows.width as u64, &columns)
+        })
+    }
+
+    /// Writes each column's part.
+    fn write_each(
+        &self,
+        layout: &Layout,
+        at: SegmentAt<'_>,
+        what: (WriteStream, usize),
+        offset: u64,
+        columns: &[&[u8]],
+    ) -> Result<Copies> {
+        let known = self.incomplete.of(at.segment);
+        let mut lacking = known;
+        let mut parts: Vec<(usize, SlotAddress, &[u8])> = Vec::with_capacity(columns.len());
+        for (column, (slot, bytes)) in at.place.iter().zip(columns).enumerate() {
+            if !has(known, column) && layout.is_used(slot.device) {
+                parts.push((column, *slot, bytes));
+            } else {
+                lacking |= 1 << column;
+            }
+        }
+        let write = |(_, slot, bytes): &(usize, SlotAddress, &[u8])| self.write_begun(what, *slot, offset, bytes);
+        // Devices that are written past the page cache are written at the same time.
+        let written: Vec<Result<()>> = if parts.len() > 1 && what.1 >= PIECE / 2 && what.0 == WriteStream::Data {
+            std::thread::scope(|scope| {
+                let lost = || Err(PoolError::Refused("a thread that wrote to a device is gone".to_owned()));
+                let (last, others) = parts.split_last().map_or((None, &[][..]), |(last, others)| (Some(last), others));
+                let running: Vec<_> = others.iter().map(|part| scope.spawn(move || write(part))).collect();
+                let last = last.map(write);
+                running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).chain(last).collect()
+            })
+        } else {
+            parts.iter().map(write).collect()
+        };
+        let mut failed = None;
+        for ((column, slot, _), written) in parts.iter().zip(written) {
+            match written {
+                Ok(()) => {}
+                Err(error @ PoolError::Device { .. }) if at.place.len() > 1 => {
+                    lacking |= 1 << column;
+                    if layout.is_plain() {
+                        self.avoid(slot.device, &error);
+                    } else {
+                        self.lose(slot.device, &error)?;
+                    }
+                    failed = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if lacking.count_ones() as usize > at.place.len().saturating_sub(at.place.width()) {
+            return Err(failed.unwrap_or(PoolError::Refused("too many devices of a group are missing".to_owned())));
+        }
+        let fewer = lacking != known && self.incomplete.note(at.segment, lacking);
+        Ok(if fewer { Copies::Fewer } else { Copies::All })
+    }
+
+    /// Columns that lie on devices without which reading is better.
+    fn doubtful(&self, layout: &Layout, at: SegmentAt<'_>) -> Columns {
+        let lacking = self.incomplete.of(at.segment);
+        if layout.is_plain() {
+            return lacking;
+        }
+        let out = at.place.iter().enumerate().filter(|(_, slot)| !layout.is_whole(slot.device));
+        out.fold(lacking, |columns, (column, _)| columns | 1 << column)
+    }
+
+    /// The columns of copies in the order in which the ways read them: first those that have
+    /// everything, in groups another one for each segment.
+    fn copies_in_order(&self, layout: &Layout, at: SegmentAt<'_>) -> Vec<usize> {
+        let doubtful = self.doubtful(layout, at);
+        let mut order: Vec<usize> = (0..at.place.len()).collect();
+        if !layout.is_plain() && !order.is_empty() {
+            let turn = at.segment as usize % order.len();
+            order.rotate_left(turn);
+        }
+        order.sort_by_key(|column| has(doubtful, *column));
+        order
+    }
+
+    /// The columns that a way of reading rows leaves out; `None` behind the last way.
+    fn left_out(&self, layout: &Layout, at: SegmentAt<'_>, rows: RowShape, way: usize) -> Option<Columns> {
+        let doubtful = self.doubtful(layout, at);
+        let first = if doubtful.count_ones() as usize <= rows.parity { doubtful } else { 0 };
+        std::iter::once(first).chain(sets(rows).filter(|set| *set != first)).take(MOST_WAYS).nth(way)
+    }
+
+    pub(super) fn count_ways(&self, at: SegmentAt<'_>) -> usize {
+        let layout = self.layout();
+        match self.rows(&layout, at) {
+            None => at.place.len().max(1),
+            Some(rows) => sets(rows).take(MOST_WAYS).count(),
+        }
+    }
+
+    pub(super) fn first_column(&self, at: SegmentAt<'_>, way: usize) -> Option<SlotAddress> {
+        let layout = self.layout();
+        let column = match self.rows(&layout, at) {
+            None => *self.copies_in_order(&layout, at).get(way)?,
+            Some(rows) => {
+                let out = self.left_out(&layout, at, rows, way)?;
+                (0..at.place.len()).find(|column| !has(out, *column))?
+            }
+        };
+        at.place.get(column).copied()
+    }
+
+    pub(super) fn blamed_column(&self, at: SegmentAt<'_>, way: usize) -> Option<SlotAddress> {
+        let layout = self.layout();
+        let Some(rows) = self.rows(&layout, at) else { return self.first_column(at, 0) };
+        let out = self.left_out(&layout, at, rows, way)?;
+        let usual = self.left_out(&layout, at, rows, 0)?;
+        let column = (0..at.place.len()).find(|column| has(out & !usual, *column));
+        at.place.get(column.or_else(|| (0..at.place.len()).find(|column| has(usual, *column)))?).copied()
+    }
+
+    pub(super) fn expect_columns(&self, at: SegmentAt<'_>, offset: u64, length: u64) {
+        let layout = self.layout();
+        let Some(rows) = self.rows(&layout, at) else {
+            if let Some(slot) = self.first_column(at, 0) {
+                self.expect_slot(slot, offset, length);
+            }
+            return;
+        };
+        let parts = rows.parts(offset, length as usize);
+        for (slot, extent) in at.place.iter().zip(rows.extents(&parts)) {
+            if let Some((from, to)) = extent
+                && layout.is_used(slot.device)
+            {
+                self.expect_slot(*slot, from, to - from);
+            }
+        }
+    }
+
+    fn expect_slot(&self, slot: SlotAddress, offset: u64, length: u64) {
+        if let Ok(device) = self.device(slot.device) {
+            device.expect(slots::start(slot, self.slot) + offset, length);
+        }
+    }
+
+    /// Fills the buffer from a segment.
+    pub(super) fn read_columns(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()> {
+        let layout = self.layout();
+        let missing = || PoolError::Format(Damage::Structure("a segment without a place"));
+        let Some(rows) = self.rows(&layout, at) else {
+            let order = self.copies_in_order(&layout, at);
+            let mut read = Err(missing());
+            // A copy that cannot be read at all is as good as none in groups: whoever asks for it gets
+            // another one, and verifies that as well.
+            for column in order.iter().cycle().skip(way).take(if layout.is_plain() { 1 } else { order.len() }) {
+                let Some(slot) = at.place.get(*column).filter(|_| way < order.len()) else { continue };
+                read = self.usable_device(&layout, slot.device).and_then(|()| self.read_slot(*slot, offset, into));
+                if !matches!(read, Err(PoolError::Device { .. })) {
+                    break;
+                }
+            }
+            return read;
+        };
+        let mut out = self.left_out(&layout, at, rows, way).ok_or_else(missing)?;
+        for (column, slot) in at.place.iter().enumerate() {
+            if !layout.is_used(slot.device) {
+                out |= 1 << column;
+            }
+        }
+        self.read_rows(at, rows, out, offset, into)
+    }
+
+    /// Fills the buffer from rows, without these columns.
+    fn read_rows(
+        &self,
+        at: SegmentAt<'_>,
+        rows: RowShape,
+        mut out: Columns,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<()> {
+        let parts = rows.parts(offset, into.len());
+        let mut failed = None;
+        loop {
+            let needs = parts.iter().any(|part| has(out, part.column));
+            let read = if needs {
+                self.read_around(at, rows, out, &parts, into)
+            } else {
+                self.read_straight(at, rows, &parts, into)
+            };
+            match read {
+                // That column could not be read: it is done without.
+                Err((column, error @ PoolError::Device { .. })) if !has(out, column) => {
+                    out |= 1 << column;
+                    failed = Some(error);
+                    if out.count_ones() as usize > rows.parity {
+                        break;
+                    }
+                }
+                Err((_, error)) => return Err(failed.unwrap_or(error)),
+                Ok(()) => return Ok(()),
+            }
+        }
+        Err(failed.unwrap_or(PoolError::Format(Damage::Structure("a segment without a place"))))
+    }
+
+    /// Reads a range from the columns that hold it; tells which one could not be read.
+    fn read_straight(
+        &self,
+        at: SegmentAt<'_>,
+        rows: RowShape,
+        parts: &[Part],
+        into: &mut [u8],
+    ) -> std::result::Result<(), (usize, PoolError)> {
+        let extents = rows.extents(parts);
+        if parts.len() > rows.width {
+            let mut buffer = Vec::new();
+            for (column, slot) in at.place.iter().enumerate() {
+                if let Some((from, to)) = extents.get(column).copied().flatten() {
+                    self.expect_slot(*slot, from, to - from);
+                }
+            }
+            for (column, slot) in at.place.iter().enumerate() {
+                let Some((from, to)) = extents.get(column).copied().flatten() else { continue };
+                buffer.resize((to - from) as usize, 0);
+                self.read_slot(*slot, from, &mut buffer).map_err(|error| (column, error))?;
+                for part in parts.iter().filter(|part| part.column == column) {
+                    let start = (part.offset - from) as usize;
+                    if let (Some(to), Some(from)) =
+                        (into.get_mut(part.range.clone()), buffer.get(start..start + part.range.len()))
+                    {
+                        to.copy_from_slice(from);
+                    }
+                }
+            }
+            return Ok(());
+        }
+        if parts.len() > 1 {
+            for part in parts {
+                if let Some(slot) = at.place.get(part.column) {
+                    self.expect_slot(*slot, part.offset, part.range.len() as u64);
+                }
+            }
+        }
+        for part in parts {
+            if let (Some(slot), Some(to)) = (at.place.get(part.column), into.get_mut(part.range.clone())) {
+                self.read_slot(*slot, part.offset, to).map_err(|error| (part.column, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what there is of the rows that hold a range, and computes the columns that are left out.
+    fn read_around(
+        &self,
+        at: SegmentAt<'_>,
+        rows: RowShape,
+        out: Columns,
+        parts: &[Part],
+        into: &mut [u8],
+    ) -> std::result::Result<(), (usize, PoolError)> {
+        let (from, to) = rows
+            .extents(parts)
+            .into_iter()
+            .flatten()
+            .fold((u64::MAX, 0), |(from, to), (first, last)| (from.min(first), to.max(last)));
+        let columns = self.whole_columns(at, rows, out, from, (to - from) as usize)?;
+        for part in parts {
+            let start = (part.offset - from) as usize;
+            let source = columns.get(part.column).and_then(|column| column.get(start..start + part.range.len()));
+            if let (Some(to), Some(from)) = (into.get_mut(part.range.clone()), source) {
+                to.copy_from_slice(from);
+            }
+        }
+        Ok(())
+    }
+
+    /// A range of all columns of data, without reading these; and of as many of parity as that
+    /// needs.
+    pub(super) fn whole_columns(
+        &self,
+        at: SegmentAt<'_>,
+        rows: RowShape,
+        out: Columns,
+        from: u64,
+        length: usize,
+    ) -> std::result::Result<Vec<Vec<u8>>, (usize, PoolError)> {
+        let lost: Vec<usize> = (0..rows.width).filter(|column| has(out, *column)).collect();
+        let whole: Vec<usize> =
+            (rows.width..rows.width + rows.parity).filter(|column| !has(out, *column)).take(lost.len()).collect();
+        let too_many = || (usize::MAX, PoolError::Refused("too many devices of a group are missing".to_owned()));
+        if whole.len() < lost.len() {
+            return Err(too_many());
+        }
+        let count = whole.last().map_or(rows.width, |last| last + 1);
+        let is_read = |column: usize| if column < rows.width { !has(out, column) } else { whole.contains(&column) };
+        for (column, slot) in at.place.iter().enumerate().take(count).filter(|(column, _)| is_read(*column)) {
+            let _ = column;
+            self.expect_slot(*slot, from, length as u64);
+        }
+        let mut columns: Vec<Vec<u8>> = Vec::with_capacity(count);
+        for (column, slot) in at.place.iter().enumerate().take(count) {
+            let mut bytes = vec![0; length];
+            if is_read(column) {
+                self.read_slot(*slot, from, &mut bytes).map_err(|error| (column, error))?;
+            }
+            columns.push(bytes);
+        }
+        let lost: Vec<usize> = (0..count).filter(|column| !is_read(*column)).collect();
+        let mut slices: Vec<&mut [u8]> = columns.iter_mut().map(Vec::as_mut_slice).collect();
+        parity::reconstruct(&mut slices, rows.width, &lost).map_err(|_| too_many())?;
+        Ok(columns)
+    }
+}
+
+/// Sets of columns to be left out: none, then each alone, then two, as long as parity gives them back
+/// and something else is read than before.
+fn sets(rows: RowShape) -> impl Iterator<Item = Columns> {
+    let count = rows.width + rows.parity;
+    let data: Columns = (1 << rows.width) - 1;
+    let singles = (0..count).map(|column| 1 << column);
+    let pairs = (0..count).flat_map(move |a| (a + 1..count).map(move |b| 1 << a | 1 << b));
+    let threes = (0..count)
+        .flat_map(move |a| (a + 1..count).flat_map(move |b| (b + 1..count).map(move |c| 1 << a | 1 << b | 1 << c)));
+    let all = std::iter::once(0).chain(singles).chain(pairs).chain(threes);
+    all.filter(move |set: &Columns| (*set == 0 || set & data != 0) && set.count_ones() as usize <= rows.parity)
+}

@@ -1,0 +1,175 @@
+//! Writing anew what is damaged at one slot of a segment, from what is right.
+//!
+//! Caller: the store, by [`Backend::heal`](super::super::Backend::heal): whoever reads, a scrub, the
+//! cleaner. Invariants:
+//! - What was right stays as it is.
+//! - Parity is computed again only of rows that are right as a whole: otherwise it is what other
+//!   damaged parts of the row can be computed from.
+
+use super::columns::{RowShape, split};
+use super::layout::Layout;
+use super::{Columns, Disks, Result, SegmentAt};
+use crate::error::PoolError;
+use crate::label::{MemberStatus, SlotAddress};
+
+/// Devices are written in whole blocks of this, bytes: a part of one would have to be read, which
+/// is what fails.
+const BLOCK: u64 = 4096;
+/// So much is compared at once, bytes.
+const AT_ONCE: u64 = 1 << 20;
+
+impl Disks {
+    /// Compares all columns of a segment with what a range should be, and writes those that differ
+    /// or cannot be read.
+    pub(super) fn mend(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<u64>> {
+        let _giving = self.giving.lock();
+        let layout = self.layout();
+        let owned = || {
+            let rooms = self.rooms.lock();
+            let is_own = |slot: &SlotAddress| {
+                let removed = layout.standing(slot.device).is_some_and(|device| device.status == MemberStatus::Removed);
+                removed || rooms.slots.owner(*slot) == Some(at.segment)
+            };
+            !at.place.is_empty() && at.place.iter().all(is_own)
+        };
+        if !owned() {
+            return Ok(None);
+        }
+        let mended = match self.rows(&layout, at) {
+            None => self.mend_copies(&layout, at, offset, right)?,
+            Some(rows) => self.mend_rows(&layout, at, rows, offset, right)?,
+        };
+        Ok(Some(u64::from(mended.count_ones())))
+    }
+
+    fn mend_copies(&self, layout: &Layout, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Columns> {
+        let end = offset + right.len() as u64;
+        let (from, to) = (offset / BLOCK * BLOCK, end.next_multiple_of(BLOCK).min(self.slot));
+        let range = (offset - from) as usize..(end - from) as usize;
+        let read = |slot: &SlotAddress| {
+            let mut blocks = vec![0; (to - from) as usize];
+            self.read_slot(*slot, from, &mut blocks).ok().map(|()| blocks)
+        };
+        let used = || at.place.iter().enumerate().filter(|(_, slot)| layout.is_used(slot.device));
+        let found: Vec<Option<Vec<u8>>> = used().map(|(_, slot)| read(slot)).collect();
+        let is_right = |blocks: &Option<Vec<u8>>| {
+            blocks.as_ref().is_some_and(|blocks| blocks.get(range.clone()).is_some_and(|part| part == right))
+        };
+        // Around a part that cannot be read lies what the other slot has there.
+        let whole = found.iter().find(|blocks| is_right(blocks)).cloned().flatten();
+        let mut mended = 0;
+        for ((column, slot), blocks) in used().zip(found) {
+            if is_right(&blocks) {
+                continue;
+            }
+            let Some(mut blocks) = blocks.or_else(|| whole.clone()) else { continue };
+            if let Some(part) = blocks.get_mut(range.clone()) {
+                part.copy_from_slice(right);
+            }
+            self.write_healed(layout, *slot, from, &blocks)?;
+            mended |= 1 << column;
+        }
+        Ok(mended)
+    }
+
+    /// A device that cannot be written now is done without, where its group can.
+    fn write_healed(&self, layout: &Layout, slot: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
+        match self.write_slot(slot, offset, bytes) {
+            Err(error @ PoolError::Device { .. }) if !layout.is_plain() => self.lose(slot.device, &error),
+            written => written,
+        }
+    }
+
+    fn mend_rows(
+        &self,
+        layout: &Layout,
+        at: SegmentAt<'_>,
+        rows: RowShape,
+        offset: u64,
+        right: &[u8],
+    ) -> Result<Columns> {
+        let row = rows.unit * rows.width as u64;
+        let end = offset + right.len() as u64;
+        let (first, last) = (offset.next_multiple_of(row), end / row * row);
+        let part = |from: u64, to: u64| right.get((from - offset) as usize..(to - offset) as usize).unwrap_or_default();
+        if first >= last {
+            return self.mend_parts(layout, at, rows, offset, right);
+        }
+        let mut mended = self.mend_parts(layout, at, rows, offset, part(offset, first))?;
+        let step = (AT_ONCE / row).max(1) * row;
+        let mut from = first;
+        while from < last {
+            let to = (from + step).min(last);
+            mended |= self.mend_whole(layout, at, rows, from, part(from, to))?;
+            from = to;
+        }
+        Ok(mended | self.mend_parts(layout, at, rows, last, part(last, end))?)
+    }
+
+    /// Whole rows: all columns, also those of parity.
+    fn mend_whole(
+        &self,
+        layout: &Layout,
+        at: SegmentAt<'_>,
+        rows: RowShape,
+        offset: u64,
+        right: &[u8],
+    ) -> Result<Columns> {
+        let length = right.len() / rows.width;
+        let mut columns = vec![0; length * (rows.width + rows.parity)];
+        split(rows, right, &mut columns)?;
+        let offset = offset / rows.width as u64;
+        let mut found = vec![0; length];
+        let mut mended = 0;
+        for (column, (slot, right)) in at.place.iter().zip(columns.chunks(length.max(1))).enumerate() {
+            if !layout.is_used(slot.device) {
+                continue;
+            }
+            if self.read_slot(*slot, offset, &mut found).is_err() || found != right {
+                self.write_healed(layout, *slot, offset, right)?;
+                mended |= 1 << column;
+            }
+        }
+        Ok(mended)
+    }
+
+    /// Parts of rows: only the columns that hold them.
+    fn mend_parts(
+        &self,
+        layout: &Layout,
+        at: SegmentAt<'_>,
+        rows: RowShape,
+        offset: u64,
+        right: &[u8],
+    ) -> Result<Columns> {
+        let mut mended = 0;
+        for part in rows.parts(offset, right.len()) {
+            let Some(slot) = at.place.get(part.column).filter(|slot| layout.is_used(slot.device)) else { continue };
+            let end = part.offset + part.range.len() as u64;
+            let (from, to) = (part.offset / BLOCK * BLOCK, end.next_multiple_of(BLOCK));
+            let (range, right) =
+                ((part.offset - from) as usize..(end - from) as usize, right.get(part.range).unwrap_or_default());
+            let mut blocks = vec![0; (to - from) as usize];
+            if self.read_slot(*slot, from, &mut blocks).is_err() {
+                // Around it lies what the others give.
+                let out = self.unused(layout, at) | 1 << part.column;
+                let Ok(columns) = self.whole_columns(at, rows, out, from, blocks.len()) else { continue };
+                let Some(column) = columns.get(part.column) else { continue };
+                blocks.copy_from_slice(column);
+            } else if blocks.get(range.clone()).is_some_and(|found| found == right) {
+                continue;
+            }
+            if let Some(to) = blocks.get_mut(range) {
+                to.copy_from_slice(right);
+            }
+            self.write_healed(layout, *slot, from, &blocks)?;
+            mended |= 1 << part.column;
+        }
+        Ok(mended)
+    }
+
+    fn unused(&self, layout: &Layout, at: SegmentAt<'_>) -> Columns {
+        let unused = at.place.iter().enumerate().filter(|(_, slot)| !layout.is_used(slot.device));
+        unused.fold(0, |columns, (column, _)| columns | 1 << column)
+    }
+}

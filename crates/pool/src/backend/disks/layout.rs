@@ -1,0 +1,318 @@
+//! The groups that devices are in, how each device is, and what that makes of their slots: who takes
+//! a new segment, how wide it is, how much there is room for.
+//!
+//! Callers: the backend of devices. Pure: it knows numbers of devices and of slots, no devices.
+//!
+//! Invariants:
+//! - Columns of a place lie on different devices of one group.
+//! - A segment has all the parity of its group where as many devices are there as that needs; it is
+//!   narrower where fewer are there, or have room.
+//! - A group is whole as long as no more of its devices are missing or stale than it has parity.
+
+use crate::frames::WriteStream;
+use crate::label::{Group, GroupKind, MOST_COLUMNS, MemberStatus, Place, SlotAddress};
+use crate::segment::stream::PIECE;
+use crate::segment::table::LONGEST;
+
+use super::slots::Slots;
+
+/// Devices of a group that hold root records, at most.
+const ROOTS_IN_GROUP: usize = 8;
+/// The same in a pool without groups.
+const ROOTS_WITHOUT: usize = 3;
+
+/// A device, as far as its group is concerned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Standing {
+    pub(super) group: usize,
+    pub(super) status: MemberStatus,
+    /// It may lack something.
+    pub(super) stale: bool,
+    /// Nobody has it open.
+    pub(super) absent: bool,
+}
+
+impl Standing {
+    /// Whether it is read and written.
+    pub(super) fn is_used(&self) -> bool {
+        self.status == MemberStatus::Online && !self.absent
+    }
+
+    /// Whether it has all that it should have.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_used() && !self.stale
+    }
+}
+
+/// All groups.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Layout {
+    /// None in a pool without groups.
+    pub(super) groups: Vec<Group>,
+    pub(super) devices: Vec<Standing>,
+    /// Of each group, what file content can take of its slots, and all of them.
+    ratios: Vec<(u64, u64)>,
+}
+
+/// Slots of the devices of a group, and the part of them that is free.
+struct Counts {
+    all: Vec<u64>,
+    free: Vec<u64>,
+}
+
+impl Layout {
+    /// Whether the pool is one without groups.
+    pub(super) fn is_plain(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// The groups of a pool, and how its devices are.
+    pub(super) fn new(groups: Vec<Group>, devices: Vec<Standing>) -> Self {
+        Self { groups, devices, ratios: Vec::new() }
+    }
+
+    /// Slots have come, or devices.
+    pub(super) fn measure(&mut self, slots: &Slots, slot: u64) {
+        let ratio = |group: usize| {
+            let all = self.counts(slots, group).all;
+            (self.usable(&all, group, slot), all.iter().sum::<u64>())
+        };
+        self.ratios = (0..self.groups.len()).map(ratio).collect();
+    }
+
+    fn group_of(&self, place: &Place) -> usize {
+        place.first().and_then(|slot| self.standing(slot.device)).map_or(0, |standing| standing.group)
+    }
+
+    fn members(&self, group: usize) -> impl Iterator<Item = (usize, &Standing)> {
+        let here =
+            move |(_, device): &(usize, &Standing)| device.group == group && device.status != MemberStatus::Removed;
+        self.devices.iter().enumerate().filter(here)
+    }
+
+    pub(super) fn standing(&self, device: u16) -> Option<&Standing> {
+        self.devices.get(usize::from(device))
+    }
+
+    /// Whether a device is read and written.
+    pub(super) fn is_used(&self, device: u16) -> bool {
+        self.is_plain() || self.standing(device).is_some_and(Standing::is_used)
+    }
+
+    /// Whether a device has all that it should have.
+    pub(super) fn is_whole(&self, device: u16) -> bool {
+        self.is_plain() || self.standing(device).is_some_and(Standing::is_whole)
+    }
+
+    /// How many devices of a group may be lost.
+    pub(super) fn parity(&self, group: usize) -> usize {
+        match self.groups.get(group).map(|group| group.kind) {
+            Some(GroupKind::Mirror) => self.members(group).count().saturating_sub(1),
+            Some(GroupKind::RaidZ(parity)) => usize::from(parity),
+            Some(GroupKind::Plain) | None => 0,
+        }
+    }
+
+    /// How many devices of a group lack something, or are not there.
+    pub(super) fn lacking(&self, group: usize) -> usize {
+        self.members(group).filter(|(_, device)| !device.is_whole()).count()
+    }
+
+    /// Whether a device could be done without: nothing is lost with it.
+    pub(super) fn is_spare(&self, device: u16) -> bool {
+        self.standing(device).is_some_and(|standing| {
+            let more = usize::from(standing.is_whole());
+            self.parity(standing.group) > 0 && self.lacking(standing.group) + more <= self.parity(standing.group)
+        })
+    }
+
+    /// The devices that hold root records.
+    pub(super) fn holding_roots(&self) -> Vec<u16> {
+        if self.is_plain() {
+            return (0..self.devices.len().min(ROOTS_WITHOUT) as u16).collect();
+        }
+        self.members(0).take(ROOTS_IN_GROUP).map(|(at, _)| at as u16).collect()
+    }
+
+    /// What lies on one device before a row goes on to the next, bytes.
+    pub(super) fn unit(&self, place: &Place) -> u64 {
+        self.groups.get(self.group_of(place)).map_or(1 << crate::label::UNIT, |group| 1 << group.unit)
+    }
+
+    /// Across how many devices rows of a group lie at most, parity left out.
+    fn widest(&self, group: usize, slot: u64) -> usize {
+        let unit = self.groups.get(group).map_or(1, |group| 1usize << group.unit);
+        let by_row = PIECE / unit;
+        let by_length = (u64::from(LONGEST) / slot.max(1)) as usize;
+        by_row.min(by_length).min(MOST_COLUMNS - self.parity(group)).max(1)
+    }
+
+    /// The longest segment there may be, bytes.
+    pub(super) fn longest(&self, slot: u64) -> u64 {
+        let width = |group: usize| match self.groups.get(group).map(|group| group.kind) {
+            Some(GroupKind::RaidZ(parity)) => {
+                self.members(group).count().saturating_sub(usize::from(parity)).clamp(1, self.widest(group, slot))
+            }
+            _ => 1,
+        };
+        (0..self.groups.len()).map(width).max().unwrap_or(1) as u64 * slot
+    }
+
+    /// How many devices a segment of a group takes at least.
+    fn least(&self, group: usize) -> usize {
+        let used = self.members(group).filter(|(_, device)| device.is_used()).count();
+        (self.parity(group) + 1).min(used)
+    }
+
+    /// Takes slots for a segment; `None` where there is no room.
+    pub(super) fn take(
+        &self,
+        slots: &mut Slots,
+        slot: u64,
+        stream: WriteStream,
+        owner: u32,
+        doubled: bool,
+    ) -> Option<Place> {
+        let mut groups: Vec<usize> = (0..self.groups.len()).collect();
+        let share = |group: &usize| {
+            let (free, all) = self.segments(slots, *group);
+            std::cmp::Reverse(free * 1_000_000 / all.max(1))
+        };
+        groups.sort_by_key(share);
+        groups.into_iter().find_map(|group| self.take_in(group, slots, slot, stream, owner, doubled))
+    }
+
+    fn take_in(
+        &self,
+        group: usize,
+        slots: &mut Slots,
+        slot: u64,
+        stream: WriteStream,
+        owner: u32,
+        doubled: bool,
+    ) -> Option<Place> {
+        let parity = self.parity(group);
+        if parity == 0 {
+            let here = |device: usize| self.members(group).any(|(at, standing)| at == device && standing.is_used());
+            let first = slots.take_among(&here, owner)?;
+            let second = if doubled { slots.take_apart_among(&here, first, owner) } else { None };
+            return Some(std::iter::once(first).chain(second).collect::<Vec<_>>().into());
+        }
+        let mut with_room: Vec<(usize, u64)> = self
+            .members(group)
+            .filter(|(_, device)| device.is_used())
+            .map(|(at, _)| (at, slots.of_device(at).1))
+            .filter(|(_, free)| *free > 0)
+            .collect();
+        let least = self.least(group);
+        if with_room.len() < least || least == 0 {
+            return None;
+        }
+        // Those with the most room; among equals another one first each time, so that parity and the
+        // first copies lie on all of them in turn.
+        let turn = owner as usize % with_room.len();
+        with_room.rotate_left(turn);
+        with_room.sort_by_key(|(_, free)| std::cmp::Reverse(*free));
+        let is_rows = matches!(self.groups.get(group).map(|group| group.kind), Some(GroupKind::RaidZ(_)));
+        let width = if !is_rows || stream.is_metadata() { parity + 1 } else { self.widest(group, slot) + parity };
+        with_room.truncate(width);
+        let turn = owner as usize % with_room.len();
+        with_room.rotate_left(turn);
+        let columns: Vec<SlotAddress> = with_room.iter().filter_map(|(at, _)| slots.take_of(*at, owner)).collect();
+        let rows = columns.len() > parity + 1;
+        Some(if rows { Place::of_rows(columns, parity as u8) } else { columns.into() })
+    }
+
+    fn counts(&self, slots: &Slots, group: usize) -> Counts {
+        let all = self.members(group).map(|(at, _)| slots.of_device(at).0).collect();
+        let used = self.members(group).filter(|(_, device)| device.is_used());
+        Counts { all, free: used.map(|(at, _)| slots.of_device(at).1).collect() }
+    }
+
+    /// How many segments of a group there are room for: free, and in all.
+    pub(super) fn segments(&self, slots: &Slots, group: usize) -> (u64, u64) {
+        let Counts { all, free } = self.counts(slots, group);
+        let parity = self.parity(group);
+        (segments(&free, self.least(group), parity), segments(&all, (parity + 1).min(all.len()), parity))
+    }
+
+    /// How many segments of all groups there are room for, where nothing lies but these slots of each
+    /// device.
+    pub(super) fn segments_without(&self, slots: &Slots, taken: &dyn Fn(usize) -> u64) -> u64 {
+        let of = |group: usize| {
+            let left: Vec<u64> =
+                self.members(group).map(|(at, _)| slots.of_device(at).0.saturating_sub(taken(at))).collect();
+            let parity = self.parity(group);
+            segments(&left, (parity + 1).min(left.len()), parity)
+        };
+        (0..self.groups.len()).map(of).sum()
+    }
+
+    /// What file content can take of these slots of a group's devices, in slots.
+    fn usable(&self, counts: &[u64], group: usize, slot: u64) -> u64 {
+        let parity = self.parity(group);
+        if parity == 0 {
+            return counts.iter().sum();
+        }
+        let least = (parity + 1).min(counts.len());
+        let number = segments(counts, least, parity);
+        let taken: u64 = counts.iter().map(|count| *count.min(&number)).sum();
+        let parity = least.saturating_sub(1) as u64;
+        // No wider than rows may be.
+        taken.saturating_sub(number * parity).min(number * self.widest(group, slot) as u64)
+    }
+
+    /// The same of all slots and of the free ones, all groups together; `taken` slots of each device
+    /// do not count.
+    pub(super) fn usable_slots(&self, slots: &Slots, slot: u64, taken: &dyn Fn(usize) -> u64) -> (u64, u64) {
+        let of = |group: usize| {
+            let all: Vec<u64> =
+                self.members(group).map(|(at, _)| slots.of_device(at).0.saturating_sub(taken(at))).collect();
+            (self.usable(&all, group, slot), self.usable(&self.counts(slots, group).free, group, slot))
+        };
+        (0..self.groups.len()).map(of).fold((0, 0), |(all, free), (more, more_free)| (all + more, free + more_free))
+    }
+
+    /// What so many bytes at a place take of what file content can have.
+    pub(super) fn cost(&self, place: &Place, bytes: u64) -> u64 {
+        if self.is_plain() {
+            return bytes * place.len().max(1) as u64;
+        }
+        let raw = u128::from(bytes) * place.len().max(1) as u128 / place.width() as u128;
+        let (usable, total) = self.ratios.get(self.group_of(place)).copied().unwrap_or((1, 1));
+        (raw * u128::from(usable) / u128::from(total.max(1))) as u64
+    }
+
+    /// What so many bytes of metadata take besides themselves of what file content can have: in the
+    /// group where that is most.
+    pub(super) fn metadata_overhead(&self, bytes: u64) -> u64 {
+        let of = |(group, (usable, total)): (usize, &(u64, u64))| {
+            let copies = (self.parity(group) + 1).max(2) as u64;
+            (bytes * copies * usable / (*total).max(1)).saturating_sub(bytes)
+        };
+        self.ratios.iter().enumerate().map(of).max().unwrap_or(0)
+    }
+
+    /// Whether what lies at a place has less redundancy left than its group: it was written while
+    /// others of its devices were missing than are now.
+    pub(super) fn is_weak(&self, place: &Place) -> bool {
+        let group = self.group_of(place);
+        let unused = self.members(group).filter(|(_, device)| !device.is_used()).count();
+        let wanted = self.parity(group).saturating_sub(unused);
+        let mut there: Vec<u16> = place.iter().map(|slot| slot.device).filter(|device| self.is_used(*device)).collect();
+        there.sort_unstable();
+        there.dedup();
+        there.len().saturating_sub(place.width()) < wanted
+    }
+}
+
+/// How many segments can be begun on devices with so many free slots, each of which takes at least so
+/// many devices: as many as the last of these has slots.
+fn segments(free: &[u64], least: usize, parity: usize) -> u64 {
+    if parity == 0 {
+        return free.iter().sum();
+    }
+    let mut sorted = free.to_vec();
+    sorted.sort_unstable_by_key(|free| std::cmp::Reverse(*free));
+    least.checked_sub(1).and_then(|last| sorted.get(last)).copied().unwrap_or(0)
+}

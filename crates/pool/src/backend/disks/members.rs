@@ -1,0 +1,472 @@
+//! Which devices a pool has: made of them, imported from them, with one more, with longer ones.
+//!
+//! Caller: the store.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::layout::{Layout, Standing};
+use super::{Devices, Disks, Result, Rooms, slots};
+use crate::checksum;
+use crate::device::{Device, failed};
+use crate::error::PoolError;
+use crate::label::{self, Group, GroupKind, Identity, Member, MemberState, MemberStatus, SlotAddress};
+
+/// The shortest device that a pool lies on, bytes.
+pub const MINIMUM_DEVICE: u64 = 64 << 20;
+
+fn refused<T>(why: impl Into<String>) -> Result<T> {
+    Err(PoolError::Refused(why.into()))
+}
+
+/// Where a device was when it was last seen. What is absurdly long would crowd the others out of
+/// the labels.
+pub(super) fn path_hint(device: &dyn Device) -> Vec<u8> {
+    Some(device.name().as_bytes()).filter(|path| path.len() <= 1024).unwrap_or_default().to_vec()
+}
+
+/// A device's own number; told apart by the pool's and the device's place in it.
+fn member(pool: u64, index: usize, device: &dyn Device) -> Member {
+    let mut name = b"device ".to_vec();
+    name.extend(pool.to_le_bytes());
+    name.extend((index as u64).to_le_bytes());
+    let [a, b, c, d, e, f, g, h, ..] = checksum::structure(&name);
+    let guid = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+    Member { guid, length: device.length(), path: path_hint(device), state: MemberState::default() }
+}
+
+/// What a new pool's labels say of its devices, and what its root says of the log.
+pub struct NewMembers {
+    /// The length of slots, bytes.
+    pub slot: u64,
+    /// The devices.
+    pub members: Vec<Member>,
+    /// The area of the log.
+    pub log: Vec<(SlotAddress, u32)>,
+    /// The groups; none where the devices are in none.
+    pub groups: Vec<Group>,
+}
+
+/// A group to be made of the next so many devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewGroup {
+    /// Its kind.
+    pub kind: GroupKind,
+    /// Of how many devices.
+    pub devices: usize,
+}
+
+impl NewGroup {
+    /// How many columns of a segment there are for each that file content can take one of.
+    fn width(&self) -> usize {
+        match self.kind {
+            GroupKind::Plain | GroupKind::Mirror => 1,
+            GroupKind::RaidZ(parity) => self.devices.saturating_sub(usize::from(parity)).max(1),
+        }
+    }
+
+    fn parity(&self) -> usize {
+        match self.kind {
+            GroupKind::Plain => 0,
+            GroupKind::Mirror => self.devices.saturating_sub(1),
+            GroupKind::RaidZ(parity) => usize::from(parity),
+        }
+    }
+}
+
+/// A device of the pool that is not there.
+struct Missing {
+    name: String,
+    length: u64,
+}
+
+impl Missing {
+    fn gone<T>() -> std::io::Result<T> {
+        Err(rustix::io::Errno::NODEV.into())
+    }
+}
+
+impl Device for Missing {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn read_at(&self, _buffer: &mut [u8], _offset: u64) -> std::io::Result<()> {
+        Self::gone()
+    }
+
+    fn write_at(&self, _bytes: &[u8], _offset: u64) -> std::io::Result<()> {
+        Self::gone()
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        Self::gone()
+    }
+
+    fn discard(&self, _offset: u64, _length: u64) -> std::io::Result<()> {
+        Self::gone()
+    }
+
+    fn is_missing(&self) -> bool {
+        true
+    }
+
+    fn expect(&self, _offset: u64, _length: u64) {}
+}
+
+impl Disks {
+    /// Lays out a pool of this number on devices; nothing is written.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for devices that are too short.
+    pub fn lay_out(devices: &[Arc<dyn Device>], pool: u64) -> Result<NewMembers> {
+        if devices.is_empty() {
+            return refused("a pool needs a device");
+        }
+        if let Some(short) = devices.iter().find(|device| device.length() < MINIMUM_DEVICE) {
+            return refused(format!(
+                "{}: too small: {} bytes; a device of a pool has at least {MINIMUM_DEVICE}",
+                short.name(),
+                short.length()
+            ));
+        }
+        let total: u64 = devices.iter().map(|device| device.length()).sum();
+        let slot = slots::length(total);
+        let members: Vec<Member> =
+            devices.iter().enumerate().map(|(index, device)| member(pool, index, &**device)).collect();
+        let first = members.first().map_or(0, |member| slots::count(member.length, slot));
+        let wanted = (total / 32).clamp(4 << 20, 64 << 20).div_ceil(slot);
+        let count = u32::try_from(wanted).unwrap_or(u32::MAX).min(first / 4);
+        let log = vec![(SlotAddress { device: 0, slot: 0 }, count)];
+        Ok(NewMembers { slot, members, log, groups: Vec::new() })
+    }
+
+    /// The same in groups, of one device after the other.
+    ///
+    /// # Errors
+    /// As [`Self::lay_out`]; also for groups of fewer devices than their parity needs.
+    pub fn lay_out_groups(devices: &[Arc<dyn Device>], pool: u64, groups: &[NewGroup]) -> Result<NewMembers> {
+        let NewMembers { mut members, .. } = Self::lay_out(devices, pool)?;
+        let all: usize = groups.iter().map(|group| group.devices).sum();
+        if all != devices.len() || groups.len() > usize::from(u8::MAX) {
+            return refused("devices that are in no group, or too many groups");
+        }
+        if groups.iter().any(|group| group.devices > label::MOST_COLUMNS || group.devices <= group.parity()) {
+            return refused("a group of too few or too many devices");
+        }
+        let (mut usable, mut widest, mut first) = (0, 1, 0);
+        for (number, group) in groups.iter().enumerate() {
+            let own = members.get_mut(first..first + group.devices).unwrap_or_default();
+            let shortest = own.iter().map(|member| member.length).min().unwrap_or(0);
+            usable += shortest * (group.devices - group.parity()) as u64;
+            own.iter_mut().for_each(|member| member.state.group = number as u8);
+            widest = widest.max(group.width());
+            first += group.devices;
+        }
+        // About as many segments as without groups; none longer than there may be any.
+        let most = u64::from(crate::segment::table::LONGEST) / (widest as u64).next_power_of_two();
+        let slot = (slots::length(usable) / (widest as u64).next_power_of_two()).clamp(1 << 20, most.max(1 << 20));
+        let copies = groups.first().map_or(1, |group| group.parity() + 1);
+        let holding = members.get(..copies).unwrap_or_default();
+        let least = holding.iter().map(|member| slots::count(member.length, slot)).min().unwrap_or(0);
+        let wanted = (usable / 32).clamp(4 << 20, 64 << 20).div_ceil(slot);
+        let count = u32::try_from(wanted).unwrap_or(u32::MAX).min(least / 4);
+        let log = (0..copies as u16).map(|device| (SlotAddress { device, slot: 0 }, count)).collect();
+        Ok(NewMembers { slot, members, log, groups: groups.iter().map(|group| Group::new(group.kind)).collect() })
+    }
+
+    /// The devices of a pool, in the order of its labels.
+    #[must_use]
+    pub fn new(devices: Vec<Arc<dyn Device>>, identity: &Identity) -> Self {
+        let here = identity.members.iter().map(|_| false).collect();
+        Self::with_absent(devices, identity, here)
+    }
+
+    fn with_absent(devices: Vec<Arc<dyn Device>>, identity: &Identity, absent: Vec<bool>) -> Self {
+        let mut rooms = Rooms::default();
+        for member in &identity.members {
+            let removed = member.state.status == MemberStatus::Removed;
+            rooms.slots.add_device(if removed { 0 } else { slots::count(member.length, identity.slot) });
+        }
+        let standing = |(member, absent): (&Member, bool)| Standing {
+            group: usize::from(member.state.group),
+            status: member.state.status,
+            stale: member.state.stale,
+            absent,
+        };
+        let standings = identity.members.iter().zip(absent).map(standing).collect();
+        let mut layout = Layout::new(identity.groups.clone(), standings);
+        layout.measure(&rooms.slots, identity.slot);
+        let disks = Self {
+            devices: parking_lot::RwLock::new(Arc::new(devices)),
+            slot: identity.slot,
+            pool: identity.pool,
+            rooms: parking_lot::Mutex::new(rooms),
+            trim_turn: parking_lot::Mutex::default(),
+            giving: parking_lot::Mutex::default(),
+            redundant: Default::default(),
+            incomplete: Default::default(),
+            log: Default::default(),
+            unwritten: Default::default(),
+            layout: parking_lot::RwLock::new(Arc::new(layout)),
+            identity: parking_lot::Mutex::new(identity.clone()),
+            unlabelled: Default::default(),
+            unwiped: Default::default(),
+            changes: Default::default(),
+        };
+        if identity.incompatible & Identity::REDUNDANT_METADATA != 0 {
+            disks.set_redundant();
+        }
+        disks
+    }
+
+    /// Looks whose devices these are, which may come in any order but must be all of one pool.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for devices that are missing or belong elsewhere;
+    /// [`PoolError::Device`]; [`PoolError::Short`] for one that has become shorter and is to be
+    /// written to.
+    pub fn find(devices: Vec<Arc<dyn Device>>, writable: bool) -> Result<(Self, Identity)> {
+        let grouped = devices.iter().filter_map(|device| label::probe(&**device).ok().flatten());
+        if grouped.max_by_key(|identity| identity.revision).is_some_and(|newest| !newest.groups.is_empty()) {
+            return Self::find_groups(devices, writable);
+        }
+        let (devices, identity) = in_order(devices, writable)?;
+        Ok((Self::new(devices, &identity), identity))
+    }
+
+    /// The same of a pool in groups: devices may be missing, or may have missed something, as long
+    /// as every group can do without.
+    fn find_groups(devices: Vec<Arc<dyn Device>>, writable: bool) -> Result<(Self, Identity)> {
+        let (mut found, mut unread) = (Vec::new(), None);
+        for device in devices {
+            match label::probe(&*device) {
+                Ok(Some(identity)) => found.push((identity, device)),
+                Ok(None) => return refused(format!("{}: not a device of a pool", device.name())),
+                // Done without, if that is possible.
+                Err(error) => unread = Some(error),
+            }
+        }
+        let newest = found.iter().map(|(identity, _)| identity).max_by_key(|identity| identity.revision).cloned();
+        let Some(mut newest) = newest else { return refused("a pool needs a device") };
+        let mut by_index = BTreeMap::new();
+        for (identity, device) in found {
+            let own = identity.members.get(usize::from(identity.index));
+            let listed = newest.members.get(usize::from(identity.index));
+            if identity.pool != newest.pool {
+                return refused(format!("{}: belongs to another pool than the other devices", device.name()));
+            }
+            if own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
+                tracing::warn!(device = device.name(), "was a device of the pool, and is not any more");
+                continue;
+            }
+            let wanted = listed.map_or(0, |listed| listed.length);
+            if writable && device.length() / label::ENDS < wanted / label::ENDS {
+                let length = device.length();
+                unread = Some(PoolError::Short { device: device.name().to_owned(), length, wanted });
+                continue;
+            }
+            if let Some((_, twin)) = by_index.insert(identity.index, (identity, device)) {
+                return refused(format!("{}: the same device of the pool twice", twin.name()));
+            }
+        }
+        let newest_roots: BTreeMap<u16, u64> = by_index
+            .iter()
+            .filter_map(|(index, (_, device))| {
+                let roots = label::roots(&**device, newest.pool).ok()?;
+                Some((*index, roots.last()?.generation))
+            })
+            .collect();
+        let (revision, mut absent, mut ordered) = (newest.revision, Vec::new(), Devices::new());
+        for (index, member) in (0..).zip(&mut newest.members) {
+            let there = by_index.remove(&index);
+            absent.push(there.is_none());
+            if let Some((identity, _)) = &there {
+                // A crash between two writings of labels leaves them one apart.
+                member.state.stale |= identity.revision.saturating_add(1) < revision;
+                if member.state.status == MemberStatus::Faulted {
+                    member.state.status = MemberStatus::Online;
+                }
+            } else {
+                member.state.stale = true;
+            }
+            ordered.push(there.map_or_else(
+                || {
+                    let name = String::from_utf8_lossy(&member.path).into_owned();
+                    Arc::new(Missing { name, length: member.length }) as Arc<dyn Device>
+                },
+                |(_, device)| device,
+            ));
+        }
+        // Each root is on all devices that hold roots before the next is written: one that lacks two
+        // is older than the others.
+        let whole = |index: u16| newest.members.get(usize::from(index)).is_some_and(|member| !member.state.stale);
+        let last = newest_roots.iter().filter(|(index, _)| whole(**index)).map(|(_, generation)| *generation).max();
+        for (index, generation) in &newest_roots {
+            if let (Some(last), Some(member)) = (last, newest.members.get_mut(usize::from(*index)))
+                && generation + 1 < last
+            {
+                member.state.stale = true;
+            }
+        }
+        let disks = Self::with_absent(ordered, &newest, absent);
+        if let Some(group) = disks.broken_group() {
+            if let Some(unread) = unread {
+                return Err(unread);
+            }
+            let layout = disks.layout();
+            let lacking = newest.members.iter().zip(&layout.devices).enumerate().filter(|(_, (_, device))| {
+                device.group == group && device.status != MemberStatus::Removed && !device.is_whole()
+            });
+            let names = lacking.map(|(index, (member, device))| {
+                let how = if device.absent { "missing" } else { "stale or offline" };
+                format!("device {index} is {how}; it was at {}", String::from_utf8_lossy(&member.path))
+            });
+            let names: Vec<String> = names.collect();
+            return refused(format!("too many devices of pool {} cannot be used: {}", newest.name, names.join("; ")));
+        }
+        // What they say of each other is written before anything else; and no root of a device that
+        // is stale may count.
+        disks.unlabelled.store(true, std::sync::atomic::Ordering::Release);
+        disks.unwiped.lock().extend(disks.stale());
+        Ok((disks, newest))
+    }
+
+    /// A group of which too much is missing.
+    fn broken_group(&self) -> Option<usize> {
+        let layout = self.layout();
+        (0..layout.groups.len()).find(|group| layout.lacking(*group) > layout.parity(*group))
+    }
+
+    /// Puts into an identity where the devices are now.
+    pub fn note_paths(&self, identity: &mut Identity) {
+        let layout = self.layout();
+        let devices = self.devices.read();
+        let there = identity.members.iter_mut().zip(devices.iter()).zip(&layout.devices);
+        for ((member, device), _) in there.filter(|(_, standing)| !standing.absent) {
+            member.path = path_hint(&**device);
+        }
+    }
+
+    /// The identity of the pool with one more device, and that device as it is told there.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for one that is too short.
+    pub fn with_device(&self, device: &dyn Device, identity: &Identity) -> Result<Identity> {
+        if device.length() < MINIMUM_DEVICE.max(self.slot + (2 << 20)) {
+            return refused(format!("{}: too small for this pool: {} bytes", device.name(), device.length()));
+        }
+        let mut identity = identity.clone();
+        if !identity.groups.is_empty() {
+            return refused("devices are added to a pool in groups as a new group");
+        }
+        identity.members.push(member(identity.pool, identity.members.len(), device));
+        Ok(identity)
+    }
+
+    /// A device has become part of the pool, as its last one: segments go to it from now on.
+    pub fn join(&self, device: Arc<dyn Device>, identity: &Identity) {
+        let count = identity.members.last().map_or(0, |member| slots::count(member.length, self.slot));
+        let mut devices = Devices::clone(&self.devices.read());
+        devices.push(device);
+        *self.devices.write() = Arc::new(devices);
+        let mut rooms = self.rooms.lock();
+        rooms.slots.add_device(count);
+        let mut layout = self.layout.write();
+        let mut new = Layout::clone(&layout);
+        let standing = Standing { group: 0, status: MemberStatus::Online, stale: false, absent: false };
+        new.devices.push(standing);
+        new.measure(&rooms.slots, self.slot);
+        *layout = Arc::new(new);
+    }
+
+    /// Looks which devices have become longer, and puts that into the identity; answers their
+    /// numbers, each with how many slots it has now.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`] where the system does not tell a length.
+    pub fn measure(&self, identity: &mut Identity) -> Result<Vec<(usize, u32)>> {
+        let devices = Arc::clone(&self.devices.read());
+        let mut grown = Vec::new();
+        for (number, (member, device)) in identity.members.iter_mut().zip(devices.iter()).enumerate() {
+            let length = device.look_again().map_err(|error| failed(&**device, "looking at the length of", error))?;
+            let count = slots::count(length, self.slot);
+            if count > slots::count(member.length, self.slot) {
+                member.length = length;
+                grown.push((number, count));
+            }
+        }
+        Ok(grown)
+    }
+
+    /// Takes the room that devices have got, once the labels tell of it.
+    pub fn grow(&self, grown: &[(usize, u32)]) {
+        let mut rooms = self.rooms.lock();
+        grown.iter().for_each(|(number, count)| rooms.slots.grow(*number, *count));
+        let mut layout = self.layout.write();
+        let mut new = Layout::clone(&layout);
+        new.measure(&rooms.slots, self.slot);
+        *layout = Arc::new(new);
+    }
+
+    /// What [`Self::measure`] would find, as far as is known without looking at the devices again,
+    /// bytes.
+    #[must_use]
+    pub fn expandable(&self, identity: &Identity) -> u64 {
+        let devices = Arc::clone(&self.devices.read());
+        let more = |(member, device): (&Member, &Arc<dyn Device>)| {
+            u64::from(slots::count(device.length(), self.slot).saturating_sub(slots::count(member.length, self.slot)))
+                * self.slot
+        };
+        identity.members.iter().zip(devices.iter()).map(more).sum()
+    }
+}
+
+/// Sorts the devices by the newest identity among them, and checks that they are all and only those
+/// of one pool. Of one that has become shorter, what is left may be read; what lies behind its last
+/// whole MiB was never used.
+fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
+    let mut found = Vec::new();
+    for device in devices {
+        match label::probe(&*device)? {
+            Some(identity) => found.push((identity, device)),
+            None => return refused(format!("{}: not a device of a pool", device.name())),
+        }
+    }
+    let Some(newest) = found.iter().map(|(identity, _)| identity).max_by_key(|identity| identity.revision).cloned()
+    else {
+        return refused("a pool needs a device");
+    };
+    let mut by_index = BTreeMap::new();
+    for (identity, device) in found {
+        let own = identity.members.get(usize::from(identity.index));
+        let listed = newest.members.get(usize::from(identity.index));
+        if identity.pool != newest.pool || own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
+            return refused(format!("{}: belongs to another pool than the other devices", device.name()));
+        }
+        // A crash between two writings of labels leaves them one apart.
+        if identity.revision.saturating_add(1) < newest.revision {
+            return refused(format!("{}: an older copy of a device of the pool than the others are", device.name()));
+        }
+        let wanted = listed.map_or(0, |listed| listed.length);
+        if writable && device.length() / label::ENDS < wanted / label::ENDS {
+            return Err(PoolError::Short { device: device.name().to_owned(), length: device.length(), wanted });
+        }
+        if let Some(twin) = by_index.insert(identity.index, device) {
+            return refused(format!("{}: the same device of the pool twice", twin.name()));
+        }
+    }
+    let missing = newest.members.iter().enumerate().find(|(index, _)| !by_index.contains_key(&(*index as u16)));
+    if let Some((index, missing)) = missing {
+        return refused(format!(
+            "device {index} of pool {} is missing; it was at {}",
+            newest.name,
+            String::from_utf8_lossy(&missing.path)
+        ));
+    }
+    Ok((by_index.into_values().collect(), newest))
+}

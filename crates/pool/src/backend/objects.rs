@@ -1,0 +1,507 @@
+//! Segments and roots as objects of a bucket. Another program may write to the same bucket at any
+//! moment, and replies get lost: all rests on one condition that every object store keeps, that an
+//! object is only made if none of its name is there.
+//!
+//! Callers: the store, by [`Backend`]. What reaches a real object store implements [`Bucket`]; the
+//! one here, in memory, is for tests. No program writes these objects yet, so their layout is no
+//! promise:
+//!
+//! ```text
+//!  pool/REVISION          the identity block
+//!  roots/GENERATION       a root record, who has put it and when, a checksum
+//!  seg/XX/EPOCH-ID        a segment; XX are the last two digits of its number
+//!  log/EPOCH/SEQUENCE     a block of the intent log
+//! ```
+//!
+//! Invariants:
+//! - A root is put under a new name only. Where one is there already that is not this writer's own
+//!   ([`WriterId`] tells), the pool belongs to another writer, and nothing is put any more.
+//! - The first root of a writer begins an epoch. Names of segments contain it, so no writer
+//!   overwrites what is another's.
+//! - A segment is removed after a root of this writer that does not name it, and only if a list
+//!   made after that shows no newer root.
+//! - Roots stay for a day: one that is put late by a writer that was stopped meets the root that
+//!   has taken its name. A writer that was idle for an hour looks for newer roots first.
+
+mod bucket;
+mod log;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+pub use bucket::{Bucket, MemoryBucket, Put};
+
+use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt};
+use crate::checksum;
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, PoolError};
+use crate::frames::WriteStream;
+use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
+use crate::log::Blocks;
+use log::ObjectLog;
+
+/// How often a request is made whose reply is lost.
+const ATTEMPTS: usize = 6;
+/// A writer that has put no root for so long looks for others first, seconds.
+const IDLE: u64 = 3600;
+/// Roots are kept for so long, seconds.
+const KEPT: u64 = 24 * 3600;
+/// Old roots are looked for with each so many roots.
+const SWEEP: u64 = 256;
+
+/// Who puts roots: tells one writer's from another's.
+pub struct WriterId {
+    /// A random number, new with each import.
+    pub nonce: u64,
+    /// The time, seconds since 1970.
+    pub clock: Box<dyn Fn() -> u64 + Send + Sync>,
+}
+
+/// A pool in a bucket.
+pub struct Objects {
+    bucket: Arc<dyn Bucket>,
+    writer: WriterId,
+    segment_length: u64,
+    /// How many segments there may be.
+    total: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The epoch of the segments that are begun now.
+    epoch: u32,
+    /// The epoch of the newest root that was found.
+    found: u32,
+    /// What was begun here and is not whole in the bucket.
+    open: BTreeMap<u32, Open>,
+    /// Segments that take room.
+    known: BTreeMap<u32, Place>,
+    /// What is to be removed after the next root.
+    doomed: Vec<(u32, Place)>,
+    /// The newest root that was put here: generation, and when.
+    last: Option<(u64, u64)>,
+}
+
+/// A segment that is being written.
+struct Open {
+    place: Place,
+    bytes: Vec<u8>,
+    /// How long it is to become, once that is known.
+    finished: Option<u64>,
+    /// Grows with each write.
+    version: u64,
+    /// The version that the bucket has.
+    put: u64,
+}
+
+impl Open {
+    fn is_done(&self) -> bool {
+        self.version == self.put && self.finished.is_some_and(|length| self.bytes.len() as u64 >= length)
+    }
+}
+
+/// A root as it was put.
+struct Body {
+    root: Root,
+    epoch: u32,
+    time: u64,
+}
+
+impl Body {
+    fn encode(&self, nonce: u64) -> Result<Vec<u8>> {
+        let mut to = Writer::default();
+        to.bytes(&self.root.encode()?);
+        to.u32(self.epoch);
+        to.u64(self.time);
+        to.u64(nonce);
+        let mut body = to.finish();
+        let sum = checksum::structure(&body);
+        body.extend(sum);
+        Ok(body)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self> {
+        let wrong = || PoolError::Format(Damage::Structure("no root record"));
+        let (body, sum) = bytes.split_last_chunk().ok_or_else(wrong)?;
+        if checksum::structure(body) != *sum {
+            return Err(wrong());
+        }
+        let mut from = Reader::new(body);
+        let record = from.take(body.len().checked_sub(20).ok_or_else(wrong)?)?;
+        Ok(Self { root: Root::decode(record)?, epoch: from.u32()?, time: from.u64()? })
+    }
+}
+
+fn root_key(generation: u64) -> String {
+    format!("roots/{generation:020}")
+}
+
+fn segment_key(segment: u32, place: &Place) -> String {
+    let epoch = place.first().map_or(0, |at| at.slot);
+    format!("seg/{:02x}/{epoch}-{segment}", segment & 0xff)
+}
+
+fn place_of(epoch: u32) -> Place {
+    vec![SlotAddress { device: 0, slot: epoch }].into()
+}
+
+impl Objects {
+    /// A bucket that a pool lies in, or is to lie in: segments of this length, together not more
+    /// than `size` bytes.
+    #[must_use]
+    pub fn new(bucket: Arc<dyn Bucket>, segment_length: u64, size: u64, writer: WriterId) -> Self {
+        let total = size / segment_length.max(1);
+        Self { bucket, writer, segment_length, total, state: Mutex::default() }
+    }
+
+    /// Whose pool lies in a bucket; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`], [`PoolError::Format`].
+    pub fn find(bucket: &dyn Bucket) -> Result<Option<Identity>> {
+        let Some(newest) = attempt(bucket, "listing", || bucket.list("pool/"))?.pop() else { return Ok(None) };
+        let block = attempt(bucket, "reading", || bucket.get(&newest, None))?;
+        block.map(|block| Identity::decode(&block)).transpose()
+    }
+
+    /// Whether a root newer than this one is there.
+    fn has_newer(&self, generation: u64) -> Result<bool> {
+        let roots = attempt(&*self.bucket, "listing", || self.bucket.list("roots/"))?;
+        Ok(roots.last().is_some_and(|newest| *newest > root_key(generation)))
+    }
+
+    fn read_root(&self, key: &str) -> Result<Option<Result<Body>>> {
+        let body = attempt(&*self.bucket, "reading", || self.bucket.get(key, None))?;
+        Ok(body.map(|body| Body::decode(&body)))
+    }
+
+    /// Removes what no root names any more.
+    fn remove_doomed(&self) -> Result<()> {
+        let doomed = std::mem::take(&mut self.state.lock().doomed);
+        for (at, (id, place)) in doomed.iter().enumerate() {
+            let key = segment_key(*id, place);
+            if let Err(error) = attempt(&*self.bucket, "removing from", || self.bucket.delete(&key)) {
+                self.state.lock().doomed.extend(doomed.get(at..).unwrap_or_default().iter().cloned());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes roots that nobody can go back to, and that no writer can still want to put.
+    fn sweep_roots(&self, kept: u64, now: u64) -> Result<()> {
+        for key in attempt(&*self.bucket, "listing", || self.bucket.list("roots/"))? {
+            let old = match self.read_root(&key)? {
+                Some(Ok(body)) => body.root.generation < kept && body.time.saturating_add(KEPT) < now,
+                Some(Err(_)) | None => false,
+            };
+            if !old {
+                break;
+            }
+            attempt(&*self.bucket, "removing from", || self.bucket.delete(&key))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes an object that was not there; `false` where another one is.
+fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
+    let mut failure = io::Error::from(io::ErrorKind::TimedOut);
+    for _ in 0..ATTEMPTS {
+        match bucket.put_new(key, body) {
+            Ok(Put::Made) => return Ok(true),
+            // It may be what an earlier attempt has made. Where nothing is there, somebody was
+            // about to make it and has not.
+            Ok(Put::Exists) => match bucket.get(key, None) {
+                Ok(Some(found)) => return Ok(found == body),
+                Ok(None) => {}
+                Err(error) => failure = error,
+            },
+            Err(error) => failure = error,
+        }
+    }
+    Err(failed(bucket, "writing", failure))
+}
+
+fn failed(bucket: &dyn Bucket, doing: &'static str, source: io::Error) -> PoolError {
+    PoolError::Device { device: bucket.name().to_owned(), doing, source: Arc::new(source) }
+}
+
+/// Makes a request that may be made twice until there is a reply.
+fn attempt<T>(bucket: &dyn Bucket, doing: &'static str, request: impl Fn() -> io::Result<T>) -> Result<T> {
+    let mut failure = io::Error::from(io::ErrorKind::TimedOut);
+    for _ in 0..ATTEMPTS {
+        match request() {
+            Ok(reply) => return Ok(reply),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failed(bucket, doing, failure))
+}
+
+fn no_segment() -> PoolError {
+    PoolError::Format(Damage::Structure("a segment that is not written any more"))
+}
+
+impl Backend for Objects {
+    fn segment_length(&self) -> u64 {
+        self.segment_length
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn extends(&self) -> bool {
+        false
+    }
+
+    fn adopt(&self, _root: &Root, segments: &mut dyn Iterator<Item = (u32, &Place)>) -> Result<()> {
+        let mut state = self.state.lock();
+        let next = state.found.checked_add(1);
+        state.epoch = next.ok_or_else(|| PoolError::Refused("the pool has used up its epochs".to_owned()))?;
+        for (id, place) in segments {
+            if state.known.insert(id, place.clone()).is_some() {
+                return Err(PoolError::Format(Damage::Structure("a segment twice")));
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&self, id: u32, _stream: WriteStream, spare: u64) -> Result<Option<Place>> {
+        let mut state = self.state.lock();
+        if self.total.saturating_sub(state.known.len() as u64) <= spare {
+            return Ok(None);
+        }
+        let place = place_of(state.epoch);
+        let open = Open { place: place.clone(), bytes: Vec::new(), finished: None, version: 0, put: 0 };
+        if state.known.insert(id, place.clone()).is_some() || state.open.insert(id, open).is_some() {
+            return Err(PoolError::Format(Damage::Structure("a segment twice")));
+        }
+        Ok(Some(place))
+    }
+
+    fn write(&self, at: SegmentAt<'_>, _stream: WriteStream, offset: u64, bytes: &[u8]) -> Result<Copies> {
+        let mut state = self.state.lock();
+        let open = state.open.get_mut(&at.segment).ok_or_else(no_segment)?;
+        let end = offset + bytes.len() as u64;
+        if end > self.segment_length {
+            return Err(PoolError::Format(Damage::Structure("behind the end of a segment")));
+        }
+        // Pieces come in any order.
+        if open.bytes.len() < end as usize {
+            open.bytes.resize(end as usize, 0);
+        }
+        if let Some(range) = open.bytes.get_mut(offset as usize..end as usize) {
+            range.copy_from_slice(bytes);
+        }
+        open.version += 1;
+        Ok(Copies::All)
+    }
+
+    fn finish(&self, at: SegmentAt<'_>, length: u64) {
+        let mut state = self.state.lock();
+        if let Some(open) = state.open.get_mut(&at.segment) {
+            open.finished = Some(length);
+            if open.is_done() {
+                state.open.remove(&at.segment);
+            }
+        }
+    }
+
+    fn flush(&self) -> Result<()> {
+        let changed: Vec<u32> = {
+            let state = self.state.lock();
+            state.open.iter().filter(|(_, open)| open.version != open.put).map(|(id, _)| *id).collect()
+        };
+        for id in changed {
+            let Some((key, bytes, version)) = self
+                .state
+                .lock()
+                .open
+                .get(&id)
+                .map(|open| (segment_key(id, &open.place), open.bytes.clone(), open.version))
+            else {
+                continue;
+            };
+            // What is not finished is put again when there is more of it.
+            attempt(&*self.bucket, "writing", || self.bucket.put(&key, &bytes))?;
+            let mut state = self.state.lock();
+            if let Some(open) = state.open.get_mut(&id) {
+                open.put = version;
+                if open.is_done() {
+                    state.open.remove(&id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ways(&self, _at: SegmentAt<'_>) -> usize {
+        1
+    }
+
+    fn read(&self, at: SegmentAt<'_>, _way: usize, offset: u64, into: &mut [u8]) -> Result<()> {
+        let end = offset + into.len() as u64;
+        let short = || failed(&*self.bucket, "reading", io::ErrorKind::UnexpectedEof.into());
+        if let Some(open) = self.state.lock().open.get(&at.segment).filter(|open| open.place == *at.place) {
+            into.copy_from_slice(open.bytes.get(offset as usize..end as usize).ok_or_else(short)?);
+            return Ok(());
+        }
+        let key = segment_key(at.segment, at.place);
+        let found = attempt(&*self.bucket, "reading", || self.bucket.get(&key, Some(offset..end)))?;
+        let found = found.ok_or_else(|| failed(&*self.bucket, "reading", io::ErrorKind::NotFound.into()))?;
+        into.copy_from_slice(Some(found.as_slice()).filter(|found| found.len() == into.len()).ok_or_else(short)?);
+        Ok(())
+    }
+
+    fn member(&self, _at: SegmentAt<'_>, _way: usize) -> u16 {
+        0
+    }
+
+    fn expect(&self, _at: SegmentAt<'_>, _offset: u64, _length: u64) {}
+
+    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<u64>> {
+        if self.state.lock().known.get(&at.segment) != Some(at.place) {
+            return Ok(None);
+        }
+        let key = segment_key(at.segment, at.place);
+        let Some(mut whole) = attempt(&*self.bucket, "reading", || self.bucket.get(&key, None))? else {
+            return Err(failed(&*self.bucket, "reading", io::ErrorKind::NotFound.into()));
+        };
+        let range = whole.get_mut(offset as usize..offset as usize + right.len());
+        let Some(range) = range.filter(|range| *range != right) else { return Ok(Some(0)) };
+        range.copy_from_slice(right);
+        attempt(&*self.bucket, "writing", || self.bucket.put(&key, &whole))?;
+        Ok(Some(1))
+    }
+
+    fn remove(&self, segments: &[(u32, Place)]) {
+        let mut state = self.state.lock();
+        for (id, place) in segments {
+            if state.known.get(id) == Some(place) {
+                state.known.remove(id);
+                state.open.remove(id);
+            }
+            state.doomed.push((*id, place.clone()));
+        }
+    }
+
+    fn list(&self) -> Result<Vec<(u32, Place)>> {
+        let keys = attempt(&*self.bucket, "listing", || self.bucket.list("seg/"))?;
+        let parse = |key: &String| {
+            let (epoch, id) = key.rsplit_once('/')?.1.split_once('-')?;
+            Some((id.parse().ok()?, place_of(epoch.parse().ok()?)))
+        };
+        Ok(keys.iter().filter_map(parse).collect())
+    }
+
+    fn room(&self) -> Room {
+        let taken = self.state.lock().known.len() as u64;
+        let free = self.total.saturating_sub(taken);
+        let (size, free_size) = (self.total * self.segment_length, free * self.segment_length);
+        Room { total: self.total, reserved: 0, free, held_back: 0, size, free_size }
+    }
+
+    fn reclaim(&self) -> bool {
+        false
+    }
+
+    fn copies(&self, _stream: WriteStream) -> usize {
+        1
+    }
+
+    fn lacks(&self, _id: u32) -> bool {
+        false
+    }
+
+    fn log(&self) -> Result<Option<Box<dyn Blocks>>> {
+        let epoch = u64::from(self.state.lock().epoch);
+        Ok(Some(Box::new(ObjectLog::new(Arc::clone(&self.bucket), epoch, self.writer.nonce))))
+    }
+
+    fn fresh_log(&self) -> Result<LogStart> {
+        Ok(LogStart { position: u64::from(self.state.lock().epoch), sequence: 0, chain: 0 })
+    }
+
+    fn put_identity(&self, identity: &Identity) -> Result<()> {
+        let made = make(&*self.bucket, &format!("pool/{:020}", identity.revision), &identity.encode()?)?;
+        if made {
+            Ok(())
+        } else {
+            Err(PoolError::Refused(format!("{}: another pool is there, or another writer", self.bucket.name())))
+        }
+    }
+
+    fn put_root(&self, root: &Root) -> Result<PutRoot> {
+        let now = (self.writer.clock)();
+        let (epoch, last) = {
+            let state = self.state.lock();
+            (state.epoch, state.last)
+        };
+        if let Some((generation, put)) = last
+            && put.saturating_add(IDLE) < now
+            && self.has_newer(generation)?
+        {
+            return Ok(PutRoot::Fenced);
+        }
+        let body = Body { root: root.clone(), epoch, time: now }.encode(self.writer.nonce)?;
+        if !make(&*self.bucket, &root_key(root.generation), &body)? {
+            return Ok(PutRoot::Fenced);
+        }
+        self.state.lock().last = Some((root.generation, now));
+        if !self.state.lock().doomed.is_empty() {
+            // Whoever has put a newer one decides what is removed.
+            if self.has_newer(root.generation)? {
+                return Ok(PutRoot::Fenced);
+            }
+            self.remove_doomed()?;
+        }
+        if root.generation.is_multiple_of(SWEEP) {
+            self.sweep_roots(root.kept, now)?;
+        }
+        Ok(PutRoot::Durable)
+    }
+
+    fn newest_root(&self) -> Result<Option<NewestRoot>> {
+        let mut keys = attempt(&*self.bucket, "listing", || self.bucket.list("roots/"))?;
+        let mut lost = 0;
+        while let Some(key) = keys.pop() {
+            if let Some(Ok(body)) = self.read_root(&key)? {
+                self.state.lock().found = body.epoch;
+                return Ok(Some(NewestRoot { root: body.root, lost }));
+            }
+            lost += 1;
+        }
+        Ok(None)
+    }
+
+    fn roots(&self) -> Result<BTreeMap<u64, Root>> {
+        let mut found = BTreeMap::new();
+        for key in attempt(&*self.bucket, "listing", || self.bucket.list("roots/"))? {
+            if let Some(Ok(body)) = self.read_root(&key)? {
+                found.insert(body.root.generation, body.root);
+            }
+        }
+        Ok(found)
+    }
+
+    fn guard(&self) -> Result<bool> {
+        // A list shows each root, readable or not.
+        Ok(true)
+    }
+
+    fn scrub_roots(&self, identity: &Identity) -> Result<Vec<u64>> {
+        let (key, right) = (format!("pool/{:020}", identity.revision), identity.encode()?);
+        let found = attempt(&*self.bucket, "reading", || self.bucket.get(&key, None))?;
+        if found.as_ref() == Some(&right) {
+            return Ok(vec![0]);
+        }
+        attempt(&*self.bucket, "writing", || self.bucket.put(&key, &right))?;
+        Ok(vec![1])
+    }
+}

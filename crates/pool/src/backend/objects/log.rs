@@ -1,0 +1,193 @@
+//! The intent log as objects: one for each block, `log/EPOCH/SEQUENCE`.
+//!
+//! Caller: [`Objects`](super::Objects). A writer's blocks are in its own epoch. Who takes the pool
+//! over reads the blocks of the epoch before, and puts a *seal* where the next one would come: it
+//! names the own epoch, where the log goes on. From then on the writer before can append nothing,
+//! and everything that it has told to be durable was read.
+//!
+//! Invariants:
+//! - An object is only made where none is. A block that meets a seal belongs to a writer that has
+//!   lost the pool.
+//! - Seals stay; blocks go when a root holds what they say, and only those that this writer has read
+//!   or written.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::bucket::Bucket;
+use super::{attempt, make};
+use crate::checksum;
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, PoolError};
+use crate::log::{Blocks, Replayed, Start, Visit, show};
+use crate::pointer::Txg;
+
+/// With so much in use, a commit is due, bytes.
+const LENGTH: u64 = 64 << 20;
+const BLOCK: u8 = 1;
+const SEAL: u8 = 2;
+
+/// The log of one import.
+pub(super) struct ObjectLog {
+    bucket: Arc<dyn Bucket>,
+    /// The epoch of this writer.
+    epoch: u64,
+    nonce: u64,
+    next: Start,
+    blocks: VecDeque<Block>,
+    /// What is not needed any more and could not be removed yet.
+    doomed: Vec<String>,
+}
+
+struct Block {
+    start: Start,
+    txg: Txg,
+    length: u64,
+}
+
+/// What is found under a name.
+enum Found {
+    Block { txg: Txg, chain: u64, records: Vec<u8>, length: u64 },
+    Seal { epoch: u64 },
+}
+
+fn damaged() -> PoolError {
+    PoolError::Format(Damage::Structure("a damaged block of the log"))
+}
+
+fn key(Start { position, sequence, .. }: Start) -> String {
+    format!("log/{position}/{sequence:020}")
+}
+
+/// The sum that ends an object, over what is before it and the sum of the block before.
+fn sum(body: &[u8], chain: u64) -> u64 {
+    let mut whole = chain.to_le_bytes().to_vec();
+    whole.extend(body);
+    let [a, b, c, d, e, f, g, h, ..] = checksum::structure(&whole);
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
+impl ObjectLog {
+    pub(super) fn new(bucket: Arc<dyn Bucket>, epoch: u64, nonce: u64) -> Self {
+        let next = Start { position: epoch, sequence: 0, chain: 0 };
+        Self { bucket, epoch, nonce, next, blocks: VecDeque::new(), doomed: Vec::new() }
+    }
+
+    fn find(&self, start: Start) -> Result<Option<Found>, PoolError> {
+        let name = key(start);
+        let Some(object) = attempt(&*self.bucket, "reading the log in", || self.bucket.get(&name, None))? else {
+            return Ok(None);
+        };
+        let (body, found) = object.split_last_chunk().ok_or_else(damaged)?;
+        let chain = sum(body, start.chain);
+        if chain != u64::from_le_bytes(*found) {
+            return Err(damaged());
+        }
+        let mut from = Reader::new(body);
+        Ok(Some(match from.u8()? {
+            BLOCK => {
+                let txg = Txg(from.u64()?);
+                let records = body.get(9..).unwrap_or_default().to_vec();
+                Found::Block { txg, chain, records, length: object.len() as u64 }
+            }
+            SEAL => Found::Seal { epoch: from.u64()? },
+            _ => return Err(damaged()),
+        }))
+    }
+
+    /// Makes an object where the next block comes; answers its sum, or nothing where another one is
+    /// there.
+    fn put(&self, mut body: Vec<u8>) -> Result<Option<u64>, PoolError> {
+        let sum = sum(&body, self.next.chain);
+        body.extend(sum.to_le_bytes());
+        Ok(make(&*self.bucket, &key(self.next), &body)?.then_some(sum))
+    }
+
+    /// Ends the log of the writer before; `false` where it has written meanwhile.
+    fn seal(&self) -> Result<bool, PoolError> {
+        let mut to = Writer::default();
+        to.u8(SEAL);
+        to.u64(self.epoch);
+        // Tells this writer's own seal, whose reply was lost, from another's.
+        to.u64(self.nonce);
+        Ok(self.put(to.finish())?.is_some())
+    }
+
+    fn push(&mut self, txg: Txg, length: u64, chain: u64) {
+        let txg = self.blocks.back().map_or(txg, |block| block.txg.max(txg));
+        self.blocks.push_back(Block { start: self.next, txg, length });
+        self.next = Start { sequence: self.next.sequence.wrapping_add(1), chain, ..self.next };
+    }
+}
+
+impl Blocks for ObjectLog {
+    fn begin(&mut self, _start: Start) -> Result<(), PoolError> {
+        // Nobody has written to this epoch.
+        self.next = Start { position: self.epoch, sequence: 0, chain: 0 };
+        self.blocks.clear();
+        Ok(())
+    }
+
+    fn replay(&mut self, start: Start, committed: Txg, visit: &mut Visit<'_>) -> Result<Replayed, PoolError> {
+        self.blocks.clear();
+        self.next = start;
+        let mut replayed = Replayed::default();
+        while self.next.position != self.epoch {
+            match self.find(self.next)? {
+                Some(Found::Block { txg, chain, records, length }) => {
+                    replayed.records += show(&records, committed, visit)?;
+                    replayed.blocks += 1;
+                    self.push(txg, length, chain);
+                }
+                Some(Found::Seal { epoch }) if epoch > self.next.position && epoch <= self.epoch => {
+                    self.next = Start { position: epoch, sequence: 0, chain: 0 };
+                }
+                Some(Found::Seal { .. }) => return Err(fenced()),
+                None => {
+                    if self.seal()? {
+                        self.next = Start { position: self.epoch, sequence: 0, chain: 0 };
+                    }
+                }
+            }
+        }
+        Ok(replayed)
+    }
+
+    fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
+        let length = records.len() as u64 + 17;
+        if self.used() + length > LENGTH {
+            return Ok(false);
+        }
+        let mut to = Writer::default();
+        to.u8(BLOCK);
+        to.u64(txg.0);
+        to.bytes(records);
+        let chain = self.put(to.finish())?.ok_or_else(fenced)?;
+        self.push(txg, length, chain);
+        Ok(true)
+    }
+
+    fn start_after(&self, txg: Txg) -> Start {
+        self.blocks.iter().find(|block| block.txg > txg).map_or(self.next, |block| block.start)
+    }
+
+    fn forget(&mut self, txg: Txg) {
+        let needed = self.blocks.iter().position(|block| block.txg > txg).unwrap_or(self.blocks.len());
+        self.doomed.extend(self.blocks.drain(..needed).map(|block| key(block.start)));
+        let bucket = &*self.bucket;
+        // What cannot be removed now is removed with the next ones.
+        self.doomed.retain(|key| attempt(bucket, "removing from", || bucket.delete(key)).is_err());
+    }
+
+    fn used(&self) -> u64 {
+        self.blocks.iter().map(|block| block.length).sum()
+    }
+
+    fn length(&self) -> u64 {
+        LENGTH
+    }
+}
+
+fn fenced() -> PoolError {
+    PoolError::Refused("another program writes to the pool now".to_owned())
+}

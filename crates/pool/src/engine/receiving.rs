@@ -1,0 +1,703 @@
+//! A stream of a snapshot becomes a snapshot: received beside everything else, and there in one
+//! commit when all of it has come.
+//!
+//! ```text
+//!  a file system that is not there   it is made, marked, and its tree grows row by row
+//!  one that is there                 a clone of the base below it, `%recv`, takes the rows
+//!  the end                           the mark goes, or the head becomes what the clone is; the snapshot is entered
+//! ```
+//!
+//! Called by the verb `receive`, which knows mounts and properties. Invariants: what is half
+//! received is marked (the property [`MARK`]) and used by nobody; it is freed, or gone on with; a
+//! head that is not what its base is stays as it is unless the receiver is told to give that up.
+
+use std::sync::Arc;
+
+use super::administration::{DestroySet, snapshot_row};
+use super::properties::{Edit, Setting};
+use super::{Admin, Dataset, Pool, as_pool_error};
+use crate::catalog::{DatasetRow, PropertyRow, PropertySource};
+use crate::error::PoolError;
+use crate::pointer::{Compression, Pointer, Txg};
+use crate::rows::{DatasetHead, InodeRow, Key, keys};
+use crate::send_stream::record::{self, SnapshotHead, StreamError};
+use crate::send_stream::{ResumeToken, RowOp};
+use crate::space::Usage;
+use crate::tree::{Context, Settings, Tree};
+use crate::{checksum, compress};
+
+/// The property that marks a file system as half received; users have none of this name.
+pub const MARK: &str = "receiving";
+/// What a half received difference is called below the file system that it is for; users have no
+/// such names.
+pub const PARTIAL: &str = "%recv";
+/// It stays when its stream is cut.
+const RESUMABLE: &str = "resumable";
+/// It goes with whoever receives it.
+const ONCE: &str = "once";
+
+/// Where a snapshot is received.
+#[derive(Clone, Debug, Default)]
+pub struct ReceiveInto {
+    /// The dataset above.
+    pub parent: u64,
+    /// The last part of the name of the file system.
+    pub name: String,
+    /// The snapshot's name.
+    pub snapshot: String,
+    /// What the file system has besides the base of the stream is given up.
+    pub force: bool,
+    /// What has come stays if the stream is cut.
+    pub resumable: bool,
+    /// Properties that the file system has with the snapshot.
+    pub properties: Vec<(String, Setting)>,
+    /// Properties that the snapshot has.
+    pub of_snapshot: Vec<(String, Setting)>,
+    /// The tags that hold it.
+    pub holds: Vec<String>,
+}
+
+/// A snapshot that is being received.
+pub struct Receiving {
+    pool: Arc<Pool>,
+    into: ReceiveInto,
+    /// The file system that gets the snapshot; that which takes the rows, where it is another.
+    target: u64,
+    dataset: Arc<Dataset>,
+    /// The snapshot that the stream is the difference to.
+    base: Option<Txg>,
+    fresh: bool,
+    head: SnapshotHead,
+    token: ResumeToken,
+    left_out: Vec<(String, PoolError)>,
+    ended: bool,
+}
+
+impl std::fmt::Debug for Receiving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Receiving").field("target", &self.target).field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
+/// The properties of the file system, as changes of this dataset.
+fn edits(into: &ReceiveInto, dataset: u64) -> Vec<Edit> {
+    into.properties.iter().map(|(name, to)| Edit { dataset, name: name.clone(), to: to.clone() }).collect()
+}
+
+fn refused<T>(why: impl Into<String>) -> Result<T, PoolError> {
+    Err(PoolError::Refused(why.into()))
+}
+
+/// What begins, or goes on.
+struct Begun {
+    target: u64,
+    id: u64,
+    base: Option<Txg>,
+    fresh: bool,
+    token: Option<ResumeToken>,
+}
+
+/// Why a file system cannot take a stream that is for another of its states.
+const MODIFIED: &str = "destination has been modified since most recent snapshot";
+const OTHER_BASE: &str = "most recent snapshot does not match incremental source";
+const PARTLY: &str = "destination contains partially-complete state from \"receive -s\"";
+
+impl Pool {
+    /// Begins to receive a snapshot, or goes on where the stream says so.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] with the reason in ZFS' words; [`PoolError::Busy`] while another
+    /// stream is received there.
+    pub fn receive(self: &Arc<Self>, into: ReceiveInto, head: &SnapshotHead) -> Result<Receiving, PoolError> {
+        let mut admin = self.admin.lock();
+        // A value that is none is refused before anything is received.
+        admin.plan_edits(&edits(&into, 0), &self.bounds())?;
+        for (name, to) in &into.of_snapshot {
+            snapshot_row(name, to)?;
+        }
+        let begun = match self.going_on(&admin, &into, head)? {
+            Some(begun) => begun,
+            None => {
+                let plan = self.plan_receive(&admin, &into, head)?;
+                self.commit_under(&mut admin, |admin, txg| self.enter_received(admin, txg, &into, head, &plan))?
+            }
+        };
+        let root = admin.catalog.dataset(begun.id)?.root;
+        let dataset = Arc::new(Dataset::receiving(self, (begun.id, root), begun.target)?);
+        dataset.adopt(admin.behaviour_of(begun.id)?, &self.bounds(), admin.owner_quotas(begun.id)?);
+        self.receiving.lock().insert(begun.id);
+        self.datasets.write().insert(begun.id, Arc::clone(&dataset));
+        drop(admin);
+        let token = begun.token.unwrap_or_else(|| ResumeToken {
+            to: head.guid,
+            name: head.name.clone(),
+            from: head.from,
+            clone: head.clone,
+            stored: head.stored,
+            after: Vec::new(),
+            bytes: 0,
+        });
+        Ok(Receiving {
+            pool: Arc::clone(self),
+            into,
+            target: begun.target,
+            dataset,
+            base: begun.base,
+            fresh: begun.fresh,
+            head: head.clone(),
+            token,
+            left_out: Vec::new(),
+            ended: false,
+        })
+    }
+
+    /// What is half received there, if a stream was begun.
+    fn half(&self, admin: &Admin, parent: u64, name: &str) -> Result<Option<(u64, u64)>, PoolError> {
+        let Some(target) = admin.catalog.child(parent, name)? else { return Ok(None) };
+        if admin.is_half(target)? {
+            return Ok(Some((target, target)));
+        }
+        Ok(admin.catalog.child(target, PARTIAL)?.map(|id| (target, id)))
+    }
+
+    fn going_on(&self, admin: &Admin, into: &ReceiveInto, head: &SnapshotHead) -> Result<Option<Begun>, PoolError> {
+        let Some((target, id)) = self.half(admin, into.parent, &into.name)? else {
+            return if head.after.is_empty() {
+                Ok(None)
+            } else {
+                refused("destination has no half received state that this stream goes on with")
+            };
+        };
+        if self.receiving.lock().contains(&id) {
+            return Err(PoolError::Busy);
+        }
+        if head.after.is_empty() {
+            return refused(PARTLY);
+        }
+        let row = admin.catalog.dataset(id)?;
+        let Some(token) = self.token_at(row.root)? else { return refused(PARTLY) };
+        if (token.to, token.from, &token.after) != (head.guid, head.from, &head.after) {
+            return refused("the stream goes on elsewhere than where destination has come to");
+        }
+        let base = row.origin.filter(|(of, _)| *of == target).map(|(_, txg)| txg);
+        Ok(Some(Begun { target, id, base, fresh: row.origin.is_none(), token: Some(token) }))
+    }
+
+    /// How far the stream has come that a tree is received from.
+    pub(super) fn token_at(&self, root: Option<Pointer>) -> Result<Option<ResumeToken>, PoolError> {
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        let row = Tree::open(root, 0, Settings::default()).view().get(&context, &keys::received())?;
+        row.map(|row| ResumeToken::decode(&row)).transpose()
+    }
+
+    /// How far a stream has come that is received into a dataset and stays when it is cut.
+    pub(super) fn resume_token(&self, admin: &Admin, target: u64) -> Result<Option<ResumeToken>, PoolError> {
+        let half = if admin.is_half(target)? { Some(target) } else { admin.catalog.child(target, PARTIAL)? };
+        let Some(id) = half else { return Ok(None) };
+        if admin.mark(id)?.is_none_or(|mark| mark != RESUMABLE) {
+            return Ok(None);
+        }
+        self.token_at(admin.catalog.dataset(id)?.root)
+    }
+
+    /// What will take the rows: judged before anything is changed.
+    fn plan_receive(&self, admin: &Admin, into: &ReceiveInto, head: &SnapshotHead) -> Result<Plan, PoolError> {
+        let Some(target) = admin.catalog.child(into.parent, &into.name)? else {
+            return match head.from {
+                0 => Ok(Plan::New),
+                from if head.clone => match find_guid(admin, from)? {
+                    Some((of, txg)) => Ok(Plan::Clone(of, txg)),
+                    None => refused("the origin of the clone that is sent is not in this pool"),
+                },
+                _ => refused("destination does not exist"),
+            };
+        };
+        let snapshots = admin.catalog.snapshots(target)?;
+        if snapshots.iter().any(|(_, row)| row.name == into.snapshot) {
+            return refused(format!("destination snapshot '@{}' exists already", into.snapshot));
+        }
+        if head.from == 0 {
+            if !into.force {
+                return refused("destination exists: must specify -F to overwrite it");
+            }
+            return match snapshots.first() {
+                Some((_, row)) => {
+                    refused(format!("destination has snapshots (eg. @{}): must destroy them to overwrite it", row.name))
+                }
+                None => Ok(Plan::Below(target, None)),
+            };
+        }
+        let Some((base, row)) = snapshots.iter().find(|(_, row)| row.guid == head.from) else {
+            return refused(OTHER_BASE);
+        };
+        let newest = snapshots.last().is_some_and(|(txg, _)| txg == base);
+        if !into.force && !newest {
+            return refused(OTHER_BASE);
+        }
+        if !into.force && self.is_modified(row.root, admin.catalog.dataset(target)?.root)? {
+            return refused(MODIFIED);
+        }
+        Ok(Plan::Below(target, Some(*base)))
+    }
+
+    fn enter_received(
+        &self,
+        admin: &mut Admin,
+        txg: Txg,
+        into: &ReceiveInto,
+        head: &SnapshotHead,
+        plan: &Plan,
+    ) -> Result<Begun, PoolError> {
+        let (parent, name, origin) = match plan {
+            Plan::New => (into.parent, into.name.as_str(), None),
+            Plan::Clone(of, txg) => (into.parent, into.name.as_str(), Some((*of, *txg))),
+            Plan::Below(target, base) => (*target, PARTIAL, base.map(|base| (*target, base))),
+        };
+        let given: Vec<(String, String)> =
+            head.spelling.iter().map(|property| (property.name.clone(), property.value.clone())).collect();
+        let rows = admin.with_rules_for_names(parent, self.parse_new(&given)?)?;
+        let usage = match origin {
+            Some((of, txg)) => {
+                let of = admin.catalog.snapshot(of, txg)?;
+                Usage { referenced: of.referenced, logical_referenced: of.logical, ..Usage::default() }
+            }
+            None => Usage::default(),
+        };
+        let limits = admin.judge_new(parent, &rows, usage)?;
+        let root = origin.map_or(Ok(None), |(of, txg)| admin.catalog.snapshot(of, txg).map(|row| row.root))?;
+        let id = admin.catalog.number()?;
+        let list = admin.catalog.deadlists().create()?;
+        let row = DatasetRow {
+            created: txg,
+            root,
+            usage,
+            origin,
+            newest: origin.map_or(Txg(0), |(_, txg)| txg),
+            ..self.new_row(parent, name, list)
+        };
+        admin.catalog.enter(id, &row)?;
+        if let Some((of, txg)) = origin {
+            admin.catalog.set_clone(of, txg, id, true)?;
+        }
+        admin.put_rows(id, &rows)?;
+        let value = if into.resumable { RESUMABLE } else { ONCE }.to_owned();
+        admin.catalog.set_property(id, MARK, Some(&PropertyRow { source: PropertySource::Local, value }))?;
+        admin.quota_tree().add(id, parent, usage, limits)?;
+        let (target, base) = match plan {
+            Plan::Below(target, base) => (*target, *base),
+            Plan::New | Plan::Clone(..) => (id, None),
+        };
+        Ok(Begun { target, id, base, fresh: origin.is_none(), token: None })
+    }
+
+    /// Whether a head differs from a snapshot in what users see: files that had no name in the
+    /// snapshot go when the head is used.
+    fn is_modified(&self, snapshot: Option<Pointer>, head: Option<Pointer>) -> Result<bool, PoolError> {
+        if snapshot == head {
+            return Ok(false);
+        }
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        let view = |root| Tree::open(root, 0, Settings::default()).view();
+        let mut rows = view(snapshot).diff(context, &view(head))?;
+        let mut nameless = std::collections::HashSet::new();
+        while let Some(row) = rows.next()? {
+            let known = match Key::decode(row.key)? {
+                Key::Head | Key::OwnerUse(..) | Key::Received => true,
+                Key::Inode(number) => {
+                    let was = row.old.map(InodeRow::decode).transpose()?;
+                    let gone = was.is_some_and(|was| was.links == 0) && row.new.is_none();
+                    gone && nameless.insert(number)
+                }
+                Key::Orphan(number) | Key::Cut(number) => nameless.contains(&number),
+                Key::Xattr { inode, .. } | Key::Extent { inode, .. } | Key::Patch { inode, .. } => {
+                    nameless.contains(&inode)
+                }
+                Key::Entry { .. } | Key::Name { .. } => false,
+            };
+            if !known {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Gives up what is half received of a file system; whether there was anything.
+    ///
+    /// # Errors
+    /// [`PoolError::Busy`] while it is received.
+    pub fn abort_receive(&self, parent: u64, name: &str) -> Result<bool, PoolError> {
+        let id = {
+            let admin = self.admin.lock();
+            let Some((_, id)) = self.half(&admin, parent, name)? else { return Ok(false) };
+            if self.receiving.lock().contains(&id) {
+                return Err(PoolError::Busy);
+            }
+            id
+        };
+        self.commit_with(|admin, _| self.destroy_head(admin, id))?;
+        Ok(true)
+    }
+
+    /// Gives up what is half received to follow a snapshot of a dataset, which is to go.
+    ///
+    /// # Errors
+    /// As [`Self::abort_receive`].
+    pub fn abort_below(&self, target: u64) -> Result<(), PoolError> {
+        let (parent, name) = {
+            let admin = self.admin.lock();
+            if admin.catalog.child(target, PARTIAL)?.is_none() {
+                return Ok(());
+            }
+            let row = admin.catalog.dataset(target)?;
+            (row.parent, row.name)
+        };
+        self.abort_receive(parent, &name).map(drop)
+    }
+
+    /// Gives up what a process that has died was receiving, unless it can be gone on with.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn abort_unfinished(&self) -> Result<(), PoolError> {
+        let mut left = Vec::new();
+        {
+            let admin = self.admin.lock();
+            for (id, row) in admin.catalog.datasets()? {
+                let mark = admin.mark(id)?;
+                if mark.is_some_and(|mark| mark == ONCE) || admin.is_half(id)? && self.token_at(row.root)?.is_none() {
+                    left.push(id);
+                }
+            }
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        self.commit_with(|admin, _| left.iter().try_for_each(|id| self.destroy_head(admin, *id)))
+    }
+}
+
+/// What will take the rows of a stream.
+enum Plan {
+    /// A file system that is made.
+    New,
+    /// One that begins as a snapshot of another.
+    Clone(u64, Txg),
+    /// One below that which is there, which begins as a snapshot of it, or empty.
+    Below(u64, Option<Txg>),
+}
+
+fn find_guid(admin: &Admin, guid: u64) -> Result<Option<(u64, Txg)>, PoolError> {
+    for (id, _) in admin.catalog.datasets()? {
+        if let Some((txg, _)) = admin.catalog.snapshots(id)?.into_iter().find(|(_, row)| row.guid == guid) {
+            return Ok(Some((id, txg)));
+        }
+    }
+    Ok(None)
+}
+
+impl Admin {
+    pub(super) fn mark(&self, id: u64) -> Result<Option<String>, PoolError> {
+        let rows = self.catalog.properties(id)?;
+        Ok(rows.into_iter().find(|(name, _)| name == MARK).map(|(_, row)| row.value))
+    }
+
+    /// Whether a dataset is half received.
+    pub(super) fn is_half(&self, id: u64) -> Result<bool, PoolError> {
+        Ok(self.mark(id)?.is_some())
+    }
+}
+
+impl Receiving {
+    /// Takes a record of rows.
+    ///
+    /// # Errors
+    /// Rows that are none; no room; those of the engine.
+    pub fn rows(&mut self, payload: &[u8]) -> Result<(), StreamError> {
+        let ops = record::rows(payload)?;
+        let (Some(first), Some(last)) = (ops.first(), ops.last()) else { return Ok(()) };
+        if !self.token.after.is_empty() && first.key() <= self.token.after.as_slice() {
+            return Err(StreamError::Damaged("rows out of order"));
+        }
+        self.check(&ops)?;
+        let owner = (self.target, self.fresh);
+        for op in &ops {
+            if let RowOp::Nothing { key, until } = op {
+                let range = (*key, *until);
+                self.dataset.files().take_away(range, owner, &self.token.encode()).map_err(as_stream_error)?;
+            }
+        }
+        let mut token = ResumeToken {
+            after: last.key().to_vec(),
+            bytes: self.token.bytes + payload.len() as u64,
+            ..self.token.clone()
+        };
+        self.dataset.files().receive(&ops, owner, &token.encode()).map_err(as_stream_error)?;
+        std::mem::swap(&mut self.token, &mut token);
+        Ok(())
+    }
+
+    /// What cannot be stored here, and frames that are not what they say.
+    fn check(&self, ops: &[RowOp<'_>]) -> Result<(), StreamError> {
+        let most = self.pool.storage.largest_frame();
+        let mut content = Vec::new();
+        for op in ops {
+            match op {
+                RowOp::Framed { frame, .. } => {
+                    if u64::from(frame.logical) > most {
+                        let why = "the stream has records that are longer than this pool can hold";
+                        return Err(PoolError::Refused(why.to_owned()).into());
+                    }
+                    let whole = match frame.compression {
+                        Compression::Off => frame.bytes.len() == frame.logical as usize,
+                        compression => {
+                            content.resize(frame.logical as usize, 0);
+                            compress::decompress(compression, frame.bytes, &mut content)
+                                && checksum::content(frame.checksum_kind, &content) == frame.checksum
+                        }
+                    };
+                    if !whole || frame.logical == 0 {
+                        return Err(StreamError::Damaged("the content of a file"));
+                    }
+                }
+                RowOp::Put { key, value } if *key == keys::head() => {
+                    let head = DatasetHead::decode(value).map_err(|_| StreamError::Damaged("the head"))?;
+                    if !head.folding.is_exact() {
+                        self.pool.storage.allow_folding(self.pool.seconds())?;
+                    }
+                    if self.pool.storage.hashing() == keys::Hashing::Whole && head.hashing != keys::Hashing::Whole {
+                        let why = "this pool is of an older format than the stream needs";
+                        return Err(PoolError::Refused(why.to_owned()).into());
+                    }
+                }
+                RowOp::Put { .. } | RowOp::Gone { .. } | RowOp::Nothing { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of the file system that gets the snapshot.
+    #[must_use]
+    pub fn target(&self) -> u64 {
+        self.target
+    }
+
+    /// Whether that was there before.
+    #[must_use]
+    pub fn replaces(&self) -> bool {
+        self.target != self.dataset.id()
+    }
+
+    /// Whether nothing of what was there stays: nobody may use the file system at the end then,
+    /// since names are looked up in another way.
+    #[must_use]
+    pub fn overwrites(&self) -> bool {
+        self.replaces() && self.base.is_none()
+    }
+
+    /// How far the stream has come.
+    #[must_use]
+    pub fn token(&self) -> &ResumeToken {
+        &self.token
+    }
+
+    /// The limits that the file system does not have, since they do not fit here.
+    #[must_use]
+    pub fn left_out(&self) -> &[(String, PoolError)] {
+        &self.left_out
+    }
+
+    /// All rows have come: the snapshot is there when this returns, and the file system has its
+    /// properties.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the file system has become another meanwhile,
+    /// [`PoolError::Busy`] where it is in use and [overwritten](Self::overwrites): nothing has
+    /// changed then.
+    pub fn finish(&mut self) -> Result<Txg, PoolError> {
+        let pool = Arc::clone(&self.pool);
+        let id = self.dataset.id();
+        if self.overwrites() {
+            pool.close_datasets(&[self.target])?;
+        }
+        let mut admin = pool.admin.lock();
+        if self.overwrites() && pool.datasets.read().contains_key(&self.target) {
+            return Err(PoolError::Busy);
+        }
+        let used = if self.replaces() { pool.datasets.read().get(&self.target).cloned() } else { None };
+        let stopped = used.as_ref().map(|dataset| dataset.files().stop());
+        self.dataset.files().received().map_err(as_pool_error)?;
+        let done = pool.commit_under(&mut admin, |admin, txg| self.enter_snapshot(admin, txg));
+        let txg = match done {
+            Ok((txg, left_out)) => {
+                self.left_out = left_out;
+                txg
+            }
+            Err(error) => {
+                drop(stopped);
+                drop(admin);
+                // It can be gone on with, or tried again.
+                self.dataset
+                    .files()
+                    .receive(&[], (self.target, self.fresh), &self.token.encode())
+                    .map_err(as_pool_error)?;
+                return Err(error);
+            }
+        };
+        self.ended = true;
+        pool.datasets.write().remove(&id);
+        pool.receiving.lock().remove(&id);
+        if let Some(stopped) = stopped {
+            // Before the next commit, which would write the old tree.
+            let replaced = admin
+                .catalog
+                .dataset(self.target)
+                .and_then(|row| stopped.replace(Dataset::table(&pool, self.target, row.root)));
+            if let Err(error) = replaced {
+                admin.failed = Some(error.clone());
+                pool.throttle.fail(&error);
+                return Err(error);
+            }
+            drop(stopped);
+        }
+        pool.refresh(&admin)?;
+        drop(admin);
+        if let Some(dataset) = &used
+            && let Err(error) = dataset.files().adopt_orphans()
+        {
+            tracing::error!(%error, "files without a name cannot be freed now");
+        }
+        Ok(txg)
+    }
+
+    fn enter_snapshot(&self, admin: &mut Admin, txg: Txg) -> Result<(Txg, Vec<(String, PoolError)>), PoolError> {
+        let (id, target) = (self.dataset.id(), self.target);
+        if admin.catalog.snapshot_named(target, &self.into.snapshot)?.is_some() {
+            return refused(format!("destination snapshot '@{}' exists already", self.into.snapshot));
+        }
+        let gives_up = self.replaces().then(|| self.judge_target(admin)).transpose()?;
+        let planned = admin.plan_edits(&edits(&self.into, target), &self.pool.bounds())?;
+        let of_snapshot: Vec<(String, Option<PropertyRow>)> =
+            self.into.of_snapshot.iter().map(|(name, to)| snapshot_row(name, to)).collect::<Result<_, _>>()?;
+        // From here on nothing is refused.
+        if let Some(newer) = gives_up {
+            self.become_received(admin, id, &newer)?;
+        } else {
+            admin.catalog.set_property(id, MARK, None)?;
+        }
+        admin.enter_snapshot(target, txg, &self.into.snapshot, (self.head.guid, self.head.created))?;
+        admin.recount(target)?;
+        for (name, row) in &of_snapshot {
+            admin.catalog.set_snapshot_property(target, txg, name, row.as_ref())?;
+        }
+        for tag in &self.into.holds {
+            admin.catalog.set_hold(target, txg, tag, Some((self.pool.clock)().seconds))?;
+        }
+        Ok((txg, admin.enter_what_fits(&planned)?))
+    }
+
+    /// Whether the file system is what the stream is for, and which newer snapshots it gives up.
+    fn judge_target(&self, admin: &Admin) -> Result<DestroySet, PoolError> {
+        let snapshots = admin.catalog.snapshots(self.target)?;
+        let base = self.base.unwrap_or_default();
+        let newer: Vec<String> =
+            snapshots.iter().filter(|(txg, _)| *txg > base).map(|(_, row)| row.name.clone()).collect();
+        if !self.into.force {
+            if !newer.is_empty() {
+                return refused(OTHER_BASE);
+            }
+            let of = snapshots.iter().find(|(txg, _)| *txg == base).and_then(|(_, row)| row.root);
+            if self.base.is_some() && self.pool.is_modified(of, admin.catalog.dataset(self.target)?.root)? {
+                return refused(MODIFIED);
+            }
+        }
+        // What a newer bookmark marks is no part of the history any more.
+        let marks = admin.catalog.bookmarks(self.target)?.into_iter().filter(|(_, row)| row.txg > base);
+        let set = DestroySet {
+            snapshots: if newer.is_empty() { Vec::new() } else { vec![(self.target, newer)] },
+            bookmarks: marks.map(|(name, _)| (self.target, name)).collect(),
+            ..DestroySet::default()
+        };
+        self.pool.judge_destroy_set(admin, &set)?;
+        Ok(set)
+    }
+
+    /// The head of the file system becomes what took the rows, which is no file system any more.
+    fn become_received(&self, admin: &mut Admin, id: u64, newer: &DestroySet) -> Result<(), PoolError> {
+        let (pool, target, base) = (&self.pool, self.target, self.base.unwrap_or_default());
+        pool.take_away(admin, newer)?;
+        let taken = admin.catalog.dataset(id)?;
+        let mut row = admin.catalog.dataset(target)?;
+        pool.doom(admin, row.root, base)?;
+        admin.catalog.deadlists().forget(row.list)?;
+        (row.root, row.list) = (taken.root, taken.list);
+        (row.usage.referenced, row.usage.logical_referenced) = (taken.usage.referenced, taken.usage.logical_referenced);
+        admin.catalog.set_dataset(target, &row)?;
+        if self.base.is_none() {
+            // Other rules for names may hold now.
+            for property in &self.head.spelling {
+                let value = PropertyRow { source: PropertySource::Local, value: property.value.clone() };
+                admin.catalog.set_property(target, &property.name, Some(&value))?;
+            }
+        }
+        admin.reservations.forget(id);
+        admin.quota_tree().remove(id)?;
+        admin.catalog.leave(id)?;
+        if let Some((of, txg)) = taken.origin {
+            admin.catalog.set_clone(of, txg, id, false)?;
+        }
+        admin.recount(target)
+    }
+
+    /// The stream was cut: what has come stays, where that was asked for, and goes otherwise.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub fn cut(mut self) -> Result<bool, PoolError> {
+        let keep = self.into.resumable && !self.token.after.is_empty();
+        self.end(keep)?;
+        Ok(keep)
+    }
+
+    /// What has come goes: the stream is not what it says.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub fn abort(mut self) -> Result<(), PoolError> {
+        self.end(false)
+    }
+
+    fn end(&mut self, keep: bool) -> Result<(), PoolError> {
+        let (pool, id) = (Arc::clone(&self.pool), self.dataset.id());
+        self.ended = true;
+        let mut admin = pool.admin.lock();
+        if keep {
+            let committed = pool.commit_under(&mut admin, |_, _| Ok(()));
+            pool.datasets.write().remove(&id);
+            pool.receiving.lock().remove(&id);
+            return committed;
+        }
+        // What is in memory only belongs to nobody with the next commit.
+        let committed = pool.commit_under(&mut admin, |_, _| Ok(()));
+        pool.datasets.write().remove(&id);
+        let gone = committed.and_then(|()| pool.commit_under(&mut admin, |admin, _| pool.destroy_head(admin, id)));
+        pool.receiving.lock().remove(&id);
+        gone
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        if !self.ended
+            && let Err(error) = self.end(self.into.resumable && !self.token.after.is_empty())
+        {
+            tracing::error!(%error, "what was half received stays until the pool is imported again");
+        }
+    }
+}
+
+fn as_stream_error(error: crate::files::FileError) -> StreamError {
+    match error {
+        crate::files::FileError::Quota | crate::files::FileError::OwnerQuota => PoolError::NoSpace.into(),
+        other => as_pool_error(other).into(),
+    }
+}

@@ -1,0 +1,269 @@
+//! A snapshot on its way to another place: its rows, or those in which it differs from an earlier
+//! one, with what their frames hold.
+//!
+//! Called by the verbs `send` and `replicate`, which see to it that neither snapshot goes
+//! meanwhile. Both trees are walked together, and what they share is not read: the cost is that of
+//! the changes. Where only a bookmark is left of the earlier snapshot, nodes that were born since are
+//! walked, and it is also sent where there are no rows. Invariants: rows come in the order of their keys, so that a key says how far a
+//! stream has come; memory is that of a few records.
+
+use super::Pool;
+use crate::catalog::SnapshotRow;
+use crate::codec::Writer;
+use crate::error::{Damage, PoolError};
+use crate::pointer::{Compression, Pointer, Txg};
+use crate::rows::{dead_of, keys, pointer_of};
+use crate::send_stream::record::{self, travels};
+use crate::send_stream::{RowOp, SentFrame, StreamError};
+use crate::tree::cursor::Cursor;
+use crate::tree::diff::Diff;
+use crate::tree::since::{Since, SinceWalk};
+use crate::tree::{Context, Settings, Tree, View};
+
+/// A record of rows is full with so many bytes of rows and content: with one more row, whatever that
+/// holds, it is not longer than a record may be.
+const RECORD: usize = 512 << 10;
+/// And with so many rows.
+const RECORD_ROWS: usize = record::ROWS_MOST / 2;
+
+/// A snapshot: its dataset, and when it was taken.
+pub type Moment = (u64, Txg);
+
+/// What a snapshot is sent as the difference to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Earlier {
+    /// A snapshot.
+    Snapshot(Moment),
+    /// A snapshot of the same file system that is gone: what a bookmark says of when it was taken.
+    Bookmark(Txg),
+}
+
+/// What is sent.
+#[derive(Clone, Debug)]
+pub struct ToSend {
+    /// The snapshot.
+    pub to: Moment,
+    /// What it is the difference to; `None`: all of it.
+    pub from: Option<Earlier>,
+    /// What follows this key; empty: all of it.
+    pub after: Vec<u8>,
+    /// Frames as they are stored.
+    pub stored: bool,
+}
+
+/// A change that is sent.
+struct Sent {
+    key: Vec<u8>,
+    fate: Fate,
+}
+
+/// What becomes of a row.
+enum Fate {
+    Becomes(Vec<u8>, Option<Pointer>),
+    Goes,
+    /// There are no rows from it on to this key; empty: to the end.
+    NothingTo(Vec<u8>),
+}
+
+impl Sent {
+    /// What a row of a snapshot, or its end, is on its way.
+    fn of(key: &[u8], value: Option<&[u8]>) -> Result<Self, PoolError> {
+        let fate = match value {
+            Some(value) => Fate::Becomes(value.to_vec(), pointer_of(key, value)?),
+            None => Fate::Goes,
+        };
+        Ok(Self { key: key.to_vec(), fate })
+    }
+
+    fn pointer(&self) -> Option<&Pointer> {
+        match &self.fate {
+            Fate::Becomes(_, pointer) => pointer.as_ref(),
+            Fate::Goes | Fate::NothingTo(_) => None,
+        }
+    }
+
+    /// How long it is but for content.
+    fn row(&self) -> usize {
+        self.key.len()
+            + match &self.fate {
+                Fate::Becomes(value, _) | Fate::NothingTo(value) => value.len(),
+                Fate::Goes => 0,
+            }
+    }
+
+    fn bytes(&self) -> usize {
+        self.row() + self.pointer().map_or(0, |pointer| pointer.logical as usize)
+    }
+}
+
+/// Changes in the order of their keys.
+enum Walk<'a> {
+    All(Cursor<'a>),
+    Difference(Diff<'a>),
+    Since(SinceWalk<'a>, Txg),
+}
+
+impl Walk<'_> {
+    fn next(&mut self) -> Result<Option<Sent>, PoolError> {
+        loop {
+            let (key, value) = match self {
+                Self::All(rows) => match rows.next()? {
+                    Some((key, value)) => (key, Some(value)),
+                    None => return Ok(None),
+                },
+                Self::Difference(rows) => match rows.next()? {
+                    Some(row) => (row.key, row.new),
+                    None => return Ok(None),
+                },
+                Self::Since(steps, since) => match steps.next()? {
+                    // A frame that the row had before is what it still has.
+                    Some(Since::Row(key, value)) if dead_of(key, value)?.is_some_and(|dead| dead.birth <= *since) => {
+                        continue;
+                    }
+                    Some(Since::Row(key, value)) => (key, Some(value)),
+                    Some(Since::Nothing(from, to)) => {
+                        let fate = Fate::NothingTo(to.unwrap_or_default().to_vec());
+                        return Ok(Some(Sent { key: from.to_vec(), fate }));
+                    }
+                    None => return Ok(None),
+                },
+            };
+            if travels(key) {
+                return Sent::of(key, value).map(Some);
+            }
+        }
+    }
+
+    /// Some rows, one record of them; none at the end.
+    fn some(&mut self) -> Result<Vec<Sent>, PoolError> {
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        while bytes < RECORD && rows.len() < RECORD_ROWS {
+            let Some(row) = self.next()? else { break };
+            bytes += row.bytes();
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+}
+
+impl Pool {
+    /// Hands on the payloads of records of rows.
+    ///
+    /// # Errors
+    /// Those of the store; damage; whatever `take` answers.
+    pub fn send_rows(
+        &self,
+        what: &ToSend,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), StreamError>,
+    ) -> Result<(), StreamError> {
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        let mut walk = self.walk(context, what)?;
+        let mut rows = self.expected(walk.some()?);
+        while !rows.is_empty() {
+            // The next ones are read ahead while these are sent.
+            let next = self.expected(walk.some()?);
+            take(&self.payload(&rows, what.stored)?)?;
+            rows = next;
+        }
+        Ok(())
+    }
+
+    /// About how long the rows of a stream are, bytes.
+    ///
+    /// # Errors
+    /// Those of the store; damage.
+    pub fn send_size(&self, what: &ToSend) -> Result<u64, PoolError> {
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        let mut walk = self.walk(context, what)?;
+        let mut size = 0;
+        while let Some(row) = walk.next()? {
+            let content = row.pointer().map_or(0, |pointer| if what.stored { pointer.stored } else { pointer.logical });
+            size += row.row() as u64 + u64::from(content);
+        }
+        Ok(size)
+    }
+
+    /// The snapshot with this guid, anywhere in the pool.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn snapshot_with_guid(&self, guid: u64) -> Result<Option<(Moment, SnapshotRow)>, PoolError> {
+        let admin = self.admin.lock();
+        for (id, _) in admin.catalog.datasets()? {
+            let found = admin.catalog.snapshots(id)?.into_iter().find(|(_, row)| row.guid == guid);
+            if let Some((txg, row)) = found {
+                return Ok(Some(((id, txg), row)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn walk<'a>(&'a self, context: Context<'a>, what: &ToSend) -> Result<Walk<'a>, PoolError> {
+        let view = |(id, txg): Moment| {
+            let root = self.admin.lock().catalog.snapshot(id, txg)?.root;
+            Ok::<View, PoolError>(Tree::open(root, 0, Settings::default()).view())
+        };
+        let new = view(what.to)?;
+        // The first key behind the last one.
+        let mut first = what.after.clone();
+        if !first.is_empty() {
+            first.push(0);
+        }
+        Ok(match what.from {
+            Some(Earlier::Snapshot(from)) => Walk::Difference(view(from)?.diff_from(context, &new, &first)?),
+            Some(Earlier::Bookmark(since)) => Walk::Since(new.since(context, since, &first), since),
+            None => Walk::All(new.cursor(context, &first, None)?),
+        })
+    }
+
+    fn expected(&self, rows: Vec<Sent>) -> Vec<Sent> {
+        let pointers: Vec<Pointer> = rows.iter().filter_map(|row| row.pointer().copied()).collect();
+        if !pointers.is_empty() {
+            self.content.expect_later(&pointers);
+        }
+        rows
+    }
+
+    fn payload(&self, rows: &[Sent], stored: bool) -> Result<Vec<u8>, PoolError> {
+        let mut to = Writer::default();
+        to.reserve(rows.iter().map(|row| row.bytes() + 64).sum());
+        let mut buffer = Vec::new();
+        for Sent { key, fate } in rows {
+            match fate {
+                Fate::Goes => RowOp::Gone { key }.encode(&mut to),
+                Fate::NothingTo(until) => RowOp::Nothing { key, until }.encode(&mut to),
+                Fate::Becomes(value, None) => RowOp::Put { key, value }.encode(&mut to),
+                Fate::Becomes(value, Some(pointer)) => {
+                    let packed = if stored { self.frames.read_stored(pointer)? } else { None };
+                    let (compression, bytes) = match &packed {
+                        Some(bytes) => (pointer.compression, bytes.as_slice()),
+                        None => (Compression::Off, self.content_of(pointer, &mut buffer)?),
+                    };
+                    let frame = SentFrame {
+                        compression,
+                        checksum_kind: pointer.checksum_kind,
+                        checksum: pointer.checksum,
+                        logical: pointer.logical,
+                        bytes,
+                    };
+                    RowOp::Framed { key, pieces: pieces(key, value)?, frame }.encode(&mut to);
+                }
+            }
+        }
+        Ok(to.finish())
+    }
+
+    fn content_of<'b>(&self, pointer: &Pointer, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], PoolError> {
+        buffer.resize(pointer.logical as usize, 0);
+        self.content.read_all(&mut [crate::frames::Wanted { pointer: *pointer, target: buffer.as_mut_slice() }])?;
+        Ok(buffer)
+    }
+}
+
+/// What follows the pointer in the row of a patch.
+fn pieces<'v>(key: &[u8], value: &'v [u8]) -> Result<&'v [u8], PoolError> {
+    if key.first() != Some(&keys::PATCH) {
+        return Ok(&[]);
+    }
+    value.get(Pointer::LENGTH..).ok_or(PoolError::Format(Damage::Structure("a patch that is too short")))
+}

@@ -1,0 +1,124 @@
+//! Groups of devices: which devices hold each other's parity or copies, and in what state each is.
+//!
+//! Callers: identity blocks, and the backend of devices. Invariant: a pool without groups is what
+//! pools were before there were any: all devices for themselves.
+
+use crate::codec::{Reader, Writer};
+use crate::error::PoolError;
+
+use super::structure;
+
+/// How the devices of a group stand in for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupKind {
+    /// Each for itself: what one held is lost with it.
+    Plain,
+    /// Each holds everything.
+    Mirror,
+    /// Rows with so many columns of parity, 1 to 3.
+    RaidZ(u8),
+}
+
+/// A group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its kind.
+    pub kind: GroupKind,
+    /// What lies on one device before a row goes on to the next, as a power of two: bytes.
+    pub unit: u8,
+}
+
+/// What is known of a device beyond its path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemberState {
+    /// Its group.
+    pub group: u8,
+    /// How it was left.
+    pub status: MemberStatus,
+    /// It may lack something that it should hold: it was not there when that was written.
+    pub stale: bool,
+}
+
+/// How a device was left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum MemberStatus {
+    /// In use.
+    #[default]
+    Online = 0,
+    /// Taken offline by somebody.
+    Offline = 1,
+    /// Not used any more since it failed.
+    Faulted = 2,
+    /// No part of the pool any more; its number stays.
+    Removed = 3,
+}
+
+/// The least unit, as a power of two.
+pub const LEAST_UNIT: u8 = 12;
+/// The unit of new groups.
+pub const UNIT: u8 = 14;
+const MOST_UNIT: u8 = 20;
+
+impl Group {
+    /// A group of this kind.
+    #[must_use]
+    pub fn new(kind: GroupKind) -> Self {
+        Self { kind, unit: UNIT }
+    }
+
+    pub(super) fn encode(self, to: &mut Writer) {
+        let (kind, parity) = match self.kind {
+            GroupKind::Plain => (0, 0),
+            GroupKind::Mirror => (1, 0),
+            GroupKind::RaidZ(parity) => (2, parity),
+        };
+        to.u8(kind);
+        to.u8(parity);
+        to.u8(self.unit);
+    }
+
+    pub(super) fn decode(from: &mut Reader<'_>) -> Result<Self, PoolError> {
+        let kind = match (from.u8()?, from.u8()?) {
+            (0, 0) => GroupKind::Plain,
+            (1, 0) => GroupKind::Mirror,
+            (2, parity @ 1..=3) => GroupKind::RaidZ(parity),
+            _ => return structure("an unknown kind of group"),
+        };
+        let unit = from.u8()?;
+        if (LEAST_UNIT..=MOST_UNIT).contains(&unit) {
+            Ok(Self { kind, unit })
+        } else {
+            structure("an impossible unit of rows")
+        }
+    }
+}
+
+impl MemberState {
+    pub(super) fn encode(self, to: &mut Writer) {
+        to.u8(self.group);
+        to.u8(self.status as u8);
+        to.u8(u8::from(self.stale));
+    }
+
+    pub(super) fn decode(from: &mut Reader<'_>, groups: usize) -> Result<Self, PoolError> {
+        let group = from.u8()?;
+        let status = match from.u8()? {
+            0 => MemberStatus::Online,
+            1 => MemberStatus::Offline,
+            2 => MemberStatus::Faulted,
+            3 => MemberStatus::Removed,
+            _ => return structure("an unknown state of a device"),
+        };
+        let stale = match from.u8()? {
+            0 => false,
+            1 => true,
+            _ => return structure("an unknown state of a device"),
+        };
+        if usize::from(group) < groups {
+            Ok(Self { group, status, stale })
+        } else {
+            structure("a device of a group that there is not")
+        }
+    }
+}

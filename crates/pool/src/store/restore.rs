@@ -1,0 +1,421 @@
+//! Segments of groups made whole: every frame that lives is verified, in other ways where the first
+//! finds it damaged; then all columns are compared with what they should be, parity as well, and
+//! written where they differ. That is what a scrub does with each of them, and what makes a device
+//! whole that comes back or is new.
+//!
+//! Callers: scrubs; commands that bring devices. Invariants:
+//! - Only what was verified is written, frames that do not live any more among it: a move or a free
+//!   is not durable before a commit, and the last root needs them.
+//! - Parity is computed again only of rows that were verified whole: otherwise it is what lost frames
+//!   may still be computed from.
+//! - A device counts as whole when every segment that lies on it was verified after it had come.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::cleaning::{Cleaned, Outcome};
+use super::scrub::{Checked, Walked, WrittenSoFar, check};
+use super::{Result, Store};
+use crate::backend::{Disks, SegmentAt};
+use crate::device::Device;
+use crate::error::{Damage, PoolError};
+use crate::frame::{self, Header};
+use crate::frames::Owner;
+use crate::label::Place;
+use crate::pointer::Pointer;
+use crate::segment::table::Segment;
+
+/// So much is read at once, bytes.
+const AT_ONCE: u64 = 1 << 20;
+
+type Name = (u32, u32);
+
+/// A frame found whole.
+struct Found {
+    name: Name,
+    header: Header,
+    offset: usize,
+    length: usize,
+}
+
+impl Found {
+    fn of(frame: &Walked<'_>) -> Self {
+        let Pointer { segment, index, .. } = frame.header.pointer;
+        let length = frame.raw_header.len() + frame.stored.len();
+        Self { name: (segment, index), header: frame.header, offset: frame.offset as usize, length }
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.length
+    }
+}
+
+/// The frames of a segment that were verified, by their offsets.
+struct Verified {
+    frames: BTreeMap<usize, Found>,
+    written: WrittenSoFar,
+    /// Whether frames are numbered here in their order: not those that have moved.
+    numbered: bool,
+    /// What the segment is filled up to with zeros at the end of a commit, bytes.
+    row: usize,
+}
+
+impl Verified {
+    /// Adds a frame, if it is new. Content may look like a frame where the header before it is
+    /// damaged: answers what turns out to be that.
+    fn add(&mut self, found: Found) -> Option<Vec<Name>> {
+        let Range { start, end } = found.range();
+        let before = self.frames.range(..end).rev();
+        let overlapping: Vec<&Found> =
+            before.map(|(_, other)| other).take_while(|other| other.range().end > start).collect();
+        let longer = |other: &&Found| other.offset >= start && other.range().end <= end && other.length < found.length;
+        if !overlapping.iter().all(longer) {
+            return None;
+        }
+        let inside: Vec<(usize, Name)> = overlapping.iter().map(|other| (other.offset, other.name)).collect();
+        for (offset, _) in &inside {
+            self.frames.remove(offset);
+        }
+        self.frames.insert(start, found);
+        Some(inside.into_iter().map(|(_, name)| name).collect())
+    }
+
+    /// Whether these are all that were ever written to the segment, also those that do not live.
+    fn is_all(&self) -> bool {
+        let in_order = || self.frames.values().zip(0..).all(|(found, number)| found.name.1 == number);
+        let mut end = 0;
+        let adjoin = |found: &Found| self.fits_behind(std::mem::replace(&mut end, found.range().end), found.offset);
+        self.frames.len() == self.written.frames as usize
+            && (!self.numbered || in_order())
+            && self.frames.values().all(adjoin)
+    }
+
+    /// Whether a frame that begins here may be the next one behind one that ends there.
+    fn fits_behind(&self, end: usize, start: usize) -> bool {
+        start == end.next_multiple_of(Pointer::UNIT as usize) || start == end.next_multiple_of(self.row)
+    }
+
+    /// The parts of a segment that are right: frames that were verified, and the zeros behind them.
+    /// Nothing verifies those: they are told by there being no frame, and put into the image.
+    fn runs(&self, image: &mut [u8]) -> Vec<Range<usize>> {
+        let (all, length) = (self.is_all(), image.len());
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        let mut close = |run: &mut Range<usize>, until: usize, (before, next): (&Found, u32)| {
+            let is_next = self.numbered && before.name.1.checked_add(1) == Some(next);
+            let too_short = until - run.end < frame::LENGTH;
+            let zeros = too_short || (all || is_next) && self.fits_behind(run.end, until);
+            if let Some(gap) = image.get_mut(run.end..until).filter(|_| zeros) {
+                gap.fill(0);
+                run.end = until;
+            }
+        };
+        let mut before: Option<&Found> = None;
+        for found in self.frames.values() {
+            let range = found.range();
+            if let (Some(run), Some(before)) = (runs.last_mut(), before) {
+                close(run, range.start, (before, found.name.1));
+            }
+            match runs.last_mut().filter(|run| run.end == range.start) {
+                Some(run) => run.end = range.end,
+                None => runs.push(range),
+            }
+            before = Some(found);
+        }
+        if let (Some(run), Some(before)) = (runs.last_mut(), before) {
+            close(run, length, (before, self.written.frames));
+        }
+        runs
+    }
+}
+
+impl Store {
+    /// What a segment holds, read in one way, and which parts of it cannot be read.
+    fn image(&self, at: SegmentAt<'_>, way: usize, length: usize) -> (Vec<u8>, Vec<Range<usize>>) {
+        let row = u64::from(self.backend.row(at.place)).max(1);
+        let step = ((AT_ONCE / row).max(1) * row) as usize;
+        let (mut image, mut unread) = (vec![0; length], Vec::new());
+        for (number, part) in image.chunks_mut(step).enumerate() {
+            let start = number * step;
+            if let Err(error) = self.backend.read(at, way, start as u64, part) {
+                tracing::debug!(segment = at.segment, way, %error, "a part of a segment cannot be read");
+                unread.push(start..start + part.len());
+            }
+        }
+        (image, unread)
+    }
+
+    /// Verifies a segment and makes it whole, as far as it was written when that was asked; these
+    /// frames of it live, and all of that is on the devices. Frames that do not live any more are
+    /// verified as well: the last root may still need them.
+    pub(super) fn restore_segment(
+        &self,
+        id: u32,
+        (written, living): (WrittenSoFar, &BTreeSet<Name>),
+        visit: &mut dyn FnMut(&Checked) -> bool,
+    ) -> Result<bool> {
+        let there = self.map.read().table.segments().get(&id).map(|segment| (segment.place.clone(), segment.stream));
+        let Some((place, stream)) = there.filter(|(place, _)| !place.is_empty()) else { return Ok(true) };
+        let at = SegmentAt { segment: id, place: &place };
+        let length = written.bytes as usize;
+        let (mut image, unread) = self.image(at, 0, length);
+        let mut damaged: BTreeMap<Name, (Damage, Option<Owner>)> =
+            living.iter().map(|name| (*name, (Damage::Header, None))).collect();
+        let lives = |found: &Found| {
+            let units = found.offset as u32 / Pointer::UNIT;
+            self.map.read().table.lives_at(found.name.0, found.name.1, id, units)
+        };
+        let (numbered, row) = (!stream.is_of_moved(), (self.backend.row(&place) as usize).max(1));
+        let mut verified = Verified { frames: BTreeMap::new(), written, numbered, row };
+        let (mut go_on, device) = (true, self.backend.member(at, 0));
+        self.walk_image(at, &image, &mut |frame| {
+            let found = Found::of(&frame);
+            if let Some(damage) = check(&frame) {
+                if damaged.contains_key(&found.name) {
+                    damaged.insert(found.name, (damage, Some(frame.header.owner)));
+                }
+                return Ok(true);
+            }
+            if lives(&found) && damaged.remove(&found.name).is_some() {
+                let (name, bytes) = (found.name, frame.header.pointer.charged());
+                let (owner, header) = (Some(frame.header.owner), Some(frame.header));
+                go_on = visit(&Checked { name, owner, header, bytes, device, damage: None, mended: false });
+            }
+            verified.add(found);
+            Ok(go_on)
+        })?;
+        if !go_on {
+            return Ok(false);
+        }
+        let mut mended = Vec::new();
+        for way in 1..self.backend.ways(at) {
+            if verified.is_all() {
+                let now = self.living(id);
+                damaged.retain(|name, _| now.contains(name));
+                if damaged.is_empty() {
+                    break;
+                }
+            }
+            let (other, _) = self.image(at, way, length);
+            let mut more = Vec::new();
+            self.walk_image(at, &other, &mut |frame| {
+                if check(&frame).is_none() {
+                    more.push(Found::of(&frame));
+                }
+                Ok(true)
+            })?;
+            for found in more {
+                let (name, header, range, lives) = (found.name, found.header, found.range(), lives(&found));
+                let Some(inside) = verified.add(found) else { continue };
+                if let (Some(to), Some(from)) = (image.get_mut(range.clone()), other.get(range)) {
+                    to.copy_from_slice(from);
+                }
+                for content in inside.into_iter().filter(|name| living.contains(name)) {
+                    damaged.insert(content, (Damage::Header, None));
+                }
+                if let Some((damage, _)) = damaged.remove(&name).filter(|_| lives) {
+                    mended.push((name, header, Some(damage), self.backend.blamed(at, way)));
+                }
+            }
+        }
+        let mut runs = verified.runs(&mut image);
+        // What was freed meanwhile is not missed.
+        if !damaged.is_empty() {
+            let now = self.living(id);
+            damaged.retain(|name, _| now.contains(name));
+        }
+        // What is left has been freed, and no way of reading gives it back: whatever is there, parity
+        // has to fit it, because others of the row are computed from both.
+        let covers = |runs: &[Range<usize>]| length == 0 || matches!(runs, [run] if *run == (0..length));
+        if damaged.is_empty() && unread.is_empty() && !covers(&runs) {
+            tracing::debug!(segment = id, "what was freed in a segment is damaged");
+            runs = std::iter::once(0..length).collect();
+        }
+        if self.usable().is_ok() {
+            let mut there = true;
+            for run in &runs {
+                let right = image.get(run.clone()).unwrap_or_default();
+                match self.backend.heal(at, run.start as u64, right)? {
+                    Some(healed) => drop(self.sums.mended.fetch_add(healed, Ordering::Relaxed)),
+                    None => there = false,
+                }
+            }
+            if there && written.sealed && covers(&runs) {
+                self.backend.restored(id);
+            }
+        }
+        for (name, header, damage, device) in mended {
+            let (owner, header) = (Some(header.owner), Some(header));
+            if !visit(&Checked { name, owner, header, bytes: 0, device, damage, mended: true }) {
+                return Ok(false);
+            }
+        }
+        for (name, (damage, owner)) in damaged {
+            let damage = Some(damage);
+            if !visit(&Checked { name, owner, header: None, bytes: 0, device, damage, mended: false }) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes the devices whole that are there and may lack something, segment by segment; `done` is
+    /// told of each that is finished. What is written meanwhile is whole already. Answers whether it
+    /// came to the end; then a commit has to follow, [`Self::strengthen`], another commit, and
+    /// [`Self::resilvered`].
+    ///
+    /// # Errors
+    /// [`PoolError::Device`], [`PoolError::Suspended`].
+    pub fn resilver(&self, visit: &mut dyn FnMut(&Checked) -> bool, done: &mut dyn FnMut(u32)) -> Result<bool> {
+        let stale: BTreeSet<u16> = self.disks()?.stale().into_iter().collect();
+        if stale.is_empty() {
+            return Ok(true);
+        }
+        // What was begun while they were away goes on where they are.
+        for appender in self.appenders.all() {
+            self.end_segment(appender)?;
+        }
+        {
+            let mut committed = self.committed.lock();
+            (committed.open_table, committed.renew) = (None, true);
+        }
+        if !self.scrub_table(visit) {
+            return Ok(false);
+        }
+        let concerns = |place: &Place| place.iter().any(|slot| stale.contains(&slot.device));
+        let ids: Vec<u32> = {
+            let map = self.map.read();
+            let segments = map.table.segments().iter();
+            segments
+                .filter(|(_, segment)| segment.live_frames > 0 && concerns(&segment.place))
+                .map(|(id, _)| *id)
+                .collect()
+        };
+        for id in ids {
+            if !self.scrub_segment(id, visit)? {
+                return Ok(false);
+            }
+            done(id);
+        }
+        Ok(true)
+    }
+
+    /// Moves what was written with less redundancy than there could be now to where it has more, as
+    /// far as it is durable; what is damaged beyond that stays.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSpace`], [`PoolError::Device`], [`PoolError::Suspended`].
+    pub fn strengthen(&self) -> Result<()> {
+        self.usable()?;
+        let mut uncleanable = self.uncleanable.lock();
+        // What could not be moved may have been mended since.
+        uncleanable.clear();
+        let mut tried = false;
+        while let Some(id) = self.weak_segment(&uncleanable) {
+            let moved = match self.move_out(id, u64::MAX, false, &mut Cleaned::default()) {
+                Ok(Outcome::Damaged) => {
+                    self.mend_segment(id)?;
+                    self.move_out(id, u64::MAX, false, &mut Cleaned::default())
+                }
+                moved => moved,
+            };
+            match moved {
+                Ok(Outcome::Empty) => tried = false,
+                Ok(Outcome::Damaged | Outcome::Budget) => drop(uncleanable.insert(id)),
+                Err(PoolError::NoSpace) if !tried => {
+                    // What was moved gives its places back.
+                    tried = true;
+                    self.commit_moves()?;
+                    self.backend.reclaim();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn weak_segment(&self, uncleanable: &BTreeSet<u32>) -> Option<u32> {
+        let (durable, map) = (self.durable().0, self.map.read());
+        let is_weak = |(id, segment): &(&u32, &Segment)| {
+            let settled = segment.sealed && segment.newest.0 <= durable && !uncleanable.contains(*id);
+            settled && self.lacks_copy(**id, segment)
+        };
+        map.table.segments().iter().find(is_weak).map(|(id, _)| *id)
+    }
+
+    /// The devices that are there and may lack something, and a number that grows with each that
+    /// comes or goes: looked at before [`Self::resilver`].
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for a pool that does not lie on devices.
+    pub fn stale_devices(&self) -> Result<(Vec<u16>, u64)> {
+        let disks = self.disks()?;
+        let changes = disks.changes();
+        Ok((disks.stale(), changes))
+    }
+
+    /// Everything on these devices was verified, and a commit came after that, so that nothing of
+    /// the intent log is needed that they lack: they are whole. `false` where devices have come or
+    /// gone meanwhile.
+    ///
+    /// # Errors
+    /// Those of writing labels.
+    pub fn resilvered(&self, devices: &[u16], changes: u64) -> Result<bool> {
+        self.usable()?;
+        let mut whole = false;
+        self.of_devices(|disks| {
+            whole = disks.make_whole(devices, changes)?;
+            Ok(())
+        })?;
+        Ok(whole)
+    }
+
+    /// Takes a device offline.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where something would be lost; those of writing labels.
+    pub fn offline(&self, device: u16) -> Result<()> {
+        self.usable()?;
+        self.of_devices(|disks| disks.offline(device))
+    }
+
+    /// A device is there again.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for another one; those of writing labels.
+    pub fn online(&self, number: u16, device: Arc<dyn Device>) -> Result<()> {
+        self.usable()?;
+        self.of_devices(|disks| disks.online(number, device))
+    }
+
+    /// Another device takes the place of one.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for one that is too short, or where something would be lost; those of
+    /// writing labels.
+    pub fn replace(&self, number: u16, device: Arc<dyn Device>, guid: u64) -> Result<()> {
+        self.usable()?;
+        self.of_devices(|disks| disks.replace(number, device, guid))
+    }
+
+    /// Does something with the devices that changes what the labels say of them. Commits wait
+    /// meanwhile.
+    fn of_devices(&self, change: impl FnOnce(&Disks) -> Result<()>) -> Result<()> {
+        let mut committed = self.committed.lock();
+        let disks = self.disks()?;
+        let changed = change(disks);
+        committed.identity = disks.identity();
+        // Refused before anything was done.
+        changed.map_err(|error| match error {
+            PoolError::Refused(_) | PoolError::Short { .. } => error,
+            error => self.suspend(&error),
+        })
+    }
+
+    /// The pool's devices, for what concerns them alone: how they are.
+    #[must_use]
+    pub fn on_devices(&self) -> Option<&Disks> {
+        self.disks.as_deref()
+    }
+}

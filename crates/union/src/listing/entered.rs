@@ -1,0 +1,142 @@
+//! What a merge has entered of the names that it has come to: which names are hidden from which
+//! source, and up to where that is known.
+//!
+//! Used by the merge, and ahead of it by the thread that reads for it. Invariants:
+//! * whoever enters names goes on where the last one stopped, so each source's names are entered in
+//!   its own order;
+//! * nothing is asked of a branch by whoever holds the lock around this;
+//! * names that were entered and will not be shown can be taken back, as if they had never been
+//!   met.
+
+use super::{
+    batch::{Batch, Verdicts},
+    hidden::Hidden,
+};
+use crate::marks::{self, NameMark};
+use nacre_vfs::{Layer, Name, Node, Result};
+use parking_lot::Mutex;
+use std::borrow::Cow;
+
+/// The set, and how far it goes.
+#[derive(Clone, Default)]
+pub(super) struct Entered {
+    pub(super) hidden: Hidden,
+    /// Entered are the names of all sources before this one, and of this one those before this
+    /// position of its own.
+    pub(super) covered: (usize, u64),
+}
+
+/// A directory that names are entered of.
+#[derive(Clone, Copy)]
+pub(super) struct Origin<'a> {
+    pub(super) layer: &'a dyn Layer,
+    pub(super) directory: &'a Node,
+    pub(super) reads_marks: bool,
+    /// Its number among the sources.
+    pub(super) index: usize,
+    /// Whether there is no source below it that it could hide anything from.
+    pub(super) last: bool,
+}
+
+/// What a listed name hides from the sources below: a name, itself or (false) another one.
+type Hides<'a> = Option<(Cow<'a, [u8]>, bool)>;
+
+/// What a name hides; `long` is what a long mark says.
+fn hides(name: Name<'_>, reads_marks: bool, long: Option<Vec<u8>>) -> Hides<'_> {
+    match marks::listed(name) {
+        NameMark::Plain => Some((name.bytes().into(), true)),
+        NameMark::Hides(name) if reads_marks => Some((name.bytes().into(), false)),
+        NameMark::HidesLong if reads_marks => Some((long?.into(), false)),
+        NameMark::Hides(_) | NameMark::HidesLong | NameMark::Private => None,
+    }
+}
+
+/// What a long mark says: the branch has to be asked.
+fn long(origin: &Origin<'_>, name: Name<'_>) -> Result<Option<Vec<u8>>> {
+    if origin.reads_marks && marks::listed(name) == NameMark::HidesLong {
+        marks::long_name(origin.layer, origin.directory, name)
+    } else {
+        Ok(None)
+    }
+}
+
+impl Entered {
+    /// Enters what a name hides; answers whether the name itself is not to be seen.
+    fn enter(&mut self, index: usize, hides: &Hides<'_>) -> bool {
+        match hides {
+            Some((name, itself)) => self.hidden.enter(name, index) || !itself,
+            None => true,
+        }
+    }
+
+    /// Whether a name of a source is not to be seen, without entering anything.
+    pub(super) fn hides(&self, index: usize, name: Name<'_>) -> bool {
+        marks::listed(name) != NameMark::Plain || self.hidden.hides(name.bytes(), index)
+    }
+
+    /// Enters the names of a batch, as far as they are not entered yet, and answers which are to be
+    /// seen. `said` is what its long marks say, in their order.
+    fn enter_all(&mut self, origin: &Origin<'_>, batch: &Batch, said: Vec<Option<Vec<u8>>>) -> Verdicts {
+        let (mut at, mut said) = ((origin.index, batch.begins()), said.into_iter());
+        let mut verdicts = Verdicts { reads_marks: origin.reads_marks, ..Verdicts::default() };
+        for (index, (name, next)) in batch.all().enumerate() {
+            let enters = self.covered == at && !origin.last;
+            let said = if marks::listed(name) == NameMark::HidesLong { said.next().flatten() } else { None };
+            at = (origin.index, next);
+            let hidden = if enters {
+                self.covered = at;
+                verdicts.entered_from.get_or_insert(index);
+                self.enter(origin.index, &hides(name, origin.reads_marks, said))
+            } else {
+                self.hides(origin.index, name)
+            };
+            verdicts.hidden.push(hidden);
+        }
+        verdicts
+    }
+
+    /// Takes back what the names of a batch hide that were entered and have not been handed out.
+    pub(super) fn take_back(&mut self, index: usize, batch: &Batch) {
+        let Some(first) = batch.entered_from().map(|first| first.max(batch.handed_out())) else { return };
+        let (Some(end), Some(begins)) = (batch.end(), batch.position_of(first)) else { return };
+        // Somebody else may have entered more since; then this source's names count as not entered
+        // in order, which those who pass it over see.
+        if self.covered != (index, end) && (batch.is_full() || self.covered != (index + 1, 0)) {
+            return;
+        }
+        let mut forgotten = true;
+        for (name, _) in batch.all().skip(first) {
+            match marks::listed(name) {
+                NameMark::Plain => self.hidden.take_back(name.bytes(), index),
+                NameMark::Hides(name) if batch.reads_marks() => self.hidden.take_back(name.bytes(), index),
+                NameMark::HidesLong if batch.reads_marks() => forgotten = false,
+                NameMark::Hides(_) | NameMark::HidesLong | NameMark::Private => {}
+            }
+        }
+        if !forgotten {
+            self.hidden.unhide(index);
+        }
+        self.covered = (index, begins);
+    }
+}
+
+/// Enters what one name hides; answers whether the name itself is not to be seen.
+///
+/// # Errors
+/// What the branch says of a mark that has to be read.
+pub(super) fn enter(entered: &Mutex<Entered>, origin: &Origin<'_>, name: Name<'_>) -> Result<bool> {
+    let hides = hides(name, origin.reads_marks, long(origin, name)?);
+    Ok(entered.lock().enter(origin.index, &hides))
+}
+
+/// Finds out which names of a batch are to be seen, and enters what they hide.
+///
+/// # Errors
+/// What the branch says of a mark that has to be read; nothing is entered then.
+pub(super) fn enter_all(entered: &Mutex<Entered>, origin: &Origin<'_>, batch: &mut Batch) -> Result<()> {
+    let marks = batch.all().filter(|(name, _)| marks::listed(*name) == NameMark::HidesLong);
+    let said = marks.map(|(name, _)| if origin.last { Ok(None) } else { long(origin, name) }).collect::<Result<_>>()?;
+    let verdicts = entered.lock().enter_all(origin, batch, said);
+    batch.decide(verdicts);
+    Ok(())
+}
