@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nacre_pool::backend::{DeviceHealth, Disks};
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
-use nacre_pool::label::{Group, GroupKind, MemberStatus};
+use nacre_pool::label::{Group, GroupKind, MemberRole, MemberStatus};
 use nacre_pool::store::Space;
 use serde::{Deserialize, Serialize};
 
@@ -164,6 +164,13 @@ pub struct DeviceFigures {
     /// It is being made whole.
     #[serde(default)]
     pub resilvering: bool,
+    /// Empty for a device of the pool's own; `spare`, `replacing` (it will take the place of another),
+    /// or `removed`: no part of the pool any more, and not to be shown.
+    #[serde(default)]
+    pub role: String,
+    /// The number of the device that it stands beside.
+    #[serde(default)]
+    pub beside: Option<usize>,
 }
 
 /// A group of devices.
@@ -295,9 +302,19 @@ fn standing(health: &DeviceHealth) -> &'static str {
     match health.status {
         MemberStatus::Offline => "OFFLINE",
         MemberStatus::Faulted => "FAULTED",
-        MemberStatus::Removed => "REMOVED",
+        MemberStatus::Removed | MemberStatus::Joining => "REMOVED",
         MemberStatus::Online if health.absent => "UNAVAIL",
         MemberStatus::Online => "ONLINE",
+    }
+}
+
+/// What a device is to the others, as [`DeviceFigures::role`].
+fn role(health: &DeviceHealth) -> &'static str {
+    match health.role {
+        _ if !health.status.belongs() => "removed",
+        MemberRole::Own => "",
+        MemberRole::Spare | MemberRole::SpareFor(_) => "spare",
+        MemberRole::Successor(_) => "replacing",
     }
 }
 
@@ -306,10 +323,7 @@ fn groups(pool: &Imported) -> Vec<GroupFigures> {
     let Some(disks) = pool.store.on_devices() else { return Vec::new() };
     let health = disks.health();
     let of = |(number, (group, parity)): (usize, (Group, usize))| {
-        let members = health
-            .iter()
-            .enumerate()
-            .filter(|(_, device)| device.group == number && device.status != MemberStatus::Removed);
+        let members = health.iter().enumerate().filter(|(_, device)| device.group == number && device.is_own());
         let devices: Vec<usize> = members.clone().map(|(at, _)| at).collect();
         let whole = members.clone().all(|(_, device)| standing(device) == "ONLINE" && !device.stale);
         let kind = match group.kind {
@@ -362,6 +376,8 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             resilvering: health
                 .get(usize::from(index))
                 .is_some_and(|health| health.stale && standing(health) == "ONLINE"),
+            role: health.get(usize::from(index)).map_or("", role).to_owned(),
+            beside: health.get(usize::from(index)).and_then(|health| health.role.beside()).map(usize::from),
         });
     }
     figures
