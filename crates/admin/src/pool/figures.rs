@@ -164,11 +164,10 @@ pub struct DeviceFigures {
     /// It is being made whole.
     #[serde(default)]
     pub resilvering: bool,
-    /// Empty for a device of the pool's own; `spare`, `replacing` (it will take the place of another),
-    /// or `removed`: no part of the pool any more, and not to be shown.
+    /// Empty for a device of the pool's own; `spare`, or `replacing`: it will take the place of another.
     #[serde(default)]
     pub role: String,
-    /// The number of the device that it stands beside.
+    /// The place in this list of the device that it stands beside.
     #[serde(default)]
     pub beside: Option<usize>,
 }
@@ -233,14 +232,12 @@ impl Figures {
         if let (Some(why), Some(last)) = (pool.failing.waiting(), &*pool.last.lock()) {
             // The engine answers nobody meanwhile.
             let there = pool.devices.read();
-            let devices = last.devices.iter().zip(there.iter());
-            let devices = devices
-                .map(|(figures, device)| DeviceFigures {
-                    counts: device.counts(),
-                    spread: device.spread(),
-                    ..figures.clone()
-                })
-                .collect();
+            let named = |figures: &DeviceFigures| there.iter().find(|device| device.name() == figures.path);
+            let counted = |figures: &DeviceFigures| match named(figures) {
+                Some(device) => DeviceFigures { counts: device.counts(), spread: device.spread(), ..figures.clone() },
+                None => figures.clone(),
+            };
+            let devices = last.devices.iter().map(counted).collect();
             return Ok(Self {
                 health: "SUSPENDED".to_owned(),
                 suspended: Some(why),
@@ -259,7 +256,7 @@ impl Figures {
         let (identity, space) = (pool.store.identity(), pool.store.space());
         let Space { size, allocated, free, freeing, free_whole: whole, .. } = space;
         let (suspended, devices) = (pool.suspended(), devices(pool));
-        let groups = groups(pool);
+        let (devices, groups) = without_removed(devices, groups(pool));
         let health = match &suspended {
             Some(_) => "SUSPENDED",
             None if devices.iter().any(|device| device.deleted.is_some()) => "DEGRADED",
@@ -295,6 +292,22 @@ impl Figures {
             engine: EngineFigures::of(&pool.pool),
         })
     }
+}
+
+/// The figures without numbers that no device has any more; groups and pairs go by their places.
+fn without_removed(
+    devices: Vec<DeviceFigures>,
+    mut groups: Vec<GroupFigures>,
+) -> (Vec<DeviceFigures>, Vec<GroupFigures>) {
+    let kept: Vec<usize> = (0..).zip(&devices).filter(|(_, one)| one.role != "removed").map(|(at, _)| at).collect();
+    let place = |number: usize| kept.iter().position(|kept| *kept == number);
+    for group in &mut groups {
+        group.devices = group.devices.iter().filter_map(|number| place(*number)).collect();
+    }
+    groups.retain(|group| !group.devices.is_empty());
+    let shown = devices.into_iter().filter(|one| one.role != "removed");
+    let devices = shown.map(|one| DeviceFigures { beside: one.beside.and_then(place), ..one }).collect();
+    (devices, groups)
 }
 
 /// How a device is, in the words of ZFS.
