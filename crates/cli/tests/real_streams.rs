@@ -203,15 +203,74 @@ fn trees_travel_with_properties_clones_and_holds() {
     let said = pair.sh("nacre fs receive $B/in/home/twin < twin.st");
     assert!(said.contains("cannot set property 'quota'"), "{said}");
     pair.sh("nacre fs list $B/in/home/twin@u; nacre fs set reservation=none $B/in/home/twin");
-    // -M unmounts for the moment what is in use below.
+    // -M unmounts for the moment what is in use below; nothing else does.
     let said = pair.sh(r"nacre fs send $A/home/low@t | nacre fs receive $B/over; nacre fs create $B/over/below
         (cd b/over/below; exec sleep 600) & user=$!; trap 'kill $user' EXIT
         until test $(readlink /proc/$user/cwd) = $PWD/b/over/below; do sleep 0.1; done
         nacre fs send -i @t $A/home/low@u > stream; ! nacre fs receive $B/over < stream
+        ! nacre fs receive -F $B/over < stream
         nacre fs receive -M $B/over < stream; nacre fs unmount $B/over/below");
     assert!(said.contains("busy") || said.contains("in use"), "{said}");
     pair.sh("nacre fs destroy $B/over/below");
     pair.same("a/home/low", "b/over");
+    pair.check();
+}
+
+#[test]
+fn names_follow_those_of_the_sender() {
+    needs!(as_root() && has("setfacl"));
+    let pair = Pair::new();
+    pair.sh(r"nacre fs create $A/top
+        for name in x y old old/below gone moves stays; do nacre fs create $A/top/$name; echo $name > a/top/$name/file; done
+        nacre fs snapshot $A/top/x@mine; nacre fs snapshot -r $A/top@one; nacre fs snapshot -r $A/top@two; nacre fs snapshot -r $A/top@three
+        nacre fs send -R $A/top@three | nacre fs receive $B/to");
+    let here = |of: &str| {
+        let (pool, top) = if of == "a" { ("$A", "top") } else { ("$B", "to") };
+        let list = format!("nacre fs list -r -H -p -t filesystem,snapshot -o name,guid {pool}/{top}");
+        let listed = pair.sh(&format!(
+            "{list} | sed 's,^[^/@]*/[^/@\t]*,,' | awk -F '\t' '{{ print $1, $1 ~ /@/ ? $2 : 0 }}' | sort"
+        ));
+        listed + "\n" + &pair.sh(&format!("cd {of}/{top}; find . -type f | sort | xargs grep -H ."))
+    };
+    assert_eq!(here("a"), here("b"));
+    // Two change their names, one takes the name of one that goes, one moves below one that has
+    // another name now, one below one that is new, and a new one has its name. Snapshots do alike.
+    pair.sh(r"cd a/top; to() { nacre fs rename $A/top/$1 $A/top/$2; }
+        to x swap; to y x; to swap y
+        nacre fs destroy -r $A/top/gone; to old gone; to moves gone/moved
+        to stays away; nacre fs create $A/top/stays; nacre fs create $A/top/stays/new; to away stays/new/kept; echo again > stays/file
+        nacre fs rename -r $A/top@one tmp; nacre fs rename -r $A/top@two one; nacre fs rename -r $A/top@tmp two
+        nacre fs destroy $A/top/y@mine; nacre fs rename $A/top/x@two mine
+        echo more >> x/file; echo more >> gone/below/file; echo more >> stays/new/kept/file
+        nacre fs snapshot -r $A/top@four
+        nacre fs send -R -I @three $A/top@four > $OLDPWD/stream");
+    // In the way is what was made here, and what the sender has no more, unless that is given up.
+    let before = here("b");
+    let said = pair.fails("nacre fs receive $B/to < stream");
+    assert!(said.contains("that the sender has given to another"), "{said}");
+    assert_eq!(before, here("b"));
+    // Cut at some place, it goes on.
+    let length = fs::metadata(pair.yard.path("stream")).unwrap().len();
+    let said = pair.fails(&format!("head -c $(({length} / 3 * 2)) stream | nacre fs receive -F $B/to"));
+    assert!(said.contains("incomplete stream"), "{said}");
+    assert_ne!(pair.sh("nacre fs list -r -H -t snapshot -o name $B/to | grep -c four"), "0");
+    pair.sh("nacre fs receive -F $B/to < stream");
+    assert_eq!(here("a"), here("b"));
+    pair.check();
+    // Without -F names follow as well, and nothing goes.
+    pair.sh(r"for name in $(nacre fs list -r -H -o name $B/to | tac); do nacre fs unmount $name; nacre fs rollback $name@four; done
+        nacre fs create -o mountpoint=none $B/to/mine; nacre fs rename $A/top/x $A/top/z; nacre fs rename $A/top/y@one uno; nacre fs destroy -r $A/top/gone/below
+        nacre fs snapshot -r $A/top@five; nacre fs send -R -I @four $A/top@five | nacre fs receive -u $B/to
+        nacre fs list $B/to/gone/below@four $B/to/mine; nacre fs destroy $B/to/mine; nacre fs destroy -r $B/to/gone/below; nacre fs mount -a");
+    assert_eq!(here("a"), here("b"));
+    // What is in use keeps its name, and then nothing is received.
+    let said = pair.sh(r"nacre fs rename $A/top/z $A/top/zz; nacre fs snapshot -r $A/top@six; nacre fs send -R -I @five $A/top@six > stream
+        (cd b/to/z; exec sleep 600) & user=$!; trap 'kill $user' EXIT
+        until test $(readlink /proc/$user/cwd) = $PWD/b/to/z; do sleep 0.1; done
+        ! nacre fs receive -F $B/to < stream; nacre fs list $B/to/z; ! nacre fs list $B/to@six
+        nacre fs receive -F -M $B/to < stream");
+    assert!(said.contains("busy") || said.contains("in use"), "{said}");
+    assert_eq!(here("a"), here("b"));
     pair.check();
 }
 
@@ -259,6 +318,11 @@ fn a_cut_stream_is_resumed_or_leaves_no_trace() {
         pair.check();
     }
     pair.same("a/home", "b/home");
+    // What has come whole is used, whatever is cut behind it.
+    pair.fails("head -c -16 a.st | nacre fs receive $B/whole");
+    pair.sh("nacre fs clone $A/home@a $A/whole");
+    pair.same("a/whole", "b/whole");
+    pair.sh("nacre fs destroy -r $B/whole; nacre fs destroy $A/whole");
     pair.fails("head -c 2500000 a.st | nacre fs receive -s $B/other");
     assert!(pair.fails("nacre fs mount $B/other").contains("half received"));
     pair.sh("nacre fs receive -A $B/other");
