@@ -331,6 +331,58 @@ fn a_cut_stream_is_resumed_or_leaves_no_trace() {
 }
 
 #[test]
+fn what_is_half_received_is_sent_on() {
+    needs!(as_root() && has("setfacl"));
+    let pair = Pair::new();
+    pair.fill();
+    pair.change();
+    pair.sh("nacre fs send $A/home@a > a.st; nacre fs send -c -i @a $A/home@b > b.st; nacre fs create $B/third");
+    for (stream, kind) in [("a.st", "full\t"), ("b.st", "incremental\ta\t")] {
+        let length = fs::metadata(pair.yard.path(stream)).unwrap().len();
+        pair.fails(&format!("head -c $(({length} * 2 / 3)) {stream} | zfs receive -s -u $B/home"));
+        let dry = pair.sh("zfs send -nvP -S $B/home");
+        assert!(dry.starts_with(kind) && dry.contains("\nsize\t") && !dry.contains("token"), "{dry}");
+        // It is no more than half of it there either, under the name that the first sender gave it.
+        let said = pair.fails("zfs send --saved $B/home | zfs receive -s -u -e $B/third");
+        assert!(said.contains("incomplete stream"), "{said}");
+        let token = |of: &str| pair.sh(&format!("nacre fs get -H -o value receive_resume_token $B/{of}"));
+        assert!(token("third/home").starts_with("1-"));
+        // That way was cut as well: it goes on where it was, and what was sent stays.
+        pair.sh("nacre fs receive -A $B/third/home; nacre fs send -S $B/home > half.st");
+        pair.fails("head -c 700000 half.st | nacre fs receive -s -u $B/third/home");
+        let first = token("third/home");
+        pair.fails(&format!("nacre fs send -S -t {first} $B/home | nacre fs receive -s -u $B/third/home"));
+        assert_ne!(first, token("third/home"));
+        for target in ["home", "third/home"] {
+            let token = token(target);
+            pair.sh(&format!("nacre fs send -t {token} | nacre fs receive -s $B/{target}"));
+        }
+        pair.check();
+    }
+    pair.sh("nacre fs mount -a");
+    pair.same("a/home", "b/home");
+    pair.same("a/home", "b/third/home");
+    assert!(pair.fails("nacre fs send -S $B/home > f").contains("no partially received state"));
+    for (words, why) in [("-S $B/home@a", "must specify the dataset"), ("-S -p $B/home", "incompatible flags")] {
+        assert!(pair.fails(&format!("nacre fs send {words} > f")).contains(why), "{words}");
+    }
+    assert!(pair.fails("nacre fs send -t 1-0-00 $A/home@a > f").contains("no snapshot goes with it"));
+    // While it is sent, it stays.
+    pair.fails("head -c 3000000 a.st | nacre fs receive -s -u $B/more");
+    let mut sender = pair.shell("mkfifo slow; nacre fs send -S $B/more > slow & exec 3< slow; head -c 1 <&3 > /dev/null; touch sends; until test -e go; do sleep 0.1; done; cat <&3 > /dev/null; wait $!");
+    let mut sender = sender.stdin(Stdio::null()).spawn().unwrap();
+    mounting::eventually("the sender", || pair.yard.path("sends").exists());
+    for words in ["receive -A $B/more", "destroy $B/more"] {
+        let said = pair.fails(&format!("nacre fs {words}"));
+        assert!(said.contains("busy"), "{words}: {said}");
+    }
+    fs::write(pair.yard.path("go"), "").unwrap();
+    assert!(sender.wait().unwrap().success());
+    pair.sh("nacre fs receive -A $B/more");
+    pair.check();
+}
+
+#[test]
 fn what_is_wrong_is_refused_and_changes_nothing() {
     needs!(as_root() && has("setfacl"));
     let pair = Pair::sized("300M", "64M");
@@ -388,58 +440,6 @@ fn a_bookmark_is_enough_for_a_difference() {
         echo 2 > a/home/two; nacre fs snapshot $A/home@c; nacre fs send -i @b $A/home@c | nacre fs receive -F $B/home");
     assert_eq!(pair.sh("nacre fs list -H -o name -t bookmark $B/home | cut -d'#' -f2"), "b");
     pair.same("a/home", "b/home");
-    pair.check();
-}
-
-#[test]
-fn what_is_half_received_is_sent_on() {
-    needs!(as_root() && has("setfacl"));
-    let pair = Pair::new();
-    pair.fill();
-    pair.change();
-    pair.sh("nacre fs send $A/home@a > a.st; nacre fs send -c -i @a $A/home@b > b.st; nacre fs create $B/third");
-    for (stream, kind) in [("a.st", "full\t"), ("b.st", "incremental\ta\t")] {
-        let length = fs::metadata(pair.yard.path(stream)).unwrap().len();
-        pair.fails(&format!("head -c $(({length} * 2 / 3)) {stream} | zfs receive -s -u $B/home"));
-        let dry = pair.sh("zfs send -nvP -S $B/home");
-        assert!(dry.starts_with(kind) && dry.contains("\nsize\t") && !dry.contains("token"), "{dry}");
-        // It is no more than half of it there either, under the name that the first sender gave it.
-        let said = pair.fails("zfs send --saved $B/home | zfs receive -s -u -e $B/third");
-        assert!(said.contains("incomplete stream"), "{said}");
-        let token = |of: &str| pair.sh(&format!("nacre fs get -H -o value receive_resume_token $B/{of}"));
-        assert!(token("third/home").starts_with("1-"));
-        // That way was cut as well: it goes on where it was, and what was sent stays.
-        pair.sh("nacre fs receive -A $B/third/home; nacre fs send -S $B/home > half.st");
-        pair.fails("head -c 700000 half.st | nacre fs receive -s -u $B/third/home");
-        let first = token("third/home");
-        pair.fails(&format!("nacre fs send -S -t {first} $B/home | nacre fs receive -s -u $B/third/home"));
-        assert_ne!(first, token("third/home"));
-        for target in ["home", "third/home"] {
-            let token = token(target);
-            pair.sh(&format!("nacre fs send -t {token} | nacre fs receive -s $B/{target}"));
-        }
-        pair.check();
-    }
-    pair.sh("nacre fs mount -a");
-    pair.same("a/home", "b/home");
-    pair.same("a/home", "b/third/home");
-    assert!(pair.fails("nacre fs send -S $B/home > f").contains("no partially received state"));
-    for (words, why) in [("-S $B/home@a", "must specify the dataset"), ("-S -p $B/home", "incompatible flags")] {
-        assert!(pair.fails(&format!("nacre fs send {words} > f")).contains(why), "{words}");
-    }
-    assert!(pair.fails("nacre fs send -t 1-0-00 $A/home@a > f").contains("no snapshot goes with it"));
-    // While it is sent, it stays.
-    pair.fails("head -c 3000000 a.st | nacre fs receive -s -u $B/more");
-    let mut sender = pair.shell("mkfifo slow; nacre fs send -S $B/more > slow & exec 3< slow; head -c 1 <&3 > /dev/null; touch sends; until test -e go; do sleep 0.1; done; cat <&3 > /dev/null; wait $!");
-    let mut sender = sender.stdin(Stdio::null()).spawn().unwrap();
-    mounting::eventually("the sender", || pair.yard.path("sends").exists());
-    for words in ["receive -A $B/more", "destroy $B/more"] {
-        let said = pair.fails(&format!("nacre fs {words}"));
-        assert!(said.contains("busy"), "{words}: {said}");
-    }
-    fs::write(pair.yard.path("go"), "").unwrap();
-    assert!(sender.wait().unwrap().success());
-    pair.sh("nacre fs receive -A $B/more");
     pair.check();
 }
 
@@ -542,6 +542,25 @@ fn a_second_place_may_be_elsewhere() {
     pair.fails("last=$(nacre fs list -H -o name -t snapshot -s createtxg $B/pulled | tail -1 | cut -d@ -f2); nacre fs send -c -I @$last $A/home@z | head -c 3000000 | nacre fs receive -s $B/pulled");
     assert!(pair.sh("nacre fs replicate -v host:$A/home $B/pulled").contains("resume "));
     pair.same("a/home", "b/pulled");
+    // A copy whose first stream was cut is one like others.
+    pair.fails("nacre fs send -c $A/home@z | head -c 3000000 | nacre fs receive -s -u $B/again");
+    assert!(pair.sh("nacre fs replicate -v $A/home host:$B/again").contains("resume "));
+    assert_eq!(pair.sh("nacre fs get -H -o value readonly,mounted $B/again"), "on\nyes");
+    // A host that is not reached, or has no such program, is told from one without the file system.
+    let run = |script: &str| {
+        let output = finish(&mut pair.shell(script));
+        (output.status.code().unwrap_or(-1), text(&output.stdout) + &text(&output.stderr))
+    };
+    let (code, said) = run("nacre fs replicate $A/home nowhere.invalid:$B/home");
+    assert!(code == 1 && said.contains("'nowhere.invalid' cannot be reached by ssh"), "{code} {said}");
+    let (code, said) = run("nacre fs replicate nowhere.invalid:$A/home $B/home");
+    assert!(code == 1 && said.contains("'nowhere.invalid' cannot be reached by ssh"), "{code} {said}");
+    let (code, said) = run(
+        "mv bin/nacre nacre; code=0; ./nacre fs replicate $A/home host:$B/home || code=$?; mv nacre bin; exit $code",
+    );
+    assert!(code == 1 && said.contains("'host' has no nacre"), "{code} {said}");
+    let (code, said) = run("nacre fs replicate host:$A/none $B/none");
+    assert!(code == 3 && said.contains("does not exist"), "{code} {said}");
     // What fails is told to the programs of events.
     pair.sh(r#"mkdir events.d; printf '#!/bin/sh\nenv | grep ^NACRE_ > %s/told\n' "$PWD" > events.d/50-note; chmod 755 events.d/50-note"#);
     let said = pair.fails(
