@@ -13,11 +13,13 @@
 //!  renaming     rename, promote
 //!  setting      set, inherit                                    schedule   snapshot by a schedule
 //!  sending      send                                            receiving  receive
+//!  following    receive: new names, and what is gone, of a difference of everything
 //!  moves        what a change of names and properties means for mounts
 //! ```
 
 mod destroying;
 mod diff;
+mod following;
 mod holds;
 mod list;
 mod making;

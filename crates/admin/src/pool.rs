@@ -376,6 +376,11 @@ pub fn run(
 /// The file of a device was deleted; how to save what is in it.
 pub fn stays(pool: &Imported) -> Result<(), Refusal> {
     let name = pool.name();
+    let figures = Figures::of(pool)?;
+    let survives = |group: &GroupFigures| group.survives(&figures.devices);
+    if !figures.groups.is_empty() && figures.groups.iter().all(survives) {
+        return Ok(());
+    }
     let devices = pool.devices.read();
     let Some((device, open)) = devices.iter().find_map(|device| Some((device.name(), device.deleted()?))) else {
         return Ok(());

@@ -186,9 +186,12 @@ impl PoolSite<'_> {
         points.iter().try_for_each(|point| mounts::detach(point))
     }
 
-    /// Writes out what the daemon holds back: a snapshot waits for that, and is in the words of
-    /// both.
+    /// Writes out what the daemon holds back. zfs-fuse has no word for that, but waits for it when
+    /// it makes a snapshot.
     pub fn settle(&self) -> Result<(), Failure> {
+        if self.pool.by == PoolOf::Nacre {
+            return self.run("zpool", &["sync", &name()]);
+        }
         self.snapshot(SETTLED)?;
         self.destroy_snapshot(SETTLED)
     }

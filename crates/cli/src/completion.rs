@@ -20,7 +20,7 @@ use crate::{
 use clap::{Arg, ArgMatches, Command, ValueHint};
 use clap_complete::{
     Shell,
-    engine::{ArgValueCompleter, CompletionCandidate, complete},
+    engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _, complete},
 };
 use nacre_admin::fs::{FsAnswer, FsRequest, Listing, Types};
 use nacre_daemon::{
@@ -120,6 +120,12 @@ fn with_value(verb: &str, of_pools: bool, arg: Arg) -> Arg {
     let shown = shown.unwrap_or_else(|| arg.get_id().to_string());
     let hint = |hint| arg.clone().value_hint(hint);
     match shown.as_str() {
+        "DEVICE" if of_pools && verb == "create" => arg.add(ArgValueCompleter::new(|typed: &OsStr| {
+            let words = ["mirror", "raidz1", "raidz2", "raidz3"].map(str::to_owned);
+            let mut found = fitting(typed, words);
+            found.extend(PathCompleter::any().complete(typed));
+            found
+        })),
         "FILE" | "SOURCE" | "STACK" | "DEST" | "DEVICE" | "PATH" | "BRANCH" | "BRANCHES" => hint(ValueHint::AnyPath),
         "DIR" if verb == "resize" || verb == "status" => arg.add(ArgValueCompleter::new(mounts)),
         "DIR" => hint(ValueHint::DirPath),

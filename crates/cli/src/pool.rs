@@ -16,6 +16,7 @@ pub mod run;
 mod scripts;
 mod starting;
 mod status;
+mod tree;
 mod upgrade;
 mod vdevs;
 pub mod verb;

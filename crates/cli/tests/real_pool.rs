@@ -279,7 +279,7 @@ fn nothing_is_overwritten_by_mistake() {
         (&["create", "--size", "64M", "-o", "autotrim=maybe", &other, "new"], "must be one of"),
         (&["create", "--size", "64M", "-O", "recordsize=3", &other, "new"], "recordsize"),
         (&["create", "--size", "64M", "-m", used.to_str().unwrap(), &other, "new"], "exists and is not empty"),
-        (&["create", "--size", "64M", &other, "mirror", "a", "b"], "hold no copies of each other"),
+        (&["create", "--size", "64M", &other, "mirror", "a"], "mirror requires at least 2 devices"),
         (&["create", "--size", "lots", &other, "new"], "bad numeric value"),
         (&["import", "-d", device, &name], "a pool with that name is already created/imported"),
         (&["import", "-d", device, &other], "no such pool available"),

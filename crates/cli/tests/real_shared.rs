@@ -77,7 +77,8 @@ impl Group {
         eventually("the mount is not in use", || {
             let output = self.run(&["umount", name]);
             assert!(matches!(output.status.code(), Some(0 | 5)), "{}", text(&output.stderr));
-            output.status.success()
+            // Another test's mount namespace may have a copy of the mount: then that is told.
+            output.status.success() || text(&output.stderr).contains("is unmounted, but other mount namespaces")
         });
         assert!(!is_mounted(&self.at(name)));
     }

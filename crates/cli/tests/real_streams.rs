@@ -191,7 +191,6 @@ fn trees_travel_with_properties_clones_and_holds() {
     assert!(pair.fails("nacre fs send -s $A/home@t > /dev/null").contains("needs -R"));
     let said = pair.sh("nacre fs send -V -s -R $A/home@t | nacre fs stream dump");
     assert!(said.contains("home/new' does not have the snapshot") && !said.contains("below@t"), "{said}");
-    assert!(pair.fails("nacre fs send -S $A/home > /dev/null").contains("half received"));
     // Properties of what is there change with the snapshot; a limit that does not fit is left out.
     pair.sh(r"nacre fs set quota=200M user:x=2 $A/home/low; nacre fs snapshot $A/home/low@u
         nacre fs hold keep $A/home/low@u; nacre fs send -p -h -i @t $A/home/low@u > stream
@@ -204,15 +203,74 @@ fn trees_travel_with_properties_clones_and_holds() {
     let said = pair.sh("nacre fs receive $B/in/home/twin < twin.st");
     assert!(said.contains("cannot set property 'quota'"), "{said}");
     pair.sh("nacre fs list $B/in/home/twin@u; nacre fs set reservation=none $B/in/home/twin");
-    // -M unmounts for the moment what is in use below.
+    // -M unmounts for the moment what is in use below; nothing else does.
     let said = pair.sh(r"nacre fs send $A/home/low@t | nacre fs receive $B/over; nacre fs create $B/over/below
         (cd b/over/below; exec sleep 600) & user=$!; trap 'kill $user' EXIT
         until test $(readlink /proc/$user/cwd) = $PWD/b/over/below; do sleep 0.1; done
         nacre fs send -i @t $A/home/low@u > stream; ! nacre fs receive $B/over < stream
+        ! nacre fs receive -F $B/over < stream
         nacre fs receive -M $B/over < stream; nacre fs unmount $B/over/below");
     assert!(said.contains("busy") || said.contains("in use"), "{said}");
     pair.sh("nacre fs destroy $B/over/below");
     pair.same("a/home/low", "b/over");
+    pair.check();
+}
+
+#[test]
+fn names_follow_those_of_the_sender() {
+    needs!(as_root() && has("setfacl"));
+    let pair = Pair::new();
+    pair.sh(r"nacre fs create $A/top
+        for name in x y old old/below gone moves stays; do nacre fs create $A/top/$name; echo $name > a/top/$name/file; done
+        nacre fs snapshot $A/top/x@mine; nacre fs snapshot -r $A/top@one; nacre fs snapshot -r $A/top@two; nacre fs snapshot -r $A/top@three
+        nacre fs send -R $A/top@three | nacre fs receive $B/to");
+    let here = |of: &str| {
+        let (pool, top) = if of == "a" { ("$A", "top") } else { ("$B", "to") };
+        let list = format!("nacre fs list -r -H -p -t filesystem,snapshot -o name,guid {pool}/{top}");
+        let listed = pair.sh(&format!(
+            "{list} | sed 's,^[^/@]*/[^/@\t]*,,' | awk -F '\t' '{{ print $1, $1 ~ /@/ ? $2 : 0 }}' | sort"
+        ));
+        listed + "\n" + &pair.sh(&format!("cd {of}/{top}; find . -type f | sort | xargs grep -H ."))
+    };
+    assert_eq!(here("a"), here("b"));
+    // Two change their names, one takes the name of one that goes, one moves below one that has
+    // another name now, one below one that is new, and a new one has its name. Snapshots do alike.
+    pair.sh(r"cd a/top; to() { nacre fs rename $A/top/$1 $A/top/$2; }
+        to x swap; to y x; to swap y
+        nacre fs destroy -r $A/top/gone; to old gone; to moves gone/moved
+        to stays away; nacre fs create $A/top/stays; nacre fs create $A/top/stays/new; to away stays/new/kept; echo again > stays/file
+        nacre fs rename -r $A/top@one tmp; nacre fs rename -r $A/top@two one; nacre fs rename -r $A/top@tmp two
+        nacre fs destroy $A/top/y@mine; nacre fs rename $A/top/x@two mine
+        echo more >> x/file; echo more >> gone/below/file; echo more >> stays/new/kept/file
+        nacre fs snapshot -r $A/top@four
+        nacre fs send -R -I @three $A/top@four > $OLDPWD/stream");
+    // In the way is what was made here, and what the sender has no more, unless that is given up.
+    let before = here("b");
+    let said = pair.fails("nacre fs receive $B/to < stream");
+    assert!(said.contains("that the sender has given to another"), "{said}");
+    assert_eq!(before, here("b"));
+    // Cut at some place, it goes on.
+    let length = fs::metadata(pair.yard.path("stream")).unwrap().len();
+    let said = pair.fails(&format!("head -c $(({length} / 3 * 2)) stream | nacre fs receive -F $B/to"));
+    assert!(said.contains("incomplete stream"), "{said}");
+    assert_ne!(pair.sh("nacre fs list -r -H -t snapshot -o name $B/to | grep -c four"), "0");
+    pair.sh("nacre fs receive -F $B/to < stream");
+    assert_eq!(here("a"), here("b"));
+    pair.check();
+    // Without -F names follow as well, and nothing goes.
+    pair.sh(r"for name in $(nacre fs list -r -H -o name $B/to | tac); do nacre fs unmount $name; nacre fs rollback $name@four; done
+        nacre fs create -o mountpoint=none $B/to/mine; nacre fs rename $A/top/x $A/top/z; nacre fs rename $A/top/y@one uno; nacre fs destroy -r $A/top/gone/below
+        nacre fs snapshot -r $A/top@five; nacre fs send -R -I @four $A/top@five | nacre fs receive -u $B/to
+        nacre fs list $B/to/gone/below@four $B/to/mine; nacre fs destroy $B/to/mine; nacre fs destroy -r $B/to/gone/below; nacre fs mount -a");
+    assert_eq!(here("a"), here("b"));
+    // What is in use keeps its name, and then nothing is received.
+    let said = pair.sh(r"nacre fs rename $A/top/z $A/top/zz; nacre fs snapshot -r $A/top@six; nacre fs send -R -I @five $A/top@six > stream
+        (cd b/to/z; exec sleep 600) & user=$!; trap 'kill $user' EXIT
+        until test $(readlink /proc/$user/cwd) = $PWD/b/to/z; do sleep 0.1; done
+        ! nacre fs receive -F $B/to < stream; nacre fs list $B/to/z; ! nacre fs list $B/to@six
+        nacre fs receive -F -M $B/to < stream");
+    assert!(said.contains("busy") || said.contains("in use"), "{said}");
+    assert_eq!(here("a"), here("b"));
     pair.check();
 }
 
@@ -260,10 +318,67 @@ fn a_cut_stream_is_resumed_or_leaves_no_trace() {
         pair.check();
     }
     pair.same("a/home", "b/home");
+    // What has come whole is used, whatever is cut behind it.
+    pair.fails("head -c -16 a.st | nacre fs receive $B/whole");
+    pair.sh("nacre fs clone $A/home@a $A/whole");
+    pair.same("a/whole", "b/whole");
+    pair.sh("nacre fs destroy -r $B/whole; nacre fs destroy $A/whole");
     pair.fails("head -c 2500000 a.st | nacre fs receive -s $B/other");
     assert!(pair.fails("nacre fs mount $B/other").contains("half received"));
     pair.sh("nacre fs receive -A $B/other");
     assert!(pair.fails("nacre fs list $B/other").contains("does not exist"));
+    pair.check();
+}
+
+#[test]
+fn what_is_half_received_is_sent_on() {
+    needs!(as_root() && has("setfacl"));
+    let pair = Pair::new();
+    pair.fill();
+    pair.change();
+    pair.sh("nacre fs send $A/home@a > a.st; nacre fs send -c -i @a $A/home@b > b.st; nacre fs create $B/third");
+    for (stream, kind) in [("a.st", "full\t"), ("b.st", "incremental\ta\t")] {
+        let length = fs::metadata(pair.yard.path(stream)).unwrap().len();
+        pair.fails(&format!("head -c $(({length} * 2 / 3)) {stream} | zfs receive -s -u $B/home"));
+        let dry = pair.sh("zfs send -nvP -S $B/home");
+        assert!(dry.starts_with(kind) && dry.contains("\nsize\t") && !dry.contains("token"), "{dry}");
+        // It is no more than half of it there either, under the name that the first sender gave it.
+        let said = pair.fails("zfs send --saved $B/home | zfs receive -s -u -e $B/third");
+        assert!(said.contains("incomplete stream"), "{said}");
+        let token = |of: &str| pair.sh(&format!("nacre fs get -H -o value receive_resume_token $B/{of}"));
+        assert!(token("third/home").starts_with("1-"));
+        // That way was cut as well: it goes on where it was, and what was sent stays.
+        pair.sh("nacre fs receive -A $B/third/home; nacre fs send -S $B/home > half.st");
+        pair.fails("head -c 700000 half.st | nacre fs receive -s -u $B/third/home");
+        let first = token("third/home");
+        pair.fails(&format!("nacre fs send -S -t {first} $B/home | nacre fs receive -s -u $B/third/home"));
+        assert_ne!(first, token("third/home"));
+        for target in ["home", "third/home"] {
+            let token = token(target);
+            pair.sh(&format!("nacre fs send -t {token} | nacre fs receive -s $B/{target}"));
+        }
+        pair.check();
+    }
+    pair.sh("nacre fs mount -a");
+    pair.same("a/home", "b/home");
+    pair.same("a/home", "b/third/home");
+    assert!(pair.fails("nacre fs send -S $B/home > f").contains("no partially received state"));
+    for (words, why) in [("-S $B/home@a", "must specify the dataset"), ("-S -p $B/home", "incompatible flags")] {
+        assert!(pair.fails(&format!("nacre fs send {words} > f")).contains(why), "{words}");
+    }
+    assert!(pair.fails("nacre fs send -t 1-0-00 $A/home@a > f").contains("no snapshot goes with it"));
+    // While it is sent, it stays.
+    pair.fails("head -c 3000000 a.st | nacre fs receive -s -u $B/more");
+    let mut sender = pair.shell("mkfifo slow; nacre fs send -S $B/more > slow & exec 3< slow; head -c 1 <&3 > /dev/null; touch sends; until test -e go; do sleep 0.1; done; cat <&3 > /dev/null; wait $!");
+    let mut sender = sender.stdin(Stdio::null()).spawn().unwrap();
+    mounting::eventually("the sender", || pair.yard.path("sends").exists());
+    for words in ["receive -A $B/more", "destroy $B/more"] {
+        let said = pair.fails(&format!("nacre fs {words}"));
+        assert!(said.contains("busy"), "{words}: {said}");
+    }
+    fs::write(pair.yard.path("go"), "").unwrap();
+    assert!(sender.wait().unwrap().success());
+    pair.sh("nacre fs receive -A $B/more");
     pair.check();
 }
 
@@ -427,6 +542,25 @@ fn a_second_place_may_be_elsewhere() {
     pair.fails("last=$(nacre fs list -H -o name -t snapshot -s createtxg $B/pulled | tail -1 | cut -d@ -f2); nacre fs send -c -I @$last $A/home@z | head -c 3000000 | nacre fs receive -s $B/pulled");
     assert!(pair.sh("nacre fs replicate -v host:$A/home $B/pulled").contains("resume "));
     pair.same("a/home", "b/pulled");
+    // A copy whose first stream was cut is one like others.
+    pair.fails("nacre fs send -c $A/home@z | head -c 3000000 | nacre fs receive -s -u $B/again");
+    assert!(pair.sh("nacre fs replicate -v $A/home host:$B/again").contains("resume "));
+    assert_eq!(pair.sh("nacre fs get -H -o value readonly,mounted $B/again"), "on\nyes");
+    // A host that is not reached, or has no such program, is told from one without the file system.
+    let run = |script: &str| {
+        let output = finish(&mut pair.shell(script));
+        (output.status.code().unwrap_or(-1), text(&output.stdout) + &text(&output.stderr))
+    };
+    let (code, said) = run("nacre fs replicate $A/home nowhere.invalid:$B/home");
+    assert!(code == 1 && said.contains("'nowhere.invalid' cannot be reached by ssh"), "{code} {said}");
+    let (code, said) = run("nacre fs replicate nowhere.invalid:$A/home $B/home");
+    assert!(code == 1 && said.contains("'nowhere.invalid' cannot be reached by ssh"), "{code} {said}");
+    let (code, said) = run(
+        "mv bin/nacre nacre; code=0; ./nacre fs replicate $A/home host:$B/home || code=$?; mv nacre bin; exit $code",
+    );
+    assert!(code == 1 && said.contains("'host' has no nacre"), "{code} {said}");
+    let (code, said) = run("nacre fs replicate host:$A/none $B/none");
+    assert!(code == 3 && said.contains("does not exist"), "{code} {said}");
     // What fails is told to the programs of events.
     pair.sh(r#"mkdir events.d; printf '#!/bin/sh\nenv | grep ^NACRE_ > %s/told\n' "$PWD" > events.d/50-note; chmod 755 events.d/50-note"#);
     let said = pair.fails(

@@ -49,6 +49,8 @@ use std::{
 /// How long a mount that nobody here uses any more may take to end. One that lasts longer is held
 /// by other mount namespaces.
 const HELD: Duration = Duration::from_secs(1);
+/// How much longer, where nobody has it and the machine is busy: whoever asked still waits then.
+const ENDING: Duration = Duration::from_secs(3);
 /// How long the kernel may take to drop its caches.
 const TELLING: Duration = Duration::from_secs(10);
 
@@ -349,6 +351,9 @@ impl Serving {
         let place = || path_text(&self.mount.status().mountpoint);
         ended.map_err(|error| unmount::refused(&place(), &error))?;
         if lazy || self.mount.ends_within(HELD) {
+            return Ok(());
+        }
+        if !self.mount.is_mounted_anywhere() && self.mount.ends_within(ENDING) {
             return Ok(());
         }
         let what = format!(

@@ -325,6 +325,13 @@ impl Mount {
         self.device
     }
 
+    /// Whether anybody still has it mounted, in whatever mount namespace; true where that is not
+    /// known.
+    pub fn is_mounted_anywhere(&self) -> bool {
+        let number = |device| (rustix::fs::major(device), rustix::fs::minor(device));
+        self.device.is_none_or(|device| fusewire::mounted_anywhere(number(device)))
+    }
+
     /// Whether the kernel knows a file with an inode number from `from` to `to`, of a layer whose
     /// files are found by their numbers. What it does not use it forgets soon after it was told to
     /// forget the name.

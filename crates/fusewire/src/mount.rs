@@ -327,14 +327,24 @@ pub fn hidden(mounts: &[Identity]) -> io::Result<Vec<Identity>> {
 /// namespace of any process that can be seen.
 #[must_use]
 pub fn carries_mounts(device: (u32, u32)) -> bool {
+    in_any_namespace(|table| table.carries(device))
+}
+
+/// Whether the file system with this device number is mounted in the mount namespace of any process
+/// that can be seen.
+#[must_use]
+pub fn mounted_anywhere(device: (u32, u32)) -> bool {
+    in_any_namespace(|table| table.has(device))
+}
+
+fn in_any_namespace(is_so: impl Fn(&Table) -> bool) -> bool {
     let mut seen = HashSet::new();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
     let processes = processes.filter(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit));
     std::iter::once(OsString::from("self")).chain(processes).any(|process| {
         // Of one that has ended, or is another user's, nothing can be read.
         let namespace = std::fs::read_link(Path::new("/proc").join(&process).join("ns/mnt"));
-        namespace.is_ok_and(|namespace| seen.insert(namespace))
-            && Table::of(&process).is_ok_and(|table| table.carries(device))
+        namespace.is_ok_and(|namespace| seen.insert(namespace)) && Table::of(&process).is_ok_and(|table| is_so(&table))
     })
 }
 

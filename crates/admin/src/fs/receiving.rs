@@ -5,7 +5,6 @@
 //! says of mount points and of set-user-id bits is believed only as far as no place and nobody here
 //! is harmed.
 
-use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -16,7 +15,7 @@ use nacre_pool::properties::{Property, dataset_property};
 use nacre_pool::send_stream::{Record, SentProperty, SnapshotHead, StreamError, StreamHead, StreamReader};
 use serde::{Deserialize, Serialize};
 
-use super::destroying::{self, ToDestroy};
+use super::following::Following;
 use super::objects::Objects;
 use super::{moves, refused};
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
@@ -91,17 +90,44 @@ pub(super) fn receive(
     };
     let mut done = ReceivedStream::default();
     let mut new = Vec::new();
-    // What the snapshot of the topmost file system is the difference to.
-    let mut base = None;
+    let came = snapshots(pool, mounts, what, &head, &mut reader, &mut done, &mut new);
+    // What has come is there, and is used: whatever became of the rest.
+    if !what.unmounted && !what.dry {
+        let wanted = moves::wanted(&mut Objects::now(pool, mounts), &new)?;
+        done.sentences.extend(moves::mount(mounts, wanted));
+    }
+    came.map(|()| done)
+}
+
+/// Receives all snapshots of a stream; which file systems are `new`.
+fn snapshots<R: Read>(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToReceive,
+    head: &StreamHead,
+    reader: &mut StreamReader<R>,
+    done: &mut ReceivedStream,
+    new: &mut Vec<u64>,
+) -> Result<(), Refusal> {
+    let doing = "cannot receive";
+    // How a difference of everything is told: by its first snapshot.
+    let mut following: Option<Option<Following<'_>>> = None;
     loop {
         let received = reader.next().map_err(|error| said(doing, &error))?;
         match received.record {
             Record::Snapshot(snapshot) => {
-                let target = target(what, &head, &snapshot)?;
-                if snapshot.below.is_empty() && base.is_none() {
-                    base = Some(snapshot.from).filter(|guid| *guid != 0);
+                let target = target(what, head, &snapshot)?;
+                match &following {
+                    None if head.package && snapshot.from != 0 && !snapshot.clone && !what.dry => {
+                        following = Some(Some(Following::begin((pool, mounts), (what, head), &snapshot, done)?));
+                    }
+                    None => following = Some(None),
+                    Some(Some(following)) if snapshot.from != 0 && !snapshot.clone => {
+                        following.before(target.split('@').next().unwrap_or_default(), done)?;
+                    }
+                    Some(_) => {}
                 }
-                let made = one(pool, mounts, what, &head, &snapshot, &target, &mut reader, &mut done)?;
+                let made = one(pool, mounts, what, head, &snapshot, &target, reader, done)?;
                 new.extend(made);
                 if let Some(told) = done.snapshots.last_mut() {
                     told.3 = reader.position() - received.end;
@@ -111,14 +137,7 @@ pub(super) fn receive(
             _ => return Err(said(doing, &StreamError::Damaged("the order of its records"))),
         }
     }
-    if what.force && head.package && !what.dry {
-        give_up_others(pool, mounts, what, &head, base, &mut done)?;
-    }
-    if !what.unmounted && !what.dry {
-        let wanted = moves::wanted(&mut Objects::now(pool, mounts), &new)?;
-        done.sentences.extend(moves::mount(mounts, wanted));
-    }
-    Ok(done)
+    following.flatten().map_or(Ok(()), |following| following.end(done))
 }
 
 fn said(doing: &str, error: &StreamError) -> Refusal {
@@ -127,6 +146,13 @@ fn said(doing: &str, error: &StreamError) -> Refusal {
         StreamError::Cut | StreamError::Io(_) => Refusal::new(Kind::Io, format!("{doing}: {error}")),
         other => Refusal::new(Kind::Invalid, format!("{doing}: {other}")),
     }
+}
+
+/// The whole name here of what the stream has there below its topmost file system.
+pub(super) fn place_of(what: &ToReceive, head: &StreamHead, below: &str) -> Result<String, Refusal> {
+    // Any name of a snapshot tells the file system.
+    let any = SnapshotHead { below: below.to_owned(), name: "@any".to_owned(), ..SnapshotHead::default() };
+    Ok(target(what, head, &any)?.split('@').next().unwrap_or_default().to_owned())
 }
 
 /// The whole name of the snapshot here.
@@ -172,6 +198,10 @@ fn one<R: Read>(
     };
     let (parent, part) = place(pool, mounts, what, filesystem, &doing)?;
     let there = pool.pool.find(filesystem)?;
+    // What has come whole of a stream of everything before it was cut is passed over.
+    if head.package && !what.dry && has_come(pool, mounts, there, snapshot.guid)? {
+        return skip(reader, snapshot, &doing).map(|()| None);
+    }
     // Whoever names an origin says that this is a clone of it.
     let is_clone = snapshot.from != 0 && there.is_none() && what.properties.iter().any(|(name, _)| name == "origin");
     let snapshot = &SnapshotHead { clone: snapshot.clone || is_clone, ..snapshot.clone() };
@@ -203,6 +233,12 @@ fn one<R: Read>(
     }
     done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
     Ok((!replaces).then_some(id))
+}
+
+fn has_come(pool: &Imported, mounts: &dyn Mounts, there: Option<u64>, guid: u64) -> Result<bool, Refusal> {
+    let Some(id) = there else { return Ok(false) };
+    let rows = Objects::now(pool, mounts).catalog.snapshot_rows(id)?;
+    Ok(rows.iter().any(|(_, row)| row.guid == guid))
 }
 
 /// The dataset above, and the last part of the name.
@@ -270,13 +306,13 @@ fn finish(mounts: &dyn Mounts, what: &ToReceive, receiving: &mut Receiving, doin
     mounts.settle(&[id])?;
     let mut below = moves::with_below(mounts, &[id]);
     if receiving.overwrites() {
-        let gone = moves::unmount(mounts, &below, what.force || what.unmount)?;
+        let gone = moves::unmount(mounts, &below, what.unmount)?;
         let done = receiving.finish().map(drop).map_err(|error| refused(doing, &error));
         gone.back(mounts);
         return done;
     }
     below.retain(|other| *other != id);
-    let gone = moves::unmount(mounts, &below, what.force || what.unmount)?;
+    let gone = moves::unmount(mounts, &below, what.unmount)?;
     let done = mounts.replace(id, &mut || receiving.finish().map(drop).map_err(|error| refused(doing, &error)));
     gone.back(mounts);
     done
@@ -353,92 +389,6 @@ fn of_snapshot(snapshot: &SnapshotHead) -> Vec<(String, Setting)> {
     let users =
         snapshot.of_snapshot.iter().filter(|sent| matches!(dataset_property(&sent.name), Ok(Property::User(_))));
     users.map(|sent| (sent.name.clone(), Setting::Received(sent.value.clone()))).collect()
-}
-
-/// Snapshots and file systems that the sender does not have any more go here as well.
-fn give_up_others(
-    pool: &Imported,
-    mounts: &dyn Mounts,
-    what: &ToReceive,
-    head: &StreamHead,
-    base: Option<u64>,
-    done: &mut ReceivedStream,
-) -> Result<(), Refusal> {
-    let there: HashSet<u64> = head.there.iter().map(|(_, _, guid)| *guid).collect();
-    let mut gone = Vec::new();
-    let mut stays = HashSet::new();
-    let doomed = {
-        let mut objects = Objects::now(pool, mounts);
-        for (below, _, _) in &head.there {
-            // Any name of a snapshot tells the file system.
-            let snapshot = SnapshotHead { below: below.clone(), name: "@any".to_owned(), ..SnapshotHead::default() };
-            let target = target(what, head, &snapshot)?;
-            let filesystem = target.split('@').next().unwrap_or_default().to_owned();
-            let Some(id) = objects.catalog.find(&filesystem)? else { continue };
-            if !stays.insert(id) {
-                continue;
-            }
-            let rows = objects.catalog.snapshot_rows(id)?;
-            let names: Vec<String> = rows
-                .into_iter()
-                .filter(|(_, row)| !there.contains(&row.guid) && row.holds == 0 && row.clones == 0)
-                .map(|(_, row)| row.name)
-                .collect();
-            gone.push((id, objects.known(id)?.name.clone(), names));
-        }
-        let top = target(what, head, &SnapshotHead { name: "@any".to_owned(), ..SnapshotHead::default() })?;
-        let top = objects.catalog.find(top.split('@').next().unwrap_or_default())?;
-        match (top, base) {
-            (Some(top), Some(base)) => no_longer_sent(&mut objects, top, base, &stays)?,
-            _ => Vec::new(),
-        }
-    };
-    for (id, filesystem, names) in gone {
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        if !names.is_empty() {
-            let doing = format!("cannot destroy snapshots of '{filesystem}'");
-            pool.pool.destroy_snapshots(id, &names, false).map_err(|error| refused(&doing, &error))?;
-        }
-    }
-    for target in doomed {
-        let doom = ToDestroy { target, recursive: true, force: what.unmount, ..ToDestroy::default() };
-        if let Err(refusal) = destroying::destroy(pool, mounts, &doom) {
-            done.sentences
-                .push(format!("the sender does not have '{}' any more; it stays: {}", doom.target, refusal.what));
-        }
-    }
-    Ok(())
-}
-
-/// File systems below one that took part in the stream before, by the snapshot that the new one is
-/// the difference to, and are not at the sender any more; each with everything below it.
-fn no_longer_sent(
-    objects: &mut Objects<'_>,
-    top: u64,
-    base: u64,
-    stays: &HashSet<u64>,
-) -> Result<Vec<String>, Refusal> {
-    let rows = objects.catalog.snapshot_rows(top)?;
-    let Some(base) = rows.into_iter().find(|(_, row)| row.guid == base).map(|(_, row)| row.name) else {
-        return Ok(Vec::new());
-    };
-    let mut ours = HashMap::new();
-    for id in objects.descendants(top)? {
-        let sent = id != top && !stays.contains(&id) && objects.catalog.snapshot_named(id, &base)?.is_some();
-        ours.insert(id, sent);
-    }
-    let mut doomed: Vec<String> = Vec::new();
-    for id in objects.descendants(top)? {
-        let name = objects.known(id)?.name.clone();
-        let within =
-            doomed.iter().any(|above| name.strip_prefix(above.as_str()).is_some_and(|rest| rest.starts_with('/')));
-        // What was made here below it keeps it.
-        let all = objects.descendants(id)?.iter().all(|below| ours.get(below) == Some(&true));
-        if all && !within {
-            doomed.push(name);
-        }
-    }
-    Ok(doomed)
 }
 
 /// `receive -A`: what is half received goes.

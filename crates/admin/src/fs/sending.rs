@@ -8,7 +8,7 @@ use std::time::Duration;
 use nacre_pool::Txg;
 use nacre_pool::catalog::{BookmarkRow, PropertyRow, PropertySource, SnapshotRow};
 use nacre_pool::engine::receiving::MARK;
-use nacre_pool::engine::sending::{Earlier, Moment, ToSend};
+use nacre_pool::engine::sending::{Earlier, Later, Moment, Saved, ToSend};
 use nacre_pool::properties::spelling;
 use nacre_pool::send_stream::{Record, ResumeToken, SentProperty, SnapshotHead, StreamError, StreamHead, StreamWriter};
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,9 @@ pub struct ToSendStream {
     pub progress: bool,
     /// Go on where a receiver has come to.
     pub token: Option<String>,
+    /// `snapshot` is a file system: what it has half received.
+    #[serde(default)]
+    pub saved: bool,
 }
 
 /// What was sent, or would be.
@@ -105,6 +108,8 @@ struct Item {
     what: ToSend,
     head: SnapshotHead,
     from: Option<String>,
+    /// All of it that has come here: the stream ends without its end.
+    half: Option<Saved>,
 }
 
 /// What a snapshot may be the difference to.
@@ -125,6 +130,7 @@ pub(super) fn send(
 ) -> Result<SentStream, Refusal> {
     let ((head, items, mut done), _held) = pool.reading.hold(|| {
         let planned = match &what.token {
+            _ if what.saved => saved(pool, mounts, what)?,
             Some(token) => resumed(pool, mounts, what, token)?,
             None => planned(pool, mounts, what)?,
         };
@@ -132,8 +138,12 @@ pub(super) fn send(
             Some(Earlier::Snapshot(moment)) => Some(moment),
             Some(Earlier::Bookmark(_)) | None => None,
         };
-        let held = planned.1.iter().flat_map(|item| [Some(item.what.to), base(item)]).flatten();
-        let held = held.map(|(id, txg)| (id, Some(txg))).collect();
+        let sent = |item: &Item| match item.what.to {
+            Later::Snapshot((id, txg)) => (id, Some(txg)),
+            Later::Saved(id) => (id, None),
+        };
+        let base = |item: &Item| base(item).map(|(id, txg)| (id, Some(txg)));
+        let held = planned.1.iter().flat_map(|item| [Some(sent(item)), base(item)]).flatten().collect();
         Ok::<_, Refusal>((planned, held))
     })?;
     if what.dry {
@@ -163,6 +173,10 @@ pub(super) fn send(
                 Ok(())
             })
             .map_err(named)?;
+        if item.half.is_some() {
+            // Whoever receives it has half of it then.
+            return Ok(done);
+        }
         writer.record(&Record::SnapshotEnd(item.head.guid)).map_err(named)?;
         done.snapshots.push((item.from.clone(), item.head.name.clone(), writer.written - before));
     }
@@ -222,6 +236,41 @@ fn resumed(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream, text: &str
     item.what.after.clone_from(&token.after);
     let head = StreamHead { root, pool: pool.store.identity().pool, ..StreamHead::default() };
     Ok((head, vec![item], SentStream::default()))
+}
+
+/// What is half received here, as the one who sent it called it.
+fn saved(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream) -> Result<Planned, Refusal> {
+    let doing = format!("cannot send '{}'", what.snapshot);
+    let invalid = |why: &str| Refusal::new(Kind::Invalid, format!("{doing}: {why}"));
+    let target = Objects::now(pool, mounts).filesystem("open", &what.snapshot)?;
+    let half = pool.pool.saved(target).map_err(|error| refused(&doing, &error))?;
+    let half = half.ok_or_else(|| {
+        invalid("it has no partially received state").next("that is what 'receive -s' keeps of a stream that is cut")
+    })?;
+    let asked = what.token.as_deref().map(ResumeToken::parse).transpose();
+    let asked = asked.map_err(|error| invalid(&error.to_string()))?;
+    if asked.as_ref().is_some_and(|asked| (asked.to, asked.from) != (half.token.to, half.token.from)) {
+        return Err(invalid("the token is of another stream than the one that is half received here"));
+    }
+    let mut objects = Objects::now(pool, mounts);
+    let ResumeToken { to, name, from, clone, stored, .. } = half.token.clone();
+    let after = asked.map(|asked| asked.after).unwrap_or_default();
+    let head = SnapshotHead {
+        name,
+        guid: to,
+        from,
+        clone,
+        stored,
+        after: after.clone(),
+        spelling: spelling_of(&mut objects, half.id)?,
+        ..SnapshotHead::default()
+    };
+    let base = half.base.map(|base| known_base(&mut objects, base, clone)).transpose()?;
+    let send = ToSend { to: Later::Saved(half.id), from: base.as_ref().map(|base| base.there), after, stored };
+    let root = head.name.split('@').next().unwrap_or_default().to_owned();
+    let whole = StreamHead { root, pool: pool.store.identity().pool, ..StreamHead::default() };
+    let item = Item { what: send, head, from: base.map(|base| base.name), half: Some(half) };
+    Ok((whole, vec![item], SentStream::default()))
 }
 
 fn planned(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream) -> Result<Planned, Refusal> {
@@ -388,12 +437,9 @@ fn item(
         clone: base.as_ref().is_some_and(|base| base.clone),
         stored: what.stored,
         lists: objects.effective(to.0, "acltype")?.value != "off",
+        spelling: spelling_of(objects, to.0)?,
         ..SnapshotHead::default()
     };
-    for name in ["casesensitivity", "normalization", "utf8only"] {
-        let value = objects.effective(to.0, name)?.value;
-        head.spelling.push(SentProperty { name: name.to_owned(), value });
-    }
     if what.properties || what.package || what.received {
         head.properties = properties(&known.stored, what.received);
     }
@@ -405,8 +451,16 @@ fn item(
         head.holds = objects.catalog.holds(to.0, to.1)?.into_iter().map(|(tag, _)| tag).collect();
     }
     let from = base.as_ref().map(|base| base.name.clone());
-    let send = ToSend { to, from: base.map(|base| base.there), after: Vec::new(), stored: what.stored };
-    Ok(Item { what: send, head, from })
+    let base = base.map(|base| base.there);
+    let send = ToSend { to: Later::Snapshot(to), from: base, after: Vec::new(), stored: what.stored };
+    Ok(Item { what: send, head, from, half: None })
+}
+
+/// The rules for names that hold in a file system.
+fn spelling_of(objects: &mut Objects<'_>, id: u64) -> Result<Vec<SentProperty>, Refusal> {
+    let rules = ["casesensitivity", "normalization", "utf8only"].into_iter();
+    let sent = |name: &str| Ok(SentProperty { name: name.to_owned(), value: objects.effective(id, name)?.value });
+    rules.map(sent).collect()
 }
 
 /// The properties that travel: those that are set, or were received.

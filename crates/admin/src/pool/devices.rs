@@ -10,13 +10,18 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nacre_pool::backend::NewGroup;
 use nacre_pool::device::{Device, FileDevice};
-use nacre_pool::label::{self, PoolState};
+use nacre_pool::label::{self, GroupKind, PoolState};
 
 use crate::refusal::{Kind, Refusal};
 
 /// What is read at the beginning and the end of a file to see whether it holds anything, bytes.
 const ENDS: u64 = 1 << 20;
+
+/// So much of a device may go unused in its group without being asked for, bytes: devices of one size
+/// differ by less.
+const UNUSED_MOST: u64 = 16 << 20;
 
 /// Opens the devices of a pool that is there.
 ///
@@ -58,6 +63,33 @@ impl Fresh {
             human(least)
         );
         Err(Refusal::new(Kind::Invalid, what).next("truncate -s SIZE makes a file longer"))
+    }
+
+    /// Whether all of each device can be used in its group, as far as that is not `force`d: each
+    /// segment has a column more than there is parity.
+    ///
+    /// # Errors
+    /// One that is much longer than that, in the words of ZFS.
+    pub fn check_groups(&self, groups: &[NewGroup], force: bool) -> Result<(), Refusal> {
+        let mut rest = self.devices.as_slice();
+        for group in groups.iter().filter(|_| !force) {
+            let (own, others) = rest.split_at(group.devices.min(rest.len()));
+            rest = others;
+            let mut lengths: Vec<u64> = own.iter().map(|device| device.length()).collect();
+            lengths.sort_unstable_by_key(|length| std::cmp::Reverse(*length));
+            let (longest, used) = (lengths.first(), lengths.get(group.parity()).filter(|_| group.parity() > 0));
+            let Some((longest, used)) = longest.zip(used) else { continue };
+            if *longest > used + UNUSED_MOST {
+                let kind = if group.kind == GroupKind::Mirror { "mirror" } else { "raidz" };
+                let human = nacre_pool::properties::size::human_bytes;
+                let why = format!(
+                    "use '-f' to override the following errors:\n{kind} contains devices of different sizes: {} of a device cannot be used",
+                    human(longest - used)
+                );
+                return Err(Refusal::new(Kind::Invalid, "invalid vdev specification").next(why));
+            }
+        }
+        Ok(())
     }
 
     /// Whether the places of labels can be written on all of them: what is there is written once
@@ -116,6 +148,7 @@ impl Drop for Fresh {
 /// # Errors
 /// What cannot be one; and, without `force`, what holds something else.
 pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh, Refusal> {
+    once(paths)?;
     let mut fresh = Fresh { devices: Vec::new(), made: Vec::new() };
     let mut seen = HashSet::new();
     for path in paths {
@@ -123,7 +156,7 @@ pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh,
             let number =
                 if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
             if !seen.insert(number) {
-                return Err(Refusal::new(Kind::Invalid, format!("'{}' is named twice", path.display())));
+                return Err(twice(path));
             }
         }
         if let Some(loop_device) = behind(path) {
@@ -147,6 +180,16 @@ pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh,
         fresh.devices.push(Arc::new(device));
     }
     Ok(fresh)
+}
+
+fn twice(path: &Path) -> Refusal {
+    Refusal::new(Kind::Invalid, format!("'{}' is named twice", path.display()))
+}
+
+/// Whether no path is named twice, where the files are still to be made.
+fn once(paths: &[PathBuf]) -> Result<(), Refusal> {
+    let mut seen = HashSet::new();
+    paths.iter().find(|path| !seen.insert(path.as_path())).map_or(Ok(()), |path| Err(twice(path)))
 }
 
 /// The loop device that shows a file: nobody locks the file meanwhile, and a file system on the
@@ -188,14 +231,24 @@ fn exists(path: &Path) -> Refusal {
         .next("without --size, a file that is there is taken")
 }
 
-/// Whether a path can be part of a pool, without a lock and without writing: for `create -n`.
+/// Whether paths can be part of a pool in these groups, without a lock and without writing: for
+/// `create -n`.
 ///
 /// # Errors
 /// As [`fresh`].
-pub fn foresee(paths: &[PathBuf], size: Option<u64>, force: bool, least: u64) -> Result<(), Refusal> {
+pub fn foresee(
+    paths: &[PathBuf],
+    groups: &[NewGroup],
+    size: Option<u64>,
+    force: bool,
+    least: u64,
+) -> Result<(), Refusal> {
     if size.is_none() {
-        return fresh(paths, None, force)?.check_size("cannot create", least);
+        let fresh = fresh(paths, None, force)?;
+        fresh.check_size("cannot create", least)?;
+        return fresh.check_groups(groups, force);
     }
+    once(paths)?;
     match paths.iter().find(|path| fs::symlink_metadata(path).is_ok()) {
         Some(there) => Err(exists(there)),
         None => Ok(()),

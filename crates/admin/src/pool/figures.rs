@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nacre_pool::backend::{DeviceHealth, Disks};
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
-use nacre_pool::label::{Group, GroupKind, MemberRole, MemberStatus};
+use nacre_pool::label::{Group, GroupClass, GroupKind, MemberRole, MemberStatus};
 use nacre_pool::store::Space;
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ use crate::clock::now;
 use crate::counted::{Counts, Spread};
 use crate::{Imported, Refusal};
 
-pub use nacre_pool::properties::features::{FOLDED, ORDERED_NAMES, REDUNDANT_METADATA};
+pub use nacre_pool::properties::features::{FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA};
 
 /// The figures of a pool. Sizes in bytes, times in seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,8 +23,11 @@ pub struct Figures {
     pub name: String,
     /// Its number.
     pub guid: u64,
-    /// Room in all.
+    /// Room in all; in groups, as ZFS counts it: with parity, copies once.
     pub size: u64,
+    /// The part of it that file content can have.
+    #[serde(default)]
+    pub usable: u64,
     /// Room that devices have got since they became part of it, and that is not used.
     #[serde(default)]
     pub expandable: u64,
@@ -177,12 +180,58 @@ pub struct DeviceFigures {
 pub struct GroupFigures {
     /// As ZFS calls it: `mirror-0`.
     pub name: String,
+    /// Its kind in the words of ZFS: `mirror`, `raidz`; `plain` for devices that are each for
+    /// themselves.
+    #[serde(default)]
+    pub kind: String,
     /// Its state in the words of ZFS.
     pub state: String,
     /// The numbers of its devices, in the order of the pool's.
     pub devices: Vec<usize>,
     /// How many of them may be lost.
     pub parity: usize,
+    /// Room in all, bytes: with parity, copies once.
+    #[serde(default)]
+    pub size: u64,
+    /// The part of it that file content can have.
+    #[serde(default)]
+    pub usable: u64,
+    /// What of it is in use.
+    #[serde(default)]
+    pub allocated: u64,
+}
+
+impl GroupFigures {
+    /// Whether everything in it is there still when the pool is let go, although files of its
+    /// devices were deleted.
+    #[must_use]
+    pub fn survives(&self, devices: &[DeviceFigures]) -> bool {
+        let own = self.devices.iter().filter_map(|at| devices.get(*at));
+        let lost = own.filter(|device| device.health() != "ONLINE" || device.resilvering).count();
+        lost <= self.parity
+    }
+
+    /// What is free in it, bytes.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.size.saturating_sub(self.allocated)
+    }
+}
+
+/// The room of a group, of devices with so much each: in all, and for file content. Each segment has
+/// a column more than there is parity, so that what one device has beyond that many others is of no
+/// use.
+#[must_use]
+pub fn room_of_group(kind: GroupKind, parity: usize, devices: &[u64]) -> (u64, u64) {
+    let mut sorted = devices.to_vec();
+    sorted.sort_unstable_by_key(|size| std::cmp::Reverse(*size));
+    let most = sorted.get(parity).copied().unwrap_or(0);
+    let all: u64 = sorted.iter().map(|size| *size.min(&most)).sum();
+    match kind {
+        _ if parity == 0 => (sorted.iter().sum(), sorted.iter().sum()),
+        GroupKind::Mirror => (most, most),
+        _ => (all, all.saturating_sub(most * parity as u64)),
+    }
 }
 
 impl DeviceFigures {
@@ -254,9 +303,18 @@ impl Figures {
 
     fn now(pool: &Imported) -> Result<Self, Refusal> {
         let (identity, space) = (pool.store.identity(), pool.store.space());
-        let Space { size, allocated, free, freeing, free_whole: whole, .. } = space;
+        let Space { size: usable, allocated, free, freeing, free_whole: whole, .. } = space;
+        let fragmentation = percent(free.saturating_sub(whole), free);
         let (suspended, devices) = (pool.suspended(), devices(pool));
-        let (devices, groups) = without_removed(devices, groups(pool));
+        let groups = groups(pool, &devices);
+        let expandable = expandable(pool, &groups);
+        let (devices, groups) = without_removed(devices, groups);
+        let (size, allocated, free) = if groups.is_empty() {
+            (usable, allocated, free)
+        } else {
+            let sum = |of: fn(&GroupFigures) -> u64| groups.iter().map(of).sum::<u64>();
+            (sum(|group| group.size), sum(|group| group.allocated), sum(GroupFigures::free))
+        };
         let health = match &suspended {
             Some(_) => "SUSPENDED",
             None if devices.iter().any(|device| device.deleted.is_some()) => "DEGRADED",
@@ -267,7 +325,8 @@ impl Figures {
             name: pool.name(),
             guid: identity.pool,
             size,
-            expandable: pool.store.expandable(),
+            usable,
+            expandable,
             redundant_metadata: pool.store.has_redundant_metadata(),
             ordered_names: pool.store.has_ordered_names(),
             folding: pool.store.is_folding(),
@@ -276,7 +335,7 @@ impl Figures {
             allocated,
             free,
             freeing,
-            fragmentation: percent(free.saturating_sub(whole), free),
+            fragmentation,
             health: health.to_owned(),
             suspended,
             waits: false,
@@ -332,22 +391,80 @@ fn role(health: &DeviceHealth) -> &'static str {
 }
 
 /// The groups of the devices.
-fn groups(pool: &Imported) -> Vec<GroupFigures> {
+fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
     let Some(disks) = pool.store.on_devices() else { return Vec::new() };
-    let health = disks.health();
+    let (groups, health) = (disks.groups(), disks.health());
+    if groups.is_empty() {
+        return Vec::new();
+    }
+    let group_of = |device: u16| health.get(usize::from(device)).map_or(0, |health| health.group);
+    // What lies in copies is counted once.
+    let mut living: BTreeMap<usize, u64> = BTreeMap::new();
+    for segment in pool.store.segments() {
+        if let Some(slot) = segment.place.iter().next() {
+            *living.entry(group_of(slot.device)).or_default() += segment.live_bytes;
+        }
+    }
     let of = |(number, (group, parity)): (usize, (Group, usize))| {
         let members = health.iter().enumerate().filter(|(_, device)| device.group == number && device.is_own());
         let devices: Vec<usize> = members.clone().map(|(at, _)| at).collect();
-        let whole = members.clone().all(|(_, device)| standing(device) == "ONLINE" && !device.stale);
-        let kind = match group.kind {
-            GroupKind::Plain => "plain".to_owned(),
-            GroupKind::Mirror => "mirror".to_owned(),
-            GroupKind::RaidZ(parity) => format!("raidz{parity}"),
+        let lacking = members.filter(|(_, device)| standing(device) != "ONLINE" || device.stale).count();
+        let (kind, name) = match group.kind {
+            GroupKind::Plain => ("plain", "plain".to_owned()),
+            GroupKind::Mirror => ("mirror", "mirror".to_owned()),
+            GroupKind::RaidZ(parity) => ("raidz", format!("raidz{parity}")),
         };
-        let state = if whole { "ONLINE" } else { "DEGRADED" };
-        GroupFigures { name: format!("{kind}-{number}"), state: state.to_owned(), devices, parity }
+        let own = || devices.iter().filter_map(|at| figures.get(*at));
+        let state = match lacking {
+            // What was deleted is there until the pool is let go.
+            0 if own().all(|device| device.deleted.is_none()) => "ONLINE",
+            lacking if lacking <= parity => "DEGRADED",
+            _ => "UNAVAIL",
+        };
+        // The log has no room of its own.
+        let holds = |_: &&DeviceFigures| group.class == GroupClass::Data;
+        let sizes: Vec<u64> = own().filter(holds).map(|device| device.size).collect();
+        let (size, usable) = room_of_group(group.kind, parity, &sizes);
+        let allocated = match group.kind {
+            GroupKind::Mirror => living.get(&number).copied().unwrap_or(0),
+            _ => own().map(|device| device.allocated).sum(),
+        };
+        GroupFigures {
+            name: format!("{name}-{number}"),
+            kind: kind.to_owned(),
+            state: state.to_owned(),
+            devices,
+            parity,
+            size,
+            usable,
+            allocated,
+        }
     };
-    disks.groups().into_iter().enumerate().map(of).collect()
+    groups.into_iter().enumerate().map(of).collect()
+}
+
+/// The room that devices have got since they became part of the pool, as [`Figures::size`] counts
+/// it.
+fn expandable(pool: &Imported, groups: &[GroupFigures]) -> u64 {
+    let Some(disks) = pool.store.on_devices().filter(|_| !groups.is_empty()) else { return pool.store.expandable() };
+    let (identity, devices) = (pool.store.identity(), pool.devices.read());
+    let room = |now: bool| {
+        let of = |(group, (shown, parity)): (&GroupFigures, (Group, usize))| {
+            let length = |at: &usize| {
+                let (member, device) = (identity.members.get(*at)?, devices.get(*at)?);
+                Some(slots(if now { device.length().max(member.length) } else { member.length }, identity.slot))
+            };
+            let sizes: Vec<u64> = group.devices.iter().filter_map(length).collect();
+            room_of_group(shown.kind, parity, &sizes).0
+        };
+        groups.iter().zip(disks.groups()).map(of).sum::<u64>()
+    };
+    room(true).saturating_sub(room(false))
+}
+
+/// The slots of a device of this length, bytes.
+fn slots(length: u64, slot: u64) -> u64 {
+    length.saturating_sub(2 * nacre_pool::label::ENDS) / slot * slot
 }
 
 /// The figures of the devices.
@@ -370,8 +487,7 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
         let (allocated, occupied) = held.get(&index).copied().unwrap_or_default();
         let taken: u64 =
             log.iter().filter(|(place, _)| place.device == index).map(|(_, slots)| u64::from(*slots) * slot).sum();
-        let ends = 2 * nacre_pool::label::ENDS;
-        let size = (member.length.saturating_sub(ends) / slot * slot).saturating_sub(taken);
+        let size = slots(member.length, slot).saturating_sub(taken);
         figures.push(DeviceFigures {
             path: device.name().to_owned(),
             guid: member.guid,
@@ -394,4 +510,20 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
         });
     }
     figures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_counted_as_zpool_does() {
+        assert_eq!(room_of_group(GroupKind::Mirror, 1, &[8, 4]), (4, 4));
+        assert_eq!(room_of_group(GroupKind::Mirror, 0, &[8]), (8, 8));
+        assert_eq!(room_of_group(GroupKind::RaidZ(1), 1, &[4, 4, 8, 8]), (24, 16));
+        // Of the longest one, nobody has the other column.
+        assert_eq!(room_of_group(GroupKind::RaidZ(1), 1, &[4, 4, 16]), (12, 8));
+        assert_eq!(room_of_group(GroupKind::RaidZ(2), 2, &[5, 5, 5, 5, 5, 5]), (30, 20));
+        assert_eq!(room_of_group(GroupKind::Plain, 0, &[3, 5]), (8, 8));
+    }
 }

@@ -36,7 +36,7 @@ pub fn names(pool: &Figures) -> Vec<String> {
     ];
     let rest = POOL_PROPERTIES.iter().map(|definition| definition.name).filter(|name| !first.contains(name));
     let own = pool.properties.iter().map(|(name, _)| name.clone()).filter(|name| name.contains(':'));
-    let known = [features::REDUNDANT_METADATA, features::ORDERED_NAMES, features::FOLDED]
+    let known = [features::REDUNDANT_METADATA, features::ORDERED_NAMES, features::FOLDED, features::GROUPS]
         .into_iter()
         .chain(features::SERVED.iter().copied());
     let there = known.filter(|name| state(pool, name) != "disabled");
@@ -52,6 +52,7 @@ fn state(pool: &Figures, feature: &str) -> &'static str {
         features::ORDERED_NAMES => pool.ordered_names,
         features::FOLDED if !pool.folding => return "enabled",
         features::FOLDED => true,
+        features::GROUPS => !pool.groups.is_empty(),
         other => features::SERVED.contains(&other),
     };
     if active { "active" } else { "disabled" }
@@ -160,7 +161,10 @@ pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
     if let Some(feature) = name.strip_prefix("feature@") {
         let lacks = features::is_own(feature) && state(&Figures::of(pool)?, feature) == "disabled";
         let next = format!("nacre pool upgrade {}", pool.name());
-        return if lacks {
+        return if lacks && feature == features::GROUPS {
+            Err(Refusal::new(Kind::Invalid, format!("{doing}: '{name}' comes with groups of devices"))
+                .next("nacre pool create POOL mirror DEVICE DEVICE"))
+        } else if lacks {
             Err(Refusal::new(Kind::Invalid, format!("{doing}: '{name}' comes with an upgrade")).next(next))
         } else {
             Ok(())

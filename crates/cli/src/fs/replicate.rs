@@ -8,14 +8,20 @@ use super::keep::{keep, keep_of};
 use crate::{clap_args::flag, output::print};
 use clap::{Arg, ArgMatches, Command as Line};
 use nacre_admin::fs::Period;
-use nacre_daemon::{failure::Failure, hooks, report::tell};
+use nacre_daemon::{
+    failure::{Exit, Failure},
+    hooks,
+    report::{printable, tell},
+};
 use std::{
     collections::HashSet,
-    process::{Command, ExitCode, Stdio},
+    process::{Command, ExitCode, ExitStatus, Stdio},
 };
 
 /// How often a stream that is cut is gone on with in one run.
 const TRIES: usize = 3;
+/// How a copy is made that is not there.
+const NEW: [&str; 4] = ["receive", "-s", "-o", "readonly=on"];
 /// The event of a run that fails, for the programs in `events.d`.
 const FAILED: &str = "replication-failed";
 
@@ -69,18 +75,55 @@ impl Place {
         Ok(command)
     }
 
-    /// What it answers; `None` where it refuses.
+    /// What it answers; `None` where there is no such thing.
     fn ask(&self, words: &[&str]) -> Result<Option<String>, Failure> {
-        let output = self.command(words)?.stdin(Stdio::null()).stderr(Stdio::null()).output();
-        let output = output.map_err(|error| Failure::io("cannot run", "nacre fs", &error))?;
-        Ok(output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
+        let output = self.command(words)?.stdin(Stdio::null()).stderr(Stdio::piped()).output();
+        let output = output.map_err(|error| self.not_started(&error))?;
+        if output.status.success() {
+            return Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()));
+        }
+        match self.refused(output.status, words) {
+            Failure { exit: Exit::NotFound, .. } => Ok(None),
+            failure => {
+                output.stderr.split(|byte| *byte == b'\n').for_each(|line| tell(&printable(line)));
+                Err(failure)
+            }
+        }
     }
 
     /// Runs what has to succeed; what it says is seen.
     fn run(&self, words: &[&str]) -> Result<(), Failure> {
         let status = self.command(words)?.stdin(Stdio::null()).status();
-        let status = status.map_err(|error| Failure::io("cannot run", "nacre fs", &error))?;
-        if status.success() { Ok(()) } else { Err(Failure::new(format!("'nacre fs {}' failed", words.join(" ")))) }
+        let status = status.map_err(|error| self.not_started(&error))?;
+        if status.success() { Ok(()) } else { Err(self.refused(status, words)) }
+    }
+
+    fn not_started(&self, error: &std::io::Error) -> Failure {
+        Failure::io("cannot run", if self.host.is_some() { "ssh" } else { "nacre fs" }, error).exit(Exit::Failure)
+    }
+
+    /// What it means that it has failed: that of the way there, or that of the answer.
+    fn refused(&self, status: ExitStatus, words: &[&str]) -> Failure {
+        let said = |place: &str| Failure::new(format!("'nacre fs {}' failed{place}", words.join(" ")));
+        let failure = match &self.host {
+            None => said(""),
+            // The shell there finds no such program, or may not run it.
+            Some(host) if matches!(status.code(), Some(126 | 127)) => {
+                return Failure::new(format!("'{host}' has no nacre that can be run"))
+                    .next("install it there, where commands that ssh runs find it");
+            }
+            Some(host) if status.code() == Some(255) => {
+                return Failure::new(format!("'{host}' cannot be reached by ssh"))
+                    .next(format!("this has to work without a question: ssh -o BatchMode=yes {host} nacre fs list"));
+            }
+            Some(host) => said(&format!(" on '{host}'")),
+        };
+        failure.exit(match status.code() {
+            Some(3) => Exit::NotFound,
+            Some(4) => Exit::Denied,
+            Some(5) => Exit::Busy,
+            _ => Exit::Failure,
+        })
     }
 
     /// The snapshots with their guids, in the order of their taking; `None`: there is no such file
@@ -204,7 +247,9 @@ fn step(what: &ToReplicate, source: &Place, target: &Place) -> Result<bool, Fail
     if let Some(token) = token(target)? {
         if source.ask(&["send", "-n", "-t", &token])?.is_some() {
             told(&format!("resume {}\n", target.name))?;
-            pass(source, &["send", "-t", &token], target, &["receive", "-s", &target.name])?;
+            let is_new = target.snapshots()?.is_none_or(|all| all.is_empty());
+            let receive: &[&str] = if is_new { &NEW } else { &["receive", "-s"] };
+            pass(source, &["send", "-t", &token], target, &[receive, &[&target.name]].concat())?;
             return Ok(false);
         }
         // What it was sent from is gone.
@@ -230,8 +275,7 @@ fn step(what: &ToReplicate, source: &Place, target: &Place) -> Result<bool, Fail
         }
         (None, None) => {
             told(&format!("send {newest}\n"))?;
-            let receive = ["receive", "-s", "-o", "readonly=on", &target.name];
-            pass(source, &[&send[..], &[newest.as_str()]].concat(), target, &receive)?;
+            pass(source, &[&send[..], &[newest.as_str()]].concat(), target, &[&NEW[..], &[&target.name]].concat())?;
         }
         (None, Some(_)) => {
             let why = format!("'{}' is there, and has no snapshot in common with '{}'", target.name, source.name);
@@ -243,18 +287,27 @@ fn step(what: &ToReplicate, source: &Place, target: &Place) -> Result<bool, Fail
 
 /// Sends there what comes from here.
 fn pass(source: &Place, send: &[&str], target: &Place, receive: &[&str]) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| Failure::io("cannot run", "nacre fs", &error);
-    let mut sender = source.command(send)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+    let sender = source.command(send)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut sender = sender.map_err(|error| source.not_started(&error))?;
     let stream = sender.stdout.take().map_or_else(Stdio::null, Stdio::from);
     let received = target.command(receive)?.stdin(stream).stdout(Stdio::null()).status();
     // With nobody who receives, it ends.
-    let sent = sender.wait().map_err(failed)?;
-    let received = received.map_err(failed)?;
+    let sent = sender.wait().map_err(|error| source.not_started(&error))?;
+    let received = received.map_err(|error| target.not_started(&error))?;
     if sent.success() && received.success() {
         return Ok(());
     }
+    // A sender that fails cuts the stream, and a receiver that fails leaves nobody who takes it.
+    let refused = if received.success() || sent.code() == Some(255) {
+        source.refused(sent, send)
+    } else {
+        target.refused(received, receive)
+    };
     let side =
         if received.success() { format!("sending '{}'", source.name) } else { format!("receiving '{}'", target.name) };
     tell(&format!("{side} failed"));
-    Err(Failure::new(format!("cannot replicate '{}' to '{}': {side} failed", source.name, target.name)))
+    Err(Failure {
+        what: format!("cannot replicate '{}' to '{}': {}", source.name, target.name, refused.what),
+        ..refused
+    })
 }

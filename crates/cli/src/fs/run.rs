@@ -193,7 +193,11 @@ fn gather(
         let (answers, failures) =
             client::ask_each(client::all(&Whose::told(everybody)), move |owned| listed(owned, wanted.clone()));
         objects.extend(answers.into_iter().flatten());
-        failures.into_iter().chain(expected::lost(&[]).iter().map(Expected::failure)).for_each(&mut note);
+        failures.into_iter().for_each(&mut note);
+        // As with ZFS, one that is there no more is no failure of the others.
+        for lost in expected::lost(&[]).iter().map(Expected::failure) {
+            [lost.what, lost.next].iter().for_each(|line| tell(line));
+        }
     }
     // Each for itself: those that are there are shown.
     for name in names {

@@ -74,7 +74,7 @@ pub fn commands() -> [Command; 3] {
     [
         Command::new("send")
             .about("Write snapshots to standard output, for another pool to receive")
-            .after_help("Examples:\n  nacre fs send tank/home@today | nacre fs receive backup/home\n  nacre fs send -i @yesterday tank/home@today | ssh host nacre fs receive backup/home\n  nacre fs send -R tank@today | nacre fs receive -d backup\n  nacre fs send -nv -i @yesterday tank/home@today\n  nacre fs send -t TOKEN | nacre fs receive -s backup/home\n\nTOKEN is the property receive_resume_token of the file system that was being received.")
+            .after_help("Examples:\n  nacre fs send tank/home@today | nacre fs receive backup/home\n  nacre fs send -i @yesterday tank/home@today | ssh host nacre fs receive backup/home\n  nacre fs send -R tank@today | nacre fs receive -d backup\n  nacre fs send -nv -i @yesterday tank/home@today\n  nacre fs send -t TOKEN | nacre fs receive -s backup/home\n  nacre fs send -S backup/home | nacre fs receive -s third/home\n\nTOKEN is the property receive_resume_token of the file system that was being received.")
             .disable_help_flag(true)
             .arg(help())
             .arg(value('i', "from", "SNAPSHOT|BOOKMARK", "Only what differs from this one: @NAME, #NAME, or the snapshot that a clone was made of"))
@@ -88,15 +88,15 @@ pub fn commands() -> [Command; 3] {
             .arg(switch('n', "dry", "dryrun", "Send nothing; with -v, say what would be sent"))
             .arg(switch('v', "verbose", "verbose", "Say what is sent, and each second how far it is"))
             .arg(switch('P', "parsable", "parsable", "Say it for scripts"))
-            .arg(value('t', "token", "receive_resume_token", "Go on where a receiver has come to").conflicts_with_all(["SNAPSHOT", "from", "between", "package"]))
+            .arg(value('t', "token", "receive_resume_token", "Go on where a receiver has come to").conflicts_with_all(["from", "between", "package"]))
             .arg(switch('e', "embed", "embed", "Taken for ZFS' sake: short content is in its row anyway"))
             .arg(switch('L', "large-block", "large-block", "Taken for ZFS' sake: records stay as long as they are"))
             .arg(switch('s', "skip-missing", "skip-missing", "With -R: pass over file systems without the snapshot, with everything below them"))
             .arg(switch('V', "proctitle", "proctitle", "Show how far it is as the name of the process (ps -o comm, top)"))
             .arg(Arg::new("of-snapshots").long("snapshot-properties").action(ArgAction::SetTrue).help("With properties of snapshots alone"))
             .arg(switch('D', "dedup", "dedup", "").hide(true))
-            .arg(switch('S', "saved", "saved", "").hide(true))
-            .arg(Arg::new("SNAPSHOT").required_unless_present("token").help("Which")),
+            .arg(switch('S', "saved", "saved", "What a file system has half received (receive -s), to be received with -s in turn"))
+            .arg(Arg::new("SNAPSHOT").required_unless_present("token").help("Which; with -S, a file system")),
         Command::new("receive")
             .visible_alias("recv")
             .about("Make of a stream on standard input the snapshots that were sent")
@@ -148,16 +148,24 @@ pub fn send(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     if has("skip-missing") && !has("package") {
         return Err(Failure::usage("-s is for streams of everything below: it needs -R"));
     }
-    if has("saved") {
-        return Err(Failure::new("cannot send: a half received state is not sent on in this version")
-            .next("receive the rest first: nacre fs send -t TOKEN on its sender"));
-    }
     let last = |name: &str| texts(matches, name).pop();
     let snapshot = matches.get_one::<String>("SNAPSHOT").cloned().unwrap_or_default();
     let token = last("token");
     let from = last("from").or_else(|| last("between"));
     let mut pool = args::pool(&snapshot).to_owned();
-    if let Some(token) = &token {
+    if has("saved") {
+        let others =
+            ["package", "properties", "backup", "holds", "of-snapshots", "compressed", "raw", "embed", "large-block"];
+        if from.is_some() || others.into_iter().any(has) {
+            return Err(Failure::usage("incompatible flags combined with saved send flag"));
+        }
+        if snapshot.contains('@') || snapshot.is_empty() {
+            return Err(Failure::usage("saved send must specify the dataset with partially-received state"));
+        }
+    } else if let Some(token) = &token {
+        if !snapshot.is_empty() {
+            return Err(Failure::usage("-t says itself what is sent: no snapshot goes with it"));
+        }
         let known = ResumeToken::parse(token).map_err(|error| Failure::new(format!("cannot resume send: {error}")))?;
         pool = args::pool(&known.name).to_owned();
     }
@@ -175,6 +183,7 @@ pub fn send(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
         dry: has("dry"),
         progress: has("verbose") || has("proctitle"),
         token,
+        saved: has("saved"),
     };
     let told = Told { verbose: has("verbose"), parsable: has("parsable"), named: has("proctitle") };
     Ok(StreamVerb::Send { pool, what, told })
@@ -288,7 +297,7 @@ fn run_send(pool: &str, what: ToSendStream, told: Told, command: &str) -> Result
             Failure::new("Error: Stream can not be written to a terminal.").next("You must redirect standard output.")
         );
     }
-    if let Some(token) = what.token.as_ref().filter(|_| verbose || what.dry && parsable) {
+    if let Some(token) = what.token.as_ref().filter(|_| !what.saved && (verbose || what.dry && parsable)) {
         // Also where the snapshot is none of ours: programs ask so what a token says.
         let token = ResumeToken::parse(token).map_err(|error| Failure::new(error.to_string()))?;
         let text = contents(&Resumed::of(&token));

@@ -1,4 +1,5 @@
-//! What stands in command lines of pools: assignments, devices, intervals. Pure.
+//! What stands in command lines of pools: assignments, devices, intervals. Pure, but that it looks
+//! what devices are.
 
 use nacre_daemon::failure::Failure;
 use std::path::{Path, PathBuf};
@@ -43,6 +44,9 @@ pub fn assignments(texts: &[String]) -> Result<Vec<(String, String)>, Failure> {
 /// device for itself.
 pub type Groups = Vec<(String, usize)>;
 
+/// The group of devices that are each for themselves, beside others.
+pub const PLAIN: &str = "plain";
+
 /// The devices of a new pool, and the groups that they are in. `force`: also groups of different
 /// redundancy.
 ///
@@ -54,43 +58,61 @@ pub fn grouped(words: Vec<PathBuf>, force: bool) -> Result<(Vec<PathBuf>, Groups
     for word in words {
         let group = word.to_str().and_then(|text| GROUPS.iter().find(|(group, _)| *group == text));
         match (group, groups.last_mut()) {
-            (Some((group, _)), None) if !paths.is_empty() => {
-                let why = format!("mismatched replication level: both disk and {group} vdevs are present");
-                return Err(invalid(why).next("name a group for every device"));
-            }
+            (Some(("raidz", _)), _) => groups.push(("raidz1".to_owned(), 0)),
             (Some((group, _)), _) => groups.push(((*group).to_owned(), 0)),
-            (None, None) => paths.push(word),
             (None, Some((_, count))) => {
                 *count += 1;
-                paths.push(word);
+                paths.push(device(word)?);
+            }
+            (None, None) => {
+                groups.push((PLAIN.to_owned(), 1));
+                paths.push(device(word)?);
             }
         }
     }
     for (group, count) in &groups {
-        let least = GROUPS.iter().find(|(known, _)| known == group).map_or(2, |(_, least)| *least);
+        let least = GROUPS.iter().find(|(known, _)| known == group).map_or(1, |(_, least)| *least);
+        let shown = group.trim_end_matches('1');
         if *count < least {
-            return Err(invalid(format!("{group} requires at least {least} devices")));
+            return Err(invalid(format!("{shown} requires at least {least} devices")));
         }
-        if *count > GROUP_MOST {
-            return Err(invalid(format!("{group} supports no more than {GROUP_MOST} devices")));
-        }
-    }
-    let kind = |group: &str| if group == "raidz" { "raidz1".to_owned() } else { group.to_owned() };
-    if let Some((first, others)) = groups.split_first().filter(|_| !force) {
-        if let Some(other) = others.iter().find(|other| kind(&other.0) != kind(&first.0)) {
-            let why = format!("mismatched replication level: both {} and {} vdevs are present", first.0, other.0);
-            return Err(invalid(why).next("-f takes them all the same: the pool is as safe as the least of them"));
-        }
-        if let Some(other) = others.iter().find(|other| other.1 != first.1) {
-            let way = if first.0 == "mirror" { "way" } else { "device" };
-            let why = format!(
-                "mismatched replication level: both {}-{way} and {}-{way} {} vdevs are present",
-                first.1, other.1, first.0
-            );
-            return Err(invalid(why).next("-f takes them all the same"));
+        if *count > GROUP_MOST && group != PLAIN {
+            return Err(invalid(format!("{shown} supports no more than {GROUP_MOST} devices")));
         }
     }
-    Ok((devices(paths)?, groups))
+    if let Some(why) = mismatched(&groups, &paths).filter(|_| !force) {
+        let why = format!("use '-f' to override the following errors:\nmismatched replication level: {why}");
+        return Err(Failure::new("invalid vdev specification").next(why));
+    }
+    if groups.iter().all(|(group, _)| group == PLAIN) {
+        groups.clear();
+    }
+    Ok((paths, groups))
+}
+
+/// Why groups do not go together: one is not as safe as another.
+fn mismatched(groups: &[(String, usize)], paths: &[PathBuf]) -> Option<String> {
+    let parity = |group: &str| group.strip_prefix("raidz").and_then(|parity| parity.parse::<u8>().ok());
+    let alone = || if paths.first().is_some_and(|path| is_block_device(path)) { "disk" } else { "file" };
+    let shown = |group: &str| match parity(group) {
+        Some(_) => "raidz".to_owned(),
+        None if group == PLAIN => alone().to_owned(),
+        None => group.to_owned(),
+    };
+    groups.windows(2).find_map(|pair| {
+        let [(first, count), (other, more)] = pair else { return None };
+        let (kind, other_kind) = (shown(first), shown(other));
+        match (parity(first), parity(other)) {
+            _ if kind != other_kind => Some(format!("both {kind} and {other_kind} vdevs are present")),
+            (Some(a), Some(b)) if a != b => Some(format!("both {a} and {b} device parity {kind} vdevs are present")),
+            _ if count != more => Some(format!("both {count}-way and {more}-way {kind} vdevs are present")),
+            _ => None,
+        }
+    })
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|there| std::os::unix::fs::FileTypeExt::is_block_device(&there.file_type()))
 }
 
 /// The devices of a pool: plain ones only. A name without a slash that is not there is one in
@@ -180,9 +202,29 @@ mod tests {
         ] {
             assert!(grouped(wrong.iter().map(PathBuf::from).collect(), false).is_err(), "{wrong:?}");
         }
+        for (words, why) in [
+            (&["/a", "mirror", "/b", "/c"][..], "both file and mirror vdevs are present"),
+            (&["mirror", "/a", "/b", "raidz", "/c", "/d"], "both mirror and raidz vdevs are present"),
+            (
+                &["raidz", "/a", "/b", "/e", "raidz2", "/c", "/d", "/f"],
+                "both 1 and 2 device parity raidz vdevs are present",
+            ),
+            (&["mirror", "/a", "/b", "mirror", "/c", "/d", "/e"], "both 2-way and 3-way mirror vdevs are present"),
+        ] {
+            let failure = grouped(words.iter().map(PathBuf::from).collect(), false).unwrap_err();
+            assert_eq!(failure.what, "invalid vdev specification");
+            assert!(failure.next.ends_with(&format!("mismatched replication level: {why}")), "{}", failure.next);
+        }
+        let few = grouped(vec![PathBuf::from("raidz"), PathBuf::from("/a")], false).unwrap_err();
+        assert_eq!(few.what, "invalid vdev specification: raidz requires at least 2 devices");
         let words = ["mirror", "/a", "/b", "raidz2", "/c", "/d", "/e"].iter().map(PathBuf::from).collect();
         let (paths, groups) = grouped(words, true).unwrap();
         assert_eq!((paths.len(), groups), (5, vec![("mirror".to_owned(), 2), ("raidz2".to_owned(), 3)]));
+        let words = ["/a", "raidz", "/b", "/c", "raidz1", "/d", "/e"].iter().map(PathBuf::from).collect();
+        assert_eq!(
+            grouped(words, true).unwrap().1,
+            [(PLAIN, 1), ("raidz1", 2), ("raidz1", 2)].map(|(group, count)| (group.to_owned(), count))
+        );
         assert_eq!(grouped(vec![PathBuf::from("/a")], false).unwrap(), (vec![PathBuf::from("/a")], Vec::new()));
         assert_eq!(devices(vec![PathBuf::from("null")]).unwrap(), [PathBuf::from("/dev/null")]);
         assert_eq!(devices(vec![PathBuf::from("/a/b")]).unwrap(), [PathBuf::from("/a/b")]);

@@ -156,8 +156,8 @@ fn time() -> Arg {
 fn create() -> Command {
     Command::new("create")
         .about("Make a pool of files or block devices")
-        .after_help("Examples:\n  nacre pool create --size 10G tank ~/tank.pool\n  nacre pool create -o autotrim=on -O compression=zstd -O atime=off -m /srv/data data /dev/sdb /dev/sdc\n  nacre pool create -n tank /dev/sdb\n\nWhat is on the devices is lost. One that holds a file system or another pool is refused; -f takes it all the same.")
-        .arg(flag('f', "force", "Also on devices that hold something else"))
+        .after_help("Examples:\n  nacre pool create --size 10G tank ~/tank.pool\n  nacre pool create -o autotrim=on -O compression=zstd -O atime=off -m /srv/data data /dev/sdb /dev/sdc\n  nacre pool create safe mirror /dev/sdb /dev/sdc\n  nacre pool create large raidz2 /dev/sdb /dev/sdc /dev/sdd /dev/sde /dev/sdf /dev/sdg\n  nacre pool create -n tank /dev/sdb\n\n`mirror`, `raidz1`, `raidz2` or `raidz3` before devices makes a group of them that can do without some. What is on the devices is lost. One that holds a file system or another pool is refused; -f takes it all the same.")
+        .arg(flag('f', "force", "Also on devices that hold something else, and of groups that do not go together"))
         .arg(flag('n', "only-say", "Only say what would be done"))
         .arg(flag('d', "-d", "").hide(true))
         .arg(several('o', "properties", "PROPERTY=VALUE", "A property of the pool"))
@@ -351,7 +351,7 @@ fn wait() -> Command {
         .about("Wait for the end of what a pool does by itself")
         .after_help("Examples:\n  nacre pool wait tank\n  nacre pool wait -t scrub,trim tank")
         .arg(
-            option('t', "activity", "ACTIVITY,...", "For what: scrub, trim, free [default: all]")
+            option('t', "activity", "ACTIVITY,...", "For what: scrub, resilver, trim, free [default: all]")
                 .value_delimiter(',')
                 .action(ArgAction::Append),
         )

@@ -12,7 +12,7 @@ use nacre_daemon::{
 use nacre_pool::{
     PoolError,
     device::{Device, FileDevice},
-    label::{self, Identity, MemberStatus, PoolState},
+    label::{self, GroupKind, Identity, MemberStatus, PoolState},
 };
 use std::{
     collections::BTreeMap,
@@ -216,9 +216,20 @@ fn probe(path: &Path) -> Result<Option<FoundDevice>, Unread> {
 
 impl Candidate {
     /// Where its missing devices were last.
-    fn missing(&self) -> Vec<PathBuf> {
-        let missing = self.identity.members.iter().enumerate().filter(|(index, _)| !self.has(*index));
+    pub fn missing(&self) -> Vec<PathBuf> {
+        let missing = self.members().filter(|(index, _)| !self.has(*index));
         missing.map(|(_, member)| PathBuf::from(std::ffi::OsStr::from_bytes(&member.path))).collect()
+    }
+
+    /// The devices that belong to it, each with its place.
+    fn members(&self) -> impl Iterator<Item = (usize, &label::Member)> {
+        let members = self.identity.members.iter().enumerate();
+        members.filter(|(_, member)| member.state.status != MemberStatus::Removed)
+    }
+
+    /// How many devices of a group are missing.
+    fn missing_in(&self, group: u8) -> usize {
+        self.members().filter(|(at, member)| member.state.group == group && !self.has(*at)).count()
     }
 
     fn has(&self, index: usize) -> bool {
@@ -227,19 +238,14 @@ impl Candidate {
 
     /// Whether all devices are there.
     pub fn is_whole(&self) -> bool {
-        self.identity.members.len() == self.devices.len()
+        self.members().all(|(index, _)| self.has(index))
     }
 
     /// Whether enough devices of each group are there.
     pub fn is_importable(&self) -> bool {
         let identity = &self.identity;
-        let missing = |group: u8| {
-            let own = identity.members.iter().enumerate().filter(|(_, member)| member.state.group == group);
-            own.filter(|(at, member)| member.state.status != MemberStatus::Removed && !self.has(*at)).count()
-        };
-        self.is_whole()
-            || (0..identity.groups.len() as u8).all(|group| missing(group) <= identity.parity(group))
-                && !identity.groups.is_empty()
+        let can_do_without = |group: u8| self.missing_in(group) <= identity.parity(group);
+        self.is_whole() || !identity.groups.is_empty() && (0..identity.groups.len() as u8).all(can_do_without)
     }
 
     /// The machine that may be using it: another one than this.
@@ -291,18 +297,37 @@ impl Candidate {
             let found = u16::try_from(index).ok().and_then(|index| self.devices.get(&index));
             printable(found.map_or(member.path.as_slice(), |path| path.as_os_str().as_bytes()))
         };
-        let names: Vec<String> =
-            identity.members.iter().enumerate().map(|(index, member)| path(index, member)).collect();
-        let width =
-            names.iter().map(|name| name.chars().count() + 2).chain([pool.chars().count(), 10]).max().unwrap_or(10);
-        text.push_str(&format!("\t{pool:<width$}  {state}\n"));
-        for (index, name) in names.iter().enumerate() {
-            let name = format!("  {name}");
-            text.push_str(&format!(
-                "\t{name:<width$}  {}\n",
-                if self.has(index) { "ONLINE" } else { "UNAVAIL  cannot open" }
-            ));
+        let mut rows: Vec<(String, &str)> = vec![(pool, state)];
+        let leaves = |indent: &str, group: u8| {
+            let own = self.members().filter(|(_, member)| member.state.group == group);
+            let leaf = |(index, member): (usize, &label::Member)| {
+                let state = if self.has(index) { "ONLINE" } else { "UNAVAIL  cannot open" };
+                (format!("{indent}{}", path(index, member)), state)
+            };
+            own.map(leaf).collect::<Vec<_>>()
+        };
+        for (number, group) in (0..).zip(&identity.groups) {
+            let kind = match group.kind {
+                GroupKind::Plain => {
+                    rows.extend(leaves("  ", number));
+                    continue;
+                }
+                GroupKind::Mirror => "mirror".to_owned(),
+                GroupKind::RaidZ(parity) => format!("raidz{parity}"),
+            };
+            let state = match self.missing_in(number) {
+                0 => "ONLINE",
+                missing if missing <= identity.parity(number) => "DEGRADED",
+                _ => "UNAVAIL  insufficient replicas",
+            };
+            rows.push((format!("  {kind}-{number}"), state));
+            rows.extend(leaves("    ", number));
         }
+        if identity.groups.is_empty() {
+            rows.extend(leaves("  ", 0));
+        }
+        let width = rows.iter().map(|(name, _)| name.chars().count()).chain([10]).max().unwrap_or(10);
+        rows.iter().for_each(|(name, state)| text.push_str(&format!("\t{name:<width$}  {state}\n")));
         text
     }
 }

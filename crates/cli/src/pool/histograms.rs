@@ -1,7 +1,10 @@
 //! `nacre pool iostat -w` and `-r`: how long requests of devices took, and how large they were, by
 //! powers of two. Pure.
 
-use super::form::PoolForm;
+use super::{
+    form::PoolForm,
+    tree::{self, Vdev},
+};
 use crate::columns;
 use nacre_admin::counted::{DeviceRequest, Histogram, Spread};
 use nacre_admin::pool::Figures;
@@ -103,7 +106,20 @@ fn tables(of: Of, now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Tab
         };
         tables.push(Table { name: pool.name.clone(), columns: (0..of.columns().len()).map(column).collect() });
         if verbose {
-            tables.extend(devices);
+            let of_group = |vdev: Vdev<'_>| {
+                let own: Vec<&Table> = vdev
+                    .devices(pool)
+                    .iter()
+                    .filter_map(|own| pool.devices.iter().position(|device| std::ptr::eq(*own, device)))
+                    .filter_map(|at| devices.get(at))
+                    .collect();
+                let column = |place: usize| {
+                    sum(&own.iter().filter_map(|table| table.columns.get(place)).cloned().collect::<Vec<_>>())
+                };
+                let columns = (0..of.columns().len()).map(column).collect();
+                Table { name: vdev.name().to_owned(), columns }
+            };
+            tables.extend(tree::rows(pool).into_iter().map(|(_, vdev)| of_group(vdev)));
         }
     }
     tables

@@ -144,8 +144,10 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         .next("name the one that is meant: -d FILE"));
     }
     if !candidate.is_importable() {
-        return Err(Failure::new(format!("{doing}: one or more devices is currently unavailable"))
-            .next("`nacre pool import` shows which; -d says where to look"));
+        let missing: Vec<String> =
+            candidate.missing().iter().map(|path| printable(path.as_os_str().as_encoded_bytes())).collect();
+        let next = format!("missing: {}\n`nacre pool import` shows them; -d says where to look", missing.join(", "));
+        return Err(Failure::new(format!("{doing}: one or more devices is currently unavailable")).next(next));
     }
     let mut properties = starting::check_properties(&doing, &what.properties)?;
     let read_only = properties

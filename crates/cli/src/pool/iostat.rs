@@ -1,9 +1,17 @@
 //! `nacre pool iostat`: what pools and devices read and write, from two looks at their counters.
 //! Pure.
 
-use super::{form::PoolForm, histograms::Of, list::bytes};
+use super::{
+    form::PoolForm,
+    histograms::Of,
+    list::bytes,
+    tree::{self, Vdev},
+};
 use crate::columns;
-use nacre_admin::{counted::Counts, pool::Figures};
+use nacre_admin::{
+    counted::Counts,
+    pool::{DeviceFigures, Figures},
+};
 use nacre_pool::properties::size::human;
 use serde_json::json;
 
@@ -24,8 +32,8 @@ pub const HEADINGS: usize = 3;
 /// What a table shows of a pool or a device, per second.
 struct Row {
     name: String,
-    allocated: u64,
-    free: u64,
+    /// What is in use and what is free; of a device in a group, that is told of the group.
+    room: Option<(u64, u64)>,
     now: Counts,
     before: Counts,
     /// How many requests are under way, by their kind.
@@ -33,8 +41,8 @@ struct Row {
     seconds: f64,
 }
 
-fn sum(pool: &Figures) -> Counts {
-    pool.devices.iter().fold(Counts::default(), |mut sum, device| {
+fn sum<'a>(devices: impl IntoIterator<Item = &'a DeviceFigures>) -> Counts {
+    devices.into_iter().fold(Counts::default(), |mut sum, device| {
         let counts = &device.counts;
         sum.reads += counts.reads;
         sum.writes += counts.writes;
@@ -63,10 +71,11 @@ impl Row {
 
     fn cells(&self, shown: IostatColumns, form: PoolForm) -> Vec<String> {
         let count = |number: u64| if form.exact { number.to_string() } else { human(number) };
+        let room = |of: fn((u64, u64)) -> u64| self.room.map_or("-".to_owned(), |room| bytes(of(room), form.exact));
         let mut cells = vec![
             self.name.clone(),
-            bytes(self.allocated, form.exact),
-            bytes(self.free, form.exact),
+            room(|(allocated, _)| allocated),
+            room(|(_, free)| free),
             count(self.rate(|counts| counts.reads)),
             count(self.rate(|counts| counts.writes)),
             bytes(self.rate(|counts| counts.read_bytes), form.exact),
@@ -99,30 +108,31 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
             earlier.guid == pool.guid && earlier.since == pool.since && earlier.process == pool.process
         });
         let seconds = pool.now.saturating_sub(earlier.map_or(pool.since, |earlier| earlier.now)).max(1) as f64;
-        let before = earlier.map(sum).unwrap_or_default();
-        let mut active = [0; 4];
-        for device in &pool.devices {
-            active.iter_mut().zip(device.spread.active).for_each(|(sum, active)| *sum += active);
-        }
-        rows.push(Row {
-            name: pool.name.clone(),
-            allocated: pool.allocated,
-            free: pool.free,
-            now: sum(pool),
-            before,
-            active,
-            seconds,
-        });
-        if verbose {
-            for (index, device) in pool.devices.iter().enumerate() {
-                let before = earlier
-                    .and_then(|earlier| earlier.devices.get(index))
-                    .map(|device| device.counts)
-                    .unwrap_or_default();
-                let name = format!("  {}", device.name());
-                let (active, free) = (device.spread.active, device.free());
-                rows.push(Row { name, allocated: device.allocated, free, now: device.counts, before, active, seconds });
+        let active = |devices: &[&DeviceFigures]| {
+            let mut active = [0; 4];
+            for device in devices {
+                active.iter_mut().zip(device.spread.active).for_each(|(sum, active)| *sum += active);
             }
+            active
+        };
+        // A device is the one of its place.
+        let same = |device: &DeviceFigures| {
+            let at = pool.devices.iter().position(|there| std::ptr::eq(there, device))?;
+            earlier?.devices.get(at)
+        };
+        let mut row = |name: String, room, devices: Vec<&DeviceFigures>| {
+            let before = sum(devices.iter().filter_map(|device| same(device)));
+            let (now, active) = (sum(devices.iter().copied()), active(&devices));
+            rows.push(Row { name, room, now, before, active, seconds });
+        };
+        row(pool.name.clone(), Some((pool.allocated, pool.free)), pool.devices.iter().collect());
+        for (depth, vdev) in tree::rows(pool).into_iter().filter(|_| verbose) {
+            let room = match vdev {
+                Vdev::Root => None,
+                Vdev::Group(group) => Some((group.allocated, group.free())),
+                Vdev::Leaf(device) => Some((device.allocated, device.free())).filter(|_| depth == 1),
+            };
+            row(format!("{}{}", "  ".repeat(depth), vdev.name()), room, vdev.devices(pool));
         }
     }
     rows
@@ -193,7 +203,7 @@ pub fn table(
 fn json(rows: &[Row]) -> String {
     let row = |row: &Row| {
         json!({
-            "name": row.name.trim_start(), "allocated": row.allocated, "free": row.free, "seconds": row.seconds,
+            "name": row.name.trim_start(), "allocated": row.room.map(|room| room.0), "free": row.room.map(|room| room.1), "seconds": row.seconds,
             "reads": row.rate(|counts| counts.reads), "writes": row.rate(|counts| counts.writes), "syncs": row.rate(|counts| counts.syncs),
             "read_bytes": row.rate(|counts| counts.read_bytes), "written_bytes": row.rate(|counts| counts.written_bytes),
             "read_ns": row.time(|counts| counts.read_time, |counts| counts.reads),
@@ -210,7 +220,6 @@ fn json(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nacre_admin::pool::DeviceFigures;
 
     fn figures(reads: u64, now: u64) -> Figures {
         let counts = Counts { reads, read_bytes: reads * 4096, read_time: reads * 2000, ..Counts::default() };
@@ -236,5 +245,15 @@ mod tests {
             table(&[figures(0, 100)], &[], None, false, IostatColumns::default(), PoolForm::default())
                 .starts_with("              capacity     operations     bandwidth\n")
         );
+    }
+    #[test]
+    fn groups_are_the_sum_of_their_devices() {
+        let mut pool = tree::tests::mixed();
+        pool.devices.iter_mut().for_each(|device| device.counts.reads = 7);
+        (pool.now, pool.groups[1].allocated) = (1, 50);
+        let form = PoolForm { scripted: true, exact: true, ..PoolForm::default() };
+        let text = table(&[pool], &[], None, true, IostatColumns::default(), form);
+        let lines: Vec<&str> = text.lines().map(|line| line.rsplitn(4, '\t').last().unwrap()).collect();
+        assert_eq!(lines, ["tank\t0\t0\t21", "/a\t0\t100\t7", "mirror-1\t50\t150\t14", "/b\t-\t-\t7", "/c\t-\t-\t7"]);
     }
 }

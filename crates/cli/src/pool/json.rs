@@ -7,9 +7,10 @@ use super::{
     called,
     form::{PoolForm, json_head},
     list, status,
-    vdevs::{self, Vdev},
+    tree::{self, ROOT, Vdev},
+    vdevs,
 };
-use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, properties};
+use nacre_admin::pool::{DeviceFigures, Figures, GroupFigures, Phase, ScrubReport, Status, properties};
 use nacre_daemon::{failure::Failure, pool::dates};
 use nacre_pool::properties::size::human_bytes;
 use serde_json::{Map, Value, json};
@@ -76,6 +77,49 @@ fn device_head(pool: &Figures, device: &DeviceFigures, form: PoolForm) -> Map<St
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
+/// What a group is.
+fn group_head(pool: &Figures, group: &GroupFigures) -> Map<String, Value> {
+    let fields = [
+        ("name", json!(group.name)),
+        ("vdev_type", json!(group.kind)),
+        ("class", json!("normal")),
+        ("state", json!(Vdev::Group(group).state(pool))),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn vdev_head(pool: &Figures, vdev: Vdev<'_>, form: PoolForm) -> Map<String, Value> {
+    match vdev {
+        Vdev::Root => root_head(pool, ROOT, form),
+        Vdev::Group(group) => group_head(pool, group),
+        Vdev::Leaf(device) => device_head(pool, device, form),
+    }
+}
+
+/// Everything that a pool consists of, what is below a group within it. Told of each: how deep it
+/// lies, and what it is.
+fn nested(
+    pool: &Figures,
+    wanted: impl Fn(&DeviceFigures) -> bool,
+    tell: impl Fn(usize, Vdev<'_>) -> Map<String, Value>,
+) -> Map<String, Value> {
+    let leaf = |depth: usize, device: &DeviceFigures| {
+        (DeviceFigures::name(device).to_owned(), Value::Object(tell(depth, Vdev::Leaf(device))))
+    };
+    let top = |top: tree::Top<'_>| match top.vdev {
+        Vdev::Leaf(device) => wanted(device).then(|| leaf(1, device)),
+        vdev => {
+            let below: Map<String, Value> =
+                top.below.into_iter().filter(|device| wanted(device)).map(|device| leaf(2, device)).collect();
+            let mut fields = tell(1, vdev);
+            let shown = !below.is_empty();
+            fields.insert("vdevs".to_owned(), Value::Object(below));
+            shown.then(|| (vdev.name().to_owned(), Value::Object(fields)))
+        }
+    };
+    tree::tops(pool).into_iter().filter_map(top).collect()
+}
+
 /// Pools with these properties of each; with `verbose` their devices too.
 ///
 /// # Errors
@@ -100,16 +144,16 @@ pub fn properties(
         fields.insert("type".to_owned(), json!("POOL"));
         fields.insert("properties".to_owned(), Value::Object(values));
         if verbose {
-            let device = |device: &DeviceFigures| {
+            let of_vdev = |depth, vdev: Vdev<'_>| {
                 let shown = names.iter().filter(|name| !["name", "altroot"].contains(&name.as_str()));
                 let values: Map<String, Value> = shown
-                    .map(|name| (name.clone(), property(name, &list::device_value(pool, device, name), form)))
+                    .map(|name| (name.clone(), property(name, &list::shown_value(pool, depth, vdev, name), form)))
                     .collect();
-                let mut fields = device_head(pool, device, form);
+                let mut fields = vdev_head(pool, vdev, form);
                 fields.insert("properties".to_owned(), Value::Object(values));
-                (device.name().to_owned(), Value::Object(fields))
+                fields
             };
-            fields.insert("vdevs".to_owned(), Value::Object(pool.devices.iter().map(device).collect()));
+            fields.insert("vdevs".to_owned(), Value::Object(nested(pool, |_| true, of_vdev)));
         }
         all.push((pool.name.clone(), pool.guid, fields));
     }
@@ -119,10 +163,7 @@ pub fn properties(
 /// Devices of a pool with these properties of each.
 pub fn vdevs(pool: &Figures, vdevs: &[Vdev<'_>], names: &[String], form: PoolForm) -> String {
     let one = |vdev: &Vdev<'_>| {
-        let mut fields = match vdev {
-            Vdev::Leaf(device) => device_head(pool, device, form),
-            Vdev::Root => root_head(pool, vdevs::ROOT, form),
-        };
+        let mut fields = vdev_head(pool, *vdev, form);
         let values = names.iter().filter(|name| *name != "name");
         let values: Map<String, Value> =
             values.map(|name| (name.clone(), property(name, &vdevs::value(pool, *vdev, name), form))).collect();
@@ -153,7 +194,10 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
         let figures = &status.figures;
         let mut fields = head(figures, form);
         fields.extend(status::advice(status).into_iter().map(|(name, words)| (name.to_owned(), json!(words))));
-        fields.extend(scan(&status.scrub, form).map(|scan| ("scan_stats".to_owned(), scan)));
+        // The one that began last.
+        let resilvered = status.resilver.started > status.scrub.started;
+        let (last, function) = if resilvered { (&status.resilver, "RESILVER") } else { (&status.scrub, "SCRUB") };
+        fields.extend(scan(last, function, form).map(|scan| ("scan_stats".to_owned(), scan)));
         fields.insert("vdevs".to_owned(), Value::Object(tree(figures, shown)));
         fields.insert("error_count".to_owned(), exactly(status.damaged, form));
         if !status.names.is_empty() {
@@ -169,12 +213,16 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
     whole("status", pools, form)
 }
 
-/// The devices below the one that stands for the pool; flat, they lie beside it as well and name
-/// it.
+/// Groups and devices below what stands for the pool; flat, the devices lie beside it as well and
+/// name what they are below of.
 fn tree(figures: &Figures, shown: &status::StatusView) -> Map<String, Value> {
     let form = shown.form;
-    let room = |allocated, size| {
-        [("alloc_space", bytes(allocated, form)), ("total_space", bytes(size, form)), ("def_space", bytes(size, form))]
+    let room = |allocated, size, usable| {
+        [
+            ("alloc_space", bytes(allocated, form)),
+            ("total_space", bytes(size, form)),
+            ("def_space", bytes(usable, form)),
+        ]
     };
     let errors = |[read, write, checksum]: [u64; 3]| {
         [
@@ -186,13 +234,27 @@ fn tree(figures: &Figures, shown: &status::StatusView) -> Map<String, Value> {
     let own = |fields: &mut Map<String, Value>, more: Vec<(&str, Value)>| {
         fields.extend(more.into_iter().map(|(name, value)| (name.to_owned(), value)));
     };
-    let device = |device: &DeviceFigures| {
+    let parent = |device: &DeviceFigures| {
+        let above = tree::tops(figures)
+            .into_iter()
+            .find(|top| top.below.iter().any(|below| std::ptr::eq(*below, device)))
+            .map(|top| top.vdev.name().to_owned());
+        above.unwrap_or_else(|| figures.name.clone())
+    };
+    let device = |depth: usize, device: &DeviceFigures| {
         let mut fields = device_head(figures, device, form);
-        own(&mut fields, room(device.allocated, device.size).into());
+        if depth == 1 {
+            own(&mut fields, room(device.allocated, device.size, device.size).into());
+        } else {
+            own(&mut fields, vec![("phys_space", bytes(device.length, form))]);
+        }
         own(&mut fields, errors(status::errors(device)).into());
         own(&mut fields, vec![("slow_ios", exactly(0, form))]);
+        if device.resilvering {
+            own(&mut fields, vec![("resilvering", json!(true))]);
+        }
         if shown.flat {
-            own(&mut fields, vec![("parent", json!(figures.name))]);
+            own(&mut fields, vec![("parent", json!(parent(device)))]);
         }
         if shown.trim {
             let trim = &device.trim;
@@ -205,19 +267,32 @@ fn tree(figures: &Figures, shown: &status::StatusView) -> Map<String, Value> {
             ];
             own(&mut fields, done.into());
         }
-        (device.name().to_owned(), Value::Object(fields))
+        fields
     };
-    let devices: Map<String, Value> = figures
-        .devices
-        .iter()
-        .filter(|device| !shown.ill_devices || status::device_is_ill(figures, device))
-        .map(device)
-        .collect();
+    let tell = |depth: usize, vdev: Vdev<'_>| match vdev {
+        Vdev::Root => Map::new(),
+        Vdev::Leaf(leaf) => device(depth, leaf),
+        Vdev::Group(group) => {
+            let mut fields = group_head(figures, group);
+            own(&mut fields, room(group.allocated, group.size, group.usable).into());
+            own(&mut fields, errors([0; 3]).into());
+            fields
+        }
+    };
+    let wanted = |device: &DeviceFigures| !shown.ill_devices || status::device_is_ill(figures, device);
     let mut root = root_head(figures, &figures.name, form);
-    own(&mut root, room(figures.allocated, figures.size).into());
+    let usable = if figures.groups.is_empty() { figures.size } else { figures.usable };
+    own(&mut root, room(figures.allocated, figures.size, usable).into());
     own(&mut root, errors(status::all_errors(figures)).into());
-    root.insert("vdevs".to_owned(), Value::Object(devices.clone()));
-    let mut all = if shown.flat { devices } else { Map::new() };
+    root.insert("vdevs".to_owned(), Value::Object(nested(figures, wanted, tell)));
+    let beside = tree::rows(figures).into_iter().filter(|(_, vdev)| match vdev {
+        Vdev::Leaf(device) => wanted(device),
+        _ => true,
+    });
+    let mut all: Map<String, Value> = match shown.flat {
+        true => beside.map(|(depth, vdev)| (vdev.name().to_owned(), Value::Object(tell(depth, vdev)))).collect(),
+        false => Map::new(),
+    };
     all.insert(figures.name.clone(), Value::Object(root));
     all
 }
@@ -232,8 +307,8 @@ fn trim_state(phase: Phase) -> &'static str {
     }
 }
 
-/// The last verification; nothing where there was none.
-fn scan(scrub: &ScrubReport, form: PoolForm) -> Option<Value> {
+/// The last verification, or what made devices whole; nothing where there was none.
+fn scan(scrub: &ScrubReport, function: &str, form: PoolForm) -> Option<Value> {
     let state = match scrub.phase {
         Phase::Never => return None,
         Phase::Running | Phase::Paused => "SCANNING",
@@ -243,7 +318,7 @@ fn scan(scrub: &ScrubReport, form: PoolForm) -> Option<Value> {
     let paused = if scrub.phase == Phase::Paused { scrub.ended } else { 0 };
     let ended = if state == "SCANNING" { 0 } else { scrub.ended };
     Some(json!({
-        "function": "SCRUB", "state": state, "start_time": time(scrub.started, form), "end_time": time(ended, form),
+        "function": function, "state": state, "start_time": time(scrub.started, form), "end_time": time(ended, form),
         "to_examine": bytes(scrub.total, form), "examined": bytes(scrub.examined, form), "skipped": bytes(0, form),
         "processed": bytes(scrub.repaired, form), "errors": exactly(scrub.errors, form), "bytes_per_scan": bytes(scrub.examined, form),
         "pass_start": time(scrub.started, form), "scrub_pause": time(paused, form), "scrub_spent_paused": exactly(0, form),

@@ -1,9 +1,13 @@
 //! `nacre pool list` and `get`: tables. Pure.
 
-use super::{form::PoolForm, json, status};
+use super::{
+    form::PoolForm,
+    json,
+    tree::{self, Vdev},
+};
 use crate::columns::{self, Align};
 use nacre_admin::pool::{
-    DeviceFigures, Figures,
+    Figures,
     figures::percent,
     properties::{self, Value},
 };
@@ -78,7 +82,7 @@ pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form:
         let cells = columns.iter().map(|(name, _)| value(pool, name).map(|value| shown(&value, form)));
         rows.push(cells.collect::<Result<Vec<String>, _>>().map_err(|error| wrong(&error))?);
         if verbose {
-            rows.extend(device_rows(pool, &columns, form));
+            rows.extend(vdev_rows(pool, &columns, form));
         }
     }
     if form.scripted {
@@ -90,32 +94,47 @@ pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form:
     Ok(columns::aligned(&headings, &rows, false))
 }
 
-/// What stands in a column for a device.
-pub fn device_value(pool: &Figures, device: &DeviceFigures, name: &str) -> Value {
+/// What stands in a column for a part of a pool. What a device of a group holds is told of the group.
+pub fn shown_value(pool: &Figures, depth: usize, vdev: Vdev<'_>, name: &str) -> Value {
+    let told = depth == 1 || ["name", "health", "size", "guid"].contains(&name);
+    if told { vdev_value(pool, vdev, name) } else { Value { exact: "-".into(), human: "-".into(), source: "-" } }
+}
+
+/// The value of a property of a part of a pool.
+pub fn vdev_value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
     let of = |exact: String, human: String| Value { exact, human, source: "-" };
     let plain = |text: &str| of(text.to_owned(), text.to_owned());
-    let size = |number: u64| of(bytes(number, true), bytes(number, false));
+    let size_of = |number: u64| of(bytes(number, true), bytes(number, false));
     let share = |number: u64| of(number.to_string(), format!("{number}%"));
-    match name {
-        "health" => plain(status::device_state(pool, device)),
-        "name" => plain(device.name()),
+    let devices = vdev.devices(pool);
+    let (size, allocated) = match vdev {
+        Vdev::Root => (pool.size, pool.allocated),
+        Vdev::Group(group) => (group.size, group.allocated),
+        Vdev::Leaf(device) => (device.size, device.allocated),
+    };
+    match (name, vdev) {
+        ("health", _) => plain(vdev.state(pool)),
+        ("name", _) => plain(vdev.name()),
         _ if pool.health == UNAVAILABLE => plain("-"),
-        "size" => size(device.size),
-        "allocated" => size(device.allocated),
-        "free" => size(device.free()),
-        "fragmentation" => share(device.fragmentation()),
-        "capacity" => share(percent(device.allocated, device.size)),
-        "guid" => plain(&device.guid.to_string()),
+        ("size", _) => size_of(size),
+        ("allocated", _) => size_of(allocated),
+        ("free", _) => size_of(size.saturating_sub(allocated)),
+        ("fragmentation", _) => {
+            let held: u64 = devices.iter().map(|device| device.occupied.saturating_sub(device.allocated)).sum();
+            share(percent(held, devices.iter().map(|device| device.free()).sum()))
+        }
+        ("capacity", _) => share(percent(allocated, size)),
+        ("guid", Vdev::Leaf(device)) => plain(&device.guid.to_string()),
         _ => plain("-"),
     }
 }
 
-fn device_rows(pool: &Figures, columns: &[(String, String)], form: PoolForm) -> Vec<Vec<String>> {
-    let cell = |device: &DeviceFigures, name: &str| {
-        let text = shown(&device_value(pool, device, name), form);
-        if name == "name" && !form.scripted { format!("  {text}") } else { text }
+fn vdev_rows(pool: &Figures, columns: &[(String, String)], form: PoolForm) -> Vec<Vec<String>> {
+    let cell = |(depth, vdev): (usize, Vdev<'_>), name: &str| {
+        let text = shown(&shown_value(pool, depth, vdev, name), form);
+        if name == "name" && !form.scripted { format!("{}{text}", "  ".repeat(depth)) } else { text }
     };
-    pool.devices.iter().map(|device| columns.iter().map(|(name, _)| cell(device, name)).collect()).collect()
+    tree::rows(pool).into_iter().map(|row| columns.iter().map(|(name, _)| cell(row, name)).collect()).collect()
 }
 
 /// The table of `get`.
@@ -184,4 +203,22 @@ pub fn get_table(
     };
     let rows: Vec<Vec<String>> = values.map(row).collect();
     Ok(if form.scripted { columns::scripted(&rows) } else { columns::aligned(&headings, &rows, false) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_told_with_their_devices() {
+        let mut pool = tree::tests::mixed();
+        (pool.devices[1].allocated, pool.groups[1].allocated) = (40, 50);
+        let form = PoolForm { exact: true, scripted: true, ..PoolForm::default() };
+        let columns = ["name", "size", "allocated", "free", "capacity", "health"].map(str::to_owned);
+        let text = table(&[pool], Some(&columns), true, form).unwrap();
+        assert_eq!(
+            text,
+            "tank\t300\t0\t0\t0\tONLINE\n/a\t100\t0\t100\t0\tONLINE\nmirror-1\t200\t50\t150\t25\tONLINE\n/b\t200\t-\t-\t-\tONLINE\n/c\t210\t-\t-\t-\tONLINE\n"
+        );
+    }
 }

@@ -1,6 +1,7 @@
 //! Carries out what a command line asked of pools.
 
 use super::{
+    args,
     called::{Called, named_device, same},
     chosen::{Chosen, each, figures, note, once, some},
     command,
@@ -27,6 +28,7 @@ use nacre_daemon::{
         client::{self, Owned},
         dates,
         expected::{self, Expected},
+        process,
         start::{How, Start, ZPOOL},
     },
     report::{printable, tell},
@@ -39,7 +41,6 @@ use nacre_pool::{
     store::{Access, MINIMUM_DEVICE},
 };
 use std::{
-    collections::BTreeMap,
     ffi::OsString,
     io::Write,
     path::{Path, PathBuf},
@@ -138,7 +139,12 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         }
         PoolVerb::Replace { name, old, new, size, force, wait } => {
             let owned = client::owned(&name)?;
-            let old = known(&owned, "replace", vec![old])?.pop().unwrap_or_default();
+            let doing = format!("cannot replace {} with {}", old.display(), new.display());
+            let old = known_as(&owned, &doing, vec![old])?.pop().unwrap_or_default();
+            // What lies in the place of an old one has its path.
+            if size.is_none() && new != old {
+                not_in_use(std::slice::from_ref(&new))?;
+            }
             done(&owned, command, PoolRequest::Replace { old, new, size, force })?;
             if wait {
                 done(&owned, "", PoolRequest::AwaitResilver)?;
@@ -403,29 +409,13 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
             list::bytes(size, false)
         )));
     }
-    if let Some((group, _)) = what.groups.first() {
-        // Pools in groups can be used where they are; none are made yet.
-        let why = format!("'{group}': devices of a pool hold no copies of each other, and all have the same use");
-        return Err(Failure::usage(why).next("name the devices alone: the pool spreads over them"));
-    }
     if what.size.is_none() {
         not_in_use(&what.devices)?;
     }
     if what.only_say {
-        devices::foresee(&what.devices, what.size, what.force, MINIMUM_DEVICE).map_err(failed)?;
-        let mut heads: BTreeMap<usize, String> = BTreeMap::new();
-        let mut first = 0;
-        for (number, (group, count)) in what.groups.iter().enumerate() {
-            let kind = if group == "raidz" { "raidz1" } else { group };
-            heads.insert(first, format!("\t  {kind}-{number}\n"));
-            first += count;
-        }
-        let line = |(at, device): (usize, &PathBuf)| {
-            let indent = if what.groups.is_empty() { "" } else { "  " };
-            let line = layout(Called::default(), device).replacen("\t  ", &format!("\t  {indent}"), 1);
-            heads.get(&at).cloned().unwrap_or_default() + &line
-        };
-        let layout: String = what.devices.iter().enumerate().map(line).collect();
+        let groups = process::new_groups(&what.groups).map_err(failed)?;
+        devices::foresee(&what.devices, &groups, what.size, what.force, MINIMUM_DEVICE).map_err(failed)?;
+        let layout = layout_in(&what.devices, &what.groups);
         print(&format!("would create '{name}' with the following layout:\n\n\t{name}\n{layout}"))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -461,12 +451,30 @@ fn layout(called: Called, device: &Path) -> String {
     format!("\t  {}\n", called.path(&device.display().to_string()))
 }
 
+/// The lines of a pool that would be made of these groups.
+fn layout_in(devices: &[PathBuf], groups: &[(String, usize)]) -> String {
+    let (mut text, mut rest) = (String::new(), devices.iter());
+    for (group, count) in groups {
+        let indent = if group == args::PLAIN { "" } else { "  " };
+        if group != args::PLAIN {
+            text.push_str(&format!("\t  {group}\n"));
+        }
+        rest.by_ref().take(*count).for_each(|device| text.push_str(&indented(indent, device)));
+    }
+    rest.for_each(|device| text.push_str(&indented("", device)));
+    text
+}
+
+fn indented(indent: &str, device: &Path) -> String {
+    layout(Called::default(), device).replacen('\t', &format!("\t{indent}"), 1)
+}
+
 fn would_add(name: &str, devices: &[PathBuf], size: Option<u64>, force: bool, called: Called) -> Result<(), Failure> {
     let owned = client::owned(name)?;
     if size.is_none() {
         not_in_use(devices)?;
     }
-    devices::foresee(devices, size, force, MINIMUM_DEVICE).map_err(failed)?;
+    devices::foresee(devices, &[], size, force, MINIMUM_DEVICE).map_err(failed)?;
     let mut figures = list_of(&owned)?;
     called.name(&mut figures);
     let there: String = figures.devices.iter().map(|device| format!("\t  {}\n", device.name())).collect();
@@ -483,10 +491,18 @@ fn list_of(owned: &Owned) -> Result<Figures, Failure> {
 
 /// Devices of a pool by the paths that it knows.
 fn known(owned: &Owned, verb: &str, words: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
+    let each = |word| {
+        let doing = format!("cannot {verb} {}", Path::display(word));
+        known_as(owned, &doing, vec![word.to_owned()])
+    };
+    Ok(words.iter().map(|word| each(word)).collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// The same; what is to be done with them is told.
+fn known_as(owned: &Owned, doing: &str, words: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
     let figures = list_of(owned)?;
-    if let Some(word) = words.iter().find(|word| named_device(&figures, word).is_none()) {
-        let why = format!("cannot {verb} {}: no such device in pool", word.display());
-        return Err(Failure::new(why).exit(Exit::NotFound));
+    if words.iter().any(|word| named_device(&figures, word).is_none()) {
+        return Err(Failure::new(format!("{doing}: no such device in pool")).exit(Exit::NotFound));
     }
     of_pool(owned, words)
 }

@@ -1,6 +1,10 @@
 //! `nacre pool status`: the health of a pool in ZFS' form. Pure.
 
-use super::{form::PoolForm, scripts::Columns};
+use super::{
+    form::PoolForm,
+    scripts::Columns,
+    tree::{self, Vdev},
+};
 use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, TrimReport, figures::percent};
 use nacre_daemon::pool::{dates, expected::UNAVAILABLE};
 use nacre_pool::properties::size::human_bytes;
@@ -41,9 +45,14 @@ pub fn errors(device: &DeviceFigures) -> [u64; 3] {
     [device.counts.read_errors, device.counts.write_errors, device.counts.checksum_errors]
 }
 
-/// Those of all devices of a pool together.
+/// Those of all devices of a pool together; in groups none: what one device cannot read, others can,
+/// and what none can is told by name.
 pub fn all_errors(figures: &Figures) -> [u64; 3] {
-    figures.devices.iter().map(errors).fold([0; 3], |[a, b, c], [d, e, f]| [a + d, b + e, c + f])
+    let alone = tree::tops(figures).into_iter().filter_map(|top| match top.vdev {
+        Vdev::Leaf(device) => Some(device),
+        _ => None,
+    });
+    alone.map(errors).fold([0; 3], |[a, b, c], [d, e, f]| [a + d, b + e, c + f])
 }
 
 /// Whether the process that owned it has ended without letting it go.
@@ -126,7 +135,9 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
             ),
         ];
     }
-    if let Some((device, open)) = figures.devices.iter().find_map(|device| Some((device, device.deleted.as_ref()?))) {
+    let survives = !figures.groups.is_empty() && figures.groups.iter().all(|group| group.survives(&figures.devices));
+    let deleted = figures.devices.iter().find_map(|device| Some((device, device.deleted.as_ref()?)));
+    if let Some((device, open)) = deleted.filter(|_| !survives) {
         return vec![
             (
                 "status",
@@ -207,7 +218,12 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
 /// What is wrong with devices that their groups can do without.
 fn of_groups(figures: &Figures) -> Option<Vec<(&'static str, String)>> {
     let is = |state: &str| figures.devices.iter().any(|device| device.standing == state);
-    let (status, action) = if is("FAULTED") {
+    let (status, action) = if figures.devices.iter().any(|device| device.deleted.is_some()) {
+        (
+            "One or more devices has been removed by the administrator.\nSufficient replicas exist for the pool to continue functioning in a\ndegraded state.",
+            format!("Replace the device with 'nacre pool replace {}'.", figures.name),
+        )
+    } else if is("FAULTED") {
         (
             "One or more devices are faulted in response to persistent errors.\nSufficient replicas exist for the pool to continue functioning in a\ndegraded state.",
             format!(
@@ -325,15 +341,27 @@ fn trimmed(trim: &TrimReport) -> String {
     }
 }
 
-/// The tree of devices with their errors.
+/// What is told of a device behind its errors.
+fn remark(figures: &Figures, device: &DeviceFigures, shown: &StatusView) -> String {
+    let why = match device_state(figures, device) {
+        _ if is_lost(figures) => return String::new(),
+        "UNAVAIL" => "  cannot open",
+        "FAULTED" => "  too many errors",
+        _ => "",
+    };
+    let trim = if shown.trim { format!("  ({})", trimmed(&device.trim)) } else { String::new() };
+    why.to_owned() + &trim + if device.resilvering { "  (resilvering)" } else { "" }
+}
+
+/// The tree of groups and devices with their errors.
 fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
-    let devices: Vec<&DeviceFigures> =
-        figures.devices.iter().filter(|device| !shown.ill_devices || device_is_ill(figures, device)).collect();
-    let indent = if figures.groups.is_empty() { "  " } else { "    " };
-    let width = devices
+    let wanted = |device: &DeviceFigures| !shown.ill_devices || device_is_ill(figures, device);
+    let rows: Vec<(usize, Vdev<'_>)> =
+        tree::rows(figures).into_iter().filter(|(_, vdev)| vdev.devices(figures).into_iter().any(wanted)).collect();
+    let width = rows
         .iter()
-        .map(|device| device.name().chars().count() + indent.len())
-        .chain([figures.name.len(), 10])
+        .map(|(depth, vdev)| vdev.name().chars().count() + 2 * depth)
+        .chain([figures.name.chars().count(), 10])
         .max()
         .unwrap_or(10);
     let row = |name: &str, state: &str, errors: [String; 3], more: &str| {
@@ -344,25 +372,13 @@ fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
     let numbers = |errors: [u64; 3]| errors.map(|number| number.to_string());
     let mut text = row("NAME", "STATE", ["READ", "WRITE", "CKSUM"].map(str::to_owned), &more.heading());
     text.push_str(&row(&figures.name, &figures.health, numbers(all_errors(figures)), &more.nothing()));
-    // A group's line comes before its first device that is shown.
-    let mut heads: Vec<_> = figures.groups.iter().collect();
-    for device in devices {
-        let number = figures.devices.iter().position(|there| std::ptr::eq(there, device));
-        if let Some(at) = heads.iter().position(|group| number.is_some_and(|number| group.devices.contains(&number))) {
-            let group = heads.remove(at);
-            let state = if is_lost(figures) { UNAVAILABLE } else { &group.state };
-            text.push_str(&row(&format!("  {}", group.name), state, numbers([0; 3]), &more.nothing()));
-        }
-        let trim =
-            if shown.trim && !is_lost(figures) { format!("  ({})", trimmed(&device.trim)) } else { String::new() };
-        let trim = trim + if device.resilvering { "  (resilvering)" } else { "" };
-        let name = format!("{indent}{}", device.name());
-        text.push_str(&row(
-            &name,
-            device_state(figures, device),
-            numbers(errors(device)),
-            &(more.of(&device.path) + &trim),
-        ));
+    for (depth, vdev) in rows {
+        let name = format!("{}{}", "  ".repeat(depth), vdev.name());
+        let (errors, more) = match vdev {
+            Vdev::Leaf(device) => (errors(device), more.of(&device.path) + &remark(figures, device, shown)),
+            _ => ([0; 3], more.nothing()),
+        };
+        text.push_str(&row(&name, vdev.state(figures), numbers(errors), &more));
     }
     text
 }
@@ -389,6 +405,26 @@ mod tests {
         let expected = "  pool: tank\n state: ONLINE\nconfig:\n\n\tNAME        STATE     READ WRITE CKSUM\n\ttank        ONLINE       0     0     0\n\t  /srv/a    ONLINE       0     0     0\n\nerrors: No known data errors\n";
         assert_eq!(text(&status(), &StatusView::default(), &Columns::default()), expected);
         assert!(!is_ill(&status()));
+    }
+
+    #[test]
+    fn groups_are_shown_as_a_tree() {
+        let mut figures = tree::tests::mixed();
+        figures.health = "DEGRADED".to_owned();
+        figures.groups[1].state = "DEGRADED".to_owned();
+        (figures.devices[1].standing, figures.devices[1].counts.read_errors) = ("FAULTED".to_owned(), 3);
+        figures.devices[2].resilvering = true;
+        let mut status = Status { figures, ..Status::default() };
+        let expected = "\tNAME        STATE     READ WRITE CKSUM\n\ttank        DEGRADED     0     0     0\n\t  /a        ONLINE       0     0     0\n\t  mirror-1  DEGRADED     0     0     0\n\t    /b      FAULTED      3     0     0  too many errors\n\t    /c      ONLINE       0     0     0  (resilvering)\n";
+        let shown = text(&status, &StatusView::default(), &Columns::default());
+        assert!(shown.contains(expected), "{shown}");
+        assert!(is_ill(&status) && shown.contains("status: One or more devices are faulted"));
+        let ill = StatusView { ill_devices: true, ..StatusView::default() };
+        let shown = text(&status, &ill, &Columns::default());
+        assert!(shown.contains("mirror-1") && shown.contains("/b") && !shown.contains("/c"), "{shown}");
+        status.figures.devices[1] = DeviceFigures { path: "/b".to_owned(), ..DeviceFigures::default() };
+        let shown = text(&status, &StatusView::default(), &Columns::default());
+        assert!(shown.contains("status: One or more devices is currently being resilvered"), "{shown}");
     }
 
     #[test]

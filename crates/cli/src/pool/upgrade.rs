@@ -1,7 +1,10 @@
 //! `nacre pool upgrade`: what this program knows of the format, and which pools lack some of it.
 //! Pure.
 
-use nacre_admin::pool::{Figures, figures::FOLDED, figures::ORDERED_NAMES, figures::REDUNDANT_METADATA};
+use nacre_admin::pool::{
+    Figures,
+    figures::{FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA},
+};
 use nacre_pool::label;
 
 /// `-v`: all that this program knows.
@@ -11,7 +14,8 @@ pub fn known() -> String {
          FEAT DESCRIPTION\n-------------------------------------------------------------\n\
          {REDUNDANT_METADATA}\n     Metadata lies in two places: a damaged copy is mended by the other.\n{ORDERED_NAMES}\n     Names of neighbouring numbers lie side by side in file systems made from\n     now on: \
          directories of many files are made and removed faster.\n\
-         {FOLDED}\n     Names that differ in case or composition can be the same. Enabled by the\n     first file system that is made so.\n",
+         {FOLDED}\n     Names that differ in case or composition can be the same. Enabled by the\n     first file system that is made so.\n\
+         {GROUPS}\n     Devices stand in for each other: mirrors and RAID-Z. Pools have it that\n     were made so.\n",
         label::VERSION
     )
 }
@@ -60,5 +64,6 @@ mod tests {
         );
         assert!(!text.contains("tank"));
         assert!(known().contains(REDUNDANT_METADATA) && known().contains(ORDERED_NAMES) && known().contains(FOLDED));
+        assert!(known().contains(GROUPS));
     }
 }

@@ -1,10 +1,15 @@
-//! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices, by the names and in the
+//! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices and groups, by the names and in the
 //! order of OpenZFS. What nobody counts or knows here is `-`. Pure but for [`asked`].
 
-use super::{called, chosen, form::PoolForm, json, list, status};
+use super::{
+    called, chosen,
+    form::PoolForm,
+    json, list,
+    tree::{self, ROOT, Vdev},
+};
 use nacre_admin::{
     counted::Counts,
-    pool::{DeviceFigures, Figures, Phase, properties::Value},
+    pool::{Figures, Phase, properties::Value},
 };
 use nacre_daemon::{
     failure::Failure,
@@ -14,9 +19,6 @@ use nacre_daemon::{
     },
 };
 use std::path::Path;
-
-/// What the device is called that stands for the whole pool.
-pub const ROOT: &str = "root-0";
 
 /// The properties, with the heads of their columns, by which they may be named as well.
 const PROPERTIES: [(&str, &str); 51] = [
@@ -77,23 +79,6 @@ const PROPERTIES: [(&str, &str); 51] = [
 const SETTABLE: [&str; 9] =
     ["comment", "bootsize", "failfast", "checksum_n", "checksum_t", "io_n", "io_t", "slow_io_n", "slow_io_t"];
 
-/// A device of a pool, or all of them together.
-#[derive(Clone, Copy, Debug)]
-pub enum Vdev<'a> {
-    Root,
-    Leaf(&'a DeviceFigures),
-}
-
-impl Vdev<'_> {
-    /// What it is called.
-    pub fn name(&self) -> &str {
-        match self {
-            Self::Root => ROOT,
-            Self::Leaf(device) => device.name(),
-        }
-    }
-}
-
 /// What `get` prints where the names are those of a pool and of its devices; `None` where they are
 /// pools.
 ///
@@ -115,9 +100,9 @@ pub fn asked(
     let (mut pools, missing) = chosen::figures(std::slice::from_ref(first), false);
     let Some(mut pool) = pools.pop() else { return missing.map_or(Ok(None), Err) };
     form.called.name(&mut pool);
-    let leaves = pool.devices.iter().map(Vdev::Leaf);
+    let all_of = || tree::rows(&pool).into_iter().map(|(_, vdev)| vdev);
     let meant = match words {
-        [all] if all == "all-vdevs" => std::iter::once(Vdev::Root).chain(leaves).collect(),
+        [all] if all == "all-vdevs" => std::iter::once(Vdev::Root).chain(all_of()).collect(),
         words => words.iter().map(|word| of_word(&pool, word)).collect::<Result<Vec<_>, _>>()?,
     };
     let names = resolved(wanted)?;
@@ -134,8 +119,13 @@ pub fn asked(
 }
 
 fn of_word<'a>(pool: &'a Figures, word: &str) -> Result<Vdev<'a>, Failure> {
+    let group = tree::rows(pool).into_iter().find_map(|(_, vdev)| match vdev {
+        Vdev::Group(group) if group.name == word => Some(vdev),
+        _ => None,
+    });
     match called::named_device(pool, Path::new(word)) {
         _ if ["root", ROOT].contains(&word) => Ok(Vdev::Root),
+        _ if group.is_some() => Ok(group.unwrap_or(Vdev::Root)),
         Some(device) => Ok(Vdev::Leaf(device)),
         None => Err(Failure::usage(format!("Expected a list of vdevs in \"{}\", but got: {word}", pool.name))),
     }
@@ -169,21 +159,31 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
         |number: u64| Value { exact: list::bytes(number, true), human: list::bytes(number, false), source: "-" };
     let of_pool =
         |name: &str| list::value(pool, name).map_or_else(|_| nothing("-"), |value| Value { source: "-", ..value });
-    let devices = match &vdev {
-        Vdev::Root => pool.devices.as_slice(),
-        Vdev::Leaf(device) => std::slice::from_ref(*device),
+    let devices = vdev.devices(pool);
+    let parent = || match vdev {
+        Vdev::Leaf(device) => tree::tops(pool)
+            .into_iter()
+            .find(|top| top.below.iter().any(|below| std::ptr::eq(*below, device)))
+            .map_or(ROOT, |top| top.vdev.name()),
+        _ => ROOT,
+    };
+    let children = || match vdev {
+        Vdev::Root => tree::tops(pool).iter().map(|top| top.vdev.name()).collect::<Vec<_>>(),
+        Vdev::Group(_) => devices.iter().map(|device| device.name()).collect(),
+        Vdev::Leaf(_) => Vec::new(),
     };
     let sum = |of: &dyn Fn(&Counts) -> u64| devices.iter().map(|device| of(&device.counts)).sum::<u64>();
     match (name, vdev) {
         ("name", _) => plain(vdev.name().to_owned()),
         ("state", Vdev::Root) => of_pool("health"),
-        ("state", Vdev::Leaf(device)) => plain(status::device_state(pool, device).to_owned()),
+        ("state", _) => plain(vdev.state(pool).to_owned()),
         ("path", Vdev::Leaf(device)) => plain(device.path.clone()),
-        ("parent", Vdev::Leaf(_)) => plain(ROOT.to_owned()),
+        ("parent", Vdev::Group(_) | Vdev::Leaf(_)) => plain(parent().to_owned()),
         (name, _) if SETTABLE.contains(&name) => nothing("default"),
         _ if pool.health == UNAVAILABLE => nothing("-"),
-        ("children", Vdev::Root) => plain(devices.iter().map(DeviceFigures::name).collect::<Vec<_>>().join(",")),
-        ("numchildren", Vdev::Root) => number(devices.len() as u64),
+        ("children", Vdev::Root | Vdev::Group(_)) => plain(children().join(",")),
+        ("numchildren", _) => number(children().len() as u64),
+        ("parity", Vdev::Group(group)) if group.kind == "raidz" => number(group.parity as u64),
         ("asize", vdev) => value(pool, vdev, "size"),
         // A process of an earlier version does not tell.
         ("psize", _) if devices.iter().all(|device| device.length > 0) => {
@@ -192,8 +192,8 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
         ("ashift", _) => of_pool("ashift"),
         ("expandsize", vdev) if matches!(vdev, Vdev::Root) || pool.devices.len() == 1 => of_pool("expandsize"),
         ("capacity" | "guid" | "size" | "free" | "allocated" | "fragmentation", Vdev::Root) => of_pool(name),
-        ("capacity" | "guid" | "size" | "free" | "allocated" | "fragmentation", Vdev::Leaf(device)) => {
-            list::device_value(pool, device, name)
+        ("capacity" | "guid" | "size" | "free" | "allocated" | "fragmentation", vdev) => {
+            list::vdev_value(pool, vdev, name)
         }
         ("read_errors", _) => number(sum(&|counts| counts.read_errors)),
         ("write_errors", _) => number(sum(&|counts| counts.write_errors)),
@@ -204,7 +204,7 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
         ("write_bytes", _) => bytes(sum(&|counts| counts.written_bytes)),
         ("trim_ops", _) => number(devices.iter().filter_map(|device| device.spread.times.last()).flatten().sum()),
         // What no device of such a pool ever has, or is asked for.
-        ("parity" | "numchildren" | "initialize_errors" | "null_ops" | "free_ops" | "claim_ops", _) => number(0),
+        ("parity" | "initialize_errors" | "null_ops" | "free_ops" | "claim_ops", _) => number(0),
         ("null_bytes" | "free_bytes" | "claim_bytes", _) => bytes(0),
         ("removing" | "raidz_expanding", _) => plain("off".to_owned()),
         ("allocating", _) => plain("on".to_owned()),
@@ -218,6 +218,7 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nacre_admin::pool::DeviceFigures;
 
     #[test]
     fn what_is_not_known_is_not_said() {
@@ -248,6 +249,13 @@ mod tests {
             ["allocated", "read_errors", "a:b"]
         );
         assert!(resolved(&["health".to_owned()]).is_err());
+        let mixed = tree::tests::mixed();
+        let of = |vdev, name: &str| value(&mixed, vdev, name).exact;
+        assert_eq!((of(Vdev::Root, "children").as_str(), of(Vdev::Root, "numchildren").as_str()), ("/a,mirror-1", "2"));
+        let mirror = of_word(&mixed, "mirror-1").unwrap();
+        assert_eq!((of(mirror, "children").as_str(), of(mirror, "size").as_str()), ("/b,/c", "200"));
+        assert_eq!(of(Vdev::Leaf(&mixed.devices[2]), "parent"), "mirror-1");
+        assert_eq!(of(Vdev::Leaf(&mixed.devices[0]), "parent"), ROOT);
         let lost = Figures { health: UNAVAILABLE.to_owned(), ..pool.clone() };
         assert_eq!(
             (value(&lost, first, "state").exact.as_str(), value(&lost, first, "size").exact.as_str()),

@@ -300,7 +300,9 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
                 !["scrub", "resilver", "free", "initialize", "replace", "remove", "trim", "discard"]
                     .contains(&activity.as_str())
             }) {
-                return Err(Failure::usage(format!("there is no activity '{other}'")).next("scrub, trim, free"));
+                return Err(
+                    Failure::usage(format!("there is no activity '{other}'")).next("scrub, resilver, trim, free")
+                );
             }
             PoolVerb::Wait { name: pool(), activities: all }
         }

@@ -87,6 +87,8 @@ pub const CAGES: &[Row] = &[
 
 pub const POOLS: &[Row] = &[
     pool("pool create", "", "pool create --size 64M -m $PWD/second ${P}x second.img"),
+    pool("pool create", "", "pool create --size 64M -m $PWD/second ${P}x mirror one.img two.img"),
+    refused(pool("pool create", "", "pool create --size 64M ${P}x mirror one.img two.img raidz x.img y.img")),
     refused(pool(
         "pool create",
         "mkdir small && mount -t tmpfs -o size=16k tmpfs small",

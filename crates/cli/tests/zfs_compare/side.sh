@@ -1,10 +1,11 @@
 #!/bin/bash
 # One side of the comparison: $1 zfs-fuse or nacre, $2 the file with the steps, $3 a directory of its own. Prints what real_zfs_compare.rs reads.
+# %d1 to %d8 in a step are files of 128 MiB in that directory.
 # zfs-fuse runs in a mount name space of its own (unshare -m), so it meets no other.
 set -u
 side=$1 steps=$2 work=$3
 image=$work/image root=$work/x
-mkdir -p "$root" && truncate -s 1G "$image" || exit 9
+mkdir -p "$root" && truncate -s 1G "$image" && truncate -s 128M "$work"/d{1..8} || exit 9
 case $side in
   zfs-fuse)
     mount --make-rprivate / || exit 9
@@ -37,9 +38,9 @@ run() { # zfs-fuse calls a file system busy for a moment after it was used; a sn
 while IFS= read -r line; do
   case $line in '#'* | '') continue ;; esac
   echo "## $line"
-  read -ra words <<<"$line"
+  read -ra words <<<"${line//%/$work/}"
   case ${words[0]} in
-    zfs | zpool) run "${words[@]}"; echo "rc=$?"; sed 's/^/said=/' "$work/said" ;;
+    zfs | zpool) run "${words[@]}"; echo "rc=$?"; sed "s/^/said=/; s,$work/,%,g" "$work/said" ;;
     write) write "${words[@]:1}" >"$work/said" 2>&1; echo "rc=$?"; sed 's/^/said=/' "$work/said" ;;
     as) chmod 777 "$root/${words[3]%/*}"; (setpriv --reuid "${words[1]}" --regid "${words[1]}" --clear-groups timeout 60 dd if=/dev/urandom "of=$root/${words[3]}" bs=1M "count=${words[4]}" conv=fsync status=none) >"$work/said" 2>&1; echo "rc=$?" ;;
     rm) rm "$root/${words[1]}"; echo "rc=$?" ;;
@@ -47,7 +48,7 @@ while IFS= read -r line; do
   esac
 done <"$steps"
 case $side in
-  zfs-fuse) timeout 30 zpool destroy zc; kill $daemon; wait $daemon ;;
-  nacre) timeout 30 nacre pool export -f zc ;;
+  zfs-fuse) timeout 30 zpool destroy zg; timeout 30 zpool destroy zc; kill $daemon; wait $daemon ;;
+  nacre) timeout 30 nacre pool export -f zg; timeout 30 nacre pool export -f zc ;;
 esac 2>/dev/null
 exit 0

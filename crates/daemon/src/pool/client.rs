@@ -42,6 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to wait for the end of a process that has let its pool go, seconds.
 const END_PATIENCE: i64 = 60;
 /// How long a pool of ours may be silent before it is asked whether it is stuck.
+const SILENCE: Duration = Duration::from_millis(500);
+/// How long it may take to answer that.
 const STUCK_PATIENCE: Duration = Duration::from_secs(2);
 /// How long all pools of ours may take that are not stuck: lists can be long.
 const OURS_PATIENCE: Duration = Duration::from_secs(600);
@@ -230,7 +232,6 @@ impl Owned {
 
     /// Why a question is not answered, where that is not because the answer takes its time.
     fn stuck(&self) -> Option<Failure> {
-        let name = self.socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default();
         match self.figures(STUCK_PATIENCE) {
             Ok(Reply::Pool(PoolAnswer::Listed(figures))) if figures.suspended.is_some() => {
                 let why = figures.suspended.unwrap_or_default();
@@ -250,8 +251,14 @@ impl Owned {
             {
                 None
             }
-            Err(CallError::Unreachable(_)) => Some(silent(&name)),
+            Err(CallError::Unreachable(_)) => Some(self.silent()),
         }
+    }
+
+    fn silent(&self) -> Failure {
+        let name = self.socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default();
+        Failure::new(format!("pool '{name}' does not answer: its process is stuck"))
+            .next("see what it waits for; its log lies beside its socket")
     }
 
     /// Whether it has just been let go.
@@ -288,11 +295,6 @@ fn nonsense() -> Failure {
         .next("is it of another version of nacre?")
 }
 
-fn silent(name: &str) -> Failure {
-    Failure::new(format!("pool '{name}' does not answer: its process is stuck"))
-        .next("see what it waits for; its log lies beside its socket")
-}
-
 /// Waits for an answer: until a point in time, or as long as the pool is not known to be stuck.
 struct Patient<'a> {
     stream: &'a UnixStream,
@@ -307,14 +309,16 @@ impl Read for Patient<'_> {
         let (Some(owned), None) = (self.watched, self.until) else {
             return DeadlineReader { stream: self.stream, until: self.until }.read(buffer);
         };
+        let mut patience = SILENCE;
         loop {
-            match (DeadlineReader { stream: self.stream, until: Some(clock::now() + STUCK_PATIENCE) }).read(buffer) {
+            match (DeadlineReader { stream: self.stream, until: Some(clock::now() + patience) }).read(buffer) {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     if let Some(failure) = owned.stuck() {
                         // The first one is the only one.
                         let _ = self.stuck.set(failure);
                         return Err(error);
                     }
+                    patience = STUCK_PATIENCE;
                 }
                 read => return read,
             }
@@ -458,7 +462,10 @@ pub fn ask_each<R: Send + 'static>(
         let ask = ask.clone();
         let asked = ask_all(sockets, end, move |socket| {
             let owned = Owned { socket: socket.clone(), until: until.then_some(end) };
-            ask(&owned).map_err(|failure| (owned.socket.foreign().is_none() && owned.gone(), failure))
+            ask(&owned).map_err(|failure| {
+                // Who does not answer is not asked once more.
+                (owned.socket.foreign().is_none() && failure != owned.silent() && owned.gone(), failure)
+            })
         });
         for (socket, answer) in asked {
             match (answer, socket.foreign()) {
@@ -466,9 +473,7 @@ pub fn ask_each<R: Send + 'static>(
                 (_, Some(uid)) => drop(unheard.insert(uid)),
                 (Some(Err((true, _))), None) => {}
                 (Some(Err((false, failure))), None) => failures.push(failure),
-                (None, None) => failures.push(silent(
-                    &socket.path.file_stem().map(|name| printable(name.as_encoded_bytes())).unwrap_or_default(),
-                )),
+                (None, None) => failures.push(Owned { socket, until: None }.silent()),
             }
         }
     }

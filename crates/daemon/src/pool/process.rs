@@ -403,6 +403,7 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
             free_mountpoint(&doing, &opening, &start.name, properties)?;
             let fresh = devices::fresh(&start.devices, *size, *force)?;
             fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
+            fresh.check_groups(&groups, *force)?;
             try_out(start, properties, (&fresh.devices(), &groups), &opening)?;
             let imported = Imported::create(fresh.devices(), &groups, &start.name, properties, opening)?;
             let set = imported.set_up(properties, &start.properties);
@@ -448,9 +449,13 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
 }
 
 /// The groups of a new pool by what ZFS calls them.
-fn new_groups(words: &[(String, usize)]) -> Result<Vec<NewGroup>, Refusal> {
+///
+/// # Errors
+/// What is none.
+pub fn new_groups(words: &[(String, usize)]) -> Result<Vec<NewGroup>, Refusal> {
     let group = |(word, devices): &(String, usize)| {
         let kind = match word.as_str() {
+            "plain" => GroupKind::Plain,
             "mirror" => GroupKind::Mirror,
             "raidz" | "raidz1" => GroupKind::RaidZ(1),
             "raidz2" => GroupKind::RaidZ(2),

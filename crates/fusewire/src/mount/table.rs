@@ -88,6 +88,11 @@ impl Table {
         self.0.iter().find(|row| row.identity == identity)
     }
 
+    /// Whether this file system is mounted.
+    pub fn has(&self, device: (u32, u32)) -> bool {
+        self.0.iter().any(|row| row.identity.device == device)
+    }
+
     /// Whether anything is mounted on a file of this file system.
     pub fn carries(&self, device: (u32, u32)) -> bool {
         let is_below = |row: &Row| self.0.iter().any(|on| on.identity.id == row.parent && on.identity.device == device);

@@ -192,12 +192,17 @@ impl Pool {
 
     /// How far a stream has come that is received into a dataset and stays when it is cut.
     pub(super) fn resume_token(&self, admin: &Admin, target: u64) -> Result<Option<ResumeToken>, PoolError> {
+        Ok(self.resumable(admin, target)?.map(|(_, token)| token))
+    }
+
+    /// The same, with the dataset that takes the rows.
+    pub(super) fn resumable(&self, admin: &Admin, target: u64) -> Result<Option<(u64, ResumeToken)>, PoolError> {
         let half = if admin.is_half(target)? { Some(target) } else { admin.catalog.child(target, PARTIAL)? };
         let Some(id) = half else { return Ok(None) };
         if admin.mark(id)?.is_none_or(|mark| mark != RESUMABLE) {
             return Ok(None);
         }
-        self.token_at(admin.catalog.dataset(id)?.root)
+        Ok(self.token_at(admin.catalog.dataset(id)?.root)?.map(|token| (id, token)))
     }
 
     /// What will take the rows: judged before anything is changed.

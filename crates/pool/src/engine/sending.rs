@@ -4,8 +4,11 @@
 //! Called by the verbs `send` and `replicate`, which see to it that neither snapshot goes
 //! meanwhile. Both trees are walked together, and what they share is not read: the cost is that of
 //! the changes. Where only a bookmark is left of the earlier snapshot, nodes that were born since are
-//! walked, and it is also sent where there are no rows. Invariants: rows come in the order of their keys, so that a key says how far a
-//! stream has come; memory is that of a few records.
+//! walked, and it is also sent where there are no rows. What is half received is sent like a
+//! snapshot, as far as it has come. Invariants: rows come in the order of their keys, so that a key
+//! says how far a stream has come; memory is that of a few records.
+
+use std::sync::Arc;
 
 use super::Pool;
 use crate::catalog::SnapshotRow;
@@ -14,7 +17,7 @@ use crate::error::{Damage, PoolError};
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::rows::{dead_of, keys, pointer_of};
 use crate::send_stream::record::{self, travels};
-use crate::send_stream::{RowOp, SentFrame, StreamError};
+use crate::send_stream::{ResumeToken, RowOp, SentFrame, StreamError};
 use crate::tree::cursor::Cursor;
 use crate::tree::diff::Diff;
 use crate::tree::since::{Since, SinceWalk};
@@ -38,17 +41,49 @@ pub enum Earlier {
     Bookmark(Txg),
 }
 
+/// Whose rows are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Later {
+    /// Those of a snapshot.
+    Snapshot(Moment),
+    /// Those that have come of one that is half received, in this dataset.
+    Saved(u64),
+}
+
 /// What is sent.
 #[derive(Clone, Debug)]
 pub struct ToSend {
-    /// The snapshot.
-    pub to: Moment,
+    /// Whose rows.
+    pub to: Later,
     /// What it is the difference to; `None`: all of it.
     pub from: Option<Earlier>,
     /// What follows this key; empty: all of it.
     pub after: Vec<u8>,
     /// Frames as they are stored.
     pub stored: bool,
+}
+
+/// What is half received: as long as this lives, nobody goes on with it or gives it up.
+pub struct Saved {
+    pool: Arc<Pool>,
+    /// The dataset that has the rows.
+    pub id: u64,
+    /// How far they have come.
+    pub token: ResumeToken,
+    /// The snapshot that it began as.
+    pub base: Option<Moment>,
+}
+
+impl std::fmt::Debug for Saved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Saved").field("id", &self.id).field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Saved {
+    fn drop(&mut self) {
+        self.pool.receiving.lock().remove(&self.id);
+    }
 }
 
 /// A change that is sent.
@@ -183,6 +218,20 @@ impl Pool {
         Ok(size)
     }
 
+    /// What is half received into a dataset and stays when its stream is cut.
+    ///
+    /// # Errors
+    /// [`PoolError::Busy`] while it is received, or sent; those of the store.
+    pub fn saved(self: &Arc<Self>, target: u64) -> Result<Option<Saved>, PoolError> {
+        let admin = self.admin.lock();
+        let Some((id, token)) = self.resumable(&admin, target)? else { return Ok(None) };
+        let base = admin.catalog.dataset(id)?.origin;
+        if !self.receiving.lock().insert(id) {
+            return Err(PoolError::Busy);
+        }
+        Ok(Some(Saved { pool: Arc::clone(self), id, token, base }))
+    }
+
     /// The snapshot with this guid, anywhere in the pool.
     ///
     /// # Errors
@@ -199,8 +248,12 @@ impl Pool {
     }
 
     fn walk<'a>(&'a self, context: Context<'a>, what: &ToSend) -> Result<Walk<'a>, PoolError> {
-        let view = |(id, txg): Moment| {
-            let root = self.admin.lock().catalog.snapshot(id, txg)?.root;
+        let view = |later: Later| {
+            let admin = self.admin.lock();
+            let root = match later {
+                Later::Snapshot((id, txg)) => admin.catalog.snapshot(id, txg)?.root,
+                Later::Saved(id) => admin.catalog.dataset(id)?.root,
+            };
             Ok::<View, PoolError>(Tree::open(root, 0, Settings::default()).view())
         };
         let new = view(what.to)?;
@@ -210,7 +263,9 @@ impl Pool {
             first.push(0);
         }
         Ok(match what.from {
-            Some(Earlier::Snapshot(from)) => Walk::Difference(view(from)?.diff_from(context, &new, &first)?),
+            Some(Earlier::Snapshot(from)) => {
+                Walk::Difference(view(Later::Snapshot(from))?.diff_from(context, &new, &first)?)
+            }
             Some(Earlier::Bookmark(since)) => Walk::Since(new.since(context, since, &first), since),
             None => Walk::All(new.cursor(context, &first, None)?),
         })

@@ -9,6 +9,8 @@ pub const REDUNDANT_METADATA: &str = "metadata_twice";
 pub const ORDERED_NAMES: &str = "names_side_by_side";
 /// What the feature is called by which names can be the same though their bytes differ.
 pub const FOLDED: &str = "folded_names";
+/// What the feature is called by which devices are in groups with copies or parity.
+pub const GROUPS: &str = "device_groups";
 
 /// What every pool has.
 pub const SERVED: &[&str] = &[
@@ -71,11 +73,11 @@ pub fn is_known(name: &str) -> bool {
     is_own(name) || SERVED.contains(&name) || NOT_SERVED.contains(&name)
 }
 
-/// Whether it is one of this format: a pool gets it by an upgrade, or, [`FOLDED`], by its first
-/// such file system.
+/// Whether it is one of this format: a pool gets it by an upgrade, or by what needs it: [`FOLDED`] by
+/// its first such file system, [`GROUPS`] by being made so.
 #[must_use]
 pub fn is_own(name: &str) -> bool {
-    [REDUNDANT_METADATA, ORDERED_NAMES, FOLDED].contains(&name)
+    [REDUNDANT_METADATA, ORDERED_NAMES, FOLDED, GROUPS].contains(&name)
 }
 
 /// What a user wants to set: only what is so already.

@@ -2,7 +2,7 @@
 //!
 //! Caller: the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::layout::{Layout, Standing};
@@ -65,7 +65,9 @@ impl NewGroup {
         }
     }
 
-    pub(super) fn parity(&self) -> usize {
+    /// How many of them may be lost.
+    #[must_use]
+    pub fn parity(&self) -> usize {
         match self.kind {
             GroupKind::Plain => 0,
             GroupKind::Mirror => self.devices.saturating_sub(1),
@@ -296,6 +298,7 @@ impl Disks {
         }
         let was_whole: Vec<bool> = newest.members.iter().map(|member| !member.state.stale).collect();
         let (revision, mut absent, mut ordered) = (newest.revision, Vec::new(), Devices::new());
+        let names: BTreeSet<String> = by_index.values().map(|(_, device)| device.name().to_owned()).collect();
         for (index, member) in (0..).zip(&mut newest.members) {
             let there = by_index.remove(&index);
             absent.push(there.is_none());
@@ -312,7 +315,9 @@ impl Disks {
             }
             ordered.push(there.map_or_else(
                 || {
-                    let name = String::from_utf8_lossy(&member.path).into_owned();
+                    // Where it was, another one may be now.
+                    let place = String::from_utf8_lossy(&member.path).into_owned();
+                    let name = if names.contains(&place) { member.guid.to_string() } else { place };
                     Arc::new(Missing { name, length: member.length }) as Arc<dyn Device>
                 },
                 |(_, device)| device,

@@ -5,7 +5,7 @@ use super::*;
 use crate::codec::Writer;
 use crate::device::Random;
 use crate::engine::receiving::{ReceiveInto, Receiving};
-use crate::engine::sending::{Earlier, ToSend};
+use crate::engine::sending::{Earlier, Later, ToSend};
 use crate::files::{AttributeChange, Range};
 use crate::rows::{Key, Patch};
 use crate::send_stream::{ResumeToken, SnapshotHead, StreamError};
@@ -196,7 +196,7 @@ proptest! {
             change(&from.pool.dataset(home).unwrap(), &mut random, steps);
             let name = format!("s{round}");
             let txg = from.snapshot(home, &name);
-            let what = ToSend { to: (home, txg), from: last.map(|last| earlier((home, last), random.below(2) == 0)), after: Vec::new(), stored: random.below(2) == 0 };
+            let what = ToSend { to: Later::Snapshot((home, txg)), from: last.map(|last| earlier((home, last), random.below(2) == 0)), after: Vec::new(), stored: random.below(2) == 0 };
             let receiving = to.pool.receive(into(&to, &name), &head(&from, home, txg, last)).unwrap();
             let id = receiving.target();
             let there = whole(receiving, &sent(&from, &what));
@@ -226,7 +226,7 @@ proptest! {
             let name = from.row(home, txg).name;
             let mut after = Vec::new();
             for cut in &cuts {
-                let what = ToSend { to: (home, txg), from: base.map(|base| earlier((home, base), mark)), after: after.clone(), stored: false };
+                let what = ToSend { to: Later::Snapshot((home, txg)), from: base.map(|base| earlier((home, base), mark)), after: after.clone(), stored: false };
                 let rows = one_by_one(&sent(&from, &what));
                 let head = SnapshotHead { after: after.clone(), ..head(&from, home, txg, base) };
                 let mut receiving = to.pool.receive(ReceiveInto { resumable: true, ..into(&to, &name) }, &head).unwrap();
@@ -248,13 +248,61 @@ proptest! {
                 }
                 after = ResumeToken::parse(&token.text()).unwrap().after;
             }
-            let what = ToSend { to: (home, txg), from: base.map(|base| earlier((home, base), mark)), after: after.clone(), stored: false };
+            let what = ToSend { to: Later::Snapshot((home, txg)), from: base.map(|base| earlier((home, base), mark)), after: after.clone(), stored: false };
             let head = SnapshotHead { after, ..head(&from, home, txg, base) };
             let receiving = to.pool.receive(into(&to, &name), &head).unwrap();
             let id = receiving.target();
             let there = whole(receiving, &sent(&from, &what));
             prop_assert_eq!(from.rows(home, Some(txg)), to.rows(id, Some(there)));
             check(&to.pool, &to.storage);
+        }
+    }
+
+    #[test]
+    fn what_is_half_received_is_sent_on(seed: u64, cut: prop::sample::Index, difference: bool, mark: bool) {
+        let (from, home, mut random) = source(seed);
+        let first = from.snapshot(home, "a");
+        change(&from.pool.dataset(home).unwrap(), &mut random, 40);
+        let second = from.snapshot(home, "b");
+        let (to, third) = (Side::new(), Side::new());
+        let (txg, base) = if difference { (second, Some(first)) } else { (first, None) };
+        let what = |after: &[u8]| ToSend { to: Later::Snapshot((home, txg)), from: base.map(|base| earlier((home, base), mark)), after: after.to_vec(), stored: false };
+        let name = from.row(home, txg).name;
+        let head = |after: &[u8]| SnapshotHead { after: after.to_vec(), ..head(&from, home, txg, base) };
+        let resumable = |side: &Side| ReceiveInto { resumable: true, ..into(side, &name) };
+        if difference {
+            let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+            for side in [&to, &third] {
+                whole(side.pool.receive(into(side, "a"), &self::head(&from, home, first, None)).unwrap(), &sent(&from, &full));
+            }
+        }
+        let rows = one_by_one(&sent(&from, &what(&[])));
+        let mut receiving = to.pool.receive(resumable(&to), &head(&[])).unwrap();
+        let target = receiving.target();
+        prop_assert!(matches!(to.pool.saved(target), Err(PoolError::Busy) | Ok(None)), "sent while it is received");
+        rows.iter().take(1 + cut.index(rows.len())).for_each(|row| receiving.rows(row).unwrap());
+        let token = receiving.token().clone();
+        receiving.cut().unwrap();
+        // Nobody changes it meanwhile.
+        let saved = to.pool.saved(target).unwrap().unwrap();
+        prop_assert_eq!(&saved.token, &token);
+        prop_assert!(matches!(to.pool.receive(resumable(&to), &head(&token.after)), Err(PoolError::Busy)));
+        prop_assert!(matches!(to.pool.abort_receive(to.top, "copy"), Err(PoolError::Busy)));
+        prop_assert!(matches!(to.pool.saved(target), Err(PoolError::Busy)));
+        let half = ToSend { to: Later::Saved(saved.id), from: saved.base.map(Earlier::Snapshot), after: Vec::new(), stored: false };
+        let mut receiving = third.pool.receive(resumable(&third), &head(&[])).unwrap();
+        sent(&to, &half).iter().for_each(|payload| receiving.rows(payload).unwrap());
+        drop(saved);
+        let after = receiving.token().after.clone();
+        prop_assert!(after <= token.after);
+        receiving.cut().unwrap();
+        // Both go on with what the first sender has.
+        for (side, after) in [(&to, token.after), (&third, after)] {
+            let receiving = side.pool.receive(into(side, &name), &head(&after)).unwrap();
+            let id = receiving.target();
+            let there = whole(receiving, &sent(&from, &what(&after)));
+            prop_assert_eq!(from.rows(home, Some(txg)), side.rows(id, Some(there)));
+            check(&side.pool, &side.storage);
         }
     }
 }
@@ -266,8 +314,9 @@ fn what_is_given_up_leaves_no_trace() {
     change(&from.pool.dataset(home).unwrap(), &mut random, 40);
     let second = from.snapshot(home, "b");
     let to = Side::new();
-    let full = ToSend { to: (home, first), from: None, after: Vec::new(), stored: false };
-    let difference = ToSend { to: (home, second), from: Some(Earlier::Snapshot((home, first))), ..full.clone() };
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+    let difference =
+        ToSend { to: Later::Snapshot((home, second)), from: Some(Earlier::Snapshot((home, first))), ..full.clone() };
     let begin = |base, txg: Txg| to.pool.receive(into(&to, &from.row(home, txg).name), &head(&from, home, txg, base));
     let mut receiving = begin(None, first).unwrap();
     receiving.rows(&sent(&from, &full)[0]).unwrap();
@@ -302,8 +351,9 @@ fn a_target_that_has_changed_is_given_up_by_force_only() {
     change(&from.pool.dataset(home).unwrap(), &mut random, 40);
     let second = from.snapshot(home, "b");
     let to = Side::new();
-    let full = ToSend { to: (home, first), from: None, after: Vec::new(), stored: false };
-    let difference = ToSend { to: (home, second), from: Some(Earlier::Snapshot((home, first))), ..full.clone() };
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+    let difference =
+        ToSend { to: Later::Snapshot((home, second)), from: Some(Earlier::Snapshot((home, first))), ..full.clone() };
     let begin =
         |force| to.pool.receive(ReceiveInto { force, ..into(&to, "b") }, &head(&from, home, second, Some(first)));
     assert!(matches!(begin(false), Err(PoolError::Refused(why)) if why.contains("does not exist")));
@@ -333,13 +383,14 @@ fn a_clone_is_sent_as_the_difference_to_its_origin() {
     change(&from.pool.dataset(clone).unwrap(), &mut random, 40);
     let second = from.snapshot(clone, "b");
     let to = Side::new();
-    let full = ToSend { to: (home, first), from: None, after: Vec::new(), stored: false };
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
     whole(to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap(), &sent(&from, &full));
     let row = from.row(clone, second);
     let guid = from.row(home, first).guid;
     let head = SnapshotHead { guid: row.guid, from: guid, clone: true, ..SnapshotHead::default() };
     let into = ReceiveInto { name: "trial".into(), ..into(&to, "b") };
-    let difference = ToSend { to: (clone, second), from: Some(Earlier::Snapshot((home, first))), ..full };
+    let difference =
+        ToSend { to: Later::Snapshot((clone, second)), from: Some(Earlier::Snapshot((home, first))), ..full };
     let receiving = to.pool.receive(into, &head).unwrap();
     let id = receiving.target();
     let there = whole(receiving, &sent(&from, &difference));
@@ -384,7 +435,7 @@ fn all_of_a_file_system_is_overwritten_by_force() {
     let copy = to.pool.create_dataset(&NewDataset::named(to.top, "copy")).unwrap();
     let used = to.pool.dataset(copy).unwrap();
     put(&used, "mine", &[1; 200_000]);
-    let full = ToSend { to: (home, first), from: None, after: Vec::new(), stored: false };
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
     let begin = |force| to.pool.receive(ReceiveInto { force, ..into(&to, "a") }, &head(&from, home, first, None));
     assert!(matches!(begin(false), Err(PoolError::Refused(why)) if why.contains("-F")));
     let mut receiving = begin(true).unwrap();
@@ -413,7 +464,7 @@ fn a_bookmark_is_enough_for_a_difference() {
     let first = from.snapshot(home, "a");
     from.pool.bookmark(home, "a", "mark").unwrap();
     let to = Side::new();
-    let full = ToSend { to: (home, first), from: None, after: Vec::new(), stored: false };
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
     whole(to.pool.receive(into(&to, "a"), &head(&from, home, first, None)).unwrap(), &sent(&from, &full));
     let guid = from.row(home, first).guid;
     from.pool.destroy_snapshot(home, "a", false).unwrap();
@@ -424,7 +475,7 @@ fn a_bookmark_is_enough_for_a_difference() {
     }
     change(&dataset, &mut random, 20);
     let second = from.snapshot(home, "b");
-    let what = ToSend { to: (home, second), from: Some(Earlier::Bookmark(first)), ..full };
+    let what = ToSend { to: Later::Snapshot((home, second)), from: Some(Earlier::Bookmark(first)), ..full };
     let payloads = sent(&from, &what);
     assert!(payloads.iter().map(Vec::len).sum::<usize>() < 2 << 20, "what was there is sent again");
     let head = SnapshotHead { from: guid, ..head(&from, home, second, None) };
@@ -442,8 +493,9 @@ fn properties_come_with_the_snapshot() {
     change(&from.pool.dataset(home).unwrap(), &mut random, 40);
     let second = from.snapshot(home, "b");
     let to = Side::new();
-    let full = ToSend { to: (home, first), from: None, after: Vec::new(), stored: false };
-    let difference = ToSend { to: (home, second), from: Some(Earlier::Snapshot((home, first))), ..full.clone() };
+    let full = ToSend { to: Later::Snapshot((home, first)), from: None, after: Vec::new(), stored: false };
+    let difference =
+        ToSend { to: Later::Snapshot((home, second)), from: Some(Earlier::Snapshot((home, first))), ..full.clone() };
     let bringing = |properties: &[(&str, Setting)], name: &str| ReceiveInto {
         properties: properties.iter().map(|(name, to)| ((*name).to_owned(), to.clone())).collect(),
         of_snapshot: vec![("a:b".into(), Setting::Received("1".into()))],

@@ -1,0 +1,384 @@
+//! What a difference of everything (`send -R -i`, `-R -I`) does besides to what is here: what the
+//! sender has renamed gets its new name, known by the guids of snapshots, before anything is
+//! received; with `-F`, what the sender has no more goes at the end.
+//!
+//! What has a name that something else needs, and cannot have its own yet, is called `recv-...` for
+//! the moment: two have changed names, it moves below a file system that comes later in the stream,
+//! or it is to go. Invariants: nothing is destroyed before all of the stream has come; what was made
+//! here keeps its name. A receiver that dies in between leaves names for the moment, which the next
+//! one follows as well.
+
+use std::collections::{HashMap, HashSet};
+
+use nacre_pool::send_stream::{SnapshotHead, StreamHead};
+
+use super::destroying::{self, ToDestroy};
+use super::objects::Objects;
+use super::receiving::{ReceivedStream, ToReceive, place_of};
+use super::refused;
+use super::renaming::{self, ToRename};
+use crate::{Imported, Kind, Mounts, Refusal};
+
+/// A stream of everything that is being received.
+pub(super) struct Following<'a> {
+    pool: &'a Imported,
+    mounts: &'a dyn Mounts,
+    what: &'a ToReceive,
+    head: &'a StreamHead,
+    /// What the snapshot that it is the difference to was called here.
+    base: Option<String>,
+}
+
+/// The file systems from the topmost one on, and which of them the sender has.
+struct Seen {
+    top: u64,
+    all: Vec<u64>,
+    /// Below what name the sender has it; empty: the name here is not changed.
+    matched: HashMap<u64, String>,
+    /// The sender has it still, but no snapshot of it.
+    bare: HashSet<u64>,
+}
+
+impl Seen {
+    fn stays(&self, id: u64) -> bool {
+        id == self.top || self.matched.contains_key(&id) || self.bare.contains(&id)
+    }
+}
+
+impl<'a> Following<'a> {
+    /// Renames what has to be renamed before the first snapshot comes.
+    pub fn begin(
+        (pool, mounts): (&'a Imported, &'a dyn Mounts),
+        (what, head): (&'a ToReceive, &'a StreamHead),
+        first: &SnapshotHead,
+        done: &mut ReceivedStream,
+    ) -> Result<Self, Refusal> {
+        let base = {
+            let objects = Objects::now(pool, mounts);
+            let rows = match objects.catalog.find(&place_of(what, head, &first.below)?)? {
+                Some(id) => objects.catalog.snapshot_rows(id)?,
+                None => Vec::new(),
+            };
+            rows.into_iter().find(|(_, row)| row.guid == first.from).map(|(_, row)| row.name)
+        };
+        let this = Self { pool, mounts, what, head, base };
+        // Where something is in the way, nothing is renamed.
+        this.next_rename()?;
+        this.snapshots()?;
+        this.file_systems(done)?;
+        Ok(this)
+    }
+
+    /// The same for a difference whose file system is not where it goes: what that lies below may
+    /// have come now.
+    pub fn before(&self, filesystem: &str, done: &mut ReceivedStream) -> Result<(), Refusal> {
+        if self.pool.pool.find(filesystem)?.is_some() {
+            return Ok(());
+        }
+        self.file_systems(done)
+    }
+
+    /// All has come: what the sender has no more goes.
+    pub fn end(&self, done: &mut ReceivedStream) -> Result<(), Refusal> {
+        self.file_systems(done)?;
+        if self.what.force { self.give_up(done) } else { Ok(()) }
+    }
+
+    fn see(&self, objects: &mut Objects<'_>) -> Result<Option<Seen>, Refusal> {
+        let Some(top) = objects.catalog.find(&place_of(self.what, self.head, "")?)? else { return Ok(None) };
+        let mut sent: HashMap<u64, HashSet<&str>> = HashMap::new();
+        let mut with_snapshots: HashSet<&str> = HashSet::new();
+        for (below, _, guid) in self.head.there.iter().filter(|(_, snapshot, _)| !snapshot.is_empty()) {
+            sent.entry(*guid).or_default().insert(below);
+            with_snapshots.insert(below);
+        }
+        let all = objects.descendants(top)?;
+        let mut claims: HashMap<&str, Vec<u64>> = HashMap::new();
+        let mut matched = HashMap::new();
+        for id in &all {
+            // The newest one that both have tells; those before it may have been another's.
+            let rows = objects.catalog.snapshot_rows(*id)?;
+            let newest = rows.iter().filter(|(_, row)| sent.contains_key(&row.guid)).max_by_key(|(txg, _)| *txg);
+            let Some(found) = newest.and_then(|(_, row)| sent.get(&row.guid)) else { continue };
+            match (found.iter().next(), found.len()) {
+                (Some(below), 1) => claims.entry(below).or_default().push(*id),
+                // The sender has it twice itself.
+                _ => drop(matched.insert(*id, String::new())),
+            }
+        }
+        for (below, ids) in claims {
+            let place = place_of(self.what, self.head, below)?;
+            for id in &ids {
+                // Where several could be it, each keeps its name.
+                let below = if ids.len() == 1 || objects.known(*id)?.name == place { below } else { "" };
+                matched.insert(*id, below.to_owned());
+            }
+        }
+        let mut bare = HashSet::new();
+        for (below, _, _) in self.head.there.iter().filter(|(below, _, _)| !with_snapshots.contains(below.as_str())) {
+            bare.extend(objects.catalog.find(&place_of(self.what, self.head, below)?)?);
+        }
+        Ok(Some(Seen { top, all, matched, bare }))
+    }
+
+    /// File systems that took part in the stream before and are not at the sender any more, with
+    /// nothing below them that was made here.
+    fn no_longer_sent(&self, objects: &Objects<'_>, seen: &Seen) -> Result<HashSet<u64>, Refusal> {
+        let Some(base) = &self.base else { return Ok(HashSet::new()) };
+        let mut gone = HashSet::new();
+        for id in &seen.all {
+            if !seen.stays(*id) && objects.catalog.snapshot_named(*id, base)?.is_some() {
+                gone.insert(*id);
+            }
+        }
+        let mut doomed = HashSet::new();
+        for id in &gone {
+            if objects.descendants(*id)?.iter().all(|below| gone.contains(below)) {
+                doomed.insert(*id);
+            }
+        }
+        Ok(doomed)
+    }
+
+    fn snapshots(&self) -> Result<(), Refusal> {
+        let mut names: HashMap<u64, Vec<&str>> = HashMap::new();
+        for (_, snapshot, guid) in self.head.there.iter().filter(|(_, snapshot, _)| !snapshot.is_empty()) {
+            names.entry(*guid).or_default().push(snapshot);
+        }
+        let mut renames = Vec::new();
+        {
+            let mut objects = Objects::now(self.pool, self.mounts);
+            let Some(seen) = self.see(&mut objects)? else { return Ok(()) };
+            for id in &seen.all {
+                let rows = objects.catalog.snapshot_rows(*id)?;
+                let here: Vec<(u64, String)> = rows.into_iter().map(|(_, row)| (row.guid, row.name)).collect();
+                let below = seen.matched.get(id);
+                let comes =
+                    self.head.there.iter().filter(|(place, _, guid)| {
+                        Some(place) == below && !here.iter().any(|(there, _)| there == guid)
+                    });
+                let comes = comes.map(|(_, snapshot, _)| snapshot.as_str()).collect();
+                let steps = steps(here, &names, &comes, self.what.force).map_err(|name| {
+                    let place = objects.known(*id).map(|known| known.name.clone()).unwrap_or_default();
+                    in_the_way(&format!("{place}@{name}"))
+                })?;
+                renames.extend(steps.into_iter().map(|step| (*id, step)));
+            }
+        }
+        for (id, (old, new)) in renames {
+            let doing = format!("cannot receive: cannot rename '@{old}' to '@{new}'");
+            self.pool.pool.rename_snapshots(&[id], &old, &new).map_err(|error| refused(&doing, &error))?;
+        }
+        Ok(())
+    }
+
+    fn file_systems(&self, done: &mut ReceivedStream) -> Result<(), Refusal> {
+        while let Some((from, to)) = self.next_rename()? {
+            let rename = ToRename { from, to, force: self.what.unmount, ..ToRename::default() };
+            let renamed = renaming::rename(self.pool, self.mounts, &rename);
+            done.sentences.extend(
+                renamed.map_err(|refusal| Refusal { what: format!("cannot receive: {}", refusal.what), ..refusal })?,
+            );
+        }
+        Ok(())
+    }
+
+    /// One file system that is called otherwise now.
+    fn next_rename(&self) -> Result<Option<(String, String)>, Refusal> {
+        let mut objects = Objects::now(self.pool, self.mounts);
+        let Some(seen) = self.see(&mut objects)? else { return Ok(None) };
+        let doomed = if self.what.force { self.no_longer_sent(&objects, &seen)? } else { HashSet::new() };
+        let top = objects.known(seen.top)?.name.clone();
+        let mut comes = HashSet::new();
+        for below in self.head.there.iter().map(|(below, _, _)| below.as_str()).collect::<HashSet<_>>() {
+            comes.insert(place_of(self.what, self.head, below)?);
+        }
+        let aside = |objects: &Objects<'_>, id: u64| {
+            for name in (0_u32..).map(|number| format!("{top}/recv-{id}-{number}")) {
+                if !comes.contains(&name) && objects.catalog.find(&name)?.is_none() {
+                    return Ok(name);
+                }
+            }
+            Err(in_the_way(&top))
+        };
+        // Those above before those below.
+        let mut pending: Vec<(u64, String, String)> = Vec::new();
+        for id in seen.all.iter().filter(|id| **id != seen.top) {
+            let Some(below) = seen.matched.get(id).filter(|below| !below.is_empty()) else { continue };
+            let (name, wanted) = (objects.known(*id)?.name.clone(), place_of(self.what, self.head, below)?);
+            if name != wanted {
+                pending.push((*id, name, wanted));
+            }
+        }
+        pending.sort_by(|a, b| a.2.cmp(&b.2));
+        let waits = |id: u64| pending.iter().any(|(other, _, _)| *other == id);
+        for (_, _, wanted) in &pending {
+            match objects.catalog.find(wanted)? {
+                Some(id) if !seen.stays(id) && !doomed.contains(&id) => return Err(in_the_way(wanted)),
+                Some(_) | None => {}
+            }
+        }
+        for (_, name, wanted) in &pending {
+            // What it lies below there has to be here, under its own name.
+            let above = objects.catalog.find(wanted.rsplit_once('/').map_or("", |(above, _)| above))?;
+            let is_ready = above.is_some_and(|id| seen.stays(id) && !waits(id));
+            let is_within = wanted.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('/'));
+            if is_ready && !is_within && objects.catalog.find(wanted)?.is_none() {
+                return Ok(Some((name.clone(), wanted.clone())));
+            }
+        }
+        for (_, _, wanted) in &pending {
+            match objects.catalog.find(wanted)? {
+                Some(id) if waits(id) || doomed.contains(&id) => {
+                    return Ok(Some((wanted.clone(), aside(&objects, id)?)));
+                }
+                // It is what the sender has there as well; or what it lies below is not there yet.
+                Some(_) | None => {}
+            }
+        }
+        // Something else comes under this name.
+        for id in seen.all.iter().filter(|id| waits(**id) || doomed.contains(id)) {
+            let name = objects.known(*id)?.name.clone();
+            if comes.contains(&name) {
+                let aside = aside(&objects, *id)?;
+                return Ok(Some((name, aside)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Snapshots and file systems that the sender does not have any more go here as well.
+    fn give_up(&self, done: &mut ReceivedStream) -> Result<(), Refusal> {
+        let there: HashSet<u64> = self.head.there.iter().map(|(_, _, guid)| *guid).collect();
+        let (mut snapshots, mut filesystems) = (Vec::new(), Vec::new());
+        {
+            let mut objects = Objects::now(self.pool, self.mounts);
+            let Some(seen) = self.see(&mut objects)? else { return Ok(()) };
+            for id in seen.all.iter().filter(|id| seen.stays(**id)) {
+                let rows = objects.catalog.snapshot_rows(*id)?.into_iter();
+                let gone = rows.filter(|(_, row)| !there.contains(&row.guid) && row.holds == 0 && row.clones == 0);
+                let names: Vec<String> = gone.map(|(_, row)| row.name).collect();
+                snapshots.push((*id, objects.known(*id)?.name.clone(), names));
+            }
+            let doomed = self.no_longer_sent(&objects, &seen)?;
+            for id in seen.all.iter().filter(|id| doomed.contains(id)) {
+                let known = objects.known(*id)?;
+                if !doomed.contains(&known.row.parent) {
+                    filesystems.push(known.name.clone());
+                }
+            }
+        }
+        for (id, filesystem, names) in snapshots {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            if !names.is_empty() {
+                let doing = format!("cannot destroy snapshots of '{filesystem}'");
+                self.pool.pool.destroy_snapshots(id, &names, false).map_err(|error| refused(&doing, &error))?;
+            }
+        }
+        for target in filesystems {
+            let doom = ToDestroy { target, recursive: true, force: self.what.unmount, ..ToDestroy::default() };
+            if let Err(refusal) = destroying::destroy(self.pool, self.mounts, &doom) {
+                let stays = format!("the sender does not have '{}' any more; it stays: {}", doom.target, refusal.what);
+                done.sentences.push(stays);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn in_the_way(name: &str) -> Refusal {
+    Refusal::new(Kind::Exists, format!("cannot receive: '{name}' has a name that the sender has given to another"))
+        .next("rename it; what the sender has no more goes with -F")
+}
+
+/// In which order the snapshots of a file system get the names that the sender has for their guids;
+/// `comes`: the names that will be needed besides. What the sender does not have is in the way,
+/// unless it is given up.
+fn steps(
+    mut here: Vec<(u64, String)>,
+    names: &HashMap<u64, Vec<&str>>,
+    comes: &HashSet<&str>,
+    force: bool,
+) -> Result<Vec<(String, String)>, String> {
+    let mut steps = Vec::new();
+    let aside = |here: &[(u64, String)], guid: u64| {
+        let taken = |name: &String| {
+            here.iter().any(|(_, there)| there == name) || names.values().flatten().any(|there| there == name)
+        };
+        (0_u32..).map(|number| format!("recv-{guid:x}-{number}")).find(|name| !taken(name)).unwrap_or_default()
+    };
+    loop {
+        let wanted = |(guid, name): &(u64, String)| {
+            let found = names.get(guid).filter(|found| !found.contains(&name.as_str()))?;
+            found.first().map(|wanted| (*wanted).to_owned())
+        };
+        let pending: Vec<(usize, String)> =
+            here.iter().enumerate().filter_map(|(at, one)| Some((at, wanted(one)?))).collect();
+        let is_free = |name: &str| !here.iter().any(|(_, there)| there == name);
+        let free = pending.iter().find(|(_, wanted)| is_free(wanted)).cloned();
+        // Nobody wants the names for the moment, so this ends.
+        let next = free.or_else(|| {
+            pending.iter().find_map(|(_, wanted)| {
+                let at = here.iter().position(|(_, there)| there == wanted)?;
+                let (guid, _) = here.get(at)?;
+                let settled = names.contains_key(guid) && !pending.iter().any(|(other, _)| *other == at);
+                (!settled).then(|| (at, aside(&here, *guid)))
+            })
+        });
+        let Some((at, new)) = next else { break };
+        let Some((guid, name)) = here.get_mut(at) else { break };
+        if !names.contains_key(guid) && !force {
+            return Err(name.clone());
+        }
+        steps.push((std::mem::replace(name, new.clone()), new));
+    }
+    let gone = |(guid, name): &&(u64, String)| !names.contains_key(guid) && comes.contains(name.as_str());
+    for (guid, name) in here.iter().filter(|one| force && gone(one)) {
+        steps.push((name.clone(), aside(&here, *guid)));
+    }
+    Ok(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn renamed(
+        here: &[(u64, &str)],
+        sent: &[(u64, &'static str)],
+        comes: &[&str],
+        force: bool,
+    ) -> Result<String, String> {
+        let mut all: HashMap<String, u64> = here.iter().map(|(guid, name)| ((*name).to_owned(), *guid)).collect();
+        let mut names: HashMap<u64, Vec<&str>> = HashMap::new();
+        sent.iter().for_each(|(guid, name)| names.entry(*guid).or_default().push(name));
+        let here = here.iter().map(|(guid, name)| (*guid, (*name).to_owned())).collect();
+        for (old, new) in steps(here, &names, &comes.iter().copied().collect(), force)? {
+            let guid = all.remove(&old).expect("it is there");
+            assert!(all.insert(new, guid).is_none(), "a name is taken");
+        }
+        let mut all: Vec<(u64, String)> = all.into_iter().map(|(name, guid)| (guid, name)).collect();
+        all.sort();
+        Ok(all.into_iter().map(|(guid, name)| format!("{guid}:{name} ")).collect())
+    }
+
+    #[test]
+    fn snapshots_get_the_names_of_the_sender() {
+        for (here, sent, comes, force, expected) in [
+            (&[(1, "a"), (2, "b")][..], &[(1, "a"), (2, "c")][..], &[][..], false, Ok("1:a 2:c ")),
+            (&[(1, "a"), (2, "b"), (3, "c")], &[(1, "b"), (2, "c"), (3, "a")], &[], false, Ok("1:b 2:c 3:a ")),
+            (&[(1, "a"), (2, "b")], &[(1, "b"), (2, "a")], &[], false, Ok("1:b 2:a ")),
+            // What the sender has no more.
+            (&[(1, "a"), (9, "b")], &[(1, "b")], &[], false, Err("b")),
+            (&[(1, "a"), (9, "b")], &[(1, "b")], &[], true, Ok("1:b 9:recv-9-0 ")),
+            (&[(9, "b")], &[(1, "a")], &["b"], false, Ok("9:b ")),
+            (&[(9, "b")], &[(1, "a")], &["b"], true, Ok("9:recv-9-0 ")),
+            // A guid that the sender has twice.
+            (&[(1, "a")], &[(1, "b"), (1, "a")], &[], true, Ok("1:a ")),
+            (&[(1, "a"), (2, "x")], &[(1, "x"), (2, "x")], &[], true, Ok("1:a 2:x ")),
+        ] {
+            let found = renamed(here, sent, comes, force);
+            assert_eq!(found.as_deref().map_err(String::as_str), expected, "{here:?} {sent:?}");
+        }
+    }
+}
