@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nacre_pool::backend::{DeviceHealth, Disks};
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
-use nacre_pool::label::{Group, GroupKind, MemberStatus};
+use nacre_pool::label::{Group, GroupClass, GroupKind, MemberRole, MemberStatus};
 use nacre_pool::store::Space;
 use serde::{Deserialize, Serialize};
 
@@ -167,6 +167,12 @@ pub struct DeviceFigures {
     /// It is being made whole.
     #[serde(default)]
     pub resilvering: bool,
+    /// Empty for a device of the pool's own; `spare`, or `replacing`: it will take the place of another.
+    #[serde(default)]
+    pub role: String,
+    /// The place in this list of the device that it stands beside.
+    #[serde(default)]
+    pub beside: Option<usize>,
 }
 
 /// A group of devices.
@@ -275,14 +281,12 @@ impl Figures {
         if let (Some(why), Some(last)) = (pool.failing.waiting(), &*pool.last.lock()) {
             // The engine answers nobody meanwhile.
             let there = pool.devices.read();
-            let devices = last.devices.iter().zip(there.iter());
-            let devices = devices
-                .map(|(figures, device)| DeviceFigures {
-                    counts: device.counts(),
-                    spread: device.spread(),
-                    ..figures.clone()
-                })
-                .collect();
+            let named = |figures: &DeviceFigures| there.iter().find(|device| device.name() == figures.path);
+            let counted = |figures: &DeviceFigures| match named(figures) {
+                Some(device) => DeviceFigures { counts: device.counts(), spread: device.spread(), ..figures.clone() },
+                None => figures.clone(),
+            };
+            let devices = last.devices.iter().map(counted).collect();
             return Ok(Self {
                 health: "SUSPENDED".to_owned(),
                 suspended: Some(why),
@@ -303,6 +307,8 @@ impl Figures {
         let fragmentation = percent(free.saturating_sub(whole), free);
         let (suspended, devices) = (pool.suspended(), devices(pool));
         let groups = groups(pool, &devices);
+        let expandable = expandable(pool, &groups);
+        let (devices, groups) = without_removed(devices, groups);
         let (size, allocated, free) = if groups.is_empty() {
             (usable, allocated, free)
         } else {
@@ -320,7 +326,7 @@ impl Figures {
             guid: identity.pool,
             size,
             usable,
-            expandable: expandable(pool, &groups),
+            expandable,
             redundant_metadata: pool.store.has_redundant_metadata(),
             ordered_names: pool.store.has_ordered_names(),
             folding: pool.store.is_folding(),
@@ -347,14 +353,40 @@ impl Figures {
     }
 }
 
+/// The figures without numbers that no device has any more; groups and pairs go by their places.
+fn without_removed(
+    devices: Vec<DeviceFigures>,
+    mut groups: Vec<GroupFigures>,
+) -> (Vec<DeviceFigures>, Vec<GroupFigures>) {
+    let kept: Vec<usize> = (0..).zip(&devices).filter(|(_, one)| one.role != "removed").map(|(at, _)| at).collect();
+    let place = |number: usize| kept.iter().position(|kept| *kept == number);
+    for group in &mut groups {
+        group.devices = group.devices.iter().filter_map(|number| place(*number)).collect();
+    }
+    groups.retain(|group| !group.devices.is_empty());
+    let shown = devices.into_iter().filter(|one| one.role != "removed");
+    let devices = shown.map(|one| DeviceFigures { beside: one.beside.and_then(place), ..one }).collect();
+    (devices, groups)
+}
+
 /// How a device is, in the words of ZFS.
 fn standing(health: &DeviceHealth) -> &'static str {
     match health.status {
         MemberStatus::Offline => "OFFLINE",
         MemberStatus::Faulted => "FAULTED",
-        MemberStatus::Removed => "REMOVED",
+        MemberStatus::Removed | MemberStatus::Joining => "REMOVED",
         MemberStatus::Online if health.absent => "UNAVAIL",
         MemberStatus::Online => "ONLINE",
+    }
+}
+
+/// What a device is to the others, as [`DeviceFigures::role`].
+fn role(health: &DeviceHealth) -> &'static str {
+    match health.role {
+        _ if !health.status.belongs() => "removed",
+        MemberRole::Own => "",
+        MemberRole::Spare | MemberRole::SpareFor(_) => "spare",
+        MemberRole::Successor(_) => "replacing",
     }
 }
 
@@ -374,10 +406,7 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
         }
     }
     let of = |(number, (group, parity)): (usize, (Group, usize))| {
-        let members = health
-            .iter()
-            .enumerate()
-            .filter(|(_, device)| device.group == number && device.status != MemberStatus::Removed);
+        let members = health.iter().enumerate().filter(|(_, device)| device.group == number && device.is_own());
         let devices: Vec<usize> = members.clone().map(|(at, _)| at).collect();
         let lacking = members.filter(|(_, device)| standing(device) != "ONLINE" || device.stale).count();
         let (kind, name) = match group.kind {
@@ -392,7 +421,9 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
             lacking if lacking <= parity => "DEGRADED",
             _ => "UNAVAIL",
         };
-        let sizes: Vec<u64> = own().map(|device| device.size).collect();
+        // The log has no room of its own.
+        let holds = |_: &&DeviceFigures| group.class == GroupClass::Data;
+        let sizes: Vec<u64> = own().filter(holds).map(|device| device.size).collect();
         let (size, usable) = room_of_group(group.kind, parity, &sizes);
         let allocated = match group.kind {
             GroupKind::Mirror => living.get(&number).copied().unwrap_or(0),
@@ -474,6 +505,8 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             resilvering: health
                 .get(usize::from(index))
                 .is_some_and(|health| health.stale && standing(health) == "ONLINE"),
+            role: health.get(usize::from(index)).map_or("", role).to_owned(),
+            beside: health.get(usize::from(index)).and_then(|health| health.role.beside()).map(usize::from),
         });
     }
     figures
