@@ -71,10 +71,20 @@ impl Failing {
 
     /// Writes, by the mode.
     pub(crate) fn write(&self, device: &str, mut write: impl FnMut() -> io::Result<()>) -> io::Result<()> {
-        let Err(mut error) = write() else { return Ok(()) };
+        let Err(error) = write() else { return Ok(()) };
         if self.redundant.load(Ordering::Relaxed) {
             return Err(error);
         }
+        self.write_again(device, error, write)
+    }
+
+    /// A write has failed that cannot be done without: by the mode it is tried again.
+    pub(crate) fn write_again<E: std::fmt::Display>(
+        &self,
+        device: &str,
+        mut error: E,
+        mut write: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
         self.end_by(device, &error);
         let mut state = self.state.lock();
         state.waiting += 1;
@@ -119,7 +129,7 @@ impl Failing {
     }
 
     /// With `panic`, the process ends as by a crash: what was durable is there at the next import.
-    fn end_by(&self, device: &str, error: &io::Error) {
+    pub(crate) fn end_by(&self, device: &str, error: &impl std::fmt::Display) {
         if self.mode.load(Ordering::Relaxed) == PANIC {
             tracing::error!(device, %error, "a device failed, and the process ends (failmode=panic)");
             // No core is dumped: before that, the kernel would wait for all threads, also for those

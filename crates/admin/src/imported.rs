@@ -139,6 +139,19 @@ fn in_order(store: &Store, given: Vec<Arc<Counted>>, failing: &Arc<Failing>, wat
     disks.devices().into_iter().map(counted).collect()
 }
 
+/// The devices of an import are those that the store has now, in its order; these may be among them.
+pub(crate) fn take_up(
+    store: &Store,
+    devices: &RwLock<Vec<Arc<Counted>>>,
+    new: Vec<Arc<Counted>>,
+    failing: &Arc<Failing>,
+    watch: &Arc<Watch>,
+) {
+    let mut devices = devices.write();
+    let known = devices.iter().cloned().chain(new).collect();
+    *devices = in_order(store, known, failing, watch);
+}
+
 fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
     devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
 }
@@ -223,6 +236,7 @@ impl Imported {
         imported.expand_by_itself()?;
         if !read_only {
             imported.resilver.begin()?;
+            imported.resilver.want_spares();
         }
         if !read_only {
             reading::tidy(&imported.pool)?;
@@ -259,7 +273,19 @@ impl Imported {
         let committer = if read_only { None } else { Some(pool.start_committer(Pace::for_memory(opening.cache))?) };
         let scrub = Arc::new(Scrub::new(&pool, &store, &watch, &devices, !read_only));
         let trim = Arc::new(Trim::new(&store, &watch, &devices));
-        let resilver = Arc::new(Resilver::new(&pool, &store, &watch, &devices));
+        let resilver = Arc::new(Resilver::new(&pool, &store, &watch, &devices, &failing));
+        if let Some(disks) = store.on_devices().filter(|_| !read_only) {
+            let resilver = Arc::downgrade(&resilver);
+            disks.on_failure(move || resilver.upgrade().iter().for_each(Resilver::want_spares));
+            let failing = Arc::clone(&failing);
+            disks.on_needed_failure(move |device, error, again| match again {
+                Some(again) => failing.write_again(device, error.clone(), again).is_ok(),
+                None => {
+                    failing.end_by(device, error);
+                    false
+                }
+            });
+        }
         let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
         let (committer, last) = (Mutex::new(committer), Mutex::default());
         Ok(Self {
@@ -410,6 +436,7 @@ impl Imported {
     fn stop(&self) -> Result<(), PoolError> {
         self.scrub.job.leave();
         self.trim.job.leave();
+        self.resilver.spares.leave();
         self.resilver.job.leave();
         if let Err(error) = self.keep_damage() {
             // Why the pool accepts nothing any more is told by what follows; damage is found again.

@@ -17,13 +17,14 @@ pub mod inspect;
 pub mod properties;
 pub mod resilver;
 pub mod scrub;
+pub mod shape;
 #[cfg(test)]
 mod tests;
 pub mod trim;
 
 pub use figures::{DeviceFigures, Figures, GroupFigures};
 pub use resilver::Resilver;
-pub use scrub::{Phase, Scrub, ScrubOrder, ScrubReport};
+pub use scrub::{Extent, Phase, Scrub, ScrubOrder, ScrubReport};
 pub use trim::{Trim, TrimOrder, TrimReport};
 
 use std::path::PathBuf;
@@ -63,10 +64,15 @@ pub enum PoolRequest {
         /// Even while its mounts are used.
         force: bool,
     },
-    /// More devices.
+    /// More devices: each for itself, or in groups and as spares.
     Add {
         /// Their paths.
         devices: Vec<PathBuf>,
+        /// What they are, one after the other, and of how many of them: `mirror`, `raidz1` to `raidz3`,
+        /// `plain` (each for itself), then `log` and `log mirror` (for the intent log alone), then
+        /// `spare`. None: all for themselves.
+        #[serde(default)]
+        groups: Vec<(String, usize)>,
         /// Files are made with this length, bytes.
         size: Option<u64>,
         /// Also those that hold something else.
@@ -92,6 +98,29 @@ pub enum PoolRequest {
         size: Option<u64>,
         /// Also one that holds something else.
         force: bool,
+    },
+    /// Makes a device one more copy of a mirror, or a mirror of a device that is for itself.
+    Attach {
+        /// The path of a device of the mirror, or of the one that is for itself.
+        beside: PathBuf,
+        /// The path of the new one.
+        new: PathBuf,
+        /// A file is made with this length, bytes.
+        size: Option<u64>,
+        /// Also one that holds something else.
+        force: bool,
+    },
+    /// Takes a device out of its mirror; the new one of a replacement, which is given up; the old one,
+    /// where the new one has everything; a spare that stands in.
+    Detach {
+        /// Its path.
+        device: PathBuf,
+    },
+    /// Takes devices out of the pool: spares that are not in use, and those for the log, each with its
+    /// group.
+    Remove {
+        /// Their paths.
+        devices: Vec<PathBuf>,
     },
     /// Waits until no device is being made whole.
     AwaitResilver,
@@ -212,12 +241,26 @@ impl PoolRequest {
                 | Self::Offline { .. }
                 | Self::Online { .. }
                 | Self::Replace { .. }
+                | Self::Attach { .. }
+                | Self::Detach { .. }
+                | Self::Remove { .. }
                 | Self::Upgrade
                 | Self::Set { .. }
                 | Self::Clear { .. }
                 | Self::Scrub(_)
                 | Self::Trim { .. }
         )
+    }
+
+    /// Where the pool may lie on other devices afterwards, those that are to become part of it.
+    #[must_use]
+    pub fn new_devices(&self) -> Option<Vec<PathBuf>> {
+        match self {
+            Self::Add { devices, .. } => Some(devices.clone()),
+            Self::Replace { new, .. } | Self::Attach { new, .. } => Some(vec![new.clone()]),
+            Self::Detach { .. } | Self::Remove { .. } => Some(Vec::new()),
+            _ => None,
+        }
     }
 
     /// Whether the pool is not imported any more when it was done.
@@ -243,7 +286,10 @@ pub fn run(
         PoolRequest::Status { names } => return Ok(PoolAnswer::Status(Box::new(status(pool, mounts, names)?))),
         PoolRequest::Export { force } => leave(pool, mounts, force, "export")?,
         PoolRequest::Destroy { force } => leave(pool, mounts, force, "destroy")?,
-        PoolRequest::Add { devices, size, force } => add(pool, &devices, size, force)?,
+        PoolRequest::Add { devices, groups, size, force } => shape::add(pool, &devices, &groups, size, force)?,
+        PoolRequest::Attach { beside, new, size, force } => shape::attach(pool, &beside, &new, size, force)?,
+        PoolRequest::Detach { device } => shape::detach(pool, &device)?,
+        PoolRequest::Remove { devices } => devices.iter().try_for_each(|path| shape::remove(pool, path))?,
         PoolRequest::Offline { devices } => devices.iter().try_for_each(|path| resilver::offline(pool, path))?,
         PoolRequest::Online { devices } => devices.iter().try_for_each(|path| resilver::online(pool, path))?,
         PoolRequest::Replace { old, new, size, force } => resilver::replace(pool, &old, &new, size, force)?,
@@ -419,30 +465,6 @@ fn status(pool: &Imported, mounts: &dyn Mounts, names: bool) -> Result<Status, R
     let found = pool.watch.damage();
     let names = if names { damaged::names(pool, mounts, &found) } else { Vec::new() };
     Ok(Status { figures, scrub: pool.scrub.report(), resilver: pool.resilver.report(), damaged: found.count(), names })
-}
-
-fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<(), Refusal> {
-    let doing = format!("cannot add to '{}'", pool.name());
-    writable(pool, &doing)?;
-    if let Some(why) = pool.suspended() {
-        return Err(Refusal::new(Kind::Io, format!("{doing}: pool I/O is currently suspended: {why}")));
-    }
-    let mut fresh = devices::fresh(paths, size, force)?;
-    let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
-    fresh.check_size(&doing, least)?;
-    fresh.try_writing(&doing)?;
-    let before = pool.devices.read().len();
-    let added = pool.add(fresh.devices());
-    // One whose labels could not all be written may be named by those of others.
-    let begun = usize::from(added.as_ref().is_err_and(|error| !matches!(error, nacre_pool::PoolError::Refused(_))));
-    fresh.keep(pool.devices.read().len() - before + begun);
-    let added = added.map_err(|error| Refusal::pool(&doing, &error));
-    added.inspect(|()| {
-        pool.watch.note(
-            "sysevent.fs.zfs.vdev_add",
-            paths.iter().map(|path| ("vdev_path".to_owned(), path.display().to_string())).collect(),
-        )
-    })
 }
 
 fn expand(pool: &Imported, paths: &[PathBuf]) -> Result<(), Refusal> {

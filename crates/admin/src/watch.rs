@@ -292,9 +292,20 @@ impl Watch {
         state.before.more += now.more;
     }
 
-    /// Everything was looked at: what was known before and not met again is gone.
-    pub fn end_scrub(&self) {
-        self.state.lock().before = Frames::default();
+    /// Everything was looked at, or all that is known by name: what was known before and not met again
+    /// is gone.
+    pub fn end_scrub(&self, everything: bool) {
+        let before = &mut self.state.lock().before;
+        let more = if everything { 0 } else { before.more };
+        *before = Frames { more, ..Frames::default() };
+    }
+
+    /// The damaged frames that are known by name: segment and number.
+    #[must_use]
+    pub fn damaged_frames(&self) -> BTreeSet<(u32, u32)> {
+        let state = self.state.lock();
+        let names = |frames: &Frames| frames.owned.values().flatten().chain(&frames.lost).copied().collect::<Vec<_>>();
+        [&state.damage, &state.before].into_iter().flat_map(names).collect()
     }
 
     /// Forgets the damage: it is gone, or will be found again.
@@ -330,7 +341,7 @@ mod tests {
         watch.begin_scrub();
         assert_eq!(watch.damage().count(), 2);
         assert!(!watch.damaged((1, 3), None, "disk", Some(&Damage::Header)));
-        watch.end_scrub();
+        watch.end_scrub(true);
         assert_eq!(watch.damage().count(), 1);
         watch.clear_damage();
         assert_eq!(watch.damage(), DamageFound::default());

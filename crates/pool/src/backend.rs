@@ -229,6 +229,20 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// The place of a segment to which nothing is added any more, with copies where they are missing
+    /// on devices that may lack something: they hold nothing yet, [`Self::heal`] has to follow. `None`
+    /// where there is nothing to be added.
+    fn widen(&self, at: SegmentAt<'_>) -> Option<Place> {
+        let _ = at;
+        None
+    }
+
+    /// Whether other devices hold the same as those that a place names.
+    fn is_paired(&self, at: SegmentAt<'_>) -> bool {
+        let _ = at;
+        false
+    }
+
     /// All of a segment was verified and healed.
     fn restored(&self, id: u32) {
         let _ = id;

@@ -20,7 +20,7 @@ mod root;
 #[cfg(test)]
 mod tests;
 
-pub use group::{Group, GroupKind, MemberState, MemberStatus, UNIT};
+pub use group::{Group, GroupClass, GroupKind, MemberRole, MemberState, MemberStatus, UNIT};
 pub use identity::{Identity, Member, PoolState, VERSION};
 pub use root::{LogStart, MOST_COLUMNS, Place, Root, SlotAddress, TableSegment, UPPER_LIMIT};
 pub(crate) use root::{read_places, small, write_places};

@@ -22,6 +22,7 @@ mod log_area;
 mod open;
 mod restore;
 mod scrub;
+mod shape;
 mod space;
 mod streaming;
 #[cfg(test)]

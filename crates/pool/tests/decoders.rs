@@ -270,7 +270,7 @@ fn table(random: &mut Random) -> (SegmentTable, Vec<Op>, Vec<UncommittedRun>) {
     let mut table = SegmentTable::default();
     for step in 0..200u64 {
         let id = random.below(12) as u32;
-        let op = match random.below(7) {
+        let op = match random.below(8) {
             0 => {
                 let stream = *random
                     .pick(&[
@@ -308,6 +308,12 @@ fn table(random: &mut Random) -> (SegmentTable, Vec<Op>, Vec<UncommittedRun>) {
                     offset: random.below(1000) as u32,
                     units: 7,
                 }
+            }
+            6 => {
+                let Some(segment) = table.segments().get(&id) else { continue };
+                let mut columns = segment.place.to_vec();
+                columns.push(SlotAddress { device: random.below(5) as u16, slot: random.below(1000) as u32 });
+                Op::Widen { id, place: columns.into() }
             }
             _ => {
                 table.finish(step);

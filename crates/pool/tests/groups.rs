@@ -4,12 +4,13 @@
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use nacre_pool::backend::NewGroup;
+use nacre_pool::backend::{DeviceHealth, Disks, NewGroup};
 use nacre_pool::device::{Device, Random, Simulator};
-use nacre_pool::label::{GroupKind, LogStart, MemberStatus};
+use nacre_pool::label::{GroupKind, LogStart, MemberRole, MemberStatus};
 use nacre_pool::store::{Access, Checked, Commit, Import, NewPool};
 use nacre_pool::{
     ChecksumKind, CompressionSetting, FrameKind, Frames, NewFrame, Owner, Pointer, PoolError, Store, Txg, WriteStream,
@@ -29,10 +30,10 @@ fn content(number: u64) -> Vec<u8> {
 
 /// A pool in use, what must be in it, and its devices.
 struct Model {
-    groups: Vec<NewGroup>,
-    devices: Vec<Arc<Simulator>>,
-    /// Which of them are not given to an import, or have failed since.
-    away: Vec<bool>,
+    /// All devices that there ever were, by their names.
+    devices: BTreeMap<String, Arc<Simulator>>,
+    /// Those that are not given to an import, or have failed since.
+    away: BTreeSet<String>,
     store: Option<Store>,
     random: Random,
     txg: u64,
@@ -40,22 +41,31 @@ struct Model {
     states: BTreeMap<u64, BTreeMap<u64, Pointer>>,
     durable: u64,
     made: u64,
+    /// The length of the longest device, bytes.
+    length: u64,
+}
+
+fn new_groups(groups: &[(GroupKind, usize)]) -> Vec<NewGroup> {
+    groups.iter().map(|(kind, devices)| NewGroup { kind: *kind, devices: *devices }).collect()
 }
 
 impl Model {
     fn new(groups: &[(GroupKind, usize)], sizes: &[u64], seed: u64) -> Self {
-        let groups: Vec<NewGroup> =
-            groups.iter().map(|(kind, devices)| NewGroup { kind: *kind, devices: *devices }).collect();
+        let groups = new_groups(groups);
         let count = groups.iter().map(|group| group.devices).sum();
         let size = |at: usize| sizes[at % sizes.len()] * MIB;
         let devices: Vec<Arc<Simulator>> =
             (0..count).map(|at| Arc::new(Simulator::new(&format!("sim{at}"), size(at)))).collect();
         let given = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
-        let (store, _) = Store::create_groups(given, &groups, &new_pool()).unwrap();
+        let is_plain = groups.iter().all(|group| group.kind == GroupKind::Plain);
+        let (store, _) = match is_plain {
+            true => Store::create(given, &new_pool()).unwrap(),
+            false => Store::create_groups(given, &groups, &new_pool()).unwrap(),
+        };
+        let length = devices.iter().map(|device| device.length()).max().unwrap();
         Self {
-            groups,
-            devices,
-            away: vec![false; count],
+            devices: devices.into_iter().map(|device| (device.name().to_owned(), device)).collect(),
+            away: BTreeSet::new(),
             store: Some(store),
             random: Random(seed),
             txg: 1,
@@ -63,7 +73,44 @@ impl Model {
             states: BTreeMap::from([(0, BTreeMap::new())]),
             durable: 0,
             made: 0,
+            length,
         }
+    }
+
+    fn disks(&self) -> &Disks {
+        self.store().on_devices().unwrap()
+    }
+
+    fn health(&self) -> Vec<DeviceHealth> {
+        self.disks().health()
+    }
+
+    /// The device of a number.
+    fn device(&self, number: usize) -> &Arc<Simulator> {
+        &self.devices[self.disks().devices()[number].name()]
+    }
+
+    /// The device that was the first of this number.
+    fn sim(&self, number: usize) -> &Arc<Simulator> {
+        &self.devices[&format!("sim{number}")]
+    }
+
+    fn is_away(&self, number: usize) -> bool {
+        self.away.contains(self.disks().devices()[number].name())
+    }
+
+    /// The numbers of devices that are part of the pool.
+    fn numbers(&self) -> Vec<usize> {
+        let belongs = |(at, health): (usize, DeviceHealth)| health.status.belongs().then_some(at);
+        self.health().into_iter().enumerate().filter_map(belongs).collect()
+    }
+
+    /// A new device.
+    fn fresh(&mut self) -> (Arc<Simulator>, u64) {
+        self.made += 1;
+        let new = Arc::new(Simulator::new(&format!("new{}", self.made), self.length));
+        self.devices.insert(new.name().to_owned(), Arc::clone(&new));
+        (new, 1000 + self.made)
     }
 
     fn store(&self) -> &Store {
@@ -125,79 +172,131 @@ impl Model {
         Ok(())
     }
 
-    fn group_of(&self, device: usize) -> usize {
-        let mut first = 0;
-        self.groups
-            .iter()
-            .position(|group| {
-                first += group.devices;
-                device < first
-            })
-            .unwrap()
-    }
-
     fn parity(&self, group: usize) -> usize {
-        match self.groups[group].kind {
-            GroupKind::Plain => 0,
-            GroupKind::Mirror => self.groups[group].devices - 1,
-            GroupKind::RaidZ(parity) => usize::from(parity),
-        }
+        self.disks().groups().get(group).map_or(0, |(_, parity)| *parity)
     }
 
-    /// How many devices of a group lack something, as the pool sees it.
-    fn lacking(&self, group: usize) -> usize {
-        let health = self.store().on_devices().unwrap().health();
-        let lacks = |(at, health): (usize, &nacre_pool::backend::DeviceHealth)| {
-            let pool = health.stale || health.absent || health.status != MemberStatus::Online;
-            self.group_of(at) == group && (pool || self.away[at])
-        };
-        health.iter().enumerate().filter(|(at, health)| lacks((*at, health))).count()
+    /// Whether a device has everything, as far as anybody knows.
+    fn has_all(&self, number: usize) -> bool {
+        let health = self.health()[number];
+        health.status == MemberStatus::Online && !health.stale && !health.absent && !self.is_away(number)
+    }
+
+    /// The devices that hold what this one should.
+    fn holders(&self, number: usize) -> Vec<usize> {
+        let beside = |at: usize| self.health()[at].role.beside() == Some(number as u16);
+        self.numbers().into_iter().filter(|at| *at == number || beside(*at)).collect()
+    }
+
+    /// How many devices of a group lack something, if these are not there.
+    fn lacking(&self, group: usize, without: &[usize]) -> usize {
+        let own = |at: &usize| self.health()[*at].is_own() && self.health()[*at].group == group;
+        let has = |at: &usize| !without.contains(at) && self.has_all(*at);
+        self.numbers().iter().filter(|at| own(at) && !self.holders(**at).iter().any(has)).count()
+    }
+
+    /// Whether nothing is lost without these devices.
+    fn can_lose(&self, without: &[usize]) -> bool {
+        (0..self.disks().groups().len().max(1)).all(|group| self.lacking(group, without) <= self.parity(group))
+    }
+
+    /// Whether all that has failed is known to the pool.
+    fn is_noticed(&self) -> bool {
+        let health = self.health();
+        let known = |at: &usize| health[*at].status != MemberStatus::Online || health[*at].absent;
+        self.numbers().iter().all(|at| !self.is_away(*at) || known(at))
+    }
+
+    fn any_number(&mut self) -> usize {
+        let numbers = self.numbers();
+        *self.random.pick(&numbers).unwrap()
     }
 
     /// A device fails, if its group can do without it.
     fn fail_one(&mut self) {
-        let device = self.random.below(self.devices.len() as u64) as usize;
-        let group = self.group_of(device);
-        if self.away[device] || self.lacking(group) >= self.parity(group) {
+        let number = self.any_number();
+        if self.is_away(number) || !self.can_lose(&[number]) {
             return;
         }
-        if self.is_lacking(device) {
-            return;
-        }
-        let allowed = self.random.below(40);
-        self.devices[device].fail_after(allowed);
+        let device = Arc::clone(self.device(number));
+        device.fail_after(self.random.below(40));
         if self.random.below(2) == 0 {
-            self.devices[device].fail_reads(true);
+            device.fail_reads(true);
         }
-        self.away[device] = true;
-    }
-
-    fn is_lacking(&self, device: usize) -> bool {
-        let health = self.store().on_devices().unwrap().health()[device];
-        health.stale || health.absent || health.status != MemberStatus::Online
+        self.away.insert(device.name().to_owned());
     }
 
     /// A device that was away is there again, in use; or another one instead of it.
     fn bring_one(&mut self) -> Result<(), PoolError> {
-        let away: Vec<usize> = (0..self.devices.len()).filter(|at| self.away[*at]).collect();
-        let Some(device) = self.random.pick(&away).copied() else { return Ok(()) };
-        let health = self.store().on_devices().unwrap().health()[device];
-        if health.status == MemberStatus::Online && !health.absent {
+        let away: Vec<String> = self.away.iter().cloned().collect();
+        let Some(name) = self.random.pick(&away).cloned() else { return Ok(()) };
+        let named = |at: &usize| self.disks().devices()[*at].name() == name;
+        let Some(number) = self.numbers().into_iter().find(named) else {
+            // It is none of the pool's any more.
+            self.away.remove(&name);
+            return Ok(());
+        };
+        let health = self.health()[number];
+        let known = health.status != MemberStatus::Online || health.absent;
+        if !known && health.role == MemberRole::Spare {
+            self.devices[&name].crash(self.random.next());
+            self.away.remove(&name);
+            return Ok(());
+        }
+        if !known {
             // It has not been noticed: the pool writes to it, which fails.
             return self.commit();
         }
-        if self.random.below(3) == 0 {
-            self.made += 1;
-            let length = self.devices[device].length();
-            let new = Arc::new(Simulator::new(&format!("new{}", self.made), length));
-            self.devices[device] = Arc::clone(&new);
-            self.store().replace(device as u16, new, 1000 + self.made)?;
-        } else {
-            self.devices[device].crash(self.random.next());
-            self.store().online(device as u16, Arc::clone(&self.devices[device]) as _)?;
+        if self.random.below(3) == 0 && health.is_own() {
+            return self.replace(number);
         }
-        self.away[device] = false;
+        self.devices[&name].crash(self.random.next());
+        self.store().online(number as u16, Arc::clone(&self.devices[&name]) as _)?;
+        self.away.remove(&name);
         Ok(())
+    }
+
+    /// Whether something was done, or refused without anything having been changed.
+    fn done(&self, done: Result<(), PoolError>) -> Result<(), PoolError> {
+        match done {
+            Err(PoolError::Refused(_)) => Ok(()),
+            done => done,
+        }
+    }
+
+    fn replace(&mut self, number: usize) -> Result<(), PoolError> {
+        let (new, guid) = self.fresh();
+        self.done(self.store().replace(number as u16, new, guid))
+    }
+
+    /// Something about which devices there are becomes another.
+    fn reshape(&mut self) -> Result<(), PoolError> {
+        let number = self.any_number();
+        if self.devices.len() > 24 {
+            return Ok(());
+        }
+        match self.random.below(8) {
+            0 | 1 => self.replace(number),
+            2 if self.holders(number).len() == 1 => {
+                let (new, guid) = self.fresh();
+                self.done(self.store().attach(number as u16, new, guid))
+            }
+            // What nobody has noticed would be lost with the copy that is taken out.
+            3 | 4 if self.is_noticed() => self.done(self.store().detach(number as u16)),
+            5 if self.disks().groups().len() < 3 => {
+                let kinds = [(GroupKind::Plain, 1), (GroupKind::Mirror, 2), (GroupKind::RaidZ(1), 3)];
+                let (kind, devices) = *self.random.pick(&kinds).unwrap();
+                let (new, guids): (Vec<Arc<dyn Device>>, Vec<u64>) =
+                    (0..devices).map(|_| self.fresh()).map(|(new, guid)| (new as Arc<dyn Device>, guid)).unzip();
+                self.done(self.store().add_groups(&new, &guids, &new_groups(&[(kind, devices)])))
+            }
+            6 => {
+                let (new, guid) = self.fresh();
+                self.done(self.store().add_spare(new, guid))
+            }
+            7 => self.done(self.store().remove_spare(number as u16)),
+            _ => Ok(()),
+        }
     }
 
     /// All that is there is made whole.
@@ -222,18 +321,24 @@ impl Model {
         self.store().resilvered(&stale, changes).map(drop)
     }
 
+    /// A device without which nothing is lost, whatever else fails.
+    fn spared(&mut self) -> Option<Arc<Simulator>> {
+        let number = self.any_number();
+        let health = self.health()[number];
+        let whole = (0..self.disks().groups().len()).all(|group| self.lacking(group, &[]) == 0);
+        let paired = self.health().iter().any(|health| health.role.beside().is_some());
+        let spared = whole && !paired && health.is_own() && self.parity(health.group) > 0;
+        spared.then(|| Arc::clone(self.device(number)))
+    }
+
     /// Bytes of a device rot, if its group can do without it.
     fn rot_one(&mut self) {
-        let device = self.random.below(self.devices.len() as u64) as usize;
-        let group = self.group_of(device);
-        if self.lacking(group) > 0 || self.parity(group) == 0 {
-            return;
-        }
-        let length = self.devices[device].length();
+        let Some(device) = self.spared() else { return };
+        let length = device.length();
         for _ in 0..40 {
             // Segments; labels are verified elsewhere.
             let offset = MIB + self.random.below(length - 2 * MIB);
-            self.devices[device].rot(offset, self.random.next() as u8);
+            device.rot(offset, self.random.next() as u8);
         }
         // What was freed or moved since the last commit is not verified, and comes back with a crash.
         self.commit().unwrap();
@@ -245,14 +350,10 @@ impl Model {
     /// Everything on a device but its labels is something else: what a scrub makes of it survives
     /// that others are lost, as many as there is parity.
     fn ruin_one(&mut self) {
-        let device = self.random.below(self.devices.len() as u64) as usize;
-        let group = self.group_of(device);
-        if self.lacking(group) > 0 || self.parity(group) == 0 {
-            return;
-        }
+        let Some(device) = self.spared() else { return };
         // Frames that are freed but needed by the last root are not verified after a crash.
         self.commit().unwrap();
-        let mut other = vec![0; (self.devices[device].length() - 2 * MIB) as usize];
+        let mut other = vec![0; (device.length() - 2 * MIB) as usize];
         match self.random.below(3) {
             0 => {}
             1 => other.fill(0xa5),
@@ -261,7 +362,7 @@ impl Model {
                 other.chunks_mut(noise.len()).for_each(|part| part.copy_from_slice(&noise[..part.len()]));
             }
         }
-        self.devices[device].overwrite(MIB, &other);
+        device.overwrite(MIB, &other);
         self.scrub();
         self.commit().unwrap();
         for _ in 0..2 {
@@ -271,16 +372,21 @@ impl Model {
 
     /// What is durable is all there without some devices of each group.
     fn survives_losses(&mut self) {
-        let mut lost = vec![false; self.devices.len()];
-        for group in 0..self.groups.len() {
-            let mut members: Vec<usize> = (0..lost.len()).filter(|at| self.group_of(*at) == group).collect();
-            for _ in 0..self.parity(group).saturating_sub(self.lacking(group)) {
-                let at = self.random.below(members.len() as u64) as usize;
-                lost[members.swap_remove(at)] = true;
+        let mut lost: Vec<usize> = Vec::new();
+        let mut numbers = self.numbers();
+        while !numbers.is_empty() {
+            let at = self.random.below(numbers.len() as u64) as usize;
+            lost.push(numbers.swap_remove(at));
+            if !self.can_lose(&lost) {
+                lost.pop();
             }
         }
-        let copy = |at: usize| Arc::new(Simulator::with_bytes(&format!("sim{at}"), self.devices[at].bytes()));
-        let left: Vec<Arc<Simulator>> = (0..lost.len()).filter(|at| !lost[*at] && !self.away[*at]).map(copy).collect();
+        let left: Vec<Arc<Simulator>> = self
+            .numbers()
+            .into_iter()
+            .filter(|at| !lost.contains(at) && !self.is_away(*at))
+            .map(|at| Arc::new(Simulator::with_bytes(self.device(at).name(), self.device(at).bytes())))
+            .collect();
         let store = open(&left.iter().collect::<Vec<_>>(), Access::ReadOnly).unwrap();
         for (number, pointer) in &self.states[&self.durable] {
             let read = store.read(pointer).unwrap_or_else(|error| panic!("frame {number} without {lost:?}: {error}"));
@@ -311,26 +417,30 @@ impl Model {
             // Where it fails, it was not left in order.
             let _ = store.close(true, 1);
         }
-        let health = store.on_devices().unwrap().health();
+        let disks = store.on_devices().unwrap();
+        let belongs = |health: &DeviceHealth| health.status.belongs();
+        let names = disks.devices().into_iter().map(|device| device.name().to_owned());
+        let left: BTreeMap<String, DeviceHealth> = names.zip(disks.health()).filter(|(_, one)| belongs(one)).collect();
         drop(store);
-        for (device, away) in self.devices.iter().zip(&self.away) {
-            if !away {
+        // What was taken out of the pool has no label of it, or one that nobody believes.
+        self.away.retain(|name| left.contains_key(name));
+        self.devices.retain(|name, _| left.contains_key(name));
+        for (name, device) in &self.devices {
+            if !self.away.contains(name) {
                 device.crash(self.random.next());
             }
         }
-        for (at, health) in health.iter().enumerate() {
+        for (name, health) in &left {
             let back = self.random.below(3) == 0;
-            if self.away[at] && back && health.status != MemberStatus::Offline {
-                self.devices[at].crash(self.random.next());
-                self.away[at] = false;
+            if back && health.status != MemberStatus::Offline && self.away.remove(name) {
+                self.devices[name].crash(self.random.next());
             }
         }
         let given: Vec<Arc<dyn Device>> = self
             .devices
             .iter()
-            .zip(&self.away)
-            .filter(|(_, away)| !**away)
-            .map(|(device, _)| Arc::clone(device) as Arc<dyn Device>)
+            .filter(|(name, _)| !self.away.contains(*name))
+            .map(|(_, device)| Arc::clone(device) as Arc<dyn Device>)
             .collect();
         let import = Import { access: Access::ReadWrite, name: None, host: (1, "here".into()), time: 1_800_000_001 };
         let (store, root) = Store::open(given, &import).unwrap();
@@ -360,6 +470,8 @@ fn kinds() -> Vec<Kind> {
         (vec![(GroupKind::RaidZ(2), 6)], vec![64]),
         (vec![(GroupKind::RaidZ(3), 7)], vec![64]),
         (vec![(GroupKind::Mirror, 2), (GroupKind::RaidZ(1), 4)], vec![64]),
+        (vec![(GroupKind::Plain, 1)], vec![64]),
+        (vec![(GroupKind::Plain, 3)], vec![64, 96]),
     ]
 }
 
@@ -380,14 +492,16 @@ fn nothing_is_lost_while_groups_can_do_without_what_is_missing() {
                         0 => model.fail_one(),
                         1 => model.bring_one().unwrap(),
                         2 => model.resilver().unwrap(),
-                        3 if !model.away.iter().any(|away| *away) => model.rot_one(),
-                        4 if !model.away.contains(&true) && model.random.below(4) == 0 => model.ruin_one(),
+                        3 if model.away.is_empty() => model.rot_one(),
+                        4 if model.away.is_empty() && model.random.below(4) == 0 => model.ruin_one(),
+                        5 => model.reshape().unwrap(),
+                        6 => drop(model.store().engage_spares().unwrap()),
                         _ => model.step().unwrap(),
                     }
                 }
                 model.again();
             }
-            while model.away.iter().any(|away| *away) {
+            while !model.away.is_empty() {
                 model.bring_one().unwrap();
             }
             model.resilver().unwrap();
@@ -429,7 +543,7 @@ fn whatever_may_be_missing_may_be_missing() {
                 continue;
             }
             let given: Vec<&Arc<Simulator>> =
-                (0..count).filter(|at| missing >> at & 1 == 0).map(|at| &model.devices[at]).collect();
+                (0..count).filter(|at| missing >> at & 1 == 0).map(|at| model.sim(at)).collect();
             if given.is_empty() {
                 continue;
             }
@@ -463,25 +577,24 @@ fn a_device_that_comes_back_is_made_whole() {
     model.commit().unwrap();
     model.store().offline(1).unwrap();
     assert!(model.store().offline(2).unwrap_err().to_string().contains("no valid replicas"));
-    let before = model.devices[1].operations();
+    let before = model.sim(1).operations();
     for _ in 0..20 {
         model.write().unwrap();
     }
     model.commit().unwrap();
-    assert_eq!(model.devices[1].operations(), before, "it is offline");
-    let wrong: Arc<dyn Device> = Arc::clone(&model.devices[2]) as _;
+    assert_eq!(model.sim(1).operations(), before, "it is offline");
+    let wrong: Arc<dyn Device> = Arc::clone(model.sim(2)) as _;
     assert!(model.store().online(1, wrong).is_err());
-    model.store().online(1, Arc::clone(&model.devices[1]) as _).unwrap();
+    model.store().online(1, Arc::clone(model.sim(1)) as _).unwrap();
     assert_eq!(model.store().on_devices().unwrap().stale(), [1]);
-    let written = model.devices[1].written();
+    let written = model.sim(1).written();
     model.resilver().unwrap();
     assert!(model.store().on_devices().unwrap().stale().is_empty());
-    let more = model.devices[1].written() - written;
+    let more = model.sim(1).written() - written;
     assert!(more < 4 * MIB, "{more} bytes were written to a device that missed little");
     // Now another one may go.
-    let given = [&model.devices[0], &model.devices[1], &model.devices[3]];
     model.store.take().unwrap().close(true, 1).unwrap();
-    let store = open(&given, Access::ReadOnly).unwrap();
+    let store = open(&[model.sim(0), model.sim(1), model.sim(3)], Access::ReadOnly).unwrap();
     for (number, pointer) in &model.now {
         assert!(*store.read(pointer).unwrap() == *content(*number));
     }
@@ -496,7 +609,7 @@ fn damage_of_what_was_freed_does_not_harm_others() {
         model.write().unwrap();
     }
     model.commit().unwrap();
-    let images: Vec<Vec<u8>> = model.devices.iter().map(|device| device.bytes()).collect();
+    let images: Vec<Vec<u8>> = model.devices.values().map(|device| device.bytes()).collect();
     // Frames begin at multiples of 16, with 80 bytes of their own.
     let find = |part: &[u8]| {
         let mut found = images.iter().map(|image| image.chunks(16).position(|chunk| chunk == part)).enumerate();
@@ -512,7 +625,7 @@ fn damage_of_what_was_freed_does_not_harm_others() {
         let pointer = model.now.remove(number).unwrap();
         model.store().free(&pointer, Txg(model.txg));
         for (device, offset) in spots {
-            model.devices[device].overwrite(offset, &[0x5a; 16]);
+            model.sim(device).overwrite(offset, &[0x5a; 16]);
         }
     }
     model.commit().unwrap();
@@ -554,5 +667,310 @@ fn devices_of_different_lengths_are_used() {
         let after = model.store().space();
         assert!(after.available <= 8 * MIB && written > 0, "{kind:?} {sizes:?}: {after:?}");
         model.scrub();
+    }
+}
+
+/// A device that works is replaced without anything being lacking meanwhile.
+#[test]
+fn what_is_replaced_is_used_until_the_end() {
+    let mut model = Model::new(&[(GroupKind::RaidZ(1), 4)], &[64], 13);
+    for _ in 0..60 {
+        model.write().unwrap();
+    }
+    model.commit().unwrap();
+    model.replace(0).unwrap();
+    assert_eq!(model.health()[4].role, MemberRole::Successor(0));
+    let again = Arc::new(Simulator::new("again", 64 * MIB));
+    assert!(model.store().replace(0, again, 1).unwrap_err().to_string().contains("being replaced already"));
+    // Another device fails: without the old one, that would be too much.
+    model.sim(2).fail_after(0);
+    model.sim(2).fail_reads(true);
+    model.away.insert("sim2".into());
+    for _ in 0..20 {
+        model.write().unwrap();
+    }
+    model.commit().unwrap();
+    assert_eq!(model.health()[2].status, MemberStatus::Faulted);
+    for (number, pointer) in &model.now {
+        assert!(*model.store().read(pointer).unwrap() == *content(*number));
+    }
+    model.resilver().unwrap();
+    assert_eq!(model.disks().devices()[0].name(), "new1");
+    assert_eq!(model.health()[4].status, MemberStatus::Removed);
+    assert!(nacre_pool::label::probe(&**model.sim(0)).unwrap().is_none(), "the old one belongs to no pool");
+    for (number, pointer) in &model.now {
+        assert!(*model.store().read(pointer).unwrap() == *content(*number));
+    }
+    model.again();
+    // The next one takes the number that is free again.
+    model.replace(1).unwrap();
+    assert_eq!(model.health().len(), 5);
+}
+
+/// A spare stands in for a device that fails, and is given back when that is there again; or stays.
+#[test]
+fn spares_stand_in_and_are_given_back() {
+    let mut model = Model::new(&[(GroupKind::Mirror, 2)], &[64], 17);
+    let (spare, guid) = model.fresh();
+    model.store().add_spare(spare, guid).unwrap();
+    let short = Arc::new(Simulator::new("short", 32 * MIB));
+    assert!(model.store().add_spare(short, 1).unwrap_err().to_string().contains("too small"));
+    for _ in 0..60 {
+        model.write().unwrap();
+    }
+    model.commit().unwrap();
+    assert!(model.store().engage_spares().unwrap().is_empty());
+    let fail = |model: &mut Model, name: &str| {
+        model.devices[name].fail_after(0);
+        model.devices[name].fail_reads(true);
+        model.away.insert(name.to_owned());
+        model.write().unwrap();
+        model.commit().unwrap();
+    };
+    fail(&mut model, "sim0");
+    assert_eq!(model.store().engage_spares().unwrap(), [(0, 2)]);
+    assert_eq!(model.health()[2].role, MemberRole::SpareFor(0));
+    model.resilver().unwrap();
+    assert_eq!(model.lacking(0, &[]), 0);
+    // Now the other may go as well.
+    fail(&mut model, "sim1");
+    for (number, pointer) in &model.now {
+        assert!(*model.store().read(pointer).unwrap() == *content(*number));
+    }
+    for (number, name) in [(0, "sim0"), (1, "sim1")] {
+        model.devices[name].crash(4);
+        model.away.remove(name);
+        model.store().online(number, Arc::clone(&model.devices[name]) as _).unwrap();
+    }
+    model.resilver().unwrap();
+    assert_eq!((model.health()[2].role, model.lacking(0, &[])), (MemberRole::Spare, 0));
+    // Or it stays for good.
+    fail(&mut model, "sim1");
+    model.store().engage_spares().unwrap();
+    assert!(model.store().detach(0).is_err(), "nobody else has everything yet");
+    model.resilver().unwrap();
+    model.store().detach(1).unwrap();
+    assert_eq!(model.disks().devices()[1].name(), "new1");
+    model.again();
+    assert_eq!(model.lacking(0, &[]), 0);
+    model.scrub();
+}
+
+/// A pool on one device that is nearly full becomes a mirror: copies are written to the new device
+/// alone, and either of the two may go then.
+#[test]
+fn a_full_device_becomes_a_mirror() {
+    let mut model = Model::new(&[(GroupKind::Plain, 1)], &[64], 19);
+    while model.store().space().available > MIB {
+        let before = model.now.len();
+        model.write().unwrap();
+        if model.now.len() <= before {
+            break;
+        }
+        if before.is_multiple_of(64) {
+            model.commit().unwrap();
+        }
+    }
+    model.commit().unwrap();
+    assert!(model.store().detach(0).unwrap_err().to_string().contains("only applicable to mirror"));
+    let short = Arc::new(Simulator::new("short", 63 * MIB));
+    assert!(model.store().attach(0, short, 1).unwrap_err().to_string().contains("too small"));
+    assert!(model.store().identity().groups.is_empty(), "what was refused has changed nothing");
+    let written = model.sim(0).written();
+    let (new, guid) = model.fresh();
+    model.store().attach(0, new, guid).unwrap();
+    assert!(model.store().detach(0).unwrap_err().to_string().contains("no valid replicas"));
+    model.resilver().unwrap();
+    assert_eq!(model.lacking(0, &[]), 0);
+    let written = model.sim(0).written() - written;
+    assert!(written < 16 * MIB, "{written} bytes were written to the device that had everything");
+    for _ in 0..4 {
+        model.survives_losses();
+    }
+    // The log lies on both.
+    assert_eq!(model.disks().log_copies(), 2);
+    model.store().detach(0).unwrap();
+    let space = model.store().space();
+    assert!(space.free > 0 && space.size > 40 * MIB, "{space:?}");
+    model.again();
+    model.write().unwrap();
+    model.commit().unwrap();
+    model.scrub();
+}
+
+/// What lies on a device that answers late is computed from the others.
+#[test]
+fn a_slow_device_is_read_around() {
+    for (kind, devices) in [(GroupKind::RaidZ(1), 4), (GroupKind::Mirror, 2)] {
+        let mut model = Model::new(&[(kind, devices)], &[64], 29);
+        for _ in 0..60 {
+            model.write().unwrap();
+        }
+        model.commit().unwrap();
+        let read_all = |model: &Model| {
+            let before = model.sim(1).reads();
+            for (number, pointer) in &model.now {
+                assert!(*model.store().read(pointer).unwrap() == *content(*number));
+            }
+            model.sim(1).reads() - before
+        };
+        let healthy = read_all(&model);
+        assert!(healthy > 10, "{healthy}");
+        model.sim(1).slow_down(std::time::Duration::from_millis(20));
+        read_all(&model);
+        let around = read_all(&model);
+        assert!(around * 4 < healthy, "{around} reads of a slow device, {healthy} of one that is not");
+    }
+}
+
+/// All devices lose power at the same moment.
+#[derive(Clone, Default)]
+struct Fuse(Arc<AtomicU64>);
+
+/// A device on a fuse.
+struct Fused {
+    device: Arc<Simulator>,
+    fuse: Fuse,
+}
+
+impl Fused {
+    fn operation(&self) -> std::io::Result<()> {
+        let left = self.fuse.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        left.map(drop).map_err(|_| std::io::Error::from_raw_os_error(5))
+    }
+}
+
+impl Device for Fused {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn length(&self) -> u64 {
+        self.device.length()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
+        self.device.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+        self.operation()?;
+        self.device.write_at(bytes, offset)
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.operation()?;
+        self.device.sync()
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> std::io::Result<()> {
+        self.device.discard(offset, length)
+    }
+
+    fn expect(&self, _offset: u64, _length: u64) {}
+}
+
+type Change = fn(&Store, Vec<Arc<dyn Device>>) -> Result<(), PoolError>;
+/// What it is called, the pool before it, how many devices it needs, the change itself.
+type Case = (&'static str, Vec<(GroupKind, usize)>, usize, Change);
+
+fn resilver(store: &Store, txg: u64) -> Result<(), PoolError> {
+    let commit = |txg| {
+        let log_start = LogStart::default();
+        store.commit(&Commit { txg: Txg(txg), catalog: None, upper: &[], log_start, time: 1 })
+    };
+    let (stale, changes) = store.stale_devices()?;
+    let whole = store.resilver(&mut |checked| checked.damage.is_none() || checked.mended, &mut |_| {})?;
+    assert!(whole, "something is damaged");
+    commit(txg)?;
+    store.strengthen()?;
+    commit(txg + 1)?;
+    store.resilvered(&stale, changes).map(drop)
+}
+
+fn first(devices: Vec<Arc<dyn Device>>) -> Arc<dyn Device> {
+    devices.into_iter().next().unwrap()
+}
+
+/// Wherever the power fails in a change of what the pool consists of, everything is there afterwards,
+/// and what was begun is done or can be done again.
+#[test]
+fn a_crash_in_a_change_leaves_the_old_or_the_new() {
+    let changes: Vec<Case> = vec![
+        ("attach to one", vec![(GroupKind::Plain, 1)], 1, |store, new| {
+            store.attach(0, first(new), 50)?;
+            resilver(store, 1000)
+        }),
+        ("attach to one of two", vec![(GroupKind::Plain, 2)], 1, |store, new| {
+            store.attach(0, first(new), 50)?;
+            resilver(store, 1000)
+        }),
+        ("attach to a mirror", vec![(GroupKind::Mirror, 2)], 1, |store, new| {
+            store.attach(1, first(new), 50)?;
+            resilver(store, 1000)
+        }),
+        ("detach", vec![(GroupKind::Mirror, 2)], 0, |store, _| store.detach(0)),
+        ("replace", vec![(GroupKind::RaidZ(1), 3)], 1, |store, new| {
+            store.replace(0, first(new), 50)?;
+            resilver(store, 1000)
+        }),
+        ("replace one", vec![(GroupKind::Plain, 1)], 1, |store, new| {
+            store.replace(0, first(new), 50)?;
+            resilver(store, 1000)
+        }),
+        ("add rows to a mirror", vec![(GroupKind::Mirror, 2)], 3, |store, new| {
+            store.add_groups(&new, &[50, 51, 52], &new_groups(&[(GroupKind::RaidZ(1), 3)]))
+        }),
+        ("add a mirror to one", vec![(GroupKind::Plain, 1)], 2, |store, new| {
+            store.add_groups(&new, &[50, 51], &new_groups(&[(GroupKind::Mirror, 2)]))
+        }),
+        ("add a spare", vec![(GroupKind::Mirror, 2)], 1, |store, new| store.add_spare(first(new), 50)),
+    ];
+    let every: u64 = std::env::var("NACRE_GROUP_CUTS").ok().and_then(|every| every.parse().ok()).unwrap_or(19);
+    println!("campaign: power fails at each {every}th write of a change (NACRE_GROUP_CUTS)");
+    for (what, groups, more, change) in changes {
+        let mut model = Model::new(&groups, &[64], 23);
+        for _ in 0..30 {
+            model.write().unwrap();
+        }
+        model.commit().unwrap();
+        drop(model.store.take());
+        let images: Vec<Vec<u8>> = model.devices.values().map(|device| device.bytes()).collect();
+        let (mut cut, mut ended) = (1, false);
+        while !ended {
+            let fuse = Fuse::default();
+            let sims: Vec<Arc<Simulator>> = images
+                .iter()
+                .enumerate()
+                .map(|(at, bytes)| Arc::new(Simulator::with_bytes(&format!("sim{at}"), bytes.clone())))
+                .chain((0..more).map(|at| Arc::new(Simulator::new(&format!("more{at}"), 64 * MIB))))
+                .collect();
+            let fused = |device: &Arc<Simulator>| {
+                Arc::new(Fused { device: Arc::clone(device), fuse: fuse.clone() }) as Arc<dyn Device>
+            };
+            let (old, new) = sims.split_at(images.len());
+            fuse.0.store(u64::MAX, Ordering::SeqCst);
+            let import = Import { access: Access::ReadWrite, name: None, host: (1, "here".into()), time: 1 };
+            let (store, _) = Store::open(old.iter().map(fused).collect(), &import).unwrap();
+            fuse.0.store(cut, Ordering::SeqCst);
+            ended = change(&store, new.iter().map(fused).collect()).is_ok();
+            drop(store);
+            sims.iter().enumerate().for_each(|(at, device)| device.crash(cut * 31 + at as u64));
+            // Those that have a label of the pool are found.
+            let is_found =
+                |device: &&Arc<Simulator>| nacre_pool::label::probe(&***device).is_ok_and(|found| found.is_some());
+            let found: Vec<&Arc<Simulator>> = sims.iter().filter(is_found).collect();
+            let store = open(&found, Access::ReadWrite).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
+            let read = |store: &Store| {
+                for (number, pointer) in &model.now {
+                    let read = store.read(pointer).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
+                    assert!(*read == *content(*number), "{what} cut at {cut}");
+                }
+            };
+            read(&store);
+            resilver(&store, 2000).unwrap_or_else(|error| panic!("{what} cut at {cut}: {error}"));
+            read(&store);
+            cut += if cut < 14 { 1 } else { every };
+        }
     }
 }

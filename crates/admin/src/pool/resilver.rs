@@ -11,7 +11,7 @@ use std::sync::Arc;
 use nacre_pool::PoolError;
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
-use nacre_pool::label::MemberStatus;
+use nacre_pool::label::{MemberRole, MemberStatus};
 use nacre_pool::store::{Checked, Store};
 use parking_lot::RwLock;
 
@@ -19,13 +19,28 @@ use super::devices;
 use super::scrub::{Phase, ScrubReport};
 use crate::clock::{moment, now};
 use crate::counted::Counted;
-use crate::job::Job;
+use crate::failing::Failing;
+use crate::imported::take_up;
+use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Imported, Kind, Refusal};
+
+/// Whether spares may be wanted.
+#[derive(Debug, Default)]
+pub(crate) struct SpareSearch(bool);
+
+impl JobState for SpareSearch {
+    fn runs(&self) -> bool {
+        self.0
+    }
+}
 
 /// The resilver of a pool, and what it works on.
 pub struct Resilver {
     pub(crate) job: Job<ScrubReport>,
+    /// Has spares stand in for devices that fail.
+    pub(crate) spares: Job<SpareSearch>,
+    failing: Arc<Failing>,
     pool: Arc<Pool>,
     store: Arc<Store>,
     watch: Arc<Watch>,
@@ -38,10 +53,56 @@ impl Resilver {
         store: &Arc<Store>,
         watch: &Arc<Watch>,
         devices: &Arc<RwLock<Vec<Arc<Counted>>>>,
+        failing: &Arc<Failing>,
     ) -> Self {
-        let (pool, store, watch, devices) =
-            (Arc::clone(pool), Arc::clone(store), Arc::clone(watch), Arc::clone(devices));
-        Self { job: Job::default(), pool, store, watch, devices }
+        let (pool, store, watch, devices, failing) =
+            (Arc::clone(pool), Arc::clone(store), Arc::clone(watch), Arc::clone(devices), Arc::clone(failing));
+        Self { job: Job::default(), spares: Job::default(), failing, pool, store, watch, devices }
+    }
+
+    /// The devices are those that the store has now; these may be among them.
+    pub(crate) fn take_up(&self, new: Vec<Arc<Counted>>) {
+        take_up(&self.store, &self.devices, new, &self.failing, &self.watch);
+    }
+
+    /// A device may have failed: spares are looked for, by another thread.
+    pub(crate) fn want_spares(self: &Arc<Self>) {
+        let health = self.store.on_devices().map(nacre_pool::backend::Disks::health).unwrap_or_default();
+        if !health.iter().any(|device| device.role == MemberRole::Spare) {
+            return;
+        }
+        self.spares.lock().0 = true;
+        let work = Arc::clone(self);
+        let started = self.spares.start(("pool-spares", "look for spares"), move || work.engage_spares());
+        if let Err(error) = started {
+            tracing::error!(%error, "no spare stands in for a device that may have failed");
+        }
+    }
+
+    fn engage_spares(self: Arc<Self>) {
+        loop {
+            // Who comes from now on is looked at once more.
+            self.spares.lock().0 = false;
+            let engaged = self.store.engage_spares().map_err(|error| error.to_string());
+            let begun = engaged.and_then(|engaged| {
+                for (number, spare) in &engaged {
+                    let devices = self.devices.read();
+                    let name = |at: &u16| devices.get(usize::from(*at)).map(|device| device.name().to_owned());
+                    let (device, spare) = (name(number).unwrap_or_default(), name(spare).unwrap_or_default());
+                    tracing::warn!(device, spare, "a spare stands in for a device");
+                    let details = [("vdev_path", spare), ("vdev_replaced", device)];
+                    let details = details.map(|(name, value)| (name.to_owned(), value));
+                    self.watch.note("sysevent.fs.zfs.vdev_spare", details.to_vec());
+                }
+                if engaged.is_empty() { Ok(()) } else { self.begin().map_err(|refusal| refusal.to_string()) }
+            });
+            if let Err(error) = begun {
+                tracing::error!(%error, "no spare stands in for a device that may have failed");
+            }
+            if self.spares.ends() {
+                return;
+            }
+        }
     }
 
     /// How far it is.
@@ -137,19 +198,24 @@ impl Resilver {
         self.store.strengthen()?;
         self.pool.commit()?;
         let whole = self.store.resilvered(&stale, changes)?;
+        // Those that were to replace others have done so.
+        self.take_up(Vec::new());
         Ok(whole && self.store.stale_devices()?.0.is_empty())
     }
 }
 
-fn number_of(pool: &Imported, doing: &str, path: &Path) -> Result<u16, Refusal> {
-    let known = pool.devices.read().iter().position(|device| Path::new(device.name()) == path);
+pub(super) fn number_of(pool: &Imported, doing: &str, path: &Path) -> Result<u16, Refusal> {
+    let identity = pool.store.identity();
+    let devices = pool.devices.read();
+    let belongs = identity.members.iter().map(|member| member.state.status.belongs());
+    let known = devices.iter().zip(belongs).position(|(device, belongs)| belongs && Path::new(device.name()) == path);
     known.and_then(|number| u16::try_from(number).ok()).ok_or_else(|| {
         Refusal::new(Kind::NotFound, format!("{doing}: no such device in pool"))
             .next(format!("nacre pool status {} lists them", pool.name()))
     })
 }
 
-fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
+pub(super) fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
     if pool.read_only {
         return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
     }
@@ -200,25 +266,34 @@ pub(super) fn online(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     pool.resilver.begin()
 }
 
-/// Puts another device in the place of one.
+/// A new device that is to hold what another one holds.
+pub(super) fn fresh_beside(
+    pool: &Imported,
+    doing: &str,
+    number: u16,
+    (path, size, force): (&Path, Option<u64>, bool),
+) -> Result<(devices::Fresh, Arc<Counted>), Refusal> {
+    let least = pool.store.identity().members.get(usize::from(number)).map_or(0, |member| member.length);
+    let fresh = devices::fresh(&[path.to_owned()], size, force)?;
+    fresh.check_size(doing, least / nacre_pool::label::ENDS * nacre_pool::label::ENDS)?;
+    fresh.try_writing(doing)?;
+    let device = fresh.devices().into_iter().next().ok_or_else(|| Refusal::new(Kind::NotFound, doing))?;
+    let device = Arc::new(Counted::new(device, Arc::clone(&pool.failing), Arc::clone(&pool.watch)));
+    Ok((fresh, device))
+}
+
+/// Puts another device in the place of one, once it has everything.
 pub(super) fn replace(pool: &Imported, old: &Path, new: &Path, size: Option<u64>, force: bool) -> Result<(), Refusal> {
     let doing = format!("cannot replace {} with {}", old.display(), new.display());
     writable(pool, &doing)?;
     let number = number_of(pool, &doing, old)?;
-    let least = pool.store.identity().members.get(usize::from(number)).map_or(0, |member| member.length);
-    let mut fresh = devices::fresh(&[new.to_owned()], size, force)?;
-    fresh.check_size(&doing, least / nacre_pool::label::ENDS * nacre_pool::label::ENDS)?;
-    fresh.try_writing(&doing)?;
-    let device = fresh.devices().into_iter().next().ok_or_else(|| Refusal::new(Kind::NotFound, doing.clone()))?;
-    let device = Arc::new(Counted::new(device, Arc::clone(&pool.failing), Arc::clone(&pool.watch)));
+    let (mut fresh, device) = fresh_beside(pool, &doing, number, (new, size, force))?;
     let guid = (pool.opening.entropy)();
     let replaced = pool.store.replace(number, Arc::clone(&device) as Arc<dyn Device>, guid);
     replaced.map_err(|error| Refusal::pool(doing, &error))?;
     fresh.keep(1);
-    if let Some(place) = pool.devices.write().get_mut(usize::from(number)) {
-        *place = device;
-    }
-    pool.pool.grown();
+    pool.failing.set_redundant();
+    pool.resilver.take_up(vec![device]);
     note(pool, "sysevent.fs.zfs.vdev_attach", new, "ONLINE");
     pool.resilver.begin()
 }
@@ -237,7 +312,7 @@ pub(super) fn try_again(pool: &Imported) -> Result<(), Refusal> {
     paths.iter().try_for_each(|path| online(pool, path))
 }
 
-fn note(pool: &Imported, class: &str, path: &Path, state: &str) {
+pub(super) fn note(pool: &Imported, class: &str, path: &Path, state: &str) {
     let details = [("vdev_path", path.display().to_string()), ("vdev_state", state.to_owned())];
     pool.watch.note(class, details.map(|(name, value)| (name.to_owned(), value)).to_vec());
 }

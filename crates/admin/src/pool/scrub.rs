@@ -4,13 +4,14 @@
 //! Its state is kept among the pool's properties (under a name that is none of them), so that an
 //! import goes on where an export or a crash has interrupted it. Invariant: one at a time.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_pool::PoolError;
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
-use nacre_pool::store::{Checked, Store};
+use nacre_pool::store::{Checked, SegmentInfo, Store};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +68,31 @@ pub struct ScrubReport {
     pub repaired: u64,
     /// The segment that it goes on with.
     pub next: u32,
+    /// What it looks at.
+    #[serde(default)]
+    pub extent: Extent,
+    /// It may look at so many bytes in a second; 0: at as many as it can.
+    #[serde(default)]
+    pub rate: u64,
+    /// The last transaction group that was durable when it began.
+    #[serde(default)]
+    pub through: u64,
+    /// Everything up to this one was looked at by those that came to their end.
+    #[serde(default)]
+    pub seen: u64,
+}
+
+/// What a scrub looks at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Extent {
+    /// At everything.
+    #[default]
+    All,
+    /// At what is known to be damaged, and what lies beside it.
+    Errors,
+    /// At what was written since the last that came to its end, as far as that is known.
+    New,
 }
 
 /// What is wanted of a scrub.
@@ -75,6 +101,10 @@ pub struct ScrubReport {
 pub enum ScrubOrder {
     /// Start one, or go on with one that is paused.
     Start,
+    /// The same; one that is started looks at this much only.
+    StartOf(Extent),
+    /// From now on it looks at so many bytes in a second at most; 0: at as many as it can.
+    Rate(u64),
     /// Pause it.
     Pause,
     /// End it.
@@ -122,7 +152,11 @@ impl Scrub {
     /// One runs already, or none does; in ZFS' words.
     pub fn order(self: &Arc<Self>, name: &str, order: ScrubOrder) -> Result<(), Refusal> {
         let mut state = self.job.lock();
+        let extent = if let ScrubOrder::StartOf(extent) = order { extent } else { Extent::All };
+        let order = if let ScrubOrder::StartOf(_) = order { ScrubOrder::Start } else { order };
         match (order, state.phase) {
+            (ScrubOrder::StartOf(_), _) => {}
+            (ScrubOrder::Rate(rate), _) => state.rate = rate,
             (ScrubOrder::Start, Phase::Running) => {
                 let what = format!("cannot scrub {name}: currently scrubbing; use 'zpool scrub -s' to cancel scrub");
                 return Err(Refusal::new(Kind::Busy, what));
@@ -130,8 +164,12 @@ impl Scrub {
             (ScrubOrder::Start, Phase::Paused) => state.phase = Phase::Running,
             (ScrubOrder::Start, _) => {
                 let total = self.store.space().allocated;
-                **state = ScrubReport { phase: Phase::Running, started: now(), total, ..ScrubReport::default() };
-                self.watch.begin_scrub();
+                let (rate, seen, through) = (state.rate, state.seen, self.store.durable().0);
+                let new = ScrubReport { phase: Phase::Running, started: now(), total, ..ScrubReport::default() };
+                **state = ScrubReport { extent, rate, seen, through, ..new };
+                if extent != Extent::New {
+                    self.watch.begin_scrub();
+                }
                 self.watch.note("sysevent.fs.zfs.scrub_start", vec![("pool".to_owned(), name.to_owned())]);
             }
             (ScrubOrder::Pause, Phase::Running) => (state.phase, state.ended) = (Phase::Paused, now()),
@@ -183,12 +221,23 @@ impl Scrub {
         let mut kept = moment();
         let mut clock = moment();
         loop {
+            let ScrubReport { extent, seen, .. } = self.report();
             if first == 0
                 && let Err(error) = self.look_at_labels()
             {
                 self.watch.note("ereport.fs.zfs.io", vec![("reason".to_owned(), error.to_string())]);
             }
-            let ended = self.store.scrub_from(first, &mut |checked| self.look(checked, &mut clock), &mut |segment| {
+            let damaged = match extent {
+                Extent::Errors => self.store.segments_of(&self.watch.damaged_frames()),
+                Extent::All | Extent::New => BTreeSet::new(),
+            };
+            let wanted = |segment: &SegmentInfo| match extent {
+                Extent::All => true,
+                Extent::Errors => damaged.contains(&segment.id),
+                Extent::New => segment.newest.0 > seen,
+            };
+            let mut look = |checked: &Checked| self.look(checked, &mut clock);
+            let ended = self.store.scrub_some(first, &wanted, &mut look, &mut |segment| {
                 let report = {
                     let mut state = self.job.lock();
                     state.next = segment.saturating_add(1);
@@ -266,6 +315,13 @@ impl Scrub {
             state.elapsed += ran.as_millis() as u64;
             *clock = moment();
         }
+        // What it has looked at would have taken so long.
+        if let Some(due) = state.examined.saturating_mul(1000).checked_div(state.rate).map(Duration::from_millis) {
+            let (rate, ahead) = (state.rate, due.saturating_sub(Duration::from_millis(state.elapsed)));
+            self.job.rest(&mut state, Some(moment() + ahead), |state| state.goes_on() && state.rate == rate);
+            state.elapsed += clock.elapsed().as_millis() as u64;
+            *clock = moment();
+        }
         state.goes_on()
     }
 
@@ -282,11 +338,16 @@ impl Scrub {
             let mut state = self.job.lock();
             if state.phase == Phase::Running {
                 (state.phase, state.ended) = (phase, now());
+                if phase == Phase::Finished && state.extent != Extent::Errors {
+                    state.seen = state.through;
+                }
             }
             **state
         };
         if report.phase == Phase::Finished {
-            self.watch.end_scrub();
+            if report.extent != Extent::New {
+                self.watch.end_scrub(report.extent == Extent::All);
+            }
             let found = [("errors", report.errors), ("repaired", report.repaired)];
             let found = found.map(|(name, number)| (name.to_owned(), number.to_string()));
             self.watch.note("sysevent.fs.zfs.scrub_finish", found.to_vec());

@@ -104,8 +104,60 @@ fn a_scrub_finds_what_has_rotted() {
     let pool = open(&device, Access::ReadWrite, None).unwrap();
     let later = status(&pool);
     assert_eq!((later.scrub, later.damaged, later.names), (ill.scrub, 1, ill.names));
+    // What is known to be damaged is looked at by itself, and what is new.
+    let scrub = |extent| {
+        ask(&pool, PoolRequest::Scrub(ScrubOrder::StartOf(extent))).unwrap();
+        ask(&pool, PoolRequest::AwaitScrub).unwrap();
+        status(&pool)
+    };
+    let known = scrub(Extent::Errors);
+    assert_eq!((known.scrub.errors, known.damaged), (1, 1));
+    device.rot((1 << 20) + u64::from(place.slot) * pool.store.slot() + 60_000, 3);
+    assert_eq!((scrub(Extent::Errors).scrub.errors, status(&pool).damaged), (0, 0));
+    let new = scrub(Extent::New);
+    assert!(new.scrub.examined < 200_000, "{:?}", new.scrub);
+    write(&pool, "later", 300_000);
+    ask(&pool, PoolRequest::Sync).unwrap();
+    let new = scrub(Extent::New);
+    assert!(new.scrub.examined > 300_000, "{:?}", new.scrub);
     ask(&pool, PoolRequest::Clear { device: None }).unwrap();
     assert_eq!(status(&pool).damaged, 0);
+}
+
+/// A device that fails is stood in for by a spare, and when it is there again the spare is free.
+#[test]
+fn a_spare_stands_in_by_itself() {
+    let sims: Vec<Arc<Simulator>> = (0..3).map(|at| Arc::new(Simulator::new(&format!("disk{at}"), 64 << 20))).collect();
+    let device = |at: usize| Arc::clone(&sims[at]) as Arc<dyn Device>;
+    let mirror = [nacre_pool::backend::NewGroup { kind: nacre_pool::label::GroupKind::Mirror, devices: 2 }];
+    let pool = Imported::create(vec![device(0), device(1)], &mirror, "tank", &[], opening()).unwrap();
+    pool.store.add_spare(device(2), 5).unwrap();
+    pool.resilver.take_up(Vec::new());
+    assert_eq!(status(&pool).figures.devices[2].role, "spare");
+    write(&pool, "before", 200_000);
+    ask(&pool, PoolRequest::Sync).unwrap();
+    sims[0].fail_after(0);
+    sims[0].fail_reads(true);
+    write(&pool, "after", 200_000);
+    ask(&pool, PoolRequest::Sync).unwrap();
+    let until = |is_so: &dyn Fn(&Status) -> bool| {
+        while !is_so(&status(&pool)) {
+            crate::clock::pause(std::time::Duration::from_millis(5));
+        }
+    };
+    until(&|status| status.figures.devices[2].beside == Some(0) && !status.figures.devices[2].resilvering);
+    assert!(pool.watch.events(0).iter().any(|event| event.class == "sysevent.fs.zfs.vdev_spare"));
+    sims[0].crash(4);
+    ask(&pool, PoolRequest::Online { devices: vec![PathBuf::from("disk0")] }).unwrap();
+    until(&|status| status.figures.devices[2].beside.is_none() && status.figures.health == "ONLINE");
+    pool.export().unwrap();
+    let pool = Imported::open(
+        sims.iter().map(|sim| Arc::clone(sim) as Arc<dyn Device>).collect(),
+        Access::ReadWrite,
+        None,
+        opening(),
+    );
+    assert_eq!(status(&pool.unwrap()).figures.devices[2].role, "spare");
 }
 
 /// What a check says.

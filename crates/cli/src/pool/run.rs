@@ -94,7 +94,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             if size.is_none() {
                 not_in_use(&devices)?;
             }
-            done(&owned, command, PoolRequest::Add { devices, size, force })?;
+            done(&owned, command, PoolRequest::Add { devices, groups: Vec::new(), size, force })?;
         }
         PoolVerb::Import(what) => return importing::import(what, command),
         PoolVerb::Export { names, all, force } => {

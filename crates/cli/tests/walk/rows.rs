@@ -114,7 +114,7 @@ pub const POOLS: &[Row] = &[
     pool("pool clear", "", "pool clear $P"),
     pool("pool online", "truncate -s 160M image", "pool online -e $P $PWD/image"),
     refused(pool("pool offline", "", "pool offline $P $PWD/image")),
-    refused(pool("pool replace", "truncate -s 160M other.img", "pool replace $P $PWD/image $PWD/other.img")),
+    pool("pool replace", "truncate -s 160M other.img", "pool replace -w $P $PWD/image $PWD/other.img"),
     pool("pool labelclear", "nacre pool export $P", "pool labelclear -f $PWD/image"),
     pool("pool upgrade", "", "pool upgrade $P"),
 ];

@@ -635,7 +635,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
         Verb::Pool(request) => {
             let (changes, ends) = (request.changes(), request.ends());
             let destroys = matches!(request, PoolRequest::Destroy { .. });
-            let adds = matches!(request, PoolRequest::Add { .. });
+            let new = request.new_devices();
             match request {
                 // Another order may wait for a device, and hold what we need.
                 PoolRequest::Export { force: true } | PoolRequest::Destroy { force: true } => {
@@ -645,7 +645,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
                 _ => {}
             }
             let _changing = changes.then(|| office.changing.lock());
-            if let PoolRequest::Add { devices, .. } = &request {
+            if let Some(devices) = &new {
                 outside(&imported.name(), devices)?;
             }
             if ends {
@@ -658,7 +658,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
                 if changes && !ends {
                     pool::remember(imported, uid, &order.command);
                 }
-                if adds {
+                if new.is_some() {
                     keep(office);
                 }
                 if destroys && !office.copy {

@@ -5,6 +5,8 @@
 //!
 //! ```text
 //!  members  which devices are the pool's        layout  who takes a segment, how much room there is
+//!  shape    groups that are changed in use       beside  devices that stand beside others
+//!  slow     devices that are read around
 //!  roots    labels and syncs                    health  devices that fail, go and come back
 //!  slots    which slots are free                columns segments as copies, or as rows with parity
 //!  log_area the intent log's slots              heal    writing damaged copies anew
@@ -28,6 +30,7 @@
 //! - Order of locks: `giving`, then `rooms`, then `layout`. None is held over I/O, but `giving` by
 //!   healing.
 
+mod beside;
 mod columns;
 mod heal;
 mod health;
@@ -35,7 +38,9 @@ mod layout;
 mod log_area;
 mod members;
 mod roots;
+mod shape;
 pub mod slots;
+mod slow;
 mod trim;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,12 +57,14 @@ use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt};
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
-use crate::label::{Identity, LogStart, MemberStatus, Place, Root, SlotAddress};
+use crate::label::{Identity, LogStart, Place, Root, SlotAddress};
 use crate::log::{self, Blocks};
+use crate::patience;
 use crate::segment::cleaner::{self, Pressure};
 use crate::segment::stream::PIECE;
 use layout::Layout;
 use slots::Slots;
+use slow::Paces;
 
 type Devices = Vec<Arc<dyn Device>>;
 
@@ -76,9 +83,11 @@ pub struct Disks {
     redundant: AtomicBool,
     incomplete: Incomplete,
     /// The area of the intent log: runs of slots.
-    log: OnceLock<Vec<(SlotAddress, u32)>>,
+    log: RwLock<Arc<Vec<(SlotAddress, u32)>>>,
     /// Writes that failed at one of two places.
     unwritten: AtomicU64,
+    /// Who writes to the log, and whether anybody may.
+    logging: Mutex<Logging>,
     /// The groups, and how the devices are.
     layout: RwLock<Arc<Layout>>,
     /// What the labels say.
@@ -89,7 +98,22 @@ pub struct Disks {
     unwiped: Mutex<BTreeSet<u16>>,
     /// Grows with each device that comes or goes.
     changes: AtomicU64,
+    /// Something of the intent log may be on a device only that is not there.
+    lost_log: bool,
+    /// How late they answer.
+    paces: Paces,
+    /// Hears of devices that have failed.
+    failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Hears of failures of devices that their groups cannot do without.
+    needed_failure: OnceLock<Box<NeededFailure>>,
 }
+
+/// A write as it was tried.
+type Again<'a> = &'a dyn Fn() -> Result<()>;
+
+/// Is told the device's name, the failure, and, of a write, how it is tried again; answers whether it
+/// was made.
+type NeededFailure = dyn Fn(&str, &PoolError, Option<Again<'_>>) -> bool + Send + Sync;
 
 /// Which slots are free.
 #[derive(Debug, Default)]
@@ -99,6 +123,17 @@ struct Rooms {
     trimming: Vec<SlotAddress>,
     /// Whether devices are told.
     trims: bool,
+}
+
+/// Where the intent log goes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Logging {
+    /// To devices that hold nothing else.
+    apart: bool,
+    /// Not before so many commits: what lies before is lost with such a device.
+    awaited: u8,
+    /// Not now: such a device is being removed.
+    held: bool,
 }
 
 /// A set of columns of a place.
@@ -170,21 +205,92 @@ impl Disks {
         }
     }
 
+    /// Reads from a slot: from a device that has everything, where there is one.
     fn read_slot(&self, slot: SlotAddress, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        let device = self.device(slot.device)?;
+        self.read_held(slot, true, offset, buffer)
+    }
+
+    /// The same; where `stale` is not set, from no other device.
+    fn read_held(&self, slot: SlotAddress, stale: bool, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let layout = self.layout();
+        if layout.is_plain() {
+            return self.read_of(slot.device, slot, offset, buffer);
+        }
+        if !layout.has_pairs() {
+            return self.read_timed(&layout, slot.device, slot, offset, buffer);
+        }
+        let mut read = self.gone(slot.device);
+        for whole in [true, false].into_iter().filter(|whole| *whole || stale) {
+            let holders = layout.holders(slot.device).filter(|(_, standing)| standing.works());
+            for (holder, _) in holders.filter(|(_, standing)| standing.has_all() == whole) {
+                read = self.read_timed(&layout, holder, slot, offset, buffer);
+                if read.is_ok() {
+                    return read;
+                }
+            }
+        }
+        read
+    }
+
+    /// Reads a slot's content from this very device, and notes how long that took.
+    fn read_timed(
+        &self,
+        layout: &Layout,
+        holder: u16,
+        slot: SlotAddress,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<()> {
+        let began = patience::now();
+        let read = self.read_of(holder, slot, offset, buffer);
+        self.paces.note(layout, holder, buffer.len(), began);
+        read
+    }
+
+    /// Reads a slot's content from this very device.
+    fn read_of(&self, holder: u16, slot: SlotAddress, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let device = self.device(holder)?;
         device
             .read_at(buffer, slots::start(slot, self.slot) + offset)
             .map_err(|error| failed(&*device, "reading", error))
     }
 
-    fn write_slot(&self, slot: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
-        let device = self.device(slot.device)?;
+    /// Writes a slot's content to this very device.
+    fn write_of(&self, holder: u16, slot: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
+        let device = self.device(holder)?;
         device
             .write_at(bytes, slots::start(slot, self.slot) + offset)
             .map_err(|error| failed(&*device, "writing", error))
     }
 
-    /// Writes a part of a piece, and has the device begin to make it durable where that is much.
+    fn write_slot(&self, slot: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
+        let at = slots::start(slot, self.slot) + offset;
+        self.write_held(slot.device, &|device| device.write_at(bytes, at))
+    }
+
+    /// Writes to all devices that hold what this one should hold. One that fails is done without;
+    /// it is an error where none is left.
+    fn write_held(&self, number: u16, write: &dyn Fn(&dyn Device) -> std::io::Result<()>) -> Result<()> {
+        let layout = self.layout();
+        if !layout.has_pairs() {
+            let device = self.device(number)?;
+            return write(&*device).map_err(|error| failed(&*device, "writing", error));
+        }
+        let (mut written, mut refused) = (false, None);
+        for (holder, _) in layout.holders(number).filter(|(_, standing)| standing.works()) {
+            let device = self.device(holder)?;
+            if let Err(error) = write(&*device) {
+                let error = failed(&*device, "writing", error);
+                self.lose(holder, &error)?;
+                refused = Some(error);
+            } else {
+                written = true;
+            }
+        }
+        if written { Ok(()) } else { refused.map_or_else(|| self.gone(number), Err) }
+    }
+
+    /// Writes a part of a piece, and has the devices begin to make it durable where that is much.
     fn write_begun(
         &self,
         (stream, piece): (WriteStream, usize),
@@ -192,15 +298,13 @@ impl Disks {
         offset: u64,
         bytes: &[u8],
     ) -> Result<()> {
-        let device = self.device(slot.device)?;
         let at = slots::start(slot, self.slot) + offset;
-        let written = match (piece >= PIECE / 2, stream) {
+        self.write_held(slot.device, &|device| match (piece >= PIECE / 2, stream) {
             // Trees are read again soon.
             (true, WriteStream::Data) => device.write_stream(bytes, at),
             (true, _) => device.write_at(bytes, at).map(|()| device.begin_sync(at, bytes.len() as u64)),
             (false, _) => device.write_at(bytes, at),
-        };
-        written.map_err(|error| failed(&*device, "writing", error))
+        })
     }
 
     fn layout(&self) -> Arc<Layout> {
@@ -240,7 +344,10 @@ impl Backend for Disks {
         let mut rooms = self.rooms.lock();
         let layout = self.layout();
         let mut columns = Vec::new();
-        for (first, count) in &root.log {
+        let belongs = |device: u16| layout.standing(device).is_none_or(|standing| standing.status.belongs());
+        // What lay on a device that was removed is nowhere.
+        let log: Vec<_> = root.log.iter().copied().filter(|(first, _)| belongs(first.device)).collect();
+        for (first, count) in &log {
             columns.push(*first);
             for number in 0..*count {
                 let slot = SlotAddress { slot: first.slot.saturating_add(number), ..*first };
@@ -255,14 +362,13 @@ impl Backend for Disks {
                 return Err(PoolError::Format(Damage::Structure("a segment as no group of the pool has them")));
             }
             for slot in place.iter() {
-                // What lay on a device that was removed is nowhere.
-                if layout.standing(slot.device).is_none_or(|device| device.status != MemberStatus::Removed) {
+                if belongs(slot.device) {
                     rooms.slots.claim(*slot, id)?;
                 }
             }
         }
-        // A pool is opened once.
-        let _ = self.log.set(root.log.clone());
+        *self.log.write() = Arc::new(log);
+        self.use_log_devices(&layout);
         Ok(())
     }
 
@@ -353,7 +459,7 @@ impl Backend for Disks {
         if !layout.is_plain() {
             return self.room_in(&layout, &rooms);
         }
-        let reserved = self.log.get().into_iter().flatten().map(|(_, count)| u64::from(*count)).sum();
+        let reserved = self.log_runs().iter().map(|(_, count)| u64::from(*count)).sum();
         let (total, free, held_back) = (rooms.slots.total(), rooms.slots.free(), rooms.trimming.len() as u64);
         let (size, free_size) = (total.saturating_sub(reserved) * self.slot, (free + held_back) * self.slot);
         Room { total, reserved, free, held_back, size, free_size }
@@ -366,7 +472,7 @@ impl Backend for Disks {
     fn copies(&self, stream: WriteStream) -> usize {
         let layout = self.layout();
         if !layout.is_plain() {
-            let parities = (0..layout.groups.len()).map(|group| layout.parity(group));
+            let parities = layout.data_groups().map(|group| layout.parity(group));
             let least = parities.min().unwrap_or(0) + 1;
             return if stream.is_metadata() { least.max(2) } else { least };
         }
@@ -393,6 +499,16 @@ impl Backend for Disks {
 
     fn is_grouped(&self) -> bool {
         !self.layout().is_plain()
+    }
+
+    fn widen(&self, at: SegmentAt<'_>) -> Option<Place> {
+        let mut rooms = self.rooms.lock();
+        self.layout().widened(at.place, &mut rooms.slots, at.segment)
+    }
+
+    fn is_paired(&self, at: SegmentAt<'_>) -> bool {
+        let layout = self.layout();
+        layout.has_pairs() && at.place.iter().any(|slot| layout.holders(slot.device).count() > 1)
     }
 
     fn restored(&self, id: u32) {

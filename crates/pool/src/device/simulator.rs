@@ -38,6 +38,7 @@ struct SimulatorState {
     failing_reads: bool,
     latency: Duration,
     written: u64,
+    reads: u64,
 }
 
 /// Random numbers from a seed (SplitMix64), for whatever has to be the same in each run: crashes
@@ -169,6 +170,12 @@ impl Simulator {
         self.state.lock().written
     }
 
+    /// Reads since the device was made.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        self.state.lock().reads
+    }
+
     /// Flips a bit; unnoticed, as on a medium that rots.
     pub fn rot(&self, offset: u64, bit: u8) {
         let mut state = self.state.lock();
@@ -238,7 +245,8 @@ impl Device for Simulator {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.wait();
         let range = self.range(offset, buffer.len())?;
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.reads += 1;
         if state.failing_reads {
             return Err(io::Error::from(rustix::io::Errno::IO));
         }

@@ -19,13 +19,51 @@ pub enum GroupKind {
     RaidZ(u8),
 }
 
+/// What lies on a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum GroupClass {
+    /// Segments.
+    #[default]
+    Data = 0,
+    /// Copies of the intent log alone.
+    Log = 1,
+}
+
 /// A group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Its kind.
     pub kind: GroupKind,
+    /// What lies on it.
+    pub class: GroupClass,
     /// What lies on one device before a row goes on to the next, as a power of two: bytes.
     pub unit: u8,
+}
+
+/// What a device is to the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemberRole {
+    /// One of its group's: segments lie on it by its number.
+    #[default]
+    Own,
+    /// A spare that nobody needs now.
+    Spare,
+    /// A spare that stands beside the device of this number, with the same in the same slots.
+    SpareFor(u16),
+    /// It stands beside the device of this number until it has everything, and takes its place then.
+    Successor(u16),
+}
+
+impl MemberRole {
+    /// The device that it stands beside.
+    #[must_use]
+    pub fn beside(self) -> Option<u16> {
+        match self {
+            Self::Own | Self::Spare => None,
+            Self::SpareFor(number) | Self::Successor(number) => Some(number),
+        }
+    }
 }
 
 /// What is known of a device beyond its path.
@@ -33,6 +71,8 @@ pub struct Group {
 pub struct MemberState {
     /// Its group.
     pub group: u8,
+    /// What it is to the others.
+    pub role: MemberRole,
     /// How it was left.
     pub status: MemberStatus,
     /// It may lack something that it should hold: it was not there when that was written.
@@ -52,6 +92,16 @@ pub enum MemberStatus {
     Faulted = 2,
     /// No part of the pool any more; its number stays.
     Removed = 3,
+    /// No part of the pool yet: where a later label does not say otherwise, it never becomes one.
+    Joining = 4,
+}
+
+impl MemberStatus {
+    /// Whether it is part of the pool.
+    #[must_use]
+    pub fn belongs(self) -> bool {
+        !matches!(self, Self::Removed | Self::Joining)
+    }
 }
 
 /// The least unit, as a power of two.
@@ -64,7 +114,7 @@ impl Group {
     /// A group of this kind.
     #[must_use]
     pub fn new(kind: GroupKind) -> Self {
-        Self { kind, unit: UNIT }
+        Self { kind, class: GroupClass::Data, unit: UNIT }
     }
 
     pub(super) fn encode(self, to: &mut Writer) {
@@ -76,6 +126,7 @@ impl Group {
         to.u8(kind);
         to.u8(parity);
         to.u8(self.unit);
+        to.u8(self.class as u8);
     }
 
     pub(super) fn decode(from: &mut Reader<'_>) -> Result<Self, PoolError> {
@@ -86,8 +137,13 @@ impl Group {
             _ => return structure("an unknown kind of group"),
         };
         let unit = from.u8()?;
+        let class = match from.u8()? {
+            0 => GroupClass::Data,
+            1 => GroupClass::Log,
+            _ => return structure("an unknown class of group"),
+        };
         if (LEAST_UNIT..=MOST_UNIT).contains(&unit) {
-            Ok(Self { kind, unit })
+            Ok(Self { kind, class, unit })
         } else {
             structure("an impossible unit of rows")
         }
@@ -99,6 +155,16 @@ impl MemberState {
         to.u8(self.group);
         to.u8(self.status as u8);
         to.u8(u8::from(self.stale));
+        let role = match self.role {
+            MemberRole::Own => 0,
+            MemberRole::Spare => 1,
+            MemberRole::SpareFor(_) => 2,
+            MemberRole::Successor(_) => 3,
+        };
+        to.u8(role);
+        if let Some(beside) = self.role.beside() {
+            to.u16(beside);
+        }
     }
 
     pub(super) fn decode(from: &mut Reader<'_>, groups: usize) -> Result<Self, PoolError> {
@@ -108,6 +174,7 @@ impl MemberState {
             1 => MemberStatus::Offline,
             2 => MemberStatus::Faulted,
             3 => MemberStatus::Removed,
+            4 => MemberStatus::Joining,
             _ => return structure("an unknown state of a device"),
         };
         let stale = match from.u8()? {
@@ -115,8 +182,15 @@ impl MemberState {
             1 => true,
             _ => return structure("an unknown state of a device"),
         };
+        let role = match from.u8()? {
+            0 => MemberRole::Own,
+            1 => MemberRole::Spare,
+            2 => MemberRole::SpareFor(from.u16()?),
+            3 => MemberRole::Successor(from.u16()?),
+            _ => return structure("an unknown role of a device"),
+        };
         if usize::from(group) < groups {
-            Ok(Self { group, status, stale })
+            Ok(Self { group, role, status, stale })
         } else {
             structure("a device of a group that there is not")
         }

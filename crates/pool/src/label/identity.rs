@@ -4,7 +4,7 @@ use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::PoolError;
 
-use super::group::{Group, GroupKind, MemberState, MemberStatus};
+use super::group::{Group, GroupKind, MemberRole, MemberState};
 use super::structure;
 
 /// Length of the block, bytes.
@@ -36,6 +36,15 @@ pub struct Member {
     pub path: Vec<u8>,
     /// Its group, and how it is; nothing of it is kept in pools without groups.
     pub state: MemberState,
+}
+
+impl Member {
+    /// Whether it is a device of its group: no spare, none that was removed, none that is only about
+    /// to become one.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        self.state.role == MemberRole::Own && self.state.status.belongs()
+    }
 }
 
 /// The identity block.
@@ -94,10 +103,7 @@ impl Identity {
     /// How many devices of a group may be missing.
     #[must_use]
     pub fn parity(&self, group: u8) -> usize {
-        let members = self
-            .members
-            .iter()
-            .filter(|member| member.state.group == group && member.state.status != MemberStatus::Removed);
+        let members = self.members.iter().filter(|member| member.state.group == group && member.is_own());
         match self.groups.get(usize::from(group)).map(|group| group.kind) {
             Some(GroupKind::Mirror) => members.count().saturating_sub(1),
             Some(GroupKind::RaidZ(parity)) => usize::from(parity),
@@ -198,6 +204,12 @@ impl Identity {
             }
             for member in &mut members {
                 member.state = MemberState::decode(from, groups.len())?;
+            }
+            let is_own = |number: u16| {
+                members.get(usize::from(number)).is_some_and(|member| member.state.role == MemberRole::Own)
+            };
+            if members.iter().filter_map(|member| member.state.role.beside()).any(|number| !is_own(number)) {
+                return structure("a device that stands beside none");
             }
         }
         Ok(Self {

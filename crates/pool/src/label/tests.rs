@@ -28,6 +28,34 @@ fn identity(revision: u64) -> Identity {
     }
 }
 
+#[test]
+fn what_devices_are_to_each_other_is_kept() {
+    let roles = [
+        (MemberRole::Own, MemberStatus::Online, false),
+        (MemberRole::Own, MemberStatus::Removed, false),
+        (MemberRole::Spare, MemberStatus::Faulted, false),
+        (MemberRole::SpareFor(0), MemberStatus::Online, true),
+        (MemberRole::Successor(1), MemberStatus::Offline, true),
+        (MemberRole::Own, MemberStatus::Joining, false),
+    ];
+    let member = |(at, (role, status, stale)): (usize, &(MemberRole, MemberStatus, bool))| Member {
+        guid: at as u64,
+        length: 64 << 20,
+        path: b"/dev/x".to_vec(),
+        state: MemberState { group: at as u8 % 2, role: *role, status: *status, stale: *stale },
+    };
+    let groups = vec![Group::new(GroupKind::Mirror), Group::new(GroupKind::RaidZ(2))];
+    let members = roles.iter().enumerate().map(member).collect();
+    let new = Identity { incompatible: Identity::GROUPS, members, groups, ..identity(3) };
+    assert_eq!(Identity::decode(&new.encode().unwrap()).unwrap(), new);
+    // Nobody stands beside one that does so itself, or is not there.
+    for beside in [3, 6] {
+        let mut wrong = new.clone();
+        wrong.members[4].state.role = MemberRole::Successor(beside);
+        assert!(Identity::decode(&wrong.encode().unwrap()).is_err());
+    }
+}
+
 fn pointer(segment: u32) -> Pointer {
     Pointer {
         segment,

@@ -67,6 +67,12 @@ pub trait Area: Send {
     /// # Errors
     /// As [`Self::read_at`].
     fn sync(&self) -> Result<(), PoolError>;
+
+    /// Whether anything can be written that would be found again. Where it cannot, also because of a
+    /// write or sync just now, only a commit makes anything durable.
+    fn is_open(&self) -> bool {
+        true
+    }
 }
 
 impl<A: Area + ?Sized> Area for Box<A> {
@@ -92,6 +98,10 @@ impl<A: Area + ?Sized> Area for Box<A> {
 
     fn sync(&self) -> Result<(), PoolError> {
         (**self).sync()
+    }
+
+    fn is_open(&self) -> bool {
+        (**self).is_open()
     }
 }
 
@@ -187,6 +197,17 @@ impl<A: Area> Ring<A> {
             .write_at(&vec![0; usize::try_from(until - end).map_err(|_| damaged("the length of the log"))?], end)?;
         self.ready = until;
         Ok(())
+    }
+
+    /// Writes the next block, durably.
+    fn write_block(&mut self, block: &[u8]) -> Result<(), PoolError> {
+        self.wipe_torn()?;
+        let length = block.len() as u64;
+        for (piece, offset) in self.pieces(self.next.position, length) {
+            self.area.write_at(block.get(piece).unwrap_or_default(), offset)?;
+        }
+        self.make_ready(self.next.position.wrapping_add(length))?;
+        self.area.sync()
     }
 
     fn push(&mut self, txg: Txg, checksum: u64, length: u64) {
@@ -355,20 +376,19 @@ impl<A: Area> Blocks for Ring<A> {
             checksum: 0,
         };
         let length = header.block_length();
-        if length > self.area.length() - self.used() {
+        if length > self.area.length() - self.used() || !self.area.is_open() {
             return Ok(false);
         }
-        self.wipe_torn()?;
         let mut block = header.encode();
         block.extend_from_slice(records);
         header.checksum = xxhash_rust::xxh3::xxh3_64(&block);
         block.splice(..HEADER, header.encode());
         block.resize(usize::try_from(length).map_err(|_| damaged("the length of a log block"))?, 0);
-        for (piece, offset) in self.pieces(self.next.position, length) {
-            self.area.write_at(block.get(piece).unwrap_or_default(), offset)?;
+        let written = self.write_block(&block);
+        if !self.area.is_open() {
+            return Ok(false);
         }
-        self.make_ready(self.next.position.wrapping_add(length))?;
-        self.area.sync()?;
+        written?;
         self.push(txg, header.checksum, length);
         Ok(true)
     }

@@ -130,6 +130,13 @@ pub enum Op {
         /// What it is charged, units.
         units: u32,
     },
+    /// A segment has more copies.
+    Widen {
+        /// Which.
+        id: u32,
+        /// Where it lies now: where it lay, and further on.
+        place: Place,
+    },
     /// A segment's place was given back.
     Release {
         /// Which.
@@ -244,6 +251,7 @@ impl SegmentTable {
             },
             Op::Free { segment, index, count, units } => self.free(*segment, *index, *count, *units),
             Op::Move { segment, index, to, offset, units } => self.relocate(*segment, *index, (*to, *offset), *units),
+            Op::Widen { id, place } => self.widen(*id, place),
             Op::Release { id } => self.release(*id),
         }
     }
@@ -365,6 +373,23 @@ impl SegmentTable {
             segment.moved.insert(index, to);
         }
         Ok(())
+    }
+
+    fn widen(&mut self, id: u32, place: &Place) -> Result<(), PoolError> {
+        match self.segments.get_mut(&id) {
+            Some(segment)
+                if !segment.place.is_empty()
+                    && place.len() > segment.place.len()
+                    && place.starts_with(&segment.place)
+                    && place.parity() == 0
+                    && segment.place.parity() == 0
+                    && place.is_possible() =>
+            {
+                segment.place = place.clone();
+                Ok(())
+            }
+            _ => wrong("a segment has more copies that cannot"),
+        }
     }
 
     fn release(&mut self, id: u32) -> Result<(), PoolError> {

@@ -126,6 +126,12 @@ fn write_op(to: &mut Writer, op: &Op) {
         Op::Free { segment, index, count, units } => (5, &[*segment, *index, *count, *units]),
         Op::Move { segment, index, to, offset, units } => (6, &[*segment, *index, *to, *offset, *units]),
         Op::Release { id } => (7, &[*id]),
+        Op::Widen { id, place } => {
+            to.u8(8);
+            to.varint(u64::from(*id));
+            write_places(to, place);
+            return;
+        }
     };
     to.u8(tag);
     for number in numbers {
@@ -154,6 +160,7 @@ fn read_op(from: &mut Reader<'_>) -> Result<Op, PoolError> {
             units: small(from)?,
         },
         7 => Op::Release { id: small(from)? },
+        8 => Op::Widen { id: small(from)?, place: read_places(from)? },
         _ => return wrong("unknown change of the segment table"),
     })
 }

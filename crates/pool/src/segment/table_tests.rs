@@ -16,7 +16,7 @@ fn grown(seed: u64, steps: usize) -> (SegmentTable, Vec<Op>) {
     };
     let mut table = SegmentTable::default();
     for step in 0..steps {
-        let op = match next(8) {
+        let op = match next(9) {
             0 => Op::Open {
                 id: next(12),
                 stream: if next(3) == 0 { WriteStream::Relocated } else { WriteStream::Data },
@@ -51,6 +51,13 @@ fn grown(seed: u64, steps: usize) -> (SegmentTable, Vec<Op>) {
                     continue;
                 }
                 Op::Move { segment: next(12), index: next(40), to, offset: next(1000), units: 7 }
+            }
+            7 => {
+                let id = next(12);
+                let Some(segment) = table.segments().get(&id) else { continue };
+                let mut columns = segment.place.to_vec();
+                columns.push(crate::label::SlotAddress { device: next(5) as u16, slot: next(1000) });
+                Op::Widen { id, place: columns.into() }
             }
             _ => {
                 table.finish(step as u64);

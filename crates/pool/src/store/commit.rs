@@ -64,7 +64,9 @@ impl Store {
                 new.txg, committed.root.txg
             )));
         }
-        self.commit_root(&mut committed, Some(new), false, false)
+        self.commit_root(&mut committed, Some(new), false, false)?;
+        self.disks.iter().for_each(|disks| disks.log_committed());
+        Ok(())
     }
 
     /// Makes moves of the cleaner durable, and gives back all that only older roots reach.

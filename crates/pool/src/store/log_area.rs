@@ -39,6 +39,10 @@ impl Area for LogArea {
     fn sync(&self) -> Result<()> {
         self.0.log_sync()
     }
+
+    fn is_open(&self) -> bool {
+        self.0.disks.as_ref().is_none_or(|disks| disks.log_is_open())
+    }
 }
 
 impl From<Start> for LogStart {
@@ -88,8 +92,8 @@ impl Store {
         self.confirm()?;
         let disks = self.log_disks()?;
         match disks.log_write(position, bytes) {
-            // A range that is not there is nobody's failure.
-            Err(error @ PoolError::Device { .. }) => Err(self.suspend(&error)),
+            // A range that is not there is nobody's failure; nor is a device that is for the log alone.
+            Err(error @ PoolError::Device { .. }) if disks.log_is_open() => Err(self.suspend(&error)),
             written => written,
         }
     }
@@ -100,7 +104,8 @@ impl Store {
     /// [`PoolError::Suspended`] when it fails, and from then on.
     pub fn log_sync(&self) -> Result<()> {
         self.usable()?;
-        self.log_disks()?.log_sync().map_err(|error| self.suspend(&error))
+        let disks = self.log_disks()?;
+        disks.log_sync().map_err(|error| if disks.log_is_open() { self.suspend(&error) } else { error })
     }
 
     fn log_disks(&self) -> Result<&Disks> {

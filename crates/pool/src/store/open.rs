@@ -209,6 +209,13 @@ impl Store {
     ) -> Result<(Self, Root)> {
         let rewinds = matches!(import.access, Access::Rewind(_));
         let root = choose_root(&*backend, import.access)?;
+        let lost = disks.as_ref().map(|disks| disks.lost_log()).unwrap_or_default();
+        if !lost.is_empty() && !root.clean && import.access == Access::ReadWrite {
+            return refused(format!(
+                "what was synced last is on a log device that is missing: {}; going back to the last commit gives it up",
+                lost.join(", ")
+            ));
+        }
         let mut loaded = load(&*backend, &root)?;
         let writable = import.access.writes();
         settle(&mut loaded, root.clean && writable && backend.extends())?;

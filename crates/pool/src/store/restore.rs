@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 use super::cleaning::{Cleaned, Outcome};
 use super::scrub::{Checked, Walked, WrittenSoFar, check};
-use super::{Result, Store};
+use super::{Committed, Result, Store};
 use crate::backend::{Disks, SegmentAt};
 use crate::device::Device;
 use crate::error::{Damage, PoolError};
@@ -25,7 +25,7 @@ use crate::frame::{self, Header};
 use crate::frames::Owner;
 use crate::label::Place;
 use crate::pointer::Pointer;
-use crate::segment::table::Segment;
+use crate::segment::table::{Op, Segment};
 
 /// So much is read at once, bytes.
 const AT_ONCE: u64 = 1 << 20;
@@ -283,7 +283,10 @@ impl Store {
         if !self.scrub_table(visit) {
             return Ok(false);
         }
-        let concerns = |place: &Place| place.iter().any(|slot| stale.contains(&slot.device));
+        self.widen()?;
+        let stale: Vec<u16> = stale.into_iter().collect();
+        let numbers: BTreeSet<u16> = self.disks()?.numbers_of(&stale).into_iter().collect();
+        let concerns = |place: &Place| place.iter().any(|slot| numbers.contains(&slot.device));
         let ids: Vec<u32> = {
             let map = self.map.read();
             let segments = map.table.segments().iter();
@@ -299,6 +302,20 @@ impl Store {
             done(id);
         }
         Ok(true)
+    }
+
+    /// Gives segments of mirrors a place on devices that were attached; what lies there is written when
+    /// they are verified.
+    fn widen(&self) -> Result<()> {
+        self.usable()?;
+        let mut map = self.map.write();
+        let living = |segment: &Segment| segment.sealed && segment.live_frames > 0 && !segment.place.is_empty();
+        let segments = map.table.segments().iter().filter(|(_, segment)| living(segment));
+        let widen = |(id, segment): (&u32, &Segment)| {
+            Some((*id, self.backend.widen(SegmentAt { segment: *id, place: &segment.place })?))
+        };
+        let widened: Vec<(u32, Place)> = segments.filter_map(widen).collect();
+        widened.into_iter().try_for_each(|(id, place)| map.table.apply(Op::Widen { id, place }))
     }
 
     /// Moves what was written with less redundancy than there could be now to where it has more, as
@@ -389,20 +406,17 @@ impl Store {
         self.of_devices(|disks| disks.online(number, device))
     }
 
-    /// Another device takes the place of one.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] for one that is too short, or where something would be lost; those of
-    /// writing labels.
-    pub fn replace(&self, number: u16, device: Arc<dyn Device>, guid: u64) -> Result<()> {
-        self.usable()?;
-        self.of_devices(|disks| disks.replace(number, device, guid))
-    }
-
     /// Does something with the devices that changes what the labels say of them. Commits wait
     /// meanwhile.
-    fn of_devices(&self, change: impl FnOnce(&Disks) -> Result<()>) -> Result<()> {
-        let mut committed = self.committed.lock();
+    pub(super) fn of_devices(&self, change: impl FnOnce(&Disks) -> Result<()>) -> Result<()> {
+        self.change_devices(&mut self.committed.lock(), change)
+    }
+
+    pub(super) fn change_devices(
+        &self,
+        committed: &mut Committed,
+        change: impl FnOnce(&Disks) -> Result<()>,
+    ) -> Result<()> {
         let disks = self.disks()?;
         let changed = change(disks);
         committed.identity = disks.identity();

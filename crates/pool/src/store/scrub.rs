@@ -181,10 +181,35 @@ impl Store {
         visit: &mut dyn FnMut(&Checked) -> bool,
         done: &mut dyn FnMut(u32),
     ) -> Result<bool> {
+        self.scrub_some(first, &|_| true, visit, done)
+    }
+
+    /// The segments in which these frames live.
+    #[must_use]
+    pub fn segments_of(&self, frames: &BTreeSet<(u32, u32)>) -> BTreeSet<u32> {
+        let map = self.map.read();
+        let holder = |(segment, index): &(u32, u32)| {
+            let home = map.table.segments().get(segment)?;
+            Some(home.moved.get(*index).map_or(*segment, |(to, _)| to))
+        };
+        frames.iter().filter_map(holder).collect()
+    }
+
+    /// As [`Self::scrub_from`], of some segments only.
+    ///
+    /// # Errors
+    /// As [`Self::scrub`].
+    pub fn scrub_some(
+        &self,
+        first: u32,
+        wanted: &dyn Fn(&SegmentInfo) -> bool,
+        visit: &mut dyn FnMut(&Checked) -> bool,
+        done: &mut dyn FnMut(u32),
+    ) -> Result<bool> {
         if first == 0 && !self.scrub_table(visit) {
             return Ok(false);
         }
-        let living = |segment: &SegmentInfo| segment.live_frames > 0 && segment.id >= first;
+        let living = |segment: &SegmentInfo| segment.live_frames > 0 && segment.id >= first && wanted(segment);
         let ids: Vec<u32> = self.segments().into_iter().filter(living).map(|segment| segment.id).collect();
         for id in ids {
             if !self.scrub_segment(id, visit)? {
@@ -222,15 +247,15 @@ impl Store {
     }
 
     pub(super) fn scrub_segment(&self, id: u32, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
-        let Some((device, lives, written, ways, stream)) = self.map.read().table.segments().get(&id).map(|segment| {
+        let Some((device, lives, written, copied, stream)) = self.map.read().table.segments().get(&id).map(|segment| {
             let at = SegmentAt { segment: id, place: &segment.place };
             let written = WrittenSoFar::of(segment);
-            let (device, ways) = (self.backend.member(at, 0), self.backend.ways(at));
-            (device, segment.live_frames as usize, written, ways, segment.stream)
+            let copied = self.backend.ways(at) > 1 || self.backend.is_paired(at);
+            (self.backend.member(at, 0), segment.live_frames as usize, written, copied, segment.stream)
         }) else {
             return Ok(true);
         };
-        if ways > 1 {
+        if copied {
             let living = self.living_by_headers(id)?;
             // Not before: nothing lives that it does not reach.
             let Some(written) = self.map.read().table.segments().get(&id).map(WrittenSoFar::of) else {

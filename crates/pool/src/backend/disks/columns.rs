@@ -6,7 +6,7 @@
 //! - What is read in one way leaves out the same columns for every range of a segment, as long as no
 //!   device fails or comes back meanwhile.
 
-use super::layout::Layout;
+use super::layout::{Layout, Standing};
 use super::{Columns, Copies, Disks, Result, SegmentAt, slots};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
@@ -173,23 +173,39 @@ impl Disks {
             parts.iter().map(write).collect()
         };
         let mut failed = None;
-        for ((column, slot, _), written) in parts.iter().zip(written) {
-            match written {
-                Ok(()) => {}
-                Err(error @ PoolError::Device { .. }) if at.place.len() > 1 => {
-                    lacking |= 1 << column;
-                    if layout.is_plain() {
-                        self.avoid(slot.device, &error);
-                    } else {
-                        self.lose(slot.device, &error)?;
-                    }
-                    failed = Some(error);
+        for (part, written) in parts.iter().zip(written) {
+            let (column, slot, _) = part;
+            let Err(error) = written else { continue };
+            if !matches!(error, PoolError::Device { .. }) || layout.is_plain() && at.place.len() < 2 {
+                return Err(error);
+            }
+            let again = || write(part);
+            let made = match (layout.is_single(slot.device), at.place.len() > 1) {
+                (true, true) => {
+                    self.avoid(slot.device, &error);
+                    false
                 }
-                Err(error) => return Err(error),
+                // In groups nobody else decides how long to wait.
+                (true, false) if self.tell_needed(slot.device, &error, Some(&again)) => true,
+                (true, false) => return Err(error),
+                (false, _) => self.lose_or_write(slot.device, &error, &again)?,
+            };
+            if !made {
+                lacking |= 1 << *column;
+                failed = Some(error);
             }
         }
-        if lacking.count_ones() as usize > at.place.len().saturating_sub(at.place.width()) {
-            return Err(failed.unwrap_or(PoolError::Refused("too many devices of a group are missing".to_owned())));
+        let spare = at.place.len().saturating_sub(at.place.width());
+        if lacking.count_ones() as usize > spare {
+            let error = failed.unwrap_or(PoolError::Refused("too many devices of a group are missing".to_owned()));
+            let tried = parts.iter().fold(0, |tried, (column, ..)| tried | 1 << *column);
+            let again = || parts.iter().filter(|(column, ..)| has(lacking, *column)).try_for_each(write);
+            let device = at.place.first().map_or(0, |slot| slot.device);
+            let hopeless = layout.is_plain() || (lacking & !tried).count_ones() as usize > spare;
+            if hopeless || !self.tell_needed(device, &error, Some(&again)) {
+                return Err(error);
+            }
+            lacking &= !tried;
         }
         let fewer = lacking != known && self.incomplete.note(at.segment, lacking);
         Ok(if fewer { Copies::Fewer } else { Copies::All })
@@ -214,14 +230,25 @@ impl Disks {
             let turn = at.segment as usize % order.len();
             order.rotate_left(turn);
         }
-        order.sort_by_key(|column| has(doubtful, *column));
+        let late = |column: &usize| at.place.get(*column).is_some_and(|slot| self.is_late(layout, *slot));
+        order.sort_by_cached_key(|column| (has(doubtful, *column), late(column)));
         order
+    }
+
+    /// Whether others had better be read than what lies here.
+    fn is_late(&self, layout: &Layout, slot: SlotAddress) -> bool {
+        !layout.is_plain() && self.paces.avoids(layout, slot.device)
     }
 
     /// The columns that a way of reading rows leaves out; `None` behind the last way.
     fn left_out(&self, layout: &Layout, at: SegmentAt<'_>, rows: RowShape, way: usize) -> Option<Columns> {
         let doubtful = self.doubtful(layout, at);
-        let first = if doubtful.count_ones() as usize <= rows.parity { doubtful } else { 0 };
+        let mut first = if doubtful.count_ones() as usize <= rows.parity { doubtful } else { 0 };
+        for (column, slot) in at.place.iter().enumerate() {
+            if (first.count_ones() as usize) < rows.parity && !has(first, column) && self.is_late(layout, *slot) {
+                first |= 1 << column;
+            }
+        }
         std::iter::once(first).chain(sets(rows).filter(|set| *set != first)).take(MOST_WAYS).nth(way)
     }
 
@@ -273,7 +300,15 @@ impl Disks {
     }
 
     fn expect_slot(&self, slot: SlotAddress, offset: u64, length: u64) {
-        if let Ok(device) = self.device(slot.device) {
+        let layout = self.layout();
+        let holder = if layout.has_pairs() {
+            let by_turn = [Standing::has_all, Standing::works].into_iter();
+            let mut found = by_turn.filter_map(|may| layout.holders(slot.device).find(|(_, standing)| may(standing)));
+            found.next().map_or(slot.device, |(holder, _)| holder)
+        } else {
+            slot.device
+        };
+        if let Ok(device) = self.device(holder) {
             device.expect(slots::start(slot, self.slot) + offset, length);
         }
     }

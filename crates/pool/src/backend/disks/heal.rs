@@ -10,7 +10,7 @@ use super::columns::{RowShape, split};
 use super::layout::Layout;
 use super::{Columns, Disks, Result, SegmentAt};
 use crate::error::PoolError;
-use crate::label::{MemberStatus, SlotAddress};
+use crate::label::SlotAddress;
 
 /// Devices are written in whole blocks of this, bytes: a part of one would have to be read, which
 /// is what fails.
@@ -27,7 +27,7 @@ impl Disks {
         let owned = || {
             let rooms = self.rooms.lock();
             let is_own = |slot: &SlotAddress| {
-                let removed = layout.standing(slot.device).is_some_and(|device| device.status == MemberStatus::Removed);
+                let removed = layout.standing(slot.device).is_some_and(|device| !device.status.belongs());
                 removed || rooms.slots.owner(*slot) == Some(at.segment)
             };
             !at.place.is_empty() && at.place.iter().all(is_own)
@@ -42,23 +42,37 @@ impl Disks {
         Ok(Some(u64::from(mended.count_ones())))
     }
 
+    /// The devices that hold a slot's content, as far as they are written: of a group those that stand
+    /// beside its device as well.
+    fn written_of(layout: &Layout, slot: SlotAddress) -> Vec<u16> {
+        if layout.is_plain() {
+            return vec![slot.device];
+        }
+        layout.holders(slot.device).filter(|(_, standing)| standing.works()).map(|(holder, _)| holder).collect()
+    }
+
     fn mend_copies(&self, layout: &Layout, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Columns> {
         let end = offset + right.len() as u64;
         let (from, to) = (offset / BLOCK * BLOCK, end.next_multiple_of(BLOCK).min(self.slot));
         let range = (offset - from) as usize..(end - from) as usize;
-        let read = |slot: &SlotAddress| {
+        let read = |holder: u16, slot: &SlotAddress| {
             let mut blocks = vec![0; (to - from) as usize];
-            self.read_slot(*slot, from, &mut blocks).ok().map(|()| blocks)
+            self.read_of(holder, *slot, from, &mut blocks).ok().map(|()| blocks)
         };
-        let used = || at.place.iter().enumerate().filter(|(_, slot)| layout.is_used(slot.device));
-        let found: Vec<Option<Vec<u8>>> = used().map(|(_, slot)| read(slot)).collect();
+        let used = || {
+            let columns = at.place.iter().enumerate();
+            columns.flat_map(|(column, slot)| {
+                Self::written_of(layout, *slot).into_iter().map(move |holder| (column, holder, slot))
+            })
+        };
+        let found: Vec<Option<Vec<u8>>> = used().map(|(_, holder, slot)| read(holder, slot)).collect();
         let is_right = |blocks: &Option<Vec<u8>>| {
             blocks.as_ref().is_some_and(|blocks| blocks.get(range.clone()).is_some_and(|part| part == right))
         };
         // Around a part that cannot be read lies what the other slot has there.
         let whole = found.iter().find(|blocks| is_right(blocks)).cloned().flatten();
         let mut mended = 0;
-        for ((column, slot), blocks) in used().zip(found) {
+        for ((column, holder, slot), blocks) in used().zip(found) {
             if is_right(&blocks) {
                 continue;
             }
@@ -66,16 +80,22 @@ impl Disks {
             if let Some(part) = blocks.get_mut(range.clone()) {
                 part.copy_from_slice(right);
             }
-            self.write_healed(layout, *slot, from, &blocks)?;
+            self.write_healed(layout, (holder, *slot), from, &blocks)?;
             mended |= 1 << column;
         }
         Ok(mended)
     }
 
     /// A device that cannot be written now is done without, where its group can.
-    fn write_healed(&self, layout: &Layout, slot: SlotAddress, offset: u64, bytes: &[u8]) -> Result<()> {
-        match self.write_slot(slot, offset, bytes) {
-            Err(error @ PoolError::Device { .. }) if !layout.is_plain() => self.lose(slot.device, &error),
+    fn write_healed(
+        &self,
+        layout: &Layout,
+        (holder, slot): (u16, SlotAddress),
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        match self.write_of(holder, slot, offset, bytes) {
+            Err(error @ PoolError::Device { .. }) if !layout.is_plain() => self.lose(holder, &error),
             written => written,
         }
     }
@@ -122,12 +142,11 @@ impl Disks {
         let mut found = vec![0; length];
         let mut mended = 0;
         for (column, (slot, right)) in at.place.iter().zip(columns.chunks(length.max(1))).enumerate() {
-            if !layout.is_used(slot.device) {
-                continue;
-            }
-            if self.read_slot(*slot, offset, &mut found).is_err() || found != right {
-                self.write_healed(layout, *slot, offset, right)?;
-                mended |= 1 << column;
+            for holder in Self::written_of(layout, *slot) {
+                if self.read_of(holder, *slot, offset, &mut found).is_err() || found != right {
+                    self.write_healed(layout, (holder, *slot), offset, right)?;
+                    mended |= 1 << column;
+                }
             }
         }
         Ok(mended)
@@ -144,26 +163,28 @@ impl Disks {
     ) -> Result<Columns> {
         let mut mended = 0;
         for part in rows.parts(offset, right.len()) {
-            let Some(slot) = at.place.get(part.column).filter(|slot| layout.is_used(slot.device)) else { continue };
+            let Some(slot) = at.place.get(part.column) else { continue };
             let end = part.offset + part.range.len() as u64;
             let (from, to) = (part.offset / BLOCK * BLOCK, end.next_multiple_of(BLOCK));
             let (range, right) =
                 ((part.offset - from) as usize..(end - from) as usize, right.get(part.range).unwrap_or_default());
-            let mut blocks = vec![0; (to - from) as usize];
-            if self.read_slot(*slot, from, &mut blocks).is_err() {
-                // Around it lies what the others give.
-                let out = self.unused(layout, at) | 1 << part.column;
-                let Ok(columns) = self.whole_columns(at, rows, out, from, blocks.len()) else { continue };
-                let Some(column) = columns.get(part.column) else { continue };
-                blocks.copy_from_slice(column);
-            } else if blocks.get(range.clone()).is_some_and(|found| found == right) {
-                continue;
+            for holder in Self::written_of(layout, *slot) {
+                let mut blocks = vec![0; (to - from) as usize];
+                if self.read_of(holder, *slot, from, &mut blocks).is_err() {
+                    // Around it lies what the others give.
+                    let out = self.unused(layout, at) | 1 << part.column;
+                    let Ok(columns) = self.whole_columns(at, rows, out, from, blocks.len()) else { continue };
+                    let Some(column) = columns.get(part.column) else { continue };
+                    blocks.copy_from_slice(column);
+                } else if blocks.get(range.clone()).is_some_and(|found| found == right) {
+                    continue;
+                }
+                if let Some(to) = blocks.get_mut(range.clone()) {
+                    to.copy_from_slice(right);
+                }
+                self.write_healed(layout, (holder, *slot), from, &blocks)?;
+                mended |= 1 << part.column;
             }
-            if let Some(to) = blocks.get_mut(range) {
-                to.copy_from_slice(right);
-            }
-            self.write_healed(layout, *slot, from, &blocks)?;
-            mended |= 1 << part.column;
         }
         Ok(mended)
     }

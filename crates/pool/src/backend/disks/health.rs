@@ -1,5 +1,4 @@
-//! Devices of groups that fail, are taken offline, come back, are replaced; and what the labels say
-//! of that.
+//! Devices of groups that fail, are taken offline, come back; and what the labels say of that.
 //!
 //! Callers: the backend of devices, where a write or a sync has failed; the store, for commands.
 //!
@@ -12,23 +11,34 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::layout::Layout;
-use super::{Devices, Disks, Result, Rooms, slots};
+use super::{Again, Devices, Disks, Result, Rooms, slots};
 use crate::backend::Room;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
-use crate::label::{self, Identity, MemberState, MemberStatus};
+use crate::label::{self, Identity, MemberRole, MemberState, MemberStatus};
 
 /// How a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceHealth {
     /// Its group; 0 in pools without.
     pub group: usize,
+    /// What it is to the others.
+    pub role: MemberRole,
     /// How it was left.
     pub status: MemberStatus,
     /// It may lack something, and is being made whole.
     pub stale: bool,
     /// It is not there.
     pub absent: bool,
+}
+
+impl DeviceHealth {
+    /// Whether it is a device of its group: neither a spare nor one that stands beside another or is
+    /// no part of the pool any more.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        self.role == MemberRole::Own && self.status.belongs()
+    }
 }
 
 fn refused<T>(why: impl Into<String>) -> Result<T> {
@@ -41,6 +51,7 @@ impl Disks {
     pub fn health(&self) -> Vec<DeviceHealth> {
         let of = |standing: &super::layout::Standing| DeviceHealth {
             group: standing.group,
+            role: standing.role,
             status: standing.status,
             stale: standing.stale,
             absent: standing.absent,
@@ -59,8 +70,27 @@ impl Disks {
     #[must_use]
     pub fn stale(&self) -> Vec<u16> {
         let layout = self.layout();
-        let stale = layout.devices.iter().enumerate().filter(|(_, device)| device.is_used() && device.stale);
+        let stale = layout.devices.iter().enumerate().filter(|(_, device)| device.works() && device.stale);
         stale.map(|(number, _)| number as u16).collect()
+    }
+
+    /// The numbers by which segments lie on these devices.
+    #[must_use]
+    pub fn numbers_of(&self, devices: &[u16]) -> Vec<u16> {
+        let layout = self.layout();
+        devices.iter().map(|device| layout.number_of(*device)).collect()
+    }
+
+    /// Whether what lies at a place could not be read any more without a device.
+    #[must_use]
+    pub fn depends_on(&self, place: &crate::label::Place, device: u16) -> bool {
+        let layout = self.layout();
+        let stays = |number: u16| match number == layout.number_of(device) {
+            true => layout.holders(number).any(|(at, standing)| at != device && standing.has_all()),
+            false => layout.is_whole(number),
+        };
+        let left = place.iter().filter(|slot| stays(slot.device)).count();
+        place.iter().any(|slot| slot.device == layout.number_of(device)) && left < place.width()
     }
 
     /// All devices in their order, also those that are not there.
@@ -75,7 +105,7 @@ impl Disks {
         self.changes.load(Ordering::Acquire)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Layout)) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut Layout)) {
         let rooms = self.rooms.lock();
         let mut layout = self.layout.write();
         let mut new = Layout::clone(&layout);
@@ -91,22 +121,61 @@ impl Disks {
     pub(super) fn lose(&self, device: u16, error: &PoolError) -> Result<()> {
         {
             let mut layout = self.layout.write();
-            if !layout.is_plain() && !layout.is_used(device) {
+            if !layout.is_plain() && !layout.works(device) {
                 return Ok(());
             }
-            if layout.is_plain() || !layout.is_spare(device) {
+            if layout.is_plain() || !(layout.is_expendable(device) || layout.is_log_device(device)) {
                 return Err(error.clone());
             }
             let mut new = Layout::clone(&layout);
             if let Some(standing) = new.devices.get_mut(usize::from(device)) {
-                (standing.status, standing.stale) = (MemberStatus::Faulted, true);
+                let holds = standing.role != MemberRole::Spare;
+                (standing.status, standing.stale) = (MemberStatus::Faulted, holds);
             }
+            self.leave_log_devices(&new);
             *layout = Arc::new(new);
             self.changes.fetch_add(1, Ordering::AcqRel);
         }
         self.unlabelled.store(true, Ordering::Release);
         tracing::error!(%error, "a device is not used any more: its group does without it");
+        if let Some(hears) = self.failure.get() {
+            hears();
+        }
         Ok(())
+    }
+
+    /// As [`Self::lose`], where a write has failed: if its group cannot do without the device, whoever
+    /// decides on that may have it tried again. Answers whether it was made then.
+    ///
+    /// # Errors
+    /// The failure, if not.
+    pub(super) fn lose_or_write(&self, device: u16, error: &PoolError, again: Again<'_>) -> Result<bool> {
+        let Err(error) = self.lose(device, error) else { return Ok(false) };
+        if self.tell_needed(device, &error, Some(again)) { Ok(true) } else { Err(error) }
+    }
+
+    /// A device has failed that its group cannot do without; answers whether the write was made that
+    /// has failed.
+    pub(super) fn tell_needed(&self, device: u16, error: &PoolError, again: Option<Again<'_>>) -> bool {
+        let name = self.device(device).map(|device| device.name().to_owned()).unwrap_or_default();
+        self.needed_failure.get().is_some_and(|tell| tell(&name, error, again))
+    }
+
+    /// Has this be told of failures of devices that their groups cannot do without: the device's name,
+    /// the failure, and, of a write, how it is tried again; it answers whether that was made.
+    pub fn on_needed_failure(
+        &self,
+        hears: impl Fn(&str, &PoolError, Option<&dyn Fn() -> Result<()>>) -> bool + Send + Sync + 'static,
+    ) {
+        // As for failures of others.
+        let _ = self.needed_failure.set(Box::new(hears));
+    }
+
+    /// Has this be told of each device that fails, while others may wait for whoever met the failure;
+    /// only the first who asks for it is told.
+    pub fn on_failure(&self, hears: impl Fn() + Send + Sync + 'static) {
+        // Who comes later is nobody: a pool is imported once.
+        let _ = self.failure.set(Box::new(hears));
     }
 
     /// Whether a device has everything.
@@ -114,7 +183,7 @@ impl Disks {
         if layout.is_whole(device) { Ok(()) } else { self.gone(device) }
     }
 
-    fn gone(&self, device: u16) -> Result<()> {
+    pub(super) fn gone(&self, device: u16) -> Result<()> {
         let device = self.device(device)?;
         Err(failed(&*device, "reading", rustix::io::Errno::NODEV.into()))
     }
@@ -125,10 +194,19 @@ impl Disks {
     }
 
     /// What the labels should say.
-    fn labelled(&self, mut identity: Identity) -> Identity {
-        let layout = self.layout();
+    fn labelled(&self, identity: Identity) -> Identity {
+        Self::labelled_by(&self.layout(), identity)
+    }
+
+    pub(super) fn labelled_by(layout: &Layout, mut identity: Identity) -> Identity {
+        identity.groups.clone_from(&layout.groups);
         for (member, standing) in identity.members.iter_mut().zip(&layout.devices) {
-            member.state = MemberState { group: standing.group as u8, status: standing.status, stale: standing.stale };
+            member.state = MemberState {
+                group: standing.group as u8,
+                role: standing.role,
+                status: standing.status,
+                stale: standing.stale,
+            };
         }
         identity
     }
@@ -170,7 +248,7 @@ impl Disks {
             let layout = self.layout();
             for (index, device) in devices.iter().enumerate() {
                 let index = number(index)?;
-                if !layout.is_used(index) {
+                if !layout.works(index) {
                     continue;
                 }
                 let written = label::write_identity(&**device, &Identity { index, ..identity.clone() });
@@ -181,7 +259,10 @@ impl Disks {
                 };
                 match written {
                     Ok(()) => drop(self.unwiped.lock().remove(&index)),
-                    Err(error) => self.lose(index, &error)?,
+                    Err(error) => {
+                        let again = || label::write_identity(&**device, &Identity { index, ..identity.clone() });
+                        self.lose_or_write(index, &error, &again)?;
+                    }
                 }
             }
             if !self.unlabelled.load(Ordering::Acquire) {
@@ -195,15 +276,24 @@ impl Disks {
     /// # Errors
     /// [`PoolError::Refused`] where something would be lost without it; those of writing labels.
     pub fn offline(&self, device: u16) -> Result<()> {
-        let layout = self.layout();
-        if layout.is_plain() || !layout.is_spare(device) {
-            return refused("no valid replicas");
-        }
+        let mut done = false;
         self.change(|layout| {
-            if let Some(standing) = layout.devices.get_mut(usize::from(device)) {
-                (standing.status, standing.stale) = (MemberStatus::Offline, true);
+            // Whoever is lost now counts: that is done under the same lock.
+            if layout.is_plain() || !layout.is_expendable(device) {
+                return;
+            }
+            if let Some(standing) = layout.devices.get_mut(usize::from(device)).filter(|device| device.status.belongs())
+            {
+                let holds = standing.role != MemberRole::Spare;
+                (standing.status, standing.stale) = (MemberStatus::Offline, holds);
+                done = true;
             }
         });
+        if done { self.relabel() } else { refused("no valid replicas") }
+    }
+
+    /// Has the labels say how the devices are now.
+    pub(super) fn relabel(&self) -> Result<()> {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.unlabelled.store(true, Ordering::Release);
         self.write_labels()
@@ -220,8 +310,9 @@ impl Disks {
         let listed = identity.members.get(usize::from(number));
         let found = label::probe(&*device)?;
         let own = found.as_ref().and_then(|found| found.members.get(usize::from(found.index)));
-        let same = found.as_ref().is_some_and(|found| found.pool == self.pool && found.index == number);
-        if !same || own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
+        let same = found.as_ref().is_some_and(|found| found.pool == self.pool);
+        let belongs = listed.is_some_and(|listed| listed.state.status.belongs());
+        if !same || !belongs || own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
             return refused(format!("{}: not the device of the pool that is missing", device.name()));
         }
         if listed.is_some_and(|listed| device.length() / label::ENDS < listed.length / label::ENDS) {
@@ -231,52 +322,21 @@ impl Disks {
                 wanted: listed.map_or(0, |listed| listed.length),
             });
         }
-        self.put_in(number, device, |_| {})
+        self.put_in(number, device)
     }
 
-    /// Another device takes the place of one, which is not the pool's any more: it is stale until
-    /// everything was written to it.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] for one that is too short, or where something would be lost;
-    /// [`PoolError::Device`]; those of writing labels.
-    pub fn replace(&self, number: u16, device: Arc<dyn Device>, guid: u64) -> Result<()> {
-        if self.layout().is_plain() || !self.layout().is_spare(number) {
-            return refused("no valid replicas");
-        }
-        let (needed, _) = self.rooms.lock().slots.of_device(usize::from(number));
-        let count = slots::count(device.length(), self.slot);
-        if u64::from(count) < needed {
-            return refused(format!("{}: device is too small", device.name()));
-        }
-        let length = device.length();
-        self.put_in(number, device, |identity| {
-            if let Some(member) = identity.members.get_mut(usize::from(number)) {
-                (member.guid, member.length) = (guid, length);
-            }
-        })?;
-        self.rooms.lock().slots.grow(usize::from(number), count);
-        self.change(|_| {});
-        Ok(())
-    }
-
-    fn put_in(&self, number: u16, device: Arc<dyn Device>, change: impl FnOnce(&mut Identity)) -> Result<()> {
+    fn put_in(&self, number: u16, device: Arc<dyn Device>) -> Result<()> {
         let at = usize::from(number);
         let mut identity = self.identity();
-        change(&mut identity);
         if let Some(member) = identity.members.get_mut(at) {
             member.path = super::members::path_hint(&*device);
         }
-        {
-            let mut devices = Devices::clone(&self.devices.read());
-            let there = devices.get_mut(at);
-            *there.ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))? = device;
-            *self.devices.write() = Arc::new(devices);
-        }
+        self.set_device(number, device)?;
         self.unwiped.lock().insert(number);
         self.change(|layout| {
             if let Some(standing) = layout.devices.get_mut(at) {
-                (standing.status, standing.stale, standing.absent) = (MemberStatus::Online, true, false);
+                let holds = standing.role != MemberRole::Spare;
+                (standing.status, standing.stale, standing.absent) = (MemberStatus::Online, holds, false);
             }
         });
         self.changes.fetch_add(1, Ordering::AcqRel);
@@ -286,12 +346,26 @@ impl Disks {
         self.guard_rings().map(drop)
     }
 
+    /// From now on this is the device of that number.
+    pub(super) fn set_device(&self, number: u16, device: Arc<dyn Device>) -> Result<()> {
+        let mut devices = Devices::clone(&self.devices.read());
+        let there = devices.get_mut(usize::from(number));
+        *there.ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))? = device;
+        *self.devices.write() = Arc::new(devices);
+        self.paces.forget(number);
+        Ok(())
+    }
+
     /// Everything on these devices was verified since this number of changes: they are as good as the
-    /// others. `false` where devices have come or gone since.
+    /// others. `false` where devices have come or gone since. Those that stood beside others take their
+    /// places, and spares that are not needed any more are given back.
     ///
     /// # Errors
     /// Those of writing labels.
     pub fn make_whole(&self, devices: &[u16], changes: u64) -> Result<bool> {
+        if devices.is_empty() {
+            return Ok(self.changes() == changes);
+        }
         let mut same = false;
         self.change(|layout| {
             // Whoever is lost now is not whole: that is done under the same lock.
@@ -300,7 +374,7 @@ impl Disks {
                 return;
             }
             for device in devices {
-                if let Some(standing) = layout.devices.get_mut(usize::from(*device)).filter(|device| device.is_used()) {
+                if let Some(standing) = layout.devices.get_mut(usize::from(*device)).filter(|device| device.works()) {
                     standing.stale = false;
                 }
             }
@@ -308,22 +382,25 @@ impl Disks {
         if same {
             self.unlabelled.store(true, Ordering::Release);
             self.write_labels()?;
+            self.settle_pairs()?;
+            self.settled();
         }
         Ok(same)
     }
 
     /// Segments that can be begun, and all that there is room for.
     pub(super) fn segments_in(&self, layout: &Layout, slots: &slots::Slots) -> (u64, u64) {
-        let each = (0..layout.groups.len()).map(|group| layout.segments(slots, group));
+        let each = layout.data_groups().map(|group| layout.segments(slots, group));
         each.fold((0, 0), |(free, all), (more_free, more)| (free + more_free, all + more))
     }
 
     /// The room in groups.
     pub(super) fn room_in(&self, layout: &Layout, rooms: &Rooms) -> Room {
         let (free, total) = self.segments_in(layout, &rooms.slots);
+        let runs = self.log_runs();
         let log = |device: usize| {
-            let runs = self.log.get().into_iter().flatten();
-            runs.filter(|(slot, _)| usize::from(slot.device) == device).map(|(_, count)| u64::from(*count)).sum()
+            let here = runs.iter().filter(|(slot, _)| usize::from(slot.device) == device);
+            here.map(|(_, count)| u64::from(*count)).sum()
         };
         let (size, free_size) = layout.usable_slots(&rooms.slots, self.slot, &log);
         // The log lies on some devices only: segments may be narrower there, but not fewer.
@@ -347,7 +424,10 @@ impl Disks {
         if layout.is_plain() {
             return super::roots::sync_all(&devices);
         }
-        let used: Vec<_> = devices.iter().cloned().zip(0..).filter(|(_, number)| layout.is_used(*number)).collect();
+        let holds = |number: &u16| {
+            layout.standing(*number).is_some_and(|standing| standing.works() && standing.role != MemberRole::Spare)
+        };
+        let used: Vec<_> = devices.iter().cloned().zip(0..).filter(|(_, number)| holds(number)).collect();
         self.sync_each(&used).map(drop)
     }
 }

@@ -8,9 +8,11 @@
 //! - A segment has all the parity of its group where as many devices are there as that needs; it is
 //!   narrower where fewer are there, or have room.
 //! - A group is whole as long as no more of its devices are missing or stale than it has parity.
+//! - A device that stands beside another holds the same in the same slots: a place names the other,
+//!   and is whole there as long as one of the two is.
 
 use crate::frames::WriteStream;
-use crate::label::{Group, GroupKind, MOST_COLUMNS, MemberStatus, Place, SlotAddress};
+use crate::label::{Group, GroupClass, GroupKind, MOST_COLUMNS, MemberRole, MemberStatus, Place, SlotAddress};
 use crate::segment::stream::PIECE;
 use crate::segment::table::LONGEST;
 
@@ -25,6 +27,7 @@ const ROOTS_WITHOUT: usize = 3;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Standing {
     pub(super) group: usize,
+    pub(super) role: MemberRole,
     pub(super) status: MemberStatus,
     /// It may lack something.
     pub(super) stale: bool,
@@ -33,14 +36,19 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    /// Whether it is read and written.
-    pub(super) fn is_used(&self) -> bool {
+    /// Whether it works: it is read and written, or could be.
+    pub(super) fn works(&self) -> bool {
         self.status == MemberStatus::Online && !self.absent
     }
 
     /// Whether it has all that it should have.
-    pub(super) fn is_whole(&self) -> bool {
-        self.is_used() && !self.stale
+    pub(super) fn has_all(&self) -> bool {
+        self.works() && !self.stale
+    }
+
+    /// Whether segments lie on it by its number.
+    pub(super) fn is_own(&self) -> bool {
+        self.role == MemberRole::Own && self.status.belongs()
     }
 }
 
@@ -52,6 +60,8 @@ pub(super) struct Layout {
     pub(super) devices: Vec<Standing>,
     /// Of each group, what file content can take of its slots, and all of them.
     ratios: Vec<(u64, u64)>,
+    /// Whether any device stands beside another.
+    pairs: bool,
 }
 
 /// Slots of the devices of a group, and the part of them that is free.
@@ -68,11 +78,19 @@ impl Layout {
 
     /// The groups of a pool, and how its devices are.
     pub(super) fn new(groups: Vec<Group>, devices: Vec<Standing>) -> Self {
-        Self { groups, devices, ratios: Vec::new() }
+        let mut layout = Self { groups, devices, ..Self::default() };
+        layout.pair();
+        layout
     }
 
-    /// Slots have come, or devices.
+    /// Looks whether any device stands beside another.
+    fn pair(&mut self) {
+        self.pairs = self.devices.iter().any(|device| device.status.belongs() && device.role.beside().is_some());
+    }
+
+    /// Slots have come, or devices, or devices have changed.
     pub(super) fn measure(&mut self, slots: &Slots, slot: u64) {
+        self.pair();
         let ratio = |group: usize| {
             let all = self.counts(slots, group).all;
             (self.usable(&all, group, slot), all.iter().sum::<u64>())
@@ -80,28 +98,84 @@ impl Layout {
         self.ratios = (0..self.groups.len()).map(ratio).collect();
     }
 
+    /// The group that a place is in: that of the first of its devices that is still there.
     fn group_of(&self, place: &Place) -> usize {
-        place.first().and_then(|slot| self.standing(slot.device)).map_or(0, |standing| standing.group)
+        let standings = || place.iter().filter_map(|slot| self.standing(slot.device));
+        standings().find(|standing| standing.is_own()).or(standings().next()).map_or(0, |standing| standing.group)
     }
 
-    fn members(&self, group: usize) -> impl Iterator<Item = (usize, &Standing)> {
-        let here =
-            move |(_, device): &(usize, &Standing)| device.group == group && device.status != MemberStatus::Removed;
-        self.devices.iter().enumerate().filter(here)
+    pub(super) fn members(&self, group: usize) -> impl Iterator<Item = (usize, &Standing)> {
+        self.devices.iter().enumerate().filter(move |(_, device)| device.group == group && device.is_own())
+    }
+
+    /// The device that this one stands beside, or itself.
+    pub(super) fn number_of(&self, device: u16) -> u16 {
+        self.standing(device).and_then(|standing| standing.role.beside()).unwrap_or(device)
+    }
+
+    /// The devices that hold what one should hold: itself, and those that stand beside it.
+    pub(super) fn holders(&self, device: u16) -> impl Iterator<Item = (u16, &Standing)> {
+        let others = if self.pairs { self.devices.as_slice() } else { &[] };
+        let beside = others
+            .iter()
+            .enumerate()
+            .filter(move |(_, standing)| standing.status.belongs() && standing.role.beside() == Some(device));
+        let itself = self.standing(device).filter(|standing| standing.status.belongs());
+        itself.map(|standing| (device, standing)).into_iter().chain(beside.map(|(at, standing)| (at as u16, standing)))
+    }
+
+    /// A group is of this kind from now on.
+    pub(super) fn set_kind(&mut self, group: usize, kind: GroupKind) {
+        if let Some(group) = self.groups.get_mut(group) {
+            group.kind = kind;
+        }
+    }
+
+    /// A device, and those beside it, are in this group from now on.
+    pub(super) fn move_to(&mut self, device: u16, group: usize) {
+        let holders: Vec<u16> = self.holders(device).map(|(at, _)| at).collect();
+        for at in holders {
+            if let Some(standing) = self.devices.get_mut(usize::from(at)) {
+                standing.group = group;
+            }
+        }
+    }
+
+    /// Nothing lies by this number, and no device has it.
+    pub(super) fn vacate(&mut self, device: u16) {
+        if let Some(standing) = self.devices.get_mut(usize::from(device)) {
+            *standing =
+                Standing { group: 0, role: MemberRole::Own, status: MemberStatus::Removed, stale: false, absent: true };
+        }
+    }
+
+    /// Whether any device stands beside another.
+    pub(super) fn has_pairs(&self) -> bool {
+        self.pairs
     }
 
     pub(super) fn standing(&self, device: u16) -> Option<&Standing> {
         self.devices.get(usize::from(device))
     }
 
-    /// Whether a device is read and written.
+    /// Whether what lies on a device by its number is read and written: there, or beside it.
     pub(super) fn is_used(&self, device: u16) -> bool {
-        self.is_plain() || self.standing(device).is_some_and(Standing::is_used)
+        self.is_plain() || self.holders(device).any(|(_, standing)| standing.works())
     }
 
-    /// Whether a device has all that it should have.
+    /// Whether all that should lie on a device by its number is there, or beside it.
     pub(super) fn is_whole(&self, device: u16) -> bool {
-        self.is_plain() || self.standing(device).is_some_and(Standing::is_whole)
+        self.is_plain() || self.holders(device).any(|(_, standing)| standing.has_all())
+    }
+
+    /// Whether this very device has all that it should have.
+    pub(super) fn has_all(&self, device: u16) -> bool {
+        self.is_plain() || self.standing(device).is_some_and(Standing::has_all)
+    }
+
+    /// Whether this very device is read and written.
+    pub(super) fn works(&self, device: u16) -> bool {
+        self.is_plain() || self.standing(device).is_some_and(Standing::works)
     }
 
     /// How many devices of a group may be lost.
@@ -115,15 +189,41 @@ impl Layout {
 
     /// How many devices of a group lack something, or are not there.
     pub(super) fn lacking(&self, group: usize) -> usize {
-        self.members(group).filter(|(_, device)| !device.is_whole()).count()
+        self.members(group).filter(|(at, _)| !self.is_whole(*at as u16)).count()
     }
 
     /// Whether a device could be done without: nothing is lost with it.
-    pub(super) fn is_spare(&self, device: u16) -> bool {
-        self.standing(device).is_some_and(|standing| {
-            let more = usize::from(standing.is_whole());
-            self.parity(standing.group) > 0 && self.lacking(standing.group) + more <= self.parity(standing.group)
+    pub(super) fn is_expendable(&self, device: u16) -> bool {
+        let number = self.number_of(device);
+        if self.standing(device).is_some_and(|standing| standing.role == MemberRole::Spare) {
+            return true;
+        }
+        self.standing(number).is_some_and(|standing| {
+            let others = self.holders(number).any(|(at, holder)| at != device && holder.has_all());
+            let more = usize::from(self.is_whole(number) && !others);
+            self.lacking(standing.group) + more <= self.parity(standing.group)
         })
+    }
+
+    /// Whether a device is for itself: nobody has what it has but second copies of metadata.
+    pub(super) fn is_single(&self, device: u16) -> bool {
+        let alone = |standing: &Standing| standing.is_own() && self.parity(standing.group) == 0;
+        self.is_plain() || self.standing(device).is_some_and(alone) && self.holders(device).count() < 2
+    }
+
+    /// Whether nothing but the intent log lies on a group.
+    pub(super) fn is_log(&self, group: usize) -> bool {
+        self.groups.get(group).is_some_and(|group| group.class == GroupClass::Log)
+    }
+
+    /// The same of a device's group.
+    pub(super) fn is_log_device(&self, device: u16) -> bool {
+        self.standing(self.number_of(device)).is_some_and(|standing| self.is_log(standing.group))
+    }
+
+    /// The groups that segments lie on.
+    pub(super) fn data_groups(&self) -> impl Iterator<Item = usize> {
+        (0..self.groups.len()).filter(|group| !self.is_log(*group))
     }
 
     /// The devices that hold root records.
@@ -131,7 +231,8 @@ impl Layout {
         if self.is_plain() {
             return (0..self.devices.len().min(ROOTS_WITHOUT) as u16).collect();
         }
-        self.members(0).take(ROOTS_IN_GROUP).map(|(at, _)| at as u16).collect()
+        let own = self.members(0).take(ROOTS_IN_GROUP);
+        own.flat_map(|(at, _)| self.holders(at as u16)).map(|(at, _)| at).collect()
     }
 
     /// What lies on one device before a row goes on to the next, bytes.
@@ -155,12 +256,12 @@ impl Layout {
             }
             _ => 1,
         };
-        (0..self.groups.len()).map(width).max().unwrap_or(1) as u64 * slot
+        self.data_groups().map(width).max().unwrap_or(1) as u64 * slot
     }
 
     /// How many devices a segment of a group takes at least.
     fn least(&self, group: usize) -> usize {
-        let used = self.members(group).filter(|(_, device)| device.is_used()).count();
+        let used = self.members(group).filter(|(at, _)| self.is_used(*at as u16)).count();
         (self.parity(group) + 1).min(used)
     }
 
@@ -173,7 +274,7 @@ impl Layout {
         owner: u32,
         doubled: bool,
     ) -> Option<Place> {
-        let mut groups: Vec<usize> = (0..self.groups.len()).collect();
+        let mut groups: Vec<usize> = self.data_groups().collect();
         let share = |group: &usize| {
             let (free, all) = self.segments(slots, *group);
             std::cmp::Reverse(free * 1_000_000 / all.max(1))
@@ -193,14 +294,14 @@ impl Layout {
     ) -> Option<Place> {
         let parity = self.parity(group);
         if parity == 0 {
-            let here = |device: usize| self.members(group).any(|(at, standing)| at == device && standing.is_used());
+            let here = |device: usize| self.members(group).any(|(at, _)| at == device && self.is_used(at as u16));
             let first = slots.take_among(&here, owner)?;
             let second = if doubled { slots.take_apart_among(&here, first, owner) } else { None };
             return Some(std::iter::once(first).chain(second).collect::<Vec<_>>().into());
         }
         let mut with_room: Vec<(usize, u64)> = self
             .members(group)
-            .filter(|(_, device)| device.is_used())
+            .filter(|(at, _)| self.is_used(*at as u16))
             .map(|(at, _)| (at, slots.of_device(at).1))
             .filter(|(_, free)| *free > 0)
             .collect();
@@ -225,7 +326,7 @@ impl Layout {
 
     fn counts(&self, slots: &Slots, group: usize) -> Counts {
         let all = self.members(group).map(|(at, _)| slots.of_device(at).0).collect();
-        let used = self.members(group).filter(|(_, device)| device.is_used());
+        let used = self.members(group).filter(|(at, _)| self.is_used(*at as u16));
         Counts { all, free: used.map(|(at, _)| slots.of_device(at).1).collect() }
     }
 
@@ -245,7 +346,7 @@ impl Layout {
             let parity = self.parity(group);
             segments(&left, (parity + 1).min(left.len()), parity)
         };
-        (0..self.groups.len()).map(of).sum()
+        self.data_groups().map(of).sum()
     }
 
     /// What file content can take of these slots of a group's devices, in slots.
@@ -270,7 +371,7 @@ impl Layout {
                 self.members(group).map(|(at, _)| slots.of_device(at).0.saturating_sub(taken(at))).collect();
             (self.usable(&all, group, slot), self.usable(&self.counts(slots, group).free, group, slot))
         };
-        (0..self.groups.len()).map(of).fold((0, 0), |(all, free), (more, more_free)| (all + more, free + more_free))
+        self.data_groups().map(of).fold((0, 0), |(all, free), (more, more_free)| (all + more, free + more_free))
     }
 
     /// What so many bytes at a place take of what file content can have.
@@ -278,7 +379,9 @@ impl Layout {
         if self.is_plain() {
             return bytes * place.len().max(1) as u64;
         }
-        let raw = u128::from(bytes) * place.len().max(1) as u128 / place.width() as u128;
+        // What lay on a device that was removed takes nothing.
+        let there = place.iter().filter(|slot| self.standing(slot.device).is_some_and(Standing::is_own)).count();
+        let raw = u128::from(bytes) * there.max(1) as u128 / place.width() as u128;
         let (usable, total) = self.ratios.get(self.group_of(place)).copied().unwrap_or((1, 1));
         (raw * u128::from(usable) / u128::from(total.max(1))) as u64
     }
@@ -286,23 +389,47 @@ impl Layout {
     /// What so many bytes of metadata take besides themselves of what file content can have: in the
     /// group where that is most.
     pub(super) fn metadata_overhead(&self, bytes: u64) -> u64 {
-        let of = |(group, (usable, total)): (usize, &(u64, u64))| {
+        let of = |group: usize| {
+            let (usable, total) = self.ratios.get(group).copied().unwrap_or_default();
             let copies = (self.parity(group) + 1).max(2) as u64;
-            (bytes * copies * usable / (*total).max(1)).saturating_sub(bytes)
+            (bytes * copies * usable / total.max(1)).saturating_sub(bytes)
         };
-        self.ratios.iter().enumerate().map(of).max().unwrap_or(0)
+        self.data_groups().map(of).max().unwrap_or(0)
     }
 
     /// Whether what lies at a place has less redundancy left than its group: it was written while
     /// others of its devices were missing than are now.
     pub(super) fn is_weak(&self, place: &Place) -> bool {
         let group = self.group_of(place);
-        let unused = self.members(group).filter(|(_, device)| !device.is_used()).count();
+        let unused = self.members(group).filter(|(at, _)| !self.is_used(*at as u16)).count();
         let wanted = self.parity(group).saturating_sub(unused);
         let mut there: Vec<u16> = place.iter().map(|slot| slot.device).filter(|device| self.is_used(*device)).collect();
         there.sort_unstable();
         there.dedup();
         there.len().saturating_sub(place.width()) < wanted
+    }
+
+    /// The place with a copy on each device of its mirror that may lack something and has none; `None`
+    /// where there is nothing to be added, or no room for it. A segment that lies twice on one device
+    /// stays as it is.
+    pub(super) fn widened(&self, place: &Place, slots: &mut Slots, owner: u32) -> Option<Place> {
+        let group = self.group_of(place);
+        if place.parity() > 0 || self.groups.get(group).map(|group| group.kind) != Some(GroupKind::Mirror) {
+            return None;
+        }
+        let has = |device: usize| place.iter().any(|slot| usize::from(slot.device) == device);
+        let may = |at: u16| self.is_used(at) && !self.is_whole(at);
+        let lacks = |(at, _): &(usize, &Standing)| !has(*at) && may(*at as u16);
+        let lacking: Vec<usize> = self.members(group).filter(lacks).map(|(at, _)| at).collect();
+        let roomy = lacking.iter().all(|at| slots.of_device(*at).1 > 0);
+        let mut columns = place.to_vec();
+        columns.extend(lacking.iter().filter(|_| roomy).filter_map(|at| slots.take_of(*at, owner)));
+        let widened = Place::from(columns);
+        if widened.len() > place.len() && widened.is_possible() {
+            return Some(widened);
+        }
+        widened.iter().skip(place.len()).for_each(|slot| slots.release(*slot));
+        None
     }
 }
 

@@ -1,9 +1,15 @@
 //! The area of the intent log: slots set aside when the pool is made. One address space from 0 to
 //! its length; in groups it lies on as many devices as may be lost, and on one more.
 //!
-//! Caller: the store's face of it. Invariants: the area never moves and never grows; what was
-//! written and synced is in all copies on devices that are used.
+//! Caller: the store's face of it. Invariants: the area never grows; what was written and synced is
+//! in all copies on devices that are used. A copy is added on a device that counts as stale until a
+//! commit has come after that, or on one that is for the log alone. As long as one of the latter is
+//! whole, only they are written; where the last of them fails, nothing is written before what it had
+//! is not needed any more, because what would follow it could not be reached.
 
+use std::sync::Arc;
+
+use super::layout::{Layout, Standing};
 use super::{Disks, Result};
 use crate::device::failed;
 use crate::error::{Damage, PoolError};
@@ -40,7 +46,8 @@ impl Disks {
     /// Its length, bytes.
     #[must_use]
     pub fn log_length(&self) -> u64 {
-        let lengths = self.log_runs().iter().map(|(_, count)| u64::from(*count) * self.slot);
+        let runs = self.log_runs();
+        let lengths = runs.iter().map(|(_, count)| u64::from(*count) * self.slot);
         if self.layout().is_plain() { lengths.sum() } else { lengths.min().unwrap_or(0) }
     }
 
@@ -57,11 +64,11 @@ impl Disks {
     pub fn log_read(&self, copy: usize, position: u64, buffer: &mut [u8]) -> Result<()> {
         let layout = self.layout();
         let mut done = 0;
-        for (slot, offset, length) in self.log_parts(self.log_runs_of(copy), position, buffer.len() as u64)? {
+        for (slot, offset, length) in self.log_parts(&self.log_runs_of(copy), position, buffer.len() as u64)? {
             // One that is stale has blocks of its own.
             self.whole_device(&layout, slot.device)?;
             if let Some(part) = buffer.get_mut(done..done + length) {
-                self.read_slot(slot, offset, part)?;
+                self.read_held(slot, false, offset, part)?;
             }
             done += length;
         }
@@ -91,13 +98,17 @@ impl Disks {
         if self.layout().is_plain() {
             return self.log_write_copy(0, position, bytes);
         }
-        let mut written = false;
+        let (mut written, apart) = (false, self.logging.lock().apart);
         for (copy, (slot, _)) in self.log_runs().iter().enumerate() {
-            if !self.layout().is_used(slot.device) {
+            let layout = self.layout();
+            if !layout.is_used(slot.device) || apart && !layout.is_log_device(slot.device) {
                 continue;
             }
             match self.log_write_copy(copy, position, bytes) {
-                Err(error @ PoolError::Device { .. }) => self.lose(slot.device, &error)?,
+                Err(error @ PoolError::Device { .. }) => {
+                    let again = || self.log_write_copy(copy, position, bytes);
+                    written |= self.lose_or_write(slot.device, &error, &again)?;
+                }
                 done => {
                     done?;
                     written = true;
@@ -107,9 +118,47 @@ impl Disks {
         if written { Ok(()) } else { Err(PoolError::Refused("no device has the intent log".to_owned())) }
     }
 
+    /// Whether anything may be written to it now; otherwise it is durable with a commit.
+    #[must_use]
+    pub fn log_is_open(&self) -> bool {
+        let logging = self.logging.lock();
+        logging.awaited == 0 && !logging.held
+    }
+
+    /// Keeps everybody from writing to it, or lets them again.
+    pub fn hold_log(&self, held: bool) {
+        self.logging.lock().held = held;
+    }
+
+    /// A transaction group was committed.
+    pub fn log_committed(&self) {
+        let mut logging = self.logging.lock();
+        logging.awaited = logging.awaited.saturating_sub(1);
+    }
+
+    /// Devices that are for the log alone are written by themselves, if one of them is whole; the
+    /// labels and the newest root say so.
+    pub(super) fn use_log_devices(&self, layout: &Layout) {
+        self.logging.lock().apart = self.has_log_device(layout);
+    }
+
+    /// Devices have failed. The commit that is under way may have looked at the log before, so that
+    /// only the one after it needs nothing of what they had.
+    pub(super) fn leave_log_devices(&self, layout: &Layout) {
+        let mut logging = self.logging.lock();
+        if logging.apart && !self.has_log_device(layout) {
+            (logging.apart, logging.awaited) = (false, 2);
+        }
+    }
+
+    fn has_log_device(&self, layout: &Layout) -> bool {
+        let runs = self.log_runs();
+        runs.iter().any(|(first, _)| layout.is_log_device(first.device) && layout.is_whole(first.device))
+    }
+
     fn log_write_copy(&self, copy: usize, position: u64, bytes: &[u8]) -> Result<()> {
         let mut rest = bytes;
-        for (slot, offset, length) in self.log_parts(self.log_runs_of(copy), position, bytes.len() as u64)? {
+        for (slot, offset, length) in self.log_parts(&self.log_runs_of(copy), position, bytes.len() as u64)? {
             let (part, after) = rest.split_at(length.min(rest.len()));
             self.write_slot(slot, offset, part)?;
             rest = after;
@@ -125,9 +174,11 @@ impl Disks {
         let mut devices: Vec<u16> = self.log_runs().iter().map(|(place, _)| place.device).collect();
         devices.dedup();
         if !self.layout().is_plain() {
-            let layout = self.layout();
-            let used = devices.into_iter().filter(|number| layout.is_used(*number));
-            let used = used.map(|number| Ok((self.device(number)?, number))).collect::<Result<Vec<_>>>()?;
+            let (layout, apart) = (self.layout(), self.logging.lock().apart);
+            let written = devices.iter().filter(|number| !apart || layout.is_log_device(**number));
+            let holders = written.flat_map(|number| layout.holders(*number));
+            let used = holders.filter(|(_, standing)| standing.works());
+            let used = used.map(|(number, _)| Ok((self.device(number)?, number))).collect::<Result<Vec<_>>>()?;
             let synced = self.sync_each(&used)?;
             let none = || Err(PoolError::Refused("no device has the intent log".to_owned()));
             return if synced.is_empty() { none() } else { Ok(()) };
@@ -138,14 +189,54 @@ impl Disks {
         })
     }
 
-    fn log_runs(&self) -> &[(SlotAddress, u32)] {
-        self.log.get().map_or(&[], Vec::as_slice)
+    /// Where it lies: runs of slots.
+    pub(super) fn log_runs(&self) -> Arc<Vec<(SlotAddress, u32)>> {
+        Arc::clone(&self.log.read())
     }
 
     /// The runs that a copy consists of.
-    fn log_runs_of(&self, copy: usize) -> &[(SlotAddress, u32)] {
+    fn log_runs_of(&self, copy: usize) -> Vec<(SlotAddress, u32)> {
         let all = self.log_runs();
-        if self.layout().is_plain() { all } else { all.get(copy..=copy).unwrap_or_default() }
+        if self.layout().is_plain() { all.to_vec() } else { all.get(copy..=copy).unwrap_or_default().to_vec() }
+    }
+
+    /// Has the area as many copies as devices of its group may be lost, and one more, and one on each
+    /// device that is for the log alone: on a device that has become one of the group a copy is
+    /// added, what lay on one that was removed is none any more. Answers where it lies now: the next
+    /// root has to say so, and then [`Self::settled`] has to follow.
+    #[must_use]
+    pub fn settle_log(&self) -> Vec<(SlotAddress, u32)> {
+        let mut rooms = self.rooms.lock();
+        let layout = self.layout();
+        let mut runs = self.log_runs().to_vec();
+        runs.retain(|(first, _)| layout.standing(first.device).is_some_and(Standing::is_own));
+        let of_data = runs.iter().find(|(first, _)| !layout.is_log_device(first.device));
+        let group = of_data.and_then(|(first, _)| layout.standing(first.device)).map_or(0, |own| own.group);
+        let count = runs.iter().map(|(_, count)| *count).min().unwrap_or(0);
+        let logs = (0..layout.groups.len()).filter(|group| layout.is_log(*group));
+        let devices = std::iter::once(group).chain(logs).flat_map(|group| layout.members(group));
+        for (at, own) in devices {
+            let device = at as u16;
+            let copies = runs.iter().filter(|(first, _)| !layout.is_log_device(first.device)).count();
+            let enough = own.group == group && copies > layout.parity(group);
+            if enough || runs.iter().any(|(first, _)| first.device == device) {
+                continue;
+            }
+            match rooms.slots.take_run(device, 0, count, 0) {
+                Some((slot, taken)) if taken == count => runs.push((SlotAddress { device, slot }, count)),
+                Some((slot, taken)) => {
+                    (slot..slot + taken).for_each(|slot| rooms.slots.release(SlotAddress { device, slot }));
+                }
+                None => {}
+            }
+        }
+        *self.log.write() = Arc::new(runs.clone());
+        runs
+    }
+
+    /// How many slots a copy of the area takes.
+    pub(super) fn log_slots(&self) -> u32 {
+        self.log_runs().iter().map(|(_, count)| *count).min().unwrap_or(0)
     }
 
     /// The parts of a range of the area: slot, offset in it, length.

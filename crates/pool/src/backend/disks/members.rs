@@ -10,7 +10,7 @@ use super::{Devices, Disks, Result, Rooms, slots};
 use crate::checksum;
 use crate::device::{Device, failed};
 use crate::error::PoolError;
-use crate::label::{self, Group, GroupKind, Identity, Member, MemberState, MemberStatus, SlotAddress};
+use crate::label::{self, Group, GroupKind, Identity, Member, MemberRole, MemberState, MemberStatus, SlotAddress};
 
 /// The shortest device that a pool lies on, bytes.
 pub const MINIMUM_DEVICE: u64 = 64 << 20;
@@ -58,7 +58,7 @@ pub struct NewGroup {
 
 impl NewGroup {
     /// How many columns of a segment there are for each that file content can take one of.
-    fn width(&self) -> usize {
+    pub(super) fn width(&self) -> usize {
         match self.kind {
             GroupKind::Plain | GroupKind::Mirror => 1,
             GroupKind::RaidZ(parity) => self.devices.saturating_sub(usize::from(parity)).max(1),
@@ -77,9 +77,9 @@ impl NewGroup {
 }
 
 /// A device of the pool that is not there.
-struct Missing {
-    name: String,
-    length: u64,
+pub(super) struct Missing {
+    pub(super) name: String,
+    pub(super) length: u64,
 }
 
 impl Missing {
@@ -184,24 +184,16 @@ impl Disks {
     /// The devices of a pool, in the order of its labels.
     #[must_use]
     pub fn new(devices: Vec<Arc<dyn Device>>, identity: &Identity) -> Self {
-        let here = identity.members.iter().map(|_| false).collect();
+        let here = vec![false; identity.members.len()];
         Self::with_absent(devices, identity, here)
     }
 
     fn with_absent(devices: Vec<Arc<dyn Device>>, identity: &Identity, absent: Vec<bool>) -> Self {
         let mut rooms = Rooms::default();
         for member in &identity.members {
-            let removed = member.state.status == MemberStatus::Removed;
-            rooms.slots.add_device(if removed { 0 } else { slots::count(member.length, identity.slot) });
+            rooms.slots.add_device(if member.is_own() { slots::count(member.length, identity.slot) } else { 0 });
         }
-        let standing = |(member, absent): (&Member, bool)| Standing {
-            group: usize::from(member.state.group),
-            status: member.state.status,
-            stale: member.state.stale,
-            absent,
-        };
-        let standings = identity.members.iter().zip(absent).map(standing).collect();
-        let mut layout = Layout::new(identity.groups.clone(), standings);
+        let mut layout = Layout::new(identity.groups.clone(), standings(identity, &absent));
         layout.measure(&rooms.slots, identity.slot);
         let disks = Self {
             devices: parking_lot::RwLock::new(Arc::new(devices)),
@@ -213,12 +205,17 @@ impl Disks {
             redundant: Default::default(),
             incomplete: Default::default(),
             log: Default::default(),
+            logging: Default::default(),
+            lost_log: Default::default(),
             unwritten: Default::default(),
             layout: parking_lot::RwLock::new(Arc::new(layout)),
             identity: parking_lot::Mutex::new(identity.clone()),
             unlabelled: Default::default(),
             unwiped: Default::default(),
             changes: Default::default(),
+            paces: Default::default(),
+            failure: Default::default(),
+            needed_failure: Default::default(),
         };
         if identity.incompatible & Identity::REDUNDANT_METADATA != 0 {
             disks.set_redundant();
@@ -253,49 +250,68 @@ impl Disks {
                 Err(error) => unread = Some(error),
             }
         }
-        let newest = found.iter().map(|(identity, _)| identity).max_by_key(|identity| identity.revision).cloned();
+        let generation = |identity: &Identity, device: &Arc<dyn Device>| {
+            label::roots(&**device, identity.pool).ok().and_then(|roots| Some(roots.last()?.generation))
+        };
+        let found: Vec<_> =
+            found.into_iter().map(|(identity, device)| (generation(&identity, &device), identity, device)).collect();
+        // Devices that are about to join, or to take another one's place, have labels of the next
+        // revision before the others; if these went on without them, they have newer roots.
+        let joins = |member: &Member| member.state.status == MemberStatus::Joining;
+        let age = |(generation, identity, _): &&(Option<u64>, Identity, _)| {
+            (identity.revision, !identity.members.iter().any(joins), *generation)
+        };
+        let newest = found.iter().max_by_key(age).map(|(_, identity, _)| identity.clone());
         let Some(mut newest) = newest else { return refused("a pool needs a device") };
+        // What was about to join when the last one to know of it died has nothing of the pool.
+        newest.members.iter_mut().filter(|member| member.state.status == MemberStatus::Joining).for_each(vacate);
+        let used =
+            |group: usize, members: &[Member]| members.iter().any(|member| usize::from(member.state.group) == group);
+        while newest.groups.len() > 1 && !used(newest.groups.len() - 1, &newest.members) {
+            newest.groups.pop();
+        }
         let mut by_index = BTreeMap::new();
-        for (identity, device) in found {
-            let own = identity.members.get(usize::from(identity.index));
-            let listed = newest.members.get(usize::from(identity.index));
+        let mut newest_roots = BTreeMap::new();
+        for (generation, identity, device) in found {
             if identity.pool != newest.pool {
                 return refused(format!("{}: belongs to another pool than the other devices", device.name()));
             }
-            if own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
+            // By its own number, not by its place among the others: it may have taken another one's.
+            let own = identity.members.get(usize::from(identity.index)).map(|member| member.guid);
+            let same = |member: &Member| member.state.status.belongs() && Some(member.guid) == own;
+            let listed = newest.members.iter().enumerate().find(|(_, member)| same(member));
+            let Some((index, listed)) = listed.and_then(|(index, listed)| Some((u16::try_from(index).ok()?, listed)))
+            else {
                 tracing::warn!(device = device.name(), "was a device of the pool, and is not any more");
                 continue;
-            }
-            let wanted = listed.map_or(0, |listed| listed.length);
+            };
+            let wanted = listed.length;
             if writable && device.length() / label::ENDS < wanted / label::ENDS {
                 let length = device.length();
                 unread = Some(PoolError::Short { device: device.name().to_owned(), length, wanted });
                 continue;
             }
-            if let Some((_, twin)) = by_index.insert(identity.index, (identity, device)) {
+            if let Some((_, twin)) = by_index.insert(index, (identity, device)) {
                 return refused(format!("{}: the same device of the pool twice", twin.name()));
             }
+            newest_roots.extend(generation.map(|generation| (index, generation)));
         }
-        let newest_roots: BTreeMap<u16, u64> = by_index
-            .iter()
-            .filter_map(|(index, (_, device))| {
-                let roots = label::roots(&**device, newest.pool).ok()?;
-                Some((*index, roots.last()?.generation))
-            })
-            .collect();
+        let was_whole: Vec<bool> = newest.members.iter().map(|member| !member.state.stale).collect();
         let (revision, mut absent, mut ordered) = (newest.revision, Vec::new(), Devices::new());
         let names: BTreeSet<String> = by_index.values().map(|(_, device)| device.name().to_owned()).collect();
         for (index, member) in (0..).zip(&mut newest.members) {
             let there = by_index.remove(&index);
             absent.push(there.is_none());
+            // A spare that nobody needs holds nothing.
+            let holds = member.state.status.belongs() && member.state.role != MemberRole::Spare;
             if let Some((identity, _)) = &there {
                 // A crash between two writings of labels leaves them one apart.
-                member.state.stale |= identity.revision.saturating_add(1) < revision;
+                member.state.stale |= holds && identity.revision.saturating_add(1) < revision;
                 if member.state.status == MemberStatus::Faulted {
                     member.state.status = MemberStatus::Online;
                 }
             } else {
-                member.state.stale = true;
+                member.state.stale |= holds;
             }
             ordered.push(there.map_or_else(
                 || {
@@ -309,23 +325,30 @@ impl Disks {
         }
         // Each root is on all devices that hold roots before the next is written: one that lacks two
         // is older than the others.
+        let holding = Layout::new(newest.groups.clone(), standings(&newest, &absent)).holding_roots();
         let whole = |index: u16| newest.members.get(usize::from(index)).is_some_and(|member| !member.state.stale);
-        let last = newest_roots.iter().filter(|(index, _)| whole(**index)).map(|(_, generation)| *generation).max();
-        for (index, generation) in &newest_roots {
+        let held = |index: &u16| holding.contains(index);
+        let last = newest_roots.iter().filter(|(index, _)| held(index) && whole(**index)).map(|(_, root)| *root).max();
+        for (index, generation) in newest_roots.iter().filter(|(index, _)| held(index)) {
             if let (Some(last), Some(member)) = (last, newest.members.get_mut(usize::from(*index)))
                 && generation + 1 < last
             {
                 member.state.stale = true;
             }
         }
-        let disks = Self::with_absent(ordered, &newest, absent);
+        let mut disks = Self::with_absent(ordered, &newest, absent);
+        let layout = disks.layout();
+        disks.lost_log = (0..layout.groups.len()).filter(|group| layout.is_log(*group)).any(|group| {
+            let had = |(at, _): (usize, &Standing)| was_whole.get(at).copied().unwrap_or(false);
+            layout.members(group).any(had) && layout.lacking(group) == layout.members(group).count()
+        });
         if let Some(group) = disks.broken_group() {
             if let Some(unread) = unread {
                 return Err(unread);
             }
             let layout = disks.layout();
-            let lacking = newest.members.iter().zip(&layout.devices).enumerate().filter(|(_, (_, device))| {
-                device.group == group && device.status != MemberStatus::Removed && !device.is_whole()
+            let lacking = newest.members.iter().zip(&layout.devices).enumerate().filter(|(index, (_, device))| {
+                device.group == group && device.is_own() && !layout.is_whole(*index as u16)
             });
             let names = lacking.map(|(index, (member, device))| {
                 let how = if device.absent { "missing" } else { "stale or offline" };
@@ -344,7 +367,17 @@ impl Disks {
     /// A group of which too much is missing.
     fn broken_group(&self) -> Option<usize> {
         let layout = self.layout();
-        (0..layout.groups.len()).find(|group| layout.lacking(*group) > layout.parity(*group))
+        layout.data_groups().find(|group| layout.lacking(*group) > layout.parity(*group))
+    }
+
+    /// What was made durable last may be on a device only that was for the log and is not there:
+    /// the names of such devices.
+    #[must_use]
+    pub fn lost_log(&self) -> Vec<String> {
+        let layout = self.layout();
+        let devices = self.devices.read();
+        let lost = |at: u16| self.lost_log && layout.is_log_device(at) && !layout.is_whole(at);
+        (0..).zip(devices.iter()).filter(|(at, _)| lost(*at)).map(|(_, device)| device.name().to_owned()).collect()
     }
 
     /// Puts into an identity where the devices are now.
@@ -383,8 +416,13 @@ impl Disks {
         rooms.slots.add_device(count);
         let mut layout = self.layout.write();
         let mut new = Layout::clone(&layout);
-        let standing = Standing { group: 0, status: MemberStatus::Online, stale: false, absent: false };
-        new.devices.push(standing);
+        new.devices.push(Standing {
+            group: 0,
+            role: MemberRole::Own,
+            status: MemberStatus::Online,
+            stale: false,
+            absent: false,
+        });
         new.measure(&rooms.slots, self.slot);
         *layout = Arc::new(new);
     }
@@ -396,8 +434,12 @@ impl Disks {
     /// [`PoolError::Device`] where the system does not tell a length.
     pub fn measure(&self, identity: &mut Identity) -> Result<Vec<(usize, u32)>> {
         let devices = Arc::clone(&self.devices.read());
-        let mut grown = Vec::new();
+        let (mut grown, layout) = (Vec::new(), self.layout());
         for (number, (member, device)) in identity.members.iter_mut().zip(devices.iter()).enumerate() {
+            // One beside it may be shorter: it has to hold the same.
+            if !member.is_own() || layout.holders(number as u16).count() > 1 {
+                continue;
+            }
             let length = device.look_again().map_err(|error| failed(&**device, "looking at the length of", error))?;
             let count = slots::count(length, self.slot);
             if count > slots::count(member.length, self.slot) {
@@ -427,8 +469,26 @@ impl Disks {
             u64::from(slots::count(device.length(), self.slot).saturating_sub(slots::count(member.length, self.slot)))
                 * self.slot
         };
-        identity.members.iter().zip(devices.iter()).map(more).sum()
+        identity.members.iter().zip(devices.iter()).filter(|(member, _)| member.is_own()).map(more).sum()
     }
+}
+
+/// How devices are by the labels, and which are not there.
+fn standings(identity: &Identity, absent: &[bool]) -> Vec<Standing> {
+    let standing = |(member, absent): (&Member, &bool)| Standing {
+        group: usize::from(member.state.group),
+        role: member.state.role,
+        status: member.state.status,
+        stale: member.state.stale,
+        absent: *absent,
+    };
+    identity.members.iter().zip(absent).map(standing).collect()
+}
+
+/// Leaves a number without a device, for another one: nothing lies on it by this number.
+pub(super) fn vacate(member: &mut Member) {
+    let state = MemberState { status: MemberStatus::Removed, ..MemberState::default() };
+    *member = Member { guid: 0, length: 0, path: Vec::new(), state };
 }
 
 /// Sorts the devices by the newest identity among them, and checks that they are all and only those

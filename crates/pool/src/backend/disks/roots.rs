@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Devices, Disks, NewestRoot, Result};
+use super::{Again, Devices, Disks, NewestRoot, Result};
 use crate::device::{Device, failed};
 use crate::error::PoolError;
 use crate::label::{self, Identity, Root, Round};
@@ -29,14 +29,14 @@ impl Disks {
     fn holding_roots(&self) -> Numbered {
         let layout = self.layout();
         let devices = self.devices.read();
-        let numbers = layout.holding_roots().into_iter().filter(|number| layout.is_used(*number));
+        let numbers = layout.holding_roots().into_iter().filter(|number| layout.works(*number));
         numbers.filter_map(|number| Some((Arc::clone(devices.get(usize::from(number))?), number))).collect()
     }
 
     /// The same without those that may be older than the others.
     fn telling_roots(&self) -> Devices {
         let layout = self.layout();
-        let whole = self.holding_roots().into_iter().filter(|(_, number)| layout.is_whole(*number));
+        let whole = self.holding_roots().into_iter().filter(|(_, number)| layout.has_all(*number));
         whole.map(|(device, _)| device).collect()
     }
 
@@ -52,7 +52,9 @@ impl Disks {
             match synced {
                 Ok(()) => left.push((Arc::clone(device), *number)),
                 // Nobody knows what it holds now.
-                Err(error) => self.lose(*number, &error)?,
+                Err(error) => self.lose(*number, &error).inspect_err(|error| {
+                    self.tell_needed(*number, error, None);
+                })?,
             }
         }
         Ok(left)
@@ -63,12 +65,13 @@ impl Disks {
     fn write_round(&self, labels: Numbered, generation: u64, record: &[u8], round: Round) -> Result<Numbered> {
         let (mut written, mut failed) = (Vec::new(), Ok(()));
         for (device, number) in labels {
-            match label::write_root(&*device, generation, record, round) {
+            let write = || label::write_root(&*device, generation, record, round);
+            match write() {
                 Ok(()) => written.push((device, number)),
-                Err(error) => {
-                    self.pass_over(number, &error)?;
-                    failed = Err(error);
-                }
+                Err(error) => match self.pass_over(number, &error, Some(&write))? {
+                    true => written.push((device, number)),
+                    false => failed = Err(error),
+                },
             }
         }
         if written.is_empty() { failed.map(|()| written) } else { Ok(written) }
@@ -84,7 +87,7 @@ impl Disks {
             match mended {
                 Ok(_) => whole = true,
                 Err(error) => {
-                    self.pass_over(*number, &error)?;
+                    self.pass_over(*number, &error, None)?;
                     failed = Err(error);
                 }
             }
@@ -92,13 +95,20 @@ impl Disks {
         if whole { Ok(true) } else { failed.map(|()| false) }
     }
 
-    /// A device has failed to write what others have as well.
-    fn pass_over(&self, device: u16, error: &PoolError) -> Result<()> {
-        if self.layout().is_plain() {
-            self.avoid(device, error);
-            return Ok(());
+    /// A device has failed to write what others have as well. Answers whether it was written in the end.
+    fn pass_over(&self, device: u16, error: &PoolError, again: Option<Again<'_>>) -> Result<bool> {
+        let layout = self.layout();
+        if layout.is_single(device) {
+            let made = !layout.is_plain() && again.is_some() && self.tell_needed(device, error, again);
+            if !made {
+                self.avoid(device, error);
+            }
+            return Ok(made);
         }
-        self.lose(device, error)
+        match again {
+            Some(again) => self.lose_or_write(device, error, again),
+            None => self.lose(device, error).map(|()| false),
+        }
     }
 
     pub(super) fn all_roots(&self) -> Result<BTreeMap<u64, Root>> {
@@ -138,7 +148,7 @@ impl Disks {
         }
         for (number, (device, mended)) in devices.iter().zip(&mut mended).enumerate() {
             let index = u16::try_from(number).map_err(|_| PoolError::Refused("too many devices".to_owned()))?;
-            if layout.is_used(index) {
+            if layout.works(index) {
                 *mended += label::mend_identity(&**device, &Identity { index, ..identity.clone() })?;
             }
         }

@@ -76,6 +76,12 @@ impl Slots {
         self.avoided.insert(usize::from(device))
     }
 
+    /// How many devices there are.
+    #[must_use]
+    pub fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
     /// All slots there are.
     #[must_use]
     pub fn total(&self) -> u64 {

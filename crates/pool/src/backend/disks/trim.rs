@@ -51,9 +51,7 @@ impl Disks {
         };
         let place = |slot| SlotAddress { device, slot };
         let bytes = u64::from(count) * self.slot;
-        let told = known
-            .discard(slots::start(place(first), self.slot), bytes)
-            .map_err(|error| failed(&*known, "discarding on", error));
+        let told = self.discard(place(first), bytes);
         let mut rooms = self.rooms.lock();
         (first..first + count).for_each(|slot| rooms.slots.release(place(slot)));
         drop(rooms);
@@ -104,10 +102,24 @@ impl Disks {
     }
 
     fn tell(&self, place: SlotAddress) -> Result<()> {
-        let device = self.device(place.device)?;
-        device
-            .discard(slots::start(place, self.slot), self.slot)
-            .map_err(|error| failed(&*device, "discarding on", error))
+        self.discard(place, self.slot)
+    }
+
+    /// Tells all devices that hold what this one holds.
+    fn discard(&self, place: SlotAddress, bytes: u64) -> Result<()> {
+        let layout = self.layout();
+        let holders: Vec<u16> = if layout.is_plain() {
+            vec![place.device]
+        } else {
+            layout.holders(place.device).filter(|(_, standing)| standing.works()).map(|(holder, _)| holder).collect()
+        };
+        let mut told = Ok(());
+        for holder in holders {
+            let device = self.device(holder)?;
+            let discarded = device.discard(slots::start(place, self.slot), bytes);
+            told = told.and(discarded.map_err(|error| failed(&*device, "discarding on", error)));
+        }
+        told
     }
 
     /// Frees slots whose devices were not told yet; answers whether there were any.

@@ -1,0 +1,279 @@
+//! Groups that are changed in use: a device more in a mirror, one less, further groups.
+//!
+//! Caller: the store, which has the segments follow.
+//!
+//! Invariants:
+//! - Devices of a new group have labels before those of others count on them: a crash before that
+//!   leaves the pool without the group.
+//! - A device that was attached is stale until it has a copy of everything.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::beside::clear;
+use super::layout::Standing;
+use super::members::{Missing, NewGroup, path_hint};
+use super::{Devices, Disks, Result, slots};
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::label::{self, Group, GroupClass, GroupKind, Identity, Member, MemberRole, MemberState, MemberStatus};
+use crate::segment::stream::PIECE;
+use crate::segment::table::LONGEST;
+
+fn refused<T>(why: impl Into<String>) -> Result<T> {
+    Err(PoolError::Refused(why.into()))
+}
+
+impl Disks {
+    /// Has a pool without groups become one with a single group, in which each device is for itself,
+    /// if it is not one with groups; the next labels say so.
+    pub(super) fn form_groups(&self) {
+        if !self.layout().is_plain() {
+            return;
+        }
+        self.set_redundant();
+        {
+            let mut identity = self.identity.lock();
+            identity.incompatible |= Identity::GROUPS | Identity::REDUNDANT_METADATA;
+            identity.groups.push(Group::new(GroupKind::Plain));
+        }
+        self.change(|layout| layout.groups.push(Group::new(GroupKind::Plain)));
+        self.unlabelled.store(true, Ordering::Release);
+    }
+
+    /// Makes a device one more of the mirror that another is in; where that is for itself, they are a
+    /// mirror from now on.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for one that is too short, and for devices of other groups;
+    /// [`PoolError::Device`]; those of writing labels.
+    pub fn attach(&self, beside: u16, device: Arc<dyn Device>, guid: u64) -> Result<()> {
+        let layout = self.layout();
+        let Some(group) = layout.standing(beside).filter(|own| own.is_own()).map(|own| own.group) else {
+            return refused("can only attach to mirrors and top-level disks");
+        };
+        let kind = layout.groups.get(group).map_or(GroupKind::Plain, |group| group.kind);
+        if !matches!(kind, GroupKind::Mirror | GroupKind::Plain) {
+            return refused("can only attach to mirrors and top-level disks");
+        }
+        let mirrored = |at: usize| kind == GroupKind::Mirror || at == usize::from(beside);
+        let lengths = |at: usize| self.rooms.lock().slots.of_device(at).0;
+        let needed = layout.members(group).filter(|(at, _)| mirrored(*at)).map(|(at, _)| lengths(at)).min();
+        if u64::from(slots::count(device.length(), self.slot)) < needed.unwrap_or(0) {
+            return refused(format!("{}: device is too small", device.name()));
+        }
+        if layout.members(group).count() >= label::MOST_COLUMNS || layout.groups.len() >= usize::from(u8::MAX) {
+            return refused("too many devices in a group, or too many groups");
+        }
+        let alone = layout.members(group).count() == 1;
+        let mut own = group;
+        self.form_groups();
+        self.change(|layout| match kind {
+            GroupKind::Plain if alone => layout.set_kind(group, GroupKind::Mirror),
+            GroupKind::Plain => {
+                own = layout.groups.len();
+                let class = layout.groups.get(group).map(|group| group.class).unwrap_or_default();
+                layout.groups.push(Group { class, ..Group::new(GroupKind::Mirror) });
+                layout.move_to(beside, own);
+            }
+            _ => {}
+        });
+        self.seat(
+            device,
+            guid,
+            Standing { group: own, role: MemberRole::Own, status: MemberStatus::Online, stale: true, absent: false },
+        )
+        .map(drop)
+    }
+
+    /// Whether a device is one that can be taken out, whatever would be lost.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] if not.
+    pub fn is_detachable(&self, device: u16) -> Result<()> {
+        let layout = self.layout();
+        let detachable = layout.standing(device).filter(|standing| standing.status.belongs()).is_some_and(|standing| {
+            let paired = standing.role.beside().is_some() || layout.holders(device).count() > 1;
+            let kind = layout.groups.get(standing.group).map(|group| group.kind);
+            let mirrored = kind == Some(GroupKind::Mirror) && layout.members(standing.group).count() > 1;
+            paired || standing.is_own() && mirrored
+        });
+        if detachable { Ok(()) } else { refused("only applicable to mirror and replacing vdevs") }
+    }
+
+    /// Takes a device out of its mirror, or out of the pair that it stands in.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for other devices, and where something would be lost;
+    /// [`PoolError::Device`]; those of writing labels.
+    pub fn detach(&self, device: u16) -> Result<()> {
+        self.is_detachable(device)?;
+        let layout = self.layout();
+        let group = layout.standing(device).map_or(0, |standing| standing.group);
+        if layout.number_of(device) != device || layout.holders(device).count() > 1 {
+            return self.detach_of_pair(device);
+        }
+        let runs = self.log_runs();
+        let has_log = |number: u16| runs.iter().any(|(first, _)| first.device == number);
+        if has_log(device) && !runs.iter().any(|(first, _)| first.device != device && layout.is_whole(first.device)) {
+            return refused("no valid replicas");
+        }
+        let mut done = false;
+        self.change(|layout| {
+            // Whoever is lost now counts: that is done under the same lock.
+            let others = layout.members(group).any(|(at, _)| at != usize::from(device) && layout.is_whole(at as u16));
+            if !others {
+                return;
+            }
+            if let Some(standing) = layout.devices.get_mut(usize::from(device)) {
+                (standing.status, standing.stale) = (MemberStatus::Removed, false);
+            }
+            if layout.members(group).count() == 1 {
+                layout.set_kind(group, GroupKind::Plain);
+            }
+            done = true;
+        });
+        if !done {
+            return refused("no valid replicas");
+        }
+        let left = self.device(device)?;
+        self.relabel()?;
+        self.set_device(device, Arc::new(Missing { name: left.name().to_owned(), length: 0 }))?;
+        self.guard_rings()?;
+        clear(&*left);
+        Ok(())
+    }
+
+    /// Adds groups of the next so many of these devices, for segments or for the log alone.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for devices that are too short, and for groups that cannot be;
+    /// [`PoolError::Device`] for a device that cannot be written, and then nothing has changed; those
+    /// of writing labels.
+    pub fn add_groups(
+        &self,
+        devices: &[Arc<dyn Device>],
+        guids: &[u64],
+        groups: &[NewGroup],
+        class: GroupClass,
+    ) -> Result<()> {
+        let layout = self.layout();
+        let all: usize = groups.iter().map(|group| group.devices).sum();
+        if all != devices.len() || all != guids.len() || layout.groups.len() + groups.len() > usize::from(u8::MAX) {
+            return refused("devices that are in no group, or too many groups");
+        }
+        if groups.iter().any(|group| group.devices > label::MOST_COLUMNS || group.devices <= group.parity()) {
+            return refused("a group of too few or too many devices");
+        }
+        let is_log = class == GroupClass::Log;
+        if is_log && groups.iter().any(|group| matches!(group.kind, GroupKind::RaidZ(_))) {
+            return refused("devices for the log are mirrors, or each for itself");
+        }
+        let slots = if is_log { u64::from(self.log_slots()) } else { 1 };
+        let least = super::MINIMUM_DEVICE.max(self.slot * slots + 2 * label::ENDS);
+        if let Some(short) = devices.iter().find(|device| device.length() < least) {
+            return refused(format!("{}: too small for this pool: {} bytes", short.name(), short.length()));
+        }
+        let most = (u64::from(LONGEST) / self.slot).min(PIECE as u64 >> label::UNIT) as usize;
+        if let Some(wide) = groups.iter().find(|group| group.width() > most) {
+            return refused(format!(
+                "rows of this pool lie across {most} devices and parity at most, not {}: its slots have {} MiB",
+                wide.width(),
+                self.slot >> 20
+            ));
+        }
+        self.form_groups();
+        let (layout, first) = (self.layout(), self.identity().members.len());
+        let mut given = devices.iter().zip(guids);
+        let (mut joining, mut standings) = (self.identity(), Vec::new());
+        for (number, group) in (layout.groups.len()..).zip(groups) {
+            for (device, guid) in given.by_ref().take(group.devices) {
+                let standing = Standing {
+                    group: number,
+                    role: MemberRole::Own,
+                    status: MemberStatus::Joining,
+                    stale: false,
+                    absent: false,
+                };
+                let state = MemberState { group: number as u8, status: standing.status, ..MemberState::default() };
+                joining.members.push(Member {
+                    guid: *guid,
+                    length: device.length(),
+                    path: path_hint(&**device),
+                    state,
+                });
+                standings.push(standing);
+            }
+        }
+        let new = |group: &NewGroup| Group { class, ..Group::new(group.kind) };
+        joining.groups.extend(groups.iter().map(new));
+        joining.revision += 1;
+        // Refused before anything is done.
+        joining.check()?;
+        if joining.members.len() > usize::from(u16::MAX) {
+            return refused("too many devices");
+        }
+        // What these say, nobody believes: they are about to join. With labels of the others they do,
+        // and by then all of them have their own.
+        for (device, index) in devices.iter().zip(first..) {
+            if let Err(error) = label::write_identity(&**device, &Identity { index: index as u16, ..joining.clone() }) {
+                devices.iter().for_each(|device| clear(&**device));
+                return refused(error.to_string());
+            }
+        }
+        {
+            let mut all = Devices::clone(&self.devices.read());
+            all.extend(devices.iter().cloned());
+            *self.devices.write() = Arc::new(all);
+            let mut rooms = self.rooms.lock();
+            devices.iter().for_each(|device| rooms.slots.add_device(slots::count(device.length(), self.slot)));
+        }
+        self.change(|layout| {
+            layout.groups.extend(groups.iter().map(new));
+            let joined = standings.into_iter().map(|standing| Standing { status: MemberStatus::Online, ..standing });
+            layout.devices.extend(joined);
+        });
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.unlabelled.store(true, Ordering::Release);
+        self.write_identities(&joining)
+    }
+
+    /// Takes a group that is for the log alone out of the pool. Nobody writes to the log meanwhile
+    /// ([`Self::hold_log`]), and nothing of what is in it is needed any more.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for a device of another group; those of writing labels.
+    pub fn remove_log(&self, device: u16) -> Result<()> {
+        let layout = self.layout();
+        let Some(own) = layout.standing(device).filter(|own| own.is_own() && layout.is_log(own.group)) else {
+            return refused("only spares that are not in use and devices of the log can be removed");
+        };
+        let members = layout.members(own.group).flat_map(|(at, _)| layout.holders(at as u16));
+        let numbers: Vec<u16> = members.map(|(at, _)| at).collect();
+        let left = numbers.iter().map(|number| self.device(*number)).collect::<Result<Devices>>()?;
+        self.change(|layout| {
+            for number in &numbers {
+                if let Some(standing) = layout.devices.get_mut(usize::from(*number)) {
+                    (standing.status, standing.stale) = (MemberStatus::Removed, false);
+                }
+            }
+        });
+        self.relabel()?;
+        for (number, device) in numbers.iter().zip(left) {
+            self.set_device(*number, Arc::new(Missing { name: device.name().to_owned(), length: 0 }))?;
+            clear(&*device);
+        }
+        Ok(())
+    }
+
+    /// Whether a device is one of those for the log alone.
+    #[must_use]
+    pub fn is_log_device(&self, device: u16) -> bool {
+        self.layout().is_log_device(device)
+    }
+
+    /// What lies on the devices is as the newest root says.
+    pub fn settled(&self) {
+        self.use_log_devices(&self.layout());
+    }
+}
