@@ -120,12 +120,15 @@ fn with_value(verb: &str, of_pools: bool, arg: Arg) -> Arg {
     let shown = shown.unwrap_or_else(|| arg.get_id().to_string());
     let hint = |hint| arg.clone().value_hint(hint);
     match shown.as_str() {
-        "DEVICE" if of_pools && verb == "create" => arg.add(ArgValueCompleter::new(|typed: &OsStr| {
-            let words = ["mirror", "raidz1", "raidz2", "raidz3"].map(str::to_owned);
-            let mut found = fitting(typed, words);
-            found.extend(PathCompleter::any().complete(typed));
-            found
-        })),
+        "DEVICE" if of_pools && ["create", "add"].contains(&verb) => {
+            let spare = (verb == "add").then_some("spare");
+            arg.add(ArgValueCompleter::new(move |typed: &OsStr| {
+                let words = ["mirror", "raidz1", "raidz2", "raidz3"].into_iter().chain(spare).map(str::to_owned);
+                let mut found = fitting(typed, words);
+                found.extend(PathCompleter::any().complete(typed));
+                found
+            }))
+        }
         "FILE" | "SOURCE" | "STACK" | "DEST" | "DEVICE" | "PATH" | "BRANCH" | "BRANCHES" => hint(ValueHint::AnyPath),
         "DIR" if verb == "resize" || verb == "status" => arg.add(ArgValueCompleter::new(mounts)),
         "DIR" => hint(ValueHint::DirPath),

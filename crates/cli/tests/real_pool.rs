@@ -286,7 +286,7 @@ fn nothing_is_overwritten_by_mistake() {
         (&["labelclear", "-f", device], "in use"),
         (&["set", "size=5", &name], "is readonly"),
         (&["set", "readonly=on", &name], "can only be set at creation"),
-        (&["attach", &name, "a", "b"], "groups of devices stay what the pool was made with"),
+        (&["attach", &name, "a", "b"], "no such device in pool"),
         (&["scrub", "-s", &name], "there is no active scrub"),
         (&["get", "nonsense", &name], "invalid property"),
     ] {

@@ -42,7 +42,9 @@ impl Grouped {
         let (name, at) = (yard.name(short), yard.path("at"));
         let (mut words, mut devices, mut parted) = (Vec::new(), Vec::new(), Vec::new());
         for (word, count) in groups {
-            words.push((*word).to_owned());
+            if *word != "plain" {
+                words.push((*word).to_owned());
+            }
             let first = devices.len();
             for _ in 0..*count {
                 let path = yard.path(&format!("d{}", devices.len()));
@@ -50,6 +52,7 @@ impl Grouped {
                 devices.push(path);
             }
             let parity = match *word {
+                "plain" => 0,
                 "mirror" => count - 1,
                 raidz => raidz[5..].parse().unwrap(),
             };
@@ -532,4 +535,123 @@ fn a_deleted_file_is_done_without() {
     fs::remove_file(pool.path(1)).unwrap();
     let (code, said) = pool.yard.refused(&["pool", "export", &pool.name]);
     assert!(code == 5 && said.contains("was deleted"), "{said}");
+}
+
+#[test]
+fn mirrors_get_more_devices_and_fewer_in_use() {
+    needs!(as_root());
+    let mut pool = Grouped::made("ga", &[("plain", 1)], "256M");
+    let (mut random, first) = (Random(7), pool.path(0).to_owned());
+    let kept = Kept::written(&pool, &mut random);
+    let (a, b) = (pool.yard.path("a").display().to_string(), pool.yard.path("b").display().to_string());
+    let (code, said) = pool.yard.refused(&["pool", "attach", "--size", "128M", &pool.name, &first, &a]);
+    assert!(code == 1 && said.contains("too small"), "{said}");
+    let (code, said) = pool.yard.refused(&["pool", "attach", "--size", "256M", &pool.name, "nosuch", &a]);
+    assert!(code == 3 && said.contains("no such device in pool") && !pool.yard.path("a").exists(), "{said}");
+    pool.yard.nacre(&["pool", "attach", "-w", "--size", "256M", &pool.name, &first, &a]);
+    pool.is_whole("attached");
+    assert!(says(&pool.status(), "mirror-0 ONLINE"), "{}", pool.status());
+    // What is written meanwhile is on the third one, too.
+    pool.yard.nacre(&["pool", "attach", "--size", "256M", &pool.name, &a, &b]);
+    fs::write(pool.at.join("meanwhile"), Random(3).bytes(5 << 20)).unwrap();
+    pool.yard.nacre(&["pool", "sync", &pool.name]);
+    pool.is_whole("attached again");
+    pool.die();
+    fs::remove_file(&first).unwrap();
+    fs::remove_file(&a).unwrap();
+    pool.import();
+    kept.verify(&pool, "on the third device alone");
+    assert!(fs::read(pool.at.join("meanwhile")).unwrap() == Random(3).bytes(5 << 20));
+    pool.yard.nacre(&["pool", "detach", &pool.name, &a]);
+    pool.yard.nacre(&["pool", "detach", &pool.name, &first]);
+    pool.devices[0] = PathBuf::from(&b);
+    pool.is_whole("detached");
+    let (code, said) = pool.yard.refused(&["pool", "detach", &pool.name, &b]);
+    assert!(code == 1, "{said}");
+    pool.yard.nacre(&["pool", "export", &pool.name]);
+    pool.import();
+    kept.verify(&pool, "exported and imported");
+}
+
+#[test]
+fn a_spare_stands_in_by_itself_and_is_given_back() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let (disk, at, name) = (yard.path("disk"), yard.path("at"), yard.name("gh"));
+    fs::create_dir(&disk).unwrap();
+    let mount = ["-t", "tmpfs", "-o", "size=300m", "tmpfs", disk.to_str().unwrap()];
+    assert!(mounting::run("mount", mount).status.success());
+    let room = |size: &str| {
+        let words = ["-o", &format!("remount,size={size}"), disk.to_str().unwrap()].map(str::to_owned);
+        assert!(mounting::run("mount", words).status.success());
+    };
+    let create = ["pool", "create", "--size", "256M", "-O", "compression=off", "-m", at.to_str().unwrap(), &name];
+    yard.nacre(&[&create[..], &["raidz1", "disk/d0", "d1", "d2"]].concat());
+    yard.nacre(&["pool", "add", "--size", "256M", &name, "spare", "s0", "s1"]);
+    let status = || yard.nacre(&["pool", "status", &name]);
+    let spare = |number: usize| yard.path(&format!("s{number}")).display().to_string();
+    assert!(status().contains("\tspares\n") && says(&status(), "s0 AVAIL"), "{}", status());
+    assert!(yard.nacre(&["pool", "list", "-Hv", "-o", "name,health", &name]).contains(&format!("{}\tAVAIL", spare(0))));
+    yard.nacre(&["pool", "remove", &name, &spare(1)]);
+    assert!(!status().contains("s1"), "{}", status());
+    let (_, said) = yard.refused(&["pool", "remove", &name, yard.path("d1").to_str().unwrap()]);
+    assert!(said.contains("cannot remove"), "{said}");
+    fs::write(at.join("before"), Random(1).bytes(20 << 20)).unwrap();
+    yard.nacre(&["pool", "sync", &name]);
+    // The disk of one has no room any more.
+    let held = fs::metadata(disk.join("d0")).map(|file| std::os::unix::fs::MetadataExt::blocks(&file) / 2).unwrap();
+    room(&format!("{}k", held + 512));
+    fs::write(at.join("after"), Random(2).bytes(40 << 20)).unwrap();
+    yard.nacre(&["pool", "sync", &name]);
+    eventually("the spare stands in", || status().contains("INUSE"));
+    assert!(status().contains("spare-0") && says(&status(), "d0 FAULTED"), "{}", status());
+    yard.nacre(&["pool", "wait", "-t", "resilver", &name]);
+    // It may be lost now, and another one as well.
+    room("300m");
+    yard.nacre(&["pool", "clear", &name]);
+    yard.nacre(&["pool", "wait", "-t", "resilver", &name]);
+    eventually("the spare is given back", || status().contains("AVAIL"));
+    yard.nacre(&["pool", "scrub", "-w", &name]);
+    assert!(fs::read(at.join("before")).unwrap() == Random(1).bytes(20 << 20));
+    assert!(fs::read(at.join("after")).unwrap() == Random(2).bytes(40 << 20));
+    assert!(yard.told(&["pool", "check", &name]).starts_with("no problems: "));
+    yard.nacre(&["pool", "destroy", &name]);
+    mounting::clear(&disk);
+}
+
+#[test]
+fn groups_are_added_and_scrubs_look_at_parts() {
+    needs!(as_root());
+    let pool = Grouped::made("gg", &[("mirror", 2)], "128M");
+    let path = |name: &str| pool.yard.path(name).display().to_string();
+    let before = pool.figure("size");
+    for (words, why) in [
+        (&["raidz", "x", "y", "z"][..], "pool uses mirror and new vdev is raidz"),
+        (&["mirror", "x", "y", "z"], "pool uses 2-way mirror and new vdev uses 3-way mirror"),
+        (&["x"], "pool uses mirror and new vdev is"),
+        (&["mirror", "x"], "mirror requires at least 2 devices"),
+    ] {
+        let (_, said) = pool.yard.refused(&[&["pool", "add", "--size", "128M", &pool.name], words].concat());
+        assert!(said.contains(why) && !pool.yard.path("x").exists(), "{words:?}: {said}");
+    }
+    let would = pool.yard.nacre(&["pool", "add", "-n", "--size", "128M", &pool.name, "mirror", "x", "y"]);
+    assert!(would.ends_with(&format!("\t  mirror\n\t    {}\n\t    {}\n", path("x"), path("y"))), "{would}");
+    pool.yard.nacre(&["pool", "add", "--size", "128M", &pool.name, "mirror", "x", "y"]);
+    let after = pool.figure("size");
+    assert!(after > before * 19 / 10 && says(&pool.status(), "mirror-1 ONLINE"), "{before} {after}");
+    fs::write(pool.at.join("file"), Random(1).bytes(90 << 20)).unwrap();
+    pool.yard.nacre(&["pool", "sync", &pool.name]);
+    pool.is_whole("groups added");
+    let scanned = |words: &[&str]| {
+        pool.yard.nacre(&[&["pool", "scrub"], words, &[&pool.name]].concat());
+        let json = pool.yard.nacre(&["pool", "status", "-jp", &pool.name]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        json["pools"][&pool.name]["scan_stats"]["examined"].as_str().unwrap().parse::<u64>().unwrap()
+    };
+    let all = scanned(&["-w"]);
+    assert!(scanned(&["-w", "-e"]) < all / 10 && scanned(&["-w", "-C"]) < all / 4, "{all}");
+    scanned(&["--rate", "1M"]);
+    assert!(pool.status().contains("scrub in progress"), "{}", pool.status());
+    pool.yard.nacre(&["pool", "scrub", "-w", "--rate", "0", &pool.name]);
+    assert!(pool.status().contains("scrub repaired 0B"), "{}", pool.status());
 }

@@ -408,17 +408,26 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
     let of = |(number, (group, parity)): (usize, (Group, usize))| {
         let members = health.iter().enumerate().filter(|(_, device)| device.group == number && device.is_own());
         let devices: Vec<usize> = members.clone().map(|(at, _)| at).collect();
-        let lacking = members.filter(|(_, device)| standing(device) != "ONLINE" || device.stale).count();
+        // Another one may have everything that it should have.
+        let stands_in = |at: usize| {
+            let beside = |other: &&DeviceHealth| other.role.beside().map(usize::from) == Some(at);
+            health.iter().filter(beside).any(|other| standing(other) == "ONLINE" && !other.stale)
+        };
+        let lacking: Vec<usize> =
+            members.filter(|(_, device)| standing(device) != "ONLINE" || device.stale).map(|(at, _)| at).collect();
+        let lost = lacking.iter().filter(|at| !stands_in(**at)).count();
         let (kind, name) = match group.kind {
             GroupKind::Plain => ("plain", "plain".to_owned()),
+            // What is left of one is a device for itself.
+            GroupKind::Mirror if devices.len() == 1 => ("plain", "plain".to_owned()),
             GroupKind::Mirror => ("mirror", "mirror".to_owned()),
             GroupKind::RaidZ(parity) => ("raidz", format!("raidz{parity}")),
         };
         let own = || devices.iter().filter_map(|at| figures.get(*at));
-        let state = match lacking {
+        let state = match lost {
             // What was deleted is there until the pool is let go.
-            0 if own().all(|device| device.deleted.is_none()) => "ONLINE",
-            lacking if lacking <= parity => "DEGRADED",
+            _ if lacking.is_empty() && own().all(|device| device.deleted.is_none()) => "ONLINE",
+            lost if lost <= parity => "DEGRADED",
             _ => "UNAVAIL",
         };
         // The log has no room of its own.
@@ -440,24 +449,25 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
             allocated,
         }
     };
-    groups.into_iter().enumerate().map(of).collect()
+    groups.into_iter().enumerate().map(of).filter(|group| !group.devices.is_empty()).collect()
 }
 
 /// The room that devices have got since they became part of the pool, as [`Figures::size`] counts
 /// it.
 fn expandable(pool: &Imported, groups: &[GroupFigures]) -> u64 {
     let Some(disks) = pool.store.on_devices().filter(|_| !groups.is_empty()) else { return pool.store.expandable() };
-    let (identity, devices) = (pool.store.identity(), pool.devices.read());
+    let (identity, devices, health) = (pool.store.identity(), pool.devices.read(), disks.health());
     let room = |now: bool| {
-        let of = |(group, (shown, parity)): (&GroupFigures, (Group, usize))| {
-            let length = |at: &usize| {
-                let (member, device) = (identity.members.get(*at)?, devices.get(*at)?);
+        let of = |(number, (group, parity)): (usize, (Group, usize))| {
+            let own = health.iter().enumerate().filter(|(_, device)| device.group == number && device.is_own());
+            let length = |(at, _): (usize, &DeviceHealth)| {
+                let (member, device) = (identity.members.get(at)?, devices.get(at)?);
                 Some(slots(if now { device.length().max(member.length) } else { member.length }, identity.slot))
             };
-            let sizes: Vec<u64> = group.devices.iter().filter_map(length).collect();
-            room_of_group(shown.kind, parity, &sizes).0
+            let sizes: Vec<u64> = own.filter_map(length).collect();
+            room_of_group(group.kind, parity, &sizes).0
         };
-        groups.iter().zip(disks.groups()).map(of).sum::<u64>()
+        disks.groups().into_iter().enumerate().map(of).sum::<u64>()
     };
     room(true).saturating_sub(room(false))
 }

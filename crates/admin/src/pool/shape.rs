@@ -122,8 +122,8 @@ fn same_redundancy(pool: &Imported, new: &[NewGroup]) -> Result<(), Refusal> {
     let Some(first) = there.first().filter(|first| there.iter().all(|level| level == *first)) else { return Ok(()) };
     let other = new.iter().find_map(|group| first.differs(Level::of(group.kind, group.devices)));
     other.map_or(Ok(()), |why| {
-        let what = format!("cannot add to '{}': mismatched replication level: {why}", pool.name());
-        Err(Refusal::new(Kind::Invalid, what).next("-f adds it all the same"))
+        let next = format!("use '-f' to override the following errors:\nmismatched replication level: {why}");
+        Err(Refusal::new(Kind::Invalid, "invalid vdev specification").next(next))
     })
 }
 

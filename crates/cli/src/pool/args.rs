@@ -44,20 +44,30 @@ pub fn assignments(texts: &[String]) -> Result<Vec<(String, String)>, Failure> {
 /// device for itself.
 pub type Groups = Vec<(String, usize)>;
 
+/// Devices that take the place of others when these fail.
+pub const SPARE: &str = "spare";
+
 /// The group of devices that are each for themselves, beside others.
 pub const PLAIN: &str = "plain";
 
-/// The devices of a new pool, and the groups that they are in. `force`: also groups of different
-/// redundancy.
+/// The devices of a new pool, or those that are `added` to one, and the groups that they are in; spares
+/// come last. `force`: also groups of different redundancy.
 ///
 /// # Errors
 /// Groups of too few devices, or that do not go together, in the words of ZFS.
-pub fn grouped(words: Vec<PathBuf>, force: bool) -> Result<(Vec<PathBuf>, Groups), Failure> {
+pub fn grouped(words: Vec<PathBuf>, force: bool, added: bool) -> Result<(Vec<PathBuf>, Groups), Failure> {
     let invalid = |why: String| Failure::new(format!("invalid vdev specification: {why}"));
     let (mut paths, mut groups): (Vec<PathBuf>, Groups) = (Vec::new(), Vec::new());
     for word in words {
         let group = word.to_str().and_then(|text| GROUPS.iter().find(|(group, _)| *group == text));
         match (group, groups.last_mut()) {
+            (None, Some((last, _))) if last.as_str() != SPARE && added && word.to_str() == Some(SPARE) => {
+                groups.push((SPARE.to_owned(), 0));
+            }
+            (None, None) if added && word.to_str() == Some(SPARE) => groups.push((SPARE.to_owned(), 0)),
+            (Some((group, _)), Some((last, _))) if last.as_str() == SPARE => {
+                return Err(invalid(format!("{group}: spares come last")));
+            }
             (Some(("raidz", _)), _) => groups.push(("raidz1".to_owned(), 0)),
             (Some((group, _)), _) => groups.push(((*group).to_owned(), 0)),
             (None, Some((_, count))) => {
@@ -76,7 +86,7 @@ pub fn grouped(words: Vec<PathBuf>, force: bool) -> Result<(Vec<PathBuf>, Groups
         if *count < least {
             return Err(invalid(format!("{shown} requires at least {least} devices")));
         }
-        if *count > GROUP_MOST && group != PLAIN {
+        if *count > GROUP_MOST && ![PLAIN, SPARE].contains(&group.as_str()) {
             return Err(invalid(format!("{shown} supports no more than {GROUP_MOST} devices")));
         }
     }
@@ -99,8 +109,9 @@ fn mismatched(groups: &[(String, usize)], paths: &[PathBuf]) -> Option<String> {
         None if group == PLAIN => alone().to_owned(),
         None => group.to_owned(),
     };
-    groups.windows(2).find_map(|pair| {
-        let [(first, count), (other, more)] = pair else { return None };
+    let all: Vec<_> = groups.iter().filter(|(group, _)| group != SPARE).collect();
+    all.windows(2).find_map(|pair| {
+        let [(first, count), (other, more)] = *pair else { return None };
         let (kind, other_kind) = (shown(first), shown(other));
         match (parity(first), parity(other)) {
             _ if kind != other_kind => Some(format!("both {kind} and {other_kind} vdevs are present")),
@@ -129,12 +140,18 @@ fn device(path: PathBuf) -> Result<PathBuf, Failure> {
     if let Some(word) = word {
         let kind = word.split(':').next().unwrap_or_default();
         if GROUPS.iter().any(|(group, _)| *group == kind) {
-            return Err(Failure::usage(format!("'{word}': groups are made with the pool"))
-                .next("nacre pool create POOL mirror DEVICE DEVICE"));
+            return Err(
+                Failure::usage(format!("'{word}' is no device")).next("nacre pool create POOL mirror DEVICE DEVICE")
+            );
         }
         if ARRANGEMENTS.contains(&kind) {
-            return Err(Failure::usage(format!("'{word}': all devices of a pool have the same use"))
-                .next("name the devices alone, or in groups: mirror, raidz1, raidz2, raidz3"));
+            let why = match kind {
+                SPARE => "spares are added to a pool that is there".to_owned(),
+                _ => format!("there are no {kind} devices"),
+            };
+            return Err(Failure::usage(format!("'{word}': {why}")).next(
+                "name devices alone, or in groups: mirror, raidz1, raidz2, raidz3; `nacre pool add POOL spare DEVICE`",
+            ));
         }
         let known = Path::new("/dev").join(word);
         if !path.exists() && known.exists() {
@@ -200,7 +217,7 @@ mod tests {
             &["mirror", "/a", "/b", "mirror", "/c", "/d", "/e"],
             &["mirror", "/a", "/b", "raidz", "/c", "/d"],
         ] {
-            assert!(grouped(wrong.iter().map(PathBuf::from).collect(), false).is_err(), "{wrong:?}");
+            assert!(grouped(wrong.iter().map(PathBuf::from).collect(), false, false).is_err(), "{wrong:?}");
         }
         for (words, why) in [
             (&["/a", "mirror", "/b", "/c"][..], "both file and mirror vdevs are present"),
@@ -211,21 +228,27 @@ mod tests {
             ),
             (&["mirror", "/a", "/b", "mirror", "/c", "/d", "/e"], "both 2-way and 3-way mirror vdevs are present"),
         ] {
-            let failure = grouped(words.iter().map(PathBuf::from).collect(), false).unwrap_err();
+            let failure = grouped(words.iter().map(PathBuf::from).collect(), false, false).unwrap_err();
             assert_eq!(failure.what, "invalid vdev specification");
             assert!(failure.next.ends_with(&format!("mismatched replication level: {why}")), "{}", failure.next);
         }
-        let few = grouped(vec![PathBuf::from("raidz"), PathBuf::from("/a")], false).unwrap_err();
+        let words = |words: &[&str]| words.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let (paths, groups) = grouped(words(&["mirror", "/a", "/b", "spare", "/c", "/d"]), false, true).unwrap();
+        assert_eq!((paths.len(), groups.last().unwrap()), (4, &(SPARE.to_owned(), 2)));
+        assert!(grouped(words(&["spare", "/c", "mirror", "/a", "/b"]), false, true).is_err());
+        assert!(grouped(words(&["mirror", "/a", "/b", "spare", "/c"]), false, false).is_err());
+        assert_eq!(grouped(words(&["spare", "/c"]), false, true).unwrap().1, [(SPARE.to_owned(), 1)]);
+        let few = grouped(vec![PathBuf::from("raidz"), PathBuf::from("/a")], false, false).unwrap_err();
         assert_eq!(few.what, "invalid vdev specification: raidz requires at least 2 devices");
         let words = ["mirror", "/a", "/b", "raidz2", "/c", "/d", "/e"].iter().map(PathBuf::from).collect();
-        let (paths, groups) = grouped(words, true).unwrap();
+        let (paths, groups) = grouped(words, true, false).unwrap();
         assert_eq!((paths.len(), groups), (5, vec![("mirror".to_owned(), 2), ("raidz2".to_owned(), 3)]));
         let words = ["/a", "raidz", "/b", "/c", "raidz1", "/d", "/e"].iter().map(PathBuf::from).collect();
         assert_eq!(
-            grouped(words, true).unwrap().1,
+            grouped(words, true, false).unwrap().1,
             [(PLAIN, 1), ("raidz1", 2), ("raidz1", 2)].map(|(group, count)| (group.to_owned(), count))
         );
-        assert_eq!(grouped(vec![PathBuf::from("/a")], false).unwrap(), (vec![PathBuf::from("/a")], Vec::new()));
+        assert_eq!(grouped(vec![PathBuf::from("/a")], false, false).unwrap(), (vec![PathBuf::from("/a")], Vec::new()));
         assert_eq!(devices(vec![PathBuf::from("null")]).unwrap(), [PathBuf::from("/dev/null")]);
         assert_eq!(devices(vec![PathBuf::from("/a/b")]).unwrap(), [PathBuf::from("/a/b")]);
         assert!(devices(vec![PathBuf::from("file")]).unwrap()[0].is_absolute());

@@ -70,5 +70,7 @@ pub(super) fn same(a: &Path, b: &Path) -> bool {
 
 /// The device of a pool that is meant.
 pub(super) fn named_device<'a>(pool: &'a Figures, word: &Path) -> Option<&'a DeviceFigures> {
-    pool.devices.iter().find(|device| is_meant(device, word) || same(Path::new(&device.path), word))
+    // One that was removed may lie where another one is now.
+    let mut there = pool.devices.iter().filter(|device| device.role != "removed");
+    there.find(|device| is_meant(device, word) || same(Path::new(&device.path), word))
 }

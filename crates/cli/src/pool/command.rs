@@ -28,6 +28,9 @@ pub fn command() -> Command {
         online(),
         offline(),
         replace(),
+        attach(),
+        detach(),
+        remove(),
         labelclear(),
         inspect(),
         check(),
@@ -55,12 +58,9 @@ pub fn command() -> Command {
 
 /// Verbs of `zpool` that need what pools of this version do not have: how many arguments they want,
 /// and why they are not here.
-pub const UNSERVED: [(&str, usize, &str); 12] = [
-    ("attach", 3, REDUNDANCY),
-    ("detach", 2, REDUNDANCY),
+pub const UNSERVED: [(&str, usize, &str); 9] = [
     ("resilver", 1, "devices that come back are resilvered by themselves; scrub verifies everything"),
-    ("split", 2, REDUNDANCY),
-    ("remove", 2, "a device cannot be taken out of a pool"),
+    ("split", 2, "a pool stays one; `attach` and `detach` change its mirrors"),
     (
         "checkpoint",
         1,
@@ -73,8 +73,6 @@ pub const UNSERVED: [(&str, usize, &str); 12] = [
     ("prefetch", 1, "there is no deduplication"),
     ("condense", 1, "there is nothing to condense: segments are cleaned by themselves"),
 ];
-
-const REDUNDANCY: &str = "groups of devices stay what the pool was made with; `replace` puts other devices into them";
 
 /// Letters that `zpool` has and that change nothing here.
 fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {
@@ -216,9 +214,9 @@ fn status() -> Command {
 
 fn add() -> Command {
     Command::new("add")
-        .about("Add devices to a pool: it gets larger")
-        .after_help("Examples:\n  nacre pool add tank /dev/sdc\n  nacre pool add --size 10G tank ~/more.pool\n\nA device cannot be taken out again.")
-        .arg(flag('f', "force", "Also devices that hold something else"))
+        .about("Add devices, groups of devices or spares to a pool")
+        .after_help("Examples:\n  nacre pool add tank /dev/sdc\n  nacre pool add --size 10G tank ~/more.pool\n  nacre pool add safe mirror /dev/sdd /dev/sde\n  nacre pool add safe spare /dev/sdf\n\nThe pool gets larger; a spare takes the place of a device that fails, by itself. Only spares can be taken out again.")
+        .arg(flag('f', "force", "Also devices that hold something else, and groups of other redundancy"))
         .arg(flag('n', "only-say", "Only say what would be done"))
         .args(called())
         .arg(several('o', "properties", "ashift=NUMBER", "Taken for ZFS' sake: the size of sectors is the device's affair"))
@@ -324,10 +322,13 @@ fn scrub() -> Command {
     Command::new("scrub")
         .about("Verify everything that is stored, in the background; `status` shows how far it is")
         .after_help(
-            "Examples:\n  nacre pool scrub tank\n  nacre pool scrub -w tank\n  nacre pool scrub -p tank\n  nacre pool scrub -s tank",
+            "Examples:\n  nacre pool scrub tank\n  nacre pool scrub -w tank\n  nacre pool scrub -p tank\n  nacre pool scrub -s tank\n  nacre pool scrub -e tank\n  nacre pool scrub --rate 50M tank",
         )
         .arg(flag('s', "stop", "End it").conflicts_with("pause"))
         .arg(flag('p', "pause", "Pause it; without a letter it goes on"))
+        .arg(flag('e', "errors", "Only what is known to be damaged").conflicts_with_all(["stop", "pause"]))
+        .arg(flag('C', "continue", "Only what was written since the last one that came to its end").conflicts_with_all(["stop", "pause", "errors"]))
+        .arg(Arg::new("rate").long("rate").value_name("SIZE").help("At most so many bytes a second, from now on; 0: as fast as it can").conflicts_with_all(["stop", "pause"]))
         .arg(flag('w', "wait", "Wait for its end").conflicts_with_all(["stop", "pause"]))
         .arg(flag('a', "all", "All pools").conflicts_with("POOL"))
         .arg(pools("Which").required_unless_present("all"))
@@ -413,6 +414,35 @@ fn replace() -> Command {
         .arg(size())
         .arg(one_pool())
         .arg(clap_args::path("DEVICE", "The one, and the other").num_args(1..=2))
+}
+
+fn attach() -> Command {
+    Command::new("attach")
+        .about("Make a device one more copy of a mirror, or a mirror of one that is for itself")
+        .after_help("Examples:\n  nacre pool attach tank /dev/sdb /dev/sdc\n  nacre pool attach -w tank /dev/sdb /dev/sdd\n\nIt gets everything in the background; `status` shows how far it is.")
+        .arg(flag('f', "force", "Also one that holds something else"))
+        .arg(flag('w', "wait", "Wait until it has everything"))
+        .args(without_effect("s"))
+        .arg(several('o', "properties", "ashift=NUMBER", "").hide(true))
+        .arg(size())
+        .arg(one_pool())
+        .arg(clap_args::path("DEVICE", "The one that is there, and the new one").num_args(2))
+}
+
+fn detach() -> Command {
+    Command::new("detach")
+        .about("Take a device out of a mirror, or give up a replacement")
+        .after_help("Examples:\n  nacre pool detach tank /dev/sdc")
+        .arg(one_pool())
+        .arg(clap_args::path("DEVICE", "Which"))
+}
+
+fn remove() -> Command {
+    Command::new("remove")
+        .about("Take spares out of a pool")
+        .after_help("Examples:\n  nacre pool remove tank /dev/sdf\n\nOther devices cannot be taken out; `detach` takes them out of mirrors.")
+        .arg(one_pool())
+        .arg(clap_args::path("DEVICE", "Which").num_args(1..))
 }
 
 fn labelclear() -> Command {

@@ -12,7 +12,7 @@ use nacre_daemon::{
 use nacre_pool::{
     PoolError,
     device::{Device, FileDevice},
-    label::{self, GroupKind, Identity, MemberStatus, PoolState},
+    label::{self, GroupKind, Identity, MemberRole, PoolState},
 };
 use std::{
     collections::BTreeMap,
@@ -134,32 +134,41 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
     let roots = devices.iter().map(|device| device.generation).max().unwrap_or(0);
     let mut pool = Candidate { identity: newest.identity.clone(), devices: BTreeMap::new(), twins: None };
     let mut chosen: BTreeMap<u16, &FoundDevice> = BTreeMap::new();
-    let mut pass_over = |device: &FoundDevice| {
-        refused.push((
-            device.path.clone(),
-            format!(
-                "an older copy of device {} of pool '{}': passed over",
-                device.identity.index, device.identity.name
-            ),
-        ));
+    let mut pass_over = |device: &FoundDevice, why: String| refused.push((device.path.clone(), why));
+    let older_copy = |device: &FoundDevice| {
+        format!("an older copy of device {} of pool '{}': passed over", device.identity.index, device.identity.name)
+    };
+    // In groups, a device may have taken the place of another, and its number with it.
+    let place = |device: &FoundDevice| {
+        let own = device.identity.members.get(usize::from(device.identity.index)).map(|member| member.guid);
+        let is_own = |member: &label::Member| member.state.status.belongs() && Some(member.guid) == own;
+        match newest.identity.groups.is_empty() {
+            true => Some(device.identity.index),
+            false => newest.identity.members.iter().position(is_own).and_then(|at| u16::try_from(at).ok()),
+        }
     };
     for device in devices {
+        let Some(place) = place(device) else {
+            let why = format!("was a device of pool '{}', and is not any more", device.identity.name);
+            pass_over(device, why);
+            continue;
+        };
         // A crash may have cut short one writing of all labels, and one root record.
         let rooted = device.identity.index < ROOT_DEVICES && device.generation > 0;
         let older = device.identity.revision + 1 < newest.identity.revision
             || rooted && device.generation + device.lost + 1 < roots;
         // In groups it gets what it has missed.
         if older && newest.identity.groups.is_empty() {
-            pass_over(device);
+            pass_over(device, older_copy(device));
             continue;
         }
-        match chosen.get(&device.identity.index).copied() {
+        match chosen.get(&place).copied() {
             Some(there) if there.itself == device.itself => {}
             Some(there) if there.age() == device.age() => pool.twins = Some((there.path.clone(), device.path.clone())),
-            Some(there) if there.age() > device.age() => pass_over(device),
+            Some(there) if there.age() > device.age() => pass_over(device, older_copy(device)),
             there => {
-                there.into_iter().for_each(&mut pass_over);
-                chosen.insert(device.identity.index, device);
+                there.into_iter().for_each(|there| pass_over(there, older_copy(there)));
+                chosen.insert(place, device);
             }
         }
     }
@@ -217,19 +226,27 @@ fn probe(path: &Path) -> Result<Option<FoundDevice>, Unread> {
 impl Candidate {
     /// Where its missing devices were last.
     pub fn missing(&self) -> Vec<PathBuf> {
-        let missing = self.members().filter(|(index, _)| !self.has(*index));
+        let missing = self.members().filter(|(index, _)| !self.is_there(*index));
         missing.map(|(_, member)| PathBuf::from(std::ffi::OsStr::from_bytes(&member.path))).collect()
     }
 
     /// The devices that belong to it, each with its place.
     fn members(&self) -> impl Iterator<Item = (usize, &label::Member)> {
-        let members = self.identity.members.iter().enumerate();
-        members.filter(|(_, member)| member.state.status != MemberStatus::Removed)
+        self.identity.members.iter().enumerate().filter(|(_, member)| member.is_own())
+    }
+
+    /// Whether a device is there, or one that stands beside it.
+    fn is_there(&self, index: usize) -> bool {
+        let beside = |(at, member): (usize, &label::Member)| {
+            let state = member.state;
+            state.status.belongs() && state.role.beside().map(usize::from) == Some(index) && self.has(at)
+        };
+        self.has(index) || self.identity.members.iter().enumerate().any(beside)
     }
 
     /// How many devices of a group are missing.
     fn missing_in(&self, group: u8) -> usize {
-        self.members().filter(|(at, member)| member.state.group == group && !self.has(*at)).count()
+        self.members().filter(|(at, member)| member.state.group == group && !self.is_there(*at)).count()
     }
 
     fn has(&self, index: usize) -> bool {
@@ -306,7 +323,10 @@ impl Candidate {
             };
             own.map(leaf).collect::<Vec<_>>()
         };
-        for (number, group) in (0..).zip(&identity.groups) {
+        let there = (0..)
+            .zip(&identity.groups)
+            .filter(|(number, _)| self.members().any(|(_, member)| member.state.group == *number));
+        for (number, group) in there {
             let kind = match group.kind {
                 GroupKind::Plain => {
                     rows.extend(leaves("  ", number));
@@ -326,8 +346,18 @@ impl Candidate {
         if identity.groups.is_empty() {
             rows.extend(leaves("  ", 0));
         }
+        let spares = identity.members.iter().enumerate().filter(|(_, member)| {
+            member.state.status.belongs() && matches!(member.state.role, MemberRole::Spare | MemberRole::SpareFor(_))
+        });
+        let spares: Vec<_> = spares.map(|(index, member)| (format!("  {}", path(index, member)), "")).collect();
+        if !spares.is_empty() {
+            rows.push(("spares".to_owned(), ""));
+        }
+        rows.extend(spares);
         let width = rows.iter().map(|(name, _)| name.chars().count()).chain([10]).max().unwrap_or(10);
-        rows.iter().for_each(|(name, state)| text.push_str(&format!("\t{name:<width$}  {state}\n")));
+        rows.iter().for_each(|(name, state)| {
+            text.push_str(&(format!("\t{name:<width$}  {state}").trim_end().to_owned() + "\n"))
+        });
         text
     }
 }

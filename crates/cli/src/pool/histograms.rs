@@ -117,7 +117,7 @@ fn tables(of: Of, now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Tab
                     sum(&own.iter().filter_map(|table| table.columns.get(place)).cloned().collect::<Vec<_>>())
                 };
                 let columns = (0..of.columns().len()).map(column).collect();
-                Table { name: vdev.name().to_owned(), columns }
+                Table { name: vdev.name().into_owned(), columns }
             };
             tables.extend(tree::rows(pool).into_iter().map(|(_, vdev)| of_group(vdev)));
         }

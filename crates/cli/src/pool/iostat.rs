@@ -128,7 +128,7 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
         row(pool.name.clone(), Some((pool.allocated, pool.free)), pool.devices.iter().collect());
         for (depth, vdev) in tree::rows(pool).into_iter().filter(|_| verbose) {
             let room = match vdev {
-                Vdev::Root => None,
+                Vdev::Root | Vdev::Pair(..) => None,
                 Vdev::Group(group) => Some((group.allocated, group.free())),
                 Vdev::Leaf(device) => Some((device.allocated, device.free())).filter(|_| depth == 1),
             };

@@ -92,6 +92,15 @@ fn vdev_head(pool: &Figures, vdev: Vdev<'_>, form: PoolForm) -> Map<String, Valu
     match vdev {
         Vdev::Root => root_head(pool, ROOT, form),
         Vdev::Group(group) => group_head(pool, group),
+        Vdev::Pair(_, _, beside) => {
+            let fields = [
+                ("name", json!(vdev.name())),
+                ("vdev_type", json!(beside.role)),
+                ("class", json!("normal")),
+                ("state", json!(vdev.state(pool))),
+            ];
+            fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        }
         Vdev::Leaf(device) => device_head(pool, device, form),
     }
 }
@@ -103,20 +112,29 @@ fn nested(
     wanted: impl Fn(&DeviceFigures) -> bool,
     tell: impl Fn(usize, Vdev<'_>) -> Map<String, Value>,
 ) -> Map<String, Value> {
-    let leaf = |depth: usize, device: &DeviceFigures| {
-        (DeviceFigures::name(device).to_owned(), Value::Object(tell(depth, Vdev::Leaf(device))))
-    };
-    let top = |top: tree::Top<'_>| match top.vdev {
-        Vdev::Leaf(device) => wanted(device).then(|| leaf(1, device)),
-        vdev => {
-            let below: Map<String, Value> =
-                top.below.into_iter().filter(|device| wanted(device)).map(|device| leaf(2, device)).collect();
-            let mut fields = tell(1, vdev);
-            let shown = !below.is_empty();
-            fields.insert("vdevs".to_owned(), Value::Object(below));
-            shown.then(|| (vdev.name().to_owned(), Value::Object(fields)))
-        }
-    };
+    type Tell<'t> = &'t dyn Fn(usize, Vdev<'_>) -> Map<String, Value>;
+    /// One with what is below it; nothing where nothing of it is wanted.
+    fn one(
+        depth: usize,
+        (vdev, below): (Vdev<'_>, Vec<Vdev<'_>>),
+        wanted: &dyn Fn(&DeviceFigures) -> bool,
+        tell: Tell<'_>,
+    ) -> Option<(String, Value)> {
+        let below = match vdev {
+            Vdev::Leaf(device) => {
+                return wanted(device).then(|| (vdev.name().into_owned(), Value::Object(tell(depth, vdev))));
+            }
+            Vdev::Pair(_, device, beside) => vec![Vdev::Leaf(device), Vdev::Leaf(beside)],
+            _ => below,
+        };
+        let below: Map<String, Value> =
+            below.into_iter().filter_map(|vdev| one(depth + 1, (vdev, Vec::new()), wanted, tell)).collect();
+        let mut fields = tell(depth, vdev);
+        let shown = !below.is_empty();
+        fields.insert("vdevs".to_owned(), Value::Object(below));
+        shown.then(|| (vdev.name().into_owned(), Value::Object(fields)))
+    }
+    let top = |top: tree::Top<'_>| one(1, (top.vdev, top.below), &wanted, &tell);
     tree::tops(pool).into_iter().filter_map(top).collect()
 }
 
@@ -169,7 +187,7 @@ pub fn vdevs(pool: &Figures, vdevs: &[Vdev<'_>], names: &[String], form: PoolFor
             values.map(|name| (name.clone(), property(name, &vdevs::value(pool, *vdev, name), form))).collect();
         fields.insert("type".to_owned(), json!("VDEV"));
         fields.insert("properties".to_owned(), Value::Object(values));
-        (vdev.name().to_owned(), Value::Object(fields))
+        (vdev.name().into_owned(), Value::Object(fields))
     };
     let all: Map<String, Value> = vdevs.iter().map(one).collect();
     json!({ "output_version": json_head("get"), "vdevs": all }).to_string() + "\n"
@@ -199,6 +217,17 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
         let (last, function) = if resilvered { (&status.resilver, "RESILVER") } else { (&status.scrub, "SCRUB") };
         fields.extend(scan(last, function, form).map(|scan| ("scan_stats".to_owned(), scan)));
         fields.insert("vdevs".to_owned(), Value::Object(tree(figures, shown)));
+        let spares: Map<String, Value> = tree::spares(figures)
+            .map(|spare| {
+                let mut fields = device_head(figures, spare, form);
+                fields.insert("class".to_owned(), json!("spare"));
+                fields.insert("state".to_owned(), json!(tree::spare_state(spare)));
+                (spare.name().to_owned(), Value::Object(fields))
+            })
+            .collect();
+        if !spares.is_empty() {
+            fields.insert("spares".to_owned(), Value::Object(spares));
+        }
         fields.insert("error_count".to_owned(), exactly(status.damaged, form));
         if !status.names.is_empty() {
             fields.insert("errlist".to_owned(), json!(status.names));
@@ -235,11 +264,8 @@ fn tree(figures: &Figures, shown: &status::StatusView) -> Map<String, Value> {
         fields.extend(more.into_iter().map(|(name, value)| (name.to_owned(), value)));
     };
     let parent = |device: &DeviceFigures| {
-        let above = tree::tops(figures)
-            .into_iter()
-            .find(|top| top.below.iter().any(|below| std::ptr::eq(*below, device)))
-            .map(|top| top.vdev.name().to_owned());
-        above.unwrap_or_else(|| figures.name.clone())
+        let above = tree::above(figures, device);
+        above.map_or_else(|| figures.name.clone(), |above| above.name().into_owned())
     };
     let device = |depth: usize, device: &DeviceFigures| {
         let mut fields = device_head(figures, device, form);
@@ -272,6 +298,11 @@ fn tree(figures: &Figures, shown: &status::StatusView) -> Map<String, Value> {
     let tell = |depth: usize, vdev: Vdev<'_>| match vdev {
         Vdev::Root => Map::new(),
         Vdev::Leaf(leaf) => device(depth, leaf),
+        Vdev::Pair(..) => {
+            let mut fields = vdev_head(figures, vdev, form);
+            own(&mut fields, errors([0; 3]).into());
+            fields
+        }
         Vdev::Group(group) => {
             let mut fields = group_head(figures, group);
             own(&mut fields, room(group.allocated, group.size, group.usable).into());
@@ -290,7 +321,7 @@ fn tree(figures: &Figures, shown: &status::StatusView) -> Map<String, Value> {
         _ => true,
     });
     let mut all: Map<String, Value> = match shown.flat {
-        true => beside.map(|(depth, vdev)| (vdev.name().to_owned(), Value::Object(tell(depth, vdev)))).collect(),
+        true => beside.map(|(depth, vdev)| (vdev.name().into_owned(), Value::Object(tell(depth, vdev)))).collect(),
         false => Map::new(),
     };
     all.insert(figures.name.clone(), Value::Object(root));

@@ -110,11 +110,11 @@ pub fn vdev_value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
     let (size, allocated) = match vdev {
         Vdev::Root => (pool.size, pool.allocated),
         Vdev::Group(group) => (group.size, group.allocated),
-        Vdev::Leaf(device) => (device.size, device.allocated),
+        Vdev::Pair(_, device, _) | Vdev::Leaf(device) => (device.size, device.allocated),
     };
     match (name, vdev) {
         ("health", _) => plain(vdev.state(pool)),
-        ("name", _) => plain(vdev.name()),
+        ("name", _) => plain(&vdev.name()),
         _ if pool.health == UNAVAILABLE => plain("-"),
         ("size", _) => size_of(size),
         ("allocated", _) => size_of(allocated),
@@ -134,7 +134,24 @@ fn vdev_rows(pool: &Figures, columns: &[(String, String)], form: PoolForm) -> Ve
         let text = shown(&shown_value(pool, depth, vdev, name), form);
         if name == "name" && !form.scripted { format!("{}{text}", "  ".repeat(depth)) } else { text }
     };
-    tree::rows(pool).into_iter().map(|row| columns.iter().map(|(name, _)| cell(row, name)).collect()).collect()
+    let mut rows: Vec<Vec<String>> =
+        tree::rows(pool).into_iter().map(|row| columns.iter().map(|(name, _)| cell(row, name)).collect()).collect();
+    let words = |name: String, health: &str| {
+        let cell = |(column, _): &(String, String)| match column.as_str() {
+            "name" => name.clone(),
+            "health" => health.to_owned(),
+            _ => "-".to_owned(),
+        };
+        columns.iter().map(cell).collect()
+    };
+    let indent = if form.scripted { "" } else { "  " };
+    let spares = tree::spares(pool).map(|spare| words(format!("{indent}{}", spare.name()), tree::spare_state(spare)));
+    let spares: Vec<Vec<String>> = spares.collect();
+    if !spares.is_empty() {
+        rows.push(words("spare".to_owned(), "-"));
+    }
+    rows.extend(spares);
+    rows
 }
 
 /// The table of `get`.

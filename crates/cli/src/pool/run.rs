@@ -11,14 +11,14 @@ use super::{
     json, list,
     scripts::{self, Columns},
     starting::{cache, check_properties, failed, start},
-    status, upgrade, vdevs,
+    status, tree, upgrade, vdevs,
     verb::{self, Again, PoolVerb, Target, ToCreate},
     version::version,
     zfs_usage,
 };
 use crate::{clock, output::print};
 use nacre_admin::{
-    pool::{Figures, Line, PoolAnswer, PoolRequest, ScrubOrder, Status, devices},
+    pool::{Figures, Line, Phase, PoolAnswer, PoolRequest, ScrubOrder, Status, devices},
     watch::Event,
 };
 use nacre_daemon::{
@@ -86,15 +86,15 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         PoolVerb::Status { shown, names, everybody, again } => {
             repeat(again, |_| show_status(&names, everybody, &shown))?
         }
-        PoolVerb::Add { name, devices, size, force, only_say: true, called } => {
-            would_add(&name, &devices, size, force, called)?
+        PoolVerb::Add { name, devices, groups, size, force, only_say: true, called } => {
+            would_add(&name, (&devices, &groups), size, force, called)?
         }
-        PoolVerb::Add { name, devices, size, force, .. } => {
+        PoolVerb::Add { name, devices, groups, size, force, .. } => {
             let owned = client::owned(&name)?;
             if size.is_none() {
                 not_in_use(&devices)?;
             }
-            done(&owned, command, PoolRequest::Add { devices, groups: Vec::new(), size, force })?;
+            done(&owned, command, PoolRequest::Add { devices, groups, size, force })?;
         }
         PoolVerb::Import(what) => return importing::import(what, command),
         PoolVerb::Export { names, all, force } => {
@@ -150,6 +150,28 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
                 done(&owned, "", PoolRequest::AwaitResilver)?;
             }
         }
+        PoolVerb::Attach { name, beside, new, size, force, wait } => {
+            let owned = client::owned(&name)?;
+            let doing = format!("cannot attach {} to {}", new.display(), beside.display());
+            let beside = known_as(&owned, &doing, vec![beside])?.pop().unwrap_or_default();
+            if size.is_none() {
+                not_in_use(std::slice::from_ref(&new))?;
+            }
+            done(&owned, command, PoolRequest::Attach { beside, new, size, force })?;
+            if wait {
+                done(&owned, "", PoolRequest::AwaitResilver)?;
+            }
+        }
+        PoolVerb::Detach { name, device } => {
+            let owned = client::owned(&name)?;
+            let device = known(&owned, "detach", vec![device])?.pop().unwrap_or_default();
+            done(&owned, command, PoolRequest::Detach { device })?;
+        }
+        PoolVerb::Remove { name, devices } => {
+            let owned = client::owned(&name)?;
+            let devices = known(&owned, "remove", devices)?;
+            done(&owned, command, PoolRequest::Remove { devices })?;
+        }
         PoolVerb::Set { name, value, pool } => {
             let file = cachefile::of(&[(name.clone(), value.clone())]);
             done(&client::owned(&pool)?, command, PoolRequest::Set { name, value })?;
@@ -158,19 +180,23 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         PoolVerb::History { names, internal, long } => history(&names, internal, long)?,
         PoolVerb::Events { name, follow, verbose, scripted, clear } => events(name, follow, verbose, scripted, clear)?,
         PoolVerb::Iostat { form, verbose, shown, names, again } => show_iostat(&names, verbose, shown, form, again)?,
-        PoolVerb::Scrub { names, all, order, wait } => {
+        PoolVerb::Scrub { names, all, order, rate, wait } => {
             let (mut last, mut begun) = (None, Vec::new());
             let named = || once(names).iter().map(|name| client::owned(name)).collect::<Vec<_>>();
             let found = if all { client::ours().into_iter().map(Ok).collect() } else { named() };
             each(&mut last, found, |owned| {
                 let owned = owned?;
-                done(&owned, command, PoolRequest::Scrub(order))?;
+                if let Some(rate) = rate {
+                    done(&owned, command, PoolRequest::Scrub(ScrubOrder::Rate(rate)))?;
+                }
+                // One that runs goes on at that rate.
+                if rate.is_none() || !is_scrubbing(&owned)? {
+                    done(&owned, command, PoolRequest::Scrub(order))?;
+                }
                 begun.push(owned);
                 Ok(())
             });
-            each(&mut last, begun.iter().filter(|_| wait && order == ScrubOrder::Start), |owned| {
-                done(owned, "", PoolRequest::AwaitScrub)
-            });
+            each(&mut last, begun.iter().filter(|_| wait), |owned| done(owned, "", PoolRequest::AwaitScrub));
             last.map_or(Ok(()), Err)?;
         }
         PoolVerb::Trim { pool, devices, order, wait } => {
@@ -415,7 +441,7 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     if what.only_say {
         let groups = process::new_groups(&what.groups).map_err(failed)?;
         devices::foresee(&what.devices, &groups, what.size, what.force, MINIMUM_DEVICE).map_err(failed)?;
-        let layout = layout_in(&what.devices, &what.groups);
+        let layout = layout_in(Called::default(), &what.devices, &what.groups);
         print(&format!("would create '{name}' with the following layout:\n\n\t{name}\n{layout}"))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -436,7 +462,9 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
 /// Refuses what belongs to a pool that is imported, by the name of that pool: no force helps.
 fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     for pool in figures(&[], false).0 {
-        let taken = devices.iter().find(|device| pool.devices.iter().any(|there| same(Path::new(&there.path), device)));
+        // One that was taken out is nobody's.
+        let own = || pool.devices.iter().filter(|there| there.role != "removed");
+        let taken = devices.iter().find(|device| own().any(|there| same(Path::new(&there.path), device)));
         if let Some(device) = taken {
             let what = format!("{} is part of active pool '{}'", device.display(), pool.name);
             let failure = Failure::new("invalid vdev specification").exit(Exit::Busy);
@@ -452,24 +480,39 @@ fn layout(called: Called, device: &Path) -> String {
 }
 
 /// The lines of a pool that would be made of these groups.
-fn layout_in(devices: &[PathBuf], groups: &[(String, usize)]) -> String {
+fn layout_in(called: Called, devices: &[PathBuf], groups: &[(String, usize)]) -> String {
     let (mut text, mut rest) = (String::new(), devices.iter());
     for (group, count) in groups {
-        let indent = if group == args::PLAIN { "" } else { "  " };
-        if group != args::PLAIN {
-            text.push_str(&format!("\t  {group}\n"));
+        let indent = if [args::PLAIN, args::SPARE].contains(&group.as_str()) { "" } else { "  " };
+        match group.as_str() {
+            args::PLAIN => {}
+            args::SPARE => text.push_str("\tspares\n"),
+            _ => text.push_str(&format!("\t  {group}\n")),
         }
-        rest.by_ref().take(*count).for_each(|device| text.push_str(&indented(indent, device)));
+        rest.by_ref().take(*count).for_each(|device| text.push_str(&indented(called, indent, device)));
     }
-    rest.for_each(|device| text.push_str(&indented("", device)));
+    rest.for_each(|device| text.push_str(&indented(called, "", device)));
     text
 }
 
-fn indented(indent: &str, device: &Path) -> String {
-    layout(Called::default(), device).replacen('\t', &format!("\t{indent}"), 1)
+fn indented(called: Called, indent: &str, device: &Path) -> String {
+    layout(called, device).replacen('\t', &format!("\t{indent}"), 1)
 }
 
-fn would_add(name: &str, devices: &[PathBuf], size: Option<u64>, force: bool, called: Called) -> Result<(), Failure> {
+fn is_scrubbing(owned: &Owned) -> Result<bool, Failure> {
+    match owned.pool("", PoolRequest::Status { names: false }, &mut tell)? {
+        PoolAnswer::Status(status) => Ok(status.scrub.phase == Phase::Running),
+        _ => Ok(false),
+    }
+}
+
+fn would_add(
+    name: &str,
+    (devices, groups): (&[PathBuf], &[(String, usize)]),
+    size: Option<u64>,
+    force: bool,
+    called: Called,
+) -> Result<(), Failure> {
     let owned = client::owned(name)?;
     if size.is_none() {
         not_in_use(devices)?;
@@ -477,8 +520,14 @@ fn would_add(name: &str, devices: &[PathBuf], size: Option<u64>, force: bool, ca
     devices::foresee(devices, &[], size, force, MINIMUM_DEVICE).map_err(failed)?;
     let mut figures = list_of(&owned)?;
     called.name(&mut figures);
-    let there: String = figures.devices.iter().map(|device| format!("\t  {}\n", device.name())).collect();
-    let new: String = devices.iter().map(|device| layout(called, device)).collect();
+    let line = |(depth, vdev): (usize, tree::Vdev<'_>)| {
+        // Of what is there, too, only the kind is told.
+        let name = vdev.name();
+        let name = if matches!(vdev, tree::Vdev::Leaf(_)) { &*name } else { name.split('-').next().unwrap_or(&name) };
+        format!("\t{}{name}\n", "  ".repeat(depth))
+    };
+    let there: String = tree::rows(&figures).into_iter().map(line).collect();
+    let new = layout_in(called, devices, groups);
     print(&format!("would update '{name}' to the following configuration:\n\n\t{name}\n{there}{new}"))
 }
 

@@ -30,9 +30,14 @@ pub struct StatusView {
 /// Whether something is wrong with a pool.
 pub fn is_ill(status: &Status) -> bool {
     let figures = &status.figures;
-    let devices = figures.devices.iter().any(|device| device_is_ill(figures, device));
+    let devices = there(figures).any(|device| device_is_ill(figures, device));
     let groups = figures.groups.iter().any(|group| group.state != "ONLINE");
     is_lost(figures) || figures.suspended.is_some() || devices || groups || status.damaged > 0
+}
+
+/// The devices that belong to a pool.
+fn there(figures: &Figures) -> impl Iterator<Item = &DeviceFigures> {
+    figures.devices.iter().filter(|device| device.role != "removed")
 }
 
 /// Whether something is wrong with a device.
@@ -136,7 +141,7 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
         ];
     }
     let survives = !figures.groups.is_empty() && figures.groups.iter().all(|group| group.survives(&figures.devices));
-    let deleted = figures.devices.iter().find_map(|device| Some((device, device.deleted.as_ref()?)));
+    let deleted = there(figures).find_map(|device| Some((device, device.deleted.as_ref()?)));
     if let Some((device, open)) = deleted.filter(|_| !survives) {
         return vec![
             (
@@ -217,8 +222,8 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
 
 /// What is wrong with devices that their groups can do without.
 fn of_groups(figures: &Figures) -> Option<Vec<(&'static str, String)>> {
-    let is = |state: &str| figures.devices.iter().any(|device| device.standing == state);
-    let (status, action) = if figures.devices.iter().any(|device| device.deleted.is_some()) {
+    let is = |state: &str| there(figures).any(|device| device.standing == state);
+    let (status, action) = if there(figures).any(|device| device.deleted.is_some()) {
         (
             "One or more devices has been removed by the administrator.\nSufficient replicas exist for the pool to continue functioning in a\ndegraded state.",
             format!("Replace the device with 'nacre pool replace {}'.", figures.name),
@@ -244,7 +249,7 @@ fn of_groups(figures: &Figures) -> Option<Vec<(&'static str, String)>> {
                 figures.name
             ),
         )
-    } else if figures.devices.iter().any(|device| device.resilvering) {
+    } else if there(figures).any(|device| device.resilvering) {
         (
             "One or more devices is currently being resilvered.  The pool will\ncontinue to function, possibly in a degraded state.",
             "Wait for the resilver to complete.".to_owned(),
@@ -361,6 +366,7 @@ fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
     let width = rows
         .iter()
         .map(|(depth, vdev)| vdev.name().chars().count() + 2 * depth)
+        .chain(tree::spares(figures).map(|spare| spare.name().chars().count() + 2))
         .chain([figures.name.chars().count(), 10])
         .max()
         .unwrap_or(10);
@@ -379,6 +385,15 @@ fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
             _ => ([0; 3], more.nothing()),
         };
         text.push_str(&row(&name, vdev.state(figures), numbers(errors), &more));
+    }
+    if tree::spares(figures).next().is_some() {
+        text.push_str("\tspares\n");
+    }
+    for spare in tree::spares(figures) {
+        let state = tree::spare_state(spare);
+        let note = if state == "INUSE" { "     currently in use" } else { "" };
+        text.push_str(format!("\t{:<width$}  {state}{note}", format!("  {}", spare.name())).trim_end());
+        text.push('\n');
     }
     text
 }

@@ -4,6 +4,7 @@
 use super::status;
 use nacre_admin::pool::{DeviceFigures, Figures, GroupFigures};
 use nacre_daemon::pool::expected::UNAVAILABLE;
+use std::borrow::Cow;
 
 /// What the device is called that stands for the whole pool.
 pub const ROOT: &str = "root-0";
@@ -13,16 +14,19 @@ pub const ROOT: &str = "root-0";
 pub enum Vdev<'a> {
     Root,
     Group(&'a GroupFigures),
+    /// A device of a group, by its number there, with another one that stands beside it.
+    Pair(usize, &'a DeviceFigures, &'a DeviceFigures),
     Leaf(&'a DeviceFigures),
 }
 
 impl<'a> Vdev<'a> {
     /// What it is called.
-    pub fn name(&self) -> &'a str {
+    pub fn name(&self) -> Cow<'a, str> {
         match self {
-            Self::Root => ROOT,
-            Self::Group(group) => &group.name,
-            Self::Leaf(device) => device.name(),
+            Self::Root => ROOT.into(),
+            Self::Group(group) => group.name.as_str().into(),
+            Self::Pair(number, _, beside) => format!("{}-{number}", beside.role).into(),
+            Self::Leaf(device) => device.name().into(),
         }
     }
 
@@ -32,6 +36,10 @@ impl<'a> Vdev<'a> {
             Self::Root => &pool.health,
             Self::Group(_) if pool.health == UNAVAILABLE => UNAVAILABLE,
             Self::Group(group) => &group.state,
+            Self::Pair(_, device, beside) => {
+                let whole = |device| status::device_state(pool, device) == "ONLINE" && !device.resilvering;
+                if whole(device) && whole(beside) { "ONLINE" } else { "DEGRADED" }
+            }
             Self::Leaf(device) => status::device_state(pool, device),
         }
     }
@@ -39,45 +47,101 @@ impl<'a> Vdev<'a> {
     /// The devices that it consists of.
     pub fn devices(&self, pool: &'a Figures) -> Vec<&'a DeviceFigures> {
         match self {
-            Self::Root => tops(pool).iter().flat_map(|top| top.vdev.devices(pool)).collect(),
+            Self::Root => pool.devices.iter().filter(|device| device.role != "removed").collect(),
             Self::Group(group) => group.devices.iter().filter_map(|at| pool.devices.get(*at)).collect(),
+            Self::Pair(_, device, beside) => vec![*device, *beside],
             Self::Leaf(device) => vec![*device],
         }
     }
 }
 
+/// The spares of a pool.
+pub fn spares(pool: &Figures) -> impl Iterator<Item = &DeviceFigures> {
+    pool.devices.iter().filter(|device| device.role == "spare")
+}
+
+/// What a spare is doing, in the words of ZFS.
+pub fn spare_state(device: &DeviceFigures) -> &'static str {
+    match (device.beside, device.health()) {
+        (Some(_), _) => "INUSE",
+        (None, "ONLINE") => "AVAIL",
+        (None, state) => state,
+    }
+}
+
+/// A device of a group, or what stands for it and for another one beside it.
+fn part<'a>(pool: &'a Figures, number: usize, device: &'a DeviceFigures) -> Vdev<'a> {
+    let at = pool.devices.iter().position(|there| std::ptr::eq(there, device));
+    let beside =
+        pool.devices.iter().find(|other| other.role != "removed" && other.beside.is_some() && other.beside == at);
+    beside.map_or(Vdev::Leaf(device), |beside| Vdev::Pair(number, device, beside))
+}
+
+/// What a device lies directly below of, if not of the pool.
+pub fn above<'a>(pool: &'a Figures, device: &DeviceFigures) -> Option<Vdev<'a>> {
+    let is = |other: &DeviceFigures| std::ptr::eq(other, device);
+    for top in tops(pool) {
+        for vdev in top.below.iter().chain([&top.vdev]) {
+            match vdev {
+                Vdev::Pair(_, one, other) if is(one) || is(other) => return Some(*vdev),
+                Vdev::Leaf(leaf) if is(leaf) => return Some(top.vdev).filter(|top| !matches!(top, Vdev::Leaf(_))),
+                _ => {}
+            }
+        }
+    }
+    None
+}
+
+/// The group that a device is in, unless it is for itself.
+pub fn group_of<'a>(pool: &'a Figures, device: &DeviceFigures) -> Option<Vdev<'a>> {
+    let is_in = |vdev: &Vdev<'_>| vdev.devices(pool).iter().any(|own| std::ptr::eq(*own, device));
+    tops(pool).into_iter().map(|top| top.vdev).find(|vdev| matches!(vdev, Vdev::Group(_)) && is_in(vdev))
+}
+
 /// What a pool consists of directly, with the devices below it.
 pub struct Top<'a> {
     pub vdev: Vdev<'a>,
-    pub below: Vec<&'a DeviceFigures>,
+    pub below: Vec<Vdev<'a>>,
 }
 
 /// The groups of a pool, and its devices that are in none.
 pub fn tops(pool: &Figures) -> Vec<Top<'_>> {
     if pool.groups.is_empty() {
-        return pool.devices.iter().map(alone).collect();
+        return alone(pool, pool.devices.iter().collect());
     }
     pool.groups.iter().flat_map(|group| of_group(pool, group)).collect()
 }
 
-fn alone(device: &DeviceFigures) -> Top<'_> {
-    Top { vdev: Vdev::Leaf(device), below: Vec::new() }
+fn alone<'a>(pool: &'a Figures, devices: Vec<&'a DeviceFigures>) -> Vec<Top<'a>> {
+    let top = |(number, device)| Top { vdev: part(pool, number, device), below: Vec::new() };
+    devices.into_iter().enumerate().map(top).collect()
 }
 
 fn of_group<'a>(pool: &'a Figures, group: &'a GroupFigures) -> Vec<Top<'a>> {
     let vdev = Vdev::Group(group);
     let devices = vdev.devices(pool);
-    if group.kind == "plain" { devices.into_iter().map(alone).collect() } else { vec![Top { vdev, below: devices }] }
+    if group.kind == "plain" {
+        return alone(pool, devices);
+    }
+    let below = devices.into_iter().enumerate().map(|(number, device)| part(pool, number, device)).collect();
+    vec![Top { vdev, below }]
 }
 
 /// Everything that a pool consists of, from above, each with how deep it lies.
 pub fn rows(pool: &Figures) -> Vec<(usize, Vdev<'_>)> {
     let mut rows = Vec::new();
     for top in tops(pool) {
-        rows.push((1, top.vdev));
-        rows.extend(top.below.into_iter().map(|device| (2, Vdev::Leaf(device))));
+        with_pair(&mut rows, 1, top.vdev);
+        top.below.into_iter().for_each(|vdev| with_pair(&mut rows, 2, vdev));
     }
     rows
+}
+
+fn with_pair<'a>(rows: &mut Vec<(usize, Vdev<'a>)>, depth: usize, vdev: Vdev<'a>) {
+    rows.push((depth, vdev));
+    if let Vdev::Pair(_, device, beside) = vdev {
+        rows.extend([(depth + 1, Vdev::Leaf(device)), (depth + 1, Vdev::Leaf(beside))]);
+    }
 }
 
 #[cfg(test)]
@@ -111,8 +175,20 @@ pub mod tests {
     #[test]
     fn groups_come_before_their_devices() {
         let pool = mixed();
-        let names: Vec<(usize, &str)> = rows(&pool).iter().map(|(depth, vdev)| (*depth, vdev.name())).collect();
-        assert_eq!(names, [(1, "/a"), (1, "mirror-1"), (2, "/b"), (2, "/c")]);
+        let names = |pool: &Figures| -> Vec<(usize, String)> {
+            rows(pool).iter().map(|(depth, vdev)| (*depth, vdev.name().into_owned())).collect()
+        };
+        let expected = [(1, "/a"), (1, "mirror-1"), (2, "/b"), (2, "/c")];
+        assert_eq!(names(&pool), expected.map(|(depth, name)| (depth, name.to_owned())));
+        let mut replacing = mixed();
+        replacing.devices.push(DeviceFigures {
+            path: "/d".to_owned(),
+            role: "replacing".to_owned(),
+            beside: Some(2),
+            ..DeviceFigures::default()
+        });
+        let expected = [(1, "/a"), (1, "mirror-1"), (2, "/b"), (2, "replacing-1"), (3, "/c"), (3, "/d")];
+        assert_eq!(names(&replacing), expected.map(|(depth, name)| (depth, name.to_owned())));
         assert_eq!(Vdev::Root.devices(&pool).len(), 3);
         let plain = Figures { groups: Vec::new(), ..mixed() };
         assert!(rows(&plain).iter().all(|(depth, _)| *depth == 1));

@@ -107,9 +107,9 @@ pub fn asked(
     };
     let names = resolved(wanted)?;
     let rows = || {
-        meant
-            .iter()
-            .flat_map(|vdev| names.iter().map(|name| (vdev.name().to_owned(), name.clone(), value(&pool, *vdev, name))))
+        meant.iter().flat_map(|vdev| {
+            names.iter().map(|name| (vdev.name().into_owned(), name.clone(), value(&pool, *vdev, name)))
+        })
     };
     if form.json {
         Ok(Some(json::vdevs(&pool, &meant, &names, form)))
@@ -120,7 +120,7 @@ pub fn asked(
 
 fn of_word<'a>(pool: &'a Figures, word: &str) -> Result<Vdev<'a>, Failure> {
     let group = tree::rows(pool).into_iter().find_map(|(_, vdev)| match vdev {
-        Vdev::Group(group) if group.name == word => Some(vdev),
+        Vdev::Group(_) | Vdev::Pair(..) if vdev.name() == word => Some(vdev),
         _ => None,
     });
     match called::named_device(pool, Path::new(word)) {
@@ -160,28 +160,34 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
     let of_pool =
         |name: &str| list::value(pool, name).map_or_else(|_| nothing("-"), |value| Value { source: "-", ..value });
     let devices = vdev.devices(pool);
-    let parent = || match vdev {
-        Vdev::Leaf(device) => tree::tops(pool)
-            .into_iter()
-            .find(|top| top.below.iter().any(|below| std::ptr::eq(*below, device)))
-            .map_or(ROOT, |top| top.vdev.name()),
-        _ => ROOT,
+    let parent = || {
+        let above = match vdev {
+            Vdev::Leaf(device) => tree::above(pool, device),
+            // Where its device would be.
+            Vdev::Pair(_, device, _) => tree::group_of(pool, device),
+            _ => None,
+        };
+        above.map_or_else(|| ROOT.to_owned(), |above| above.name().into_owned())
     };
     let children = || match vdev {
-        Vdev::Root => tree::tops(pool).iter().map(|top| top.vdev.name()).collect::<Vec<_>>(),
-        Vdev::Group(_) => devices.iter().map(|device| device.name()).collect(),
+        Vdev::Root => tree::tops(pool).iter().map(|top| top.vdev.name().into_owned()).collect::<Vec<_>>(),
+        Vdev::Group(_) => {
+            let own = tree::tops(pool).into_iter().find(|top| top.vdev.name() == vdev.name());
+            own.iter().flat_map(|top| &top.below).map(|below| below.name().into_owned()).collect()
+        }
+        Vdev::Pair(..) => devices.iter().map(|device| device.name().to_owned()).collect(),
         Vdev::Leaf(_) => Vec::new(),
     };
     let sum = |of: &dyn Fn(&Counts) -> u64| devices.iter().map(|device| of(&device.counts)).sum::<u64>();
     match (name, vdev) {
-        ("name", _) => plain(vdev.name().to_owned()),
+        ("name", _) => plain(vdev.name().into_owned()),
         ("state", Vdev::Root) => of_pool("health"),
         ("state", _) => plain(vdev.state(pool).to_owned()),
         ("path", Vdev::Leaf(device)) => plain(device.path.clone()),
-        ("parent", Vdev::Group(_) | Vdev::Leaf(_)) => plain(parent().to_owned()),
+        ("parent", Vdev::Group(_) | Vdev::Pair(..) | Vdev::Leaf(_)) => plain(parent()),
         (name, _) if SETTABLE.contains(&name) => nothing("default"),
         _ if pool.health == UNAVAILABLE => nothing("-"),
-        ("children", Vdev::Root | Vdev::Group(_)) => plain(children().join(",")),
+        ("children", Vdev::Root | Vdev::Group(_) | Vdev::Pair(..)) => plain(children().join(",")),
         ("numchildren", _) => number(children().len() as u64),
         ("parity", Vdev::Group(group)) if group.kind == "raidz" => number(group.parity as u64),
         ("asize", vdev) => value(pool, vdev, "size"),

@@ -3,7 +3,7 @@
 use super::{args, called::Called, command::UNSERVED, form::PoolForm, histograms::Of, iostat::IostatColumns, status};
 use crate::clap_args::texts;
 use clap::ArgMatches;
-use nacre_admin::pool::{ScrubOrder, TrimOrder, inspect::Wanted, properties};
+use nacre_admin::pool::{Extent, ScrubOrder, TrimOrder, inspect::Wanted, properties};
 use nacre_daemon::failure::Failure;
 use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 
@@ -26,7 +26,15 @@ pub enum PoolVerb {
     /// Their health.
     Status { shown: status::StatusView, names: Vec<String>, everybody: bool, again: Again },
     /// More devices.
-    Add { name: String, devices: Vec<PathBuf>, size: Option<u64>, force: bool, only_say: bool, called: Called },
+    Add {
+        name: String,
+        devices: Vec<PathBuf>,
+        groups: args::Groups,
+        size: Option<u64>,
+        force: bool,
+        only_say: bool,
+        called: Called,
+    },
     /// Import some, or show which could be.
     Import(ToImport),
     /// Let some go.
@@ -41,6 +49,12 @@ pub enum PoolVerb {
     Offline { name: String, devices: Vec<PathBuf> },
     /// Put another device in the place of one.
     Replace { name: String, old: PathBuf, new: PathBuf, size: Option<u64>, force: bool, wait: bool },
+    /// One more copy beside a device.
+    Attach { name: String, beside: PathBuf, new: PathBuf, size: Option<u64>, force: bool, wait: bool },
+    /// Take a device out of its mirror.
+    Detach { name: String, device: PathBuf },
+    /// Take spares out.
+    Remove { name: String, devices: Vec<PathBuf> },
     /// Set one.
     Set { name: String, value: String, pool: String },
     /// Show what was done.
@@ -50,7 +64,7 @@ pub enum PoolVerb {
     /// Show what devices do.
     Iostat { form: PoolForm, verbose: bool, shown: IostatColumns, names: Vec<String>, again: Again },
     /// Verify, or end that.
-    Scrub { names: Vec<String>, all: bool, order: ScrubOrder, wait: bool },
+    Scrub { names: Vec<String>, all: bool, order: ScrubOrder, rate: Option<u64>, wait: bool },
     /// Tell devices of free room, or end that.
     Trim { pool: String, devices: Vec<PathBuf>, order: TrimOrder, wait: bool },
     /// Wait for the end of what goes on by itself: these, or all.
@@ -241,9 +255,11 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
                     return Err(Failure::new(format!("cannot add to '{}': {why}", pool())));
                 }
             }
+            let (devices, groups) = args::grouped(paths(matches, "DEVICE"), flag("force"), true)?;
             PoolVerb::Add {
                 name: pool(),
-                devices: args::devices(paths(matches, "DEVICE"))?,
+                devices,
+                groups,
                 size: bytes(matches, "size")?,
                 force: flag("force"),
                 only_say: flag("only-say"),
@@ -290,9 +306,12 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
             let order = match (flag("stop"), flag("pause")) {
                 (true, _) => ScrubOrder::Stop,
                 (_, true) => ScrubOrder::Pause,
+                _ if flag("errors") => ScrubOrder::StartOf(Extent::Errors),
+                _ if flag("continue") => ScrubOrder::StartOf(Extent::New),
                 _ => ScrubOrder::Start,
             };
-            PoolVerb::Scrub { names: names(), all: flag("all"), order, wait: flag("wait") }
+            let rate = bytes(matches, "rate")?;
+            PoolVerb::Scrub { names: names(), all: flag("all"), order, rate, wait: flag("wait") }
         }
         "wait" => {
             let all = texts(matches, "activity");
@@ -348,6 +367,15 @@ pub fn parse(matches: &ArgMatches) -> Result<PoolVerb, Failure> {
             let (size, force, wait) = (bytes(matches, "size")?, flag("force"), flag("wait"));
             PoolVerb::Replace { name: pool(), old, new: new.into_iter().next().unwrap_or_default(), size, force, wait }
         }
+        "attach" => {
+            let mut named = paths(matches, "DEVICE").into_iter();
+            let beside = named.next().unwrap_or_default();
+            let new = args::devices(named.collect())?.pop().unwrap_or_default();
+            let (size, force, wait) = (bytes(matches, "size")?, flag("force"), flag("wait"));
+            PoolVerb::Attach { name: pool(), beside, new, size, force, wait }
+        }
+        "detach" => PoolVerb::Detach { name: pool(), device: paths(matches, "DEVICE").pop().unwrap_or_default() },
+        "remove" => PoolVerb::Remove { name: pool(), devices: paths(matches, "DEVICE") },
         "labelclear" => PoolVerb::LabelClear {
             device: args::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(),
             force: flag("force"),
@@ -387,7 +415,7 @@ fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
     }
     let mut properties = args::assignments(&texts(matches, "properties"))?;
     let altroot = altroot_of(matches, &mut properties)?;
-    let (devices, groups) = args::grouped(paths(matches, "DEVICE"), matches.get_flag("force"))?;
+    let (devices, groups) = args::grouped(paths(matches, "DEVICE"), matches.get_flag("force"), false)?;
     Ok(ToCreate {
         name: text(matches, "POOL").unwrap_or_default(),
         devices,
