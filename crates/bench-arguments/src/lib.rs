@@ -89,8 +89,16 @@ pub const LISTING: TableArguments = TableArguments {
     amounts: &["full", "image", "files", "directories", "mix"],
 };
 
+/// The table `raid`.
+pub const RAID: TableArguments = TableArguments {
+    name: "raid",
+    title: "Pools over several devices",
+    place: TablePlace::Images,
+    amounts: &["image", "stream"],
+};
+
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[TableArguments] = &[MIRROR, LOGS, UNION, POOL, LISTING];
+pub static TABLES: &[TableArguments] = &[MIRROR, LOGS, UNION, POOL, LISTING, RAID];
 
 /// Why a value is not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -245,6 +253,7 @@ fn amounts(table: &TableArguments) -> Vec<Arg> {
         size("copy", "Size of the large file that is copied up (default 1G)"),
         size("image", "Size of the images that the file systems lie in, sparse (default 24G)"),
         size("size", "Size of bonnie++'s file (default 2G)"),
+        size("stream", "Size of the files that are written and read as a whole (default 512M)"),
         size("overwrite", "Size of the file that is overwritten in small blocks (default 512M)"),
         number("fsyncs", "Appends that are synced one by one (default 1000)"),
         number("snapshots", "Snapshots beside which is written (default 1000)"),

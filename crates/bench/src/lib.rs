@@ -6,7 +6,7 @@
 //! options   arguments -> Plan                     (pure)
 //! table, target        what is measured over what (data)
 //! measure   Plan -> Report: rounds, turns, visits
-//!   transport, scratch, images, pools, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
+//!   transport, scratch, images, limits, pools, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
 //!   workload/*                                    what happens while the clock runs
 //! clock     time, and waiting until a deadline
 //! report    the result as data
@@ -22,6 +22,7 @@ mod failure;
 mod figures;
 mod holders;
 mod images;
+mod limits;
 mod machine;
 mod measure;
 mod memory;

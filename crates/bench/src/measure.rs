@@ -279,6 +279,7 @@ impl Run<'_> {
             direct: target.steps.is_empty(),
             copies_up: target.copies_up(),
             has_snapshots: target.has_snapshots(),
+            pool: target.pool(),
             buffer: &mut self.buffer,
             link: Link { events: event_sender, answers },
         };
@@ -314,6 +315,8 @@ fn answer(mounted: &mut Mounted<'_>, ask: &Ask) -> Result<Answer, Failure> {
         Ask::Crash => mounted.crash().map(Answer::Took),
         Ask::Version(version) => mounted.version(version).map(Answer::Took),
         Ask::Memory => mounted.memory().map(Answer::Memory),
+        Ask::Over(ask) => mounted.over(*ask).map(Answer::Took),
+        Ask::OverUsed => mounted.over_used().map(|(data, metadata)| Answer::Used(data, metadata)),
     }
 }
 

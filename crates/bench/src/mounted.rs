@@ -13,18 +13,23 @@ use crate::clock::{self, Deadline};
 use crate::failure::{Doing, Failure};
 use crate::holders;
 use crate::images;
+use crate::limits;
 use crate::mounts;
 use crate::options::{Plan, User};
 use crate::pools;
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::target::{Cage, Ground, Pool, Step, Target, Union};
+use crate::target::{Cage, Ground, Over, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
 
 /// Name of the image in which a file system of the target's own lies, below the visit's directory.
 const IMAGE: &str = "image";
 /// Below the root of a file system of which versions are made: what they are about.
 pub const DATA: &str = "data";
+/// Below it, the devices of a pool that lies on several, by names that stay.
+const LINKS: &str = "links";
+/// Bytes a second that each of them reads at most, and writes.
+const LIMIT: u64 = 100_000_000;
 /// How long a mount may take to appear after its program returned, and to go away.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -32,8 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 struct Made {
     step: Step,
     point: PathBuf,
-    /// The loop device, for steps that have one of ours.
-    device: Option<PathBuf>,
+    /// The loop devices, for steps that have such of ours.
+    devices: Vec<PathBuf>,
     /// The daemon, for steps that have one of ours.
     daemon: Option<Child>,
     /// Whether it was finished.
@@ -43,7 +48,7 @@ struct Made {
 /// What a step stands on and must be taken away with it.
 #[derive(Debug, Default)]
 struct Support {
-    device: Option<PathBuf>,
+    devices: Vec<PathBuf>,
     daemon: Option<Child>,
 }
 
@@ -63,6 +68,25 @@ pub enum Version {
     DestroyClone(String),
     /// Destroys a snapshot.
     DestroySnapshot(String),
+}
+
+/// Something that is done to the devices of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverAsk {
+    /// Reads so many bytes of each, all at once, past the pool.
+    Read(u64),
+    /// Makes the first ten times slower.
+    Slow,
+    /// Makes it as fast as the others again.
+    Healthy,
+    /// Takes it away.
+    Offline,
+    /// Puts another one in its place.
+    Replace,
+    /// Verifies everything.
+    Scrub,
+    /// Makes a file system with records of this size.
+    FileSystem(&'static str),
 }
 
 /// Where the steps of a target begin.
@@ -94,6 +118,9 @@ pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     let root = rustix::process::geteuid().is_root();
     if target.ground == Ground::FreshBtrfs && !root {
         return Some("a Btrfs beside the source needs root".to_owned());
+    }
+    if target.pool().is_some_and(|pool| pool.over.is_some()) && root && !limits::are_there() {
+        return Some("devices cannot be limited: there is no io controller of version 1".to_owned());
     }
     for step in target.steps {
         for name in step.programs() {
@@ -178,10 +205,10 @@ impl<'a> Mounted<'a> {
                 Step::Cage(Cage::Within, _) => self.root.clone(),
                 _ => self.scratch.mount_point(self.target.id, count - 1 - index),
             };
-            self.made.push(Made { step: *step, point: point.clone(), device: None, daemon: None, done: false });
-            let Support { device, daemon } = self.make(*step, &point)?;
+            self.made.push(Made { step: *step, point: point.clone(), devices: Vec::new(), daemon: None, done: false });
+            let Support { devices, daemon } = self.make(*step, &point)?;
             if let Some(made) = self.made.last_mut() {
-                (made.device, made.daemon, made.done) = (device, daemon, true);
+                (made.devices, made.daemon, made.done) = (devices, daemon, true);
             }
             self.root = point;
         }
@@ -210,10 +237,10 @@ impl<'a> Mounted<'a> {
         }
         if let Step::Loop { kind, direct_io, options } = step {
             let device = self.make_loop(kind, direct_io, options, point)?;
-            return Ok(Support { device: Some(device), daemon: None });
+            return Ok(Support { devices: vec![device], daemon: None });
         }
         if let Step::Pool(pool) = step {
-            return self.make_pool(pool, point).map(|daemon| Support { device: None, daemon });
+            return self.make_pool(pool, point);
         }
         if point != self.root {
             self.scratch.undo().enter(Effect::Mount(point.to_owned()))?;
@@ -296,7 +323,109 @@ impl<'a> Mounted<'a> {
     }
 
     /// A pool in an image in the path so far, made there or found again.
-    fn make_pool(&self, pool: Pool, point: &Path) -> Result<Option<Child>, Failure> {
+    fn make_pool(&self, pool: Pool, point: &Path) -> Result<Support, Failure> {
+        let devices = pool.over.map_or(Ok(Vec::new()), |over| self.attach_devices(over))?;
+        match self.make_pool_on(pool, point) {
+            Ok(daemon) => Ok(Support { devices, daemon }),
+            // Nothing will take them away, because nothing was made.
+            Err(failure) => Err(match self.release_devices(&devices) {
+                Ok(()) => failure,
+                Err(second) => Failure::new(format!("{failure}; then {second}")),
+            }),
+        }
+    }
+
+    /// Attaches the devices of a pool and one more, limited, made there unless they lie there already;
+    /// then it is proven that the limits hold.
+    fn attach_devices(&self, over: Over) -> Result<Vec<PathBuf>, Failure> {
+        let (links, log, undo) = (self.start.ground.join(LINKS), self.scratch.log(), self.scratch.undo());
+        let fresh = !self.image().exists();
+        fs::create_dir_all(&links).doing("creating", &links)?;
+        let mut devices = Vec::new();
+        for number in 0..over.devices + usize::from(over.parity > 0) {
+            let (image, link) = (self.start.ground.join(format!("disk{number}")), self.link(number));
+            if !image.exists() {
+                images::sparse(&image, self.start.limit)?;
+            }
+            let device = images::attach(&image, true, undo, &log)?;
+            undo.enter(Effect::Limit(device.clone()))?;
+            limits::set(&device, LIMIT)?;
+            match fs::remove_file(&link) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Failure::io("removing", &link, error));
+                }
+                _ => {}
+            }
+            symlink(&device, &link).doing("linking", &link)?;
+            undo.enter(Effect::Holders(link))?;
+            devices.push(device);
+        }
+        if fresh {
+            limits::prove(&devices, LIMIT)?;
+        }
+        Ok(devices)
+    }
+
+    /// The name of a device that stays.
+    fn link(&self, number: usize) -> PathBuf {
+        self.start.ground.join(LINKS).join(format!("disk{number}"))
+    }
+
+    fn release_devices(&self, devices: &[PathBuf]) -> Result<(), Failure> {
+        for (number, device) in devices.iter().enumerate() {
+            limits::set(device, 0)?;
+            undo::release_loop(device)?;
+            for effect in
+                [Effect::Limit(device.clone()), Effect::Loop(device.clone()), Effect::Holders(self.link(number))]
+            {
+                self.scratch.undo().strike(&effect);
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something to the devices of the pool under test; returns how long it took.
+    pub fn over(&self, ask: OverAsk) -> Result<Duration, Failure> {
+        let Some((pool, over, made)) = self.made.last().and_then(|made| match made.step {
+            Step::Pool(pool) => Some((pool, pool.over?, made)),
+            _ => None,
+        }) else {
+            return Err(Failure::new("not a pool over devices"));
+        };
+        let first = made.devices.first().ok_or_else(|| Failure::new("a pool without devices"))?;
+        if let OverAsk::Read(bytes) = ask {
+            return limits::read(made.devices.get(..over.devices).unwrap_or_default(), bytes);
+        }
+        let start = clock::now();
+        self.pool(pool, &made.point, &self.image(), |place| match ask {
+            OverAsk::Read(_) => Ok(()),
+            OverAsk::Slow => limits::set(first, LIMIT / 10),
+            OverAsk::Healthy => limits::set(first, LIMIT),
+            OverAsk::Offline => place.offline(),
+            OverAsk::Replace => place.replace(),
+            OverAsk::Scrub => place.scrub(),
+            OverAsk::FileSystem(record) => place.file_system(record),
+        })?;
+        Ok(start.elapsed())
+    }
+
+    /// What content of files and what finds it takes of the devices.
+    pub fn over_used(&self) -> Result<(u64, u64), Failure> {
+        match self.made.last().map(|made| (made.step, &made.point)) {
+            Some((Step::Pool(pool), point)) if pool.can_be_degraded() => {
+                self.pool(pool, point, &self.image(), |place| place.used())
+            }
+            // Every copy.
+            Some((Step::Pool(pool), point)) => {
+                let room = rustix::fs::statvfs(point).doing("asking for the free space of", point)?;
+                let used = (room.f_blocks - room.f_bfree) * room.f_frsize;
+                Ok((used * pool.over.map_or(1, |over| over.devices as u64 / over.data() as u64), 0))
+            }
+            _ => Err(Failure::new("not a pool over devices")),
+        }
+    }
+
+    fn make_pool_on(&self, pool: Pool, point: &Path) -> Result<Option<Child>, Failure> {
         let (image, undo) = (self.root.join(IMAGE), self.scratch.undo());
         undo.enter(Effect::Holders(image.clone()))?;
         undo.enter(Effect::Mount(point.to_owned()))?;
@@ -323,7 +452,10 @@ impl<'a> Mounted<'a> {
             self.as_owner(&mut command)?;
             Ok(command)
         };
-        work(&pools::PoolSite { pool, image: image.to_owned(), point, log: self.scratch.log(), nacre: &nacre })
+        let count = pool.over.map_or(0, |over| over.devices);
+        let (devices, spare) = ((0..count).map(|number| self.link(number)).collect(), self.link(count));
+        let (image, log) = (image.to_owned(), self.scratch.log());
+        work(&pools::PoolSite { pool, image, devices, spare, point, log, nacre: &nacre })
     }
 
     /// The image that the last step keeps everything in: below the path to which that step was
@@ -399,7 +531,7 @@ impl<'a> Mounted<'a> {
 
     fn crash_of(&self, made: &mut Made) -> Result<Duration, Failure> {
         let (image, log, point) = (self.image(), self.scratch.log(), made.point.clone());
-        match (made.step, &made.device) {
+        match (made.step, made.devices.first()) {
             (Step::Pool(pool), _) => {
                 let daemon = made.daemon.take();
                 self.pool(pool, &point, &image, |place| place.kill(daemon))?;
@@ -501,7 +633,9 @@ impl<'a> Mounted<'a> {
         }
         mounts::unmount(&made.point, PATIENCE)?;
         self.scratch.undo().strike(&Effect::Mount(made.point.clone()));
-        if let Some(device) = &made.device {
+        if matches!(made.step, Step::Pool(_)) {
+            self.release_devices(&made.devices)?;
+        } else if let Some(device) = made.devices.first() {
             undo::release_loop(device)?;
             self.scratch.undo().strike(&Effect::Loop(device.clone()));
         }

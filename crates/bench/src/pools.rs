@@ -1,5 +1,6 @@
-//! Pools in image files, of nacre and of zfs-fuse: made, left, found again, killed, and snapshots
-//! of them. Both have the same verbs.
+//! Pools in image files and over several devices, of nacre and of zfs-fuse: made, left, found again,
+//! killed, and snapshots of them. Both have the same verbs. Over several devices also Btrfs, which has
+//! others.
 //!
 //! Called by `mounted`. zfs-fuse serves all pools of a machine by one daemon with one socket, so it
 //! is started for a visit and ended with it, and where another one runs already the target is left
@@ -36,6 +37,10 @@ pub struct PoolSite<'a> {
     pub pool: Pool,
     /// The file that it is kept in.
     pub image: PathBuf,
+    /// The devices that it lies on, if not in the image; that is then a sign that it was made.
+    pub devices: Vec<PathBuf>,
+    /// One more, for the place of one of them.
+    pub spare: PathBuf,
     /// Where it is mounted.
     pub point: &'a Path,
     /// Output of the program run last.
@@ -50,6 +55,7 @@ impl PoolSite<'_> {
         match self.pool.by {
             // Of the same package as the daemon: others of that name speak to others.
             PoolOf::ZfsFuse => Ok(Command::new(zfs_fuse()?.with_file_name(verbs))),
+            PoolOf::Btrfs => Err(Failure::new("Btrfs has other verbs")),
             PoolOf::Nacre => {
                 let mut command = (self.nacre)()?;
                 command.arg(if verbs == "zpool" { "pool" } else { "fs" });
@@ -71,14 +77,18 @@ impl PoolSite<'_> {
     ) -> Result<Option<Child>, Failure> {
         let there = self.image.exists();
         if !there {
-            images::sparse(&self.image, bytes)?;
+            images::sparse(&self.image, if self.devices.is_empty() { bytes } else { 0 })?;
             own(&self.image)?;
+        }
+        if self.pool.by == PoolOf::Btrfs {
+            return self.put_btrfs_in_place(there).map(|()| None);
         }
         let daemon = match self.pool.by {
             PoolOf::ZfsFuse => Some(self.start_zfs_fuse()?),
-            PoolOf::Nacre => None,
+            PoolOf::Nacre | PoolOf::Btrfs => None,
         };
-        let directory = self.image.parent().unwrap_or(Path::new("/"));
+        let place = self.devices.first().unwrap_or(&self.image);
+        let directory = place.parent().unwrap_or(Path::new("/"));
         // zfs-fuse would otherwise find the pool again whenever it is started.
         let keep_no_list: &[&str] = if self.pool.by == PoolOf::ZfsFuse { &["-o", "cachefile=none"] } else { &[] };
         let mut command = self.command("zpool")?;
@@ -90,7 +100,11 @@ impl PoolSite<'_> {
                 .args(keep_no_list)
                 .args(["-O", &format!("compression={}", self.pool.compression)]);
             command.args(self.pool.also.iter().flat_map(|property| ["-O", property]));
-            command.arg("-m").arg(self.point).arg(name()).arg(&self.image);
+            command.arg("-m").arg(self.point).arg(name());
+            match self.pool.over {
+                Some(over) => command.args(Some(over.word).filter(|word| !word.is_empty())).args(&self.devices),
+                None => command.arg(&self.image),
+            };
         }
         match programs::run(&mut command, &self.log) {
             Ok(_) => Ok(daemon),
@@ -99,6 +113,18 @@ impl PoolSite<'_> {
                 Err(failure)
             }
         }
+    }
+
+    fn put_btrfs_in_place(&self, there: bool) -> Result<(), Failure> {
+        let word = self.pool.over.map_or("single", |over| over.word);
+        if !there {
+            let mut command = Command::new("mkfs.btrfs");
+            command.args(["-q", "-f", "-d", word, "-m", word]).args(&self.devices);
+            programs::run(&mut command, &self.log)?;
+        }
+        let options: Vec<String> = self.devices.iter().map(|device| format!("device={}", device.display())).collect();
+        let Some(first) = self.devices.first() else { return Err(Failure::new("no devices")) };
+        images::mount(first, "btrfs", &options.join(","), self.point, &self.log)
     }
 
     fn start_zfs_fuse(&self) -> Result<Child, Failure> {
@@ -164,13 +190,16 @@ impl PoolSite<'_> {
 
     /// Leaves the pool in its file, with nobody who serves it.
     pub fn leave(&self, daemon: Option<Child>) -> Result<(), Failure> {
+        if self.pool.by == PoolOf::Btrfs {
+            return mounts::unmount(self.point, PATIENCE);
+        }
         let exported = self.run("zpool", &["export", &name()]);
         if exported.is_err() {
             // In the way of an orderly end stands what a killed one removes.
             return self.kill(daemon).and(exported);
         }
         daemon.map_or(Ok(()), |daemon| self.end_daemon(daemon))?;
-        holders::kill(&self.image)?;
+        self.kill_holders()?;
         mounts::unmount(self.point, PATIENCE)
     }
 
@@ -181,16 +210,22 @@ impl PoolSite<'_> {
             daemon.kill().map_err(failed)?;
             daemon.wait().map_err(failed)?;
         }
-        holders::kill(&self.image)?;
+        self.kill_holders()?;
         let points = mounts::below(self.point)?;
         points.iter().try_for_each(|point| mounts::detach(point))
+    }
+
+    fn kill_holders(&self) -> Result<(), Failure> {
+        self.devices.iter().chain([&self.image]).try_for_each(|held| holders::kill(held))
     }
 
     /// Writes out what the daemon holds back. zfs-fuse has no word for that, but waits for it when
     /// it makes a snapshot.
     pub fn settle(&self) -> Result<(), Failure> {
-        if self.pool.by == PoolOf::Nacre {
-            return self.run("zpool", &["sync", &name()]);
+        match self.pool.by {
+            PoolOf::Btrfs => return self.btrfs(&["filesystem", "sync"], &[]),
+            PoolOf::Nacre => return self.run("zpool", &["sync", &name()]),
+            PoolOf::ZfsFuse => {}
         }
         self.snapshot(SETTLED)?;
         self.destroy_snapshot(SETTLED)
@@ -225,6 +260,132 @@ impl PoolSite<'_> {
     }
 }
 
+impl PoolSite<'_> {
+    /// A verb of Btrfs, about the file system that is mounted.
+    fn btrfs(&self, words: &[&str], before: &[&Path]) -> Result<(), Failure> {
+        programs::run(Command::new("btrfs").args(words).args(before).arg(self.point), &self.log).map(drop)
+    }
+
+    fn first(&self) -> Result<&Path, Failure> {
+        self.devices.first().map(PathBuf::as_path).ok_or_else(|| Failure::new("not a pool over devices"))
+    }
+
+    /// Takes the first device away.
+    pub fn offline(&self) -> Result<(), Failure> {
+        let device = self.first()?.display().to_string();
+        self.run("zpool", &["offline", &name(), &device])
+    }
+
+    /// Verifies everything, and waits for the end of it.
+    pub fn scrub(&self) -> Result<(), Failure> {
+        match self.pool.by {
+            PoolOf::Btrfs => self.btrfs(&["scrub", "start", "-B"], &[]),
+            PoolOf::Nacre => self.run("zpool", &["scrub", "-w", &name()]),
+            PoolOf::ZfsFuse => self.run("zpool", &["scrub", &name()]).and_then(|()| self.wait_for_zfs_fuse()),
+        }
+    }
+
+    /// Puts the spare device in the place of the first, and waits until it has everything.
+    pub fn replace(&self) -> Result<(), Failure> {
+        let (old, new) = (self.first()?.display().to_string(), self.spare.display().to_string());
+        match self.pool.by {
+            PoolOf::Btrfs => self.btrfs(&["replace", "start", "-B", "-f", "1"], &[&self.spare]),
+            PoolOf::Nacre => self.run("zpool", &["replace", "-f", "-w", &name(), &old, &new]),
+            PoolOf::ZfsFuse => {
+                self.run("zpool", &["replace", "-f", &name(), &old, &new]).and_then(|()| self.wait_for_zfs_fuse())
+            }
+        }
+    }
+
+    /// zfs-fuse tells nobody when it has verified everything, or made a device whole.
+    fn wait_for_zfs_fuse(&self) -> Result<(), Failure> {
+        let deadline = Deadline::after(programs::SETUP_PATIENCE);
+        loop {
+            let said = programs::run(self.command("zpool")?.args(["status", &name()]), &self.log)?;
+            if !said.contains("in progress") {
+                return Ok(());
+            }
+            if deadline.is_over() {
+                return Err(Failure::new("zfs-fuse does not come to an end with its devices"));
+            }
+            deadline.pause(Duration::from_millis(20));
+        }
+    }
+
+    /// Makes a file system with records of this size.
+    pub fn file_system(&self, record: &str) -> Result<(), Failure> {
+        let name = format!("{}/{record}", self::name());
+        self.run("zfs", &["create", "-o", &format!("recordsize={record}"), &name])
+    }
+
+    /// What content of files takes of the devices, bytes, and what finds it; zfs-fuse tells only both
+    /// together.
+    pub fn used(&self) -> Result<(u64, u64), Failure> {
+        let parity = self.pool.over.map_or(0, |over| over.parity);
+        let mut command = self.command("zpool")?;
+        match self.pool.by {
+            PoolOf::Nacre => {
+                let said = programs::run(command.args(["inspect", "--segments", &name()]), &self.log)?;
+                Ok(of_segments(&said, parity))
+            }
+            _ => {
+                let said = programs::run(command.args(["list", "-H", "-o", "alloc", &name()]), &self.log)?;
+                Ok((human(&said).ok_or_else(|| Failure::new(format!("'{said}' is no size")))?, 0))
+            }
+        }
+    }
+}
+
+/// What lines of `pool inspect --segments` add up to: content of files and everything else, as bytes
+/// on the devices of a group with so much parity.
+fn of_segments(text: &str, parity: usize) -> (u64, u64) {
+    let mut sums = (0, 0);
+    for line in text.lines() {
+        let Some((_, rest)) = line.split_once(": ").filter(|_| line.starts_with("segment ")) else { continue };
+        let stream = rest.split(' ').next().unwrap_or_default();
+        let columns = rest
+            .split("at ")
+            .nth(1)
+            .and_then(|place| place.split(' ').next())
+            .map_or(0, |place| place.split(',').count());
+        let alive = rest.split(" bytes alive").next().and_then(|before| before.rsplit(' ').next());
+        let alive = alive.and_then(|bytes| bytes.parse::<u64>().ok()).unwrap_or(0);
+        let (columns, data) = (columns as u64, columns.saturating_sub(parity).max(1) as u64);
+        match stream {
+            "Data" | "Survivors" => sums.0 += alive * columns / data,
+            _ => sums.1 += alive * columns,
+        }
+    }
+    sums
+}
+
+/// A size as `zpool` writes it for people.
+fn human(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (number, factor) = match text.char_indices().last()? {
+        (at, 'K') => (text.get(..at)?, 1_u64 << 10),
+        (at, 'M') => (text.get(..at)?, 1 << 20),
+        (at, 'G') => (text.get(..at)?, 1 << 30),
+        (at, 'T') => (text.get(..at)?, 1 << 40),
+        _ => (text, 1),
+    };
+    number.parse::<f64>().ok().map(|number| (number * factor as f64) as u64)
+}
+
 fn zfs_fuse() -> Result<PathBuf, Failure> {
     programs::find("zfs-fuse").ok_or_else(|| Failure::new("zfs-fuse is not installed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_segments_take_is_told_by_their_streams() {
+        let text = "segment 3: Data  at 0:1,1:2,2:3,3:4,4:5  sealed  9 frames in 900 bytes, 4 of 400 bytes alive here, 0 moved away  newest birth 7\n\
+                    segment 4: Metadata  at 0:2,1:3  open  2 frames in 50 bytes, 2 of 50 bytes alive here, 0 moved away  newest birth 7\n\
+                    segment 5: Data  at no place  dead since root 4  1 frames in 9 bytes, 0 of 0 bytes alive here, 0 moved away  newest birth 1";
+        assert_eq!(of_segments(text, 1), (500, 100));
+        assert_eq!((human("1.50G\n"), human("512"), human("x")), (Some(3 << 29), Some(512), None));
+    }
 }

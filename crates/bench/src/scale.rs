@@ -67,6 +67,8 @@ pub struct Scale {
     pub image: u64,
     /// Size of bonnie++'s file.
     pub size: u64,
+    /// Size of the files that are written and read as a whole.
+    pub stream: u64,
     /// Size of the file that is overwritten in small blocks.
     pub overwrite: u64,
     /// Appends that are synced one by one.
@@ -95,6 +97,7 @@ impl Scale {
                 "copy" => format!("copy-up of {} MiB", self.copy >> 20),
                 "image" => format!("images of {} MiB", self.image >> 20),
                 "size" => format!("bonnie++'s file of {} MiB", self.size >> 20),
+                "stream" => format!("files of {} MiB", self.stream >> 20),
                 "overwrite" => format!("{} MiB overwritten", self.overwrite >> 20),
                 "fsyncs" => format!("{} syncs", self.fsyncs),
                 "snapshots" => format!("{} snapshots", self.snapshots),
@@ -167,6 +170,7 @@ pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Fa
         ("copy", &mut scale.copy),
         ("image", &mut scale.image),
         ("size", &mut scale.size),
+        ("stream", &mut scale.stream),
         ("overwrite", &mut scale.overwrite),
         ("fsyncs", &mut scale.fsyncs),
         ("snapshots", &mut scale.snapshots),
@@ -188,7 +192,7 @@ fn check(scale: &Scale) -> Result<(), Failure> {
     if scale.names > MOST_NAMES {
         return Err(Failure::usage(format!("--names must be at most {MOST_NAMES}")));
     }
-    for (id, bytes) in [("size", scale.size), ("overwrite", scale.overwrite)] {
+    for (id, bytes) in [("size", scale.size), ("stream", scale.stream), ("overwrite", scale.overwrite)] {
         if bytes < WHOLE || !bytes.is_multiple_of(WHOLE) {
             return Err(Failure::usage(format!("--{id} must be a multiple of {}M", WHOLE / MIB)));
         }
@@ -230,6 +234,7 @@ fn usual_scale() -> Scale {
         copy: GIB,
         image: 24 * GIB,
         size: 2 * GIB,
+        stream: 512 * MIB,
         overwrite: 512 * MIB,
         fsyncs: 1000,
         snapshots: 1000,
@@ -253,6 +258,7 @@ fn quick_scale() -> Scale {
         names: 30_000,
         copy: 64 * MIB,
         size: 64 * MIB,
+        stream: 64 * MIB,
         overwrite: 32 * MIB,
         fsyncs: 100,
         snapshots: 20,

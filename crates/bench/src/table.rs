@@ -12,12 +12,14 @@ mod listing;
 mod logs;
 mod mirror;
 mod pool;
+mod raid;
 mod union;
 
 pub use listing::LISTING;
 pub use logs::LOGS;
 pub use mirror::MIRROR;
 pub use pool::POOL;
+pub use raid::RAID;
 pub use union::UNION;
 
 /// A family of tests that one workload measures together in one visit to a target.
@@ -83,6 +85,10 @@ pub enum Group {
     ManyDirectories,
     /// A tree of very many files, brought from another file system.
     Copying,
+    /// Streams, random reads and writes over several devices, one of them slow, missing, replaced.
+    OverDevices,
+    /// What files take of several devices.
+    Space,
 }
 
 impl Group {
@@ -119,6 +125,8 @@ impl Group {
             Self::Unrelated => "unrelated-names",
             Self::ManyDirectories => "many-directories",
             Self::Copying => "copying",
+            Self::OverDevices => "devices",
+            Self::Space => "space",
         }
     }
 
@@ -155,6 +163,8 @@ impl Group {
             Self::Unrelated => "one directory of very many files with unrelated names",
             Self::ManyDirectories => "one directory of very many directories",
             Self::Copying => "a tree of very many small files, copied from another disk (cold, until it is durable)",
+            Self::OverDevices => "over several devices, each limited",
+            Self::Space => "room on the devices",
         }
     }
 
@@ -164,6 +174,7 @@ impl Group {
             Self::Iozone | Self::Cache | Self::Files | Self::Clients | Self::Appends | Self::Warm | Self::Fill => &[],
             Self::Lookups | Self::Changes | Self::BranchData | Self::Unrelated => &[],
             Self::Bonnie | Self::BonnieText | Self::BonnieFiles | Self::SmallWrites | Self::SmallFiles => &[],
+            Self::OverDevices | Self::Space => &[],
             Self::Versions | Self::Copying => &["cp"],
             Self::Recovery => &["xfs_io"],
             Self::ManyFiles | Self::ManyDirectories => &["ls"],
@@ -284,7 +295,7 @@ pub fn find(name: &str) -> Option<&'static Table> {
 }
 
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION, &POOL, &LISTING];
+pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION, &POOL, &LISTING, &RAID];
 
 const fn bytes(id: &'static str, title: &'static str, group: Group, writes: bool) -> Test {
     Test { id, title, group, unit: Unit::Bytes, writes }

@@ -44,6 +44,33 @@ pub struct Pool {
     pub compression: &'static str,
     /// What else is set, as `-O` takes it.
     pub also: &'static [&'static str],
+    /// Over several devices, if not in one image.
+    pub over: Option<Over>,
+}
+
+/// Several devices, each limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Over {
+    /// What makes a group of them; nothing where they have no redundancy.
+    pub word: &'static str,
+    /// How many.
+    pub devices: usize,
+    /// How many of them may be lost.
+    pub parity: usize,
+}
+
+impl Over {
+    /// As many as a file's content needs.
+    pub fn data(self) -> usize {
+        self.devices.saturating_sub(self.parity).max(1)
+    }
+}
+
+impl Pool {
+    /// Whether a device can be taken away from it while it is used, and what it holds be asked for.
+    pub fn can_be_degraded(self) -> bool {
+        self.by != PoolOf::Btrfs
+    }
 }
 
 /// Who serves a pool.
@@ -53,6 +80,8 @@ pub enum PoolOf {
     ZfsFuse,
     /// `nacre pool`.
     Nacre,
+    /// The kernel's Btrfs, over several devices.
+    Btrfs,
 }
 
 /// Who shows two branches as one tree.
@@ -114,6 +143,7 @@ impl Step {
             Self::Union(by) => by.programs(),
             Self::Pool(Pool { by: PoolOf::Nacre, .. }) => &["nacre"],
             Self::Pool(Pool { by: PoolOf::ZfsFuse, .. }) => &["zfs-fuse", "zpool", "zfs", "setpriv"],
+            Self::Pool(Pool { by: PoolOf::Btrfs, .. }) => &["losetup", "mkfs.btrfs", "btrfs"],
             Self::Nodatacow => &["chattr"],
             Self::Subvolume => &["btrfs"],
             Self::Loop { kind: "xfs", .. } => &["losetup", "mkfs.xfs"],
@@ -125,6 +155,7 @@ impl Step {
     /// Whether a daemon serves the step by FUSE, so that ordinary users need fusermount3.
     pub fn is_fuse(self) -> bool {
         match self {
+            Self::Pool(Pool { by: PoolOf::Btrfs, .. }) => false,
             Self::Bindfs | Self::Nacre(_) | Self::Cage(Cage::Shown, _) | Self::Pool(_) => true,
             Self::Union(by) => by != Union::Overlayfs,
             _ => false,
@@ -139,7 +170,9 @@ impl Step {
             Self::Subvolume => Some("Btrfs quotas"),
             Self::Cage(Cage::Image | Cage::Within, _) => Some("cages of the kernel"),
             Self::Union(Union::Overlayfs) => Some("mounts of overlayfs"),
+            Self::Pool(Pool { over: Some(_), .. }) => Some("limits of loop devices"),
             Self::Pool(Pool { by: PoolOf::ZfsFuse, .. }) => Some("pools of zfs-fuse"),
+            Self::Pool(Pool { by: PoolOf::Btrfs, .. }) => Some("file systems of the kernel"),
             Self::Symlink
             | Self::Bindfs
             | Self::Nacre(_)
@@ -208,6 +241,14 @@ impl Target {
     /// Whether its end by a crash can be brought about: Btrfs has no way to be shut down.
     pub fn crashes(&self) -> bool {
         self.steps.iter().all(|step| !matches!(step, Step::Loop { kind: "btrfs", .. }))
+    }
+
+    /// The pool that it ends in, if it is one.
+    pub fn pool(&self) -> Option<Pool> {
+        match self.steps.last() {
+            Some(Step::Pool(pool)) => Some(*pool),
+            _ => None,
+        }
     }
 
     /// Whether the file system itself makes snapshots.

@@ -17,6 +17,7 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::clock::Deadline;
 use crate::failure::{Doing, Failure};
 use crate::holders;
+use crate::limits;
 use crate::mounts;
 use crate::programs;
 use crate::transport;
@@ -31,6 +32,8 @@ pub enum Effect {
     Mount(PathBuf),
     /// A loop device stands for a file.
     Loop(PathBuf),
+    /// A device is limited.
+    Limit(PathBuf),
     /// Somebody serves a pool in the image.
     Holders(PathBuf),
     /// A directory that belongs to the bench alone.
@@ -85,6 +88,7 @@ fn undo(effect: &Effect) -> Result<(), Failure> {
         Effect::Mount(path) if mounts::is_mounted(path)? => mounts::detach(path),
         Effect::Mount(_) => Ok(()),
         Effect::Loop(device) => release_loop(device),
+        Effect::Limit(device) => limits::set(device, 0),
         Effect::Holders(image) => holders::end(image),
         Effect::Directory(path) => remove_tree(path),
         Effect::Switch(on) => transport::switch(*on),

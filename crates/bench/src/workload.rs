@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::failure::{Doing, Failure};
-use crate::mounted::Version;
+use crate::mounted::{OverAsk, Version};
 use crate::options::User;
 use crate::report::{Point, Sample};
 use crate::scale::Scale;
 use crate::table::Group;
+use crate::target::Pool;
 
 mod appends;
 mod big_file;
@@ -31,6 +32,7 @@ mod listing;
 mod many;
 mod material;
 mod mmap;
+mod over;
 mod pool;
 mod shell;
 mod tree;
@@ -39,7 +41,7 @@ mod warm;
 
 use material::{Material, Numbers};
 
-pub use big_file::Buffer;
+pub use big_file::{Buffer, open};
 
 /// The part of a group that is measured in one visit to a target. Targets take turns between units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +92,10 @@ pub enum Ask {
     Version(Version),
     /// Tells the most memory that the daemon has used.
     Memory,
+    /// Something with the devices of a pool.
+    Over(OverAsk),
+    /// Tells what is used of them.
+    OverUsed,
 }
 
 /// What comes back.
@@ -101,6 +107,8 @@ pub enum Answer {
     Took(Duration),
     /// Bytes, if there is a daemon.
     Memory(Option<u64>),
+    /// Bytes on devices: content of files, and what finds it.
+    Used(u64, u64),
 }
 
 /// The two channels to the thread that owns the mounts.
@@ -144,6 +152,8 @@ pub struct Visit<'a> {
     pub copies_up: bool,
     /// Whether the file system itself makes snapshots.
     pub has_snapshots: bool,
+    /// The pool under test, if it is one.
+    pub pool: Option<Pool>,
     /// Memory for I/O, the same for every target.
     pub buffer: &'a mut Buffer,
     /// Where samples go.
@@ -257,6 +267,7 @@ pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer
         WorkUnit::Whole(
             Group::Versions | Group::Recovery | Group::ManyFiles | Group::Unrelated | Group::ManyDirectories,
         ) => Ok(()),
+        WorkUnit::Whole(Group::OverDevices | Group::Space) => Ok(()),
     }
 }
 
@@ -294,6 +305,8 @@ pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         WorkUnit::Whole(Group::Unrelated) => many::run_unrelated(visit),
         WorkUnit::Whole(Group::ManyDirectories) => many::run_directories(visit),
         WorkUnit::Whole(Group::Copying) => copying::run(visit),
+        WorkUnit::Whole(Group::OverDevices) => over::run(visit),
+        WorkUnit::Whole(Group::Space) => over::run_space(visit),
     }
 }
 

@@ -22,14 +22,15 @@ pub(super) const XFS: Step = Step::Loop { kind: "xfs", direct_io: false, options
 pub(super) const EXT4: Step = Step::Loop { kind: "ext4", direct_io: false, options: "" };
 pub(super) const BTRFS: Step = Step::Loop { kind: "btrfs", direct_io: false, options: "" };
 pub(super) const BTRFS_ZSTD: Step = Step::Loop { kind: "btrfs", direct_io: false, options: "compress=zstd" };
-pub(super) const ZFS_FUSE: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "off", also: &[] });
+pub(super) const ZFS_FUSE: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "off", also: &[], over: None });
 // The only ones that it has are lzjb and gzip.
-pub(super) const ZFS_FUSE_ON: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "on", also: &[] });
-pub(super) const NACRE: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "on", also: &[] });
-const NACRE_LZ4: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &[] });
-pub(super) const NACRE_OFF: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "off", also: &[] });
-pub(super) const NACRE_ACL: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "on", also: &["acltype=posix"] });
-pub(super) const NACRE_ZSTD: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "zstd", also: &[] });
+pub(super) const ZFS_FUSE_ON: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "on", also: &[], over: None });
+pub(super) const NACRE: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "on", also: &[], over: None });
+const NACRE_LZ4: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &[], over: None });
+pub(super) const NACRE_OFF: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "off", also: &[], over: None });
+pub(super) const NACRE_ACL: Step =
+    Step::Pool(Pool { by: PoolOf::Nacre, compression: "on", also: &["acltype=posix"], over: None });
+pub(super) const NACRE_ZSTD: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "zstd", also: &[], over: None });
 
 static TARGETS: &[Target] = &[
     Target { id: "xfs", title: "XFS", steps: &[XFS], ..IMAGE },

@@ -1,0 +1,161 @@
+//! What pools over several devices do: streams, random reads and writes, with one device slow or
+//! missing, made whole, verified; and how much of the devices files take.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+
+use super::big_file::{Buffer, flush, forward, open, random, read_at};
+use super::{Ask, Material, Visit, timed};
+use crate::clock;
+use crate::failure::{Doing, Failure};
+use crate::mounted::OverAsk;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// What is read of each device by itself, bytes.
+const RAW: u64 = 64 * MIB;
+/// Random reads and overwrites.
+const RANDOM: usize = 1000;
+/// Reads of which the slowest are looked at.
+const TAIL: usize = 400;
+
+fn write(path: &std::path::Path, bytes: u64, seed: u64) -> Result<Duration, Failure> {
+    let supply = Material::Random.supply();
+    let file = open(path, OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY)?;
+    let all = || {
+        for offset in forward(bytes, MIB) {
+            let block = supply.block(offset + seed * 4 * KIB, MIB as usize);
+            let count = rustix::io::pwrite(&file, block, offset)
+                .map_err(|error| Failure::new(format!("writing at {offset}: {error}")))?;
+            if count != block.len() {
+                return Err(Failure::new(format!("wrote {count} of {} bytes at {offset}", block.len())));
+            }
+        }
+        flush(&file)
+    };
+    Ok(timed(all)?.0)
+}
+
+fn read(path: &std::path::Path, record: u64, offsets: &[u64]) -> Result<Duration, Failure> {
+    let mut buffer = Buffer::new(record as usize);
+    let file = open(path, OFlags::RDONLY)?;
+    Ok(timed(|| read_at(&file, buffer.record(record), offsets))?.0)
+}
+
+/// How long the slowest percent of reads takes at least.
+fn tail(path: &std::path::Path, bytes: u64) -> Result<Duration, Failure> {
+    let record = 128 * KIB;
+    let mut buffer = Buffer::new(record as usize);
+    let file = open(path, OFlags::RDONLY)?;
+    let mut times = Vec::new();
+    for offset in random(bytes, record).into_iter().take(TAIL) {
+        let start = clock::now();
+        read_at(&file, buffer.record(record), &[offset])?;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    times.get(times.len() * 99 / 100).copied().ok_or_else(|| Failure::new("nothing was read"))
+}
+
+impl Visit<'_> {
+    fn over(&self, ask: OverAsk) -> Result<Duration, Failure> {
+        self.ask(Ask::Over(ask)).and_then(super::time)
+    }
+
+    fn used(&self) -> Result<(u64, u64), Failure> {
+        match self.ask(Ask::OverUsed)? {
+            super::Answer::Used(data, metadata) => Ok((data, metadata)),
+            other => Err(Failure::new(format!("not an answer about room: {other:?}"))),
+        }
+    }
+}
+
+/// Measures streams and what happens to devices, on one target.
+pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
+    let Some(pool) = visit.pool else { return Err(Failure::new("not a pool over devices")) };
+    let Some(over) = pool.over else { return Err(Failure::new("not a pool over devices")) };
+    let bytes = visit.scale.stream;
+    let (one, two): (PathBuf, PathBuf) = (visit.own.join("one"), visit.own.join("two"));
+    visit.sample("over-devices", visit.over(OverAsk::Read(RAW))?, RAW * over.devices as u64)?;
+    visit.sample("over-write", write(&one, bytes, 1)?, bytes)?;
+    write(&two, bytes, 2)?;
+    visit.cold()?;
+    visit.sample("over-read", read(&one, MIB, &forward(bytes, MIB))?, bytes)?;
+    visit.cold()?;
+    let both = || {
+        thread::scope(|scope| {
+            let readers = [&one, &two].map(|path| scope.spawn(move || read(path, MIB, &forward(bytes, MIB))));
+            readers.into_iter().try_for_each(|reader| match reader.join() {
+                Ok(read) => read.map(drop),
+                Err(_) => Err(Failure::new("a reader panicked")),
+            })
+        })
+    };
+    visit.sample("over-read-two", timed(both)?.0, 2 * bytes)?;
+    visit.cold()?;
+    let places: Vec<u64> = random(bytes, 8 * KIB).into_iter().take(RANDOM).collect();
+    visit.sample("over-random-read", read(&one, 8 * KIB, &places)?, places.len() as u64)?;
+    let supply = Material::Random.supply();
+    let file = open(&two, OFlags::WRONLY)?;
+    let overwrite = || {
+        places.iter().try_for_each(|place| {
+            let block = supply.block(place + 12 * KIB, 8 * KIB as usize);
+            super::big_file::write_at(&file, block, &[*place])
+        })?;
+        flush(&file)
+    };
+    visit.sample("over-random-write", timed(overwrite)?.0, places.len() as u64)?;
+    drop(file);
+    visit.cold()?;
+    visit.sample("over-tail", tail(&one, bytes)?, 1)?;
+    if over.parity == 0 {
+        return Ok(());
+    }
+    visit.cold()?;
+    visit.over(OverAsk::Slow)?;
+    let slow = tail(&one, bytes);
+    visit.over(OverAsk::Healthy)?;
+    visit.sample("over-tail-slow", slow?, 1)?;
+    let (data, metadata) = visit.used()?;
+    let took = visit.over(OverAsk::Scrub)?;
+    visit.sample("over-scrub", took, data + metadata)?;
+    if pool.can_be_degraded() {
+        visit.over(OverAsk::Offline)?;
+        visit.cold()?;
+        visit.sample("over-degraded", read(&one, MIB, &forward(bytes, MIB))?, bytes)?;
+    }
+    let took = visit.over(OverAsk::Replace)?;
+    visit.sample("over-rebuild", took, (data + metadata) / over.devices as u64)
+}
+
+/// Measures what files take of the devices, beyond themselves and their parity.
+pub fn run_space(visit: &mut Visit<'_>) -> Result<(), Failure> {
+    let Some(over) = visit.pool.and_then(|pool| pool.over) else { return Ok(()) };
+    if !visit.pool.is_some_and(|pool| pool.can_be_degraded()) {
+        return Ok(());
+    }
+    let bytes = visit.scale.stream / 2;
+    for (record, space, metadata) in
+        [("8K", "over-space-8k", "over-metadata-8k"), ("128K", "over-space-128k", "over-metadata-128k")]
+    {
+        visit.over(OverAsk::FileSystem(record))?;
+        visit.ask(Ask::Settle)?;
+        let before = visit.used()?;
+        let directory = visit.root.join(record);
+        if !fs::metadata(&directory).doing("looking at", &directory)?.is_dir() {
+            return Err(Failure::new(format!("{} is no directory", directory.display())));
+        }
+        write(&directory.join("file"), bytes, 3)?;
+        visit.ask(Ask::Settle)?;
+        let now = visit.used()?;
+        let share = (over.devices * 1000 / over.data()) as u64;
+        let beyond = now.0.saturating_sub(before.0).saturating_sub(bytes * share / 1000);
+        visit.count(space, beyond * MIB / bytes)?;
+        visit.count(metadata, now.1.saturating_sub(before.1) * MIB / bytes)?;
+    }
+    Ok(())
+}
