@@ -183,11 +183,13 @@ impl Pool {
         Ok(Some(Begun { target, id, base, fresh: row.origin.is_none(), token: Some(token) }))
     }
 
-    /// How far the stream has come that a tree is received from.
+    /// How far the stream has come that a tree is received from; nothing if all that has come is what
+    /// is not there before its first row: that is given up when the stream is cut.
     pub(super) fn token_at(&self, root: Option<Pointer>) -> Result<Option<ResumeToken>, PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
         let row = Tree::open(root, 0, Settings::default()).view().get(&context, &keys::received())?;
-        row.map(|row| ResumeToken::decode(&row)).transpose()
+        let token = row.map(|row| ResumeToken::decode(&row)).transpose()?;
+        Ok(token.filter(|token| !token.after.is_empty()))
     }
 
     /// How far a stream has come that is received into a dataset and stays when it is cut.

@@ -284,7 +284,10 @@ proptest! {
         let token = receiving.token().clone();
         receiving.cut().unwrap();
         // Nobody changes it meanwhile.
-        let saved = to.pool.saved(target).unwrap().unwrap();
+        let Some(saved) = to.pool.saved(target).unwrap() else {
+            prop_assert!(token.after.is_empty(), "nothing is saved");
+            return Ok(());
+        };
         prop_assert_eq!(&saved.token, &token);
         prop_assert!(matches!(to.pool.receive(resumable(&to), &head(&token.after)), Err(PoolError::Busy)));
         prop_assert!(matches!(to.pool.abort_receive(to.top, "copy"), Err(PoolError::Busy)));
@@ -293,8 +296,8 @@ proptest! {
         let mut receiving = third.pool.receive(resumable(&third), &head(&[])).unwrap();
         sent(&to, &half).iter().for_each(|payload| receiving.rows(payload).unwrap());
         drop(saved);
+        // It may be beyond that of the first receiver, in a range that a row says is empty.
         let after = receiving.token().after.clone();
-        prop_assert!(after <= token.after);
         receiving.cut().unwrap();
         // Both go on with what the first sender has.
         for (side, after) in [(&to, token.after), (&third, after)] {
