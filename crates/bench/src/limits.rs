@@ -18,11 +18,12 @@ use crate::workload::{Buffer, open};
 
 /// Where the controller has its limits.
 const CONTROLLER: &str = "/sys/fs/cgroup/blkio";
-/// What a device is asked for in the proof, bytes.
-const PROOF: u64 = 64 << 20;
+/// What a device is asked for in the proof, by its limit, seconds: the kernel lets a fraction of one
+/// through before it counts.
+const PROOF: u64 = 2;
 /// One request, bytes.
 const REQUEST: u64 = 1 << 20;
-/// A device may be so much faster than its limit: what the kernel lets through before it counts.
+/// A device may be so much faster than its limit.
 const FASTER: f64 = 1.15;
 /// And so much slower.
 const SLOWER: f64 = 0.7;
@@ -86,7 +87,8 @@ pub fn read(devices: &[PathBuf], bytes: u64) -> Result<Duration, Failure> {
 pub fn prove(devices: &[PathBuf], limit: u64) -> Result<(), Failure> {
     let one = |device: &Path| {
         for (doing, write) in [("writes", true), ("reads", false)] {
-            let rate = PROOF as f64 / transfer(device, PROOF, write)?.as_secs_f64();
+            let bytes = (limit * PROOF).next_multiple_of(REQUEST);
+            let rate = bytes as f64 / transfer(device, bytes, write)?.as_secs_f64();
             let share = rate / limit as f64;
             if !(SLOWER..=FASTER).contains(&share) {
                 return Err(Failure::new(format!(
