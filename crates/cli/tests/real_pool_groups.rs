@@ -205,7 +205,7 @@ fn campaign(short: &str, groups: &[(&str, usize)], size: &'static str, seed: u64
     let kept = Kept::written(&pool, &mut random);
     let mut loads = programs::all(pool.yard.place.path());
     let (mut harmed, mut kills) = (Vec::new(), 0);
-    for round in 0..number("NACRE_POOL_ROUNDS", 2) {
+    for round in 0..number("NACRE_POOL_ROUNDS", 1) {
         let dead = Arc::new(Dead::default());
         let start = |mut load: Box<dyn Load>, seed| {
             let (at, dead) = (pool.at.clone(), Arc::clone(&dead));

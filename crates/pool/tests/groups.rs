@@ -926,7 +926,7 @@ fn a_crash_in_a_change_leaves_the_old_or_the_new() {
         }),
         ("add a spare", vec![(GroupKind::Mirror, 2)], 1, |store, new| store.add_spare(first(new), 50)),
     ];
-    let every: u64 = std::env::var("NACRE_GROUP_CUTS").ok().and_then(|every| every.parse().ok()).unwrap_or(19);
+    let every: u64 = std::env::var("NACRE_GROUP_CUTS").ok().and_then(|every| every.parse().ok()).unwrap_or(61);
     println!("campaign: power fails at each {every}th write of a change (NACRE_GROUP_CUTS)");
     for (what, groups, more, change) in changes {
         let mut model = Model::new(&groups, &[64], 23);
