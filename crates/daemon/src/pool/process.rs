@@ -217,8 +217,6 @@ fn serve(
     let ready = get_ready(start, directory, office).and_then(|()| background::report_ready());
     if ready.is_ok() {
         tracing::info!(pool = start.name, "imported");
-    }
-    if ready.is_ok() {
         drop(fresh.take().map(devices::Fresh::take));
     }
     let ready = ready.and_then(|()| background::leave_directory()).and_then(|()| endpoint.open());
