@@ -69,14 +69,17 @@ pub enum PoolRequest {
         /// Their paths.
         devices: Vec<PathBuf>,
         /// What they are, one after the other, and of how many of them: `mirror`, `raidz1` to `raidz3`,
-        /// `plain` (each for itself), then `log` and `log mirror` (for the intent log alone), then
-        /// `spare`. None: all for themselves.
+        /// `plain` (each for itself), then `special` and `special mirror` (for metadata), then `log` and
+        /// `log mirror` (for the intent log alone), then `spare`. None: all for themselves.
         #[serde(default)]
         groups: Vec<(String, usize)>,
         /// Files are made with this length, bytes.
         size: Option<u64>,
         /// Also those that hold something else.
         force: bool,
+        /// Nothing is added: it is only looked whether it could be.
+        #[serde(default)]
+        only_say: bool,
     },
     /// Takes devices offline.
     Offline {
@@ -116,10 +119,9 @@ pub enum PoolRequest {
         /// Its path.
         device: PathBuf,
     },
-    /// Takes devices out of the pool: spares that are not in use, and those for the log, each with its
-    /// group.
+    /// Takes devices out of the pool: spares that are not in use, and those for the log.
     Remove {
-        /// Their paths.
+        /// Their paths, or the names of mirrors.
         devices: Vec<PathBuf>,
     },
     /// Waits until no device is being made whole.
@@ -236,7 +238,7 @@ impl PoolRequest {
             self,
             Self::Export { .. }
                 | Self::Destroy { .. }
-                | Self::Add { .. }
+                | Self::Add { only_say: false, .. }
                 | Self::Expand { .. }
                 | Self::Offline { .. }
                 | Self::Online { .. }
@@ -256,7 +258,7 @@ impl PoolRequest {
     #[must_use]
     pub fn new_devices(&self) -> Option<Vec<PathBuf>> {
         match self {
-            Self::Add { devices, .. } => Some(devices.clone()),
+            Self::Add { devices, only_say: false, .. } => Some(devices.clone()),
             Self::Replace { new, .. } | Self::Attach { new, .. } => Some(vec![new.clone()]),
             Self::Detach { .. } | Self::Remove { .. } => Some(Vec::new()),
             _ => None,
@@ -286,7 +288,9 @@ pub fn run(
         PoolRequest::Status { names } => return Ok(PoolAnswer::Status(Box::new(status(pool, mounts, names)?))),
         PoolRequest::Export { force } => leave(pool, mounts, force, "export")?,
         PoolRequest::Destroy { force } => leave(pool, mounts, force, "destroy")?,
-        PoolRequest::Add { devices, groups, size, force } => shape::add(pool, &devices, &groups, size, force)?,
+        PoolRequest::Add { devices, groups, size, force, only_say } => {
+            shape::add(pool, &devices, &groups, size, (force, only_say))?;
+        }
         PoolRequest::Attach { beside, new, size, force } => shape::attach(pool, &beside, &new, size, force)?,
         PoolRequest::Detach { device } => shape::detach(pool, &device)?,
         PoolRequest::Remove { devices } => devices.iter().try_for_each(|path| shape::remove(pool, path))?,

@@ -121,10 +121,9 @@ fn with_value(verb: &str, of_pools: bool, arg: Arg) -> Arg {
     let hint = |hint| arg.clone().value_hint(hint);
     match shown.as_str() {
         "DEVICE" if of_pools && ["create", "add"].contains(&verb) => {
-            let spare = (verb == "add").then_some("spare");
             arg.add(ArgValueCompleter::new(move |typed: &OsStr| {
-                let words = ["mirror", "raidz1", "raidz2", "raidz3"].into_iter().chain(spare).map(str::to_owned);
-                let mut found = fitting(typed, words);
+                let words = ["mirror", "raidz1", "raidz2", "raidz3", "special", "log", "spare"];
+                let mut found = fitting(typed, words.into_iter().map(str::to_owned));
                 found.extend(PathCompleter::any().complete(typed));
                 found
             }))

@@ -43,7 +43,7 @@ impl Grouped {
         let (mut words, mut devices, mut parted) = (Vec::new(), Vec::new(), Vec::new());
         for (word, count) in groups {
             if *word != "plain" {
-                words.push((*word).to_owned());
+                words.extend(word.split(' ').map(str::to_owned));
             }
             let first = devices.len();
             for _ in 0..*count {
@@ -52,8 +52,8 @@ impl Grouped {
                 devices.push(path);
             }
             let parity = match *word {
-                "plain" => 0,
-                "mirror" => count - 1,
+                "plain" | "log" => 0,
+                "mirror" | "special mirror" | "log mirror" => count - 1,
                 raidz => raidz[5..].parse().unwrap(),
             };
             parted.push(((first..devices.len()).collect(), parity));
@@ -299,6 +299,174 @@ fn each_of_several_groups_can_lose_a_device() {
 }
 
 #[test]
+fn groups_for_metadata_and_the_log_can_lose_a_device() {
+    campaign("gc", &[("raidz1", 3), ("special mirror", 2), ("log mirror", 2)], "512M", 5);
+}
+
+/// What is synced, file by file, is on devices for the log alone: it is found again after a crash,
+/// whether such devices are there, are added, taken out, go offline or come back meanwhile.
+#[test]
+fn what_was_synced_is_found_again_with_devices_for_the_log() {
+    needs!(as_root());
+    let pool = Grouped::made("gk", &[("mirror", 2), ("log", 1)], "128M");
+    let path = |name: &str| pool.yard.path(name).display().to_string();
+    let done = |words: &[&str]| drop(pool.yard.nacre(&[&["pool"], words].concat()));
+    let (name, log) = (pool.name.as_str(), pool.path(2));
+    let written = |device: usize| -> u64 {
+        let of = |property| pool.yard.nacre(&["pool", "get", "-Hp", "-o", "value", property, name, pool.path(device)]);
+        of("write_bytes").trim().parse().unwrap()
+    };
+    let synced = |number: usize| {
+        let mut file = File::create(pool.at.join(format!("s{number}"))).unwrap();
+        std::io::Write::write_all(&mut file, &Random(number as u64).bytes(3000)).unwrap();
+        file.sync_all().unwrap();
+    };
+    let (before, on_log) = (written(0), written(2));
+    (0..50).for_each(synced);
+    assert!(written(2) - on_log > 50 * 3000 && written(0) - before < 50 * 3000, "{before} {on_log}");
+    // One program goes on and on, whatever happens to the log.
+    let (dead, made) = (Dead::default(), std::sync::atomic::AtomicUsize::new(50));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !dead.is_set() {
+                let number = made.load(std::sync::atomic::Ordering::Relaxed);
+                synced(number);
+                made.store(number + 1, std::sync::atomic::Ordering::Relaxed);
+            }
+        });
+        let goes_on = |what: &str| {
+            let from = made.load(std::sync::atomic::Ordering::Relaxed);
+            eventually(what, || made.load(std::sync::atomic::Ordering::Relaxed) > from + 3);
+        };
+        goes_on("with a device for the log");
+        done(&["offline", name, log]);
+        goes_on("while it is offline");
+        done(&["online", name, log]);
+        done(&["wait", "-t", "resilver", name]);
+        goes_on("online again");
+        done(&["remove", name, log]);
+        goes_on("without it");
+        done(&["add", "--size", "128M", name, "log", "mirror", "l0", "l1"]);
+        goes_on("with a mirror");
+        done(&["replace", "-w", "--size", "128M", name, &path("l0"), "l2"]);
+        done(&["detach", name, &path("l1")]);
+        done(&["attach", "-w", "--size", "128M", name, &path("l2"), "l3"]);
+        goes_on("with other devices");
+        dead.set();
+    });
+    let count = made.load(std::sync::atomic::Ordering::Relaxed);
+    let all_there = |what: &str| {
+        for number in 0..count {
+            let found = fs::read(pool.at.join(format!("s{number}"))).unwrap_or_default();
+            assert!(found == Random(number as u64).bytes(3000), "{what}: s{number} of {count}");
+        }
+    };
+    pool.die();
+    // Without one of a mirror nothing is lacking; without both, that is said.
+    fs::rename(path("l2"), path("aside2")).unwrap();
+    fs::create_dir(pool.yard.path("elsewhere")).unwrap();
+    fs::rename(path("aside2"), path("elsewhere/l2")).unwrap();
+    fs::rename(path("l3"), path("elsewhere/l3")).unwrap();
+    let here = pool.yard.place.path().to_str().unwrap().to_owned();
+    let (code, said) = pool.yard.refused(&["pool", "import", "-d", &here, name]);
+    assert!(code == 1 && said.contains("one or more devices is currently unavailable"), "{said}");
+    for line in ["use '-m' to import the pool anyway:", "[log]", "/l2", "/l3"] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    let shown = pool.yard.nacre(&["pool", "import", "-d", &here]);
+    assert!(says(&shown, "the '-m' flag") && says(&shown, "l2 UNAVAIL cannot open"), "{shown}");
+    fs::rename(path("elsewhere/l2"), path("l2")).unwrap();
+    pool.import();
+    all_there("with one device of the log");
+    assert_eq!(pool.health(), "DEGRADED");
+    fs::rename(path("elsewhere/l3"), path("l3")).unwrap();
+    done(&["online", name, &path("l3")]);
+    pool.is_whole("the other one is back");
+    // What was committed is there without the log, what was only synced is not.
+    pool.yard.nacre(&["pool", "sync", name]);
+    pool.die();
+    fs::rename(path("l2"), path("elsewhere/l2")).unwrap();
+    fs::rename(path("l3"), path("elsewhere/l3")).unwrap();
+    pool.yard.told(&["pool", "import", "-m", "-d", &here, name]);
+    all_there("without the log");
+    (count..count + 3).for_each(synced);
+    assert!(says(&pool.status(), "l2 UNAVAIL") && pool.status().contains("\tlogs\n"), "{}", pool.status());
+    let mirror = pool.status().lines().find_map(|line| line.trim().strip_prefix("mirror-")?.split(' ').next().map(str::to_owned).filter(|number| number != "0"));
+    done(&["remove", name, &format!("mirror-{}", mirror.unwrap())]);
+    pool.die();
+    pool.import();
+    all_there("after all that");
+    assert_eq!(fs::read(pool.at.join(format!("s{}", count + 2))).unwrap(), Random(count as u64 + 2).bytes(3000));
+    pool.is_whole("without devices for the log");
+}
+
+/// Groups for metadata, devices for the log and spares are shown apart, with the room that they have.
+#[test]
+fn classes_of_devices_are_told_apart() {
+    needs!(as_root());
+    let pool = Grouped::made("ge", &[("raidz1", 3), ("special mirror", 2), ("log", 1)], "128M");
+    let (name, path) = (pool.name.as_str(), |name: &str| pool.yard.path(name).display().to_string());
+    pool.yard.nacre(&["pool", "add", "--size", "128M", name, "spare", "s0"]);
+    let text = pool.status();
+    let lines: Vec<&str> = text.lines().skip_while(|line| !line.contains("NAME")).skip(1).map(|line| line.trim_start_matches('\t')).take_while(|line| !line.is_empty()).collect();
+    let names: Vec<String> = lines.iter().map(|line| line.trim_end().replace(&format!("{}/", pool.yard.place.path().display()), "")).map(|line| line.trim_end().split("  ONLINE").next().unwrap().split("  AVAIL").next().unwrap().trim_end().to_owned()).collect();
+    assert_eq!(names, [name, "  raidz1-0", "    d0", "    d1", "    d2", "special", "  mirror-1", "    d3", "    d4", "logs", "  d5", "spares", "  s0"], "{text}");
+    let list = pool.yard.nacre(&["pool", "list", "-Hpv", "-o", "name,size,alloc,free", name]);
+    let rows: Vec<Vec<&str>> = list.lines().map(|line| line.split('\t').collect()).collect();
+    let figure = |row: &str, column: usize| -> u64 {
+        rows.iter().find(|found| found[0] == row).unwrap_or_else(|| panic!("{row}: {list}"))[column].parse().unwrap()
+    };
+    assert_eq!(figure(name, 1), figure("raidz1-0", 1) + figure("mirror-1", 1), "{list}");
+    assert!(rows.iter().any(|row| row[..] == ["logs", "-", "-", "-"]), "{list}");
+    assert!(figure("mirror-1", 2) > 0 && figure("raidz1-0", 2) < 1 << 20, "metadata lies on the mirror: {list}");
+    let iostat = pool.yard.nacre(&["pool", "iostat", "-v", name]);
+    for heading in ["special  ", "logs  "] {
+        assert!(iostat.lines().any(|line| line.starts_with(heading) && line.ends_with('-')), "{iostat}");
+    }
+    let json = pool.yard.nacre(&["pool", "status", "-j", name]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let json = &json["pools"][name];
+    assert_eq!(json["special"]["mirror-1"]["class"], "special", "{json}");
+    assert_eq!(json["special"]["mirror-1"]["vdevs"][pool.path(3)]["class"], "special", "{json}");
+    assert_eq!(json["logs"][pool.path(5)]["class"], "logs", "{json}");
+    assert_eq!(json["vdevs"][name]["vdevs"].as_object().unwrap().len(), 1, "{json}");
+    assert_eq!(pool.yard.nacre(&["pool", "get", "-H", "-o", "value", "feature@allocation_classes", name]), "active\n");
+    // Content takes all of the room for it, and nothing of the mirror's.
+    let available = || -> u64 { pool.yard.nacre(&["fs", "get", "-Hp", "-o", "value", "available", name]).trim().parse().unwrap() };
+    let before = available();
+    for file in 0..400 {
+        fs::create_dir(pool.at.join(format!("d{file}"))).unwrap();
+        fs::write(pool.at.join(format!("d{file}/f")), []).unwrap();
+    }
+    pool.yard.nacre(&["pool", "sync", name]);
+    assert!(before - available() < 64 << 10, "metadata takes none of it: {before} {}", available());
+    let mut file = File::create(pool.at.join("full")).unwrap();
+    let mut random = Random(4);
+    while std::io::Write::write_all(&mut file, &random.bytes(1 << 20)).is_ok() {}
+    drop(file);
+    pool.yard.nacre(&["pool", "sync", name]);
+    fs::remove_file(pool.at.join("full")).unwrap();
+    fs::write(pool.at.join("kept"), Random(8).bytes(4 << 20)).unwrap();
+    // One device of each group goes; then a second one of the mirror.
+    pool.yard.nacre(&["pool", "export", name]);
+    fs::create_dir(pool.yard.path("elsewhere")).unwrap();
+    let away = |device: &str| fs::rename(path(device), path(&format!("elsewhere/{device}"))).unwrap();
+    ["d0", "d3"].into_iter().for_each(away);
+    pool.import();
+    assert!(fs::read(pool.at.join("kept")).unwrap() == Random(8).bytes(4 << 20));
+    pool.yard.nacre(&["pool", "export", name]);
+    away("d4");
+    let here = pool.yard.place.path().to_str().unwrap().to_owned();
+    let shown = pool.yard.nacre(&["pool", "import", "-d", &here]);
+    assert!(says(&shown, "special mirror-1 UNAVAIL insufficient replicas"), "{shown}");
+    let (_, said) = pool.yard.refused(&["pool", "import", "-m", "-d", &here, name]);
+    assert!(said.contains("/d4") && said.contains("/d3") && said.contains("unavailable"), "{said}");
+    ["d0", "d3", "d4"].into_iter().for_each(|device| fs::rename(path(&format!("elsewhere/{device}")), path(device)).unwrap());
+    pool.import();
+    pool.is_whole("all are back");
+}
+
+#[test]
 fn figures_are_those_of_zpool() {
     needs!(as_root());
     const MIB: u64 = 1 << 20;
@@ -473,6 +641,15 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         ("mirror %0 %1 mirror %2 %3 %4", "both 2-way and 3-way mirror vdevs are present"),
         ("raidz %0 %1 %2 raidz2 %3 %4 %5", "both 1 and 2 device parity raidz vdevs are present"),
         ("mirror %0 %0", "is named twice"),
+        ("mirror %0 %1 log %1", "is named twice"),
+        ("mirror %0 %1 spare %0", "is named twice"),
+        ("mirror %0 %1 log mirror %2", "mirror requires at least 2 devices"),
+        ("mirror %0 %1 log raidz2 %2 %3 %4", "unsupported 'log' device: raidz"),
+        ("mirror %0 %1 special raidz %2 %3", "unsupported 'special' device: raidz"),
+        ("raidz2 %0 %1 %2 special mirror %3 %4", "raidz and mirror vdevs with different redundancy, 2 vs. 1 (2-way)"),
+        ("mirror %0 %1 special %2", "both mirror and file vdevs are present"),
+        ("mirror %0 %1 special mirror %2 %5", "mirror contains devices of different sizes"),
+        ("log %0", "at least one toplevel vdev must be specified"),
         ("mirror %0 %1 mirror %2 %1", "is named twice"),
         ("mirror %0 %5", "mirror contains devices of different sizes"),
         ("mirror %0 /nonexistent/x", "/nonexistent/x"),
@@ -629,6 +806,12 @@ fn groups_are_added_and_scrubs_look_at_parts() {
         (&["raidz", "x", "y", "z"][..], "pool uses mirror and new vdev is raidz"),
         (&["mirror", "x", "y", "z"], "pool uses 2-way mirror and new vdev uses 3-way mirror"),
         (&["x"], "pool uses mirror and new vdev is"),
+        (&["special", "x"], "pool uses mirror and new vdev is file"),
+        (&["special", "mirror", "x", "y", "z"], "pool uses 2-way mirror and new vdev uses 3-way mirror"),
+        (&["log", "raidz", "x", "y"], "unsupported 'log' device: raidz"),
+        (&["log", "mirror", "x"], "mirror requires at least 2 devices"),
+        (&["log", "x", "x"], "is named twice"),
+        (&["-n", "x"], "pool uses mirror and new vdev is file"),
         (&["mirror", "x"], "mirror requires at least 2 devices"),
     ] {
         let (_, said) = pool.yard.refused(&[&["pool", "add", "--size", "128M", &pool.name], words].concat());

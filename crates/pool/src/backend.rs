@@ -208,11 +208,16 @@ pub trait Backend: Send + Sync {
     /// How many copies segments of a stream have.
     fn copies(&self, stream: WriteStream) -> usize;
 
-    /// What so many bytes of metadata that are written now take of [`Room::size`] besides
-    /// themselves.
-    fn metadata_overhead(&self, bytes: u64) -> u64 {
-        let _ = bytes;
-        0
+    /// Where metadata has groups of its own: how many segments can be begun there, and all that
+    /// there is room for. [`Room`] does not count them.
+    fn special_room(&self) -> (u64, u64) {
+        (0, 0)
+    }
+
+    /// Whether a place is there: what lies at it takes nothing of [`Room::size`].
+    fn is_special(&self, place: &Place) -> bool {
+        let _ = place;
+        false
     }
 
     /// Whether a segment has less redundancy than its place says: a write has failed.

@@ -116,6 +116,8 @@ struct Map {
     slack: u64,
     /// What living frames take a second time, bytes; as of the last commit.
     copies: u64,
+    /// What lies where metadata has groups of its own, bytes; as of the last commit.
+    special: u64,
 }
 
 /// What the last commit has left.
@@ -151,6 +153,8 @@ struct Sums {
     mended: AtomicU64,
     /// What was written twice since the last commit.
     copies: AtomicU64,
+    /// What was written since then to groups for metadata alone.
+    special: AtomicU64,
 }
 
 impl Frames for Store {
@@ -273,13 +277,25 @@ impl Store {
         self.sums.allocated.fetch_add(charged, Ordering::Relaxed);
         self.sums.written_frames.fetch_add(charged, Ordering::Relaxed);
         if frame.stream.is_metadata() {
-            self.sums.copies.fetch_add(self.backend.metadata_overhead(charged), Ordering::Relaxed);
+            self.count_place(written.segment, charged);
         }
         Ok(written)
     }
 }
 
 impl Store {
+    /// Counts what metadata in a segment takes besides what it is charged, or does not take of that.
+    fn count_place(&self, segment: u32, charged: u64) {
+        let map = self.map.read();
+        let Some(place) = map.table.segments().get(&segment).map(|segment| &segment.place) else { return };
+        if self.backend.is_special(place) {
+            self.sums.special.fetch_add(charged, Ordering::Relaxed);
+        } else {
+            let copies = self.backend.cost(place, charged).saturating_sub(charged);
+            self.sums.copies.fetch_add(copies, Ordering::Relaxed);
+        }
+    }
+
     /// The longest content of a frame in this pool, bytes. Records of a quarter of that or less
     /// waste little at the ends of segments.
     #[must_use]

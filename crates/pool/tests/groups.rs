@@ -283,12 +283,15 @@ impl Model {
             }
             // What nobody has noticed would be lost with the copy that is taken out.
             3 | 4 if self.is_noticed() => self.done(self.store().detach(number as u16)),
-            5 if self.disks().groups().len() < 3 => {
+            5 if self.disks().groups().len() < 4 => {
                 let kinds = [(GroupKind::Plain, 1), (GroupKind::Mirror, 2), (GroupKind::RaidZ(1), 3)];
                 let (kind, devices) = *self.random.pick(&kinds).unwrap();
                 let (new, guids): (Vec<Arc<dyn Device>>, Vec<u64>) =
                     (0..devices).map(|_| self.fresh()).map(|(new, guid)| (new as Arc<dyn Device>, guid)).unzip();
-                self.done(self.store().add_groups(&new, &guids, &new_groups(&[(kind, devices)])))
+                let (store, groups) = (self.store.as_ref().unwrap(), new_groups(&[(kind, devices)]));
+                let special = devices < 3 && self.random.below(2) == 0;
+                let add = if special { Store::add_special } else { Store::add_groups };
+                self.done(add(store, &new, &guids, &groups))
             }
             6 => {
                 let (new, guid) = self.fresh();
@@ -453,6 +456,7 @@ impl Model {
         let charged: u64 = state.values().map(Pointer::charged).sum();
         let space = store.space();
         assert_eq!(space.allocated - space.table, charged);
+        assert!(space.special <= space.allocated && space.free <= space.size);
         (self.now, self.txg, self.durable) = (state.clone(), root.txg.0 + 1, root.txg.0);
         self.store = Some(store);
     }

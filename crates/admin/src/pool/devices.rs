@@ -232,7 +232,7 @@ fn exists(path: &Path) -> Refusal {
 }
 
 /// Whether paths can be part of a pool in these groups, without a lock and without writing: for
-/// `create -n`.
+/// `create -n` and `add -n`.
 ///
 /// # Errors
 /// As [`fresh`].
@@ -241,11 +241,11 @@ pub fn foresee(
     groups: &[NewGroup],
     size: Option<u64>,
     force: bool,
-    least: u64,
+    (doing, least): (&str, u64),
 ) -> Result<(), Refusal> {
     if size.is_none() {
         let fresh = fresh(paths, None, force)?;
-        fresh.check_size("cannot create", least)?;
+        fresh.check_size(doing, least)?;
         return fresh.check_groups(groups, force);
     }
     once(paths)?;

@@ -14,7 +14,7 @@ use crate::clock::now;
 use crate::counted::{Counts, Spread};
 use crate::{Imported, Refusal};
 
-pub use nacre_pool::properties::features::{FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA};
+pub use nacre_pool::properties::features::{CLASSES, FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA};
 
 /// The figures of a pool. Sizes in bytes, times in seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,6 +184,9 @@ pub struct GroupFigures {
     /// themselves.
     #[serde(default)]
     pub kind: String,
+    /// What it is for: empty for everything, [`SPECIAL`] or [`LOG`].
+    #[serde(default)]
+    pub class: String,
     /// Its state in the words of ZFS.
     pub state: String,
     /// The numbers of its devices, in the order of the pool's.
@@ -201,11 +204,20 @@ pub struct GroupFigures {
     pub allocated: u64,
 }
 
+/// The class of groups for metadata.
+pub const SPECIAL: &str = "special";
+/// That of groups for the intent log alone.
+pub const LOG: &str = "log";
+
 impl GroupFigures {
     /// Whether everything in it is there still when the pool is let go, although files of its
     /// devices were deleted.
     #[must_use]
     pub fn survives(&self, devices: &[DeviceFigures]) -> bool {
+        // What the log has is in the pool when that is let go.
+        if self.class == LOG {
+            return true;
+        }
         let own = self.devices.iter().filter_map(|at| devices.get(*at));
         let lost = own.filter(|device| device.health() != "ONLINE" || device.resilvering).count();
         lost <= self.parity
@@ -312,7 +324,8 @@ impl Figures {
         let (size, allocated, free) = if groups.is_empty() {
             (usable, allocated, free)
         } else {
-            let sum = |of: fn(&GroupFigures) -> u64| groups.iter().map(of).sum::<u64>();
+            let holding = || groups.iter().filter(|group| group.class != LOG);
+            let sum = |of: fn(&GroupFigures) -> u64| holding().map(of).sum::<u64>();
             (sum(|group| group.size), sum(|group| group.allocated), sum(GroupFigures::free))
         };
         let health = match &suspended {
@@ -430,9 +443,7 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
             lost if lost <= parity => "DEGRADED",
             _ => "UNAVAIL",
         };
-        // The log has no room of its own.
-        let holds = |_: &&DeviceFigures| group.class == GroupClass::Data;
-        let sizes: Vec<u64> = own().filter(holds).map(|device| device.size).collect();
+        let sizes: Vec<u64> = own().map(|device| device.size).collect();
         let (size, usable) = room_of_group(group.kind, parity, &sizes);
         let allocated = match group.kind {
             GroupKind::Mirror => living.get(&number).copied().unwrap_or(0),
@@ -441,6 +452,12 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
         GroupFigures {
             name: format!("{name}-{number}"),
             kind: kind.to_owned(),
+            class: match group.class {
+                GroupClass::Data => "",
+                GroupClass::Special => SPECIAL,
+                GroupClass::Log => LOG,
+            }
+            .to_owned(),
             state: state.to_owned(),
             devices,
             parity,
@@ -467,7 +484,8 @@ fn expandable(pool: &Imported, groups: &[GroupFigures]) -> u64 {
             let sizes: Vec<u64> = own.filter_map(length).collect();
             room_of_group(group.kind, parity, &sizes).0
         };
-        disks.groups().into_iter().enumerate().map(of).sum::<u64>()
+        let groups = disks.groups().into_iter().enumerate();
+        groups.filter(|(_, (group, _))| group.class != GroupClass::Log).map(of).sum::<u64>()
     };
     room(true).saturating_sub(room(false))
 }
@@ -497,7 +515,9 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
         let (allocated, occupied) = held.get(&index).copied().unwrap_or_default();
         let taken: u64 =
             log.iter().filter(|(place, _)| place.device == index).map(|(_, slots)| u64::from(*slots) * slot).sum();
-        let size = slots(member.length, slot).saturating_sub(taken);
+        let is_log = pool.store.on_devices().is_some_and(|disks| disks.is_log_device(index));
+        // One for the log has room for nothing else.
+        let size = if is_log { taken } else { slots(member.length, slot).saturating_sub(taken) };
         figures.push(DeviceFigures {
             path: device.name().to_owned(),
             guid: member.guid,

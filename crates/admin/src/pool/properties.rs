@@ -2,7 +2,7 @@
 
 use nacre_pool::properties::{POOL_PROPERTIES, Property, PropertyError, Settable, features, pool_property};
 
-use super::figures::{Figures, percent};
+use super::figures::{Figures, SPECIAL, percent};
 use crate::{Imported, Kind, Refusal};
 
 /// A value: canonical, as people read it, and where it comes from.
@@ -36,9 +36,10 @@ pub fn names(pool: &Figures) -> Vec<String> {
     ];
     let rest = POOL_PROPERTIES.iter().map(|definition| definition.name).filter(|name| !first.contains(name));
     let own = pool.properties.iter().map(|(name, _)| name.clone()).filter(|name| name.contains(':'));
-    let known = [features::REDUNDANT_METADATA, features::ORDERED_NAMES, features::FOLDED, features::GROUPS]
-        .into_iter()
-        .chain(features::SERVED.iter().copied());
+    let known =
+        [features::REDUNDANT_METADATA, features::ORDERED_NAMES, features::FOLDED, features::GROUPS, features::CLASSES]
+            .into_iter()
+            .chain(features::SERVED.iter().copied());
     let there = known.filter(|name| state(pool, name) != "disabled");
     let there = there.map(|name| format!("feature@{name}"));
     first.into_iter().chain(rest).map(ToOwned::to_owned).chain(there).chain(own).collect()
@@ -53,6 +54,8 @@ fn state(pool: &Figures, feature: &str) -> &'static str {
         features::FOLDED if !pool.folding => return "enabled",
         features::FOLDED => true,
         features::GROUPS => !pool.groups.is_empty(),
+        features::CLASSES if !pool.groups.iter().any(|group| group.class == SPECIAL) => return "enabled",
+        features::CLASSES => true,
         other => features::SERVED.contains(&other),
     };
     if active { "active" } else { "disabled" }

@@ -17,6 +17,7 @@ use parking_lot::RwLock;
 
 use super::devices;
 use super::scrub::{Phase, ScrubReport};
+use super::shape::without_log;
 use crate::clock::{moment, now};
 use crate::counted::Counted;
 use crate::failing::Failing;
@@ -230,7 +231,13 @@ pub(super) fn offline(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     let doing = format!("cannot offline {}", path.display());
     writable(pool, &doing)?;
     let number = number_of(pool, &doing, path)?;
-    pool.store.offline(number).map_err(|error| Refusal::pool(doing, &error))?;
+    let is_log = pool.store.on_devices().is_some_and(|disks| disks.is_log_device(number));
+    let taken = match is_log {
+        // It may be the last of them.
+        true => without_log(pool, || pool.store.offline(number)),
+        false => pool.store.offline(number),
+    };
+    taken.map_err(|error| Refusal::pool(doing, &error))?;
     note(pool, "resource.fs.zfs.statechange", path, "OFFLINE");
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! Caller: the verbs. Invariant: what is refused has changed nothing, and files that were made for it
 //! are gone again.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,9 +12,10 @@ use nacre_pool::PoolError;
 use nacre_pool::backend::{Disks, NewGroup};
 use nacre_pool::device::Device;
 use nacre_pool::label::{Group, GroupClass, GroupKind};
+use nacre_pool::store::Store;
 
-use super::devices;
 use super::resilver::{fresh_beside, note, number_of, writable};
+use super::{Figures, devices};
 use crate::counted::Counted;
 use crate::{Imported, Kind, Refusal};
 
@@ -22,118 +24,209 @@ use crate::{Imported, Kind, Refusal};
 pub struct Shape {
     /// Groups of the next so many devices.
     pub groups: Vec<NewGroup>,
-    /// Groups for the intent log alone, which come after them.
+    /// Groups for metadata, which come after them.
+    pub special: Vec<NewGroup>,
+    /// Groups for the intent log alone, which come after these.
     pub logs: Vec<NewGroup>,
     /// Spares, which come last.
     pub spares: usize,
 }
 
 impl Shape {
-    /// Reads it from what ZFS calls it, with how many devices each is of: groups, then devices for the
-    /// log, then spares.
+    /// Reads it from what ZFS calls it, with how many devices each is of: groups, then devices for
+    /// metadata, then those for the log, then spares.
     ///
     /// # Errors
     /// Words that are none; another order.
     pub fn read(words: &[(String, usize)]) -> Result<Self, Refusal> {
-        let mut shape = Self::default();
+        let (mut shape, mut last) = (Self::default(), 0);
         for (word, devices) in words {
-            let kind = match word.as_str() {
-                "plain" | "log" => GroupKind::Plain,
-                "log mirror" => GroupKind::Mirror,
-                "mirror" => GroupKind::Mirror,
-                "raidz" | "raidz1" => GroupKind::RaidZ(1),
-                "raidz2" => GroupKind::RaidZ(2),
-                "raidz3" => GroupKind::RaidZ(3),
-                "spare" => {
-                    shape.spares += devices;
-                    continue;
-                }
+            let (class, kind) = match word.split_once(' ') {
+                Some((class @ ("special" | "log"), kind)) => (class, kind),
+                None if matches!(word.as_str(), "special" | "log" | "spare") => (word.as_str(), "plain"),
+                _ => ("", word.as_str()),
+            };
+            let kind = match (kind, class) {
+                ("plain", _) => GroupKind::Plain,
+                ("mirror", _) => GroupKind::Mirror,
+                ("raidz" | "raidz1", "") => GroupKind::RaidZ(1),
+                ("raidz2", "") => GroupKind::RaidZ(2),
+                ("raidz3", "") => GroupKind::RaidZ(3),
                 _ => return Err(Refusal::new(Kind::Invalid, format!("'{word}' is no group of devices"))),
             };
-            let is_log = word.starts_with("log");
-            if shape.spares > 0 || !is_log && !shape.logs.is_empty() {
-                return Err(Refusal::new(Kind::Invalid, "groups of devices come first, then logs, then spares"));
+            let group = NewGroup { kind, devices: *devices };
+            let order = match class {
+                "special" => {
+                    shape.special.push(group);
+                    1
+                }
+                // Each that is for itself can be taken out again alone.
+                "log" if kind == GroupKind::Plain => {
+                    shape.logs.extend((0..*devices).map(|_| NewGroup { kind, devices: 1 }));
+                    2
+                }
+                "log" => {
+                    shape.logs.push(group);
+                    2
+                }
+                "spare" => {
+                    shape.spares += devices;
+                    3
+                }
+                _ => {
+                    shape.groups.push(group);
+                    0
+                }
+            };
+            if std::mem::replace(&mut last, order) > order {
+                let what = "groups of devices come first, then those for metadata, then logs, then spares";
+                return Err(Refusal::new(Kind::Invalid, what));
             }
-            let groups = if is_log { &mut shape.logs } else { &mut shape.groups };
-            groups.push(NewGroup { kind, devices: *devices });
         }
         Ok(shape)
+    }
+
+    /// All groups, in the order of their devices.
+    pub fn all(&self) -> impl Iterator<Item = &NewGroup> {
+        self.groups.iter().chain(&self.special).chain(&self.logs)
     }
 
     /// How many devices it is of.
     #[must_use]
     pub fn devices(&self) -> usize {
-        self.groups.iter().chain(&self.logs).map(|group| group.devices).sum::<usize>() + self.spares
+        count(self.all()) + self.spares
     }
+
+    /// How many of them are neither for metadata or the log nor spares.
+    #[must_use]
+    pub fn of_data(&self) -> usize {
+        count(self.groups.iter())
+    }
+
+    /// Why it does not go together, or not with groups that are there: one is not as safe as another.
+    /// In the words of ZFS.
+    #[must_use]
+    pub fn mismatch(&self, there: &[Level], paths: &[PathBuf]) -> Option<String> {
+        let mut rest = paths;
+        let mut levels = |groups: &[NewGroup]| {
+            let level = |group: &NewGroup| {
+                let (own, others) = rest.split_at(group.devices.min(rest.len()));
+                rest = others;
+                Level::of(*group, own.first().map_or(Path::new(""), |path| path))
+            };
+            groups.iter().map(level).collect::<Vec<_>>()
+        };
+        let (groups, special) = (levels(&self.groups), levels(&self.special));
+        let differs = |all: &[Level]| {
+            let pairs = all.iter().zip(all.iter().skip(1));
+            pairs.map(|(one, other)| one.differs(*other, false)).find_map(|differs| differs)
+        };
+        // What is not the same everywhere does not become worse.
+        if differs(there).is_some() {
+            return None;
+        }
+        let (old, new) = (there.first(), groups.first());
+        differs(&groups)
+            .or_else(|| differs(&special))
+            .or_else(|| old.zip(new).and_then(|(old, new)| old.differs(*new, true)))
+            .or_else(|| {
+                let (level, special) = old.or(new).zip(special.first())?;
+                level.differs_as_special(*special, old.is_some())
+            })
+    }
+}
+
+fn count<'a>(groups: impl Iterator<Item = &'a NewGroup>) -> usize {
+    groups.map(|group| group.devices).sum()
 }
 
 /// What a group is, as far as its redundancy is to be the same as that of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Level {
-    kind: GroupKind,
+pub struct Level {
+    name: &'static str,
+    /// Of rows alone.
+    parity: usize,
     devices: usize,
 }
 
 impl Level {
-    fn of(kind: GroupKind, devices: usize) -> Self {
-        // Each device for itself is one, however many there are.
-        Self { kind, devices: if kind == GroupKind::Plain { 1 } else { devices } }
-    }
-
-    fn name(self) -> &'static str {
-        match self.kind {
-            GroupKind::Plain => "disk",
-            GroupKind::Mirror => "mirror",
-            GroupKind::RaidZ(_) => "raidz",
+    /// That of a group with this device in it.
+    #[must_use]
+    pub fn of(group: NewGroup, path: &Path) -> Self {
+        let is_disk = |path: &Path| std::fs::metadata(path).is_ok_and(|there| there.file_type().is_block_device());
+        match group.kind {
+            // Each device for itself is one, however many there are.
+            GroupKind::Plain => Self { name: if is_disk(path) { "disk" } else { "file" }, parity: 0, devices: 1 },
+            GroupKind::Mirror => Self { name: "mirror", parity: 0, devices: group.devices },
+            GroupKind::RaidZ(parity) => Self { name: "raidz", parity: usize::from(parity), devices: group.devices },
         }
     }
 
-    /// In what a new group differs, in the words of ZFS.
-    fn differs(self, new: Self) -> Option<String> {
-        if self.name() != new.name() {
-            return Some(format!("pool uses {} and new vdev is {}", self.name(), new.name()));
+    /// In what a new group differs, from one that is `there` or is new as well.
+    fn differs(self, new: Self, there: bool) -> Option<String> {
+        let (name, devices) = (self.name, (self.devices, new.devices));
+        let differ = if name != new.name {
+            match there {
+                true => format!("pool uses {name} and new vdev is {}", new.name),
+                false => format!("both {name} and {} vdevs are present", new.name),
+            }
+        } else if self.parity != new.parity {
+            match there {
+                true => format!("pool uses {} device parity and new vdev uses {}", self.parity, new.parity),
+                false => format!("both {} and {} device parity {name} vdevs are present", self.parity, new.parity),
+            }
+        } else {
+            match there {
+                true => format!("pool uses {}-way {name} and new vdev uses {}-way {name}", devices.0, devices.1),
+                false => format!("both {}-way and {}-way {name} vdevs are present", devices.0, devices.1),
+            }
+        };
+        (self != new).then_some(differ)
+    }
+
+    /// The same of a group for metadata: a mirror may stand beside rows that lose no fewer devices.
+    fn differs_as_special(self, new: Self, there: bool) -> Option<String> {
+        if (self.name, new.name) != ("raidz", "mirror") {
+            return self.differs(new, there);
         }
-        if let (GroupKind::RaidZ(there), GroupKind::RaidZ(parity)) = (self.kind, new.kind)
-            && there != parity
-        {
-            return Some(format!("pool uses {there} device parity and new vdev uses {parity}"));
-        }
-        let (there, devices, name) = (self.devices, new.devices, self.name());
-        (there != devices).then(|| format!("pool uses {there}-way {name} and new vdev uses {devices}-way {name}"))
+        let redundancy = format!("{} vs. {} ({}-way)", self.parity, new.devices - 1, new.devices);
+        let differ = match there {
+            true => format!("pool and new vdev with different redundancy, raidz and mirror vdevs, {redundancy}"),
+            false => format!("raidz and mirror vdevs with different redundancy, {redundancy} are present"),
+        };
+        (self.parity + 1 != new.devices).then_some(differ)
     }
 }
 
 /// Whether new groups have the redundancy of those that are there, if these have all the same.
-fn same_redundancy(pool: &Imported, new: &[NewGroup]) -> Result<(), Refusal> {
+fn same_redundancy(pool: &Imported, new: &Shape, paths: &[PathBuf]) -> Result<(), Refusal> {
     let health = pool.store.on_devices().map(Disks::health).unwrap_or_default();
     let groups = pool.store.on_devices().map(Disks::groups).unwrap_or_default();
-    let own = |number: usize| {
-        let here = |device: &&nacre_pool::backend::DeviceHealth| device.is_own() && device.group == number;
-        health.iter().filter(here).count()
-    };
+    let devices = pool.devices.read();
+    let path = |at: usize| devices.get(at).map_or(PathBuf::new(), |device| PathBuf::from(device.name()));
     let of = |(number, (group, _)): (usize, &(Group, usize))| {
-        let counts = own(number) > 0 && group.class == GroupClass::Data;
-        counts.then(|| Level::of(group.kind, own(number)))
+        let own = health.iter().enumerate().filter(|(_, device)| device.is_own() && device.group == number);
+        let own: Vec<usize> = own.map(|(at, _)| at).collect();
+        let first = own.first().filter(|_| group.class == GroupClass::Data)?;
+        Some(Level::of(NewGroup { kind: group.kind, devices: own.len() }, &path(*first)))
     };
     let mut there: Vec<Level> = groups.iter().enumerate().filter_map(of).collect();
     if groups.is_empty() {
-        there.push(Level::of(GroupKind::Plain, 1));
+        there.push(Level::of(NewGroup { kind: GroupKind::Plain, devices: 1 }, &path(0)));
     }
-    let Some(first) = there.first().filter(|first| there.iter().all(|level| level == *first)) else { return Ok(()) };
-    let other = new.iter().find_map(|group| first.differs(Level::of(group.kind, group.devices)));
-    other.map_or(Ok(()), |why| {
+    new.mismatch(&there, paths).map_or(Ok(()), |why| {
         let next = format!("use '-f' to override the following errors:\nmismatched replication level: {why}");
         Err(Refusal::new(Kind::Invalid, "invalid vdev specification").next(next))
     })
 }
 
-/// Adds devices.
+/// Adds devices; or only looks whether they could be added.
 pub(super) fn add(
     pool: &Imported,
     paths: &[PathBuf],
     words: &[(String, usize)],
     size: Option<u64>,
-    force: bool,
+    (force, only_say): (bool, bool),
 ) -> Result<(), Refusal> {
     let doing = format!("cannot add to '{}'", pool.name());
     writable(pool, &doing)?;
@@ -145,14 +238,19 @@ pub(super) fn add(
         return Err(Refusal::new(Kind::Invalid, format!("{doing}: groups of another number of devices")));
     }
     if !force {
-        same_redundancy(pool, &shape.groups)?;
+        same_redundancy(pool, &shape, paths)?;
+    }
+    let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
+    let groups: Vec<NewGroup> = shape.all().copied().collect();
+    if only_say {
+        return devices::foresee(paths, &groups, size, force, (&doing, least));
     }
     let mut fresh = devices::fresh(paths, size, force)?;
-    let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
     fresh.check_size(&doing, least)?;
+    fresh.check_groups(&groups, force)?;
     fresh.try_writing(&doing)?;
     let plain = pool.store.identity().groups.is_empty();
-    let of_data = shape.spares == 0 && shape.logs.is_empty();
+    let of_data = shape.of_data() == paths.len();
     let added = if plain && of_data && shape.groups.iter().all(|group| group.kind == GroupKind::Plain) {
         let before = pool.devices.read().len();
         let added = pool.add(fresh.devices());
@@ -176,37 +274,51 @@ pub(super) fn add(
     Ok(())
 }
 
+impl Imported {
+    /// Gives a new pool what stands beside its groups: these devices, which come behind theirs.
+    ///
+    /// # Errors
+    /// Devices that are too short or cannot be written.
+    pub fn add_beside(&self, devices: &[Arc<dyn Device>], shape: &Shape) -> Result<(), Refusal> {
+        let beside = Shape { special: shape.special.clone(), logs: shape.logs.clone(), ..Shape::default() };
+        let beside = Shape { spares: shape.spares, ..beside };
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let added = add_shape(self, devices.to_vec(), &beside, &mut 0);
+        added.map_err(|error| Refusal::pool(format!("cannot create '{}'", self.name()), &error))
+    }
+}
+
 /// Adds groups, and spares behind them; `kept` becomes how many of the devices belong to the pool.
 fn add_shape(pool: &Imported, devices: Vec<Arc<dyn Device>>, shape: &Shape, kept: &mut usize) -> Result<(), PoolError> {
     let counted = |device| Arc::new(Counted::new(device, Arc::clone(&pool.failing), Arc::clone(&pool.watch)));
     let devices: Vec<Arc<Counted>> = devices.into_iter().map(counted).collect();
-    let (all_groups, spares) = devices.split_at(devices.len().saturating_sub(shape.spares));
-    let of_data: usize = shape.groups.iter().map(|group| group.devices).sum();
-    let (grouped, logs) = all_groups.split_at(of_data.min(all_groups.len()));
+    let mut rest = devices.as_slice();
+    let mut next = |many: usize| {
+        let (own, others) = rest.split_at(many.min(rest.len()));
+        rest = others;
+        let with_guid = |device: &Arc<Counted>| (Arc::clone(device) as Arc<dyn Device>, (pool.opening.entropy)());
+        own.iter().map(with_guid).unzip::<_, _, Vec<_>, Vec<_>>()
+    };
     // What was not refused may be named by labels.
-    let mut count = |many: usize, done: Result<(), PoolError>| {
+    let mut count_kept = |many: usize, done: Result<(), PoolError>| {
         if !matches!(done, Err(PoolError::Refused(_))) {
             *kept += many;
         }
         done
     };
-    let guid = || (pool.opening.entropy)();
-    let plain = |devices: &[Arc<Counted>]| -> (Vec<Arc<dyn Device>>, Vec<u64>) {
-        devices.iter().map(|device| (Arc::clone(device) as Arc<dyn Device>, guid())).unzip()
-    };
+    type AddGroups = fn(&Store, &[Arc<dyn Device>], &[u64], &[NewGroup]) -> Result<(), PoolError>;
+    let kinds: [(&[NewGroup], AddGroups); 3] =
+        [(&shape.groups, Store::add_groups), (&shape.special, Store::add_special), (&shape.logs, Store::add_logs)];
     pool.failing.set_redundant();
     let added = (|| {
-        if !grouped.is_empty() {
-            let (devices, guids) = plain(grouped);
-            count(grouped.len(), pool.store.add_groups(&devices, &guids, &shape.groups))?;
+        for (groups, add) in kinds.into_iter().filter(|(groups, _)| !groups.is_empty()) {
+            let (devices, guids) = next(count(groups.iter()));
+            count_kept(devices.len(), add(&pool.store, &devices, &guids, groups))?;
         }
-        if !logs.is_empty() {
-            let (devices, guids) = plain(logs);
-            count(logs.len(), pool.store.add_logs(&devices, &guids, &shape.logs))?;
-        }
-        let mut add =
-            |device: &Arc<Counted>| count(1, pool.store.add_spare(Arc::clone(device) as Arc<dyn Device>, guid()));
-        spares.iter().try_for_each(&mut add)
+        let (spares, guids) = next(shape.spares);
+        spares.into_iter().zip(guids).try_for_each(|(spare, guid)| count_kept(1, pool.store.add_spare(spare, guid)))
     })();
     pool.resilver.take_up(devices);
     pool.pool.grown();
@@ -250,13 +362,23 @@ pub(super) fn detach(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Takes a spare or devices for the log out of the pool.
+/// Takes a spare, a device for the log that is for itself, or (by its name) a mirror for the log out of
+/// the pool.
 pub(super) fn remove(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     let doing = format!("cannot remove {}", path.display());
     writable(pool, &doing)?;
-    let number = number_of(pool, &doing, path)?;
-    let removed = match pool.store.on_devices().is_some_and(|disks| disks.is_log_device(number)) {
-        true => remove_log(pool, number),
+    let is_log = |number: u16| pool.store.on_devices().is_some_and(|disks| disks.is_log_device(number));
+    let in_mirror = |number: u16| pool.store.on_devices().is_some_and(|disks| disks.is_detachable(number).is_ok());
+    let figures = Figures::of(pool)?;
+    let group = figures.groups.iter().find(|group| group.kind != "plain" && Path::new(&group.name) == path);
+    let first = group.and_then(|group| figures.devices.get(*group.devices.first()?));
+    let number = number_of(pool, &doing, first.map_or(path, |device| Path::new(&device.path)))?;
+    if is_log(number) && group.is_none() && in_mirror(number) {
+        return Err(Refusal::new(Kind::Invalid, format!("{doing}: operation not supported on this type of pool"))
+            .next("name the mirror that it is in, or `nacre pool detach` takes it out of that"));
+    }
+    let removed = match is_log(number) {
+        true => without_log(pool, || pool.store.remove_log(number)),
         false => pool.store.remove_spare(number),
     };
     removed.map_err(|error| Refusal::pool(doing, &error))?;
@@ -265,10 +387,10 @@ pub(super) fn remove(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Takes devices for the log out: before that, nothing of what is there is needed any more.
-fn remove_log(pool: &Imported, number: u16) -> Result<(), PoolError> {
+/// Does something while nobody writes to the log, and nothing of what is there is needed any more.
+pub(super) fn without_log(pool: &Imported, change: impl FnOnce() -> Result<(), PoolError>) -> Result<(), PoolError> {
     pool.store.hold_log(true)?;
-    let removed = pool.pool.commit().and_then(|_| pool.pool.commit()).and_then(|_| pool.store.remove_log(number));
+    let changed = pool.pool.commit().and_then(|_| pool.pool.commit()).and_then(|_| change());
     pool.store.hold_log(false)?;
-    removed
+    changed
 }

@@ -1,6 +1,10 @@
 //! What stands in command lines of pools: assignments, devices, intervals. Pure, but that it looks
 //! what devices are.
 
+use nacre_admin::pool::{
+    figures::{LOG, SPECIAL},
+    shape::Shape,
+};
 use nacre_daemon::failure::Failure;
 use std::path::{Path, PathBuf};
 
@@ -10,8 +14,11 @@ const GROUPS: [(&str, usize); 5] = [("mirror", 2), ("raidz", 2), ("raidz1", 2), 
 /// What a group has at most.
 const GROUP_MOST: usize = 64;
 
+/// What devices can be for other than everything.
+const CLASSES: [&str; 3] = [SPECIAL, LOG, SPARE];
+
 /// Words by which `zpool` says how devices are put together, and that are not served.
-const ARRANGEMENTS: [&str; 7] = ["draid", "log", "cache", "spare", "special", "dedup", "replacing"];
+const ARRANGEMENTS: [&str; 4] = ["draid", "cache", "dedup", "replacing"];
 
 /// `PROPERTY=VALUE`.
 ///
@@ -50,47 +57,40 @@ pub const SPARE: &str = "spare";
 /// The group of devices that are each for themselves, beside others.
 pub const PLAIN: &str = "plain";
 
-/// The devices of a new pool, or those that are `added` to one, and the groups that they are in; spares
-/// come last. `force`: also groups of different redundancy.
+/// A group as it is named: what it is for, its kind, its devices.
+type Named = (&'static str, &'static str, Vec<PathBuf>);
+
+/// The devices of a new pool, or those that are `added` to one, and the groups that they are in: first
+/// those for everything, then those for metadata, those for the log, spares. `force`: also groups of
+/// different redundancy.
 ///
 /// # Errors
 /// Groups of too few devices, or that do not go together, in the words of ZFS.
 pub fn grouped(words: Vec<PathBuf>, force: bool, added: bool) -> Result<(Vec<PathBuf>, Groups), Failure> {
-    let invalid = |why: String| Failure::new(format!("invalid vdev specification: {why}"));
-    let (mut paths, mut groups): (Vec<PathBuf>, Groups) = (Vec::new(), Vec::new());
-    for word in words {
-        let group = word.to_str().and_then(|text| GROUPS.iter().find(|(group, _)| *group == text));
-        match (group, groups.last_mut()) {
-            (None, Some((last, _))) if last.as_str() != SPARE && added && word.to_str() == Some(SPARE) => {
-                groups.push((SPARE.to_owned(), 0));
-            }
-            (None, None) if added && word.to_str() == Some(SPARE) => groups.push((SPARE.to_owned(), 0)),
-            (Some((group, _)), Some((last, _))) if last.as_str() == SPARE => {
-                return Err(invalid(format!("{group}: spares come last")));
-            }
-            (Some(("raidz", _)), _) => groups.push(("raidz1".to_owned(), 0)),
-            (Some((group, _)), _) => groups.push(((*group).to_owned(), 0)),
-            (None, Some((_, count))) => {
-                *count += 1;
-                paths.push(device(word)?);
-            }
-            (None, None) => {
-                groups.push((PLAIN.to_owned(), 1));
-                paths.push(device(word)?);
-            }
-        }
+    let mut named = named(words)?;
+    let order = |(class, ..): &Named| CLASSES.iter().position(|known| known == class).map_or(0, |place| place + 1);
+    named.sort_by_key(order);
+    let none = match added {
+        true => named.iter().all(|(class, kind, own)| *class != SPARE && *kind == PLAIN && own.is_empty()),
+        false => !named.iter().any(|of| order(of) == 0),
+    };
+    if none {
+        return Err(invalid("at least one toplevel vdev must be specified"));
     }
-    for (group, count) in &groups {
-        let least = GROUPS.iter().find(|(known, _)| known == group).map_or(1, |(_, least)| *least);
-        let shown = group.trim_end_matches('1');
-        if *count < least {
-            return Err(invalid(format!("{shown} requires at least {least} devices")));
-        }
-        if *count > GROUP_MOST && ![PLAIN, SPARE].contains(&group.as_str()) {
-            return Err(invalid(format!("{shown} supports no more than {GROUP_MOST} devices")));
-        }
+    let (mut paths, mut groups) = (Vec::new(), Groups::new());
+    for (class, kind, own) in named {
+        check(class, kind, own.len())?;
+        let word = match (class, kind) {
+            ("", kind) => kind.to_owned(),
+            (class, PLAIN) => class.to_owned(),
+            (class, kind) => format!("{class} {kind}"),
+        };
+        groups.push((word, own.len()));
+        paths.extend(own);
     }
-    if let Some(why) = mismatched(&groups, &paths).filter(|_| !force) {
+    // A pool that is there says itself what goes with it.
+    let shape = Shape::read(&groups).map_err(|refusal| invalid(&refusal.what))?;
+    if let Some(why) = shape.mismatch(&[], &paths).filter(|_| !force && !added) {
         let why = format!("use '-f' to override the following errors:\nmismatched replication level: {why}");
         return Err(Failure::new("invalid vdev specification").next(why));
     }
@@ -100,30 +100,62 @@ pub fn grouped(words: Vec<PathBuf>, force: bool, added: bool) -> Result<(Vec<Pat
     Ok((paths, groups))
 }
 
-/// Why groups do not go together: one is not as safe as another.
-fn mismatched(groups: &[(String, usize)], paths: &[PathBuf]) -> Option<String> {
-    let parity = |group: &str| group.strip_prefix("raidz").and_then(|parity| parity.parse::<u8>().ok());
-    let alone = || if paths.first().is_some_and(|path| is_block_device(path)) { "disk" } else { "file" };
-    let shown = |group: &str| match parity(group) {
-        Some(_) => "raidz".to_owned(),
-        None if group == PLAIN => alone().to_owned(),
-        None => group.to_owned(),
-    };
-    let all: Vec<_> = groups.iter().filter(|(group, _)| group != SPARE).collect();
-    all.windows(2).find_map(|pair| {
-        let [(first, count), (other, more)] = *pair else { return None };
-        let (kind, other_kind) = (shown(first), shown(other));
-        match (parity(first), parity(other)) {
-            _ if kind != other_kind => Some(format!("both {kind} and {other_kind} vdevs are present")),
-            (Some(a), Some(b)) if a != b => Some(format!("both {a} and {b} device parity {kind} vdevs are present")),
-            _ if count != more => Some(format!("both {count}-way and {more}-way {kind} vdevs are present")),
-            _ => None,
-        }
-    })
+fn invalid(why: &str) -> Failure {
+    Failure::new(format!("invalid vdev specification: {why}"))
 }
 
-fn is_block_device(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|there| std::os::unix::fs::FileTypeExt::is_block_device(&there.file_type()))
+/// The groups in the order of the words. Groups behind `log` or `special` are for that, as long as no
+/// other such word comes; spares end where a group begins.
+fn named(words: Vec<PathBuf>) -> Result<Vec<Named>, Failure> {
+    let (mut all, mut class, mut begins): (Vec<Named>, &str, bool) = (Vec::new(), "", true);
+    for word in words {
+        let is = |known: &&&str| word.to_str() == Some(**known);
+        if let Some(known) = CLASSES.iter().find(is) {
+            if all.iter().any(|(there, ..)| there == known) {
+                return Err(invalid(&format!("'{known}' can be specified only once")));
+            }
+            all.push((*known, PLAIN, Vec::new()));
+            (class, begins) = (*known, false);
+            continue;
+        }
+        if let Some((group, _)) = GROUPS.iter().find(|(group, _)| is(&group)) {
+            if class == SPARE {
+                class = "";
+            }
+            let kind = if *group == "raidz" { "raidz1" } else { *group };
+            if !class.is_empty() && kind != "mirror" {
+                return Err(invalid(&format!("unsupported '{class}' device: raidz")));
+            }
+            // What was for the word itself has got no device.
+            if all.last().is_some_and(|(there, kind, own)| *there == class && *kind == PLAIN && own.is_empty()) {
+                all.pop();
+            }
+            all.push((class, kind, Vec::new()));
+            begins = false;
+            continue;
+        }
+        let device = device(word)?;
+        match all.last_mut().filter(|_| !begins) {
+            Some((.., own)) => own.push(device),
+            None => all.push((class, PLAIN, vec![device])),
+        }
+        begins = false;
+    }
+    Ok(all)
+}
+
+/// Whether a group has as many devices as it may have.
+fn check(class: &str, kind: &str, count: usize) -> Result<(), Failure> {
+    let least = GROUPS.iter().find(|(known, _)| *known == kind).map_or(1, |(_, least)| *least);
+    let shown = if kind == PLAIN { class } else { kind.trim_end_matches('1') };
+    match count {
+        0 if kind == PLAIN && class != SPARE => Err(invalid(&format!("{class} requires at least 1 device"))),
+        count if count < least => Err(invalid(&format!("{shown} requires at least {least} devices"))),
+        count if count > GROUP_MOST && kind != PLAIN => {
+            Err(invalid(&format!("{shown} supports no more than {GROUP_MOST} devices")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The devices of a pool: plain ones only. A name without a slash that is not there is one in
@@ -139,18 +171,14 @@ fn device(path: PathBuf) -> Result<PathBuf, Failure> {
     let word = path.to_str().filter(|text| !text.contains('/'));
     if let Some(word) = word {
         let kind = word.split(':').next().unwrap_or_default();
-        if GROUPS.iter().any(|(group, _)| *group == kind) {
+        if GROUPS.iter().any(|(group, _)| *group == kind) || CLASSES.contains(&kind) {
             return Err(
                 Failure::usage(format!("'{word}' is no device")).next("nacre pool create POOL mirror DEVICE DEVICE")
             );
         }
         if ARRANGEMENTS.contains(&kind) {
-            let why = match kind {
-                SPARE => "spares are added to a pool that is there".to_owned(),
-                _ => format!("there are no {kind} devices"),
-            };
-            return Err(Failure::usage(format!("'{word}': {why}")).next(
-                "name devices alone, or in groups: mirror, raidz1, raidz2, raidz3; `nacre pool add POOL spare DEVICE`",
+            return Err(Failure::usage(format!("'{word}': there are no {kind} devices")).next(
+                "name devices alone, or in groups: mirror, raidz1, raidz2, raidz3; behind special, log or spare those for that",
             ));
         }
         let known = Path::new("/dev").join(word);
@@ -213,7 +241,7 @@ mod tests {
             &["mirror", "/a"][..],
             &["raidz2", "/a", "/b"],
             &["/a", "mirror", "/b", "/c"],
-            &["mirror", "/a", "/b", "log", "/c"],
+            &["mirror", "/a", "/b", "cache", "/c"],
             &["mirror", "/a", "/b", "mirror", "/c", "/d", "/e"],
             &["mirror", "/a", "/b", "raidz", "/c", "/d"],
         ] {
@@ -233,11 +261,55 @@ mod tests {
             assert!(failure.next.ends_with(&format!("mismatched replication level: {why}")), "{}", failure.next);
         }
         let words = |words: &[&str]| words.iter().map(PathBuf::from).collect::<Vec<_>>();
-        let (paths, groups) = grouped(words(&["mirror", "/a", "/b", "spare", "/c", "/d"]), false, true).unwrap();
-        assert_eq!((paths.len(), groups.last().unwrap()), (4, &(SPARE.to_owned(), 2)));
-        assert!(grouped(words(&["spare", "/c", "mirror", "/a", "/b"]), false, true).is_err());
-        assert!(grouped(words(&["mirror", "/a", "/b", "spare", "/c"]), false, false).is_err());
-        assert_eq!(grouped(words(&["spare", "/c"]), false, true).unwrap().1, [(SPARE.to_owned(), 1)]);
+        let told = |line: &str, added: bool| {
+            let made = grouped(words(&line.split(' ').collect::<Vec<_>>()), false, added);
+            made.map(|(paths, groups)| {
+                let groups = groups.iter().map(|(group, count)| format!("{group}:{count}")).collect::<Vec<_>>();
+                let paths = paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+                groups.join(",") + " " + &paths.concat()
+            })
+        };
+        for (line, groups) in [
+            ("mirror /a /b spare /c /d", "mirror:2,spare:2 /a/b/c/d"),
+            ("spare /c mirror /a /b", "mirror:2,spare:1 /a/b/c"),
+            ("/a log /b", "plain:1,log:1 /a/b"),
+            ("mirror /a /b log mirror /c /d", "mirror:2,log mirror:2 /a/b/c/d"),
+            ("/a spare /s log /b mirror /c /d", "plain:1,log:1,log mirror:2,spare:1 /a/b/c/d/s"),
+            ("raidz /a /b /c log /l special mirror /e /f", "raidz1:3,special mirror:2,log:1 /a/b/c/e/f/l"),
+            ("raidz2 /a /b /c /d special mirror /e /f /g", "raidz2:4,special mirror:3 /a/b/c/d/e/f/g"),
+            ("/a special /b", "plain:1,special:1 /a/b"),
+        ] {
+            assert_eq!(told(line, false).unwrap(), groups, "{line}");
+        }
+        assert_eq!(told("spare /c", true).unwrap(), "spare:1 /c");
+        assert_eq!(told("log /c", true).unwrap(), "log:1 /c");
+        for (line, why) in [
+            ("log /a", "at least one toplevel vdev must be specified"),
+            ("log mirror /a /b", "at least one toplevel vdev must be specified"),
+            ("spare /a", "at least one toplevel vdev must be specified"),
+            ("/a log", "log requires at least 1 device"),
+            ("/a spare", "spare requires at least 1 devices"),
+            ("/a log mirror /b", "mirror requires at least 2 devices"),
+            ("/a log raidz2 /b /c /d", "unsupported 'log' device: raidz"),
+            ("/a special raidz /b /c", "unsupported 'special' device: raidz"),
+            ("/a log log /b", "'log' can be specified only once"),
+            ("/a log /b log /c", "'log' can be specified only once"),
+            ("/a spare /b spare /c", "'spare' can be specified only once"),
+        ] {
+            let failure = told(line, false).unwrap_err();
+            assert_eq!(failure.what, format!("invalid vdev specification: {why}"), "{line}");
+        }
+        for (line, why) in [
+            (
+                "raidz2 /a /b /c /d special mirror /e /f",
+                "raidz and mirror vdevs with different redundancy, 2 vs. 1 (2-way) are present",
+            ),
+            ("mirror /a /b special /e", "both mirror and file vdevs are present"),
+            ("mirror /a /b /c special mirror /e /f", "both 3-way and 2-way mirror vdevs are present"),
+        ] {
+            let failure = told(line, false).unwrap_err();
+            assert!(failure.next.ends_with(&format!("mismatched replication level: {why}")), "{}", failure.next);
+        }
         let few = grouped(vec![PathBuf::from("raidz"), PathBuf::from("/a")], false, false).unwrap_err();
         assert_eq!(few.what, "invalid vdev specification: raidz requires at least 2 devices");
         let words = ["mirror", "/a", "/b", "raidz2", "/c", "/d", "/e"].iter().map(PathBuf::from).collect();

@@ -76,8 +76,8 @@ pub const UNSERVED: [(&str, usize, &str); 9] = [
 
 /// Letters that `zpool` has and that change nothing here.
 fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {
-    const NAMES: [(&str, char); 8] =
-        [("-l", 'l'), ("-y", 'y'), ("-i", 'i'), ("-s", 's'), ("-t", 't'), ("-D", 'D'), ("-m", 'm'), ("-d", 'd')];
+    const NAMES: [(&str, char); 7] =
+        [("-l", 'l'), ("-y", 'y'), ("-i", 'i'), ("-s", 's'), ("-t", 't'), ("-D", 'D'), ("-d", 'd')];
     NAMES
         .iter()
         .filter(move |(_, letter)| letters.contains(*letter))
@@ -154,7 +154,7 @@ fn time() -> Arg {
 fn create() -> Command {
     Command::new("create")
         .about("Make a pool of files or block devices")
-        .after_help("Examples:\n  nacre pool create --size 10G tank ~/tank.pool\n  nacre pool create -o autotrim=on -O compression=zstd -O atime=off -m /srv/data data /dev/sdb /dev/sdc\n  nacre pool create safe mirror /dev/sdb /dev/sdc\n  nacre pool create large raidz2 /dev/sdb /dev/sdc /dev/sdd /dev/sde /dev/sdf /dev/sdg\n  nacre pool create -n tank /dev/sdb\n\n`mirror`, `raidz1`, `raidz2` or `raidz3` before devices makes a group of them that can do without some. What is on the devices is lost. One that holds a file system or another pool is refused; -f takes it all the same.")
+        .after_help("Examples:\n  nacre pool create --size 10G tank ~/tank.pool\n  nacre pool create -o autotrim=on -O compression=zstd -O atime=off -m /srv/data data /dev/sdb /dev/sdc\n  nacre pool create safe mirror /dev/sdb /dev/sdc\n  nacre pool create large raidz2 /dev/sdb /dev/sdc /dev/sdd /dev/sde /dev/sdf /dev/sdg\n  nacre pool create fast mirror /dev/sdb /dev/sdc special mirror /dev/nvme0n1 /dev/nvme1n1 log /dev/nvme2n1 spare /dev/sdd\n  nacre pool create -n tank /dev/sdb\n\n`mirror`, `raidz1`, `raidz2` or `raidz3` before devices makes a group of them that can do without some. Behind `special` stand devices for metadata, behind `log` those for what is synced, behind `spare` those that stand in for others. What is on the devices is lost. One that holds a file system or another pool is refused; -f takes it all the same.")
         .arg(flag('f', "force", "Also on devices that hold something else, and of groups that do not go together"))
         .arg(flag('n', "only-say", "Only say what would be done"))
         .arg(flag('d', "-d", "").hide(true))
@@ -214,8 +214,8 @@ fn status() -> Command {
 
 fn add() -> Command {
     Command::new("add")
-        .about("Add devices, groups of devices or spares to a pool")
-        .after_help("Examples:\n  nacre pool add tank /dev/sdc\n  nacre pool add --size 10G tank ~/more.pool\n  nacre pool add safe mirror /dev/sdd /dev/sde\n  nacre pool add safe spare /dev/sdf\n\nThe pool gets larger; a spare takes the place of a device that fails, by itself. Only spares can be taken out again.")
+        .about("Add devices, groups of devices, devices for metadata or the log, or spares to a pool")
+        .after_help("Examples:\n  nacre pool add tank /dev/sdc\n  nacre pool add --size 10G tank ~/more.pool\n  nacre pool add safe mirror /dev/sdd /dev/sde\n  nacre pool add safe log mirror /dev/nvme0n1 /dev/nvme1n1\n  nacre pool add safe special mirror /dev/nvme2n1 /dev/nvme3n1\n  nacre pool add safe spare /dev/sdf\n\nThe pool gets larger. `special` is for metadata, `log` for what is synced; a spare takes the place of a device that fails, by itself. Only devices for the log and spares can be taken out again.")
         .arg(flag('f', "force", "Also devices that hold something else, and groups of other redundancy"))
         .arg(flag('n', "only-say", "Only say what would be done"))
         .args(called())
@@ -228,7 +228,7 @@ fn add() -> Command {
 fn import() -> Command {
     Command::new("import")
         .about("Import a pool, or show which could be")
-        .after_help("Examples:\n  nacre pool import\n  nacre pool import tank\n  nacre pool import -d ~/tank.pool tank\n  nacre pool import -d /srv/pools -o readonly=on tank\n  nacre pool import -d /srv/pools 8421337046921 other\n  nacre pool import -F tank\n\nWithout -d, block devices are looked at, and what was imported before.")
+        .after_help("Examples:\n  nacre pool import\n  nacre pool import tank\n  nacre pool import -d ~/tank.pool tank\n  nacre pool import -d /srv/pools -o readonly=on tank\n  nacre pool import -d /srv/pools 8421337046921 other\n  nacre pool import -F tank\n  nacre pool import -m tank\n\nWithout -d, block devices are looked at, and what was imported before.")
         .arg(flag('a', "all", "All that are found"))
         .arg(flag('D', "destroyed", "Pools that were destroyed (with -f or by name: bring back)"))
         .arg(several('d', "places", "DIR|DEVICE", "Where to look").value_parser(value_parser!(OsString)))
@@ -246,7 +246,8 @@ fn import() -> Command {
         .arg(several('o', "properties", "PROPERTY=VALUE", "readonly=on, or a property of the pool"))
         .arg(altroot())
         .arg(cache())
-        .args(without_effect("msl"))
+        .arg(flag('m', "without-log", "Also where devices for the log are missing: what was synced last, and they alone had, is given up"))
+        .args(without_effect("sl"))
         .arg(Arg::new("POOL").help("Its name or number"))
         .arg(Arg::new("NEW").help("A new name for it"))
 }
@@ -439,10 +440,10 @@ fn detach() -> Command {
 
 fn remove() -> Command {
     Command::new("remove")
-        .about("Take spares out of a pool")
-        .after_help("Examples:\n  nacre pool remove tank /dev/sdf\n\nOther devices cannot be taken out; `detach` takes them out of mirrors.")
+        .about("Take spares or devices for the log out of a pool")
+        .after_help("Examples:\n  nacre pool remove tank /dev/sdf\n  nacre pool remove tank mirror-1\n\nA mirror for the log goes by its name. Other devices cannot be taken out; `detach` takes them out of mirrors.")
         .arg(one_pool())
-        .arg(clap_args::path("DEVICE", "Which").num_args(1..))
+        .arg(clap_args::path("DEVICE", "Which; or the name of a mirror for the log").num_args(1..))
 }
 
 fn labelclear() -> Command {

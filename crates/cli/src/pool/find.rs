@@ -12,7 +12,7 @@ use nacre_daemon::{
 use nacre_pool::{
     PoolError,
     device::{Device, FileDevice},
-    label::{self, GroupKind, Identity, MemberRole, PoolState},
+    label::{self, GroupClass, GroupKind, Identity, MemberRole, PoolState},
 };
 use std::{
     collections::BTreeMap,
@@ -249,6 +249,31 @@ impl Candidate {
         self.members().filter(|(at, member)| member.state.group == group && !self.is_there(*at)).count()
     }
 
+    fn is_log(&self, group: u8) -> bool {
+        self.identity.groups.get(usize::from(group)).is_some_and(|group| group.class == GroupClass::Log)
+    }
+
+    /// Groups for the log of which no device is there, though what was synced last may lie there alone:
+    /// a line for each of them, and for each device.
+    pub fn missing_logs(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (number, group) in (0..).zip(&self.identity.groups).filter(|(number, _)| self.is_log(*number)) {
+            let own = || self.members().filter(|(_, member)| member.state.group == number);
+            if !own().any(|(_, member)| !member.state.stale) || own().any(|(index, _)| self.is_there(index)) {
+                continue;
+            }
+            let path = |(_, member): (usize, &label::Member)| printable(&member.path);
+            match group.kind {
+                GroupKind::Plain => lines.extend(own().map(|one| path(one) + " [log]")),
+                _ => {
+                    lines.push(format!("mirror-{number} [log]"));
+                    lines.extend(own().map(|one| format!("  {}", path(one))));
+                }
+            }
+        }
+        lines
+    }
+
     fn has(&self, index: usize) -> bool {
         u16::try_from(index).is_ok_and(|index| self.devices.contains_key(&index))
     }
@@ -261,7 +286,7 @@ impl Candidate {
     /// Whether enough devices of each group are there.
     pub fn is_importable(&self) -> bool {
         let identity = &self.identity;
-        let can_do_without = |group: u8| self.missing_in(group) <= identity.parity(group);
+        let can_do_without = |group: u8| self.missing_in(group) <= identity.parity(group) || self.is_log(group);
         self.is_whole() || !identity.groups.is_empty() && (0..identity.groups.len() as u8).all(can_do_without)
     }
 
@@ -290,6 +315,11 @@ impl Candidate {
         let pool = printable(identity.name.as_bytes());
         let mut text = format!("  pool: {pool}\n    id: {}\n state: {state}{note}\n", identity.pool);
         let action = match (self.is_whole(), self.user(), destroyed) {
+            (false, ..) if self.is_importable() && !self.missing_logs().is_empty() => {
+                text.push_str("status: One or more devices are missing from the system.\n");
+                "The pool can be imported using its name or numeric identifier and\n\tthe '-m' flag. What was synced last, and only the missing log devices\n\thave, is given up then."
+                    .to_owned()
+            }
             (false, ..) if self.is_importable() => {
                 text.push_str("status: One or more devices are missing from the system.\n");
                 "The pool can be imported despite missing or damaged devices.  The\n\tfault tolerance of the pool may be compromised if imported."
@@ -323,25 +353,32 @@ impl Candidate {
             };
             own.map(leaf).collect::<Vec<_>>()
         };
-        let there = (0..)
-            .zip(&identity.groups)
-            .filter(|(number, _)| self.members().any(|(_, member)| member.state.group == *number));
-        for (number, group) in there {
-            let kind = match group.kind {
-                GroupKind::Plain => {
-                    rows.extend(leaves("  ", number));
-                    continue;
-                }
-                GroupKind::Mirror => "mirror".to_owned(),
-                GroupKind::RaidZ(parity) => format!("raidz{parity}"),
-            };
-            let state = match self.missing_in(number) {
-                0 => "ONLINE",
-                missing if missing <= identity.parity(number) => "DEGRADED",
-                _ => "UNAVAIL  insufficient replicas",
-            };
-            rows.push((format!("  {kind}-{number}"), state));
-            rows.extend(leaves("    ", number));
+        for (class, heading) in [(GroupClass::Data, ""), (GroupClass::Special, "special"), (GroupClass::Log, "logs")] {
+            let is_there = |number: u8| self.members().any(|(_, member)| member.state.group == number);
+            let mut there = (0..)
+                .zip(&identity.groups)
+                .filter(|(number, group)| group.class == class && is_there(*number))
+                .peekable();
+            if there.peek().is_some() && !heading.is_empty() {
+                rows.push((heading.to_owned(), ""));
+            }
+            for (number, group) in there {
+                let kind = match group.kind {
+                    GroupKind::Plain => {
+                        rows.extend(leaves("  ", number));
+                        continue;
+                    }
+                    GroupKind::Mirror => "mirror".to_owned(),
+                    GroupKind::RaidZ(parity) => format!("raidz{parity}"),
+                };
+                let state = match self.missing_in(number) {
+                    0 => "ONLINE",
+                    missing if missing <= identity.parity(number) => "DEGRADED",
+                    _ => "UNAVAIL  insufficient replicas",
+                };
+                rows.push((format!("  {kind}-{number}"), state));
+                rows.extend(leaves("    ", number));
+            }
         }
         if identity.groups.is_empty() {
             rows.extend(leaves("  ", 0));

@@ -119,7 +119,7 @@ fn tables(of: Of, now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Tab
                 let columns = (0..of.columns().len()).map(column).collect();
                 Table { name: vdev.name().into_owned(), columns }
             };
-            tables.extend(tree::rows(pool).into_iter().map(|(_, vdev)| of_group(vdev)));
+            tables.extend(tree::all_rows(pool).map(|(_, vdev)| of_group(vdev)));
         }
     }
     tables

@@ -149,6 +149,15 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         let next = format!("missing: {}\n`nacre pool import` shows them; -d says where to look", missing.join(", "));
         return Err(Failure::new(format!("{doing}: one or more devices is currently unavailable")).next(next));
     }
+    let lost = candidate.missing_logs();
+    if !lost.is_empty() && !what.without_log {
+        let list = lost.iter().map(|line| format!("\n\t{line}")).collect::<String>();
+        let next = format!("The devices below are missing or corrupted, use '-m' to import the pool anyway:{list}");
+        let what = format!("{doing}: one or more devices is currently unavailable");
+        return Err(
+            Failure::new(what).next(format!("{next}\nWhat was synced last, and only they have, is given up then."))
+        );
+    }
     let mut properties = starting::check_properties(&doing, &what.properties)?;
     let read_only = properties
         .iter()
@@ -164,7 +173,7 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         return foresee(&doing, &devices);
     }
     let (txg, rewind, temporary, trusted) = (what.txg, what.rewind, what.temporary, what.force);
-    let how = How::Import { old, read_only, txg, rewind, temporary, trusted };
+    let how = How::Import { old, read_only, txg, rewind, temporary, trusted, without_log: what.without_log };
     let (altroot, cache) = (what.altroot.clone(), starting::cache(what.cache)?);
     starting::start(Start {
         name,

@@ -39,6 +39,8 @@ struct Row {
     /// How many requests are under way, by their kind.
     active: [u64; 4],
     seconds: f64,
+    /// It only tells what the next ones are for.
+    is_heading: bool,
 }
 
 fn sum<'a>(devices: impl IntoIterator<Item = &'a DeviceFigures>) -> Counts {
@@ -96,6 +98,9 @@ impl Row {
                 Some(time) => columns::nanoseconds(time).replace(' ', ""),
             }));
         }
+        if self.is_heading {
+            cells.iter_mut().skip(1).for_each(|cell| "-".clone_into(cell));
+        }
         cells
     }
 }
@@ -120,19 +125,24 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
             let at = pool.devices.iter().position(|there| std::ptr::eq(there, device))?;
             earlier?.devices.get(at)
         };
-        let mut row = |name: String, room, devices: Vec<&DeviceFigures>| {
+        let row = |name: String, room, devices: Vec<&DeviceFigures>| {
             let before = sum(devices.iter().filter_map(|device| same(device)));
             let (now, active) = (sum(devices.iter().copied()), active(&devices));
-            rows.push(Row { name, room, now, before, active, seconds });
+            Row { name, room, now, before, active, seconds, is_heading: false }
         };
-        row(pool.name.clone(), Some((pool.allocated, pool.free)), pool.devices.iter().collect());
-        for (depth, vdev) in tree::rows(pool).into_iter().filter(|_| verbose) {
-            let room = match vdev {
-                Vdev::Root | Vdev::Pair(..) => None,
-                Vdev::Group(group) => Some((group.allocated, group.free())),
-                Vdev::Leaf(device) => Some((device.allocated, device.free())).filter(|_| depth == 1),
-            };
-            row(format!("{}{}", "  ".repeat(depth), vdev.name()), room, vdev.devices(pool));
+        rows.push(row(pool.name.clone(), Some((pool.allocated, pool.free)), pool.devices.iter().collect()));
+        for (class, heading) in tree::PARTS.into_iter().filter(|_| verbose) {
+            let part = tree::rows(pool, class);
+            let heading = heading.filter(|_| !part.is_empty()).map(|heading| row(heading.to_owned(), None, Vec::new()));
+            rows.extend(heading.map(|row| Row { is_heading: true, ..row }));
+            for (depth, vdev) in part {
+                let room = match vdev {
+                    Vdev::Root | Vdev::Pair(..) => None,
+                    Vdev::Group(group) => Some((group.allocated, group.free())),
+                    Vdev::Leaf(device) => Some((device.allocated, device.free())).filter(|_| depth == 1),
+                };
+                rows.push(row(format!("{}{}", "  ".repeat(depth), vdev.name()), room, vdev.devices(pool)));
+            }
         }
     }
     rows
@@ -212,7 +222,7 @@ fn json(rows: &[Row]) -> String {
             "active": { "read": row.active[0], "write": row.active[1], "sync": row.active[2], "trim": row.active[3] },
         })
     };
-    json!({ "output_version": super::form::json_head("iostat"), "rows": rows.iter().map(row).collect::<Vec<_>>() })
+    json!({ "output_version": super::form::json_head("iostat"), "rows": rows.iter().filter(|row| !row.is_heading).map(row).collect::<Vec<_>>() })
         .to_string()
         + "\n"
 }

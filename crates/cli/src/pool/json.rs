@@ -64,6 +64,16 @@ fn whole(command: &str, pools: impl Iterator<Item = (String, u64, Map<String, Va
     json!({ "output_version": json_head(command), "pools": pools }).to_string() + "\n"
 }
 
+/// What a part of a pool is for.
+fn class_of(pool: &Figures, vdev: Vdev<'_>) -> &'static str {
+    let own = tree::tops(pool).into_iter().find(|top| {
+        let (all, one) = (top.vdev.devices(pool), vdev.devices(pool));
+        one.iter().any(|device| all.iter().any(|there| std::ptr::eq(*there, *device)))
+    });
+    let part = own.and_then(|top| tree::PARTS.into_iter().find(|(class, _)| *class == top.class));
+    part.and_then(|(_, heading)| heading).unwrap_or("normal")
+}
+
 /// What a device is.
 fn device_head(pool: &Figures, device: &DeviceFigures, form: PoolForm) -> Map<String, Value> {
     let fields = [
@@ -71,7 +81,7 @@ fn device_head(pool: &Figures, device: &DeviceFigures, form: PoolForm) -> Map<St
         ("vdev_type", json!(if called::is_disk(&device.path) { "disk" } else { "file" })),
         ("guid", exactly(device.guid, form)),
         ("path", json!(device.path)),
-        ("class", json!("normal")),
+        ("class", json!(class_of(pool, Vdev::Leaf(device)))),
         ("state", json!(status::device_state(pool, device))),
     ];
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
@@ -82,7 +92,7 @@ fn group_head(pool: &Figures, group: &GroupFigures) -> Map<String, Value> {
     let fields = [
         ("name", json!(group.name)),
         ("vdev_type", json!(group.kind)),
-        ("class", json!("normal")),
+        ("class", json!(class_of(pool, Vdev::Group(group)))),
         ("state", json!(Vdev::Group(group).state(pool))),
     ];
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
@@ -96,7 +106,7 @@ fn vdev_head(pool: &Figures, vdev: Vdev<'_>, form: PoolForm) -> Map<String, Valu
             let fields = [
                 ("name", json!(vdev.name())),
                 ("vdev_type", json!(beside.role)),
-                ("class", json!("normal")),
+                ("class", json!(class_of(pool, vdev))),
                 ("state", json!(vdev.state(pool))),
             ];
             fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
@@ -105,10 +115,11 @@ fn vdev_head(pool: &Figures, vdev: Vdev<'_>, form: PoolForm) -> Map<String, Valu
     }
 }
 
-/// Everything that a pool consists of, what is below a group within it. Told of each: how deep it
+/// What the groups of a class consist of, what is below a group within it. Told of each: how deep it
 /// lies, and what it is.
 fn nested(
     pool: &Figures,
+    class: &str,
     wanted: impl Fn(&DeviceFigures) -> bool,
     tell: impl Fn(usize, Vdev<'_>) -> Map<String, Value>,
 ) -> Map<String, Value> {
@@ -135,7 +146,7 @@ fn nested(
         shown.then(|| (vdev.name().into_owned(), Value::Object(fields)))
     }
     let top = |top: tree::Top<'_>| one(1, (top.vdev, top.below), &wanted, &tell);
-    tree::tops(pool).into_iter().filter_map(top).collect()
+    tree::tops(pool).into_iter().filter(|top| top.class == class).filter_map(top).collect()
 }
 
 /// Pools with these properties of each; with `verbose` their devices too.
@@ -171,7 +182,12 @@ pub fn properties(
                 fields.insert("properties".to_owned(), Value::Object(values));
                 fields
             };
-            fields.insert("vdevs".to_owned(), Value::Object(nested(pool, |_| true, of_vdev)));
+            for (class, heading) in tree::PARTS {
+                let part = nested(pool, class, |_| true, of_vdev);
+                if heading.is_none() || !part.is_empty() {
+                    fields.insert(heading.unwrap_or("vdevs").to_owned(), Value::Object(part));
+                }
+            }
         }
         all.push((pool.name.clone(), pool.guid, fields));
     }
@@ -216,7 +232,12 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
         let resilvered = status.resilver.started > status.scrub.started;
         let (last, function) = if resilvered { (&status.resilver, "RESILVER") } else { (&status.scrub, "SCRUB") };
         fields.extend(scan(last, function, form).map(|scan| ("scan_stats".to_owned(), scan)));
-        fields.insert("vdevs".to_owned(), Value::Object(tree(figures, shown)));
+        for (class, heading) in tree::PARTS {
+            let part = tree(figures, class, shown);
+            if heading.is_none() || !part.is_empty() {
+                fields.insert(heading.unwrap_or("vdevs").to_owned(), Value::Object(part));
+            }
+        }
         let spares: Map<String, Value> = tree::spares(figures)
             .map(|spare| {
                 let mut fields = device_head(figures, spare, form);
@@ -242,9 +263,9 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
     whole("status", pools, form)
 }
 
-/// Groups and devices below what stands for the pool; flat, the devices lie beside it as well and
-/// name what they are below of.
-fn tree(figures: &Figures, shown: &status::StatusView) -> Map<String, Value> {
+/// Groups and devices of a class: those for everything below what stands for the pool; flat, the
+/// devices lie beside it as well and name what they are below of.
+fn tree(figures: &Figures, class: &str, shown: &status::StatusView) -> Map<String, Value> {
     let form = shown.form;
     let room = |allocated, size, usable| {
         [
@@ -315,16 +336,20 @@ fn tree(figures: &Figures, shown: &status::StatusView) -> Map<String, Value> {
     let usable = if figures.groups.is_empty() { figures.size } else { figures.usable };
     own(&mut root, room(figures.allocated, figures.size, usable).into());
     own(&mut root, errors(status::all_errors(figures)).into());
-    root.insert("vdevs".to_owned(), Value::Object(nested(figures, wanted, tell)));
-    let beside = tree::rows(figures).into_iter().filter(|(_, vdev)| match vdev {
+    let below = nested(figures, class, wanted, tell);
+    let beside = tree::rows(figures, class).into_iter().filter(|(_, vdev)| match vdev {
         Vdev::Leaf(device) => wanted(device),
         _ => true,
     });
     let mut all: Map<String, Value> = match shown.flat {
         true => beside.map(|(depth, vdev)| (vdev.name().into_owned(), Value::Object(tell(depth, vdev)))).collect(),
-        false => Map::new(),
+        false if class.is_empty() => Map::new(),
+        false => return below,
     };
-    all.insert(figures.name.clone(), Value::Object(root));
+    if class.is_empty() {
+        root.insert("vdevs".to_owned(), Value::Object(below));
+        all.insert(figures.name.clone(), Value::Object(root));
+    }
     all
 }
 

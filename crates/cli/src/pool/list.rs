@@ -134,8 +134,6 @@ fn vdev_rows(pool: &Figures, columns: &[(String, String)], form: PoolForm) -> Ve
         let text = shown(&shown_value(pool, depth, vdev, name), form);
         if name == "name" && !form.scripted { format!("{}{text}", "  ".repeat(depth)) } else { text }
     };
-    let mut rows: Vec<Vec<String>> =
-        tree::rows(pool).into_iter().map(|row| columns.iter().map(|(name, _)| cell(row, name)).collect()).collect();
     let words = |name: String, health: &str| {
         let cell = |(column, _): &(String, String)| match column.as_str() {
             "name" => name.clone(),
@@ -144,6 +142,12 @@ fn vdev_rows(pool: &Figures, columns: &[(String, String)], form: PoolForm) -> Ve
         };
         columns.iter().map(cell).collect()
     };
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for (class, heading) in tree::PARTS {
+        let part = tree::rows(pool, class);
+        rows.extend(heading.filter(|_| !part.is_empty()).map(|heading| words(heading.to_owned(), "-")));
+        rows.extend(part.into_iter().map(|row| columns.iter().map(|(name, _)| cell(row, name)).collect()));
+    }
     let indent = if form.scripted { "" } else { "  " };
     let spares = tree::spares(pool).map(|spare| words(format!("{indent}{}", spare.name()), tree::spare_state(spare)));
     let spares: Vec<Vec<String>> = spares.collect();

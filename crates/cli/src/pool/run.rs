@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{clock, output::print};
 use nacre_admin::{
-    pool::{Figures, Line, Phase, PoolAnswer, PoolRequest, ScrubOrder, Status, devices},
+    pool::{DeviceFigures, Figures, Line, Phase, PoolAnswer, PoolRequest, ScrubOrder, Status, devices, shape::Shape},
     watch::Event,
 };
 use nacre_daemon::{
@@ -28,7 +28,6 @@ use nacre_daemon::{
         client::{self, Owned},
         dates,
         expected::{self, Expected},
-        process,
         start::{How, Start, ZPOOL},
     },
     report::{printable, tell},
@@ -94,7 +93,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             if size.is_none() {
                 not_in_use(&devices)?;
             }
-            done(&owned, command, PoolRequest::Add { devices, groups, size, force })?;
+            done(&owned, command, PoolRequest::Add { devices, groups, size, force, only_say: false })?;
         }
         PoolVerb::Import(what) => return importing::import(what, command),
         PoolVerb::Export { names, all, force } => {
@@ -169,7 +168,11 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         }
         PoolVerb::Remove { name, devices } => {
             let owned = client::owned(&name)?;
-            let devices = known(&owned, "remove", devices)?;
+            let groups: Vec<String> = list_of(&owned)?.groups.into_iter().map(|group| group.name).collect();
+            // Mirrors go by their names.
+            let is_group = |word: &PathBuf| groups.iter().any(|name| word.as_path() == Path::new(name));
+            let of = |word: PathBuf| if is_group(&word) { Ok(vec![word]) } else { known(&owned, "remove", vec![word]) };
+            let devices = devices.into_iter().map(of).collect::<Result<Vec<_>, _>>()?.concat();
             done(&owned, command, PoolRequest::Remove { devices })?;
         }
         PoolVerb::Set { name, value, pool } => {
@@ -439,10 +442,12 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
         not_in_use(&what.devices)?;
     }
     if what.only_say {
-        let groups = process::new_groups(&what.groups).map_err(failed)?;
-        devices::foresee(&what.devices, &groups, what.size, what.force, MINIMUM_DEVICE).map_err(failed)?;
-        let layout = layout_in(Called::default(), &what.devices, &what.groups);
-        print(&format!("would create '{name}' with the following layout:\n\n\t{name}\n{layout}"))?;
+        let groups: Vec<_> = Shape::read(&what.groups).map_err(failed)?.all().copied().collect();
+        let bounds = ("cannot create", MINIMUM_DEVICE);
+        devices::foresee(&what.devices, &groups, what.size, what.force, bounds).map_err(failed)?;
+        let mut layout = Layout::default();
+        layout.add(Called::default(), &what.devices, &what.groups);
+        print(&format!("would create '{name}' with the following layout:\n\n\t{name}\n{}", layout.text()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let how = How::Create { size: what.size, force: what.force, properties: what.root_properties, groups: what.groups };
@@ -459,6 +464,57 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     })
 }
 
+/// What `-n` shows: the lines of what is for everything, for metadata, for the log, and of spares.
+#[derive(Default)]
+struct Layout([String; 4]);
+
+impl Layout {
+    /// That of a pool that is there. Of groups only the kind is told.
+    fn of(figures: &Figures) -> Self {
+        let line = |(depth, vdev): (usize, tree::Vdev<'_>)| {
+            let name = vdev.name();
+            let is_device = matches!(vdev, tree::Vdev::Leaf(_));
+            let name = if is_device { &*name } else { name.split('-').next().unwrap_or(&name) };
+            format!("\t{}{name}\n", "  ".repeat(depth))
+        };
+        let part = |class| tree::rows(figures, class).into_iter().map(line).collect::<String>();
+        let [data, special, log] = tree::PARTS.map(|(class, _)| part(class));
+        let spares = tree::spares(figures).map(|spare| format!("\t  {}\n", spare.name())).collect();
+        Self([data, special, log, spares])
+    }
+
+    /// Further groups.
+    fn add(&mut self, called: Called, devices: &[PathBuf], groups: &[(String, usize)]) {
+        let mut rest = devices.iter();
+        let line = |part: &mut String, indent: &str, device: &Path| {
+            part.push_str(&format!("\t{indent}{}\n", called.path(&device.display().to_string())));
+        };
+        let Self([data, special, log, spares]) = self;
+        for (word, count) in groups {
+            let (class, kind) = word.split_once(' ').unwrap_or((word, ""));
+            let (part, kind) = match class {
+                "special" => (&mut *special, kind),
+                "log" => (&mut *log, kind),
+                args::SPARE => (&mut *spares, ""),
+                args::PLAIN => (&mut *data, ""),
+                kind => (&mut *data, kind),
+            };
+            if !kind.is_empty() {
+                part.push_str(&format!("\t  {kind}\n"));
+            }
+            let indent = if kind.is_empty() { "  " } else { "    " };
+            rest.by_ref().take(*count).for_each(|device| line(part, indent, device));
+        }
+        rest.for_each(|device| line(data, "  ", device));
+    }
+
+    fn text(&self) -> String {
+        let headings = tree::PARTS.map(|(_, heading)| heading).into_iter().chain([Some("spares")]);
+        let parts = self.0.iter().zip(headings).filter(|(part, _)| !part.is_empty());
+        parts.map(|(part, heading)| heading.map_or(String::new(), |heading| format!("\t{heading}\n")) + part).collect()
+    }
+}
+
 /// Refuses what belongs to a pool that is imported, by the name of that pool: no force helps.
 fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     for pool in figures(&[], false).0 {
@@ -466,37 +522,17 @@ fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
         let own = || pool.devices.iter().filter(|there| there.role != "removed");
         let taken = devices.iter().find(|device| own().any(|there| same(Path::new(&there.path), device)));
         if let Some(device) = taken {
-            let what = format!("{} is part of active pool '{}'", device.display(), pool.name);
+            let idle = |there: &&DeviceFigures| there.role == args::SPARE && there.beside.is_none();
+            let is_spare = own().filter(idle).any(|there| same(Path::new(&there.path), device));
+            let what = match is_spare {
+                true => format!("{} is reserved as a hot spare for pool {}", device.display(), pool.name),
+                false => format!("{} is part of active pool '{}'", device.display(), pool.name),
+            };
             let failure = Failure::new("invalid vdev specification").exit(Exit::Busy);
             return Err(failure.next(format!("the following errors must be manually repaired:\n{what}")));
         }
     }
     Ok(())
-}
-
-/// A line of what a pool would be made of.
-fn layout(called: Called, device: &Path) -> String {
-    format!("\t  {}\n", called.path(&device.display().to_string()))
-}
-
-/// The lines of a pool that would be made of these groups.
-fn layout_in(called: Called, devices: &[PathBuf], groups: &[(String, usize)]) -> String {
-    let (mut text, mut rest) = (String::new(), devices.iter());
-    for (group, count) in groups {
-        let indent = if [args::PLAIN, args::SPARE].contains(&group.as_str()) { "" } else { "  " };
-        match group.as_str() {
-            args::PLAIN => {}
-            args::SPARE => text.push_str("\tspares\n"),
-            _ => text.push_str(&format!("\t  {group}\n")),
-        }
-        rest.by_ref().take(*count).for_each(|device| text.push_str(&indented(called, indent, device)));
-    }
-    rest.for_each(|device| text.push_str(&indented(called, "", device)));
-    text
-}
-
-fn indented(called: Called, indent: &str, device: &Path) -> String {
-    layout(called, device).replacen('\t', &format!("\t{indent}"), 1)
 }
 
 fn is_scrubbing(owned: &Owned) -> Result<bool, Failure> {
@@ -517,18 +553,13 @@ fn would_add(
     if size.is_none() {
         not_in_use(devices)?;
     }
-    devices::foresee(devices, &[], size, force, MINIMUM_DEVICE).map_err(failed)?;
+    let request = PoolRequest::Add { devices: devices.to_vec(), groups: groups.to_vec(), size, force, only_say: true };
+    done(&owned, "", request)?;
     let mut figures = list_of(&owned)?;
     called.name(&mut figures);
-    let line = |(depth, vdev): (usize, tree::Vdev<'_>)| {
-        // Of what is there, too, only the kind is told.
-        let name = vdev.name();
-        let name = if matches!(vdev, tree::Vdev::Leaf(_)) { &*name } else { name.split('-').next().unwrap_or(&name) };
-        format!("\t{}{name}\n", "  ".repeat(depth))
-    };
-    let there: String = tree::rows(&figures).into_iter().map(line).collect();
-    let new = layout_in(called, devices, groups);
-    print(&format!("would update '{name}' to the following configuration:\n\n\t{name}\n{there}{new}"))
+    let mut layout = Layout::of(&figures);
+    layout.add(called, devices, groups);
+    print(&format!("would update '{name}' to the following configuration:\n\n\t{name}\n{}", layout.text()))
 }
 
 fn list_of(owned: &Owned) -> Result<Figures, Failure> {

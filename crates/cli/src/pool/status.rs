@@ -361,10 +361,15 @@ fn remark(figures: &Figures, device: &DeviceFigures, shown: &StatusView) -> Stri
 /// The tree of groups and devices with their errors.
 fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
     let wanted = |device: &DeviceFigures| !shown.ill_devices || device_is_ill(figures, device);
-    let rows: Vec<(usize, Vdev<'_>)> =
-        tree::rows(figures).into_iter().filter(|(_, vdev)| vdev.devices(figures).into_iter().any(wanted)).collect();
-    let width = rows
+    let shown_rows = |(class, heading)| {
+        let rows = tree::rows(figures, class).into_iter();
+        let rows: Vec<_> = rows.filter(|(_, vdev)| vdev.devices(figures).into_iter().any(wanted)).collect();
+        (heading, rows)
+    };
+    let parts: Vec<(Option<&str>, Vec<(usize, Vdev<'_>)>)> = tree::PARTS.into_iter().map(shown_rows).collect();
+    let width = parts
         .iter()
+        .flat_map(|(_, rows)| rows)
         .map(|(depth, vdev)| vdev.name().chars().count() + 2 * depth)
         .chain(tree::spares(figures).map(|spare| spare.name().chars().count() + 2))
         .chain([figures.name.chars().count(), 10])
@@ -378,13 +383,21 @@ fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
     let numbers = |errors: [u64; 3]| errors.map(|number| number.to_string());
     let mut text = row("NAME", "STATE", ["READ", "WRITE", "CKSUM"].map(str::to_owned), &more.heading());
     text.push_str(&row(&figures.name, &figures.health, numbers(all_errors(figures)), &more.nothing()));
-    for (depth, vdev) in rows {
-        let name = format!("{}{}", "  ".repeat(depth), vdev.name());
-        let (errors, more) = match vdev {
-            Vdev::Leaf(device) => (errors(device), more.of(&device.path) + &remark(figures, device, shown)),
-            _ => ([0; 3], more.nothing()),
-        };
-        text.push_str(&row(&name, vdev.state(figures), numbers(errors), &more));
+    for (heading, rows) in parts {
+        if let Some(heading) = heading.filter(|_| !rows.is_empty()) {
+            text.push_str(&format!("\t{heading}\n"));
+        }
+        for (depth, vdev) in rows {
+            let name = format!("{}{}", "  ".repeat(depth), vdev.name());
+            let (errors, more) = match vdev {
+                Vdev::Leaf(device) => (errors(device), more.of(&device.path) + &remark(figures, device, shown)),
+                Vdev::Group(_) if vdev.state(figures) == UNAVAILABLE && !is_lost(figures) => {
+                    ([0; 3], more.nothing() + "  insufficient replicas")
+                }
+                _ => ([0; 3], more.nothing()),
+            };
+            text.push_str(&row(&name, vdev.state(figures), numbers(errors), &more));
+        }
     }
     if tree::spares(figures).next().is_some() {
         text.push_str("\tspares\n");

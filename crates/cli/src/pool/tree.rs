@@ -2,7 +2,10 @@
 //! themselves. Pure.
 
 use super::status;
-use nacre_admin::pool::{DeviceFigures, Figures, GroupFigures};
+use nacre_admin::pool::{
+    DeviceFigures, Figures, GroupFigures,
+    figures::{LOG, SPECIAL},
+};
 use nacre_daemon::pool::expected::UNAVAILABLE;
 use std::borrow::Cow;
 
@@ -102,18 +105,20 @@ pub fn group_of<'a>(pool: &'a Figures, device: &DeviceFigures) -> Option<Vdev<'a
 pub struct Top<'a> {
     pub vdev: Vdev<'a>,
     pub below: Vec<Vdev<'a>>,
+    /// The class of its group.
+    pub class: &'a str,
 }
 
 /// The groups of a pool, and its devices that are in none.
 pub fn tops(pool: &Figures) -> Vec<Top<'_>> {
     if pool.groups.is_empty() {
-        return alone(pool, pool.devices.iter().collect());
+        return alone(pool, "", pool.devices.iter().collect());
     }
     pool.groups.iter().flat_map(|group| of_group(pool, group)).collect()
 }
 
-fn alone<'a>(pool: &'a Figures, devices: Vec<&'a DeviceFigures>) -> Vec<Top<'a>> {
-    let top = |(number, device)| Top { vdev: part(pool, number, device), below: Vec::new() };
+fn alone<'a>(pool: &'a Figures, class: &'a str, devices: Vec<&'a DeviceFigures>) -> Vec<Top<'a>> {
+    let top = |(number, device)| Top { vdev: part(pool, number, device), below: Vec::new(), class };
     devices.into_iter().enumerate().map(top).collect()
 }
 
@@ -121,20 +126,29 @@ fn of_group<'a>(pool: &'a Figures, group: &'a GroupFigures) -> Vec<Top<'a>> {
     let vdev = Vdev::Group(group);
     let devices = vdev.devices(pool);
     if group.kind == "plain" {
-        return alone(pool, devices);
+        return alone(pool, &group.class, devices);
     }
     let below = devices.into_iter().enumerate().map(|(number, device)| part(pool, number, device)).collect();
-    vec![Top { vdev, below }]
+    vec![Top { vdev, below, class: &group.class }]
 }
 
-/// Everything that a pool consists of, from above, each with how deep it lies.
-pub fn rows(pool: &Figures) -> Vec<(usize, Vdev<'_>)> {
+/// The parts in which a pool is shown: of which class the groups are, and what stands above them. Spares
+/// come after these.
+pub const PARTS: [(&str, Option<&str>); 3] = [("", None), (SPECIAL, Some("special")), (LOG, Some("logs"))];
+
+/// What the groups of a class consist of, from above, each with how deep it lies.
+pub fn rows<'a>(pool: &'a Figures, class: &str) -> Vec<(usize, Vdev<'a>)> {
     let mut rows = Vec::new();
-    for top in tops(pool) {
+    for top in tops(pool).into_iter().filter(|top| top.class == class) {
         with_pair(&mut rows, 1, top.vdev);
         top.below.into_iter().for_each(|vdev| with_pair(&mut rows, 2, vdev));
     }
     rows
+}
+
+/// The same of all groups.
+pub fn all_rows(pool: &Figures) -> impl Iterator<Item = (usize, Vdev<'_>)> {
+    PARTS.into_iter().flat_map(|(class, _)| rows(pool, class))
 }
 
 fn with_pair<'a>(rows: &mut Vec<(usize, Vdev<'a>)>, depth: usize, vdev: Vdev<'a>) {
@@ -176,7 +190,7 @@ pub mod tests {
     fn groups_come_before_their_devices() {
         let pool = mixed();
         let names = |pool: &Figures| -> Vec<(usize, String)> {
-            rows(pool).iter().map(|(depth, vdev)| (*depth, vdev.name().into_owned())).collect()
+            rows(pool, "").iter().map(|(depth, vdev)| (*depth, vdev.name().into_owned())).collect()
         };
         let expected = [(1, "/a"), (1, "mirror-1"), (2, "/b"), (2, "/c")];
         assert_eq!(names(&pool), expected.map(|(depth, name)| (depth, name.to_owned())));
@@ -191,6 +205,10 @@ pub mod tests {
         assert_eq!(names(&replacing), expected.map(|(depth, name)| (depth, name.to_owned())));
         assert_eq!(Vdev::Root.devices(&pool).len(), 3);
         let plain = Figures { groups: Vec::new(), ..mixed() };
-        assert!(rows(&plain).iter().all(|(depth, _)| *depth == 1));
+        assert!(rows(&plain, "").iter().all(|(depth, _)| *depth == 1));
+        let mut with_log = mixed();
+        with_log.groups[1].class = LOG.to_owned();
+        assert_eq!(names(&with_log), [(1, "/a".to_owned())]);
+        assert_eq!((rows(&with_log, LOG).len(), rows(&with_log, SPECIAL).len()), (3, 0));
     }
 }

@@ -3,7 +3,7 @@
 
 use nacre_admin::pool::{
     Figures,
-    figures::{FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA},
+    figures::{CLASSES, FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA},
 };
 use nacre_pool::label;
 
@@ -15,7 +15,8 @@ pub fn known() -> String {
          {REDUNDANT_METADATA}\n     Metadata lies in two places: a damaged copy is mended by the other.\n{ORDERED_NAMES}\n     Names of neighbouring numbers lie side by side in file systems made from\n     now on: \
          directories of many files are made and removed faster.\n\
          {FOLDED}\n     Names that differ in case or composition can be the same. Enabled by the\n     first file system that is made so.\n\
-         {GROUPS}\n     Devices stand in for each other: mirrors and RAID-Z. Pools have it that\n     were made so.\n",
+         {GROUPS}\n     Devices stand in for each other: mirrors and RAID-Z. Pools have it that\n     were made so.\n\
+         {CLASSES}\n     Devices can be for metadata alone. Enabled by the first of them.\n",
         label::VERSION
     )
 }
@@ -64,6 +65,6 @@ mod tests {
         );
         assert!(!text.contains("tank"));
         assert!(known().contains(REDUNDANT_METADATA) && known().contains(ORDERED_NAMES) && known().contains(FOLDED));
-        assert!(known().contains(GROUPS));
+        assert!(known().contains(GROUPS) && known().contains(CLASSES));
     }
 }

@@ -100,7 +100,7 @@ pub fn asked(
     let (mut pools, missing) = chosen::figures(std::slice::from_ref(first), false);
     let Some(mut pool) = pools.pop() else { return missing.map_or(Ok(None), Err) };
     form.called.name(&mut pool);
-    let all_of = || tree::rows(&pool).into_iter().map(|(_, vdev)| vdev);
+    let all_of = || tree::all_rows(&pool).map(|(_, vdev)| vdev);
     let meant = match words {
         [all] if all == "all-vdevs" => std::iter::once(Vdev::Root).chain(all_of()).collect(),
         words => words.iter().map(|word| of_word(&pool, word)).collect::<Result<Vec<_>, _>>()?,
@@ -119,7 +119,7 @@ pub fn asked(
 }
 
 fn of_word<'a>(pool: &'a Figures, word: &str) -> Result<Vdev<'a>, Failure> {
-    let group = tree::rows(pool).into_iter().find_map(|(_, vdev)| match vdev {
+    let group = tree::all_rows(pool).find_map(|(_, vdev)| match vdev {
         Vdev::Group(_) | Vdev::Pair(..) if vdev.name() == word => Some(vdev),
         _ => None,
     });

@@ -53,7 +53,7 @@ pub enum PoolVerb {
     Attach { name: String, beside: PathBuf, new: PathBuf, size: Option<u64>, force: bool, wait: bool },
     /// Take a device out of its mirror.
     Detach { name: String, device: PathBuf },
-    /// Take spares out.
+    /// Take spares or devices for the log out.
     Remove { name: String, devices: Vec<PathBuf> },
     /// Set one.
     Set { name: String, value: String, pool: String },
@@ -126,6 +126,8 @@ pub struct ToImport {
     pub force: bool,
     pub rewind: bool,
     pub temporary: bool,
+    /// Also where devices for the log are missing.
+    pub without_log: bool,
     pub txg: Option<u64>,
     pub only_say: bool,
     pub mount: bool,
@@ -458,6 +460,7 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
         force: matches.get_flag("force"),
         rewind: matches.get_flag("rewind"),
         temporary: matches.get_flag("temporary"),
+        without_log: matches.get_flag("without-log"),
         txg: matches.get_one::<u64>("txg").copied(),
         only_say: matches.get_flag("only-say"),
         mount: !matches.get_flag("no-mounts"),

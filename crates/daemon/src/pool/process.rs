@@ -28,13 +28,13 @@ use crate::{
 };
 use nacre_admin::{
     Command, Imported, Kind, Mounts, Opening, Progress, Refusal, Reply, Silent, Verb, fs,
-    pool::{self, PoolRequest, devices},
+    pool::{self, PoolRequest, devices, shape::Shape},
 };
 use nacre_fuse::{Duty, SyncCalls};
 use nacre_pool::Txg;
 use nacre_pool::backend::NewGroup;
 use nacre_pool::device::{Device, FileDevice};
-use nacre_pool::label::{self, GroupKind};
+use nacre_pool::label;
 use nacre_pool::store::Access;
 use nacre_sys::signals::{Signal, Signals};
 use parking_lot::Mutex;
@@ -396,15 +396,22 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
     let mut opening = opening(start.cache, start.altroot.clone());
     let (imported, number) = match &start.how {
         How::Create { size, force, properties, groups } => {
-            let groups = new_groups(groups)?;
+            let shape = Shape::read(groups)?;
             let doing = format!("cannot create '{}'", start.name);
             free_mountpoint(&doing, &opening, &start.name, properties)?;
             let fresh = devices::fresh(&start.devices, *size, *force)?;
             fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
-            fresh.check_groups(&groups, *force)?;
-            try_out(start, properties, (&fresh.devices(), &groups), &opening)?;
-            let imported = Imported::create(fresh.devices(), &groups, &start.name, properties, opening)?;
-            let set = imported.set_up(properties, &start.properties);
+            fresh.check_groups(&shape.all().copied().collect::<Vec<_>>(), *force)?;
+            let mut devices = fresh.devices();
+            let of_data = if groups.is_empty() { devices.len() } else { shape.of_data().min(devices.len()) };
+            let beside = devices.split_off(of_data);
+            if !beside.is_empty() {
+                fresh.try_writing(&doing)?;
+            }
+            try_out(start, properties, (&devices, &shape.groups), &opening)?;
+            let imported = Imported::create(devices, &shape.groups, &start.name, properties, opening)?;
+            let set = imported.add_beside(&beside, &shape);
+            let set = set.and_then(|()| imported.set_up(properties, &start.properties));
             if let Err(refusal) = set {
                 // Nobody must take what is left for a pool.
                 if let Err(error) = imported.destroy() {
@@ -415,7 +422,7 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
             let number = NameLock::number(directory, imported.store.identity().pool, &start.name);
             return Ok((imported, number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?, Some(fresh)));
         }
-        How::Import { old, read_only, txg, rewind, temporary, trusted } => {
+        How::Import { old, read_only, txg, rewind, temporary, trusted, without_log } => {
             let other = start.name != *old;
             let name = (other && !temporary).then_some(start.name.as_str());
             let alias = (other && *temporary).then(|| start.name.clone());
@@ -429,10 +436,11 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
                 (true, _) if *rewind => Access::Salvage,
                 (true, _) => Access::ReadOnly,
                 (false, Some(txg)) => Access::Rewind(Txg(*txg)),
+                (false, None) if *without_log => Access::WithoutLog,
                 (false, None) => Access::ReadWrite,
             };
             let imported = match Imported::open(opened.clone(), access, name, opening.clone()) {
-                Err(refusal) if *rewind && access == Access::ReadWrite && refusal.kind == Kind::Io => {
+                Err(refusal) if *rewind && access.is_of_newest() && refusal.kind == Kind::Io => {
                     go_back(&refusal, opened, name, &opening)?
                 }
                 imported => imported.map_err(|refusal| of_import(old, refusal))?,
@@ -444,25 +452,6 @@ fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<NameLock>
         imported.set_up(&[], &start.properties)?;
     }
     Ok((imported, number, None))
-}
-
-/// The groups of a new pool by what ZFS calls them.
-///
-/// # Errors
-/// What is none.
-pub fn new_groups(words: &[(String, usize)]) -> Result<Vec<NewGroup>, Refusal> {
-    let group = |(word, devices): &(String, usize)| {
-        let kind = match word.as_str() {
-            "plain" => GroupKind::Plain,
-            "mirror" => GroupKind::Mirror,
-            "raidz" | "raidz1" => GroupKind::RaidZ(1),
-            "raidz2" => GroupKind::RaidZ(2),
-            "raidz3" => GroupKind::RaidZ(3),
-            _ => return Err(Refusal::new(Kind::Invalid, format!("'{word}' is no group of devices"))),
-        };
-        Ok(NewGroup { kind, devices: *devices })
-    };
-    words.iter().map(group).collect()
 }
 
 /// Tries limits of a new pool on devices as long as its own that are in memory alone: what is

@@ -49,6 +49,9 @@ pub enum How {
         /// What it holds is trusted, whoever can write its devices.
         #[serde(default)]
         trusted: bool,
+        /// Also where devices for the intent log are missing.
+        #[serde(default)]
+        without_log: bool,
     },
 }
 

@@ -377,12 +377,20 @@ impl Backend for Disks {
         let layout = self.layout();
         let slots = &mut rooms.slots;
         if !layout.is_plain() {
-            let (free, all) = self.segments_in(&layout, slots);
-            if free <= spare {
+            let doubled = |(free, all)| self.copies(stream) > 1 && cleaner::pressure(free, all) != Pressure::Urgent;
+            let special = layout.segments_of(layout.special_groups(), slots);
+            // The cleaner of such groups needs some of them too; but small ones are to be of use.
+            if stream.is_metadata() && special.0 > spare.min(special.1 / 8) {
+                let place = layout.take(layout.special_groups(), slots, self.slot, stream, id, doubled(special));
+                if place.is_some() {
+                    return Ok(place);
+                }
+            }
+            let room = layout.segments_of(layout.data_groups(), slots);
+            if room.0 <= spare {
                 return Ok(None);
             }
-            let doubled = self.copies(stream) > 1 && cleaner::pressure(free, all) != Pressure::Urgent;
-            return Ok(layout.take(slots, self.slot, stream, id, doubled));
+            return Ok(layout.take(layout.data_groups(), slots, self.slot, stream, id, doubled(room)));
         }
         if slots.free() <= spare {
             return Ok(None);
@@ -479,12 +487,14 @@ impl Backend for Disks {
         if stream.is_metadata() && self.redundant.load(Ordering::Acquire) { 2 } else { 1 }
     }
 
-    fn metadata_overhead(&self, bytes: u64) -> u64 {
+    fn special_room(&self) -> (u64, u64) {
+        let rooms = self.rooms.lock();
         let layout = self.layout();
-        if layout.is_plain() {
-            return if self.redundant.load(Ordering::Acquire) { bytes } else { 0 };
-        }
-        layout.metadata_overhead(bytes)
+        layout.segments_of(layout.special_groups(), &rooms.slots)
+    }
+
+    fn is_special(&self, place: &Place) -> bool {
+        self.layout().is_special(place)
     }
 
     fn lacks(&self, id: u32) -> bool {

@@ -28,6 +28,8 @@ pub enum GroupClass {
     Data = 0,
     /// Copies of the intent log alone.
     Log = 1,
+    /// Segments of metadata alone, before they lie on other groups.
+    Special = 2,
 }
 
 /// A group.
@@ -140,6 +142,7 @@ impl Group {
         let class = match from.u8()? {
             0 => GroupClass::Data,
             1 => GroupClass::Log,
+            2 => GroupClass::Special,
             _ => return structure("an unknown class of group"),
         };
         if (LEAST_UNIT..=MOST_UNIT).contains(&unit) {

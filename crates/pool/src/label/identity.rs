@@ -89,8 +89,10 @@ impl Identity {
     pub const FOLDED: u64 = 4;
     /// A fourth one: devices are in groups with copies or parity.
     pub const GROUPS: u64 = 8;
+    /// A fifth one: groups may be for metadata alone ([`GroupClass::Special`](super::GroupClass::Special)).
+    pub const CLASSES: u64 = 16;
 
-    const KNOWN: u64 = Self::REDUNDANT_METADATA | Self::ORDERED_NAMES | Self::FOLDED | Self::GROUPS;
+    const KNOWN: u64 = Self::REDUNDANT_METADATA | Self::ORDERED_NAMES | Self::FOLDED | Self::GROUPS | Self::CLASSES;
 
     /// Whether it fits the labels.
     ///

@@ -11,6 +11,8 @@ pub const ORDERED_NAMES: &str = "names_side_by_side";
 pub const FOLDED: &str = "folded_names";
 /// What the feature is called by which devices are in groups with copies or parity.
 pub const GROUPS: &str = "device_groups";
+/// What the feature is called by which groups of devices can be for metadata alone.
+pub const CLASSES: &str = "allocation_classes";
 
 /// What every pool has.
 pub const SERVED: &[&str] = &[
@@ -40,7 +42,6 @@ pub const SERVED: &[&str] = &[
 
 /// What no pool has.
 const NOT_SERVED: &[&str] = &[
-    "allocation_classes",
     "block_cloning_endian",
     "bookmark_v2",
     "bookmark_written",
@@ -74,10 +75,10 @@ pub fn is_known(name: &str) -> bool {
 }
 
 /// Whether it is one of this format: a pool gets it by an upgrade, or by what needs it: [`FOLDED`] by
-/// its first such file system, [`GROUPS`] by being made so.
+/// its first such file system, [`CLASSES`] by its first such group, [`GROUPS`] by being made so.
 #[must_use]
 pub fn is_own(name: &str) -> bool {
-    [REDUNDANT_METADATA, ORDERED_NAMES, FOLDED, GROUPS].contains(&name)
+    [REDUNDANT_METADATA, ORDERED_NAMES, FOLDED, GROUPS, CLASSES].contains(&name)
 }
 
 /// What a user wants to set: only what is so already.

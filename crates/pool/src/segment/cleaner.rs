@@ -54,10 +54,11 @@ pub fn pressure(free: u64, total: u64) -> Pressure {
     }
 }
 
-/// Slots that are free after the next commits: nothing in them lives any more.
+/// Of these segments' slots, those that are free after the next commits: nothing in them lives any more.
 #[must_use]
-pub fn coming(table: &SegmentTable) -> u64 {
-    let dead = |segment: &&Segment| segment.sealed && segment.live_frames == 0 && !segment.place.is_empty();
+pub fn coming(table: &SegmentTable, counts: &dyn Fn(&Segment) -> bool) -> u64 {
+    let dead =
+        |segment: &&Segment| segment.sealed && segment.live_frames == 0 && !segment.place.is_empty() && counts(segment);
     table.segments().values().filter(dead).count() as u64
 }
 
@@ -83,7 +84,7 @@ pub fn choose(
     capacity: &dyn Fn(&Segment) -> u64,
     durable: u64,
     pressure: Pressure,
-    excluded: &dyn Fn(u32) -> bool,
+    excluded: &dyn Fn(u32, &Segment) -> bool,
 ) -> Option<u32> {
     let worth = |segment: &Segment| {
         // In thousandths, so that nothing is rounded differently on another machine.
@@ -107,7 +108,7 @@ pub fn choose(
             && u64::from(segment.live_units) * 16 + least(slot) < slot
             && (pressure != Pressure::Tidy || u64::from(segment.live_units) * 32 < slot)
     };
-    let candidates = table.segments().iter().filter(|(id, segment)| may(segment) && !excluded(**id));
+    let candidates = table.segments().iter().filter(|(id, segment)| may(segment) && !excluded(**id, segment));
     candidates.max_by_key(|(_, segment)| worth(segment)).filter(|(_, segment)| worth(segment) > 0).map(|(id, _)| *id)
 }
 
@@ -140,7 +141,7 @@ mod tests {
     fn the_best_is_chosen() {
         let slot = 1 << 20;
         let slot = |_: &Segment| slot;
-        let chosen = |table: &SegmentTable, pressure| choose(table, &slot, 100, pressure, &|_| false);
+        let chosen = |table: &SegmentTable, pressure| choose(table, &slot, 100, pressure, &|_, _| false);
         // Emptier is better; among equals the older; open, full and uncommitted ones are left
         // alone.
         assert_eq!(chosen(&table(&[(1, 30_000, 50, true), (2, 20_000, 50, true)]), Pressure::Some), Some(2));
@@ -161,7 +162,7 @@ mod tests {
         );
         let nearly_full = table(&[(1, 65_000, 1, true)]);
         assert_eq!((chosen(&nearly_full, Pressure::Some), chosen(&nearly_full, Pressure::Urgent)), (None, Some(1)));
-        assert_eq!(choose(&table(&[(1, 100, 1, true)]), &slot, 100, Pressure::Some, &|id| id == 1), None);
+        assert_eq!(choose(&table(&[(1, 100, 1, true)]), &slot, 100, Pressure::Some, &|id, _| id == 1), None);
     }
 
     #[test]

@@ -55,13 +55,23 @@ impl Store {
         if let Some(mut uncleanable) = self.uncleanable.try_lock() {
             let pressure = |map: &Map| {
                 let room = self.backend.room();
-                match cleaner::pressure(room.empty() + cleaner::coming(&map.table), room.total) {
+                match cleaner::pressure(room.empty() + self.coming(map, false), room.total) {
                     Pressure::None if cleaner::untidy(&map.table, &self.capacity()) => Pressure::Tidy,
                     pressure => pressure,
                 }
             };
-            self.clean(budget, &mut uncleanable, &mut done, &pressure)?;
-            let pressed = pressure(&self.map.read()) != Pressure::None;
+            self.clean(budget, false, &mut uncleanable, &mut done, &pressure)?;
+            let special = |map: &Map| {
+                let (free, all) = self.backend.special_room();
+                match cleaner::pressure(free + self.coming(map, true), all) {
+                    _ if all == 0 => Pressure::None,
+                    Pressure::None if !cleaner::untidy(&map.table, &self.capacity()) => Pressure::None,
+                    // Where these are full, there are others: nothing is won at any price.
+                    _ => Pressure::Tidy,
+                }
+            };
+            self.clean(budget, true, &mut uncleanable, &mut done, &special)?;
+            let pressed = [pressure(&self.map.read()), special(&self.map.read())] != [Pressure::None; 2];
             if !pressed {
                 self.double(budget, &mut uncleanable, &mut done)?;
             }
@@ -70,14 +80,21 @@ impl Store {
         Ok(done)
     }
 
+    /// How many places are free after the next commits, of those for metadata alone or of the others.
+    fn coming(&self, map: &Map, of_special: bool) -> u64 {
+        cleaner::coming(&map.table, &|segment| self.backend.is_special(&segment.place) == of_special)
+    }
+
     /// How long segments may be, by their places.
     fn capacity(&self) -> impl Fn(&Segment) -> u64 {
         |segment| self.backend.capacity(&segment.place)
     }
 
+    /// Cleans segments that lie where metadata has groups of its own, or the others.
     fn clean(
         &self,
         budget: u64,
+        of_special: bool,
         uncleanable: &mut std::collections::BTreeSet<u32>,
         done: &mut Cleaned,
         pressure: &dyn Fn(&Map) -> Pressure,
@@ -88,8 +105,8 @@ impl Store {
                 let map = self.map.read();
                 match pressure(&map) {
                     Pressure::None => None,
-                    pressure => cleaner::choose(&map.table, &self.capacity(), durable, pressure, &|id| {
-                        uncleanable.contains(&id)
+                    pressure => cleaner::choose(&map.table, &self.capacity(), durable, pressure, &|id, segment| {
+                        uncleanable.contains(&id) || self.backend.is_special(&segment.place) != of_special
                     }),
                 }
             };
@@ -209,7 +226,7 @@ impl Store {
             let before = self.backend.room().free;
             let mut done = Cleaned::default();
             let pressure = |_: &Map| self.urgency();
-            self.clean(self.longest * 8, &mut self.uncleanable.lock(), &mut done, &pressure)?;
+            self.clean(self.longest * 8, false, &mut self.uncleanable.lock(), &mut done, &pressure)?;
             self.commit_moves()?;
             self.backend.reclaim();
             // Relocated frames may fill a whole slot before the first is won.

@@ -135,12 +135,14 @@ impl Store {
         }
         self.write_root(&root)?;
         self.durable.store(root.txg.0, Ordering::Release);
+        let mut map = self.map.write();
         self.sums.allocated.fetch_sub(freed, Ordering::Relaxed);
         self.sums.freeing.fetch_sub(freed, Ordering::Relaxed);
-        let mut map = self.map.write();
         let removed = release(&mut map, &mut root)?;
         (map.slack, map.copies) = (slack(&map, &*self.backend), copies(&map, &*self.backend));
         self.sums.copies.store(0, Ordering::Relaxed);
+        map.special = special(&map, &root, &committed.pieces, &*self.backend);
+        self.sums.special.store(0, Ordering::Relaxed);
         drop(map);
         self.backend.remove(&removed);
         committed.root = root;
@@ -344,4 +346,20 @@ pub(super) fn copies(map: &Map, backend: &dyn Backend) -> u64 {
         backend.cost(&segment.place, bytes).saturating_sub(bytes)
     });
     more.sum()
+}
+
+/// What lies where metadata has groups of its own: living frames, and those of the segment table.
+pub(super) fn special(map: &Map, root: &Root, pieces: &[Pointer], backend: &dyn Backend) -> u64 {
+    if backend.special_room().1 == 0 {
+        return 0;
+    }
+    let of_table = pieces
+        .iter()
+        .chain(&root.table)
+        .chain(&root.deltas)
+        .filter(|pointer| super::open::table_place(root, pointer).is_some_and(|at| backend.is_special(at.place)));
+    let segments = map.table.segments().values();
+    let living = segments.filter(|segment| segment.live_frames > 0 && backend.is_special(&segment.place));
+    living.map(|segment| u64::from(segment.live_units) * u64::from(Pointer::UNIT)).sum::<u64>()
+        + of_table.map(Pointer::charged).sum::<u64>()
 }

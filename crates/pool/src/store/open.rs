@@ -22,7 +22,7 @@ use crate::segment::stream::Shape;
 use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::{self, UncommittedRun};
 
-use super::commit::{copies, release, slack};
+use super::commit::{copies, release, slack, special};
 use super::{Committed, Map, Result, Store, Sums};
 
 /// What a new pool is to be.
@@ -69,6 +69,8 @@ pub enum Access {
     ReadOnly,
     /// The same, from the newest root that can be read on, also where later ones are lost.
     Salvage,
+    /// Everything, also where devices for the log are missing: what only they had is given up.
+    WithoutLog,
     /// Everything, from the state after this txg on. Later roots are given up for good.
     Rewind(Txg),
 }
@@ -78,6 +80,12 @@ impl Access {
     #[must_use]
     pub fn writes(self) -> bool {
         !matches!(self, Self::ReadOnly | Self::Salvage)
+    }
+
+    /// Whether it writes, from the newest root on.
+    #[must_use]
+    pub fn is_of_newest(self) -> bool {
+        matches!(self, Self::ReadWrite | Self::WithoutLog)
     }
 }
 
@@ -210,11 +218,13 @@ impl Store {
         let rewinds = matches!(import.access, Access::Rewind(_));
         let root = choose_root(&*backend, import.access)?;
         let lost = disks.as_ref().map(|disks| disks.lost_log()).unwrap_or_default();
-        if !lost.is_empty() && !root.clean && import.access == Access::ReadWrite {
-            return refused(format!(
-                "what was synced last is on a log device that is missing: {}; going back to the last commit gives it up",
-                lost.join(", ")
-            ));
+        if !lost.is_empty() && import.access == Access::ReadWrite {
+            let what = if root.clean {
+                "a log device is missing"
+            } else {
+                "what was synced last is on a log device that is missing"
+            };
+            return refused(format!("{what}: {}", lost.join(", ")));
         }
         let mut loaded = load(&*backend, &root)?;
         let writable = import.access.writes();
@@ -434,6 +444,7 @@ impl Store {
         let mut root = root;
         backend.remove(&release(&mut map, &mut root)?);
         (map.slack, map.copies) = (slack(&map, &*backend), copies(&map, &*backend));
+        map.special = special(&map, &root, &loaded.pieces, &*backend);
         let open_table = root
             .table_segments
             .iter()

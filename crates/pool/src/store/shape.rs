@@ -76,6 +76,16 @@ impl Store {
         self.change_shape(false, |disks| disks.add_groups(devices, guids, groups, GroupClass::Log))
     }
 
+    /// Adds groups for metadata alone, mirrors or devices for themselves: what is written of it goes
+    /// there from then on, as long as they have room. Programs that do not know of such groups do not
+    /// import the pool any more.
+    ///
+    /// # Errors
+    /// As [`Self::add_groups`].
+    pub fn add_special(&self, devices: &[Arc<dyn Device>], guids: &[u64], groups: &[NewGroup]) -> Result<()> {
+        self.change_shape(false, |disks| disks.add_groups(devices, guids, groups, GroupClass::Special))
+    }
+
     /// Keeps everybody from writing to the log, or lets them again: what is to be durable meanwhile
     /// waits for a commit.
     ///

@@ -43,7 +43,10 @@ pub struct Space {
     pub slack: u64,
     /// What living frames of trees take a second time. Nobody is charged for it.
     pub copies: u64,
-    /// `size` less `allocated`, `slack` and `copies`.
+    /// The part of `allocated` that lies where metadata has groups of its own: it takes nothing of
+    /// `size`.
+    pub special: u64,
+    /// `size` less `allocated` but `special`, `slack` and `copies`.
     pub free: u64,
     /// What ordinary writes must leave.
     pub slop: u64,
@@ -72,16 +75,18 @@ impl Store {
     /// The room in the pool.
     #[must_use]
     pub fn space(&self) -> Space {
-        let (slack, copies) = {
-            let map = self.map.read();
-            (map.slack, map.copies)
-        };
         let room = self.backend.room();
+        // As of one moment: commits change both sums under this lock.
+        let map = self.map.read();
+        let (slack, copies) = (map.slack, map.copies);
+        let special = map.special + self.sums.special.load(Ordering::Relaxed);
         let slots = room.total.saturating_sub(room.reserved);
         let copies = copies + self.sums.copies.load(Ordering::Relaxed);
         let size = room.size;
         let allocated = self.sums.allocated.load(Ordering::Relaxed) + self.sums.table.load(Ordering::Relaxed);
-        let free = size.saturating_sub(allocated + slack + copies);
+        drop(map);
+        let taken = allocated.saturating_sub(special);
+        let free = size.saturating_sub(taken + slack + copies);
         let slop = slop(size).min(self.slop_at_most);
         Space {
             size,
@@ -90,6 +95,7 @@ impl Store {
             freeing: self.sums.freeing.load(Ordering::Relaxed),
             slack,
             copies,
+            special,
             free,
             slop,
             available: free.saturating_sub(slop),

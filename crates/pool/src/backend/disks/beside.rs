@@ -88,7 +88,9 @@ impl Disks {
             let needs = |standing: &Standing| {
                 standing.status == MemberStatus::Faulted || standing.status == MemberStatus::Online && standing.absent
             };
-            let own = (0..layout.groups.len()).flat_map(|group| layout.members(group));
+            // The log is in the pool itself as long as none of its devices works: no spare is lost to it.
+            let holding = layout.data_groups().chain(layout.special_groups());
+            let own = holding.flat_map(|group| layout.members(group));
             let wanting: Vec<u16> = own.filter(|(_, standing)| needs(standing)).map(|(at, _)| at as u16).collect();
             for number in wanting {
                 if layout.holders(number).any(|(at, standing)| at != number && standing.works()) {
@@ -122,7 +124,7 @@ impl Disks {
     pub fn remove_spare(&self, number: u16) -> Result<()> {
         let is_spare = |standing: &Standing| standing.status.belongs() && standing.role == MemberRole::Spare;
         if !self.layout().standing(number).is_some_and(is_spare) {
-            return refused("only a spare that is not in use can be removed");
+            return refused("only inactive hot spares, cache, top-level, or log devices can be removed");
         }
         self.unseat(number)
     }

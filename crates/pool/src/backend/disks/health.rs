@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::layout::Layout;
-use super::{Again, Devices, Disks, Result, Rooms, slots};
+use super::{Again, Devices, Disks, Result, Rooms};
 use crate::backend::Room;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
@@ -271,15 +271,17 @@ impl Disks {
         }
     }
 
-    /// Takes a device offline.
+    /// Takes a device offline. One for the log that has no other beside it is only taken while the log
+    /// is held ([`Self::hold_log`]), and nothing of what is in it is needed any more.
     ///
     /// # Errors
     /// [`PoolError::Refused`] where something would be lost without it; those of writing labels.
     pub fn offline(&self, device: u16) -> Result<()> {
-        let mut done = false;
+        let (mut done, held) = (false, self.logging.lock().held);
         self.change(|layout| {
             // Whoever is lost now counts: that is done under the same lock.
-            if layout.is_plain() || !layout.is_expendable(device) {
+            let expendable = layout.is_expendable(device) || held && layout.is_log_device(device);
+            if layout.is_plain() || !expendable {
                 return;
             }
             if let Some(standing) = layout.devices.get_mut(usize::from(device)).filter(|device| device.status.belongs())
@@ -289,7 +291,11 @@ impl Disks {
                 done = true;
             }
         });
-        if done { self.relabel() } else { refused("no valid replicas") }
+        if !done {
+            return refused("no valid replicas");
+        }
+        self.leave_log_devices(&self.layout());
+        self.relabel()
     }
 
     /// Has the labels say how the devices are now.
@@ -388,15 +394,9 @@ impl Disks {
         Ok(same)
     }
 
-    /// Segments that can be begun, and all that there is room for.
-    pub(super) fn segments_in(&self, layout: &Layout, slots: &slots::Slots) -> (u64, u64) {
-        let each = layout.data_groups().map(|group| layout.segments(slots, group));
-        each.fold((0, 0), |(free, all), (more_free, more)| (free + more_free, all + more))
-    }
-
     /// The room in groups.
     pub(super) fn room_in(&self, layout: &Layout, rooms: &Rooms) -> Room {
-        let (free, total) = self.segments_in(layout, &rooms.slots);
+        let (free, total) = layout.segments_of(layout.data_groups(), &rooms.slots);
         let runs = self.log_runs();
         let log = |device: usize| {
             let here = runs.iter().filter(|(slot, _)| usize::from(slot.device) == device);
@@ -406,7 +406,8 @@ impl Disks {
         // The log lies on some devices only: segments may be narrower there, but not fewer.
         let left = layout.segments_without(&rooms.slots, &log);
         let (width, reserved) = ((size / left.max(1)).max(1), total.saturating_sub(left));
-        let held_back = rooms.trimming.len() as u64 / width.saturating_add(1);
+        let of_data = |slot: &&crate::label::SlotAddress| !layout.is_special_device(slot.device);
+        let held_back = rooms.trimming.iter().filter(of_data).count() as u64 / width.saturating_add(1);
         Room {
             total,
             reserved,

@@ -221,9 +221,28 @@ impl Layout {
         self.standing(self.number_of(device)).is_some_and(|standing| self.is_log(standing.group))
     }
 
-    /// The groups that segments lie on.
+    fn of_class(&self, class: GroupClass) -> impl Iterator<Item = usize> {
+        (0..).zip(&self.groups).filter(move |(_, group)| group.class == class).map(|(number, _)| number)
+    }
+
+    /// The groups that segments of every stream lie on.
     pub(super) fn data_groups(&self) -> impl Iterator<Item = usize> {
-        (0..self.groups.len()).filter(|group| !self.is_log(*group))
+        self.of_class(GroupClass::Data)
+    }
+
+    /// The groups that metadata alone lies on.
+    pub(super) fn special_groups(&self) -> impl Iterator<Item = usize> {
+        self.of_class(GroupClass::Special)
+    }
+
+    /// Whether a place is on one of these.
+    pub(super) fn is_special(&self, place: &Place) -> bool {
+        self.special_groups().any(|group| group == self.group_of(place))
+    }
+
+    /// The same of a device.
+    pub(super) fn is_special_device(&self, device: u16) -> bool {
+        self.standing(device).is_some_and(|own| self.special_groups().any(|group| group == own.group))
     }
 
     /// The devices that hold root records.
@@ -265,16 +284,17 @@ impl Layout {
         (self.parity(group) + 1).min(used)
     }
 
-    /// Takes slots for a segment; `None` where there is no room.
+    /// Takes slots for a segment in one of these groups; `None` where there is no room.
     pub(super) fn take(
         &self,
+        groups: impl Iterator<Item = usize>,
         slots: &mut Slots,
         slot: u64,
         stream: WriteStream,
         owner: u32,
         doubled: bool,
     ) -> Option<Place> {
-        let mut groups: Vec<usize> = self.data_groups().collect();
+        let mut groups: Vec<usize> = groups.collect();
         let share = |group: &usize| {
             let (free, all) = self.segments(slots, *group);
             std::cmp::Reverse(free * 1_000_000 / all.max(1))
@@ -337,6 +357,12 @@ impl Layout {
         (segments(&free, self.least(group), parity), segments(&all, (parity + 1).min(all.len()), parity))
     }
 
+    /// The same of several groups together.
+    pub(super) fn segments_of(&self, groups: impl Iterator<Item = usize>, slots: &Slots) -> (u64, u64) {
+        let each = groups.map(|group| self.segments(slots, group));
+        each.fold((0, 0), |(free, all), (more_free, more)| (free + more_free, all + more))
+    }
+
     /// How many segments of all groups there are room for, where nothing lies but these slots of each
     /// device.
     pub(super) fn segments_without(&self, slots: &Slots, taken: &dyn Fn(usize) -> u64) -> u64 {
@@ -379,22 +405,14 @@ impl Layout {
         if self.is_plain() {
             return bytes * place.len().max(1) as u64;
         }
+        if self.is_special(place) {
+            return 0;
+        }
         // What lay on a device that was removed takes nothing.
         let there = place.iter().filter(|slot| self.standing(slot.device).is_some_and(Standing::is_own)).count();
         let raw = u128::from(bytes) * there.max(1) as u128 / place.width() as u128;
         let (usable, total) = self.ratios.get(self.group_of(place)).copied().unwrap_or((1, 1));
         (raw * u128::from(usable) / u128::from(total.max(1))) as u64
-    }
-
-    /// What so many bytes of metadata take besides themselves of what file content can have: in the
-    /// group where that is most.
-    pub(super) fn metadata_overhead(&self, bytes: u64) -> u64 {
-        let of = |group: usize| {
-            let (usable, total) = self.ratios.get(group).copied().unwrap_or_default();
-            let copies = (self.parity(group) + 1).max(2) as u64;
-            (bytes * copies * usable / total.max(1)).saturating_sub(bytes)
-        };
-        self.data_groups().map(of).max().unwrap_or(0)
     }
 
     /// Whether what lies at a place has less redundancy left than its group: it was written while

@@ -367,7 +367,8 @@ impl Disks {
     /// A group of which too much is missing.
     fn broken_group(&self) -> Option<usize> {
         let layout = self.layout();
-        layout.data_groups().find(|group| layout.lacking(*group) > layout.parity(*group))
+        let holding = layout.data_groups().chain(layout.special_groups());
+        holding.into_iter().find(|group| layout.lacking(*group) > layout.parity(*group))
     }
 
     /// What was made durable last may be on a device only that was for the log and is not there:

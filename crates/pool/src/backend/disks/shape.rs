@@ -144,7 +144,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Adds groups of the next so many of these devices, for segments or for the log alone.
+    /// Adds groups of the next so many of these devices, for segments, for metadata or for the log alone.
     ///
     /// # Errors
     /// [`PoolError::Refused`] for devices that are too short, and for groups that cannot be;
@@ -166,8 +166,8 @@ impl Disks {
             return refused("a group of too few or too many devices");
         }
         let is_log = class == GroupClass::Log;
-        if is_log && groups.iter().any(|group| matches!(group.kind, GroupKind::RaidZ(_))) {
-            return refused("devices for the log are mirrors, or each for itself");
+        if class != GroupClass::Data && groups.iter().any(|group| matches!(group.kind, GroupKind::RaidZ(_))) {
+            return refused("devices for the log or for metadata are mirrors, or each for itself");
         }
         let slots = if is_log { u64::from(self.log_slots()) } else { 1 };
         let least = super::MINIMUM_DEVICE.max(self.slot * slots + 2 * label::ENDS);
@@ -186,6 +186,9 @@ impl Disks {
         let (layout, first) = (self.layout(), self.identity().members.len());
         let mut given = devices.iter().zip(guids);
         let (mut joining, mut standings) = (self.identity(), Vec::new());
+        if class == GroupClass::Special {
+            joining.incompatible |= Identity::CLASSES;
+        }
         for (number, group) in (layout.groups.len()..).zip(groups) {
             for (device, guid) in given.by_ref().take(group.devices) {
                 let standing = Standing {
@@ -246,7 +249,7 @@ impl Disks {
     pub fn remove_log(&self, device: u16) -> Result<()> {
         let layout = self.layout();
         let Some(own) = layout.standing(device).filter(|own| own.is_own() && layout.is_log(own.group)) else {
-            return refused("only spares that are not in use and devices of the log can be removed");
+            return refused("only inactive hot spares, cache, top-level, or log devices can be removed");
         };
         let members = layout.members(own.group).flat_map(|(at, _)| layout.holders(at as u16));
         let numbers: Vec<u16> = members.map(|(at, _)| at).collect();
