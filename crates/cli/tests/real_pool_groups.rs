@@ -391,7 +391,9 @@ fn what_was_synced_is_found_again_with_devices_for_the_log() {
     all_there("without the log");
     (count..count + 3).for_each(synced);
     assert!(says(&pool.status(), "l2 UNAVAIL") && pool.status().contains("\tlogs\n"), "{}", pool.status());
-    let mirror = pool.status().lines().find_map(|line| line.trim().strip_prefix("mirror-")?.split(' ').next().map(str::to_owned).filter(|number| number != "0"));
+    let mirror = pool.status().lines().find_map(|line| {
+        line.trim().strip_prefix("mirror-")?.split(' ').next().map(str::to_owned).filter(|number| number != "0")
+    });
     done(&["remove", name, &format!("mirror-{}", mirror.unwrap())]);
     pool.die();
     pool.import();
@@ -408,9 +410,39 @@ fn classes_of_devices_are_told_apart() {
     let (name, path) = (pool.name.as_str(), |name: &str| pool.yard.path(name).display().to_string());
     pool.yard.nacre(&["pool", "add", "--size", "128M", name, "spare", "s0"]);
     let text = pool.status();
-    let lines: Vec<&str> = text.lines().skip_while(|line| !line.contains("NAME")).skip(1).map(|line| line.trim_start_matches('\t')).take_while(|line| !line.is_empty()).collect();
-    let names: Vec<String> = lines.iter().map(|line| line.trim_end().replace(&format!("{}/", pool.yard.place.path().display()), "")).map(|line| line.trim_end().split("  ONLINE").next().unwrap().split("  AVAIL").next().unwrap().trim_end().to_owned()).collect();
-    assert_eq!(names, [name, "  raidz1-0", "    d0", "    d1", "    d2", "special", "  mirror-1", "    d3", "    d4", "logs", "  d5", "spares", "  s0"], "{text}");
+    let lines: Vec<&str> = text
+        .lines()
+        .skip_while(|line| !line.contains("NAME"))
+        .skip(1)
+        .map(|line| line.trim_start_matches('\t'))
+        .take_while(|line| !line.is_empty())
+        .collect();
+    let names: Vec<String> = lines
+        .iter()
+        .map(|line| line.trim_end().replace(&format!("{}/", pool.yard.place.path().display()), ""))
+        .map(|line| {
+            line.trim_end().split("  ONLINE").next().unwrap().split("  AVAIL").next().unwrap().trim_end().to_owned()
+        })
+        .collect();
+    assert_eq!(
+        names,
+        [
+            name,
+            "  raidz1-0",
+            "    d0",
+            "    d1",
+            "    d2",
+            "special",
+            "  mirror-1",
+            "    d3",
+            "    d4",
+            "logs",
+            "  d5",
+            "spares",
+            "  s0"
+        ],
+        "{text}"
+    );
     let list = pool.yard.nacre(&["pool", "list", "-Hpv", "-o", "name,size,alloc,free", name]);
     let rows: Vec<Vec<&str>> = list.lines().map(|line| line.split('\t').collect()).collect();
     let figure = |row: &str, column: usize| -> u64 {
@@ -432,7 +464,8 @@ fn classes_of_devices_are_told_apart() {
     assert_eq!(json["vdevs"][name]["vdevs"].as_object().unwrap().len(), 1, "{json}");
     assert_eq!(pool.yard.nacre(&["pool", "get", "-H", "-o", "value", "feature@allocation_classes", name]), "active\n");
     // Content takes all of the room for it, and nothing of the mirror's.
-    let available = || -> u64 { pool.yard.nacre(&["fs", "get", "-Hp", "-o", "value", "available", name]).trim().parse().unwrap() };
+    let available =
+        || -> u64 { pool.yard.nacre(&["fs", "get", "-Hp", "-o", "value", "available", name]).trim().parse().unwrap() };
     let before = available();
     for file in 0..400 {
         fs::create_dir(pool.at.join(format!("d{file}"))).unwrap();
@@ -461,7 +494,9 @@ fn classes_of_devices_are_told_apart() {
     assert!(says(&shown, "special mirror-1 UNAVAIL insufficient replicas"), "{shown}");
     let (_, said) = pool.yard.refused(&["pool", "import", "-m", "-d", &here, name]);
     assert!(said.contains("/d4") && said.contains("/d3") && said.contains("unavailable"), "{said}");
-    ["d0", "d3", "d4"].into_iter().for_each(|device| fs::rename(path(&format!("elsewhere/{device}")), path(device)).unwrap());
+    ["d0", "d3", "d4"]
+        .into_iter()
+        .for_each(|device| fs::rename(path(&format!("elsewhere/{device}")), path(device)).unwrap());
     pool.import();
     pool.is_whole("all are back");
 }
