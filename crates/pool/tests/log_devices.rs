@@ -287,7 +287,9 @@ fn metadata_lies_on_groups_of_its_own() {
     pool.verify();
     // They are full: what comes then lies with the content.
     while pool.living(0..3) < content + 4 * MIB {
-        (0..20).for_each(|_| drop(pool.write(WriteStream::Metadata, 60_000).unwrap()));
+        for _ in 0..20 {
+            pool.write(WriteStream::Metadata, 60_000).unwrap();
+        }
         pool.commit();
     }
     assert!(pool.store.space().free < space.free);

@@ -17,7 +17,6 @@ use parking_lot::RwLock;
 
 use super::devices;
 use super::scrub::{Phase, ScrubReport};
-use super::shape::without_log;
 use crate::clock::{moment, now};
 use crate::counted::Counted;
 use crate::failing::Failing;
@@ -224,6 +223,14 @@ pub(super) fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
         return Err(Refusal::new(Kind::Io, format!("{doing}: pool I/O is currently suspended: {why}")));
     }
     Ok(())
+}
+
+/// Does something while nobody writes to the log, and nothing of what is there is needed any more.
+pub(super) fn without_log(pool: &Imported, change: impl FnOnce() -> Result<(), PoolError>) -> Result<(), PoolError> {
+    pool.store.hold_log(true)?;
+    let changed = pool.pool.commit().and_then(|_| pool.pool.commit()).and_then(|_| change());
+    pool.store.hold_log(false)?;
+    changed
 }
 
 /// Takes a device offline.

@@ -14,7 +14,7 @@ use nacre_pool::device::Device;
 use nacre_pool::label::{Group, GroupClass, GroupKind};
 use nacre_pool::store::Store;
 
-use super::resilver::{fresh_beside, note, number_of, writable};
+use super::resilver::{fresh_beside, note, number_of, without_log, writable};
 use super::{Figures, devices};
 use crate::counted::Counted;
 use crate::{Imported, Kind, Refusal};
@@ -164,8 +164,12 @@ impl Level {
 
     /// In what a new group differs, from one that is `there` or is new as well.
     fn differs(self, new: Self, there: bool) -> Option<String> {
+        let alone = |level: Self| ["file", "disk"].contains(&level.name);
+        if self == new || alone(self) && alone(new) {
+            return None;
+        }
         let (name, devices) = (self.name, (self.devices, new.devices));
-        let differ = if name != new.name {
+        Some(if name != new.name {
             match there {
                 true => format!("pool uses {name} and new vdev is {}", new.name),
                 false => format!("both {name} and {} vdevs are present", new.name),
@@ -180,8 +184,7 @@ impl Level {
                 true => format!("pool uses {}-way {name} and new vdev uses {}-way {name}", devices.0, devices.1),
                 false => format!("both {}-way and {}-way {name} vdevs are present", devices.0, devices.1),
             }
-        };
-        (self != new).then_some(differ)
+        })
     }
 
     /// The same of a group for metadata: a mirror may stand beside rows that lose no fewer devices.
@@ -385,12 +388,4 @@ pub(super) fn remove(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     pool.resilver.take_up(Vec::new());
     note(pool, "sysevent.fs.zfs.vdev_remove", path, "REMOVED");
     Ok(())
-}
-
-/// Does something while nobody writes to the log, and nothing of what is there is needed any more.
-pub(super) fn without_log(pool: &Imported, change: impl FnOnce() -> Result<(), PoolError>) -> Result<(), PoolError> {
-    pool.store.hold_log(true)?;
-    let changed = pool.pool.commit().and_then(|_| pool.pool.commit()).and_then(|_| change());
-    pool.store.hold_log(false)?;
-    changed
 }
