@@ -224,7 +224,13 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     figure("snapshot_count", "SSCOUNT", Kind::Figure, Scope::Filesystem, "<count>"),
     own("snapshot_limit", "SSLIMIT", Kind::Count, "none", "<count> | none"),
     figure("snapshots_changed", "SNAPSHOTS_CHANGED", Kind::Figure, Scope::Filesystem, "<date>"),
-    unserved("special_small_blocks", "SPECIAL_SMALL_BLOCKS", "there are no special devices", &["0"], "0"),
+    unserved(
+        "special_small_blocks",
+        "SPECIAL_SMALL_BLOCKS",
+        "special devices hold metadata, and files of up to 2048 bytes within it",
+        &["0"],
+        "0",
+    ),
     inherited(
         "sync",
         "SYNC",
