@@ -928,6 +928,9 @@ fn a_crash_in_a_change_leaves_the_old_or_the_new() {
         ("add a mirror to one", vec![(GroupKind::Plain, 1)], 2, |store, new| {
             store.add_groups(&new, &[50, 51], &new_groups(&[(GroupKind::Mirror, 2)]))
         }),
+        ("add a mirror for metadata", vec![(GroupKind::Plain, 1)], 2, |store, new| {
+            store.add_special(&new, &[50, 51], &new_groups(&[(GroupKind::Mirror, 2)]))
+        }),
         ("add a spare", vec![(GroupKind::Mirror, 2)], 1, |store, new| store.add_spare(first(new), 50)),
     ];
     let every: u64 = std::env::var("NACRE_GROUP_CUTS").ok().and_then(|every| every.parse().ok()).unwrap_or(61);
