@@ -91,7 +91,7 @@ impl Model {
             &|_| self.store.slot,
             durable,
             crate::segment::cleaner::Pressure::Some,
-            &|_| false,
+            &|_, _| false,
         );
         drop(map);
         if let Some(id) = some {

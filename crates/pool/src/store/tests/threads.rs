@@ -98,7 +98,7 @@ fn everything_at_once() {
                     &|_| MIB,
                     durable,
                     crate::segment::cleaner::Pressure::Some,
-                    &|_| false,
+                    &|_, _| false,
                 );
                 drop(map);
                 match some.map_or(Ok(()), |id| shared.store.move_out_for_tests(id, MIB, &mut Cleaned::default())) {
