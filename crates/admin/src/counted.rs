@@ -235,6 +235,14 @@ impl Counted {
         (done, time)
     }
 
+    fn reading(&self, length: u64, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let (read, time) = self.timed(DeviceRequest::Read, length, work);
+        add(&self.counters.reads, 1);
+        add(&self.counters.read_bytes, length);
+        add(&self.counters.read_time, time);
+        self.failing(&self.counters.read_errors, DEGRADED, read)
+    }
+
     fn writing(&self, length: u64, work: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let (written, time) = self.timed(DeviceRequest::Write, length, || {
             self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, FAULTED, work()))
@@ -281,12 +289,11 @@ impl Device for Counted {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        let length = buffer.len() as u64;
-        let (read, time) = self.timed(DeviceRequest::Read, length, || self.device.read_at(buffer, offset));
-        add(&self.counters.reads, 1);
-        add(&self.counters.read_bytes, length);
-        add(&self.counters.read_time, time);
-        self.failing(&self.counters.read_errors, DEGRADED, read)
+        self.reading(buffer.len() as u64, || self.device.read_at(buffer, offset))
+    }
+
+    fn read_past_caches(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.reading(buffer.len() as u64, || self.device.read_past_caches(buffer, offset))
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {

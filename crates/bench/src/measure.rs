@@ -233,7 +233,9 @@ impl Run<'_> {
         // Listings change nothing, so all visits share a branch that takes long to make.
         let shared = matches!(unit.group(), Group::LongNames | Group::ManyNames);
         let upper = if shared { workload::union::upper(ground) } else { upper };
-        Ok(Start { ground: place, upper, work, limit })
+        // Where bytes are counted, nobody waits for them.
+        let paced = unit.group() != Group::Space;
+        Ok(Start { ground: place, upper, work, limit, paced })
     }
 
     /// A directory on the ground for one visit, owned by whoever visits.

@@ -97,6 +97,36 @@ pub struct NewestRoot {
     pub lost: u64,
 }
 
+/// What a sweep has read of a segment.
+#[derive(Debug)]
+pub struct Swept {
+    /// The content, as of [`Backend::read`].
+    pub bytes: Vec<u8>,
+    /// All copies are the same and parity fits, as far as devices are there; none that is lacks
+    /// something.
+    pub agree: bool,
+}
+
+/// Ranges of segments read one after the other, with all copies and parity, past caches as far as that
+/// goes; devices work at them ahead of whoever takes them, each in the order in which they were asked
+/// for.
+pub trait Sweep {
+    /// Asks for a range: whole rows, up to where the segment is written.
+    fn ask(&mut self, at: SegmentAt<'_>, offset: u64, length: usize);
+
+    /// What was asked for first of what was not taken yet.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`] where it cannot be read in any way; [`PoolError::Format`] where nothing
+    /// was asked for.
+    fn take(&mut self) -> Result<Swept>;
+
+    /// Memory of something taken that is not needed any more.
+    fn give_back(&mut self, bytes: Vec<u8>) {
+        drop(bytes);
+    }
+}
+
 /// Something that holds the segments and roots of one pool.
 pub trait Backend: Send + Sync {
     /// The longest segment, bytes.
@@ -166,6 +196,41 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`PoolError::Device`]; [`PoolError::Format`] for a place that does not exist.
     fn read(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()>;
+
+    /// Whether [`Self::read_any`] chooses among copies.
+    fn chooses(&self, at: SegmentAt<'_>) -> bool {
+        let _ = at;
+        false
+    }
+
+    /// Fills the buffer from a segment in whatever way is fastest now, another one for each part of
+    /// it: whoever finds it damaged tries all ways.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    fn read_any(&self, at: SegmentAt<'_>, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.read(at, 0, offset, into)
+    }
+
+    /// Segments of different lanes lie on different devices, but for second copies of metadata: they
+    /// can be read at the same time.
+    fn lane(&self, at: SegmentAt<'_>) -> u64 {
+        let _ = at;
+        0
+    }
+
+    /// How many segments can be written at the same time that share no device, about.
+    fn independent(&self) -> usize {
+        1
+    }
+
+    /// Segments of a lane lie in the order of this.
+    fn position(&self, at: SegmentAt<'_>) -> u64 {
+        at.segment.into()
+    }
+
+    /// Reads much, to verify all copies.
+    fn sweep(&self) -> Box<dyn Sweep + '_>;
 
     /// The number of the device that a way reads first.
     fn member(&self, at: SegmentAt<'_>, way: usize) -> u16;

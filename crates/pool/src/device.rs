@@ -47,6 +47,16 @@ pub trait Device: Send + Sync {
     /// The system's; also where the range ends behind the device.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// As [`Self::read_at`], from the medium and not from a cache of it where that can be, and without
+    /// leaving anything in one. Offset, length and memory lie at multiples of 4 KiB, or it goes the
+    /// ordinary way.
+    ///
+    /// # Errors
+    /// As [`Self::read_at`].
+    fn read_past_caches(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_at(buffer, offset)
+    }
+
     /// Writes all bytes at this place; not durable yet.
     ///
     /// # Errors

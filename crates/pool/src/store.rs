@@ -25,6 +25,7 @@ mod scrub;
 mod shape;
 mod space;
 mod streaming;
+mod sweeping;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -62,6 +63,9 @@ use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::UncommittedRun;
 
 type Result<T> = std::result::Result<T, PoolError>;
+
+/// In which way something is read; `None`: in whichever is fastest now.
+type Way = Option<usize>;
 
 /// The frames of one pool.
 pub struct Store {
@@ -161,7 +165,7 @@ impl Frames for Store {
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>> {
         let mut place = self.find(pointer)?;
         loop {
-            let read = self.read_at(pointer, &place, 0).or_else(|error| self.read_copy(pointer, &place, error));
+            let read = self.read_at(pointer, &place, None).or_else(|error| self.read_copy(pointer, &place, error));
             // The cleaner may have moved it meanwhile, and its old place may hold something else by
             // now.
             match (read, self.find(pointer)?) {
@@ -217,7 +221,7 @@ thread_local! {
 
 impl Store {
     /// The content of a frame that is at this place, read in this way.
-    fn read_at(&self, pointer: &Pointer, place: &Location, way: usize) -> Result<Arc<[u8]>> {
+    fn read_at(&self, pointer: &Pointer, place: &Location, way: Way) -> Result<Arc<[u8]>> {
         if u64::from(pointer.logical) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
@@ -230,7 +234,7 @@ impl Store {
     }
 
     /// Fills a buffer, as long as the content, with the content of a frame that is at this place.
-    fn fill(&self, pointer: &Pointer, place: &Location, way: usize, target: &mut [u8]) -> Result<()> {
+    fn fill(&self, pointer: &Pointer, place: &Location, way: Way, target: &mut [u8]) -> Result<()> {
         let length = pointer.stored as usize;
         if u64::from(pointer.stored) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
@@ -263,7 +267,12 @@ impl Store {
     fn put(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer> {
         let appender = match frame.stream {
             WriteStream::Metadata => &self.appenders.metadata,
-            WriteStream::Data => &self.appenders.data,
+            WriteStream::Data => {
+                let charged = compressed.pointer.charged();
+                let scarce = || self.urgency() != cleaner::Pressure::None;
+                let data = self.appenders.data(&frame.owner, charged, scarce);
+                data.ok_or_else(|| PoolError::Refused("content has no segment to go to".to_owned()))?
+            }
             WriteStream::Relocated | WriteStream::RelocatedMetadata | WriteStream::Table => {
                 return Err(PoolError::Refused("this stream is the store's own".to_owned()));
             }
@@ -379,19 +388,19 @@ impl Store {
         Ok(Location { segment: found.segment, stream: found.stream, place: found.place, offset })
     }
 
-    fn read_stored_at(&self, pointer: &Pointer, at: &Location, way: usize, buffer: &mut [u8]) -> Result<()> {
+    fn read_stored_at(&self, pointer: &Pointer, at: &Location, way: Way, buffer: &mut [u8]) -> Result<()> {
         self.read_range(pointer.birth, at, way, u64::from(Pointer::HEADER), buffer)
     }
 
     /// Reads a part of a frame: from below, or what is not there yet from memory.
-    fn read_range(&self, birth: Txg, at: &Location, way: usize, skip: u64, buffer: &mut [u8]) -> Result<()> {
+    fn read_range(&self, birth: Txg, at: &Location, way: Way, skip: u64, buffer: &mut [u8]) -> Result<()> {
         let offset = at.offset + skip;
         let missing: Vec<Range<usize>> = match at.stream {
             // What was committed is on the device; and moved frames are found at their new place
             // only once they are.
             _ if birth <= self.durable() => std::iter::once(0..buffer.len()).collect(),
             WriteStream::Metadata => self.appenders.metadata.read(at.segment, offset, buffer),
-            WriteStream::Data => self.appenders.data.read(at.segment, offset, buffer),
+            WriteStream::Data => self.appenders.read_data(at.segment, offset, buffer),
             WriteStream::Relocated | WriteStream::RelocatedMetadata | WriteStream::Table => {
                 std::iter::once(0..buffer.len()).collect()
             }
@@ -399,14 +408,17 @@ impl Store {
         for range in missing {
             let from = offset + range.start as u64;
             if let Some(part) = buffer.get_mut(range) {
-                self.backend.read(at.at(), way, from, part)?;
+                match way {
+                    Some(way) => self.backend.read(at.at(), way, from, part)?,
+                    None => self.backend.read_any(at.at(), from, part)?,
+                }
             }
         }
         Ok(())
     }
 
     /// Why a frame's content is not what it should be.
-    fn diagnose(&self, pointer: &Pointer, at: &Location, way: usize, decompressed: bool) -> Damage {
+    fn diagnose(&self, pointer: &Pointer, at: &Location, way: Way, decompressed: bool) -> Damage {
         let mut header = [0; Pointer::HEADER as usize];
         let read = self.read_range(pointer.birth, at, way, 0, &mut header);
         match read.and_then(|()| Header::decode(&header)) {
@@ -516,7 +528,7 @@ impl Store {
         let mut waiting = VecDeque::from(full);
         while let Some(piece) = waiting.pop_front() {
             if outcome.is_ok() && appender.stream == WriteStream::Data && piece.is_full {
-                outcome = self.write_behind(piece);
+                outcome = self.write_behind(appender, piece);
                 continue;
             }
             let written = match &outcome {

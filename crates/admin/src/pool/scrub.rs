@@ -66,8 +66,9 @@ pub struct ScrubReport {
     /// What it has written anew from another copy.
     #[serde(default)]
     pub repaired: u64,
-    /// The segment that it goes on with.
-    pub next: u32,
+    /// All before this position is done.
+    #[serde(default)]
+    pub position: u64,
     /// What it looks at.
     #[serde(default)]
     pub extent: Extent,
@@ -217,7 +218,7 @@ impl Scrub {
     }
 
     fn run(&self) {
-        let mut first = self.report().next;
+        let mut first = self.report().position;
         let mut kept = moment();
         let mut clock = moment();
         loop {
@@ -237,10 +238,10 @@ impl Scrub {
                 Extent::New => segment.newest.0 > seen,
             };
             let mut look = |checked: &Checked| self.look(checked, &mut clock);
-            let ended = self.store.scrub_some(first, &wanted, &mut look, &mut |segment| {
+            let ended = self.store.scrub_some(first, &wanted, &mut look, &mut |position| {
                 let report = {
                     let mut state = self.job.lock();
-                    state.next = segment.saturating_add(1);
+                    state.position = position;
                     **state
                 };
                 if kept.elapsed() >= KEEP_EVERY {
@@ -266,7 +267,7 @@ impl Scrub {
             if !self.may_go_on(&mut clock) && self.leave() {
                 return;
             }
-            first = self.report().next;
+            first = self.report().position;
         }
     }
 

@@ -52,6 +52,7 @@ static TARGETS: &[Target] = &[
 ];
 
 static TESTS: &[Test] = &[
+    bytes("over-device", "one device read by itself, raw", Group::OverDevices, false),
     bytes("over-devices", "all devices read at once, raw", Group::OverDevices, false),
     bytes("over-write", "write a file, fsync", Group::OverDevices, true),
     bytes("over-read", "read it, cold", Group::OverDevices, true),

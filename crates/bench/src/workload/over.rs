@@ -16,8 +16,12 @@ use crate::mounted::OverAsk;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// What is read of each device by itself, bytes.
-const RAW: u64 = 64 * MIB;
+/// What is read of each device by itself, bytes: the kernel lets some of it through before it counts,
+/// and so for whoever verifies or reads as much of them.
+const RAW: u64 = 128 * MIB;
+/// So much is verified, and made whole again, at least: what takes the same time for any amount does
+/// not count then.
+const VERIFIED: u64 = 512 * MIB;
 /// Random reads and overwrites.
 const RANDOM: usize = 1000;
 /// Reads of which the slowest are looked at.
@@ -80,6 +84,7 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let Some(over) = pool.over else { return Err(Failure::new("not a pool over devices")) };
     let bytes = visit.scale.stream;
     let (one, two): (PathBuf, PathBuf) = (visit.own.join("one"), visit.own.join("two"));
+    visit.sample("over-device", visit.over(OverAsk::ReadOne(RAW))?, RAW)?;
     visit.sample("over-devices", visit.over(OverAsk::Read(RAW))?, RAW * over.devices as u64)?;
     visit.sample("over-write", write(&one, bytes, 1)?, bytes)?;
     write(&two, bytes, 2)?;
@@ -120,6 +125,11 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let slow = tail(&one, bytes);
     visit.over(OverAsk::Healthy)?;
     visit.sample("over-tail-slow", slow?, 1)?;
+    if 2 * bytes < VERIFIED {
+        write(&visit.own.join("more"), VERIFIED - 2 * bytes, 4)?;
+    }
+    // Nothing of it is in a cache.
+    visit.cold()?;
     let (data, metadata) = visit.used()?;
     let took = visit.over(OverAsk::Scrub)?;
     visit.sample("over-scrub", took, data + metadata)?;

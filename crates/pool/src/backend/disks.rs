@@ -6,7 +6,8 @@
 //! ```text
 //!  members  which devices are the pool's        layout  who takes a segment, how much room there is
 //!  shape    groups that are changed in use       beside  devices that stand beside others
-//!  slow     devices that are read around
+//!  slow     devices that are read around           balance which copy is read
+//!  sweep    segments read with all copies and parity
 //!  roots    labels and syncs                    health  devices that fail, go and come back
 //!  slots    which slots are free                columns segments as copies, or as rows with parity
 //!  log_area the intent log's slots              heal    writing damaged copies anew
@@ -30,6 +31,7 @@
 //! - Order of locks: `giving`, then `rooms`, then `layout`. None is held over I/O, but `giving` by
 //!   healing.
 
+mod balance;
 mod beside;
 mod columns;
 mod heal;
@@ -41,6 +43,7 @@ mod roots;
 mod shape;
 pub mod slots;
 mod slow;
+mod sweep;
 mod trim;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,7 +56,7 @@ pub use health::DeviceHealth;
 pub use members::{MINIMUM_DEVICE, NewGroup, NewMembers};
 pub use trim::TrimStep;
 
-use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt};
+use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep};
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
@@ -102,6 +105,8 @@ pub struct Disks {
     lost_log: bool,
     /// How late they answer.
     paces: Paces,
+    /// What they have to read.
+    balance: balance::Balance,
     /// Hears of devices that have failed.
     failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Hears of failures of devices that their groups cannot do without.
@@ -421,6 +426,32 @@ impl Backend for Disks {
 
     fn read(&self, at: SegmentAt<'_>, way: usize, offset: u64, into: &mut [u8]) -> Result<()> {
         self.read_columns(at, way, offset, into)
+    }
+
+    fn chooses(&self, at: SegmentAt<'_>) -> bool {
+        self.copies_to_choose(&self.layout(), at).is_some()
+    }
+
+    fn read_any(&self, at: SegmentAt<'_>, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.read_nearest(at, offset, into)
+    }
+
+    fn independent(&self) -> usize {
+        let layout = self.layout();
+        if layout.is_plain() { self.devices.read().len() } else { layout.data_groups().count() }
+    }
+
+    fn lane(&self, at: SegmentAt<'_>) -> u64 {
+        self.lane_of(at.place)
+    }
+
+    fn position(&self, at: SegmentAt<'_>) -> u64 {
+        // By the same device, as far as segments of a lane lie on the same ones.
+        at.place.iter().min_by_key(|slot| slot.device).map_or(0, |slot| slot.slot.into())
+    }
+
+    fn sweep(&self) -> Box<dyn Sweep + '_> {
+        Box::new(self.start_sweep())
     }
 
     fn member(&self, at: SegmentAt<'_>, way: usize) -> u16 {

@@ -26,7 +26,7 @@
 mod bucket;
 mod log;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 
 pub use bucket::{Bucket, MemoryBucket, Put};
 
-use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt};
+use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, Swept};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -247,6 +247,26 @@ fn no_segment() -> PoolError {
     PoolError::Format(Damage::Structure("a segment that is not written any more"))
 }
 
+/// Reads ranges of segments in turn.
+struct ObjectSweep<'a> {
+    objects: &'a Objects,
+    asked: VecDeque<(u32, Place, u64, usize)>,
+}
+
+impl Sweep for ObjectSweep<'_> {
+    fn ask(&mut self, at: SegmentAt<'_>, offset: u64, length: usize) {
+        self.asked.push_back((at.segment, at.place.clone(), offset, length));
+    }
+
+    fn take(&mut self) -> Result<Swept> {
+        let nothing = PoolError::Format(Damage::Structure("nothing was asked for"));
+        let (segment, place, offset, length) = self.asked.pop_front().ok_or(nothing)?;
+        let mut bytes = vec![0; length];
+        self.objects.read(SegmentAt { segment, place: &place }, 0, offset, &mut bytes)?;
+        Ok(Swept { bytes, agree: true })
+    }
+}
+
 impl Backend for Objects {
     fn segment_length(&self) -> u64 {
         self.segment_length
@@ -343,6 +363,10 @@ impl Backend for Objects {
 
     fn ways(&self, _at: SegmentAt<'_>) -> usize {
         1
+    }
+
+    fn sweep(&self) -> Box<dyn Sweep + '_> {
+        Box::new(ObjectSweep { objects: self, asked: VecDeque::new() })
     }
 
     fn read(&self, at: SegmentAt<'_>, _way: usize, offset: u64, into: &mut [u8]) -> Result<()> {

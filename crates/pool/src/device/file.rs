@@ -2,8 +2,8 @@
 //!
 //! Invariants: one process has it open for writing (an exclusive `flock`; block devices `O_EXCL`
 //! too, which also keeps mounted ones out); readers share it among themselves. I/O goes through the
-//! page cache, but for streams that are written: kept there, they would cost a copy, memory and the
-//! writing back, and nobody reads them soon. All of it at whole multiples of 4 KiB.
+//! page cache, but for streams that are written, and for what is verified: kept there, they would cost a
+//! copy, memory and the writing back, and nobody reads them soon. All of it at whole multiples of 4 KiB.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -19,6 +19,8 @@ use super::Device;
 
 /// What lies at multiples of this may be written past the page cache, bytes.
 const ALIGN: usize = 4096;
+/// So much is announced in one call, bytes.
+const EXPECTED: u64 = 512 << 10;
 
 /// A file or block device.
 #[derive(Debug)]
@@ -153,6 +155,11 @@ impl FileDevice {
     }
 }
 
+/// Whether it can go past the page cache.
+fn lies_aligned(bytes: &[u8], offset: u64) -> bool {
+    bytes.as_ptr().align_offset(ALIGN) == 0 && bytes.len().is_multiple_of(ALIGN) && offset.is_multiple_of(ALIGN as u64)
+}
+
 impl Device for FileDevice {
     fn name(&self) -> &str {
         &self.name
@@ -172,6 +179,15 @@ impl Device for FileDevice {
         self.file.read_exact_at(buffer, offset)
     }
 
+    fn read_past_caches(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let aligned = lies_aligned(buffer, offset);
+        match self.direct.as_ref().filter(|_| aligned).map(|direct| direct.read_exact_at(buffer, offset)) {
+            Some(Err(error)) if error.kind() == io::ErrorKind::InvalidInput => self.read_at(buffer, offset),
+            Some(read) => read,
+            None => self.read_at(buffer, offset),
+        }
+    }
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         // A file must not grow by a write behind its end: the place of its last labels is told by
         // its length.
@@ -182,9 +198,7 @@ impl Device for FileDevice {
     }
 
     fn write_stream(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let aligned = bytes.as_ptr().align_offset(ALIGN) == 0
-            && bytes.len().is_multiple_of(ALIGN)
-            && offset.is_multiple_of(ALIGN as u64);
+        let aligned = lies_aligned(bytes, offset);
         if let Some(direct) = self.direct.as_ref().filter(|_| aligned)
             && offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.length())
         {
@@ -240,9 +254,11 @@ impl Device for FileDevice {
     }
 
     fn expect(&self, offset: u64, length: u64) {
-        if let Some(length) = std::num::NonZeroU64::new(length) {
+        // The system takes no more at once than one request of the device can have.
+        for from in (0..length).step_by(EXPECTED as usize) {
+            let part = std::num::NonZeroU64::new(EXPECTED.min(length - from));
             // A hint: what it says about failing changes nothing for the read that follows.
-            let _ = rustix::fs::fadvise(&self.file, offset, Some(length), Advice::WillNeed);
+            let _ = rustix::fs::fadvise(&self.file, offset + from, part, Advice::WillNeed);
         }
     }
 }

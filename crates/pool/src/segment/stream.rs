@@ -1,6 +1,6 @@
-//! Open segments being filled: one per stream. Frames are numbered and placed under the stream's
-//! lock and copied into pieces of 1 MiB, which are written to the device without it, by whoever
-//! filled them or by threads of their own; until then they are read from here.
+//! Open segments being filled: one per stream, several for content. Frames are numbered and placed
+//! under the stream's lock and copied into pieces of 1 MiB, which are written to the device without
+//! it, by whoever filled them or by threads of their own; until then they are read from here.
 //!
 //! Callers: the store. Invariants:
 //! - No I/O and no compression under the lock.

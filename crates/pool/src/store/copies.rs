@@ -41,16 +41,29 @@ impl Store {
         if !matches!(error, PoolError::Frame { .. } | PoolError::Device { .. }) {
             return Err(error);
         }
-        for way in 1..self.backend.ways(at.at()) {
-            let Ok(content) = self.read_at(pointer, at, way) else { continue };
+        let chosen = self.backend.chooses(at.at());
+        for way in usize::from(!chosen)..self.backend.ways(at.at()) {
+            let Ok(content) = self.read_at(pointer, at, Some(way)) else { continue };
             // Its place may have been given to others meanwhile: then nothing is damaged.
             if pointer.birth <= self.durable() && self.find(pointer).is_ok_and(|now| now == *at) {
+                let bad =
+                    if chosen { self.damaged_copy(pointer, at, way) } else { Some(self.backend.blamed(at.at(), way)) };
                 self.told(self.mend(pointer, at.at(), at.offset, way));
-                self.report_of(pointer, at, &error, (self.backend.blamed(at.at(), way), true));
+                if let Some(bad) = bad {
+                    self.report_of(pointer, at, &error, (bad, true));
+                }
             }
             return Ok(content);
         }
         Err(error)
+    }
+
+    /// The device whose copy is damaged, where the copy that was read was chosen among several, and this
+    /// way reads a whole one.
+    fn damaged_copy(&self, pointer: &Pointer, at: &Location, good: usize) -> Option<u16> {
+        let mut others = (0..self.backend.ways(at.at())).filter(|way| *way != good);
+        let bad = others.find(|way| self.read_at(pointer, at, Some(*way)).is_err())?;
+        Some(self.backend.member(at.at(), bad))
     }
 
     /// Whether a copy was mended; that it could not be is no error of whoever has the content.

@@ -4,7 +4,7 @@
 //! frames of txgs after it for dead. Unless the pool was closed in order, nothing is appended to
 //! segments that were open: they are sealed where the root left them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -19,9 +19,10 @@ use crate::frames::WriteStream;
 use crate::label::{self, Identity, LogStart, Member, MemberState, Place, PoolState, Root, SlotAddress};
 use crate::pointer::{Pointer, Txg};
 use crate::segment::stream::Shape;
-use crate::segment::table::{Op, SegmentTable};
+use crate::segment::table::{Op, Segment, SegmentTable};
 use crate::segment::table_log::{self, UncommittedRun};
 
+use super::appenders;
 use super::commit::{copies, release, slack, special};
 use super::{Committed, Map, Result, Store, Sums};
 
@@ -228,7 +229,8 @@ impl Store {
         }
         let mut loaded = load(&*backend, &root)?;
         let writable = import.access.writes();
-        settle(&mut loaded, root.clean && writable && backend.extends())?;
+        let resume = root.clean && writable && backend.extends();
+        settle(&mut loaded, resume, appenders::of_content(&*backend))?;
         if writable {
             identity.name = import.name.clone().unwrap_or(identity.name);
             (identity.state, identity.host, identity.time) = (PoolState::Active, import.host.clone(), import.time);
@@ -451,13 +453,17 @@ impl Store {
             .rev()
             .find(|segment| segment.dead_since.is_none() && root.clean && backend.extends())
             .map(|segment| segment.id);
-        let appenders = super::appenders::Appenders::new();
+        let appenders = appenders::Appenders::new(appenders::of_content(&*backend));
+        let mut resumed = BTreeSet::new();
         for appender in appenders.all() {
-            let open =
-                map.table.segments().iter().find(|(_, segment)| !segment.sealed && segment.stream == appender.stream);
+            let is_open = |(id, segment): &(&u32, &Segment)| {
+                !segment.sealed && segment.stream == appender.stream && !resumed.contains(*id)
+            };
+            let open = map.table.segments().iter().find(is_open);
             if let Some((id, segment)) = open
                 && !segment.place.is_empty()
             {
+                resumed.insert(*id);
                 let place = segment.place.clone();
                 let shape = Shape { capacity: backend.capacity(&place), row: backend.row(&place) };
                 appender.lock().begin(*id, place, shape, (segment.frames, segment.bytes));
@@ -608,7 +614,7 @@ pub(super) fn read_table_copy(
 }
 
 /// Takes uncommitted frames for dead, and seals what was open unless it may be gone on with.
-fn settle(loaded: &mut Loaded, resume: bool) -> Result<()> {
+fn settle(loaded: &mut Loaded, resume: bool, of_content: usize) -> Result<()> {
     for run in std::mem::take(&mut loaded.uncommitted) {
         loaded.table.apply(Op::Free { segment: run.segment, index: run.index, count: run.count, units: run.units })?;
     }
@@ -620,7 +626,8 @@ fn settle(loaded: &mut Loaded, resume: bool) -> Result<()> {
         .map(|(id, segment)| (*id, segment.stream))
         .collect();
     for (id, stream) in &open {
-        let last = open.iter().rev().find(|(_, of)| of == stream).is_some_and(|(last, _)| last == id);
+        let many = if *stream == WriteStream::Data { of_content } else { 1 };
+        let last = open.iter().rev().filter(|(_, of)| of == stream).take(many).any(|(last, _)| last == id);
         if !(resume && last) {
             loaded.table.apply(Op::Seal { id: *id })?;
         }

@@ -29,6 +29,8 @@ use crate::segment::table::{Op, Segment};
 
 /// So much is read at once, bytes.
 const AT_ONCE: u64 = 1 << 20;
+/// So many times as much is announced ahead.
+const AHEAD: usize = 4;
 
 type Name = (u32, u32);
 
@@ -138,6 +140,12 @@ impl Store {
         let (mut image, mut unread) = (vec![0; length], Vec::new());
         for (number, part) in image.chunks_mut(step).enumerate() {
             let start = number * step;
+            // Copies to choose from are announced where they are chosen.
+            if way == 0 && number.is_multiple_of(AHEAD) && !self.backend.chooses(at) {
+                let (from, to) = (if number == 0 { 0 } else { start + AHEAD * step }, start + 2 * AHEAD * step);
+                let (from, to) = (from.min(length), to.min(length));
+                self.backend.expect(at, from as u64, (to - from) as u64);
+            }
             if let Err(error) = self.backend.read(at, way, start as u64, part) {
                 tracing::debug!(segment = at.segment, way, %error, "a part of a segment cannot be read");
                 unread.push(start..start + part.len());

@@ -5,14 +5,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::backend::SegmentAt;
+use crate::backend::{Backend, SegmentAt};
 use crate::checksum;
 use crate::compress;
 use crate::error::{Damage, PoolError};
 use crate::frame::{self, Header};
 use crate::frames::{Owner, WriteStream};
 use crate::label::Place;
-use crate::pointer::{Pointer, Txg};
+use crate::pointer::{Compression, Pointer, Txg};
+use crate::segment::stream::Appender;
 use crate::segment::table::Segment;
 
 use super::open::table_place;
@@ -37,12 +38,60 @@ impl WrittenSoFar {
     }
 }
 
-/// The part of a segment that a walk has read.
+/// A part of a segment in memory, which moves on with a walk.
+pub(super) trait Part {
+    /// From now on it holds this range, and nothing before it; the segment ends at `end`.
+    fn slide(&mut self, from: usize, to: usize, end: usize) -> Result<()>;
+
+    /// A range that it holds.
+    fn get(&self, from: usize, to: usize) -> Option<&[u8]>;
+}
+
+/// The part of a segment that a walk has read in one of its ways.
 struct Window<'a> {
+    backend: &'a dyn Backend,
     at: SegmentAt<'a>,
     way: usize,
     start: usize,
     bytes: Vec<u8>,
+}
+
+impl Part for Window<'_> {
+    fn slide(&mut self, from: usize, to: usize, end: usize) -> Result<()> {
+        if from >= self.start && to <= self.start + self.bytes.len() {
+            return Ok(());
+        }
+        self.bytes.resize((to - from).max(WINDOW).min(end - from), 0);
+        self.start = from;
+        self.backend.read(self.at, self.way, from as u64, &mut self.bytes)
+    }
+
+    fn get(&self, from: usize, to: usize) -> Option<&[u8]> {
+        self.bytes.get(from.checked_sub(self.start)?..to.checked_sub(self.start)?)
+    }
+}
+
+/// All of a segment.
+struct Image<'a>(&'a [u8]);
+
+impl Part for Image<'_> {
+    fn slide(&mut self, _from: usize, _to: usize, _end: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn get(&self, from: usize, to: usize) -> Option<&[u8]> {
+        self.0.get(from..to)
+    }
+}
+
+/// What a walk has met that verifies a segment.
+pub(super) struct Met {
+    /// The frames that live there and are whole.
+    pub(super) found: BTreeSet<(u32, u32)>,
+    /// All that live there are among them, or were told to be damaged.
+    pub(super) whole: bool,
+    /// The visitor has not stopped it.
+    pub(super) go_on: bool,
 }
 
 /// A frame met on a walk.
@@ -104,6 +153,9 @@ pub struct SegmentInfo {
 /// What is wrong with a frame by its own header.
 pub(super) fn check(frame: &Walked<'_>) -> Option<Damage> {
     let Pointer { logical, compression, checksum_kind, checksum, .. } = frame.header.pointer;
+    if compression == Compression::Off && frame.stored.len() == logical as usize {
+        return (checksum::content(checksum_kind, frame.stored) != checksum).then_some(Damage::Checksum);
+    }
     let mut content = vec![0; logical as usize];
     if !compress::decompress(compression, frame.stored, &mut content) {
         return Some(Damage::Compression);
@@ -169,17 +221,17 @@ impl Store {
         self.scrub_from(0, visit, &mut |_| {}).map(drop)
     }
 
-    /// The same from a segment on; `done` is told the number of each segment that is finished, with
-    /// which a scrub may go on later (plus one). What is written meanwhile is not looked at.
-    /// Answers whether it came to the end.
+    /// The same from a position on; `done` is told each position up to which all is finished, with
+    /// which a scrub may go on later. What is written meanwhile is not looked at. Answers whether it
+    /// came to the end.
     ///
     /// # Errors
     /// As [`Self::scrub`].
     pub fn scrub_from(
         &self,
-        first: u32,
+        first: u64,
         visit: &mut dyn FnMut(&Checked) -> bool,
-        done: &mut dyn FnMut(u32),
+        done: &mut dyn FnMut(u64),
     ) -> Result<bool> {
         self.scrub_some(first, &|_| true, visit, done)
     }
@@ -201,23 +253,22 @@ impl Store {
     /// As [`Self::scrub`].
     pub fn scrub_some(
         &self,
-        first: u32,
+        first: u64,
         wanted: &dyn Fn(&SegmentInfo) -> bool,
         visit: &mut dyn FnMut(&Checked) -> bool,
-        done: &mut dyn FnMut(u32),
+        done: &mut dyn FnMut(u64),
     ) -> Result<bool> {
         if first == 0 && !self.scrub_table(visit) {
             return Ok(false);
         }
-        let living = |segment: &SegmentInfo| segment.live_frames > 0 && segment.id >= first && wanted(segment);
-        let ids: Vec<u32> = self.segments().into_iter().filter(living).map(|segment| segment.id).collect();
-        for id in ids {
-            if !self.scrub_segment(id, visit)? {
-                return Ok(false);
-            }
-            done(id);
+        let living = |segment: &SegmentInfo| segment.live_frames > 0 && wanted(segment);
+        let segments = self.segments().into_iter().filter(living);
+        let stops = segments.map(|segment| self.stop(segment)).filter(|stop| stop.position >= first).collect();
+        // What they hold now is on the devices.
+        for appender in self.appenders.all() {
+            self.wait_written(appender.stream)?;
         }
-        Ok(true)
+        self.sweep(stops, visit, done)
     }
 
     pub(super) fn scrub_table(&self, visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
@@ -247,11 +298,9 @@ impl Store {
     }
 
     pub(super) fn scrub_segment(&self, id: u32, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
-        let Some((device, lives, written, copied, stream)) = self.map.read().table.segments().get(&id).map(|segment| {
+        let Some((written, copied, stream)) = self.map.read().table.segments().get(&id).map(|segment| {
             let at = SegmentAt { segment: id, place: &segment.place };
-            let written = WrittenSoFar::of(segment);
-            let copied = self.backend.ways(at) > 1 || self.backend.is_paired(at);
-            (self.backend.member(at, 0), segment.live_frames as usize, written, copied, segment.stream)
+            (WrittenSoFar::of(segment), self.is_copied(at), segment.stream)
         }) else {
             return Ok(true);
         };
@@ -269,25 +318,46 @@ impl Store {
             };
         }
         self.wait_written(stream)?;
-        let mut go_on = true;
-        let (mut found, mut met) = (BTreeSet::new(), BTreeMap::new());
-        self.walk(id, 0, false, &mut |frame| {
+        let found = self.map.read().table.segments().get(&id).map(|segment| (segment.place.clone(), segment.bytes));
+        let Some((place, end)) = found.filter(|(place, _)| !place.is_empty()) else { return Ok(true) };
+        let at = SegmentAt { segment: id, place: &place };
+        let mut window = Window { backend: &*self.backend, at, way: 0, start: 0, bytes: Vec::new() };
+        let verified = WrittenSoFar { bytes: written.bytes.min(end), ..written };
+        self.verify(at, (stream, verified, false), &mut window, visit).map(|met| met.go_on)
+    }
+
+    /// Verifies the frames that live in a segment of a stream, as far as it was written at some moment;
+    /// where it is `copied`, what is damaged is not told: another copy may be whole.
+    pub(super) fn verify(
+        &self,
+        at: SegmentAt<'_>,
+        (stream, written, copied): (WriteStream, WrittenSoFar, bool),
+        part: &mut dyn Part,
+        visit: &mut dyn FnMut(&Checked) -> bool,
+    ) -> Result<Met> {
+        let (id, device) = (at.segment, self.backend.member(at, 0));
+        let lives = self.lives_in(id);
+        let mut met = Met { found: BTreeSet::new(), whole: true, go_on: true };
+        let mut dead = BTreeMap::new();
+        self.walk_part(id, part, stream, written.bytes as usize, false, &mut |frame| {
             let Pointer { segment, index, .. } = frame.header.pointer;
             let units = frame.offset / Pointer::UNIT;
-            if frame.offset >= written.bytes {
-                return Ok(true);
-            }
             let alive = || self.map.read().table.lives_at(segment, index, id, units);
             if !alive() {
-                met.insert((segment, index), units);
+                dead.insert((segment, index), units);
                 return Ok(true);
             }
-            if !found.insert((segment, index)) {
+            if met.found.contains(&(segment, index)) {
                 return Ok(true);
             }
             let damage = check(&frame).filter(|_| alive());
+            if copied && damage.is_some() {
+                met.whole = false;
+                return Ok(true);
+            }
+            met.found.insert((segment, index));
             let bytes = frame.header.pointer.charged();
-            go_on = visit(&Checked {
+            met.go_on = visit(&Checked {
                 name: (segment, index),
                 owner: Some(frame.header.owner),
                 header: Some(frame.header),
@@ -296,33 +366,43 @@ impl Store {
                 damage,
                 mended: false,
             });
-            Ok(go_on)
+            Ok(met.go_on)
         })?;
-        if go_on && (found.len() != lives || self.lives_in(id) != lives) {
+        if met.go_on && (met.found.len() != lives || self.lives_in(id) != lives) {
             // Some came or went while we looked, or are not to be found by their headers. Only now
             // their names are asked for, which takes long.
-            for name in self.living_of(id, written).difference(&found) {
+            for name in self.living_of(id, written).difference(&met.found) {
                 // Frames that move are in their new segment before the table says that they live
                 // there.
                 let came = |units: &u32| self.map.read().table.lives_at(name.0, name.1, id, *units);
-                if met.get(name).is_some_and(came) {
+                if dead.get(name).is_some_and(came) {
                     continue;
+                }
+                met.whole = false;
+                if copied {
+                    break;
                 }
                 let damage = Some(Damage::Header);
                 let lost = Checked { name: *name, owner: None, header: None, bytes: 0, device, damage, mended: false };
                 if !visit(&lost) {
-                    return Ok(false);
+                    met.go_on = false;
+                    break;
                 }
             }
         }
-        Ok(go_on)
+        Ok(met)
     }
 
     /// Waits until what the table knows now of a stream is on the devices: it knows frames before
     /// the threads that write have come to them.
     fn wait_written(&self, stream: WriteStream) -> Result<()> {
-        let Some(appender) = self.appenders.of(stream) else { return Ok(()) };
-        if appender.wait_settled() { Ok(()) } else { self.usable() }
+        let mut of = self.appenders.all().filter(|appender| appender.stream == stream);
+        if of.all(Appender::wait_settled) { Ok(()) } else { self.usable() }
+    }
+
+    /// Whether what is damaged of a segment may be whole elsewhere.
+    pub(super) fn is_copied(&self, at: SegmentAt<'_>) -> bool {
+        self.backend.ways(at) > 1 || self.backend.is_paired(at)
     }
 
     fn lives_in(&self, id: u32) -> usize {
@@ -396,8 +476,9 @@ impl Store {
             .get(&id)
             .map(|segment| (segment.place.clone(), segment.bytes, segment.stream));
         let Some((place, end, stream)) = found.filter(|(place, ..)| !place.is_empty()) else { return Ok(true) };
-        let mut window = Window { at: SegmentAt { segment: id, place: &place }, way, start: 0, bytes: Vec::new() };
-        self.walk_window(&mut window, stream, end as usize, strict, visit)
+        let at = SegmentAt { segment: id, place: &place };
+        let mut window = Window { backend: &*self.backend, at, way, start: 0, bytes: Vec::new() };
+        self.walk_part(id, &mut window, stream, end as usize, strict, visit)
     }
 
     /// The same of a segment's bytes.
@@ -409,24 +490,23 @@ impl Store {
     ) -> Result<bool> {
         let stream = self.map.read().table.segments().get(&at.segment).map(|segment| segment.stream);
         let Some(stream) = stream else { return Ok(true) };
-        let mut window = Window { at, way: 0, start: 0, bytes: image.to_vec() };
-        self.walk_window(&mut window, stream, image.len(), false, visit)
+        self.walk_part(at.segment, &mut Image(image), stream, image.len(), false, visit)
     }
 
-    fn walk_window(
+    fn walk_part(
         &self,
-        window: &mut Window<'_>,
+        id: u32,
+        part: &mut dyn Part,
         stream: WriteStream,
         end: usize,
         strict: bool,
         visit: &mut dyn FnMut(Walked<'_>) -> Result<bool>,
     ) -> Result<bool> {
-        let id = window.at.segment;
         let unit = Pointer::UNIT as usize;
         let mut at = 0usize;
         while at + frame::LENGTH <= end {
-            self.slide(window, at, at + frame::LENGTH, end)?;
-            let header = window.bytes.get(at - window.start..).map(Header::decode);
+            part.slide(at, at + frame::LENGTH, end)?;
+            let header = part.get(at, at + frame::LENGTH).map(Header::decode);
             let fits = |header: &Header| {
                 let Pointer { segment, stored, logical, .. } = header.pointer;
                 let own = stream.is_of_moved() || segment == id;
@@ -435,11 +515,8 @@ impl Store {
             };
             let Some(header) = header.and_then(std::result::Result::ok).filter(fits) else {
                 let next = (at + 1).next_multiple_of(4096).min(end);
-                self.slide(window, at, next, end)?;
-                let padding = window
-                    .bytes
-                    .get(at - window.start..next - window.start)
-                    .is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
+                part.slide(at, next, end)?;
+                let padding = part.get(at, next).is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
                 match (padding, strict) {
                     (true, _) => at = next,
                     (false, true) => return Ok(false),
@@ -448,11 +525,8 @@ impl Store {
                 continue;
             };
             let whole = header.pointer.charged() as usize;
-            self.slide(window, at, at + whole, end)?;
-            let frame = {
-                let from = at - window.start;
-                window.bytes.get(from..from + frame::LENGTH + header.pointer.stored as usize)
-            };
+            part.slide(at, at + whole, end)?;
+            let frame = part.get(at, at + frame::LENGTH + header.pointer.stored as usize);
             let Some((raw_header, stored)) = frame.and_then(|frame| frame.split_at_checked(frame::LENGTH)) else {
                 return Ok(false);
             };
@@ -462,16 +536,6 @@ impl Store {
             at += whole;
         }
         Ok(true)
-    }
-
-    /// Makes the window hold `from..to` of a segment.
-    fn slide(&self, window: &mut Window<'_>, from: usize, to: usize, end: usize) -> Result<()> {
-        if from >= window.start && to <= window.start + window.bytes.len() {
-            return Ok(());
-        }
-        window.bytes.resize((to - from).max(WINDOW).min(end - from), 0);
-        window.start = from;
-        self.backend.read(window.at, window.way, from as u64, &mut window.bytes)
     }
 }
 

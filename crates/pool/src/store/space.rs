@@ -137,7 +137,8 @@ impl Store {
     /// How much file content can be written before a writer must wait for the cleaner, bytes.
     #[must_use]
     pub fn room(&self) -> u64 {
-        let (open, room) = (self.appenders.data.lock().room(), self.backend.room());
+        let (open, room) =
+            (self.appenders.of_data().iter().map(|data| data.lock().room()).sum::<u64>(), self.backend.room());
         let each = room.free_size / room.empty().max(1);
         open + room.free_size.saturating_sub(cleaner::reserve(WriteStream::Data) * each)
     }

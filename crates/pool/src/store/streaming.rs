@@ -114,7 +114,7 @@ impl Store {
         }
         let place = self.find(pointer)?;
         let mut stored = vec![0; pointer.stored as usize];
-        if self.read_stored_at(pointer, &place, 0, &mut stored).is_err() {
+        if self.read_stored_at(pointer, &place, None, &mut stored).is_err() {
             return Ok(None);
         }
         let mut content = vec![0; pointer.logical as usize];
@@ -132,7 +132,7 @@ impl Store {
             });
         }
         let place = self.find(pointer)?;
-        if self.fill(pointer, &place, 0, target).is_ok() {
+        if self.fill(pointer, &place, None, target).is_ok() {
             return Ok(());
         }
         // It may have been moved meanwhile; it may have a copy; and if it is damaged, that is to be

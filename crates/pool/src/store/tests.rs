@@ -7,6 +7,7 @@ mod fixture;
 mod full;
 mod lost;
 mod model;
+mod reading;
 mod rot;
 mod threads;
 mod write_queue;

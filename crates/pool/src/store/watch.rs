@@ -65,7 +65,7 @@ impl Store {
             _ => return,
         };
         let mut header = [0; Pointer::HEADER as usize];
-        let read = self.read_range(pointer.birth, at, 0, 0, &mut header).and_then(|()| Header::decode(&header));
+        let read = self.read_range(pointer.birth, at, Some(0), 0, &mut header).and_then(|()| Header::decode(&header));
         let owner = read.ok().filter(|header| header.is_of(pointer)).map(|header| header.owner);
         tell(&Damaged { pointer: *pointer, owner, device, damage, mended });
     }

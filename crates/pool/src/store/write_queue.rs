@@ -6,7 +6,7 @@
 //!   then. A commit waits for all of them ([`Appender::wait_settled`]) before it syncs.
 //! - A write that fails suspends the store: the next one to write is told, and no commit succeeds
 //!   any more.
-//! - When [`WAITING`] pieces wait, the caller writes the next one itself. So memory is bounded, and
+//! - When [`WAITING`] pieces wait for each thread, the caller writes the next one itself. So memory is bounded, and
 //!   nobody writes faster than devices do.
 //! - The threads end with the store, after the last write.
 
@@ -18,10 +18,11 @@ use crate::backend::Backend;
 use crate::error::PoolError;
 use crate::segment::stream::{Appender, Piece};
 
-/// Pieces that wait at most.
-const WAITING: usize = 6;
-/// As many threads write: a device has the next piece before it has told that one is done.
-const WRITERS: usize = 2;
+/// Pieces that wait at most, for each thread.
+const WAITING: usize = 3;
+/// A device has the next piece before it has told that one is done: so many more threads write than
+/// there are segments to be written.
+const MORE: usize = 1;
 
 /// Why a store has stopped, if it has.
 #[derive(Debug, Default)]
@@ -89,15 +90,22 @@ impl std::fmt::Debug for WriteQueue {
 
 impl Store {
     /// Has a full piece of content written.
-    pub(super) fn write_behind(&self, piece: Arc<Piece>) -> Result<()> {
+    pub(super) fn write_behind(&self, appender: &Appender, piece: Arc<Piece>) -> Result<()> {
+        let mut shared = self.appenders.of_data().iter();
+        let Some(shared) = shared.find(|shared| std::ptr::eq(&raw const ***shared, appender)) else {
+            return Err(PoolError::Refused("content has no segment to go to".to_owned()));
+        };
         let job = Job {
             backend: Arc::clone(&self.backend),
             piece,
-            appender: Arc::clone(&self.appenders.data),
+            appender: Arc::clone(shared),
             stopped: Arc::clone(&self.suspended),
             settled: false,
         };
-        let workers = self.write_queue.0.get_or_init(|| Workers::start("pool-write", WRITERS, WAITING, Job::run));
+        let workers = self.write_queue.0.get_or_init(|| {
+            let threads = self.appenders.of_data().len() + MORE;
+            Workers::start("pool-write", threads, threads * WAITING, Job::run)
+        });
         let Err(job) = workers.offer(job) else { return Ok(()) };
         job.run();
         self.usable()

@@ -6,12 +6,14 @@
 //! - What is read in one way leaves out the same columns for every range of a segment, as long as no
 //!   device fails or comes back meanwhile.
 
+use super::balance::{self, Copy};
 use super::layout::{Layout, Standing};
 use super::{Columns, Copies, Disks, Result, SegmentAt, slots};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
 use crate::label::SlotAddress;
 use crate::parity;
+use crate::patience;
 use crate::segment::stream::{ALIGN, PIECE};
 
 /// Where the first way left out too little, others leave out more: so many are tried at most.
@@ -67,18 +69,28 @@ impl RowShape {
     }
 }
 
-fn has(columns: Columns, column: usize) -> bool {
+pub(super) fn has(columns: Columns, column: usize) -> bool {
     columns >> column & 1 == 1
 }
 
+/// The columns of copies: in groups another one first for each segment.
+fn copies_by_turn(layout: &Layout, at: SegmentAt<'_>) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..at.place.len()).collect();
+    if !layout.is_plain() && !order.is_empty() {
+        let turn = at.segment as usize % order.len();
+        order.rotate_left(turn);
+    }
+    order
+}
+
 /// Memory at a multiple of [`ALIGN`]: what goes past the page cache must lie so.
-#[derive(Default)]
-struct Aligned {
+#[derive(Debug, Default)]
+pub(super) struct Aligned {
     memory: Vec<u8>,
 }
 
 impl Aligned {
-    fn of(&mut self, length: usize) -> &mut [u8] {
+    pub(super) fn of(&mut self, length: usize) -> &mut [u8] {
         if self.memory.len() < length + ALIGN as usize {
             self.memory.resize(length + ALIGN as usize, 0);
         }
@@ -225,11 +237,7 @@ impl Disks {
     /// everything, in groups another one for each segment.
     fn copies_in_order(&self, layout: &Layout, at: SegmentAt<'_>) -> Vec<usize> {
         let doubtful = self.doubtful(layout, at);
-        let mut order: Vec<usize> = (0..at.place.len()).collect();
-        if !layout.is_plain() && !order.is_empty() {
-            let turn = at.segment as usize % order.len();
-            order.rotate_left(turn);
-        }
+        let mut order = copies_by_turn(layout, at);
         let late = |column: &usize| at.place.get(*column).is_some_and(|slot| self.is_late(layout, *slot));
         order.sort_by_cached_key(|column| (has(doubtful, *column), late(column)));
         order
@@ -242,14 +250,26 @@ impl Disks {
 
     /// The columns that a way of reading rows leaves out; `None` behind the last way.
     fn left_out(&self, layout: &Layout, at: SegmentAt<'_>, rows: RowShape, way: usize) -> Option<Columns> {
+        let first = self.left_out_first(layout, at, rows, &|slot| self.is_late(layout, *slot));
+        std::iter::once(first).chain(sets(rows).filter(|set| *set != first)).take(MOST_WAYS).nth(way)
+    }
+
+    /// What the first way leaves out, where these are late.
+    fn left_out_first(
+        &self,
+        layout: &Layout,
+        at: SegmentAt<'_>,
+        rows: RowShape,
+        late: &dyn Fn(&SlotAddress) -> bool,
+    ) -> Columns {
         let doubtful = self.doubtful(layout, at);
         let mut first = if doubtful.count_ones() as usize <= rows.parity { doubtful } else { 0 };
         for (column, slot) in at.place.iter().enumerate() {
-            if (first.count_ones() as usize) < rows.parity && !has(first, column) && self.is_late(layout, *slot) {
+            if (first.count_ones() as usize) < rows.parity && !has(first, column) && late(slot) {
                 first |= 1 << column;
             }
         }
-        std::iter::once(first).chain(sets(rows).filter(|set| *set != first)).take(MOST_WAYS).nth(way)
+        first
     }
 
     pub(super) fn count_ways(&self, at: SegmentAt<'_>) -> usize {
@@ -281,33 +301,112 @@ impl Disks {
         at.place.get(column.or_else(|| (0..at.place.len()).find(|column| has(usual, *column)))?).copied()
     }
 
+    /// The copies of a segment that are as good as each other, in the order of the ways: on different
+    /// devices, whole, none of them late; `None` where there are not two.
+    pub(super) fn copies_to_choose(&self, layout: &Layout, at: SegmentAt<'_>) -> Option<Vec<Copy>> {
+        let late = |slot: &SlotAddress| !layout.is_plain() && self.paces.is_slow(layout, slot.device);
+        self.copies_but(layout, at, &late)
+    }
+
+    /// The same without those that are late in this sense.
+    fn copies_but(&self, layout: &Layout, at: SegmentAt<'_>, late: &dyn Fn(&SlotAddress) -> bool) -> Option<Vec<Copy>> {
+        let devices = || at.place.iter().map(|slot| slot.device);
+        if at.place.parity() > 0 || at.place.len() < 2 || devices().skip(1).all(|other| devices().next() == Some(other))
+        {
+            return None;
+        }
+        let doubtful = self.doubtful(layout, at);
+        let copies = copies_by_turn(layout, at).into_iter().filter_map(|column| {
+            let slot = at.place.get(column).filter(|slot| !has(doubtful, column) && !late(slot))?;
+            Some(Copy { column, device: slot.device, start: slots::start(*slot, self.slot) })
+        });
+        let copies: Vec<Copy> = copies.collect();
+        (copies.len() > 1).then_some(copies)
+    }
+
+    /// Fills the buffer from whichever copies have the least to do.
+    pub(super) fn read_nearest(&self, at: SegmentAt<'_>, offset: u64, into: &mut [u8]) -> Result<()> {
+        let layout = self.layout();
+        let late = |slot: &SlotAddress| self.is_late(&layout, *slot);
+        let Some(copies) = self.copies_but(&layout, at, &late) else { return self.read_columns(at, 0, offset, into) };
+        for range in balance::parts(offset, into.len() as u64) {
+            let part = into.get_mut((range.start - offset) as usize..(range.end - offset) as usize);
+            let Some(part) = part else { continue };
+            let Some((copy, before)) = self.balance.begin(at.segment, &range, &copies) else {
+                self.read_columns(at, 0, range.start, part)?;
+                continue;
+            };
+            let began = patience::now();
+            let reader = at.place.get(copy.column).map(|slot| (self.reader_of(&layout, *slot), *slot));
+            let read = match reader {
+                Some((reader, slot)) => self.read_of(reader, slot, range.start, part),
+                None => self.gone(copy.device),
+            };
+            // How long one takes that was announced tells nothing of the device.
+            if let (Some((reader, _)), Some(before), false) = (reader, before, layout.is_plain()) {
+                self.paces.note(&layout, reader, before as usize + part.len(), began);
+            }
+            self.balance.end(&copy, range.end - range.start);
+            // Where it cannot be read at all, another one is asked in groups.
+            match read {
+                Err(PoolError::Device { .. }) if !layout.is_plain() => self.read_columns(at, 0, range.start, part)?,
+                read => read?,
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn expect_columns(&self, at: SegmentAt<'_>, offset: u64, length: u64) {
         let layout = self.layout();
         let Some(rows) = self.rows(&layout, at) else {
-            if let Some(slot) = self.first_column(at, 0) {
+            if let Some(copies) = self.copies_to_choose(&layout, at) {
+                for range in balance::parts(offset, length) {
+                    let copy = self.balance.announce(at.segment, &range, &copies);
+                    if let Some(slot) = copy.and_then(|copy| at.place.get(copy.column)) {
+                        self.expect_slot(*slot, range.start, range.end - range.start);
+                    }
+                }
+            } else if let Some(slot) = self.first_column(at, 0) {
                 self.expect_slot(slot, offset, length);
             }
             return;
         };
         let parts = rows.parts(offset, length as usize);
-        for (slot, extent) in at.place.iter().zip(rows.extents(&parts)) {
-            if let Some((from, to)) = extent
-                && layout.is_used(slot.device)
-            {
-                self.expect_slot(*slot, from, to - from);
+        let extents = rows.extents(&parts);
+        let unused = at.place.iter().enumerate().filter(|(_, slot)| !layout.is_used(slot.device));
+        let first = self.left_out_first(&layout, at, rows, &|slot| self.paces.is_slow(&layout, slot.device));
+        let out = unused.fold(first, |out, (column, _)| out | 1 << column);
+        if !parts.iter().any(|part| has(out, part.column)) {
+            for (slot, extent) in at.place.iter().zip(extents) {
+                if let Some((from, to)) = extent {
+                    self.expect_slot(*slot, from, to - from);
+                }
             }
+            return;
+        }
+        // What is left out is computed from all others.
+        let there = |column: &usize| !has(out, *column);
+        let lost = (0..rows.width).filter(|column| !there(column)).count();
+        let parity = (rows.width..rows.width + rows.parity).filter(there).take(lost);
+        let extent = extents.into_iter().flatten().reduce(|all, one| (all.0.min(one.0), all.1.max(one.1)));
+        let Some((from, to)) = extent else { return };
+        for slot in (0..rows.width).filter(there).chain(parity).filter_map(|column| at.place.get(column)) {
+            self.expect_slot(*slot, from, to - from);
         }
     }
 
+    /// The device that is asked first for what lies here.
+    fn reader_of(&self, layout: &Layout, slot: SlotAddress) -> u16 {
+        if !layout.has_pairs() {
+            return slot.device;
+        }
+        let by_turn = [Standing::has_all, Standing::works].into_iter();
+        let mut found = by_turn.filter_map(|may| layout.holders(slot.device).find(|(_, standing)| may(standing)));
+        found.next().map_or(slot.device, |(holder, _)| holder)
+    }
+
     fn expect_slot(&self, slot: SlotAddress, offset: u64, length: u64) {
-        let layout = self.layout();
-        let holder = if layout.has_pairs() {
-            let by_turn = [Standing::has_all, Standing::works].into_iter();
-            let mut found = by_turn.filter_map(|may| layout.holders(slot.device).find(|(_, standing)| may(standing)));
-            found.next().map_or(slot.device, |(holder, _)| holder)
-        } else {
-            slot.device
-        };
+        let holder = self.reader_of(&self.layout(), slot);
         if let Ok(device) = self.device(holder) {
             device.expect(slots::start(slot, self.slot) + offset, length);
         }

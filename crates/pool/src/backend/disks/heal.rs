@@ -8,7 +8,7 @@
 
 use super::columns::{RowShape, split};
 use super::layout::Layout;
-use super::{Columns, Disks, Result, SegmentAt};
+use super::{Columns, Disks, Result, SegmentAt, slots};
 use crate::error::PoolError;
 use crate::label::SlotAddress;
 
@@ -17,11 +17,31 @@ use crate::label::SlotAddress;
 const BLOCK: u64 = 4096;
 /// So much is compared at once, bytes.
 const AT_ONCE: u64 = 1 << 20;
+/// So much may go to the medium at once, while what comes next is read, bytes.
+const BEGUN: u64 = 128 << 10;
+/// So much is compared while nobody can give places back, bytes.
+const LOCKED: u64 = 8 << 20;
 
 impl Disks {
     /// Compares all columns of a segment with what a range should be, and writes those that differ
-    /// or cannot be read.
+    /// or cannot be read. Whoever gives places back waits for a part of it only.
     pub(super) fn mend(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<u64>> {
+        let row = self.rows(&self.layout(), at).map_or(BLOCK, |rows| rows.unit * rows.width as u64);
+        let step = (LOCKED / row).max(1) * row;
+        let (end, mut from, mut mended) = (offset + right.len() as u64, offset, 0);
+        loop {
+            let to = ((from / step + 1) * step).min(end);
+            let part = right.get((from - offset) as usize..(to - offset) as usize).unwrap_or_default();
+            let Some(columns) = self.mend_part(at, from, part)? else { return Ok(None) };
+            mended |= columns;
+            from = to;
+            if from >= end {
+                return Ok(Some(u64::from(mended.count_ones())));
+            }
+        }
+    }
+
+    fn mend_part(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<Option<Columns>> {
         let _giving = self.giving.lock();
         let layout = self.layout();
         let owned = || {
@@ -35,11 +55,10 @@ impl Disks {
         if !owned() {
             return Ok(None);
         }
-        let mended = match self.rows(&layout, at) {
-            None => self.mend_copies(&layout, at, offset, right)?,
-            Some(rows) => self.mend_rows(&layout, at, rows, offset, right)?,
-        };
-        Ok(Some(u64::from(mended.count_ones())))
+        match self.rows(&layout, at) {
+            None => self.mend_copies(&layout, at, offset, right).map(Some),
+            Some(rows) => self.mend_rows(&layout, at, rows, offset, right).map(Some),
+        }
     }
 
     /// The devices that hold a slot's content, as far as they are written: of a group those that stand
@@ -95,6 +114,11 @@ impl Disks {
         bytes: &[u8],
     ) -> Result<()> {
         match self.write_of(holder, slot, offset, bytes) {
+            Ok(()) if bytes.len() as u64 >= BEGUN => {
+                let device = self.device(holder)?;
+                device.begin_sync(slots::start(slot, self.slot) + offset, bytes.len() as u64);
+                Ok(())
+            }
             Err(error @ PoolError::Device { .. }) if !layout.is_plain() => self.lose(holder, &error),
             written => written,
         }

@@ -359,6 +359,7 @@ impl Disks {
         *there.ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))? = device;
         *self.devices.write() = Arc::new(devices);
         self.paces.forget(number);
+        self.balance.forget(number);
         Ok(())
     }
 

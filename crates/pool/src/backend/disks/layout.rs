@@ -104,6 +104,15 @@ impl Layout {
         standings().find(|standing| standing.is_own()).or(standings().next()).map_or(0, |standing| standing.group)
     }
 
+    /// Segments of different lanes lie on different devices, but for second copies of metadata.
+    pub(super) fn lane(&self, place: &Place) -> u64 {
+        let group = self.group_of(place);
+        match self.parity(group) {
+            0 => 1 << 32 | place.first().map_or(0, |slot| u64::from(slot.device)),
+            _ => group as u64,
+        }
+    }
+
     pub(super) fn members(&self, group: usize) -> impl Iterator<Item = (usize, &Standing)> {
         self.devices.iter().enumerate().filter(move |(_, device)| device.group == group && device.is_own())
     }

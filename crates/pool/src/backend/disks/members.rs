@@ -214,6 +214,7 @@ impl Disks {
             unwiped: Default::default(),
             changes: Default::default(),
             paces: Default::default(),
+            balance: super::balance::Balance::default(),
             failure: Default::default(),
             needed_failure: Default::default(),
         };

@@ -93,17 +93,25 @@ impl Paces {
         }
     }
 
-    /// Whether what lies on a device had better be read from others. Now and then it is not so: who
-    /// asks then finds out whether the device is faster again.
-    pub(super) fn avoids(&self, layout: &Layout, number: u16) -> bool {
+    /// How late a device answers that had better not be read.
+    fn slow(&self, layout: &Layout, number: u16) -> Option<Arc<Pace>> {
         if !self.any.load(Ordering::Acquire) {
-            return false;
+            return None;
         }
         let reader = layout.holders(number).find(|(_, standing)| Standing::has_all(standing));
         let pace = self.of(reader.map_or(number, |(holder, _)| holder));
-        if !pace.is_slow.load(Ordering::Relaxed) {
-            return false;
-        }
+        pace.is_slow.load(Ordering::Relaxed).then_some(pace)
+    }
+
+    /// Whether what lies on a device will most likely be read from others.
+    pub(super) fn is_slow(&self, layout: &Layout, number: u16) -> bool {
+        self.slow(layout, number).is_some()
+    }
+
+    /// Whether what lies on a device had better be read from others. Now and then it is not so: who
+    /// asks then, and reads, finds out whether the device is faster again.
+    pub(super) fn avoids(&self, layout: &Layout, number: u16) -> bool {
+        let Some(pace) = self.slow(layout, number) else { return false };
         let mut tried = pace.tried.lock();
         let due = tried.is_none_or(|tried| tried.elapsed() >= TRIED_AGAIN);
         if due {
