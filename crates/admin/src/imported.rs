@@ -317,6 +317,9 @@ impl Imported {
             if name == Scrub::kept_as() {
                 self.scrub.take_up(&value)?;
             }
+            if name == Resilver::kept_as() {
+                self.resilver.take_up_kept(&value, self.read_only)?;
+            }
         }
         Ok(())
     }

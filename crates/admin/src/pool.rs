@@ -379,16 +379,16 @@ pub fn run(
 /// # Errors
 /// The file of a device was deleted; how to save what is in it.
 pub fn stays(pool: &Imported) -> Result<(), Refusal> {
-    let name = pool.name();
-    let figures = Figures::of(pool)?;
+    let deleted = || {
+        let devices = pool.devices.read();
+        devices.iter().find_map(|device| Some((device.name().to_owned(), device.deleted()?)))
+    };
+    let Some((device, open)) = deleted() else { return Ok(()) };
+    let (name, figures) = (pool.name(), Figures::of(pool)?);
     let survives = |group: &GroupFigures| group.survives(&figures.devices);
     if !figures.groups.is_empty() && figures.groups.iter().all(survives) {
         return Ok(());
     }
-    let devices = pool.devices.read();
-    let Some((device, open)) = devices.iter().find_map(|device| Some((device.name(), device.deleted()?))) else {
-        return Ok(());
-    };
     let what = format!(
         "cannot export '{name}': '{device}' was deleted: it is there as long as the pool is imported, and lost with the export"
     );

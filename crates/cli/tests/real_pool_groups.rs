@@ -611,13 +611,33 @@ fn imports_tell_what_is_missing() {
     );
     fs::write(pool.at.join("more"), Random(3).bytes(3 << 20)).unwrap();
     pool.yard.nacre(&["pool", "export", &pool.name]);
-    // It comes back, older than the others.
+    // It comes back, older than the others: it does not count for one of them.
     fs::rename(away(1), pool.path(1)).unwrap();
+    fs::rename(pool.path(2), away(2)).unwrap();
+    let shown = pool.yard.nacre(&["pool", "import", "-d", &here]);
+    for line in ["state: UNAVAIL", "raidz1-0 UNAVAIL insufficient replicas", "cannot be imported"] {
+        assert!(says(&shown, line), "{line}: {shown}");
+    }
+    let (code, said) = pool.yard.refused(&["pool", "import", "-d", &here, &pool.name]);
+    assert!(code == 1 && said.contains(pool.path(2)), "{said}");
+    fs::rename(away(2), pool.path(2)).unwrap();
     pool.import();
     pool.is_whole("an older device");
     pool.yard.nacre(&["pool", "export", &pool.name]);
     // It has everything now.
     fs::rename(pool.path(0), away(0)).unwrap();
+    pool.import();
+    assert!(fs::read(pool.at.join("more")).unwrap() == Random(3).bytes(3 << 20));
+    // A spare that has what a missing device had counts for it.
+    pool.yard.nacre(&["pool", "add", "--size", "128M", &pool.name, "spare", "s0"]);
+    eventually("the spare stands in", || pool.status().contains("INUSE"));
+    pool.yard.nacre(&["pool", "wait", "-t", "resilver", &pool.name]);
+    pool.yard.nacre(&["pool", "export", &pool.name]);
+    fs::rename(pool.path(1), away(1)).unwrap();
+    let shown = pool.yard.nacre(&["pool", "import", "-d", &here]);
+    for line in ["state: DEGRADED", "raidz1-0 DEGRADED", "can be imported despite missing"] {
+        assert!(says(&shown, line), "{line}: {shown}");
+    }
     pool.import();
     assert!(fs::read(pool.at.join("more")).unwrap() == Random(3).bytes(3 << 20));
 }

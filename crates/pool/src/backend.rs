@@ -232,6 +232,25 @@ pub trait Backend: Send + Sync {
     /// Reads much, to verify all copies.
     fn sweep(&self) -> Box<dyn Sweep + '_>;
 
+    /// Fills the buffer from a segment where none of the ways reads all of it right: with pieces that
+    /// different ways read, such that they are right together. `left` is how much may be judged for
+    /// that, bytes, and becomes less. Answers the numbers of the devices that are wrong somewhere in
+    /// it; `None` where it was not found.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for a place that does not exist.
+    fn piece_together(
+        &self,
+        at: SegmentAt<'_>,
+        offset: u64,
+        into: &mut [u8],
+        left: &mut u64,
+        is_right: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<Option<Vec<u16>>> {
+        let _ = (at, offset, into, left, is_right);
+        Ok(None)
+    }
+
     /// The number of the device that a way reads first.
     fn member(&self, at: SegmentAt<'_>, way: usize) -> u16;
 
@@ -305,6 +324,12 @@ pub trait Backend: Send + Sync {
     fn widen(&self, at: SegmentAt<'_>) -> Option<Place> {
         let _ = at;
         None
+    }
+
+    /// Whether [`Self::widen`] would add copies, if there is room for them.
+    fn would_widen(&self, at: SegmentAt<'_>) -> bool {
+        let _ = at;
+        false
     }
 
     /// Whether other devices hold the same as those that a place names.

@@ -17,7 +17,7 @@ use nacre_pool::device::Simulator;
 use nacre_pool::engine::{Dataset, NewDataset};
 use nacre_pool::files::{AttributeChange, Inode, MayReplace, NewInode, ParentView, Range};
 use nacre_pool::rows::{FileType, InodeRow};
-use nacre_pool::store::Access;
+use nacre_pool::store::{Access, Checked};
 use pools::{Imported, Random, check, create, open};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -256,6 +256,18 @@ fn write_fixtures() {
     write_fixture("v1-killed", &disk, &told);
 }
 
+/// Devices that were attached, or are to take the place of others, have everything.
+fn resilver(imported: &Imported) {
+    let (stale, changes) = imported.store.stale_devices().unwrap();
+    assert!(!stale.is_empty());
+    let mut whole = |checked: &Checked| checked.damage.is_none() || checked.mended;
+    assert!(imported.store.resilver(&mut whole, &mut |_| {}).unwrap());
+    imported.pool.commit().unwrap();
+    imported.store.strengthen().unwrap();
+    imported.pool.commit().unwrap();
+    assert!(imported.store.resilvered(&stale, changes).unwrap());
+}
+
 #[test]
 fn pools_of_all_versions_open_and_hold_what_they_held() {
     if std::env::var_os("NACRE_POOL_MAKE_FIXTURES").is_some() {
@@ -290,9 +302,30 @@ fn pools_of_all_versions_open_and_hold_what_they_held() {
         check(&imported);
         imported.store.close(true, 9).unwrap();
         drop(imported);
-        let imported = open(&[disk], 2, Access::ReadOnly).unwrap();
-        let now = manifest(&imported);
-        assert!(told.lines().all(|line| now.contains(line)), "{what}");
+        let holds_all = |imported: &Imported| {
+            let now = manifest(imported);
+            assert!(told.lines().all(|line| now.contains(line)), "{what}");
+        };
+        let imported = open(&[Arc::clone(&disk)], 2, Access::ReadOnly).unwrap();
+        holds_all(&imported);
+        drop(imported);
+        // It becomes a mirror, and its first device is replaced.
+        let [second, third] = ["second", "third"].map(|name| Arc::new(Simulator::new(name, LENGTH)));
+        let imported = open(&[disk], 3, Access::ReadWrite).unwrap();
+        imported.store.attach(0, Arc::clone(&second) as _, 50).unwrap();
+        resilver(&imported);
+        imported.store.replace(0, Arc::clone(&third) as _, 51).unwrap();
+        resilver(&imported);
+        holds_all(&imported);
+        check(&imported);
+        imported.store.close(true, 9).unwrap();
+        drop(imported);
+        for devices in [vec![Arc::clone(&third)], vec![Arc::clone(&second)], vec![third, second]] {
+            let access = if devices.len() > 1 { Access::ReadWrite } else { Access::ReadOnly };
+            let imported = open(&devices, 4, access).unwrap();
+            holds_all(&imported);
+            check(&imported);
+        }
     }
     assert!(found >= 5, "the fixtures are missing");
 }

@@ -1,19 +1,27 @@
 //! Devices of groups: taken offline, brought back, replaced; and making them whole in the
 //! background, which goes on at the next import where it was interrupted.
 //!
-//! Callers: the verbs, and imports that find a device which may lack something. Invariant: one
-//! resilver at a time; a device counts as whole only when one has come to its end since it was there,
-//! and a commit after that.
+//! Its state is kept among the pool's properties (under a name that is none of them).
+//!
+//! Callers: the verbs, and imports that find a device which may lack something. Invariants:
+//! - One resilver at a time; a device counts as whole only when one has come to its end since it was
+//!   there, and a commit after that.
+//! - What is kept of how far it is was durable on the devices before, and counts only as long as nothing
+//!   has become of any device since: the labels have the revision that was kept with it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use nacre_pool::PoolError;
+use nacre_pool::backend::Disks;
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
 use nacre_pool::label::{MemberRole, MemberStatus};
 use nacre_pool::store::{Checked, Store};
 use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
 
 use super::devices;
 use super::scrub::{Phase, ScrubReport};
@@ -24,6 +32,19 @@ use crate::imported::take_up;
 use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Imported, Kind, Refusal};
+
+/// The name under which its state is kept.
+const KEPT_AS: &str = "resilver";
+/// How often it is kept while it runs: about as often as there are commits.
+const KEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// What is kept of it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    report: ScrubReport,
+    /// The revision of the labels by which it is that far.
+    revision: u64,
+}
 
 /// Whether spares may be wanted.
 #[derive(Debug, Default)]
@@ -45,6 +66,8 @@ pub struct Resilver {
     store: Arc<Store>,
     watch: Arc<Watch>,
     devices: Arc<RwLock<Vec<Arc<Counted>>>>,
+    /// How far it is counts as long as no device has come or gone since this number of changes.
+    changes: AtomicU64,
 }
 
 impl Resilver {
@@ -57,7 +80,8 @@ impl Resilver {
     ) -> Self {
         let (pool, store, watch, devices, failing) =
             (Arc::clone(pool), Arc::clone(store), Arc::clone(watch), Arc::clone(devices), Arc::clone(failing));
-        Self { job: Job::default(), spares: Job::default(), failing, pool, store, watch, devices }
+        let changes = AtomicU64::new(0);
+        Self { job: Job::default(), spares: Job::default(), failing, pool, store, watch, devices, changes }
     }
 
     /// The devices are those that the store has now; these may be among them.
@@ -67,7 +91,7 @@ impl Resilver {
 
     /// A device may have failed: spares are looked for, by another thread.
     pub(crate) fn want_spares(self: &Arc<Self>) {
-        let health = self.store.on_devices().map(nacre_pool::backend::Disks::health).unwrap_or_default();
+        let health = self.store.on_devices().map(Disks::health).unwrap_or_default();
         if !health.iter().any(|device| device.role == MemberRole::Spare) {
             return;
         }
@@ -111,12 +135,63 @@ impl Resilver {
         **self.job.lock()
     }
 
+    /// The name under which its state is kept among the pool's properties.
+    #[must_use]
+    pub fn kept_as() -> &'static str {
+        KEPT_AS
+    }
+
+    /// Takes up what an import finds, before [`Self::begin`]: one that was interrupted goes on where it
+    /// was, if nothing has become of the devices since.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub(crate) fn take_up_kept(&self, kept: &str, read_only: bool) -> Result<(), Refusal> {
+        // A state that another version has written is not worth failing for.
+        let Ok(Kept { mut report, revision }) = serde_json::from_str::<Kept>(kept) else { return Ok(()) };
+        if report.phase == Phase::Running {
+            let Some(disks) = self.store.on_devices().filter(|_| !read_only) else { return Ok(()) };
+            if disks.stale().is_empty() {
+                // The last that it did was to have the labels say so.
+                (report.phase, report.ended) = (Phase::Finished, now());
+                self.keep(&report, 0)?;
+            } else if disks.left_at() != Some(revision) {
+                return Ok(());
+            }
+        }
+        **self.job.lock() = report;
+        Ok(())
+    }
+
+    fn keep(&self, report: &ScrubReport, revision: u64) -> Result<(), PoolError> {
+        let kept = serde_json::to_string(&Kept { report: *report, revision });
+        let kept = kept.map_err(|error| PoolError::Refused(format!("cannot write down the resilver: {error}")))?;
+        self.pool.set_pool_properties(&[(KEPT_AS, Some(&kept))])
+    }
+
+    /// Keeps how far it is, unless devices have come or gone since this number of changes.
+    fn keep_place(&self, changes: u64) -> Result<(), PoolError> {
+        let report = self.report();
+        // What was written so far is durable then, and the labels say how the devices are.
+        self.pool.commit()?;
+        let Some(disks) = self.store.on_devices() else { return Ok(()) };
+        let revision = disks.identity().revision;
+        if disks.changes() != changes { Ok(()) } else { self.keep(&report, revision) }
+    }
+
+    /// What cannot be kept is done again after the next import.
+    fn told(&self, kept: Result<(), PoolError>) {
+        if let Err(error) = kept {
+            tracing::warn!(%error, "how far the resilver is was not kept");
+        }
+    }
+
     /// Begins, if any device that is there may lack something.
     ///
     /// # Errors
     /// No thread can be started.
     pub(crate) fn begin(self: &Arc<Self>) -> Result<(), Refusal> {
-        let stale = self.store.on_devices().map(nacre_pool::backend::Disks::stale).unwrap_or_default();
+        let stale = self.store.on_devices().map(Disks::stale).unwrap_or_default();
         if stale.is_empty() {
             return Ok(());
         }
@@ -139,7 +214,7 @@ impl Resilver {
             match ended {
                 // Devices have come or gone meanwhile, or the pool is being left.
                 Ok(false) if state.goes_on() => {
-                    (state.examined, state.errors) = (0, 0);
+                    begin_anew(&mut state);
                     continue;
                 }
                 Ok(false) => {}
@@ -154,25 +229,42 @@ impl Resilver {
                     self.watch.note("ereport.fs.zfs.io", vec![("reason".to_owned(), error.to_string())]);
                 }
             }
+            let report = **state;
             drop(state);
+            if report.phase == Phase::Finished {
+                self.told(self.keep(&report, 0));
+            }
             if self.job.ends() {
                 return;
             }
         }
     }
 
-    /// Goes through everything once; answers whether all devices are whole now.
+    /// Goes through everything once, or through what is left of it; answers whether all devices are
+    /// whole now.
     fn go_through(&self) -> Result<bool, PoolError> {
         let (stale, changes) = self.store.stale_devices()?;
         if stale.is_empty() {
             return Ok(true);
+        }
+        if self.changes.swap(changes, Ordering::AcqRel) != changes {
+            begin_anew(&mut self.job.lock());
+        }
+        let ScrubReport { position, repaired, .. } = self.report();
+        // Its positions are numbers of segments.
+        let first = self.store.resilver_goes_on(u32::try_from(position).unwrap_or(0));
+        self.job.lock().position = first.into();
+        if position > 0 {
+            // By the labels of this import; and before copies are added that have nothing yet.
+            self.keep_place(changes)?;
         }
         let written = || {
             let devices = self.devices.read();
             let of = |number: &u16| devices.get(usize::from(*number)).map_or(0, |device| device.counts().written_bytes);
             stale.iter().map(of).sum::<u64>()
         };
-        let (mut clock, before) = (moment(), written());
+        let (mut clock, mut kept, before) = (moment(), moment(), written());
+        let since = || repaired + written().saturating_sub(before);
         let mut visit = |checked: &Checked| {
             if let Some(damage) = checked.damage.as_ref().filter(|_| !checked.mended) {
                 let name = self.devices.read().get(usize::from(checked.device)).map(|device| device.name().to_owned());
@@ -181,7 +273,7 @@ impl Resilver {
             let mut state = self.job.lock();
             state.examined += checked.bytes;
             state.errors += u64::from(checked.damage.is_some() && !checked.mended);
-            state.repaired = written().saturating_sub(before);
+            state.repaired = since();
             let ran = clock.elapsed().as_millis() as u64;
             if ran > 0 {
                 state.elapsed += ran;
@@ -189,10 +281,19 @@ impl Resilver {
             }
             state.goes_on()
         };
-        if !self.store.resilver(&mut visit, &mut |_| {})? {
+        let all = self.store.resilver_from(first, &mut visit, &mut |segment| {
+            self.job.lock().position = u64::from(segment) + 1;
+            if kept.elapsed() >= KEEP_EVERY {
+                kept = moment();
+                self.told(self.keep_place(changes));
+            }
+        });
+        self.job.lock().repaired = since();
+        if !all? {
+            // Where devices have come or gone, it begins anew.
+            self.told(self.keep_place(changes));
             return Ok(false);
         }
-        self.job.lock().repaired = written().saturating_sub(before);
         // What the log has is in segments then.
         self.pool.commit()?;
         self.store.strengthen()?;
@@ -202,6 +303,10 @@ impl Resilver {
         self.take_up(Vec::new());
         Ok(whole && self.store.stale_devices()?.0.is_empty())
     }
+}
+
+fn begin_anew(report: &mut ScrubReport) {
+    (report.position, report.examined, report.errors, report.repaired) = (0, 0, 0, 0);
 }
 
 pub(super) fn number_of(pool: &Imported, doing: &str, path: &Path) -> Result<u16, Refusal> {
@@ -254,7 +359,7 @@ pub(super) fn online(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     let doing = format!("cannot online {}", path.display());
     writable(pool, &doing)?;
     let number = number_of(pool, &doing, path)?;
-    let health = pool.store.on_devices().map(nacre_pool::backend::Disks::health).unwrap_or_default();
+    let health = pool.store.on_devices().map(Disks::health).unwrap_or_default();
     let is_used = |health: &nacre_pool::backend::DeviceHealth| health.status == MemberStatus::Online && !health.absent;
     if health.get(usize::from(number)).is_none_or(is_used) {
         return Ok(());
@@ -304,8 +409,10 @@ pub(super) fn replace(pool: &Imported, old: &Path, new: &Path, size: Option<u64>
     let (mut fresh, device) = fresh_beside(pool, &doing, number, (new, size, force))?;
     let guid = (pool.opening.entropy)();
     let replaced = pool.store.replace(number, Arc::clone(&device) as Arc<dyn Device>, guid);
+    if !matches!(replaced, Err(PoolError::Refused(_))) {
+        fresh.keep(1);
+    }
     replaced.map_err(|error| Refusal::pool(doing, &error))?;
-    fresh.keep(1);
     pool.failing.set_redundant();
     pool.resilver.take_up(vec![device]);
     note(pool, "sysevent.fs.zfs.vdev_attach", new, "ONLINE");
@@ -314,7 +421,7 @@ pub(super) fn replace(pool: &Imported, old: &Path, new: &Path, size: Option<u64>
 
 /// Devices that failed are tried again.
 pub(super) fn try_again(pool: &Imported) -> Result<(), Refusal> {
-    let health = pool.store.on_devices().map(nacre_pool::backend::Disks::health).unwrap_or_default();
+    let health = pool.store.on_devices().map(Disks::health).unwrap_or_default();
     let paths: Vec<PathBuf> = pool
         .devices
         .read()

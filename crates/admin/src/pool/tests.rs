@@ -160,6 +160,83 @@ fn a_spare_stands_in_by_itself() {
     assert_eq!(status(&pool.unwrap()).figures.devices[2].role, "spare");
 }
 
+fn plain(sims: &[Arc<Simulator>]) -> Vec<Arc<dyn Device>> {
+    sims.iter().map(|sim| Arc::clone(sim) as Arc<dyn Device>).collect()
+}
+
+fn finished(pool: &Imported) -> ScrubReport {
+    while pool.resilver.job.wait(std::time::Duration::from_secs(1)) {}
+    let report = pool.resilver.report();
+    assert_eq!((report.phase, report.errors), (Phase::Finished, 0));
+    report
+}
+
+/// A mirror that got a third device; the resilver has gone through a part when the power fails. Answers
+/// the devices, and how far it was.
+fn interrupted() -> (Vec<Arc<Simulator>>, ScrubReport) {
+    let sims: Vec<Arc<Simulator>> = (0..3).map(|at| Arc::new(Simulator::new(&format!("disk{at}"), 96 << 20))).collect();
+    let mirror = [nacre_pool::backend::NewGroup { kind: nacre_pool::label::GroupKind::Mirror, devices: 2 }];
+    let pool = Imported::create(plain(&sims[..2]), &mirror, "tank", &[], opening()).unwrap();
+    (0..24).for_each(|file| write(&pool, &format!("file{file}"), 1_000_000));
+    ask(&pool, PoolRequest::Sync).unwrap();
+    sims[2].slow_down(std::time::Duration::from_millis(20));
+    pool.store.attach(0, Arc::clone(&sims[2]) as Arc<dyn Device>, 50).unwrap();
+    pool.resilver.take_up(Vec::new());
+    pool.resilver.begin().unwrap();
+    while pool.resilver.report().examined < 8 << 20 {
+        crate::clock::pause(std::time::Duration::from_millis(1));
+    }
+    pool.resilver.job.leave();
+    let report = pool.resilver.report();
+    assert!(report.phase == Phase::Running && report.next > 0, "{report:?}");
+    drop(pool);
+    sims[2].slow_down(std::time::Duration::ZERO);
+    sims.iter().zip(5..).for_each(|(sim, seed)| sim.crash(seed));
+    (sims, report)
+}
+
+/// Everything is on this device alone.
+fn has_everything(sim: &Arc<Simulator>) {
+    let pool = Imported::open(plain(std::slice::from_ref(sim)), Access::ReadWrite, None, opening()).unwrap();
+    assert_eq!(findings(&pool), Vec::<String>::new());
+    pool.export().unwrap();
+}
+
+#[test]
+fn a_resilver_goes_on_where_it_was() {
+    let (sims, before) = interrupted();
+    let written = sims[2].written();
+    let pool = Imported::open(plain(&sims), Access::ReadWrite, None, opening()).unwrap();
+    let after = finished(&pool);
+    assert_eq!(after.started, before.started);
+    assert!(after.examined >= before.examined && after.repaired >= before.repaired, "{after:?}, before {before:?}");
+    let written = sims[2].written() - written;
+    assert!(written < 20 << 20, "{written} bytes of 24 files of 1 MB were written after {before:?}");
+    pool.export().unwrap();
+    // How it ended is told after the next import as well.
+    let pool = Imported::open(plain(&sims), Access::ReadWrite, None, opening()).unwrap();
+    assert_eq!(pool.resilver.report(), after);
+    pool.export().unwrap();
+    has_everything(&sims[2]);
+}
+
+/// Where the devices were used without the one that was being made whole, it begins anew.
+#[test]
+fn a_resilver_begins_anew_where_others_have_written() {
+    let (sims, before) = interrupted();
+    let pool = Imported::open(plain(&sims[..2]), Access::ReadWrite, None, opening()).unwrap();
+    write(&pool, "file0", 1_500_000);
+    pool.export().unwrap();
+    let written = sims[2].written();
+    let pool = Imported::open(plain(&sims), Access::ReadWrite, None, opening()).unwrap();
+    let after = finished(&pool);
+    assert!(after.repaired < 24 << 20, "what was written before was right: {after:?}, before {before:?}");
+    assert!(after.examined > 24 << 20, "{after:?}");
+    assert!(sims[2].written() - written < 24 << 20);
+    pool.export().unwrap();
+    has_everything(&sims[2]);
+}
+
 /// What a check says.
 fn findings(pool: &Imported) -> Vec<String> {
     struct Lines(Vec<String>);

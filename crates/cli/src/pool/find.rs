@@ -11,8 +11,9 @@ use nacre_daemon::{
 };
 use nacre_pool::{
     PoolError,
+    backend::Disks,
     device::{Device, FileDevice},
-    label::{self, GroupClass, GroupKind, Identity, MemberRole, PoolState},
+    label::{self, GroupClass, GroupKind, Identity, MemberRole, MemberStatus, PoolState},
 };
 use std::{
     collections::BTreeMap,
@@ -237,16 +238,26 @@ impl Candidate {
 
     /// Whether a device is there, or one that stands beside it.
     fn is_there(&self, index: usize) -> bool {
-        let beside = |(at, member): (usize, &label::Member)| {
-            let state = member.state;
-            state.status.belongs() && state.role.beside().map(usize::from) == Some(index) && self.has(at)
-        };
-        self.has(index) || self.identity.members.iter().enumerate().any(beside)
+        self.holders(index).next().is_some()
     }
 
-    /// How many devices of a group are missing.
-    fn missing_in(&self, group: u8) -> usize {
-        self.members().filter(|(at, member)| member.state.group == group && !self.is_there(*at)).count()
+    /// The devices that are there of those that hold what this one should hold: itself, and others that
+    /// stand beside it.
+    fn holders(&self, index: usize) -> impl Iterator<Item = &label::Member> {
+        let holds = move |at: usize, member: &label::Member| {
+            let state = member.state;
+            at == index || state.status.belongs() && state.role.beside().map(usize::from) == Some(index)
+        };
+        let all = self.identity.members.iter().enumerate();
+        all.filter(move |(at, member)| holds(*at, member) && self.has(*at)).map(|(_, member)| member)
+    }
+
+    /// How many devices of a group are missing, or lack something, without another that has it.
+    fn lacking_in(&self, group: u8) -> usize {
+        let is_whole = |at: usize| {
+            self.holders(at).any(|holder| !holder.state.stale && holder.state.status != MemberStatus::Offline)
+        };
+        self.members().filter(|(at, member)| member.state.group == group && !is_whole(*at)).count()
     }
 
     fn is_log(&self, group: u8) -> bool {
@@ -278,16 +289,26 @@ impl Candidate {
         u16::try_from(index).is_ok_and(|index| self.devices.contains_key(&index))
     }
 
-    /// Whether all devices are there.
+    /// Whether all devices are there, and lack nothing.
     pub fn is_whole(&self) -> bool {
         self.members().all(|(index, _)| self.has(index))
+            && (0..self.identity.groups.len() as u8).all(|group| self.lacking_in(group) == 0)
+    }
+
+    /// Why it cannot be imported with the devices that are there, if so: whoever would import it says
+    /// that.
+    pub fn refused(&self) -> Option<String> {
+        let open = |path: &PathBuf| {
+            let device = FileDevice::open(path, false).map_err(|error| format!("{}: {error}", path.display()))?;
+            Ok(Arc::new(device) as Arc<dyn Device>)
+        };
+        let found = self.devices.values().map(open).collect::<Result<Vec<_>, String>>();
+        found.and_then(|devices| Disks::find(devices, false).map_err(|error| error.to_string())).err()
     }
 
     /// Whether enough devices of each group are there.
     pub fn is_importable(&self) -> bool {
-        let identity = &self.identity;
-        let can_do_without = |group: u8| self.missing_in(group) <= identity.parity(group) || self.is_log(group);
-        self.is_whole() || !identity.groups.is_empty() && (0..identity.groups.len() as u8).all(can_do_without)
+        self.refused().is_none()
     }
 
     /// The machine that may be using it: another one than this.
@@ -371,7 +392,7 @@ impl Candidate {
                     GroupKind::Mirror => "mirror".to_owned(),
                     GroupKind::RaidZ(parity) => format!("raidz{parity}"),
                 };
-                let state = match self.missing_in(number) {
+                let state = match self.lacking_in(number) {
                     0 => "ONLINE",
                     missing if missing <= identity.parity(number) => "DEGRADED",
                     _ => "UNAVAIL  insufficient replicas",

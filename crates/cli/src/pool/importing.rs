@@ -143,10 +143,12 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         .exit(Exit::Busy)
         .next("name the one that is meant: -d FILE"));
     }
-    if !candidate.is_importable() {
+    if let Some(why) = candidate.refused() {
         let missing: Vec<String> =
             candidate.missing().iter().map(|path| printable(path.as_os_str().as_encoded_bytes())).collect();
-        let next = format!("missing: {}\n`nacre pool import` shows them; -d says where to look", missing.join(", "));
+        let why =
+            if missing.is_empty() { printable(why.as_bytes()) } else { format!("missing: {}", missing.join(", ")) };
+        let next = format!("{why}\n`nacre pool import` shows them; -d says where to look");
         return Err(Failure::new(format!("{doing}: one or more devices is currently unavailable")).next(next));
     }
     let lost = candidate.missing_logs();

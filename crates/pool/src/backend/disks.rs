@@ -11,7 +11,7 @@
 //!  roots    labels and syncs                    health  devices that fail, go and come back
 //!  slots    which slots are free                columns segments as copies, or as rows with parity
 //!  log_area the intent log's slots              heal    writing damaged copies anew
-//!  trim     telling devices of free room
+//!  trim     telling devices of free room      patchwork  ranges put together from pieces
 //! ```
 //!
 //! Callers: the store, by [`Backend`]; by name only for what concerns devices: adding them,
@@ -39,6 +39,7 @@ mod health;
 mod layout;
 mod log_area;
 mod members;
+mod patchwork;
 mod roots;
 mod shape;
 pub mod slots;
@@ -103,6 +104,9 @@ pub struct Disks {
     changes: AtomicU64,
     /// Something of the intent log may be on a device only that is not there.
     lost_log: bool,
+    /// By which labels those that may lack something at the import were left, if nobody has written to
+    /// them since.
+    left_at: Option<u64>,
     /// How late they answer.
     paces: Paces,
     /// What they have to read.
@@ -454,6 +458,17 @@ impl Backend for Disks {
         Box::new(self.start_sweep())
     }
 
+    fn piece_together(
+        &self,
+        at: SegmentAt<'_>,
+        offset: u64,
+        into: &mut [u8],
+        left: &mut u64,
+        is_right: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<Option<Vec<u16>>> {
+        self.put_together(at, offset, into, left, is_right)
+    }
+
     fn member(&self, at: SegmentAt<'_>, way: usize) -> u16 {
         self.first_column(at, way).map_or(0, |slot| slot.device)
     }
@@ -545,6 +560,13 @@ impl Backend for Disks {
     fn widen(&self, at: SegmentAt<'_>) -> Option<Place> {
         let mut rooms = self.rooms.lock();
         self.layout().widened(at.place, &mut rooms.slots, at.segment)
+    }
+
+    fn would_widen(&self, at: SegmentAt<'_>) -> bool {
+        let layout = self.layout();
+        let more = layout.lacks_copies(at.place).map(|device| SlotAddress { device: device as u16, slot: 0 });
+        let columns: Vec<SlotAddress> = at.place.iter().copied().chain(more).collect();
+        columns.len() > at.place.len() && Place::from(columns).is_possible()
     }
 
     fn is_paired(&self, at: SegmentAt<'_>) -> bool {

@@ -7,6 +7,8 @@
 //! Invariant: the same seed gives the same crash.
 
 use std::io;
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,6 +17,10 @@ use super::Device;
 
 /// Sectors are written whole or not at all, bytes.
 const SECTOR: usize = 512;
+/// So much is shared with copies of a device until one of them writes it, bytes.
+const PAGE: usize = 64 << 10;
+
+static ZEROS: [u8; PAGE] = [0; PAGE];
 
 /// A device in memory.
 #[derive(Debug)]
@@ -27,7 +33,7 @@ pub struct Simulator {
 #[derive(Debug, Default)]
 struct SimulatorState {
     /// What a read sees.
-    bytes: Vec<u8>,
+    pages: Pages,
     /// Writes since the last sync, oldest first: where, and what was there before.
     unsynced: Vec<(usize, Vec<u8>)>,
     /// Operations (writes and syncs) that still succeed.
@@ -39,6 +45,51 @@ struct SimulatorState {
     latency: Duration,
     written: u64,
     reads: u64,
+}
+
+/// The bytes of a device, in pages; those that were never written are zeros.
+#[derive(Clone, Debug, Default)]
+struct Pages(Vec<Option<Arc<[u8; PAGE]>>>);
+
+impl Pages {
+    fn of(length: u64) -> Self {
+        Self(vec![None; usize::try_from(length).unwrap_or(0).div_ceil(PAGE)])
+    }
+
+    /// The parts of a range: the page, where in it, where in the range.
+    fn parts(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
+        let pages = range.start / PAGE..range.end.div_ceil(PAGE);
+        pages.map(move |page| {
+            let (from, to) = (range.start.max(page * PAGE), range.end.min((page + 1) * PAGE));
+            (page, from - page * PAGE..to - page * PAGE, from - range.start..to - range.start)
+        })
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        for (page, within, part) in Self::parts(offset..offset + into.len()) {
+            let Some(into) = into.get_mut(part) else { continue };
+            match self.0.get(page).and_then(|page| page.as_ref()?.get(within)) {
+                Some(from) => into.copy_from_slice(from),
+                None => into.fill(0),
+            }
+        }
+    }
+
+    fn copy(&self, offset: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.read(offset, &mut bytes);
+        bytes
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        for (page, within, part) in Self::parts(offset..offset + bytes.len()) {
+            let Some(page) = self.0.get_mut(page) else { continue };
+            let page = page.get_or_insert_with(|| Arc::new([0; PAGE]));
+            if let (Some(to), Some(from)) = (Arc::make_mut(page).get_mut(within), bytes.get(part)) {
+                to.copy_from_slice(from);
+            }
+        }
+    }
 }
 
 /// Random numbers from a seed (SplitMix64), for whatever has to be the same in each run: crashes
@@ -73,25 +124,35 @@ impl Simulator {
     /// A device of zeros.
     #[must_use]
     pub fn new(name: &str, length: u64) -> Self {
-        let state =
-            SimulatorState { bytes: vec![0; usize::try_from(length).unwrap_or(0)], ..SimulatorState::default() };
-        Self { name: name.to_owned(), length: state.bytes.len() as u64, state: Mutex::new(state) }
+        Self::of(name, length, Pages::of(length))
+    }
+
+    fn of(name: &str, length: u64, pages: Pages) -> Self {
+        Self { name: name.to_owned(), length, state: Mutex::new(SimulatorState { pages, ..SimulatorState::default() }) }
     }
 
     /// A device that holds these bytes, durably.
     #[must_use]
-    pub fn with_bytes(name: &str, bytes: Vec<u8>) -> Self {
-        Self {
-            name: name.to_owned(),
-            length: bytes.len() as u64,
-            state: Mutex::new(SimulatorState { bytes, ..SimulatorState::default() }),
+    pub fn with_bytes(name: &str, bytes: impl AsRef<[u8]>) -> Self {
+        let bytes = bytes.as_ref();
+        let mut pages = Pages::of(bytes.len() as u64);
+        for (number, page) in bytes.chunks(PAGE).enumerate().filter(|(_, page)| !ZEROS.starts_with(page)) {
+            pages.write(number * PAGE, page);
         }
+        Self::of(name, bytes.len() as u64, pages)
+    }
+
+    /// Another device, that holds durably what a read of this one would see. What neither writes takes
+    /// memory once.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        Self::of(&self.name, self.length, self.state.lock().pages.clone())
     }
 
     /// What a read would see of the whole device.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        self.state.lock().bytes.clone()
+        self.state.lock().pages.copy(0, self.length as usize)
     }
 
     /// The power fails: of the sectors written since the last sync any subset is kept, chosen by
@@ -99,14 +160,12 @@ impl Simulator {
     pub fn crash(&self, seed: u64) {
         let mut random = Random(seed);
         let mut state = self.state.lock();
-        let SimulatorState { bytes, unsynced, .. } = &mut *state;
+        let SimulatorState { pages, unsynced, .. } = &mut *state;
         // Back to the last sync, newest write first, keeping what each write had put there.
         let mut news = Vec::new();
         for (offset, old) in std::mem::take(unsynced).into_iter().rev() {
-            if let Some(range) = bytes.get_mut(offset..offset + old.len()) {
-                news.push((offset, range.to_vec()));
-                range.copy_from_slice(&old);
-            }
+            news.push((offset, pages.copy(offset, old.len())));
+            pages.write(offset, &old);
         }
         news.reverse();
         let share = match seed % 4 {
@@ -133,9 +192,7 @@ impl Simulator {
             }
         }
         for (offset, sector) in sectors {
-            if let Some(range) = bytes.get_mut(offset..offset + sector.len()) {
-                range.copy_from_slice(sector);
-            }
+            pages.write(offset, sector);
         }
         state.allowed = None;
         state.failing_reads = false;
@@ -178,18 +235,16 @@ impl Simulator {
 
     /// Flips a bit; unnoticed, as on a medium that rots.
     pub fn rot(&self, offset: u64, bit: u8) {
+        let Ok(Range { start, .. }) = self.range(offset, 1) else { return };
         let mut state = self.state.lock();
-        if let Some(byte) = usize::try_from(offset).ok().and_then(|offset| state.bytes.get_mut(offset)) {
-            *byte ^= 1 << (bit % 8);
-        }
+        let byte: u8 = state.pages.copy(start, 1).iter().sum();
+        state.pages.write(start, &[byte ^ 1 << (bit % 8)]);
     }
 
     /// Something else stands in a range, and nobody was told: somebody wrote past the pool.
     pub fn overwrite(&self, offset: u64, other: &[u8]) {
-        let mut state = self.state.lock();
-        let range = usize::try_from(offset).ok().and_then(|offset| state.bytes.get_mut(offset..offset + other.len()));
-        if let Some(range) = range {
-            range.copy_from_slice(other);
+        if let Ok(Range { start, .. }) = self.range(offset, other.len()) {
+            self.state.lock().pages.write(start, other);
         }
     }
 
@@ -205,7 +260,7 @@ impl Simulator {
         }
     }
 
-    fn range(&self, offset: u64, length: usize) -> io::Result<std::ops::Range<usize>> {
+    fn range(&self, offset: u64, length: usize) -> io::Result<Range<usize>> {
         let start = usize::try_from(offset).map_err(|_| outside())?;
         let end = start.checked_add(length).ok_or_else(outside)?;
         if end as u64 > self.length { Err(outside()) } else { Ok(start..end) }
@@ -250,7 +305,7 @@ impl Device for Simulator {
         if state.failing_reads {
             return Err(io::Error::from(rustix::io::Errno::IO));
         }
-        buffer.copy_from_slice(state.bytes.get(range).ok_or_else(outside)?);
+        state.pages.read(range.start, buffer);
         Ok(())
     }
 
@@ -260,9 +315,8 @@ impl Device for Simulator {
         let mut state = self.state.lock();
         state.operation()?;
         state.written += bytes.len() as u64;
-        let place = state.bytes.get_mut(range.clone()).ok_or_else(outside)?;
-        let old = place.to_vec();
-        place.copy_from_slice(bytes);
+        let old = state.pages.copy(range.start, bytes.len());
+        state.pages.write(range.start, bytes);
         state.unsynced.push((range.start, old));
         Ok(())
     }
@@ -280,9 +334,8 @@ impl Device for Simulator {
         // A discarded range reads as anything: here as a pattern that no structure has.
         let range = self.range(offset, usize::try_from(length).map_err(|_| outside())?)?;
         let mut state = self.state.lock();
-        let place = state.bytes.get_mut(range.clone()).ok_or_else(outside)?;
-        let old = place.to_vec();
-        place.fill(0xdb);
+        let old = state.pages.copy(range.start, range.len());
+        state.pages.write(range.start, &vec![0xdb; range.len()]);
         state.unsynced.push((range.start, old));
         Ok(())
     }

@@ -13,7 +13,7 @@ use super::open::{read_table_copy, table_place};
 use super::scrub::{Checked, Walked, WrittenSoFar, check};
 use super::watch::Damaged;
 use super::{Location, Result, Store};
-use crate::backend::SegmentAt;
+use crate::backend::{Backend, SegmentAt};
 use crate::checksum;
 use crate::compress;
 use crate::error::{Damage, PoolError};
@@ -24,6 +24,10 @@ use crate::pointer::Pointer;
 
 /// The name of a frame: segment and number.
 type Name = (u32, u32);
+
+/// What is judged at most to put together one frame of which different parts are damaged in different
+/// copies, bytes.
+const MOST_JUDGED: u64 = 1 << 30;
 
 /// What is damaged at one place of a segment, and whose it is as far as headers tell.
 type Damages = BTreeMap<Name, (Damage, Option<Owner>)>;
@@ -55,6 +59,12 @@ impl Store {
             }
             return Ok(content);
         }
+        // What has moved is not damaged.
+        if self.find(pointer).is_ok_and(|now| now == *at)
+            && let Some(content) = self.read_pieces(pointer, at, &error)?
+        {
+            return Ok(content);
+        }
         Err(error)
     }
 
@@ -64,6 +74,23 @@ impl Store {
         let mut others = (0..self.backend.ways(at.at())).filter(|way| *way != good);
         let bad = others.find(|way| self.read_at(pointer, at, Some(*way)).is_err())?;
         Some(self.backend.member(at.at(), bad))
+    }
+
+    /// A frame's content from pieces that are whole in different ways; what is damaged is written anew.
+    fn read_pieces(&self, pointer: &Pointer, at: &Location, error: &PoolError) -> Result<Option<Arc<[u8]>>> {
+        if u64::from(pointer.stored.max(pointer.logical)) > self.longest {
+            return Ok(None);
+        }
+        let offset = at.offset + u64::from(Pointer::HEADER);
+        let Some((stored, content, wrong)) = put_together(&*self.backend, at.at(), offset, pointer)? else {
+            return Ok(None);
+        };
+        let durable = pointer.birth <= self.durable() && self.usable().is_ok();
+        let mended = durable && self.told(self.heal(at.at(), offset, &stored));
+        for device in wrong {
+            self.report_of(pointer, at, error, (device, mended));
+        }
+        Ok(Some(content.into()))
     }
 
     /// Whether a copy was mended; that it could not be is no error of whoever has the content.
@@ -90,7 +117,12 @@ impl Store {
         if !whole || checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
             return Ok(false);
         }
-        let mended = self.backend.heal(at, offset + skip as u64, frame.get(skip..).unwrap_or_default())?;
+        self.heal(at, offset + skip as u64, frame.get(skip..).unwrap_or_default())
+    }
+
+    /// Makes all copies of a part of a segment what it should be; answers whether it was still there.
+    fn heal(&self, at: SegmentAt<'_>, offset: u64, right: &[u8]) -> Result<bool> {
+        let mended = self.backend.heal(at, offset, right)?;
         self.sums.mended.fetch_add(mended.unwrap_or(0), Ordering::Relaxed);
         Ok(mended.is_some())
     }
@@ -108,18 +140,26 @@ impl Store {
         let good = looked.iter().position(Option::is_none);
         let (bad, damage) = looked.into_iter().enumerate().find_map(|(way, damage)| Some((way, damage?)))?;
         let device = self.backend.member(at, bad);
-        let mended = good.is_some_and(|good| self.told(self.mend_table(root, pointer, at, good)));
+        let mended = self.told(self.mend_table(root, pointer, at, good));
         Some((device, damage, mended))
     }
 
-    fn mend_table(&self, root: &Root, pointer: &Pointer, at: SegmentAt<'_>, good: usize) -> Result<bool> {
+    /// Makes all copies of a frame of the table what it is in one way, or, without any in which it is
+    /// whole, what can be put together.
+    fn mend_table(&self, root: &Root, pointer: &Pointer, at: SegmentAt<'_>, good: Option<usize>) -> Result<bool> {
         let committed = self.committed.lock();
         // Segments of the table are given back under this lock.
         let now = table_place(&committed.root, pointer).map(|at| at.place);
-        if now != table_place(root, pointer).map(|at| at.place) {
+        if now != table_place(root, pointer).map(|at| at.place) || self.usable().is_err() {
             return Ok(false);
         }
-        self.mend(pointer, at, u64::from(pointer.offset) * u64::from(Pointer::UNIT), good)
+        let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT);
+        if let Some(good) = good {
+            return self.mend(pointer, at, offset, good);
+        }
+        let content = offset + u64::from(Pointer::HEADER);
+        let Some((stored, ..)) = put_together(&*self.backend, at, content, pointer)? else { return Ok(false) };
+        self.heal(at, content, &stored)
     }
 
     /// Mends what it can of a segment that lies twice; answers whether there was anything. The
@@ -259,6 +299,24 @@ impl Store {
         }
         true
     }
+}
+
+/// What is stored of a frame that is whole in none of the ways, and its content, if it can be put
+/// together; and the devices that are wrong.
+#[expect(clippy::type_complexity, reason = "a tuple that is taken apart at once")]
+pub(super) fn put_together(
+    backend: &dyn Backend,
+    at: SegmentAt<'_>,
+    offset: u64,
+    pointer: &Pointer,
+) -> Result<Option<(Vec<u8>, Vec<u8>, Vec<u16>)>> {
+    let (mut stored, mut content) = (vec![0; pointer.stored as usize], vec![0; pointer.logical as usize]);
+    let mut is_right = |stored: &[u8]| {
+        compress::decompress(pointer.compression, stored, &mut content)
+            && checksum::content(pointer.checksum_kind, &content) == pointer.checksum
+    };
+    let wrong = backend.piece_together(at, offset, &mut stored, &mut MOST_JUDGED.clone(), &mut is_right)?;
+    Ok(wrong.map(|wrong| (stored, content, wrong)))
 }
 
 fn name_of(frame: &Walked<'_>) -> Name {

@@ -24,6 +24,7 @@ use crate::segment::table_log::{self, UncommittedRun};
 
 use super::appenders;
 use super::commit::{copies, release, slack, special};
+use super::copies::put_together;
 use super::{Committed, Map, Result, Store, Sums};
 
 /// What a new pool is to be.
@@ -582,7 +583,13 @@ fn read_table_frame(backend: &dyn Backend, root: &Root, pointer: &Pointer) -> Re
     for (at, way) in at.iter().flat_map(|at| (0..backend.ways(*at)).map(move |way| (*at, way))) {
         read = read_table_copy(backend, at, way, pointer);
         if read.is_ok() {
-            break;
+            return read;
+        }
+    }
+    if let (Some(at), Err(PoolError::Frame { damage: Damage::Checksum | Damage::Compression, .. })) = (at, &read) {
+        let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT) + u64::from(Pointer::HEADER);
+        if let Some((_, content, _)) = put_together(backend, at, offset, pointer)? {
+            return Ok(content);
         }
     }
     read

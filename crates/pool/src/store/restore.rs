@@ -34,7 +34,11 @@ const AHEAD: usize = 4;
 
 type Name = (u32, u32);
 
-/// A frame found whole.
+/// What is judged at most to put together frames of one segment of which different parts are damaged in
+/// different columns, bytes.
+const MOST_JUDGED: u64 = 2 << 30;
+
+/// A frame that was found, by its header.
 struct Found {
     name: Name,
     header: Header,
@@ -132,6 +136,18 @@ impl Verified {
     }
 }
 
+/// Whether these bytes are a whole frame with this header.
+fn is_frame(frame: &[u8], header: &Header) -> bool {
+    let Some((raw_header, stored)) = frame.split_at_checked(frame::LENGTH) else { return false };
+    Header::decode(raw_header).is_ok_and(|found| found == *header)
+        && check(&Walked::new(*header, 0, raw_header, stored)).is_none()
+}
+
+/// Whether more copies may be added to a segment.
+fn may_widen(segment: &Segment) -> bool {
+    segment.sealed && segment.live_frames > 0 && !segment.place.is_empty()
+}
+
 impl Store {
     /// What a segment holds, read in one way, and which parts of it cannot be read.
     fn image(&self, at: SegmentAt<'_>, way: usize, length: usize) -> (Vec<u8>, Vec<Range<usize>>) {
@@ -177,12 +193,15 @@ impl Store {
         let (numbered, row) = (!stream.is_of_moved(), (self.backend.row(&place) as usize).max(1));
         let mut verified = Verified { frames: BTreeMap::new(), written, numbered, row };
         let (mut go_on, device) = (true, self.backend.member(at, 0));
+        // By what headers say that are whole in some way, of what is not.
+        let mut torn: BTreeMap<usize, Found> = BTreeMap::new();
         self.walk_image(at, &image, &mut |frame| {
             let found = Found::of(&frame);
             if let Some(damage) = check(&frame) {
                 if damaged.contains_key(&found.name) {
                     damaged.insert(found.name, (damage, Some(frame.header.owner)));
                 }
+                torn.insert(found.offset, found);
                 return Ok(true);
             }
             if lives(&found) && damaged.remove(&found.name).is_some() {
@@ -208,8 +227,10 @@ impl Store {
             let (other, _) = self.image(at, way, length);
             let mut more = Vec::new();
             self.walk_image(at, &other, &mut |frame| {
-                if check(&frame).is_none() {
-                    more.push(Found::of(&frame));
+                let found = Found::of(&frame);
+                match check(&frame) {
+                    None => more.push(found),
+                    Some(_) => drop(torn.insert(found.offset, found)),
                 }
                 Ok(true)
             })?;
@@ -224,6 +245,28 @@ impl Store {
                 }
                 if let Some((damage, _)) = damaged.remove(&name).filter(|_| lives) {
                     mended.push((name, header, Some(damage), self.backend.blamed(at, way)));
+                }
+            }
+        }
+        if !verified.is_all() {
+            let mut left = MOST_JUDGED;
+            let whole: BTreeSet<Name> = verified.frames.values().map(|found| found.name).collect();
+            for found in torn.into_values().filter(|found| !whole.contains(&found.name)) {
+                let (name, header, range, lives) = (found.name, found.header, found.range(), lives(&found));
+                let mut frame = vec![0; found.length];
+                let mut is_right = |frame: &[u8]| is_frame(frame, &header);
+                let offset = range.start as u64;
+                let pieced = self.backend.piece_together(at, offset, &mut frame, &mut left, &mut is_right)?;
+                let Some(wrong) = pieced else { continue };
+                let Some(inside) = verified.add(found) else { continue };
+                if let Some(to) = image.get_mut(range) {
+                    to.copy_from_slice(&frame);
+                }
+                for content in inside.into_iter().filter(|name| living.contains(name)) {
+                    damaged.insert(content, (Damage::Header, None));
+                }
+                if let Some((damage, _)) = damaged.remove(&name).filter(|_| lives) {
+                    mended.extend(wrong.into_iter().map(|device| (name, header, Some(damage.clone()), device)));
                 }
             }
         }
@@ -276,6 +319,33 @@ impl Store {
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Suspended`].
     pub fn resilver(&self, visit: &mut dyn FnMut(&Checked) -> bool, done: &mut dyn FnMut(u32)) -> Result<bool> {
+        self.resilver_from(0, visit, done)
+    }
+
+    /// The segment with which a resilver may go on that has finished all before this one, and a commit
+    /// came after that: an earlier one, where copies are to be added that have nothing yet.
+    #[must_use]
+    pub fn resilver_goes_on(&self, first: u32) -> u32 {
+        let map = self.map.read();
+        let adds = |(id, segment): (&u32, &Segment)| {
+            let at = SegmentAt { segment: *id, place: &segment.place };
+            (may_widen(segment) && self.backend.would_widen(at)).then_some(*id)
+        };
+        map.table.segments().range(..first).find_map(adds).unwrap_or(first)
+    }
+
+    /// As [`Self::resilver`], from a segment on that [`Self::resilver_goes_on`] has answered. Whoever
+    /// goes on after an import has made sure that no device was written by others meanwhile
+    /// ([`Disks::left_at`]).
+    ///
+    /// # Errors
+    /// As [`Self::resilver`].
+    pub fn resilver_from(
+        &self,
+        first: u32,
+        visit: &mut dyn FnMut(&Checked) -> bool,
+        done: &mut dyn FnMut(u32),
+    ) -> Result<bool> {
         let stale: BTreeSet<u16> = self.disks()?.stale().into_iter().collect();
         if stale.is_empty() {
             return Ok(true);
@@ -297,7 +367,7 @@ impl Store {
         let concerns = |place: &Place| place.iter().any(|slot| numbers.contains(&slot.device));
         let ids: Vec<u32> = {
             let map = self.map.read();
-            let segments = map.table.segments().iter();
+            let segments = map.table.segments().range(first..);
             segments
                 .filter(|(_, segment)| segment.live_frames > 0 && concerns(&segment.place))
                 .map(|(id, _)| *id)
@@ -317,8 +387,7 @@ impl Store {
     fn widen(&self) -> Result<()> {
         self.usable()?;
         let mut map = self.map.write();
-        let living = |segment: &Segment| segment.sealed && segment.live_frames > 0 && !segment.place.is_empty();
-        let segments = map.table.segments().iter().filter(|(_, segment)| living(segment));
+        let segments = map.table.segments().iter().filter(|(_, segment)| may_widen(segment));
         let widen = |(id, segment): (&u32, &Segment)| {
             Some((*id, self.backend.widen(SegmentAt { segment: *id, place: &segment.place })?))
         };

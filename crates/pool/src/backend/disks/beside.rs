@@ -42,18 +42,14 @@ impl Disks {
         }
         self.fits_beside(number, &*device)?;
         self.form_groups();
-        self.seat(
-            device,
-            guid,
-            Standing {
-                group: layout.standing(number).map_or(0, |standing| standing.group),
-                role: MemberRole::Successor(number),
-                status: MemberStatus::Online,
-                stale: true,
-                absent: false,
-            },
-        )
-        .map(drop)
+        let standing = Standing {
+            group: layout.standing(number).map_or(0, |standing| standing.group),
+            role: MemberRole::Successor(number),
+            status: MemberStatus::Online,
+            stale: true,
+            absent: false,
+        };
+        self.seat(device, guid, standing, &|_| {}).map(drop)
     }
 
     /// Has a device as a spare from now on.
@@ -69,12 +65,9 @@ impl Disks {
             return refused(format!("{}: device is too small", device.name()));
         }
         self.form_groups();
-        self.seat(
-            device,
-            guid,
-            Standing { group: 0, role: MemberRole::Spare, status: MemberStatus::Online, stale: false, absent: false },
-        )
-        .map(drop)
+        let standing =
+            Standing { group: 0, role: MemberRole::Spare, status: MemberStatus::Online, stale: false, absent: false };
+        self.seat(device, guid, standing, &|_| {}).map(drop)
     }
 
     /// Has spares stand in for devices that have failed or are not there, the shortest that fits
@@ -187,8 +180,15 @@ impl Disks {
     }
 
     /// Gives a device a number of its own, under which nothing lies, and has the labels say what it
-    /// is.
-    pub(super) fn seat(&self, device: Arc<dyn Device>, guid: u64, standing: Standing) -> Result<u16> {
+    /// is, and what has become of the groups with it. Its own label comes first: with that, it is a
+    /// device of the pool; a crash before that leaves a pool that has never heard of it.
+    pub(super) fn seat(
+        &self,
+        device: Arc<dyn Device>,
+        guid: u64,
+        standing: Standing,
+        shape: &dyn Fn(&mut Layout),
+    ) -> Result<u16> {
         let mut identity = self.identity();
         let is_vacant = |member: &Member| member.guid == 0 && member.state.status == MemberStatus::Removed;
         let at = identity.members.iter().position(is_vacant).unwrap_or(identity.members.len());
@@ -205,8 +205,23 @@ impl Disks {
             Some(vacant) => *vacant = member,
             None => identity.members.push(member),
         }
+        let change = |layout: &mut Layout| {
+            shape(layout);
+            match layout.devices.get_mut(at) {
+                Some(vacant) => *vacant = standing,
+                None => layout.devices.push(standing),
+            }
+        };
+        let mut then = Layout::clone(&self.layout());
+        change(&mut then);
+        let told = Identity { index: number, revision: identity.revision + 1, ..identity.clone() };
+        let told = Self::labelled_by(&then, told);
         // Refused before anything is done.
-        identity.check()?;
+        told.check()?;
+        if let Err(error) = label::write_identity(&*device, &told) {
+            clear(&*device);
+            return refused(error.to_string());
+        }
         let mut devices = Devices::clone(&self.devices.read());
         match devices.get_mut(at) {
             Some(vacant) => *vacant = device,
@@ -223,10 +238,7 @@ impl Disks {
             }
         }
         self.unwiped.lock().insert(number);
-        self.change(|layout| match layout.devices.get_mut(at) {
-            Some(vacant) => *vacant = standing,
-            None => layout.devices.push(standing),
-        });
+        self.change(change);
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.unlabelled.store(true, Ordering::Release);
         self.write_identities(&identity)?;

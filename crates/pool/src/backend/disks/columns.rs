@@ -4,7 +4,8 @@
 //! Caller: the backend of devices. Invariants:
 //! - RowShape are written whole, once.
 //! - What is read in one way leaves out the same columns for every range of a segment, as long as no
-//!   device fails or comes back meanwhile.
+//!   device fails or comes back meanwhile. Only the first way depends on how the devices are: whoever
+//!   tries all others has tried each set of columns, whatever becomes of devices meanwhile.
 
 use super::balance::{self, Copy};
 use super::layout::{Layout, Standing};
@@ -250,8 +251,10 @@ impl Disks {
 
     /// The columns that a way of reading rows leaves out; `None` behind the last way.
     fn left_out(&self, layout: &Layout, at: SegmentAt<'_>, rows: RowShape, way: usize) -> Option<Columns> {
-        let first = self.left_out_first(layout, at, rows, &|slot| self.is_late(layout, *slot));
-        std::iter::once(first).chain(sets(rows).filter(|set| *set != first)).take(MOST_WAYS).nth(way)
+        match way.checked_sub(1) {
+            None => Some(self.left_out_first(layout, at, rows, &|slot| self.is_late(layout, *slot))),
+            Some(way) => sets(rows).take(MOST_WAYS).nth(way),
+        }
     }
 
     /// What the first way leaves out, where these are late.
@@ -272,18 +275,27 @@ impl Disks {
         first
     }
 
+    /// The copy that a way reads.
+    fn copy_of(&self, layout: &Layout, at: SegmentAt<'_>, way: usize) -> Option<usize> {
+        match way.checked_sub(1) {
+            Some(way) if !layout.is_plain() => Some(way).filter(|column| *column < at.place.len()),
+            _ => self.copies_in_order(layout, at).get(way).copied(),
+        }
+    }
+
     pub(super) fn count_ways(&self, at: SegmentAt<'_>) -> usize {
         let layout = self.layout();
         match self.rows(&layout, at) {
-            None => at.place.len().max(1),
-            Some(rows) => sets(rows).take(MOST_WAYS).count(),
+            None if layout.is_plain() || at.place.len() < 2 => at.place.len().max(1),
+            None => at.place.len() + 1,
+            Some(rows) => sets(rows).take(MOST_WAYS).count() + 1,
         }
     }
 
     pub(super) fn first_column(&self, at: SegmentAt<'_>, way: usize) -> Option<SlotAddress> {
         let layout = self.layout();
         let column = match self.rows(&layout, at) {
-            None => *self.copies_in_order(&layout, at).get(way)?,
+            None => self.copy_of(&layout, at, way)?,
             Some(rows) => {
                 let out = self.left_out(&layout, at, rows, way)?;
                 (0..at.place.len()).find(|column| !has(out, *column))?
@@ -417,12 +429,13 @@ impl Disks {
         let layout = self.layout();
         let missing = || PoolError::Format(Damage::Structure("a segment without a place"));
         let Some(rows) = self.rows(&layout, at) else {
-            let order = self.copies_in_order(&layout, at);
+            let first = self.copy_of(&layout, at, way).ok_or_else(missing)?;
+            let others = if layout.is_plain() { Vec::new() } else { self.copies_in_order(&layout, at) };
             let mut read = Err(missing());
             // A copy that cannot be read at all is as good as none in groups: whoever asks for it gets
             // another one, and verifies that as well.
-            for column in order.iter().cycle().skip(way).take(if layout.is_plain() { 1 } else { order.len() }) {
-                let Some(slot) = at.place.get(*column).filter(|_| way < order.len()) else { continue };
+            for column in std::iter::once(first).chain(others.into_iter().filter(|column| *column != first)) {
+                let Some(slot) = at.place.get(column) else { continue };
                 read = self.usable_device(&layout, slot.device).and_then(|()| self.read_slot(*slot, offset, into));
                 if !matches!(read, Err(PoolError::Device { .. })) {
                     break;
@@ -585,12 +598,16 @@ impl Disks {
 /// Sets of columns to be left out: none, then each alone, then two, as long as parity gives them back
 /// and something else is read than before.
 fn sets(rows: RowShape) -> impl Iterator<Item = Columns> {
-    let count = rows.width + rows.parity;
     let data: Columns = (1 << rows.width) - 1;
+    sets_of(rows.width + rows.parity, rows.parity).filter(move |set| *set == 0 || set & data != 0)
+}
+
+/// Sets of so many columns at most: none, then each alone, then two.
+pub(super) fn sets_of(count: usize, most: usize) -> impl Iterator<Item = Columns> {
     let singles = (0..count).map(|column| 1 << column);
     let pairs = (0..count).flat_map(move |a| (a + 1..count).map(move |b| 1 << a | 1 << b));
     let threes = (0..count)
         .flat_map(move |a| (a + 1..count).flat_map(move |b| (b + 1..count).map(move |c| 1 << a | 1 << b | 1 << c)));
     let all = std::iter::once(0).chain(singles).chain(pairs).chain(threes);
-    all.filter(move |set: &Columns| (*set == 0 || set & data != 0) && set.count_ones() as usize <= rows.parity)
+    all.filter(move |set: &Columns| set.count_ones() as usize <= most)
 }

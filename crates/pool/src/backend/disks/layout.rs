@@ -440,14 +440,7 @@ impl Layout {
     /// where there is nothing to be added, or no room for it. A segment that lies twice on one device
     /// stays as it is.
     pub(super) fn widened(&self, place: &Place, slots: &mut Slots, owner: u32) -> Option<Place> {
-        let group = self.group_of(place);
-        if place.parity() > 0 || self.groups.get(group).map(|group| group.kind) != Some(GroupKind::Mirror) {
-            return None;
-        }
-        let has = |device: usize| place.iter().any(|slot| usize::from(slot.device) == device);
-        let may = |at: u16| self.is_used(at) && !self.is_whole(at);
-        let lacks = |(at, _): &(usize, &Standing)| !has(*at) && may(*at as u16);
-        let lacking: Vec<usize> = self.members(group).filter(lacks).map(|(at, _)| at).collect();
+        let lacking: Vec<usize> = self.lacks_copies(place).collect();
         let roomy = lacking.iter().all(|at| slots.of_device(*at).1 > 0);
         let mut columns = place.to_vec();
         columns.extend(lacking.iter().filter(|_| roomy).filter_map(|at| slots.take_of(*at, owner)));
@@ -457,6 +450,16 @@ impl Layout {
         }
         widened.iter().skip(place.len()).for_each(|slot| slots.release(*slot));
         None
+    }
+
+    /// The devices of a place's mirror that may lack something and have no copy of what lies there.
+    pub(super) fn lacks_copies(&self, place: &Place) -> impl Iterator<Item = usize> {
+        let group = self.group_of(place);
+        let kind = self.groups.get(group).map(|group| group.kind);
+        let mirrored = place.parity() == 0 && kind == Some(GroupKind::Mirror);
+        let has = move |device: usize| place.iter().any(|slot| usize::from(slot.device) == device);
+        let lacks = move |at: usize| mirrored && !has(at) && self.is_used(at as u16) && !self.is_whole(at as u16);
+        self.members(group).map(|(at, _)| at).filter(move |at| lacks(*at))
     }
 }
 

@@ -10,7 +10,9 @@ use super::{Devices, Disks, Result, Rooms, slots};
 use crate::checksum;
 use crate::device::{Device, failed};
 use crate::error::PoolError;
-use crate::label::{self, Group, GroupKind, Identity, Member, MemberRole, MemberState, MemberStatus, SlotAddress};
+use crate::label::{
+    self, Group, GroupKind, Identity, Member, MemberRole, MemberState, MemberStatus, PoolState, SlotAddress,
+};
 
 /// The shortest device that a pool lies on, bytes.
 pub const MINIMUM_DEVICE: u64 = 64 << 20;
@@ -207,6 +209,7 @@ impl Disks {
             log: Default::default(),
             logging: Default::default(),
             lost_log: Default::default(),
+            left_at: None,
             unwritten: Default::default(),
             layout: parking_lot::RwLock::new(Arc::new(layout)),
             identity: parking_lot::Mutex::new(identity.clone()),
@@ -264,6 +267,7 @@ impl Disks {
         };
         let newest = found.iter().max_by_key(age).map(|(_, identity, _)| identity.clone());
         let Some(mut newest) = newest else { return refused("a pool needs a device") };
+        let said = newest.clone();
         // What was about to join when the last one to know of it died has nothing of the pool.
         newest.members.iter_mut().filter(|member| member.state.status == MemberStatus::Joining).for_each(vacate);
         let used =
@@ -299,10 +303,13 @@ impl Disks {
         }
         let was_whole: Vec<bool> = newest.members.iter().map(|member| !member.state.stale).collect();
         let (revision, mut absent, mut ordered) = (newest.revision, Vec::new(), Devices::new());
+        let mut as_left = Vec::new();
         let names: BTreeSet<String> = by_index.values().map(|(_, device)| device.name().to_owned()).collect();
         for (index, member) in (0..).zip(&mut newest.members) {
             let there = by_index.remove(&index);
             absent.push(there.is_none());
+            let knows = |own: &Identity| Identity { index: said.index, ..own.clone() } == said;
+            as_left.push(there.as_ref().is_none_or(|(own, _)| member.state.stale && knows(own)));
             // A spare that nobody needs holds nothing.
             let holds = member.state.status.belongs() && member.state.role != MemberRole::Spare;
             if let Some((identity, _)) = &there {
@@ -339,6 +346,10 @@ impl Disks {
         }
         let mut disks = Self::with_absent(ordered, &newest, absent);
         let layout = disks.layout();
+        let as_left = disks.stale().into_iter().all(|at| as_left.get(usize::from(at)).copied().unwrap_or(false));
+        // Leaving in order writes them once more.
+        let left_at = said.revision - u64::from(said.state == PoolState::Exported && said.revision > 0);
+        disks.left_at = as_left.then_some(left_at);
         disks.lost_log = (0..layout.groups.len()).filter(|group| layout.is_log(*group)).any(|group| {
             let had = |(at, _): (usize, &Standing)| was_whole.get(at).copied().unwrap_or(false);
             layout.members(group).any(had) && layout.lacking(group) == layout.members(group).count()
@@ -370,6 +381,13 @@ impl Disks {
         let layout = self.layout();
         let holding = layout.data_groups().chain(layout.special_groups());
         holding.into_iter().find(|group| layout.lacking(*group) > layout.parity(*group))
+    }
+
+    /// The revision of the labels when the pool was last in use, if all devices that may lack something
+    /// were so by then, and nothing has become of any device since: nobody else has written to them.
+    #[must_use]
+    pub fn left_at(&self) -> Option<u64> {
+        self.left_at.filter(|_| self.changes() == 0)
     }
 
     /// What was made durable last may be on a device only that was for the log and is not there:

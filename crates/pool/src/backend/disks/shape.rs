@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::beside::clear;
-use super::layout::Standing;
+use super::layout::{Layout, Standing};
 use super::members::{Missing, NewGroup, path_hint};
 use super::{Devices, Disks, Result, slots};
 use crate::device::Device;
@@ -66,24 +66,20 @@ impl Disks {
             return refused("too many devices in a group, or too many groups");
         }
         let alone = layout.members(group).count() == 1;
-        let mut own = group;
         self.form_groups();
-        self.change(|layout| match kind {
+        let own = if kind == GroupKind::Plain && !alone { self.layout().groups.len() } else { group };
+        let standing =
+            Standing { group: own, role: MemberRole::Own, status: MemberStatus::Online, stale: true, absent: false };
+        let mirror = |layout: &mut Layout| match kind {
             GroupKind::Plain if alone => layout.set_kind(group, GroupKind::Mirror),
             GroupKind::Plain => {
-                own = layout.groups.len();
                 let class = layout.groups.get(group).map(|group| group.class).unwrap_or_default();
                 layout.groups.push(Group { class, ..Group::new(GroupKind::Mirror) });
                 layout.move_to(beside, own);
             }
             _ => {}
-        });
-        self.seat(
-            device,
-            guid,
-            Standing { group: own, role: MemberRole::Own, status: MemberStatus::Online, stale: true, absent: false },
-        )
-        .map(drop)
+        };
+        self.seat(device, guid, standing, &mirror).map(drop)
     }
 
     /// Whether a device is one that can be taken out, whatever would be lost.

@@ -1,0 +1,5 @@
+//! Parts of the tests of groups of devices (`groups.rs`).
+
+pub mod fused;
+mod missing;
+mod scattered;
