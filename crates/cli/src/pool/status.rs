@@ -361,12 +361,12 @@ fn remark(figures: &Figures, device: &DeviceFigures, shown: &StatusView) -> Stri
 /// The tree of groups and devices with their errors.
 fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
     let wanted = |device: &DeviceFigures| !shown.ill_devices || device_is_ill(figures, device);
-    let shown_rows = |(class, heading)| {
+    let shown_rows = |(class, heading): (&str, Option<&'static str>)| {
         let rows = tree::rows(figures, class).into_iter();
         let rows: Vec<_> = rows.filter(|(_, vdev)| vdev.devices(figures).into_iter().any(wanted)).collect();
         (heading, rows)
     };
-    let parts: Vec<(Option<&str>, Vec<(usize, Vdev<'_>)>)> = tree::PARTS.into_iter().map(shown_rows).collect();
+    let parts: Vec<_> = tree::PARTS.into_iter().map(shown_rows).collect();
     let width = parts
         .iter()
         .flat_map(|(_, rows)| rows)
