@@ -188,7 +188,7 @@ fn interrupted() -> (Vec<Arc<Simulator>>, ScrubReport) {
     }
     pool.resilver.job.leave();
     let report = pool.resilver.report();
-    assert!(report.phase == Phase::Running && report.next > 0, "{report:?}");
+    assert!(report.phase == Phase::Running && report.position > 0, "{report:?}");
     drop(pool);
     sims[2].slow_down(std::time::Duration::ZERO);
     sims.iter().zip(5..).for_each(|(sim, seed)| sim.crash(seed));
