@@ -99,7 +99,7 @@ pub struct NewestRoot {
 
 /// What a sweep has read of a segment.
 #[derive(Debug)]
-pub struct Swept {
+pub struct SweptRange {
     /// The content, as of [`Backend::read`].
     pub bytes: Vec<u8>,
     /// All copies are the same and parity fits, as far as devices are there; none that is lacks
@@ -119,7 +119,7 @@ pub trait Sweep {
     /// # Errors
     /// [`PoolError::Device`] where it cannot be read in any way; [`PoolError::Format`] where nothing
     /// was asked for.
-    fn take(&mut self) -> Result<Swept>;
+    fn take(&mut self) -> Result<SweptRange>;
 
     /// Memory of something taken that is not needed any more.
     fn give_back(&mut self, bytes: Vec<u8>) {

@@ -442,7 +442,11 @@ impl Backend for Disks {
 
     fn independent(&self) -> usize {
         let layout = self.layout();
-        if layout.is_plain() { self.devices.read().len() } else { layout.data_groups().count() }
+        if layout.is_plain() {
+            return self.devices.read().len();
+        }
+        let of = |group: usize| if layout.parity(group) == 0 { layout.members(group).count() } else { 1 };
+        layout.data_groups().map(of).sum()
     }
 
     fn lane(&self, at: SegmentAt<'_>) -> u64 {

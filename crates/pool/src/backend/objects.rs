@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 
 pub use bucket::{Bucket, MemoryBucket, Put};
 
-use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, Swept};
+use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt, Sweep, SweptRange};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
@@ -258,12 +258,12 @@ impl Sweep for ObjectSweep<'_> {
         self.asked.push_back((at.segment, at.place.clone(), offset, length));
     }
 
-    fn take(&mut self) -> Result<Swept> {
+    fn take(&mut self) -> Result<SweptRange> {
         let nothing = PoolError::Format(Damage::Structure("nothing was asked for"));
         let (segment, place, offset, length) = self.asked.pop_front().ok_or(nothing)?;
         let mut bytes = vec![0; length];
         self.objects.read(SegmentAt { segment, place: &place }, 0, offset, &mut bytes)?;
-        Ok(Swept { bytes, agree: true })
+        Ok(SweptRange { bytes, agree: true })
     }
 }
 

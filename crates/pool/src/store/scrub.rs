@@ -39,7 +39,7 @@ impl WrittenSoFar {
 }
 
 /// A part of a segment in memory, which moves on with a walk.
-pub(super) trait Part {
+pub(super) trait WalkedPart {
     /// From now on it holds this range, and nothing before it; the segment ends at `end`.
     fn slide(&mut self, from: usize, to: usize, end: usize) -> Result<()>;
 
@@ -56,7 +56,7 @@ struct Window<'a> {
     bytes: Vec<u8>,
 }
 
-impl Part for Window<'_> {
+impl WalkedPart for Window<'_> {
     fn slide(&mut self, from: usize, to: usize, end: usize) -> Result<()> {
         if from >= self.start && to <= self.start + self.bytes.len() {
             return Ok(());
@@ -74,7 +74,7 @@ impl Part for Window<'_> {
 /// All of a segment.
 struct Image<'a>(&'a [u8]);
 
-impl Part for Image<'_> {
+impl WalkedPart for Image<'_> {
     fn slide(&mut self, _from: usize, _to: usize, _end: usize) -> Result<()> {
         Ok(())
     }
@@ -332,7 +332,7 @@ impl Store {
         &self,
         at: SegmentAt<'_>,
         (stream, written, copied): (WriteStream, WrittenSoFar, bool),
-        part: &mut dyn Part,
+        part: &mut dyn WalkedPart,
         visit: &mut dyn FnMut(&Checked) -> bool,
     ) -> Result<Met> {
         let (id, device) = (at.segment, self.backend.member(at, 0));
@@ -496,7 +496,7 @@ impl Store {
     fn walk_part(
         &self,
         id: u32,
-        part: &mut dyn Part,
+        part: &mut dyn WalkedPart,
         stream: WriteStream,
         end: usize,
         strict: bool,

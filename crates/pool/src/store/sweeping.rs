@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Sender, bounded};
 
-use super::scrub::{Checked, Met, Part, SegmentInfo, WrittenSoFar};
+use super::scrub::{Checked, Met, SegmentInfo, WalkedPart, WrittenSoFar};
 use super::workers::unpin_thread;
 use super::{Result, Store};
-use crate::backend::{Backend, SegmentAt, Sweep, Swept};
+use crate::backend::{Backend, SegmentAt, Sweep, SweptRange};
 use crate::error::{Damage, PoolError};
 use crate::frames::WriteStream;
 use crate::label::Place;
@@ -31,7 +31,7 @@ const WAITING: usize = 64;
 
 /// A segment to be verified, as it was when that began.
 #[derive(Debug)]
-pub(super) struct Stop {
+pub(super) struct SweepStop {
     id: u32,
     pub(super) position: u64,
     lane: u64,
@@ -44,7 +44,7 @@ pub(super) struct Stop {
 
 /// The segments of a lane being read.
 struct Lane<'a> {
-    stops: &'a [Stop],
+    stops: &'a [SweepStop],
     sweep: Box<dyn Sweep + 'a>,
     /// What was asked for: of which segment, from where.
     asked: VecDeque<(usize, u64)>,
@@ -53,7 +53,7 @@ struct Lane<'a> {
 }
 
 impl<'a> Lane<'a> {
-    fn new(backend: &'a dyn Backend, stops: &'a [Stop]) -> Self {
+    fn new(backend: &'a dyn Backend, stops: &'a [SweepStop]) -> Self {
         Self { stops, sweep: backend.sweep(), asked: VecDeque::new(), next: (0, 0) }
     }
 
@@ -74,7 +74,7 @@ impl<'a> Lane<'a> {
     }
 
     /// What comes next of a segment; `None` behind its end.
-    fn take(&mut self, number: usize) -> Option<Result<(u64, Swept)>> {
+    fn take(&mut self, number: usize) -> Option<Result<(u64, SweptRange)>> {
         loop {
             self.ask_ahead();
             let (of, offset) = *self.asked.front()?;
@@ -113,7 +113,7 @@ impl Sweeping<'_, '_> {
     /// Reads on; answers whether there was anything.
     fn read_on(&mut self, from: usize) -> Result<bool> {
         let Some(taken) = self.lane.take(self.number) else { return Ok(false) };
-        let (offset, Swept { bytes, agree }) = taken?;
+        let (offset, SweptRange { bytes, agree }) = taken?;
         self.agree &= agree;
         let gone = from.saturating_sub(self.start).min(self.bytes.len());
         self.start += gone;
@@ -129,7 +129,7 @@ impl Sweeping<'_, '_> {
     }
 }
 
-impl Part for Sweeping<'_, '_> {
+impl WalkedPart for Sweeping<'_, '_> {
     fn slide(&mut self, from: usize, to: usize, _end: usize) -> Result<()> {
         while to > self.start + self.bytes.len() {
             if !self.read_on(from)? {
@@ -153,31 +153,31 @@ enum Told {
 
 impl Store {
     /// A segment as it is now.
-    pub(super) fn stop(&self, segment: SegmentInfo) -> Stop {
+    pub(super) fn stop(&self, segment: SegmentInfo) -> SweepStop {
         let SegmentInfo { id, stream, sealed, place, frames, bytes, .. } = segment;
         let at = SegmentAt { segment: id, place: &place };
         let (row, width) = (u64::from(self.backend.row(&place)).max(1), place.width() as u64);
         let (position, lane) = (self.backend.position(at), self.backend.lane(at));
         let step = (AT_ONCE * width / row).max(1) * row;
-        Stop { id, position, lane, place, stream, written: WrittenSoFar { frames, bytes, sealed }, step }
+        SweepStop { id, position, lane, place, stream, written: WrittenSoFar { frames, bytes, sealed }, step }
     }
 
     /// Verifies these segments; `done` is told the positions up to which all is done. Answers whether
     /// the visitor has let it come to the end.
     pub(super) fn sweep(
         &self,
-        stops: Vec<Stop>,
+        stops: Vec<SweepStop>,
         visit: &mut dyn FnMut(&Checked) -> bool,
         done: &mut dyn FnMut(u64),
     ) -> Result<bool> {
-        let mut lanes: BTreeMap<u64, Vec<Stop>> = BTreeMap::new();
+        let mut lanes: BTreeMap<u64, Vec<SweepStop>> = BTreeMap::new();
         let numbers: BTreeSet<u64> = stops.iter().map(|stop| stop.lane).collect();
         let number_of: BTreeMap<u64, u64> =
             numbers.into_iter().zip(0..).map(|(lane, number)| (lane, number % LANES as u64)).collect();
         for stop in stops {
             lanes.entry(number_of.get(&stop.lane).copied().unwrap_or(0)).or_default().push(stop);
         }
-        let mut lanes: Vec<Vec<Stop>> = lanes.into_values().collect();
+        let mut lanes: Vec<Vec<SweepStop>> = lanes.into_values().collect();
         lanes.iter_mut().for_each(|stops| stops.sort_by_key(|stop| (stop.position, stop.id)));
         match lanes.as_slice() {
             [] => Ok(true),
@@ -188,13 +188,13 @@ impl Store {
 
     fn sweep_lanes(
         &self,
-        lanes: &[Vec<Stop>],
+        lanes: &[Vec<SweepStop>],
         visit: &mut dyn FnMut(&Checked) -> bool,
         done: &mut dyn FnMut(u64),
     ) -> Result<bool> {
         let stopped = AtomicBool::new(false);
         let (tell, told) = bounded::<Told>(WAITING);
-        let along = |number: usize, stops: &[Stop], tell: &Sender<Told>| {
+        let along = |number: usize, stops: &[SweepStop], tell: &Sender<Told>| {
             unpin_thread();
             let mut visit = |checked: &Checked| {
                 !stopped.load(Ordering::Relaxed) && tell.send(Told::Checked(checked.clone())).is_ok()
@@ -219,7 +219,7 @@ impl Store {
                 started.push(std::thread::Builder::new().name("pool-verify".to_owned()).spawn_scoped(scope, work));
             }
             drop(tell);
-            let first = |stops: &Vec<Stop>| stops.first().map_or(u64::MAX, |stop| stop.position);
+            let first = |stops: &Vec<SweepStop>| stops.first().map_or(u64::MAX, |stop| stop.position);
             let mut reached: Vec<u64> = lanes.iter().map(first).collect();
             let (mut before, mut refused) = (0, false);
             for told in told {
@@ -254,7 +254,7 @@ impl Store {
 
     fn sweep_lane(
         &self,
-        stops: &[Stop],
+        stops: &[SweepStop],
         visit: &mut dyn FnMut(&Checked) -> bool,
         done: &mut dyn FnMut(u64),
     ) -> Result<bool> {
@@ -274,7 +274,7 @@ impl Store {
         &self,
         lane: &mut Lane<'_>,
         number: usize,
-        stop: &Stop,
+        stop: &SweepStop,
         visit: &mut dyn FnMut(&Checked) -> bool,
     ) -> Result<bool> {
         let at = SegmentAt { segment: stop.id, place: &stop.place };

@@ -16,7 +16,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::columns::{Aligned, RowShape, has};
 use super::layout::{Layout, Standing};
 use super::{Columns, Disks, Result, SegmentAt, slots};
-use crate::backend::{Sweep, Swept};
+use crate::backend::{Sweep, SweptRange};
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::label::Place;
@@ -165,7 +165,7 @@ impl Sweep for DiskSweep<'_> {
         self.asked.push_back(Asked { place: at.place.clone(), rows, length, lacking, count, answers });
     }
 
-    fn take(&mut self) -> Result<Swept> {
+    fn take(&mut self) -> Result<SweptRange> {
         let nothing = PoolError::Format(Damage::Structure("nothing was asked for"));
         let asked = self.asked.pop_front().ok_or(nothing)?;
         let bytes = self.contents.pop().unwrap_or_default();
@@ -200,7 +200,7 @@ impl Sweep for DiskSweep<'_> {
             let gone = PoolError::Refused("too many devices of a group are missing".to_owned());
             return Err(failure.unwrap_or(gone));
         };
-        Ok(Swept { bytes, agree: agree && !asked.lacking })
+        Ok(SweptRange { bytes, agree: agree && !asked.lacking })
     }
 
     fn give_back(&mut self, bytes: Vec<u8>) {
