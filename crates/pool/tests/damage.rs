@@ -178,7 +178,7 @@ fn trials(exported: bool, seed: u64) {
 }
 
 fn last_txg(image: &[u8]) -> nacre_pool::Txg {
-    let disk = Arc::new(Simulator::with_bytes("disk", image.to_vec()));
+    let disk = Arc::new(Simulator::with_bytes("disk", image));
     open(&[disk], 1, Access::ReadOnly).unwrap().store.root().txg
 }
 
