@@ -10,6 +10,7 @@
 //!  making       create, clone, snapshot, bookmark               diff       diff
 //!  destroying   destroy                                         holds      hold, release, holds
 //!  rolling      rollback                                        mounting   mount, unmount
+//!  sharing      share, unshare
 //!  renaming     rename, promote
 //!  setting      set, inherit                                    schedule   snapshot by a schedule
 //!  sending      send                                            receiving  receive
@@ -32,6 +33,7 @@ mod rolling;
 mod schedule;
 mod sending;
 mod setting;
+mod sharing;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -81,6 +83,10 @@ pub enum FsRequest {
         /// Even in use.
         force: bool,
     },
+    /// Mounts are shared as their properties say: this one, or all.
+    Share(Option<String>),
+    /// They are shared no more.
+    Unshare(ToUnmount),
     /// Snapshots.
     Snapshot(ToSnapshot),
     /// Snapshots by a schedule.
@@ -158,6 +164,8 @@ impl FsRequest {
             | Self::Mounted
             | Self::Mount(_)
             | Self::Unmount { .. }
+            | Self::Share(_)
+            | Self::Unshare(_)
             | Self::Holds { .. }
             | Self::Diff { .. }
             | Self::Send(_)
@@ -176,7 +184,8 @@ impl FsRequest {
     #[must_use]
     pub fn alone(&self) -> bool {
         // A stream takes its time; what it changes in the end is the engine's one commit.
-        self.changes() && !matches!(self, Self::Receive(_)) || matches!(self, Self::Mount(_) | Self::Unmount { .. })
+        self.changes() && !matches!(self, Self::Receive(_))
+            || matches!(self, Self::Mount(_) | Self::Unmount { .. } | Self::Share(_) | Self::Unshare(_))
     }
 }
 
@@ -203,6 +212,8 @@ pub fn run(
         FsRequest::Mounted => mounting::list(pool, mounts).map(FsAnswer::Mounted),
         FsRequest::Mount(what) => mounting::mount(pool, mounts, &what).map(FsAnswer::Done),
         FsRequest::Unmount { what, force } => mounting::unmount_asked(pool, mounts, &what, force).map(FsAnswer::Done),
+        FsRequest::Share(name) => sharing::share(pool, mounts, name.as_deref()).map(FsAnswer::Done),
+        FsRequest::Unshare(what) => sharing::unshare(pool, mounts, &what).map(done),
         FsRequest::Snapshot(what) => making::snapshot(pool, mounts, &what).map(done),
         FsRequest::Schedule(what) => schedule::run(pool, mounts, &what).map(FsAnswer::Scheduled),
         FsRequest::RollBack(what) => rolling::roll_back(pool, mounts, &what).map(done),

@@ -34,7 +34,7 @@ pub mod refusal;
 pub mod watch;
 
 pub use imported::{Imported, Opening};
-pub use mounts::{AtOneMoment, MountOptions, Mounted, Mounts, NoMounts, What};
+pub use mounts::{AtOneMoment, MountOptions, Mounted, Mounts, NoMounts, Sharing, What};
 pub use progress::{Progress, Silent};
 pub use refusal::{Kind, Refusal};
 

@@ -24,6 +24,25 @@ impl What {
     }
 }
 
+/// How a file system is shared over the network: what its properties say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sharing {
+    /// The number of the dataset in the world.
+    pub guid: u64,
+    /// `sharenfs`.
+    pub nfs: String,
+    /// `sharesmb`.
+    pub smb: String,
+}
+
+impl Sharing {
+    /// Whether it is to be shared at all.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        [&self.nfs, &self.smb].iter().any(|value| !matches!(value.as_str(), "" | "off"))
+    }
+}
+
 /// How it is mounted: from properties and `-o`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountOptions {
@@ -44,6 +63,9 @@ pub struct MountOptions {
     pub synchronous: bool,
     /// A mount over a directory that is not empty is fine.
     pub overlay: bool,
+    /// Who else gets it.
+    #[serde(default)]
+    pub sharing: Sharing,
 }
 
 /// A mount that is there.
@@ -107,6 +129,27 @@ pub trait Mounts: Send + Sync {
     /// What of the options of a mount counts only from its next mount on, as a sentence.
     fn begins_later(&self, what: What) -> Option<String> {
         let _ = what;
+        None
+    }
+
+    /// Shares a mount as its properties say, once more where it is shared already: the server may
+    /// have been started since.
+    ///
+    /// # Errors
+    /// Why not.
+    fn share(&self, dataset: u64) -> Result<(), Refusal> {
+        let _ = dataset;
+        Ok(())
+    }
+
+    /// Takes the shares of a mount back, until it is mounted again or [`Mounts::share`] comes.
+    fn unshare(&self, dataset: u64) {
+        let _ = dataset;
+    }
+
+    /// Why a mount is not shared although its properties want it.
+    fn share_failure(&self, dataset: u64) -> Option<String> {
+        let _ = dataset;
         None
     }
 

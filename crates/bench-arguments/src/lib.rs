@@ -97,8 +97,16 @@ pub const RAID: TableArguments = TableArguments {
     amounts: &["image", "stream"],
 };
 
+/// The table `exports`.
+pub const EXPORTS: TableArguments = TableArguments {
+    name: "exports",
+    title: "Pools given to others by NFS and SMB",
+    place: TablePlace::Images,
+    amounts: &["image", "stream", "files"],
+};
+
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[TableArguments] = &[MIRROR, LOGS, UNION, POOL, LISTING, RAID];
+pub static TABLES: &[TableArguments] = &[MIRROR, LOGS, UNION, POOL, LISTING, RAID, EXPORTS];
 
 /// Why a value is not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]

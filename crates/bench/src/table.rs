@@ -8,6 +8,7 @@ use nacre_bench_arguments::TableArguments;
 
 use crate::target::Target;
 
+mod exports;
 mod listing;
 mod logs;
 mod mirror;
@@ -15,6 +16,7 @@ mod pool;
 mod raid;
 mod union;
 
+pub use exports::EXPORTS;
 pub use listing::LISTING;
 pub use logs::LOGS;
 pub use mirror::MIRROR;
@@ -89,6 +91,8 @@ pub enum Group {
     OverDevices,
     /// What files take of several devices.
     Space,
+    /// Given to clients of NFS and SMB.
+    Served,
 }
 
 impl Group {
@@ -127,6 +131,7 @@ impl Group {
             Self::Copying => "copying",
             Self::OverDevices => "devices",
             Self::Space => "space",
+            Self::Served => "served",
         }
     }
 
@@ -165,6 +170,7 @@ impl Group {
             Self::Copying => "a tree of very many small files, copied from another disk (cold, until it is durable)",
             Self::OverDevices => "over several devices, each limited",
             Self::Space => "room on the devices",
+            Self::Served => "given to clients of NFS and SMB, on loopback",
         }
     }
 
@@ -185,6 +191,7 @@ impl Group {
             Self::Dd => &["dd", "sync"],
             Self::Shell => &["bash", "seq"],
             Self::Writers => &["dd"],
+            Self::Served => &["ganesha.nfsd", "rpcbind", "nfs-cp", "nfs-ls", "smbd", "smbclient"],
         }
     }
 }
@@ -295,7 +302,7 @@ pub fn find(name: &str) -> Option<&'static Table> {
 }
 
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION, &POOL, &LISTING, &RAID];
+pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION, &POOL, &LISTING, &RAID, &EXPORTS];
 
 const fn bytes(id: &'static str, title: &'static str, group: Group, writes: bool) -> Test {
     Test { id, title, group, unit: Unit::Bytes, writes }

@@ -34,6 +34,7 @@ mod material;
 mod mmap;
 mod over;
 mod pool;
+mod served;
 mod shell;
 mod tree;
 pub mod union;
@@ -268,6 +269,7 @@ pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer
             Group::Versions | Group::Recovery | Group::ManyFiles | Group::Unrelated | Group::ManyDirectories,
         ) => Ok(()),
         WorkUnit::Whole(Group::OverDevices | Group::Space) => Ok(()),
+        WorkUnit::Whole(Group::Served) => served::prepare(source, scale),
     }
 }
 
@@ -307,6 +309,7 @@ pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         WorkUnit::Whole(Group::Copying) => copying::run(visit),
         WorkUnit::Whole(Group::OverDevices) => over::run(visit),
         WorkUnit::Whole(Group::Space) => over::run_space(visit),
+        WorkUnit::Whole(Group::Served) => served::run(visit),
     }
 }
 

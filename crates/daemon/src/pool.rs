@@ -16,6 +16,7 @@ mod name_lock;
 pub mod process;
 pub mod rewind;
 pub mod runtime_files;
+mod shares;
 mod snapshot_directory;
 pub mod start;
 mod telling;

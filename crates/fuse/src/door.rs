@@ -15,7 +15,11 @@ use crate::{
     negotiate::{self, Agreement, CacheTimes},
     open_tables::OpenTables,
     options::FuseOptions,
-    self_io::{Role, SelfIo, flush, own_mount::Names},
+    self_io::{
+        Role, SelfIo, flush,
+        gate::{Gate, Replacer},
+        own_mount::{InodeKey, Names},
+    },
     wire,
     writeback::Writeback,
 };
@@ -23,6 +27,7 @@ use fusewire::{Handler, Header, Offer, Op, Reply, Request, Settings, abi};
 use nacre_vfs::{
     Caller, Coherence, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFileHost, Opened, Scope,
 };
+use parking_lot::Mutex;
 use std::{
     sync::{Arc, mpsc::Sender},
     time::Duration,
@@ -45,6 +50,10 @@ pub(crate) struct Door {
     pub writeback: Arc<Writeback>,
     /// Threads of ours that use the mount.
     pub self_io: Arc<SelfIo>,
+    /// Where whoever asks waits while files become others.
+    pub gate: Gate,
+    /// What makes those of before bad, while they do.
+    pub replacer: Mutex<Option<std::io::Result<Replacer>>>,
     /// The kernel's side.
     pub kernel: KernelSide,
     /// The way to the thread that takes the kernel's answers back.
@@ -69,6 +78,8 @@ impl Door {
             open: OpenTables::new(&*layer, &options, kept_limit),
             writeback: Arc::new(Writeback::new(&options.mountpoint, &self_io)),
             self_io,
+            gate: Gate::default(),
+            replacer: Mutex::new(None),
             kernel: KernelSide::new(&options),
             invalidations: InvalidationFeed::new(changes),
             layer,
@@ -119,6 +130,26 @@ impl Door {
     pub fn names(&self, files: impl IntoIterator<Item = u64>) -> Names {
         let named = |nodeid: u64| Some((nodeid, self.layer.path(&self.inodes.node(nodeid)?)?));
         files.into_iter().filter_map(named).collect()
+    }
+
+    /// The generation of a file's number, as the kernel is told of it.
+    pub fn generation(&self, attr: &nacre_vfs::Attr) -> u32 {
+        let numbered = if self.inodes.by_number() { self.layer.capabilities().numbered } else { None };
+        numbered.map_or(0, |numbered| numbered.generation(attr))
+    }
+
+    /// How the kernel's handles name the file of a node id, which has these attributes.
+    pub fn key(&self, nodeid: u64, attr: &nacre_vfs::Attr) -> InodeKey {
+        InodeKey { nodeid, generation: self.generation(attr) }
+    }
+
+    /// The same, asked of the layer; none where the file is gone.
+    pub fn key_of(&self, nodeid: u64) -> Option<InodeKey> {
+        if !self.inodes.by_number() {
+            return Some(InodeKey { nodeid, generation: 0 });
+        }
+        let (node, file) = self.inodes.node_and_file(nodeid)?;
+        self.layer.getattr(&Caller::ROOT, &node, file.as_deref()).ok().map(|attr| self.key(nodeid, &attr))
     }
 
     /// The layer's node of a node id and its identity.
@@ -217,7 +248,7 @@ impl Door {
             names,
             self.attr_time(registered.nodeid, &entry.node, &entry.attr),
         );
-        out.generation = self.generation(&entry.attr);
+        out.generation = self.generation(&entry.attr).into();
         out
     }
 
@@ -255,6 +286,9 @@ impl Door {
         if !releases && header.pid != 0 && self.kernel.is_own_thread(header.pid) {
             return Err(Errno::EDEADLK.into());
         }
+        if self.gate.is_closed() && !releases {
+            self.wait_at_gate(request)?;
+        }
         self.operate(request, reply)
     }
 
@@ -263,7 +297,7 @@ impl Door {
     fn answer_own(&self, role: Role, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         match (role, &request.op) {
             (Role::Replay, _) => self.replay_request(request, reply),
-            (Role::Replaced, Op::Lookup { name }) => self.lookup_replaced(&request.header, name, reply),
+            (Role::Replaced, _) if self.answer_replacer(request, reply)? => Ok(()),
             // Who changes the mount's flags has this role as well, and where the kernel holds nothing
             // back he asks like anybody.
             (Role::Times, Op::Setattr(told)) if self.writeback.on() => {

@@ -77,6 +77,11 @@ impl KernelSide {
         let _ = self.device.set(device);
     }
 
+    /// The mount's device number, where it is known.
+    pub fn device(&self) -> Option<u64> {
+        self.device.get().copied()
+    }
+
     /// Whether a thread of this process that serves the session asks.
     pub fn is_own_thread(&self, tid: u32) -> bool {
         self.session.read().as_ref().is_some_and(|session| session.is_own_thread(tid))

@@ -13,7 +13,7 @@ use crate::{
     self_io::{
         Role, attr_refresh,
         inotify_replay::{self, Event},
-        own_mount::{self, Entered},
+        own_mount::{self, Entered, InodeKey},
     },
     status::{self, Status},
 };
@@ -370,13 +370,14 @@ impl HeldWrites {
     /// # Errors
     /// Where the kernel could not pass it on.
     pub fn pass_on(&self) -> io::Result<()> {
-        let open_in = |door: &Door| -> BTreeSet<u64> {
-            let unopened = door.writeback.written.nodes();
+        let open_in = |door: &Door| -> BTreeSet<InodeKey> {
+            let unopened = door.writeback.written.keys();
             door.open.files.written_to().into_iter().chain(unopened).collect()
         };
         let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| open_in(&door));
         let held = self.0.upgrade().filter(|door| door.writeback.on());
-        let Some((writeback, names)) = held.map(|door| (Arc::clone(&door.writeback), door.names(open_in(&door))))
+        let Some((writeback, names)) =
+            held.map(|door| (Arc::clone(&door.writeback), door.names(open_in(&door).iter().map(|inode| inode.nodeid))))
         else {
             return Ok(());
         };
@@ -623,8 +624,11 @@ impl CacheControl for KernelCaches {
         self.sent("inode", self.notifier.inval_inode(nodeid, if pages && !writeback { 0 } else { -1 }, 0));
         if writeback {
             // Pages that hold collected writes go with the last close.
-            if !self.door.writeback.miss(nodeid) && pages {
-                self.door.self_io.page_dropper.soon(self.door.writeback.place(), nodeid);
+            if !self.door.writeback.miss(nodeid)
+                && pages
+                && let Some(inode) = self.door.key_of(nodeid)
+            {
+                self.door.self_io.page_dropper.soon(self.door.writeback.place(), inode);
             }
             // It believes no answer about the size of a regular file.
             self.door.self_io.attr_refresh.soon(nodeid);

@@ -170,8 +170,11 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
     when(writeback, init::WRITEBACK_CACHE);
+    // A file that is found by its number is found again by whoever kept a handle.
+    let numbered = layer.capabilities().numbered.is_some();
+    when(numbered, init::EXPORT_SUPPORT);
     // Our own threads reach files of the mount by handle.
-    when(!options.notify_watchers && !writeback, init::NO_EXPORT_SUPPORT);
+    when(!numbered && !options.notify_watchers && !writeback, init::NO_EXPORT_SUPPORT);
     let max_io = max_io(nacre_sys::memory_limit::limit());
     let settings = Settings {
         flags: flags & offer.flags,

@@ -6,7 +6,10 @@
 //! is dropping the last reference to the [`OpenHandle`], which happens outside of the table's
 //! locks.
 
-use crate::{passthrough::inode_io::InodeIo, self_io::times::Times};
+use crate::{
+    passthrough::inode_io::InodeIo,
+    self_io::{own_mount::InodeKey, times::Times},
+};
 use nacre_vfs::{OpenFlags, Opened};
 use parking_lot::Mutex;
 use std::{
@@ -38,6 +41,13 @@ pub(crate) struct OpenHandle {
     /// Where the kernel writes itself: what the file's size and times were at open
     /// ([`crate::passthrough::signature`]).
     pub before: Option<u64>,
+}
+
+impl OpenHandle {
+    /// How the kernel's handles name its inode.
+    pub fn key(&self) -> InodeKey {
+        InodeKey { nodeid: self.nodeid, generation: self.file.generation() }
+    }
 }
 
 /// What an inode knows of its open files.
@@ -161,7 +171,7 @@ impl OpenFiles {
     }
 
     /// The inodes that are open for writing.
-    pub fn written_to(&self) -> BTreeSet<u64> {
+    pub fn written_to(&self) -> BTreeSet<InodeKey> {
         let mut found = BTreeSet::new();
         for number in 0..SHARDS {
             let shard = self.shard(number);
@@ -169,7 +179,7 @@ impl OpenFiles {
                 shard
                     .slots
                     .iter()
-                    .filter_map(|(_, slot)| slot.as_ref().filter(|open| open.flags.writes()).map(|open| open.nodeid)),
+                    .filter_map(|(_, slot)| slot.as_ref().filter(|open| open.flags.writes()).map(|open| open.key())),
             );
         }
         found

@@ -4,6 +4,7 @@
 mod attributes;
 pub(crate) mod data;
 mod directories;
+mod handles;
 mod ioctls;
 mod locks;
 mod names;

@@ -10,7 +10,7 @@
 //! Here are the threads; what they do is below: files' sizes and times (`attr_refresh.rs`, by
 //! `attr_setter.rs`, from `times.rs`), passing on what the kernel holds back (`flush.rs`,
 //! `flush_timer.rs`), dropping pages (`page_dropper.rs`), events for watchers (`inotify_replay.rs`),
-//! files that became others (`replacing.rs`); `own_mount.rs` finds the mount and its files.
+//! files that became others (`replacing.rs`, `gate.rs`); `own_mount.rs` finds the mount and its files.
 //! Invariant: an act that needs an inode's lock never waits behind another's: each has a thread of
 //! its own, but for the times, which have one in all.
 
@@ -18,6 +18,7 @@ pub(crate) mod attr_refresh;
 mod attr_setter;
 pub(crate) mod flush;
 mod flush_timer;
+pub(crate) mod gate;
 pub(crate) mod inotify_replay;
 pub(crate) mod own_mount;
 mod page_dropper;
@@ -49,6 +50,8 @@ pub(crate) enum Role {
     Flush,
     /// It looks up files that have been replaced: it is told of those in their place.
     Replaced,
+    /// It walks to a directory, so that the kernel knows it by its name: it is told what anybody is.
+    Walker,
     /// It repeats changes for watchers: what it pretends is answered as done.
     Replay,
 }

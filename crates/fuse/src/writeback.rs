@@ -29,7 +29,7 @@ use crate::{
     options::FuseOptions,
     self_io::{
         SelfIo,
-        own_mount::{self, MountPlace},
+        own_mount::{self, InodeKey, MountPlace},
     },
 };
 use fusewire::Notifier;
@@ -41,7 +41,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 use written_files::{Uses, WrittenFiles};
@@ -68,8 +68,6 @@ pub(crate) struct Writeback {
     /// Where the kernel can be notified; none before the session runs.
     notifier: RwLock<Option<Notifier>>,
     device: AtomicU64,
-    /// How often the files were replaced by others.
-    generation: AtomicU32,
     /// What the kernel is to hold back at most, bytes.
     wanted: AtomicU64,
     /// All files that the kernel knows, where it opens them without a request. The table has the
@@ -115,7 +113,6 @@ impl Writeback {
             lets_in: AtomicBool::new(false),
             notifier: RwLock::new(None),
             device: AtomicU64::new(0),
-            generation: AtomicU32::new(0),
             wanted: AtomicU64::new(dirty_limit::WANTED),
             unopened: OnceLock::new(),
             written: WrittenFiles::default(),
@@ -218,11 +215,6 @@ impl Writeback {
         let all = std::mem::take(&mut *self.files.lock());
         self.count.store(0, Ordering::Release);
         drop((all, self.written.take(|_| true)));
-    }
-
-    /// The files are others from now on; none of those before is open any more.
-    pub fn replaced(&self) {
-        self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether the kernel opens files without a request, and collects what is written to them.
@@ -372,12 +364,7 @@ impl Writeback {
 
     /// Where the mount is.
     pub fn place(&self) -> MountPlace {
-        MountPlace {
-            mountpoint: self.mountpoint.clone(),
-            device: self.device(),
-            generation: self.generation.load(Ordering::Acquire),
-            names: Arc::default(),
-        }
+        MountPlace { mountpoint: self.mountpoint.clone(), device: self.device(), names: Arc::default() }
     }
 
     /// A request is being served whose caller has the lock of this inode, until this goes. Noted
@@ -394,6 +381,17 @@ impl Writeback {
     /// The way to the kernel's caches, while the session runs.
     pub fn notifier(&self) -> Option<Notifier> {
         self.notifier.read().clone()
+    }
+
+    /// How handles name a file whose writes are held back; none where they are not.
+    pub fn key(&self, nodeid: u64) -> Option<InodeKey> {
+        self.files.lock().get(&nodeid).map(|files| InodeKey { nodeid, generation: files.file.generation() })
+    }
+
+    /// The same of all such files.
+    pub fn keys(&self) -> Vec<InodeKey> {
+        let files = self.files.lock();
+        files.iter().map(|(nodeid, files)| InodeKey { nodeid: *nodeid, generation: files.file.generation() }).collect()
     }
 
     /// The files whose writes are held back, by node id.

@@ -23,6 +23,7 @@ pub mod chain;
 pub mod effective;
 pub mod features;
 pub mod owner;
+pub mod sharing;
 mod similar;
 pub mod size;
 pub mod spelling;
@@ -79,6 +80,10 @@ pub enum Kind {
     Words(usize),
     /// A number from one to another.
     Number(u64, u64),
+    /// How to share over NFS ([`sharing::nfs`]).
+    ShareNfs,
+    /// How to share over SMB ([`sharing::smb`]).
+    ShareSmb,
     /// Known, not served: why, and the values that ask for nothing and are accepted.
     Unserved(&'static str, &'static [&'static str]),
 }

@@ -152,6 +152,14 @@ impl Dataset {
         (0, (1 << mounted_tree::SHIFT) - 1)
     }
 
+    /// The numbers of the trees of all its snapshots: what their inode numbers begin with.
+    ///
+    /// # Errors
+    /// EIO where the pool cannot read them.
+    pub fn snapshot_trees(&self) -> Result<Vec<u64>> {
+        self.control.as_ref().map_or_else(|| Ok(Vec::new()), |control| control.number_all())
+    }
+
     /// Whether files of it, or of its snapshots, are open.
     #[must_use]
     pub fn is_open(&self) -> bool {
@@ -279,7 +287,7 @@ impl Dataset {
             file_node.changeable()?.set_attributes(&file_node.inode, &change).map_err(errno)?;
             file_node.tree.sync_if_always(&self.pool, &file_node.inode)?;
         }
-        Ok(Arc::new(DatasetFile::new(&self.pool, file_node, (flags, self.is_quiet()), &self.member)))
+        Ok(Arc::new(DatasetFile::new(&self.pool, (file_node, row), (flags, self.is_quiet()), &self.member)))
     }
 
     /// Who opens a file to read it, and for nothing else, is taken to read it: what the kernel has

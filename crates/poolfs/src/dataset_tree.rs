@@ -19,7 +19,7 @@ mod listing;
 #[cfg(test)]
 mod tests;
 
-use crate::dataset::Dataset;
+use crate::{dataset::Dataset, generation};
 use inode_prefix::{InodePrefixes, join, split};
 use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Numbered, Result};
 use parking_lot::{Mutex, RwLock};
@@ -259,6 +259,27 @@ impl DatasetTree {
         join(self.prefixes.write().take(member.dataset, prefix, &Arc::downgrade(member)), lower)
     }
 
+    /// Whose files have numbers that begin so, and what they begin with there.
+    fn owner(&self, prefix: u64) -> Option<(Arc<Member>, u64)> {
+        if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) }
+    }
+
+    /// Gives the trees of all snapshots their upper bits, in the order of the file systems, as after
+    /// every start.
+    fn number_snapshots(&self) -> Result<()> {
+        let mut members: Vec<Arc<Member>> = self.covers.read().values().cloned().collect();
+        members.push(Arc::clone(&self.first));
+        members.sort_unstable_by_key(|member| member.dataset);
+        for member in members {
+            let trees = member.layer.snapshot_trees()?;
+            let mut prefixes = self.prefixes.write();
+            for tree in trees {
+                prefixes.take(member.dataset, tree, &Arc::downgrade(&member));
+            }
+        }
+        Ok(())
+    }
+
     fn attr(&self, member: &Arc<Member>, attr: Attr) -> Attr {
         Attr { id: self.file_id(self.shown(member, attr.id.ino)), ..attr }
     }
@@ -310,10 +331,7 @@ fn tree_node(node: &Node) -> Result<&TreeNode> {
 impl Numbered for DatasetTree {
     fn node(&self, number: u64) -> Result<Node> {
         let (prefix, lower) = split(number);
-        let (member, inner) = match prefix {
-            0 => (Arc::clone(&self.first), 0),
-            _ => self.prefixes.read().owner(prefix).ok_or(Errno::ESTALE)?,
-        };
+        let (member, inner) = self.owner(prefix).ok_or(Errno::ESTALE)?;
         let node = member.layer.capabilities().numbered.ok_or(Errno::EIO)?.node(join(inner, lower))?;
         Ok(Node::new(Arc::new(TreeNode { member, node })))
     }
@@ -327,11 +345,33 @@ impl Numbered for DatasetTree {
         self.shown(&tree_node.member, numbered.parent(&tree_node.node))
     }
 
-    fn generation(&self, number: u64) -> u32 {
+    fn look_up(&self, number: u64) -> Result<Entry> {
         let (prefix, lower) = split(number);
-        let owner = if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) };
-        let numbered = owner.as_ref().and_then(|(member, inner)| Some((member.layer.capabilities().numbered?, *inner)));
-        numbered.map_or(0, |(numbered, inner)| numbered.generation(join(inner, lower)))
+        if prefix != 0 && self.prefixes.read().owner(prefix).is_none() {
+            self.number_snapshots()?;
+        }
+        let (member, inner) = self.owner(prefix).ok_or(Errno::ESTALE)?;
+        if member.ended.load(Ordering::Acquire) {
+            return Err(Errno::ESTALE);
+        }
+        let entry = member.layer.capabilities().numbered.ok_or(Errno::EIO)?.look_up(join(inner, lower))?;
+        Ok(self.wrap(&member, entry))
+    }
+
+    fn generation(&self, attr: &Attr) -> u32 {
+        let (prefix, lower) = split(attr.id.ino);
+        let Some((member, inner)) = self.owner(prefix) else { return 0 };
+        let within = Attr { id: FileId { ino: join(inner, lower), ..attr.id }, ..*attr };
+        let own = member.layer.capabilities().numbered.map_or(0, |numbered| numbered.generation(&within));
+        // The bits may be another member's after a restart.
+        if prefix == 0 { own } else { generation::spread(u64::from(own) << 32 ^ member.dataset) }
+    }
+
+    fn is_unlisted(&self, node: &Node) -> bool {
+        tree_node(node)
+            .ok()
+            .and_then(|tree_node| Some(tree_node.member.layer.capabilities().numbered?.is_unlisted(&tree_node.node)))
+            .unwrap_or(false)
     }
 
     fn folds(&self, directory: &Node) -> bool {
@@ -343,8 +383,7 @@ impl Numbered for DatasetTree {
 
     fn forgotten(&self, number: u64) {
         let (prefix, lower) = split(number);
-        let owner = if prefix == 0 { Some((Arc::clone(&self.first), 0)) } else { self.prefixes.read().owner(prefix) };
-        if let Some((member, inner)) = owner
+        if let Some((member, inner)) = self.owner(prefix)
             && let Some(numbered) = member.layer.capabilities().numbered
         {
             numbered.forgotten(join(inner, lower));

@@ -7,6 +7,7 @@
 
 pub mod dataset;
 pub mod dataset_tree;
+mod generation;
 // The same locks as in `layers`: whether they are the real ones or loom's depends on how the crate
 // that uses them is built.
 #[path = "../../cage/src/sync.rs"]

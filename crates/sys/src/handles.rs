@@ -46,6 +46,29 @@ pub fn leads_to(file: BorrowedFd<'_>, handle: Handle<'_>) -> io::Result<bool> {
     Ok(of_file(file)?.get(..used) == raw(handle)?.get(..used))
 }
 
+/// A handle that somebody keeps: as good as its file system makes it, also after the file was closed
+/// and the file system unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept(Raw);
+
+impl Kept {
+    /// The handle of an open file (`O_PATH` will do).
+    ///
+    /// # Errors
+    /// EOPNOTSUPP or EOVERFLOW where the file system makes no handles that lead back.
+    pub fn of(file: BorrowedFd<'_>) -> io::Result<Kept> {
+        of_file(file).map(Kept)
+    }
+
+    /// The file, opened with `flags`. `mount` is any open file (not `O_PATH`) of the file system.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open(&self, mount: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
+        open_raw(mount, &self.0, flags)
+    }
+}
+
 fn raw(handle: Handle<'_>) -> io::Result<Raw> {
     let mut raw: Raw = [0; 2 + HANDLE_MAX / 4];
     let length = handle.bytes.len();

@@ -35,7 +35,7 @@ pub use filtered::Filtered;
 pub use layer::{AnyOpen, Created, Dev, DirEntry, DirSink, Entry, Layer, Opened, RenameFlags, XattrFlags};
 pub use name::{NAME_MAX, Name};
 pub use node::Node;
-pub use numbered::Numbered;
+pub use numbered::{NO_GENERATION, Numbered};
 pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence, WriteOrigin};
 pub use open_files::{AttachedDoor, OpenFileClient, OpenFileHost};
 pub use writeback::{WriteAhead, WritebackHost, WritebackLayer, WritebackLease};

@@ -1,11 +1,15 @@
 //! Layers whose files can be found again by their inode numbers alone: a door then needs to
 //! remember none of them.
 
-use crate::{Node, Result};
+use crate::{Attr, Entry, Node, Result};
 
-/// What such a layer offers. All its files are of one file system and generation, and a number
-/// never means two files in turn, not even after the first one is gone. Positions in its listings
-/// are 256 at least: what is below is the door's, for `.` and `..`.
+/// The generation that no file has ([`Numbered::generation`]).
+pub const NO_GENERATION: u32 = u32::MAX;
+
+/// What such a layer offers. All its files are of one file system. As long as a door runs, a number
+/// never means two files in turn, not even after the first one is gone; of those that it had
+/// before, the generation tells. Positions in its listings are 256 at least: what is below is the
+/// door's, for `.` and `..`.
 pub trait Numbered: Send + Sync {
     /// The file with this inode number. Cheap: whether there is one may turn out when it is asked
     /// for something.
@@ -14,12 +18,25 @@ pub trait Numbered: Send + Sync {
     /// ESTALE where it is known that there is none.
     fn node(&self, number: u64) -> Result<Node>;
 
+    /// The file with this inode number, of which the door may never have been told: somebody kept a
+    /// handle, over restarts of everything. So any number may come, and nothing is taken for
+    /// granted.
+    ///
+    /// # Errors
+    /// ESTALE where there is none, or no more: also without a name, and where nobody is let in.
+    fn look_up(&self, number: u64) -> Result<Entry>;
+
     /// The inode number of the directory above this one; its own where that is not known.
     fn parent(&self, node: &Node) -> u64;
 
-    /// How often the files with numbers like this one were replaced by others that may have the
-    /// same numbers. Directories stay what they are: one that is there afterwards is the same.
-    fn generation(&self, number: u64) -> u32;
+    /// Tells a file, which has these attributes, from others that had its number or will have it:
+    /// after a crash, or after older content has come back, numbers may be given again. A file keeps
+    /// it for good. Never [`NO_GENERATION`].
+    fn generation(&self, attr: &Attr) -> u32;
+
+    /// Whether a directory is missing in the listing of the one above it, so that only a look-up of
+    /// its name finds it.
+    fn is_unlisted(&self, node: &Node) -> bool;
 
     /// The door knows nothing of this file any more. What the layer keeps for a file without a
     /// name, so that it is still found by its number, goes. A layer that is never told keeps it for

@@ -253,4 +253,10 @@ pub trait OpenFile: Any + Send + Sync {
     /// each must be passed on when it happens. Only of files opened for writing alone; they can be
     /// read all the same, because whoever collects parts of pages has to.
     fn writeback_lease(&self) -> Option<&dyn crate::WritebackLease>;
+
+    /// What [`crate::Numbered::generation`] says of the file; 0 of layers whose files have no
+    /// numbers. Asks nobody: a door finds the kernel's inode by it while everybody else waits.
+    fn generation(&self) -> u32 {
+        0
+    }
 }

@@ -135,7 +135,13 @@ fn snapshot(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) ->
         )));
     };
     words(&mut options, &what.words)?;
-    options = MountOptions { source: name.to_owned(), read_only: true, overlay: true, ..options };
+    options = MountOptions {
+        source: name.to_owned(),
+        read_only: true,
+        overlay: true,
+        sharing: crate::Sharing::default(),
+        ..options
+    };
     mounts.mount(snapshot, at, &options)
 }
 

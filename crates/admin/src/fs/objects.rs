@@ -18,7 +18,7 @@ use nacre_pool::properties::{Effective, Source, dataset_property};
 use nacre_pool::{PoolError, Txg};
 
 use crate::clock::moment;
-use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Refusal};
+use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Refusal, Sharing};
 
 /// Something with a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -309,6 +309,11 @@ impl<'a> Objects<'a> {
             no_atime: self.is(id, "atime", "off")?,
             synchronous: self.is(id, "sync", "always")?,
             overlay: self.is(id, "overlay", "on")?,
+            sharing: Sharing {
+                guid: self.known(id)?.row.guid,
+                nfs: self.effective(id, "sharenfs")?.value,
+                smb: self.effective(id, "sharesmb")?.value,
+            },
         })
     }
 

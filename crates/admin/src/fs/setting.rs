@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::moves::{self, Change};
 use super::objects::{Object, Objects};
-use super::{refused, values};
+use super::{refused, sharing, values};
 use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 
 /// Properties to be changed.
@@ -74,6 +74,9 @@ pub(super) fn set(
     let mut failed = Vec::new();
     for id in targets.filesystems {
         failed.extend(one(pool, mounts, id, &checked, what.unmounted, &doing)?);
+        if checked.iter().any(|change| change.name.starts_with("share")) {
+            sharing::tell_failures(pool, mounts, id, progress)?;
+        }
         if checked.iter().any(|change| change.name == "atime") {
             let later: Vec<u64> = Objects::now(pool, mounts).descendants(id)?;
             for sentence in later.into_iter().filter_map(|id| mounts.begins_later(What::head(id))) {

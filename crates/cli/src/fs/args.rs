@@ -263,7 +263,6 @@ pub fn long_name(name: &str) -> String {
 pub fn not_here(verb: &str, bare: bool) -> Failure {
     let why = match verb {
         "allow" | "unallow" if bare => return Failure::usage("missing dataset argument"),
-        "share" | "unshare" => "sharing over the network is not part of a pool; serve the mount",
         "allow" | "unallow" => "permissions cannot be delegated: who owns the pool administers it, and nobody else",
         "load-key" | "unload-key" | "change-key" => "this pool does not encrypt",
         "projectspace" | "project" => "there are no projects",

@@ -86,6 +86,10 @@ pub enum FsVerb {
         /// Even in use.
         force: bool,
     },
+    /// Share a file system, or everything of all pools.
+    Share(Option<String>),
+    /// Share no more: a name, a path, or everything of all pools.
+    Unshare(Option<String>),
     /// What has changed.
     Diff {
         /// The pool.
@@ -101,7 +105,7 @@ pub enum FsVerb {
     Upgrade,
     /// What was delegated of a file system: nothing.
     Allowed(String),
-    /// What would be done to all that are shared or encrypted: there are none.
+    /// What would be done to all that are encrypted: there are none.
     Nothing,
     /// Streams of snapshots.
     Stream(super::streams::StreamVerb),
@@ -401,8 +405,19 @@ fn snapshots() -> [Command; 7] {
     ]
 }
 
-fn mounts() -> [Command; 2] {
+fn mounts() -> [Command; 4] {
     [
+        Command::new("share")
+            .about("Share mounted file systems as their properties sharenfs and sharesmb say")
+            .after_help("Examples:\n  nacre fs set sharenfs=on tank/home\n  nacre fs share tank/home\n  nacre fs share -a")
+            .arg(flag('a', "all", "All whose properties ask for it"))
+            .arg(flag('l', "load-keys", "").hide(true))
+            .arg(Arg::new("FILESYSTEM").required_unless_present("all").conflicts_with("all").help("Which")),
+        Command::new("unshare")
+            .about("Share file systems no more, until they are mounted or shared again")
+            .after_help("Examples:\n  nacre fs unshare tank/home\n  nacre fs unshare /srv/data\n  nacre fs unshare -a")
+            .arg(flag('a', "all", "All of them"))
+            .arg(Arg::new("WHAT").required_unless_present("all").conflicts_with("all").help("A file system, or where it is mounted")),
         Command::new("mount")
             .about("Mount file systems, or show what is mounted")
             .after_help("Examples:\n  nacre fs mount\n  nacre fs mount tank/home\n  nacre fs mount -a\n  nacre fs mount -o ro tank/home")
@@ -584,11 +599,13 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsVerb, Failure> {
         "version" => FsVerb::Version { json: has("json") },
         "mount" => mount(matches),
         "unmount" => FsVerb::Unmount { what: matches.get_one::<String>("WHAT").cloned(), force: has("force") },
+        "share" => FsVerb::Share(matches.get_one::<String>("FILESYSTEM").cloned()),
+        "unshare" => FsVerb::Unshare(matches.get_one::<String>("WHAT").cloned()),
         "upgrade" => FsVerb::Upgrade,
         other => {
             let rest: Vec<&OsString> = matches.get_many("").into_iter().flatten().collect();
             match (other, rest.as_slice()) {
-                ("share" | "unshare" | "load-key" | "unload-key", [all, ..]) if *all == "-a" => FsVerb::Nothing,
+                ("load-key" | "unload-key", [all, ..]) if *all == "-a" => FsVerb::Nothing,
                 ("allow", [name]) if !name.as_bytes().starts_with(b"-") => {
                     FsVerb::Allowed(name.to_string_lossy().into_owned())
                 }

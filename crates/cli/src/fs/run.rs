@@ -82,6 +82,12 @@ pub fn run(verb: FsVerb, command: &str) -> Result<ExitCode, Failure> {
         FsVerb::MountAll(what) => return of_all(command, &FsRequest::Mount(what)),
         FsVerb::MountBelow { name, what } => return mount_below(name, &what, command),
         FsVerb::Unmount { what, force } => return unmount(what, force, command),
+        FsVerb::Share(None) => return of_all(command, &FsRequest::Share(None)),
+        FsVerb::Share(Some(name)) => {
+            let request = FsRequest::Share(Some(name.clone()));
+            return Ok(incomplete(&done(ask(args::pool(&name), command, request)?)));
+        }
+        FsVerb::Unshare(what) => return unshare(what, command),
         FsVerb::Diff { pool, from, to, form } => super::diff::run(&pool, from, to, form)?,
         FsVerb::Versions(verb) => return super::versions::run(&verb),
         FsVerb::Replicate(what) => return super::replicate::run(&what),
@@ -415,11 +421,25 @@ fn mount_below(name: String, what: &ToMount, command: &str) -> Result<ExitCode, 
 }
 
 fn unmount(what: Option<String>, force: bool, command: &str) -> Result<ExitCode, Failure> {
+    of_mounts(what, command, "unmount", &|what| FsRequest::Unmount { what, force })
+}
+
+fn unshare(what: Option<String>, command: &str) -> Result<ExitCode, Failure> {
+    of_mounts(what, command, "unshare", &FsRequest::Unshare)
+}
+
+/// Asks for something of a mount: by a name, a path, or of everything of all pools.
+fn of_mounts(
+    what: Option<String>,
+    command: &str,
+    verb: &str,
+    request: &dyn Fn(ToUnmount) -> FsRequest,
+) -> Result<ExitCode, Failure> {
     let Some(name) = what else {
-        return of_all(command, &FsRequest::Unmount { what: ToUnmount::All, force });
+        return of_all(command, &request(ToUnmount::All));
     };
     if !name.starts_with('/') {
-        ask(args::pool(&name), command, FsRequest::Unmount { what: ToUnmount::Name(name.clone()), force })?;
+        ask(args::pool(&name), command, request(ToUnmount::Name(name.clone())))?;
         return Ok(ExitCode::SUCCESS);
     }
     // Nothing is looked up on the way: a mount that does not answer can be named all the same.
@@ -429,11 +449,11 @@ fn unmount(what: Option<String>, force: bool, command: &str) -> Result<ExitCode,
     let found = mounted.into_iter().find(|mounted| mounted.at == at);
     let found = found.ok_or_else(|| {
         missing.unwrap_or_else(|| {
-            Failure::new(format!("cannot unmount '{name}': not a mountpoint"))
+            Failure::new(format!("cannot {verb} '{name}': not a mountpoint"))
                 .exit(Exit::NotFound)
                 .next("'nacre fs mount' shows what is mounted")
         })
     })?;
-    ask(args::pool(&found.name), command, FsRequest::Unmount { what: ToUnmount::At(at), force })?;
+    ask(args::pool(&found.name), command, request(ToUnmount::At(at)))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@
 
 mod image;
 pub(crate) mod mounting;
-mod programs;
+pub(crate) mod programs;
 mod resize;
 
 use super::{

@@ -12,7 +12,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fusewire::Identity;
@@ -28,6 +28,7 @@ use super::{
     carrier::{self, Carrier},
     mount_point::kind,
     mount_point::{self, MountPoint},
+    shares::Shares,
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
 };
@@ -36,6 +37,9 @@ use crate::{control::Sockets, report::path_text};
 /// The kernel tells of the end of an open file some time after its close has returned: what seems
 /// open may be closed already.
 const CLOSING: Duration = Duration::from_millis(500);
+/// So long a server may take to let go of a mount.
+const LETTING_GO: Duration = Duration::from_secs(2);
+const ASKED_AGAIN: Duration = Duration::from_millis(20);
 
 /// The mounts of one pool.
 pub struct FuseMounts {
@@ -45,6 +49,8 @@ pub struct FuseMounts {
     /// Writes to all of them that the kernel collects.
     writeback: Arc<WritebackGroup>,
     telling: Telling,
+    /// What of them servers of the machine give to others.
+    shares: Arc<Shares>,
     /// What is mounted is not trusted: nobody gets more rights by it, whatever properties and
     /// options say.
     harmless: bool,
@@ -88,6 +94,7 @@ impl FuseMounts {
             verbs: Arc::default(),
             writeback: Arc::default(),
             telling: Telling::start(),
+            shares: Arc::new(Shares::new(harmless)),
             harmless,
             places: Mutex::default(),
         }
@@ -170,7 +177,12 @@ impl FuseMounts {
             None => Arc::new(Carrier::start(&layer, head, &place, options)?),
         };
         let live = Arc::downgrade(&self.live);
-        let ended = move || live.upgrade().iter().for_each(|live| drop(listed(live)));
+        let shares = Arc::downgrade(&self.shares);
+        let ended = move || {
+            let (Some(live), Some(shares)) = (live.upgrade(), shares.upgrade()) else { return };
+            let there = listed(&live);
+            shares.retain(&there.iter().map(|live| live.what.dataset).collect::<Vec<u64>>());
+        };
         let socket = if within { None } else { self.telling.of(&carrier, source, ended) };
         Ok(Arc::new(Live {
             _socket: socket,
@@ -182,6 +194,28 @@ impl FuseMounts {
             carrier,
             within,
         }))
+    }
+
+    /// Shares a mount that is not shared just now.
+    fn reshare(&self, live: &Live) {
+        if live.what.snapshot.is_none() {
+            let options = live.options.lock().clone();
+            self.shares.set(live.what.dataset, &options.source, &live.at, &options.sharing);
+        }
+    }
+
+    /// Takes the shares of a mount back that is about to go, if there are any: servers have its root
+    /// open, and let go of it a moment after they were told.
+    #[expect(clippy::disallowed_methods, reason = "a server tells nobody that it lets go")]
+    fn let_go(&self, live: &Live) -> bool {
+        if live.what.snapshot.is_some() || !self.shares.stop(live.what.dataset) {
+            return false;
+        }
+        let end = Instant::now() + LETTING_GO;
+        while !live.within && live.carrier.mount.in_use().unwrap_or(false) && Instant::now() < end {
+            std::thread::sleep(ASKED_AGAIN);
+        }
+        true
     }
 
     fn forget_snapshot(&self, dataset: u64, txg: u64, force: bool) -> Result<(), Refusal> {
@@ -225,6 +259,9 @@ impl Mounts for FuseMounts {
         let live = self.start(&all, what, at, place.clone(), options).inspect_err(|_| place.remove())?;
         tracing::info!(mountpoint = %path_text(at), source, "mounted");
         all.push(live);
+        if what.snapshot.is_none() {
+            self.shares.set(what.dataset, source, at, &options.sharing);
+        }
         drop(all);
         // Where there is little room, writes are announced from the first one on.
         self.writeback.look_again();
@@ -261,7 +298,11 @@ impl Mounts for FuseMounts {
         }
         // Of those within one another, those that came last are on top.
         while let Some(last) = leaving.pop() {
-            end(&last, force)?;
+            self.let_go(&last);
+            if let Err(refusal) = end(&last, force) {
+                self.reshare(&last);
+                return Err(refusal);
+            }
             all.retain(|other| other.what != last.what);
         }
         // Of a place in another of the pool's file systems the directory stays, for those who can
@@ -281,7 +322,13 @@ impl Mounts for FuseMounts {
 
     fn is_free(&self, what: What) -> Result<(), Refusal> {
         let Some(live) = self.find(what).filter(|live| !live.within) else { return Ok(()) };
-        match live.carrier.mount.in_use() {
+        // A server that has it is no user.
+        let shared = self.let_go(&live);
+        let used = live.carrier.mount.in_use();
+        if shared {
+            self.reshare(&live);
+        }
+        match used {
             Ok(true) => Err(busy(&live, IN_USE)),
             Ok(false) => Ok(()),
             Err(error) => {
@@ -320,6 +367,14 @@ impl Mounts for FuseMounts {
         if *now == *options {
             return Ok(());
         }
+        if what.snapshot.is_none() {
+            self.shares.set(what.dataset, &options.source, &live.at, &options.sharing);
+        }
+        let same = MountOptions { sharing: options.sharing.clone(), ..now.clone() } == *options;
+        if same {
+            *now = options.clone();
+            return Ok(());
+        }
         if live.carrier.set_rules(what.dataset, options) {
             // One mount for several, whose flags are none of theirs.
         } else if rustix::process::geteuid().is_root() {
@@ -347,6 +402,27 @@ impl Mounts for FuseMounts {
         let options = live.options.lock();
         let later = !options.no_atime && live.carrier.mount.opens_unasked();
         later.then(|| format!("access times of '{}' are noted from its next mount on", options.source))
+    }
+
+    fn share(&self, dataset: u64) -> Result<(), Refusal> {
+        let Some(live) = self.find(What::head(dataset)) else { return Ok(()) };
+        self.shares.stop(dataset);
+        self.reshare(&live);
+        match self.shares.failure(dataset) {
+            None => Ok(()),
+            Some(why) => {
+                let source = live.options.lock().source.clone();
+                Err(Refusal::new(Kind::Invalid, format!("cannot share '{source}': {why}")))
+            }
+        }
+    }
+
+    fn unshare(&self, dataset: u64) {
+        self.shares.stop(dataset);
+    }
+
+    fn share_failure(&self, dataset: u64) -> Option<String> {
+        self.shares.failure(dataset)
     }
 
     fn room_changed(&self) {

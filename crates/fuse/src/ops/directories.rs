@@ -195,7 +195,7 @@ impl Listing<'_, '_, '_> {
         }
         let attributes = self.door.listed_attr_time(registered.nodeid, &entry.node, &entry.attr);
         let mut out = wire::entry(registered.nodeid, &entry.attr, self.names, attributes);
-        out.generation = self.door.generation(&entry.attr);
+        out.generation = self.door.generation(&entry.attr).into();
         out
     }
 }

@@ -12,6 +12,9 @@ use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Node, RenameFlags};
 
 impl Door {
     pub(crate) fn lookup(&self, header: &Header, bytes: &[u8], reply: &mut Reply<'_>) -> Outcome {
+        if matches!(bytes, b"." | b"..") {
+            return self.lookup_by_handle(header, bytes == b"..", reply);
+        }
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         if header.nodeid == ROOT && bytes == PROMOTED.as_bytes() && self.inodes.root_is_promoted() {

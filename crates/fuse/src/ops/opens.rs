@@ -7,7 +7,10 @@ use crate::{
     failure::Outcome,
     open_files::OpenHandle,
     passthrough::{self, IoMode},
-    self_io::times::{self, Times},
+    self_io::{
+        own_mount::InodeKey,
+        times::{self, Times},
+    },
     wire,
 };
 use fusewire::{
@@ -304,7 +307,7 @@ impl Door {
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
         if let Some(times) = &times {
-            self.doubt(nodeid, times);
+            self.doubt(InodeKey { nodeid, generation: file.generation() }, times);
         }
         let fh = self.open.files.insert(OpenHandle { collected, times, ..handle(caller, nodeid, flags, &file) });
         let begun = self.inodes.with(nodeid, |record| {

@@ -11,7 +11,7 @@
 
 use super::{
     attr_setter::AttrSetter,
-    own_mount::Names,
+    own_mount::{InodeKey, Names},
     times::{Times, nanoseconds},
 };
 use crate::writeback::written_files::Uses;
@@ -162,13 +162,13 @@ impl Door {
     /// A file is opened for direct writes: where the kernel may take its attributes for valid for
     /// long, it is made to ask for them, and told that they are not. Otherwise it would answer a
     /// question for the time of modification alone from what it has.
-    pub(crate) fn doubt(&self, nodeid: u64, times: &Times) {
+    pub(crate) fn doubt(&self, inode: InodeKey, times: &Times) {
         if !self.is_exact() || times.short.swap(true, Ordering::AcqRel) {
             return;
         }
-        let asked = fusewire::blocking(|| self.self_io.attr_refresh.asker.ask(self.writeback.place(), nodeid, BRIEF));
+        let asked = fusewire::blocking(|| self.self_io.attr_refresh.asker.ask(self.writeback.place(), inode, BRIEF));
         if !matches!(asked, Ok(Ok(()))) {
-            tracing::debug!(?asked, nodeid, "the kernel could not be made to ask for a file's times");
+            tracing::debug!(?asked, inode.nodeid, "the kernel could not be made to ask for a file's times");
             times.short.store(false, Ordering::Release);
         }
     }
@@ -283,7 +283,7 @@ fn tell(door: &Door, nodeid: u64) -> Result<(), SysErrno> {
         .getattr(&Caller::ROOT, &node, file.as_deref())
         .map_err(|error| SysErrno::from_raw_os_error(error.raw()))?;
     if attr.kind == Kind::File {
-        door.self_io.attr_refresh.setter.set(door.writeback.place(), nodeid, attr.size, attr.mtime)?;
+        door.self_io.attr_refresh.setter.set(door.writeback.place(), door.key(nodeid, &attr), attr.size, attr.mtime)?;
     }
     if let Some(times) = times {
         times.set(attr.mtime);

@@ -4,7 +4,7 @@
 
 use super::{
     Role, SelfIo,
-    own_mount::{Entered, MountPlace, number},
+    own_mount::{Entered, InodeKey, MountPlace, number},
 };
 use nacre_vfs::Time;
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ use std::{
 
 /// A file's size and time of modification, for the kernel; or nothing of it but a question.
 struct Setting {
-    nodeid: u64,
+    inode: InodeKey,
     place: MountPlace,
     values: Option<(u64, Time)>,
     done: std::sync::mpsc::SyncSender<Result<(), SysErrno>>,
@@ -65,8 +65,8 @@ impl AttrSetter {
     ///
     /// # Errors
     /// ESTALE where the kernel does not have the file in memory.
-    pub fn set(&self, place: MountPlace, nodeid: u64, size: u64, mtime: Time) -> Result<(), SysErrno> {
-        let waiting = self.send(place, nodeid, Some((size, mtime)))?;
+    pub fn set(&self, place: MountPlace, inode: InodeKey, size: u64, mtime: Time) -> Result<(), SysErrno> {
+        let waiting = self.send(place, inode, Some((size, mtime)))?;
         waiting.recv().unwrap_or(Err(SysErrno::CANCELED))
     }
 
@@ -76,26 +76,25 @@ impl AttrSetter {
     ///
     /// # Errors
     /// ESTALE where the kernel does not have the file in memory.
-    pub fn ask(&self, place: MountPlace, nodeid: u64, most: Duration) -> Result<(), SysErrno> {
-        self.send(place, nodeid, None)?.recv_timeout(most).unwrap_or(Err(SysErrno::CANCELED))
+    pub fn ask(&self, place: MountPlace, inode: InodeKey, most: Duration) -> Result<(), SysErrno> {
+        self.send(place, inode, None)?.recv_timeout(most).unwrap_or(Err(SysErrno::CANCELED))
     }
 
     fn send(
         &self,
         place: MountPlace,
-        nodeid: u64,
+        inode: InodeKey,
         values: Option<(u64, Time)>,
     ) -> Result<Receiver<Result<(), SysErrno>>, SysErrno> {
         let (done, waiting) = sync_channel(1);
-        let setting = Setting { nodeid, place, values, done };
+        let setting = Setting { inode, place, values, done };
         let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send(setting).is_ok());
         if sent { Ok(waiting) } else { Err(SysErrno::CANCELED) }
     }
 }
 
 fn set(setting: &Setting) -> Result<(), SysErrno> {
-    let file = Entered::new(&setting.place.mountpoint, setting.place.device)?
-        .by_handle((setting.nodeid, setting.place.generation), OFlags::PATH)?;
+    let file = Entered::new(&setting.place.mountpoint, setting.place.device)?.by_handle(setting.inode, OFlags::PATH)?;
     let Some((size, mtime)) = setting.values else {
         return rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
             .map(drop);

@@ -10,7 +10,7 @@
 
 use super::{
     Role,
-    own_mount::{Entered, MountPlace, Names, number},
+    own_mount::{Entered, InodeKey, MountPlace, Names, number},
 };
 use crate::writeback::Writeback;
 use fusewire::{
@@ -57,21 +57,21 @@ impl Writeback {
 
     fn flush_each(&self, place: &MountPlace) -> Result<()> {
         if self.is_unopened() {
-            return self.flush_unopened(self.nodes(), place);
+            return self.flush_unopened(self.keys(), place);
         }
-        self.flush_these(self.nodes(), &|nodeid| self.caches_writes(nodeid), place)
+        self.flush_these(self.keys(), &|inode| self.caches_writes(inode.nodeid), place)
     }
 
     /// The same for files that are open for writing, while `open` says that they are: what is
     /// stored to a mapping is held back as well where writes are not collected.
-    pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<u64>, names: Names) -> Result<()> {
+    pub fn flush_open(&self, open: &dyn Fn() -> BTreeSet<InodeKey>, names: Names) -> Result<()> {
         let names = self.freshened(names);
         let _one = self.flushing.lock();
         let place = MountPlace { names, ..self.place() };
         if self.is_unopened() {
             return self.flush_unopened(open().into_iter().collect(), &place);
         }
-        self.flush_these(open(), &|nodeid| open().contains(&nodeid), &place)
+        self.flush_these(open(), &|inode| open().contains(&inode), &place)
     }
 
     /// Names by which files can be reached: their directories' attributes are asked for before
@@ -97,12 +97,12 @@ impl Writeback {
     }
 
     /// Files that the kernel opens without a request, one after the other by one thread.
-    fn flush_unopened(&self, files: Vec<u64>, place: &MountPlace) -> Result<()> {
+    fn flush_unopened(&self, files: Vec<InodeKey>, place: &MountPlace) -> Result<()> {
         let (mut files, mut all) = (VecDeque::from(files), Ok(()));
         while !files.is_empty() {
             let told = self.flush_in_turn(files.iter().copied().collect(), place.clone())?;
-            while let Some(nodeid) = files.pop_front() {
-                match self.await_passed(nodeid, &told) {
+            while let Some(inode) = files.pop_front() {
+                match self.await_passed(inode.nodeid, &told) {
                     Some(Ok(Err(SysErrno::STALE))) => {
                         // Something else is seen at its place, or nothing.
                         self.flush_unseen();
@@ -112,7 +112,7 @@ impl Writeback {
                     None => {
                         // Who is served has the lock, so nobody writes to the file; he may wait for
                         // the end of this. The thread ends when he goes on.
-                        all = all.and(self.flush_file(nodeid));
+                        all = all.and(self.flush_key(inode));
                         break;
                     }
                 }
@@ -138,7 +138,7 @@ impl Writeback {
     }
 
     /// A thread that has these files passed on, and tells of each, for as long as somebody listens.
-    fn flush_in_turn(&self, files: Vec<u64>, place: MountPlace) -> Result<Receiver<Passed>> {
+    fn flush_in_turn(&self, files: Vec<InodeKey>, place: MountPlace) -> Result<Receiver<Passed>> {
         let (tell, told) = channel();
         self.self_io.start("nacre-flush", Role::Flush, move || {
             let mount = match Entered::new(&place.mountpoint, place.device) {
@@ -149,8 +149,8 @@ impl Writeback {
                     return Ok(());
                 }
             };
-            for nodeid in files {
-                if tell.send(flush_within(&mount, &place, nodeid)).is_err() {
+            for inode in files {
+                if tell.send(flush_within(&mount, &place, inode)).is_err() {
                     break;
                 }
             }
@@ -162,20 +162,20 @@ impl Writeback {
     /// All of them, whatever becomes of one.
     fn flush_these(
         &self,
-        files: impl IntoIterator<Item = u64>,
-        open: &dyn Fn(u64) -> bool,
+        files: impl IntoIterator<Item = InodeKey>,
+        open: &dyn Fn(InodeKey) -> bool,
         place: &MountPlace,
     ) -> Result<()> {
-        files.into_iter().map(|nodeid| self.flush_one(nodeid, open, place)).fold(Ok(()), Result::and)
+        files.into_iter().map(|inode| self.flush_one(inode, open, place)).fold(Ok(()), Result::and)
     }
 
-    fn flush_one(&self, nodeid: u64, open: &dyn Fn(u64) -> bool, place: &MountPlace) -> Result<()> {
-        let told = self.flush_by_thread(nodeid, true, place.clone())?;
+    fn flush_one(&self, inode: InodeKey, open: &dyn Fn(InodeKey) -> bool, place: &MountPlace) -> Result<()> {
+        let told = self.flush_by_thread(inode, true, place.clone())?;
         loop {
             match told.recv_timeout(LOOK) {
                 // Closed meanwhile, which passes everything on. Who writes to it now may hold its
                 // lock and wait for the end of this flushing: the thread ends when he goes on.
-                Err(RecvTimeoutError::Timeout) if !open(nodeid) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) if !open(inode) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
                 told => return outcome(told),
             }
@@ -196,14 +196,19 @@ impl Writeback {
 
     /// Makes the kernel pass on what it holds of one file, whoever holds the inode's lock.
     pub fn flush_file(&self, nodeid: u64) -> Result<()> {
-        outcome(self.flush_by_thread(nodeid, false, self.place())?.recv().map_err(|_| RecvTimeoutError::Disconnected))
+        // Of what has left, nothing is held back.
+        self.key(nodeid).map_or(Ok(()), |inode| self.flush_key(inode))
     }
 
-    fn flush_by_thread(&self, nodeid: u64, locking: bool, place: MountPlace) -> Result<Receiver<Passed>> {
+    fn flush_key(&self, inode: InodeKey) -> Result<()> {
+        outcome(self.flush_by_thread(inode, false, self.place())?.recv().map_err(|_| RecvTimeoutError::Disconnected))
+    }
+
+    fn flush_by_thread(&self, inode: InodeKey, locking: bool, place: MountPlace) -> Result<Receiver<Passed>> {
         let (tell, told) = channel();
         self.self_io.start("nacre-flush", Role::Flush, move || {
             // Who asked may have found out that he need not wait.
-            let _ = tell.send(flush_file(&place, nodeid, locking));
+            let _ = tell.send(flush_file(&place, inode, locking));
             Ok(())
         })?;
         Ok(told)
@@ -239,20 +244,20 @@ fn outcome(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
 }
 
 /// Has the kernel pass on what it holds of a file of a mount that was entered.
-pub(super) fn flush_within(mount: &Entered, place: &MountPlace, nodeid: u64) -> Result<(), SysErrno> {
-    passed(nodeid, mount.reach(place, nodeid).and_then(|file| flush_unseen(&file)))
+pub(super) fn flush_within(mount: &Entered, place: &MountPlace, inode: InodeKey) -> Result<(), SysErrno> {
+    passed(inode.nodeid, mount.reach(place, inode).and_then(|file| flush_unseen(&file)))
 }
 
 /// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2)
 /// that is under way; else without the inode's lock.
-fn flush_file(place: &MountPlace, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
+fn flush_file(place: &MountPlace, inode: InodeKey, locking: bool) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
     if locking {
-        return flush_within(&mount, place, nodeid);
+        return flush_within(&mount, place, inode);
     }
     // Who asks by lseek(2) has the inode's lock.
-    let file = mount.by_handle((nodeid, place.generation), OFlags::RDONLY);
-    passed(nodeid, file.and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number)))
+    let file = mount.by_handle(inode, OFlags::RDONLY);
+    passed(inode.nodeid, file.and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number)))
 }
 
 /// What became of a file that was to be passed on.

@@ -14,7 +14,7 @@
 use super::{
     Role,
     flush::{PAUSE, flush_within},
-    own_mount::{Entered, MountPlace, Names},
+    own_mount::{Entered, InodeKey, MountPlace, Names},
 };
 use crate::{
     inodes::ROOT,
@@ -147,9 +147,10 @@ impl Writeback {
     fn part_with(&self, nodeid: u64) -> bool {
         let Some(uses) = self.written.uses(nodeid) else { return true };
         self.ask_before_writes(nodeid);
+        let Some(inode) = self.key(nodeid) else { return true };
         let place = self.place();
         let passed =
-            Entered::new(&place.mountpoint, place.device).and_then(|mount| flush_within(&mount, &place, nodeid));
+            Entered::new(&place.mountpoint, place.device).and_then(|mount| flush_within(&mount, &place, inode));
         if let Err(error) = passed {
             tracing::debug!(%error, nodeid, "a file that others have changed is not passed on now");
             return false;
@@ -173,8 +174,11 @@ fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)
         Entered::new(&place.mountpoint, place.device)?.freshen(&place.names);
     }
     for (nodeid, uses) in files {
+        let Some(inode) = writeback.upgrade().map(|writeback| writeback.key(nodeid)) else { break };
+        // Whoever has taken it out meanwhile has made it leave.
+        let Some(inode) = inode else { continue };
         // Whoever is in a mount keeps it from being unmounted: for one file at a time.
-        flush_within(&Entered::new(&place.mountpoint, place.device)?, place, nodeid)?;
+        flush_within(&Entered::new(&place.mountpoint, place.device)?, place, inode)?;
         let Some(writeback) = writeback.upgrade() else { break };
         writeback.self_io.attr_refresh.leave(nodeid, uses);
     }
@@ -184,6 +188,6 @@ fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)
 /// Begins to write all that is dirty.
 fn begin(place: &MountPlace) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
-    let first = mount.by_handle((ROOT, 0), OFlags::RDONLY | OFlags::DIRECTORY)?;
+    let first = mount.by_handle(InodeKey { nodeid: ROOT, generation: 0 }, OFlags::RDONLY | OFlags::DIRECTORY)?;
     rustix::fs::syncfs(first)
 }

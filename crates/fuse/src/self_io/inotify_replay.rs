@@ -11,7 +11,7 @@
 
 use super::{
     Role,
-    own_mount::{Entered, number},
+    own_mount::{Entered, InodeKey, number},
 };
 use crate::{
     door::{Door, caller},
@@ -295,5 +295,5 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
 /// A descriptor for an inode of the mount that the kernel has in memory; ESTALE where it has not,
 /// and then nobody watches it either.
 fn by_handle(door: &Door, device: u64, nodeid: u64) -> Result<OwnedFd, SysErrno> {
-    Entered::new(&door.options.mountpoint, device)?.by_handle((nodeid, 0), OFlags::PATH)
+    Entered::new(&door.options.mountpoint, device)?.by_handle(InodeKey { nodeid, generation: 0 }, OFlags::PATH)
 }

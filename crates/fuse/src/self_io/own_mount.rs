@@ -40,6 +40,15 @@ pub(crate) fn device_of(mount: BorrowedFd<'_>) -> io::Result<u64> {
 /// Where files were found below the root, by node id.
 pub(crate) type Names = HashMap<u64, Vec<u8>>;
 
+/// An inode of the mount, as the kernel's handles name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct InodeKey {
+    /// Its node id.
+    pub nodeid: u64,
+    /// What [`nacre_vfs::Numbered::generation`] says; 0 of layers without numbers.
+    pub generation: u32,
+}
+
 /// Where the mount is.
 #[derive(Clone, Debug)]
 pub(crate) struct MountPlace {
@@ -47,8 +56,6 @@ pub(crate) struct MountPlace {
     pub mountpoint: PathBuf,
     /// The device number, so that nothing else is taken for it.
     pub device: u64,
-    /// The generation of regular files' numbers.
-    pub generation: u32,
     /// The names of files that are to be reached, as far as they are known.
     pub names: Arc<Names>,
 }
@@ -78,13 +85,13 @@ impl Entered {
     ///
     /// # Errors
     /// As [`Entered::by_handle`].
-    pub fn reach(&self, place: &MountPlace, nodeid: u64) -> Result<OwnedFd, SysErrno> {
-        let bytes = handle(nodeid, place.generation);
+    pub fn reach(&self, place: &MountPlace, inode: InodeKey) -> Result<OwnedFd, SysErrno> {
+        let bytes = handle(inode);
         let is_it = |file: &OwnedFd| handles::leads_to(file.as_fd(), Handle { kind: HANDLE_KIND, bytes: &bytes });
-        let named = place.names.get(&nodeid).and_then(|path| cached(CWD, path, OFlags::empty()).ok());
+        let named = place.names.get(&inode.nodeid).and_then(|path| cached(CWD, path, OFlags::empty()).ok());
         match named.filter(|file| is_it(file).unwrap_or(false)) {
             Some(file) => Ok(file),
-            None => self.by_handle((nodeid, place.generation), OFlags::PATH),
+            None => self.by_handle(inode, OFlags::PATH),
         }
     }
 
@@ -101,20 +108,20 @@ impl Entered {
         }
     }
 
-    /// A descriptor for an inode that the kernel has in memory, by its node id and generation;
-    /// ESTALE where it has not.
+    /// A descriptor for an inode that the kernel has in memory. ESTALE where it has not, but for
+    /// layers whose files have numbers: of such a file the kernel asks.
     ///
     /// # Errors
     /// As `open_by_handle_at(2)`.
     #[expect(clippy::unused_self, reason = "who has it is in the mount")]
-    pub fn by_handle(&self, (nodeid, generation): (u64, u32), flags: OFlags) -> Result<OwnedFd, SysErrno> {
-        let handle = Handle { kind: HANDLE_KIND, bytes: &handle(nodeid, generation) };
+    pub fn by_handle(&self, inode: InodeKey, flags: OFlags) -> Result<OwnedFd, SysErrno> {
+        let handle = Handle { kind: HANDLE_KIND, bytes: &handle(inode) };
         handles::open(CWD, handle, flags.bits().cast_signed()).map_err(number)
     }
 }
 
 /// The bytes of a handle of [`HANDLE_KIND`].
-fn handle(nodeid: u64, generation: u32) -> [u8; 12] {
+fn handle(InodeKey { nodeid, generation }: InodeKey) -> [u8; 12] {
     let mut bytes = [0_u8; 12];
     let words = [(nodeid >> 32) as u32, nodeid as u32, generation];
     for (to, word) in bytes.chunks_exact_mut(4).zip(words) {

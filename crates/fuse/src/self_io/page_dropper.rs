@@ -5,7 +5,7 @@
 
 use super::{
     Role, SelfIo,
-    own_mount::{Entered, MountPlace},
+    own_mount::{Entered, InodeKey, MountPlace},
 };
 use parking_lot::Mutex;
 use rustix::{fs::OFlags, io::Errno as SysErrno};
@@ -21,7 +21,7 @@ use std::{
 /// See the file's head.
 #[derive(Default)]
 pub(crate) struct PageDropper {
-    queue: Mutex<Option<Sender<(MountPlace, u64)>>>,
+    queue: Mutex<Option<Sender<(MountPlace, InodeKey)>>>,
 }
 
 impl PageDropper {
@@ -30,15 +30,15 @@ impl PageDropper {
     /// # Errors
     /// Where there can be none.
     pub fn start(&self, self_io: &Arc<SelfIo>) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
-        let (sender, files): (_, Receiver<(MountPlace, u64)>) = channel();
+        let (sender, files): (_, Receiver<(MountPlace, InodeKey)>) = channel();
         *self.queue.lock() = Some(sender);
         self_io.start("nacre-dropper", Role::Flush, move || {
-            for (place, nodeid) in files {
-                match drop_pages(&place, nodeid) {
+            for (place, inode) in files {
+                match drop_pages(&place, inode) {
                     // The kernel does not have it in memory: nor any pages.
                     Ok(()) | Err(SysErrno::STALE) => {}
                     Err(error) => {
-                        tracing::debug!(%error, nodeid, "pages of a file that others changed could not be dropped")
+                        tracing::debug!(%error, inode.nodeid, "pages of a file that others changed could not be dropped")
                     }
                 }
             }
@@ -53,15 +53,15 @@ impl PageDropper {
 
     /// Has the clean pages of a file dropped, soon. Pages that are dirty, or being written back,
     /// are newer than what is below.
-    pub fn soon(&self, place: MountPlace, nodeid: u64) {
-        let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send((place, nodeid)).is_ok());
+    pub fn soon(&self, place: MountPlace, inode: InodeKey) {
+        let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send((place, inode)).is_ok());
         if !sent {
-            tracing::debug!(nodeid, "pages were to be dropped after the end of the mount");
+            tracing::debug!(inode.nodeid, "pages were to be dropped after the end of the mount");
         }
     }
 }
 
-fn drop_pages(place: &MountPlace, nodeid: u64) -> Result<(), SysErrno> {
-    let file = Entered::new(&place.mountpoint, place.device)?.by_handle((nodeid, place.generation), OFlags::RDONLY)?;
+fn drop_pages(place: &MountPlace, inode: InodeKey) -> Result<(), SysErrno> {
+    let file = Entered::new(&place.mountpoint, place.device)?.by_handle(inode, OFlags::RDONLY)?;
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)
 }

@@ -1,27 +1,29 @@
 //! Files that became others under a mount: a file system was rolled back, and the same inode
 //! numbers mean what they meant then.
 //!
-//! Called by `mount.rs` when the layer shows the new ones ([`nacre_vfs::Numbered::generation`]).
+//! Called by `mount.rs`'s users when the layer is about to show the new ones, and when it does.
 //! Directories stay what they are for the kernel, so that a shell goes on in one that is still
 //! there. Of files it has content, a size and perhaps writes that belong to the old ones: each one
-//! that it knows is made bad, as it calls that, by an answer with the new generation, and
-//! everything that is asked of it through a descriptor from before is EIO. That answer is one to a
-//! look-up which a thread of ours makes. Invariants: file handles of before are gone first, so
-//! nothing that is under way reaches the new files; the names in the answers are nobody else's to
-//! look up.
+//! that it knows is made bad, as it calls that, by an answer with a generation that no file has
+//! ([`NO_GENERATION`]), and everything that is asked of it through a descriptor from before is EIO.
+//! A file that is still there keeps its generation, so file handles lead to it. That answer is one
+//! to a look-up which a thread of ours makes, in a directory that nobody else can enter. Invariants:
+//! * file handles of before are gone first, so nothing that is under way reaches the new files;
+//! * whoever asks for anything waits at the gate (`gate.rs`) until the old ones are bad: nobody is given one;
+//! * the thread is in its directory before anybody waits: it takes no lock that somebody who waits
+//!   may hold.
 
-use super::{Role, own_mount::Entered};
+use super::gate::{DIRECTORY, Replacer, within};
 use crate::{door::Door, failure::Outcome, mount::Mount, wire};
-use fusewire::{Header, Reply, abi};
-use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Time};
-use rustix::{
-    fs::{AtFlags, CWD, StatxFlags},
-    io::Errno as SysErrno,
-};
+use fusewire::{Op, Reply, Request, abi};
+use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, NO_GENERATION, Time};
+use rustix::io::Errno as SysErrno;
 use std::{io, time::Duration};
 
-/// What the names of such look-ups begin with, before the inode number.
-const NAME: &str = ".nacre-replaced-";
+/// The node id of the directory in which the thread looks up: no inode number is as large.
+const HIDDEN: u64 = u64::MAX;
+/// How long its attributes are good.
+const LASTING: Duration = Duration::from_secs(24 * 60 * 60);
 /// Files without a descriptor, of those that the kernel knows, that are made bad as well: somebody
 /// may hold one by its path alone. All others go with their names.
 const MOST: usize = 65_536;
@@ -29,33 +31,58 @@ const MOST: usize = 65_536;
 const TOLD: Duration = Duration::from_secs(10);
 
 impl Mount {
+    /// Files are about to become others: whoever wants anything of the mount waits from now on, and
+    /// what the kernel still passes on is refused, so that it does not reach those in their place.
+    /// Until [`Mount::replaced`] or [`Mount::stays`].
+    pub fn replacing(&self) {
+        let door = self.door();
+        // What cannot be done now is told when it has to be done.
+        let place = door.options.mountpoint.clone();
+        let device = self.device_number().ok_or_else(|| SysErrno::STALE.into());
+        *door.replacer.lock() = Some(device.and_then(|device| Replacer::start(&door.self_io, place, device)));
+        door.writeback.written.close(true);
+        door.gate.close();
+    }
+
+    /// They are the same after all.
+    pub fn stays(&self) {
+        self.open_again(&[]);
+    }
+
     /// Files with these inode numbers (from, to) were replaced by others: what the kernel has of
     /// them is of no use from now on. Returns when it knows.
     ///
     /// # Errors
     /// Where it could not be told of all of them.
     pub fn replaced(&self, numbers: &[(u64, u64)]) -> io::Result<()> {
-        let replaced = self.replace(numbers);
-        self.door().writeback.written.close(false);
-        replaced
+        let made_bad = self.replace(numbers);
+        self.open_again(numbers);
+        // The names of the answers would keep the files in the kernel's memory.
+        if let Ok(root) = self.door().layer.root() {
+            self.forget_name(root.attr.id, DIRECTORY.as_bytes());
+        }
+        let forgotten = self.delivered(TOLD);
+        self.invalidate_everything();
+        let told = forgotten && self.delivered(TOLD);
+        if !told && !self.ended() {
+            return Err(io::Error::from(io::ErrorKind::TimedOut));
+        }
+        made_bad
     }
 
-    /// Files are about to become others: what the kernel still passes on is refused from now on, so
-    /// that it does not reach those in their place. Until [`Mount::replaced`] or [`Mount::stays`].
-    pub fn replacing(&self) {
-        self.door().writeback.written.close(true);
-    }
-
-    /// They are the same after all.
-    pub fn stays(&self) {
-        self.door().writeback.written.close(false);
+    fn open_again(&self, replaced: &[(u64, u64)]) {
+        let door = self.door();
+        door.writeback.written.close(false);
+        // Told nothing, it ends.
+        let left = door.replacer.lock().take();
+        drop(left);
+        door.gate.open(replaced);
     }
 
     fn replace(&self, numbers: &[(u64, u64)]) -> io::Result<()> {
         let mut files = self.close_files(numbers);
         let door = self.door();
         let within = within(numbers);
-        door.writeback.replaced();
         door.inodes.for_each(|nodeid| {
             let number = door.inodes.number(nodeid);
             if (files.len() < MOST || door.writes_unopened()) && within(number) && !door.inodes.is_directory(nodeid) {
@@ -64,19 +91,11 @@ impl Mount {
         });
         files.sort_unstable();
         files.dedup();
-        let names: Vec<String> = files.iter().map(|number| format!("{NAME}{number}")).collect();
-        let made_bad = if names.is_empty() { Ok(()) } else { self.make_bad(names.clone()) };
-        // The names of the answers would keep the files in the kernel's memory.
-        if let Ok(root) = door.layer.root() {
-            names.iter().for_each(|name| self.forget_name(root.attr.id, name.as_bytes()));
+        let replacer = door.replacer.lock().take();
+        if files.is_empty() {
+            return Ok(());
         }
-        let forgotten = names.is_empty() || self.delivered(TOLD);
-        self.invalidate_everything();
-        let told = forgotten && self.delivered(TOLD);
-        if !told && !self.ended() {
-            return Err(io::Error::from(io::ErrorKind::TimedOut));
-        }
-        made_bad
+        replacer.ok_or(SysErrno::IO)??.make_bad(files)
     }
 
     /// Closes all open files with these inode numbers (from, to), whoever has them; answers their
@@ -98,63 +117,60 @@ impl Mount {
         }
         files
     }
-
-    fn make_bad(&self, names: Vec<String>) -> io::Result<()> {
-        let door = self.door();
-        let Some(device) = self.device_number() else { return Err(SysErrno::STALE.into()) };
-        let place = door.options.mountpoint.clone();
-        let thread = door.self_io.start("nacre-replaced", Role::Replaced, move || {
-            let _mount = Entered::new(&place, device)?;
-            let mut outcome = Ok(());
-            for name in names {
-                if let Err(error) = rustix::fs::statx(
-                    CWD,
-                    name,
-                    AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC,
-                    StatxFlags::empty(),
-                ) {
-                    outcome = Err(error);
-                }
-            }
-            outcome
-        })?;
-        thread.join().map_err(|_| io::Error::from(SysErrno::IO))?.map_err(io::Error::from)
-    }
 }
 
 impl Door {
-    /// The generation of a file's number, as the kernel is told of it.
-    pub(crate) fn generation(&self, attr: &Attr) -> u64 {
-        if attr.kind == Kind::Directory || !self.inodes.by_number() {
-            return 0;
-        }
-        self.layer.capabilities().numbered.map_or(0, |numbered| numbered.generation(attr.id.ino).into())
+    /// A request that came while files become others: it waits, and is ESTALE if it is about a file
+    /// of before. Directories stay what they are.
+    pub(crate) fn wait_at_gate(&self, request: &Request<'_>) -> Outcome {
+        let about = match request.op {
+            Op::Link { nodeid, .. } => nodeid,
+            _ => request.header.nodeid,
+        };
+        let number = self.inodes.number(about);
+        // Where nobody else could serve, the layer lets him wait, or not.
+        let replaced = fusewire::blocking(|| self.gate.pass(number)).unwrap_or(false);
+        if replaced && !self.inodes.is_directory(about) { Err(Errno::ESTALE.into()) } else { Ok(()) }
     }
 
-    /// Answers a look-up of such a thread.
-    pub(crate) fn lookup_replaced(&self, header: &Header, name: &[u8], reply: &mut Reply<'_>) -> Outcome {
-        let number = std::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(NAME)?.parse().ok());
-        let Some(number) = number.filter(|_| self.inodes.is_root(header.nodeid)) else {
-            return Err(Errno::ENOENT.into());
-        };
-        let nodeid = self.inodes.nodeid(number).ok_or(Errno::ESTALE)?;
-        let node = self.node(nodeid)?;
+    /// Answers a request of such a thread, where it is about its directory; false otherwise.
+    ///
+    /// # Errors
+    /// What the reply says.
+    pub(crate) fn answer_replacer(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome<bool> {
+        match (request.header.nodeid, &request.op) {
+            (HIDDEN, Op::Lookup { name }) => self.lookup_replaced(name, reply)?,
+            (HIDDEN, Op::Getattr { .. }) => reply.attr(&wire::attr_out(&hidden(), LASTING))?,
+            (nodeid, Op::Lookup { name }) if self.inodes.is_root(nodeid) && *name == DIRECTORY.as_bytes() => {
+                // Its name is good for this once.
+                reply.entry(&wire::entry(HIDDEN, &hidden(), Duration::ZERO, LASTING))?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// The name of a file there is its number.
+    fn lookup_replaced(&self, name: &[u8], reply: &mut Reply<'_>) -> Outcome {
+        let number = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).ok_or(Errno::ENOENT)?;
+        let node = self.node(self.inodes.nodeid(number).ok_or(Errno::ESTALE)?)?;
         let attr = match self.layer.getattr(&Caller::ROOT, &node, None) {
             Ok(attr) if attr.kind == Kind::Directory => return Err(Errno::EISDIR.into()),
-            // The kernel takes what it is told now for true.
             Ok(attr) => attr,
             Err(Errno::ENOENT | Errno::ESTALE) => vanished(self.layer.id(&node)?),
             Err(error) => return Err(error.into()),
         };
         let registered = self.inodes.register(&node, &attr, number);
         let mut out: abi::EntryOut = wire::entry(registered.nodeid, &attr, Duration::ZERO, Duration::ZERO);
-        out.generation = self.generation(&attr);
+        out.generation = NO_GENERATION.into();
         Ok(reply.entry(&out)?)
     }
 }
 
-fn within(numbers: &[(u64, u64)]) -> impl Fn(u64) -> bool {
-    |number| numbers.iter().any(|(from, to)| (*from..=*to).contains(&number))
+/// The directory of the thread: its own, so that nobody's rights are asked for.
+fn hidden() -> Attr {
+    let id = FileId { fs: 0, ino: HIDDEN, generation: 0 };
+    Attr { kind: Kind::Directory, mode: 0o700, nlink: 2, uid: rustix::process::geteuid().as_raw(), ..vanished(id) }
 }
 
 /// What is left of a file that is not there any more.

@@ -12,7 +12,7 @@
 //! Owned by `writeback.rs`. Invariants: a file that is used between a question and an answer here
 //! stays ([`WrittenFiles::remove_unused`]); nothing is dropped under the lock.
 
-use crate::open_files::OpenHandle;
+use crate::{open_files::OpenHandle, self_io::own_mount::InodeKey};
 use nacre_vfs::Opened;
 use parking_lot::Mutex;
 use std::{
@@ -158,9 +158,9 @@ impl WrittenFiles {
         gone
     }
 
-    /// The nodes.
-    pub fn nodes(&self) -> Vec<u64> {
-        self.files.lock().keys().copied().collect()
+    /// How the kernel's handles name them.
+    pub fn keys(&self) -> Vec<InodeKey> {
+        self.files.lock().values().map(|written| written.handle.key()).collect()
     }
 
     /// Counts one beat. Files of which nothing was heard for a while, and the oldest where there are

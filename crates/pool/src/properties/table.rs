@@ -5,7 +5,6 @@ use super::{Definition, Kind, Scope, Settable};
 const ON_OFF: Kind = Kind::Choice(&["on", "off"]);
 const CACHES: Kind = Kind::Choice(&["all", "none", "metadata"]);
 const REDUNDANCY: &str = "this pool keeps one copy of everything";
-const SHARING: &str = "sharing over the network is not part of a pool; serve the mount";
 const ENCRYPTION: &str = "this pool does not encrypt";
 const DEDUP: &str = "this pool does not deduplicate";
 const VOLUMES: &str = "there are no volumes";
@@ -211,8 +210,14 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     unserved("rootcontext", "ROOTCONTEXT", NO_PROJECTS, &["none"], "none"),
     unserved("secondarycache", "SECONDARYCACHE", "there are no cache devices", &["all", "none", "metadata"], "all"),
     inherited("setuid", "SETUID", ON_OFF, "on", "on | off"),
-    unserved("sharenfs", "SHARENFS", SHARING, &["off"], "off"),
-    unserved("sharesmb", "SHARESMB", SHARING, &["off"], "off"),
+    inherited(
+        "sharenfs",
+        "SHARENFS",
+        Kind::ShareNfs,
+        "off",
+        "on | off | <rw, ro, rw=HOST[:HOST...], ... of exports(5)>",
+    ),
+    inherited("sharesmb", "SHARESMB", Kind::ShareSmb, "off", "on | off | <name=NAME, ro, guestok=true>"),
     inherited(
         "snapdir",
         "SNAPDIR",

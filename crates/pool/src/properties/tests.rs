@@ -120,7 +120,6 @@ fn what_is_refused_is_refused_in_the_words_of_zfs() {
         ("utf8only", "on", "'utf8only' is readonly: it can only be set at creation"),
         ("copies", "2", "'copies' cannot be set: this pool keeps one copy of everything"),
         ("dedup", "on", "'dedup' cannot be set: this pool does not deduplicate"),
-        ("sharenfs", "on", "'sharenfs' cannot be set: sharing over the network is not part of a pool; serve the mount"),
         ("userused@alice", "1", "'userused@' is readonly"),
         ("userquota@", "1", "invalid user or group in 'userquota@'"),
         ("userquota@a", "0", "use 'none' to disable userquota/groupquota"),

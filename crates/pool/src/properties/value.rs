@@ -1,7 +1,7 @@
 //! Values of the table's properties: text of users into canonical text, and canonical text for
 //! people.
 
-use super::{Definition, Kind, PropertyError, Settable, size};
+use super::{Definition, Kind, PropertyError, Settable, sharing, size};
 
 /// The levels of zstd that a pool stores: 1 to 19, and 1 to 7 of the fast ones.
 const ZSTD_MOST: u8 = 19;
@@ -80,6 +80,11 @@ impl Definition {
                     (true, "") => Ok(self.default.to_owned()),
                     (true, text) => Ok(text.to_owned()),
                 }
+            }
+            Kind::ShareNfs | Kind::ShareSmb => {
+                let known =
+                    if self.kind == Kind::ShareNfs { sharing::nfs(text).is_ok() } else { sharing::smb(text).is_ok() };
+                if known { Ok(text.to_owned()) } else { Err(PropertyError::NotOneOf(self.name, self.values)) }
             }
             Kind::Unserved(why, harmless) => {
                 let harmless = harmless.contains(&text);

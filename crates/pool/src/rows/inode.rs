@@ -92,8 +92,8 @@ pub struct InodeRow {
     pub device: u64,
     /// Bits of [`flags`].
     pub flags: u32,
-    /// Tells inodes apart that had the same number; numbers are not reused, so it is 0 but for
-    /// received ones.
+    /// Not in use: 0. Inodes that had the same number, which a crash took, are told apart by when
+    /// they were born.
     pub generation: u64,
     /// The record size of a regular file as a power of two, fixed when it grew beyond one record; 0
     /// where it has none yet.

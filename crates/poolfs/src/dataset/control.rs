@@ -151,6 +151,26 @@ impl Control {
         tree
     }
 
+    /// The tree with this number, of which nobody may have been told since the start.
+    pub(super) fn look_up_tree(&self, tree: u64) -> Result<Arc<MountedTree>> {
+        let known = self.trees.lock().contains_key(&tree);
+        if !known {
+            self.number_all()?;
+        }
+        self.snapshot_by_tree(tree)
+    }
+
+    /// Gives each snapshot its number, in their order, as after every start; answers all numbers.
+    pub(super) fn number_all(&self) -> Result<Vec<u64>> {
+        let rows = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
+        Ok(rows.into_iter().map(|(txg, _)| self.tree(txg)).collect())
+    }
+
+    /// The snapshot whose tree has this number, where it has been given.
+    pub(super) fn snapshot_of(&self, tree: u64) -> Option<nacre_pool::Txg> {
+        self.trees.lock().get(&tree).copied()
+    }
+
     /// The tree with this number.
     pub(super) fn snapshot_by_tree(&self, tree: u64) -> Result<Arc<MountedTree>> {
         if let Some(mounted) = self.open.lock().get(&tree) {

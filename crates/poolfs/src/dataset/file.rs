@@ -7,6 +7,7 @@ use super::xattrs;
 use nacre_layers::locks::Locks;
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{FileError, Range, SeekTo};
+use nacre_pool::rows::InodeRow;
 use nacre_vfs::{
     AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence, WriteOrigin,
 };
@@ -27,6 +28,7 @@ pub(super) struct DatasetFile {
     /// Where it is open for writing.
     lease: Option<Lease>,
     member: Arc<Member>,
+    generation: u32,
 }
 
 impl Drop for DatasetFile {
@@ -39,7 +41,7 @@ impl DatasetFile {
     /// A file that may be opened so; `quiet` where reading changes no access time.
     pub(super) fn new(
         pool: &Arc<Pool>,
-        file_node: &FileNode,
+        (file_node, row): (&FileNode, &InodeRow),
         (flags, quiet): (OpenFlags, bool),
         member: &Arc<Member>,
     ) -> DatasetFile {
@@ -53,6 +55,7 @@ impl DatasetFile {
             touches,
             lease: (flags.writes() && !file_node.tree.is_snapshot()).then(|| Lease::new(member, file_node)),
             member: Arc::clone(member),
+            generation: file_node.tree.generation(file_node.inode.number(), row),
         }
     }
 
@@ -86,6 +89,10 @@ impl DatasetFile {
 }
 
 impl OpenFile for DatasetFile {
+    fn generation(&self) -> u32 {
+        self.generation
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

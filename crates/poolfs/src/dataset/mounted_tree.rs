@@ -5,7 +5,7 @@
 //! two files with the same number for one (cp, diff and tar do). The upper bits say which tree.
 
 use super::passage::Passage;
-use super::translate::errno;
+use super::translate::{errno, time};
 use crate::sync::RwLockReadGuard;
 use arc_swap::ArcSwap;
 use nacre_layers::ends::Ends;
@@ -14,10 +14,11 @@ use nacre_pool::Txg;
 use nacre_pool::engine::{Dataset as Files, Pool, TreeTable};
 use nacre_pool::files::Inode;
 use nacre_pool::properties::SyncMode;
+use nacre_pool::rows::InodeRow;
 use nacre_vfs::{Errno, Node, Result};
 use std::sync::{
     Arc, OnceLock,
-    atomic::{AtomicU32, AtomicUsize, Ordering},
+    atomic::{AtomicUsize, Ordering},
 };
 
 /// The files of one tree, as the engine has them.
@@ -47,6 +48,14 @@ pub(super) fn tree_after(tree: u64) -> u64 {
 /// The number of the tree of an inode number as users see it, and the number in that tree.
 pub(super) fn split(shown: u64) -> (u64, u64) {
     (shown >> SHIFT, shown & ((1 << SHIFT) - 1))
+}
+
+/// What [`crate::generation`] says of a file with this number, as users see it: also whose snapshot
+/// it is, as another one may have the number of its tree after a restart. What is there in every
+/// tree, whatever becomes of it (the root of the dataset, `.zfs`), is always the same.
+pub(super) fn generation(snapshot: Option<Txg>, shown: u64, born: nacre_vfs::Time) -> u32 {
+    let always = [ROOT, CONTROL, SNAPSHOTS].contains(&shown);
+    if always { 0 } else { crate::generation::of_file(born, snapshot.map_or(0, |txg| txg.0)) }
 }
 
 /// One tree.
@@ -96,6 +105,11 @@ impl MountedTree {
         self.snapshot.is_some()
     }
 
+    /// What [`generation`] says of a file of it.
+    pub(super) fn generation(&self, number: u64, row: &InodeRow) -> u32 {
+        generation(self.snapshot.as_ref().map(|(_, txg)| *txg), self.shown(number), time(row.born))
+    }
+
     /// Whether it is the snapshot of this name and moment.
     pub(super) fn is(&self, name: &str, txg: Txg) -> bool {
         self.snapshot.as_ref().is_some_and(|(known, at)| known == name && *at == txg)
@@ -143,12 +157,11 @@ impl MountedTree {
 pub(super) struct CurrentTree {
     pub(super) files: Arc<Files>,
     now: ArcSwap<MountedTree>,
-    generation: AtomicU32,
 }
 
 impl CurrentTree {
     pub(super) fn new(tree: MountedTree) -> CurrentTree {
-        CurrentTree { files: Arc::clone(&tree.files), now: ArcSwap::from_pointee(tree), generation: AtomicU32::new(0) }
+        CurrentTree { files: Arc::clone(&tree.files), now: ArcSwap::from_pointee(tree) }
     }
 
     /// The tree at this moment.
@@ -156,15 +169,9 @@ impl CurrentTree {
         self.now.load_full()
     }
 
-    /// How often it has become another one.
-    pub(super) fn generation(&self) -> u32 {
-        self.generation.load(Ordering::Acquire)
-    }
-
     /// The files are others: nothing of the tree as it was can be used any more.
     pub(super) fn replace(&self) {
         let old = self.now();
-        self.generation.fetch_add(1, Ordering::AcqRel);
         self.now.store(Arc::new(MountedTree::new(Arc::clone(&self.files), None, 0)));
         old.end();
     }

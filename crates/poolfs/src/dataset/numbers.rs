@@ -6,9 +6,10 @@
 
 use super::control::Control;
 use super::mounted_tree::{self, CurrentTree, FileNode, ListedNode, MountedTree, NodeKind};
-use super::translate::errno;
-use nacre_pool::files::Inode;
-use nacre_vfs::{Errno, Node, Numbered, Result};
+use super::translate::{attr, errno};
+use nacre_pool::files::{FileError, Inode};
+use nacre_pool::properties::effective::SnapshotDirectory as Shown;
+use nacre_vfs::{Attr, Entry, Errno, Node, Numbered, Result};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -106,8 +107,41 @@ impl Numbered for Numbers {
         }
     }
 
-    fn generation(&self, number: u64) -> u32 {
-        if mounted_tree::split(number).0 == 0 { self.current.generation() } else { 0 }
+    fn look_up(&self, number: u64) -> Result<Entry> {
+        self.asked.store(true, Ordering::Relaxed);
+        let hidden = self.current.files.behaviour().snapdir == Shown::Disabled;
+        let control = self.control.as_ref().filter(|_| !hidden).ok_or(Errno::ESTALE);
+        let tree = match (number, mounted_tree::split(number)) {
+            (mounted_tree::CONTROL, _) => return control?.entry(&self.current.now(), &NodeKind::Control),
+            (mounted_tree::SNAPSHOTS, _) => return control?.entry(&self.current.now(), &NodeKind::Snapshots),
+            (_, (0, _)) => self.current.now(),
+            (_, (tree, _)) if self.current.now().is_tree(tree) => self.current.now(),
+            (_, (tree, _)) => control?.look_up_tree(tree)?,
+        };
+        let inode = tree.files.files().inode(mounted_tree::split(number).1);
+        let file_node = FileNode { tree, inode };
+        let row = match file_node.files()?.attributes(&file_node.inode) {
+            Ok(row) if row.links > 0 => row,
+            Ok(_) | Err(FileError::NotFound) => return Err(Errno::ESTALE),
+            Err(error) => return Err(errno(error)),
+        };
+        let attr = attr(self.current.files.id(), number, &row);
+        Ok(Entry { attr, node: Node::new(Arc::new(NodeKind::File(file_node))) })
+    }
+
+    fn generation(&self, attr: &Attr) -> u32 {
+        let number = attr.id.ino;
+        let snapshot = match mounted_tree::split(number).0 {
+            0 => None,
+            tree if self.current.now().is_tree(tree) => self.current.now().snapshot.as_ref().map(|(_, txg)| *txg),
+            tree => self.control.as_ref().and_then(|control| control.snapshot_of(tree)),
+        };
+        mounted_tree::generation(snapshot, number, attr.btime.unwrap_or_default())
+    }
+
+    fn is_unlisted(&self, node: &Node) -> bool {
+        matches!(mounted_tree::node_kind(node), Some(NodeKind::Control))
+            && self.current.files.behaviour().snapdir != Shown::Visible
     }
 
     fn folds(&self, _directory: &Node) -> bool {

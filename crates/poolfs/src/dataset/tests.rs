@@ -35,7 +35,7 @@ pub(crate) fn create(device: &Arc<Simulator>) -> Arc<Pool> {
     Arc::new(Pool::create(config(store), "tank").unwrap())
 }
 
-fn open(device: &Arc<Simulator>) -> Arc<Pool> {
+pub(crate) fn open(device: &Arc<Simulator>) -> Arc<Pool> {
     let import = Import { access: Access::ReadWrite, name: None, host: (1, "here".to_owned()), time: 2 };
     let (store, root) = Store::open(vec![Arc::clone(device) as Arc<dyn Device>], &import).unwrap();
     let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
@@ -425,12 +425,12 @@ fn files_become_others_under_those_who_have_them_open() {
     layer.replaced();
     assert_eq!(waiting.join().unwrap(), Err(nacre_vfs::Errno::ESTALE));
     assert_eq!(file.write(b"late", 0, WriteOrigin::Caller), Err(nacre_vfs::Errno::ESTALE));
-    // The same number is another file, and that can be seen; the directory is the same.
+    // It is the same file, as it was; so is the directory.
     let numbered = layer.capabilities().numbered.unwrap();
-    assert_eq!(numbered.generation(entry.attr.id.ino), 1);
+    let generation = numbered.generation(&entry.attr);
     let root = numbered.node(1).unwrap();
     let found = layer.lookup(&Caller::ROOT, &root, name("f")).unwrap();
-    assert_eq!(found.attr.id, entry.attr.id);
+    assert_eq!((found.attr.id, numbered.generation(&found.attr)), (entry.attr.id, generation));
     let mut content = [0; 10];
     assert_eq!(layer.open(&Caller::ROOT, &found.node, OpenFlags::READ).unwrap().read(&mut content, 0), Ok(4));
     assert_eq!(&content[..4], b"then");

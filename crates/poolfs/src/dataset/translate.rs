@@ -96,7 +96,7 @@ pub(super) fn kind_of(row: &InodeRow) -> Kind {
     row.file_type().map_or(Kind::File, kind_of_type)
 }
 
-fn time(stamp: Timestamp) -> Time {
+pub(super) fn time(stamp: Timestamp) -> Time {
     Time { sec: stamp.seconds, nsec: stamp.nanoseconds }
 }
 

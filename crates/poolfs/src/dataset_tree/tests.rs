@@ -26,7 +26,10 @@ fn name(text: &str) -> Name<'_> {
 
 impl World {
     fn new() -> World {
-        let pool = create(&Arc::new(Simulator::new("disk", 128 << 20)));
+        World::over(create(&Arc::new(Simulator::new("disk", 128 << 20))))
+    }
+
+    fn over(pool: Arc<Pool>) -> World {
         let first = Dataset::open(&pool, pool.find("tank").unwrap().unwrap()).unwrap();
         let tree = DatasetTree::new(Arc::new(first), Rules::default());
         let (sender, changes) = mpsc::channel();
@@ -248,4 +251,33 @@ fn each_has_its_rules_and_its_snapshots() {
     assert_eq!(world.tree.unlink(&WHO, &root, name("f")), Ok(()));
     world.tree.set_rules(id, Rules::default());
     assert_eq!(world.tree.unlink(&WHO, &a, name("f")), Ok(()));
+}
+
+#[test]
+fn a_handle_is_good_in_the_next_process() {
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let world = World::over(create(&device));
+    let below = world.mkdir(&world.root(), "below");
+    let id = world.graft("a", &below);
+    world.write("below/file", b"content");
+    world.mkdir(&world.find("below").unwrap().node, "directory");
+    for dataset in [id, world.pool.find("tank").unwrap().unwrap()] {
+        world.pool.snapshot(&[(dataset, "then".to_owned())]).unwrap();
+    }
+    let paths = ["below", "below/file", "below/directory", "below/.zfs/snapshot/then/file", ".zfs/snapshot/then/below"];
+    let handles =
+        paths.map(|path| world.find(path).unwrap().attr).map(|attr| (attr.id.ino, world.tree.generation(&attr)));
+    drop(world);
+    let world = World::over(crate::dataset::tests::open(&device));
+    world.graft("a", &world.find("below").unwrap());
+    for (path, (number, generation)) in paths.into_iter().zip(handles).rev() {
+        let found = world.tree.look_up(number).unwrap();
+        assert_eq!((found.attr.id.ino, world.tree.generation(&found.attr)), (number, generation), "{path}");
+        assert_eq!(world.find(path).unwrap().attr, found.attr, "{path}");
+    }
+    // The file system below is not there: its files lead nowhere.
+    assert_eq!(world.tree.look_up(handles[3].0 ^ 1 << 50).unwrap_err(), Errno::ESTALE);
+    assert_eq!(world.tree.parent(&world.tree.look_up(handles[2].0).unwrap().node), handles[0].0);
+    world.tree.take_out(id);
+    assert_eq!(world.tree.look_up(handles[1].0).unwrap_err(), Errno::ESTALE);
 }

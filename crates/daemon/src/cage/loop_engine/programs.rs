@@ -20,8 +20,10 @@ pub const LABEL: &str = "nacre-cage";
 /// A program and the package of Debian that has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    name: &'static str,
-    package: &'static str,
+    /// Its name.
+    pub name: &'static str,
+    /// The package.
+    pub package: &'static str,
 }
 
 /// `e2fsck(8)`.

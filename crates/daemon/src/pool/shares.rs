@@ -1,0 +1,258 @@
+//! Mounts that servers of the machine give to others: `sharenfs` and `sharesmb`.
+//!
+//! Used by `mounts.rs`, which shares what it has mounted and takes shares back before it unmounts.
+//! The servers are not ours: the kernel's server of NFS is told by exportfs(8)
+//! (`shares/kernel.rs`), Ganesha by a file that its configuration includes (`shares/ganesha.rs`),
+//! Samba by `net usershare` (`shares/samba.rs`). Invariants:
+//! * only root shares, and nothing of a pool that others than root could have written;
+//! * values are taken apart anew ([`nacre_pool::properties::sharing`]), as a pool may come from
+//!   anybody: nothing of them reaches a command line or a configuration as it is;
+//! * what is shared is noted before it is, so that the next process takes it back after a crash.
+
+mod ganesha;
+mod kernel;
+mod samba;
+
+use crate::{cage, failure::Failure, report::path_text, whole_file};
+use nacre_admin::mounts::Sharing;
+use nacre_pool::properties::sharing::{self, NfsShare, SmbShare};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+/// What was asked of servers for one file system.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Note {
+    /// Who asked: the process, and when it was started.
+    process: (u32, u64),
+    at: PathBuf,
+    /// Clients of the kernel's server.
+    kernel: Vec<String>,
+    /// Ganesha has a file.
+    ganesha: bool,
+    /// The name of Samba's share.
+    samba: Option<String>,
+}
+
+/// A file system that is shared, or should be.
+struct Shared {
+    sharing: Sharing,
+    at: PathBuf,
+    source: String,
+    note: Note,
+    /// Why it is not, as far as it is not.
+    failed: Option<String>,
+}
+
+/// The shares of one pool.
+pub struct Shares {
+    /// Why nothing is shared, whatever the properties say.
+    forbidden: Option<&'static str>,
+    now: Mutex<BTreeMap<u64, Shared>>,
+}
+
+impl Shares {
+    /// None yet; what processes left that are gone is taken back.
+    pub fn new(harmless: bool) -> Shares {
+        let forbidden = if !rustix::process::geteuid().is_root() {
+            Some("only pools that root imports are shared")
+        } else if harmless {
+            Some("others than root could have written this pool: import it with -f if you trust it")
+        } else {
+            None
+        };
+        if forbidden.is_none() {
+            sweep();
+        }
+        Shares { forbidden, now: Mutex::default() }
+    }
+
+    /// Shares a mount as its properties say, or no more; what goes wrong is logged, and told by
+    /// [`Shares::failure`].
+    pub fn set(&self, dataset: u64, source: &str, at: &Path, sharing: &Sharing) {
+        let mut now = self.now.lock();
+        let same = |there: &Shared| there.sharing == *sharing && there.at == at && there.source == source;
+        if now.get(&dataset).is_some_and(|there| same(there) && there.failed.is_none()) {
+            return;
+        }
+        if let Some(before) = now.remove(&dataset) {
+            take_back(before.sharing.guid, &before.note);
+        }
+        if !sharing.is_wanted() {
+            return;
+        }
+        let (note, failed) = match self.forbidden {
+            Some(why) => (Note::default(), Some(why.to_owned())),
+            None => share(source, at, sharing),
+        };
+        if let Some(why) = &failed {
+            tracing::warn!(source, why, "a file system is not shared as its properties say");
+        } else {
+            tracing::info!(source, at = %path_text(at), "shared");
+        }
+        let shared = Shared { sharing: sharing.clone(), at: at.to_owned(), source: source.to_owned(), note, failed };
+        now.insert(dataset, shared);
+    }
+
+    /// Takes the shares of a mount back; whether there were any.
+    pub fn stop(&self, dataset: u64) -> bool {
+        let mut now = self.now.lock();
+        let Some(before) = now.remove(&dataset) else { return false };
+        take_back(before.sharing.guid, &before.note);
+        before.note != Note::default()
+    }
+
+    /// The same of all but these.
+    pub fn retain(&self, there: &[u64]) {
+        let mut now = self.now.lock();
+        now.retain(|dataset, shared| {
+            let stays = there.contains(dataset);
+            if !stays {
+                take_back(shared.sharing.guid, &shared.note);
+            }
+            stays
+        });
+    }
+
+    /// Why a mount is not shared although its properties want it.
+    pub fn failure(&self, dataset: u64) -> Option<String> {
+        self.now.lock().get(&dataset)?.failed.clone()
+    }
+}
+
+impl Drop for Shares {
+    fn drop(&mut self) {
+        self.retain(&[]);
+    }
+}
+
+/// Shares; what was done, and what failed of it.
+fn share(source: &str, at: &Path, sharing: &Sharing) -> (Note, Option<String>) {
+    let mut note = Note { process: ourselves(), at: at.to_owned(), ..Note::default() };
+    let mut failed = Vec::new();
+    let mut tried = |done: Result<(), String>| failed.extend(done.err());
+    match sharing::nfs(&sharing.nfs) {
+        Ok(None) => {}
+        Ok(Some(wanted)) => tried(share_nfs(at, sharing.guid, &wanted, &mut note)),
+        Err(()) => tried(Err(format!("the value of sharenfs means nothing: '{}'", sharing.nfs.escape_debug()))),
+    }
+    match sharing::smb(&sharing.smb) {
+        Ok(None) => {}
+        Ok(Some(wanted)) => tried(share_smb(source, at, sharing.guid, &wanted, &mut note)),
+        Err(()) => tried(Err(format!("the value of sharesmb means nothing: '{}'", sharing.smb.escape_debug()))),
+    }
+    (note, (!failed.is_empty()).then(|| failed.join("; ")))
+}
+
+fn share_nfs(at: &Path, guid: u64, wanted: &NfsShare, note: &mut Note) -> Result<(), String> {
+    let path = plain(at)?;
+    if kernel::is_there() {
+        note.kernel = wanted.clients.iter().map(|(host, _)| host.clone()).collect();
+        write_down(guid, note)?;
+        kernel::share(path, guid, wanted)
+    } else if ganesha::is_there() {
+        note.ganesha = true;
+        write_down(guid, note)?;
+        ganesha::share(path, guid, wanted)
+    } else {
+        Err("there is no server of NFS on this machine: install nfs-kernel-server or nfs-ganesha-vfs".to_owned())
+    }
+}
+
+fn share_smb(source: &str, at: &Path, guid: u64, wanted: &SmbShare, note: &mut Note) -> Result<(), String> {
+    let path = plain(at)?;
+    let name = wanted.name.clone().or_else(|| sharing::share_name(source));
+    let name = name.ok_or_else(|| format!("'{source}' makes no name of a share: sharesmb=name=NAME gives one"))?;
+    if !samba::is_there() {
+        return Err("there is no Samba on this machine: install samba".to_owned());
+    }
+    if let Some(other) = samba::path_of(&name).filter(|other| other != at) {
+        return Err(format!("the share '{name}' is that of {} already", path_text(&other)));
+    }
+    note.samba = Some(name.clone());
+    write_down(guid, note)?;
+    samba::share(path, &name, source, wanted)
+}
+
+/// A path that can be written in a line of any configuration.
+fn plain(at: &Path) -> Result<&str, String> {
+    let fits = |text: &&str| !text.chars().any(|c| c.is_control() || matches!(c, '"' | '\\' | '\'' | '%'));
+    at.to_str().filter(fits).ok_or_else(|| format!("the mountpoint {} cannot be named to a server", path_text(at)))
+}
+
+fn take_back(guid: u64, note: &Note) {
+    if *note == Note::default() {
+        return;
+    }
+    let mut all = Ok(());
+    for client in &note.kernel {
+        all = all.and(kernel::take_back(client, &note.at));
+    }
+    if note.ganesha {
+        all = all.and(ganesha::take_back(guid));
+    }
+    if let Some(name) = &note.samba {
+        all = all.and(samba::take_back(name, &note.at));
+    }
+    match all {
+        Ok(()) => forget(guid),
+        Err(why) => tracing::warn!(at = %path_text(&note.at), why, "a share could not be taken back"),
+    }
+}
+
+fn directory() -> Option<PathBuf> {
+    Some(cage::state::base()?.join("shares"))
+}
+
+fn file(guid: u64) -> Option<PathBuf> {
+    Some(directory()?.join(format!("{guid:016x}.json")))
+}
+
+fn write_down(guid: u64, note: &Note) -> Result<(), String> {
+    let (Some(directory), Some(path)) = (directory(), file(guid)) else { return Ok(()) };
+    let written = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).and_then(|()| {
+        let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
+        whole_file::replace(&path, &path.with_extension("new"), &options, &serde_json::to_vec(note)?)
+    });
+    written.map_err(|error| Failure::io("cannot note what is shared in", path.display(), &error).what)
+}
+
+fn forget(guid: u64) {
+    if let Some(error) = file(guid).and_then(|path| fs::remove_file(path).err())
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, "what is shared no more stays noted");
+    }
+}
+
+/// Takes back what processes had shared that are gone.
+fn sweep() {
+    for path in directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default() {
+        let guid = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
+        let Some(guid) = guid.and_then(|guid| u64::from_str_radix(guid, 16).ok()) else { continue };
+        let note = fs::read(&path).map_err(|error| error.to_string());
+        match note.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).map_err(|error| error.to_string())) {
+            Ok(note) if started(note.process.0) == Some(note.process.1) => {}
+            Ok(note) => take_back(guid, &note),
+            Err(why) => tracing::warn!(path = %path_text(&path), why, "what was shared is not known"),
+        }
+    }
+}
+
+fn ourselves() -> (u32, u64) {
+    let process = std::process::id();
+    (process, started(process).unwrap_or_default())
+}
+
+/// When a process was started, in ticks since the machine was: another one that has its number now
+/// was started later.
+fn started(process: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name of the program may hold anything; behind it, this is the twentieth field (proc(5)).
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}

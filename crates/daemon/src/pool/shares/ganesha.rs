@@ -1,0 +1,171 @@
+//! NFS-Ganesha, by a file that its configuration includes: `ganesha.conf` in the directory for what
+//! survives a reboot. It is made of one file for each export, beside it.
+//!
+//! Invariant: an export has the same number as long as it is shared, and as a rule for ever: handles
+//! of clients begin with it.
+
+use crate::{cage, failure::Failure, whole_file};
+use nacre_pool::properties::sharing::{NfsShare, Squash};
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use std::{
+    fmt::Write,
+    fs, io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+/// Where it says its number.
+const PID_FILES: [&str; 3] = ["/run/ganesha/ganesha.pid", "/run/ganesha.pid", "/var/run/ganesha.pid"];
+/// Numbers of exports: 1 to this.
+const EXPORTS: u64 = 65_534;
+
+/// Whether it is installed.
+pub(super) fn is_there() -> bool {
+    Path::new("/usr/bin/ganesha.nfsd").exists()
+}
+
+/// Exports a mount.
+pub(super) fn share(path: &str, guid: u64, wanted: &NfsShare) -> Result<(), String> {
+    change(|directory| {
+        let number = number_for(directory, guid);
+        let text = export(path, guid, number, wanted);
+        let file = directory.join(format!("{number}.conf"));
+        let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).clone();
+        whole_file::replace(&file, &file.with_extension("new"), &options, text.as_bytes())
+    })
+}
+
+/// Exports it no more.
+pub(super) fn take_back(guid: u64) -> Result<(), String> {
+    change(|directory| {
+        let mut ours = files(directory).into_iter().filter(|(_, text)| text.starts_with(&mark(guid)));
+        ours.try_for_each(|(file, _)| fs::remove_file(file))
+    })
+}
+
+fn mark(guid: u64) -> String {
+    format!("# {guid:016x}\n")
+}
+
+/// The files of exports with what they say.
+fn files(directory: &Path) -> Vec<(PathBuf, String)> {
+    let mut paths = crate::runtime::children(directory);
+    paths.retain(|path| path.extension().is_some_and(|last| last == "conf"));
+    paths.sort();
+    paths.into_iter().filter_map(|path| Some((path.clone(), fs::read_to_string(&path).ok()?))).collect()
+}
+
+/// The number of the export: from the dataset's, unless another one has it.
+fn number_for(directory: &Path, guid: u64) -> u64 {
+    let mut number = guid % EXPORTS + 1;
+    while fs::read_to_string(directory.join(format!("{number}.conf"))).is_ok_and(|text| !text.starts_with(&mark(guid)))
+    {
+        number = number % EXPORTS + 1;
+    }
+    number
+}
+
+/// Changes the files of exports, makes one of them, and has the server read it.
+fn change(change: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), String> {
+    let Some(base) = cage::state::base() else { return Err("there is no place for files".to_owned()) };
+    let whole = base.join("ganesha.conf");
+    let changed = || {
+        let directory = base.join("ganesha");
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;
+        // Pools have a process each.
+        let lock = fs::File::open(&directory)?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        change(&directory)?;
+        let all: String = files(&directory).into_iter().map(|(_, text)| text).collect();
+        let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).clone();
+        let head = "# Written by nacre: what is shared by sharenfs. Changes are lost.\n";
+        whole_file::replace(&whole, &whole.with_extension("new"), &options, format!("{head}{all}").as_bytes())
+    };
+    changed().map_err(|error| Failure::io("cannot write", whole.display(), &error).what)?;
+    reload();
+    Ok(())
+}
+
+/// Has the server read its configuration again, where it runs.
+fn reload() {
+    let number = PID_FILES.iter().find_map(|file| fs::read_to_string(file).ok()?.trim().parse::<i32>().ok());
+    let Some(number) = number.and_then(Pid::from_raw) else { return };
+    let Ok(process) = pidfd_open(number, PidfdFlags::empty()) else { return };
+    // Of the process that is held now, so it cannot be another one's afterwards.
+    let name = fs::read_to_string(format!("/proc/{}/comm", number.as_raw_nonzero()));
+    if name.is_ok_and(|name| name.trim_end() == "ganesha.nfsd")
+        && let Err(error) = pidfd_send_signal(process, Signal::HUP)
+    {
+        tracing::warn!(%error, "NFS-Ganesha could not be told of another export");
+    }
+}
+
+/// A block of ganesha-export-config(8).
+fn export(path: &str, guid: u64, number: u64, wanted: &NfsShare) -> String {
+    let mut text = mark(guid);
+    let squash = match wanted.squash {
+        Squash::Root => "Root_Squash",
+        Squash::None => "No_Root_Squash",
+        Squash::All => "All_Squash",
+    };
+    let security = if wanted.security.is_empty() { "sys".to_owned() } else { wanted.security.join(", ") };
+    let mut say = |line: &str| {
+        text.push_str(line);
+        text.push('\n');
+    };
+    say("EXPORT {");
+    say(&format!("  Export_Id = {number};"));
+    say(&format!("  Path = \"{path}\";"));
+    say(&format!("  Pseudo = \"{path}\";"));
+    say(&format!("  Filesystem_Id = {}.{};", guid >> 32, guid & 0xffff_ffff));
+    say("  Access_Type = None;");
+    say(&format!("  Squash = {squash};"));
+    say(&format!("  SecType = {security};"));
+    say(&format!("  PrivilegedPort = {};", !wanted.insecure));
+    let anonymous = [("Anonymous_Uid", wanted.anonymous_user), ("Anonymous_Gid", wanted.anonymous_group)];
+    for (name, number) in anonymous {
+        if let Some(number) = number {
+            say(&format!("  {name} = {number};"));
+        }
+    }
+    say("  FSAL { Name = VFS; }");
+    for (host, read_only) in &wanted.clients {
+        let host = host.replace(['[', ']'], "");
+        let access = if *read_only { "RO" } else { "RW" };
+        say(&format!("  CLIENT {{ Clients = {host}; Access_Type = {access}; }}"));
+    }
+    let _ = writeln!(text, "}}");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_pool::properties::sharing::nfs;
+
+    #[test]
+    fn an_export_is_one_block() {
+        let wanted =
+            nfs("rw=@10.0.0.0/8:[fd00::1],ro=*,no_root_squash,anonuid=5,sec=krb5:sys,insecure").unwrap().unwrap();
+        let text = export("/srv/a b", (7 << 32) | 9, 10, &wanted);
+        let expected =
+            "# 0000000700000009\nEXPORT {\n  Export_Id = 10;\n  Path = \"/srv/a b\";\n  Pseudo = \"/srv/a b\";
+  Filesystem_Id = 7.9;\n  Access_Type = None;\n  Squash = No_Root_Squash;\n  SecType = krb5, sys;
+  PrivilegedPort = false;\n  Anonymous_Uid = 5;\n  FSAL { Name = VFS; }
+  CLIENT { Clients = 10.0.0.0/8; Access_Type = RW; }\n  CLIENT { Clients = fd00::1; Access_Type = RW; }
+  CLIENT { Clients = *; Access_Type = RO; }\n}\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn two_exports_never_have_one_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = number_for(directory.path(), 5);
+        fs::write(directory.path().join(format!("{first}.conf")), mark(5)).unwrap();
+        assert_eq!(number_for(directory.path(), 5), first);
+        assert_eq!(number_for(directory.path(), 5 + EXPORTS), first + 1);
+    }
+}
