@@ -112,6 +112,8 @@ struct Map {
     /// Frames of txgs that are not committed, as far as the table knows them.
     uncommitted: Vec<UncommittedRun>,
     next_segment: u32,
+    /// Segments to which the cleaner has copied frames of which the table does not know yet.
+    arriving: BTreeSet<u32>,
     /// What is lost at the ends of sealed segments, bytes; as of the last commit.
     slack: u64,
     /// What living frames take a second time, bytes; as of the last commit.
@@ -454,6 +456,9 @@ impl Store {
                 let mut map = self.map.write();
                 if let Some((id, place)) = self.begin_segment(&mut map, stream, cleaner::reserve(stream))? {
                     map.table.apply(Op::Open { id, stream, place: place.clone() })?;
+                    if stream.is_of_moved() {
+                        map.arriving.insert(id);
+                    }
                     return Ok((id, place));
                 }
             }

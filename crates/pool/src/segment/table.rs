@@ -8,7 +8,7 @@
 //! - A frame is alive in exactly one place: in the segment that its name says, or where that
 //!   segment's `moved` says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::moved::Moved;
 use crate::error::{Damage, PoolError};
@@ -366,6 +366,8 @@ impl SegmentTable {
             None => return wrong("a dead frame moves"),
         }
         if let Some(target) = self.segments.get_mut(&to.0) {
+            // A commit may have come after it was sealed, and before this frame.
+            target.dead_since = None;
             target.live_frames = target.live_frames.saturating_add(1);
             target.live_units = target.live_units.saturating_add(units);
         }
@@ -413,7 +415,12 @@ impl SegmentTable {
 
     /// Ends a commit: sealed segments in which nothing is alive are dead from this generation on.
     pub fn finish(&mut self, generation: u64) {
-        for segment in self.segments.values_mut() {
+        self.finish_but(generation, &BTreeSet::new());
+    }
+
+    /// The same, but for segments to which frames are on their way.
+    pub fn finish_but(&mut self, generation: u64, arriving: &BTreeSet<u32>) {
+        for (_, segment) in self.segments.iter_mut().filter(|(id, _)| !arriving.contains(id)) {
             if segment.sealed && segment.live_frames == 0 && segment.dead_since.is_none() && !segment.place.is_empty() {
                 segment.dead_since = Some(generation);
             }

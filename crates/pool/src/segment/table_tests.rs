@@ -1,5 +1,7 @@
 //! Tests of the segment table and of its form on the pool.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use proptest::prelude::*;
 
@@ -171,4 +173,23 @@ fn frames_are_found_where_they_are() {
 fn lists_of_pieces() {
     assert!(read_index(&write_index(3, &[])).unwrap().is_empty());
     assert!(read_index(&write_full(3, &SegmentTable::default(), &[])).is_err());
+}
+
+#[test]
+fn what_frames_are_on_their_way_to_is_not_dead() {
+    let mut table = SegmentTable::default();
+    for (id, stream) in [(1, WriteStream::Data), (2, WriteStream::Relocated)] {
+        table.apply(Op::Open { id, stream, place: place(id) }).unwrap();
+        let units = if id == 1 { 7 } else { 0 };
+        table.apply(Op::Grow { id, frames: 1, bytes: 112, units, newest: Txg(1) }).unwrap();
+        table.apply(Op::Seal { id }).unwrap();
+    }
+    table.finish_but(5, &BTreeSet::from([2]));
+    assert!(table.releasable(9).is_empty());
+    // Whoever replays that does not know of it.
+    table.finish(5);
+    assert_eq!(table.releasable(9).len(), 1);
+    table.apply(Op::Move { segment: 1, index: 0, to: 2, offset: 0, units: 7 }).unwrap();
+    table.finish(6);
+    assert_eq!(table.releasable(9).into_iter().map(|(id, _)| id).collect::<Vec<_>>(), [1]);
 }

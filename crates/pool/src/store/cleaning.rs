@@ -196,6 +196,9 @@ impl Store {
                     .fetch_add(u64::from(frame.units) * u64::from(Pointer::UNIT), Ordering::Relaxed);
             }
         }
+        // Only one moves frames at a time: to what is sealed no other is on its way.
+        let Map { table, arriving, .. } = &mut *map;
+        arriving.retain(|id| table.segments().get(id).is_some_and(|segment| !segment.sealed));
         Ok(published)
     }
 

@@ -194,7 +194,9 @@ impl Store {
         let (body, is_delta) = {
             let mut map = self.map.write();
             let room = self.backend.room();
-            map.table.finish(root.generation);
+            let Map { table, arriving, .. } = &mut *map;
+            // What was copied there the table learns later; until then the place is no other's.
+            table.finish_but(root.generation, arriving);
             map.uncommitted.retain(|run| run.birth > root.txg);
             let short = urgent
                 || cleaner::pressure(room.empty(), room.total) == cleaner::Pressure::Urgent

@@ -450,6 +450,9 @@ impl Store {
                 let place = segment.place.clone();
                 let shape = Shape { capacity: backend.capacity(&place), row: backend.row(&place) };
                 appender.lock().begin(*id, place, shape, (segment.frames, segment.bytes));
+                if appender.stream.is_of_moved() {
+                    map.arriving.insert(*id);
+                }
             }
         }
         // The first commit writes the whole table: what was recorded here of an import that wrote
