@@ -3,6 +3,7 @@
 
 mod args;
 mod called;
+mod changing;
 pub mod chosen;
 pub mod command;
 mod find;

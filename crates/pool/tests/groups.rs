@@ -16,6 +16,9 @@ use nacre_pool::{
     ChecksumKind, CompressionSetting, FrameKind, Frames, NewFrame, Owner, Pointer, PoolError, Store, Txg, WriteStream,
 };
 
+#[path = "groups/reshape.rs"]
+mod reshape;
+
 const MIB: u64 = 1 << 20;
 
 fn new_pool() -> NewPool {
@@ -215,7 +218,7 @@ impl Model {
     /// A device fails, if its group can do without it.
     fn fail_one(&mut self) {
         let number = self.any_number();
-        if self.is_away(number) || !self.can_lose(&[number]) {
+        if self.is_away(number) || !self.can_lose(&[number]) || self.is_doomed(number) {
             return;
         }
         let device = Arc::clone(self.device(number));
@@ -496,6 +499,7 @@ fn nothing_is_lost_while_groups_can_do_without_what_is_missing() {
                         4 if model.away.is_empty() && model.random.below(4) == 0 => model.ruin_one(),
                         5 => model.reshape().unwrap(),
                         6 => drop(model.store().engage_spares().unwrap()),
+                        7 | 8 => model.change().unwrap(),
                         _ => model.step().unwrap(),
                     }
                 }

@@ -167,6 +167,9 @@ pub struct DeviceFigures {
     /// It is being made whole.
     #[serde(default)]
     pub resilvering: bool,
+    /// It is being removed: nothing new goes to it.
+    #[serde(default)]
+    pub leaving: bool,
     /// Empty for a device of the pool's own; `spare`, or `replacing`: it will take the place of another.
     #[serde(default)]
     pub role: String,
@@ -199,6 +202,9 @@ pub struct GroupFigures {
     /// What of it is in use.
     #[serde(default)]
     pub allocated: u64,
+    /// It is being removed: nothing new goes to it, and no room of it counts.
+    #[serde(default)]
+    pub leaving: bool,
 }
 
 impl GroupFigures {
@@ -227,6 +233,7 @@ pub fn room_of_group(kind: GroupKind, parity: usize, devices: &[u64]) -> (u64, u
     sorted.sort_unstable_by_key(|size| std::cmp::Reverse(*size));
     let most = sorted.get(parity).copied().unwrap_or(0);
     let all: u64 = sorted.iter().map(|size| *size.min(&most)).sum();
+    let parity = if let GroupKind::RaidZ(parity) = kind { usize::from(parity) } else { parity };
     match kind {
         _ if parity == 0 => (sorted.iter().sum(), sorted.iter().sum()),
         GroupKind::Mirror => (most, most),
@@ -262,6 +269,9 @@ impl DeviceFigures {
     /// As [`Figures::fragmentation`].
     #[must_use]
     pub fn fragmentation(&self) -> u64 {
+        if self.leaving {
+            return 0;
+        }
         percent(self.occupied.saturating_sub(self.allocated), self.free())
     }
 }
@@ -313,7 +323,9 @@ impl Figures {
             (usable, allocated, free)
         } else {
             let sum = |of: fn(&GroupFigures) -> u64| groups.iter().map(of).sum::<u64>();
-            (sum(|group| group.size), sum(|group| group.allocated), sum(GroupFigures::free))
+            let (staying, taken) =
+                (sum(|group| if group.leaving { 0 } else { group.size }), sum(|group| group.allocated));
+            (staying, taken, staying.saturating_sub(taken))
         };
         let health = match &suspended {
             Some(_) => "SUSPENDED",
@@ -431,7 +443,8 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
             _ => "UNAVAIL",
         };
         // The log has no room of its own.
-        let holds = |_: &&DeviceFigures| group.class == GroupClass::Data;
+        let leaving = !devices.is_empty() && own().all(|device| device.leaving);
+        let holds = |device: &&DeviceFigures| group.class == GroupClass::Data && (leaving || !device.leaving);
         let sizes: Vec<u64> = own().filter(holds).map(|device| device.size).collect();
         let (size, usable) = room_of_group(group.kind, parity, &sizes);
         let allocated = match group.kind {
@@ -444,9 +457,10 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
             state: state.to_owned(),
             devices,
             parity,
-            size,
-            usable,
+            size: if leaving { allocated } else { size },
+            usable: if leaving { allocated } else { usable },
             allocated,
+            leaving,
         }
     };
     groups.into_iter().enumerate().map(of).filter(|group| !group.devices.is_empty()).collect()
@@ -473,7 +487,7 @@ fn expandable(pool: &Imported, groups: &[GroupFigures]) -> u64 {
 }
 
 /// The slots of a device of this length, bytes.
-fn slots(length: u64, slot: u64) -> u64 {
+pub(super) fn slots(length: u64, slot: u64) -> u64 {
     length.saturating_sub(2 * nacre_pool::label::ENDS) / slot * slot
 }
 
@@ -491,13 +505,16 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
     let devices = pool.devices.read();
     let log = pool.store.root().log;
     let health = pool.store.on_devices().map(Disks::health).unwrap_or_default();
+    let change = pool.store.shape_change();
     let mut figures = Vec::new();
     for (index, (member, device)) in identity.members.iter().zip(devices.iter()).enumerate() {
         let index = u16::try_from(index).unwrap_or(u16::MAX);
         let (allocated, occupied) = held.get(&index).copied().unwrap_or_default();
         let taken: u64 =
             log.iter().filter(|(place, _)| place.device == index).map(|(_, slots)| u64::from(*slots) * slot).sum();
-        let size = slots(member.length, slot).saturating_sub(taken);
+        let leaving = change.as_ref().is_some_and(|change| change.leaving.contains(&index));
+        // What leaves has room for nothing more.
+        let size = if leaving { allocated } else { slots(member.length, slot).saturating_sub(taken) };
         figures.push(DeviceFigures {
             path: device.name().to_owned(),
             guid: member.guid,
@@ -515,6 +532,7 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             resilvering: health
                 .get(usize::from(index))
                 .is_some_and(|health| health.stale && standing(health) == "ONLINE"),
+            leaving,
             role: health.get(usize::from(index)).map_or("", role).to_owned(),
             beside: health.get(usize::from(index)).and_then(|health| health.role.beside()).map(usize::from),
         });

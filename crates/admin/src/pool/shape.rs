@@ -127,6 +127,17 @@ fn same_redundancy(pool: &Imported, new: &[NewGroup]) -> Result<(), Refusal> {
     })
 }
 
+/// How many devices of each group that holds segments may be lost at least.
+pub(super) fn redundancy_of(pool: &Imported) -> usize {
+    let Some(disks) = pool.store.on_devices() else { return 0 };
+    let health = disks.health();
+    let holds = |number: usize| health.iter().any(|device| device.is_own() && device.group == number);
+    let of = |(number, (group, parity)): (usize, (Group, usize))| {
+        (group.class == GroupClass::Data && holds(number)).then_some(parity)
+    };
+    disks.groups().into_iter().enumerate().filter_map(of).min().unwrap_or(0)
+}
+
 /// Adds devices.
 pub(super) fn add(
     pool: &Imported,
@@ -223,6 +234,9 @@ pub(super) fn attach(
 ) -> Result<(), Refusal> {
     let doing = format!("cannot attach {} to {}", new.display(), beside.display());
     writable(pool, &doing)?;
+    if super::changing::group_named(pool, beside).is_some() {
+        return super::changing::widen(pool, beside, new, (size, force));
+    }
     let number = number_of(pool, &doing, beside)?;
     let (mut fresh, device) = fresh_beside(pool, &doing, number, (new, size, force))?;
     let guid = (pool.opening.entropy)();
@@ -250,11 +264,25 @@ pub(super) fn detach(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Takes a spare or devices for the log out of the pool.
-pub(super) fn remove(pool: &Imported, path: &Path) -> Result<(), Refusal> {
+/// Takes devices out of the pool: spares and devices for the log at once, others when what they hold was
+/// moved.
+pub(super) fn remove(pool: &Imported, paths: &[PathBuf], force: bool) -> Result<(), Refusal> {
+    let at_once = |path: &Path| {
+        let disks = pool.store.on_devices()?;
+        let number = number_of(pool, "", path).ok()?;
+        let is_spare = disks.health().get(usize::from(number)).is_some_and(|health| !health.is_own());
+        (is_spare || disks.is_log_device(number)).then_some(number)
+    };
+    let holding: Vec<PathBuf> = paths.iter().filter(|path| at_once(path).is_none()).cloned().collect();
+    for (path, number) in paths.iter().filter_map(|path| Some((path, at_once(path)?))) {
+        remove_at_once(pool, path, number)?;
+    }
+    if holding.is_empty() { Ok(()) } else { super::changing::remove(pool, &holding, force) }
+}
+
+fn remove_at_once(pool: &Imported, path: &Path, number: u16) -> Result<(), Refusal> {
     let doing = format!("cannot remove {}", path.display());
     writable(pool, &doing)?;
-    let number = number_of(pool, &doing, path)?;
     let removed = match pool.store.on_devices().is_some_and(|disks| disks.is_log_device(number)) {
         true => remove_log(pool, number),
         false => pool.store.remove_spare(number),

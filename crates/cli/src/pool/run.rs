@@ -3,6 +3,7 @@
 use super::{
     args,
     called::{Called, named_device, same},
+    changing,
     chosen::{Chosen, each, figures, note, once, some},
     command,
     form::PoolForm,
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::{clock, output::print};
 use nacre_admin::{
-    pool::{Figures, Line, Phase, PoolAnswer, PoolRequest, ScrubOrder, Status, devices},
+    pool::{Figures, Intended, Line, Phase, PoolAnswer, PoolRequest, ScrubOrder, Status, devices},
     watch::Event,
 };
 use nacre_daemon::{
@@ -150,16 +151,26 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
                 done(&owned, "", PoolRequest::AwaitResilver)?;
             }
         }
-        PoolVerb::Attach { name, beside, new, size, force, wait } => {
+        PoolVerb::Attach { name, beside: group, new, only_say: true, .. } => {
+            let owned = client::owned(&name)?;
+            let group = changing::parts(&owned, "attach", vec![group])?.pop().unwrap_or_default();
+            owned.pool("", PoolRequest::Plan(Intended::Attach { group, new }), &mut say).map(drop)?;
+        }
+        PoolVerb::Attach { name, beside, new, size, force, wait, .. } => {
             let owned = client::owned(&name)?;
             let doing = format!("cannot attach {} to {}", new.display(), beside.display());
-            let beside = known_as(&owned, &doing, vec![beside])?.pop().unwrap_or_default();
+            let is_group = changing::is_group(&owned, &beside)?;
+            let beside = match is_group {
+                true => beside,
+                false => known_as(&owned, &doing, vec![beside])?.pop().unwrap_or_default(),
+            };
             if size.is_none() {
                 not_in_use(std::slice::from_ref(&new))?;
             }
             done(&owned, command, PoolRequest::Attach { beside, new, size, force })?;
             if wait {
-                done(&owned, "", PoolRequest::AwaitResilver)?;
+                let end = if is_group { PoolRequest::AwaitReshape } else { PoolRequest::AwaitResilver };
+                done(&owned, "", end)?;
             }
         }
         PoolVerb::Detach { name, device } => {
@@ -167,11 +178,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             let device = known(&owned, "detach", vec![device])?.pop().unwrap_or_default();
             done(&owned, command, PoolRequest::Detach { device })?;
         }
-        PoolVerb::Remove { name, devices } => {
-            let owned = client::owned(&name)?;
-            let devices = known(&owned, "remove", devices)?;
-            done(&owned, command, PoolRequest::Remove { devices })?;
-        }
+        PoolVerb::Changing(what) => changing::run(what, command)?,
         PoolVerb::Set { name, value, pool } => {
             let file = cachefile::of(&[(name.clone(), value.clone())]);
             done(&client::owned(&pool)?, command, PoolRequest::Set { name, value })?;
@@ -213,6 +220,9 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             for (activity, request) in [
                 ("resilver", PoolRequest::AwaitResilver),
                 ("replace", PoolRequest::AwaitResilver),
+                ("remove", PoolRequest::AwaitReshape),
+                ("raidz_expand", PoolRequest::AwaitReshape),
+                ("reshape", PoolRequest::AwaitReshape),
                 ("scrub", PoolRequest::AwaitScrub),
                 ("trim", PoolRequest::AwaitTrim),
                 ("free", PoolRequest::AwaitFree),
@@ -262,7 +272,7 @@ pub fn typed(program: &str) -> String {
 }
 
 /// A note that is the answer.
-fn say(line: &str) {
+pub(super) fn say(line: &str) {
     if !line.is_empty() {
         // Whoever has seen enough closes the output.
         let _ = writeln!(std::io::stdout(), "{line}");
@@ -276,7 +286,7 @@ fn of_each(names: Vec<String>, ask: impl Fn(&Owned) -> Result<(), Failure>) -> R
     last.map_or(Ok(()), Err)
 }
 
-fn done(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
+pub(super) fn done(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
     owned.pool(command, request, &mut tell).map(drop)
 }
 
@@ -460,7 +470,7 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
 }
 
 /// Refuses what belongs to a pool that is imported, by the name of that pool: no force helps.
-fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
+pub(super) fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     for pool in figures(&[], false).0 {
         // One that was taken out is nobody's.
         let own = || pool.devices.iter().filter(|there| there.role != "removed");
@@ -531,7 +541,7 @@ fn would_add(
     print(&format!("would update '{name}' to the following configuration:\n\n\t{name}\n{there}{new}"))
 }
 
-fn list_of(owned: &Owned) -> Result<Figures, Failure> {
+pub(super) fn list_of(owned: &Owned) -> Result<Figures, Failure> {
     match owned.pool("", PoolRequest::List, &mut tell)? {
         PoolAnswer::Listed(figures) => Ok(*figures),
         _ => Ok(Figures::default()),

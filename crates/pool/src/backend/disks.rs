@@ -6,7 +6,7 @@
 //! ```text
 //!  members  which devices are the pool's        layout  who takes a segment, how much room there is
 //!  shape    groups that are changed in use       beside  devices that stand beside others
-//!  slow     devices that are read around
+//!  slow     devices that are read around           reshape  devices that leave, groups that become others
 //!  roots    labels and syncs                    health  devices that fail, go and come back
 //!  slots    which slots are free                columns segments as copies, or as rows with parity
 //!  log_area the intent log's slots              heal    writing damaged copies anew
@@ -37,6 +37,7 @@ mod health;
 mod layout;
 mod log_area;
 mod members;
+mod reshape;
 mod roots;
 mod shape;
 pub mod slots;
@@ -51,6 +52,7 @@ use parking_lot::{Mutex, RwLock};
 
 pub use health::DeviceHealth;
 pub use members::{MINIMUM_DEVICE, NewGroup, NewMembers};
+pub use reshape::{Evenness, NewShape, name_of};
 pub use trim::TrimStep;
 
 use super::{Backend, Copies, NewestRoot, PutRoot, Result, Room, SegmentAt};
@@ -116,7 +118,7 @@ type Again<'a> = &'a dyn Fn() -> Result<()>;
 type NeededFailure = dyn Fn(&str, &PoolError, Option<Again<'_>>) -> bool + Send + Sync;
 
 /// Which slots are free.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Rooms {
     slots: Slots,
     /// Freed slots whose device is to be told so before they are used again.
@@ -472,7 +474,7 @@ impl Backend for Disks {
     fn copies(&self, stream: WriteStream) -> usize {
         let layout = self.layout();
         if !layout.is_plain() {
-            let parities = layout.data_groups().map(|group| layout.parity(group));
+            let parities = layout.taking_groups().map(|group| layout.parity(group));
             let least = parities.min().unwrap_or(0) + 1;
             return if stream.is_metadata() { least.max(2) } else { least };
         }

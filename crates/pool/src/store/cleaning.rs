@@ -75,7 +75,7 @@ impl Store {
         |segment| self.backend.capacity(&segment.place)
     }
 
-    fn clean(
+    pub(super) fn clean(
         &self,
         budget: u64,
         uncleanable: &mut std::collections::BTreeSet<u32>,

@@ -59,11 +59,11 @@ impl Disks {
         self.layout().devices.iter().map(of).collect()
     }
 
-    /// The groups, each with how many of its devices may be lost.
+    /// The groups, each with how many of its devices may be lost now.
     #[must_use]
     pub fn groups(&self) -> Vec<(label::Group, usize)> {
         let layout = self.layout();
-        layout.groups.iter().enumerate().map(|(number, group)| (*group, layout.parity(number))).collect()
+        layout.groups.iter().enumerate().map(|(number, group)| (*group, layout.tolerance(number))).collect()
     }
 
     /// The devices that are there and may lack something.
@@ -200,6 +200,7 @@ impl Disks {
 
     pub(super) fn labelled_by(layout: &Layout, mut identity: Identity) -> Identity {
         identity.groups.clone_from(&layout.groups);
+        identity.change.clone_from(&layout.change);
         for (member, standing) in identity.members.iter_mut().zip(&layout.devices) {
             member.state = MemberState {
                 group: standing.group as u8,
@@ -390,7 +391,7 @@ impl Disks {
 
     /// Segments that can be begun, and all that there is room for.
     pub(super) fn segments_in(&self, layout: &Layout, slots: &slots::Slots) -> (u64, u64) {
-        let each = layout.data_groups().map(|group| layout.segments(slots, group));
+        let each = layout.taking_groups().map(|group| layout.segments(slots, group));
         each.fold((0, 0), |(free, all), (more_free, more)| (free + more_free, all + more))
     }
 
