@@ -42,11 +42,9 @@ fn through(
     };
     let working: Vec<_> = loads.drain(..).map(|load| start(load, random.next())).collect();
     thread::sleep(Duration::from_millis(random.below(700)));
-    // It has not ended before it is looked at.
+    // It has not ended when the process is killed.
     pool.yard.nacre(&["pool", "reshape", "--rate", "8M", &pool.name]);
     pool.yard.nacre(change);
-    let (code, said) = pool.yard.refused(&["pool", "rebalance", &pool.name]);
-    assert!(code != 0 && said.contains("is under way"), "{what}: {said}");
     thread::sleep(Duration::from_millis(random.below(700)));
     if let Some(device) = may_lose {
         fs::remove_file(&pool.devices[device]).unwrap();
@@ -151,6 +149,10 @@ fn devices_that_are_added_are_used_by_what_there_is() {
     assert!(pool.figure("size") < size * 2 / 3);
     pool.yard.nacre(&["pool", "reshape", "-p", &pool.name]);
     assert!(pool.change().contains("paused since"), "{}", pool.change());
+    for second in [&["rebalance", &pool.name][..], &["remove", &pool.name, &new]] {
+        let (code, said) = pool.yard.refused(&[&["pool"][..], second].concat());
+        assert!(code != 0 && said.contains("is under way"), "{second:?}: {said}");
+    }
     pool.die();
     pool.import();
     assert!(pool.change().contains("paused since"), "{}", pool.change());
