@@ -277,7 +277,9 @@ impl Imported {
         let scrub = Arc::new(Scrub::new(&pool, &store, &watch, &devices, !read_only));
         let trim = Arc::new(Trim::new(&store, &watch, &devices));
         let resilver = Arc::new(Resilver::new(&pool, &store, &watch, &devices, &failing));
-        let reshape = Arc::new(Reshape::new(&pool, &store, &watch, &resilver));
+        let (reading, settling) = (Arc::clone(&resilver), Arc::clone(&resilver));
+        let left = move || settling.take_up(Vec::new());
+        let reshape = Arc::new(Reshape::new(&pool, &store, &watch, move || reading.read(), left));
         if let Some(disks) = store.on_devices().filter(|_| !read_only) {
             let resilver = Arc::downgrade(&resilver);
             disks.on_failure(move || resilver.upgrade().iter().for_each(Resilver::want_spares));

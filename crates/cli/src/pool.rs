@@ -15,6 +15,7 @@ mod json;
 mod list;
 pub mod run;
 mod scripts;
+mod shapes;
 mod starting;
 mod status;
 mod tree;

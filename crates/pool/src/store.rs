@@ -44,7 +44,7 @@ pub use crate::backend::{MINIMUM_DEVICE, TrimStep};
 pub use cleaning::Cleaned;
 pub use commit::Commit;
 pub use open::{Access, Import, NewPool};
-pub use reshape::{Left, Moved, Outlook};
+pub use reshape::{Left, MoveStep, Outlook};
 pub use scrub::{Checked, SegmentInfo};
 pub use space::{Claim, Space, Traffic};
 pub use watch::Damaged;

@@ -15,7 +15,6 @@ use nacre_pool::label::ChangeKind;
 use nacre_pool::store::Store;
 use serde::{Deserialize, Serialize};
 
-use super::resilver::Resilver;
 use super::scrub::Phase;
 use crate::clock::{moment, now};
 use crate::job::{Job, JobState};
@@ -126,7 +125,10 @@ pub struct Reshape {
     pool: Arc<Pool>,
     store: Arc<Store>,
     watch: Arc<Watch>,
-    resilver: Arc<Resilver>,
+    /// Tells what was read of all devices, bytes.
+    read: Box<dyn Fn() -> u64 + Send + Sync>,
+    /// Devices have left the pool.
+    left: Box<dyn Fn() + Send + Sync>,
 }
 
 /// What a run knows of itself.
@@ -141,10 +143,15 @@ struct Run {
 }
 
 impl Reshape {
-    pub(crate) fn new(pool: &Arc<Pool>, store: &Arc<Store>, watch: &Arc<Watch>, resilver: &Arc<Resilver>) -> Self {
-        let (pool, store) = (Arc::clone(pool), Arc::clone(store));
-        let (watch, resilver) = (Arc::clone(watch), Arc::clone(resilver));
-        Self { job: Job::default(), pool, store, watch, resilver }
+    pub(crate) fn new(
+        pool: &Arc<Pool>,
+        store: &Arc<Store>,
+        watch: &Arc<Watch>,
+        read: impl Fn() -> u64 + Send + Sync + 'static,
+        left: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        let (pool, store, watch) = (Arc::clone(pool), Arc::clone(store), Arc::clone(watch));
+        Self { job: Job::default(), pool, store, watch, read: Box::new(read), left: Box::new(left) }
     }
 
     /// How far it is.
@@ -184,7 +191,7 @@ impl Reshape {
     /// # Errors
     /// Its state cannot be kept, or there is no thread.
     pub(crate) fn begin(self: &Arc<Self>, kind: Reshaping, what: &str) -> Result<(), Refusal> {
-        let left = self.left(kind);
+        let left = self.to_move(kind);
         {
             let mut state = self.job.lock();
             let rate = state.rate;
@@ -194,7 +201,7 @@ impl Reshape {
         self.go_on()
     }
 
-    fn left(&self, kind: Reshaping) -> u64 {
+    fn to_move(&self, kind: Reshaping) -> u64 {
         if kind == Reshaping::Rebalance { self.store.uneven() } else { self.store.left_to_move().bytes }
     }
 
@@ -259,7 +266,7 @@ impl Reshape {
         }
         let report = self.report();
         if matches!(report.phase, Phase::Running | Phase::Paused) {
-            let left = self.left(report.kind);
+            let left = self.to_move(report.kind);
             self.job.lock().left = left;
             self.go_on()?;
         }
@@ -359,7 +366,7 @@ impl Reshape {
         self.pace(run, worked);
         if run.looked.elapsed() >= LOOK_EVERY {
             run.looked = moment();
-            let left = self.left(kind);
+            let left = self.to_move(kind);
             self.job.lock().left = left;
         }
         if run.kept.elapsed() >= KEEP_EVERY {
@@ -404,7 +411,7 @@ impl Reshape {
         }
         run.frames = frames;
         let beside = run.others.is_some_and(|last| last.elapsed() < OTHERS_FOR);
-        let (mut rest, reads) = (if beside { worked * BESIDE_OTHERS } else { worked / 8 }, self.resilver.read());
+        let (mut rest, reads) = (if beside { worked * BESIDE_OTHERS } else { worked / 8 }, (self.read)());
         let mut state = self.job.lock();
         state.elapsed += run.clock.elapsed().as_millis() as u64;
         run.clock = moment();
@@ -415,7 +422,7 @@ impl Reshape {
         self.job.rest(&mut state, Some(moment() + rest), |state| state.goes_on() && state.rate == rate);
         drop(state);
         // Nobody else here reads while this rests.
-        if self.resilver.read().saturating_sub(reads) >= OTHERS_FROM {
+        if (self.read)().saturating_sub(reads) >= OTHERS_FROM {
             run.others = Some(moment());
         }
     }
@@ -429,7 +436,7 @@ impl Reshape {
             (state.phase, state.ended, state.left, state.held_up) = (Phase::Finished, now(), 0, None);
             state.clone()
         };
-        self.resilver.take_up(Vec::new());
+        (self.left)();
         self.pool.grown();
         let class = match report.kind {
             Reshaping::Removal => "sysevent.fs.zfs.vdev_remove",

@@ -3,7 +3,6 @@
 use super::{
     args,
     called::{Called, named_device, same},
-    changing,
     chosen::{Chosen, each, figures, note, once, some},
     command,
     form::PoolForm,
@@ -11,6 +10,7 @@ use super::{
     iostat::{self, IostatColumns},
     json, list,
     scripts::{self, Columns},
+    shapes,
     starting::{cache, check_properties, failed, start},
     status, tree, upgrade, vdevs,
     verb::{self, Again, PoolVerb, Target, ToCreate},
@@ -153,13 +153,13 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
         }
         PoolVerb::Attach { name, beside: group, new, only_say: true, .. } => {
             let owned = client::owned(&name)?;
-            let group = changing::parts(&owned, "attach", vec![group])?.pop().unwrap_or_default();
+            let group = shapes::parts(&owned, "attach", vec![group])?.pop().unwrap_or_default();
             owned.pool("", PoolRequest::Plan(Intended::Attach { group, new }), &mut say).map(drop)?;
         }
         PoolVerb::Attach { name, beside, new, size, force, wait, .. } => {
             let owned = client::owned(&name)?;
             let doing = format!("cannot attach {} to {}", new.display(), beside.display());
-            let is_group = changing::is_group(&owned, &beside)?;
+            let is_group = shapes::is_group(&owned, &beside)?;
             let beside = match is_group {
                 true => beside,
                 false => known_as(&owned, &doing, vec![beside])?.pop().unwrap_or_default(),
@@ -178,7 +178,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             let device = known(&owned, "detach", vec![device])?.pop().unwrap_or_default();
             done(&owned, command, PoolRequest::Detach { device })?;
         }
-        PoolVerb::Changing(what) => changing::run(what, command)?,
+        PoolVerb::Changing(what) => shapes::run(what, command)?,
         PoolVerb::Set { name, value, pool } => {
             let file = cachefile::of(&[(name.clone(), value.clone())]);
             done(&client::owned(&pool)?, command, PoolRequest::Set { name, value })?;

@@ -163,10 +163,10 @@ fn a_crash_while_identities_are_written_leaves_one() {
 fn a_newer_format_is_refused_in_words() {
     let device = Simulator::new("sim", 64 << 20);
     let mut newer = identity(1);
-    newer.incompatible = 16;
+    newer.incompatible = 32;
     write_identity(&device, &newer).unwrap();
     let error = probe(&device).unwrap_err();
-    assert!(error.to_string().contains("features that this program does not know: 0x10"), "{error}");
+    assert!(error.to_string().contains("features that this program does not know: 0x20"), "{error}");
 }
 
 #[test]

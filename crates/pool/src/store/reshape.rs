@@ -29,7 +29,7 @@ const EVEN: u64 = 20;
 
 /// What a step has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct MoveStep {
     /// What was moved, bytes.
     pub bytes: u64,
     /// Nothing more can be moved now.
@@ -143,7 +143,7 @@ impl Store {
     ///
     /// # Errors
     /// [`PoolError::Suspended`], [`PoolError::Device`] for a device that cannot be read.
-    pub fn reshape_step(&self, budget: u64, stuck: &mut BTreeSet<u32>) -> Result<Moved> {
+    pub fn reshape_step(&self, budget: u64, stuck: &mut BTreeSet<u32>) -> Result<MoveStep> {
         self.move_some(budget, stuck, &|stuck| self.next_misplaced(stuck))
     }
 
@@ -152,7 +152,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Self::reshape_step`].
-    pub fn even_step(&self, budget: u64, stuck: &mut BTreeSet<u32>) -> Result<Moved> {
+    pub fn even_step(&self, budget: u64, stuck: &mut BTreeSet<u32>) -> Result<MoveStep> {
         self.move_some(budget, stuck, &|stuck| self.next_uneven(stuck))
     }
 
@@ -185,10 +185,10 @@ impl Store {
         budget: u64,
         stuck: &mut BTreeSet<u32>,
         next: &dyn Fn(&BTreeSet<u32>) -> Option<u32>,
-    ) -> Result<Moved> {
+    ) -> Result<MoveStep> {
         self.usable()?;
         let mut uncleanable = self.uncleanable.lock();
-        let (mut done, mut moved, mut relieved) = (Cleaned::default(), Moved::default(), false);
+        let (mut done, mut moved, mut relieved) = (Cleaned::default(), MoveStep::default(), false);
         while done.bytes < budget {
             let Some(id) = next(stuck) else {
                 moved.idle = true;

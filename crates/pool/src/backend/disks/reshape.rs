@@ -138,7 +138,7 @@ impl Disks {
         if copies <= then.parity(group) {
             return refused(format!(
                 "no {} MiB are free in one piece for the intent log on {} of the devices that stay",
-                u64::from(count) * self.slot >> 20,
+                (u64::from(count) * self.slot) >> 20,
                 then.parity(group) + 1
             ));
         }
