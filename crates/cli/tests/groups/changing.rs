@@ -51,8 +51,10 @@ fn through(
     }
     thread::sleep(Duration::from_millis(random.below(700)));
     dead.set();
-    pool.die();
+    // Nobody may write below the mount when that is gone.
+    pool.yard.end(&pool.name, rustix::process::Signal::KILL);
     eventually("the end of all loads", || working.iter().all(thread::JoinHandle::is_finished));
+    mounting::clear(&pool.at);
     let ended = working.into_iter();
     *loads = ended.map(|load| load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect();
     pool.import();
