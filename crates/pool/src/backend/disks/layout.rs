@@ -453,9 +453,14 @@ impl Layout {
     /// Whether what lies at a place has less redundancy left than its group: it was written while
     /// others of its devices were missing than are now.
     pub(super) fn is_weak(&self, place: &Place) -> bool {
+        self.is_weaker(place, self.tolerance(self.group_of(place)))
+    }
+
+    /// The same, where so many devices of its group may be lost.
+    pub(super) fn is_weaker(&self, place: &Place, losses: usize) -> bool {
         let group = self.group_of(place);
         let unused = self.members(group).filter(|(at, _)| !self.is_used(*at as u16)).count();
-        let wanted = self.tolerance(group).saturating_sub(unused);
+        let wanted = losses.saturating_sub(unused);
         let mut there: Vec<u16> = place.iter().map(|slot| slot.device).filter(|device| self.is_used(*device)).collect();
         there.sort_unstable();
         there.dedup();

@@ -344,10 +344,12 @@ impl Disks {
         if at.place.iter().any(|slot| change.leaving.contains(&slot.device)) {
             return true;
         }
-        change.kind != ChangeKind::Removal
-            && at.segment < change.before
-            && layout.group_of(at.place) == group
-            && !fits(layout, group, self.slot, at.place, stream)
+        if change.kind == ChangeKind::Removal || layout.group_of(at.place) != group {
+            return false;
+        }
+        // What was written meanwhile while a device was missing may have too little for the new kind.
+        at.segment < change.before && !fits(layout, group, self.slot, at.place, stream)
+            || layout.is_weaker(at.place, layout.parity(group))
     }
 
     /// How full devices and groups are where so many bytes live on each device: the fullest and the emptiest
